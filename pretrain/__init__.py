@@ -1,0 +1,1 @@
+"""Pre-training with learned replacement sampling."""
