@@ -1,0 +1,156 @@
+"""What a pre-training run is: model, objective, optimization and bookkeeping, each a strict frozen configuration.
+
+The numbers of the paper live in `presets.py`; speed and memory live in `ds_configs/*.json`.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from data_prep.config import ConfigError, StrictConfig
+from pretrain.encoder import EncoderConfig
+from pretrain.losses import Gamma
+from pretrain.optim import OptimConfig
+
+
+class ModelConfig(StrictConfig):
+    """Sizes of the discriminator; the generator follows from them and its width."""
+
+    layers: int = Field(gt=0)
+    """Transformer layers, of both encoders."""
+    hidden_size: int = Field(gt=0)
+    heads: int = Field(gt=0)
+    """Attention heads of the discriminator; the generator keeps its head size."""
+    intermediate_size: int = Field(gt=0)
+    """Width of the feed-forward layer."""
+    embedding_size: int = Field(gt=0)
+    generator_hidden_size: int = Field(gt=0)
+    """Width of the generator: 1/4 (small) or 1/3 (base) of the discriminator's."""
+    max_positions: int = Field(default=512, gt=0)
+    """Longest sequence, in word pieces (google-research/electra)."""
+    dropout: float = Field(default=0.1, ge=0, lt=1)
+    """Not in the paper; google-research/electra."""
+    attention_dropout: float = Field(default=0.1, ge=0, lt=1)
+    """Not in the paper; google-research/electra."""
+    relative_position: bool = True
+    """T5's relative position bias (paper section 4.1)."""
+    relative_bias_init: Literal["t5", "local"] = "t5"
+    """`local` for runs too small to leave the unigram plateau by themselves."""
+
+    @model_validator(mode="after")
+    def _heads_divide_widths(self) -> "ModelConfig":
+        if self.hidden_size % self.heads:
+            raise ValueError(f"hidden_size: got {self.hidden_size}, expected a multiple of heads ({self.heads})")
+        head_size = self.hidden_size // self.heads
+        if self.generator_hidden_size >= head_size and self.generator_hidden_size % head_size:
+            raise ValueError(
+                f"generator_hidden_size: got {self.generator_hidden_size}, expected a multiple of {head_size},"
+                " the head size (hidden_size / heads)"
+            )
+        return self
+
+    def discriminator(self, vocab_size: int) -> EncoderConfig:
+        return self._encoder(vocab_size, self.hidden_size, self.heads, self.intermediate_size)
+
+    def generator(self, vocab_size: int) -> EncoderConfig:
+        """Same depth and head size, narrower: heads and feed-forward shrink with the width (as google-research/electra)."""
+        width = self.generator_hidden_size
+        heads = max(1, width * self.heads // self.hidden_size)
+        return self._encoder(vocab_size, width, heads, self.intermediate_size * width // self.hidden_size)
+
+    def _encoder(self, vocab_size: int, hidden_size: int, heads: int, intermediate_size: int) -> EncoderConfig:
+        return EncoderConfig(
+            vocab_size=vocab_size,
+            embedding_size=self.embedding_size,
+            hidden_size=hidden_size,
+            num_hidden_layers=self.layers,
+            num_attention_heads=heads,
+            intermediate_size=intermediate_size,
+            max_position_embeddings=self.max_positions,
+            hidden_dropout_prob=self.dropout,
+            attention_probs_dropout_prob=self.attention_dropout,
+            relative_position=self.relative_position,
+            relative_bias_init=self.relative_bias_init,
+        )
+
+
+ObjectiveName = Literal["hp_loss", "hp_dist", "electra"]
+
+
+class ObjectiveConfig(StrictConfig):
+    """How replacements are sampled and how the losses are weighed."""
+
+    name: ObjectiveName = "hp_loss"
+    gamma: Gamma = 1.0
+    """Focal exponent: 0, a positive number, or `piecewise` (paper, best: 1)."""
+    lambda1: float = Field(default=5.0, ge=0)
+    """Weight of the sampling head's loss (paper: 5 for HP_Loss, 1 for HP_Dist)."""
+    lambda2: float = Field(default=50.0, ge=0)
+    """Weight of the discriminator's loss (paper and ELECTRA: 50)."""
+    temperature: float = Field(default=1.0, gt=0)
+    """Of p_G in sampling (ELECTRA: 1)."""
+
+    @model_validator(mode="after")
+    def _known_gamma(self) -> "ObjectiveConfig":
+        if self.gamma != "piecewise" and self.gamma < 0:
+            raise ValueError(f"gamma: got {self.gamma}, expected 0, a positive number or 'piecewise'")
+        return self
+
+    @property
+    def learns_to_sample(self) -> bool:
+        return self.name != "electra"
+
+
+class RunConfig(StrictConfig):
+    """Everything that decides a run's mathematics, and how often it reports and saves."""
+
+    model: ModelConfig
+    objective: ObjectiveConfig
+    optim: OptimConfig
+    batch_size: int = Field(gt=0)
+    """Sequences an optimizer step, over all ranks and micro-batches."""
+    seed: int = Field(default=0, ge=0)
+    """Of initial weights, order, sampling and dropout."""
+    log_every: int = Field(default=100, gt=0)
+    """Steps between log lines."""
+    evaluate_every: int = Field(default=10_000, gt=0)
+    """Steps between evaluations on the held-out part."""
+    evaluate_sequences: int = Field(default=512, gt=0)
+    """Held-out sequences an evaluation during training reads."""
+    checkpoint_every: int = Field(default=5_000, gt=0)
+    """Steps between checkpoints."""
+    keep_checkpoints: int = Field(default=3, gt=0)
+    """Newest checkpoints kept."""
+
+
+def with_overrides(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
+    """`config` with `key.path=value` applied; values are JSON where they parse as JSON, else strings.
+
+    Raises:
+        ConfigError: an override without `=`, an unknown key, or a value its field refuses; all of them at once.
+    """
+    values = config.model_dump()
+    problems = [problem for override in overrides if (problem := _apply(values, override))]
+    if problems:
+        raise ConfigError(*problems)
+    return RunConfig.from_values(values, "--set")
+
+
+def _apply(values: dict[str, Any], override: str) -> str | None:
+    """Sets one override in place; returns the problem if there is one."""
+    path, equals, text = override.partition("=")
+    if not equals:
+        return f"--set: got {override!r}, expected key=value, for example optim.lr=2e-4"
+    *parents, key = path.split(".")
+    for part in parents:
+        values = values.get(part, {}) if isinstance(values, Mapping) else {}
+    if not isinstance(values, dict) or key not in values:
+        known = f"expected one of {', '.join(values)}" if values else "no such section"
+        return f"--set: got unknown key {path!r}; {known}"
+    try:
+        values[key] = json.loads(text)
+    except json.JSONDecodeError:
+        values[key] = text
+    return None

@@ -1,0 +1,51 @@
+"""The heads on top of the encoders; parameter names are Hugging Face ELECTRA's where it has the same head.
+
+Shape letters: X any leading dimensions, H hidden size, E embedding size, V vocabulary.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pretrain.encoder import EncoderConfig, TiedEmbedding, initialize_matrix
+
+
+class VocabularyTransform(nn.Module):
+    """LayerNorm(GELU(dense(h))), [X, H] -> [X, E]: h of the paper's softmax(e(x)·h); `ElectraGeneratorPredictions`."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.embedding_size)
+        self.LayerNorm = nn.LayerNorm(config.embedding_size, eps=config.layer_norm_eps)
+        initialize_matrix(self.dense, config.initializer_range)
+
+    def forward(self, hidden_XH: Tensor) -> Tensor:
+        return self.LayerNorm(F.gelu(self.dense(hidden_XH)))
+
+
+class VocabularyScores(nn.Module):
+    """e(x)·h + own bias, with the matrix of the shared word embeddings; in fp32 whatever the model's precision."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(config.vocab_size))
+
+    def forward(self, projected_XE: Tensor, embeddings: TiedEmbedding, ids_X: Tensor | None = None) -> Tensor:
+        """Scores of every token [X, V], or of the given tokens alone [X]: the gradient of one column is then cheap."""
+        if ids_X is None:
+            return embeddings(projected_XE, as_output_matrix=True).float() + self.bias.float()
+        return (embeddings(ids_X).float() * projected_XE.float()).sum(-1) + self.bias[ids_X].float()
+
+
+class DiscriminatorHead(nn.Module):
+    """dense(GELU(dense(h))), [X, H] -> logit d [X] in fp32, d > 0 meaning "replaced" (`ElectraDiscriminatorPredictions`)."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.dense_prediction = nn.Linear(config.hidden_size, 1)
+        for layer in (self.dense, self.dense_prediction):
+            initialize_matrix(layer, config.initializer_range)
+
+    def forward(self, hidden_XH: Tensor) -> Tensor:
+        return self.dense_prediction(F.gelu(self.dense(hidden_XH))).squeeze(-1).float()

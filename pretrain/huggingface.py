@@ -1,0 +1,117 @@
+"""Models to and from Hugging Face folders: `config.json` + `model.safetensors` (+ tokenizer files).
+
+Parameter names are Hugging Face's own, so weights travel without renaming. Without relative position a folder is a
+stock `ElectraForPreTraining` / `ElectraForMaskedLM`; with it `model_type` is `electra_sampler`, which stock classes
+refuse instead of dropping the table in silence.
+"""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from data_prep.config import ConfigError
+from pretrain.encoder import ElectraEncoder, EncoderConfig
+
+STOCK_MODEL_TYPE = "electra"
+RELATIVE_MODEL_TYPE = "electra_sampler"
+ENCODER_PREFIX = "electra."
+
+
+def save_folder(
+    folder: Path, architecture: str, config: EncoderConfig, weights: Mapping[str, Tensor], pad_token_id: int
+) -> None:
+    """Writes `config.json` and `model.safetensors`; `weights` carry Hugging Face's names."""
+    folder.mkdir(parents=True, exist_ok=True)
+    fields = dataclasses.asdict(config)
+    if not config.relative_position:
+        fields = {name: value for name, value in fields.items() if not name.startswith("relative_")}
+    description = {
+        "architectures": [architecture],
+        "model_type": RELATIVE_MODEL_TYPE if config.relative_position else STOCK_MODEL_TYPE,
+        "hidden_act": "gelu",
+        "pad_token_id": pad_token_id,
+        "tie_word_embeddings": True,
+        **fields,
+    }
+    (folder / "config.json").write_text(json.dumps(description, indent=2) + "\n")
+    save_file({name: weight.contiguous() for name, weight in weights.items()}, folder / "model.safetensors", {"format": "pt"})
+
+
+def load_encoder(folder: str | Path, *, random_weights: bool = False, **changes: Any) -> ElectraEncoder:
+    """The encoder of an exported or stock ELECTRA: a local folder, or a hub name where a network exists.
+
+    `random_weights` keeps the shape and leaves the fresh initialization; `changes` replace `EncoderConfig` fields,
+    such as dropout.
+
+    Raises:
+        ConfigError: no such folder, not an ELECTRA, or weights that do not fit the configuration.
+    """
+    local = find_folder(folder)
+    encoder = ElectraEncoder(dataclasses.replace(read_encoder_config(local), **changes))
+    if random_weights:
+        return encoder
+    weights = read_weights(local)
+    prefix = ENCODER_PREFIX if any(name.startswith(ENCODER_PREFIX) for name in weights) else ""
+    wanted = encoder.state_dict()
+    missing = [name for name in wanted if prefix + name not in weights]
+    if missing:
+        raise ConfigError(f"model: {local} lacks {len(missing)} weights of its configuration, such as {missing[0]}")
+    try:
+        encoder.load_state_dict({name: weights[prefix + name] for name in wanted})
+    except RuntimeError as error:
+        problem = str(error).splitlines()[-1].strip()
+        raise ConfigError(f"model: weights of {local} do not fit its config.json: {problem}") from None
+    return encoder
+
+
+def find_folder(name: str | Path) -> Path:
+    """A local model folder, or the cached or downloaded snapshot of a hub name."""
+    folder = Path(name)
+    if (folder / "config.json").is_file():
+        return folder
+    if folder.exists() or folder.is_absolute() or len(folder.parts) != 2:
+        raise ConfigError(f"model: {name} has no config.json; expected a folder written by pretrain/export.py or a stock ELECTRA")
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(str(name), allow_patterns=["*.json", "*.safetensors", "vocab.txt"]))
+    except Exception as error:  # the hub client raises a dozen types; each means the model cannot be had
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"model: {name} is no local folder and cannot be had from the hub: {reason}") from None
+
+
+def read_encoder_config(folder: Path) -> EncoderConfig:
+    """The `EncoderConfig` of a folder's `config.json`."""
+    path = folder / "config.json"
+    try:
+        values = json.loads(path.read_text())
+    except (OSError, json.JSONDecodeError) as error:
+        raise ConfigError(f"model: cannot read {path}: {error}") from None
+    if values.get("model_type") not in (STOCK_MODEL_TYPE, RELATIVE_MODEL_TYPE):
+        raise ConfigError(f"model: {path} has model_type {values.get('model_type')!r}; expected an ELECTRA model")
+    if values.get("hidden_act", "gelu") != "gelu":
+        raise ConfigError(f"model: {path} has hidden_act {values['hidden_act']!r}; expected 'gelu'")
+    known = {field.name for field in dataclasses.fields(EncoderConfig)}
+    relative = values["model_type"] == RELATIVE_MODEL_TYPE
+    try:
+        chosen = {name: value for name, value in values.items() if name in known} | {"relative_position": relative}
+        return EncoderConfig(**chosen)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"model: {path}: {error}") from None
+
+
+def read_weights(folder: Path) -> dict[str, Tensor]:
+    """The tensors of `model.safetensors`."""
+    path = folder / "model.safetensors"
+    if not path.is_file():
+        raise ConfigError(f"model: {folder} has no model.safetensors; save the model in that format (no pickled weights are read)")
+    try:
+        return load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise ConfigError(f"model: cannot read {path}: {error}") from None

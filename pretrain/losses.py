@@ -1,0 +1,47 @@
+"""The losses of the paper, one value per position, as pure functions in the precision of their inputs.
+
+Sign convention (Hugging Face's): logit d > 0 means "replaced", so the paper's D = P(original) = sigmoid(-d) and its
+estimate D_hat = sigmoid(z). Reduction to means over the whole optimizer step is the caller's.
+"""
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Gamma = float | Literal["piecewise"]
+
+PIECEWISE_THRESHOLD = 0.2  # paper, ablation of the focal loss: gamma = 3 where p > 0.2, 5 elsewhere
+PIECEWISE_GAMMA = (3.0, 5.0)
+
+
+def focal_loss(log_p_original: Tensor, gamma: Gamma) -> Tensor:
+    """L_G = -(1 - p)^gamma log p of the original token; the gradient flows through both factors.
+
+    `log_p_original` is log p_G(x), any shape; gamma = 0 is cross-entropy.
+    """
+    if gamma == 0:
+        return -log_p_original
+    error = -torch.expm1(log_p_original)  # 1 - p without cancellation near p = 1
+    if gamma != "piecewise":
+        return -error**gamma * log_p_original
+    confident, unsure = PIECEWISE_GAMMA
+    exponent = torch.where(log_p_original.exp() > PIECEWISE_THRESHOLD, confident, unsure)
+    return -(error**exponent) * log_p_original
+
+
+def discriminator_loss(d: Tensor, replaced: Tensor) -> Tensor:
+    """L_D: binary cross entropy, -log D where the token is the original and -log(1 - D) where it was replaced."""
+    return F.binary_cross_entropy_with_logits(d, replaced.to(d.dtype), reduction="none")
+
+
+def hp_loss_sampler_loss(z_sampled: Tensor, d: Tensor) -> Tensor:
+    """HP_Loss: L_S = (D_hat(x') - D(x'))^2 at the sampled tokens, D detached."""
+    return (torch.sigmoid(z_sampled) - torch.sigmoid(-d.detach())) ** 2
+
+
+def hp_dist_sampler_loss(log_p_S: Tensor, log_p_G: Tensor, discriminator_loss: Tensor) -> Tensor:
+    """HP_Dist: L_S = -(p_G / p_S) L_D log p_S at the sampled tokens; the ratio and L_D are detached."""
+    weight = torch.exp(log_p_G - log_p_S).detach() * discriminator_loss.detach()
+    return -weight * log_p_S
