@@ -1,0 +1,95 @@
+"""Makes a small acceptability task in CoLA's format: a sentence as written, or with two of its words swapped.
+
+Run: python quickstart/acceptability.py [--input FILE] [--output FOLDER]
+"""
+
+import random
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+if not __package__:  # run as a script: import from the repository, never from the script's own folder
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+from data_prep.command_line import run_command
+from data_prep.config import ConfigError, StrictConfig
+
+SENTENCE_END = re.compile(r"(?<=[.!?]) (?=[A-Z])")
+WORD = re.compile(r"[A-Za-z'’-]+")
+FEWEST_WORDS, MOST_WORDS = 5, 20
+DEV_SIZE, TRAIN_SIZE = (
+    750,
+    3000,
+)  # Matthews' standard error on 750 sentences is about 0.036
+INTACT, SWAPPED = 1, 0  # CoLA's labels: acceptable, unacceptable
+
+
+class AcceptabilityOptions(StrictConfig):
+    """Options of the task."""
+
+    input: Path = Path("data/quickstart/task.txt")
+    """text that pre-training never sees"""
+    output: Path = Path("data/quickstart/glue/CoLA")
+    """folder for train.tsv and dev.tsv"""
+    seed: int = 0
+    """seed of the choice of sentences and of the swaps"""
+
+
+def main(options: AcceptabilityOptions) -> None:
+    """Writes the two files of the task.
+
+    Raises:
+        ConfigError: the input cannot be read or holds too few sentences.
+    """
+    try:
+        text = options.input.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--input {options.input}: {error}; run quickstart/corpus.py to write it") from None
+    rows = examples(list(sentences(text)), random.Random(options.seed))
+    if len(rows) < DEV_SIZE + TRAIN_SIZE:
+        raise ConfigError(
+            f"--input {options.input}: got {len(rows)} sentences of {FEWEST_WORDS} to {MOST_WORDS} words, "
+            f"expected at least {DEV_SIZE + TRAIN_SIZE}; give a longer text"
+        )
+    write_rows(options.output / "dev.tsv", rows[:DEV_SIZE])
+    write_rows(options.output / "train.tsv", rows[DEV_SIZE : DEV_SIZE + TRAIN_SIZE])
+    print(f"{options.output}: {TRAIN_SIZE:,} sentences to train on, {DEV_SIZE:,} to score")
+
+
+def sentences(text: str) -> Iterator[str]:
+    """The distinct sentences of a text that are neither too short nor too long for the task, in order."""
+    pieces = (piece for line in text.splitlines() for piece in SENTENCE_END.split(line))
+    for sentence in dict.fromkeys(pieces):
+        words = WORD.findall(sentence.lower())
+        if sentence[:1].isupper() and len(set(words)) >= FEWEST_WORDS and len(words) <= MOST_WORDS:
+            yield sentence
+
+
+def examples(texts: list[str], rng: random.Random) -> list[tuple[int, str]]:
+    """(label, sentence) in random order, each text once; labels take turns, so any stretch is balanced."""
+    shuffled = rng.sample(texts, len(texts))
+    labels = [INTACT if i % 2 else SWAPPED for i in range(len(texts))]
+    pairs = zip(labels, shuffled, strict=True)
+    return [(label, text if label == INTACT else swap_two_words(text, rng)) for label, text in pairs]
+
+
+def swap_two_words(sentence: str, rng: random.Random) -> str:
+    """The sentence with two different words exchanged; punctuation stays where it was."""
+    words = list(WORD.finditer(sentence))
+    pairs = [(a, b) for i, a in enumerate(words) for b in words[i + 1 :] if a[0].lower() != b[0].lower()]
+    first, second = rng.choice(pairs)
+    between = sentence[first.end() : second.start()]
+    return sentence[: first.start()] + second[0] + between + first[0] + sentence[second.end() :]
+
+
+def write_rows(path: Path, rows: list[tuple[int, str]]) -> None:
+    """CoLA's columns, no header: source, label, the author's mark ('*' when unacceptable), sentence."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    marks = {INTACT: "", SWAPPED: "*"}
+    lines = (f"docs\t{label}\t{marks[label]}\t{sentence}\n" for label, sentence in rows)
+    path.write_text("".join(lines), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main, AcceptabilityOptions, __doc__))

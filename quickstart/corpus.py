@@ -1,0 +1,140 @@
+"""Writes a small English corpus, offline: the documentation that the installed Python packages carry.
+
+Run: python quickstart/corpus.py [--output FOLDER] [--set_aside FILE]
+
+Sources are parsed, never imported. A module's docstrings make one document; kept are the paragraphs that read
+as English prose, each once (inherited docstrings repeat), one a line, with a blank line between documents.
+"""
+
+import ast
+import hashlib
+import sys
+import sysconfig
+from collections.abc import Iterable, Iterator
+from multiprocessing import Pool
+from pathlib import Path
+
+if not __package__:  # run as a script: import from the repository, never from the script's own folder
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+from data_prep.command_line import run_command
+from data_prep.config import ConfigError, StrictConfig
+from quickstart.prose import paragraphs
+
+# Installed packages with much prose: dependencies of the project, and of those.
+PACKAGES = (
+    *("numpy", "scipy", "sklearn", "matplotlib", "pandas", "networkx", "sympy", "mpmath"),
+    *("torch", "transformers", "datasets", "huggingface_hub", "nltk", "megatron", "deepspeed", "pyarrow"),
+)
+SKIPPED_FOLDERS = {"test", "tests", "testing", "site-packages", "dist-packages", "idlelib", "turtledemo"}
+SHORTEST_DOCUMENT = 200  # characters: less is a sentence or two, no document
+LEAST_CORPUS = 5_000_000  # bytes: below it the tiny preset has too little to learn from
+SET_ASIDE_SHARE = 12  # one document in so many goes to the task and is never pre-trained on
+
+
+class CorpusOptions(StrictConfig):
+    """Options of the corpus."""
+
+    output: Path = Path("data/raw")
+    """folder for the text files, one per package"""
+    set_aside: Path = Path("data/quickstart/task.txt")
+    """file for the documents kept out of pre-training, for the acceptability task"""
+
+
+def main(options: CorpusOptions) -> None:
+    """Writes the corpus and prints what it holds.
+
+    Raises:
+        ConfigError: the installed packages carry too little prose.
+    """
+    seen: set[str] = set()
+    task_documents: list[str] = []
+    size = count = 0
+    for name, folder in sources():
+        corpus_documents: list[str] = []
+        for document in documents(python_files(folder), seen):
+            (task_documents if is_set_aside(document) else corpus_documents).append(document)
+        size += write_documents(options.output / f"{name}.txt", corpus_documents)
+        count += len(corpus_documents)
+    task_size = write_documents(options.set_aside, task_documents)
+    print(f"{options.output}: {size / 1e6:.1f} MB in {count:,} documents")
+    print(f"{options.set_aside}: {task_size / 1e6:.1f} MB in {len(task_documents):,} documents")
+    if size < LEAST_CORPUS:
+        raise ConfigError(
+            f"{options.output}: got {size:,} bytes of prose, expected at least {LEAST_CORPUS:,}; "
+            "use a Python in which the project is installed with its dependencies (`make .venv`)"
+        )
+
+
+def sources() -> Iterator[tuple[str, Path]]:
+    """Every source of prose that is installed: its name and folder."""
+    paths = sysconfig.get_paths()
+    yield "python", Path(paths["stdlib"])
+    for name in PACKAGES:
+        folder = Path(paths["purelib"]) / name
+        if folder.is_dir():
+            yield name, folder
+
+
+def python_files(folder: Path) -> list[Path]:
+    """The Python files below `folder` in the order of their relative paths, tests left out."""
+    relative = (path.relative_to(folder) for path in folder.rglob("*.py"))
+    kept = (path for path in relative if not SKIPPED_FOLDERS.intersection(path.parts))
+    return [folder / path for path in sorted(kept, key=Path.as_posix)]
+
+
+def documents(files: list[Path], seen: set[str]) -> Iterator[str]:
+    """One document a file, its paragraphs one a line; `seen` holds the paragraphs met so far, and grows."""
+    with Pool() as pool:
+        for candidates in pool.imap(prose_of, files, chunksize=16):
+            document = "\n".join(_first_seen(candidates, seen))
+            if len(document) >= SHORTEST_DOCUMENT:
+                yield document
+
+
+def _first_seen(texts: Iterable[str], seen: set[str]) -> Iterator[str]:
+    for text in texts:
+        if text not in seen:
+            seen.add(text)
+            yield text
+
+
+def prose_of(path: Path) -> list[str]:
+    """The prose paragraphs of a source file's docstrings, in order."""
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (SyntaxError, ValueError):  # a template, or another Python's syntax: nothing to read
+        return []
+    strings = _constants(tree) if path.parts[-2:] == ("pydoc_data", "topics.py") else _docstrings(tree)
+    return [paragraph for text in strings for paragraph in paragraphs(text)]
+
+
+def _constants(tree: ast.Module) -> Iterator[str]:
+    """Every string of `pydoc_data.topics`: the language reference, kept as data."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
+def _docstrings(node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[str]:
+    docstring = ast.get_docstring(node)
+    if docstring:
+        yield docstring
+    for child in node.body:
+        if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield from _docstrings(child)
+
+
+def is_set_aside(document: str) -> bool:
+    """Whether a document belongs to the task: decided by its content alone, whatever else is installed."""
+    return int.from_bytes(hashlib.sha256(document.encode()).digest()[:8]) % SET_ASIDE_SHARE == 0
+
+
+def write_documents(path: Path, texts: list[str]) -> int:
+    """Writes documents with a blank line between them and returns the bytes written."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path.write_bytes("".join(f"{text}\n\n" for text in texts).encode())
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main, CorpusOptions, __doc__))

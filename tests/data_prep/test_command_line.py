@@ -1,0 +1,144 @@
+"""Claims about the command line that is derived from a configuration."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import pytest
+
+from data_prep.command_line import HIDDEN, POSITIONAL, parse_options, run_command
+from data_prep.config import ConfigError, StrictConfig
+
+
+class Options(StrictConfig):
+    folders: Annotated[tuple[Path, ...], POSITIONAL] = ()
+    """folders to read"""
+    steps: int = 10
+    """number of steps, 100% of them"""
+    ngram: tuple[float, float, float] = (0.8, 0.1, 0.1)
+    """chances of the lengths"""
+    mode: Literal["fast", "slow"] = "fast"
+    """how to run"""
+    vocab: Path | None = None
+    """vocabulary"""
+    dry_run: bool = False
+    """start nothing"""
+    secret: Annotated[int, HIDDEN] = 7
+    """for tests"""
+
+
+class Needs(StrictConfig):
+    run: Annotated[Path, POSITIONAL]
+    """run folder"""
+    model: str
+    """model to load"""
+
+
+def parse(*arguments, options=Options):
+    return parse_options(options, "Does something.\n\nAt length.", arguments)
+
+
+def test_no_arguments_give_the_defaults():
+    assert parse() == Options()
+
+
+def test_every_kind_of_option_is_read_with_its_type():
+    arguments = "a b --steps 3 --ngram .5 .3 .2 --mode slow --vocab v --dry_run --secret 1"
+    options = parse(*arguments.split())
+    assert options == Options(
+        folders=(Path("a"), Path("b")),
+        steps=3,
+        ngram=(0.5, 0.3, 0.2),
+        mode="slow",
+        vocab=Path("v"),
+        dry_run=True,
+        secret=1,
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--stpes", "3"], "--stpes"),
+        (["--step", "3"], "--step"),  # no abbreviations: they break when an option is added
+        (["--steps", "many"], "steps: got 'many'"),
+        (["--mode", "medium"], "'fast' or 'slow'"),
+        (["--ngram", "1", "0"], "--ngram"),
+    ],
+)
+def test_a_wrong_argument_is_a_config_error_that_names_it(arguments, named):
+    with pytest.raises(ConfigError) as caught:
+        parse(*arguments)
+    assert named in str(caught.value)
+
+
+@pytest.mark.parametrize(("arguments", "named"), [(["run"], "--model"), (["--model", "m"], "run")])
+def test_what_has_no_default_is_required(arguments, named):
+    with pytest.raises(ConfigError, match=f"required.*{named}"):
+        parse(*arguments, options=Needs)
+
+
+@pytest.fixture
+def help_text(capsys):
+    with pytest.raises(SystemExit) as caught:
+        parse("--help")
+    assert caught.value.code == 0
+    return capsys.readouterr().out
+
+
+def test_help_shows_the_first_paragraph_of_the_description_alone(help_text):
+    assert "Does something." in help_text
+    assert "At length." not in help_text
+
+
+def test_help_shows_each_option_with_its_docstring_and_default(help_text):
+    for line in ("number of steps, 100% of them (10)", "chances of the lengths (0.8 0.1 0.1)", "fast|slow"):
+        assert line in help_text
+
+
+def test_a_hidden_option_works_but_is_not_in_the_help(help_text):
+    assert "secret" not in help_text
+    assert parse("--secret", "1").secret == 1
+
+
+@pytest.fixture
+def arguments(monkeypatch):
+    def set_arguments(*values):
+        monkeypatch.setattr("sys.argv", ["folder/program.py", *values])
+
+    set_arguments()
+    return set_arguments
+
+
+def test_a_program_that_returns_nothing_ends_with_0(arguments):
+    assert run_command(lambda options: None, Options, "") == 0
+
+
+def test_the_programs_own_exit_code_is_kept(arguments):
+    assert run_command(lambda options: 75, Options, "") == 75
+
+
+def test_a_config_error_ends_with_2_and_one_line_a_problem(arguments, capsys):
+    def fail(options):
+        raise ConfigError("a: wrong", "b: missing")
+
+    assert run_command(fail, Options, "") == 2
+    assert capsys.readouterr().err == "program.py: error: a: wrong\nprogram.py: error: b: missing\n"
+
+
+def test_a_bad_option_ends_with_2_before_the_program_starts(arguments, capsys):
+    arguments("--colour=red")
+    assert run_command(pytest.fail, Options, "") == 2
+    assert capsys.readouterr().err == "program.py: error: unrecognized arguments: --colour=red; see --help\n"
+
+
+def test_ctrl_c_ends_with_130_and_no_traceback(arguments, capsys):
+    def interrupt(options):
+        raise KeyboardInterrupt
+
+    assert run_command(interrupt, Options, "") == 130
+    assert capsys.readouterr().err == "interrupted\n"
+
+
+def test_any_other_exception_is_a_fault_of_the_program_and_keeps_its_traceback(arguments):
+    with pytest.raises(ZeroDivisionError):
+        run_command(lambda options: 1 // 0, Options, "")

@@ -1,0 +1,107 @@
+"""Claims about the acceptability task."""
+
+import random
+from collections import Counter
+
+import pytest
+
+from data_prep.config import ConfigError
+from quickstart.acceptability import (
+    DEV_SIZE,
+    INTACT,
+    SWAPPED,
+    TRAIN_SIZE,
+    AcceptabilityOptions,
+    examples,
+    main,
+    sentences,
+    swap_two_words,
+)
+
+
+def numbered_text(count):
+    """`count` distinct sentences, numbers spelt in letters since a sentence's words are its letters."""
+    spelt = ("".join("abcdefghij"[int(digit)] for digit in str(i)) for i in range(count))
+    return "\n".join(f"The sentence called {name} is one of many." for name in spelt)
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("task")
+    (folder / "text.txt").write_text(numbered_text(TRAIN_SIZE + DEV_SIZE + 5))
+    main(AcceptabilityOptions(input=folder / "text.txt", output=folder / "CoLA"))
+    return folder
+
+
+def rows(folder, name):
+    return [line.split("\t") for line in (folder / "CoLA" / name).read_text().splitlines()]
+
+
+def test_the_files_have_colas_four_columns_and_no_header(task):
+    for name, size in (("train.tsv", TRAIN_SIZE), ("dev.tsv", DEV_SIZE)):
+        assert len(rows(task, name)) == size
+        marks = {(row[1], row[2]) for row in rows(task, name) if len(row) == 4}
+        assert marks == {("1", ""), ("0", "*")}
+
+
+def test_both_files_are_balanced(task):
+    for name in ("train.tsv", "dev.tsv"):
+        labels = Counter(row[1] for row in rows(task, name))
+        assert labels["0"] == labels["1"]
+
+
+def test_no_sentence_is_in_both_files_whatever_the_order_of_its_words(task):
+    bags = {
+        name: {tuple(sorted(words(row[3]))) for row in rows(task, name)} for name in ("train.tsv", "dev.tsv")
+    }
+    assert len(bags["train.tsv"]) == TRAIN_SIZE
+    assert not bags["train.tsv"] & bags["dev.tsv"]
+
+
+def test_the_same_seed_writes_the_same_task_and_another_seed_another():
+    texts = numbered_text(50).splitlines()
+    assert examples(texts, random.Random(1)) == examples(texts, random.Random(1))
+    assert examples(texts, random.Random(1)) != examples(texts, random.Random(2))
+
+
+def test_an_intact_sentence_stands_as_written_and_a_swapped_one_differs():
+    texts = numbered_text(50).splitlines()
+    for label, sentence in examples(texts, random.Random(0)):
+        assert (sentence in texts) == (label == INTACT)
+        assert label in (INTACT, SWAPPED)
+
+
+def test_a_swap_exchanges_exactly_two_different_words_and_moves_no_punctuation():
+    sentence = "The cat, the dog (and the bird) sat; the mouse ran."
+    for seed in range(100):
+        swapped = swap_two_words(sentence, random.Random(seed))
+        changed = [(a, b) for a, b in zip(words(sentence), words(swapped), strict=True) if a != b]
+        assert len(changed) == 2
+        assert changed[0] == changed[1][::-1]
+        assert marks(swapped) == marks(sentence)
+
+
+def words(sentence):
+    return "".join(c if c.isalpha() else " " for c in sentence).split()
+
+
+def marks(sentence):
+    return [c for c in sentence if c in ",;()."]
+
+
+def test_sentences_are_five_to_twenty_words_and_each_comes_once():
+    long = "A " + "very " * 20 + "long sentence of many different words."
+    text = f"Too short here. This one is of the right length. {long}\nThis one is of the right length.\n"
+    assert list(sentences(text)) == ["This one is of the right length."]
+
+
+def test_too_little_text_is_a_config_error_that_names_the_file(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text(numbered_text(10))
+    with pytest.raises(ConfigError, match=r"text\.txt: got 10 sentences"):
+        main(AcceptabilityOptions(input=path, output=tmp_path))
+
+
+def test_a_missing_input_is_a_config_error_that_says_how_to_write_it(tmp_path):
+    with pytest.raises(ConfigError, match=r"quickstart/corpus\.py"):
+        main(AcceptabilityOptions(input=tmp_path / "none.txt", output=tmp_path))

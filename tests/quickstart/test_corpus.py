@@ -1,0 +1,67 @@
+"""Claims about the corpus made from the installed documentation."""
+
+import re
+
+from quickstart.corpus import documents, is_set_aside, prose_of, python_files, sources
+
+SENTENCE = "This is sentence number {} of the text that is written for the test of a corpus."
+
+
+def write_module(path, *sentences):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    functions = "".join(f'def f{i}():\n    """{text}"""\n' for i, text in enumerate(sentences))
+    path.write_text(f'"""Module."""\n{functions}')
+
+
+def numbered(word, count=4):
+    return [SENTENCE.format(f"{word} {letter}") for letter in "abcdefgh"[:count]]
+
+
+def test_documentation_is_read_without_running_the_code(tmp_path):
+    path = tmp_path / "module.py"
+    path.write_text(f'"""{SENTENCE.format("one")}"""\nraise RuntimeError\n')
+    assert prose_of(path) == [SENTENCE.format("one")]
+
+
+def test_docstrings_come_in_the_order_of_the_source(tmp_path):
+    first, second, third, fourth = numbered("in order")
+    path = tmp_path / "module.py"
+    path.write_text(
+        f'"""{first}"""\nclass A:\n    """{second}"""\n    def f():\n        """{third}"""\n'
+        f'async def g():\n    """{fourth}"""\n'
+    )
+    assert prose_of(path) == [first, second, third, fourth]
+
+
+def test_a_file_that_is_not_this_pythons_syntax_holds_no_prose(tmp_path):
+    path = tmp_path / "template.py"
+    path.write_text('"""The template of a file that is to be filled in."""\nclass {{ name }}:\n')
+    assert prose_of(path) == []
+
+
+def test_an_inherited_docstring_is_kept_once(tmp_path):
+    write_module(tmp_path / "a.py", *numbered("shared"), *numbered("of a"))
+    write_module(tmp_path / "b.py", *numbered("shared"), *numbered("of b"))
+    first, second = documents(python_files(tmp_path), seen=set())
+    assert first.splitlines() == numbered("shared") + numbered("of a")
+    assert second.splitlines() == numbered("of b")
+
+
+def test_files_are_in_a_fixed_order_and_tests_are_left_out(tmp_path):
+    for name in ("b.py", "a/z.py", "a/tests/c.py", "a.py", "notes.txt"):
+        write_module(tmp_path / name)
+    names = [path.relative_to(tmp_path).as_posix() for path in python_files(tmp_path)]
+    assert names == ["a.py", "a/z.py", "b.py"]
+
+
+def test_the_documents_set_aside_are_about_one_in_twelve():
+    share = sum(is_set_aside(f"document {i}") for i in range(12_000)) / 12_000
+    assert abs(share - 1 / 12) < 0.01
+
+
+def test_the_installed_packages_carry_english():
+    folders = dict(sources())
+    texts = list(documents(python_files(folders["numpy"]), seen=set()))
+    words = re.findall(r"[a-z]+", " ".join(texts).lower())
+    assert len(words) > 10_000
+    assert 0.04 < words.count("the") / len(words) < 0.12  # about 6-7% in running English
