@@ -1,0 +1,39 @@
+# Each target makes its own virtual environment when there is none; nothing but Python 3.11 or 3.12 is needed.
+#   make quickstart      the whole road on a small corpus, with its result at the end
+#   make test            the tests that fit in 15 minutes      (PYTEST="-k masking" for some of them)
+#   make test-long       the tests that do not
+#   make check           formatter, linter, type checker
+#   make bench           every benchmark, or one: make bench BENCH=bench/step.py
+
+PYTHON ?= python3
+PIP_OPTIONS ?=
+QUICKSTART ?=
+PYTEST ?=
+BENCH ?= $(wildcard bench/*.py)
+
+BIN := $(CURDIR)/.venv/bin
+INSTALLED := .venv/installed
+
+.PHONY: quickstart test test-long check bench .venv
+
+quickstart: $(INSTALLED)
+	$(BIN)/python quickstart/run.py $(QUICKSTART)
+
+test: $(INSTALLED)
+	$(BIN)/python -m pytest -m "not long" $(PYTEST)
+
+test-long: $(INSTALLED)
+	$(BIN)/python -m pytest -m long $(PYTEST)
+
+check: $(INSTALLED)
+	PATH="$(BIN):$$PATH" pre-commit run --all-files
+
+bench: $(INSTALLED)
+	@for file in $(BENCH); do echo "$$file"; $(BIN)/python $$file || exit 1; done
+
+.venv: $(INSTALLED)
+
+$(INSTALLED): setup.cfg pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install $(PIP_OPTIONS) --constraint constraints.txt --editable ".[dev]"
+	@touch $@
