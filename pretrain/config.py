@@ -34,6 +34,8 @@ class ModelConfig(StrictConfig):
     """Not in the paper; google-research/electra."""
     attention_dropout: float = Field(default=0.1, ge=0, lt=1)
     """Not in the paper; google-research/electra."""
+    initializer_range: float = Field(default=0.02, gt=0)
+    """Deviation of the initial matrices (google-research/electra); narrow models learn sooner near 1/sqrt(width)."""
     relative_position: bool = True
     """T5's relative position bias (paper section 4.1)."""
     relative_bias_init: Literal["t5", "local"] = "t5"
@@ -71,6 +73,7 @@ class ModelConfig(StrictConfig):
             max_position_embeddings=self.max_positions,
             hidden_dropout_prob=self.dropout,
             attention_probs_dropout_prob=self.attention_dropout,
+            initializer_range=self.initializer_range,
             relative_position=self.relative_position,
             relative_bias_init=self.relative_bias_init,
         )

@@ -61,6 +61,11 @@ class Shards:
     def __len__(self) -> int:
         return int(self.starts[-1])
 
+    @property
+    def mean_length(self) -> float:
+        """Word pieces of a sequence on average."""
+        return float(sum(shard.lengths.sum() for shard in self.ids)) / len(self)
+
     def lengths(self, indices: np.ndarray) -> np.ndarray:
         """Length of each sequence in word pieces, int64."""
         shard_of = np.searchsorted(self.starts, indices, side="right") - 1
@@ -99,6 +104,22 @@ def _gather_masks(file: IndexedFile, items: np.ndarray, copies: np.ndarray, leng
     starts = file.offsets[items] + copies * width
     packed = file.data[starts[:, None] + np.arange(width)]
     return np.unpackbits(packed, axis=1, count=length, bitorder="little").astype(bool)
+
+
+def open_shards(folder: Path) -> Shards:
+    """The training shards of a build."""
+    if not folder.exists():
+        raise ConfigError(
+            f"data: {folder} does not exist; fill it by `make quickstart` (a small corpus of its own), by"
+            " `python data_prep/build_shards.py`, or name another folder with --data"
+        )
+    return Shards(folder)
+
+
+def open_held_out(folder: Path) -> Shards | None:
+    """The held-out shards of a build, where it set documents aside."""
+    held_out = folder / "held_out"
+    return Shards(held_out) if (held_out / "manifest.json").is_file() else None
 
 
 class BatchPlan(NamedTuple):

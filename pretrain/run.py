@@ -1,0 +1,157 @@
+"""Pre-train ELECTRA with learned replacement sampling; the same command again resumes.
+
+    deepspeed --hostfile hostfiles/16v100 pretrain/run.py --preset base
+    deepspeed --num_gpus 2 pretrain/run.py --preset tiny
+    python pretrain/run.py --dry_run
+"""
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+
+if not __package__:  # run as a script: import from the repository, never from the script's own folder
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+from data_prep.command_line import HIDDEN, run_command
+from data_prep.config import ConfigError, StrictConfig
+
+if TYPE_CHECKING:
+    from pretrain.config import RunConfig
+    from pretrain.data import Shards
+    from pretrain.engine import World
+    from pretrain.run_folder import RunDescription
+    from pretrain.train import Training
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+
+class RunOptions(StrictConfig):
+    """The command line of a pre-training run."""
+
+    preset: Literal["tiny", "small", "base"] = "base"
+    """sizes and schedule, from the paper"""
+    data: Path = Path("data/wikibooks")
+    """shards written by build_shards.py"""
+    output: Path | None = None
+    """run folder (runs/PRESET)"""
+    objective: Literal["hp_loss", "hp_dist", "electra"] | None = None
+    """what is trained (hp_loss)"""
+    deepspeed_config: Path | None = None
+    """speed and memory (the preset's, of ds_configs/)"""
+    set: tuple[str, ...] = ()
+    """overrides, such as optim.lr=2e-4 seed=1"""
+    dry_run: bool = False
+    """check everything, print the plan, start nothing"""
+    local_rank: Annotated[int, HIDDEN] = 0
+    """given by the launcher; the environment says the same"""
+
+
+def main(options: RunOptions) -> int:
+    plan = make_plan(options)
+    if options.dry_run:
+        print(plan)
+        return 0
+
+    from pretrain.engine import leave, start_processes
+    from pretrain.train import train
+
+    world = start_processes()
+    return leave(train(build_training(plan, world)))
+
+
+class Plan(NamedTuple):
+    """A run, checked as far as one process can, before anything is started."""
+
+    run: "RunConfig"
+    shards: "Shards"
+    held_out: "Shards | None"
+    description: "RunDescription"
+    deepspeed: dict[str, Any]
+    folder: Path
+    world_size: int
+
+    def __str__(self) -> str:
+        tokens = self.run.batch_size * self.run.optim.steps * self.shards.mean_length
+        epochs = self.run.batch_size * self.run.optim.steps / len(self.shards)
+        return "\n".join(
+            (
+                f"run folder  {self.folder}",
+                f"objective   {self.run.objective}",
+                f"model       {self.run.model}",
+                f"data        {self.shards.folder}: {len(self.shards):,} sequences,"
+                f" {self.shards.mean_length:.1f} word pieces on average",
+                f"training    {self.run.optim.steps:,} steps of {self.run.batch_size} sequences:"
+                f" {tokens:.3g} tokens, {epochs:.2f} epochs",
+                f"processes   {self.world_size}, each {self.deepspeed['train_micro_batch_size_per_gpu']} sequences"
+                f" x {self.deepspeed['gradient_accumulation_steps']} micro-batches a step",
+            )
+        )
+
+
+def make_plan(options: RunOptions) -> Plan:
+    """Reads and checks configuration, data and run folder.
+
+    Raises:
+        ConfigError: everything a user can have wrong, before the first process group exists.
+    """
+    import torch
+
+    from pretrain.data import open_held_out, open_shards
+    from pretrain.deepspeed_config import resolve
+    from pretrain.presets import preset
+    from pretrain.run_folder import describe, require_same_run
+
+    run = choose_run(options)
+    shards = open_shards(options.data)
+    if shards.manifest.seq_length > run.model.max_positions:
+        raise ConfigError(
+            f"model.max_positions: got {run.model.max_positions}, but the sequences of {options.data} are"
+            f" {shards.manifest.seq_length} long; use --set model.max_positions={shards.manifest.seq_length}"
+        )
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    deepspeed = resolve(
+        options.deepspeed_config or REPOSITORY / preset(options.preset).deepspeed_config,
+        batch_size=run.batch_size,
+        world_size=world_size,
+        device_type="cuda" if torch.cuda.is_available() else "cpu",
+        optim=run.optim,
+    )
+    folder = options.output or Path("runs") / options.preset
+    description = describe(run, options.data, shards.manifest)
+    require_same_run(folder, description)
+    return Plan(run, shards, open_held_out(options.data), description, deepspeed, folder, world_size)
+
+
+def choose_run(options: RunOptions) -> "RunConfig":
+    """The preset, with the objective's weights and the overrides applied."""
+    from pretrain.config import with_overrides
+    from pretrain.presets import preset, with_objective
+
+    run = preset(options.preset).run
+    if options.objective is not None:
+        run = with_objective(run, options.objective)
+    return with_overrides(run, options.set)
+
+
+def build_training(plan: Plan, world: "World") -> "Training":
+    """The model under its engine, the data's plan and the run folder, ready to train. Collective."""
+    from pretrain.data import BatchPlan
+    from pretrain.electra import build_model
+    from pretrain.engine import Engine
+    from pretrain.optim import parameter_groups
+    from pretrain.run_folder import write_run
+    from pretrain.train import Training
+
+    model = build_model(plan.description)
+    groups = parameter_groups(model, plan.run.optim.weight_decay)
+    engine = Engine(model, groups, plan.deepspeed, world)
+    if world.is_first:
+        write_run(plan.folder, plan.description, plan.deepspeed)
+    engine.barrier()
+    batch_plan = BatchPlan(plan.run.batch_size, engine.micro_batch_size, world.world_size, world.rank)
+    return Training(plan.run, engine, plan.shards, plan.held_out, batch_plan, plan.folder)
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main, RunOptions, __doc__))

@@ -1,0 +1,127 @@
+"""The folder of a run: what it is made of, its log, and what a later command needs to know.
+
+    RUN/run.json          description: configuration, vocabulary, data, code and package versions
+    RUN/deepspeed.json    the resolved DeepSpeed configuration
+    RUN/tokenizer/        copied from the shards
+    RUN/metrics.jsonl     one record a log interval or evaluation
+    RUN/tensorboard/      the same as curves
+    RUN/checkpoints/      see checkpoint.py
+"""
+
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from data_prep.config import ConfigError, StrictConfig
+from data_prep.manifest import Manifest
+from pretrain.config import RunConfig
+
+DESCRIPTION = "run.json"
+MAY_CHANGE = (
+    "data",
+        "run.log_every",
+    "run.evaluate_every",
+    "run.evaluate_sequences",
+    "run.checkpoint_every",
+    "run.keep_checkpoints",
+)
+"""What a resumed run may have otherwise than before without being another run."""
+
+VERSIONS_OF = ("torch", "deepspeed", "numpy", "electra-sampler")
+
+
+class RunDescription(StrictConfig):
+    """What decides a run's result, kept beside it."""
+
+    run: RunConfig
+    data: str
+    """Folder of the shards, as given."""
+    data_sha256: str
+    """Of the shards' manifest, which holds the checksum of every shard."""
+    seq_length: int
+    vocab_size: int
+    mask_token_id: int
+    pad_token_id: int
+    versions: dict[str, str] = {}
+
+
+def describe(run: RunConfig, data: Path, manifest: Manifest) -> RunDescription:
+    """The description of a run of `run` on the shards in `data`."""
+    return RunDescription(
+        run=run,
+        data=str(data),
+        data_sha256=hashlib.sha256((data / "manifest.json").read_bytes()).hexdigest(),
+        seq_length=manifest.seq_length,
+        vocab_size=manifest.vocab_size,
+        mask_token_id=manifest.special_tokens.mask,
+        pad_token_id=manifest.special_tokens.pad,
+        versions={"python": platform.python_version()} | {name: _version(name) for name in VERSIONS_OF},
+    )
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def require_same_run(folder: Path, description: RunDescription) -> None:
+    """Refuses to go on with a run of another configuration, data or vocabulary; a new folder is always fine.
+
+    Raises:
+        ConfigError: names each difference.
+    """
+    if not (folder / DESCRIPTION).is_file():
+        return
+    before, now = (dict(_flat(part.model_dump(mode="json", exclude={"versions"}))) for part in (read_run(folder), description))
+    changed = [
+        f"{key}: {folder} was started with {before.get(key)!r}, this command says {now.get(key)!r};"
+        " use the same value or another --output"
+        for key in sorted(before.keys() | now.keys())
+        if before.get(key) != now.get(key) and key not in MAY_CHANGE
+    ]
+    if changed:
+        raise ConfigError(*changed)
+
+
+def write_run(folder: Path, description: RunDescription, deepspeed: dict[str, Any]) -> None:
+    """Creates the folder with what describes the run."""
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.copytree(Path(description.data) / "tokenizer", folder / "tokenizer", dirs_exist_ok=True)
+    _write_json(folder / "deepspeed.json", deepspeed)
+    _write_json(folder / DESCRIPTION, description.model_dump(mode="json"))
+
+
+def read_run(folder: Path) -> RunDescription:
+    """The description of the run in `folder`.
+
+    Raises:
+        ConfigError: not a run folder, or one this version cannot read.
+    """
+    path = folder / DESCRIPTION
+    try:
+        return RunDescription.from_values(json.loads(path.read_text()), str(path))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise ConfigError(f"run: cannot read {path} ({reason}); expected a folder written by pretrain/run.py") from None
+
+
+def _write_json(path: Path, value: Any) -> None:
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(value, indent=2) + "\n")
+    os.replace(temporary, path)
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value

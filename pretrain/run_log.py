@@ -1,0 +1,88 @@
+"""What a run says while it trains: one line an interval, `metrics.jsonl`, and TensorBoard; on the first rank alone."""
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+SHOWN = {
+    "generator_loss": "L_G {:.3f}",
+    "sampler_loss": "L_S {:.4f}",
+    "discriminator_loss": "L_D {:.4f}",
+    "discriminator_entropy": "(entropy {:.4f})",
+    "mlm_accuracy": "mlm {:.3f}",
+    "accuracy_masked": "masked {:.3f}",
+    "accuracy_all": "all {:.3f}",
+    "learning_rate": "lr {:.2e}",
+    "loss_scale": "scale {:g}",
+    "skipped": "skipped {:g}",
+    "tokens_per_second": "{:,.0f} tokens/s",
+}
+
+
+class RunLog:
+    """Writes the records of a run that starts or resumes at `step`; what lies beyond it is from a lost future."""
+
+    def __init__(self, folder: Path, step: int, total_steps: int, silent: bool = False) -> None:
+        """`silent` on every rank but the first."""
+        self.total_steps, self.silent = total_steps, silent
+        self._started = (time.monotonic(), step)
+        if silent:
+            return
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.path = folder / "metrics.jsonl"
+        self._forget_after(step)
+        self._file = self.path.open("a")
+        self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
+
+    def _forget_after(self, step: int) -> None:
+        if not self.path.exists():
+            return
+        lines = [line for line in self.path.read_text().splitlines() if _step_of(line) <= step]
+        temporary = self.path.with_suffix(".tmp")
+        temporary.write_text("".join(line + "\n" for line in lines))
+        os.replace(temporary, self.path)
+
+    def write(self, kind: str, step: int, values: Mapping[str, float]) -> None:
+        """One record of `kind` ("train" or "held_out"), to all three places."""
+        if self.silent:
+            return
+        self._file.write(json.dumps({"kind": kind, "step": step, **values}) + "\n")
+        self._file.flush()
+        for name, value in values.items():
+            self._board.add_scalar(f"{kind}/{name}", value, step)
+        shown = [text.format(values[name]) for name, text in SHOWN.items() if values.get(name)]
+        left = self._time_left(step) if kind == "train" else "held out"
+        self.say(f"step {step}/{self.total_steps}  {'  '.join(shown)}  {left}")
+
+    def say(self, line: str) -> None:
+        if not self.silent:
+            print(line, flush=True)
+
+    def _time_left(self, step: int) -> str:
+        started, first = self._started
+        seconds = (time.monotonic() - started) / max(1, step - first) * (self.total_steps - step)
+        hours, minutes = divmod(int(seconds) // 60, 60)
+        return f"{hours}h{minutes:02d}m left" if hours else f"{minutes}m{int(seconds) % 60:02d}s left"
+
+    def close(self) -> None:
+        if not self.silent:
+            self._file.close()
+            self._board.close()
+
+
+def read_records(folder: Path, kind: str) -> list[dict[str, Any]]:
+    """The records of one kind of a run folder, in order."""
+    path = folder / "metrics.jsonl"
+    records = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return [record for record in records if record["kind"] == kind]
+
+
+def _step_of(line: str) -> float:
+    try:
+        return json.loads(line)["step"]
+    except (json.JSONDecodeError, KeyError):  # the last line of a killed run may be torn
+        return float("inf")

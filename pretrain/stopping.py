@@ -1,0 +1,28 @@
+"""Requests to stop a run: a signal that reaches this rank, or a file named `stop` in the run folder."""
+
+import signal
+from pathlib import Path
+from types import FrameType
+
+EXIT_STOPPED = 75
+"""EX_TEMPFAIL of sysexits.h: stopped on request with a checkpoint written; batch systems requeue on it."""
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+
+
+class StopRequest:
+    """Remembers the first signal; a second SIGINT acts as usual, for a user who will not wait."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = folder / "stop"
+        self._file.unlink(missing_ok=True)
+        self._signalled = False
+        for number in SIGNALS:
+            signal.signal(number, self._remember)
+
+    def _remember(self, number: int, frame: FrameType | None) -> None:
+        self._signalled = True
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def __bool__(self) -> bool:
+        return self._signalled or self._file.exists()

@@ -1,0 +1,160 @@
+"""The training loop: `train` says when to step, report, evaluate, save and stop; `train_step` is what a step is."""
+
+import json
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from pretrain.checkpoint import newest_valid, save
+from pretrain.config import RunConfig
+from pretrain.data import Batch, BatchPlan, Shards, TrainingBatches, held_out_batches
+from pretrain.engine import Engine, StepResult
+from pretrain.metrics import MetricSums, summary
+from pretrain.optim import learning_rate
+from pretrain.ordering import key_of
+from pretrain.run_log import RunLog
+from pretrain.stopping import EXIT_STOPPED, StopRequest
+
+HELD_OUT_SEED = 1
+"""Keys the draws of every evaluation alike, so that evaluations of one run compare."""
+
+
+class NonFiniteGradient(RuntimeError):
+    """The gradient of a step was NaN or infinite where no loss scale explains it; nothing was updated with it."""
+
+
+class Training(NamedTuple):
+    """The parts of a run, built."""
+
+    run: RunConfig
+    engine: Engine
+    shards: Shards
+    held_out: Shards | None
+    plan: BatchPlan
+    folder: Path
+
+
+@dataclass
+class Progress:
+    """Where a run stands: with the engine's state, all that a resume needs."""
+
+    step: int = 0
+    """Optimizer steps whose data was consumed."""
+    updates: int = 0
+    """Steps that changed the weights: fewer than `step` where fp16 overflowed."""
+
+
+def train(training: Training) -> int:
+    """Trains to the last step or to a request to stop; returns the process's exit code."""
+    run, engine = training.run, training.engine
+    progress = resume(training)
+    log = RunLog(training.folder, progress.step, run.optim.steps, silent=not engine.world.is_first)
+    stop = StopRequest(training.folder)
+    interval = Interval(training)
+    batches = TrainingBatches(training.shards, training.plan, run.seed)
+    for micro_batches in batches.from_step(progress.step, run.optim.steps):
+        result = train_step(training, progress, micro_batches, interval.sums)
+        if result.overflow and engine.dtype != torch.float16:
+            raise NonFiniteGradient(_name_samples(training, batches, progress.step))
+        progress.step += 1
+        progress.updates += result.updated
+        due = Due(progress.step, run.optim.steps)
+        if due(run.log_every):
+            interval.report(log, progress, result)
+        if due(run.evaluate_every) and training.held_out is not None:
+            log.write("held_out", progress.step, evaluate(training, training.held_out))
+        stopping = engine.any_rank(bool(stop))
+        if due(run.checkpoint_every) or stopping:
+            save_progress(training, progress, log)
+        if stopping and progress.step < run.optim.steps:
+            log.say(f"stopped on request after step {progress.step}; the same command goes on from there")
+            return EXIT_STOPPED
+    log.say(f"done: {progress.step} steps, {progress.step - progress.updates} skipped; see {training.folder}")
+    return 0
+
+
+class Due(NamedTuple):
+    """Whether what happens every so many steps happens after this one; after the last it always does."""
+
+    step: int
+    last: int
+
+    def __call__(self, every: int) -> bool:
+        return self.step % every == 0 or self.step == self.last
+
+
+def train_step(training: Training, progress: Progress, micro_batches: list[Batch], sums: MetricSums) -> StepResult:
+    """One optimizer step: forward and backward of this rank's micro-batches, and the update after the last."""
+    run, engine = training.run, training.engine
+    rate = rate_after(run, progress.updates)
+    for number, batch in enumerate(micro_batches):
+        torch.manual_seed(key_of(run.seed, progress.step, number, engine.world.rank))  # dropout's only source
+        batch = batch.to(engine.device)
+        output = engine.forward(batch)
+        engine.backward(output.loss)
+        result = engine.step(rate)
+        sums.add(batch, output)
+    return result
+
+
+def rate_after(run: RunConfig, updates: int) -> float:
+    """Learning rate of the update that follows `updates` of them."""
+    optim = run.optim
+    return learning_rate(updates, base=optim.lr, warmup_steps=optim.warmup_steps, total_steps=optim.steps)
+
+
+class Interval:
+    """What happened since the last log line: sums on the device, and the time it took."""
+
+    def __init__(self, training: Training) -> None:
+        self.run, self.engine = training.run, training.engine
+        self.sums = MetricSums(self.engine.device)
+        self.started = time.monotonic()
+
+    def report(self, log: RunLog, progress: Progress, last: StepResult) -> None:
+        """Writes the interval's record and starts the next. Collective."""
+        values = summary(self.engine.sum_over_ranks(self.sums.vector.clone()))
+        values |= {
+            "tokens_per_second": values["tokens"] / (time.monotonic() - self.started),
+            "learning_rate": rate_after(self.run, progress.updates - 1),
+            "gradient_norm": last.gradient_norm or 0.0,
+            "loss_scale": last.loss_scale,
+            "skipped": progress.step - progress.updates,
+        }
+        log.write("train", progress.step, values)
+        self.sums.reset()
+        self.started = time.monotonic()
+
+
+@torch.no_grad()
+def evaluate(training: Training, held_out: Shards) -> dict[str, float]:
+    """The metrics of the held-out part, over all ranks. Collective."""
+    engine = training.engine
+    sums = MetricSums(engine.device)
+    engine.module.eval()
+    for batch in held_out_batches(held_out, training.run.evaluate_sequences, training.plan, HELD_OUT_SEED):
+        batch = batch.to(engine.device)
+        sums.add(batch, engine.forward(batch))
+    engine.module.train()
+    return summary(engine.sum_over_ranks(sums.vector))
+
+
+def resume(training: Training) -> Progress:
+    """Loads the newest valid checkpoint into the engine; a run without one starts at step 0. Collective."""
+    ...
+
+
+def save_progress(training: Training, progress: Progress, log: RunLog) -> None:
+    """Writes a checkpoint of this moment. Collective."""
+    ...
+
+
+def _name_samples(training: Training, batches: TrainingBatches, step: int) -> str:
+    """Says which step and samples gave the gradient that is not finite, and leaves their list in the run folder."""
+    index, epoch = batches.sequences(step)
+    path = training.folder / f"nonfinite-step-{step}.json"
+    path.write_text(json.dumps({"step": step, "sequences": index.tolist(), "epochs": epoch.tolist()}))
+    return f"step {step}: the gradient is not finite and nothing was updated; its {len(index)} sequences are in {path}"

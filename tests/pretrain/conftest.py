@@ -1,0 +1,63 @@
+"""Small models and batches for the tests of the method."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from pretrain.config import ModelConfig, ObjectiveConfig
+from pretrain.data import Batch
+from pretrain.electra import Electra
+
+VOCABULARY = 7  # [PAD] [UNK] [CLS] [SEP] [MASK] and two words: small enough for brute force
+PAD, UNK, CLS, SEP, MASK = range(5)
+
+SMALL_MODEL = ModelConfig(
+    layers=2,
+    hidden_size=16,
+    heads=2,
+    intermediate_size=32,
+    embedding_size=12,
+    generator_hidden_size=8,
+    max_positions=16,
+    dropout=0.0,
+    attention_dropout=0.0,
+    initializer_range=0.3,  # far from zero, so that distributions and losses differ between positions
+)
+
+
+@pytest.fixture
+def batch() -> Batch:
+    """Three sequences of 10, 8 and 5 tokens; 2, 2 and 1 masked."""
+    generator = torch.Generator().manual_seed(3)
+    ids_BL = torch.randint(5, VOCABULARY, (3, 10), generator=generator)
+    lengths = torch.tensor([10, 8, 5])
+    visible_BL = torch.arange(10) < lengths[:, None]
+    ids_BL = torch.where(visible_BL, ids_BL, PAD)
+    ids_BL[:, 0] = CLS
+    ids_BL[torch.arange(3), lengths - 1] = SEP
+    return Batch(
+        input_ids_BL=ids_BL,
+        attention_mask_BL=visible_BL,
+        token_type_ids_BL=torch.zeros_like(ids_BL),
+        masked_positions_BK=torch.tensor([[2, 5], [1, 6], [3, 0]]),
+        masked_valid_BK=torch.tensor([[True, True], [True, True], [True, False]]),
+        uniforms_BK=torch.rand(3, 2, generator=generator),
+        masked_count=5.0,
+        token_count=23.0,
+    )
+
+
+@pytest.fixture
+def make_electra() -> Callable[..., Electra]:
+    """Builds a model of the seven-token vocabulary; keyword arguments are the objective's."""
+
+    def make(**objective: object) -> Electra:
+        torch.manual_seed(0)
+        model = Electra(SMALL_MODEL, ObjectiveConfig.from_values(objective), VOCABULARY, MASK)
+        if hasattr(model, "sampler_transform"):  # away from the start, where p_S = p_G would hide mistakes
+            torch.nn.init.normal_(model.sampler_transform.LayerNorm.weight, std=1.0)
+            torch.nn.init.normal_(model.sampler_scores.bias, std=0.5)
+        return model
+
+    return make
