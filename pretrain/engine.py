@@ -1,0 +1,287 @@
+"""The seam to DeepSpeed, and the only file that imports it: precision, ZeRO, updates, the job's state.
+
+A step of training is `forward`, `backward`, `step` for each micro-batch; the last of them updates. What a
+checkpoint needs is gathered by `full_state`, by name and in full, whatever the ZeRO stage and world size.
+"""
+
+import os
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from data_prep.config import ConfigError
+from pretrain.optim import require_complete
+from pretrain.processes import World
+
+# Told what it runs on, DeepSpeed neither searches for accelerators nor warns that it found none.
+os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
+os.environ.setdefault("LOCAL_RANK", "0")  # it asks for it even when alone
+import deepspeed
+import deepspeed.utils as sharded
+
+# A kernel for inference, which DeepSpeed would compile at its first start on a CPU (26 s on two cores).
+deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+# torch 2.13 renames two collectives that DeepSpeed 0.19.8 calls by their old names; they work.
+warnings.filterwarnings("ignore", message=r"`torch\.distributed\.\w+` is deprecated", category=FutureWarning)
+
+BF16_CAPABILITY = (8, 0)
+"""First CUDA compute capability that computes in bf16 (Ampere); below it PyTorch emulates, slowly."""
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+"""Adam's two moments, under the names that PyTorch and DeepSpeed give them."""
+
+LOSS_SCALE_FIELDS = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
+"""What DeepSpeed's dynamic loss scaler changes while it runs."""
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What `Engine.step` did."""
+
+    updated: bool
+    """Weights changed: the last micro-batch of a step, and a finite gradient."""
+    overflow: bool
+    """Last micro-batch of a step, but its gradient was not finite: no weight changed, in any precision."""
+    gradient_norm: float | None
+    """Global norm before clipping: `None` between updates, infinite at an overflow."""
+    loss_scale: float
+    """In force during this step; 1 except with fp16."""
+
+
+@dataclass
+class EngineState:
+    """What an engine needs to go on bitwise; tensors are fp32, on the CPU, and on the first rank alone."""
+
+    adam_steps: int
+    """Updates Adam has counted."""
+    loss_scale: dict[str, float] = field(default_factory=dict)
+    """The dynamic loss scaler's numbers; empty without one."""
+    weights: dict[str, Tensor] = field(default_factory=dict)
+    """Master weights by parameter name; a shared parameter stands once."""
+    moments: dict[str, dict[str, Tensor]] = field(default_factory=dict)
+    """`exp_avg` and `exp_avg_sq`, each by parameter name."""
+
+
+class Engine:
+    """A model under DeepSpeed.
+
+    `parameter_groups` come from `optim.parameter_groups`, `resolved_config` from `deepspeed_config.resolve`.
+
+    Raises:
+        ConfigError: bf16 on a GPU that has none.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        parameter_groups: Sequence[Mapping[str, Any]],
+        resolved_config: dict[str, Any],
+        world: World,
+    ) -> None:
+        require_complete(parameter_groups, model)
+        _require_bf16(resolved_config, world.device)
+        self.world = world
+        deepspeed.init_distributed(dist_init_required=False, verbose=False)
+        self._deepspeed, self._optimizer, *_ = deepspeed.initialize(
+            model=model,
+            model_parameters=[{**group, "params": list(group["params"])} for group in parameter_groups],
+            config=resolved_config,
+        )
+        self.stage: int = self._deepspeed.zero_optimization_stage()
+        self.dtype: torch.dtype = self._deepspeed.get_data_types()[0]
+        self.micro_batch_size: int = self._deepspeed.train_micro_batch_size_per_gpu()
+        self.accumulation_steps: int = self._deepspeed.gradient_accumulation_steps()
+        self._start_adam()
+
+    @property
+    def device(self) -> torch.device:
+        return self.world.device
+
+    @property
+    def module(self) -> nn.Module:
+        """The model itself, on its device and in its precision; called directly for evaluation."""
+        return self._deepspeed.module
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's output: a tensor, or a (named) tuple, list or dict that holds the loss."""
+        return self._deepspeed(*args, **kwargs)
+
+    def backward(self, loss: Tensor) -> None:
+        """Adds the gradient of `loss`; over ranks and micro-batches DeepSpeed takes the mean."""
+        self._deepspeed.backward(loss)
+
+    def step(self, learning_rate: float) -> StepResult:
+        """Ends a micro-batch; at the last one of a step, clips and updates with `learning_rate`."""
+        loss_scale = float(getattr(self._optimizer, "loss_scale", 1.0))
+        if not self._deepspeed.is_gradient_accumulation_boundary():
+            self._deepspeed.step()
+            return StepResult(False, False, None, loss_scale)
+        for group in self._optimizer.param_groups:
+            group["lr"] = learning_rate * group.get("lr_scale", 1.0)
+        norm = self._replicated_gradient_norm() if self.stage == 0 else None
+        self._deepspeed.step()
+        norm = float(self._deepspeed.get_global_grad_norm()) if norm is None else norm
+        overflow = not (self._deepspeed.was_step_applied() and norm < float("inf"))
+        return StepResult(not overflow, overflow, float("inf") if overflow else norm, loss_scale)
+
+    def _replicated_gradient_norm(self) -> float:
+        """At stage 0 DeepSpeed hides the norm and applies even what is not finite, which is dropped here."""
+        norm = float(
+            torch.nn.utils.get_total_norm([p.grad for _, p in self._parameters() if p.grad is not None])
+        )
+        if not norm < float("inf"):
+            self._deepspeed.zero_grad()
+        return norm
+
+    def sum_over_ranks(self, tensor: Tensor) -> Tensor:
+        """`tensor` summed over the ranks, in place. Collective."""
+        dist.all_reduce(tensor)
+        return tensor
+
+    def barrier(self) -> None:
+        """Waits for every rank."""
+        dist.barrier()
+
+    @torch.no_grad()
+    def full_state(self) -> EngineState:
+        """The state of the whole job. Collective; other ranks hold one full tensor at a time."""
+        counts = {int(state["step"]) for state in self._adam_state().values()} or {0}
+        if len(counts) > 1:
+            raise RuntimeError(f"Adam has counted different numbers of updates: {sorted(counts)}")
+        return EngineState(
+            adam_steps=counts.pop(),
+            loss_scale=self._loss_scale_state(),
+            weights=self._gather(self._full_weight),
+            moments={key: self._gather(partial(self._full_moment, key)) for key in MOMENTS},
+        )
+
+    @torch.no_grad()
+    def load_full_state(self, state: EngineState | None) -> None:
+        """Takes over the first rank's `state`; the other ranks give `None`. Collective, bitwise.
+
+        Raises:
+            ConfigError: the state's parameters are not the model's.
+        """
+        problem = self.world.share(self._mismatch(state) if state else None)
+        if problem:
+            raise ConfigError(problem)
+        adam_steps, loss_scale = self.world.share([state.adam_steps, state.loss_scale] if state else None)
+        for adam in self._adam_state().values():
+            adam["step"].fill_(adam_steps)
+        for name, parameter in self._parameters():
+            self._set_weight(parameter, self._spread(parameter, state.weights[name] if state else None))
+            for key in MOMENTS:
+                moment = self._spread(parameter, state.moments[key][name] if state else None)
+                self._set_moment(parameter, key, moment)
+        for key, value in loss_scale.items():
+            setattr(self._optimizer.loss_scaler, key, value)
+
+    def _parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        return ((name, p) for name, p in self.module.named_parameters() if p.requires_grad)
+
+    def _adam_state(self) -> dict[Tensor, dict[str, Tensor]]:
+        return self._deepspeed.basic_optimizer.state
+
+    def _masters(self) -> list[Tensor]:
+        """The tensors Adam updates on this rank: parameters at stage 0, else this rank's flat fp32 parts."""
+        if self.stage == 0:
+            return [parameter for _, parameter in self._parameters()]
+        if self.stage == 3:
+            return self._optimizer.fp32_partitioned_groups_flat
+        return self._optimizer.single_partition_of_fp32_groups
+
+    def _start_adam(self) -> None:
+        """Creates Adam's state before its first update would.
+
+        DeepSpeed links parameters to that state once, after the first group's first update, when the other
+        groups have none yet: reading theirs would fail ever after.
+        """
+        fused = self._deepspeed.basic_optimizer.defaults["fused"]
+        for master in self._masters():
+            state = self._adam_state()[master]
+            state["step"] = torch.zeros((), device=master.device if fused else "cpu")
+            state |= {key: torch.zeros_like(master) for key in MOMENTS}
+        if self.stage in (1, 2):
+            self._optimizer._lazy_init_hp_params_optimizer_state()
+
+    def _loss_scale_state(self) -> dict[str, float]:
+        scaler = getattr(self._optimizer, "loss_scaler", None)
+        return (
+            {key: getattr(scaler, key) for key in LOSS_SCALE_FIELDS}
+            if getattr(scaler, "dynamic", False)
+            else {}
+        )
+
+    def _gather(self, full: Callable[[nn.Parameter], Tensor]) -> dict[str, Tensor]:
+        """`full(parameter)` by name on the first rank; the others take part and keep nothing."""
+        gathered = {}
+        for name, parameter in self._parameters():
+            tensor = full(parameter)
+            if self.world.is_first:
+                gathered[name] = tensor.to("cpu", torch.float32, copy=True)
+        return gathered
+
+    def _full_weight(self, parameter: nn.Parameter) -> Tensor:
+        return parameter if self.stage == 0 else sharded.safe_get_full_fp32_param(parameter)
+
+    def _full_moment(self, key: str, parameter: nn.Parameter) -> Tensor:
+        if self.stage == 0:
+            return self._adam_state()[parameter][key]
+        return sharded.safe_get_full_optimizer_state(parameter, key)
+
+    def _spread(self, parameter: nn.Parameter, tensor: Tensor | None) -> Tensor:
+        """The first rank's full tensor on every rank."""
+        shape = getattr(parameter, "ds_shape", parameter.shape)
+        full = torch.empty(shape, device=self.device) if tensor is None else tensor.to(self.device, copy=True)
+        dist.broadcast(full, src=0)
+        return full
+
+    def _set_weight(self, parameter: nn.Parameter, full: Tensor) -> None:
+        if self.stage == 3:
+            sharded.safe_set_local_fp32_param(parameter, self._own_part(parameter, full))
+            with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0):
+                parameter.copy_(full)
+            return
+        if self.stage:
+            sharded.safe_set_full_fp32_param(parameter, full)
+        parameter.copy_(full)
+
+    def _set_moment(self, parameter: nn.Parameter, key: str, full: Tensor) -> None:
+        if self.stage == 0:
+            self._adam_state()[parameter][key].copy_(full)
+        elif self.stage == 3:
+            sharded.safe_set_local_optimizer_state(parameter, self._own_part(parameter, full), key)
+        else:
+            sharded.safe_set_full_optimizer_state(parameter, full, key)
+
+    def _own_part(self, parameter: Any, full: Tensor) -> Tensor:
+        """A ZeRO-3 parameter's part on this rank; the last is padded, which DeepSpeed's setter forgets."""
+        size = parameter.ds_tensor.numel()
+        padded = F.pad(full.flatten(), (0, size * self.world.world_size - full.numel()))
+        return padded.narrow(0, size * self.world.rank, size)
+
+    def _mismatch(self, state: EngineState) -> str | None:
+        ours = {name: tuple(getattr(p, "ds_shape", p.shape)) for name, p in self._parameters()}
+        theirs = {name: tuple(tensor.shape) for name, tensor in state.weights.items()}
+        different = sorted(name for name in ours.keys() | theirs if ours.get(name) != theirs.get(name))
+        if not different:
+            return None
+        first = different[0]
+        return (
+            f"checkpoint: {len(different)} parameters differ from this model's, first {first}: saved"
+            f" {theirs.get(first)}, expected {ours.get(first)}; use the configuration it was saved under"
+        )
+
+
+def _require_bf16(config: Mapping[str, Any], device: torch.device) -> None:
+    wanted = config.get("bf16", {}).get("enabled", False)
+    if wanted and device.type == "cuda" and torch.cuda.get_device_capability(device) < BF16_CAPABILITY:
+        name = torch.cuda.get_device_name(device)
+        raise ConfigError(f"bf16.enabled: {name} does not compute in bf16; use ds_configs/zero1_fp16.json")
