@@ -1,0 +1,75 @@
+"""The settings of one fine-tuning run, and the options of `run_glue.py` that fill them."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from data_prep.command_line import HIDDEN
+from data_prep.config import StrictConfig
+
+Fraction = Annotated[float, Field(ge=0, lt=1)]
+
+
+class FinetuneConfig(StrictConfig):
+    """Everything that decides a run's result, task, model and seed apart; `presets.py` fills it."""
+
+    learning_rate: Annotated[float, Field(gt=0)]
+    """Peak learning rate of the task head; layers below it get less (`layer_decay`)."""
+    epochs: Annotated[int, Field(ge=1)]
+    """Passes over the training examples."""
+    batch_size: Annotated[int, Field(ge=1)]
+    """Examples an update, over all processes."""
+    weight_decay: Annotated[float, Field(ge=0)]
+    """Decoupled weight decay, none on LayerNorm and biases."""
+    max_length: Annotated[int, Field(ge=8)]
+    """Word pieces a sequence at most, special tokens included; longer inputs are cut."""
+    layer_decay: Annotated[float, Field(gt=0, le=1)] = 0.8
+    """Learning-rate factor from each layer to the one below it (paper's fine-tuning table)."""
+    warmup_fraction: Fraction = 0.1
+    """Share of the updates in which the learning rate rises (paper's fine-tuning table)."""
+    dropout: Fraction = 0.1
+    """Dropout of hidden states and before the head (paper's fine-tuning table)."""
+    attention_dropout: Fraction = 0.1
+    """Dropout of attention weights (paper's fine-tuning table)."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """Adam's decay rates (paper's fine-tuning table)."""
+    eps: Annotated[float, Field(gt=0)] = 1e-6
+    """Adam's epsilon (paper's fine-tuning table)."""
+    gradient_clipping: Annotated[float, Field(gt=0)] = 1.0
+    """Largest global gradient norm (not in the paper; google-research/electra `model/optimization.py`)."""
+
+
+class GlueOptions(StrictConfig):
+    """Command line of `run_glue.py`; `None` takes the paper's value for the model's size (`presets.py`)."""
+
+    model: str
+    """exported folder, or the hub name of a stock Hugging Face ELECTRA"""
+    task: tuple[str, ...] = ("all",)
+    """GLUE tasks by name, such as CoLA RTE, or all"""
+    data_dir: str = "data/glue"
+    """folder holding <TASK>/train.tsv and dev.tsv, or the word hub"""
+    output: Path = Path("runs/glue")
+    """folder of results.jsonl; runs already in it are skipped"""
+    seeds: tuple[int, ...] = (1, 2, 3, 4, 5)
+    """one run a task and seed; the paper reports the median of five"""
+    random_weights: bool = False
+    """fine-tune an untrained encoder of the same shape: the baseline"""
+    learning_rate: float | None = None
+    """peak learning rate"""
+    epochs: int | None = None
+    """passes over the training examples"""
+    batch_size: int | None = None
+    """examples an update, over all processes"""
+    weight_decay: float | None = None
+    """decoupled weight decay"""
+    max_length: int | None = None
+    """word pieces a sequence at most"""
+    deepspeed_config: Path = Path("ds_configs/zero0_fp32.json")
+    """DeepSpeed JSON: precision, ZeRO stage, micro-batch"""
+    local_rank: Annotated[int, HIDDEN] = 0
+
+    def overrides(self) -> dict[str, Any]:
+        """The settings given on the command line, by their name in `FinetuneConfig`."""
+        named = {name: getattr(self, name) for name in FinetuneConfig.model_fields if hasattr(self, name)}
+        return {name: value for name, value in named.items() if value is not None}

@@ -1,0 +1,59 @@
+"""The model to fine-tune: its folder, tokenizer and shape, and a fingerprint to know finished runs by."""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from data_prep.config import ConfigError
+from pretrain.encoder import EncoderConfig
+from pretrain.huggingface import find_folder, read_encoder_config
+
+
+@dataclass(frozen=True)
+class ModelFolder:
+    """A local folder, found or downloaded."""
+
+    path: Path
+    sha256: str
+    config: EncoderConfig
+    tokenizer: Any
+
+
+def open_model(name: str) -> ModelFolder:
+    """Opens an exported folder, or a stock Hugging Face ELECTRA by folder or hub name; reads no weights yet.
+
+    Raises:
+        ConfigError: no such model, another architecture, or no tokenizer that fits it.
+    """
+    path = find_folder(name)
+    config = read_encoder_config(path)
+    tokenizer = load_tokenizer(path)
+    if len(tokenizer) > config.vocab_size:
+        raise ConfigError(
+            f"model: the tokenizer in {path} has {len(tokenizer)} pieces, expected at most {config.vocab_size}"
+        )
+    return ModelFolder(path, fingerprint(path), config, tokenizer)
+
+
+def load_tokenizer(path: Path) -> Any:
+    """The folder's own tokenizer."""
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(path)
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ConfigError(
+            f"model: {path} has no usable tokenizer ({reason}); put tokenizer.json or vocab.txt there"
+        ) from None
+
+
+def fingerprint(path: Path) -> str:
+    """SHA-256 over the names and contents of the folder's files."""
+    digest = hashlib.sha256()
+    for file in sorted(entry for entry in path.iterdir() if entry.is_file()):
+        digest.update(file.name.encode())
+        with file.open("rb") as content:
+            digest.update(hashlib.file_digest(content, "sha256").digest())
+    return digest.hexdigest()

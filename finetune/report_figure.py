@@ -1,0 +1,61 @@
+"""The figure of a report: every seed a dot, every median a bar, beside the paper's medians."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+
+from finetune.paper_tables import PAPER_ROWS, Column
+
+if TYPE_CHECKING:
+    from finetune.report import Row
+
+PAPER_MARKS = {"ELECTRA (reimplementation)": "x", "HP_Loss + Focal": "+"}
+
+
+def draw(rows: Sequence["Row"], columns: Sequence[Column], path: Path) -> None:
+    """Writes the PNG: a colour a model, a place on the horizontal axis a column."""
+    figure, axes = plt.subplots(figsize=(5 + 1.2 * len(columns), 4.5), layout="constrained")
+    for index, row in enumerate(rows):
+        offset = 0.6 * ((index + 0.5) / len(rows) - 0.5)
+        _draw_row(axes, row, columns, offset, f"C{index}")
+    _draw_paper(axes, rows, columns)
+    axes.set_xticks(range(len(columns)), [column.title for column in columns])
+    axes.set_xlim(-0.6, len(columns) - 0.4)
+    axes.set_ylabel("dev score, per cent")
+    axes.grid(axis="y", alpha=0.3)
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside right upper", fontsize="small")
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def _draw_row(axes: Axes, row: "Row", columns: Sequence[Column], offset: float, colour: str) -> None:
+    for place, column in enumerate(columns):
+        cell = row.cells.get(column.title)
+        if cell:
+            axes.plot([place + offset] * len(cell.scores), cell.scores, "o", alpha=0.5, color=colour)
+            axes.plot(place + offset, cell.median, "_", markersize=18, markeredgewidth=3, color=colour)
+    axes.plot([], [], "o", color=colour, label=row.label)
+
+
+def _draw_paper(axes: Axes, rows: Sequence["Row"], columns: Sequence[Column]) -> None:
+    """The paper's medians, on the columns it has whose data were the official ones for one of our rows."""
+    places = [
+        (place, column.paper_index)
+        for place, column in enumerate(columns)
+        if column.paper_index is not None
+        and any(row.cells[column.title].official_data for row in rows if column.title in row.cells)
+    ]
+    if not places:
+        return
+    for size in dict.fromkeys(row.size for row in rows):
+        for label, mark in PAPER_MARKS.items():
+            values = [PAPER_ROWS[size][label][index] or float("nan") for _, index in places]
+            axes.plot(
+                [place for place, _ in places], values, mark, color="black", label=f"paper, {size}: {label}"
+            )

@@ -1,0 +1,54 @@
+"""Small models, tokenizers and tasks in the official layouts, made on the spot."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+WORDS = [f"word{i}" for i in range(40)]
+SIGNAL = ("good", "bad")
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+
+
+@pytest.fixture(scope="session")
+def stock_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A randomly initialised stock Hugging Face discriminator of two layers, with its tokenizer."""
+    from transformers import BertTokenizerFast, ElectraConfig, ElectraForPreTraining
+
+    folder = tmp_path_factory.mktemp("stock")
+    vocabulary = [*SPECIAL, *SIGNAL, *WORDS, ".", ",", '"', "?"]
+    (folder / "vocab.txt").write_text("\n".join(vocabulary) + "\n")
+    BertTokenizerFast(vocab=str(folder / "vocab.txt")).save_pretrained(folder)
+    config = ElectraConfig(
+        vocab_size=len(vocabulary),
+        embedding_size=16,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=32,
+    )
+    ElectraForPreTraining(config).save_pretrained(folder)
+    return folder
+
+
+def cola_rows(count: int, seed: int) -> str:
+    """Rows in CoLA's format whose label is whether the sentence holds the word "good" or the word "bad"."""
+    random = np.random.default_rng(seed)
+    rows = []
+    for _ in range(count):
+        label = int(random.integers(2))
+        words = list(random.choice(WORDS, size=int(random.integers(3, 9))))
+        words.insert(int(random.integers(len(words))), SIGNAL[1 - label])
+        rows.append(f"made\t{label}\t{'' if label else '*'}\t{' '.join(words)} .\n")
+    return "".join(rows)
+
+
+@pytest.fixture(scope="session")
+def cola_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data folder with a learnable task in CoLA's format: 203 training and 61 dev sentences."""
+    folder = tmp_path_factory.mktemp("glue")
+    (folder / "CoLA").mkdir()
+    (folder / "CoLA" / "train.tsv").write_text(cola_rows(203, seed=0))
+    (folder / "CoLA" / "dev.tsv").write_text(cola_rows(61, seed=1))
+    return folder
