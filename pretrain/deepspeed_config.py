@@ -1,7 +1,7 @@
 """DeepSpeed's JSON, read strictly: it owns speed and memory, the run's numbers go where it says "auto".
 
-DeepSpeed takes an unknown top-level key in silence and trains without it; here every key at every level is known
-or refused, with a reason or the nearest known key. DeepSpeed is not imported: a plan can be checked anywhere.
+DeepSpeed takes an unknown top-level key in silence and trains without it; here every key at every level is
+known, or refused with a reason or the nearest known key. DeepSpeed is not imported: any machine can check a plan.
 """
 
 import difflib

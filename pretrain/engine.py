@@ -7,7 +7,7 @@ checkpoint needs is gathered by `full_state`, by name and in full, whatever the 
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from data_prep.config import ConfigError
+from pretrain.checkpoint import EngineState
 from pretrain.optim import require_complete
 from pretrain.processes import World
 
@@ -53,20 +54,6 @@ class StepResult:
     """Global norm before clipping: `None` between updates, infinite at an overflow."""
     loss_scale: float
     """In force during this step; 1 except with fp16."""
-
-
-@dataclass
-class EngineState:
-    """What an engine needs to go on bitwise; tensors are fp32, on the CPU, and on the first rank alone."""
-
-    adam_steps: int
-    """Updates Adam has counted."""
-    loss_scale: dict[str, float] = field(default_factory=dict)
-    """The dynamic loss scaler's numbers; empty without one."""
-    weights: dict[str, Tensor] = field(default_factory=dict)
-    """Master weights by parameter name; a shared parameter stands once."""
-    moments: dict[str, dict[str, Tensor]] = field(default_factory=dict)
-    """`exp_avg` and `exp_avg_sq`, each by parameter name."""
 
 
 class Engine:
@@ -144,6 +131,10 @@ class Engine:
         """`tensor` summed over the ranks, in place. Collective."""
         dist.all_reduce(tensor)
         return tensor
+
+    def any_rank(self, value: bool) -> bool:
+        """Whether `value` is true on one rank at least; the same answer everywhere. Collective."""
+        return bool(self.sum_over_ranks(torch.tensor(float(value), device=self.device)))
 
     def barrier(self) -> None:
         """Waits for every rank."""
