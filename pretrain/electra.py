@@ -16,14 +16,6 @@ from pretrain.encoder import ElectraEncoder, Embeddings
 from pretrain.heads import DiscriminatorHead, VocabularyScores, VocabularyTransform
 from pretrain.losses import discriminator_loss, focal_loss, hp_dist_sampler_loss, hp_loss_sampler_loss
 from pretrain.replacement import hp_loss_log_weights, replace, sample
-from pretrain.run_folder import RunDescription
-
-
-def build_model(description: RunDescription) -> "Electra":
-    """The model of a run with its initial weights, the same in every process: they follow from the run's seed."""
-    torch.manual_seed(description.run.seed)
-    run = description.run
-    return Electra(run.model, run.objective, description.vocab_size, description.mask_token_id)
 
 
 class Draw(NamedTuple):

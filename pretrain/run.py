@@ -137,7 +137,7 @@ def choose_run(options: RunOptions) -> "RunConfig":
 def build_training(plan: Plan, world: "World") -> "Training":
     """The model under its engine, the data's plan and the run folder, ready to train. Collective."""
     from pretrain.data import BatchPlan
-    from pretrain.electra import build_model
+    from pretrain.models import build_model
     from pretrain.engine import Engine
     from pretrain.optim import parameter_groups
     from pretrain.run_folder import write_run

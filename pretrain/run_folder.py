@@ -44,6 +44,8 @@ class RunDescription(StrictConfig):
     """Folder of the shards, as given."""
     data_sha256: str
     """Of the shards' manifest, which holds the checksum of every shard."""
+    tokenizer_sha256: str
+    """Of the tokenizer the shards were made with."""
     seq_length: int
     vocab_size: int
     mask_token_id: int
@@ -57,6 +59,7 @@ def describe(run: RunConfig, data: Path, manifest: Manifest) -> RunDescription:
         run=run,
         data=str(data),
         data_sha256=hashlib.sha256((data / "manifest.json").read_bytes()).hexdigest(),
+        tokenizer_sha256=manifest.tokenizer_sha256,
         seq_length=manifest.seq_length,
         vocab_size=manifest.vocab_size,
         mask_token_id=manifest.special_tokens.mask,

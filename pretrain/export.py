@@ -1,0 +1,86 @@
+"""Export a run's newest checkpoint as Hugging Face folders: the discriminator, and the generator inside it.
+
+    python pretrain/export.py runs/base exported/base
+
+OUT holds the discriminator (`ElectraForPreTraining`) with the tokenizer, OUT/generator the generator
+(`ElectraForMaskedLM`), as safetensors.
+"""
+
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+if not __package__:  # run as a script: import from the repository, never from the script's own folder
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+from data_prep.command_line import POSITIONAL, run_command
+from data_prep.config import ConfigError, StrictConfig
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from pretrain.electra import Electra
+
+
+class ExportOptions(StrictConfig):
+    """The command line of an export."""
+
+    run: Annotated[Path, POSITIONAL]
+    """run folder"""
+    out: Annotated[Path, POSITIONAL]
+    """folder to write"""
+
+
+def main(options: ExportOptions) -> None:
+    from pretrain.models import load_trained
+    from pretrain.run_folder import read_run
+
+    if options.out.exists() and any(options.out.iterdir() if options.out.is_dir() else [options.out]):
+        raise ConfigError(f"out: {options.out} exists already; name another folder or remove it")
+    description = read_run(options.run)
+    model, step = load_trained(options.run)
+    export(model, description.pad_token_id, options.run / "tokenizer", options.out)
+    print(f"exported step {step} of {options.run}: {options.out} (discriminator), {options.out / 'generator'}")
+
+
+def export(model: "Electra", pad_token_id: int, tokenizer: Path, out: Path) -> None:
+    """Writes both folders, complete or not at all."""
+    from pretrain.huggingface import save_folder
+
+    unfinished = out.with_name(out.name + ".tmp")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    parts = (
+        (unfinished, "ElectraForPreTraining", model.discriminator.config, discriminator_weights(model)),
+        (unfinished / "generator", "ElectraForMaskedLM", model.generator.config, generator_weights(model)),
+    )
+    for folder, architecture, config, weights in parts:
+        save_folder(folder, architecture, config, weights, pad_token_id)
+        shutil.copytree(tokenizer, folder, dirs_exist_ok=True)
+    shutil.rmtree(out, ignore_errors=True)  # an empty folder that was there before
+    unfinished.rename(out)
+
+
+def discriminator_weights(model: "Electra") -> "dict[str, Tensor]":
+    """Under the names of `ElectraForPreTraining`."""
+    return _prefixed("electra", model.discriminator) | _prefixed(
+        "discriminator_predictions", model.discriminator_predictions
+    )
+
+
+def generator_weights(model: "Electra") -> "dict[str, Tensor]":
+    """Under the names of `ElectraForMaskedLM`, whose output matrix is its word embeddings."""
+    return (
+        _prefixed("electra", model.generator)
+        | _prefixed("generator_predictions", model.generator_predictions)
+        | _prefixed("generator_lm_head", model.generator_lm_head)
+    )
+
+
+def _prefixed(prefix: str, module: "torch.nn.Module") -> "dict[str, Tensor]":
+    return {f"{prefix}.{name}": weight for name, weight in module.state_dict().items()}
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main, ExportOptions, __doc__))

@@ -1,0 +1,47 @@
+"""Claims about the order of samples and the keyed uniforms."""
+
+import numpy as np
+import pytest
+from scipy.stats import chisquare, kstest
+
+from pretrain.ordering import permuted, uniforms
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 64, 1000, 4097])
+def test_an_epoch_visits_every_sequence_once(size: int) -> None:
+    order = permuted(np.arange(size), size, seed=5, epoch=2)
+    assert sorted(order.tolist()) == list(range(size))
+
+
+def test_order_depends_on_seed_and_epoch_and_on_nothing_else() -> None:
+    order = permuted(np.arange(500), 500, seed=1, epoch=0)
+    assert np.array_equal(order[123:130], permuted(np.arange(123, 130), 500, seed=1, epoch=0))
+    assert not np.array_equal(order, permuted(np.arange(500), 500, seed=1, epoch=1))
+    assert not np.array_equal(order, permuted(np.arange(500), 500, seed=2, epoch=0))
+
+
+def test_every_sequence_is_equally_likely_to_come_first() -> None:
+    first = [int(permuted(np.zeros(1, dtype=np.int64), 10, seed=0, epoch=epoch)[0]) for epoch in range(4000)]
+    assert chisquare(np.bincount(first, minlength=10)).pvalue > 1e-4
+
+
+def test_uniforms_are_uniform_below_one_and_keyed_by_all_four_parts() -> None:
+    sequence, epoch = np.arange(400), np.zeros(400, dtype=np.int64)
+    position = np.tile(np.arange(50), (400, 1))
+    values = uniforms(3, sequence, epoch, position)
+    assert values.dtype == np.float32
+    assert 0 <= values.min() and values.max() < 1
+    assert kstest(values.ravel(), "uniform").pvalue > 1e-4
+    for other in (
+        uniforms(4, sequence, epoch, position),
+        uniforms(3, sequence + 1, epoch, position),
+        uniforms(3, sequence, epoch + 1, position),
+        uniforms(3, sequence, epoch, position + 1),
+    ):
+        assert (other != values).mean() > 0.99
+
+
+def test_a_rows_uniforms_do_not_depend_on_its_neighbours() -> None:
+    sequence, epoch, position = np.arange(8), np.arange(8) % 2, np.tile(np.arange(5), (8, 1))
+    whole = uniforms(0, sequence, epoch, position)
+    assert np.array_equal(whole[3:5], uniforms(0, sequence[3:5], epoch[3:5], position[3:5]))

@@ -1,0 +1,46 @@
+"""Claims about the presets: they carry the paper's numbers, and the models have the known sizes."""
+
+import pytest
+from transformers import ElectraConfig, ElectraModel
+
+from data_prep.config import ConfigError
+from pretrain.electra import Electra
+from pretrain.presets import PRESETS, preset, with_objective
+
+
+@pytest.mark.parametrize(
+    ("name", "numbers"),
+    [
+        ("small", (12, 256, 4, 1024, 128, 64, 5e-4, 10_000, 1_000_000)),
+        ("base", (12, 768, 12, 3072, 768, 256, 1e-4, 10_000, 765_000)),
+    ],
+)
+def test_small_and_base_are_the_papers_table(name: str, numbers: tuple[float, ...]) -> None:
+    run = PRESETS[name].run
+    model, optim = run.model, run.optim
+    assert numbers == (
+        *(model.layers, model.hidden_size, model.heads, model.intermediate_size),
+        *(model.embedding_size, model.generator_hidden_size, optim.lr, optim.warmup_steps, optim.steps),
+    )
+    assert (optim.betas, optim.eps) == ((0.9, 0.999), 1e-6)
+    objective = run.objective
+    assert (objective.name, objective.lambda1, objective.lambda2, objective.gamma) == ("hp_loss", 5.0, 50.0, 1.0)
+
+
+def test_the_small_discriminator_is_hugging_faces_default_electra_plus_the_relative_table() -> None:
+    """`ElectraConfig()` is google/electra-small-discriminator."""
+    model = Electra(PRESETS["small"].run.model, PRESETS["small"].run.objective, 30_522, 103)
+    theirs = sum(p.numel() for p in ElectraModel(ElectraConfig()).parameters())
+    assert sum(p.numel() for p in model.discriminator.parameters()) == theirs + 32 * 4
+
+
+def test_each_objective_comes_with_the_papers_weights() -> None:
+    small = PRESETS["small"].run
+    assert with_objective(small, "hp_dist").objective.lambda1 == 1.0
+    assert with_objective(small, "electra").objective.gamma == 0.0
+    assert with_objective(small, "hp_loss") == small
+
+
+def test_an_unknown_preset_is_named_with_those_that_exist() -> None:
+    with pytest.raises(ConfigError, match="preset: got 'large', expected one of tiny, small, base"):
+        preset("large")
