@@ -1,0 +1,128 @@
+"""Claims about the table at the quickstart's end."""
+
+import json
+
+import pytest
+
+from finetune.config import FinetuneConfig
+from finetune.records import RunIdentity, RunRecord, append_record
+from quickstart.summary import Losses, Results, median_score, read_results, show, table
+
+
+def losses(step, discriminator_loss):
+    return Losses(
+        step=step,
+        generator_loss=5.0,
+        sampler_loss=0.1,
+        discriminator_loss=discriminator_loss,
+        discriminator_entropy=0.4,
+    )
+
+
+GOOD = Results(
+    first=losses(1, 0.7),
+    last=losses(100, 0.3),
+    held_out_loss=0.3,
+    held_out_entropy=0.4,
+    auc=0.8,
+    accuracy_masked=0.6,
+    accuracy_all=0.9,
+    correlation={"original": 0.2, "replaced": None},
+    score_pretrained=0.5,
+    score_untrained=0.1,
+)
+
+
+def failures(**changes):
+    return [row.name.strip() for row in table(GOOD.model_copy(update=changes)) if row.passed is False]
+
+
+def test_a_good_run_fails_no_demand():
+    assert failures() == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"auc": 0.649}, "detection AUC"),
+        ({"held_out_loss": 0.381}, "L_D / entropy of the replaced share"),
+        ({"held_out_loss": float("nan")}, "L_D / entropy of the replaced share"),
+        ({"score_pretrained": 0.1}, "pre-trained encoder"),
+    ],
+)
+def test_each_demand_can_fail(changes, name):
+    assert failures(**changes) == [name]
+
+
+def test_the_table_shows_what_was_demanded_and_what_failed():
+    text = show(table(GOOD.model_copy(update={"auc": 0.5})))
+    line = next(line for line in text.splitlines() if "AUC" in line)
+    assert line.split() == ["detection", "AUC", "0.500", "at", "least", "0.65", "FAILED"]
+
+
+def test_a_correlation_that_does_not_exist_is_shown_as_a_dash():
+    line = next(
+        line for line in show(table(GOOD)).splitlines() if "replaced" in line and "correlation" in line
+    )
+    assert line.endswith("-")
+
+
+def record(seed, score, random_weights):
+    settings = FinetuneConfig(learning_rate=1e-3, epochs=1, batch_size=8, weight_decay=0, max_length=16)
+    identity = RunIdentity(
+        task="CoLA",
+        seed=seed,
+        model_sha256="",
+        random_weights=random_weights,
+        data_sha256="",
+        settings=settings,
+    )
+    return RunRecord(
+        run=identity,
+        model="exported",
+        model_size="small",
+        train_examples=10,
+        last={"dev": {"matthews": score}},
+        best={"dev": {"matthews": 1.0}},
+        train_losses=(0.5,),
+        collapsed=None,
+        seconds=1.0,
+        precision="fp32",
+        world_size=1,
+    )
+
+
+@pytest.fixture
+def glue(tmp_path):
+    for seed, score in enumerate((0.1, 0.5, 0.4)):
+        append_record(tmp_path / "glue" / "results.jsonl", record(seed, score, random_weights=False))
+        append_record(tmp_path / "glue" / "results.jsonl", record(seed, score / 10, random_weights=True))
+    return tmp_path / "glue"
+
+
+def test_a_score_is_the_median_over_the_seeds_of_the_last_epoch(glue):
+    assert median_score(glue, random_weights=False) == 0.4
+    assert median_score(glue, random_weights=True) == pytest.approx(0.04)
+
+
+def test_results_come_from_the_first_and_last_training_records_and_the_evaluation(tmp_path, glue):
+    run = tmp_path / "run"
+    (run / "evaluation").mkdir(parents=True)
+    log = [
+        {"kind": "train", **losses(step, loss).model_dump()}
+        for step, loss in ((50, 0.6), (100, 0.5), (150, 0.3))
+    ]
+    log.insert(1, {"kind": "held_out", "step": 60})
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in log))
+    metrics = {
+        "discriminator_loss": 0.31,
+        "discriminator_entropy": 0.4,
+        "auc_all": 0.7,
+        "accuracy_masked": 0.6,
+        "accuracy_all": 0.9,
+        "estimate_correlation": {"all": 0.3},
+    }
+    (run / "evaluation" / "metrics.json").write_text(json.dumps(metrics))
+    results = read_results(run, glue)
+    assert (results.first.step, results.last.step) == (50, 150)
+    assert (results.held_out_loss, results.auc, results.correlation) == (0.31, 0.7, {"all": 0.3})
