@@ -5,9 +5,9 @@ from pathlib import Path
 import torch
 
 from data_prep.config import ConfigError
-from pretrain.checkpoint import newest_valid, read_weights
+from pretrain.checkpoint import load_weights, newest_valid
 from pretrain.electra import Electra
-from pretrain.run_folder import RunDescription, read_run
+from pretrain.run_folder import CHECKPOINTS, RunDescription, read_run
 
 
 def build_model(description: RunDescription) -> Electra:
@@ -23,4 +23,14 @@ def load_trained(folder: Path) -> tuple[Electra, int]:
     Raises:
         ConfigError: not a run folder, or no whole checkpoint in it.
     """
-    ...
+    description = read_run(folder)
+    checkpoint = newest_valid(folder / CHECKPOINTS)
+    if checkpoint is None:
+        raise ConfigError(f"run: {folder} has no whole checkpoint yet; train on, or name another run")
+    model = build_model(description)
+    weights = load_weights(checkpoint)  # a shared parameter stands once, under its first name
+    model.load_state_dict(weights, strict=False)
+    missing = {name for name, _ in model.named_parameters()} ^ weights.keys()
+    if missing:
+        raise ConfigError(f"run: weights of {checkpoint.folder} are not this model's, first {min(missing)}")
+    return model, checkpoint.step

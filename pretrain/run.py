@@ -19,7 +19,7 @@ from data_prep.config import ConfigError, StrictConfig
 if TYPE_CHECKING:
     from pretrain.config import RunConfig
     from pretrain.data import Shards
-    from pretrain.engine import World
+    from pretrain.processes import World
     from pretrain.run_folder import RunDescription
     from pretrain.train import Training
 
@@ -53,11 +53,11 @@ def main(options: RunOptions) -> int:
         print(plan)
         return 0
 
-    from pretrain.engine import leave, start_processes
+    from pretrain.processes import leave, start_processes
     from pretrain.train import train
 
     world = start_processes()
-    return leave(train(build_training(plan, world)))
+    leave(train(build_training(plan, world)))
 
 
 class Plan(NamedTuple):

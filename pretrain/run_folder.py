@@ -22,7 +22,7 @@ from data_prep.config import ConfigError, StrictConfig
 from data_prep.manifest import Manifest
 from pretrain.config import RunConfig
 
-DESCRIPTION = "run.json"
+DESCRIPTION, CHECKPOINTS = "run.json", "checkpoints"
 MAY_CHANGE = (
     "data",
         "run.log_every",

@@ -16,7 +16,6 @@ SHOWN = {
     "accuracy_masked": "masked {:.3f}",
     "accuracy_all": "all {:.3f}",
     "learning_rate": "lr {:.2e}",
-    "loss_scale": "scale {:g}",
     "skipped": "skipped {:g}",
     "tokens_per_second": "{:,.0f} tokens/s",
 }

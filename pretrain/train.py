@@ -8,13 +8,14 @@ from typing import NamedTuple
 
 import torch
 
-from pretrain.checkpoint import newest_valid, save
+from pretrain.checkpoint import load, newest_valid, save
 from pretrain.config import RunConfig
 from pretrain.data import Batch, BatchPlan, Shards, TrainingBatches, held_out_batches
 from pretrain.engine import Engine, StepResult
 from pretrain.metrics import MetricSums, summary
 from pretrain.optim import learning_rate
 from pretrain.ordering import key_of
+from pretrain.run_folder import CHECKPOINTS
 from pretrain.run_log import RunLog
 from pretrain.stopping import EXIT_STOPPED, StopRequest
 
@@ -143,13 +144,25 @@ def evaluate(training: Training, held_out: Shards) -> dict[str, float]:
 
 
 def resume(training: Training) -> Progress:
-    """Loads the newest valid checkpoint into the engine; a run without one starts at step 0. Collective."""
-    ...
+    """Loads the newest whole checkpoint into the engine; a run without one starts at step 0. Collective."""
+    engine = training.engine
+    checkpoint = newest_valid(training.folder / CHECKPOINTS) if engine.world.is_first else None
+    state, extra = load(checkpoint) if checkpoint else (None, None)
+    progress = engine.world.share(extra)
+    if progress is None:
+        return Progress()
+    engine.load_full_state(state)
+    return Progress(**progress)
 
 
 def save_progress(training: Training, progress: Progress, log: RunLog) -> None:
     """Writes a checkpoint of this moment. Collective."""
-    ...
+    engine, keep = training.engine, training.run.keep_checkpoints
+    state = engine.full_state()
+    if engine.world.is_first:
+        saved = save(training.folder / CHECKPOINTS, progress.step, state, asdict(progress), keep_last=keep)
+        log.say(f"saved {saved.folder}")
+    engine.barrier()
 
 
 def _name_samples(training: Training, batches: TrainingBatches, step: int) -> str:
