@@ -1,0 +1,259 @@
+"""Turns text files into training shards: sentences, word pieces, sequences and n-gram masks.
+
+Run it again to go on where it stopped. Under mpirun the same command spreads over the ranks:
+
+    python data_prep/build_shards.py --input data/raw --output data/wikibooks --vocab data/vocab
+    mpirun -np 16 python data_prep/build_shards.py
+"""
+
+import sys
+from pathlib import Path
+
+if not __package__:  # run as a script: import from the repository, never from the script's own folder
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+import os
+import platform
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import BrokenExecutor
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+from pydantic import Field, field_validator
+
+from data_prep.command_line import run_command
+from data_prep.config import ConfigError, StrictConfig
+from data_prep.manifest import MANIFEST_NAME, BuildConfig, Manifest, load_manifest
+from data_prep.output import (
+    Plan,
+    clear_records,
+    earlier_plan,
+    finish,
+    finished_record,
+    locked,
+    prepare,
+    refuse_another,
+)
+from data_prep.pipeline import PUNKT_NAME, ChunkRecord, build_chunk, load_tools
+from data_prep.progress import Progress, duration
+from data_prep.sentences import find_model, load_model, model_sha256, train_model
+from data_prep.sequences import Packing
+from data_prep.sources import Boundary, Chunk, Source, documents, find_sources, read_chunks, sample_pieces
+from data_prep.tokens import WordPiece, open_tokenizer
+from data_prep.workers import Pool, start_pool
+
+if TYPE_CHECKING:
+    from nltk.tokenize.punkt import PunktParameters
+
+_PUNKT_SAMPLE = 4_000_000  # bytes: Punkt learns at 0.6 MB/s, and its lists hardly grow after a few megabytes
+_DRY_RUN_SAMPLE = 1_000_000  # bytes
+_DEFAULT_INPUT = Path("data/raw")
+_DEFAULT_VOCAB = "data/vocab"
+
+
+class BuildOptions(StrictConfig):
+    """Options of build_shards."""
+
+    input: tuple[Path, ...] = (_DEFAULT_INPUT,)
+    """text files, folders, quoted globs"""
+    output: Path = Path("data/wikibooks")
+    """shard folder to make"""
+    vocab: str = _DEFAULT_VOCAB
+    """vocab.txt, tokenizer folder or hub name"""
+    punkt: Path | None = None
+    """folder of a Punkt model (default: learn one)"""
+    documents: Boundary = "blank_line"
+    """what ends a document"""
+    seq_length: int = Field(512, ge=8, le=65_535)
+    """longest sequence in tokens"""
+    packing: Packing = "documents"
+    """full: sequences run across documents"""
+    mask_copies: int = Field(10, ge=1, le=255)
+    """masks drawn for each sequence"""
+    ngram: tuple[float, ...] = (0.8, 0.1, 0.1)
+    """chances of masking 1, 2, ... words at once"""
+    held_out: float = Field(0.005, ge=0, lt=1)
+    """share of documents never trained on"""
+    seed: int = 0
+    """of every random choice"""
+    chunk_mb: float = Field(16.0, gt=0, le=1024)
+    """text per shard, in MB"""
+    workers: int = Field(os.cpu_count() or 1, ge=1)
+    """processes; does not change the result"""
+    dry_run: bool = False
+    """check all, estimate time and disk, write nothing"""
+
+    @field_validator("ngram")
+    @classmethod
+    def _sums_to_one(cls, chances: tuple[float, ...]) -> tuple[float, ...]:
+        if not chances or min(chances) < 0 or abs(sum(chances) - 1) > 1e-3:
+            raise ValueError(
+                f"got {' '.join(map(str, chances))}, expected chances that sum to 1, such as .8 .1 .1"
+            )
+        return tuple(chance / sum(chances) for chance in chances)
+
+
+def main(options: BuildOptions) -> int:
+    """Builds the shards, or says what building them would take."""
+    with start_pool(options.workers) as pool:
+        if pool is None:
+            return 0
+        sources = _find_sources(options)
+        tokenizer = _open_tokenizer(options.vocab)
+        if options.dry_run:
+            _estimate(options, sources, tokenizer, pool.size)
+            return 0
+        try:
+            _build(options, sources, tokenizer, pool)
+        except (OSError, BrokenExecutor) as error:
+            print(
+                f"build_shards: stopped: {error}; mend it and run the same command to go on", file=sys.stderr
+            )
+            return 1
+    return 0
+
+
+def _find_sources(options: BuildOptions) -> list[Source]:
+    for given in options.input:
+        if options.output.resolve().is_relative_to(given.resolve()) and given.exists():
+            raise ConfigError(
+                f"output: {options.output} lies inside the input {given}; choose another folder"
+            )
+    if options.input == (_DEFAULT_INPUT,) and not _DEFAULT_INPUT.exists():
+        raise ConfigError(
+            f"input: {_DEFAULT_INPUT} does not exist; fill it by `make quickstart` (a small corpus of its "
+            "own), copy or link text files there, or give --input PATH"
+        )
+    return find_sources(options.input)
+
+
+def _open_tokenizer(vocab: str) -> WordPiece:
+    if vocab == _DEFAULT_VOCAB and not Path(vocab).exists():
+        raise ConfigError(
+            f"vocab: {vocab} does not exist; give --vocab with a vocab.txt, a tokenizer folder or a hub "
+            f"name, or train one: python data_prep/train_vocab.py --output {vocab}"
+        )
+    return open_tokenizer(vocab)
+
+
+def _build(options: BuildOptions, sources: list[Source], tokenizer: WordPiece, pool: Pool) -> None:
+    started = time.monotonic()
+    with locked(options.output):
+        earlier = earlier_plan(options.output)
+        punkt = _punkt(options, sources, earlier)
+        plan = _plan(options, sources, tokenizer, punkt)
+        if earlier is not None:
+            refuse_another(plan, earlier, options.output)
+        if _is_complete(options.output):
+            clear_records(options.output)
+            print(f"{options.output} is complete already: {_summary(load_manifest(options.output))}")
+            return
+        prepare(options.output, plan, tokenizer, punkt)
+        records = _build_chunks(options, plan.config, sources, pool)
+        manifest = finish(options.output, plan, tokenizer, records)
+    print(f"{options.output}: {_summary(manifest)}, {duration(time.monotonic() - started)}")
+    if not any(record.held_out for record in records):
+        print("no document was held out: the corpus is small; a larger --held_out sets some aside")
+
+
+def _punkt(options: BuildOptions, sources: Sequence[Source], earlier: Plan | None) -> "PunktParameters":
+    """The model given, or the one that an earlier run of this build learned, or a new one."""
+    if options.punkt is not None:
+        return load_model(find_model(options.punkt))
+    if earlier is not None and (options.output / PUNKT_NAME).is_dir():
+        return load_model(find_model(options.output / PUNKT_NAME))
+    return _learn_punkt(sources, options.documents, _PUNKT_SAMPLE)
+
+
+def _learn_punkt(sources: Sequence[Source], boundary: Boundary, size: int) -> "PunktParameters":
+    pieces = sample_pieces(sources, size, boundary)
+    return train_model(
+        document.decode(errors="replace") for piece in pieces for document in documents(piece, boundary)
+    )
+
+
+def _plan(
+    options: BuildOptions, sources: Sequence[Source], tokenizer: WordPiece, punkt: "PunktParameters"
+) -> Plan:
+    shared = options.model_dump(include=set(BuildConfig.model_fields) - {"punkt"})
+    config = BuildConfig(
+        **shared,
+        tokenizer_sha256=tokenizer.sha256(),
+        punkt="learned" if options.punkt is None else "given",
+        punkt_sha256=model_sha256(punkt),
+    )
+    versions = {name: version(name) for name in ("numpy", "nltk", "tokenizers")}
+    versions["python"] = ".".join(platform.python_version_tuple()[:2])
+    return Plan(config=config, versions=versions, inputs={source.key: source.size for source in sources})
+
+
+def _build_chunks(
+    options: BuildOptions, config: BuildConfig, sources: Sequence[Source], pool: Pool
+) -> list[ChunkRecord]:
+    records: list[ChunkRecord] = []
+    sizes: dict[int, int] = {}
+    with Progress(sum(source.size for source in sources), "shards") as progress:
+
+        def unfinished() -> Iterator[Chunk]:
+            for chunk in read_chunks(sources, int(config.chunk_mb * 1e6), config.documents):
+                record = finished_record(options.output, chunk)
+                if record is not None:
+                    records.append(record)
+                    progress.skip(chunk.disk_bytes)
+                    continue
+                sizes[chunk.number] = chunk.disk_bytes
+                yield chunk
+
+        for record in pool.run(build_chunk, unfinished(), config, options.output):
+            records.append(record)
+            progress.advance(sizes.pop(record.number))
+    return records
+
+
+def _is_complete(folder: Path) -> bool:
+    return (folder / MANIFEST_NAME).is_file()
+
+
+def _summary(manifest: Manifest) -> str:
+    totals, books = manifest.totals, manifest.books
+    return (
+        f"{books.documents.read:,} documents ({books.documents.held_out:,} held out, "
+        f"{sum(books.documents.dropped.values()):,} empty), {totals.word_pieces:,} word pieces, "
+        f"{totals.sequences:,} sequences in {len(manifest.shards)} shards"
+    )
+
+
+def _estimate(options: BuildOptions, sources: Sequence[Source], tokenizer: WordPiece, workers: int) -> None:
+    """Prints what a build would take, from a sample sent through it."""
+    pieces = sample_pieces(sources, _DRY_RUN_SAMPLE, options.documents)
+    sample, sample_on_disk = (
+        sum(sizes) for sizes in zip(*((p.size, p.disk_bytes) for p in pieces), strict=True)
+    )
+    if options.punkt is not None:
+        punkt = load_model(find_model(options.punkt))
+    else:
+        punkt = _learn_punkt(sources, options.documents, _DRY_RUN_SAMPLE)
+    plan = _plan(options, sources, tokenizer, punkt)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        prepare(folder, plan, tokenizer, punkt)
+        load_tools(folder)
+        started = time.monotonic()
+        record = build_chunk(Chunk(0, tuple(pieces)), plan.config, folder)
+        seconds = time.monotonic() - started
+    written = sum(sum(shard.sizes.values()) for shard in (record.train, record.held_out) if shard)
+    on_disk = sum(source.size for source in sources)
+    text = sample * on_disk / sample_on_disk
+    print(
+        f"{len(sources):,} files, {on_disk / 1e6:,.1f} MB on disk, about {text / 1e6:,.1f} MB of text\n"
+        f"about {max(1, round(text / options.chunk_mb / 1e6)):,} chunks of {options.chunk_mb:g} MB\n"
+        f"about {duration(text * seconds / sample / workers)} with {workers} workers at "
+        f"{sample / seconds / 1e6:.1f} MB/s each\n"
+        f"about {text * written / sample / 1e6:,.1f} MB of shards in {options.output}; nothing was written"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main, BuildOptions, __doc__))

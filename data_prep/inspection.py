@@ -1,0 +1,144 @@
+"""Checks and figures of a shard folder, shard by shard: what `inspect_shards` prints."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from data_prep.config import ConfigError
+from data_prep.manifest import Manifest, ShardEntry
+from data_prep.masking import bytes_per_copy, masked_count
+from data_prep.shards import IndexedFile, file_sha256
+
+_BATCH = 4096  # sequences looked at together
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Some sequences of a shard, from number `first` on.
+
+    `ids` uint16 [S, seq_length], padded; `lengths` int32 [S]; `masked` bool [S, copies, bits of a bitmap].
+    """
+
+    first: int
+    ids: np.ndarray
+    lengths: np.ndarray
+    masked: np.ndarray
+
+
+def read_rows(
+    folder: Path, shard: ShardEntry, manifest: Manifest, limit: int | None = None
+) -> Iterator[Rows]:
+    """The shard's sequences in order, at most `limit` of them, in batches.
+
+    Raises:
+        ConfigError: the files are damaged.
+    """
+    ids, masks = IndexedFile(folder / shard.name), IndexedFile(folder / f"{shard.name}.mask")
+    width = bytes_per_copy(manifest.seq_length)
+    if len(masks) != len(ids) or (masks.lengths != manifest.mask_copies * width).any():
+        raise ConfigError(
+            f"{folder / shard.name}.mask: has not one row of masks per sequence; build the shards again"
+        )
+    if len(ids) and not 2 < ids.lengths.min() <= ids.lengths.max() <= manifest.seq_length:
+        raise ConfigError(
+            f"{folder / shard.name}: a sequence's length is out of bounds; build the shards again"
+        )
+    bitmaps = masks.data.reshape(len(masks), manifest.mask_copies, width)
+    starts = ids.offsets // ids.data.itemsize
+    for first in range(0, len(ids) if limit is None else min(limit, len(ids)), _BATCH):
+        lengths = ids.lengths[first : first + _BATCH]
+        inside = np.arange(manifest.seq_length) < lengths[:, None]
+        rows = np.full(inside.shape, manifest.special_tokens.pad, np.uint16)
+        rows[inside] = ids.data[starts[first] : starts[first] + lengths.sum()]
+        masked = np.unpackbits(bitmaps[first : first + _BATCH], axis=-1, bitorder="little").astype(np.bool_)
+        yield Rows(first, rows, lengths, masked)
+
+
+@dataclass
+class Figures:
+    """Counts over the sequences seen."""
+
+    sequences: int = 0
+    tokens: int = 0
+    pairs: int = 0
+    masked: int = 0
+    mask_sites: int = 0
+    runs: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+
+    def add(self, rows: Rows, manifest: Manifest) -> None:
+        """Counts some rows in."""
+        self.sequences += len(rows.lengths)
+        self.tokens += int(rows.lengths.sum())
+        self.pairs += int(((rows.ids == manifest.special_tokens.sep).sum(1) == 2).sum())
+        self.masked += int(rows.masked.sum())
+        self.mask_sites += int(rows.lengths.sum()) * manifest.mask_copies
+        runs = _run_lengths(rows.masked)
+        counts = np.bincount(runs, minlength=len(self.runs))
+        counts[: len(self.runs)] += self.runs
+        self.runs = counts
+
+
+def _run_lengths(masked: np.ndarray) -> np.ndarray:
+    """Lengths of the unbroken runs of masked positions."""
+    edges = np.diff(np.pad(masked, ((0, 0), (0, 0), (1, 1))).astype(np.int8), axis=-1).ravel()
+    return np.flatnonzero(edges == -1) - np.flatnonzero(edges == 1)
+
+
+def problems_of(rows: Rows, manifest: Manifest) -> list[str]:
+    """What is wrong with some sequences and their masks; nothing, normally."""
+    special = manifest.special_tokens
+    positions = np.arange(manifest.seq_length)
+    inside = positions < rows.lengths[:, None]
+    last = positions == rows.lengths[:, None] - 1
+    separators = rows.ids == special.sep
+    forbidden = np.isin(rows.ids, (special.pad, special.cls, special.sep, special.mask))
+    beyond = rows.masked[:, :, manifest.seq_length :].any((1, 2))
+    masked = rows.masked[:, :, : manifest.seq_length]
+    checks = {
+        "does not start with [CLS], or has a second one": (rows.ids[:, 0] != special.cls)
+        | ((rows.ids == special.cls).sum(1) != 1),
+        "does not end with [SEP]": ~(separators & last).any(1),
+        "has not one or two segments": ~np.isin(separators.sum(1), (1, 2)),
+        "has [MASK] or [PAD] among its tokens": (inside & np.isin(rows.ids, (special.mask, special.pad))).any(
+            1
+        ),
+        "has an id beyond the vocabulary": (rows.ids >= manifest.vocab_size).any(1),
+        "has a mask beyond its end": beyond | (masked & ~inside[:, None]).any((1, 2)),
+        "has a special token masked": (masked & (inside & forbidden)[:, None]).any((1, 2)),
+        "has not ceil(0.15 n) masked positions": (
+            masked.sum(-1) != np.asarray(masked_count(rows.lengths))[:, None]
+        ).any(1),
+    }
+    return [
+        f"sequence {rows.first + int(np.argmax(wrong))} {problem}"
+        for problem, wrong in checks.items()
+        if wrong.any()
+    ]
+
+
+def checksum_problems(folder: Path, shard: ShardEntry) -> list[str]:
+    """Files of a shard that are missing or not those that were written."""
+    problems = []
+    for name, expected in shard.files.items():
+        path = folder / name
+        if not path.is_file():
+            problems.append(f"{name} is missing")
+        elif file_sha256(path) != expected:
+            problems.append(f"{name} has changed since it was written (sha256)")
+    return problems
+
+
+def megatron_problems(folder: Path, shard: ShardEntry) -> list[str]:
+    """Where megatron-core's own reader sees other items than ours."""
+    from megatron.core.datasets.indexed_dataset import IndexedDataset
+
+    problems = []
+    for name in (shard.name, f"{shard.name}.mask"):
+        ours, theirs = IndexedFile(folder / name), IndexedDataset(str(folder / name))
+        if len(ours) != len(theirs) or not all(
+            np.array_equal(ours[item], theirs[item]) for item in range(len(ours))
+        ):
+            problems.append(f"{name} is read differently by megatron-core")
+    return problems

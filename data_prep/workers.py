@@ -1,0 +1,61 @@
+"""Who does the chunks: this process, some processes of this machine, or the ranks of an mpirun."""
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import contextmanager
+from multiprocessing import get_context
+from typing import Any, TypeVar
+
+_RANKS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")  # set by Open MPI's mpirun; by MPICH's and Intel's
+_WAITING_PER_WORKER = 2  # chunks handed out ahead: no worker waits for the reader, and memory stays bounded
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+class Pool:
+    """Runs a function over items on `size` workers; with no executor, here and now."""
+
+    def __init__(self, executor: Any, size: int) -> None:
+        self._executor = executor
+        self.size = size
+
+    def run(
+        self, function: Callable[..., Result], items: Iterable[Item], *constants: Any
+    ) -> Iterator[Result]:
+        """Yields results of `function(item, *constants)` as they come; takes items as workers need them."""
+        if self._executor is None:
+            for item in items:
+                yield function(item, *constants)
+            return
+        waiting: set[Future[Result]] = set()
+        for item in items:
+            waiting.add(self._executor.submit(function, item, *constants))
+            if len(waiting) >= self.size * _WAITING_PER_WORKER:
+                done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+                yield from (future.result() for future in done)
+        while waiting:
+            done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+            yield from (future.result() for future in done)
+
+
+@contextmanager
+def start_pool(workers: int) -> Iterator[Pool | None]:
+    """The pool: MPI's ranks under mpirun, else `workers` processes; None on a rank that has done its work."""
+    if max(int(os.environ.get(name, 1)) for name in _RANKS) > 1:
+        from mpi4py import MPI
+        from mpi4py.futures import MPICommExecutor
+
+        with MPICommExecutor(MPI.COMM_WORLD, root=0) as executor:
+            yield None if executor is None else Pool(executor, MPI.COMM_WORLD.Get_size() - 1)
+    elif workers == 1:
+        yield Pool(None, 1)
+    else:
+        # spawned, not forked: the tokenizer's threads do not survive a fork
+        with ProcessPoolExecutor(workers, get_context("spawn")) as executor:
+            try:
+                yield Pool(executor, workers)
+            except BaseException:
+                executor.shutdown(wait=False, cancel_futures=True)
+                raise
