@@ -58,7 +58,7 @@ def read_records(path: Path) -> list[RunRecord]:
     if not path.exists():
         return []
     records = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
         try:
             values = json.loads(line)
         except json.JSONDecodeError:

@@ -91,7 +91,7 @@ def read_encoder_config(folder: Path) -> EncoderConfig:
     path = folder / "config.json"
     try:
         values = json.loads(path.read_text())
-    except (OSError, json.JSONDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise ConfigError(f"model: cannot read {path}: {error}") from None
     if values.get("model_type") not in (STOCK_MODEL_TYPE, RELATIVE_MODEL_TYPE):
         raise ConfigError(f"model: {path} has model_type {values.get('model_type')!r}; expected an ELECTRA model")
