@@ -1,0 +1,141 @@
+"""Claims about every entry point: a help that fits a screen, and one clear line for a user's mistake."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+PACKAGES = ("data_prep", "pretrain", "finetune", "quickstart")
+SCRIPTS = [
+    path.relative_to(REPOSITORY).as_posix()
+    for package in PACKAGES
+    for path in sorted((REPOSITORY / package).glob("*.py"))
+    if '__name__ == "__main__"' in path.read_text()
+]
+SCREEN = (40, 100)  # lines, columns
+HEAVY = (
+    "torch",
+    "transformers",
+    "deepspeed",
+    "datasets",
+    "nltk",
+    "matplotlib",
+    "scipy",
+    "sklearn",
+    "megatron",
+)
+
+# A path that does not exist, in each place that an entry point reads from.
+WRONG_PATHS = [
+    "data_prep/build_shards.py --input no/such --vocab vocab.txt",
+    "data_prep/build_shards.py --input text.txt --vocab no/such/vocab.txt --output out",
+    "data_prep/inspect_shards.py no/such",
+    "data_prep/train_vocab.py --input no/such",
+    "pretrain/run.py --data no/such",
+    "pretrain/evaluate.py no/such",
+    "pretrain/export.py no/such out",
+    "finetune/run_glue.py --model no/such --task CoLA",
+    "finetune/report.py no/such",
+    "quickstart/acceptability.py --input no/such",
+]
+# A file with bytes that are no text, no JSON, no model, where one is expected.
+UNREADABLE = [
+    "data_prep/build_shards.py --input text.txt --vocab junk.txt --output out",
+    "data_prep/inspect_shards.py junk",
+    "pretrain/run.py --data junk",
+    "pretrain/evaluate.py junk",
+    "pretrain/export.py junk out",
+    "finetune/run_glue.py --model junk --task CoLA",
+    "finetune/report.py junk",
+    "quickstart/acceptability.py --input junk.txt",
+]
+# Names and keys that do not exist, in each place that takes one.
+UNKNOWN_KEYS = [
+    ("pretrain/run.py --set optim.learning_rat=1", "optim.learning_rat"),
+    ("pretrain/run.py --preset huge", "huge"),
+    ("finetune/run_glue.py --model m --task Cola --data_dir .", "Cola"),
+]
+JUNK_FILES = (
+    "manifest.json",
+    "run.json",
+    "config.json",
+    "model.safetensors",
+    "results.jsonl",
+    "tokenizer.json",
+    "vocab.txt",
+)
+JUNK = b"\xff\xfe\x00{junk"
+
+
+def run(command, folder, *options):
+    """The finished process of `python SCRIPT ...` started in `folder`, where no default input exists."""
+    script, *arguments = command.split()
+    environment = os.environ | {"COLUMNS": str(SCREEN[1]), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [sys.executable, *options, str(REPOSITORY / script), *arguments],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def assert_one_clear_line(process, *words):
+    lines = process.stderr.splitlines()
+    assert process.returncode == 2, process.stderr
+    assert len(lines) == 1, process.stderr
+    assert ".py: error: " in lines[0]
+    assert all(word in lines[0] for word in words), lines[0]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder with a vocabulary and with junk under every name that an entry point may read."""
+    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\nthe\n")
+    (tmp_path / "text.txt").write_text("The text of a document.\n")
+    (tmp_path / "junk").mkdir()
+    for path in (tmp_path / "junk.txt", *(tmp_path / "junk" / name for name in JUNK_FILES)):
+        path.write_bytes(JUNK)
+    return tmp_path
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_help_fits_a_screen_and_waits_for_no_heavy_import(script, tmp_path):
+    process = run(f"{script} --help", tmp_path, "-X", "importtime")
+    lines = process.stdout.splitlines()
+    assert process.returncode == 0
+    assert len(lines) <= SCREEN[0]
+    assert max(map(len, lines)) <= SCREEN[1]
+    imported = {line.split("|")[-1].strip() for line in process.stderr.splitlines()}
+    assert not imported.intersection(HEAVY)
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_an_unknown_option_is_named(script, tmp_path):
+    assert_one_clear_line(run(f"{script} --no_such_option=1 a b --model=m", tmp_path), "--no_such_option")
+
+
+@pytest.mark.parametrize("command", WRONG_PATHS)
+def test_a_path_that_does_not_exist_is_named(command, folder):
+    assert_one_clear_line(run(command, folder), "no/such")
+
+
+@pytest.mark.parametrize("command", UNREADABLE)
+def test_a_file_that_cannot_be_read_is_named(command, folder):
+    assert_one_clear_line(run(command, folder), "junk")
+
+
+@pytest.mark.parametrize(("command", "key"), UNKNOWN_KEYS)
+def test_an_unknown_key_or_name_is_named(command, key, folder):
+    assert_one_clear_line(run(command, folder), key)
+
+
+@pytest.mark.parametrize(
+    ("script", "default"), [("data_prep/build_shards.py", "data/raw"), ("pretrain/run.py", "data/wikibooks")]
+)
+def test_a_missing_default_input_says_that_the_quickstart_fills_it(script, default, tmp_path):
+    assert_one_clear_line(run(script, tmp_path), default, "make quickstart")
