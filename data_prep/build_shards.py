@@ -40,7 +40,15 @@ from data_prep.pipeline import PUNKT_NAME, ChunkRecord, build_chunk, load_tools
 from data_prep.progress import Progress, duration
 from data_prep.sentences import find_model, load_model, model_sha256, train_model
 from data_prep.sequences import Packing
-from data_prep.sources import Boundary, Chunk, Source, documents, find_sources, read_chunks, sample_pieces
+from data_prep.sources import (
+    Boundary,
+    Chunk,
+    Source,
+    find_sources,
+    read_chunks,
+    sample_documents,
+    sample_pieces,
+)
 from data_prep.tokens import WordPiece, open_tokenizer
 from data_prep.workers import Pool, start_pool
 
@@ -164,14 +172,7 @@ def _punkt(options: BuildOptions, sources: Sequence[Source], earlier: Plan | Non
         return load_model(find_model(options.punkt))
     if earlier is not None and (options.output / PUNKT_NAME).is_dir():
         return load_model(find_model(options.output / PUNKT_NAME))
-    return _learn_punkt(sources, options.documents, _PUNKT_SAMPLE)
-
-
-def _learn_punkt(sources: Sequence[Source], boundary: Boundary, size: int) -> "PunktParameters":
-    pieces = sample_pieces(sources, size, boundary)
-    return train_model(
-        document.decode(errors="replace") for piece in pieces for document in documents(piece, boundary)
-    )
+    return train_model(sample_documents(sources, _PUNKT_SAMPLE, options.documents))
 
 
 def _plan(
@@ -227,14 +228,14 @@ def _summary(manifest: Manifest) -> str:
 
 def _estimate(options: BuildOptions, sources: Sequence[Source], tokenizer: WordPiece, workers: int) -> None:
     """Prints what a build would take, from a sample sent through it."""
-    pieces = sample_pieces(sources, _DRY_RUN_SAMPLE, options.documents)
+    pieces = list(sample_pieces(sources, _DRY_RUN_SAMPLE, options.documents))
     sample, sample_on_disk = (
         sum(sizes) for sizes in zip(*((p.size, p.disk_bytes) for p in pieces), strict=True)
     )
     if options.punkt is not None:
         punkt = load_model(find_model(options.punkt))
     else:
-        punkt = _learn_punkt(sources, options.documents, _DRY_RUN_SAMPLE)
+        punkt = train_model(sample_documents(sources, _DRY_RUN_SAMPLE, options.documents))
     plan = _plan(options, sources, tokenizer, punkt)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -79,7 +79,7 @@ def _inspect(folder: Path, options: InspectOptions) -> list[str]:
 
 
 def _verify(folder: Path, manifest: Manifest, figures: Figures) -> list[str]:
-    """Everything that can be found wrong with a folder, by file and sequence; counts its sequences into `figures`."""
+    """Everything that can be found wrong with a folder; counts its sequences into `figures`."""
     problems = []
     with Progress(sum(sum(shard.sizes.values()) for shard in manifest.shards), "verify") as progress:
         for shard in manifest.shards:
@@ -115,8 +115,8 @@ def _print_manifest(folder: Path, manifest: Manifest) -> None:
             ", ".join(f"{count:,} {reason}" for reason, count in ledger.dropped.items() if count) or "none"
         )
         print(
-            f"  {name:<12} {ledger.read:>15,} read = {ledger.train:,} to train on + {ledger.held_out:,} held out"
-            f" + dropped: {dropped}"
+            f"  {name:<12} {ledger.read:>15,} read = {ledger.train:,} to train on + "
+            f"{ledger.held_out:,} held out + dropped: {dropped}"
         )
     drawn = " ".join(f"{count / max(1, sum(totals.ngrams)):.4f}" for count in totals.ngrams)
     asked = " ".join(f"{chance:.4f}" for chance in manifest.config.ngram)
@@ -127,17 +127,15 @@ def _print_manifest(folder: Path, manifest: Manifest) -> None:
 
 def _print_figures(figures: Figures, manifest: Manifest) -> None:
     total = max(1, int(figures.runs.sum()))
-    runs = " ".join(
-        f"{length}: {figures.runs[length] / total:.1%}" for length in range(1, min(9, len(figures.runs)))
-    )
+    shares = [f"{length}: {count / total:.1%}" for length, count in enumerate(figures.runs[:9])][1:]
     print(f"  of {figures.sequences:,} sequences and {manifest.mask_copies} masks each:")
     print(f"  two segments    {figures.pairs / max(1, figures.sequences):.1%}")
     print(f"  masked          {figures.masked / max(1, figures.mask_sites):.4%} of the tokens")
-    print(f"  masked runs     {runs}")
+    print(f"  masked runs     {' '.join(shares)}")
 
 
 def _show(folder: Path, manifest: Manifest, count: int) -> None:
-    """Prints the first sequences with the tokens of their first mask marked: [like this], or reversed on a terminal."""
+    """Prints the first sequences, the tokens of their first mask [marked], or reversed on a terminal."""
     tokenizer = WordPiece.load(folder / TOKENIZER_NAME)
     for rows in read_rows(folder, manifest.shards[0], manifest, count):
         for number in range(min(count - rows.first, len(rows.lengths))):

@@ -1,5 +1,6 @@
 """Checks and figures of a shard folder, shard by shard: what `inspect_shards` prints."""
 
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -132,7 +133,8 @@ def checksum_problems(folder: Path, shard: ShardEntry) -> list[str]:
 
 def megatron_problems(folder: Path, shard: ShardEntry) -> list[str]:
     """Where megatron-core's own reader sees other items than ours."""
-    from megatron.core.datasets.indexed_dataset import IndexedDataset
+    with warnings.catch_warnings(action="ignore"):  # about GPU libraries that reading does not need
+        from megatron.core.datasets.indexed_dataset import IndexedDataset
 
     problems = []
     for name in (shard.name, f"{shard.name}.mask"):

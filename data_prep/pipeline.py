@@ -42,7 +42,9 @@ def build_chunk(chunk: Chunk, config: BuildConfig, output: Path) -> ChunkRecord:
     tokenizer, splitter = load_tools(output)
     text = _Text(chunk, config, tokenizer, splitter)
     shards = {
-        side: _write_shard(chunk, side, documents.stream(), config, tokenizer, folder_of(output, side))
+        side: _write_shard(
+            chunk, side, documents.stream(tokenizer.continuation), config, tokenizer, folder_of(output, side)
+        )
         for side, documents in text.sides.items()
     }
     train, held_out = shards[TRAIN], shards[HELD_OUT_NAME]
@@ -87,9 +89,11 @@ class _Side:
     def documents(self) -> int:
         return len(self._document_lengths)
 
-    def stream(self) -> TokenStream:
+    def stream(self, continuation: np.ndarray) -> TokenStream:
+        ids = np.concatenate([np.empty(0, np.uint16), *self._ids])
         return TokenStream(
-            np.concatenate([np.empty(0, np.uint16), *self._ids]),
+            ids,
+            ~continuation[ids],
             np.cumsum(np.concatenate([np.empty(0, np.int64), *self._sentence_lengths])),
             np.cumsum(np.array(self._document_lengths, np.int64)),
         )

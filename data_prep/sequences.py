@@ -24,6 +24,7 @@ class TokenStream:
     """Word pieces of documents laid end to end; ends are offsets into `ids`, the last of them its length."""
 
     ids: np.ndarray
+    word_starts: np.ndarray  # bool: not a `##` piece
     sentence_ends: np.ndarray
     document_ends: np.ndarray
 
@@ -41,7 +42,7 @@ def build_sequences(
 ) -> Sequences:
     """Every token of the stream, in order, in sequences of at most `seq_length` tokens."""
     if packing == "documents":
-        ends, half = _fill_documents(stream.document_ends, seq_length, random)
+        ends, half = _fill_documents(stream, seq_length, random)
     else:
         ends, half = _fill_across(len(stream.ids), seq_length, random)
     starts = np.concatenate(([0], ends[:-1])).astype(np.int64)
@@ -50,20 +51,29 @@ def build_sequences(
 
 
 def _fill_documents(
-    document_ends: np.ndarray, seq_length: int, random: np.random.Generator
+    stream: TokenStream, seq_length: int, random: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Ends of the sequences (offsets into the stream) and targets of their first segments."""
+    """Ends of the sequences (offsets into the stream) and targets of their first segments.
+
+    A word that does not fit opens the next sequence whole, unless it is longer than a sequence.
+    """
+    start_of_word = np.maximum.accumulate(np.where(stream.word_starts, np.arange(len(stream.ids)), 0))
     ends: list[int] = []
     room: list[int] = []  # text tokens that this and the coming sequences can take
     half: list[int] = []
     position = 0
-    for document_end in document_ends.tolist():
+    for document_end in stream.document_ends.tolist():
         while position < document_end:
             if len(ends) == len(room):
                 new_room, new_half = _draw_targets(_DRAWS, SHORT_TARGET, seq_length, random)
                 room += new_room.tolist()
                 half += new_half.tolist()
-            position = min(position + room[len(ends)], document_end)
+            full = position + room[len(ends)]
+            if full >= document_end:
+                position = document_end
+            else:
+                word = int(start_of_word[full])
+                position = word if word > position else full
             ends.append(position)
     return np.array(ends, np.int64), np.array(half[: len(ends)], np.int64)
 

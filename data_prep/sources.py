@@ -14,6 +14,7 @@ import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
@@ -131,8 +132,8 @@ def _files_of(given: Path) -> Iterator[tuple[str, Path]]:
             continue
         if not _is_text(path):
             raise ConfigError(
-                f"input: {path} does not look like text: its suffix is not .txt or none, perhaps with .gz, .bz2 "
-                "or .xz after it; take it away, or name the right files by a quoted glob"
+                f"input: {path} does not look like text: its suffix is not .txt or none, perhaps with .gz, "
+                ".bz2 or .xz after it; take it away, or name the right files by a quoted glob"
             )
         yield relative.as_posix(), path
 
@@ -244,15 +245,21 @@ def documents(piece: Piece, boundary: Boundary) -> Iterator[bytes]:
                 yield part
 
 
-def sample_pieces(sources: Sequence[Source], size: int, boundary: Boundary) -> list[Piece]:
+def sample_pieces(sources: Sequence[Source], size: int, boundary: Boundary) -> Iterator[Piece]:
     """Text of about `size` bytes, from the beginnings of files spread evenly over the corpus.
 
     Raises:
         ConfigError: as `read_chunks`.
     """
     files = sources[:: max(1, len(sources) // _SAMPLED_FILES)]
-    pieces = (next(_cut(source, max(1, size // len(files)), boundary), None) for source in files)
-    return [piece for piece in pieces if piece is not None]
+    for source in files:
+        yield from islice(_cut(source, max(1, size // len(files)), boundary), 1)
+
+
+def sample_documents(sources: Sequence[Source], size: int, boundary: Boundary) -> Iterator[str]:
+    """The documents of such a sample."""
+    for piece in sample_pieces(sources, size, boundary):
+        yield from (document.decode(errors="replace") for document in documents(piece, boundary))
 
 
 def _opener(file: BinaryIO) -> Callable[[BinaryIO], Any] | None:

@@ -1,0 +1,102 @@
+"""Learns an uncased WordPiece vocabulary from text; writes the tokenizer folder that build_shards takes.
+
+python data_prep/train_vocab.py --input data/raw --output data/vocab
+"""
+
+import sys
+from pathlib import Path
+
+if not __package__:  # run as a script: import from the repository, never from the script's own folder
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+from pydantic import Field
+
+from data_prep.command_line import run_command
+from data_prep.config import ConfigError, StrictConfig
+from data_prep.sources import find_sources, sample_documents
+from data_prep.tokens import CONTINUATION, LARGEST_VOCABULARY, SPECIAL_TOKENS, WordPiece, from_vocabulary
+
+_LARGEST_ALPHABET = 1000  # rarer characters become [UNK]; the default of tokenizers' BertWordPieceTokenizer
+_LEAST_COUNT = 2  # of a pair of pieces to be joined; the same
+
+
+class VocabularyOptions(StrictConfig):
+    """Options of train_vocab."""
+
+    input: tuple[Path, ...] = (Path("data/raw"),)
+    """text files, folders, quoted globs"""
+    output: Path = Path("data/vocab")
+    """tokenizer folder to make"""
+    size: int = Field(30_522, ge=100, le=LARGEST_VOCABULARY)
+    """tokens at most; BERT's and ELECTRA's have 30,522"""
+    sample_mb: float = Field(200.0, gt=0)
+    """text to learn from, in MB, spread over the files"""
+
+
+def main(options: VocabularyOptions) -> None:
+    """Learns the vocabulary and writes the folder."""
+    if (options.output / "vocab.txt").exists():
+        raise ConfigError(
+            f"output: {options.output} has a vocabulary already; remove it or choose another folder"
+        )
+    sources = find_sources(options.input)
+    tokens = train_vocabulary(
+        lambda: sample_documents(sources, int(options.sample_mb * 1e6), "blank_line"), options.size
+    )
+    WordPiece(from_vocabulary(tokens, lowercase=True)).save(options.output)
+    print(f"{options.output}: {len(tokens):,} tokens")
+
+
+def train_vocabulary(read_texts: Callable[[], Iterator[str]], size: int) -> list[str]:
+    """The special tokens, the characters, and the pieces learned, longest last; the same in every run.
+
+    `tokenizers` numbers the characters in the order of a hash table, which differs from run to run, and the
+    numbers decide between equally frequent pairs. Given the characters as special tokens, sorted, it cannot.
+
+    Raises:
+        ConfigError: the characters alone exceed `size`.
+    """
+    from tokenizers import trainers
+
+    alphabet = _alphabet(read_texts())
+    fixed = [*SPECIAL_TOKENS, *alphabet]
+    if len(fixed) > size:
+        raise ConfigError(
+            f"size: got {size}, expected at least {len(fixed)}: the text has {len(alphabet)} characters"
+        )
+    tokenizer = from_vocabulary(SPECIAL_TOKENS, lowercase=True)
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=size,
+        min_frequency=_LEAST_COUNT,
+        special_tokens=fixed,
+        limit_alphabet=0,
+        continuing_subword_prefix=CONTINUATION,
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(read_texts(), trainer)
+    learned = set(tokenizer.get_vocab()) - set(fixed)
+    return [*fixed, *sorted(learned, key=lambda token: (len(token.removeprefix(CONTINUATION)), token))]
+
+
+def _alphabet(texts: Iterator[str]) -> list[str]:
+    """The commonest characters, and the `##` forms of those that can stand inside a word, sorted."""
+    tokenizer = from_vocabulary(SPECIAL_TOKENS, lowercase=True)
+    counts: Counter[str] = Counter()
+    for text in texts:
+        counts.update(tokenizer.normalizer.normalize_str(text))
+    # sorted before it is cut, so that equally rare characters do not depend on the order of the text
+    commonest = sorted(counts, key=lambda character: (-counts[character], character))[:_LARGEST_ALPHABET]
+    characters = sorted(character for character in commonest if not character.isspace())
+    inside = [
+        CONTINUATION + character
+        for character in characters
+        if len(tokenizer.pre_tokenizer.pre_tokenize_str(f"a{character}")) == 1
+    ]
+    return characters + inside
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main, VocabularyOptions, __doc__))
