@@ -1,13 +1,25 @@
-"""Small models and batches for the tests of the method."""
+"""Small models, batches and shards for the tests of the method and its training run."""
 
+import os
+import pydoc_data.topics
+import socket
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 
+from data_prep.build_shards import BuildOptions
+from data_prep.build_shards import main as build_shards
+from data_prep.train_vocab import VocabularyOptions
+from data_prep.train_vocab import main as train_vocab
 from pretrain.config import ModelConfig, ObjectiveConfig
 from pretrain.data import Batch
 from pretrain.electra import Electra
+
+REPOSITORY = Path(__file__).resolve().parents[2]
 
 VOCABULARY = 7  # [PAD] [UNK] [CLS] [SEP] [MASK] and two words: small enough for brute force
 PAD, UNK, CLS, SEP, MASK = range(5)
@@ -61,3 +73,54 @@ def make_electra() -> Callable[..., Electra]:
         return model
 
     return make
+
+
+@pytest.fixture(scope="session")
+def shards_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Shards of Python's own documentation: 300 word pieces, length 32, two shards, a tenth held out."""
+    folder = tmp_path_factory.mktemp("shards")
+    text = folder / "raw"
+    text.mkdir()
+    topics = sorted(pydoc_data.topics.topics.items())
+    for number, part in enumerate((topics[::2], topics[1::2])):
+        (text / f"{number}.txt").write_text("\n\n".join(" ".join(topic.split())[:3000] for _, topic in part))
+    train_vocab(VocabularyOptions(input=(text,), output=folder / "vocab", size=300))
+    build_shards(
+        BuildOptions(
+            input=(text,),
+            output=folder / "shards",
+            vocab=str(folder / "vocab"),
+            seq_length=32,
+            held_out=0.1,
+            chunk_mb=0.1,
+            workers=1,
+        )
+    )
+    return folder / "shards"
+
+
+@pytest.fixture(scope="session")
+def launch() -> Callable[..., subprocess.Popen[str]]:
+    """Starts a script under the real `deepspeed` with this many ranks, or under plain python for 0, in its own session."""
+
+    def start(ranks: int, *arguments: str | Path) -> subprocess.Popen[str]:
+        command = [sys.executable]
+        if ranks:
+            command = [str(Path(sys.executable).with_name("deepspeed")), f"--num_gpus={ranks}", f"--master_port={free_port()}"]
+        return subprocess.Popen(
+            [*command, *map(str, arguments)],
+            cwd=REPOSITORY,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    return start
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

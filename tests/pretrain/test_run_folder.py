@@ -1,0 +1,55 @@
+"""Claims about the run folder: a run goes on as the same run, or not at all."""
+
+from pathlib import Path
+
+import pytest
+
+from data_prep.config import ConfigError
+from data_prep.manifest import load_manifest
+from pretrain.config import with_overrides
+from pretrain.presets import PRESETS
+from pretrain.run_folder import RunDescription, describe, read_run, require_same_run, write_run
+
+
+@pytest.fixture
+def description(shards_folder: Path) -> RunDescription:
+    return describe(PRESETS["tiny"].run, shards_folder, load_manifest(shards_folder))
+
+
+def test_a_description_survives_the_folder(tmp_path: Path, description: RunDescription) -> None:
+    write_run(tmp_path / "run", description, {"train_batch_size": 8})
+    assert read_run(tmp_path / "run") == description
+    assert (tmp_path / "run" / "tokenizer" / "vocab.txt").is_file()
+    require_same_run(tmp_path / "run", description)
+
+
+@pytest.mark.parametrize(
+    "override", ["log_every=1", "evaluate_every=7", "checkpoint_every=3", "keep_checkpoints=9", "evaluate_sequences=4"]
+)
+def test_bookkeeping_may_change_between_starts(
+    override: str, tmp_path: Path, description: RunDescription
+) -> None:
+    write_run(tmp_path / "run", description, {})
+    changed = description.model_copy(update={"run": with_overrides(description.run, [override])})
+    require_same_run(tmp_path / "run", changed)
+
+
+def test_another_configuration_or_data_is_refused_naming_every_difference(
+    tmp_path: Path, description: RunDescription
+) -> None:
+    write_run(tmp_path / "run", description, {})
+    other = with_overrides(description.run, ["optim.lr=1e-5", "objective.gamma=piecewise"])
+    changed = description.model_copy(update={"run": other, "data_sha256": "0" * 64})
+    with pytest.raises(ConfigError) as error:
+        require_same_run(tmp_path / "run", changed)
+    keys = [problem.split(":")[0] for problem in error.value.problems]
+    assert keys == ["data_sha256", "run.objective.gamma", "run.optim.lr"]
+    assert "use the same value or another --output" in str(error.value)
+
+
+def test_a_folder_that_is_no_run_is_one_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="expected a folder written by pretrain/run.py"):
+        read_run(tmp_path)
+    (tmp_path / "run.json").write_text("{")
+    with pytest.raises(ConfigError, match="cannot read"):
+        read_run(tmp_path)
