@@ -9,6 +9,8 @@ from data_prep.config import ConfigError
 from pretrain.encoder import EncoderConfig
 from pretrain.huggingface import find_folder, read_encoder_config
 
+TOKENIZER_FILES = ("tokenizer.json", "vocab.txt")
+
 
 @dataclass(frozen=True)
 class ModelFolder:
@@ -31,7 +33,7 @@ def open_model(name: str) -> ModelFolder:
     tokenizer = load_tokenizer(path)
     if len(tokenizer) > config.vocab_size:
         raise ConfigError(
-            f"model: the tokenizer in {path} has {len(tokenizer)} pieces, expected at most {config.vocab_size}"
+            f"model: tokenizer in {path} has {len(tokenizer)} pieces, expected at most {config.vocab_size}"
         )
     return ModelFolder(path, fingerprint(path), config, tokenizer)
 
@@ -40,13 +42,15 @@ def load_tokenizer(path: Path) -> Any:
     """The folder's own tokenizer."""
     from transformers import AutoTokenizer
 
+    if not any((path / name).is_file() for name in TOKENIZER_FILES):  # it would make up an empty one
+        raise ConfigError(
+            f"model: {path} has no tokenizer, expected one of {', '.join(TOKENIZER_FILES)} in it"
+        )
     try:
         return AutoTokenizer.from_pretrained(path)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # a damaged file makes the library raise bare exceptions too
         reason = str(error).strip().splitlines()[0]
-        raise ConfigError(
-            f"model: {path} has no usable tokenizer ({reason}); put tokenizer.json or vocab.txt there"
-        ) from None
+        raise ConfigError(f"model: {path} has a tokenizer that cannot be read: {reason}") from None
 
 
 def fingerprint(path: Path) -> str:

@@ -9,6 +9,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from finetune.paper_tables import PAPER_ROWS, Column
 
@@ -19,7 +20,14 @@ PAPER_MARKS = {"ELECTRA (reimplementation)": "x", "HP_Loss + Focal": "+"}
 
 
 def draw(rows: Sequence["Row"], columns: Sequence[Column], path: Path) -> None:
-    """Writes the PNG: a colour a model, a place on the horizontal axis a column."""
+    """Writes the figure as PNG."""
+    figure = draw_figure(rows, columns)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def draw_figure(rows: Sequence["Row"], columns: Sequence[Column]) -> Figure:
+    """A colour a model, a place on the horizontal axis a column."""
     figure, axes = plt.subplots(figsize=(5 + 1.2 * len(columns), 4.5), layout="constrained")
     for index, row in enumerate(rows):
         offset = 0.6 * ((index + 0.5) / len(rows) - 0.5)
@@ -30,8 +38,7 @@ def draw(rows: Sequence["Row"], columns: Sequence[Column], path: Path) -> None:
     axes.set_ylabel("dev score, per cent")
     axes.grid(axis="y", alpha=0.3)
     figure.legend(*axes.get_legend_handles_labels(), loc="outside right upper", fontsize="small")
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    return figure
 
 
 def _draw_row(axes: Axes, row: "Row", columns: Sequence[Column], offset: float, colour: str) -> None:

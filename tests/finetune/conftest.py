@@ -1,9 +1,14 @@
 """Small models, tokenizers and tasks in the official layouts, made on the spot."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
+
+from finetune.presets import settings_for
+from finetune.records import RunIdentity, RunRecord
 
 WORDS = [f"word{i}" for i in range(40)]
 SIGNAL = ("good", "bad")
@@ -28,6 +33,7 @@ def stock_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         intermediate_size=64,
         max_position_embeddings=32,
     )
+    torch.manual_seed(0)
     ElectraForPreTraining(config).save_pretrained(folder)
     return folder
 
@@ -52,3 +58,32 @@ def cola_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "CoLA" / "train.tsv").write_text(cola_rows(203, seed=0))
     (folder / "CoLA" / "dev.tsv").write_text(cola_rows(61, seed=1))
     return folder
+
+
+def make_record(score: float = 0.5, **changes: Any) -> RunRecord:
+    """A finished CoLA run of a small model, or another: `changes` name fields of any of its parts."""
+    settings = settings_for("CoLA", 256, 512, {"epochs": changes.pop("epochs", 3)})
+    identity = {
+        "task": "CoLA",
+        "seed": 1,
+        "model_sha256": "a" * 64,
+        "random_weights": False,
+        "data_sha256": "b" * 64,
+        "settings": settings,
+    }
+    identity |= {name: changes.pop(name) for name in list(changes) if name in identity}
+    scores = {"dev": {"matthews": score}}
+    fields = {
+        "run": RunIdentity(**identity),
+        "model": "runs/small/export",
+        "model_size": "small",
+        "train_examples": 8_551,
+        "last": scores,
+        "best": scores,
+        "train_losses": (0.7, 0.6, 0.5),
+        "collapsed": None,
+        "seconds": 12.5,
+        "precision": "float32",
+        "world_size": 1,
+    }
+    return RunRecord(**(fields | changes))

@@ -1,0 +1,29 @@
+"""finetune/config.py: the command line and the settings of a run."""
+
+import pytest
+
+from data_prep.command_line import parse_options
+from data_prep.config import ConfigError
+from finetune.config import FinetuneConfig, GlueOptions
+
+
+def test_only_what_the_command_line_gives_overrides_the_presets() -> None:
+    options = parse_options(GlueOptions, "", ["--model", "out", "--task", "CoLA", "RTE", "--epochs", "2"])
+    assert options.task == ("CoLA", "RTE")
+    assert options.seeds == (1, 2, 3, 4, 5)
+    assert options.overrides() == {"epochs": 2}
+
+
+def test_every_override_is_a_setting() -> None:
+    given = {"learning_rate": 1e-3, "epochs": 1, "batch_size": 4, "weight_decay": 0.1, "max_length": 16}
+    options = GlueOptions(model="out", **given)
+    assert FinetuneConfig(**options.overrides()).model_dump().items() >= given.items()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("learning_rate", 0), ("epochs", 0), ("layer_decay", 1.5), ("dropout", 1)]
+)
+def test_a_setting_out_of_range_is_refused(name: str, value: float) -> None:
+    good = {"learning_rate": 1e-3, "epochs": 1, "batch_size": 4, "weight_decay": 0.1, "max_length": 16}
+    with pytest.raises(ConfigError, match=name):
+        FinetuneConfig.from_values(good | {name: value})

@@ -1,0 +1,44 @@
+"""finetune/presets.py: the paper's fine-tuning numbers."""
+
+import pytest
+
+from data_prep.config import ConfigError
+from finetune.presets import settings_for
+
+
+def test_a_small_model_takes_the_papers_small_settings() -> None:
+    settings = settings_for("CoLA", hidden_size=256, max_positions=512, overrides={})
+    assert settings.model_dump() == {
+        "learning_rate": 3e-4,
+        "epochs": 3,
+        "batch_size": 32,
+        "weight_decay": 0.0,
+        "max_length": 128,
+        "layer_decay": 0.8,
+        "warmup_fraction": 0.1,
+        "dropout": 0.1,
+        "attention_dropout": 0.1,
+        "betas": (0.9, 0.999),
+        "eps": 1e-6,
+        "gradient_clipping": 1.0,
+    }
+
+
+def test_a_base_model_takes_a_point_of_the_papers_base_grid() -> None:
+    settings = settings_for("MNLI", hidden_size=768, max_positions=512, overrides={})
+    assert (settings.learning_rate, settings.weight_decay, settings.epochs) == (1e-4, 0.01, 3)
+
+
+def test_rte_trains_longer() -> None:
+    assert settings_for("RTE", hidden_size=768, max_positions=512, overrides={}).epochs == 10
+
+
+def test_overrides_win() -> None:
+    settings = settings_for("RTE", 256, 512, {"epochs": 1, "learning_rate": 1e-3})
+    assert (settings.epochs, settings.learning_rate) == (1, 1e-3)
+
+
+def test_the_length_follows_the_models_positions_and_never_passes_them() -> None:
+    assert settings_for("CoLA", 64, 48, {}).max_length == 48
+    with pytest.raises(ConfigError, match="max_length: got 64, expected at most the model's 48"):
+        settings_for("CoLA", 64, 48, {"max_length": 64})

@@ -1,0 +1,49 @@
+"""finetune/records.py: a finished run is never lost, repeated or garbled."""
+
+from pathlib import Path
+
+import pytest
+
+from data_prep.config import ConfigError
+from finetune.records import RunRecord, append_record, read_records
+from tests.finetune.conftest import make_record
+
+
+def test_records_come_back_as_they_were_written(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "results.jsonl"
+    records = [
+        make_record(seed=1),
+        make_record(seed=2, train_losses=(0.5, None), collapsed="non-finite loss"),
+    ]
+    for record in records:
+        append_record(path, record)
+    assert read_records(path) == records
+
+
+def test_no_file_is_no_records(tmp_path: Path) -> None:
+    assert read_records(tmp_path / "results.jsonl") == []
+
+
+def test_a_line_cut_short_costs_only_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "results.jsonl"
+    append_record(path, make_record(seed=1))
+    whole = path.read_bytes()
+    path.write_bytes(whole + whole[:40])
+    append_record(path, make_record(seed=2))
+    assert [record.run.seed for record in read_records(path)] == [1, 2]
+    assert "results.jsonl, line 2: cut short" in capsys.readouterr().out
+
+
+def test_a_line_that_is_no_record_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    path.write_text('{"task": "CoLA"}\n')
+    with pytest.raises(ConfigError, match=r"results\.jsonl, line 1: .*task: unknown key"):
+        read_records(path)
+
+
+@pytest.mark.parametrize(
+    "change", [{"seed": 2}, {"random_weights": True}, {"data_sha256": "x"}, {"epochs": 4}]
+)
+def test_whatever_changes_the_result_makes_another_run(change: dict) -> None:
+    assert make_record(**change).run != make_record().run
+    assert isinstance(make_record(**change), RunRecord)

@@ -1,0 +1,115 @@
+"""finetune/report.py: medians that hide nothing, beside the paper's rows."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from data_prep.config import ConfigError
+from finetune.records import RunRecord, append_record
+from finetune.report import load_runs, make_rows, markdown
+from tests.conftest import REPOSITORY
+from tests.finetune.conftest import make_record
+
+
+def report(*records: RunRecord) -> str:
+    return markdown(make_rows(records))
+
+
+def line_of(label: str, text: str) -> str:
+    (line,) = (line for line in text.splitlines() if line.startswith(f"| {label} |"))
+    return line
+
+
+def test_a_cell_is_the_median_with_its_spread_and_number_of_seeds() -> None:
+    text = report(*(make_record(score, seed=seed) for seed, score in enumerate((0.59, 0.62, 0.5))))
+    assert line_of("runs/small/export", text) == "| runs/small/export | **59.0** (50.0–62.0; 3) |"
+
+
+def test_the_papers_rows_of_the_models_size_stand_below() -> None:
+    text = report(make_record())
+    assert line_of("*paper, small: HP_Loss + Focal*", text) == "| *paper, small: HP_Loss + Focal* | 59.3 |"
+    assert "paper, base" not in text
+    assert "66.7" in line_of("*paper, base: HP_Loss + Focal*", report(make_record(model_size="base")))
+
+
+def test_random_weights_make_a_row_of_their_own() -> None:
+    text = report(make_record(0.3), make_record(0.1, random_weights=True))
+    assert "**30.0**" in line_of("runs/small/export", text)
+    assert "**10.0**" in line_of("runs/small/export (random weights)", text)
+
+
+def test_models_of_one_name_are_told_apart_by_their_content() -> None:
+    text = report(make_record(0.3), make_record(0.1, model_sha256="c" * 64))
+    assert "**30.0**" in line_of("runs/small/export aaaaaaa", text)
+    assert "**10.0**" in line_of("runs/small/export ccccccc", text)
+
+
+def test_a_collapsed_run_stays_in_the_median_and_is_shown() -> None:
+    text = report(
+        make_record(0.6, seed=1),
+        make_record(0.0, seed=2, collapsed="constant prediction"),
+        make_record(0.5, seed=3),
+    )
+    assert "**50.0** (0.0–60.0; 3, 1 collapsed)" in text
+    assert "Collapsed:" in text
+
+
+def test_the_best_setting_is_shown_and_said_to_be_chosen() -> None:
+    text = report(make_record(0.5), make_record(0.6, epochs=5), make_record(0.4, epochs=4))
+    assert "**60.0*** (60.0–60.0; 1)" in text.replace("\\", "")
+    assert "best median of several settings" in text
+    assert "several settings" not in report(make_record())
+
+
+def test_another_training_set_is_marked_as_not_comparable() -> None:
+    assert "†" in report(make_record(train_examples=3000))
+    assert "†" not in report(make_record())
+
+
+def test_runs_on_different_data_are_not_mixed() -> None:
+    with pytest.raises(ConfigError, match="different CoLA data"):
+        report(make_record(), make_record(seed=2, data_sha256="d" * 64))
+
+
+def test_a_task_with_several_splits_and_metrics_fills_several_columns() -> None:
+    mnli = {"dev_matched": {"accuracy": 0.8}, "dev_mismatched": {"accuracy": 0.81}}
+    stsb = {"dev": {"spearman": 0.86, "pearson": 0.87}}
+    text = report(make_record(task="MNLI", last=mnli), make_record(task="STS-B", last=stsb))
+    header, _, row = text.splitlines()[2:5]
+    assert header == "| model | MNLI-m | MNLI-mm | STS-B Spearman | STS-B Pearson |"
+    assert [cell for cell in ("80.0", "81.0", "86.0", "87.0") if cell in row] == [
+        "80.0",
+        "81.0",
+        "86.0",
+        "87.0",
+    ]
+    assert line_of("*paper, small: HP_Loss + Focal*", text).endswith("| 81.2 | 81.7 | 86.7 | 86.7 |")
+
+
+def test_a_run_named_twice_counts_once(tmp_path: Path) -> None:
+    append_record(tmp_path / "results.jsonl", make_record())
+    assert len(load_runs([tmp_path, tmp_path / "results.jsonl"])) == 1
+
+
+def run_report(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, REPOSITORY / "finetune" / "report.py", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_the_command_writes_table_and_figure(tmp_path: Path) -> None:
+    append_record(tmp_path / "run" / "results.jsonl", make_record())
+    output = tmp_path / "tables" / "glue.md"
+    done = run_report(tmp_path / "run", "--output", output)
+    assert done.returncode == 0, done.stderr
+    assert "**50.0**" in output.read_text()
+    assert output.read_text() in done.stdout
+    assert output.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_folder_without_results_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
+    done = run_report(tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("report.py: error: runs: no results in")
+    assert done.stderr.count("\n") == 1
