@@ -2,8 +2,8 @@
 
     deepspeed --num_gpus 2 tests/pretrain/engine_worker.py FOLDER     or plain python, alone
 
-They train a small model with what makes ZeRO-3 hard: two encoders over the same embeddings, whose matrix is also
-the output matrix, used five times a forward, once of these without gradient.
+They train a small model with what makes ZeRO-3 hard: two encoders over the same embeddings, whose matrix also
+is the output matrix, used five times a forward, once of these without gradient.
 """
 
 import json
@@ -11,8 +11,6 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
-
-sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 import torch
 import torch.nn.functional as F
@@ -39,7 +37,7 @@ class SmallElectra(nn.Module):
             vocab_size=VOCABULARY,
             embedding_size=10,
             hidden_size=14,
-            num_hidden_layers=2,
+            num_hidden_layers=1,
             num_attention_heads=2,
             intermediate_size=22,
             hidden_dropout_prob=0.0,

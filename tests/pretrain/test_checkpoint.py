@@ -1,0 +1,161 @@
+"""A checkpoint is whole or it does not count, whatever happens to the process or the disk."""
+
+import json
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from data_prep.config import ConfigError
+from pretrain.checkpoint import EngineState, load, load_weights, newest_valid, save
+
+SAVER = """
+import itertools, sys
+from pathlib import Path
+from pretrain.checkpoint import newest_valid, save
+from test_checkpoint import state_of
+folder = Path(sys.argv[1])
+found = newest_valid(folder)
+for step in itertools.count(found.step + 1 if found else 1):
+    save(folder, step, state_of(step, size=300_000), {"step": step}, keep_last=2)
+    print(step, flush=True)
+"""
+
+
+def state_of(step: int, size: int = 5) -> EngineState:
+    """Told apart by its step in every tensor."""
+    tensors = {"a.weight": torch.full((size,), float(step)), "b.bias": torch.full((2, 3), -float(step))}
+    moments = {
+        key: {name: tensor + 0.5 for name, tensor in tensors.items()} for key in ("exp_avg", "exp_avg_sq")
+    }
+    return EngineState(step, {"cur_scale": 2.0**step, "cur_iter": step}, tensors, moments)
+
+
+def same(one: EngineState, other: EngineState) -> bool:
+    pairs = [(one.weights, other.weights), *((one.moments[key], other.moments[key]) for key in one.moments)]
+    return (one.adam_steps, one.loss_scale, one.moments.keys()) == (
+        other.adam_steps, other.loss_scale, other.moments.keys(),
+    ) and all(a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a) for a, b in pairs)  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Checkpoints of steps 10 and 20."""
+    for step in (10, 20):
+        save(tmp_path, step, state_of(step), {"updates": step - 1}, keep_last=3)
+    return tmp_path
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_what_was_saved_is_loaded(folder: Path) -> None:
+    found = newest_valid(folder)
+    assert found is not None
+    state, extra = load(found)
+    assert found.step == 20
+    assert same(state, state_of(20))
+    assert extra == {"updates": 19}
+    assert torch.equal(load_weights(found)["b.bias"], state_of(20).weights["b.bias"])
+
+
+def test_a_folder_without_checkpoints_has_none(tmp_path: Path) -> None:
+    assert newest_valid(tmp_path) is None
+    assert newest_valid(tmp_path / "missing") is None
+
+
+def test_the_newest_are_kept_and_nothing_else(folder: Path) -> None:
+    (folder / "step-00000015.saving").mkdir()
+    (folder / "step-00000005.removing").mkdir()
+    save(folder, 30, state_of(30), {}, keep_last=2)
+    assert names(folder) == ["step-00000020", "step-00000030"]
+
+
+def test_a_run_gone_back_removes_what_it_left_ahead_and_never_its_own(folder: Path) -> None:
+    save(folder, 15, state_of(15), {}, keep_last=1)
+    assert names(folder) == ["step-00000015"]
+
+
+def test_saving_the_same_step_again_keeps_a_good_one_and_replaces_a_damaged_one(folder: Path) -> None:
+    kept = folder / "step-00000020" / "weights.safetensors"
+    before = kept.stat().st_ino
+    save(folder, 20, state_of(20), {}, keep_last=3)
+    assert kept.stat().st_ino == before
+    kept.write_bytes(b"")
+    save(folder, 20, state_of(20), {}, keep_last=3)
+    assert newest_valid(folder, say=pytest.fail).step == 20  # type: ignore[union-attr]
+
+
+def flip_bit(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+@pytest.mark.parametrize(
+    "name", ["weights.safetensors", "optimizer.safetensors", "state.json", "complete.json"]
+)
+@pytest.mark.parametrize(
+    "damage", [flip_bit, truncate, Path.unlink], ids=["bit flip", "truncation", "deletion"]
+)
+def test_damage_to_any_file_is_said_and_the_one_before_is_used(
+    folder: Path, name: str, damage: object
+) -> None:
+    damage(folder / "step-00000020" / name)  # type: ignore[operator]
+    said: list[str] = []
+    found = newest_valid(folder, said.append)
+    assert found is not None
+    assert found.step == 10
+    assert len(said) == 1
+    assert "step-00000020" in said[0]
+    assert name in said[0]
+
+
+def test_a_checkpoint_of_another_format_is_an_error_not_damage(folder: Path) -> None:
+    marker = folder / "step-00000020" / "complete.json"
+    marker.write_text(json.dumps(json.loads(marker.read_text()) | {"format_version": 2}))
+    with pytest.raises(ConfigError, match="format version 2"):
+        newest_valid(folder)
+
+
+def test_a_full_disk_leaves_the_last_good_checkpoint(folder: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
+    try:
+        with pytest.raises(Exception, match=r"(?i)file too large|os error 27"):
+            save(folder, 30, state_of(30, size=100_000), {}, keep_last=1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    found = newest_valid(folder, say=pytest.fail)
+    assert found is not None
+    assert found.step == 20
+
+
+def test_killed_at_any_moment_the_last_finished_save_is_whole(tmp_path: Path) -> None:
+    moments = random.Random(0)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join((*sys.path, str(Path(__file__).parent)))}
+    for _ in range(4):
+        with subprocess.Popen(
+            [sys.executable, "-c", SAVER, str(tmp_path)], stdout=subprocess.PIPE, text=True, env=environment
+        ) as saver:
+            assert saver.stdout is not None
+            announced = int(saver.stdout.readline())
+            time.sleep(moments.uniform(0, 0.1))
+            saver.send_signal(signal.SIGKILL)
+            announced = max([announced, *(int(line) for line in saver.stdout if line.endswith("\n"))])
+        found = newest_valid(tmp_path, say=pytest.fail)
+        assert found is not None
+        assert found.step >= announced
+        assert same(load(found)[0], state_of(found.step, size=300_000))

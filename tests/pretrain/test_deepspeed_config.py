@@ -1,0 +1,171 @@
+"""DeepSpeed's JSON: every mistake is refused with what to do, and what the run owns is filled in."""
+
+import copy
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from data_prep.config import ConfigError
+from pretrain.deepspeed_config import REFUSED_KEYS, resolve
+from pretrain.optim import OptimConfig
+
+FOLDER = Path(__file__).resolve().parents[2] / "ds_configs"
+FILES = sorted(FOLDER.glob("*.json"))
+OPTIM = OptimConfig(lr=2e-4, steps=1000, warmup_steps=10, betas=(0.8, 0.9), eps=1e-7, weight_decay=0.02)
+
+
+def values_of(name: str) -> dict[str, Any]:
+    values: dict[str, Any] = json.loads((FOLDER / f"{name}.json").read_text())
+    return values
+
+
+def resolved(
+    source: Any, batch_size: int = 64, world_size: int = 2, device_type: str = "cuda"
+) -> dict[str, Any]:
+    return resolve(source, batch_size=batch_size, world_size=world_size, device_type=device_type, optim=OPTIM)
+
+
+def problems(source: Any, **settings: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        resolved(source, **settings)
+    return "\n".join(caught.value.problems)
+
+
+def key_paths(values: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    for key, value in values.items():
+        yield (*path, key)
+        if isinstance(value, dict):
+            yield from key_paths(value, (*path, key))
+
+
+def renamed(values: dict[str, Any], path: tuple[str, ...], name: str) -> dict[str, Any]:
+    changed = copy.deepcopy(values)
+    section = changed
+    for key in path[:-1]:
+        section = section[key]
+    section[name] = section.pop(path[-1])
+    return changed
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_every_shipped_file_resolves_with_the_numbers_of_the_run(path: Path) -> None:
+    config = resolved(path)
+    assert config["train_batch_size"] == 64
+    assert config["train_micro_batch_size_per_gpu"] == 32
+    assert config["gradient_accumulation_steps"] == 1
+    assert config["gradient_clipping"] == OPTIM.gradient_clipping
+    params = config["optimizer"]["params"]
+    assert (params["lr"], params["betas"], params["eps"], params["weight_decay"]) == (
+        2e-4,
+        [0.8, 0.9],
+        1e-7,
+        0.02,
+    )
+    assert "auto" not in json.dumps(config)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_every_shipped_file_is_named_for_what_it_is_and_listed(path: Path) -> None:
+    values = json.loads(path.read_text())
+    stage, precision = path.stem.removeprefix("zero").split("_")
+    assert values["zero_optimization"]["stage"] == int(stage)
+    assert [key for key in ("fp16", "bf16") if key in values] == ([] if precision == "fp32" else [precision])
+    assert f"`{path.stem}`" in (FOLDER / "README.md").read_text()
+
+
+@pytest.mark.parametrize("path", key_paths(values_of("zero1_fp16")), ids=".".join)
+def test_a_misspelt_key_at_any_level_is_refused_with_the_right_one(path: tuple[str, ...]) -> None:
+    misspelt = path[-1][:2] + path[-1][3:] if len(path[-1]) > 3 else path[-1] + "x"
+    said = problems(renamed(values_of("zero1_fp16"), path, misspelt))
+    assert ".".join((*path[:-1], misspelt)) in said
+    assert f"did you mean '{path[-1]}'" in said
+
+
+def test_a_key_that_deepspeed_takes_in_silence_is_refused() -> None:
+    said = problems(values_of("zero1_fp32") | {"gradient_cliping": 1.0})
+    assert "gradient_cliping: unknown key; did you mean 'gradient_clipping'?" in said
+
+
+@pytest.mark.parametrize("key", REFUSED_KEYS)
+def test_a_key_with_another_owner_is_refused_with_what_to_do_instead(key: str) -> None:
+    values = values_of("zero1_fp16")
+    *sections, last = key.split(".")
+    section = values
+    for name in sections:
+        section = section.setdefault(name, {})
+    section[last] = {}
+    assert REFUSED_KEYS[key] in problems(values)
+
+
+def test_every_mistake_is_reported_at_once() -> None:
+    values = values_of("zero1_fp32") | {"gradient_cliping": 1.0, "optimzer": {}}
+    values["zero_optimization"]["overlap_com"] = True
+    said = problems(values)
+    assert all(key in said for key in ("gradient_cliping", "optimzer", "zero_optimization.overlap_com"))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("train_batch_size", 64), ("gradient_accumulation_steps", 2), ("gradient_clipping", 1.0)],
+)
+def test_numbers_the_run_owns_stay_auto(key: str, value: float) -> None:
+    assert key in problems(values_of("zero1_fp32") | {key: value})
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_half_precision_without_zero_is_refused_with_the_reason(precision: str) -> None:
+    values = values_of("zero0_fp32") | {precision: {"enabled": True}}
+    assert f"stage: 0 with {precision}" in problems(values)
+
+
+def test_fp16_on_a_cpu_is_refused_with_files_that_work() -> None:
+    said = problems(values_of("zero1_fp16"), device_type="cpu")
+    assert "zero1_bf16.json" in said
+    assert resolved(FOLDER / "zero1_bf16.json", device_type="cpu")
+
+
+def test_both_half_precisions_at_once_are_refused() -> None:
+    assert "at most one" in problems(values_of("zero1_fp16") | {"bf16": {"enabled": True}})
+
+
+def test_offloading_nothing_is_refused() -> None:
+    values = values_of("zero0_fp32")
+    values["zero_optimization"]["offload_optimizer"] = {"device": "cpu"}
+    assert "offload_optimizer" in problems(values)
+
+
+def test_a_micro_batch_below_the_share_accumulates() -> None:
+    config = resolved(
+        values_of("zero1_fp32") | {"train_micro_batch_size_per_gpu": 4}, batch_size=64, world_size=2
+    )
+    assert config["gradient_accumulation_steps"] == 8
+
+
+@pytest.mark.parametrize(("micro", "batch_size"), [("auto", 63), (5, 64), (64, 64)])
+def test_a_batch_that_does_not_divide_is_refused(micro: Any, batch_size: int) -> None:
+    values = values_of("zero1_fp32") | {"train_micro_batch_size_per_gpu": micro}
+    assert "expected a multiple of" in problems(values, batch_size=batch_size)
+
+
+@pytest.mark.parametrize("micro", [0, -1, True, "many"])
+def test_a_micro_batch_that_is_no_count_is_refused(micro: Any) -> None:
+    values = values_of("zero1_fp32") | {"train_micro_batch_size_per_gpu": micro}
+    assert "train_micro_batch_size_per_gpu" in problems(values)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("{", "not valid JSON"), ("[]", "an object"), ('{"fp16": {}, "fp16": {}}', "'fp16' stands twice")],
+)
+def test_a_file_that_is_no_configuration_is_refused(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "mine.json"
+    path.write_text(text)
+    assert said in problems(path)
+    assert str(path) in problems(path)
+
+
+def test_a_missing_file_is_named() -> None:
+    assert "nowhere.json" in problems(Path("nowhere.json"))

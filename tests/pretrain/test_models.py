@@ -1,0 +1,23 @@
+"""Claims about the model a run starts with; loading a trained one is claimed in test_evaluate.py."""
+
+from pathlib import Path
+
+import torch
+
+from data_prep.manifest import load_manifest
+from pretrain.config import with_overrides
+from pretrain.models import build_model
+from pretrain.presets import PRESETS
+from pretrain.run_folder import describe
+
+
+def test_initial_weights_follow_from_the_seed_alone(shards_folder: Path) -> None:
+    manifest = load_manifest(shards_folder)
+    descriptions = [
+        describe(with_overrides(PRESETS["tiny"].run, [f"seed={seed}"]), shards_folder, manifest) for seed in (1, 1, 2)
+    ]
+    first, again, other = (build_model(description) for description in descriptions)
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), again.parameters(), strict=True))
+    table = "discriminator.embeddings.word_embeddings.weight"
+    assert not torch.equal(first.state_dict()[table], other.state_dict()[table])
+    assert first.special_mask_id == manifest.special_tokens.mask

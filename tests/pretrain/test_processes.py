@@ -1,0 +1,48 @@
+"""Joining and leaving a job. Several ranks are tried in test_engine.py, through the launcher."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from pretrain.processes import start_processes
+
+PROGRAM = """
+import torch
+from pretrain.processes import leave, start_processes
+world = start_processes()
+assert (world.rank, world.world_size, world.is_first) == (0, 1, True)
+assert world.share({"step": 3}) == {"step": 3}
+print("threads", torch.get_num_threads())
+leave(75)
+"""
+
+
+def run_alone(**environment: str) -> subprocess.CompletedProcess[str]:
+    kept = {
+        key: value
+        for key, value in os.environ.items()
+        if key not in ("OMP_NUM_THREADS", "RANK", "WORLD_SIZE")
+    }
+    return subprocess.run(
+        [sys.executable, "-c", PROGRAM], env=kept | environment, capture_output=True, text=True, timeout=120
+    )
+
+
+def test_plain_python_is_a_job_of_one_and_leaves_with_the_code_given() -> None:
+    finished = run_alone()
+    assert finished.returncode == 75, finished.stderr
+    assert finished.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("environment", "threads"),
+    [({"OMP_NUM_THREADS": "3"}, 3), ({"LOCAL_SIZE": "1000"}, 1), ({}, len(os.sched_getaffinity(0)))],
+)
+def test_ranks_share_the_cores_unless_told_otherwise(environment: dict[str, str], threads: int) -> None:
+    assert run_alone(**environment).stdout == f"threads {threads}\n"
+
+
+def test_joining_twice_is_joining_once() -> None:
+    assert start_processes() == start_processes()

@@ -1,0 +1,52 @@
+"""Claims about the pre-training command before it trains; what it trains is claimed in test_train.py."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from data_prep.config import ConfigError
+from pretrain.run import REPOSITORY, RunOptions, main, make_plan
+
+
+def options(shards: Path, output: Path, **changes: object) -> RunOptions:
+    return RunOptions.from_values({"preset": "tiny", "data": shards, "output": output, **changes})
+
+
+def test_a_dry_run_prints_the_plan_and_writes_nothing(
+    shards_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(options(shards_folder, tmp_path / "run", dry_run=True)) == 0
+    text = capsys.readouterr().out
+    assert "hp_loss" in text and "epochs" in text and str(shards_folder) in text
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_objective_brings_its_weights_and_overrides_win_over_both(shards_folder: Path, tmp_path: Path) -> None:
+    plain = make_plan(options(shards_folder, tmp_path, objective="hp_dist")).run.objective
+    assert (plain.name, plain.lambda1) == ("hp_dist", 1.0)
+    changed = make_plan(options(shards_folder, tmp_path, objective="hp_dist", set=("objective.lambda1=3",)))
+    assert changed.run.objective.lambda1 == 3.0
+
+
+def test_the_batch_is_shared_among_the_processes_of_the_launcher(
+    shards_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(os.environ, "WORLD_SIZE", "4")
+    assert make_plan(options(shards_folder, tmp_path)).deepspeed["train_micro_batch_size_per_gpu"] == 16
+    with pytest.raises(ConfigError, match="batch"):
+        make_plan(options(shards_folder, tmp_path, set=("batch_size=30",)))
+
+
+def test_sequences_longer_than_the_model_are_refused(shards_folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"model\.max_positions: got 16, but the sequences .* are 32 long"):
+        make_plan(options(shards_folder, tmp_path, set=("model.max_positions=16",)))
+
+
+def test_an_unknown_deepspeed_key_is_refused_by_name(shards_folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "typo.json"
+    config = json.loads((REPOSITORY / "ds_configs/zero1_bf16.json").read_text())
+    path.write_text(json.dumps({**config, "gradient_cliping": 0.5}))
+    with pytest.raises(ConfigError, match="gradient_cliping.*gradient_clipping"):
+        make_plan(options(shards_folder, tmp_path, deepspeed_config=path))
