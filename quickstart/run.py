@@ -79,7 +79,7 @@ def stages(short: bool) -> Iterator[Stage]:
     yield Stage("corpus", f"python quickstart/corpus.py --output {RAW} --set_aside {TASK_TEXT}")
     yield Stage(
         "vocabulary",
-        f"python data_prep/train_vocab.py --input {RAW} --output {VOCAB} --vocab_size {VOCAB_SIZE}",
+        f"python data_prep/train_vocab.py --input {RAW} --output {VOCAB} --size {VOCAB_SIZE}",
     )
     yield Stage(
         "shards",
