@@ -5,8 +5,8 @@
                                   state.json              step, Adam's count, loss scale, the run's own
                                   complete.json           size and sha256 of each file; written last
 
-A checkpoint without its marker, or with a file that differs from it, does not count: the one before is used. A
-save writes beside, flushes to the disk and renames: at any instant the last good checkpoint is whole.
+A checkpoint without its marker, or with a file that differs from it, does not count: the one before is used.
+A save writes beside, flushes to the disk and renames: at any instant the last good checkpoint is whole.
 """
 
 import hashlib
@@ -57,8 +57,8 @@ class Checkpoint(NamedTuple):
 def save(folder: Path, step: int, state: EngineState, extra: dict[str, Any], *, keep_last: int) -> Checkpoint:
     """Writes the checkpoint of `step` under `folder` and removes those older than the newest `keep_last`.
 
-    `extra` is what the run remembers besides the engine, as JSON. An undamaged checkpoint of this step stays as it
-    is. Those of later steps, left by a run that went back to an earlier one, are removed. For the first rank alone.
+    `extra` is what the run remembers besides the engine, as JSON. An undamaged checkpoint of this step stays;
+    later ones, left by a run that went back to an earlier one, are removed. For the first rank alone.
     """
     final = folder / f"step-{step:08d}"
     if _damage(final) is None:

@@ -1,16 +1,16 @@
 """DeepSpeed's JSON, read strictly: it owns speed and memory, the run's numbers go where it says "auto".
 
-DeepSpeed takes an unknown top-level key in silence and trains without it; here every key at every level is
-known, or refused with a reason or the nearest known key. DeepSpeed is not imported: any machine can check a plan.
+DeepSpeed takes an unknown top-level key in silence and trains without it; here every key of every level is
+known, or refused with a reason or the nearest known key. DeepSpeed is not imported: any machine can check.
 """
 
 import difflib
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from data_prep.config import ConfigError, StrictConfig
 from pretrain.optim import OptimConfig
@@ -18,8 +18,17 @@ from pretrain.optim import OptimConfig
 Auto = Literal["auto"]
 """A value the run owns; the file says "auto" or leaves it out."""
 
+Elements = Annotated[int, Field(ge=0, strict=False)]
+"""A number of tensor elements; JSON may write it 5e7."""
 
-class OptimizerParams(StrictConfig):
+
+class Section(StrictConfig):
+    """Part of the file, its values of exactly the declared types: `"true"` is not true, and true is not 1."""
+
+    model_config = ConfigDict(strict=True)
+
+
+class OptimizerParams(Section):
     """`optimizer.params`: which AdamW; its numbers are the run's."""
 
     torch_adam: Literal[True]
@@ -32,21 +41,21 @@ class OptimizerParams(StrictConfig):
     weight_decay: Auto = "auto"
 
 
-class Optimizer(StrictConfig):
+class Optimizer(Section):
     """`optimizer`."""
 
     type: Literal["AdamW"]
     params: OptimizerParams
 
 
-class OffloadOptimizer(StrictConfig):
+class OffloadOptimizer(Section):
     """`zero_optimization.offload_optimizer`: master weights and moments in the host's memory."""
 
     device: Literal["none", "cpu"]
     pin_memory: bool = True
 
 
-class ZeroOptimization(StrictConfig):
+class ZeroOptimization(Section):
     """`zero_optimization`: what is partitioned over the ranks, and how it travels."""
 
     stage: Literal[0, 1, 2, 3]
@@ -56,19 +65,19 @@ class ZeroOptimization(StrictConfig):
     round_robin_gradients: bool | None = None
     use_multi_rank_bucket_allreduce: bool | None = None
     allgather_partitions: bool | None = None
-    reduce_bucket_size: int | None = Field(default=None, gt=0)
-    allgather_bucket_size: int | None = Field(default=None, gt=0)
-    sub_group_size: int | None = Field(default=None, gt=0)
-    stage3_prefetch_bucket_size: int | None = Field(default=None, ge=0)
-    stage3_param_persistence_threshold: int | None = Field(default=None, ge=0)
-    stage3_model_persistence_threshold: int | None = Field(default=None, ge=0)
-    stage3_max_live_parameters: int | None = Field(default=None, ge=0)
-    stage3_max_reuse_distance: int | None = Field(default=None, ge=0)
-    stage3_module_granularity_threshold: int | None = Field(default=None, ge=0)
+    reduce_bucket_size: Elements | None = None
+    allgather_bucket_size: Elements | None = None
+    sub_group_size: Elements | None = None
+    stage3_prefetch_bucket_size: Elements | None = None
+    stage3_param_persistence_threshold: Elements | None = None
+    stage3_model_persistence_threshold: Elements | None = None
+    stage3_max_live_parameters: Elements | None = None
+    stage3_max_reuse_distance: Elements | None = None
+    stage3_module_granularity_threshold: Elements | None = None
     offload_optimizer: OffloadOptimizer | None = None
 
 
-class Fp16(StrictConfig):
+class Fp16(Section):
     """`fp16`: half precision with a loss scale; 0 is the dynamic one."""
 
     enabled: bool
@@ -80,19 +89,19 @@ class Fp16(StrictConfig):
     min_loss_scale: int | None = Field(default=None, gt=0)
 
 
-class Bf16(StrictConfig):
+class Bf16(Section):
     """`bf16`."""
 
     enabled: bool
 
 
-class DataTypes(StrictConfig):
+class DataTypes(Section):
     """`data_types`."""
 
     grad_accum_dtype: Literal["fp32", "bf16", "fp16"]
 
 
-class FlopsProfiler(StrictConfig):
+class FlopsProfiler(Section):
     """`flops_profiler`."""
 
     enabled: bool
@@ -104,34 +113,34 @@ class FlopsProfiler(StrictConfig):
     output_file: str | None = None
 
 
-class CommsLogger(StrictConfig):
+class CommsLogger(Section):
     """`comms_logger`."""
 
     enabled: bool
     verbose: bool | None = None
     prof_all: bool | None = None
     debug: bool | None = None
-    prof_ops: tuple[str, ...] | None = None
+    prof_ops: list[str] | None = None
 
 
-class ThroughputTimer(StrictConfig):
+class ThroughputTimer(Section):
     """`timers.throughput`: DeepSpeed's own samples per second; waits for the GPU at every micro-batch."""
 
     enabled: bool = False
     synchronized: bool | None = None
 
 
-class Timers(StrictConfig):
+class Timers(Section):
     """`timers`."""
 
     throughput: ThroughputTimer = ThroughputTimer()
 
 
-class DeepSpeedConfig(StrictConfig):
+class DeepSpeedConfig(Section):
     """The whole file; field names and meanings are DeepSpeed's."""
 
     train_batch_size: Auto = "auto"
-    train_micro_batch_size_per_gpu: int | Auto = "auto"
+    train_micro_batch_size_per_gpu: Annotated[int, Field(gt=0)] | Auto = "auto"
     """Sequences a rank holds at once; "auto" is its whole share of the batch, without accumulation."""
     gradient_accumulation_steps: Auto = "auto"
     gradient_clipping: Auto = "auto"
@@ -210,9 +219,11 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    values = dict(pairs)
-    if len(values) < len(pairs):
-        raise ValueError("a key stands twice among " + ", ".join(key for key, _ in pairs))
+    values: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in values:
+            raise ValueError(f"{key!r} stands twice")
+        values[key] = value
     return values
 
 

@@ -75,11 +75,15 @@ class Engine:
         require_complete(parameter_groups, model)
         _require_bf16(resolved_config, world.device)
         self.world = world
+        self._max_norm = resolved_config["gradient_clipping"] or float("inf")
+        config = dict(resolved_config)
+        if config["zero_optimization"]["stage"] == 0:
+            config["gradient_clipping"] = 0.0  # see `_clip_replicated`
         deepspeed.init_distributed(dist_init_required=False, verbose=False)
         self._deepspeed, self._optimizer, *_ = deepspeed.initialize(
             model=model,
             model_parameters=[{**group, "params": list(group["params"])} for group in parameter_groups],
-            config=resolved_config,
+            config=config,
         )
         self.stage: int = self._deepspeed.zero_optimization_stage()
         self.dtype: torch.dtype = self._deepspeed.get_data_types()[0]
@@ -112,19 +116,18 @@ class Engine:
             return StepResult(False, False, None, loss_scale)
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate * group.get("lr_scale", 1.0)
-        norm = self._replicated_gradient_norm() if self.stage == 0 else None
+        norm = self._clip_replicated() if self.stage == 0 else None
         self._deepspeed.step()
         norm = float(self._deepspeed.get_global_grad_norm()) if norm is None else norm
         overflow = not (self._deepspeed.was_step_applied() and norm < float("inf"))
         return StepResult(not overflow, overflow, float("inf") if overflow else norm, loss_scale)
 
-    def _replicated_gradient_norm(self) -> float:
-        """At stage 0 DeepSpeed hides the norm and applies even what is not finite, which is dropped here."""
-        norm = float(
-            torch.nn.utils.get_total_norm([p.grad for _, p in self._parameters() if p.grad is not None])
-        )
+    def _clip_replicated(self) -> float:
+        """Clipping at stage 0, where DeepSpeed hides the norm and updates even with what is not finite."""
+        parameters = [parameter for _, parameter in self._parameters()]
+        norm = float(nn.utils.clip_grad_norm_(parameters, self._max_norm))
         if not norm < float("inf"):
-            self._deepspeed.zero_grad()
+            self._deepspeed.zero_grad()  # Adam passes over parameters without a gradient
         return norm
 
     def sum_over_ranks(self, tensor: Tensor) -> Tensor:

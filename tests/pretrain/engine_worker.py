@@ -12,7 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+sys.path[0] = str(Path(__file__).resolve().parents[2])
+
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -104,7 +107,7 @@ def plain_losses() -> list[float]:
             group["lr"] = rate(step)
         optimizer.step()
         optimizer.zero_grad()
-        losses.append(float(loss))
+        losses.append(loss.item())
     return losses
 
 
@@ -132,22 +135,25 @@ class Runner(NamedTuple):
         return float(engine.sum_over_ranks(total)), result
 
 
-def make_runner(name: str, world: Any, seed: int = 0, lr_scale: Any = lambda name: 1.0) -> Runner:
+def resolved_config(name: str, world_size: int) -> dict[str, Any]:
     from pretrain.deepspeed_config import resolve
-    from pretrain.engine import Engine
 
     values = json.loads((REPOSITORY / "ds_configs" / f"{name}.json").read_text())
     values["train_micro_batch_size_per_gpu"] = MICRO_BATCH
-    # fp16 is allowed on the CPU here alone, to exercise the loss scale where there is no GPU
-    device_type = "cuda" if name in FP16 else "cpu"
-    config = resolve(
-        values, batch_size=BATCH, world_size=world.world_size, device_type=device_type, optim=OPTIM
-    )
+    device_type = "cuda" if name in FP16 else "cpu"  # see `allow_fp16_on_cpu`
+    return resolve(values, batch_size=BATCH, world_size=world_size, device_type=device_type, optim=OPTIM)
+
+
+def make_runner(name: str, world: Any, seed: int = 0, lr_scale: Any = lambda name: 1.0) -> Runner:
+    from pretrain.engine import Engine
+
     model = small_model(seed)
-    return Runner(Engine(model, parameter_groups(model, OPTIM.weight_decay, lr_scale), config, world))
+    groups = parameter_groups(model, OPTIM.weight_decay, lr_scale)
+    return Runner(Engine(model, groups, resolved_config(name, world.world_size), world))
 
 
 def allow_fp16_on_cpu() -> None:
+    """Lets these tests reach the loss scale without a GPU; DeepSpeed and our configuration refuse it."""
     from deepspeed.accelerator import get_accelerator
 
     get_accelerator().is_fp16_supported = lambda: True
@@ -238,7 +244,8 @@ def main(folder: Path) -> None:
         name: continue_from(name, world, other) for name in FP32 if (other / name).is_dir()
     }
     figures["frozen"] = {name: frozen_by_scale(name, world) for name in FP32 if name in names}
-    figures["shared"] = world.share({"rank": world.rank})
+    figures["shared"] = [None] * world.world_size
+    dist.all_gather_object(figures["shared"], world.share({"rank": world.rank}))
     if world.is_first:
         (own / "figures.json").write_text(json.dumps(figures))
     leave(0)

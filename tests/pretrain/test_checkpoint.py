@@ -20,7 +20,7 @@ SAVER = """
 import itertools, sys
 from pathlib import Path
 from pretrain.checkpoint import newest_valid, save
-from test_checkpoint import state_of
+from tests.pretrain.test_checkpoint import state_of
 folder = Path(sys.argv[1])
 found = newest_valid(folder)
 for step in itertools.count(found.step + 1 if found else 1):
@@ -39,10 +39,17 @@ def state_of(step: int, size: int = 5) -> EngineState:
 
 
 def same(one: EngineState, other: EngineState) -> bool:
-    pairs = [(one.weights, other.weights), *((one.moments[key], other.moments[key]) for key in one.moments)]
-    return (one.adam_steps, one.loss_scale, one.moments.keys()) == (
-        other.adam_steps, other.loss_scale, other.moments.keys(),
-    ) and all(a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a) for a, b in pairs)  # fmt: skip
+    def flat(state: EngineState) -> dict[str, torch.Tensor]:
+        named = {"weights": state.weights, **state.moments}
+        return {f"{kind}/{name}": tensor for kind, part in named.items() for name, tensor in part.items()}
+
+    left, right = flat(one), flat(other)
+    numbers_agree = (one.adam_steps, one.loss_scale) == (other.adam_steps, other.loss_scale)
+    return (
+        numbers_agree
+        and left.keys() == right.keys()
+        and all(torch.equal(left[key], right[key]) for key in left)
+    )
 
 
 @pytest.fixture
@@ -145,7 +152,7 @@ def test_a_full_disk_leaves_the_last_good_checkpoint(folder: Path) -> None:
 
 def test_killed_at_any_moment_the_last_finished_save_is_whole(tmp_path: Path) -> None:
     moments = random.Random(0)
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join((*sys.path, str(Path(__file__).parent)))}
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[2])}
     for _ in range(4):
         with subprocess.Popen(
             [sys.executable, "-c", SAVER, str(tmp_path)], stdout=subprocess.PIPE, text=True, env=environment

@@ -76,7 +76,7 @@ def test_every_shipped_file_is_named_for_what_it_is_and_listed(path: Path) -> No
     assert f"`{path.stem}`" in (FOLDER / "README.md").read_text()
 
 
-@pytest.mark.parametrize("path", key_paths(values_of("zero1_fp16")), ids=".".join)
+@pytest.mark.parametrize("path", list(key_paths(values_of("zero1_fp16"))), ids=".".join)
 def test_a_misspelt_key_at_any_level_is_refused_with_the_right_one(path: tuple[str, ...]) -> None:
     misspelt = path[-1][:2] + path[-1][3:] if len(path[-1]) > 3 else path[-1] + "x"
     said = problems(renamed(values_of("zero1_fp16"), path, misspelt))
@@ -137,6 +137,18 @@ def test_offloading_nothing_is_refused() -> None:
     assert "offload_optimizer" in problems(values)
 
 
+def test_sizes_may_be_written_as_json_powers_of_ten() -> None:
+    values = values_of("zero1_fp32")
+    values["zero_optimization"]["reduce_bucket_size"] = 5e7
+    assert resolved(values)["zero_optimization"]["reduce_bucket_size"] == 50_000_000
+
+
+def test_a_value_of_another_type_is_refused() -> None:
+    values = values_of("zero1_fp16")
+    values["fp16"]["enabled"] = "true"
+    assert "fp16.enabled: got 'true'" in problems(values)
+
+
 def test_a_micro_batch_below_the_share_accumulates() -> None:
     config = resolved(
         values_of("zero1_fp32") | {"train_micro_batch_size_per_gpu": 4}, batch_size=64, world_size=2
@@ -150,7 +162,7 @@ def test_a_batch_that_does_not_divide_is_refused(micro: Any, batch_size: int) ->
     assert "expected a multiple of" in problems(values, batch_size=batch_size)
 
 
-@pytest.mark.parametrize("micro", [0, -1, True, "many"])
+@pytest.mark.parametrize("micro", [0, -1, True, "many", 1.5])
 def test_a_micro_batch_that_is_no_count_is_refused(micro: Any) -> None:
     values = values_of("zero1_fp32") | {"train_micro_batch_size_per_gpu": micro}
     assert "train_micro_batch_size_per_gpu" in problems(values)

@@ -1,0 +1,140 @@
+"""The engine through the real launcher: one and two ranks, every stage and precision (engine_worker.py)."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from subprocess import Popen
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from data_prep.config import ConfigError
+from pretrain.checkpoint import Checkpoint, load
+from pretrain.engine import Engine
+from pretrain.optim import parameter_groups
+from pretrain.processes import start_processes
+from tests.pretrain import engine_worker as worker
+
+Figures = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, launch: Callable[..., Popen[str]]) -> Path:
+    """Where the ranks left their figures: one saves, two go on from it and save, one goes on from theirs."""
+    folder = tmp_path_factory.mktemp("engine")
+    for ranks in (0, 2, 0):
+        process = launch(ranks, worker.__file__, folder)
+        output = process.communicate(timeout=400)[0]
+        assert process.returncode == 0, output
+        (folder / f"output-{ranks}").write_text(output)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def two(folder: Path) -> Figures:
+    """Figures of two ranks."""
+    figures: Figures = json.loads((folder / "ranks-2" / "figures.json").read_text())
+    return figures
+
+
+@pytest.fixture(scope="module")
+def one(folder: Path) -> Figures:
+    """Figures of one process."""
+    figures: Figures = json.loads((folder / "ranks-1" / "figures.json").read_text())
+    return figures
+
+
+@pytest.fixture(scope="module")
+def plain() -> list[float]:
+    """Losses without DeepSpeed."""
+    return worker.plain_losses()
+
+
+@pytest.mark.parametrize("name", worker.FP32)
+def test_every_stage_trains_like_one_plain_process_on_the_whole_batch(
+    two: Figures, plain: list[float], name: str
+) -> None:
+    assert two["train"][name]["losses"] == pytest.approx(plain, rel=1e-6)
+    assert plain[-1] < plain[0] / 2  # otherwise nothing was learned and the agreement says little
+
+
+@pytest.mark.parametrize("name", worker.BF16)
+def test_bf16_trains_like_fp32_but_for_its_rounding(two: Figures, plain: list[float], name: str) -> None:
+    assert two["train"][name]["losses"] == pytest.approx(plain, rel=2e-2)
+
+
+@pytest.mark.parametrize("name", (*worker.FP32, *worker.BF16, *worker.FP16))
+def test_a_fresh_engine_goes_on_bitwise_from_a_checkpoint(two: Figures, name: str) -> None:
+    figures = two["train"][name]
+    assert figures["resumed"] == figures["losses"][worker.SAVED_AT :]
+    assert figures["same_end"]
+
+
+@pytest.mark.parametrize("name", worker.FP32)
+def test_another_world_size_goes_on_within_rounding(
+    two: Figures, one: Figures, plain: list[float], name: str
+) -> None:
+    assert one["continued"][name] == pytest.approx(plain[worker.SAVED_AT :], rel=1e-6)
+    if name == "zero1_fp32":
+        assert two["continued"][name] == pytest.approx(plain[worker.SAVED_AT :], rel=1e-6)
+
+
+@pytest.mark.parametrize("name", (*worker.FP32, *worker.BF16))
+def test_the_first_update_of_adam_is_the_learning_rate(two: Figures, name: str) -> None:
+    assert two["train"][name]["first_update"] == pytest.approx(1.0, abs=1e-3)
+
+
+@pytest.mark.parametrize("name", (*worker.FP32, *worker.BF16, *worker.FP16))
+def test_a_nan_on_one_rank_changes_no_weight_anywhere(two: Figures, name: str) -> None:
+    assert two["train"][name]["spoiled"] == {"updated": False, "overflow": True, "unchanged": True}
+
+
+@pytest.mark.parametrize("name", worker.FP16)
+def test_the_loss_scale_falls_with_overflows_and_is_resumed(two: Figures, name: str) -> None:
+    saved, end = two["train"][name]["loss_scale"]
+    assert saved["cur_scale"] < 2**16
+    assert saved["cur_iter"] == worker.SAVED_AT
+    assert end["cur_iter"] == worker.STEPS
+
+
+def test_a_checkpoint_holds_each_parameter_once_whatever_the_stage(two: Figures) -> None:
+    expected = sorted(name for name, _ in worker.small_model().named_parameters())
+    assert sum("word_embeddings" in name for name in expected) == 1
+    assert all(figures["names"] == expected for figures in two["train"].values())
+
+
+@pytest.mark.parametrize("name", worker.FP32)
+def test_a_learning_rate_scale_of_zero_leaves_its_parameters_alone(two: Figures, name: str) -> None:
+    for parameter, frozen in two["frozen"][name].items():
+        assert frozen == parameter.startswith("generator.encoder"), parameter
+
+
+def test_a_value_is_shared_from_the_first_rank(two: Figures) -> None:
+    assert two["shared"] == [{"rank": 0}, {"rank": 0}]
+
+
+def test_deepspeed_says_nothing_between_our_lines(folder: Path) -> None:
+    assert "INFO" not in (folder / "output-0").read_text()
+    assert "Warning" not in (folder / "output-2").read_text()
+
+
+def make_engine(model: nn.Module) -> Engine:
+    config = worker.resolved_config("zero1_fp32", world_size=1)
+    return Engine(model, parameter_groups(model, 0.01), config, start_processes())
+
+
+def test_a_checkpoint_of_another_model_is_refused_by_name(folder: Path) -> None:
+    state, _ = load(Checkpoint(next((folder / "ranks-2" / "zero1_fp32").iterdir()), worker.SAVED_AT))
+    engine = make_engine(worker.small_model())
+    state.weights["head.weight"] = torch.zeros(1, 15)
+    with pytest.raises(ConfigError, match=r"1 parameters differ from this model's, first head\.weight"):
+        engine.load_full_state(state)
+
+
+def test_groups_that_forget_a_parameter_are_refused() -> None:
+    model = nn.Linear(2, 2)
+    config = worker.resolved_config("zero1_fp32", world_size=1)
+    with pytest.raises(ValueError, match="missing"):
+        Engine(model, [{"params": [model.weight]}], config, start_processes())
