@@ -21,7 +21,8 @@ from finetune.layer_decay import layer_scale
 from finetune.model_folder import load_tokenizer
 from finetune.tasks.glue import TASKS, load_task
 from finetune.train import Inputs, Outcome, Run, shares, train
-from pretrain.huggingface import load_encoder
+from pretrain.encoder import ElectraEncoder, EncoderConfig
+from pretrain.huggingface import load_encoder, save_folder
 from pretrain.optim import decays, learning_rate
 from pretrain.ordering import key_of, permuted
 from pretrain.processes import World, start_processes
@@ -167,6 +168,28 @@ def test_a_run_that_diverges_ends_and_is_flagged(
     assert outcome.collapsed == "non-finite loss"
     assert outcome.train_losses[-1] is None
     assert np.isfinite(outcome.last["dev"]["matthews"])
+
+
+def test_a_model_with_relative_position_trains_its_table(
+    inputs: Inputs, world: World, tmp_path: Path
+) -> None:
+    config = EncoderConfig(
+        vocab_size=60,
+        embedding_size=16,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=32,
+    )
+    encoder = ElectraEncoder(config)
+    before = encoder.encoder.relative_attention_bias.weight.detach().clone()
+    weights = {f"electra.{name}": weight for name, weight in encoder.state_dict().items()}
+    save_folder(tmp_path / "ours", "ElectraForPreTraining", config, weights, pad_token_id=0)
+    run = Run(load_encoder(tmp_path / "ours"), inputs, SETTINGS, SEED, deepspeed_file(tmp_path), world)
+    run.train_epoch(0)
+    after = run.engine.module.electra.encoder.relative_attention_bias.weight
+    assert 1e-5 < (after - before).abs().max() < 0.1
 
 
 def test_a_finished_run_leaves_no_model_behind(
