@@ -1,5 +1,7 @@
 """Raw text to training shards: documents, sentences, token ids, sequences, n-gram masks, memory-mapped files.
 
-Read in the order the data flows: `sources`, `sentences`, `tokens`, `sequences`, `masking`, `shards`, `manifest`;
-`build_shards` calls them in that order.
+Read in the order the data flows: `sources`, `sentences`, `tokens`, `sequences`, `masking`, `shards`;
+`pipeline` takes one chunk of text through them, `workers` runs it for all chunks, `output` and `manifest`
+keep the folder, and `build_shards` is the command. `inspect_shards` checks the result with `inspection`;
+`train_vocab` learns a vocabulary.
 """

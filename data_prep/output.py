@@ -109,8 +109,8 @@ def prepare(folder: Path, plan: Plan, tokenizer: WordPiece, punkt: "PunktParamet
     """Clears away what a killed run left half written, and writes what the workers read."""
     for leftover in folder.rglob(f"*{TEMPORARY_SUFFIX}"):
         leftover.unlink()
-    (folder / RECORDS_NAME).mkdir(exist_ok=True)
-    (folder / HELD_OUT_NAME).mkdir(exist_ok=True)
+    for name in (RECORDS_NAME, HELD_OUT_NAME):
+        (folder / name).mkdir(parents=True, exist_ok=True)
     write_atomically(folder / RECORDS_NAME / _PLAN_NAME, plan.model_dump_json().encode())
     tokenizer.save(folder / TOKENIZER_NAME)
     save_model(punkt, folder / PUNKT_NAME)

@@ -45,7 +45,7 @@ def build_sequences(
         ends, half = _fill_documents(stream, seq_length, random)
     else:
         ends, half = _fill_across(len(stream.ids), seq_length, random)
-    starts = np.concatenate(([0], ends[:-1])).astype(np.int64)
+    starts = np.concatenate(([0], ends)).astype(np.int64)[:-1]
     splits = _segment_ends(starts, ends, half, stream.sentence_ends, random)
     return _with_special_tokens(stream.ids, starts, splits, ends, cls, sep)
 

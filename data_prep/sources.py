@@ -31,6 +31,7 @@ _COMPRESSED_SUFFIXES = {".gz", ".bz2", ".xz"}
 _TEXT_SUFFIXES = {"", ".txt"}  # WikiExtractor names its files without a suffix
 _DAMAGED = (EOFError, OSError, lzma.LZMAError, zlib.error)
 _BLOCK = 1 << 20  # bytes read at a time
+_BEGINNING = 4096  # bytes that tell a file's format
 _OVERLAP = 80  # bytes searched again with the next block: a boundary may lie across two
 _SAMPLED_FILES = 256  # more would cost a seek each and tell little
 _BLANK_LINE = re.compile(rb"\n[ \t\r\f\v]*\n")
@@ -179,7 +180,7 @@ def _cut(source: Source, budget: int, boundary: Boundary) -> Iterator[Piece]:
 
 def _cut_plain(source: Source, file: BinaryIO, budget: int, boundary: Boundary) -> Iterator[Piece]:
     start = 0
-    markup, end_of_document = _format_of(file.read(_BLOCK), boundary)
+    markup, end_of_document = _format_of(file.read(_BEGINNING), boundary)
     while start < source.size:
         end = source.size
         if end_of_document is not None and start + budget < source.size:
@@ -204,23 +205,25 @@ def _cut_compressed(
     source: Source, raw: BinaryIO, file: BinaryIO, budget: int, boundary: Boundary
 ) -> Iterator[Piece]:
     held = bytearray(file.read(_BLOCK))
-    markup, end_of_document = _format_of(bytes(held), boundary)
-    start, disk_start = 0, 0
-    while block := file.read(_BLOCK):
-        searched = max(budget, len(held) - _OVERLAP)
-        held += block
-        found = end_of_document.search(held, searched) if end_of_document and len(held) > budget else None
-        if found:
+    markup, end_of_document = _format_of(held[:_BEGINNING], boundary)
+    start, disk_start, searched = 0, 0, budget
+    while True:
+        while end_of_document and len(held) > budget and (found := end_of_document.search(held, searched)):
             end = start + found.end()
             disk_end = raw.tell() * end // (start + len(held))  # raw is read ahead of the text
             yield Piece(source, start, end, markup, disk_end - disk_start, bytes(held[: found.end()]))
             del held[: found.end()]
-            start, disk_start = end, disk_end
+            start, disk_start, searched = end, disk_end, budget
+        block = file.read(_BLOCK)
+        if not block:
+            break
+        searched = max(budget, len(held) - _OVERLAP)
+        held += block
     if held:
         yield Piece(source, start, start + len(held), markup, source.size - disk_start, bytes(held))
 
 
-def _format_of(beginning: bytes, boundary: Boundary) -> tuple[bool, re.Pattern[bytes] | None]:
+def _format_of(beginning: bytes | bytearray, boundary: Boundary) -> tuple[bool, re.Pattern[bytes] | None]:
     """Whether a file is WikiExtractor's, and what ends its documents (None: only the file's end)."""
     if beginning.removeprefix(_BYTE_ORDER_MARK).lstrip().startswith(b"<doc "):
         return True, _DOC_END

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 from pydantic import Field
+from tokenizers import Tokenizer, trainers
 
 from data_prep.command_line import run_command
 from data_prep.config import ConfigError, StrictConfig
@@ -59,8 +60,6 @@ def train_vocabulary(read_texts: Callable[[], Iterator[str]], size: int) -> list
     Raises:
         ConfigError: the characters alone exceed `size`.
     """
-    from tokenizers import trainers
-
     alphabet = _alphabet(read_texts())
     fixed = [*SPECIAL_TOKENS, *alphabet]
     if len(fixed) > size:
@@ -90,12 +89,14 @@ def _alphabet(texts: Iterator[str]) -> list[str]:
     # sorted before it is cut, so that equally rare characters do not depend on the order of the text
     commonest = sorted(counts, key=lambda character: (-counts[character], character))[:_LARGEST_ALPHABET]
     characters = sorted(character for character in commonest if not character.isspace())
-    inside = [
-        CONTINUATION + character
-        for character in characters
-        if len(tokenizer.pre_tokenizer.pre_tokenize_str(f"a{character}")) == 1
-    ]
+    inside = [CONTINUATION + character for character in characters if _stays_in_word(tokenizer, character)]
     return characters + inside
+
+
+def _stays_in_word(tokenizer: Tokenizer, character: str) -> bool:
+    """Whether a character after a letter belongs to its word: not punctuation, not Chinese."""
+    text = tokenizer.normalizer.normalize_str(f"a{character}")
+    return len(tokenizer.pre_tokenizer.pre_tokenize_str(text)) == 1
 
 
 if __name__ == "__main__":

@@ -1,0 +1,207 @@
+"""Claims about a whole build: the same bytes however it is run, and every mistake one line."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from data_prep.build_shards import BuildOptions, main
+from data_prep.config import ConfigError
+from data_prep.manifest import load_manifest
+
+from .conftest import REPOSITORY, command_of, contents, run_script
+
+
+def again(options, folder, **changes):
+    return BuildOptions(**(options.model_dump() | {"output": folder} | changes))
+
+
+def build_elsewhere(options, folder, **changes):
+    done = run_script(*command_of(again(options, folder, **changes)))
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_the_bytes_do_not_depend_on_the_number_of_workers(options, built, tmp_path, workers):
+    build_elsewhere(options, tmp_path / "out", workers=workers)
+    assert contents(tmp_path / "out") == contents(built)
+
+
+@pytest.mark.skipif(shutil.which("mpirun") is None, reason="needs mpirun (Debian: openmpi-bin)")
+def test_the_bytes_are_the_same_under_mpirun(options, built, tmp_path):
+    command = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "3", sys.executable]
+    command += command_of(again(options, tmp_path / "out"))
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert contents(tmp_path / "out") == contents(built)
+
+
+def test_a_build_killed_at_any_moment_goes_on_to_the_same_bytes(options, built, tmp_path):
+    """Killed three times in mid-work, each time as soon as one more chunk is recorded."""
+    output = tmp_path / "out"
+    for finished in (1, 2, 4):
+        command = [sys.executable, *command_of(again(options, output))]
+        process = subprocess.Popen(
+            command, cwd=REPOSITORY, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        while len(list(output.glob(".records/0*.json"))) < finished:
+            assert process.poll() is None
+            time.sleep(0.001)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        assert not (output / "manifest.json").exists()
+    records = {path: path.stat().st_mtime_ns for path in output.glob("shard-0000[0-3].bin")}
+    build_elsewhere(options, output)
+    assert contents(output) == contents(built)
+    assert {path: path.stat().st_mtime_ns for path in records} == records, "finished chunks were built again"
+
+
+def test_a_complete_build_is_left_as_it_is(options, built):
+    before = {path: path.stat().st_mtime_ns for path in built.rglob("*")}
+    done = build_elsewhere(options, built)
+    assert "is complete already" in done.stdout
+    assert {path: path.stat().st_mtime_ns for path in built.rglob("*")} == before
+
+
+@pytest.mark.parametrize(("name", "value"), [("seq_length", 128), ("held_out", 0.2), ("seed", 5)])
+def test_another_configuration_in_the_same_folder_is_refused_by_name(options, built, name, value):
+    with pytest.raises(ConfigError, match=rf"{name}: the build in .* has .*, this one {value}"):
+        main(again(options, built, **{name: value}))
+
+
+def test_another_input_in_the_same_folder_is_refused_by_name(options, built, corpus, tmp_path):
+    shutil.copytree(corpus, tmp_path / "corpus")
+    with (tmp_path / "corpus" / "part-3.txt").open("a") as file:
+        file.write("More.")
+    with pytest.raises(ConfigError, match=r"part-3\.txt"):
+        main(again(options, built, input=(tmp_path / "corpus",)))
+
+
+def test_the_books_balance_and_the_held_out_share_is_about_right(built):
+    books = load_manifest(built).books
+    assert books.documents.read == 96
+    assert books.documents.balances
+    assert books.characters.balances
+    assert books.word_pieces.balances
+    assert 2 <= books.documents.held_out <= 20
+
+
+def test_full_packing_has_hardly_any_padding(options, tmp_path):
+    assert main(again(options, tmp_path / "out", packing="full", chunk_mb=1.0)) == 0
+    assert load_manifest(tmp_path / "out").totals.padding_share < 0.01
+
+
+def test_nothing_held_out_makes_no_held_out_folder(options, tmp_path):
+    assert main(again(options, tmp_path / "out", held_out=0.0)) == 0
+    assert not (tmp_path / "out" / "held_out").exists()
+
+
+def test_a_dry_run_estimates_and_writes_nothing(options, tmp_path):
+    done = run_script(*command_of(again(options, tmp_path / "out")), "--dry_run")
+    assert done.returncode == 0, done.stderr
+    assert "8 files, 0.1 MB on disk" in done.stdout
+    assert "nothing was written" in done.stdout
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_log_has_no_control_characters(options, tmp_path):
+    done = build_elsewhere(options, tmp_path / "out")
+    assert not any(ord(character) < 32 and character != "\n" for character in done.stdout + done.stderr)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field"),
+    [
+        (["--input", "no/such/folder"], "input"),
+        (["--vocab", "no/such/vocab.txt"], "vocab"),
+        (["--punkt", "no/such/model"], "punkt"),
+        (["--ngram", "0.5", "0.1"], "ngram"),
+        (["--held_out", "1.5"], "held_out"),
+        (["--seq_length", "4"], "seq_length"),
+        (["--packing", "tight"], "packing"),
+        (["--sequence_length", "128"], "sequence_length"),
+    ],
+)
+def test_a_mistake_is_one_line_that_names_its_field_and_exit_code_2(options, tmp_path, arguments, field):
+    done = run_script(*command_of(again(options, tmp_path / "out")), *arguments)
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    assert done.stderr.startswith("build_shards.py: error: ")
+    assert field in done.stderr
+
+
+def test_without_input_the_error_names_the_three_ways_to_get_some(options, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"make quickstart.*copy or link.*--input"):
+        main(BuildOptions(vocab=options.vocab))
+
+
+def test_output_inside_the_input_is_refused(options, tmp_path):
+    shutil.copytree(options.input[0], tmp_path / "in")
+    with pytest.raises(ConfigError, match="lies inside the input"):
+        main(again(options, tmp_path / "in" / "out", input=(tmp_path / "in",)))
+
+
+def test_a_damaged_input_stops_the_build_by_name_and_another_run_goes_on(options, built, tmp_path):
+    import lzma
+
+    folder = tmp_path / "in"
+    shutil.copytree(options.input[0], folder)
+    text = b"\n\n".join(b"Kalo mi ne %d." % number for number in range(20_000))
+    packed = lzma.compress(text)
+    damaged = bytearray(packed)
+    damaged[len(packed) // 2 :] = bytes(len(packed) - len(packed) // 2)
+    (folder / "zzz.txt.xz").write_bytes(damaged)
+    wrong = again(options, tmp_path / "out", input=(folder,), punkt=built / "punkt")
+    with pytest.raises(ConfigError, match=r"zzz\.txt\.xz cannot be read to its end"):
+        main(wrong)
+    assert list((tmp_path / "out").glob("shard-*.bin"))
+    (folder / "zzz.txt.xz").write_bytes(packed)
+    assert main(wrong) == 0
+
+
+def test_an_unwritable_disk_is_one_line_and_exit_code_1(options, tmp_path, monkeypatch, capsys):
+    def full(*arguments):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("data_prep.build_shards.build_chunk", full)
+    assert main(again(options, tmp_path / "out")) == 1
+    assert "No space left on device" in capsys.readouterr().err
+    monkeypatch.undo()
+    assert main(again(options, tmp_path / "out")) == 0
+
+
+def test_the_real_corpus_builds_with_the_real_tools(shared_data, tmp_path):
+    from data_prep.inspect_shards import InspectOptions
+    from data_prep.inspect_shards import main as inspect
+
+    novels = sorted((shared_data / "books" / "eltec").glob("*.txt.xz"))[:2]
+    assert (
+        main(
+            BuildOptions(
+                input=tuple(novels),
+                output=tmp_path / "out",
+                vocab=str(shared_data / "vocab"),
+                punkt=shared_data / "nltk_data",
+                seq_length=128,
+                workers=1,
+                chunk_mb=0.5,
+                held_out=0.0,
+                documents="file",
+            )
+        )
+        == 0
+    )
+    manifest = load_manifest(tmp_path / "out")
+    assert manifest.totals.unknown_share < 0.001
+    assert manifest.totals.padding_share < 0.05
+    assert inspect(InspectOptions(folder=tmp_path / "out", verify=True)) == 0
+    assert np.allclose(
+        np.array(manifest.totals.ngrams) / sum(manifest.totals.ngrams), (0.8, 0.1, 0.1), atol=0.005
+    )

@@ -1,0 +1,67 @@
+"""Claims about what inspect_shards prints and returns."""
+
+import re
+import shutil
+
+import pytest
+
+from data_prep.inspect_shards import InspectOptions, main
+from data_prep.manifest import load_manifest
+from data_prep.masking import masked_count
+
+from .conftest import run_script
+
+
+@pytest.fixture
+def copy(built, tmp_path):
+    return shutil.copytree(built, tmp_path / "copy")
+
+
+def test_a_sound_folder_is_verified(built):
+    done = run_script("data_prep/inspect_shards.py", built, "--verify", "--show", 1)
+    assert done.returncode == 0, done.stderr
+    assert "verified: no problem found" in done.stdout
+    assert done.stderr == ""
+    assert "held_out" in done.stdout
+
+
+def test_shown_sequences_have_their_masked_tokens_marked(built, capsys):
+    assert main(InspectOptions(folder=built, show=2)) == 0
+    shown = re.search(r"shard-00000, sequence 0, (\d+) tokens\n(\[CLS\] .*)\n", capsys.readouterr().out)
+    text = re.sub(r"\[(CLS|SEP|UNK)\]", r"\1", shown[2])
+    assert text.count("[") == masked_count(int(shown[1]))
+
+
+def test_the_figures_printed_are_those_of_the_manifest(built, capsys):
+    main(InspectOptions(folder=built))
+    printed = capsys.readouterr().out
+    manifest = load_manifest(built)
+    assert f"{manifest.totals.sequences:,} sequences in {len(manifest.shards)} shards" in printed
+    assert f"{manifest.books.documents.read:,} read" in printed
+    assert "0.8000 0.1000 0.1000 asked for" in printed
+
+
+def test_a_flipped_bit_is_found_and_named(copy, capsys):
+    path = copy / "held_out" / load_manifest(copy / "held_out").shards[0].name
+    damaged = path.with_name(path.name + ".mask.bin")
+    content = bytearray(damaged.read_bytes())
+    content[7] ^= 16
+    damaged.write_bytes(content)
+    assert main(InspectOptions(folder=copy, verify=True)) == 1
+    assert f"{damaged.name} has changed" in capsys.readouterr().err
+
+
+def test_books_that_do_not_balance_are_found(copy, capsys):
+    path = copy / "manifest.json"
+    path.write_text(
+        path.read_text().replace('"dropped": {\n    "empty": 0', '"dropped": {\n    "empty": 1', 1)
+    )
+    assert main(InspectOptions(folder=copy, verify=True)) == 1
+    assert "do not balance" in capsys.readouterr().err
+
+
+def test_a_folder_that_is_none_is_one_line_and_exit_code_2(tmp_path):
+    done = run_script("data_prep/inspect_shards.py", tmp_path)
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert "is not complete" in done.stderr

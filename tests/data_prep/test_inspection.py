@@ -1,0 +1,114 @@
+"""Claims about the checks of a shard folder: each finds its own kind of damage."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from data_prep.config import ConfigError
+from data_prep.inspection import Figures, checksum_problems, megatron_problems, problems_of, read_rows
+from data_prep.manifest import load_manifest
+from data_prep.masking import masked_count
+from data_prep.shards import write_indexed_file
+
+
+@pytest.fixture(scope="module")
+def manifest(built):
+    return load_manifest(built)
+
+
+@pytest.fixture
+def rows(built, manifest):
+    [rows] = read_rows(built, manifest.shards[0], manifest)
+    return replace(rows, ids=rows.ids.copy(), masked=rows.masked.copy())
+
+
+def test_a_sound_shard_has_no_problems(built, manifest, rows):
+    assert problems_of(rows, manifest) == []
+    assert checksum_problems(built, manifest.shards[0]) == []
+    assert megatron_problems(built, manifest.shards[0]) == []
+
+
+def no_start(rows, special):
+    rows.ids[3, 0] = special.unk
+
+
+def second_start(rows, special):
+    rows.ids[3, 2] = special.cls
+
+
+def no_end(rows, special):
+    rows.ids[3, rows.lengths[3] - 1] = special.unk
+
+
+def mask_inside(rows, special):
+    rows.ids[3, 1] = special.mask
+
+
+def beyond_the_vocabulary(rows, special):
+    rows.ids[3, 1] = 60_000
+
+
+def masked_start(rows, special):
+    rows.masked[3, 0, 0] = True
+
+
+def one_too_many(rows, special):
+    free = np.flatnonzero(~rows.masked[3, 5, 1 : rows.lengths[3] - 1]) + 1
+    rows.masked[3, 5, free[0]] = True
+
+
+def masked_beyond(rows, special):
+    rows.masked[3, 0, rows.lengths[3] :] = True
+
+
+@pytest.mark.parametrize(
+    ("damage", "problem"),
+    [
+        (no_start, "does not start with [CLS]"),
+        (second_start, "does not start with [CLS], or has a second one"),
+        (no_end, "does not end with [SEP]"),
+        (mask_inside, "has [MASK] or [PAD] among its tokens"),
+        (beyond_the_vocabulary, "has an id beyond the vocabulary"),
+        (masked_start, "has a special token masked"),
+        (one_too_many, "has not ceil(0.15 n) masked positions"),
+        (masked_beyond, "has a mask beyond its end"),
+    ],
+)
+def test_each_damage_is_found_and_its_sequence_named(manifest, rows, damage, problem):
+    damage(rows, manifest.special_tokens)
+    found = problems_of(rows, manifest)
+    assert any(line.startswith(f"sequence 3 {problem}") for line in found), found
+
+
+def test_changed_and_missing_files_are_told_apart(built, manifest, tmp_path):
+    shard = manifest.shards[0]
+    for name in shard.files:
+        (tmp_path / name).write_bytes((built / name).read_bytes())
+    content = bytearray((tmp_path / "shard-00000.bin").read_bytes())
+    content[40] ^= 1
+    (tmp_path / "shard-00000.bin").write_bytes(content)
+    (tmp_path / "shard-00000.mask.idx").unlink()
+    assert checksum_problems(tmp_path, shard) == [
+        "shard-00000.bin has changed since it was written (sha256)",
+        "shard-00000.mask.idx is missing",
+    ]
+
+
+def test_masks_of_another_shape_are_refused(built, manifest, tmp_path):
+    shard = manifest.shards[0]
+    for name in shard.files:
+        (tmp_path / name).write_bytes((built / name).read_bytes())
+    write_indexed_file(tmp_path / "shard-00000.mask", [np.zeros(3, np.uint8)] * shard.sequences, np.uint8)
+    with pytest.raises(ConfigError, match="not one row of masks per sequence"):
+        next(read_rows(tmp_path, shard, manifest))
+
+
+def test_figures_count_what_is_there(manifest, rows):
+    figures = Figures()
+    figures.add(rows, manifest)
+    figures.add(rows, manifest)
+    assert figures.sequences == 2 * manifest.shards[0].sequences
+    assert figures.tokens == 2 * manifest.shards[0].tokens
+    assert figures.masked == 2 * manifest.mask_copies * int(np.asarray(masked_count(rows.lengths)).sum())
+    assert (figures.runs * np.arange(len(figures.runs))).sum() == figures.masked

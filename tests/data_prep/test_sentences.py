@@ -1,0 +1,92 @@
+"""Claims about sentence ends."""
+
+import subprocess
+import sys
+
+import pytest
+
+from data_prep.config import ConfigError
+from data_prep.sentences import (
+    SentenceSplitter,
+    find_model,
+    load_model,
+    model_sha256,
+    save_model,
+    train_model,
+)
+
+TEXT = (
+    "Dr. Adams met Mr. Brown at 5 p.m. in the U.S. embassy. They talked. Dr. Adams left. Mr. Brown stayed.\n"
+    "Prof. Clark wrote to Dr. Adams. It was late. Mr. Brown read it. Prof. Clark slept.\n"
+)
+
+
+@pytest.fixture(scope="module")
+def english(shared_data):
+    return find_model(shared_data / "nltk_data")
+
+
+def test_splits_as_nltk_does_line_by_line(english):
+    import os
+
+    from nltk import data
+    from nltk.tokenize.punkt import PunktTokenizer
+
+    data.path.insert(0, os.fspath(english.parents[2]))
+    expected = [
+        sentence for line in TEXT.splitlines() for sentence in PunktTokenizer("english").tokenize(line)
+    ]
+    assert SentenceSplitter(english).split(TEXT) == expected
+    assert "They talked." in expected
+
+
+def test_a_line_end_ends_a_sentence_and_only_white_space_is_lost(english):
+    text = "A heading\nSome text without an end\r\nand more \n\n of it. Yes."
+    sentences = SentenceSplitter(english).split(text)
+    assert sentences[:3] == ["A heading", "Some text without an end", "and more"]
+    assert "".join("".join(sentences).split()) == "".join(text.split())
+
+
+def test_a_model_survives_saving_and_loading(tmp_path):
+    trained = train_model([TEXT * 30])
+    save_model(trained, tmp_path)
+    loaded = load_model(tmp_path)
+    assert "dr" in loaded.abbrev_types
+    assert vars(loaded) == vars(trained)
+    assert model_sha256(loaded) == model_sha256(trained)
+
+
+def test_the_real_model_is_read_as_nltk_reads_it(english):
+    from nltk.data import FileSystemPathPointer
+    from nltk.tokenize.punkt import load_punkt_params
+
+    assert vars(load_model(english)) == vars(load_punkt_params(FileSystemPathPointer(str(english))))
+
+
+def test_training_does_not_depend_on_the_hash_seed():
+    program = (
+        "from data_prep.sentences import *; import sys;print(model_sha256(train_model([sys.argv[1] * 30])))"
+    )
+    hashes = {
+        subprocess.run(
+            [sys.executable, "-c", program, TEXT],
+            env={"PYTHONHASHSEED": seed, "PYTHONPATH": ":".join(sys.path)},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(hashes) == 1
+
+
+def test_a_folder_without_a_model_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"no Punkt model; give a folder with abbrev_types\.txt"):
+        find_model(tmp_path)
+
+
+def test_a_damaged_model_is_refused(tmp_path):
+    save_model(train_model([TEXT]), tmp_path)
+    (tmp_path / "ortho_context.tab").write_text("word\tnot a number")
+    with pytest.raises(ConfigError, match="is not a Punkt model"):
+        load_model(tmp_path)

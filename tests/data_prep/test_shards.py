@@ -1,0 +1,102 @@
+"""Claims about the indexed files."""
+
+import warnings
+
+import numpy as np
+import pytest
+
+from data_prep.config import ConfigError
+from data_prep.shards import IndexedFile, write_atomically, write_indexed_file
+
+
+@pytest.fixture
+def items():
+    random = np.random.default_rng(0)
+    return [random.integers(0, 250, length) for length in random.integers(1, 40, 100)]
+
+
+@pytest.fixture
+def megatron():
+    with warnings.catch_warnings(action="ignore"):
+        from megatron.core.datasets import indexed_dataset
+    return indexed_dataset
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
+def test_items_come_back(tmp_path, items, dtype):
+    write_indexed_file(tmp_path / "shard", items, dtype)
+    file = IndexedFile(tmp_path / "shard")
+    assert len(file) == len(items)
+    assert file.data.dtype == dtype
+    assert file.lengths.tolist() == [len(item) for item in items]
+    assert all(np.array_equal(file[number], item) for number, item in enumerate(items))
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
+def test_megatron_would_write_the_same_bytes_and_reads_the_same_items(tmp_path, items, dtype, megatron):
+    import torch
+
+    write_indexed_file(tmp_path / "ours", items, dtype)
+    builder = megatron.IndexedDatasetBuilder(str(tmp_path / "theirs.bin"), dtype=dtype)
+    for item in items:
+        builder.add_item(torch.from_numpy(item))
+        builder.end_document()
+    builder.finalize(str(tmp_path / "theirs.idx"))
+    for suffix in (".bin", ".idx"):
+        assert (tmp_path / f"ours{suffix}").read_bytes() == (tmp_path / f"theirs{suffix}").read_bytes()
+    theirs = megatron.IndexedDataset(str(tmp_path / "ours"))
+    assert len(theirs) == len(items)
+    assert all(np.array_equal(theirs[number], item) for number, item in enumerate(items))
+
+
+def test_writing_returns_the_checksums_and_leaves_nothing_temporary(tmp_path, items):
+    from hashlib import sha256
+
+    written = write_indexed_file(tmp_path / "shard.mask", items, np.uint8)
+    assert written == {path.name: sha256(path.read_bytes()).hexdigest() for path in tmp_path.iterdir()}
+    assert sorted(written) == ["shard.mask.bin", "shard.mask.idx"]
+
+
+def test_a_file_is_replaced_whole(tmp_path):
+    write_atomically(tmp_path / "file", b"old")
+    write_atomically(tmp_path / "file", b"new content")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert (tmp_path / "file").read_bytes() == b"new content"
+
+
+def damage_index_size(folder):
+    path = folder / "shard.idx"
+    path.write_bytes(path.read_bytes()[:-5])
+
+
+def damage_magic(folder):
+    path = folder / "shard.idx"
+    path.write_bytes(b"X" + path.read_bytes()[1:])
+
+
+def damage_data_size(folder):
+    path = folder / "shard.bin"
+    path.write_bytes(path.read_bytes()[:-2])
+
+
+def empty_index(folder):
+    (folder / "shard.idx").write_bytes(b"")
+
+
+def shorten_index(folder):
+    (folder / "shard.idx").write_bytes(b"MMIDIDX")
+
+
+def remove_data(folder):
+    (folder / "shard.bin").unlink()
+
+
+@pytest.mark.parametrize(
+    "damage", [damage_index_size, damage_magic, damage_data_size, empty_index, shorten_index, remove_data]
+)
+def test_a_damaged_file_is_an_error_that_names_it(tmp_path, items, damage):
+    write_indexed_file(tmp_path / "shard", items, np.uint16)
+    damage(tmp_path)
+    with pytest.raises(ConfigError, match="shard") as caught:
+        IndexedFile(tmp_path / "shard")
+    assert "\n" not in str(caught.value)

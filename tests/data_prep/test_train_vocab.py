@@ -1,0 +1,51 @@
+"""Claims about learning a vocabulary."""
+
+import pytest
+
+from data_prep.config import ConfigError
+from data_prep.tokens import SPECIAL_TOKENS, open_tokenizer
+from data_prep.train_vocab import VocabularyOptions, main, train_vocabulary
+
+from .conftest import run_script
+
+TEXTS = ["The lowest newer wider news, the widest lower news. Ünïcode 漢字!"] * 20
+
+
+def test_the_vocabulary_begins_with_the_special_tokens_and_covers_the_text(tmp_path):
+    tokens = train_vocabulary(lambda: iter(TEXTS), 120)
+    assert tuple(tokens[:5]) == SPECIAL_TOKENS
+    assert len(tokens) == len(set(tokens))
+    assert {"the", "news", "漢", "u", "##d", "."} <= set(tokens)
+    assert not {"T", "##漢", "##.", " "} & set(tokens)
+
+
+def test_every_run_learns_the_same(corpus, tmp_path):
+    """The hash table inside tokenizers is seeded anew in every process."""
+    for name in ("one", "two", "three"):
+        done = run_script(
+            "data_prep/train_vocab.py", "--input", corpus, "--output", tmp_path / name, "--size", 300
+        )
+        assert done.returncode == 0, done.stderr
+    assert len({(tmp_path / name / "vocab.txt").read_bytes() for name in ("one", "two", "three")}) == 1
+
+
+def test_the_folder_is_a_tokenizer_that_knows_its_text(corpus, tmp_path):
+    main(VocabularyOptions(input=(corpus,), output=tmp_path / "vocab", size=300))
+    tokenizer = open_tokenizer(str(tmp_path / "vocab"))
+    ids, _ = tokenizer.encode([(corpus / "part-0.txt").read_text()])
+    assert tokenizer.vocab_size <= 300
+    assert not (ids == tokenizer.special.unk).any()
+
+
+def test_a_size_below_the_alphabet_is_refused():
+    texts = ["".join(chr(0x3B1 + number) for number in range(24)) + "abcdefghijklmnopqrstuvwxyz" * 3]
+    with pytest.raises(ConfigError, match="expected at least"):
+        train_vocabulary(lambda: iter(texts), 100)
+
+
+def test_an_existing_vocabulary_is_not_overwritten(corpus, tmp_path):
+    (tmp_path / "vocab.txt").write_text("mine")
+    done = run_script("data_prep/train_vocab.py", "--input", corpus, "--output", tmp_path)
+    assert done.returncode == 2
+    assert "has a vocabulary already" in done.stderr
+    assert (tmp_path / "vocab.txt").read_text() == "mine"
