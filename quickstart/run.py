@@ -9,6 +9,7 @@ with exit code 1 when what was learned falls short of it.
 import os
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -92,7 +93,7 @@ def stages(short: bool) -> Iterator[Stage]:
     steps = f" --set optim.steps={SHORT_STEPS}" if short else ""
     yield Stage(
         "pre-training",
-        f"deepspeed --num_gpus {processes()} pretrain/run.py --preset tiny"
+        f"deepspeed --num_gpus {processes()} --master_port {free_port()} pretrain/run.py --preset tiny"
         f" --data {SHARDS} --output {RUN}{steps}",
     )
     yield Stage("evaluation", f"python pretrain/evaluate.py {RUN}")
@@ -109,6 +110,12 @@ def processes() -> int:
     import torch
 
     return torch.cuda.device_count() or 2
+
+
+def free_port() -> int:
+    """A port for the ranks to meet at: DeepSpeed's own may be taken by another run on this machine."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
 
 
 def run_stage(stage: Stage) -> int:
