@@ -57,7 +57,7 @@ class ModelConfig(StrictConfig):
         return self._encoder(vocab_size, self.hidden_size, self.heads, self.intermediate_size)
 
     def generator(self, vocab_size: int) -> EncoderConfig:
-        """Same depth and head size, narrower: heads and feed-forward shrink with the width (as google-research/electra)."""
+        """Same depth and head size; heads and feed-forward shrink with the width (as google-research/electra)."""
         width = self.generator_hidden_size
         heads = max(1, width * self.heads // self.hidden_size)
         return self._encoder(vocab_size, width, heads, self.intermediate_size * width // self.hidden_size)

@@ -43,7 +43,11 @@ class Batch(NamedTuple):
     """Non-pad positions, likewise."""
 
     def to(self, device: torch.device) -> "Batch":
-        return Batch(*(part.to(device, non_blocking=True) if isinstance(part, Tensor) else part for part in self))
+        moved = {
+            name: part.to(device, non_blocking=True) if isinstance(part, Tensor) else part
+            for name, part in self._asdict().items()
+        }
+        return Batch(**moved)
 
 
 class Shards:
@@ -157,12 +161,12 @@ class TrainingBatches:
         return index, epoch
 
     def step(self, step: int) -> list[Batch]:
-        """This rank's micro-batches of a step, on the CPU."""
+        """The micro-batches of a step that are this rank's, on the CPU."""
         index, epoch = self.sequences(step)
         plan = self.plan
         micro_steps = range(plan.micro_batches // plan.world_size)
         lengths = self.shards.lengths(index)
-        counts = (masked_count(lengths).sum() / plan.micro_batches, lengths.sum() / plan.micro_batches)
+        counts = (np.sum(masked_count(lengths)) / plan.micro_batches, lengths.sum() / plan.micro_batches)
         parts = [plan.rows(micro_step) for micro_step in micro_steps]
         return [make_batch(self.shards, index[rows], epoch[rows], self.seed, counts) for rows in parts]
 
@@ -183,7 +187,7 @@ def make_batch(
     special, copies = shards.manifest.special_tokens, shards.manifest.mask_copies
     ids_BL, masked_BL = shards.read(index, epoch % copies)
     lengths = shards.lengths(index)
-    slots = int(masked_count(np.array([shards.manifest.seq_length]))[0])
+    slots = int(masked_count(shards.manifest.seq_length))
     positions_BK = np.argsort(~masked_BL, axis=1, kind="stable")[:, :slots]
     valid_BK = np.arange(slots) < masked_BL.sum(axis=1)[:, None]
     is_separator_BL = ids_BL == special.sep

@@ -28,6 +28,11 @@ class Draw(NamedTuple):
     z_BK: Tensor | None
     """The sampling head's logit of x', HP_Loss alone: D_hat = sigmoid(z); differentiable inside the forward."""
 
+    def detach(self) -> "Draw":
+        """The same numbers without their gradient."""
+        log_p_S_BK, z_BK = (None if part is None else part.detach() for part in (self.log_p_S_BK, self.z_BK))
+        return Draw(self.tokens_BK, log_p_S_BK, z_BK)
+
 
 class ElectraOutput(NamedTuple):
     """What one forward gives: the loss to differentiate, and per-position tensors (detached) for the metrics."""
@@ -105,7 +110,7 @@ class Electra(nn.Module):
             discriminator_loss_BL=loss_D_BL.detach(),
             log_p_original_BK=log_p_original_BK.detach(),
             top_BK=logits_BKV.detach().argmax(-1),
-            draw=Draw(*(part if part is None else part.detach() for part in draw)),
+            draw=draw.detach(),
             d_BL=d_BL.detach(),
             replaced_BL=replaced_BL,
         )

@@ -132,7 +132,9 @@ class LayerStack(nn.Module):
             return visible_B11L
         distance_LL = relative_distance(visible_BL.shape[1], visible_BL.device)
         bucket_LL = relative_bucket(
-            distance_LL, self.config.relative_attention_num_buckets, self.config.relative_attention_max_distance
+            distance_LL,
+            self.config.relative_attention_num_buckets,
+            self.config.relative_attention_max_distance,
         )
         bias_1NLL = self.relative_attention_bias(bucket_LL).permute(2, 0, 1).unsqueeze(0).to(dtype)
         return bias_1NLL.masked_fill(~visible_B11L, torch.finfo(dtype).min)

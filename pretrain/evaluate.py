@@ -1,7 +1,7 @@
 """Evaluate pre-training runs on held-out text: detection, and how well the sampling head knows the loss.
 
-    python pretrain/evaluate.py runs/base
-    python pretrain/evaluate.py runs/base runs/electra --data data/wikibooks/held_out
+python pretrain/evaluate.py runs/base
+python pretrain/evaluate.py runs/base runs/electra --data data/wikibooks/held_out
 """
 
 import json

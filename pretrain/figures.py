@@ -24,8 +24,22 @@ def draw_training(run: Path, path: Path) -> None:
         records = read_records(run, kind)
         steps = [record["step"] for record in records]
         label = kind.replace("_", " ")
-        left.plot(steps, _column(records, "mlm_loss"), style, color=ORIGINAL, ms=4, label=f"MLM cross-entropy, {label}")
-        right.plot(steps, _column(records, "discriminator_loss"), style, color=REPLACED, ms=4, label=f"$L_D$, {label}")
+        left.plot(
+            steps,
+            _column(records, "mlm_loss"),
+            style,
+            color=ORIGINAL,
+            ms=4,
+            label=f"MLM cross-entropy, {label}",
+        )
+        right.plot(
+            steps,
+            _column(records, "discriminator_loss"),
+            style,
+            color=REPLACED,
+            ms=4,
+            label=f"$L_D$, {label}",
+        )
         if kind == "train":
             entropy = _column(records, "discriminator_entropy")
             right.plot(steps, entropy, "--", color=NEUTRAL, label="entropy of the replaced share")
@@ -49,9 +63,12 @@ def draw_detection(observations: Observations, path: Path) -> None:
 
 
 def draw_estimate(observations: Observations, path: Path) -> None:
-    """Estimated against actual discriminator loss at the sampled tokens: mean in twenty equal groups of the estimate."""
+    """Estimated against actual discriminator loss of the sampled tokens: means in twenty groups by the estimate."""
     figure, axes = plt.subplots(figsize=SIZE)
-    for other, color, label in ((False, ORIGINAL, "sampled the original"), (True, REPLACED, "sampled another token")):
+    for other, color, label in (
+        (False, ORIGINAL, "sampled the original"),
+        (True, REPLACED, "sampled another token"),
+    ):
         group = observations.sampled_other == other
         order = np.argsort(observations.estimated_loss[group])
         parts = [part for part in np.array_split(order, 20) if len(part)]

@@ -38,7 +38,7 @@ class VocabularyScores(nn.Module):
 
 
 class DiscriminatorHead(nn.Module):
-    """dense(GELU(dense(h))), [X, H] -> logit d [X] in fp32, d > 0 meaning "replaced" (`ElectraDiscriminatorPredictions`)."""
+    """dense(GELU(dense(h))), [X, H] -> logit d [X] in fp32, d > 0 "replaced" (`ElectraDiscriminatorPredictions`)."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()

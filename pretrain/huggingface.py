@@ -40,7 +40,11 @@ def save_folder(
         **fields,
     }
     (folder / "config.json").write_text(json.dumps(description, indent=2) + "\n")
-    save_file({name: weight.contiguous() for name, weight in weights.items()}, folder / "model.safetensors", {"format": "pt"})
+    save_file(
+        {name: weight.contiguous() for name, weight in weights.items()},
+        folder / "model.safetensors",
+        {"format": "pt"},
+    )
 
 
 def load_encoder(folder: str | Path, *, random_weights: bool = False, **changes: Any) -> ElectraEncoder:
@@ -76,7 +80,9 @@ def find_folder(name: str | Path) -> Path:
     if (folder / "config.json").is_file():
         return folder
     if folder.exists() or folder.is_absolute() or len(folder.parts) != 2:
-        raise ConfigError(f"model: {name} has no config.json; expected a folder written by pretrain/export.py or a stock ELECTRA")
+        raise ConfigError(
+            f"model: {name} has no config.json; expected a folder written by pretrain/export.py or a stock ELECTRA"
+        )
     from huggingface_hub import snapshot_download
 
     try:
@@ -110,7 +116,9 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     """The tensors of `model.safetensors`."""
     path = folder / "model.safetensors"
     if not path.is_file():
-        raise ConfigError(f"model: {folder} has no model.safetensors; save the model in that format (no pickled weights are read)")
+        raise ConfigError(
+            f"model: {folder} has no model.safetensors; save the model in that format (no pickled weights are read)"
+        )
     try:
         return load_file(path)
     except (SafetensorError, OSError) as error:

@@ -25,7 +25,7 @@ def focal_loss(log_p_original: Tensor, gamma: Gamma) -> Tensor:
         return -log_p_original
     error = -torch.expm1(log_p_original)  # 1 - p without cancellation near p = 1
     if gamma != "piecewise":
-        return -error**gamma * log_p_original
+        return -(error**gamma) * log_p_original
     confident, unsure = PIECEWISE_GAMMA
     exponent = torch.where(log_p_original.exp() > PIECEWISE_THRESHOLD, confident, unsure)
     return -(error**exponent) * log_p_original

@@ -33,7 +33,7 @@ TINY = RunConfig(
         relative_bias_init="local",
     ),
     objective=ObjectiveConfig(),
-    optim=OptimConfig(lr=2e-3, warmup_steps=50, steps=3000),
+    optim=OptimConfig(lr=2e-3, warmup_steps=50, steps=2000),
     batch_size=64,
     log_every=50,
     evaluate_every=500,

@@ -1,8 +1,8 @@
 """Pre-train ELECTRA with learned replacement sampling; the same command again resumes.
 
-    deepspeed --hostfile hostfiles/16v100 pretrain/run.py --preset base
-    deepspeed --num_gpus 2 pretrain/run.py --preset tiny
-    python pretrain/run.py --dry_run
+deepspeed --hostfile hostfiles/16v100 pretrain/run.py --preset base
+deepspeed --num_gpus 2 pretrain/run.py --preset tiny
+python pretrain/run.py --dry_run
 """
 
 import os
@@ -57,7 +57,7 @@ def main(options: RunOptions) -> int:
     from pretrain.train import train
 
     world = start_processes()
-    leave(train(build_training(plan, world)))
+    return leave(train(build_training(plan, world)))
 
 
 class Plan(NamedTuple):
@@ -137,8 +137,8 @@ def choose_run(options: RunOptions) -> "RunConfig":
 def build_training(plan: Plan, world: "World") -> "Training":
     """The model under its engine, the data's plan and the run folder, ready to train. Collective."""
     from pretrain.data import BatchPlan
-    from pretrain.models import build_model
     from pretrain.engine import Engine
+    from pretrain.models import build_model
     from pretrain.optim import parameter_groups
     from pretrain.run_folder import write_run
     from pretrain.train import Training

@@ -1,17 +1,16 @@
 """The folder of a run: what it is made of, its log, and what a later command needs to know.
 
-    RUN/run.json          description: configuration, vocabulary, data, code and package versions
-    RUN/deepspeed.json    the resolved DeepSpeed configuration
-    RUN/tokenizer/        copied from the shards
-    RUN/metrics.jsonl     one record a log interval or evaluation
-    RUN/tensorboard/      the same as curves
-    RUN/checkpoints/      see checkpoint.py
+RUN/run.json          description: configuration, vocabulary, data, code and package versions
+RUN/deepspeed.json    the resolved DeepSpeed configuration
+RUN/tokenizer/        copied from the shards
+RUN/metrics.jsonl     one record a log interval or evaluation
+RUN/tensorboard/      the same as curves
+RUN/checkpoints/      see checkpoint.py
 """
 
 import hashlib
 import importlib.metadata
 import json
-import os
 import platform
 import shutil
 from collections.abc import Iterator
@@ -25,7 +24,7 @@ from pretrain.config import RunConfig
 DESCRIPTION, CHECKPOINTS = "run.json", "checkpoints"
 MAY_CHANGE = (
     "data",
-        "run.log_every",
+    "run.log_every",
     "run.evaluate_every",
     "run.evaluate_sequences",
     "run.checkpoint_every",
@@ -83,7 +82,9 @@ def require_same_run(folder: Path, description: RunDescription) -> None:
     """
     if not (folder / DESCRIPTION).is_file():
         return
-    before, now = (dict(_flat(part.model_dump(mode="json", exclude={"versions"}))) for part in (read_run(folder), description))
+    before, now = (
+        dict(_flat(part.model_dump(mode="json", exclude={"versions"}))) for part in (read_run(folder), description)
+    )
     changed = [
         f"{key}: {folder} was started with {before.get(key)!r}, this command says {now.get(key)!r};"
         " use the same value or another --output"
@@ -119,7 +120,7 @@ def read_run(folder: Path) -> RunDescription:
 def _write_json(path: Path, value: Any) -> None:
     temporary = path.with_suffix(".tmp")
     temporary.write_text(json.dumps(value, indent=2) + "\n")
-    os.replace(temporary, path)
+    temporary.replace(path)
 
 
 def _flat(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -1,7 +1,6 @@
 """What a run says while it trains: one line an interval, `metrics.jsonl`, and TensorBoard; on the first rank alone."""
 
 import json
-import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -43,7 +42,7 @@ class RunLog:
         lines = [line for line in self.path.read_text().splitlines() if _step_of(line) <= step]
         temporary = self.path.with_suffix(".tmp")
         temporary.write_text("".join(line + "\n" for line in lines))
-        os.replace(temporary, self.path)
+        temporary.replace(self.path)
 
     def write(self, kind: str, step: int, values: Mapping[str, float]) -> None:
         """One record of `kind` ("train" or "held_out"), to all three places."""

@@ -101,16 +101,24 @@ def shards_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def launch() -> Callable[..., subprocess.Popen[str]]:
-    """Starts a script under the real `deepspeed` with this many ranks, or under plain python for 0, in its own session."""
+    """Starts a script in its own session: under the real `deepspeed` with this many ranks, or plain python for 0."""
 
     def start(ranks: int, *arguments: str | Path) -> subprocess.Popen[str]:
         command = [sys.executable]
         if ranks:
-            command = [str(Path(sys.executable).with_name("deepspeed")), f"--num_gpus={ranks}", f"--master_port={free_port()}"]
+            command = [
+                str(Path(sys.executable).with_name("deepspeed")),
+                f"--num_gpus={ranks}",
+                f"--master_port={free_port()}",
+            ]
         return subprocess.Popen(
             [*command, *map(str, arguments)],
             cwd=REPOSITORY,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
+            env={
+                **os.environ,
+                "OMP_NUM_THREADS": "1",
+                "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            },
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -32,7 +32,10 @@ def test_auc_is_the_share_of_pairs_in_the_right_order() -> None:
 
 
 def test_auc_is_none_where_nothing_was_replaced() -> None:
-    assert detection_auc(observations(replaced=np.zeros(6, dtype=bool))) == {"auc_all": None, "auc_masked": None}
+    assert detection_auc(observations(replaced=np.zeros(6, dtype=bool))) == {
+        "auc_all": None,
+        "auc_masked": None,
+    }
 
 
 def test_correlations_are_numpys_by_class() -> None:
@@ -66,5 +69,7 @@ def test_observations_are_the_models_own_numbers_at_each_masked_position(
             assert observed.sampled_other[row] == other
             expected = -torch.log(1 - estimate if other else estimate)
             assert observed.estimated_loss[row] == pytest.approx(expected.item(), rel=1e-4)
-            assert observed.actual_loss[row] == pytest.approx(output.discriminator_loss_BL[b, position].item(), rel=1e-5)
+            assert observed.actual_loss[row] == pytest.approx(
+                output.discriminator_loss_BL[b, position].item(), rel=1e-5
+            )
             row += 1

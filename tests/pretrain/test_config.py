@@ -10,7 +10,9 @@ RUN = PRESETS["small"].run
 
 
 def test_overrides_reach_every_level_and_keep_the_rest() -> None:
-    changed = with_overrides(RUN, ["seed=3", "optim.lr=2e-4", "objective.gamma=piecewise", "model.relative_position=false"])
+    changed = with_overrides(
+        RUN, ["seed=3", "optim.lr=2e-4", "objective.gamma=piecewise", "model.relative_position=false"]
+    )
     assert (changed.seed, changed.optim.lr, changed.objective.gamma) == (3, 2e-4, "piecewise")
     assert not changed.model.relative_position
     assert with_overrides(changed, []) == changed

@@ -36,9 +36,7 @@ def all_of(shards: Shards, step: int, world_size: int, micro: int, size: int = 2
 
 
 @pytest.mark.parametrize(("world_size", "micro"), [(1, 8), (2, 12), (2, 4), (3, 4)])
-def test_a_step_reads_the_same_samples_and_uniforms_on_any_cluster(
-    world_size: int, micro: int, shards: Shards
-) -> None:
+def test_a_step_reads_the_same_samples_and_uniforms_on_any_cluster(world_size: int, micro: int, shards: Shards) -> None:
     whole, spread = all_of(shards, 5, 1, 24), all_of(shards, 5, world_size, micro)
     for ours, theirs in zip(whole[:6], spread[:6], strict=True):
         assert torch.equal(ours, theirs)

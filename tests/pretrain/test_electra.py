@@ -108,7 +108,10 @@ def names_with_gradient(model: Electra) -> set[str]:
 
 def gradient_of(part: str, batch: Batch, make_electra: Callable[..., Electra], objective: str) -> set[str]:
     """Names of the parameters that the gradient of one of the three losses reaches."""
-    weights = {"lambda1": 1.0 if part == "sampler" else 0.0, "lambda2": 1.0 if part == "discriminator" else 0.0}
+    weights = {
+        "lambda1": 1.0 if part == "sampler" else 0.0,
+        "lambda2": 1.0 if part == "discriminator" else 0.0,
+    }
     model = make_electra(name=objective, **weights)
     output = model(batch)
     if part != "generator":  # L_G has no weight of its own: take its gradient away again

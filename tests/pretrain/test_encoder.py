@@ -52,7 +52,9 @@ def test_relative_bias_is_added_to_the_scores_of_every_layer() -> None:
     stack = model.encoder
     hidden_BLH = torch.randn(1, 9, 32)
     attention = stack.layer[0].attention.self
-    query, key, value = (attention.split_heads(part(hidden_BLH)) for part in (attention.query, attention.key, attention.value))
+    query, key, value = (
+        attention.split_heads(part(hidden_BLH)) for part in (attention.query, attention.key, attention.value)
+    )
     bucket_LL = relative_bucket(relative_distance(9, torch.device("cpu")), 32, 128)
     bias_NLL = stack.relative_attention_bias.weight[bucket_LL].permute(2, 0, 1)
     scores = query @ key.transpose(-1, -2) / 8**0.5 + bias_NLL
@@ -72,7 +74,9 @@ def test_padding_is_invisible() -> None:
 def test_a_local_start_prefers_each_heads_neighbour_and_falls_with_distance() -> None:
     table = encoder(relative_bias_init="local").encoder.relative_attention_bias.weight
     for head, neighbour in ((0, -1), (1, 1), (2, -1)):
-        bias = {d: table[relative_bucket(torch.tensor(d), 32, 128), head].item() for d in (-60, -9, -2, -1, 0, 1, 2, 9, 60)}
+        bias = {
+            d: table[relative_bucket(torch.tensor(d), 32, 128), head].item() for d in (-60, -9, -2, -1, 0, 1, 2, 9, 60)
+        }
         assert max(bias, key=bias.__getitem__) == neighbour
         side = [bias[neighbour * d] for d in (1, 2, 9, 60)]
         assert side == sorted(side, reverse=True)

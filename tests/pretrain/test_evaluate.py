@@ -22,7 +22,9 @@ FIGURES = ("training.png", "detection.png", "estimate.png")
 
 @pytest.fixture(scope="module")
 def trained_run(
-    shards_folder: Path, tmp_path_factory: pytest.TempPathFactory, launch: Callable[..., subprocess.Popen[str]]
+    shards_folder: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    launch: Callable[..., subprocess.Popen[str]],
 ) -> Path:
     folder = tmp_path_factory.mktemp("trained") / "run"
     overrides = ("optim.steps=6", "optim.warmup_steps=2", "batch_size=8", "evaluate_every=3", "log_every=2")

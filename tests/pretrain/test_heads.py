@@ -2,7 +2,10 @@
 
 import torch
 from transformers import ElectraConfig
-from transformers.models.electra.modeling_electra import ElectraDiscriminatorPredictions, ElectraGeneratorPredictions
+from transformers.models.electra.modeling_electra import (
+    ElectraDiscriminatorPredictions,
+    ElectraGeneratorPredictions,
+)
 
 from pretrain.encoder import EncoderConfig, TiedEmbedding
 from pretrain.heads import DiscriminatorHead, VocabularyScores, VocabularyTransform
@@ -39,7 +42,11 @@ def test_scores_of_chosen_tokens_are_those_columns_of_the_full_scores_with_their
     full = scores(projected, embeddings).gather(-1, ids[..., None]).squeeze(-1)
     assert torch.allclose(chosen, full, atol=1e-6)
     parameters = (projected, embeddings.weight, scores.bias)
-    for a, b in zip(torch.autograd.grad(chosen.sum(), parameters), torch.autograd.grad(full.sum(), parameters), strict=True):
+    for a, b in zip(
+        torch.autograd.grad(chosen.sum(), parameters),
+        torch.autograd.grad(full.sum(), parameters),
+        strict=True,
+    ):
         assert torch.allclose(a, b, atol=1e-6)
 
 

@@ -30,7 +30,7 @@ def test_uniforms_are_uniform_below_one_and_keyed_by_all_four_parts() -> None:
     position = np.tile(np.arange(50), (400, 1))
     values = uniforms(3, sequence, epoch, position)
     assert values.dtype == np.float32
-    assert 0 <= values.min() and values.max() < 1
+    assert values.min() >= 0 and values.max() < 1
     assert kstest(values.ravel(), "uniform").pvalue > 1e-4
     for other in (
         uniforms(4, sequence, epoch, position),

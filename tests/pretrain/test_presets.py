@@ -24,7 +24,12 @@ def test_small_and_base_are_the_papers_table(name: str, numbers: tuple[float, ..
     )
     assert (optim.betas, optim.eps) == ((0.9, 0.999), 1e-6)
     objective = run.objective
-    assert (objective.name, objective.lambda1, objective.lambda2, objective.gamma) == ("hp_loss", 5.0, 50.0, 1.0)
+    assert (objective.name, objective.lambda1, objective.lambda2, objective.gamma) == (
+        "hp_loss",
+        5.0,
+        50.0,
+        1.0,
+    )
 
 
 def test_the_small_discriminator_is_hugging_faces_default_electra_plus_the_relative_table() -> None:

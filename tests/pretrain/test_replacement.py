@@ -64,7 +64,10 @@ def test_a_token_of_weight_zero_is_never_drawn_even_at_the_ends_of_the_cdf() -> 
 def test_replace_changes_the_valid_positions_alone() -> None:
     ids = torch.tensor([[2, 5, 6, 3], [2, 6, 3, 0]])
     replaced = replace(
-        ids, torch.tensor([[1, 2], [1, 0]]), torch.tensor([[True, True], [True, False]]), torch.tensor([[6, 6], [5, 9]])
+        ids,
+        torch.tensor([[1, 2], [1, 0]]),
+        torch.tensor([[True, True], [True, False]]),
+        torch.tensor([[6, 6], [5, 9]]),
     )
     assert replaced.tolist() == [[2, 6, 6, 3], [2, 5, 3, 0]]
     assert ids.tolist() == [[2, 5, 6, 3], [2, 6, 3, 0]]

@@ -48,5 +48,5 @@ def test_an_unknown_deepspeed_key_is_refused_by_name(shards_folder: Path, tmp_pa
     path = tmp_path / "typo.json"
     config = json.loads((REPOSITORY / "ds_configs/zero1_bf16.json").read_text())
     path.write_text(json.dumps({**config, "gradient_cliping": 0.5}))
-    with pytest.raises(ConfigError, match="gradient_cliping.*gradient_clipping"):
+    with pytest.raises(ConfigError, match=r"gradient_cliping.*gradient_clipping"):
         make_plan(options(shards_folder, tmp_path, deepspeed_config=path))

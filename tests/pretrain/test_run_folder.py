@@ -24,11 +24,10 @@ def test_a_description_survives_the_folder(tmp_path: Path, description: RunDescr
 
 
 @pytest.mark.parametrize(
-    "override", ["log_every=1", "evaluate_every=7", "checkpoint_every=3", "keep_checkpoints=9", "evaluate_sequences=4"]
+    "override",
+    ["log_every=1", "evaluate_every=7", "checkpoint_every=3", "keep_checkpoints=9", "evaluate_sequences=4"],
 )
-def test_bookkeeping_may_change_between_starts(
-    override: str, tmp_path: Path, description: RunDescription
-) -> None:
+def test_bookkeeping_may_change_between_starts(override: str, tmp_path: Path, description: RunDescription) -> None:
     write_run(tmp_path / "run", description, {})
     changed = description.model_copy(update={"run": with_overrides(description.run, [override])})
     require_same_run(tmp_path / "run", changed)
@@ -48,7 +47,7 @@ def test_another_configuration_or_data_is_refused_naming_every_difference(
 
 
 def test_a_folder_that_is_no_run_is_one_clear_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="expected a folder written by pretrain/run.py"):
+    with pytest.raises(ConfigError, match=r"expected a folder written by pretrain/run\.py"):
         read_run(tmp_path)
     (tmp_path / "run.json").write_text("{")
     with pytest.raises(ConfigError, match="cannot read"):

@@ -30,7 +30,18 @@ SHORT_RUN = (
 
 
 def run_arguments(shards: Path, output: Path, *overrides: str) -> list[str | Path]:
-    return ["pretrain/run.py", "--preset", "tiny", "--data", shards, "--output", output, "--set", *SHORT_RUN, *overrides]
+    return [
+        "pretrain/run.py",
+        "--preset",
+        "tiny",
+        "--data",
+        shards,
+        "--output",
+        output,
+        "--set",
+        *SHORT_RUN,
+        *overrides,
+    ]
 
 
 def finished(process: subprocess.Popen[str], code: int = 0) -> str:

@@ -46,7 +46,11 @@ def train(stage: str, objective: str, shards: Shards, world: World) -> tuple[lis
     config = json.loads((REPOSITORY / "ds_configs" / f"{stage}.json").read_text())
     config["train_micro_batch_size_per_gpu"] = 2  # two micro-batches a step and rank
     resolved = resolve(
-        config, batch_size=BATCH_SIZE, world_size=world.world_size, device_type=world.device.type, optim=run.optim
+        config,
+        batch_size=BATCH_SIZE,
+        world_size=world.world_size,
+        device_type=world.device.type,
+        optim=run.optim,
     )
     model = build_model(describe(run, shards.folder, shards.manifest))
     engine = Engine(model, parameter_groups(model, run.optim.weight_decay), resolved, world)
