@@ -1,7 +1,7 @@
 """The paper's fine-tuning numbers for its two model sizes, and the single setting a plain run uses.
 
 Where the paper searches a grid, the default is the grid's value that google-research/electra's
-`configure_finetuning.py` uses.
+`configure_finetuning.py` uses; only STS-B differs there (10 epochs), which the paper counts among the others.
 """
 
 from typing import Any, Literal
