@@ -44,9 +44,7 @@ def tokenize_examples(examples: Sequence[Example], tokenizer: Any, max_length: i
     return Features(encoded["input_ids"], encoded["token_type_ids"], [example.target for example in examples])
 
 
-def collate(
-    features: Features, indices: Sequence[int] | np.ndarray, pad_id: int, device: torch.device
-) -> Batch:
+def collate(features: Features, indices: Sequence[int] | np.ndarray, pad_id: int, device: torch.device) -> Batch:
     """The examples `indices`, padded to the longest of them; no index gives one example of weight 0."""
     chosen = indices if len(indices) else [0]
     ids = [torch.tensor(features.input_ids[i]) for i in chosen]

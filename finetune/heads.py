@@ -19,9 +19,7 @@ class SequenceClassifier(nn.Module):
         self.electra = encoder
         self.dropout = nn.Dropout(encoder.config.hidden_dropout_prob)
         self.head = nn.Linear(encoder.config.hidden_size, num_outputs)
-        nn.init.xavier_uniform_(
-            self.head.weight
-        )  # TensorFlow's default, which google-research/electra leaves in place
+        nn.init.xavier_uniform_(self.head.weight)  # TensorFlow's default, which google-research/electra leaves in place
         nn.init.zeros_(self.head.bias)
 
     def forward(self, batch: Batch) -> Tensor:

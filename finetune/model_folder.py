@@ -43,9 +43,7 @@ def load_tokenizer(path: Path) -> Any:
     from transformers import ElectraTokenizerFast
 
     if not any((path / name).is_file() for name in TOKENIZER_FILES):  # it would make up an empty one
-        raise ConfigError(
-            f"model: {path} has no tokenizer, expected one of {', '.join(TOKENIZER_FILES)} in it"
-        )
+        raise ConfigError(f"model: {path} has no tokenizer, expected one of {', '.join(TOKENIZER_FILES)} in it")
     try:
         return ElectraTokenizerFast.from_pretrained(path)
     except Exception as error:  # a damaged file makes the library raise bare exceptions too

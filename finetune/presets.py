@@ -36,9 +36,7 @@ def size_of(hidden_size: int) -> ModelSize:
     return "base" if hidden_size >= BASE_HIDDEN_SIZE else "small"
 
 
-def settings_for(
-    task: str, hidden_size: int, max_positions: int, overrides: dict[str, Any]
-) -> FinetuneConfig:
+def settings_for(task: str, hidden_size: int, max_positions: int, overrides: dict[str, Any]) -> FinetuneConfig:
     """The paper's settings for a task and a model of this shape, with `overrides` laid over them.
 
     The default length is `MAX_LENGTH` or, on a shorter model, all its positions.

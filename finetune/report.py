@@ -85,9 +85,7 @@ def load_runs(paths: Iterable[Path]) -> list[RunRecord]:
         file = path / FILE_NAME if path.is_dir() else path
         found = read_records(file)
         if not found:
-            raise ConfigError(
-                f"runs: no results in {file}; expected the --output folder of a finished run_glue.py"
-            )
+            raise ConfigError(f"runs: no results in {file}; expected the --output folder of a finished run_glue.py")
         records.update({record.run.model_dump_json(): record for record in found})
     return list(records.values())
 
@@ -118,9 +116,7 @@ def make_cell(records: Sequence[RunRecord], column: Column) -> Cell:
         ConfigError: runs on different data, which no median may mix.
     """
     if len({record.run.data_sha256 for record in records}) > 1:
-        raise ConfigError(
-            f"runs: {records[0].model} was trained on different {column.task} data; report them apart"
-        )
+        raise ConfigError(f"runs: {records[0].model} was trained on different {column.task} data; report them apart")
     by_setting: dict[str, list[RunRecord]] = {}
     for record in records:
         by_setting.setdefault(record.run.settings.model_dump_json(), []).append(record)

@@ -63,6 +63,4 @@ def _draw_paper(axes: Axes, rows: Sequence["Row"], columns: Sequence[Column]) ->
     for size in dict.fromkeys(row.size for row in rows):
         for label, mark in PAPER_MARKS.items():
             values = [PAPER_ROWS[size][label][index] or float("nan") for _, index in places]
-            axes.plot(
-                [place for place, _ in places], values, mark, color="black", label=f"paper, {size}: {label}"
-            )
+            axes.plot([place for place, _ in places], values, mark, color="black", label=f"paper, {size}: {label}")

@@ -59,9 +59,7 @@ def run_queue(options: GlueOptions) -> None:
         if inputs is None or inputs.task.name != run.task:
             inputs = prepare(run, model, data[run.task])
         started = time.monotonic()
-        outcome = train(
-            model.path, run.random_weights, inputs, run.settings, run.seed, options.deepspeed_config, world
-        )
+        outcome = train(model.path, run.random_weights, inputs, run.settings, run.seed, options.deepspeed_config, world)
         if world.is_first:
             seconds = time.monotonic() - started
             append_record(results, make_record(options.model, model, run, inputs, outcome, seconds, world))

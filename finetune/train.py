@@ -225,9 +225,7 @@ def optimization(settings: FinetuneConfig, steps: int) -> OptimConfig:
 def groups(model: SequenceClassifier, settings: FinetuneConfig) -> list[dict[str, Any]]:
     """Parameter groups with layer-wise learning-rate decay."""
     layers = model.electra.config.num_hidden_layers
-    return parameter_groups(
-        model, settings.weight_decay, lambda name: layer_scale(name, layers, settings.layer_decay)
-    )
+    return parameter_groups(model, settings.weight_decay, lambda name: layer_scale(name, layers, settings.layer_decay))
 
 
 class Progress:
@@ -251,9 +249,7 @@ class Progress:
         """Says what an epoch came to."""
         if self.speaks:
             self.spoken = time.monotonic()
-            scores = [
-                f"{split} {name} {value:.4f}" for split, s in metrics.items() for name, value in s.items()
-            ]
+            scores = [f"{split} {name} {value:.4f}" for split, s in metrics.items() for name, value in s.items()]
             seconds = self.spoken - self.started
             print(
                 f"{self.title}: epoch {epoch + 1}, loss {loss:.4f}, {', '.join(scores)} ({seconds:.0f} s)",

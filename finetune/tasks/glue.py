@@ -170,15 +170,11 @@ def read_tsv(path: Path, task: Task) -> list[Example]:
         with path.open(encoding="utf-8-sig", newline="\n") as lines:
             rows = [line.rstrip("\r\n").split("\t") for line in lines]
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"data_dir: cannot read {path} ({error}); expected GLUE's {task.name} TSV file"
-        ) from None
+        raise ConfigError(f"data_dir: cannot read {path} ({error}); expected GLUE's {task.name} TSV file") from None
     header = list(task.header or rows[0] if rows else ())
     first_line = 1 if task.header else 2
     examples, problems = [], [] if rows[first_line - 1 :] else [f"data_dir: {path}: no examples"]
-    columns = (
-        [_column(name, header, path) for name in (*task.text_columns, task.label_column)] if header else []
-    )
+    columns = [_column(name, header, path) for name in (*task.text_columns, task.label_column)] if header else []
     for number, row in enumerate(rows[first_line - 1 :], first_line):
         try:
             if len(row) != len(header):
@@ -194,9 +190,7 @@ def read_tsv(path: Path, task: Task) -> list[Example]:
 
 def _column(name: str, header: list[str], path: Path) -> int:
     if name not in header:
-        raise ConfigError(
-            f"data_dir: {path}, line 1: no column {name!r} among {header}; expected GLUE's header"
-        )
+        raise ConfigError(f"data_dir: {path}, line 1: no column {name!r} among {header}; expected GLUE's header")
     return header.index(name)
 
 

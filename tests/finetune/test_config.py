@@ -20,9 +20,7 @@ def test_every_override_is_a_setting() -> None:
     assert FinetuneConfig(**options.overrides()).model_dump().items() >= given.items()
 
 
-@pytest.mark.parametrize(
-    ("name", "value"), [("learning_rate", 0), ("epochs", 0), ("layer_decay", 1.5), ("dropout", 1)]
-)
+@pytest.mark.parametrize(("name", "value"), [("learning_rate", 0), ("epochs", 0), ("layer_decay", 1.5), ("dropout", 1)])
 def test_a_setting_out_of_range_is_refused(name: str, value: float) -> None:
     good = {"learning_rate": 1e-3, "epochs": 1, "batch_size": 4, "weight_decay": 0.1, "max_length": 16}
     with pytest.raises(ConfigError, match=name):

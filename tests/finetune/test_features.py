@@ -38,15 +38,12 @@ def test_a_long_pair_loses_the_end_of_its_longer_text(tokenizer: BertTokenizerFa
     assert pieces(tokenizer, ("one two", "a b c d e f g h"), 10) == "[CLS] one two [SEP] a b c d e [SEP]"
 
 
-def test_real_pairs_fit_the_length_and_keep_both_texts(
-    tokenizer: BertTokenizerFast, shared_data: Path
-) -> None:
+def test_real_pairs_fit_the_length_and_keep_both_texts(tokenizer: BertTokenizerFast, shared_data: Path) -> None:
     examples = load_task(TASKS["RTE"], str(shared_data / "glue")).dev["dev"]
     features = tokenize_examples(examples, tokenizer, 64)
     assert max(map(len, features.input_ids)) == 64
     assert all(
-        ids.count(tokenizer.sep_token_id) == 2 and ids[-1] == tokenizer.sep_token_id
-        for ids in features.input_ids
+        ids.count(tokenizer.sep_token_id) == 2 and ids[-1] == tokenizer.sep_token_id for ids in features.input_ids
     )
     assert all(1 in segments for segments in features.token_type_ids)
 

@@ -6,9 +6,7 @@ import pytest
 from finetune.metrics import METRICS, is_constant, score
 
 TARGET = np.array([1, 1, 1, 0, 0, 1, 0, 0, 0, 1])
-PREDICTED = np.array(
-    [1, 0, 1, 0, 1, 1, 0, 0, 1, 1]
-)  # 4 true and 2 false positives, 1 false and 3 true negatives
+PREDICTED = np.array([1, 0, 1, 0, 1, 1, 0, 0, 1, 1])  # 4 true and 2 false positives, 1 false and 3 true negatives
 
 
 def test_classification_metrics_follow_their_definitions() -> None:

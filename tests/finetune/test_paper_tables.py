@@ -13,12 +13,7 @@ def test_every_column_is_a_split_and_metric_of_its_task() -> None:
 
 
 def test_every_task_and_metric_has_its_column() -> None:
-    wanted = {
-        (task.name, split, name)
-        for task in TASKS.values()
-        for split in task.dev_splits
-        for name in task.metrics
-    }
+    wanted = {(task.name, split, name) for task in TASKS.values() for split in task.dev_splits for name in task.metrics}
     assert wanted == {(column.task, column.split, column.metric) for column in COLUMNS}
 
 

@@ -41,9 +41,7 @@ def test_a_line_that_is_no_record_is_refused(tmp_path: Path) -> None:
         read_records(path)
 
 
-@pytest.mark.parametrize(
-    "change", [{"seed": 2}, {"random_weights": True}, {"data_sha256": "x"}, {"epochs": 4}]
-)
+@pytest.mark.parametrize("change", [{"seed": 2}, {"random_weights": True}, {"data_sha256": "x"}, {"epochs": 4}])
 def test_whatever_changes_the_result_makes_another_run(change: dict) -> None:
     assert make_record(**change).run != make_record().run
     assert isinstance(make_record(**change), RunRecord)

@@ -9,9 +9,7 @@ from tests.finetune.conftest import make_record
 
 
 @pytest.mark.parametrize(("train_examples", "legend"), [(8_551, 4), (3_000, 2)])
-def test_seeds_are_dots_and_the_paper_is_drawn_on_official_data_only(
-    train_examples: int, legend: int
-) -> None:
+def test_seeds_are_dots_and_the_paper_is_drawn_on_official_data_only(train_examples: int, legend: int) -> None:
     scores = (0.31, 0.42, 0.53)
     rows = make_rows(
         [make_record(score, seed=seed, train_examples=train_examples) for seed, score in enumerate(scores)]

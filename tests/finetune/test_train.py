@@ -86,9 +86,7 @@ def plain_adamw(model: SequenceClassifier, inputs: Inputs, settings: FinetuneCon
             optimizer.zero_grad()
             example_losses(model(batch), batch.target_B).mean().backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), settings.gradient_clipping)
-            rate = learning_rate(
-                step, base=settings.learning_rate, warmup_steps=int(0.1 * total), total_steps=total
-            )
+            rate = learning_rate(step, base=settings.learning_rate, warmup_steps=int(0.1 * total), total_steps=total)
             for group, scale in zip(optimizer.param_groups, scales, strict=True):
                 group["lr"] = rate * scale
             optimizer.step()
@@ -109,14 +107,10 @@ def test_a_run_is_plain_adamw_with_layer_wise_decay(
     run = Run(encoder, inputs, SETTINGS, SEED, deepspeed_file(tmp_path, micro=4), world)
     run.train()
     for name, weight in run.engine.module.named_parameters():
-        torch.testing.assert_close(
-            weight.data, expected.get_parameter(name).data, rtol=0, atol=2e-5, msg=name
-        )
+        torch.testing.assert_close(weight.data, expected.get_parameter(name).data, rtol=0, atol=2e-5, msg=name)
 
 
-def go(
-    stock_model: Path, inputs: Inputs, world: World, config: Path, seed: int = SEED, **changes: Any
-) -> Outcome:
+def go(stock_model: Path, inputs: Inputs, world: World, config: Path, seed: int = SEED, **changes: Any) -> Outcome:
     settings = SETTINGS.model_copy(update=changes)
     return train(stock_model, False, inputs, settings, seed, config, world)
 
@@ -170,9 +164,7 @@ def test_a_run_that_diverges_ends_and_is_flagged(
     assert np.isfinite(outcome.last["dev"]["matthews"])
 
 
-def test_a_model_with_relative_position_trains_its_table(
-    inputs: Inputs, world: World, tmp_path: Path
-) -> None:
+def test_a_model_with_relative_position_trains_its_table(inputs: Inputs, world: World, tmp_path: Path) -> None:
     config = EncoderConfig(
         vocab_size=60,
         embedding_size=16,
@@ -192,9 +184,7 @@ def test_a_model_with_relative_position_trains_its_table(
     assert 1e-5 < (after - before).abs().max() < 0.1
 
 
-def test_a_finished_run_leaves_no_model_behind(
-    stock_model: Path, inputs: Inputs, world: World, tmp_path: Path
-) -> None:
+def test_a_finished_run_leaves_no_model_behind(stock_model: Path, inputs: Inputs, world: World, tmp_path: Path) -> None:
     run = Run(load_encoder(stock_model), inputs, SETTINGS, SEED, deepspeed_file(tmp_path), world)
     run.train_epoch(0)
     weight = weakref.ref(run.engine.module)
@@ -207,9 +197,7 @@ def test_the_ranks_score_each_dev_example_once_in_as_many_batches(inputs: Inputs
     features = inputs.train
     parts = [list(shares(features, World(rank, 3, rank, torch.device("cpu")))) for rank in range(3)]
     assert len({len(part) for part in parts}) == 1
-    assert sorted(np.concatenate([index for part in parts for index in part])) == list(
-        range(len(features.targets))
-    )
+    assert sorted(np.concatenate([index for part in parts for index in part])) == list(range(len(features.targets)))
 
 
 def test_two_ranks_learn_what_one_learns(
@@ -245,9 +233,7 @@ def test_two_ranks_learn_what_one_learns(
 
 def one_rank(stock_model: str, cola_folder: str, config: str) -> None:
     """What each process of `test_two_ranks_learn_what_one_learns` does."""
-    outcome = go(
-        Path(stock_model), read_inputs(Path(stock_model), Path(cola_folder)), start_processes(), Path(config)
-    )
+    outcome = go(Path(stock_model), read_inputs(Path(stock_model), Path(cola_folder)), start_processes(), Path(config))
     print("\n" + json.dumps(outcome._asdict()), flush=True)
 
 
