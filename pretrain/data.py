@@ -43,11 +43,7 @@ class Batch(NamedTuple):
     """Non-pad positions, likewise."""
 
     def to(self, device: torch.device) -> "Batch":
-        moved = {
-            name: part.to(device, non_blocking=True) if isinstance(part, Tensor) else part
-            for name, part in self._asdict().items()
-        }
-        return Batch(**moved)
+        return Batch._make(part.to(device, non_blocking=True) if isinstance(part, Tensor) else part for part in self)
 
 
 class Shards:
