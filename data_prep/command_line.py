@@ -6,6 +6,7 @@ A field is an option `--field`; `Annotated[..., POSITIONAL]` makes it an argumen
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -37,11 +38,14 @@ class _OneLineHelp(argparse.HelpFormatter):
 
 
 def run_command(main: Callable[[Options], int | None], options_class: type[Options], description: str | None) -> int:
-    """Parses `sys.argv`, runs `main`, and returns the process's exit code; a `ConfigError` prints one line each."""
+    """Parses `sys.argv`, runs `main`, and returns the process's exit code; a `ConfigError` prints one line each.
+
+    Under a launcher the first rank of each machine speaks for the others there, which find the same mistakes.
+    """
     try:
         return main(parse_options(options_class, description)) or 0
     except ConfigError as error:
-        for problem in error.problems:
+        for problem in error.problems if os.environ.get("LOCAL_RANK", "0") == "0" else ():
             print(f"{Path(sys.argv[0]).name}: error: {problem}", file=sys.stderr)
         return EXIT_BAD_USAGE
     except KeyboardInterrupt:

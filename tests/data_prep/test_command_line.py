@@ -125,6 +125,16 @@ def test_a_config_error_ends_with_2_and_one_line_a_problem(arguments, capsys):
     assert capsys.readouterr().err == "program.py: error: a: wrong\nprogram.py: error: b: missing\n"
 
 
+@pytest.mark.parametrize(("local_rank", "lines"), [("0", 1), ("1", 0)])
+def test_under_a_launcher_one_rank_of_a_machine_speaks_for_all(arguments, capsys, monkeypatch, local_rank, lines):
+    def fail(options):
+        raise ConfigError("a: wrong")
+
+    monkeypatch.setenv("LOCAL_RANK", local_rank)
+    assert run_command(fail, Options, "") == 2
+    assert len(capsys.readouterr().err.splitlines()) == lines
+
+
 def test_a_bad_option_ends_with_2_before_the_program_starts(arguments, capsys):
     arguments("--colour=red")
     assert run_command(pytest.fail, Options, "") == 2
