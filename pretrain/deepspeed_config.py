@@ -73,7 +73,6 @@ class ZeroOptimization(Section):
     stage3_model_persistence_threshold: Elements | None = None
     stage3_max_live_parameters: Elements | None = None
     stage3_max_reuse_distance: Elements | None = None
-    stage3_module_granularity_threshold: Elements | None = None
     offload_optimizer: OffloadOptimizer | None = None
 
 
@@ -171,6 +170,7 @@ REFUSED_KEYS = {
     "gradient_allreduce_op": "losses are scaled for the mean, DeepSpeed's default",
     "zero_optimization.cpu_offload": "renamed by DeepSpeed: use zero_optimization.offload_optimizer",
     "zero_optimization.offload_param": "the models here fit every GPU; offload_optimizer saves more",
+    "zero_optimization.stage3_module_granularity_threshold": "DeepSpeed 0.19.8 fails with it on a CPU",
     "fp16.auto_cast": "the inputs are ids, nothing is to be cast",
     "bf16.immediate_grad_update": "acts on one of DeepSpeed's optimizers only, which is not used here",
 }
@@ -208,9 +208,7 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         values = json.loads(path.read_text(), object_pairs_hook=_without_duplicates)
     except OSError as error:
-        raise ConfigError(
-            f"deepspeed_config: cannot read {path}: {error.strerror}; see ds_configs/README.md"
-        ) from None
+        raise ConfigError(f"deepspeed_config: cannot read {path}: {error.strerror}; see ds_configs/README.md") from None
     except ValueError as error:
         raise ConfigError(f"{path}: not valid JSON: {error}") from None
     if not isinstance(values, dict):
@@ -291,9 +289,7 @@ def _fill(config: DeepSpeedConfig, batch_size: int, world_size: int, optim: Opti
     if config.train_micro_batch_size_per_gpu == "auto":
         values["train_micro_batch_size_per_gpu"] = batch_size // world_size
     values["train_batch_size"] = batch_size
-    values["gradient_accumulation_steps"] = batch_size // (
-        world_size * values["train_micro_batch_size_per_gpu"]
-    )
+    values["gradient_accumulation_steps"] = batch_size // (world_size * values["train_micro_batch_size_per_gpu"])
     values["gradient_clipping"] = optim.gradient_clipping
     values["optimizer"]["params"] |= {
         "lr": optim.lr,

@@ -174,8 +174,9 @@ class Engine:
             for key in MOMENTS:
                 moment = self._spread(parameter, state.moments[key][name] if state else None)
                 self._set_moment(parameter, key, moment)
-        for key, value in loss_scale.items():
-            setattr(self._optimizer.loss_scaler, key, value)
+        if scaler := self._dynamic_loss_scaler():
+            for key, value in loss_scale.items():
+                setattr(scaler, key, value)
 
     def _parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         return ((name, p) for name, p in self.module.named_parameters() if p.requires_grad)
@@ -206,12 +207,13 @@ class Engine:
             self._optimizer._lazy_init_hp_params_optimizer_state()
 
     def _loss_scale_state(self) -> dict[str, float]:
+        scaler = self._dynamic_loss_scaler()
+        return {key: getattr(scaler, key) for key in LOSS_SCALE_FIELDS} if scaler else {}
+
+    def _dynamic_loss_scaler(self) -> Any:
+        """DeepSpeed's, with fp16 and no fixed scale, else `None`."""
         scaler = getattr(self._optimizer, "loss_scaler", None)
-        return (
-            {key: getattr(scaler, key) for key in LOSS_SCALE_FIELDS}
-            if getattr(scaler, "dynamic", False)
-            else {}
-        )
+        return scaler if getattr(scaler, "dynamic", False) else None
 
     def _gather(self, full: Callable[[nn.Parameter], Tensor]) -> dict[str, Tensor]:
         """`full(parameter)` by name on the first rank; the others take part and keep nothing."""

@@ -22,9 +22,7 @@ def values_of(name: str) -> dict[str, Any]:
     return values
 
 
-def resolved(
-    source: Any, batch_size: int = 64, world_size: int = 2, device_type: str = "cuda"
-) -> dict[str, Any]:
+def resolved(source: Any, batch_size: int = 64, world_size: int = 2, device_type: str = "cuda") -> dict[str, Any]:
     return resolve(source, batch_size=batch_size, world_size=world_size, device_type=device_type, optim=OPTIM)
 
 
@@ -150,9 +148,7 @@ def test_a_value_of_another_type_is_refused() -> None:
 
 
 def test_a_micro_batch_below_the_share_accumulates() -> None:
-    config = resolved(
-        values_of("zero1_fp32") | {"train_micro_batch_size_per_gpu": 4}, batch_size=64, world_size=2
-    )
+    config = resolved(values_of("zero1_fp32") | {"train_micro_batch_size_per_gpu": 4}, batch_size=64, world_size=2)
     assert config["gradient_accumulation_steps"] == 8
 
 

@@ -2,12 +2,14 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from subprocess import Popen
 from typing import Any
 
 import pytest
 import torch
+from deepspeed.launcher.runner import fetch_hostfile
 from torch import nn
 
 from data_prep.config import ConfigError
@@ -73,9 +75,7 @@ def test_a_fresh_engine_goes_on_bitwise_from_a_checkpoint(two: Figures, name: st
 
 
 @pytest.mark.parametrize("name", worker.FP32)
-def test_another_world_size_goes_on_within_rounding(
-    two: Figures, one: Figures, plain: list[float], name: str
-) -> None:
+def test_another_world_size_goes_on_within_rounding(two: Figures, one: Figures, plain: list[float], name: str) -> None:
     assert one["continued"][name] == pytest.approx(plain[worker.SAVED_AT :], rel=1e-6)
     if name == "zero1_fp32":
         assert two["continued"][name] == pytest.approx(plain[worker.SAVED_AT :], rel=1e-6)
@@ -131,6 +131,23 @@ def test_a_checkpoint_of_another_model_is_refused_by_name(folder: Path) -> None:
     state.weights["head.weight"] = torch.zeros(1, 15)
     with pytest.raises(ConfigError, match=r"1 parameters differ from this model's, first head\.weight"):
         engine.load_full_state(state)
+
+
+@pytest.mark.parametrize("name", ["zero1_fp16", "zero3_bf16"])
+def test_a_checkpoint_of_another_precision_and_stage_goes_on(folder: Path, name: str) -> None:
+    state, _ = load(Checkpoint(next((folder / "ranks-2" / name).iterdir()), worker.SAVED_AT))
+    engine = make_engine(worker.small_model(seed=1))
+    engine.load_full_state(state)
+    assert worker.same_states(engine.full_state(), replace(state, loss_scale={}))
+    loss, result = worker.Runner(engine).step(worker.SAVED_AT)
+    assert result.updated
+    assert result.loss_scale == 1
+    assert loss < 60
+
+
+@pytest.mark.parametrize(("name", "slots"), [("16v100", [8, 8]), ("8v100", [8]), ("local", [2])])
+def test_hostfiles_are_what_deepspeed_reads(name: str, slots: list[int]) -> None:
+    assert list(fetch_hostfile(str(worker.REPOSITORY / "hostfiles" / name)).values()) == slots
 
 
 def test_groups_that_forget_a_parameter_are_refused() -> None:
