@@ -66,9 +66,7 @@ def save(folder: Path, step: int, state: EngineState, extra: dict[str, Any], *, 
     partial = folder / (final.name + _SAVING)
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    moments = {
-        f"{key}/{name}": tensor for key, named in state.moments.items() for name, tensor in named.items()
-    }
+    moments = {f"{key}/{name}": tensor for key, named in state.moments.items() for name, tensor in named.items()}
     numbers = {"step": step, "adam_steps": state.adam_steps, "loss_scale": state.loss_scale, "extra": extra}
     save_file(state.weights, partial / WEIGHTS)
     save_file(moments, partial / OPTIMIZER)
@@ -130,9 +128,7 @@ def _damage(checkpoint: Path) -> str | None:
     except (OSError, ValueError, KeyError, TypeError):
         return f"{MARKER} is missing or unreadable"
     if version != FORMAT_VERSION:
-        raise ConfigError(
-            f"{checkpoint}: got format version {version}, expected {FORMAT_VERSION}; use its own code"
-        )
+        raise ConfigError(f"{checkpoint}: got format version {version}, expected {FORMAT_VERSION}; use its own code")
     for name in (WEIGHTS, OPTIMIZER, STATE):
         expected, path = files.get(name), checkpoint / name
         if not path.is_file():

@@ -30,9 +30,7 @@ class OptimConfig(StrictConfig):
     @model_validator(mode="after")
     def _decay_follows_warmup(self) -> "OptimConfig":
         if self.warmup_steps >= self.steps:
-            raise ValueError(
-                f"warmup_steps: got {self.warmup_steps}, expected fewer than steps ({self.steps})"
-            )
+            raise ValueError(f"warmup_steps: got {self.warmup_steps}, expected fewer than steps ({self.steps})")
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"betas: got {self.betas}, expected two numbers from 0 to below 1")
         return self
@@ -86,6 +84,5 @@ def require_complete(groups: Iterable[Mapping[str, Any]], model: nn.Module) -> N
     strangers = len(set(held) - set(names))
     if missing or repeated or strangers:
         raise ValueError(
-            f"parameter groups: missing {missing}, in two groups {repeated},"
-            f" not of the model or frozen: {strangers}"
+            f"parameter groups: missing {missing}, in two groups {repeated}, not of the model or frozen: {strangers}"
         )

@@ -41,9 +41,7 @@ class World:
 
 def start_processes() -> World:
     """Joins the processes of the job: under `deepspeed` or `torchrun`, or alone under plain `python`."""
-    rank, world_size, local_rank = (
-        int(os.environ.get(key, 0)) for key in ("RANK", "WORLD_SIZE", "LOCAL_RANK")
-    )
+    rank, world_size, local_rank = (int(os.environ.get(key, 0)) for key in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
     cuda = torch.cuda.is_available()
     device = torch.device("cuda", local_rank) if cuda else torch.device("cpu")
     if cuda:

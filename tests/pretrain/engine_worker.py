@@ -68,8 +68,7 @@ class SmallElectra(nn.Module):
         loss_BL = (
             F.cross_entropy(scores_BLV.transpose(1, 2), ids_BL, reduction="none")
             + drawn_score_BL.square()
-            + 50
-            * F.binary_cross_entropy_with_logits(d_BL, (replaced_ids_BL != ids_BL).float(), reduction="none")
+            + 50 * F.binary_cross_entropy_with_logits(d_BL, (replaced_ids_BL != ids_BL).float(), reduction="none")
         )
         return {"loss_sum": loss_BL.where(real_BL, 0.0).sum(), "d_BL": d_BL.detach()}
 
@@ -94,9 +93,7 @@ def rate(step: int) -> float:
 def plain_losses() -> list[float]:
     """The same training without DeepSpeed: one process, the whole batch at once, PyTorch's AdamW."""
     model = small_model()
-    optimizer = torch.optim.AdamW(
-        parameter_groups(model, OPTIM.weight_decay), betas=OPTIM.betas, eps=OPTIM.eps
-    )
+    optimizer = torch.optim.AdamW(parameter_groups(model, OPTIM.weight_decay), betas=OPTIM.betas, eps=OPTIM.eps)
     losses = []
     for step in range(STEPS):
         ids_BL, real_BL = batch_of(step)
@@ -223,9 +220,7 @@ def continue_from(name: str, world: Any, folder: Path) -> list[float]:
 
 def frozen_by_scale(name: str, world: Any) -> dict[str, bool]:
     """Which parameters a learning rate scale of 0 on the generator has left alone."""
-    runner = make_runner(
-        name, world, lr_scale=lambda name: 0.0 if name.startswith("generator.encoder") else 1.0
-    )
+    runner = make_runner(name, world, lr_scale=lambda name: 0.0 if name.startswith("generator.encoder") else 1.0)
     before = runner.engine.full_state().weights
     runner.train(range(1))
     after = runner.engine.full_state().weights
@@ -240,9 +235,7 @@ def main(folder: Path) -> None:
     own, other = folder / f"ranks-{world.world_size}", folder / f"ranks-{3 - world.world_size}"
     names = (*FP32, *BF16, *FP16) if world.world_size > 1 else ("zero1_fp32",)
     figures: dict[str, Any] = {"train": {name: train_and_resume(name, world, own) for name in names}}
-    figures["continued"] = {
-        name: continue_from(name, world, other) for name in FP32 if (other / name).is_dir()
-    }
+    figures["continued"] = {name: continue_from(name, world, other) for name in FP32 if (other / name).is_dir()}
     figures["frozen"] = {name: frozen_by_scale(name, world) for name in FP32 if name in names}
     figures["shared"] = [None] * world.world_size
     dist.all_gather_object(figures["shared"], world.share({"rank": world.rank}))

@@ -65,17 +65,13 @@ def test_shared_embeddings_are_in_one_group_once() -> None:
 
 def test_layer_norms_biases_and_relative_bias_tables_do_not_decay() -> None:
     model = TwoEncoders()
-    decay_of = {
-        id(p): group["weight_decay"] for group in parameter_groups(model, 0.01) for p in group["params"]
-    }
+    decay_of = {id(p): group["weight_decay"] for group in parameter_groups(model, 0.01) for p in group["params"]}
     for name, parameter in model.named_parameters():
         spared = name.endswith("bias") or "LayerNorm" in name or "relative_attention_bias" in name
         assert decay_of[id(parameter)] == (0.0 if spared else 0.01), name
 
 
-@pytest.mark.parametrize(
-    "name", ["embeddings.word_embeddings.weight", "encoder.layer.0.intermediate.dense.weight"]
-)
+@pytest.mark.parametrize("name", ["embeddings.word_embeddings.weight", "encoder.layer.0.intermediate.dense.weight"])
 def test_matrices_and_embeddings_decay(name: str) -> None:
     assert decays(name)
 
@@ -99,9 +95,7 @@ def test_a_missing_a_repeated_and_a_strange_parameter_are_each_refused() -> None
         require_complete([*whole, {"params": [nn.Parameter(torch.zeros(1))]}], model)
 
 
-@pytest.mark.parametrize(
-    "mistake", [{"warmup_steps": 100}, {"betas": (0.9, 1.0)}, {"lr": 0}, {"warmpu_steps": 1}]
-)
+@pytest.mark.parametrize("mistake", [{"warmup_steps": 100}, {"betas": (0.9, 1.0)}, {"lr": 0}, {"warmpu_steps": 1}])
 def test_impossible_optimization_is_refused(mistake: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match=next(iter(mistake))):
         OptimConfig.from_values({"lr": 1e-3, "steps": 100, "warmup_steps": 10} | mistake)

@@ -20,11 +20,7 @@ leave(75)
 
 
 def run_alone(**environment: str) -> subprocess.CompletedProcess[str]:
-    kept = {
-        key: value
-        for key, value in os.environ.items()
-        if key not in ("OMP_NUM_THREADS", "RANK", "WORLD_SIZE")
-    }
+    kept = {key: value for key, value in os.environ.items() if key not in ("OMP_NUM_THREADS", "RANK", "WORLD_SIZE")}
     return subprocess.run(
         [sys.executable, "-c", PROGRAM], env=kept | environment, capture_output=True, text=True, timeout=120
     )
