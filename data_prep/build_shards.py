@@ -97,9 +97,7 @@ class BuildOptions(StrictConfig):
     @classmethod
     def _sums_to_one(cls, chances: tuple[float, ...]) -> tuple[float, ...]:
         if not chances or min(chances) < 0 or abs(sum(chances) - 1) > 1e-3:
-            raise ValueError(
-                f"got {' '.join(map(str, chances))}, expected chances that sum to 1, such as .8 .1 .1"
-            )
+            raise ValueError(f"got {' '.join(map(str, chances))}, expected chances that sum to 1, such as .8 .1 .1")
         return tuple(chance / sum(chances) for chance in chances)
 
 
@@ -116,9 +114,7 @@ def main(options: BuildOptions) -> int:
         try:
             _build(options, sources, tokenizer, pool)
         except (OSError, BrokenExecutor) as error:
-            print(
-                f"build_shards: stopped: {error}; mend it and run the same command to go on", file=sys.stderr
-            )
+            print(f"build_shards: stopped: {error}; mend it and run the same command to go on", file=sys.stderr)
             return 1
     return 0
 
@@ -126,9 +122,7 @@ def main(options: BuildOptions) -> int:
 def _find_sources(options: BuildOptions) -> list[Source]:
     for given in options.input:
         if options.output.resolve().is_relative_to(given.resolve()) and given.exists():
-            raise ConfigError(
-                f"output: {options.output} lies inside the input {given}; choose another folder"
-            )
+            raise ConfigError(f"output: {options.output} lies inside the input {given}; choose another folder")
     if options.input == (_DEFAULT_INPUT,) and not _DEFAULT_INPUT.exists():
         raise ConfigError(
             f"input: {_DEFAULT_INPUT} does not exist; fill it by `make quickstart` (a small corpus of its "
@@ -175,9 +169,7 @@ def _punkt(options: BuildOptions, sources: Sequence[Source], earlier: Plan | Non
     return train_model(sample_documents(sources, _PUNKT_SAMPLE, options.documents))
 
 
-def _plan(
-    options: BuildOptions, sources: Sequence[Source], tokenizer: WordPiece, punkt: "PunktParameters"
-) -> Plan:
+def _plan(options: BuildOptions, sources: Sequence[Source], tokenizer: WordPiece, punkt: "PunktParameters") -> Plan:
     shared = options.model_dump(include=set(BuildConfig.model_fields) - {"punkt"})
     config = BuildConfig(
         **shared,
@@ -229,9 +221,7 @@ def _summary(manifest: Manifest) -> str:
 def _estimate(options: BuildOptions, sources: Sequence[Source], tokenizer: WordPiece, workers: int) -> None:
     """Prints what a build would take, from a sample sent through it."""
     pieces = list(sample_pieces(sources, _DRY_RUN_SAMPLE, options.documents))
-    sample, sample_on_disk = (
-        sum(sizes) for sizes in zip(*((p.size, p.disk_bytes) for p in pieces), strict=True)
-    )
+    sample, sample_on_disk = (sum(sizes) for sizes in zip(*((p.size, p.disk_bytes) for p in pieces), strict=True))
     if options.punkt is not None:
         punkt = load_model(find_model(options.punkt))
     else:

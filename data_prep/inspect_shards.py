@@ -55,11 +55,7 @@ def main(options: InspectOptions) -> int:
     if len(problems) > _PROBLEMS_SHOWN:
         print(f"inspect_shards: and {len(problems) - _PROBLEMS_SHOWN} more problems", file=sys.stderr)
     if options.verify:
-        print(
-            f"\n{len(problems)} problems: build the shards again"
-            if problems
-            else "\nverified: no problem found"
-        )
+        print(f"\n{len(problems)} problems: build the shards again" if problems else "\nverified: no problem found")
     return 1 if problems else 0
 
 
@@ -111,15 +107,15 @@ def _print_manifest(folder: Path, manifest: Manifest) -> None:
     size = sum(sum(shard.sizes.values()) for shard in manifest.shards)
     print(f"{folder}: {totals.sequences:,} sequences in {len(manifest.shards)} shards, {size / 1e6:,.1f} MB")
     for name, ledger in _ledgers(manifest).items():
-        dropped = (
-            ", ".join(f"{count:,} {reason}" for reason, count in ledger.dropped.items() if count) or "none"
-        )
+        dropped = ", ".join(f"{count:,} {reason}" for reason, count in ledger.dropped.items() if count) or "none"
         print(
             f"  {name:<12} {ledger.read:>15,} read = {ledger.train:,} to train on + "
             f"{ledger.held_out:,} held out + dropped: {dropped}"
         )
     drawn = " ".join(f"{count / max(1, sum(totals.ngrams)):.4f}" for count in totals.ngrams)
     asked = " ".join(f"{chance:.4f}" for chance in manifest.config.ngram)
+    if manifest.books.invalid_utf8:
+        print(f"  malformed UTF-8 {manifest.books.invalid_utf8:,} times, each replaced by U+FFFD")
     print(f"  unknown words   {totals.unknown_share:.4%} of the word pieces")
     print(f"  padding         {totals.padding_share:.2%} of {totals.sequences:,} x {manifest.seq_length}")
     print(f"  n-grams         {drawn} drawn, {asked} asked for")

@@ -28,9 +28,7 @@ class Rows:
     masked: np.ndarray
 
 
-def read_rows(
-    folder: Path, shard: ShardEntry, manifest: Manifest, limit: int | None = None
-) -> Iterator[Rows]:
+def read_rows(folder: Path, shard: ShardEntry, manifest: Manifest, limit: int | None = None) -> Iterator[Rows]:
     """The shard's sequences in order, at most `limit` of them, in batches.
 
     Raises:
@@ -39,13 +37,9 @@ def read_rows(
     ids, masks = IndexedFile(folder / shard.name), IndexedFile(folder / f"{shard.name}.mask")
     width = bytes_per_copy(manifest.seq_length)
     if len(masks) != len(ids) or (masks.lengths != manifest.mask_copies * width).any():
-        raise ConfigError(
-            f"{folder / shard.name}.mask: has not one row of masks per sequence; build the shards again"
-        )
+        raise ConfigError(f"{folder / shard.name}.mask: has not one row of masks per sequence; build the shards again")
     if len(ids) and not 2 < ids.lengths.min() <= ids.lengths.max() <= manifest.seq_length:
-        raise ConfigError(
-            f"{folder / shard.name}: a sequence's length is out of bounds; build the shards again"
-        )
+        raise ConfigError(f"{folder / shard.name}: a sequence's length is out of bounds; build the shards again")
     bitmaps = masks.data.reshape(len(masks), manifest.mask_copies, width)
     starts = ids.offsets // ids.data.itemsize
     for first in range(0, len(ids) if limit is None else min(limit, len(ids)), _BATCH):
@@ -102,9 +96,7 @@ def problems_of(rows: Rows, manifest: Manifest) -> list[str]:
         | ((rows.ids == special.cls).sum(1) != 1),
         "does not end with [SEP]": ~(separators & last).any(1),
         "has not one or two segments": ~np.isin(separators.sum(1), (1, 2)),
-        "has [MASK] or [PAD] among its tokens": (inside & np.isin(rows.ids, (special.mask, special.pad))).any(
-            1
-        ),
+        "has [MASK] or [PAD] among its tokens": (inside & np.isin(rows.ids, (special.mask, special.pad))).any(1),
         "has an id beyond the vocabulary": (rows.ids >= manifest.vocab_size).any(1),
         "has a mask beyond its end": beyond | (masked & ~inside[:, None]).any((1, 2)),
         "has a special token masked": (masked & (inside & forbidden)[:, None]).any((1, 2)),
@@ -113,9 +105,7 @@ def problems_of(rows: Rows, manifest: Manifest) -> list[str]:
         ).any(1),
     }
     return [
-        f"sequence {rows.first + int(np.argmax(wrong))} {problem}"
-        for problem, wrong in checks.items()
-        if wrong.any()
+        f"sequence {rows.first + int(np.argmax(wrong))} {problem}" for problem, wrong in checks.items() if wrong.any()
     ]
 
 
@@ -139,8 +129,6 @@ def megatron_problems(folder: Path, shard: ShardEntry) -> list[str]:
     problems = []
     for name in (shard.name, f"{shard.name}.mask"):
         ours, theirs = IndexedFile(folder / name), IndexedDataset(str(folder / name))
-        if len(ours) != len(theirs) or not all(
-            np.array_equal(ours[item], theirs[item]) for item in range(len(ours))
-        ):
+        if len(ours) != len(theirs) or not all(np.array_equal(ours[item], theirs[item]) for item in range(len(ours))):
             problems.append(f"{name} is read differently by megatron-core")
     return problems

@@ -163,9 +163,7 @@ def load_manifest(folder: Path) -> Manifest:
         return Manifest.model_validate(values)
     except (ValueError, AttributeError, ValidationError) as error:
         reason = str(error).splitlines()[0]
-        raise ConfigError(
-            f"{path}: damaged ({reason}); delete it and run data_prep/build_shards.py again"
-        ) from None
+        raise ConfigError(f"{path}: damaged ({reason}); delete it and run data_prep/build_shards.py again") from None
 
 
 def save_manifest(manifest: Manifest, folder: Path) -> None:

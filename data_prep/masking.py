@@ -48,9 +48,7 @@ class Masker:
     special: np.ndarray
     continuation: np.ndarray
 
-    def draw(
-        self, ids: np.ndarray, lengths: np.ndarray, random: np.random.Generator
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def draw(self, ids: np.ndarray, lengths: np.ndarray, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """Masks for the sequences laid end to end in `ids`.
 
         Returns:
@@ -75,9 +73,7 @@ class Masker:
             self._fill(batch, random, drawn, masked_SCP[:, first_copy : first_copy + copies])
         return np.packbits(masked_SCP, axis=-1, bitorder="little").reshape(len(batch.k_S), -1)
 
-    def _fill(
-        self, batch: "_Batch", random: np.random.Generator, drawn: np.ndarray, masked_SCP: np.ndarray
-    ) -> None:
+    def _fill(self, batch: "_Batch", random: np.random.Generator, drawn: np.ndarray, masked_SCP: np.ndarray) -> None:
         """Fills copies of every sequence; one too short for all of them in one shuffle is shuffled again."""
         filled_S = np.zeros(len(batch.k_S), np.int64)
         copies = masked_SCP.shape[1]
@@ -150,34 +146,26 @@ class _Batch:
         place_M -= np.where(place_M >= m_M, m_M, 0)
         return place_M // self.k_S[self.row_M]
 
-    def _cut_into_ngrams(
-        self, ngram: Sequence[float], random: np.random.Generator, drawn: np.ndarray
-    ) -> np.ndarray:
+    def _cut_into_ngrams(self, ngram: Sequence[float], random: np.random.Generator, drawn: np.ndarray) -> np.ndarray:
         """Index (into M) of the first token of every n-gram; each segment is cut from its first word on."""
         word_W = np.flatnonzero(self.word_start_M)
         segment_word_W = np.flatnonzero(self.segment_start_M[word_W])
         words_per_segment = np.diff(segment_word_W, append=len(word_W))
         size_W = 1 + np.searchsorted(np.cumsum(ngram)[:-1], random.random(len(word_W)), side="right")
         before_W = np.cumsum(size_W) - size_W
-        before_W -= np.repeat(
-            before_W[segment_word_W], words_per_segment
-        )  # words of the segment before this n-gram
+        before_W -= np.repeat(before_W[segment_word_W], words_per_segment)  # words of the segment before this n-gram
         inside_W = before_W < np.repeat(words_per_segment, words_per_segment)
         drawn += np.bincount(size_W[inside_W] - 1, minlength=len(ngram))
         return word_W[(np.repeat(segment_word_W, words_per_segment) + before_W)[inside_W]]
 
 
-def _shuffled_places(
-    row_G: np.ndarray, size_G: np.ndarray, sequences: int, random: np.random.Generator
-) -> np.ndarray:
+def _shuffled_places(row_G: np.ndarray, size_G: np.ndarray, sequences: int, random: np.random.Generator) -> np.ndarray:
     """Where each n-gram starts on its sequence's circle once they are shuffled, int64 [G]."""
     count_S = np.bincount(row_G, minlength=sequences)
     first_S = np.cumsum(count_S) - count_S
     number_G = np.arange(len(row_G)) - first_S[row_G]
     random_G = random.integers(0, 1 << _RANDOM_BITS, len(row_G), dtype=np.uint64)
-    key_G = (row_G.astype(np.uint64) << np.uint64(_RANDOM_BITS + _NGRAM_BITS)) | (
-        random_G << np.uint64(_NGRAM_BITS)
-    )
+    key_G = (row_G.astype(np.uint64) << np.uint64(_RANDOM_BITS + _NGRAM_BITS)) | (random_G << np.uint64(_NGRAM_BITS))
     key_G |= number_G.astype(np.uint64)
     key_G.sort()
     shuffled_G = first_S[row_G] + (key_G & np.uint64((1 << _NGRAM_BITS) - 1)).astype(np.int64)

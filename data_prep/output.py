@@ -51,17 +51,18 @@ def locked(folder: Path) -> Iterator[None]:
     """Holds the folder, made where missing, for this process alone.
 
     Raises:
-        ConfigError: another build holds it.
+        ConfigError: another build holds it, or it cannot be made.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"output: {folder} cannot be made ({error.strerror}); choose another folder") from None
     handle = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
     except BlockingIOError:
-        raise ConfigError(
-            f"output: another build is writing to {folder}; wait for it or choose another"
-        ) from None
+        raise ConfigError(f"output: another build is writing to {folder}; wait for it or choose another") from None
     finally:
         os.close(handle)
 
@@ -79,9 +80,7 @@ def earlier_plan(folder: Path) -> Plan | None:
     if path.is_file():
         return Plan.from_values(json.loads(path.read_bytes()), source=str(path))
     if any(entry.name != RECORDS_NAME for entry in folder.iterdir()):
-        raise ConfigError(
-            f"output: {folder} holds files that are not a build's; choose an empty or a new folder"
-        )
+        raise ConfigError(f"output: {folder} holds files that are not a build's; choose an empty or a new folder")
     return None
 
 
@@ -96,9 +95,7 @@ def refuse_another(plan: Plan, earlier: Plan, folder: Path) -> None:
     ]
     if problems:
         shown = problems[:5]
-        raise ConfigError(
-            *shown, *([f"and {len(problems) - 5} more differences"] if len(problems) > 5 else [])
-        )
+        raise ConfigError(*shown, *([f"and {len(problems) - 5} more differences"] if len(problems) > 5 else []))
 
 
 def _flat(values: dict[str, Any]) -> dict[str, Any]:
@@ -119,9 +116,7 @@ def prepare(folder: Path, plan: Plan, tokenizer: WordPiece, punkt: "PunktParamet
 def finished_record(folder: Path, chunk: Chunk) -> ChunkRecord | None:
     """The record of a chunk that an earlier run finished."""
     path = record_path(folder, chunk.number)
-    return (
-        ChunkRecord.from_values(json.loads(path.read_bytes()), source=str(path)) if path.is_file() else None
-    )
+    return ChunkRecord.from_values(json.loads(path.read_bytes()), source=str(path)) if path.is_file() else None
 
 
 def finish(folder: Path, plan: Plan, tokenizer: WordPiece, records: Sequence[ChunkRecord]) -> Manifest:

@@ -5,6 +5,7 @@ neither the number of workers nor a restart changes a byte.
 """
 
 import hashlib
+import os
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -67,6 +68,7 @@ def record_path(output: Path, number: int) -> Path:
 @lru_cache(maxsize=1)
 def load_tools(output: Path) -> tuple[WordPiece, SentenceSplitter]:
     """The tokenizer and the Punkt model of an output folder, loaded once in a process."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the workers fill the cores; its threads would compete
     return WordPiece.load(output / TOKENIZER_NAME), SentenceSplitter(output / PUNKT_NAME)
 
 
@@ -102,9 +104,7 @@ class _Side:
 class _Text:
     """A chunk's documents, tokenized and sorted into sides."""
 
-    def __init__(
-        self, chunk: Chunk, config: BuildConfig, tokenizer: WordPiece, splitter: SentenceSplitter
-    ) -> None:
+    def __init__(self, chunk: Chunk, config: BuildConfig, tokenizer: WordPiece, splitter: SentenceSplitter) -> None:
         self.sides = {TRAIN: _Side(), HELD_OUT_NAME: _Side()}
         self._empty = _Side()
         self._held_out = config.held_out
@@ -121,9 +121,7 @@ class _Text:
         token_ends = np.concatenate(([0], np.cumsum(lengths)))[sentence_ends]
         documents_ids = np.split(ids, token_ends[:-1])
         documents_lengths = np.split(lengths, sentence_ends[:-1])
-        for content, text, document, parts in zip(
-            batch, texts, documents_ids, documents_lengths, strict=True
-        ):
+        for content, text, document, parts in zip(batch, texts, documents_ids, documents_lengths, strict=True):
             self._side_of(content, document).add(document, parts, len(text))
 
     def _decode(self, content: bytes) -> str:
@@ -191,9 +189,7 @@ def _write_shard(
     random = _random(config.seed, chunk.key, side)
     special = tokenizer.special
     sequences = build_sequences(stream, config.seq_length, config.packing, special.cls, special.sep, random)
-    masker = Masker(
-        config.seq_length, config.mask_copies, config.ngram, tokenizer.never_masked, tokenizer.continuation
-    )
+    masker = Masker(config.seq_length, config.mask_copies, config.ngram, tokenizer.never_masked, tokenizer.continuation)
     masks, ngrams = masker.draw(sequences.ids, sequences.lengths, random)
     name = f"shard-{chunk.number:05d}"
     mask_lengths = np.full(len(masks), masks.shape[1], np.int32)

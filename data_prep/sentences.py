@@ -102,8 +102,6 @@ def _contents(parameters: "PunktParameters") -> dict[str, str]:
     return {
         "abbrev_types.txt": "\n".join(sorted(parameters.abbrev_types)),
         "collocations.tab": "\n".join(sorted("\t".join(pair) for pair in parameters.collocations)),
-        "ortho_context.tab": "\n".join(
-            f"{word}\t{flags}" for word, flags in sorted(parameters.ortho_context.items())
-        ),
+        "ortho_context.tab": "\n".join(f"{word}\t{flags}" for word, flags in sorted(parameters.ortho_context.items())),
         "sent_starters.txt": "\n".join(sorted(parameters.sent_starters)),
     }

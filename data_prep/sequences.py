@@ -50,9 +50,7 @@ def build_sequences(
     return _with_special_tokens(stream.ids, starts, splits, ends, cls, sep)
 
 
-def _fill_documents(
-    stream: TokenStream, seq_length: int, random: np.random.Generator
-) -> tuple[np.ndarray, np.ndarray]:
+def _fill_documents(stream: TokenStream, seq_length: int, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     """Ends of the sequences (offsets into the stream) and targets of their first segments.
 
     A word that does not fit opens the next sequence whole, unless it is longer than a sequence.
@@ -111,9 +109,7 @@ def _segment_ends(
     """
     middle = starts + half
     first_sentence = np.minimum(sentence_ends[np.searchsorted(sentence_ends, starts, side="right")], ends)
-    across = np.searchsorted(
-        sentence_ends, middle, side="left"
-    )  # first sentence to end at or after the middle
+    across = np.searchsorted(sentence_ends, middle, side="left")  # first sentence to end at or after the middle
     before = np.maximum(np.where(across > 0, sentence_ends[across - 1], 0), first_sentence)
     beyond = np.minimum(sentence_ends[np.minimum(across, len(sentence_ends) - 1)], ends)
     take_across = (random.random(len(starts)) < CROSS_MIDDLE) & (before < middle)

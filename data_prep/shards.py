@@ -51,14 +51,10 @@ class IndexedFile:
             self.lengths = np.frombuffer(index, np.int32, items, _HEADER.size)
             self.offsets = np.frombuffer(index, np.int64, items, _HEADER.size + 4 * items)
             if len(index) != _HEADER.size + 12 * items + 8 * marks:
-                raise ConfigError(
-                    f"{index_path}: damaged, its size does not fit its {items} items; rebuild the shard"
-                )
+                raise ConfigError(f"{index_path}: damaged, its size does not fit its {items} items; rebuild the shard")
             self.data = np.memmap(data_path, dtype, "r")
         except (OSError, ValueError) as error:
-            raise ConfigError(
-                f"{prefix}: cannot be read as an indexed file ({error}); rebuild the shard"
-            ) from None
+            raise ConfigError(f"{prefix}: cannot be read as an indexed file ({error}); rebuild the shard") from None
         if len(self.data) != int(self.lengths.sum(dtype=np.int64)):
             raise ConfigError(f"{data_path}: damaged, its size does not fit its index; rebuild the shard")
 

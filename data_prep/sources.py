@@ -173,9 +173,7 @@ def _cut(source: Source, budget: int, boundary: Boundary) -> Iterator[Piece]:
             else:
                 yield from _cut_compressed(source, raw, opener(raw), budget, boundary)
         except _DAMAGED as error:
-            raise ConfigError(
-                f"input: {source.path} cannot be read to its end ({error}); replace the file"
-            ) from None
+            raise ConfigError(f"input: {source.path} cannot be read to its end ({error}); replace the file") from None
 
 
 def _cut_plain(source: Source, file: BinaryIO, budget: int, boundary: Boundary) -> Iterator[Piece]:
@@ -201,10 +199,9 @@ def _seek_boundary(file: BinaryIO, end_of_document: re.Pattern[bytes]) -> int:
     return len(seen)
 
 
-def _cut_compressed(
-    source: Source, raw: BinaryIO, file: BinaryIO, budget: int, boundary: Boundary
-) -> Iterator[Piece]:
-    held = bytearray(file.read(_BLOCK))
+def _cut_compressed(source: Source, raw: BinaryIO, file: BinaryIO, budget: int, boundary: Boundary) -> Iterator[Piece]:
+    step = max(_BEGINNING, min(_BLOCK, budget))
+    held = bytearray(file.read(step))
     markup, end_of_document = _format_of(held[:_BEGINNING], boundary)
     start, disk_start, searched = 0, 0, budget
     while True:
@@ -214,7 +211,7 @@ def _cut_compressed(
             yield Piece(source, start, end, markup, disk_end - disk_start, bytes(held[: found.end()]))
             del held[: found.end()]
             start, disk_start, searched = end, disk_end, budget
-        block = file.read(_BLOCK)
+        block = file.read(step)
         if not block:
             break
         searched = max(budget, len(held) - _OVERLAP)
@@ -275,6 +272,4 @@ def _opened(path: Path) -> BinaryIO:
     try:
         return path.open("rb")
     except OSError as error:
-        raise ConfigError(
-            f"input: {path} cannot be opened ({error.strerror}); check that it is there"
-        ) from None
+        raise ConfigError(f"input: {path} cannot be opened ({error.strerror}); check that it is there") from None

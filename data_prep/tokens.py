@@ -2,7 +2,9 @@
 
 import hashlib
 import json
+import logging
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -59,7 +61,7 @@ class WordPiece:
         encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         pieces = [encoding.ids for encoding in encodings]
         lengths = np.fromiter(map(len, pieces), np.int64, len(pieces))
-        ids = np.fromiter((number for piece in pieces for number in piece), np.uint16, int(lengths.sum()))
+        ids = np.fromiter(chain.from_iterable(pieces), np.uint16, int(lengths.sum()))
         return ids, lengths
 
     def sha256(self) -> str:
@@ -96,7 +98,7 @@ class WordPiece:
             write_atomically(folder / name, content.encode())
 
 
-def open_tokenizer(vocab: str, *, allow_hub: bool = True) -> WordPiece:
+def open_tokenizer(vocab: str) -> WordPiece:
     """The tokenizer a user names: a `vocab.txt`, a tokenizer folder, or (the only download) a hub name.
 
     Raises:
@@ -108,12 +110,11 @@ def open_tokenizer(vocab: str, *, allow_hub: bool = True) -> WordPiece:
             tokenizer = from_vocabulary(path.read_text("utf-8").splitlines())
         elif path.is_dir():
             tokenizer = _from_folder(path)
-        elif allow_hub and _may_be_hub_name(path):
+        elif _may_be_hub_name(path):
+            logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # its retries are not the user's mistake
             tokenizer = Tokenizer.from_pretrained(vocab)
         else:
-            raise ConfigError(
-                f"vocab: {vocab} does not exist; give a vocab.txt, a tokenizer folder or a hub name"
-            )
+            raise ConfigError(f"vocab: {vocab} does not exist; give a vocab.txt, a tokenizer folder or a hub name")
     except ConfigError:
         raise
     except Exception as error:  # the tokenizers library raises bare Exception for every kind of damage
@@ -129,9 +130,7 @@ def from_vocabulary(tokens: Sequence[str], *, lowercase: bool | None = None) -> 
     if lowercase is None:
         lowercase = all(word == word.lower() for word in words)
     vocabulary = {token: number for number, token in enumerate(tokens)}
-    tokenizer = Tokenizer(
-        models.WordPiece(vocabulary, unk_token="[UNK]", continuing_subword_prefix=CONTINUATION)
-    )
+    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]", continuing_subword_prefix=CONTINUATION))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece(prefix=CONTINUATION)
@@ -158,10 +157,7 @@ def _from_folder(folder: Path) -> Tokenizer:
 def _may_be_hub_name(path: Path) -> bool:
     """`name` or `owner/name`; never a path into a folder that exists here, which is a slip of the pen."""
     return (
-        not path.is_absolute()
-        and len(path.parts) <= 2
-        and path.suffix != ".txt"
-        and not Path(path.parts[0]).exists()
+        not path.is_absolute() and len(path.parts) <= 2 and path.suffix != ".txt" and not Path(path.parts[0]).exists()
     )
 
 
@@ -169,15 +165,11 @@ def _check(tokenizer: Tokenizer, vocab: str) -> None:
     settings = json.loads(tokenizer.to_str())["model"]
     problems = []
     if settings.get("type") != "WordPiece" or settings.get("continuing_subword_prefix") != CONTINUATION:
-        problems.append(
-            f"vocab: {vocab} is not a WordPiece tokenizer with ## pieces; give one of BERT's kind"
-        )
+        problems.append(f"vocab: {vocab} is not a WordPiece tokenizer with ## pieces; give one of BERT's kind")
     missing = [token for token in SPECIAL_TOKENS if tokenizer.token_to_id(token) is None]
     if missing:
         problems.append(f"vocab: {vocab} lacks {', '.join(missing)}; add them to the vocabulary")
     if tokenizer.get_vocab_size() > LARGEST_VOCABULARY:
-        problems.append(
-            f"vocab: {vocab} has {tokenizer.get_vocab_size()} ids, expected at most {LARGEST_VOCABULARY}"
-        )
+        problems.append(f"vocab: {vocab} has {tokenizer.get_vocab_size()} ids, expected at most {LARGEST_VOCABULARY}")
     if problems:
         raise ConfigError(*problems)

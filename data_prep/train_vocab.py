@@ -40,9 +40,7 @@ class VocabularyOptions(StrictConfig):
 def main(options: VocabularyOptions) -> None:
     """Learns the vocabulary and writes the folder."""
     if (options.output / "vocab.txt").exists():
-        raise ConfigError(
-            f"output: {options.output} has a vocabulary already; remove it or choose another folder"
-        )
+        raise ConfigError(f"output: {options.output} has a vocabulary already; remove it or choose another folder")
     sources = find_sources(options.input)
     tokens = train_vocabulary(
         lambda: sample_documents(sources, int(options.sample_mb * 1e6), "blank_line"), options.size
@@ -63,9 +61,7 @@ def train_vocabulary(read_texts: Callable[[], Iterator[str]], size: int) -> list
     alphabet = _alphabet(read_texts())
     fixed = [*SPECIAL_TOKENS, *alphabet]
     if len(fixed) > size:
-        raise ConfigError(
-            f"size: got {size}, expected at least {len(fixed)}: the text has {len(alphabet)} characters"
-        )
+        raise ConfigError(f"size: got {size}, expected at least {len(fixed)}: the text has {len(alphabet)} characters")
     tokenizer = from_vocabulary(SPECIAL_TOKENS, lowercase=True)
     trainer = trainers.WordPieceTrainer(
         vocab_size=size,

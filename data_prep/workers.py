@@ -21,9 +21,7 @@ class Pool:
         self._executor = executor
         self.size = size
 
-    def run(
-        self, function: Callable[..., Result], items: Iterable[Item], *constants: Any
-    ) -> Iterator[Result]:
+    def run(self, function: Callable[..., Result], items: Iterable[Item], *constants: Any) -> Iterator[Result]:
         """Yields results of `function(item, *constants)` as they come; takes items as workers need them."""
         if self._executor is None:
             for item in items:

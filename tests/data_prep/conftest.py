@@ -25,9 +25,7 @@ def random_document(random: np.random.Generator, sentences: int) -> str:
 def vocab(tmp_path_factory) -> Path:
     """A vocab.txt with the special tokens, the syllables, their `##` forms and a full stop."""
     path = tmp_path_factory.mktemp("vocab") / "vocab.txt"
-    path.write_text(
-        "\n".join([*SPECIAL_TOKENS, *SYLLABLES, *("##" + part for part in SYLLABLES), "."]) + "\n"
-    )
+    path.write_text("\n".join([*SPECIAL_TOKENS, *SYLLABLES, *("##" + part for part in SYLLABLES), "."]) + "\n")
     return path
 
 
@@ -66,9 +64,7 @@ def built(options) -> Path:
 def contents(folder: Path) -> dict[str, bytes]:
     """Every file of a folder by its relative path."""
     return {
-        path.relative_to(folder).as_posix(): path.read_bytes()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
+        path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()
     }
 
 

@@ -47,9 +47,7 @@ def test_a_build_killed_at_any_moment_goes_on_to_the_same_bytes(options, built, 
     output = tmp_path / "out"
     for finished in (1, 2, 4):
         command = [sys.executable, *command_of(again(options, output))]
-        process = subprocess.Popen(
-            command, cwd=REPOSITORY, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
+        process = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         while len(list(output.glob(".records/0*.json"))) < finished:
             assert process.poll() is None
             time.sleep(0.001)
@@ -121,6 +119,7 @@ def test_a_log_has_no_control_characters(options, tmp_path):
         (["--input", "no/such/folder"], "input"),
         (["--vocab", "no/such/vocab.txt"], "vocab"),
         (["--punkt", "no/such/model"], "punkt"),
+        (["--output", "Makefile"], "output"),
         (["--ngram", "0.5", "0.1"], "ngram"),
         (["--held_out", "1.5"], "held_out"),
         (["--seq_length", "4"], "seq_length"),
@@ -202,6 +201,4 @@ def test_the_real_corpus_builds_with_the_real_tools(shared_data, tmp_path):
     assert manifest.totals.unknown_share < 0.001
     assert manifest.totals.padding_share < 0.05
     assert inspect(InspectOptions(folder=tmp_path / "out", verify=True)) == 0
-    assert np.allclose(
-        np.array(manifest.totals.ngrams) / sum(manifest.totals.ngrams), (0.8, 0.1, 0.1), atol=0.005
-    )
+    assert np.allclose(np.array(manifest.totals.ngrams) / sum(manifest.totals.ngrams), (0.8, 0.1, 0.1), atol=0.005)

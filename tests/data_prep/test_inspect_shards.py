@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 
+from data_prep.build_shards import main as build
 from data_prep.inspect_shards import InspectOptions, main
 from data_prep.manifest import load_manifest
 from data_prep.masking import masked_count
@@ -41,6 +42,14 @@ def test_the_figures_printed_are_those_of_the_manifest(built, capsys):
     assert "0.8000 0.1000 0.1000 asked for" in printed
 
 
+def test_malformed_text_is_told(options, tmp_path, capsys):
+    (tmp_path / "a.txt").write_bytes(b"Kalo mi \xff ne.")
+    output = tmp_path / "out"
+    build(options.model_copy(update={"input": (tmp_path / "a.txt",), "output": output, "held_out": 0.0}))
+    main(InspectOptions(folder=output))
+    assert "malformed UTF-8 1 times" in capsys.readouterr().out
+
+
 def test_a_flipped_bit_is_found_and_named(copy, capsys):
     path = copy / "held_out" / load_manifest(copy / "held_out").shards[0].name
     damaged = path.with_name(path.name + ".mask.bin")
@@ -53,9 +62,7 @@ def test_a_flipped_bit_is_found_and_named(copy, capsys):
 
 def test_books_that_do_not_balance_are_found(copy, capsys):
     path = copy / "manifest.json"
-    path.write_text(
-        path.read_text().replace('"dropped": {\n    "empty": 0', '"dropped": {\n    "empty": 1', 1)
-    )
+    path.write_text(path.read_text().replace('"dropped": {\n    "empty": 0', '"dropped": {\n    "empty": 1', 1))
     assert main(InspectOptions(folder=copy, verify=True)) == 1
     assert "do not balance" in capsys.readouterr().err
 

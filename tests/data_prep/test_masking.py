@@ -24,9 +24,7 @@ def skewed_sequence(random, length):
 def draw(sequences, copies=10, ngram=(0.8, 0.1, 0.1), seq_length=64, seed=0):
     masker = Masker(seq_length, copies, ngram, SPECIAL, CONTINUATION)
     lengths = np.array([len(sequence) for sequence in sequences])
-    bitmaps, drawn = masker.draw(
-        np.concatenate(sequences), lengths, np.random.Generator(np.random.Philox(seed))
-    )
+    bitmaps, drawn = masker.draw(np.concatenate(sequences), lengths, np.random.Generator(np.random.Philox(seed)))
     shape = (len(sequences), copies, bytes_per_copy(seq_length))
     return np.unpackbits(bitmaps.reshape(shape), axis=-1, bitorder="little").astype(bool), drawn
 

@@ -31,17 +31,13 @@ def text_ids(folder, tokenizer):
     return ids[~np.isin(ids, (tokenizer.special.cls, tokenizer.special.sep))]
 
 
-@pytest.mark.parametrize(
-    "content", ["Kalo mi.\nNe ru so.\n\nTa vu.", "ka. " * 3000, "\n\n".join(["Lo mi."] * 900)]
-)
+@pytest.mark.parametrize("content", ["Kalo mi.\nNe ru so.\n\nTa vu.", "ka. " * 3000, "\n\n".join(["Lo mi."] * 900)])
 def test_every_word_piece_of_the_text_is_in_the_shard(tmp_path, folder, content):
     output, config = folder
     (tmp_path / "a.txt").write_text(content)
     record = build_chunk(chunk_of(tmp_path / "a.txt"), config.model_copy(update={"held_out": 0.0}), output)
     tokenizer, splitter = WordPiece.load(output / "tokenizer"), SentenceSplitter(output / "punkt")
-    expected, _ = tokenizer.encode(
-        [s for document in content.split("\n\n") for s in splitter.split(document)]
-    )
+    expected, _ = tokenizer.encode([s for document in content.split("\n\n") for s in splitter.split(document)])
     assert np.array_equal(text_ids(output, tokenizer), expected)
     assert record.train.word_pieces == len(expected)
     assert record.held_out is None
@@ -60,9 +56,7 @@ def test_the_seed_does_not_change_what_is_held_out(tmp_path, folder):
     output, config = folder
     (tmp_path / "a.txt").write_text("\n\n".join(f"Kalo {'mi ' * n}." for n in range(100)))
     records = [
-        build_chunk(
-            chunk_of(tmp_path / "a.txt"), config.model_copy(update={"held_out": 0.3, "seed": seed}), output
-        )
+        build_chunk(chunk_of(tmp_path / "a.txt"), config.model_copy(update={"held_out": 0.3, "seed": seed}), output)
         for seed in (0, 1)
     ]
     assert records[0].books == records[1].books
@@ -85,9 +79,7 @@ def test_the_books_balance_with_empty_and_malformed_documents(tmp_path, folder):
     blocks = (b"", b"Ka \xff\xfe lo \xef\xbf\xbd.", b"\x00\x01")
     wiki = b"".join(b"<doc id=''>\n%s\n</doc>\n" % block for block in blocks)
     (tmp_path / "wiki_00").write_bytes(wiki)
-    books = build_chunk(
-        chunk_of(tmp_path / "wiki_00"), config.model_copy(update={"held_out": 0.0}), output
-    ).books
+    books = build_chunk(chunk_of(tmp_path / "wiki_00"), config.model_copy(update={"held_out": 0.0}), output).books
     assert books.documents.model_dump() == {"read": 3, "train": 1, "held_out": 0, "dropped": {"empty": 2}}
     assert books.characters.balances
     assert books.word_pieces.balances

@@ -33,9 +33,7 @@ def test_splits_as_nltk_does_line_by_line(english):
     from nltk.tokenize.punkt import PunktTokenizer
 
     data.path.insert(0, os.fspath(english.parents[2]))
-    expected = [
-        sentence for line in TEXT.splitlines() for sentence in PunktTokenizer("english").tokenize(line)
-    ]
+    expected = [sentence for line in TEXT.splitlines() for sentence in PunktTokenizer("english").tokenize(line)]
     assert SentenceSplitter(english).split(TEXT) == expected
     assert "They talked." in expected
 
@@ -64,9 +62,7 @@ def test_the_real_model_is_read_as_nltk_reads_it(english):
 
 
 def test_training_does_not_depend_on_the_hash_seed():
-    program = (
-        "from data_prep.sentences import *; import sys;print(model_sha256(train_model([sys.argv[1] * 30])))"
-    )
+    program = "from data_prep.sentences import *; import sys;print(model_sha256(train_model([sys.argv[1] * 30])))"
     hashes = {
         subprocess.run(
             [sys.executable, "-c", program, TEXT],

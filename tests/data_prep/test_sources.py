@@ -23,9 +23,7 @@ def many_documents(count=200, size=300):
 
 
 def wiki(texts):
-    return "".join(
-        f'<doc id="{n}" url="u" title="T">\n{text}\n\nmore\n</doc>\n' for n, text in enumerate(texts)
-    )
+    return "".join(f'<doc id="{n}" url="u" title="T">\n{text}\n\nmore\n</doc>\n' for n, text in enumerate(texts))
 
 
 @pytest.mark.parametrize("packing", PACK)
@@ -49,6 +47,7 @@ def test_wikiextractor_blocks_are_documents_with_blank_lines_inside(tmp_path, pa
 
 def test_a_boundary_across_two_blocks_of_the_reader_is_seen(tmp_path, monkeypatch):
     monkeypatch.setattr("data_prep.sources._BLOCK", 101)
+    monkeypatch.setattr("data_prep.sources._BEGINNING", 7)
     texts = many_documents(50)
     for name, pack in PACK.items():
         (tmp_path / f"a.txt{name}").write_bytes(pack("\n \t\r\n".join(texts).encode()))

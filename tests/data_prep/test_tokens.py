@@ -22,9 +22,7 @@ def test_ids_are_those_of_berts_own_tokenizer(shared_data):
 
     path = shared_data / "vocab" / "vocab.txt"
     reference = BertTokenizer.from_pretrained(str(path.parent))
-    texts = (
-        (shared_data / "wiki" / "wikitext2-test.txt").read_text().splitlines()[:400] + TEXTS[:3] + TEXTS[4:]
-    )
+    texts = (shared_data / "wiki" / "wikitext2-test.txt").read_text().splitlines()[:400] + TEXTS[:3] + TEXTS[4:]
     ids, lengths = open_tokenizer(str(path)).encode(texts)
     expected = [reference.encode(text, add_special_tokens=False) for text in texts]
     assert lengths.tolist() == [len(pieces) for pieces in expected]

@@ -22,9 +22,7 @@ def test_the_vocabulary_begins_with_the_special_tokens_and_covers_the_text(tmp_p
 def test_every_run_learns_the_same(corpus, tmp_path):
     """The hash table inside tokenizers is seeded anew in every process."""
     for name in ("one", "two", "three"):
-        done = run_script(
-            "data_prep/train_vocab.py", "--input", corpus, "--output", tmp_path / name, "--size", 300
-        )
+        done = run_script("data_prep/train_vocab.py", "--input", corpus, "--output", tmp_path / name, "--size", 300)
         assert done.returncode == 0, done.stderr
     assert len({(tmp_path / name / "vocab.txt").read_bytes() for name in ("one", "two", "three")}) == 1
 
