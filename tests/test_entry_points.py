@@ -134,6 +134,44 @@ def test_an_unknown_key_or_name_is_named(command, key, folder):
     assert_one_clear_line(run(command, folder), key)
 
 
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """A folder with small shards in it, where pre-training finds them."""
+    folder = tmp_path_factory.mktemp("built")
+    words = ["a", "the", "cat", "dog", "sat", "ran", "on", "under", "mat", "tree", ".", "and", "it", "was", "red"]
+    (folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words]) + "\n")
+    (folder / "text.txt").write_text("The cat sat on the mat and it was red.\n\nThe dog ran under a tree.\n" * 50)
+    arguments = "--input text.txt --vocab vocab.txt --output data/wikibooks --seq_length 16 --held_out 0 --workers 1"
+    process = run(f"data_prep/build_shards.py {arguments}", folder)
+    assert process.returncode == 0, process.stderr
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        (JUNK, "ds.json"),
+        (b'{"gradient_cliping": 1.0}', "gradient_cliping"),
+        (b'{"zero_optimization": {"stge": 1}}', "stge"),
+    ],
+    ids=["unreadable", "unknown key", "unknown key of a section"],
+)
+def test_a_wrong_deepspeed_file_is_named(content, named, built):
+    (built / "ds.json").write_bytes(content)
+    command = "pretrain/run.py --preset tiny --deepspeed_config ds.json --dry_run"
+    assert_one_clear_line(run(command, built), "ds.json", named)
+
+
+def test_shards_that_were_cut_short_are_named(built):
+    path = built / "data" / "wikibooks" / "shard-00000.bin"
+    content = path.read_bytes()
+    path.write_bytes(content[:-10])
+    try:
+        assert_one_clear_line(run("pretrain/run.py --preset tiny --dry_run", built), "shard-00000")
+    finally:
+        path.write_bytes(content)
+
+
 @pytest.mark.parametrize(
     ("script", "default"), [("data_prep/build_shards.py", "data/raw"), ("pretrain/run.py", "data/wikibooks")]
 )
