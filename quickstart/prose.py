@@ -5,9 +5,7 @@ from collections.abc import Iterator
 
 BULLET = re.compile(r"^(\s*)([-*+•]|\d+[.)]|\[\d+\]|\.\. \[\w+\])(\s+)")
 ROLE = re.compile(r":[a-zA-Z:]+:`~?([^`<]*?)(?:\s*<[^`]*>)?`")  # :func:`sum` -> sum
-LINK = re.compile(
-    r"\[([^\]]+)\]\((?:[^)]*)\)|`([^`<]+?)\s*<[^`>]*>`_*"
-)  # Markdown's and reST's -> their text
+LINK = re.compile(r"\[([^\]]+)\]\((?:[^)]*)\)|`([^`<]+?)\s*<[^`>]*>`_*")  # Markdown's and reST's -> their text
 MARKUP = re.compile(r"`+|\*\*|(?<!\w)\*(?=\w)|(?<=\w)\*(?!\w)|(?<=\w)_+(?!\w)")
 REFUSED = re.compile(r">>>|://|www\.|::|[{}|\\=<>\[\]@#$^~]|\w\(|__|--|\.\.\.|\w_\w|\d{4,}")
 WORD = re.compile(r"[A-Za-z]+(?:['’-][A-Za-z]+)*[,.;:!?)\"']*|\([A-Za-z'-]+[).,;:]*|\"[A-Za-z'-]+[\".,;:]*")

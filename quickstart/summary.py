@@ -10,9 +10,7 @@ from finetune.records import FILE_NAME, read_records
 from pretrain.run_log import read_records as read_log
 
 LEAST_AUC = 0.65
-MOST_OF_ENTROPY = (
-    0.95  # a discriminator that has learned nothing has a loss of 1.00 entropies, yet is 85% right
-)
+MOST_OF_ENTROPY = 0.95  # a discriminator that has learned nothing has a loss of 1.00 entropies, yet is 85% right
 
 
 class Losses(StrictConfig):

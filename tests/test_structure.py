@@ -43,11 +43,7 @@ def test_imports_run_one_way(package):
 
 
 def test_only_the_engine_imports_deepspeed():
-    users = {
-        module.as_posix()
-        for module in modules(*PACKAGES, "bench")
-        if "deepspeed" in imported_packages(module)
-    }
+    users = {module.as_posix() for module in modules(*PACKAGES, "bench") if "deepspeed" in imported_packages(module)}
     assert users <= {"pretrain/engine.py"}
 
 
@@ -71,10 +67,6 @@ def test_no_module_shadows_the_standard_library():
 
 
 def test_every_script_imports_from_the_repository_and_not_from_its_own_folder():
-    scripts = [
-        module
-        for module in modules(*PACKAGES)
-        if '__name__ == "__main__"' in (REPOSITORY / module).read_text()
-    ]
+    scripts = [module for module in modules(*PACKAGES) if '__name__ == "__main__"' in (REPOSITORY / module).read_text()]
     assert scripts
     assert not [str(module) for module in scripts if PROLOGUE not in (REPOSITORY / module).read_text()]

@@ -51,9 +51,7 @@ def test_both_files_are_balanced(task):
 
 
 def test_no_sentence_is_in_both_files_whatever_the_order_of_its_words(task):
-    bags = {
-        name: {tuple(sorted(words(row[3]))) for row in rows(task, name)} for name in ("train.tsv", "dev.tsv")
-    }
+    bags = {name: {tuple(sorted(words(row[3]))) for row in rows(task, name)} for name in ("train.tsv", "dev.tsv")}
     assert len(bags["train.tsv"]) == TRAIN_SIZE
     assert not bags["train.tsv"] & bags["dev.tsv"]
 

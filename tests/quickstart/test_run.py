@@ -21,9 +21,7 @@ def commands(short=False):
 
 
 def test_every_stage_runs_a_script_of_the_repository(folder):
-    scripts = [
-        next(word for word in shlex.split(command) if word.endswith(".py")) for command in commands().values()
-    ]
+    scripts = [next(word for word in shlex.split(command) if word.endswith(".py")) for command in commands().values()]
     assert len(scripts) == len(commands())
     assert not [script for script in scripts if not (REPOSITORY / script).is_file()]
 

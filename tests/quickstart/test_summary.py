@@ -61,9 +61,7 @@ def test_the_table_shows_what_was_demanded_and_what_failed():
 
 
 def test_a_correlation_that_does_not_exist_is_shown_as_a_dash():
-    line = next(
-        line for line in show(table(GOOD)).splitlines() if "replaced" in line and "correlation" in line
-    )
+    line = next(line for line in show(table(GOOD)).splitlines() if "replaced" in line and "correlation" in line)
     assert line.endswith("-")
 
 
@@ -108,10 +106,7 @@ def test_a_score_is_the_median_over_the_seeds_of_the_last_epoch(glue):
 def test_results_come_from_the_first_and_last_training_records_and_the_evaluation(tmp_path, glue):
     run = tmp_path / "run"
     (run / "evaluation").mkdir(parents=True)
-    log = [
-        {"kind": "train", **losses(step, loss).model_dump()}
-        for step, loss in ((50, 0.6), (100, 0.5), (150, 0.3))
-    ]
+    log = [{"kind": "train", **losses(step, loss).model_dump()} for step, loss in ((50, 0.6), (100, 0.5), (150, 0.3))]
     log.insert(1, {"kind": "held_out", "step": 60})
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in log))
     metrics = {
