@@ -1,6 +1,7 @@
 """Claims about the shape of the source tree, read from the sources without importing them."""
 
 import ast
+import re
 import sys
 from pathlib import Path
 
@@ -13,6 +14,9 @@ PROLOGUE = """
 if not __package__:  # run as a script: import from the repository, never from the script's own folder
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 """
+
+
+NAMED_FILE = re.compile(r"\b(?:(?:data_prep|pretrain|finetune|quickstart|ds_configs|hostfiles|docs|tests)/[\w./]*\w)")
 
 
 def modules(*packages):
@@ -70,3 +74,10 @@ def test_every_script_imports_from_the_repository_and_not_from_its_own_folder():
     scripts = [module for module in modules(*PACKAGES) if '__name__ == "__main__"' in (REPOSITORY / module).read_text()]
     assert scripts
     assert not [str(module) for module in scripts if PROLOGUE not in (REPOSITORY / module).read_text()]
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md"])
+def test_every_file_that_a_page_names_exists(page):
+    named = set(NAMED_FILE.findall((REPOSITORY / page).read_text())) - {"ds_configs/NAME.json", "hostfiles/NAME"}
+    assert named
+    assert not [name for name in sorted(named) if not (REPOSITORY / name).exists()]
