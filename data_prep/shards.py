@@ -10,7 +10,6 @@ writing are done here.
 import hashlib
 import os
 import struct
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -66,19 +65,12 @@ class IndexedFile:
         return self.data[start : start + int(self.lengths[item])]
 
 
-def write_indexed_file(prefix: Path, items: Iterable[np.ndarray], dtype: np.dtype | type) -> dict[str, str]:
-    """Writes both files, each under a temporary name, flushed to disk and then renamed.
+def write_indexed_arrays(prefix: Path, data: np.ndarray, lengths: np.ndarray) -> dict[str, str]:
+    """Writes the items that lie end to end in `data` (uint8 or uint16), `lengths` elements each, as both files.
 
     Returns:
         The sha256 of each file by its name.
     """
-    arrays = [np.ascontiguousarray(item, dtype) for item in items]
-    lengths = np.array([len(array) for array in arrays], np.int32)
-    return write_indexed_arrays(prefix, np.concatenate(arrays) if arrays else np.empty(0, dtype), lengths)
-
-
-def write_indexed_arrays(prefix: Path, data: np.ndarray, lengths: np.ndarray) -> dict[str, str]:
-    """As `write_indexed_file`, for items that already lie end to end in `data` (uint8 or uint16)."""
     offsets = (np.cumsum(lengths, dtype=np.int64) - lengths) * data.itemsize
     marks = np.arange(len(lengths) + 1, dtype=np.int64)
     header = _HEADER.pack(_MAGIC, 1, _TYPE_CODES[data.dtype], len(lengths), len(marks))

@@ -9,7 +9,7 @@ from data_prep.config import ConfigError
 from data_prep.inspection import Figures, checksum_problems, megatron_problems, problems_of, read_rows
 from data_prep.manifest import load_manifest
 from data_prep.masking import masked_count
-from data_prep.shards import write_indexed_file
+from data_prep.shards import write_indexed_arrays
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +99,8 @@ def test_masks_of_another_shape_are_refused(built, manifest, tmp_path):
     shard = manifest.shards[0]
     for name in shard.files:
         (tmp_path / name).write_bytes((built / name).read_bytes())
-    write_indexed_file(tmp_path / "shard-00000.mask", [np.zeros(3, np.uint8)] * shard.sequences, np.uint8)
+    wrong = np.zeros(3 * shard.sequences, np.uint8)
+    write_indexed_arrays(tmp_path / "shard-00000.mask", wrong, np.full(shard.sequences, 3, np.int32))
     with pytest.raises(ConfigError, match="not one row of masks per sequence"):
         next(read_rows(tmp_path, shard, manifest))
 

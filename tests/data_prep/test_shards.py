@@ -6,7 +6,12 @@ import numpy as np
 import pytest
 
 from data_prep.config import ConfigError
-from data_prep.shards import IndexedFile, write_atomically, write_indexed_file
+from data_prep.shards import IndexedFile, write_atomically, write_indexed_arrays
+
+
+def write(prefix, items, dtype):
+    lengths = np.array([len(item) for item in items], np.int32)
+    return write_indexed_arrays(prefix, np.concatenate(items).astype(dtype), lengths)
 
 
 @pytest.fixture
@@ -24,7 +29,7 @@ def megatron():
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
 def test_items_come_back(tmp_path, items, dtype):
-    write_indexed_file(tmp_path / "shard", items, dtype)
+    write(tmp_path / "shard", items, dtype)
     file = IndexedFile(tmp_path / "shard")
     assert len(file) == len(items)
     assert file.data.dtype == dtype
@@ -36,7 +41,7 @@ def test_items_come_back(tmp_path, items, dtype):
 def test_megatron_would_write_the_same_bytes_and_reads_the_same_items(tmp_path, items, dtype, megatron):
     import torch
 
-    write_indexed_file(tmp_path / "ours", items, dtype)
+    write(tmp_path / "ours", items, dtype)
     builder = megatron.IndexedDatasetBuilder(str(tmp_path / "theirs.bin"), dtype=dtype)
     for item in items:
         builder.add_item(torch.from_numpy(item))
@@ -52,7 +57,7 @@ def test_megatron_would_write_the_same_bytes_and_reads_the_same_items(tmp_path, 
 def test_writing_returns_the_checksums_and_leaves_nothing_temporary(tmp_path, items):
     from hashlib import sha256
 
-    written = write_indexed_file(tmp_path / "shard.mask", items, np.uint8)
+    written = write(tmp_path / "shard.mask", items, np.uint8)
     assert written == {path.name: sha256(path.read_bytes()).hexdigest() for path in tmp_path.iterdir()}
     assert sorted(written) == ["shard.mask.bin", "shard.mask.idx"]
 
@@ -95,7 +100,7 @@ def remove_data(folder):
     "damage", [damage_index_size, damage_magic, damage_data_size, empty_index, shorten_index, remove_data]
 )
 def test_a_damaged_file_is_an_error_that_names_it(tmp_path, items, damage):
-    write_indexed_file(tmp_path / "shard", items, np.uint16)
+    write(tmp_path / "shard", items, np.uint16)
     damage(tmp_path)
     with pytest.raises(ConfigError, match="shard") as caught:
         IndexedFile(tmp_path / "shard")
