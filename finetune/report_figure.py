@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import matplotlib
 
@@ -12,21 +11,19 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from finetune.paper_tables import PAPER_ROWS, Column
-
-if TYPE_CHECKING:
-    from finetune.report import Row
+from finetune.results import Row
 
 PAPER_MARKS = {"ELECTRA (reimplementation)": "x", "HP_Loss + Focal": "+"}
 
 
-def draw(rows: Sequence["Row"], columns: Sequence[Column], path: Path) -> None:
+def draw(rows: Sequence[Row], columns: Sequence[Column], path: Path) -> None:
     """Writes the figure as PNG."""
     figure = draw_figure(rows, columns)
     figure.savefig(path, dpi=150)
     plt.close(figure)
 
 
-def draw_figure(rows: Sequence["Row"], columns: Sequence[Column]) -> Figure:
+def draw_figure(rows: Sequence[Row], columns: Sequence[Column]) -> Figure:
     """A colour a model, a place on the horizontal axis a column."""
     figure, axes = plt.subplots(figsize=(5 + 1.2 * len(columns), 4.5), layout="constrained")
     for index, row in enumerate(rows):
@@ -41,7 +38,7 @@ def draw_figure(rows: Sequence["Row"], columns: Sequence[Column]) -> Figure:
     return figure
 
 
-def _draw_row(axes: Axes, row: "Row", columns: Sequence[Column], offset: float, colour: str) -> None:
+def _draw_row(axes: Axes, row: Row, columns: Sequence[Column], offset: float, colour: str) -> None:
     for place, column in enumerate(columns):
         cell = row.cells.get(column.title)
         if cell:
@@ -50,7 +47,7 @@ def _draw_row(axes: Axes, row: "Row", columns: Sequence[Column], offset: float, 
     axes.plot([], [], "o", color=colour, label=row.label)
 
 
-def _draw_paper(axes: Axes, rows: Sequence["Row"], columns: Sequence[Column]) -> None:
+def _draw_paper(axes: Axes, rows: Sequence[Row], columns: Sequence[Column]) -> None:
     """The paper's medians, on the columns it has whose data were the official ones for one of our rows."""
     places = [
         (place, column.paper_index)

@@ -4,11 +4,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-from data_prep.config import ConfigError
 from finetune.records import RunRecord, append_record
-from finetune.report import load_runs, make_rows, markdown
+from finetune.report import markdown
+from finetune.results import make_rows
 from tests.conftest import REPOSITORY
 from tests.finetune.conftest import make_record
 
@@ -32,12 +30,6 @@ def test_the_papers_rows_of_the_models_size_stand_below() -> None:
     assert line_of("*paper, small: HP_Loss + Focal*", text) == "| *paper, small: HP_Loss + Focal* | 59.3 |"
     assert "paper, base" not in text
     assert "66.7" in line_of("*paper, base: HP_Loss + Focal*", report(make_record(model_size="base")))
-
-
-def test_random_weights_make_a_row_of_their_own() -> None:
-    text = report(make_record(0.3), make_record(0.1, random_weights=True))
-    assert "**30.0**" in line_of("runs/small/export", text)
-    assert "**10.0**" in line_of("runs/small/export (random weights)", text)
 
 
 def test_models_of_one_name_are_told_apart_by_their_content() -> None:
@@ -68,11 +60,6 @@ def test_another_training_set_is_marked_as_not_comparable() -> None:
     assert "†" not in report(make_record())
 
 
-def test_runs_on_different_data_are_not_mixed() -> None:
-    with pytest.raises(ConfigError, match="different CoLA data"):
-        report(make_record(), make_record(seed=2, data_sha256="d" * 64))
-
-
 def test_a_task_with_several_splits_and_metrics_fills_several_columns() -> None:
     mnli = {"dev_matched": {"accuracy": 0.8}, "dev_mismatched": {"accuracy": 0.81}}
     stsb = {"dev": {"spearman": 0.86, "pearson": 0.87}}
@@ -86,11 +73,6 @@ def test_a_task_with_several_splits_and_metrics_fills_several_columns() -> None:
         "87.0",
     ]
     assert line_of("*paper, small: HP_Loss + Focal*", text).endswith("| 81.2 | 81.7 | 86.7 | 86.7 |")
-
-
-def test_a_run_named_twice_counts_once(tmp_path: Path) -> None:
-    append_record(tmp_path / "results.jsonl", make_record())
-    assert len(load_runs([tmp_path, tmp_path / "results.jsonl"])) == 1
 
 
 def run_report(*arguments: str | Path) -> subprocess.CompletedProcess[str]:

@@ -3,8 +3,9 @@
 import matplotlib.pyplot as plt
 import pytest
 
-from finetune.report import make_rows, shown_columns
+from finetune.report import shown_columns
 from finetune.report_figure import draw_figure
+from finetune.results import make_rows
 from tests.finetune.conftest import make_record
 
 

@@ -1,0 +1,106 @@
+"""What finished runs came to: one row a model, one cell a column of the table, the seeds' scores in it."""
+
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from data_prep.config import ConfigError
+from finetune.paper_tables import COLUMNS, Column
+from finetune.presets import ModelSize
+from finetune.records import FILE_NAME, RunRecord, read_records
+from finetune.tasks.glue import TASKS
+
+OFFICIAL_TOLERANCE = 0.01
+"""Share by which a training set may differ from the official size: copies lack a few damaged rows."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One model in one column: the seeds' scores, in per cent, under the setting with the best median."""
+
+    scores: tuple[float, ...]
+    settings_tried: int
+    collapsed: int
+    official_data: bool
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.scores)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One model: its cells by column title."""
+
+    label: str
+    size: ModelSize
+    cells: dict[str, Cell] = field(default_factory=dict)
+
+
+def load_runs(paths: Iterable[Path]) -> list[RunRecord]:
+    """The records of every folder or file named, each run once.
+
+    Raises:
+        ConfigError: a path without results.
+    """
+    records: dict[str, RunRecord] = {}
+    for path in paths:
+        file = path / FILE_NAME if path.is_dir() else path
+        found = read_records(file)
+        if not found:
+            raise ConfigError(f"runs: no results in {file}; expected the --output folder of a finished run_glue.py")
+        records.update({record.run.model_dump_json(): record for record in found})
+    return list(records.values())
+
+
+def make_rows(records: Sequence[RunRecord]) -> list[Row]:
+    """One row a model, trained or with random weights, in order of appearance."""
+    models: dict[tuple[str, str, bool], list[RunRecord]] = {}
+    for record in records:
+        key = (record.model, record.run.model_sha256, record.run.random_weights)
+        models.setdefault(key, []).append(record)
+    versions = [(name, random) for name, _, random in models]
+    rows = []
+    for (name, digest, random), runs in models.items():
+        version = f" {digest[:7]}" if versions.count((name, random)) > 1 else ""
+        row = Row(name + version + (" (random weights)" if random else ""), runs[0].model_size)
+        for column in COLUMNS:
+            of_task = [record for record in runs if record.run.task == column.task]
+            if of_task:
+                row.cells[column.title] = make_cell(of_task, column)
+        rows.append(row)
+    return rows
+
+
+def make_cell(records: Sequence[RunRecord], column: Column) -> Cell:
+    """The best setting's scores, as the paper takes the best of its grid.
+
+    Raises:
+        ConfigError: runs on different data, which no median may mix.
+    """
+    if len({record.run.data_sha256 for record in records}) > 1:
+        raise ConfigError(f"runs: {records[0].model} was trained on different {column.task} data; report them apart")
+    by_setting: dict[str, list[RunRecord]] = {}
+    for record in records:
+        by_setting.setdefault(record.run.settings.model_dump_json(), []).append(record)
+    task = TASKS[column.task]
+    split, metric = task.dev_splits[0], task.metrics[0]
+    chosen = max(by_setting.values(), key=lambda runs: statistics.median(scores_of(runs, split, metric)))
+    return Cell(
+        scores=scores_of(chosen, column.split, column.metric),
+        settings_tried=len(by_setting),
+        collapsed=sum(record.collapsed is not None for record in chosen),
+        official_data=is_official(chosen[0]),
+    )
+
+
+def is_official(record: RunRecord) -> bool:
+    """Whether the training set has the official one's size."""
+    official = TASKS[record.run.task].official_examples
+    return abs(record.train_examples - official) <= OFFICIAL_TOLERANCE * official
+
+
+def scores_of(records: Iterable[RunRecord], split: str, metric: str) -> tuple[float, ...]:
+    """The last epoch's scores, in per cent."""
+    return tuple(100 * record.last[split][metric] for record in records)

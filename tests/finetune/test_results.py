@@ -1,0 +1,39 @@
+"""finetune/results.py: every run counted once, in the row of its model, never mixed with runs on other data."""
+
+from pathlib import Path
+
+import pytest
+
+from data_prep.config import ConfigError
+from finetune.records import append_record
+from finetune.results import load_runs, make_rows
+from tests.finetune.conftest import make_record
+
+
+def test_random_weights_make_a_row_of_their_own() -> None:
+    rows = make_rows([make_record(0.3), make_record(0.1, random_weights=True)])
+    assert [row.label for row in rows] == ["runs/small/export", "runs/small/export (random weights)"]
+    assert [row.cells["CoLA"].median for row in rows] == [30.0, 10.0]
+
+
+def test_a_cell_holds_every_seed_of_the_setting_with_the_best_median() -> None:
+    weak = [make_record(score, seed=seed) for seed, score in enumerate((0.2, 0.9, 0.3))]
+    strong = [make_record(score, seed=seed, epochs=5) for seed, score in enumerate((0.5, 0.4, 0.6))]
+    (row,) = make_rows(weak + strong)
+    assert row.cells["CoLA"].scores == (50.0, 40.0, 60.0)
+    assert row.cells["CoLA"].settings_tried == 2
+
+
+def test_runs_on_different_data_are_not_mixed() -> None:
+    with pytest.raises(ConfigError, match="different CoLA data"):
+        make_rows([make_record(), make_record(seed=2, data_sha256="d" * 64)])
+
+
+def test_a_run_named_twice_counts_once(tmp_path: Path) -> None:
+    append_record(tmp_path / "results.jsonl", make_record())
+    assert len(load_runs([tmp_path, tmp_path / "results.jsonl"])) == 1
+
+
+def test_a_folder_without_results_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no results in"):
+        load_runs([tmp_path])
