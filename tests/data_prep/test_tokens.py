@@ -2,12 +2,17 @@
 
 import json
 import shutil
+import sys
+from itertools import chain
 
+import numpy as np
 import pytest
-from tokenizers import Tokenizer, models
+from tokenizers import Tokenizer, models, normalizers
 
 from data_prep.config import ConfigError
-from data_prep.tokens import SPECIAL_TOKENS, WordPiece, open_tokenizer
+from data_prep.tokens import SPECIAL_TOKENS, WordPiece, from_vocabulary, open_tokenizer
+
+from .real_text import corpus_files, fuzz_documents, lines_of, some_files
 
 TEXTS = ["Kalo miNE, ruso.", "", "тест KÁ 漢", "[MASK] ka [SEP]", "ka" * 200]
 
@@ -17,16 +22,85 @@ def tokenizer(vocab):
     return open_tokenizer(str(vocab))
 
 
-def test_ids_are_those_of_berts_own_tokenizer(shared_data):
-    from transformers import BertTokenizer
+@pytest.fixture(scope="module")
+def bert(shared_data):
+    """BERT's vocabulary: our tokenizer, and the one that says what the ids are."""
+    from transformers import BertTokenizerFast
 
     path = shared_data / "vocab" / "vocab.txt"
-    reference = BertTokenizer.from_pretrained(str(path.parent))
-    texts = (shared_data / "wiki" / "wikitext2-test.txt").read_text().splitlines()[:400] + TEXTS[:3] + TEXTS[4:]
-    ids, lengths = open_tokenizer(str(path)).encode(texts)
-    expected = [reference.encode(text, add_special_tokens=False) for text in texts]
+    ours, reference = open_tokenizer(str(path)), BertTokenizerFast.from_pretrained(str(path.parent)).backend_tokenizer
+    reference.encode_special_tokens = True  # "[MASK]" in a text is text
+    assert ours.slow_because is None
+    return ours, reference
+
+
+def assert_same_ids(bert, texts):
+    ours, reference = bert
+    ids, lengths = ours.encode(texts)
+    expected = [encoding.ids for encoding in reference.encode_batch_fast(texts, add_special_tokens=False)]
     assert lengths.tolist() == [len(pieces) for pieces in expected]
-    assert ids.tolist() == [number for pieces in expected for number in pieces]
+    assert np.array_equal(ids, np.fromiter(chain.from_iterable(expected), np.uint16))
+
+
+def test_ids_of_real_text_are_those_of_berts_own_tokenizer(bert, shared_data):
+    for path in some_files(shared_data):
+        assert_same_ids(bert, lines_of(path, limit=4000))
+
+
+def test_ids_of_every_kind_of_character_are_those_of_berts_own_tokenizer(bert):
+    assert_same_ids(bert, TEXTS + list(fuzz_documents(300_000, seed=0)))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_ids_of_every_line_of_the_whole_real_corpus_are_those_of_berts_own_tokenizer(bert, shared_data):
+    for path in corpus_files(shared_data):
+        assert_same_ids(bert, lines_of(path))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("seed", range(1, 11))
+def test_ids_of_a_million_characters_of_every_kind_are_those_of_berts_own_tokenizer(bert, seed):
+    assert_same_ids(bert, list(fuzz_documents(1_000_000, seed)))
+
+
+def test_without_nanotoken_the_ids_are_the_same_and_the_reason_is_told(bert, monkeypatch, capsys, shared_data):
+    monkeypatch.setitem(sys.modules, "nanotoken", None)  # an import of it now fails
+    slow = open_tokenizer(str(shared_data / "vocab" / "vocab.txt"))
+    assert "nanotoken is not installed" in capsys.readouterr().err
+    texts = lines_of(shared_data / "wiki" / "wikitext2-test.txt", limit=300)
+    assert all(np.array_equal(*pair) for pair in zip(slow.encode(texts), bert[0].encode(texts), strict=True))
+
+
+def test_a_tokenizer_that_nanotoken_cannot_take_is_used_as_it_is(tmp_path, vocab):
+    tokenizer = from_vocabulary(vocab.read_text().split())
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Nmt(), normalizers.BertNormalizer()])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    opened = open_tokenizer(str(tmp_path))
+    assert "cannot take this tokenizer" in opened.slow_because
+    assert len(opened.encode(["ka lo"])[0]) == 2
+
+
+def test_other_ids_than_hugging_faces_end_the_build_and_name_the_text(vocab, tmp_path):
+    """An encoder of another vocabulary stands in for one with a fault."""
+    tokens = vocab.read_text().split()
+    tokens[5], tokens[6] = tokens[6], tokens[5]
+    (tmp_path / "vocab.txt").write_text("\n".join(tokens))
+    tokenizer = open_tokenizer(str(vocab))
+    tokenizer._fast = open_tokenizer(str(tmp_path))._fast
+    tokenizer.encode(["mi ne"])
+    with pytest.raises(ConfigError, match="other ids than Hugging Face's tokenizers for 'lo mi'"):
+        tokenizer.encode(["mi ne", "lo mi"])
+
+
+def test_a_tokenizer_saved_with_truncation_and_padding_encodes_whole_texts(vocab, tmp_path):
+    tokenizer = from_vocabulary(vocab.read_text().split())
+    tokenizer.enable_truncation(4)
+    tokenizer.enable_padding(length=8)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    _, lengths = open_tokenizer(str(tmp_path)).encode(["ka " * 50, "ka"])
+    assert lengths.tolist() == [50, 1]
 
 
 def test_special_tokens_written_in_a_text_are_text(tokenizer):
