@@ -5,6 +5,7 @@
 Shape letters: B batch, L length, K masked positions a sequence, H hidden size, E embedding size, V vocabulary.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -15,23 +16,9 @@ from pretrain.data import Batch
 from pretrain.encoder import ElectraEncoder, Embeddings
 from pretrain.heads import DiscriminatorHead, VocabularyScores, VocabularyTransform
 from pretrain.losses import discriminator_loss, focal_loss, hp_dist_sampler_loss, hp_loss_sampler_loss
-from pretrain.replacement import hp_loss_log_weights, replace, sample
-
-
-class Draw(NamedTuple):
-    """Replacements of the masked positions and what was believed of them."""
-
-    tokens_BK: Tensor
-    """Sampled ids x'."""
-    log_p_S_BK: Tensor | None
-    """log p_S(x'), HP_Dist alone; differentiable inside the forward."""
-    z_BK: Tensor | None
-    """The sampling head's logit of x', HP_Loss alone: D_hat = sigmoid(z); differentiable inside the forward."""
-
-    def detach(self) -> "Draw":
-        """The same numbers without their gradient."""
-        log_p_S_BK, z_BK = (None if part is None else part.detach() for part in (self.log_p_S_BK, self.z_BK))
-        return Draw(self.tokens_BK, log_p_S_BK, z_BK)
+from pretrain.masked_lm import Prediction, masked_states, masked_sum, predict
+from pretrain.replacement import importance_weights, replace
+from pretrain.sampling import Draw, Scores, draw, draw_from_generator
 
 
 class ElectraOutput(NamedTuple):
@@ -82,84 +69,69 @@ class Electra(nn.Module):
             self.sampler_transform.load_state_dict(self.generator_predictions.state_dict())
             self.sampler_scores.load_state_dict(self.generator_lm_head.state_dict())
 
-    def forward(self, batch: Batch) -> ElectraOutput:
-        original_BK = batch.input_ids_BL.gather(1, batch.masked_positions_BK)
-        hidden_BKH = self._generate(batch, original_BK)
-        projected_BKE = self.generator_predictions(hidden_BKH)
-        logits_BKV = self.generator_lm_head(projected_BKE, self._word_embeddings)
-        log_p_G_BKV = logits_BKV.log_softmax(-1)
-        log_p_original_BK = _at(log_p_G_BKV, original_BK)
-        draw = self._draw(hidden_BKH, log_p_G_BKV.detach(), original_BK, batch.uniforms_BK)
+    def forward(self, batch: Batch, from_generator: bool = False) -> ElectraOutput:
+        """One micro-batch; `from_generator` samples x' from p_G whatever the objective, to compare on equal terms."""
+        hidden_BKH = masked_states(self.generator, batch, self.special_mask_id, self.objective.mask_keep_fraction)
+        prediction = self._predict(batch, hidden_BKH)
+        log_p_original_BK = prediction.log_p_original_BK
+        sampler = draw_from_generator if from_generator else draw
+        drawn = sampler(prediction, self._sampler_scores(hidden_BKH), batch.uniforms_BK, self.objective)
 
-        replaced_ids_BL = replace(batch.input_ids_BL, batch.masked_positions_BK, batch.masked_valid_BK, draw.tokens_BK)
+        replaced_ids_BL = replace(batch.input_ids_BL, batch.masked_positions_BK, batch.masked_valid_BK, drawn.tokens_BK)
         replaced_BL = replaced_ids_BL != batch.input_ids_BL  # a sampled original counts as original
         d_BL = self._discriminate(batch, replaced_ids_BL)
 
         loss_D_BL = discriminator_loss(d_BL, replaced_BL)
         loss_G_BK = focal_loss(log_p_original_BK, self.objective.gamma)
-        loss_S_BK = self._sampler_loss(draw, log_p_G_BKV.detach(), d_BL, loss_D_BL, batch.masked_positions_BK)
-        loss = (
-            _masked_sum(loss_G_BK, batch.masked_valid_BK) / batch.masked_count
-            + self.objective.lambda1 * _masked_sum(loss_S_BK, batch.masked_valid_BK) / batch.masked_count
-            + self.objective.lambda2 * _masked_sum(loss_D_BL, batch.attention_mask_BL) / batch.token_count
-        )
+        loss_S_BK = self._sampler_loss(drawn, d_BL, loss_D_BL, batch.masked_positions_BK)
+        weighed_loss_D_BL = loss_D_BL
+        if self.objective.importance_weighting:
+            weighed_loss_D_BL = loss_D_BL * importance_weights(drawn.log_ratio_BK, batch)
         return ElectraOutput(
-            loss=loss,
+            loss=self._total(batch, loss_G_BK, loss_S_BK, weighed_loss_D_BL),
             generator_loss_BK=loss_G_BK.detach(),
             sampler_loss_BK=loss_S_BK.detach(),
             discriminator_loss_BL=loss_D_BL.detach(),
             log_p_original_BK=log_p_original_BK.detach(),
-            top_BK=logits_BKV.detach().argmax(-1),
-            draw=draw.detach(),
+            top_BK=prediction.top_BK,
+            draw=drawn.detach(),
             d_BL=d_BL.detach(),
             replaced_BL=replaced_BL,
+        )
+
+    def _total(self, batch: Batch, loss_G_BK: Tensor, loss_S_BK: Tensor, loss_D_BL: Tensor) -> Tensor:
+        """L_G + lambda1 L_S + lambda2 L_D, this micro-batch's share of the means over the whole step."""
+        return (
+            masked_sum(loss_G_BK, batch.masked_valid_BK) / batch.masked_count
+            + self.objective.lambda1 * masked_sum(loss_S_BK, batch.masked_valid_BK) / batch.masked_count
+            + self.objective.lambda2 * masked_sum(loss_D_BL, batch.attention_mask_BL) / batch.token_count
         )
 
     @property
     def _word_embeddings(self) -> nn.Module:
         return self.discriminator.embeddings.word_embeddings
 
-    def _generate(self, batch: Batch, original_BK: Tensor) -> Tensor:
-        """Generator states at the masked positions [B, K, H]; the vocabulary heads see no other position."""
-        mask_BK = torch.full_like(original_BK, self.special_mask_id)
-        masked_ids_BL = replace(batch.input_ids_BL, batch.masked_positions_BK, batch.masked_valid_BK, mask_BK)
-        hidden_BLH = self.generator(masked_ids_BL, batch.attention_mask_BL, batch.token_type_ids_BL)
-        index_BKH = batch.masked_positions_BK[..., None].expand(-1, -1, hidden_BLH.shape[-1])
-        return hidden_BLH.gather(1, index_BKH)
+    def _predict(self, batch: Batch, hidden_BKH: Tensor) -> Prediction:
+        """p_G of the masked positions."""
+        projected_BKE = self.generator_predictions(hidden_BKH)
+        return predict(batch, self.generator_lm_head(projected_BKE, self._word_embeddings))
 
-    def _draw(self, hidden_BKH: Tensor, log_p_G_BKV: Tensor, original_BK: Tensor, uniforms_BK: Tensor) -> Draw:
-        """Samples x' from p_S; where the gradient of L_S is wanted it is kept for the sampled column alone."""
-        temperature = self.objective.temperature
+    def _sampler_scores(self, hidden_BKH: Tensor) -> Scores | None:
+        """e(x)·h_S of all tokens or chosen ones; `None` without a sampling head."""
         if not self.objective.learns_to_sample:
-            return Draw(sample(log_p_G_BKV / temperature, uniforms_BK), None, None)
-        projected_BKE = self.sampler_transform(hidden_BKH)
-        if self.objective.name == "hp_dist":
-            log_p_S_BKV = self.sampler_scores(projected_BKE, self._word_embeddings).log_softmax(-1)
-            tokens_BK = sample(log_p_S_BKV, uniforms_BK)
-            return Draw(tokens_BK, _at(log_p_S_BKV, tokens_BK), None)
-        with torch.no_grad():
-            z_BKV = self.sampler_scores(projected_BKE, self._word_embeddings)
-        tokens_BK = sample(hp_loss_log_weights(log_p_G_BKV, z_BKV, original_BK, temperature), uniforms_BK)
-        return Draw(tokens_BK, None, self.sampler_scores(projected_BKE, self._word_embeddings, tokens_BK))
+            return None
+        alone = self.objective.detach_sampler_input
+        projected_BKE = self.sampler_transform(hidden_BKH.detach() if alone else hidden_BKH)
+        return partial(self.sampler_scores, projected_BKE, self._word_embeddings, frozen=alone)
 
     def _discriminate(self, batch: Batch, input_ids_BL: Tensor) -> Tensor:
         hidden_BLH = self.discriminator(input_ids_BL, batch.attention_mask_BL, batch.token_type_ids_BL)
         return self.discriminator_predictions(hidden_BLH)
 
-    def _sampler_loss(
-        self, draw: Draw, log_p_G_BKV: Tensor, d_BL: Tensor, loss_D_BL: Tensor, positions_BK: Tensor
-    ) -> Tensor:
-        if draw.z_BK is not None:
-            return hp_loss_sampler_loss(draw.z_BK, d_BL.gather(1, positions_BK))
-        if draw.log_p_S_BK is not None:
-            log_p_G_BK = _at(log_p_G_BKV, draw.tokens_BK)
-            return hp_dist_sampler_loss(draw.log_p_S_BK, log_p_G_BK, loss_D_BL.gather(1, positions_BK))
-        return torch.zeros_like(loss_D_BL.gather(1, positions_BK))
-
-
-def _at(values_BKV: Tensor, ids_BK: Tensor) -> Tensor:
-    return values_BKV.gather(-1, ids_BK[..., None]).squeeze(-1)
-
-
-def _masked_sum(values: Tensor, valid: Tensor) -> Tensor:
-    return values.where(valid, 0.0).sum()
+    def _sampler_loss(self, drawn: Draw, d_BL: Tensor, loss_D_BL: Tensor, positions_BK: Tensor) -> Tensor:
+        loss_D_BK = loss_D_BL.gather(1, positions_BK)
+        if drawn.z_BK is not None:
+            return hp_loss_sampler_loss(drawn.z_BK, d_BL.gather(1, positions_BK))
+        if drawn.log_p_S_BK is not None:
+            return hp_dist_sampler_loss(drawn.log_p_S_BK, drawn.log_ratio_BK, loss_D_BK, self.objective.ratio_clip)
+        return torch.zeros_like(loss_D_BK)

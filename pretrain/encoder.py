@@ -74,9 +74,13 @@ class TiedEmbedding(nn.Embedding):
     Both uses run through this module's forward: under ZeRO-3 the weight exists only while its owner runs.
     """
 
-    def forward(self, input: Tensor, as_output_matrix: bool = False) -> Tensor:
-        """Ids [...] -> [..., E]; with `as_output_matrix`, hidden [..., E] -> scores [..., V]."""
-        return F.linear(input, self.weight) if as_output_matrix else super().forward(input)
+    def forward(self, input: Tensor, as_output_matrix: bool = False, frozen: bool = False) -> Tensor:
+        """Ids [...] -> [..., E]; with `as_output_matrix`, hidden [..., E] -> scores [..., V].
+
+        `frozen` lets no gradient into the matrix.
+        """
+        weight = self.weight.detach() if frozen else self.weight
+        return F.linear(input, weight) if as_output_matrix else F.embedding(input, weight, self.padding_idx)
 
 
 class ElectraEncoder(nn.Module):

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from data_prep.config import ConfigError
 from pretrain.checkpoint import EngineState
-from pretrain.optim import require_complete
+from pretrain.optim import UNSCALED, AdamScale, require_complete
 from pretrain.processes import World
 
 # Told what it runs on, DeepSpeed neither searches for accelerators nor warns that it found none.
@@ -89,6 +89,7 @@ class Engine:
         self.dtype: torch.dtype = self._deepspeed.get_data_types()[0]
         self.micro_batch_size: int = self._deepspeed.train_micro_batch_size_per_gpu()
         self.accumulation_steps: int = self._deepspeed.gradient_accumulation_steps()
+        self._adam_numbers = [(group["eps"], group["weight_decay"]) for group in self._optimizer.param_groups]
         self._start_adam()
 
     @property
@@ -108,14 +109,15 @@ class Engine:
         """Adds the gradient of `loss`; over ranks and micro-batches DeepSpeed takes the mean."""
         self._deepspeed.backward(loss)
 
-    def step(self, learning_rate: float) -> StepResult:
-        """Ends a micro-batch; at the last one of a step, clips and updates with `learning_rate`."""
+    def step(self, learning_rate: float, scale: AdamScale = UNSCALED) -> StepResult:
+        """Ends a micro-batch; at the last one of a step, clips and updates with `learning_rate`, times `scale`."""
         loss_scale = float(getattr(self._optimizer, "loss_scale", 1.0))
         if not self._deepspeed.is_gradient_accumulation_boundary():
             self._deepspeed.step()
             return StepResult(False, False, None, loss_scale)
-        for group in self._optimizer.param_groups:
-            group["lr"] = learning_rate * group.get("lr_scale", 1.0)
+        for group, (eps, weight_decay) in zip(self._optimizer.param_groups, self._adam_numbers, strict=True):
+            group["lr"] = learning_rate * group.get("lr_scale", 1.0) * scale.learning_rate
+            group["eps"], group["weight_decay"] = eps * scale.eps, weight_decay * scale.weight_decay
         norm = self._clip_replicated() if self.stage == 0 else None
         self._deepspeed.step()
         norm = float(self._deepspeed.get_global_grad_norm()) if norm is None else norm

@@ -3,7 +3,7 @@
     python pretrain/export.py runs/base exported/base
 
 OUT holds the discriminator (`ElectraForPreTraining`) with the tokenizer, OUT/generator the generator
-(`ElectraForMaskedLM`), as safetensors.
+(`ElectraForMaskedLM`), as safetensors. A run of objective `mlm` has one model, in OUT, an `ElectraForMaskedLM`.
 """
 
 import shutil
@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from pretrain.electra import Electra
+    from pretrain.encoder import EncoderConfig
+    from pretrain.masked_lm import MaskedLM
+
+    Part = tuple[str, str, EncoderConfig, dict[str, Tensor]]
 
 
 class ExportOptions(StrictConfig):
@@ -42,24 +46,32 @@ def main(options: ExportOptions) -> None:
     description = read_run(options.run)
     model, step = load_trained(options.run)
     export(model, description.pad_token_id, options.run / "tokenizer", options.out)
-    print(f"exported step {step} of {options.run}: {options.out} (discriminator), {options.out / 'generator'}")
+    print(f"exported step {step} of {options.run} to {options.out}")
 
 
-def export(model: "Electra", pad_token_id: int, tokenizer: Path, out: Path) -> None:
-    """Writes both folders, complete or not at all."""
+def export(model: "Electra | MaskedLM", pad_token_id: int, tokenizer: Path, out: Path) -> None:
+    """Writes the folder, complete or not at all."""
     from pretrain.huggingface import save_folder
 
     unfinished = out.with_name(out.name + ".tmp")
     shutil.rmtree(unfinished, ignore_errors=True)
-    parts = (
-        (unfinished, "ElectraForPreTraining", model.discriminator.config, discriminator_weights(model)),
-        (unfinished / "generator", "ElectraForMaskedLM", model.generator.config, generator_weights(model)),
-    )
-    for folder, architecture, config, weights in parts:
-        save_folder(folder, architecture, config, weights, pad_token_id)
-        shutil.copytree(tokenizer, folder, dirs_exist_ok=True)
+    for folder, architecture, config, weights in parts_of(model):
+        save_folder(unfinished / folder, architecture, config, weights, pad_token_id)
+        shutil.copytree(tokenizer, unfinished / folder, dirs_exist_ok=True)
     shutil.rmtree(out, ignore_errors=True)  # an empty folder that was there before
     unfinished.rename(out)
+
+
+def parts_of(model: "Electra | MaskedLM") -> "list[Part]":
+    """Folder inside OUT, Hugging Face class, configuration and weights of each model that is exported."""
+    from pretrain.masked_lm import MaskedLM
+
+    if isinstance(model, MaskedLM):
+        return [(".", "ElectraForMaskedLM", model.electra.config, model.state_dict())]
+    return [
+        (".", "ElectraForPreTraining", model.discriminator.config, discriminator_weights(model)),
+        ("generator", "ElectraForMaskedLM", model.generator.config, generator_weights(model)),
+    ]
 
 
 def discriminator_weights(model: "Electra") -> "dict[str, Tensor]":

@@ -24,17 +24,24 @@ class VocabularyTransform(nn.Module):
 
 
 class VocabularyScores(nn.Module):
-    """e(x)·h + own bias, with the matrix of the shared word embeddings; in fp32 whatever the model's precision."""
+    """e(x)·h + own bias, with the matrix of the shared word embeddings; in fp32 even in a half-precision model."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
         self.bias = nn.Parameter(torch.zeros(config.vocab_size))
 
-    def forward(self, projected_XE: Tensor, embeddings: TiedEmbedding, ids_X: Tensor | None = None) -> Tensor:
-        """Scores of every token [X, V], or of the given tokens alone [X]: the gradient of one column is then cheap."""
+    def forward(
+        self, projected_XE: Tensor, embeddings: TiedEmbedding, ids_X: Tensor | None = None, frozen: bool = False
+    ) -> Tensor:
+        """Scores of every token [X, V], or of the given tokens alone [X]: the gradient of one column is then cheap.
+
+        `frozen` lets no gradient into the embeddings.
+        """
+        bias_V = full_precision(self.bias)
         if ids_X is None:
-            return embeddings(projected_XE, as_output_matrix=True).float() + self.bias.float()
-        return (embeddings(ids_X).float() * projected_XE.float()).sum(-1) + self.bias[ids_X].float()
+            return full_precision(embeddings(projected_XE, as_output_matrix=True, frozen=frozen)) + bias_V
+        embedded_XE = full_precision(embeddings(ids_X, frozen=frozen))
+        return (embedded_XE * full_precision(projected_XE)).sum(-1) + bias_V[ids_X]
 
 
 class DiscriminatorHead(nn.Module):
@@ -48,4 +55,9 @@ class DiscriminatorHead(nn.Module):
             initialize_matrix(layer, config.initializer_range)
 
     def forward(self, hidden_XH: Tensor) -> Tensor:
-        return self.dense_prediction(F.gelu(self.dense(hidden_XH))).squeeze(-1).float()
+        return full_precision(self.dense_prediction(F.gelu(self.dense(hidden_XH))).squeeze(-1))
+
+
+def full_precision(values: Tensor) -> Tensor:
+    """fp32 of half precision; what is wider stays, so that a float64 model is one throughout."""
+    return values.to(torch.promote_types(values.dtype, torch.float32))

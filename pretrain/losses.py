@@ -41,7 +41,15 @@ def hp_loss_sampler_loss(z_sampled: Tensor, d: Tensor) -> Tensor:
     return (torch.sigmoid(z_sampled) - torch.sigmoid(-d.detach())) ** 2
 
 
-def hp_dist_sampler_loss(log_p_S: Tensor, log_p_G: Tensor, discriminator_loss: Tensor) -> Tensor:
-    """HP_Dist: L_S = -(p_G / p_S) L_D log p_S at the sampled tokens; the ratio and L_D are detached."""
-    weight = torch.exp(log_p_G - log_p_S).detach() * discriminator_loss.detach()
-    return -weight * log_p_S
+def hp_dist_sampler_loss(
+    log_p_S: Tensor, log_ratio: Tensor, discriminator_loss: Tensor, ratio_clip: float | None = None
+) -> Tensor:
+    """HP_Dist: L_S = -(p_G / p_S) L_D log p_S at the sampled tokens; the ratio and L_D are detached.
+
+    `log_ratio` is log of p_G over the distribution x' was drawn from: p_S in the paper. Its expected gradient is that
+    of the cross-entropy from p_G L_D to p_S whatever that distribution, as long as `ratio_clip` cuts nothing.
+    """
+    ratio = torch.exp(log_ratio.detach())
+    if ratio_clip is not None:
+        ratio = ratio.clamp(max=ratio_clip)
+    return -(ratio * discriminator_loss.detach()) * log_p_S

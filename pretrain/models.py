@@ -7,17 +7,19 @@ import torch
 from data_prep.config import ConfigError
 from pretrain.checkpoint import load_weights, newest_valid
 from pretrain.electra import Electra
+from pretrain.masked_lm import MaskedLM
 from pretrain.run_folder import CHECKPOINTS, RunDescription, read_run
 
 
-def build_model(description: RunDescription) -> Electra:
+def build_model(description: RunDescription) -> Electra | MaskedLM:
     """The model as a run starts with it, the same in every process: the initial weights follow from the seed."""
     run = description.run
     torch.manual_seed(run.seed)
-    return Electra(run.model, run.objective, description.vocab_size, description.mask_token_id)
+    kind = MaskedLM if run.objective.name == "mlm" else Electra
+    return kind(run.model, run.objective, description.vocab_size, description.mask_token_id)
 
 
-def load_trained(folder: Path) -> tuple[Electra, int]:
+def load_trained(folder: Path) -> tuple[Electra | MaskedLM, int]:
     """The model of a run folder in fp32 on the CPU, and the step its newest whole checkpoint was written at.
 
     Raises:

@@ -1,7 +1,8 @@
 """Optimization of a run: learning rate over the steps, and which parameters decay."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import Field, model_validator
 from torch import nn
@@ -26,6 +27,10 @@ class OptimConfig(StrictConfig):
     """Not in the paper; google-research/electra `configure_pretraining.py`."""
     gradient_clipping: float = Field(default=1.0, ge=0)
     """Largest global norm of the gradient, 0 for none. Not in the paper; google-research/electra."""
+    multiplicative_warmup: bool = False
+    """Warm-up multiplies a rate that decays from the first update on, as in google-research/electra."""
+    adam_bias_correction: bool = True
+    """Without it the first updates are up to sqrt(10) times as large; google-research/electra has none."""
 
     @model_validator(mode="after")
     def _decay_follows_warmup(self) -> "OptimConfig":
@@ -36,14 +41,40 @@ class OptimConfig(StrictConfig):
         return self
 
 
-def learning_rate(step: int, *, base: float, warmup_steps: int, total_steps: int) -> float:
+def learning_rate(
+    step: int, *, base: float, warmup_steps: int, total_steps: int, multiplicative: bool = False
+) -> float:
     """Rate of the update that follows `step` updates: linear up over `warmup_steps`, then linear down.
 
     Never 0 before `total_steps`, 0 from there on. It needs the count of updates alone, so nothing is stored.
+    `multiplicative` is google-research/electra's schedule (`optimization.py`), whose first rate is 0.
     """
+    if multiplicative:
+        return base * max(0.0, 1 - step / total_steps) * min(1.0, step / max(1, warmup_steps))
     rising = (step + 1) / max(1, warmup_steps)
     falling = (total_steps - step) / (total_steps - warmup_steps)
     return base * max(0.0, min(rising, falling, 1.0))
+
+
+class AdamScale(NamedTuple):
+    """Factors on AdamW's numbers for one update."""
+
+    learning_rate: float = 1.0
+    eps: float = 1.0
+    weight_decay: float = 1.0
+
+
+UNSCALED = AdamScale()
+
+
+def without_bias_correction(updates: int, betas: tuple[float, float]) -> AdamScale:
+    """What makes PyTorch's AdamW, after `updates` updates, take google-research/electra's next one.
+
+    PyTorch: w <- (1 - lr wd) w - lr/c1 m / (sqrt(v)/c2 + eps), c1 = 1 - beta1^t, c2 = sqrt(1 - beta2^t), with
+    t = updates + 1. With lr c1/c2 for lr, eps/c2 for eps and wd c2/c1 for wd, c1 and c2 cancel: the result is exact.
+    """
+    c1, c2 = 1 - betas[0] ** (updates + 1), math.sqrt(1 - betas[1] ** (updates + 1))
+    return AdamScale(c1 / c2, 1 / c2, c2 / c1)
 
 
 def decays(name: str) -> bool:

@@ -74,8 +74,25 @@ PRESETS = {
     "base": Preset(BASE, "ds_configs/zero1_fp16.json"),
 }
 
-LAMBDA1 = {"hp_loss": 5.0, "hp_dist": 1.0, "electra": 0.0}  # paper section 4.1; ELECTRA has no sampling head
-GAMMA = {"hp_loss": 1.0, "hp_dist": 1.0, "electra": 0.0}  # paper section 4.1; ELECTRA trains on cross-entropy
+LAMBDA1 = {"hp_loss": 5.0, "hp_dist": 1.0, "electra": 0.0, "mlm": 0.0}  # paper section 4.1; the others sample nothing
+GAMMA = {"hp_loss": 1.0, "hp_dist": 1.0, "electra": 0.0, "mlm": 0.0}  # paper section 4.1; the others: cross-entropy
+
+ROWS = {
+    # GLUE and SQuAD 2.0 tables, small and base
+    "BERT": ObjectiveConfig(name="mlm", lambda1=0.0, gamma=0.0),
+    "ELECTRA": ObjectiveConfig(name="electra", lambda1=0.0, gamma=0.0),
+    "HP_Loss + Focal": ObjectiveConfig(name="hp_loss", lambda1=5.0, gamma=1.0),
+    "HP_Dist + Focal": ObjectiveConfig(name="hp_dist", lambda1=1.0, gamma=1.0),
+    # ablation table, small: lambda1 without focal loss, then the focal loss
+    "HP_Loss lambda1=5": ObjectiveConfig(name="hp_loss", lambda1=5.0, gamma=0.0),
+    "HP_Loss lambda1=10": ObjectiveConfig(name="hp_loss", lambda1=10.0, gamma=0.0),
+    "HP_Loss lambda1=20": ObjectiveConfig(name="hp_loss", lambda1=20.0, gamma=0.0),
+    "HP_Loss gamma=piecewise": ObjectiveConfig(name="hp_loss", lambda1=5.0, gamma="piecewise"),
+    "HP_Loss gamma=1": ObjectiveConfig(name="hp_loss", lambda1=5.0, gamma=1.0),
+    "HP_Loss gamma=4": ObjectiveConfig(name="hp_loss", lambda1=5.0, gamma=4.0),
+}
+"""The rows of the paper's tables, in their order, each with any preset's sizes. The paper quotes BERT from its authors:
+the row here is a masked language model of the discriminator's size on the same data."""
 
 
 def preset(name: str) -> Preset:
@@ -87,6 +104,17 @@ def preset(name: str) -> Preset:
     if name not in PRESETS:
         raise ConfigError(f"preset: got {name!r}, expected one of {', '.join(PRESETS)}")
     return PRESETS[name]
+
+
+def with_row(run: RunConfig, name: str) -> RunConfig:
+    """`run` trained as a row of the paper's tables says.
+
+    Raises:
+        ConfigError: no such row.
+    """
+    if name not in ROWS:
+        raise ConfigError(f"row: got {name!r}, expected one of {', '.join(map(repr, ROWS))}")
+    return run.model_copy(update={"objective": ROWS[name]})
 
 
 def with_objective(run: RunConfig, name: ObjectiveName) -> RunConfig:

@@ -35,8 +35,10 @@ class RunOptions(StrictConfig):
     """shards written by build_shards.py"""
     output: Path | None = None
     """run folder (runs/PRESET)"""
-    objective: Literal["hp_loss", "hp_dist", "electra"] | None = None
+    objective: Literal["hp_loss", "hp_dist", "electra", "mlm"] | None = None
     """what is trained (hp_loss)"""
+    row: str | None = None
+    """a row of the paper's tables, such as 'HP_Loss lambda1=10', in place of an objective"""
     deepspeed_config: Path | None = None
     """speed and memory (the preset's, of ds_configs/)"""
     set: tuple[str, ...] = ()
@@ -124,11 +126,15 @@ def make_plan(options: RunOptions) -> Plan:
 
 
 def choose_run(options: RunOptions) -> "RunConfig":
-    """The preset, with the objective's weights and the overrides applied."""
+    """The preset, with the objective's or the row's weights and the overrides applied."""
     from pretrain.config import with_overrides
-    from pretrain.presets import preset, with_objective
+    from pretrain.presets import preset, with_objective, with_row
 
     run = preset(options.preset).run
+    if options.objective is not None and options.row is not None:
+        raise ConfigError(f"row: got {options.row!r} with --objective, which it decides; give one of them")
+    if options.row is not None:
+        run = with_row(run, options.row)
     if options.objective is not None:
         run = with_objective(run, options.objective)
     return with_overrides(run, options.set)

@@ -11,9 +11,10 @@ import torch
 from pretrain.checkpoint import load, newest_valid, save
 from pretrain.config import RunConfig
 from pretrain.data import Batch, BatchPlan, Shards, TrainingBatches, held_out_batches
+from pretrain.electra import ElectraOutput
 from pretrain.engine import Engine, StepResult
-from pretrain.metrics import MetricSums, summary
-from pretrain.optim import learning_rate
+from pretrain.metrics import MetricSums, RatioHistogram, summary
+from pretrain.optim import UNSCALED, AdamScale, learning_rate, without_bias_correction
 from pretrain.ordering import key_of
 from pretrain.run_folder import CHECKPOINTS
 from pretrain.run_log import RunLog
@@ -90,13 +91,13 @@ class Due(NamedTuple):
 def train_step(training: Training, progress: Progress, micro_batches: list[Batch], sums: MetricSums) -> StepResult:
     """One optimizer step: forward and backward of this rank's micro-batches, and the update after the last."""
     run, engine = training.run, training.engine
-    rate = rate_after(run, progress.updates)
+    rate, scale = rate_after(run, progress.updates), scale_after(run, progress.updates)
     for number, batch in enumerate(micro_batches):
         torch.manual_seed(key_of(run.seed, progress.step, number, engine.world.rank))  # dropout's only source
         batch = batch.to(engine.device)
         output = engine.forward(batch)
         engine.backward(output.loss)
-        result = engine.step(rate)
+        result = engine.step(rate, scale)
         sums.add(batch, output)
     return result
 
@@ -104,7 +105,18 @@ def train_step(training: Training, progress: Progress, micro_batches: list[Batch
 def rate_after(run: RunConfig, updates: int) -> float:
     """Learning rate of the update that follows `updates` of them."""
     optim = run.optim
-    return learning_rate(updates, base=optim.lr, warmup_steps=optim.warmup_steps, total_steps=optim.steps)
+    return learning_rate(
+        updates,
+        base=optim.lr,
+        warmup_steps=optim.warmup_steps,
+        total_steps=optim.steps,
+        multiplicative=optim.multiplicative_warmup,
+    )
+
+
+def scale_after(run: RunConfig, updates: int) -> AdamScale:
+    """Factors on Adam's numbers for the update that follows `updates` of them."""
+    return UNSCALED if run.optim.adam_bias_correction else without_bias_correction(updates, run.optim.betas)
 
 
 class Interval:
@@ -134,13 +146,16 @@ class Interval:
 def evaluate(training: Training, held_out: Shards) -> dict[str, float]:
     """The metrics of the held-out part, over all ranks. Collective."""
     engine = training.engine
-    sums = MetricSums(engine.device)
+    sums, ratios = MetricSums(engine.device), RatioHistogram(engine.device)
     engine.module.eval()
     for batch in held_out_batches(held_out, training.run.evaluate_sequences, training.plan, HELD_OUT_SEED):
         batch = batch.to(engine.device)
-        sums.add(batch, engine.forward(batch))
+        output = engine.forward(batch)
+        sums.add(batch, output)
+        if isinstance(output, ElectraOutput):
+            ratios.add(batch, output)
     engine.module.train()
-    return summary(engine.sum_over_ranks(sums.vector))
+    return summary(engine.sum_over_ranks(sums.vector)) | ratios.percentiles(engine.sum_over_ranks(ratios.counts))
 
 
 def resume(training: Training) -> Progress:

@@ -15,7 +15,7 @@ from torch import nn
 from data_prep.config import ConfigError
 from pretrain.checkpoint import Checkpoint, load
 from pretrain.engine import Engine
-from pretrain.optim import parameter_groups
+from pretrain.optim import parameter_groups, without_bias_correction
 from pretrain.processes import start_processes
 from tests.pretrain import engine_worker as worker
 
@@ -123,6 +123,21 @@ def test_deepspeed_says_nothing_between_our_lines(folder: Path) -> None:
 def make_engine(model: nn.Module) -> Engine:
     config = worker.resolved_config("zero1_fp32", world_size=1)
     return Engine(model, parameter_groups(model, 0.01), config, start_processes())
+
+
+def test_adams_numbers_are_scaled_for_one_update_alone() -> None:
+    """Without bias correction the first update is (1 - beta1) / sqrt(1 - beta2) of the rate: 3.16 times."""
+    engine = make_engine(worker.small_model())
+    start = engine.full_state().weights
+    ids, real = worker.batch_of(0)
+    for micro in range(engine.accumulation_steps):
+        rows = slice(micro * worker.MICRO_BATCH, (micro + 1) * worker.MICRO_BATCH)
+        engine.backward(engine.forward(ids[rows], real[rows])["loss_sum"])
+        engine.step(1e-3, without_bias_correction(0, worker.OPTIM.betas))
+    change = worker.largest_change(start, engine.full_state().weights)
+    assert change == pytest.approx(1e-3 * 0.1 / 0.001**0.5, rel=1e-3)
+    worker.Runner(engine).step(0)
+    assert {group["eps"] for group in engine._optimizer.param_groups} == {worker.OPTIM.eps}
 
 
 def test_a_checkpoint_of_another_model_is_refused_by_name(folder: Path) -> None:

@@ -6,9 +6,12 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from pretrain.config import ObjectiveConfig
 from pretrain.data import Batch
 from pretrain.electra import Electra
-from pretrain.metrics import MetricSums, binary_entropy, summary
+from pretrain.masked_lm import MaskedLM
+from pretrain.metrics import MetricSums, RatioHistogram, binary_entropy, summary
+from tests.pretrain.conftest import MASK, SMALL_MODEL, VOCABULARY
 
 
 def test_the_summary_is_what_a_walk_over_the_positions_counts(
@@ -57,3 +60,26 @@ def test_binary_entropy_is_log_2_at_one_half_and_zero_at_the_ends() -> None:
     assert binary_entropy(0.5) == pytest.approx(math.log(2))
     assert binary_entropy(0.0) == binary_entropy(1.0) == 0
     assert binary_entropy(0.15) == pytest.approx(0.4227, abs=1e-4)
+
+
+def test_without_a_discriminator_only_the_generator_is_summed_up(batch: Batch) -> None:
+    model = MaskedLM(SMALL_MODEL, ObjectiveConfig(name="mlm"), VOCABULARY, MASK)
+    sums = MetricSums(torch.device("cpu"))
+    sums.add(batch, model(batch))
+    assert summary(sums.vector).keys() == {"tokens", "generator_loss", "mlm_loss", "mlm_accuracy"}
+
+
+def test_ratio_percentiles_are_those_of_the_drawn_tokens_ratios(
+    batch: Batch, make_electra: Callable[..., Electra]
+) -> None:
+    output = make_electra(name="hp_dist")(batch)
+    torch.manual_seed(0)
+    log_ratio = torch.randn(3, 2000) * 2
+    many = batch._replace(masked_valid_BK=torch.rand(3, 2000) < 0.5)
+    histogram = RatioHistogram(torch.device("cpu"))
+    histogram.add(many, output._replace(draw=output.draw._replace(log_p_G_BK=log_ratio, log_q_BK=torch.zeros(1))))
+    values = RatioHistogram.percentiles(histogram.counts)
+    exact = log_ratio[many.masked_valid_BK].exp()
+    for name in (1, 50, 90, 99):
+        assert values[f"ratio_p{name}"] == pytest.approx(exact.quantile(name / 100).item(), rel=0.1)
+    assert RatioHistogram.percentiles(torch.zeros(RatioHistogram.BINS)) == {}

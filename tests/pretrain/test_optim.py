@@ -6,7 +6,14 @@ from torch import nn
 
 from data_prep.config import ConfigError
 from pretrain.encoder import ElectraEncoder, Embeddings, EncoderConfig
-from pretrain.optim import OptimConfig, decays, learning_rate, parameter_groups, require_complete
+from pretrain.optim import (
+    OptimConfig,
+    decays,
+    learning_rate,
+    parameter_groups,
+    require_complete,
+    without_bias_correction,
+)
 
 SIZES = EncoderConfig(
     vocab_size=30,
@@ -48,6 +55,37 @@ def test_every_update_has_a_rate_above_zero_and_none_above_the_base() -> None:
 
 def test_without_warmup_the_first_rate_is_the_base() -> None:
     assert rates(warmup_steps=0)[0] == 2.0
+
+
+def test_multiplicative_warmup_is_googles_product_of_a_rising_and_a_decaying_rate() -> None:
+    values = [
+        learning_rate(step, base=2.0, warmup_steps=10, total_steps=100, multiplicative=True) for step in range(101)
+    ]
+    assert values[:11] == pytest.approx([2.0 * (1 - step / 100) * step / 10 for step in range(11)])
+    assert values[11:] == pytest.approx([2.0 * (1 - step / 100) for step in range(11, 101)])
+
+
+def test_adam_without_bias_correction_is_googles_update_by_hand_in_float64() -> None:
+    """google-research/electra `optimization.py`: w <- w - lr (m / (sqrt(v) + eps) + wd w), no correction of m and v."""
+    torch.manual_seed(0)
+    betas, eps, decay, rate = (0.9, 0.999), 1e-3, 0.1, 0.05  # an eps that matters
+    by_hand = torch.randn(5, dtype=torch.float64)
+    weight = nn.Parameter(by_hand.clone())
+    optimizer = torch.optim.AdamW([weight], betas=betas)
+    m, v = torch.zeros_like(by_hand), torch.zeros_like(by_hand)
+    for updates in range(30):
+        gradient = torch.randn(5, dtype=torch.float64)
+        m, v = betas[0] * m + (1 - betas[0]) * gradient, betas[1] * v + (1 - betas[1]) * gradient**2
+        by_hand = by_hand - rate * (m / (v.sqrt() + eps) + decay * by_hand)
+        scale = without_bias_correction(updates, betas)
+        optimizer.param_groups[0] |= {
+            "lr": rate * scale.learning_rate,
+            "eps": eps * scale.eps,
+            "weight_decay": decay * scale.weight_decay,
+        }
+        weight.grad = gradient
+        optimizer.step()
+        assert weight.tolist() == pytest.approx(by_hand.tolist(), rel=1e-12)
 
 
 def test_every_trainable_parameter_is_in_exactly_one_group() -> None:

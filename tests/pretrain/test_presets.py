@@ -5,7 +5,7 @@ from transformers import ElectraConfig, ElectraModel
 
 from data_prep.config import ConfigError
 from pretrain.electra import Electra
-from pretrain.presets import PRESETS, preset, with_objective
+from pretrain.presets import PRESETS, ROWS, preset, with_objective, with_row
 
 
 @pytest.mark.parametrize(
@@ -44,6 +44,31 @@ def test_each_objective_comes_with_the_papers_weights() -> None:
     assert with_objective(small, "hp_dist").objective.lambda1 == 1.0
     assert with_objective(small, "electra").objective.gamma == 0.0
     assert with_objective(small, "hp_loss") == small
+
+
+@pytest.mark.parametrize("preset_name", ["small", "base"])
+def test_every_row_of_the_papers_tables_is_a_run_by_name(preset_name: str) -> None:
+    paper = {
+        "ELECTRA": ("electra", 0.0, 0.0),
+        "HP_Loss + Focal": ("hp_loss", 5.0, 1.0),
+        "HP_Dist + Focal": ("hp_dist", 1.0, 1.0),
+        "HP_Loss lambda1=5": ("hp_loss", 5.0, 0.0),
+        "HP_Loss lambda1=10": ("hp_loss", 10.0, 0.0),
+        "HP_Loss lambda1=20": ("hp_loss", 20.0, 0.0),
+        "HP_Loss gamma=piecewise": ("hp_loss", 5.0, "piecewise"),
+        "HP_Loss gamma=1": ("hp_loss", 5.0, 1.0),
+        "HP_Loss gamma=4": ("hp_loss", 5.0, 4.0),
+    }
+    assert ROWS.keys() - paper.keys() == {"BERT"}
+    for name, expected in paper.items():
+        objective = with_row(PRESETS[preset_name].run, name).objective
+        assert (objective.name, objective.lambda1, objective.gamma) == expected
+        assert objective.lambda2 == 50.0
+
+
+def test_an_unknown_row_is_named_with_those_that_exist() -> None:
+    with pytest.raises(ConfigError, match=r"row: got 'HP_Loss lambda1=7', expected one of .*'HP_Loss lambda1=10'"):
+        with_row(PRESETS["small"].run, "HP_Loss lambda1=7")
 
 
 def test_an_unknown_preset_is_named_with_those_that_exist() -> None:

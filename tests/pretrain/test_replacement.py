@@ -6,7 +6,18 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-from pretrain.replacement import hp_loss_log_weights, log_softplus, replace, sample
+from pretrain.data import Batch
+from pretrain.replacement import (
+    hp_loss_log_weights,
+    importance_weights,
+    keeps_token,
+    log_softplus,
+    mixture,
+    replace,
+    sample,
+    tempered,
+    without_original,
+)
 
 SEEDS = (0, 1, 2)
 
@@ -48,7 +59,7 @@ def test_log_softplus_is_finite_and_exact_from_minus_1e4_to_1e4() -> None:
 def test_drawn_frequencies_follow_the_weights(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     log_weights = torch.tensor([-0.5, 1.0, -2.0, 0.3, -4.0, 0.0, -1.0])
-    draws = sample(log_weights.expand(200_000, 7), torch.rand(200_000, generator=generator))
+    draws = sample(log_weights.expand(200_000, 7), torch.rand(200_000, generator=generator)).tokens_X
     counts = torch.bincount(draws, minlength=7).numpy()
     assert chisquare(counts, log_weights.double().softmax(-1).numpy() * 200_000).pvalue > 1e-4
 
@@ -58,7 +69,55 @@ def test_a_token_of_weight_zero_is_never_drawn_even_at_the_ends_of_the_cdf() -> 
     extremes = torch.tensor([0.0, 2.0**-24, 0.5, 1 - 2.0**-24])
     random = torch.rand(50_000, generator=torch.Generator().manual_seed(0))
     uniforms = torch.cat((extremes, random))
-    assert set(sample(log_weights.expand(len(uniforms), 5), uniforms).tolist()) == {1, 3}
+    assert set(sample(log_weights.expand(len(uniforms), 5), uniforms).tokens_X.tolist()) == {1, 3}
+
+
+@pytest.mark.parametrize("temperature", [1.0, 2.0])
+def test_the_probability_of_the_drawn_token_and_the_largest_are_the_softmax(temperature: float) -> None:
+    torch.manual_seed(1)
+    log_weights = tempered(torch.randn(50, 7, dtype=torch.float64) * 3, temperature)
+    sampled = sample(log_weights, torch.rand(50))
+    p = log_weights.softmax(-1)
+    drawn = p.gather(-1, sampled.tokens_X[:, None]).squeeze(-1)
+    assert sampled.log_probability_X.exp().tolist() == pytest.approx(drawn.tolist(), rel=1e-9)
+    assert sampled.log_largest_X.exp().tolist() == pytest.approx(p.amax(-1).tolist(), rel=1e-9)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_forbidden_original_is_never_drawn_and_the_others_keep_their_proportions(seed: int) -> None:
+    log_p = torch.tensor([0.02, 0.9, 0.05, 0.03]).log()
+    forbidden = without_original(log_p.expand(100_000, 4), torch.full((100_000,), 1))
+    draws = sample(forbidden, torch.rand(100_000, generator=torch.Generator().manual_seed(seed))).tokens_X
+    counts = torch.bincount(draws, minlength=4).tolist()
+    assert counts[1] == 0
+    assert chisquare([counts[0], *counts[2:]], [20_000, 50_000, 30_000]).pvalue > 1e-4
+
+
+def test_the_mixture_is_the_weighted_mean_of_both_distributions() -> None:
+    torch.manual_seed(2)
+    p_S, p_G = (torch.randn(3, 7, dtype=torch.float64).softmax(-1) for _ in range(2))
+    mixed = mixture(p_S.log(), p_G.log(), 0.2).exp()
+    assert torch.allclose(mixed, 0.8 * p_S + 0.2 * p_G, rtol=1e-12)
+    assert (p_G / mixed).max() <= 5
+
+
+@pytest.mark.parametrize("fraction", [0.0, 0.15, 0.5])
+def test_every_share_of_the_uniforms_keeps_its_token_as_often(fraction: float) -> None:
+    """In each hundredth of [0, 1), so that what is kept tells nothing about the token drawn there."""
+    uniforms = torch.arange(2**24).float() * 2.0**-24
+    kept = keeps_token(uniforms, fraction).float()
+    assert kept.double().mean().item() == pytest.approx(fraction, abs=1e-6)
+    shares = kept[: 2**24 // 100 * 100].view(100, -1).mean(-1)
+    assert (shares - fraction).abs().max().item() < 1e-3
+
+
+def test_importance_weights_are_the_ratio_at_masked_positions_and_one_elsewhere(batch: Batch) -> None:
+    ratio = torch.tensor([[0.5, 2.0], [1.0, 4.0], [0.1, 99.0]])
+    weights = importance_weights(ratio.log(), batch)
+    expected = torch.ones(3, 10)
+    for b, k in ((0, 0), (0, 1), (1, 0), (1, 1), (2, 0)):  # the sixth slot is not valid
+        expected[b, batch.masked_positions_BK[b, k]] = ratio[b, k]
+    assert torch.allclose(weights, expected)
 
 
 def test_replace_changes_the_valid_positions_alone() -> None:

@@ -30,6 +30,15 @@ def test_the_objective_brings_its_weights_and_overrides_win_over_both(shards_fol
     assert changed.run.objective.lambda1 == 3.0
 
 
+def test_a_row_of_the_papers_tables_is_an_objective_and_not_given_beside_one(
+    shards_folder: Path, tmp_path: Path
+) -> None:
+    row = make_plan(options(shards_folder, tmp_path, row="HP_Loss lambda1=10")).run.objective
+    assert (row.name, row.lambda1, row.gamma) == ("hp_loss", 10.0, 0.0)
+    with pytest.raises(ConfigError, match="row: got 'ELECTRA' with --objective"):
+        make_plan(options(shards_folder, tmp_path, row="ELECTRA", objective="electra"))
+
+
 def test_the_batch_is_shared_among_the_processes_of_the_launcher(
     shards_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-import pretrain.electra
+import pretrain.sampling
 from pretrain.data import BatchPlan, Shards, TrainingBatches
 from pretrain.deepspeed_config import resolve
 from pretrain.engine import Engine
@@ -25,6 +25,7 @@ from pretrain.models import build_model
 from pretrain.optim import learning_rate, parameter_groups
 from pretrain.presets import PRESETS
 from pretrain.processes import World, leave, start_processes
+from pretrain.replacement import Sampled, sample
 from pretrain.run_folder import describe
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -82,14 +83,15 @@ def compare(objective: str, shards: Shards, world: World) -> dict[str, Any]:
     return results
 
 
-def forced_sample(log_weights_XV: Tensor, uniform_X: Tensor) -> Tensor:
-    return (uniform_X * log_weights_XV.shape[-1]).long()
+def forced_sample(log_weights_XV: Tensor, uniform_X: Tensor) -> Sampled:
+    tokens_X = (uniform_X * log_weights_XV.shape[-1]).long()
+    return sample(log_weights_XV, uniform_X)._replace(tokens_X=tokens_X)
 
 
 def main(folder: str, result: str) -> None:
     world, shards = start_processes(), Shards(Path(folder))
     results = {"free": {objective: compare(objective, shards, world) for objective in OBJECTIVES}}
-    pretrain.electra.sample = forced_sample
+    pretrain.sampling.sample = forced_sample
     results["forced"] = {objective: compare(objective, shards, world) for objective in OBJECTIVES}
     if world.is_first:
         Path(result).write_text(json.dumps(results))
