@@ -1,19 +1,16 @@
-"""Sentence ends by NLTK's Punkt: a model given as a folder, or trained on a sample of the corpus.
+"""Sentences of documents by Punkt: a model given as a folder, or trained on a sample of the corpus.
 
-A model's folder holds four text files, NLTK's `punkt_tab` form. A line's end always ends a sentence, as in
-ELECTRA's builder, which takes line by line.
+A model's folder holds four text files, NLTK's `punkt_tab` form; NLTK trains it, `punkt` applies it. A line's end
+always ends a sentence, as in ELECTRA's builder, which takes line by line.
 """
 
 import hashlib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from data_prep.config import ConfigError
+from data_prep.punkt import Punkt, PunktModel
 from data_prep.shards import write_atomically
-
-if TYPE_CHECKING:  # nltk takes two seconds to import: its users import it themselves
-    from nltk.tokenize.punkt import PunktParameters
 
 _FILES = ("abbrev_types.txt", "collocations.tab", "ortho_context.tab", "sent_starters.txt")
 
@@ -29,14 +26,12 @@ class SentenceSplitter:
     """
 
     def __init__(self, folder: Path) -> None:
-        from nltk.tokenize.punkt import PunktSentenceTokenizer
-
-        self._punkt = PunktSentenceTokenizer(load_model(folder))
+        self._punkt = Punkt(load_model(folder))
 
     def split(self, document: str) -> list[str]:
         """The sentences, in order; nothing but white space is lost."""
-        tokenize = self._punkt.tokenize
-        return [sentence for line in document.splitlines() for sentence in tokenize(line)]
+        sentences = self._punkt.sentences
+        return [sentence for line in document.splitlines() for sentence in sentences(line)]
 
 
 def find_model(path: Path) -> Path:
@@ -51,57 +46,55 @@ def find_model(path: Path) -> Path:
     raise ConfigError(f"punkt: {path} holds no Punkt model; give a folder with {', '.join(_FILES)}")
 
 
-def train_model(texts: Iterable[str]) -> "PunktParameters":
+def train_model(texts: Iterable[str]) -> PunktModel:
     """Punkt's unsupervised training (Kiss and Strunk, 2006) with NLTK's defaults."""
-    from nltk.tokenize.punkt import PunktTrainer
+    from nltk.tokenize.punkt import PunktTrainer  # takes two seconds to import
 
     trainer = PunktTrainer()
     for text in texts:
         trainer.train(text, finalize=False)
     trainer.finalize_training()
-    return trainer.get_params()
+    return PunktModel(**vars(trainer.get_params()))
 
 
-def load_model(folder: Path) -> "PunktParameters":
+def load_model(folder: Path) -> PunktModel:
     """Reads a model's four files.
 
     Raises:
         ConfigError: one is missing or does not have the form.
     """
-    from nltk.tokenize.punkt import PunktParameters
-
-    parameters = PunktParameters()
+    model = PunktModel()
     try:
         lines = {name: (folder / name).read_text("utf-8").split("\n") for name in _FILES}
-        parameters.abbrev_types = {line for line in lines["abbrev_types.txt"] if line}
-        parameters.sent_starters = {line for line in lines["sent_starters.txt"] if line}
+        model.abbrev_types = {line for line in lines["abbrev_types.txt"] if line}
+        model.sent_starters = {line for line in lines["sent_starters.txt"] if line}
         for line in filter(None, lines["collocations.tab"]):
             first, second = line.split("\t")
-            parameters.collocations.add((first, second))
+            model.collocations.add((first, second))
         for line in filter(None, lines["ortho_context.tab"]):
             word, flags = line.split("\t")
-            parameters.ortho_context[word] = int(flags)
+            model.ortho_context[word] = int(flags)
     except (OSError, ValueError) as error:
         raise ConfigError(f"punkt: {folder} is not a Punkt model ({error}); give the folder of one") from None
-    return parameters
+    return model
 
 
-def save_model(parameters: "PunktParameters", folder: Path) -> None:
+def save_model(model: PunktModel, folder: Path) -> None:
     """Writes a model in the form `load_model` reads, sorted, so that equal models are equal files."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name, content in _contents(parameters).items():
+    for name, content in _contents(model).items():
         write_atomically(folder / name, content.encode())
 
 
-def model_sha256(parameters: "PunktParameters") -> str:
+def model_sha256(model: PunktModel) -> str:
     """Names the model by its content."""
-    return hashlib.sha256("\n\n".join(_contents(parameters).values()).encode()).hexdigest()
+    return hashlib.sha256("\n\n".join(_contents(model).values()).encode()).hexdigest()
 
 
-def _contents(parameters: "PunktParameters") -> dict[str, str]:
+def _contents(model: PunktModel) -> dict[str, str]:
     return {
-        "abbrev_types.txt": "\n".join(sorted(parameters.abbrev_types)),
-        "collocations.tab": "\n".join(sorted("\t".join(pair) for pair in parameters.collocations)),
-        "ortho_context.tab": "\n".join(f"{word}\t{flags}" for word, flags in sorted(parameters.ortho_context.items())),
-        "sent_starters.txt": "\n".join(sorted(parameters.sent_starters)),
+        "abbrev_types.txt": "\n".join(sorted(model.abbrev_types)),
+        "collocations.tab": "\n".join(sorted("\t".join(pair) for pair in model.collocations)),
+        "ortho_context.tab": "\n".join(f"{word}\t{flags}" for word, flags in sorted(model.ortho_context.items())),
+        "sent_starters.txt": "\n".join(sorted(model.sent_starters)),
     }
