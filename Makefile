@@ -11,6 +11,9 @@ QUICKSTART ?=
 PYTEST ?=
 BENCH ?= $(wildcard bench/*.py)
 
+# PyTorch's CPU threads spin while they wait for each other; beside other work that made fine-tuning 18 times slower.
+export OMP_WAIT_POLICY ?= passive
+
 BIN := $(CURDIR)/.venv/bin
 INSTALLED := .venv/installed
 
