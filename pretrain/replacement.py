@@ -24,8 +24,8 @@ GOLDEN_24 = 0x9E3779  # 2^24 over the golden ratio, odd: multiples of it modulo 
 @torch.no_grad()
 def log_softplus(z: Tensor) -> Tensor:
     """log(log(1 + e^z)), finite wherever z is."""
-    softened = F.softplus(z.clamp(min=SOFTPLUS_IS_EXP_BELOW)).log_()
-    return torch.where(z < SOFTPLUS_IS_EXP_BELOW, z, softened, out=softened)
+    result = F.softplus(z).log_()
+    return torch.where(z < SOFTPLUS_IS_EXP_BELOW, z, result, out=result)
 
 
 @torch.no_grad()
@@ -35,8 +35,9 @@ def hp_loss_log_weights(log_p_G_XV: Tensor, z_XV: Tensor, original_X: Tensor, te
     L_hat = -log D_hat = softplus(-z) for the original token and -log(1 - D_hat) = softplus(z) for every other
     (paper, equations of section 3.3), with D_hat = sigmoid(z).
     """
-    signed_z_XV = z_XV.scatter(-1, original_X[..., None], -z_XV.gather(-1, original_X[..., None]))
-    return log_softplus(signed_z_XV).add_(tempered(log_p_G_XV, temperature))
+    original_X1 = original_X[..., None]
+    log_loss_XV = log_softplus(z_XV).scatter_(-1, original_X1, log_softplus(-z_XV.gather(-1, original_X1)))
+    return log_loss_XV.add_(tempered(log_p_G_XV, temperature))
 
 
 @torch.no_grad()

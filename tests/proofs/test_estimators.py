@@ -13,7 +13,7 @@ from torch import Tensor
 from pretrain.data import Batch
 from pretrain.electra import Electra, ElectraOutput
 from pretrain.replacement import hp_loss_log_weights
-from tests.pretrain.conftest import CLS, SEP, VOCABULARY, make_electra  # noqa: F401
+from tests.pretrain.conftest import CLS, SEP, VOCABULARY
 
 SEEDS = (0, 1, 2)
 ORIGINAL = 3
@@ -98,7 +98,7 @@ def every_draw(model: Electra, masks: int) -> ElectraOutput:
 
 
 @pytest.fixture(params=["hp_loss", "hp_dist"])
-def model(request: pytest.FixtureRequest, make_electra: Callable[..., Electra]) -> Electra:  # noqa: F811
+def model(request: pytest.FixtureRequest, make_electra: Callable[..., Electra]) -> Electra:
     """Weighted, in float64, its sampler away from p_G and flat enough for the grid to reach every token."""
     model = make_electra(name=request.param, importance_weighting=True).double().eval()
     for parameter in (model.sampler_transform.LayerNorm.weight, model.sampler_scores.bias):

@@ -1,0 +1,5 @@
+"""The small models and batches of the method's own tests."""
+
+from tests.pretrain.conftest import batch, make_electra
+
+__all__ = ["batch", "make_electra"]

@@ -1,0 +1,65 @@
+"""Draws, losses and gradients stay finite where half precision ends."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from pretrain.config import ObjectiveConfig
+from pretrain.heads import full_precision
+from pretrain.losses import discriminator_loss, focal_loss, hp_dist_sampler_loss, hp_loss_sampler_loss
+from pretrain.masked_lm import Prediction
+from pretrain.sampling import draw
+
+FP16 = torch.finfo(torch.float16)
+VALUES = torch.tensor([FP16.max, FP16.min, FP16.tiny, -FP16.tiny, FP16.smallest_normal, 0.0, 11.0, -11.0, 600.0])
+ROWS = 4096
+
+
+def rows(seed: int) -> Tensor:
+    """Half-precision scores, each one of the extreme values, with a gradient."""
+    generator = torch.Generator().manual_seed(seed)
+    chosen = torch.randint(len(VALUES), (1, ROWS, 7), generator=generator)
+    return VALUES[chosen].half().requires_grad_()
+
+
+SETTINGS: list[dict[str, object]] = [
+    {"name": "electra"},
+    {"name": "electra", "forbid_original": True},
+    {"name": "hp_loss"},
+    {"name": "hp_loss", "forbid_original": True},
+    {"name": "hp_dist"},
+    {"name": "hp_dist", "mixture": 0.1},
+    {"name": "hp_dist", "forbid_original": True},
+]
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: " ".join(map(str, setting.values())))
+@pytest.mark.parametrize("gamma", [0.0, 1.0, "piecewise"])
+def test_nothing_overflows_at_the_ends_of_fp16(setting: dict[str, object], gamma: float) -> None:
+    objective = ObjectiveConfig.from_values(setting | {"gamma": gamma})
+    logits, z, d = rows(0), rows(1), rows(2)[..., 0].detach().requires_grad_()
+    original = torch.randint(7, (1, ROWS), generator=torch.Generator().manual_seed(3))
+    prediction = Prediction(full_precision(logits).log_softmax(-1), original, logits.detach().argmax(-1))
+    wide = full_precision(z)
+
+    def scores(ids: Tensor | None) -> Tensor:
+        return wide if ids is None else wide.gather(-1, ids[..., None]).squeeze(-1)
+
+    uniforms = torch.rand(1, ROWS, generator=torch.Generator().manual_seed(4))
+    drawn = draw(prediction, scores if objective.learns_to_sample else None, uniforms, objective)
+    replaced = drawn.tokens_BK != original
+    loss_D = discriminator_loss(full_precision(d), replaced)
+    loss = focal_loss(prediction.log_p_original_BK, gamma) + loss_D
+    if drawn.z_BK is not None:
+        loss = loss + hp_loss_sampler_loss(drawn.z_BK, full_precision(d))
+    if drawn.log_p_S_BK is not None:
+        loss = loss + hp_dist_sampler_loss(drawn.log_p_S_BK, drawn.log_ratio_BK, loss_D)
+    assert torch.isfinite(drawn.log_q_BK).all()
+    assert (drawn.log_q_BK <= 1e-6).all()
+    assert torch.isfinite(loss).all()
+    loss.mean().backward()
+    for scored in (logits, d, *((z,) if objective.learns_to_sample else ())):
+        assert scored.grad is not None
+        assert torch.isfinite(scored.grad).all()
+    if objective.forbid_original:
+        assert replaced.all()
