@@ -4,7 +4,8 @@ Words are cut into n-grams, the n-grams are shuffled and their tokens laid on a 
 disjoint windows of k = ceil(0.15 n) tokens are one mask copy each. By symmetry every token has exactly the
 same chance k / m of being masked (m tokens may be), and at most the two n-grams at a window's ends are cut.
 
-Array suffixes: S sequences, T tokens of the batch, M tokens of it that may be masked, W words, G n-grams.
+Array suffixes: S sequences, T tokens of the batch, M tokens of it that may be masked, W words, G n-grams,
+P segments, N windows (one mask copy each), U tokens of the windows.
 """
 
 from collections.abc import Sequence
@@ -14,10 +15,10 @@ import numpy as np
 
 COPIES_PER_SHUFFLE = 6  # 6 x 15% = 90% of the circle; a seventh window would overlap the first
 _BATCH = 2048  # sequences masked together: keeps the temporary arrays near the processor's cache
-_RANDOM_BITS, _NGRAM_BITS = (
-    36,
-    16,
-)  # of a sort key: sequence | random | n-gram; the last makes every key distinct
+_LARGEST_BATCH = 1 << 28  # bits of their masks, each a byte while they are drawn
+_STARTS_WORD, _SPECIAL = np.uint8(0), np.uint8(2)  # kinds of token; 1 continues a word
+# of a sort key: sequence | random | number of the n-gram, which makes every key distinct
+_RANDOM_BITS, _NGRAM_BITS = 36, 16
 
 
 def masked_count(length: np.ndarray | int) -> np.ndarray | int:
@@ -58,64 +59,60 @@ class Masker:
         ends = np.cumsum(lengths)
         bitmaps = np.zeros((len(lengths), self.copies * bytes_per_copy(self.seq_length)), np.uint8)
         drawn = np.zeros(len(self.ngram), np.int64)
-        for first in range(0, len(lengths), _BATCH):
-            part = slice(first, first + _BATCH)
+        batch = max(1, min(_BATCH, _LARGEST_BATCH // (8 * bitmaps.shape[1])))
+        for first in range(0, len(lengths), batch):
+            part = slice(first, first + batch)
             start = ends[first] - lengths[first]
-            batch = _Batch.of(ids[start : ends[part][-1]], lengths[part], self)
-            bitmaps[part] = self._draw_batch(batch, random, drawn)
+            bitmaps[part] = self._draw_batch(ids[start : ends[part][-1]], lengths[part], random, drawn)
         return bitmaps, drawn
 
-    def _draw_batch(self, batch: "_Batch", random: np.random.Generator, drawn: np.ndarray) -> np.ndarray:
+    def _draw_batch(
+        self, ids_T: np.ndarray, lengths_S: np.ndarray, random: np.random.Generator, drawn: np.ndarray
+    ) -> np.ndarray:
         width = bytes_per_copy(self.seq_length) * 8
-        masked_SCP = np.zeros((len(batch.k_S), self.copies, width), np.bool_)
+        masked = np.zeros(len(lengths_S) * self.copies * width, np.uint8)  # [S, copies, positions], flat
+        batch = _Batch.of(ids_T, lengths_S, self)
         for first_copy in range(0, self.copies, COPIES_PER_SHUFFLE):
             copies = min(COPIES_PER_SHUFFLE, self.copies - first_copy)
-            self._fill(batch, random, drawn, masked_SCP[:, first_copy : first_copy + copies])
-        return np.packbits(masked_SCP, axis=-1, bitorder="little").reshape(len(batch.k_S), -1)
-
-    def _fill(self, batch: "_Batch", random: np.random.Generator, drawn: np.ndarray, masked_SCP: np.ndarray) -> None:
-        """Fills copies of every sequence; one too short for all of them in one shuffle is shuffled again."""
-        filled_S = np.zeros(len(batch.k_S), np.int64)
-        copies = masked_SCP.shape[1]
-        rows_S = np.arange(len(batch.k_S))
-        while len(rows_S):
-            window_M = batch.windows(self.ngram, random, drawn)
-            copy_M = filled_S[rows_S][batch.row_M] + window_M
-            used_M = (window_M < batch.disjoint_S[batch.row_M]) & (copy_M < copies)
-            masked_SCP[rows_S[batch.row_M[used_M]], copy_M[used_M], batch.position_M[used_M]] = True
-            filled_S[rows_S] += batch.disjoint_S
-            unfinished_S = filled_S[rows_S] < copies
-            rows_S = rows_S[unfinished_S]
-            batch = batch.keep(unfinished_S)
+            start_S = (np.arange(len(lengths_S)) * self.copies + first_copy) * width
+            batch.mask(start_S, np.full(len(lengths_S), copies), random, drawn, masked)
+        return np.packbits(masked, bitorder="little").reshape(len(lengths_S), -1)
 
 
 @dataclass(frozen=True)
 class _Batch:
-    """The tokens of some sequences that may be masked, and how they group into words and segments."""
+    """The tokens of some sequences that may be masked, and how they group into words and segments.
 
+    Positions and indices are int32: the arrays are large, and their traffic to memory is what takes the time.
+    """
+
+    ids_T: np.ndarray
+    lengths_S: np.ndarray
+    masker: Masker
     k_S: np.ndarray  # tokens to mask
     m_S: np.ndarray  # tokens that may be masked
-    row_M: np.ndarray  # sequence of each such token
-    position_M: np.ndarray  # its position in the sequence
-    word_start_M: np.ndarray  # bool: first piece of a word
-    segment_start_M: np.ndarray  # bool: first token after a special one
+    position_M: np.ndarray  # position of each such token in its sequence
+    word_M_W: np.ndarray  # index into M of each word's first token
+    first_W_P: np.ndarray  # index into W of the first word of each segment: text between special tokens
 
     @classmethod
     def of(cls, ids_T: np.ndarray, lengths_S: np.ndarray, masker: Masker) -> "_Batch":
-        maskable_T = ~masker.special[ids_T]
-        segment_start_T = np.empty(len(ids_T), np.bool_)  # a sequence starts with [CLS], which is special
-        segment_start_T[0] = False
-        segment_start_T[1:] = maskable_T[1:] & ~maskable_T[:-1]
-        row_T = np.repeat(np.arange(len(lengths_S)), lengths_S)
-        position_T = np.arange(len(ids_T)) - np.repeat(np.cumsum(lengths_S) - lengths_S, lengths_S)
-        row_M = row_T[maskable_T]
+        kind_T = np.where(masker.special, _SPECIAL, masker.continuation.view(np.uint8))[ids_T]
+        token_M = _indices(kind_T != _SPECIAL)
+        kind_M = kind_T[token_M]
+        segment_start_M = kind_T[token_M - 1] == _SPECIAL  # a sequence starts with [CLS], which is special
+        word_M_W = _indices((kind_M == _STARTS_WORD) | segment_start_M)
+        first_T_S = np.cumsum(lengths_S, dtype=np.int32) - lengths_S
+        m_S = np.diff(np.searchsorted(token_M, first_T_S), append=len(token_M))
         return cls(
+            ids_T=ids_T,
+            lengths_S=lengths_S,
+            masker=masker,
             k_S=np.asarray(masked_count(lengths_S.astype(np.int64))),
-            m_S=np.bincount(row_M, minlength=len(lengths_S)),
-            row_M=row_M,
-            position_M=position_T[maskable_T],
-            word_start_M=(segment_start_T | ~masker.continuation[ids_T])[maskable_T],
-            segment_start_M=segment_start_T[maskable_T],
+            m_S=m_S,
+            position_M=token_M - np.repeat(first_T_S, m_S),
+            word_M_W=word_M_W,
+            first_W_P=_indices(segment_start_M[word_M_W]),
         )
 
     @property
@@ -123,55 +120,92 @@ class _Batch:
         """Windows of k tokens that fit on the circle without touching twice."""
         return np.minimum(self.m_S // self.k_S, COPIES_PER_SHUFFLE)
 
-    def keep(self, rows_S: np.ndarray) -> "_Batch":
-        """The batch of the chosen sequences alone, renumbered; `rows_S` is bool."""
-        tokens_M = rows_S[self.row_M]
-        return _Batch(
-            k_S=self.k_S[rows_S],
-            m_S=self.m_S[rows_S],
-            row_M=(np.cumsum(rows_S) - 1)[self.row_M[tokens_M]],
-            position_M=self.position_M[tokens_M],
-            word_start_M=self.word_start_M[tokens_M],
-            segment_start_M=self.segment_start_M[tokens_M],
-        )
+    def mask(
+        self,
+        start_S: np.ndarray,
+        copies_S: np.ndarray,
+        random: np.random.Generator,
+        drawn: np.ndarray,
+        masked: np.ndarray,
+    ) -> None:
+        """Sets ones in `masked` for so many copies of each sequence, the first of which starts at `start_S` there.
 
-    def windows(self, ngram: Sequence[float], random: np.random.Generator, drawn: np.ndarray) -> np.ndarray:
-        """Shuffles once: the number of the window of k tokens into which each token falls, int64 [M]."""
-        first_G = self._cut_into_ngrams(ngram, random, drawn)
-        size_G = np.diff(first_G, append=len(self.row_M))
-        place_G = _shuffled_places(self.row_M[first_G], size_G, len(self.k_S), random)
+        A sequence too short for all of them in one shuffle is shuffled again.
+        """
+        circle_M = self._shuffled_tokens(random, drawn)
         turn_S = random.integers(0, self.m_S)
-        place_M = np.repeat(place_G - first_G, size_G) + np.arange(len(self.row_M)) + turn_S[self.row_M]
-        m_M = self.m_S[self.row_M]
-        place_M -= np.where(place_M >= m_M, m_M, 0)
-        return place_M // self.k_S[self.row_M]
+        windows_S = np.minimum(self.disjoint_S, copies_S)
+        width = bytes_per_copy(self.masker.seq_length) * 8
+        position_U = self.position_M[circle_M[self._used_places(turn_S, windows_S * self.k_S)]]
+        row_N = np.repeat(np.arange(len(windows_S)), windows_S)  # N: windows of all sequences
+        window_N = np.arange(len(row_N)) - np.repeat(np.cumsum(windows_S) - windows_S, windows_S)
+        position_U += np.repeat((start_S[row_N] + window_N * width).astype(np.int32), self.k_S[row_N])
+        masked[position_U] = 1
+        again_S = windows_S < copies_S
+        if again_S.any():
+            kept = _Batch.of(self.ids_T[np.repeat(again_S, self.lengths_S)], self.lengths_S[again_S], self.masker)
+            start_S = start_S + windows_S * width
+            kept.mask(start_S[again_S], (copies_S - windows_S)[again_S], random, drawn, masked)
 
-    def _cut_into_ngrams(self, ngram: Sequence[float], random: np.random.Generator, drawn: np.ndarray) -> np.ndarray:
+    def _used_places(self, turn_S: np.ndarray, used_S: np.ndarray) -> np.ndarray:
+        """Indices into the circles of the first `used_S` tokens after each circle's start, one after the other.
+
+        The circle starts `turn_S` before the end of its list, so its tokens are two runs of the list.
+        """
+        first_S = np.cumsum(self.m_S) - self.m_S
+        before_S = np.minimum(turn_S, used_S)
+        start_R = np.stack((first_S + self.m_S - turn_S, first_S), axis=1).ravel()
+        length_R = np.stack((before_S, used_S - before_S), axis=1).ravel()
+        return _ranges(start_R[length_R > 0], length_R[length_R > 0])
+
+    def _shuffled_tokens(self, random: np.random.Generator, drawn: np.ndarray) -> np.ndarray:
+        """The tokens (indices into M) of each sequence with its n-grams shuffled, int32 [M]."""
+        first_G = self._cut_into_ngrams(random, drawn)
+        size_G = np.diff(first_G, append=np.int32(len(self.position_M)))
+        of_sequence_S = np.searchsorted(first_G, np.cumsum(self.m_S) - self.m_S)
+        shuffled_G = _shuffle_within(np.diff(of_sequence_S, append=len(first_G)), random)
+        return _ranges(first_G[shuffled_G], size_G[shuffled_G])
+
+    def _cut_into_ngrams(self, random: np.random.Generator, drawn: np.ndarray) -> np.ndarray:
         """Index (into M) of the first token of every n-gram; each segment is cut from its first word on."""
-        word_W = np.flatnonzero(self.word_start_M)
-        segment_word_W = np.flatnonzero(self.segment_start_M[word_W])
-        words_per_segment = np.diff(segment_word_W, append=len(word_W))
-        size_W = 1 + np.searchsorted(np.cumsum(ngram)[:-1], random.random(len(word_W)), side="right")
-        before_W = np.cumsum(size_W) - size_W
-        before_W -= np.repeat(before_W[segment_word_W], words_per_segment)  # words of the segment before this n-gram
-        inside_W = before_W < np.repeat(words_per_segment, words_per_segment)
-        drawn += np.bincount(size_W[inside_W] - 1, minlength=len(ngram))
-        return word_W[(np.repeat(segment_word_W, words_per_segment) + before_W)[inside_W]]
+        words = len(self.word_M_W)
+        chance_W = random.random(words)
+        size_W = np.ones(words, np.int8)
+        for bound in np.cumsum(self.masker.ngram)[:-1]:
+            size_W += (chance_W >= bound).view(np.int8)
+        before_W = np.cumsum(size_W, dtype=np.int32) - size_W
+        # n-gram number i of a segment starts at its word number before_W[i] - before_W[first], while it has so many
+        words_P = np.diff(self.first_W_P, append=np.int32(words))
+        before_P = before_W[self.first_W_P]
+        ngrams_P = np.searchsorted(before_W, before_P + words_P) - self.first_W_P
+        index_G = _ranges(self.first_W_P, ngrams_P)
+        size_G = size_W[index_G]
+        drawn += [np.count_nonzero(size_G == words) for words in range(1, len(drawn) + 1)]
+        return self.word_M_W[before_W[index_G] + np.repeat(self.first_W_P - before_P, ngrams_P)]
 
 
-def _shuffled_places(row_G: np.ndarray, size_G: np.ndarray, sequences: int, random: np.random.Generator) -> np.ndarray:
-    """Where each n-gram starts on its sequence's circle once they are shuffled, int64 [G]."""
-    count_S = np.bincount(row_G, minlength=sequences)
+def _shuffle_within(count_S: np.ndarray, random: np.random.Generator) -> np.ndarray:
+    """The numbers 0 to sum(count_S) - 1, shuffled within each sequence's share, int32."""
     first_S = np.cumsum(count_S) - count_S
-    number_G = np.arange(len(row_G)) - first_S[row_G]
-    random_G = random.integers(0, 1 << _RANDOM_BITS, len(row_G), dtype=np.uint64)
-    key_G = (row_G.astype(np.uint64) << np.uint64(_RANDOM_BITS + _NGRAM_BITS)) | (random_G << np.uint64(_NGRAM_BITS))
-    key_G |= number_G.astype(np.uint64)
+    total = int(count_S.sum())
+    sequence_S = np.arange(len(count_S)) << (_RANDOM_BITS + _NGRAM_BITS)
+    key_G = random.integers(0, 1 << _RANDOM_BITS, total, dtype=np.uint64) << np.uint64(_NGRAM_BITS)
+    key_G += np.arange(total, dtype=np.uint64)
+    key_G += np.repeat((sequence_S - first_S).astype(np.uint64), count_S)  # the n-gram's number in its sequence
     key_G.sort()
-    shuffled_G = first_S[row_G] + (key_G & np.uint64((1 << _NGRAM_BITS) - 1)).astype(np.int64)
-    ends_G = np.cumsum(size_G[shuffled_G])
-    starts_G = ends_G - size_G[shuffled_G]
-    tokens_before_S = starts_G[first_S]
-    place_G = np.empty_like(starts_G)
-    place_G[shuffled_G] = starts_G - tokens_before_S[row_G]
-    return place_G
+    key_G &= np.uint64((1 << _NGRAM_BITS) - 1)
+    return key_G.astype(np.int32) + np.repeat(first_S.astype(np.int32), count_S)
+
+
+def _ranges(start: np.ndarray, length: np.ndarray) -> np.ndarray:
+    """The numbers start, start + 1, ... of each range, `length` >= 1 of them, end to end, int32."""
+    first = np.cumsum(length, dtype=np.int32)
+    numbers = np.ones(first[-1] if len(first) else 0, np.int32)
+    first -= length
+    numbers[first[:1]] = start[:1]
+    numbers[first[1:]] = start[1:] - start[:-1] - length[:-1] + 1
+    return np.cumsum(numbers, out=numbers)
+
+
+def _indices(flags: np.ndarray) -> np.ndarray:
+    return np.flatnonzero(flags).astype(np.int32)
