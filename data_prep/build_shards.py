@@ -18,14 +18,18 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import BrokenExecutor
+from dataclasses import replace
 from importlib.metadata import version
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
+from data_prep.chunks import Chunk, read_chunks, sample_documents, sample_pieces
 from data_prep.command_line import run_command
 from data_prep.config import ConfigError, StrictConfig
-from data_prep.manifest import MANIFEST_NAME, BuildConfig, Manifest, load_manifest
+from data_prep.duplicates import Duplicates, hash_chunk, hashes_path
+from data_prep.formats import Boundary, Reading
+from data_prep.manifest import MANIFEST_NAME, BuildConfig, Dedup, Manifest, load_manifest
 from data_prep.output import (
     Plan,
     clear_records,
@@ -36,19 +40,11 @@ from data_prep.output import (
     prepare,
     refuse_another,
 )
-from data_prep.pipeline import PUNKT_NAME, ChunkRecord, build_chunk, load_tools
+from data_prep.pipeline import PUNKT_NAME, RECORDS_NAME, ChunkRecord, build_chunk, load_tools
 from data_prep.progress import Progress, duration
 from data_prep.sentences import find_model, load_model, model_sha256, train_model
-from data_prep.sequences import Packing
-from data_prep.sources import (
-    Boundary,
-    Chunk,
-    Source,
-    find_sources,
-    read_chunks,
-    sample_documents,
-    sample_pieces,
-)
+from data_prep.sequences import Builder, Packing
+from data_prep.sources import Source, find_sources
 from data_prep.tokens import WordPiece, open_tokenizer
 from data_prep.workers import Pool, start_pool
 
@@ -65,7 +61,7 @@ class BuildOptions(StrictConfig):
     """Options of build_shards."""
 
     input: tuple[Path, ...] = (_DEFAULT_INPUT,)
-    """text files, folders, quoted globs"""
+    """files, folders, quoted globs, hub:OWNER/NAME"""
     output: Path = Path("data/wikibooks")
     """shard folder to make"""
     vocab: str = _DEFAULT_VOCAB
@@ -73,11 +69,21 @@ class BuildOptions(StrictConfig):
     punkt: Path | None = None
     """folder of a Punkt model (default: learn one)"""
     documents: Boundary = "blank_line"
-    """what ends a document"""
+    """what ends a document in plain text"""
+    text_column: str = "text"
+    """text's key in JSON lines, column in Parquet"""
+    min_document_length: int = Field(0, ge=0)
+    """characters; shorter documents are dropped"""
+    dedup: Dedup = "none"
+    """exact: drop documents seen before"""
+    strict: bool = False
+    """refuse malformed UTF-8 and records"""
     seq_length: int = Field(512, ge=8, le=65_535)
     """longest sequence in tokens"""
     packing: Packing = "documents"
     """full: sequences run across documents"""
+    builder: Builder = "lossless"
+    """electra: truncate overflow as Google does"""
     mask_copies: int = Field(10, ge=1, le=255)
     """masks drawn for each sequence"""
     ngram: tuple[float, ...] = (0.8, 0.1, 0.1)
@@ -93,12 +99,28 @@ class BuildOptions(StrictConfig):
     dry_run: bool = False
     """check all, estimate time and disk, write nothing"""
 
+    @property
+    def reading(self) -> Reading:
+        """How the input is read."""
+        return Reading(self.documents, self.text_column)
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Text per shard."""
+        return int(self.chunk_mb * 1e6)
+
     @field_validator("ngram")
     @classmethod
     def _sums_to_one(cls, chances: tuple[float, ...]) -> tuple[float, ...]:
         if not chances or min(chances) < 0 or abs(sum(chances) - 1) > 1e-3:
             raise ValueError(f"got {' '.join(map(str, chances))}, expected chances that sum to 1, such as .8 .1 .1")
         return tuple(chance / sum(chances) for chance in chances)
+
+    @model_validator(mode="after")
+    def _builder_packs_documents(self) -> Self:
+        if self.builder == "electra" and self.packing != "documents":
+            raise ValueError(f"packing: got {self.packing}, expected documents with --builder electra; leave one out")
+        return self
 
 
 def main(options: BuildOptions) -> int:
@@ -166,7 +188,7 @@ def _punkt(options: BuildOptions, sources: Sequence[Source], earlier: Plan | Non
         return load_model(find_model(options.punkt))
     if earlier is not None and (options.output / PUNKT_NAME).is_dir():
         return load_model(find_model(options.output / PUNKT_NAME))
-    return train_model(sample_documents(sources, _PUNKT_SAMPLE, options.documents))
+    return train_model(sample_documents(sources, _PUNKT_SAMPLE, options.reading))
 
 
 def _plan(options: BuildOptions, sources: Sequence[Source], tokenizer: WordPiece, punkt: "PunktParameters") -> Plan:
@@ -185,24 +207,44 @@ def _plan(options: BuildOptions, sources: Sequence[Source], tokenizer: WordPiece
 def _build_chunks(
     options: BuildOptions, config: BuildConfig, sources: Sequence[Source], pool: Pool
 ) -> list[ChunkRecord]:
+    duplicates = _find_duplicates(options, sources, pool) if config.dedup == "exact" else None
     records: list[ChunkRecord] = []
     sizes: dict[int, int] = {}
     with Progress(sum(source.size for source in sources), "shards") as progress:
 
         def unfinished() -> Iterator[Chunk]:
-            for chunk in read_chunks(sources, int(config.chunk_mb * 1e6), config.documents):
+            for chunk in read_chunks(sources, options.chunk_bytes, options.reading):
                 record = finished_record(options.output, chunk)
                 if record is not None:
                     records.append(record)
                     progress.skip(chunk.disk_bytes)
                     continue
                 sizes[chunk.number] = chunk.disk_bytes
-                yield chunk
+                yield chunk if duplicates is None else replace(chunk, duplicates=duplicates.of(chunk.number))
 
-        for record in pool.run(build_chunk, unfinished(), config, options.output):
+        for record in pool.run(build_chunk, unfinished(), config, options.output, options.strict):
             records.append(record)
             progress.advance(sizes.pop(record.number))
     return records
+
+
+def _find_duplicates(options: BuildOptions, sources: Sequence[Source], pool: Pool) -> Duplicates:
+    """The first pass over the input, which only hashes."""
+    folder = options.output / RECORDS_NAME
+    sizes: dict[int, int] = {}
+    with Progress(sum(source.size for source in sources), "hashes") as progress:
+
+        def unhashed() -> Iterator[Chunk]:
+            for chunk in read_chunks(sources, options.chunk_bytes, options.reading):
+                sizes[chunk.number] = chunk.disk_bytes
+                if hashes_path(folder, chunk.number).is_file():
+                    progress.skip(chunk.disk_bytes)
+                else:
+                    yield chunk
+
+        for number in pool.run(hash_chunk, unhashed(), options.reading, folder):
+            progress.advance(sizes[number])
+    return Duplicates(folder, len(sizes))
 
 
 def _is_complete(folder: Path) -> bool:
@@ -211,21 +253,22 @@ def _is_complete(folder: Path) -> bool:
 
 def _summary(manifest: Manifest) -> str:
     totals, books = manifest.totals, manifest.books
+    dropped = "".join(f", {count:,} {reason.replace('_', ' ')}" for reason, count in books.documents.dropped.items())
+    malformed = f", {books.invalid_utf8:,} malformed characters" if books.invalid_utf8 else ""
     return (
-        f"{books.documents.read:,} documents ({books.documents.held_out:,} held out, "
-        f"{sum(books.documents.dropped.values()):,} empty), {totals.word_pieces:,} word pieces, "
-        f"{totals.sequences:,} sequences in {len(manifest.shards)} shards"
+        f"{books.documents.read:,} documents ({books.documents.held_out:,} held out{dropped}){malformed}, "
+        f"{totals.word_pieces:,} word pieces, {totals.sequences:,} sequences in {len(manifest.shards)} shards"
     )
 
 
 def _estimate(options: BuildOptions, sources: Sequence[Source], tokenizer: WordPiece, workers: int) -> None:
     """Prints what a build would take, from a sample sent through it."""
-    pieces = list(sample_pieces(sources, _DRY_RUN_SAMPLE, options.documents))
+    pieces = list(sample_pieces(sources, _DRY_RUN_SAMPLE, options.reading))
     sample, sample_on_disk = (sum(sizes) for sizes in zip(*((p.size, p.disk_bytes) for p in pieces), strict=True))
     if options.punkt is not None:
         punkt = load_model(find_model(options.punkt))
     else:
-        punkt = train_model(sample_documents(sources, _DRY_RUN_SAMPLE, options.documents))
+        punkt = train_model(sample_documents(sources, _DRY_RUN_SAMPLE, options.reading))
     plan = _plan(options, sources, tokenizer, punkt)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -8,14 +8,17 @@ from typing import Literal, Self
 from pydantic import ValidationError
 
 from data_prep.config import ConfigError, StrictConfig
-from data_prep.sequences import Packing
+from data_prep.formats import Boundary
+from data_prep.sequences import Builder, Packing
 from data_prep.shards import write_atomically
-from data_prep.sources import Boundary
 from data_prep.tokens import SpecialTokens
 
 FORMAT_VERSION = 1
 MANIFEST_NAME = "manifest.json"
 HELD_OUT_NAME = "held_out"
+
+
+Dedup = Literal["none", "exact"]
 
 
 class BuildConfig(StrictConfig):
@@ -25,7 +28,11 @@ class BuildConfig(StrictConfig):
     mask_copies: int
     ngram: tuple[float, ...]
     packing: Packing
+    builder: Builder
     documents: Boundary
+    text_column: str
+    min_document_length: int
+    dedup: Dedup
     held_out: float
     seed: int
     chunk_mb: float
@@ -78,17 +85,46 @@ class Ledger(StrictConfig):
         return self.read == self.train + self.held_out + sum(self.dropped.values())
 
 
+class Share(StrictConfig):
+    """What came from one input."""
+
+    documents: int = 0
+    characters: int = 0
+    word_pieces: int = 0
+
+    def __add__(self, other: Self) -> "Share":
+        return Share(**{name: getattr(self, name) + getattr(other, name) for name in Share.model_fields})
+
+
 class Books(StrictConfig):
     """The accounts of a build, held-out text included."""
 
     documents: Ledger = Ledger()
     characters: Ledger = Ledger()
+    """Code points of the documents as decoded: without what holds them (tags, JSON), before NFC."""
     word_pieces: Ledger = Ledger()
+    """Of the documents that came as far as the tokenizer."""
     invalid_utf8: int = 0
     """Malformed byte sequences, each replaced by U+FFFD."""
+    normalized_documents: int = 0
+    """Documents that NFC changed."""
+    cut_documents: int = 0
+    """Times a document too long for memory was made two."""
+    cut_lines: int = 0
+    """Times a line too long for a sentence was made two."""
+    inputs: dict[str, Share] = {}
+    """The mixture: what the shards have of each input, training and held out."""
 
     def __add__(self, other: Self) -> "Books":
-        return Books(**{name: getattr(self, name) + getattr(other, name) for name in Books.model_fields})
+        sums = {name: getattr(self, name) + getattr(other, name) for name in Books.model_fields if name != "inputs"}
+        names = self.inputs.keys() | other.inputs.keys()
+        shares = {name: self.inputs.get(name, Share()) + other.inputs.get(name, Share()) for name in sorted(names)}
+        return Books(**sums, inputs=shares)
+
+    @property
+    def balance(self) -> bool:
+        """Whether nothing is unaccounted for."""
+        return self.documents.balances and self.characters.balances and self.word_pieces.balances
 
 
 class Totals(StrictConfig):

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from data_prep.chunks import Chunk
 from data_prep.config import ConfigError, StrictConfig
 from data_prep.manifest import (
     FORMAT_VERSION,
@@ -28,7 +29,6 @@ from data_prep.manifest import (
 from data_prep.pipeline import PUNKT_NAME, RECORDS_NAME, TOKENIZER_NAME, ChunkRecord, record_path
 from data_prep.sentences import save_model
 from data_prep.shards import TEMPORARY_SUFFIX, write_atomically
-from data_prep.sources import Chunk
 from data_prep.tokens import WordPiece
 
 if TYPE_CHECKING:

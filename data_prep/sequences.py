@@ -5,6 +5,7 @@ a single segment, the others split at a sentence end near the middle. What does 
 sequence, where Google's builder throws it away (14% of the pieces at length 128, 3.7% at 512).
 """
 
+from bisect import bisect_left
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,7 +17,10 @@ SINGLE_SEGMENT = 0.1  # the same
 CROSS_MIDDLE = 0.5  # the same: a sentence across the middle stays in the first segment half of the time
 _DRAWS = 4096  # random numbers taken at a time
 
+_NO_LIMIT = 1 << 32
+
 Packing = Literal["documents", "full"]
+Builder = Literal["lossless", "electra"]
 
 
 @dataclass(frozen=True)
@@ -38,16 +42,30 @@ class Sequences:
 
 
 def build_sequences(
-    stream: TokenStream, seq_length: int, packing: Packing, cls: int, sep: int, random: np.random.Generator
+    stream: TokenStream,
+    seq_length: int,
+    packing: Packing,
+    builder: Builder,
+    cls: int,
+    sep: int,
+    random: np.random.Generator,
 ) -> Sequences:
-    """Every token of the stream, in order, in sequences of at most `seq_length` tokens."""
-    if packing == "documents":
+    """The tokens of the stream, in order, in sequences of at most `seq_length` tokens.
+
+    Every token, unless the builder is Google's and throws the overflow away.
+    """
+    if builder == "electra":
+        ends, half = _fill_with_sentences(stream, seq_length, random)
+    elif packing == "documents":
         ends, half = _fill_documents(stream, seq_length, random)
     else:
         ends, half = _fill_across(len(stream.ids), seq_length, random)
     starts = np.concatenate(([0], ends)).astype(np.int64)[:-1]
     splits = _segment_ends(starts, ends, half, stream.sentence_ends, random)
-    return _with_special_tokens(stream.ids, starts, splits, ends, cls, sep)
+    ids = stream.ids
+    if builder == "electra":
+        ids, starts, splits, ends = _truncate(ids, starts, splits, ends, seq_length)
+    return _with_special_tokens(ids, starts, splits, ends, cls, sep)
 
 
 def _fill_documents(stream: TokenStream, seq_length: int, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
@@ -55,7 +73,8 @@ def _fill_documents(stream: TokenStream, seq_length: int, random: np.random.Gene
 
     A word that does not fit opens the next sequence whole, unless it is longer than a sequence.
     """
-    start_of_word = np.maximum.accumulate(np.where(stream.word_starts, np.arange(len(stream.ids)), 0))
+    numbers = np.arange(len(stream.ids), dtype=np.int32)
+    start_of_word = np.maximum.accumulate(np.where(stream.word_starts, numbers, 0))
     ends: list[int] = []
     room: list[int] = []  # text tokens that this and the coming sequences can take
     half: list[int] = []
@@ -84,6 +103,42 @@ def _fill_across(tokens: int, seq_length: int, random: np.random.Generator) -> t
     return np.minimum(ends[:count], tokens), half[:count]
 
 
+def _fill_with_sentences(
+    stream: TokenStream, seq_length: int, random: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """As `_fill_documents`, but a sequence takes whole sentences until it reaches its target, as Google's does."""
+    sentence_ends = stream.sentence_ends.tolist()
+    ends: list[int] = []
+    target: list[int] = []
+    half: list[int] = []
+    position = 0
+    for document_end in stream.document_ends.tolist():
+        while position < document_end:
+            if len(ends) == len(target):
+                room, new_half = _draw_targets(_DRAWS, SHORT_TARGET, seq_length, random)
+                target += (room + np.where(new_half == _NO_LIMIT, 2, 3)).tolist()
+                half += new_half.tolist()
+            sentence = bisect_left(sentence_ends, position + target[len(ends)])
+            position = min(sentence_ends[sentence], document_end) if sentence < len(sentence_ends) else document_end
+            ends.append(position)
+    return np.array(ends, np.int64), np.array(half[: len(ends)], np.int64)
+
+
+def _truncate(
+    ids: np.ndarray, starts: np.ndarray, splits: np.ndarray, ends: np.ndarray, seq_length: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Ids, starts, splits and ends without what exceeds a sequence: first of segment A, then of segment B."""
+    first = np.minimum(splits - starts, seq_length - 2)
+    second = np.minimum(ends - splits, np.maximum(0, seq_length - 3 - first))
+    edges = np.zeros(len(ids) + 1, np.int8)
+    np.add.at(edges, np.concatenate((starts + first, splits + second)), 1)
+    np.add.at(edges, np.concatenate((splits, ends)), -1)
+    kept = np.cumsum(edges[:-1], dtype=np.int8) == 0
+    new_ends = np.cumsum(first + second)
+    new_starts = new_ends - first - second
+    return ids[kept], new_starts, new_starts + first, new_ends
+
+
 def _draw_targets(
     count: int, short_target: float, seq_length: int, random: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -91,7 +146,7 @@ def _draw_targets(
     short = random.random(count) < short_target
     target = np.where(short, random.integers(SHORTEST_TARGET, seq_length + 1, count), seq_length)
     single = random.random(count) < SINGLE_SEGMENT
-    return target - np.where(single, 2, 3), np.where(single, seq_length, (target - 3) // 2)
+    return target - np.where(single, 2, 3), np.where(single, _NO_LIMIT, (target - 3) // 2)
 
 
 def _segment_ends(

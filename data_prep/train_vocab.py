@@ -15,9 +15,11 @@ from collections.abc import Callable, Iterator
 from pydantic import Field
 from tokenizers import Tokenizer, trainers
 
+from data_prep.chunks import sample_documents
 from data_prep.command_line import run_command
 from data_prep.config import ConfigError, StrictConfig
-from data_prep.sources import find_sources, sample_documents
+from data_prep.formats import Reading
+from data_prep.sources import find_sources
 from data_prep.tokens import CONTINUATION, LARGEST_VOCABULARY, SPECIAL_TOKENS, WordPiece, from_vocabulary
 
 _LARGEST_ALPHABET = 1000  # rarer characters become [UNK]; the default of tokenizers' BertWordPieceTokenizer
@@ -42,9 +44,8 @@ def main(options: VocabularyOptions) -> None:
     if (options.output / "vocab.txt").exists():
         raise ConfigError(f"output: {options.output} has a vocabulary already; remove it or choose another folder")
     sources = find_sources(options.input)
-    tokens = train_vocabulary(
-        lambda: sample_documents(sources, int(options.sample_mb * 1e6), "blank_line"), options.size
-    )
+    size = int(options.sample_mb * 1e6)
+    tokens = train_vocabulary(lambda: sample_documents(sources, size, Reading()), options.size)
     WordPiece(from_vocabulary(tokens, lowercase=True)).save(options.output)
     print(f"{options.output}: {len(tokens):,} tokens")
 

@@ -100,6 +100,40 @@ def test_nothing_held_out_makes_no_held_out_folder(options, tmp_path):
     assert not (tmp_path / "out" / "held_out").exists()
 
 
+@pytest.fixture(scope="module")
+def repeated(options, tmp_path_factory):
+    """The corpus twice over, to be built without its copies."""
+    folder = tmp_path_factory.mktemp("repeated")
+    for name in ("first", "second"):
+        shutil.copytree(options.input[0], folder / "corpus" / name)
+    output = folder / "out"
+    assert main(again(options, output, input=(folder / "corpus",), dedup="exact")) == 0
+    return folder / "corpus", output
+
+
+def test_copies_of_documents_are_dropped_and_counted(built, repeated):
+    once, twice = load_manifest(built).books, load_manifest(repeated[1]).books
+    assert twice.documents.dropped == {"duplicate": 96}
+    assert twice.balance
+    assert (twice.documents.train, twice.documents.held_out) == (once.documents.train, once.documents.held_out)
+    assert twice.word_pieces == once.word_pieces
+
+
+def test_which_copies_are_dropped_does_not_depend_on_workers_or_restarts(options, repeated, tmp_path):
+    command = [*command_of(again(options, tmp_path / "out", input=(repeated[0],), workers=2)), "--dedup", "exact"]
+    process = subprocess.Popen(
+        [sys.executable, *command], cwd=REPOSITORY, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    while len(list((tmp_path / "out").glob(".records/hashes-*.bin"))) < 2:
+        assert process.poll() is None
+        time.sleep(0.001)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    done = run_script(*command)
+    assert done.returncode == 0, done.stderr
+    assert contents(tmp_path / "out") == contents(repeated[1])
+
+
 def test_a_dry_run_estimates_and_writes_nothing(options, tmp_path):
     done = run_script(*command_of(again(options, tmp_path / "out")), "--dry_run")
     assert done.returncode == 0, done.stderr

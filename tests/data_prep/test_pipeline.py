@@ -3,12 +3,14 @@
 import numpy as np
 import pytest
 
+from data_prep.chunks import read_chunks
+from data_prep.formats import Reading
 from data_prep.manifest import HELD_OUT_NAME, load_manifest
 from data_prep.output import Plan, prepare
 from data_prep.pipeline import build_chunk, record_path
 from data_prep.sentences import SentenceSplitter, load_model
 from data_prep.shards import IndexedFile
-from data_prep.sources import find_sources, read_chunks
+from data_prep.sources import find_sources
 from data_prep.tokens import WordPiece
 
 
@@ -22,7 +24,7 @@ def folder(built, tmp_path):
 
 
 def chunk_of(path):
-    [chunk] = read_chunks(find_sources([path]), 10**9, "blank_line")
+    [chunk] = read_chunks(find_sources([path]), 10**9, Reading())
     return chunk
 
 

@@ -18,8 +18,8 @@ def make_stream(random, documents=60, sentence=(1, 40)):
     return TokenStream(ids, ids % 2 == 0, sentence_ends, document_ends)
 
 
-def build(stream, seq_length=64, packing="documents", seed=0):
-    built = build_sequences(stream, seq_length, packing, CLS, SEP, np.random.default_rng(seed))
+def build(stream, seq_length=64, packing="documents", seed=0, builder="lossless"):
+    built = build_sequences(stream, seq_length, packing, builder, CLS, SEP, np.random.default_rng(seed))
     return np.split(built.ids, np.cumsum(built.lengths)[:-1])
 
 
@@ -121,4 +121,29 @@ def test_equal_random_streams_give_equal_sequences(stream):
 def test_no_text_gives_no_sequences(packing):
     nothing = np.empty(0, np.int64)
     stream = TokenStream(np.empty(0, np.uint16), np.empty(0, bool), nothing, nothing)
-    assert len(build_sequences(stream, 64, packing, CLS, SEP, np.random.default_rng(0)).lengths) == 0
+    assert len(build_sequences(stream, 64, packing, "lossless", CLS, SEP, np.random.default_rng(0)).lengths) == 0
+
+
+@pytest.mark.parametrize("seq_length", [16, 64, 512])
+def test_googles_builder_takes_whole_sentences_and_throws_the_overflow_away(stream, seq_length):
+    sequences = build(stream, seq_length, builder="electra")
+    starts = np.concatenate(([0], stream.sentence_ends[:-1]))
+    position = 0
+    for sequence in sequences:
+        assert len(sequence) <= seq_length
+        segments = np.split(sequence, np.flatnonzero(sequence == SEP))[:-1]
+        for segment in segments:
+            text = text_of(segment)
+            while not np.array_equal(stream.ids[position : position + len(text)], text):
+                position = int(starts[np.searchsorted(starts, position, side="right")])
+            position += len(text)
+    kept = sum(len(text_of(sequence)) for sequence in sequences)
+    assert kept < len(stream.ids)
+    assert max(len(sequence) for sequence in sequences) == seq_length
+
+
+def test_googles_builder_loses_nothing_where_sentences_are_single_tokens(stream):
+    single = TokenStream(stream.ids, stream.word_starts, np.arange(1, len(stream.ids) + 1), stream.document_ends)
+    lost = len(stream.ids) - sum(len(text_of(sequence)) for sequence in build(single, 64, builder="electra"))
+    # its target counts no special tokens, so a full sequence always loses three, or two where it is one segment
+    assert 0 < lost < 3 * len(build(single, 64, builder="electra"))

@@ -1,121 +1,11 @@
-"""Claims about how files become documents and chunks."""
+"""Claims about which files an input names."""
 
-import bz2
-import gzip
-import lzma
+from pathlib import Path
 
 import pytest
 
 from data_prep.config import ConfigError
-from data_prep.sources import documents, find_sources, read_chunks, sample_documents
-
-PACK = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress, "": bytes}
-
-
-def read_all(path, budget=10_000, boundary="blank_line"):
-    chunks = list(read_chunks(find_sources([path]), budget, boundary))
-    texts = [text for chunk in chunks for piece in chunk.pieces for text in documents(piece, boundary)]
-    return chunks, [text.decode() for text in texts]
-
-
-def many_documents(count=200, size=300):
-    return [f"Document {number}. " + "word " * (size // 5) + f"\nEnd of {number}." for number in range(count)]
-
-
-def wiki(texts):
-    return "".join(f'<doc id="{n}" url="u" title="T">\n{text}\n\nmore\n</doc>\n' for n, text in enumerate(texts))
-
-
-@pytest.mark.parametrize("packing", PACK)
-@pytest.mark.parametrize("budget", [1000, 17_001, 10**9])
-def test_blank_lines_separate_documents_whatever_the_chunks(tmp_path, packing, budget):
-    texts = many_documents()
-    (tmp_path / f"a.txt{packing}").write_bytes(PACK[packing]("\n\n".join(texts).encode()))
-    chunks, found = read_all(tmp_path, budget)
-    assert found == texts
-    assert len(chunks) == 1 if budget > 10**6 else len(chunks) > 3
-
-
-@pytest.mark.parametrize("packing", PACK)
-@pytest.mark.parametrize("budget", [1000, 10**9])
-def test_wikiextractor_blocks_are_documents_with_blank_lines_inside(tmp_path, packing, budget):
-    texts = many_documents()
-    (tmp_path / f"wiki_00{packing}").write_bytes(PACK[packing](wiki(texts).encode()))
-    _, found = read_all(tmp_path, budget)
-    assert found == [f"{text}\n\nmore" for text in texts]
-
-
-def test_a_boundary_across_two_blocks_of_the_reader_is_seen(tmp_path, monkeypatch):
-    monkeypatch.setattr("data_prep.sources._BLOCK", 101)
-    monkeypatch.setattr("data_prep.sources._BEGINNING", 7)
-    texts = many_documents(50)
-    for name, pack in PACK.items():
-        (tmp_path / f"a.txt{name}").write_bytes(pack("\n \t\r\n".join(texts).encode()))
-        chunks, found = read_all(tmp_path / f"a.txt{name}", 900)
-        assert found == texts
-        assert len(chunks) > 10
-
-
-def test_a_chunk_holds_about_its_budget(tmp_path):
-    for number in range(5):
-        (tmp_path / f"{number}.txt").write_text("\n\n".join(many_documents(100)))
-    chunks, _ = read_all(tmp_path, 10_000)
-    sizes = [sum(piece.size for piece in chunk.pieces) for chunk in chunks]
-    assert max(sizes) < 10_000 + 1_000
-    assert sum(sizes) == sum(path.stat().st_size for path in tmp_path.iterdir())
-    assert [chunk.number for chunk in chunks] == list(range(len(chunks)))
-    assert len({chunk.key for chunk in chunks}) == len(chunks)
-
-
-def test_small_files_share_a_chunk_but_not_a_document(tmp_path):
-    for number in range(30):
-        (tmp_path / f"{number:02d}.txt").write_text(f"Text {number}")
-    chunks, found = read_all(tmp_path)
-    assert len(chunks) == 1
-    assert found == [f"Text {number}" for number in range(30)]
-
-
-@pytest.mark.parametrize("packing", PACK)
-def test_progress_adds_up_to_the_bytes_on_disk(tmp_path, packing):
-    path = tmp_path / f"a.txt{packing}"
-    path.write_bytes(PACK[packing]("\n\n".join(many_documents(2000)).encode()))
-    chunks, _ = read_all(path, 50_000)
-    assert sum(chunk.disk_bytes for chunk in chunks) == path.stat().st_size
-    assert all(chunk.disk_bytes >= 0 for chunk in chunks)
-
-
-def test_a_file_can_be_one_document(tmp_path):
-    (tmp_path / "a.txt").write_text("One.\n\nTwo.\n")
-    assert read_all(tmp_path, boundary="file")[1] == ["One.\n\nTwo."]
-
-
-def test_byte_order_mark_and_windows_line_ends_do_not_matter(tmp_path):
-    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfOne.\r\nStill one.\r\n\r\nTwo.\r\n")
-    assert read_all(tmp_path)[1] == ["One.\r\nStill one.", "Two."]
-
-
-def test_an_empty_wikiextractor_document_is_told(tmp_path):
-    (tmp_path / "wiki_00").write_text('<doc id="1">\n</doc>\n<doc id="2">\nText\n</doc>\n')
-    assert read_all(tmp_path)[1] == ["", "Text"]
-
-
-def test_compression_is_recognised_by_content(tmp_path):
-    (tmp_path / "a.txt").write_bytes(gzip.compress(b"One.\n\nTwo."))
-    assert read_all(tmp_path)[1] == ["One.", "Two."]
-
-
-def test_keys_do_not_depend_on_where_the_input_lies(tmp_path):
-    keys = []
-    for place in ("here", "there/deeper"):
-        folder = tmp_path / place / "corpus"
-        (folder / "sub").mkdir(parents=True)
-        (folder / "sub" / "a.txt").write_text("\n\n".join(many_documents(20)))
-        (folder / "b.txt").write_text("b")
-        for given in (folder, folder / "sub" / "*.txt"):
-            keys.append([chunk.key for chunk in read_chunks(find_sources([given]), 1000, "blank_line")])
-    assert keys[0] == keys[2]
-    assert keys[1] == keys[3]
-    assert keys[0][0] == "0/b.txt@0"
+from data_prep.sources import find_sources
 
 
 def test_files_folders_and_globs_may_be_mixed_and_hidden_files_are_left_out(tmp_path):
@@ -126,17 +16,9 @@ def test_files_folders_and_globs_may_be_mixed_and_hidden_files_are_left_out(tmp_
     assert [source.key for source in sources] == ["0/1.txt", "0/y/2.txt", "1/3.txt", "2/z/4"]
 
 
-def test_a_sample_takes_from_all_over_the_corpus(tmp_path):
-    for number in range(10):
-        (tmp_path / f"{number}.txt").write_text("\n\n".join(many_documents(100)))
-    sample = list(sample_documents(find_sources([tmp_path]), 20_000, "blank_line"))
-    assert 20_000 < sum(map(len, sample)) < 30_000
-    assert sum(text.startswith("Document 0.") for text in sample) == 10
-
-
 @pytest.mark.parametrize(
     ("name", "content"),
-    [("a.pdf", b"text"), ("a.xml.bz2", bz2.compress(b"text")), ("a.txt", b"")],
+    [("a.pdf", b"text"), ("a.doc.bz2", b"text"), ("a.txt", b"")],
 )
 def test_input_that_is_no_text_is_refused_by_name(tmp_path, name, content):
     (tmp_path / name).write_bytes(content)
@@ -144,27 +26,40 @@ def test_input_that_is_no_text_is_refused_by_name(tmp_path, name, content):
         find_sources([tmp_path])
 
 
-@pytest.mark.parametrize("packing", [".gz", ".bz2", ".xz"])
-def test_a_truncated_compressed_file_is_an_error_that_names_it(tmp_path, packing):
-    content = PACK[packing]("\n\n".join(many_documents(2000)).encode())
-    (tmp_path / f"broken.txt{packing}").write_bytes(content[: len(content) // 2])
-    with pytest.raises(ConfigError, match=r"broken\.txt"):
-        read_all(tmp_path)
+@pytest.mark.parametrize(
+    "name",
+    ["wiki_00", "a.txt.zst", "a.json", "a.jsonl.gz", "train-00000-of-00041.parquet", "enwiki-1.xml-p1p41242.bz2"],
+)
+def test_the_names_that_corpora_have_are_taken(tmp_path, name):
+    (tmp_path / name).write_text("text")
+    assert [source.path.name for source in find_sources([tmp_path])] == [name]
 
 
-def test_a_file_that_shrinks_before_it_is_read_is_an_error(tmp_path):
-    path = tmp_path / "a.txt"
-    path.write_text("\n\n".join(many_documents(50)))
-    [chunk] = read_chunks(find_sources([path]), 10**9, "blank_line")
-    path.write_text("gone")
-    with pytest.raises(ConfigError, match=r"a\.txt changed"):
-        list(documents(chunk.pieces[0], "blank_line"))
+def test_linked_files_and_folders_are_followed_once(tmp_path):
+    (tmp_path / "corpus" / "sub").mkdir(parents=True)
+    (tmp_path / "corpus" / "sub" / "a.txt").write_text("a")
+    (tmp_path / "corpus" / "sub" / "back").symlink_to(tmp_path / "corpus")
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "raw" / "linked").symlink_to(tmp_path / "corpus")
+    assert [source.key for source in find_sources([tmp_path / "raw"])] == ["0/linked/sub/a.txt"]
 
 
-def test_the_real_wikipedia_reads_as_documents(shared_data):
-    source = find_sources([shared_data / "wiki" / "enwiki-AA-0.xz"])
-    chunk = next(iter(read_chunks(source, 2_000_000, "blank_line")))
-    texts = list(documents(chunk.pieces[0], "blank_line"))
-    assert texts[0].startswith(b"Anarchism\n\nAnarchism is a political philosophy")
-    assert not any(b"<doc " in text or b"</doc" in text for text in texts)
-    assert len(texts) > 50
+def test_a_link_to_nothing_is_an_error_and_not_left_out(tmp_path):
+    (tmp_path / "a.txt").write_text("a")
+    (tmp_path / "b.txt").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(ConfigError, match=r"b\.txt cannot be read \(No such file"):
+        find_sources([tmp_path])
+
+
+def test_a_dataset_on_the_hub_is_named_by_its_prefix():
+    [source] = find_sources([Path("hub:wikimedia/wikipedia:20231101.en")])
+    assert source.on_hub
+    assert source.key == "0/hub:wikimedia/wikipedia:20231101.en"
+
+
+def test_a_source_tells_which_input_it_came_with(tmp_path):
+    for name in ("wiki", "books"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.txt").write_text("a")
+    sources = find_sources([tmp_path / "wiki", tmp_path / "books"])
+    assert [source.origin for source in sources] == ["0 wiki", "1 books"]

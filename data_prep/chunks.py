@@ -1,0 +1,243 @@
+"""Cuts the input into chunks, the units of work, and reads their documents.
+
+A chunk is a run of pieces of files, each cut at a document's end after a budget of bytes, so memory is bounded
+by the budget and the longest document. A plain file is looked at around its cuts and read by the worker; what
+cannot be sought in (compressed files, tables) is read once, by the reader of chunks, and travels with the chunk.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, BinaryIO
+
+from data_prep.cleaning import clean
+from data_prep.config import ConfigError
+from data_prep.formats import (
+    BEGINNING,
+    BYTE_ORDER_MARK,
+    END_OF_DOCUMENT,
+    LONGEST_DOCUMENT,
+    LONGEST_RECORD,
+    PARQUET,
+    RECORD_FORMATS,
+    Document,
+    Format,
+    Reading,
+    cut_point,
+    format_of,
+    parse,
+    split_long,
+)
+from data_prep.rows import read_rows
+from data_prep.sources import Source
+from data_prep.unpacking import DAMAGED, opened, unpacked
+
+_BLOCK = 1 << 20  # bytes read at a time
+_OVERLAP = 80  # bytes searched again with the next block: a document's end may lie across two
+_SAMPLED_FILES = 256  # more would cost a seek each and tell little
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Documents of one file: its text from byte `start` to `end`, which travels as `content` where it must.
+
+    `cut`: its last document was too long and goes on in the next piece. Rows are documents already.
+    """
+
+    source: Source
+    format: Format
+    start: int
+    end: int
+    disk_bytes: int  # of the file on disk, for the progress bar
+    content: bytes | tuple[bytes | None, ...] | None = None
+    cut: bool = False
+
+    @property
+    def size(self) -> int:
+        """Bytes of text."""
+        return self.end - self.start
+
+    def documents(self, reading: Reading) -> Iterator[Document]:
+        """The documents in order.
+
+        Raises:
+            ConfigError: the file is gone, or not what it was when it was cut.
+        """
+        if isinstance(self.content, tuple):
+            yield from _row_documents(self.content, self.start)
+            return
+        text = self._read() if self.content is None else self.content
+        mark = len(BYTE_ORDER_MARK) if self.start == 0 and text.startswith(BYTE_ORDER_MARK) else 0
+        yield from parse(self.format, text[mark:], self.start + mark, reading)
+
+    def _read(self) -> bytes:
+        with opened(self.source.path) as file:
+            file.seek(self.start)
+            text = file.read(self.size)
+        if len(text) != self.size:
+            raise ConfigError(f"input: {self.source.path} changed while it was read; put the old file back")
+        return text
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """The unit of work: makes one shard."""
+
+    number: int
+    pieces: tuple[Piece, ...]
+    duplicates: frozenset[int] = frozenset()  # numbers, in the chunk, of documents that stood earlier in the corpus
+
+    @property
+    def key(self) -> str:
+        """Names the chunk's text, wherever the input lies: part of the seed of its random stream."""
+        return f"{self.pieces[0].source.key}@{self.pieces[0].start}"
+
+    @property
+    def disk_bytes(self) -> int:
+        """Its share of the input on disk."""
+        return sum(piece.disk_bytes for piece in self.pieces)
+
+
+def read_chunks(sources: Sequence[Source], budget: int, reading: Reading) -> Iterator[Chunk]:
+    """Cuts the input into chunks of about `budget` bytes of text, one at a time in memory.
+
+    Raises:
+        ConfigError: a file is unreadable or damaged, or not in the format it seems to have.
+    """
+    number, size = 0, 0
+    held: list[Piece] = []
+    for source in sources:
+        for piece in _cut(source, budget, reading):
+            if held and size + piece.size > budget:
+                yield Chunk(number, tuple(held))
+                number, size = number + 1, 0
+                held = []
+            held.append(piece)
+            size += piece.size
+    if held:
+        yield Chunk(number, tuple(held))
+
+
+def sample_pieces(sources: Sequence[Source], size: int, reading: Reading) -> Iterator[Piece]:
+    """Text of about `size` bytes, from the beginnings of files spread evenly over the corpus.
+
+    Raises:
+        ConfigError: as `read_chunks`.
+    """
+    files = sources[:: max(1, len(sources) // _SAMPLED_FILES)]
+    budget = max(1, size // len(files))
+    for source in files:
+        yield from islice(_cut(source, budget, reading, longest=budget), 1)
+
+
+def sample_documents(sources: Sequence[Source], size: int, reading: Reading) -> Iterator[str]:
+    """The texts of such a sample, cleaned."""
+    for piece in sample_pieces(sources, size, reading):
+        for document in piece.documents(reading):
+            if document.reason is None:
+                yield clean(document.content, wikitext=document.wikitext).text
+
+
+def _cut(source: Source, budget: int, reading: Reading, longest: int = LONGEST_DOCUMENT) -> Iterator[Piece]:
+    """The source in pieces of about `budget` bytes; a document that goes on for `longest` more is cut."""
+    if source.on_hub:
+        yield from _cut_rows(source, budget, reading)
+        return
+    with opened(source.path) as raw:
+        if raw.read(len(PARQUET)) == PARQUET:
+            yield from _cut_rows(source, budget, reading)
+            return
+        raw.seek(0)
+        try:
+            stream = unpacked(raw)
+            beginning = bytearray((stream or raw).read(BEGINNING))
+            cutter = _Cutter(source, bytes(beginning), budget, longest, reading)
+            yield from _cut_plain(cutter, raw) if stream is None else _cut_stream(cutter, raw, stream, beginning)
+        except DAMAGED as error:
+            raise ConfigError(f"input: {source.path} cannot be read to its end ({error}); replace the file") from None
+
+
+class _Cutter:
+    """Where to cut one file."""
+
+    def __init__(self, source: Source, beginning: bytes, budget: int, longest: int, reading: Reading) -> None:
+        self.source, self.budget = source, budget
+        self.format = format_of(source.path, beginning, reading.boundary)
+        self._end = END_OF_DOCUMENT[self.format]
+        self._is_record = self.format in RECORD_FORMATS
+        self._longest = LONGEST_RECORD if self._is_record else longest
+
+    def find(self, text: bytearray, budget_end: int, searched: int) -> tuple[int, bool] | None:
+        """The first end of a document in `text` after `budget_end`, and whether it is a forced one; None: read on.
+
+        `searched` bytes of the text hold none.
+        """
+        if found := self._end.search(text, max(budget_end, searched - _OVERLAP)):
+            return found.end(), False
+        if len(text) - budget_end <= self._longest:
+            return None
+        if self._is_record:
+            raise ConfigError(
+                f"input: {self.source.path} has {self._longest >> 20} MB without the end of a document; is it really "
+                f"{self.format}? Mend the file"
+            )
+        return budget_end + cut_point(bytes(text[budget_end:])), True
+
+    def piece(self, start: int, end: int, disk_bytes: int, content: bytes | None = None, cut: bool = False) -> Piece:
+        return Piece(self.source, self.format, start, end, disk_bytes, content, cut)
+
+
+def _cut_plain(cutter: _Cutter, file: BinaryIO) -> Iterator[Piece]:
+    """Reads only from where a piece may end to where it does."""
+    start, size = 0, cutter.source.size
+    while start < size:
+        file.seek(start + cutter.budget)
+        seen, found = bytearray(), None
+        while found is None and (block := file.read(_BLOCK)):
+            searched = len(seen)
+            seen += block
+            found = cutter.find(seen, 0, searched)
+        length, cut = found or (len(seen), False)
+        end = min(start + cutter.budget + length, size)
+        yield cutter.piece(start, end, end - start, cut=cut and end < size)
+        start = end
+
+
+def _cut_stream(cutter: _Cutter, raw: BinaryIO, stream: Any, held: bytearray) -> Iterator[Piece]:
+    """Holds text until a piece of it is complete; `held` is its beginning."""
+    step = max(BEGINNING, min(_BLOCK, cutter.budget))
+    start = disk_start = searched = 0
+    while True:
+        while len(held) > cutter.budget and (found := cutter.find(held, cutter.budget, searched)):
+            length, cut = found
+            disk_end = raw.tell() * (start + length) // (start + len(held))  # raw is read ahead of the text
+            yield cutter.piece(start, start + length, disk_end - disk_start, bytes(held[:length]), cut)
+            del held[:length]
+            start, disk_start, searched = start + length, disk_end, 0
+        searched = len(held)
+        block = stream.read(step)
+        if not block:
+            break
+        held += block
+    if held:
+        yield cutter.piece(start, start + len(held), cutter.source.size - disk_start, bytes(held))
+
+
+def _cut_rows(source: Source, budget: int, reading: Reading) -> Iterator[Piece]:
+    start = size = disk_start = 0
+    held: list[bytes | None] = []
+    for text, share in read_rows(source, reading.text_column):
+        held.append(text)
+        size += len(text or b"")
+        if size >= budget:
+            disk_end = int(share * source.size)
+            yield Piece(source, Format.ROWS, start, start + size, disk_end - disk_start, tuple(held))
+            start, size, disk_start, held = start + size, 0, disk_end, []
+    if held:
+        yield Piece(source, Format.ROWS, start, start + size, source.size - disk_start, tuple(held))
+
+
+def _row_documents(rows: tuple[bytes | None, ...], place: int) -> Iterator[Document]:
+    for row in rows:
+        yield from split_long(Document((row or b"").strip(), place, None if row is not None else "no_text"))
+        place += len(row or b"")

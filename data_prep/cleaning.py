@@ -1,0 +1,92 @@
+"""Clean-up of a document's text, every change counted.
+
+A character counts where it stood in the decoded text: what is taken away is counted by reason, so that characters
+read = characters kept + characters removed. Then comes Unicode's NFC, which writes the same characters in fewer
+or more code points, and is counted in documents; and the breaking of lines too long for a sentence splitter.
+"""
+
+import re
+import unicodedata
+from dataclasses import dataclass, field
+
+from data_prep.wikitext import plain_text
+
+LONGEST_LINE = 100_000  # characters; a longer one is no paragraph, and would be one item to Punkt and the tokenizer
+# Without tab, and without what ends a line or a page: line feed, \v, \f, carriage return, \x1c to \x1e, \x85.
+_CONTROL = re.compile("[\x00-\x08\x0e-\x1b\x1f\x7f-\x84\x86-\x9f]")
+_BYTE_ORDER_MARK = "\ufeff"
+
+
+@dataclass
+class Cleaned:
+    """A clean text and what was done to get it.
+
+    Attributes:
+        read: characters before. removed: characters taken away, by reason.
+        invalid_utf8: malformed byte sequences, each replaced by U+FFFD, the first at byte `first_invalid`.
+        normalized: whether NFC changed anything. cut_lines: line ends put in.
+    """
+
+    text: str
+    read: int = 0
+    removed: dict[str, int] = field(default_factory=dict)
+    invalid_utf8: int = 0
+    first_invalid: int | None = None
+    normalized: bool = False
+    cut_lines: int = 0
+
+    @property
+    def kept(self) -> int:
+        """Characters that were read and not removed."""
+        return self.read - sum(self.removed.values())
+
+    def keep(self, text: str, reason: str) -> None:
+        """Goes on with `text`, which lacks some of the characters."""
+        if removed := len(self.text) - len(text):
+            self.removed[reason] = removed
+        self.text = text
+
+
+def clean(content: bytes, *, wikitext: bool = False) -> Cleaned:
+    """The text of a document's bytes: decoded, without wiki markup and control characters, in NFC."""
+    cleaned = decode(content)
+    text = cleaned.text
+    if wikitext:
+        cleaned.keep(text := plain_text(text), "markup")
+    if _BYTE_ORDER_MARK in text:
+        cleaned.keep(text := text.replace(_BYTE_ORDER_MARK, ""), "byte_order_mark")
+    if "\r" in text:
+        cleaned.keep(text := text.replace("\r\n", "\n"), "carriage_return")
+        cleaned.text = text = text.replace("\r", "\n")
+    if _CONTROL.search(text):
+        cleaned.keep(text := _CONTROL.sub("", text), "control")
+    if not text.isascii() and not unicodedata.is_normalized("NFC", text):
+        cleaned.text, cleaned.normalized = unicodedata.normalize("NFC", text), True
+    if len(cleaned.text) > LONGEST_LINE:
+        cleaned.text, cleaned.cut_lines = _break_long_lines(cleaned.text)
+    return cleaned
+
+
+def decode(content: bytes) -> Cleaned:
+    """The text of a document's bytes as it stands."""
+    try:
+        text = content.decode()
+        return Cleaned(text, len(text))
+    except UnicodeDecodeError as error:
+        text = content.decode(errors="replace")
+        invalid = text.count("\ufffd") - content.count("\ufffd".encode())
+        return Cleaned(text, len(text), invalid_utf8=invalid, first_invalid=error.start)
+
+
+def _break_long_lines(text: str) -> tuple[str, int]:
+    """Line ends at white space, or in mid-word where there is none, such that no line exceeds `LONGEST_LINE`."""
+    lines: list[str] = []
+    breaks = 0
+    for line in text.split("\n"):
+        start = 0
+        while len(line) - start > LONGEST_LINE:
+            end = line.rfind(" ", start + 1, start + LONGEST_LINE) + 1 or start + LONGEST_LINE
+            lines.append(line[start:end])
+            start, breaks = end, breaks + 1
+        lines.append(line[start:])
+    return "\n".join(lines), breaks

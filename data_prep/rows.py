@@ -1,0 +1,78 @@
+"""Tables of documents: Parquet files, and datasets streamed from the Hugging Face hub."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from data_prep.config import ConfigError
+from data_prep.sources import HUB, Source
+
+_BATCH = 1 << 22  # bytes of text read at a time, and bytes of a file
+_MOST_ROWS = 64  # in a batch, however short they seem: a dictionary may make long texts look so
+
+
+def read_rows(source: Source, column: str) -> Iterator[tuple[bytes | None, float]]:
+    """The text of each row, None where there is none, and the share of the source that is read by then.
+
+    Raises:
+        ConfigError: the source cannot be read, or has no such column of text.
+    """
+    return _hub_rows(source.path, column) if source.on_hub else _parquet_rows(source.path, column)
+
+
+def _parquet_rows(path: Path, column: str) -> Iterator[tuple[bytes | None, float]]:
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        with parquet.ParquetFile(path, buffer_size=_BATCH) as file:
+            schema = file.schema_arrow
+            _check_column(path, column, {field.name: _is_text(field.type) for field in schema})
+            done = 0
+            for group in range(file.num_row_groups):
+                for batch in file.iter_batches(_rows_at_once(file, group), [group], [column]):
+                    for value in batch.column(0).cast(pyarrow.large_binary()):
+                        done += 1
+                        yield value.as_py(), done / file.metadata.num_rows
+    except (OSError, pyarrow.ArrowException) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"input: {path} cannot be read to its end ({reason}); replace the file") from None
+
+
+def _rows_at_once(file: Any, group: int) -> int:
+    metadata = file.metadata.row_group(group)
+    bytes_per_row = metadata.total_byte_size // max(1, metadata.num_rows) + 1
+    return max(1, min(_MOST_ROWS, _BATCH // bytes_per_row))
+
+
+def _is_text(arrow_type: Any) -> bool:
+    return str(arrow_type) in {"string", "large_string", "binary", "large_binary"}
+
+
+def _check_column(path: Path, column: str, columns: dict[str, bool]) -> None:
+    if not columns.get(column):
+        texts = ", ".join(name for name, is_text in columns.items() if is_text) or "none"
+        raise ConfigError(f"text_column: {path} has no column of text named {column}; it has {texts}")
+
+
+def _hub_rows(path: Path, column: str) -> Iterator[tuple[bytes | None, float]]:
+    """`hub:OWNER/NAME`, or `hub:OWNER/NAME:CONFIGURATION`; its train split."""
+    import datasets
+
+    name, _, configuration = str(path).removeprefix(HUB).partition(":")
+    datasets.disable_progress_bars()
+    try:
+        rows = datasets.load_dataset(name, configuration or None, split="train", streaming=True)
+        columns = {key: "string" in str(kind) for key, kind in (rows.features or {column: "string"}).items()}
+        _check_column(path, column, columns)
+        for row in rows.select_columns([column]):
+            text = row[column]
+            yield None if text is None else text.encode("utf-8", "surrogatepass"), 0.0
+    except ConfigError:
+        raise
+    except Exception as error:  # the network, the hub and the file formats each have their own
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise ConfigError(
+            f"input: {path} cannot be streamed from the hub ({reason}); check the name and the network, or download "
+            "the files and give their folder"
+        ) from None

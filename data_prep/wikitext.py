@@ -1,0 +1,90 @@
+"""Pages of a MediaWiki XML dump, and the plain text of their wikitext."""
+
+import html
+import re
+from typing import Any
+
+# Tags whose content is no running text: https://en.wikipedia.org/wiki/Help:HTML_in_wikitext
+_DROPPED_TAGS = {
+    *("table", "ref", "references", "gallery", "math", "chem", "score", "timeline", "hiero", "imagemap", "graph"),
+    *("source", "syntaxhighlight", "pre", "code", "templatedata", "categorytree", "inputbox", "mapframe", "maplink"),
+}
+_PAGE_PARTS = re.compile(rb"<ns>(?P<namespace>-?\d+)</ns>|<redirect\b|<text\b(?P<attributes>[^>]*)>(?P<text>[^<]*)")
+# A link to a file, a category or another language's page is no text; [[:Category:...]] is.
+_LINK_ASIDE = re.compile(r"\s*([a-z]{2,3}(-[a-z-]+)?|file|image|media|category|simple|wikipedia|template)\s*:", re.I)
+# Bold and italic marks, switches (__NOTOC__), and what the parser takes for text inside unbalanced markup.
+_LEFT_OVER = re.compile(r"'{2,}|__[A-Z]+__|<ref\b[^<>]*(?:/>|>[^<]*</ref>)|^[ \t]*(?:\{\||\||!).*\n?", re.M)
+_EMPTY_BRACKETS = re.compile(r" ?\([\s,;:]*\)")  # what a dropped template leaves behind
+_BLANK_LINES = re.compile(r"[ \t]*\n(?:[ \t*#:;]*\n)+")
+
+
+def page_text(page: bytes) -> tuple[bytes, str | None]:
+    """The wikitext of a `<page>` element, newest revision, and why it is no article, if so."""
+    text, reason = b"", None
+    for part in _PAGE_PARTS.finditer(page):
+        if part["namespace"] not in (None, b"0"):
+            reason = "other_namespace"
+        elif part[0] == b"<redirect" and reason is None:
+            reason = "redirect"
+        elif part["text"] is not None:
+            text = part["text"]
+    if b"&" in text:
+        text = html.unescape(text.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogatepass")
+    return text.strip(), reason
+
+
+def plain_text(wikitext: str) -> str:
+    """The running text: no templates, tables, references, files, categories or comments; never longer."""
+    import mwparserfromhell
+
+    try:
+        text = _render(mwparserfromhell.parse(wikitext, skip_style_tags=True))
+    except (mwparserfromhell.parser.ParserError, RecursionError):  # its own "this is a bug"; nesting beyond Python's
+        return ""
+    for remainder in (_LEFT_OVER, _EMPTY_BRACKETS):
+        text = remainder.sub("", text)
+    return _BLANK_LINES.sub("\n\n", text).strip()
+
+
+def _render(code: Any) -> str:
+    return "".join(_RENDERERS.get(type(node).__name__, _nothing)(node) for node in code.nodes)
+
+
+def _nothing(node: Any) -> str:
+    return ""
+
+
+def _render_tag(node: Any) -> str:
+    name = str(node.tag).strip().lower()
+    if name == "br":
+        return "\n"
+    return "" if name in _DROPPED_TAGS or node.contents is None else _render(node.contents)
+
+
+def _render_link(node: Any) -> str:
+    if _LINK_ASIDE.match(str(node.title)):
+        return ""
+    return _render(node.title).lstrip(":") if node.text is None else _render(node.text)
+
+
+def _render_external_link(node: Any) -> str:
+    if node.title is not None:
+        return _render(node.title)
+    return "" if node.brackets else str(node.url)
+
+
+def _render_entity(node: Any) -> str:
+    try:
+        return str(node.normalize())
+    except (ValueError, OverflowError):  # a number that is no character
+        return str(node)
+
+
+_RENDERERS = {
+    "Text": lambda node: str(node.value),
+    "Tag": _render_tag,
+    "Wikilink": _render_link,
+    "ExternalLink": _render_external_link,
+    "HTMLEntity": _render_entity,
+    "Heading": lambda node: _render(node.title).strip(),
+}  # every other node (template, argument, comment) leaves nothing

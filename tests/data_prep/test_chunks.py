@@ -1,0 +1,155 @@
+"""Claims about how files become documents and chunks."""
+
+import bz2
+import gzip
+import lzma
+
+import pytest
+
+from data_prep.chunks import read_chunks, sample_documents
+from data_prep.config import ConfigError
+from data_prep.formats import Reading
+from data_prep.sources import find_sources
+
+PACK = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress, "": bytes}
+
+
+def read_all(path, budget=10_000, boundary="blank_line"):
+    reading = Reading(boundary)
+    chunks = list(read_chunks(find_sources([path]), budget, reading))
+    found = [document for chunk in chunks for piece in chunk.pieces for document in piece.documents(reading)]
+    return chunks, [document.content.decode() for document in found]
+
+
+def many_documents(count=200, size=300):
+    return [f"Document {number}. " + "word " * (size // 5) + f"\nEnd of {number}." for number in range(count)]
+
+
+def wiki(texts):
+    return "".join(f'<doc id="{n}" url="u" title="T">\n{text}\n\nmore\n</doc>\n' for n, text in enumerate(texts))
+
+
+@pytest.mark.parametrize("packing", PACK)
+@pytest.mark.parametrize("budget", [1000, 17_001, 10**9])
+def test_blank_lines_separate_documents_whatever_the_chunks(tmp_path, packing, budget):
+    texts = many_documents()
+    (tmp_path / f"a.txt{packing}").write_bytes(PACK[packing]("\n\n".join(texts).encode()))
+    chunks, found = read_all(tmp_path, budget)
+    assert found == texts
+    assert len(chunks) == 1 if budget > 10**6 else len(chunks) > 3
+
+
+@pytest.mark.parametrize("packing", PACK)
+@pytest.mark.parametrize("budget", [1000, 10**9])
+def test_wikiextractor_blocks_are_documents_with_blank_lines_inside(tmp_path, packing, budget):
+    texts = many_documents()
+    (tmp_path / f"wiki_00{packing}").write_bytes(PACK[packing](wiki(texts).encode()))
+    _, found = read_all(tmp_path, budget)
+    assert found == [f"{text}\n\nmore" for text in texts]
+
+
+def test_a_boundary_across_two_blocks_of_the_reader_is_seen(tmp_path, monkeypatch):
+    monkeypatch.setattr("data_prep.chunks._BLOCK", 101)
+    monkeypatch.setattr("data_prep.chunks.BEGINNING", 7)
+    texts = many_documents(50)
+    for name, pack in PACK.items():
+        (tmp_path / f"a.txt{name}").write_bytes(pack("\n \t\r\n".join(texts).encode()))
+        chunks, found = read_all(tmp_path / f"a.txt{name}", 900)
+        assert found == texts
+        assert len(chunks) > 10
+
+
+def test_a_chunk_holds_about_its_budget(tmp_path):
+    for number in range(5):
+        (tmp_path / f"{number}.txt").write_text("\n\n".join(many_documents(100)))
+    chunks, _ = read_all(tmp_path, 10_000)
+    sizes = [sum(piece.size for piece in chunk.pieces) for chunk in chunks]
+    assert max(sizes) < 10_000 + 1_000
+    assert sum(sizes) == sum(path.stat().st_size for path in tmp_path.iterdir())
+    assert [chunk.number for chunk in chunks] == list(range(len(chunks)))
+    assert len({chunk.key for chunk in chunks}) == len(chunks)
+
+
+def test_small_files_share_a_chunk_but_not_a_document(tmp_path):
+    for number in range(30):
+        (tmp_path / f"{number:02d}.txt").write_text(f"Text {number}")
+    chunks, found = read_all(tmp_path)
+    assert len(chunks) == 1
+    assert found == [f"Text {number}" for number in range(30)]
+
+
+@pytest.mark.parametrize("packing", PACK)
+def test_progress_adds_up_to_the_bytes_on_disk(tmp_path, packing):
+    path = tmp_path / f"a.txt{packing}"
+    path.write_bytes(PACK[packing]("\n\n".join(many_documents(2000)).encode()))
+    chunks, _ = read_all(path, 50_000)
+    assert sum(chunk.disk_bytes for chunk in chunks) == path.stat().st_size
+    assert all(chunk.disk_bytes >= 0 for chunk in chunks)
+
+
+def test_a_file_can_be_one_document(tmp_path):
+    (tmp_path / "a.txt").write_text("One.\n\nTwo.\n")
+    assert read_all(tmp_path, boundary="file")[1] == ["One.\n\nTwo."]
+
+
+def test_byte_order_mark_and_windows_line_ends_do_not_matter(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfOne.\r\nStill one.\r\n\r\nTwo.\r\n")
+    assert read_all(tmp_path)[1] == ["One.\r\nStill one.", "Two."]
+
+
+def test_an_empty_wikiextractor_document_is_told(tmp_path):
+    (tmp_path / "wiki_00").write_text('<doc id="1">\n</doc>\n<doc id="2">\nText\n</doc>\n')
+    assert read_all(tmp_path)[1] == ["", "Text"]
+
+
+def test_compression_is_recognised_by_content(tmp_path):
+    (tmp_path / "a.txt").write_bytes(gzip.compress(b"One.\n\nTwo."))
+    assert read_all(tmp_path)[1] == ["One.", "Two."]
+
+
+def test_keys_do_not_depend_on_where_the_input_lies(tmp_path):
+    keys = []
+    for place in ("here", "there/deeper"):
+        folder = tmp_path / place / "corpus"
+        (folder / "sub").mkdir(parents=True)
+        (folder / "sub" / "a.txt").write_text("\n\n".join(many_documents(20)))
+        (folder / "b.txt").write_text("b")
+        for given in (folder, folder / "sub" / "*.txt"):
+            keys.append([chunk.key for chunk in read_chunks(find_sources([given]), 1000, Reading())])
+    assert keys[0] == keys[2]
+    assert keys[1] == keys[3]
+    assert keys[0][0] == "0/b.txt@0"
+
+
+def test_a_sample_takes_from_all_over_the_corpus(tmp_path):
+    for number in range(10):
+        (tmp_path / f"{number}.txt").write_text("\n\n".join(many_documents(100)))
+    sample = list(sample_documents(find_sources([tmp_path]), 20_000, Reading()))
+    assert 20_000 < sum(map(len, sample)) < 30_000
+    assert sum(text.startswith("Document 0.") for text in sample) == 10
+
+
+@pytest.mark.parametrize("packing", [".gz", ".bz2", ".xz"])
+def test_a_truncated_compressed_file_is_an_error_that_names_it(tmp_path, packing):
+    content = PACK[packing]("\n\n".join(many_documents(2000)).encode())
+    (tmp_path / f"broken.txt{packing}").write_bytes(content[: len(content) // 2])
+    with pytest.raises(ConfigError, match=r"broken\.txt"):
+        read_all(tmp_path)
+
+
+def test_a_file_that_shrinks_before_it_is_read_is_an_error(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("\n\n".join(many_documents(50)))
+    [chunk] = read_chunks(find_sources([path]), 10**9, Reading())
+    path.write_text("gone")
+    with pytest.raises(ConfigError, match=r"a\.txt changed"):
+        list(chunk.pieces[0].documents(Reading()))
+
+
+def test_the_real_wikipedia_reads_as_documents(shared_data):
+    source = find_sources([shared_data / "wiki" / "enwiki-AA-0.xz"])
+    chunk = next(iter(read_chunks(source, 2_000_000, Reading())))
+    texts = [document.content for document in chunk.pieces[0].documents(Reading())]
+    assert texts[0].startswith(b"Anarchism\n\nAnarchism is a political philosophy")
+    assert not any(b"<doc " in text or b"</doc" in text for text in texts)
+    assert len(texts) > 50

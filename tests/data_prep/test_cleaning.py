@@ -1,0 +1,70 @@
+"""Claims about the clean-up of a document."""
+
+import unicodedata
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from data_prep.cleaning import LONGEST_LINE, clean, decode
+
+
+@pytest.mark.parametrize(
+    ("content", "text", "removed"),
+    [
+        ("plain", "plain", {}),
+        ("a\r\nb\rc\n", "a\nb\nc\n", {"carriage_return": 1}),
+        ("\ufeffa\ufeffb", "ab", {"byte_order_mark": 2}),
+        ("a\x00b\x07c\x7f\x9fd", "abcd", {"control": 4}),
+        ("a\tb\nc\x0cd", "a\tb\nc\x0cd", {}),
+        ("[[a|b]] {{c}}", "b", {"markup": 12}),
+    ],
+)
+def test_what_is_removed_is_counted_by_reason(content, text, removed):
+    cleaned = clean(content.encode(), wikitext="[[" in content)
+    assert cleaned.text == text
+    assert cleaned.removed == removed
+    assert cleaned.read == len(content)
+    assert cleaned.kept == len(text)
+
+
+def test_text_comes_out_in_nfc_and_its_characters_count_as_they_stood():
+    cleaned = clean("cafe\u0301 \u0958".encode())
+    assert cleaned.text == unicodedata.normalize("NFC", "cafe\u0301 \u0958")
+    assert cleaned.normalized
+    assert cleaned.read == cleaned.kept == 7
+    assert not clean("caf\u00e9".encode()).normalized
+
+
+def test_a_control_character_does_not_keep_an_accent_from_its_letter():
+    assert clean("e\x00\u0301".encode()).text == "\u00e9"
+
+
+def test_malformed_utf8_is_replaced_counted_and_placed():
+    cleaned = decode(b"ab\xffcd\xe2\x82 \xef\xbf\xbd")
+    assert cleaned.text == "ab\ufffdcd\ufffd \ufffd"
+    assert (cleaned.invalid_utf8, cleaned.first_invalid) == (2, 2)
+    assert decode("ab\ufffd".encode()).first_invalid is None
+
+
+@pytest.mark.parametrize("line", ["word " * 50_000, "x" * 250_001, "x" * 150_000 + " y" * 40_000])
+def test_a_line_too_long_is_broken_at_white_space_where_there_is_some(line):
+    cleaned = clean(f"before\n{line}\nafter".encode())
+    lines = cleaned.text.split("\n")
+    assert max(map(len, lines)) <= LONGEST_LINE
+    assert "".join(lines) == f"before{line}after"
+    assert cleaned.cut_lines == len(lines) - 3 > 0
+    assert cleaned.kept == len(line) + 13
+    if line.startswith("word"):
+        assert all(part.endswith("word ") for part in lines[1:-1])
+
+
+@given(st.one_of(st.binary(), st.text().map(str.encode)))
+def test_any_bytes_give_nfc_text_that_utf8_can_write_and_balanced_characters(content):
+    cleaned = clean(content)
+    cleaned.text.encode()
+    assert unicodedata.is_normalized("NFC", cleaned.text)
+    assert cleaned.read == cleaned.kept + sum(cleaned.removed.values())
+    assert min(cleaned.removed.values(), default=1) > 0
+    assert "\r" not in cleaned.text
+    assert "\x00" not in cleaned.text

@@ -1,0 +1,114 @@
+"""Claims about how text becomes documents."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from data_prep import formats
+from data_prep.config import ConfigError
+from data_prep.formats import Document, Format, Reading, cut_point, format_of, parse, split_long
+
+
+def contents(form, text, **reading):
+    return [document.content for document in parse(form, text, 0, Reading(**reading))]
+
+
+@pytest.mark.parametrize(
+    ("name", "beginning", "expected"),
+    [
+        ("a.txt", b"Text", Format.TEXT),
+        ("a.txt", b"", Format.TEXT),
+        ("wiki_00", b'\xef\xbb\xbf\n<doc id="1">', Format.WIKI_EXTRACTOR),
+        ("wiki_00", b'{"id": "1"', Format.JSON_LINES),
+        ("a.txt", b'{"id": "1"', Format.TEXT),
+        ("a.jsonl.gz", b'{"id": "1"', Format.JSON_LINES),
+        ("a.xml-p1p2.bz2", b"<mediawiki xmlns=", Format.MEDIAWIKI),
+        ("a.xml", b"<?xml version='1.0'?>\n<mediawiki>", Format.MEDIAWIKI),
+    ],
+)
+def test_a_format_is_told_by_its_beginning(name, beginning, expected):
+    assert format_of(Path(name), beginning, "blank_line") is expected
+
+
+@pytest.mark.parametrize(
+    ("name", "beginning", "reason"),
+    [
+        ("a.xml", b"<html>", "MediaWiki"),
+        ("a.json", b'[{"text": "an array"}]', "one object a line"),
+        ("a.parquet", b"Text", "not a Parquet file"),
+        ("a.txt.gz", b"PAR1", "not a Parquet file"),
+        ("a.txt", "Text".encode("utf-16"), "UTF-16"),
+    ],
+)
+def test_what_cannot_be_read_is_one_clear_line(name, beginning, reason):
+    with pytest.raises(ConfigError, match=reason) as caught:
+        format_of(Path(name), beginning, "blank_line")
+    assert name in str(caught.value)
+
+
+def test_json_lines_give_their_text_and_count_what_has_none():
+    lines = ['{"text": " a\\nb "}', "", '{"text": null}', "{broken", '{"id": 1}', "[" * 5000, '{"text": ""}', "7"]
+    found = list(parse(Format.JSON_LINES, "\n".join(lines).encode(), 0, Reading()))
+    assert [document.reason for document in found] == [
+        *(None, "no_text", "malformed_record", "no_text", "malformed_record", None, "malformed_record")
+    ]
+    assert found[0].content == b"a\nb"
+    assert found[5].content == b""
+
+
+def test_any_key_may_hold_the_text_and_a_missing_one_is_named_with_what_is_there():
+    line = json.dumps({"id": 1, "body": "Text"}).encode()
+    assert contents(Format.JSON_LINES, line, text_column="body") == [b"Text"]
+    with pytest.raises(ConfigError, match=r"text_column: text is not among.*body"):
+        contents(Format.JSON_LINES, line)
+
+
+def test_malformed_utf8_in_json_reaches_the_clean_up():
+    [document] = parse(Format.JSON_LINES, b'{"text": "a\xff \\ud800 b"}', 0, Reading())
+    with pytest.raises(UnicodeDecodeError):
+        document.content.decode()
+
+
+def test_pages_outside_articles_and_cut_pages_say_why():
+    page = b"<page><ns>%d</ns><text>%s</text></page>\n"
+    text = b"<mediawiki><siteinfo/>" + page % (0, b"A") + page % (1, b"B") + b"<page><ns>0</ns><text>C"
+    found = list(parse(Format.MEDIAWIKI, text, 0, Reading()))
+    assert [(document.content, document.reason) for document in found] == [
+        *((b"A", None), (b"B", "other_namespace"), (b"C", "unfinished_page"))
+    ]
+    assert text[found[1].place :].startswith(b"<page><ns>1")
+    assert len(contents(Format.MEDIAWIKI, page % (0, b"A") + b"</mediawiki>\n")) == 1
+
+
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        (Format.TEXT, b"\n\n One.\nStill.\n \t\n\n  Two.\n"),
+        (Format.ONE_DOCUMENT, b"\n\n One.\n\nTwo."),
+        (Format.WIKI_EXTRACTOR, b"<doc id='1'>\nOne.\n\nTwo.\n</doc>\n<doc id='2'>Three.\n</doc>"),
+    ],
+)
+def test_a_documents_place_is_where_it_stands(form, text):
+    found = list(parse(form, text, 1000, Reading()))
+    assert len(found) == {Format.TEXT: 2, Format.ONE_DOCUMENT: 1, Format.WIKI_EXTRACTOR: 2}[form]
+    for document in found:
+        assert text[document.place - 1000 :].lstrip().startswith(document.content)
+
+
+@pytest.mark.parametrize(
+    ("text", "cut"),
+    [(b"one\ntwo three", 4), (b"one two", 4), (b"abcdef", 5), ("a\u20ac".encode()[:-1], 1), (b"\x80" * 9, 9)],
+)
+def test_text_is_cut_at_a_line_a_space_or_between_characters(text, cut):
+    assert cut_point(text) == cut
+
+
+def test_a_long_document_becomes_parts_with_nothing_lost(monkeypatch):
+    monkeypatch.setattr(formats, "LONGEST_DOCUMENT", 100)
+    content = b"".join(b"Line %d.\n" % number for number in range(100))
+    parts = list(split_long(Document(content, 5)))
+    assert b"".join(part.content for part in parts) == content
+    assert max(len(part.content) for part in parts) <= 100
+    assert [part.cut for part in parts] == [True] * (len(parts) - 1) + [False]
+    assert [part.place for part in parts][:2] == [5, 5 + len(parts[0].content)]

@@ -1,0 +1,75 @@
+"""Claims about tables of documents."""
+
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from data_prep.chunks import read_chunks
+from data_prep.config import ConfigError
+from data_prep.formats import Reading
+from data_prep.rows import read_rows
+from data_prep.sources import find_sources
+
+TEXTS = [f"Text {number}. " + "word " * (number % 50) for number in range(1000)]
+
+
+def write(path, columns, **settings):
+    parquet.write_table(pyarrow.table(columns), path, **settings)
+    return path
+
+
+def rows_of(path, column="text"):
+    [source] = find_sources([path])
+    return [text for text, _ in read_rows(source, column)]
+
+
+@pytest.mark.parametrize("rows", [7, 1000])
+def test_every_row_of_every_group_is_read_in_order(tmp_path, rows):
+    path = write(tmp_path / "a.parquet", {"id": list(range(1000)), "text": TEXTS}, row_group_size=rows)
+    assert rows_of(path) == [text.encode() for text in TEXTS]
+
+
+@pytest.mark.parametrize("kind", [pyarrow.string(), pyarrow.large_string(), pyarrow.binary()])
+def test_text_may_have_any_of_arrows_types_and_be_missing(tmp_path, kind):
+    path = write(tmp_path / "a.parquet", {"body": pyarrow.array(["a", None, ""], kind)})
+    assert rows_of(path, "body") == [b"a", None, b""]
+
+
+def test_a_chunk_holds_about_its_budget_of_rows(tmp_path):
+    write(tmp_path / "a.parquet", {"text": [*TEXTS, None]})
+    chunks = list(read_chunks(find_sources([tmp_path]), 10_000, Reading()))
+    documents = [document for chunk in chunks for document in chunk.pieces[0].documents(Reading())]
+    assert [document.content.decode() for document in documents] == [*(text.strip() for text in TEXTS), ""]
+    assert documents[-1].reason == "no_text"
+    assert 10 < len(chunks) == len({chunk.key for chunk in chunks})
+    assert sum(chunk.disk_bytes for chunk in chunks) == (tmp_path / "a.parquet").stat().st_size
+
+
+def test_a_missing_column_is_named_with_those_there_are(tmp_path):
+    path = write(tmp_path / "a.parquet", {"id": [1], "body": ["a"], "title": ["b"]})
+    for column in ("text", "id"):
+        with pytest.raises(ConfigError, match=f"no column of text named {column}; it has body, title"):
+            rows_of(path, column)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.99])
+def test_a_damaged_file_is_named(tmp_path, share):
+    path = write(tmp_path / "a.parquet", {"text": TEXTS})
+    path.write_bytes(path.read_bytes()[: int(path.stat().st_size * share)])
+    with pytest.raises(ConfigError, match=r"a\.parquet cannot be read"):
+        rows_of(path)
+
+
+def test_a_dataset_is_streamed_through_the_datasets_library(tmp_path, monkeypatch):
+    """A local folder stands for the hub: `datasets` takes either."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "corpus").mkdir()
+    write(tmp_path / "corpus" / "train.parquet", {"text": TEXTS, "id": list(range(1000))})
+    from pathlib import Path
+
+    assert rows_of(Path("hub:corpus")) == [text.encode() for text in TEXTS]
+    with pytest.raises(ConfigError, match="no column of text named body"):
+        rows_of(Path("hub:corpus"), "body")
+    with pytest.raises(ConfigError, match=r"hub:no/such cannot be streamed.*network"):
+        rows_of(Path("hub:no/such"))
