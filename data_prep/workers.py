@@ -4,7 +4,8 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
+from threading import Thread
 from typing import Any, TypeVar
 
 _RANKS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")  # set by Open MPI's mpirun; by MPICH's and Intel's
@@ -51,9 +52,20 @@ def start_pool(workers: int) -> Iterator[Pool | None]:
         yield Pool(None, 1)
     else:
         # spawned, not forked: the tokenizer's threads do not survive a fork
-        with ProcessPoolExecutor(workers, get_context("spawn")) as executor:
+        with ProcessPoolExecutor(workers, get_context("spawn"), _end_with_parent) as executor:
             try:
                 yield Pool(executor, workers)
             except BaseException:
                 executor.shutdown(wait=False, cancel_futures=True)
                 raise
+
+
+def _end_with_parent() -> None:
+    """Lets no worker outlive a killed parent: it would wait for ever, or write beside the build that goes on."""
+
+    def watch() -> None:
+        if parent := parent_process():
+            parent.join()
+            os._exit(1)
+
+    Thread(target=watch, daemon=True).start()

@@ -2,7 +2,10 @@
 
 import os
 import signal
+import time
 from concurrent.futures import BrokenExecutor
+from multiprocessing import get_context
+from pathlib import Path
 
 import pytest
 
@@ -61,3 +64,34 @@ def test_a_users_mistake_found_by_a_worker_arrives_whole():
 def test_a_killed_worker_is_an_error_and_not_a_hang():
     with pytest.raises(BrokenExecutor), start_pool(2) as pool:
         list(pool.run(die, range(3)))
+
+
+def hand_over_ids(output):
+    with start_pool(2) as pool:
+        for process in pool.run(wait_for_ever, range(2), output):
+            print(process)
+
+
+def wait_for_ever(item, output):
+    (output / f"{os.getpid()}").touch()
+    time.sleep(600)
+
+
+def is_running(process):
+    status = Path(f"/proc/{process}/stat")
+    return status.is_file() and status.read_text().rsplit(")", 1)[1].split()[0] != "Z"
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").is_file(), reason="looks for processes in /proc")
+def test_no_worker_outlives_a_killed_build(tmp_path):
+    parent = get_context("spawn").Process(target=hand_over_ids, args=(tmp_path,))
+    parent.start()
+    while len(list(tmp_path.iterdir())) < 2:
+        time.sleep(0.01)
+    parent.kill()
+    parent.join()
+    workers = [int(path.name) for path in tmp_path.iterdir()]
+    deadline = time.monotonic() + 30
+    while any(map(is_running, workers)):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
