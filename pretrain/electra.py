@@ -58,10 +58,10 @@ class Electra(nn.Module):
         if objective.learns_to_sample:
             self.sampler_transform = VocabularyTransform(generator)
             self.sampler_scores = VocabularyScores(generator)
-            self._start_at_generator_distribution()
+            self.start_at_generator_distribution()
 
     @torch.no_grad()
-    def _start_at_generator_distribution(self) -> None:
+    def start_at_generator_distribution(self) -> None:
         """Both heads start with p_S = p_G: a constant estimate (HP_Loss), a copy of the MLM head (HP_Dist)."""
         if self.objective.name == "hp_loss":
             self.sampler_transform.LayerNorm.weight.zero_()

@@ -2,8 +2,9 @@
 
     python pretrain/export.py runs/base exported/base
 
-OUT holds the discriminator (`ElectraForPreTraining`) with the tokenizer, OUT/generator the generator
-(`ElectraForMaskedLM`), as safetensors. A run of objective `mlm` has one model, in OUT, an `ElectraForMaskedLM`.
+OUT holds the discriminator (`ElectraForPreTraining`) with the tokenizer and a model card, OUT/generator the generator
+(`ElectraForMaskedLM`), as safetensors. A run of objective `mlm` has one model, in OUT, an `ElectraForMaskedLM`. With
+relative position `AutoModel.from_pretrained(OUT, trust_remote_code=True)` loads them with the code they carry.
 """
 
 import shutil
@@ -38,6 +39,7 @@ class ExportOptions(StrictConfig):
 
 
 def main(options: ExportOptions) -> None:
+    from pretrain.model_card import model_card
     from pretrain.models import load_trained
     from pretrain.run_folder import read_run
 
@@ -45,11 +47,12 @@ def main(options: ExportOptions) -> None:
         raise ConfigError(f"out: {options.out} exists already; name another folder or remove it")
     description = read_run(options.run)
     model, step = load_trained(options.run)
-    export(model, description.pad_token_id, options.run / "tokenizer", options.out)
+    card = model_card(options.run, description, step)
+    export(model, description.pad_token_id, options.run / "tokenizer", card, options.out)
     print(f"exported step {step} of {options.run} to {options.out}")
 
 
-def export(model: "Electra | MaskedLM", pad_token_id: int, tokenizer: Path, out: Path) -> None:
+def export(model: "Electra | MaskedLM", pad_token_id: int, tokenizer: Path, card: str, out: Path) -> None:
     """Writes the folder, complete or not at all."""
     from pretrain.huggingface import save_folder
 
@@ -58,6 +61,7 @@ def export(model: "Electra | MaskedLM", pad_token_id: int, tokenizer: Path, out:
     for folder, architecture, config, weights in parts_of(model):
         save_folder(unfinished / folder, architecture, config, weights, pad_token_id)
         shutil.copytree(tokenizer, unfinished / folder, dirs_exist_ok=True)
+    (unfinished / "README.md").write_text(card)
     shutil.rmtree(out, ignore_errors=True)  # an empty folder that was there before
     unfinished.rename(out)
 

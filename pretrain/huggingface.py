@@ -1,12 +1,13 @@
 """Models to and from Hugging Face folders: `config.json` + `model.safetensors` (+ tokenizer files).
 
 Parameter names are Hugging Face's own, so weights travel without renaming. Without relative position a folder is a
-stock `ElectraForPreTraining` / `ElectraForMaskedLM`; with it `model_type` is `electra_sampler`, which stock classes
-refuse instead of dropping the table in silence.
+stock `ElectraForPreTraining` / `ElectraForMaskedLM`; with it `model_type` is `electra_sampler`: rather than drop the
+table, `AutoModel` refuses it, unless `trust_remote_code` lets it run the model code that the folder then carries.
 """
 
 import dataclasses
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,14 +23,28 @@ STOCK_MODEL_TYPE = "electra"
 RELATIVE_MODEL_TYPE = "electra_sampler"
 ENCODER_PREFIX = "electra."
 
+MODEL_CODE = ("exported_model.py", "encoder.py", "heads.py")
+"""What a folder with relative position carries of this package; the first is what `auto_map` names."""
+AUTO_CLASSES = {
+    "AutoConfig": "ElectraSamplerConfig",
+    "AutoModel": "ElectraSamplerModel",
+    "AutoModelForPreTraining": "ElectraSamplerForPreTraining",
+    "AutoModelForMaskedLM": "ElectraSamplerForMaskedLM",
+}
+
 
 def save_folder(
     folder: Path, architecture: str, config: EncoderConfig, weights: Mapping[str, Tensor], pad_token_id: int
 ) -> None:
-    """Writes `config.json` and `model.safetensors`; `weights` carry Hugging Face's names."""
+    """Writes `config.json`, `model.safetensors` and the model code; `weights` carry Hugging Face's names."""
     folder.mkdir(parents=True, exist_ok=True)
     fields = dataclasses.asdict(config)
-    if not config.relative_position:
+    if config.relative_position:
+        module = Path(MODEL_CODE[0]).stem
+        fields["auto_map"] = {auto: f"{module}.{name}" for auto, name in AUTO_CLASSES.items()}
+        architecture = architecture.replace("Electra", "ElectraSampler")
+        copy_model_code(folder)
+    else:
         fields = {name: value for name, value in fields.items() if not name.startswith("relative_")}
     description = {
         "architectures": [architecture],
@@ -45,6 +60,13 @@ def save_folder(
         folder / "model.safetensors",
         {"format": "pt"},
     )
+
+
+def copy_model_code(folder: Path) -> None:
+    """The modules of `MODEL_CODE`, importing each other from their folder instead of this package."""
+    for name in MODEL_CODE:
+        source = (Path(__file__).parent / name).read_text()
+        (folder / name).write_text(re.sub(r"^from pretrain\.", "from .", source, flags=re.MULTILINE))
 
 
 def load_encoder(folder: str | Path, *, random_weights: bool = False, **changes: Any) -> ElectraEncoder:

@@ -7,16 +7,26 @@ import torch
 from data_prep.config import ConfigError
 from pretrain.checkpoint import load_weights, newest_valid
 from pretrain.electra import Electra
+from pretrain.init_from import find_pair, load_pair
 from pretrain.masked_lm import MaskedLM
 from pretrain.run_folder import CHECKPOINTS, RunDescription, read_run
 
 
 def build_model(description: RunDescription) -> Electra | MaskedLM:
-    """The model as a run starts with it, the same in every process: the initial weights follow from the seed."""
+    """The model of a run's configuration, the same in every process: its fresh weights follow from the seed."""
     run = description.run
     torch.manual_seed(run.seed)
     kind = MaskedLM if run.objective.name == "mlm" else Electra
     return kind(run.model, run.objective, description.vocab_size, description.mask_token_id)
+
+
+def initial_model(description: RunDescription) -> Electra | MaskedLM:
+    """The model a run's first step changes: fresh, or with the weights of the pair it starts from."""
+    model = build_model(description)
+    if description.init_from:
+        assert isinstance(model, Electra)
+        load_pair(model, find_pair(description.init_from))
+    return model
 
 
 def load_trained(folder: Path) -> tuple[Electra | MaskedLM, int]:

@@ -39,6 +39,8 @@ class RunOptions(StrictConfig):
     """what is trained (hp_loss)"""
     row: str | None = None
     """a row of the paper's tables, such as 'HP_Loss lambda1=10', in place of an objective"""
+    init_from: tuple[str, ...] = ()
+    """start from this generator and discriminator, or one exported folder"""
     deepspeed_config: Path | None = None
     """speed and memory (the preset's, of ds_configs/)"""
     set: tuple[str, ...] = ()
@@ -101,6 +103,7 @@ def make_plan(options: RunOptions) -> Plan:
 
     from pretrain.data import open_held_out, open_shards
     from pretrain.deepspeed_config import resolve
+    from pretrain.init_from import find_pair, require_fit
     from pretrain.presets import preset
     from pretrain.run_folder import describe, require_same_run
 
@@ -119,15 +122,18 @@ def make_plan(options: RunOptions) -> Plan:
         device_type="cuda" if torch.cuda.is_available() else "cpu",
         optim=run.optim,
     )
+    if options.init_from:
+        require_fit(find_pair(options.init_from), run.model, shards.manifest.vocab_size, options.data / "tokenizer")
     folder = options.output or Path("runs") / options.preset
-    description = describe(run, options.data, shards.manifest)
+    description = describe(run, options.data, shards.manifest, options.init_from)
     require_same_run(folder, description)
     return Plan(run, shards, open_held_out(options.data), description, deepspeed, folder, world_size)
 
 
 def choose_run(options: RunOptions) -> "RunConfig":
-    """The preset, with the objective's or the row's weights and the overrides applied."""
+    """The preset, with the objective's or the row's weights, the initial pair's sizes and the overrides applied."""
     from pretrain.config import with_overrides
+    from pretrain.init_from import find_pair, with_sizes_of
     from pretrain.presets import preset, with_objective, with_row
 
     run = preset(options.preset).run
@@ -137,6 +143,8 @@ def choose_run(options: RunOptions) -> "RunConfig":
         run = with_row(run, options.row)
     if options.objective is not None:
         run = with_objective(run, options.objective)
+    if options.init_from:
+        run = with_sizes_of(run, find_pair(options.init_from))
     return with_overrides(run, options.set)
 
 
@@ -144,12 +152,12 @@ def build_training(plan: Plan, world: "World") -> "Training":
     """The model under its engine, the data's plan and the run folder, ready to train. Collective."""
     from pretrain.data import BatchPlan
     from pretrain.engine import Engine
-    from pretrain.models import build_model
+    from pretrain.models import initial_model
     from pretrain.optim import parameter_groups
     from pretrain.run_folder import write_run
     from pretrain.train import Training
 
-    model = build_model(plan.description)
+    model = initial_model(plan.description)
     groups = parameter_groups(model, plan.run.optim.weight_decay)
     engine = Engine(model, groups, plan.deepspeed, world)
     if world.is_first:

@@ -49,10 +49,12 @@ class RunDescription(StrictConfig):
     vocab_size: int
     mask_token_id: int
     pad_token_id: int
+    init_from: tuple[str, ...] = ()
+    """Names of the pair the run started from, as given."""
     versions: dict[str, str] = {}
 
 
-def describe(run: RunConfig, data: Path, manifest: Manifest) -> RunDescription:
+def describe(run: RunConfig, data: Path, manifest: Manifest, init_from: tuple[str, ...] = ()) -> RunDescription:
     """The description of a run of `run` on the shards in `data`."""
     return RunDescription(
         run=run,
@@ -63,6 +65,7 @@ def describe(run: RunConfig, data: Path, manifest: Manifest) -> RunDescription:
         vocab_size=manifest.vocab_size,
         mask_token_id=manifest.special_tokens.mask,
         pad_token_id=manifest.special_tokens.pad,
+        init_from=init_from,
         versions={"python": platform.python_version()} | {name: _version(name) for name in VERSIONS_OF},
     )
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoTokenizer, ElectraForMaskedLM, ElectraForPreTraining
+from transformers import AutoModel, AutoTokenizer, ElectraForMaskedLM, ElectraForPreTraining
 
 from data_prep.config import ConfigError
 from pretrain.config import ObjectiveConfig
@@ -45,7 +45,7 @@ def inputs(batch: Batch) -> dict[str, torch.Tensor]:
 def test_hugging_face_gives_the_exported_discriminators_logits_back(
     stock_shaped: Electra, tokenizer: Path, batch: Batch, tmp_path: Path
 ) -> None:
-    export(stock_shaped, 0, tokenizer, tmp_path / "out")
+    export(stock_shaped, 0, tokenizer, "# card\n", tmp_path / "out")
     theirs, loading = ElectraForPreTraining.from_pretrained(tmp_path / "out", output_loading_info=True)
     assert not loading["missing_keys"] and not loading["unexpected_keys"]
     visible = batch.attention_mask_BL
@@ -56,7 +56,7 @@ def test_hugging_face_gives_the_exported_discriminators_logits_back(
 def test_hugging_face_gives_the_exported_generators_logits_back(
     stock_shaped: Electra, tokenizer: Path, batch: Batch, tmp_path: Path
 ) -> None:
-    export(stock_shaped, 0, tokenizer, tmp_path / "out")
+    export(stock_shaped, 0, tokenizer, "# card\n", tmp_path / "out")
     theirs, loading = ElectraForMaskedLM.from_pretrained(tmp_path / "out" / "generator", output_loading_info=True)
     assert not loading["missing_keys"] and not loading["unexpected_keys"]
     hidden = stock_shaped.generator(*inputs(batch).values())
@@ -69,7 +69,7 @@ def test_hugging_face_gives_the_exported_generators_logits_back(
 def test_weights_are_equal_to_the_bit_and_the_tokenizer_travels_along(
     stock_shaped: Electra, tokenizer: Path, tmp_path: Path
 ) -> None:
-    export(stock_shaped, 0, tokenizer, tmp_path / "out")
+    export(stock_shaped, 0, tokenizer, "# card\n", tmp_path / "out")
     loaded = load_encoder(tmp_path / "out").state_dict()
     assert all(torch.equal(loaded[name], weight) for name, weight in stock_shaped.discriminator.state_dict().items())
     assert AutoTokenizer.from_pretrained(tmp_path / "out")("yes no")["input_ids"] == [2, 5, 6, 3]
@@ -80,11 +80,9 @@ def test_a_model_with_relative_position_is_not_mistaken_for_a_stock_one(
 ) -> None:
     """Stock classes would drop the table in silence and compute something else."""
     model = make_electra()
-    export(model, 0, tokenizer, tmp_path / "out")
-    with pytest.raises(ValueError, match="electra_sampler"):
-        from transformers import AutoModel
-
-        AutoModel.from_pretrained(tmp_path / "out")
+    export(model, 0, tokenizer, "# card\n", tmp_path / "out")
+    with pytest.raises(ValueError, match="trust_remote_code"):
+        AutoModel.from_pretrained(tmp_path / "out", trust_remote_code=False)
     table = load_encoder(tmp_path / "out").encoder.relative_attention_bias.weight
     assert torch.equal(table, model.discriminator.encoder.relative_attention_bias.weight)
 

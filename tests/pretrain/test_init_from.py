@@ -1,0 +1,133 @@
+"""Claims about starting from a trained pair, Hugging Face's or an export of ours."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import ElectraConfig, ElectraForMaskedLM, ElectraForPreTraining
+
+from data_prep.config import ConfigError
+from pretrain.electra import Electra
+from pretrain.export import export
+from pretrain.huggingface import read_weights
+from pretrain.models import build_model, initial_model
+from pretrain.run import RunOptions, make_plan
+
+STOCK = {"vocab_size": 300, "embedding_size": 24, "num_hidden_layers": 2}
+
+
+@pytest.fixture
+def stock_pair(tmp_path: Path) -> tuple[str, str]:
+    """A generator and a discriminator as Hugging Face saves them, embeddings shared as ELECTRA trains them."""
+    torch.manual_seed(0)
+    discriminator = ElectraForPreTraining(
+        ElectraConfig(**STOCK, hidden_size=64, num_attention_heads=4, intermediate_size=128)
+    )
+    generator = ElectraForMaskedLM(ElectraConfig(**STOCK, hidden_size=16, num_attention_heads=1, intermediate_size=32))
+    generator.electra.embeddings.load_state_dict(discriminator.electra.embeddings.state_dict())
+    torch.nn.init.normal_(generator.generator_lm_head.bias)
+    generator.save_pretrained(tmp_path / "generator")
+    discriminator.save_pretrained(tmp_path / "discriminator")
+    return str(tmp_path / "generator"), str(tmp_path / "discriminator")
+
+
+def options(shards: Path, init_from: tuple[str, ...], **changes: object) -> RunOptions:
+    values = {"preset": "tiny", "data": shards, "output": shards / "none", "init_from": init_from, **changes}
+    return RunOptions.from_values(values)
+
+
+def start(shards: Path, init_from: tuple[str, ...], **changes: object) -> Electra:
+    model = initial_model(make_plan(options(shards, init_from, **changes)).description)
+    assert isinstance(model, Electra)
+    return model
+
+
+def exported(model: Electra, shards: Path, out: Path) -> dict[str, dict[str, torch.Tensor]]:
+    export(model, 0, shards / "tokenizer", "", out)
+    return {"generator": read_weights(out / "generator"), "discriminator": read_weights(out)}
+
+
+@pytest.mark.parametrize("objective", ["electra", "hp_loss", "hp_dist"])
+def test_a_stock_pair_comes_back_out_of_an_export_to_the_bit(
+    objective: str, stock_pair: tuple[str, str], shards_folder: Path, tmp_path: Path
+) -> None:
+    weights = exported(start(shards_folder, stock_pair, objective=objective), shards_folder, tmp_path / "out")
+    for name, folder in zip(("generator", "discriminator"), stock_pair, strict=True):
+        before = read_weights(Path(folder))
+        before.pop("generator_lm_head.weight", None)  # the word embeddings again
+        assert before.keys() == weights[name].keys()
+        assert all(torch.equal(weights[name][key], before[key]) for key in before)
+
+
+@pytest.mark.parametrize("relative", ["true", "false"])
+def test_an_export_of_ours_goes_round_to_the_bit(relative: str, shards_folder: Path, tmp_path: Path) -> None:
+    first = start(shards_folder, (), set=(f"model.relative_position={relative}", "seed=3"))
+    weights = exported(first, shards_folder, tmp_path / "out")
+    again = exported(start(shards_folder, (str(tmp_path / "out"),)), shards_folder, tmp_path / "again")
+    for name, before in weights.items():
+        assert before.keys() == again[name].keys()
+        assert all(torch.equal(again[name][key], before[key]) for key in before)
+
+
+@pytest.mark.parametrize("objective", ["hp_loss", "hp_dist"])
+def test_the_fresh_sampling_head_samples_from_the_pairs_own_p_g(
+    objective: str, stock_pair: tuple[str, str], shards_folder: Path
+) -> None:
+    model = start(shards_folder, stock_pair, objective=objective).eval()
+    hidden = torch.randn(5, 16)
+    z = model.sampler_scores(model.sampler_transform(hidden), model._word_embeddings)
+    logits = model.generator_lm_head(model.generator_predictions(hidden), model._word_embeddings)
+    assert torch.equal(z, logits) if objective == "hp_dist" else not z.any()
+
+
+def test_the_runs_model_has_the_pairs_sizes_and_its_own_dropout(
+    stock_pair: tuple[str, str], shards_folder: Path
+) -> None:
+    model = make_plan(options(shards_folder, stock_pair, set=("model.dropout=0.25",))).run.model
+    assert (model.layers, model.hidden_size, model.generator_hidden_size, model.embedding_size) == (2, 64, 16, 24)
+    assert (model.relative_position, model.dropout) == (False, 0.25)
+
+
+def test_a_run_without_a_pair_starts_as_before(shards_folder: Path) -> None:
+    description = make_plan(options(shards_folder, ())).description
+    pairs = zip(initial_model(description).parameters(), build_model(description).parameters(), strict=True)
+    assert all(torch.equal(one, other) for one, other in pairs)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        ({"num_attention_heads": 2}, "has num_attention_heads 2, expected 1 with this configuration"),
+        ({"vocab_size": 299}, "has vocab_size 299, expected 300"),
+        ({"num_hidden_layers": 3}, "has num_hidden_layers 3, expected 2"),
+    ],
+)
+def test_a_generator_that_does_not_go_with_its_discriminator_is_refused_by_field(
+    damage: dict[str, int], message: str, stock_pair: tuple[str, str], shards_folder: Path
+) -> None:
+    path = Path(stock_pair[0]) / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | damage))
+    with pytest.raises(ConfigError, match=message):
+        make_plan(options(shards_folder, stock_pair))
+
+
+def test_a_pair_with_other_tokens_is_refused(stock_pair: tuple[str, str], shards_folder: Path, tmp_path: Path) -> None:
+    tokens = (shards_folder / "tokenizer" / "vocab.txt").read_text().splitlines()
+    tokens[-1], tokens[-2] = tokens[-2], tokens[-1]
+    (Path(stock_pair[1]) / "vocab.txt").write_text("\n".join(tokens) + "\n")
+    with pytest.raises(ConfigError, match=r"vocabulary of .* is not the data's"):
+        make_plan(options(shards_folder, stock_pair))
+
+
+def test_what_is_no_pair_is_one_clear_error(stock_pair: tuple[str, str], shards_folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"generator has no config\.json"):
+        make_plan(options(shards_folder, stock_pair[1:]))
+    with pytest.raises(ConfigError, match="init_from: got 3 names"):
+        make_plan(options(shards_folder, (*stock_pair, "another")))
+    with pytest.raises(ConfigError, match="init_from: the objective mlm trains one model"):
+        make_plan(options(shards_folder, stock_pair, objective="mlm"))
+    weights = Path(stock_pair[0]) / "model.safetensors"
+    weights.write_bytes((Path(stock_pair[1]) / "model.safetensors").read_bytes())
+    with pytest.raises(ConfigError, match=r"weights of .*generator do not fit its config\.json: size mismatch"):
+        start(shards_folder, stock_pair)
