@@ -12,9 +12,11 @@ import pytest
 
 from data_prep.build_shards import BuildOptions, main
 from data_prep.config import ConfigError
+from data_prep.inspection import checksum_problems, problems_of, read_rows
 from data_prep.manifest import load_manifest
 
 from .conftest import REPOSITORY, command_of, contents, run_script
+from .malformed import malformed_file
 
 
 def again(options, folder, **changes):
@@ -208,6 +210,58 @@ def test_an_unwritable_disk_is_one_line_and_exit_code_1(options, tmp_path, monke
     assert "No space left on device" in capsys.readouterr().err
     monkeypatch.undo()
     assert main(again(options, tmp_path / "out")) == 0
+
+
+def build_malformed(seed, options, built, folder):
+    """Whether a malformed input built; it may otherwise only be refused by one clear line."""
+    (folder / "in").mkdir(parents=True)
+    path, changes = malformed_file(seed, folder / "in")
+    try:
+        case = again(options, folder / "out", input=(folder / "in",), punkt=built / "punkt", **changes)
+        assert main(case) == 0
+    except ConfigError as error:
+        assert all("\n" not in problem and len(problem) < 1000 for problem in error.problems), error
+        return False
+    manifest = load_manifest(folder / "out")
+    assert manifest.books.balance, path
+    assert manifest.books.word_pieces.train == manifest.totals.word_pieces
+    assert not [problem for shard in manifest.shards for problem in checksum_problems(folder / "out", shard)]
+    for shard in manifest.shards:
+        for rows in read_rows(folder / "out", shard, manifest):
+            assert not problems_of(rows, manifest)
+    return True
+
+
+@pytest.mark.parametrize("first", [0, pytest.param(60, marks=pytest.mark.long)])
+def test_malformed_input_builds_with_balanced_books_or_is_one_clear_error(options, built, tmp_path, first):
+    count = 60 if first == 0 else 540
+    ends = [build_malformed(seed, options, built, tmp_path / str(seed)) for seed in range(first, first + count)]
+    assert 0.2 < np.mean(ends) < 0.8, "too few cases of one kind"
+
+
+@pytest.mark.long
+def test_a_build_killed_at_twenty_random_moments_goes_on_to_the_same_bytes(options, tmp_path):
+    random = np.random.default_rng(0)
+    changes = {"chunk_mb": 0.003, "dedup": "exact", "workers": 2}
+    command = command_of(again(options, tmp_path / "whole", **changes))
+    started = time.monotonic()
+    assert run_script(*command, "--dedup", "exact").returncode == 0
+    longest = time.monotonic() - started
+    output = tmp_path / "out"
+    command = [sys.executable, *command_of(again(options, output, **changes)), "--dedup", "exact"]
+    kills = 0
+    while kills < 20:
+        process = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        time.sleep(random.uniform(0, longest))
+        if process.poll() is None:
+            process.kill()
+            kills += 1
+        process.wait()
+        if (output / "manifest.json").exists() and kills < 20:
+            assert contents(output) == contents(tmp_path / "whole")
+            shutil.rmtree(output)
+    assert run_script(*command[1:]).returncode == 0
+    assert contents(output) == contents(tmp_path / "whole")
 
 
 def test_the_real_corpus_builds_with_the_real_tools(shared_data, tmp_path):

@@ -1,0 +1,130 @@
+"""Malformed input files, each made from a seed: damaged, misnamed, mixed in encoding and format."""
+
+import bz2
+import gzip
+import io
+import json
+import lzma
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow
+from pyarrow import parquet
+
+PACKERS: dict[str, Callable[[bytes], bytes]] = {
+    "": bytes,
+    ".gz": gzip.compress,
+    ".bz2": bz2.compress,
+    ".xz": lzma.compress,
+    ".zst": lambda content: pyarrow.compress(content, "zstd", asbytes=True),
+}
+NAMES = ("a.txt", "wiki_00", "a.jsonl", "a.json", "a.xml", "a.parquet", "a.xml-p1p2")
+WORDS = (
+    *(
+        "Ka lo mi.",
+        "ne ru",
+        "so\n",
+        "\n\n",
+        "\r\n",
+        "\r\n\r\n",
+        "\ufeff",
+        "\x00",
+        "\x85",
+        "\u2028",
+        "e\u0301",
+        "\u0958",
+    ),
+    *("\ufffd", "\U0001f600", "\u202e", "{{a|b}}", "[[c|d]]", "{|\n|x\n|}", "<ref>y</ref>", "<doc id='1'>", "</doc>"),
+    *(
+        "<page>",
+        "</page>",
+        "<text>",
+        "</text>",
+        '{"text": "Ka"}',
+        '"',
+        "\\ud800",
+        "[",
+        "{",
+        "&lt;",
+        "&#0;",
+        "\t",
+        "ka" * 200,
+    ),
+)
+NESTED = ("{{", "[[", "<ref>", "{|\n", "'''", "[", '{"text": ', "<doc id='1'>", "<page>", "<!--", "&lt;div&gt;")
+
+
+def malformed_file(seed: int, folder: Path) -> tuple[Path, dict[str, Any]]:
+    """A file of the seed in the folder, and options to build it with."""
+    random = np.random.default_rng(seed)
+    content = _written(_texts(random), random)
+    for _ in range(random.integers(0, 3)):
+        content = _damaged(content, random)
+    suffix = str(random.choice(list(PACKERS)))
+    content = PACKERS[suffix](content)
+    if random.random() < 0.3:
+        content = _damaged(content, random)
+    if random.random() < 0.1:
+        suffix = str(random.choice(list(PACKERS)))
+    path = folder / f"{random.choice(NAMES)}{suffix}"
+    path.write_bytes(content)
+    options: dict[str, Any] = {
+        "documents": str(random.choice(["blank_line", "file"])),
+        "strict": bool(random.random() < 0.15),
+        "dedup": str(random.choice(["none", "exact"])),
+        "builder": str(random.choice(["lossless", "electra"])),
+        "min_document_length": int(random.choice([0, 0, 10])),
+        "chunk_mb": float(random.choice([0.0002, 0.001, 1.0])),
+        "held_out": float(random.choice([0.0, 0.3])),
+    }
+    return path, options
+
+
+def _texts(random: np.random.Generator) -> list[str]:
+    if random.random() < 0.15:
+        return [str(random.choice(NESTED)) * int(random.integers(1, 3000))]
+    return [" ".join(random.choice(WORDS, random.integers(0, 60))) for _ in range(random.integers(0, 12))]
+
+
+def _written(texts: list[str], random: np.random.Generator) -> bytes:
+    """The texts in one of the formats, in some encoding."""
+    form = random.integers(0, 7)
+    if form == 0:
+        table = io.BytesIO()
+        column = str(random.choice(["text", "text", "body"]))
+        parquet.write_table(pyarrow.table({column: [*texts, None]}), table, row_group_size=3)
+        return table.getvalue()
+    if form == 1:
+        return random.bytes(int(random.integers(0, 5000)))
+    written = {
+        2: "\n\n".join(texts),
+        3: "\n".join(f'<doc id="{n}" url="u" title="t">\n{text}\n</doc>' for n, text in enumerate(texts)),
+        4: "\n".join(json.dumps({str(random.choice(["text", "text", "body"])): text}) for text in texts),
+        5: "<mediawiki>" + "".join(f"<page><ns>0</ns><text>{text}</text></page>\n" for text in texts) + "</mediawiki>",
+        6: "\n\n".join(texts) + '\n<doc id="1">\n' + "\n".join(texts) + '{"text": "x"}',
+    }[int(form)]
+    encoding = str(random.choice(["utf-8", "utf-8", "utf-8", "latin-1", "utf-16", "utf-8-sig"]))
+    return written.encode(encoding, "replace")
+
+
+def _damaged(content: bytes, random: np.random.Generator) -> bytes:
+    if not content:
+        return content
+    start, end = sorted(random.integers(0, len(content) + 1, 2).tolist())
+    kind = random.integers(0, 6)
+    if kind == 0:
+        return content[:end]
+    if kind == 1:
+        return content[start:]
+    if kind == 2:
+        return content[:start] + content[end:]
+    if kind == 3:
+        return content[:start] + random.bytes(int(random.integers(1, 40))) + content[start:]
+    if kind == 4:
+        return content[:end] + content[start:end] + content[end:]
+    changed = bytearray(content)
+    for place in random.integers(0, len(content), 5).tolist():
+        changed[place] ^= int(random.integers(1, 256))
+    return bytes(changed)
