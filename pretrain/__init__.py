@@ -17,7 +17,8 @@
 | relative position (after T5)                                | `encoder.relative_bucket`, `encoder.LayerStack`       |
 | n-gram masking, 15%                                         | `data_prep.masking`                                   |
 | hyper-parameters, both tables; the rows of the result tables| `presets.PRESETS`, `presets.ROWS`                     |
-| detection accuracy, correlation of the estimate, section 5  | `metrics`, `analysis`, `evaluate`                     |
+| detection accuracy, correlation of the estimate, maximum    | `metrics`, `analysis`, `intervals`, `evaluate`        |
+| probability of p_S, section 5                               |                                                       |
 
 A run reads from `run.main`: configuration, data, processes, model under its engine, then `train.train`.
 """

@@ -1,4 +1,4 @@
-"""Evaluate pre-training runs on held-out text: detection, and how well the sampling head knows the loss.
+"""Evaluate pre-training runs on held-out text: detection under p_S and p_G, and what the sampling head knows.
 
 python pretrain/evaluate.py runs/base
 python pretrain/evaluate.py runs/base runs/electra --data data/wikibooks/held_out
@@ -6,7 +6,7 @@ python pretrain/evaluate.py runs/base runs/electra --data data/wikibooks/held_ou
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,8 +19,12 @@ from data_prep.command_line import POSITIONAL, run_command
 from data_prep.config import ConfigError, StrictConfig
 
 if TYPE_CHECKING:
+    import torch
+
     from pretrain.analysis import Observations
     from pretrain.data import Batch, Shards
+    from pretrain.electra import Electra
+    from pretrain.masked_lm import MaskedLM
     from pretrain.run_folder import RunDescription
 
 EVALUATION_SEED = 1
@@ -49,7 +53,6 @@ def evaluate_run(run: Path, options: EvaluateOptions) -> dict[str, Any]:
     """Evaluates one run's newest checkpoint; writes `metrics.json` and the figures to RUN/evaluation."""
     import torch
 
-    from pretrain.analysis import detection_auc, estimate_correlation, observe
     from pretrain.models import load_trained
     from pretrain.run_folder import read_run
 
@@ -57,20 +60,51 @@ def evaluate_run(run: Path, options: EvaluateOptions) -> dict[str, Any]:
     shards = open_matching(options.data or Path(description.data) / "held_out", description)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model, step = load_trained(run)
-    observations, metrics = observe(model.to(device), batches(shards, options), device)
+    folder = run / "evaluation"
+    folder.mkdir(exist_ok=True)
     result = {
         "run": str(run),
         "objective": description.run.objective.name,
         "step": step,
         "sequences": min(options.sequences, len(shards)),
+        **analyse(model.to(device), lambda: batches(shards, options), device, run),
+    }
+    (folder / "metrics.json").write_text(json.dumps(result, indent=2) + "\n")
+    return result
+
+
+def analyse(
+    model: "Electra | MaskedLM", read: "Callable[[], Iterator[Batch]]", device: "torch.device", run: Path
+) -> dict[str, Any]:
+    """The numbers of the paper's analysis, with what the objective samples (`p_S`) and with what p_G samples."""
+    from pretrain.analysis import (
+        detection,
+        detection_auc,
+        estimate_correlation,
+        estimate_quality,
+        loss_estimate,
+        masked_lm_metrics,
+        max_probability_shares,
+        observe,
+    )
+    from pretrain.figures import draw_training
+    from pretrain.masked_lm import MaskedLM
+
+    draw_training(run, run / "evaluation" / "training.png")
+    if isinstance(model, MaskedLM):
+        return masked_lm_metrics(model, read(), device)
+    observations, metrics = observe(model, read(), device)
+    under = {"p_S": observations, "p_G": observe(model, read(), device, from_generator=True)[0]}
+    result = {
         **metrics,
         **detection_auc(observations),
         "estimate_correlation": estimate_correlation(observations),
+        "estimate_quality": estimate_quality(observations),
+        "detection": {name: detection(seen) for name, seen in under.items()},
+        "loss_estimate": {name: loss_estimate(seen) for name, seen in under.items()},
+        "max_probability": max_probability_shares(observations),
     }
-    folder = run / "evaluation"
-    folder.mkdir(exist_ok=True)
-    draw_figures(run, observations, folder)
-    (folder / "metrics.json").write_text(json.dumps(result, indent=2) + "\n")
+    draw_figures(result, observations, run / "evaluation")
     return result
 
 
@@ -99,12 +133,12 @@ def batches(shards: "Shards", options: EvaluateOptions) -> "Iterator[Batch]":
         yield make_batch(shards, index, np.zeros_like(index), EVALUATION_SEED)
 
 
-def draw_figures(run: Path, observations: "Observations", folder: Path) -> None:
+def draw_figures(result: dict[str, Any], observations: "Observations", folder: Path) -> None:
     """Every figure the run has the material for."""
-    from pretrain.figures import draw_detection, draw_estimate, draw_training
+    from pretrain.figures import draw_comparison, draw_detection, draw_estimate
 
-    draw_training(run, folder / "training.png")
     draw_detection(observations, folder / "detection.png")
+    draw_comparison(result, folder / "comparison.png")
     if len(observations.estimated_loss):
         draw_estimate(observations, folder / "estimate.png")
 

@@ -14,6 +14,8 @@ from pretrain.analysis import Observations
 from pretrain.run_log import read_records
 
 SIZE = (7.0, 4.2)
+PAPER_ACCURACY = {"p_G": (0.81, 0.96), "p_S": (0.72, 0.95)}  # paper section 5: masked, all; ELECTRA and HP_Loss
+PAPER_CORRELATION = {"original": 0.78, "replaced": 0.61, "all": 0.64}  # paper section 5, HP_Loss
 ORIGINAL, REPLACED, NEUTRAL = "#2a6f97", "#c1440e", "#6c757d"
 
 
@@ -82,8 +84,47 @@ def draw_estimate(observations: Observations, path: Path) -> None:
     _save(figure, path)
 
 
+def draw_comparison(result: dict[str, Any], path: Path) -> None:
+    """The paper's three pictures of a trained model, its numbers as crosses: how sure p_S is beside p_G, what the
+    discriminator detects under both, and how well the estimate knows the loss.
+    """
+    figure, (shares, detected, known) = plt.subplots(1, 3, figsize=(14.0, 4.2))
+    places = np.arange(10) / 10 + 0.05
+    for offset, name, color in ((-0.02, "p_G", ORIGINAL), (0.02, "p_S", REPLACED)):
+        shares.bar(places + offset, result["max_probability"][name], width=0.04, color=color, label=f"${name}$")
+    shares.set(title="How sure the distribution is", xlabel="maximum probability", ylabel="share of masked positions")
+    _draw_accuracies(detected, result["detection"])
+    correlations = result["estimate_quality"].get("pearson", {})
+    _draw_values(known, correlations, REPLACED, 0.0, "this run")
+    known.plot(list(PAPER_CORRELATION), list(PAPER_CORRELATION.values()), "x", color=NEUTRAL, label="paper, small")
+    known.set(title="Estimated and actual loss", ylabel="Pearson correlation")
+    for axes in (shares, detected, known):
+        axes.legend(frameon=False, fontsize=8)
+    _save(figure, path)
+
+
+def _draw_accuracies(axes: Any, detection: dict[str, dict[str, Any]]) -> None:
+    labels = {"accuracy_masked": "masked", "accuracy_all": "all"}
+    for offset, name, color in ((-0.15, "p_G", ORIGINAL), (0.15, "p_S", REPLACED)):
+        values = {label: detection[name][key] for key, label in labels.items()}
+        _draw_values(axes, values, color, offset, f"replacements from ${name}$")
+        paper = PAPER_ACCURACY[name]
+        axes.plot(np.arange(2) + offset, paper, "x", color=color, label=f"paper, trained on ${name}$")
+    axes.set(title="Detection", ylabel="accuracy", xticks=range(2), xticklabels=labels.values())
+
+
+def _draw_values(axes: Any, values: dict[str, list[float] | None], color: str, offset: float, label: str) -> None:
+    """Bars with their intervals; a value that does not exist leaves its place empty."""
+    for number, (name, value) in enumerate(values.items()):
+        middle, low, high = value or (0.0, 0.0, 0.0)
+        error = [[max(0.0, middle - low)], [max(0.0, high - middle)]]
+        place = name if not offset else number + offset
+        axes.bar(place, middle, yerr=error, width=0.3, color=color, label=None if number else label, capsize=3)
+
+
 def _column(records: list[dict[str, Any]], name: str) -> list[float]:
-    return [record[name] for record in records]
+    """Not a number where a record has no such value: nothing is drawn there."""
+    return [record.get(name, float("nan")) for record in records]
 
 
 def _save(figure: Any, path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import matplotlib.image
 import pytest
 import torch
+from transformers import ElectraForMaskedLM
 
 from data_prep.config import ConfigError
 from pretrain.evaluate import EvaluateOptions, main
@@ -17,7 +18,7 @@ from pretrain.huggingface import load_encoder
 from pretrain.models import build_model, load_trained
 from pretrain.run_folder import read_run
 
-FIGURES = ("training.png", "detection.png", "estimate.png")
+FIGURES = ("training.png", "detection.png", "estimate.png", "comparison.png")
 
 
 @pytest.fixture(scope="module")
@@ -41,9 +42,47 @@ def test_an_evaluation_leaves_metrics_and_readable_figures_in_the_run_folder(tra
     assert (metrics["step"], metrics["sequences"], metrics["objective"]) == (6, 16, "hp_loss")
     assert 0 <= metrics["auc_all"] <= 1
     assert set(metrics["estimate_correlation"]) == {"original", "replaced", "all"}
+    assert metrics["detection"].keys() == metrics["loss_estimate"].keys() == {"p_S", "p_G"}
+    assert metrics["detection"]["p_S"]["accuracy_all"][0] == pytest.approx(metrics["accuracy_all"])
+    assert {"original", "replaced", "all", "class_means"} == metrics["estimate_quality"]["pearson"].keys()
+    for shares in metrics["max_probability"].values():
+        assert sum(shares) == pytest.approx(1)
     for name in FIGURES:
         pixels = matplotlib.image.imread(trained_run / "evaluation" / name)
         assert pixels.shape[0] > 200 and pixels.std() > 0
+
+
+@pytest.fixture(scope="module")
+def trained_mlm(
+    shards_folder: Path, tmp_path_factory: pytest.TempPathFactory, launch: Callable[..., subprocess.Popen[str]]
+) -> Path:
+    folder = tmp_path_factory.mktemp("mlm") / "run"
+    overrides = ("optim.steps=3", "optim.warmup_steps=1", "batch_size=8", "model.relative_position=false")
+    switches = (
+        "optim.adam_bias_correction=false",
+        "optim.multiplicative_warmup=true",
+        "objective.mask_keep_fraction=0.15",
+    )
+    arguments = ("--preset", "tiny", "--row", "BERT", "--data", shards_folder, "--output", folder)
+    process = launch(0, "pretrain/run.py", *arguments, "--set", *overrides, *switches)
+    output, _ = process.communicate(timeout=200)
+    assert process.returncode == 0, output
+    return folder
+
+
+def test_a_masked_language_model_is_trained_evaluated_and_exported_by_the_same_commands(
+    trained_mlm: Path, tmp_path: Path
+) -> None:
+    main(EvaluateOptions(runs=(trained_mlm,), sequences=16, batch_size=8))
+    metrics = json.loads((trained_mlm / "evaluation" / "metrics.json").read_text())
+    assert metrics["objective"] == "mlm" and metrics["mlm_loss"] > 0
+    assert "discriminator_loss" not in metrics
+    assert (trained_mlm / "evaluation" / "training.png").is_file()
+    export(ExportOptions(run=trained_mlm, out=tmp_path / "out"))
+    theirs, loading = ElectraForMaskedLM.from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert not loading["missing_keys"] and not loading["unexpected_keys"]
+    ours = load_encoder(tmp_path / "out").state_dict()  # what fine-tuning starts from
+    assert all(torch.equal(ours[name], weight) for name, weight in theirs.electra.state_dict().items())
 
 
 def test_an_evaluation_does_not_depend_on_its_batch_size(trained_run: Path) -> None:
@@ -83,4 +122,5 @@ def test_a_runs_export_carries_its_trained_discriminator(trained_run: Path, tmp_
     exported = load_encoder(tmp_path / "out").state_dict()
     assert all(torch.equal(exported[name], weight) for name, weight in model.discriminator.state_dict().items())
     assert (tmp_path / "out" / "generator" / "model.safetensors").is_file()
+    assert "6 of 6 steps" in (tmp_path / "out" / "README.md").read_text()
     assert not (tmp_path / "out.tmp").exists()
