@@ -1,7 +1,7 @@
-"""The settings of one fine-tuning run, and the options of `run_glue.py` that fill them."""
+"""The settings of one fine-tuning run, and the options of `run_glue.py` and `run_squad.py` that fill them."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -40,17 +40,28 @@ class FinetuneConfig(StrictConfig):
     """Largest global gradient norm (not in the paper; google-research/electra `model/optimization.py`)."""
 
 
-class GlueOptions(StrictConfig):
-    """Command line of `run_glue.py`; `None` takes the paper's value for the model's size (`presets.py`)."""
+class SquadConfig(FinetuneConfig):
+    """A run on SQuAD; the defaults that `presets.py` fills in are google-research/electra's."""
+
+    max_question: Annotated[int, Field(ge=1)]
+    """Word pieces of a question at most; the rest is cut."""
+    stride: Annotated[int, Field(ge=1)]
+    """Word pieces from the start of one window on a paragraph to the next."""
+    max_answer: Annotated[int, Field(ge=1)] = 30
+    """Word pieces of a predicted answer at most."""
+    n_best: Annotated[int, Field(ge=1)] = 20
+    """Answers kept of each window and of each question."""
+    null_threshold: float = -2.75
+    """A question whose answerability logit lies above it is given no answer."""
+    head: Literal["electra", "xlnet"] = "electra"
+    """Sizes and habits of the head (`presets.HEAD_KINDS`)."""
+
+
+class FinetuneOptions(StrictConfig):
+    """What both command lines share; `None` takes the paper's value for the model's size (`presets.py`)."""
 
     model: str
     """exported folder, or the hub name of a stock Hugging Face ELECTRA"""
-    task: tuple[str, ...] = ("all",)
-    """GLUE tasks by name, such as CoLA RTE, or all"""
-    data_dir: str = "data/glue"
-    """folder holding <TASK>/train.tsv and dev.tsv, or the word hub"""
-    output: Path = Path("runs/glue")
-    """folder of results.jsonl; runs already in it are skipped"""
     seeds: tuple[int, ...] = (1, 2, 3, 4, 5)
     """one run a task and seed; the paper reports the median of five"""
     random_weights: bool = False
@@ -70,6 +81,36 @@ class GlueOptions(StrictConfig):
     local_rank: Annotated[int, HIDDEN] = 0
 
     def overrides(self) -> dict[str, Any]:
-        """The settings given on the command line, by their name in `FinetuneConfig`."""
-        named = {name: getattr(self, name) for name in FinetuneConfig.model_fields if hasattr(self, name)}
+        """The settings given on the command line, by their name in `SquadConfig`."""
+        named = {name: getattr(self, name) for name in SquadConfig.model_fields if hasattr(self, name)}
         return {name: value for name, value in named.items() if value is not None}
+
+
+class GlueOptions(FinetuneOptions):
+    """Command line of `run_glue.py`."""
+
+    task: tuple[str, ...] = ("all",)
+    """GLUE tasks by name, such as CoLA RTE, or all"""
+    data_dir: str = "data/glue"
+    """folder holding <TASK>/train.tsv and dev.tsv, or the word hub"""
+    output: Path = Path("runs/glue")
+    """folder of results.jsonl; runs already in it are skipped"""
+
+
+class SquadOptions(FinetuneOptions):
+    """Command line of `run_squad.py`."""
+
+    version: Literal["2.0", "1.1"] = "2.0"
+    """SQuAD's release; 2.0 has questions without answer"""
+    data_dir: Path = Path("data/squad")
+    """folder holding train-v2.0.json and dev-v2.0.json, or those of v1.1"""
+    output: Path = Path("runs/squad")
+    """folder of results.jsonl and predictions; runs already in it are skipped"""
+    head: Literal["electra", "xlnet"] | None = None
+    """sizes and habits of the head: google-research/electra's (electra) or XLNet's"""
+    stride: int | None = None
+    """word pieces from one window on a paragraph to the next"""
+    max_question: int | None = None
+    """word pieces of a question at most"""
+    null_threshold: float | None = None
+    """answerability logit above which no answer is given"""

@@ -1,15 +1,16 @@
 """The paper's fine-tuning numbers for its two model sizes, and the single setting a plain run uses.
 
 Where the paper searches a grid, the default is the grid's value that google-research/electra's
-`configure_finetuning.py` uses; only STS-B differs there (10 epochs), which the paper counts among the others.
+`configure_finetuning.py` uses; only STS-B (10 epochs) and SQuAD (2) differ there: the paper counts both as others.
 """
 
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from data_prep.config import ConfigError, StrictConfig
-from finetune.config import FinetuneConfig
+from finetune.config import FinetuneConfig, SquadConfig
 
 ModelSize = Literal["small", "base"]
+Settings = TypeVar("Settings", bound=FinetuneConfig)
 
 
 class Grid(StrictConfig):
@@ -28,7 +29,33 @@ GRIDS: dict[ModelSize, Grid] = {
 
 BATCH_SIZE = 32  # paper's fine-tuning table
 MAX_LENGTH = 128  # not in the paper; google-research/electra `configure_finetuning.py`
+SQUAD_MAX_LENGTH, SQUAD_MAX_QUESTION, SQUAD_STRIDE = 512, 64, 128  # as MAX_LENGTH
 BASE_HIDDEN_SIZE = 768  # paper's pre-training table; small has 256
+
+
+class HeadKind(NamedTuple):
+    """Sizes and habits of a head for SQuAD."""
+
+    hidden_size: int | None
+    """Of the layer between the pair of states and the logit; none for the encoder's own."""
+    activation: Literal["gelu", "tanh"]
+    end_layer_norm: bool
+    """LayerNorm before the end's logit."""
+    answerable_dropout: bool
+    answerable_bias: bool
+    """Of the layer that gives the answerability logit."""
+    beam: int
+    """Starts tried, and ends tried for each."""
+    unanswerable_outside: bool
+    """Whether a window that misses the answer counts as unanswerable in training."""
+
+
+HEAD_KINDS = {
+    # google-research/electra: `finetune/qa/qa_tasks.py`, `configure_finetuning.py`
+    "electra": HeadKind(512, "gelu", False, False, True, beam=20, unanswerable_outside=False),
+    # zihangdai/xlnet: `function_builder.py`, `run_squad.py`
+    "xlnet": HeadKind(None, "tanh", True, True, False, beam=5, unanswerable_outside=True),
+}
 
 
 def size_of(hidden_size: int) -> ModelSize:
@@ -37,22 +64,43 @@ def size_of(hidden_size: int) -> ModelSize:
 
 
 def settings_for(task: str, hidden_size: int, max_positions: int, overrides: dict[str, Any]) -> FinetuneConfig:
-    """The paper's settings for a task and a model of this shape, with `overrides` laid over them.
+    """The paper's settings for a task of GLUE and a model of this shape, with `overrides` laid over them.
 
     The default length is `MAX_LENGTH` or, on a shorter model, all its positions.
 
     Raises:
         ConfigError: an override out of range, or a length the model has no positions for.
     """
+    values = _paper_values(task, hidden_size) | {"max_length": min(MAX_LENGTH, max_positions)}
+    return _fitting(FinetuneConfig.from_values(values | overrides), max_positions)
+
+
+def squad_settings_for(hidden_size: int, max_positions: int, overrides: dict[str, Any]) -> SquadConfig:
+    """The same for SQuAD; on a model of fewer than 512 positions, lengths shrink in proportion.
+
+    Raises:
+        ConfigError: as `settings_for`.
+    """
+    length = min(SQUAD_MAX_LENGTH, max_positions)
+    values = _paper_values("SQuAD", hidden_size) | {
+        "max_length": length,
+        "max_question": SQUAD_MAX_QUESTION * length // SQUAD_MAX_LENGTH,
+        "stride": SQUAD_STRIDE * length // SQUAD_MAX_LENGTH,
+    }
+    return _fitting(SquadConfig.from_values(values | overrides), max_positions)
+
+
+def _paper_values(task: str, hidden_size: int) -> dict[str, Any]:
     grid = GRIDS[size_of(hidden_size)]
-    values = {
+    return {
         "learning_rate": grid.learning_rate[0],
         "weight_decay": grid.weight_decay[0],
         "epochs": (grid.epochs_rte if task == "RTE" else grid.epochs)[0],
         "batch_size": BATCH_SIZE,
-        "max_length": min(MAX_LENGTH, max_positions),
     }
-    settings = FinetuneConfig.from_values(values | overrides)
+
+
+def _fitting(settings: Settings, max_positions: int) -> Settings:
     if settings.max_length > max_positions:
         raise ConfigError(
             f"max_length: got {settings.max_length}, expected at most the model's {max_positions} positions"

@@ -1,11 +1,14 @@
-"""What is kept of a finished run: one line of `results.jsonl`, from which `report.py` makes its tables."""
+"""What is kept of a finished run: one line of `results.jsonl`, from which `report.py` makes its tables, and files."""
 
+import hashlib
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from data_prep.config import StrictConfig
-from finetune.config import FinetuneConfig
+from finetune.config import FinetuneConfig, SquadConfig
 from finetune.presets import ModelSize
 
 FILE_NAME = "results.jsonl"
@@ -24,7 +27,12 @@ class RunIdentity(StrictConfig):
     random_weights: bool
     data_sha256: str
     """Of the examples."""
-    settings: FinetuneConfig
+    settings: SquadConfig | FinetuneConfig
+
+    def folder_name(self) -> str:
+        """A name of its own for whatever the run leaves besides its record."""
+        digest = hashlib.sha256(self.model_dump_json().encode()).hexdigest()
+        return f"{self.task.replace(' ', '-')}-seed{self.seed}-{digest[:10]}"
 
 
 class RunRecord(StrictConfig):
@@ -80,3 +88,10 @@ def append_record(path: Path, record: RunRecord) -> None:
         file.write(record.model_dump_json().encode() + b"\n")
         file.flush()
         os.fsync(file.fileno())
+
+
+def write_files(folder: Path, files: Mapping[str, Any]) -> None:
+    """Writes each value as the JSON file of its name."""
+    for name, value in files.items():
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(json.dumps(value, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")

@@ -8,7 +8,6 @@ again runs only what is not there yet. Tables: finetune/report.py.
 """
 
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,14 +16,13 @@ if not __package__:  # run as a script: import from the repository, never from t
 
 from data_prep.command_line import run_command
 from finetune.config import GlueOptions
-from finetune.presets import settings_for, size_of
-from finetune.records import FILE_NAME, RunIdentity, RunRecord, append_record, read_records
+from finetune.presets import settings_for
+from finetune.records import RunIdentity
 from finetune.tasks.glue import TASKS, TaskData, load_task, select_tasks
 
 if TYPE_CHECKING:
+    from finetune.glue_job import GlueJob
     from finetune.model_folder import ModelFolder
-    from finetune.train import Inputs, Outcome
-    from pretrain.processes import World
 
 
 def main(options: GlueOptions) -> None:
@@ -45,87 +43,40 @@ def run_queue(options: GlueOptions) -> None:
 
     model = open_model(options.model)
     data = {task.name: load_task(task, options.data_dir) for task in tasks}
-    runs = plan(options, model, data)
-    from finetune.train import train
-    from pretrain.processes import start_processes
+    planned = [plan(options, model, name, examples) for name, examples in data.items()]
+    from finetune.run_list import run_unfinished
 
-    world = start_processes()
-    results = options.output / FILE_NAME
-    waiting = world.share(unfinished(runs, results) if world.is_first else None)
-    if world.is_first:
-        print(f"{len(waiting)} of {len(runs)} runs to do, results in {results}", flush=True)
-    inputs: Inputs | None = None
-    for run in (runs[place] for place in waiting):
-        if inputs is None or inputs.task.name != run.task:
-            inputs = prepare(run, model, data[run.task])
-        started = time.monotonic()
-        outcome = train(model.path, run.random_weights, inputs, run.settings, run.seed, options.deepspeed_config, world)
-        if world.is_first:
-            seconds = time.monotonic() - started
-            append_record(results, make_record(options.model, model, run, inputs, outcome, seconds, world))
+    run_unfinished(planned, lambda run: prepare(run, model, data[run.task]), model, options, options.output)
 
 
-def plan(options: GlueOptions, model: "ModelFolder", data: dict[str, TaskData]) -> list[RunIdentity]:
-    """Every run asked for, task by task.
+def plan(options: GlueOptions, model: "ModelFolder", task: str, data: TaskData) -> RunIdentity:
+    """What is asked for on one task, with the first seed.
 
     Raises:
         ConfigError: a setting out of range.
     """
-    runs = []
-    for name, examples in data.items():
-        settings = settings_for(
-            name, model.config.hidden_size, model.config.max_position_embeddings, options.overrides()
-        )
-        first = RunIdentity(
-            task=name,
-            seed=options.seeds[0],
-            model_sha256=model.sha256,
-            random_weights=options.random_weights,
-            data_sha256=examples.fingerprint(),
-            settings=settings,
-        )
-        runs += [first.model_copy(update={"seed": seed}) for seed in dict.fromkeys(options.seeds)]
-    return runs
+    shape = model.config
+    return RunIdentity(
+        task=task,
+        seed=options.seeds[0],
+        model_sha256=model.sha256,
+        random_weights=options.random_weights,
+        data_sha256=data.fingerprint(),
+        settings=settings_for(task, shape.hidden_size, shape.max_position_embeddings, options.overrides()),
+    )
 
 
-def unfinished(runs: list[RunIdentity], results: Path) -> list[int]:
-    """Places in `runs` of those that the results file lacks."""
-    done = [record.run for record in read_records(results)]
-    return [place for place, run in enumerate(runs) if run not in done]
-
-
-def prepare(run: RunIdentity, model: "ModelFolder", data: TaskData) -> "Inputs":
+def prepare(run: RunIdentity, model: "ModelFolder", data: TaskData) -> "GlueJob":
     """A task's examples as token ids."""
     from finetune.features import tokenize_examples
-    from finetune.train import Inputs
+    from finetune.glue_job import GlueJob
 
     length = run.settings.max_length
-    return Inputs(
+    return GlueJob(
         TASKS[run.task],
         tokenize_examples(data.train, model.tokenizer, length),
         {split: tokenize_examples(examples, model.tokenizer, length) for split, examples in data.dev.items()},
         model.tokenizer.pad_token_id,
-    )
-
-
-def make_record(
-    name: str,
-    model: "ModelFolder",
-    run: RunIdentity,
-    inputs: "Inputs",
-    outcome: "Outcome",
-    seconds: float,
-    world: "World",
-) -> RunRecord:
-    """The line that is kept of a run."""
-    return RunRecord(
-        run=run,
-        model=name,
-        model_size=size_of(model.config.hidden_size),
-        train_examples=len(inputs.train.targets),
-        seconds=round(seconds, 2),
-        world_size=world.world_size,
-        **outcome._asdict(),
     )
 
 

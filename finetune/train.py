@@ -7,20 +7,19 @@ neither the number of ranks nor the micro-batch changes what is learned. All ran
 import gc
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import nn
 
 from finetune.config import FinetuneConfig
-from finetune.features import Features, collate
-from finetune.heads import SequenceClassifier, example_losses, predictions
+from finetune.features import collate
+from finetune.job import Evaluation, Job
 from finetune.layer_decay import layer_scale
-from finetune.metrics import is_constant, score
 from finetune.records import Metrics
-from finetune.tasks.glue import Task
 from pretrain.deepspeed_config import resolve
 from pretrain.encoder import ElectraEncoder
 from pretrain.engine import Engine
@@ -29,19 +28,8 @@ from pretrain.optim import OptimConfig, learning_rate, parameter_groups
 from pretrain.ordering import key_of, permuted
 from pretrain.processes import World
 
-EVALUATION_BATCH = 128
-"""Dev examples a rank scores at once; no gradients, so larger than in training."""
 REPORT_SECONDS = 30.0
 """Between two lines of progress within an epoch."""
-
-
-class Inputs(NamedTuple):
-    """A task's tokenised examples; `dev` by split."""
-
-    task: Task
-    train: Features
-    dev: dict[str, Features]
-    pad_id: int
 
 
 class Outcome(NamedTuple):
@@ -52,19 +40,14 @@ class Outcome(NamedTuple):
     train_losses: tuple[float | None, ...]
     collapsed: str | None
     precision: str
-
-
-class Evaluation(NamedTuple):
-    """Dev scores after an epoch, and whether every split got one and the same answer throughout."""
-
-    metrics: Metrics
-    constant: bool
+    files: Mapping[str, Any]
+    """What to keep of the last epoch's answers: file name -> JSON value."""
 
 
 def train(
     folder: Path,
     random_weights: bool,
-    inputs: Inputs,
+    job: Job,
     settings: FinetuneConfig,
     seed: int,
     deepspeed_config: Path,
@@ -82,7 +65,7 @@ def train(
         hidden_dropout_prob=settings.dropout,
         attention_probs_dropout_prob=settings.attention_dropout,
     )
-    run = Run(encoder, inputs, settings, seed, deepspeed_config, world)
+    run = Run(encoder, job, settings, seed, deepspeed_config, world)
     outcome = run.train()
     del run
     gc.collect()  # DeepSpeed's engine holds itself in cycles; the next run needs its memory
@@ -95,19 +78,21 @@ class Run:
     def __init__(
         self,
         encoder: ElectraEncoder,
-        inputs: Inputs,
+        job: Job,
         settings: FinetuneConfig,
         seed: int,
         deepspeed_config: Path,
         world: World,
     ) -> None:
-        self.inputs, self.settings, self.seed, self.world = inputs, settings, seed, world
-        self.batches_per_epoch = math.ceil(len(inputs.train.targets) / settings.batch_size)
+        self.job, self.settings, self.seed, self.world = job, settings, seed, world
+        self.batches_per_epoch = math.ceil(len(job.train.targets) / settings.batch_size)
         self.optim = optimization(settings, self.batches_per_epoch * settings.epochs)
-        model = SequenceClassifier(encoder, inputs.task.num_outputs)
-        self.engine = Engine(model, groups(model, settings), self._resolve(deepspeed_config), world)
+        model = job.build(encoder)
+        self.engine = Engine(
+            model, groups(model, encoder.config.num_hidden_layers, settings), self._resolve(deepspeed_config), world
+        )
         self.updates = 0
-        self.progress = Progress(world, self.optim.steps, f"{inputs.task.name} seed {seed}")
+        self.progress = Progress(world, self.optim.steps, f"{job.task.name} seed {seed}", job.task.metrics)
         torch.manual_seed(key_of(seed, 1, world.rank))  # dropout from here on
 
     def _resolve(self, deepspeed_config: Path) -> dict[str, Any]:
@@ -126,7 +111,8 @@ class Run:
         for epoch in range(self.settings.epochs):
             loss = self.train_epoch(epoch)
             losses.append(loss if math.isfinite(loss) else None)
-            evaluations.append(self.evaluate())
+            self.engine.module.eval()
+            evaluations.append(self.job.evaluate(self.engine))
             self.progress.epoch(epoch, loss, evaluations[-1].metrics)
             if losses[-1] is None:
                 break
@@ -138,16 +124,16 @@ class Run:
             train_losses=tuple(losses),
             collapsed="non-finite loss" if losses[-1] is None else collapsed,
             precision=str(self.engine.dtype).removeprefix("torch."),
+            files=last.files,
         )
 
     def _headline(self, metrics: Metrics) -> float:
-        task = self.inputs.task
-        return metrics[task.dev_splits[0]][task.metrics[0]]
+        return metrics[self.job.task.dev_splits[0]][self.job.task.metrics[0]]
 
     def train_epoch(self, epoch: int) -> float:
         """One pass over the training examples in an order of its own; the mean loss over all of them."""
         self.engine.module.train()
-        size = len(self.inputs.train.targets)
+        size = len(self.job.train.targets)
         order = permuted(np.arange(size), size, self.seed, epoch)
         loss_sum = torch.zeros((), device=self.world.device)
         for start in range(0, size, self.settings.batch_size):
@@ -167,46 +153,14 @@ class Run:
             total_steps=self.optim.steps,
         )
         for part in range(self.world.rank, parts, self.world.world_size):
-            batch = collate(self.inputs.train, chosen[part::parts], self.inputs.pad_id, self.world.device)
-            loss_B = example_losses(engine.forward(batch), batch.target_B) * batch.weight_B
+            batch = collate(self.job.train, chosen[part::parts], self.job.pad_id, self.world.device)
+            loss_B = self.job.losses(engine.forward(batch), batch) * batch.weight_B
             # DeepSpeed takes the mean over parts of unequal size: undo it, divide by the true count.
             engine.backward(loss_B.sum() * parts / len(chosen))
             loss_sum += loss_B.detach().sum()
             result = engine.step(rate)
         self.updates += result.updated
         return loss_sum
-
-    def evaluate(self) -> Evaluation:
-        """Scores every dev split. Collective: the ranks share the examples and all know the result."""
-        self.engine.module.eval()
-        metrics: Metrics = {}
-        constant = True
-        for split, features in self.inputs.dev.items():
-            predicted = np.nan_to_num(self.predict(features))  # a diverged run answers 0
-            metrics[split] = score(self.inputs.task.metrics, np.array(features.targets), predicted)
-            constant &= is_constant(predicted)
-        return Evaluation(metrics, constant)
-
-    @torch.inference_mode()
-    def predict(self, features: Features) -> np.ndarray:
-        """The prediction for every example, in order, on every rank."""
-        predicted = torch.zeros(len(features.targets), dtype=torch.float64, device=self.world.device)
-        for own in shares(features, self.world):
-            batch = collate(features, own, self.inputs.pad_id, self.world.device)
-            output_B = predictions(self.engine.module(batch))
-            predicted[torch.from_numpy(own)] = output_B[: len(own)].double()
-        return self.engine.sum_over_ranks(predicted).cpu().numpy()
-
-
-def shares(features: Features, world: World) -> Iterator[np.ndarray]:
-    """Index arrays of this rank's batches, like lengths together; together the ranks hold each example once.
-
-    As many on every rank, so some may be empty: under ZeRO-3 every forward is collective.
-    """
-    order = np.argsort([len(ids) for ids in features.input_ids], kind="stable")
-    step = EVALUATION_BATCH * world.world_size
-    for start in range(0, len(order), step):
-        yield order[start + world.rank : start + step : world.world_size]
 
 
 def optimization(settings: FinetuneConfig, steps: int) -> OptimConfig:
@@ -222,17 +176,18 @@ def optimization(settings: FinetuneConfig, steps: int) -> OptimConfig:
     )
 
 
-def groups(model: SequenceClassifier, settings: FinetuneConfig) -> list[dict[str, Any]]:
+def groups(model: nn.Module, num_layers: int, settings: FinetuneConfig) -> list[dict[str, Any]]:
     """Parameter groups with layer-wise learning-rate decay."""
-    layers = model.electra.config.num_hidden_layers
-    return parameter_groups(model, settings.weight_decay, lambda name: layer_scale(name, layers, settings.layer_decay))
+    return parameter_groups(
+        model, settings.weight_decay, lambda name: layer_scale(name, num_layers, settings.layer_decay)
+    )
 
 
 class Progress:
     """Lines of progress on the first rank: one an epoch, and one now and then in between."""
 
-    def __init__(self, world: World, steps: int, title: str) -> None:
-        self.speaks, self.steps, self.title = world.is_first, steps, title
+    def __init__(self, world: World, steps: int, title: str, shown: tuple[str, ...]) -> None:
+        self.speaks, self.steps, self.title, self.shown = world.is_first, steps, title, shown
         self.done = 0
         self.started = self.spoken = time.monotonic()
 
@@ -249,7 +204,7 @@ class Progress:
         """Says what an epoch came to."""
         if self.speaks:
             self.spoken = time.monotonic()
-            scores = [f"{split} {name} {value:.4f}" for split, s in metrics.items() for name, value in s.items()]
+            scores = [f"{split} {name} {values[name]:.4f}" for split, values in metrics.items() for name in self.shown]
             seconds = self.spoken - self.started
             print(
                 f"{self.title}: epoch {epoch + 1}, loss {loss:.4f}, {', '.join(scores)} ({seconds:.0f} s)",

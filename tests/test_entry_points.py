@@ -38,6 +38,7 @@ WRONG_PATHS = [
     "pretrain/evaluate.py no/such",
     "pretrain/export.py no/such out",
     "finetune/run_glue.py --model no/such --task CoLA",
+    "finetune/run_squad.py --model no/such",
     "finetune/report.py no/such",
     "quickstart/acceptability.py --input no/such",
 ]
@@ -49,6 +50,7 @@ UNREADABLE = [
     "pretrain/evaluate.py junk",
     "pretrain/export.py junk out",
     "finetune/run_glue.py --model junk --task CoLA",
+    "finetune/run_squad.py --model junk",
     "finetune/report.py junk",
     "quickstart/acceptability.py --input junk.txt",
 ]

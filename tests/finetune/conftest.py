@@ -1,5 +1,10 @@
 """Small models, tokenizers and tasks in the official layouts, made on the spot."""
 
+import json
+import os
+import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +14,9 @@ import torch
 
 from finetune.presets import settings_for
 from finetune.records import RunIdentity, RunRecord
+from tests.conftest import REPOSITORY
 
+LAUNCHER = Path(sys.executable).with_name("deepspeed")
 WORDS = [f"word{i}" for i in range(40)]
 SIGNAL = ("good", "bad")
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -58,6 +65,50 @@ def cola_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "CoLA" / "train.tsv").write_text(cola_rows(203, seed=0))
     (folder / "CoLA" / "dev.tsv").write_text(cola_rows(61, seed=1))
     return folder
+
+
+def squad_layout(questions: int, seed: int) -> dict[str, Any]:
+    """Paragraphs of 20 words in SQuAD's layout, four questions of two words on each; every fourth has no answer."""
+    random = np.random.default_rng(seed)
+    paragraphs = []
+    for first in range(0, questions, 4):
+        words = [str(word) for word in random.choice(WORDS, size=20)]
+        asked = []
+        for number in range(first, min(first + 4, questions)):
+            place = int(random.integers(18))
+            start = len(" ".join([*words[:place], ""]))
+            answer = {"text": " ".join(words[place : place + 2]), "answer_start": start}
+            text = " ".join(random.choice(WORDS, size=2)) + " ?"
+            none = number % 4 == 3
+            entry = {"id": f"q{number}", "question": text, "answers": [] if none else [answer], "is_impossible": none}
+            asked.append(entry)
+        paragraphs.append({"context": " ".join(words), "qas": asked})
+    return {"version": "v2.0", "data": [{"title": "Words", "paragraphs": paragraphs}]}
+
+
+@pytest.fixture(scope="session")
+def squad_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in SQuAD's layout whose 16 dev questions are its training questions."""
+    folder = tmp_path_factory.mktemp("squad")
+    for name in ("train-v2.0.json", "dev-v2.0.json"):
+        (folder / name).write_text(json.dumps(squad_layout(16, seed=0)))
+    return folder
+
+
+def launch(script: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """`deepspeed finetune/SCRIPT` on two ranks, at a port nobody uses."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    return subprocess.run(
+        [LAUNCHER, "--num_gpus", "2", "--master_port", port, f"finetune/{script}", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+        cwd=REPOSITORY,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PATH": f"{LAUNCHER.parent}:{os.environ['PATH']}"},
+    )
 
 
 def make_record(score: float = 0.5, **changes: Any) -> RunRecord:

@@ -4,7 +4,7 @@ import pytest
 
 from data_prep.command_line import parse_options
 from data_prep.config import ConfigError
-from finetune.config import FinetuneConfig, GlueOptions
+from finetune.config import FinetuneConfig, GlueOptions, SquadConfig, SquadOptions
 
 
 def test_only_what_the_command_line_gives_overrides_the_presets() -> None:
@@ -25,3 +25,10 @@ def test_a_setting_out_of_range_is_refused(name: str, value: float) -> None:
     good = {"learning_rate": 1e-3, "epochs": 1, "batch_size": 4, "weight_decay": 0.1, "max_length": 16}
     with pytest.raises(ConfigError, match=name):
         FinetuneConfig.from_values(good | {name: value})
+
+
+def test_squads_overrides_are_settings_too() -> None:
+    given = {"stride": 64, "max_question": 32, "null_threshold": 0.0, "head": "xlnet", "epochs": 2}
+    options = SquadOptions(model="out", version="1.1", **given)
+    assert options.overrides() == given
+    assert given.keys() <= SquadConfig.model_fields.keys()

@@ -7,8 +7,9 @@ import pytest
 import torch
 from transformers import BertTokenizerFast
 
-from finetune.features import Features, collate, tokenize_examples
+from finetune.features import Features, collate, shares, tokenize_examples
 from finetune.tasks.glue import TASKS, Example, load_task
+from pretrain.processes import World
 
 CPU = torch.device("cpu")
 
@@ -64,3 +65,17 @@ def test_an_empty_share_is_a_batch_that_counts_nowhere() -> None:
     batch = collate(FEATURES, [], pad_id=4, device=CPU)
     assert batch.input_ids_BL.shape == (1, 3)
     assert batch.weight_B.tolist() == [0.0]
+
+
+def test_the_ranks_share_each_example_once_in_as_many_batches_of_like_lengths() -> None:
+    features = Features([[0] * (1 + number * 7 % 5) for number in range(203)], [[]] * 203, [0.0] * 203)
+    parts = [list(shares(features, World(rank, 3, rank, CPU), 8)) for rank in range(3)]
+    assert len({len(part) for part in parts}) == 1
+    assert sorted(np.concatenate([index for part in parts for index in part])) == list(range(203))
+    spread = [len({len(features.input_ids[i]) for i in index}) for part in parts for index in part]
+    assert max(spread) <= 2
+
+
+def test_several_targets_an_example_make_a_matrix() -> None:
+    batch = collate(FEATURES._replace(targets=[(1, 2, False), (0, 0, True)]), [0, 1], pad_id=4, device=CPU)
+    assert batch.target_B.tolist() == [[1, 2, 0], [0, 0, 1]]

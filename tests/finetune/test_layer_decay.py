@@ -43,7 +43,7 @@ def test_a_layer_learns_at_decay_to_the_power_of_its_depth_below_the_head(name: 
 def test_each_parameter_stands_in_the_group_of_its_layer() -> None:
     model = twelve_layers()
     named = {id(parameter): name for name, parameter in model.named_parameters()}
-    made = groups(model, SETTINGS)
+    made = groups(model, 12, SETTINGS)
     assert sorted(id(p) for group in made for p in group["params"]) == sorted(named)
     for group in made:
         for parameter in group["params"]:
@@ -52,5 +52,5 @@ def test_each_parameter_stands_in_the_group_of_its_layer() -> None:
 
 
 def test_without_decay_every_layer_learns_alike() -> None:
-    made = groups(twelve_layers(), SETTINGS.model_copy(update={"layer_decay": 1.0}))
+    made = groups(twelve_layers(), 12, SETTINGS.model_copy(update={"layer_decay": 1.0}))
     assert {group["lr_scale"] for group in made} == {1.0}

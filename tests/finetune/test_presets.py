@@ -3,7 +3,7 @@
 import pytest
 
 from data_prep.config import ConfigError
-from finetune.presets import settings_for
+from finetune.presets import HEAD_KINDS, settings_for, squad_settings_for
 
 
 def test_a_small_model_takes_the_papers_small_settings() -> None:
@@ -42,3 +42,32 @@ def test_the_length_follows_the_models_positions_and_never_passes_them() -> None
     assert settings_for("CoLA", 64, 48, {}).max_length == 48
     with pytest.raises(ConfigError, match="max_length: got 64, expected at most the model's 48"):
         settings_for("CoLA", 64, 48, {"max_length": 64})
+
+
+def test_squad_takes_the_papers_settings_and_electras_windows() -> None:
+    settings = squad_settings_for(256, 512, {})
+    shared = settings_for("CoLA", 256, 512, {}).model_dump() | {"max_length": 512}
+    own = {
+        "max_question": 64,
+        "stride": 128,
+        "max_answer": 30,
+        "n_best": 20,
+        "null_threshold": -2.75,
+        "head": "electra",
+    }
+    assert settings.model_dump() == shared | own
+    assert squad_settings_for(768, 512, {"head": "xlnet"}).learning_rate == 1e-4
+
+
+def test_the_heads_have_their_sources_sizes() -> None:
+    electra, xlnet = HEAD_KINDS["electra"], HEAD_KINDS["xlnet"]
+    assert (electra.hidden_size, electra.activation, electra.beam) == (512, "gelu", 20)
+    assert (xlnet.hidden_size, xlnet.activation, xlnet.beam) == (None, "tanh", 5)
+    assert (electra.unanswerable_outside, xlnet.unanswerable_outside) == (False, True)
+
+
+def test_squads_lengths_shrink_with_the_model() -> None:
+    settings = squad_settings_for(64, 128, {})
+    assert (settings.max_length, settings.max_question, settings.stride) == (128, 16, 32)
+    with pytest.raises(ConfigError, match="max_length: got 256, expected at most the model's 128"):
+        squad_settings_for(64, 128, {"max_length": 256})

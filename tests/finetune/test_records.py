@@ -1,11 +1,13 @@
 """finetune/records.py: a finished run is never lost, repeated or garbled."""
 
+import json
 from pathlib import Path
 
 import pytest
 
 from data_prep.config import ConfigError
-from finetune.records import RunRecord, append_record, read_records
+from finetune.presets import squad_settings_for
+from finetune.records import RunRecord, append_record, read_records, write_files
 from tests.finetune.conftest import make_record
 
 
@@ -14,6 +16,7 @@ def test_records_come_back_as_they_were_written(tmp_path: Path) -> None:
     records = [
         make_record(seed=1),
         make_record(seed=2, train_losses=(0.5, None), collapsed="non-finite loss"),
+        make_record(task="SQuAD 2.0", settings=squad_settings_for(256, 512, {})),
     ]
     for record in records:
         append_record(path, record)
@@ -45,3 +48,18 @@ def test_a_line_that_is_no_record_is_refused(tmp_path: Path) -> None:
 def test_whatever_changes_the_result_makes_another_run(change: dict) -> None:
     assert make_record(**change).run != make_record().run
     assert isinstance(make_record(**change), RunRecord)
+
+
+def test_each_run_has_a_folder_name_of_its_own() -> None:
+    names = {
+        make_record(**change).run.folder_name() for change in ({}, {"seed": 2}, {"epochs": 4}, {"data_sha256": "x"})
+    }
+    assert len(names) == 4
+    assert make_record(task="SQuAD 2.0").run.folder_name().startswith("SQuAD-2.0-seed1-")
+
+
+def test_kept_files_are_json_in_plain_letters(tmp_path: Path) -> None:
+    write_files(tmp_path / "new" / "folder", {"a.json": {"q": "é"}})
+    assert json.loads((tmp_path / "new" / "folder" / "a.json").read_text()) == {"q": "é"}
+    write_files(tmp_path / "none", {})
+    assert not (tmp_path / "none").exists()

@@ -1,9 +1,5 @@
 """finetune/run_glue.py: one launch does all runs, the next one what is left; mistakes cost one line."""
 
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,25 +10,9 @@ from finetune.config import GlueOptions
 from finetune.records import RunRecord, read_records
 from finetune.run_glue import run_queue
 from tests.conftest import REPOSITORY
+from tests.finetune.conftest import launch
 
-LAUNCHER = Path(sys.executable).with_name("deepspeed")
 SHORT = {"epochs": 1, "batch_size": 8, "deepspeed_config": REPOSITORY / "ds_configs" / "zero0_fp32.json"}
-
-
-def launch(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """`deepspeed` on two ranks, at a port nobody uses."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    return subprocess.run(
-        [LAUNCHER, "--num_gpus", "2", "--master_port", port, "finetune/run_glue.py", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-        cwd=REPOSITORY,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PATH": f"{LAUNCHER.parent}:{os.environ['PATH']}"},
-    )
 
 
 def run_here(model: Path, data_dir: Path, output: Path, **options: Any) -> list[RunRecord]:
@@ -46,7 +26,7 @@ def test_a_launch_runs_all_seeds_and_the_next_only_what_is_missing(
     stock_model: Path, cola_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     paths = ("--model", stock_model, "--data_dir", cola_folder, "--output", tmp_path)
-    done = launch(*paths, "--task", "CoLA", "--epochs", "1", "--batch_size", "8", "--seeds", "1", "2")
+    done = launch("run_glue.py", *paths, "--task", "CoLA", "--epochs", "1", "--batch_size", "8", "--seeds", "1", "2")
     assert done.returncode == 0, done.stderr
     records = read_records(tmp_path / "results.jsonl")
     assert [(record.run.seed, record.world_size) for record in records] == [(1, 2), (2, 2)]

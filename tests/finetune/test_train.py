@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import weakref
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,12 @@ import torch
 
 from finetune.config import FinetuneConfig
 from finetune.features import collate, tokenize_examples
+from finetune.glue_job import GlueJob
 from finetune.heads import SequenceClassifier, example_losses
 from finetune.layer_decay import layer_scale
 from finetune.model_folder import load_tokenizer
 from finetune.tasks.glue import TASKS, load_task
-from finetune.train import Inputs, Outcome, Run, shares, train
+from finetune.train import Outcome, Run, train
 from pretrain.encoder import ElectraEncoder, EncoderConfig
 from pretrain.huggingface import load_encoder, save_folder
 from pretrain.optim import decays, learning_rate
@@ -47,15 +49,15 @@ def world() -> World:
 
 
 @pytest.fixture(scope="module")
-def inputs(stock_model: Path, cola_folder: Path) -> Inputs:
-    return read_inputs(stock_model, cola_folder)
+def job(stock_model: Path, cola_folder: Path) -> GlueJob:
+    return read_job(stock_model, cola_folder)
 
 
-def read_inputs(model: Path, data_folder: Path) -> Inputs:
+def read_job(model: Path, data_folder: Path) -> GlueJob:
     tokenizer = load_tokenizer(model)
     data = load_task(TASKS["CoLA"], str(data_folder))
     dev = {split: tokenize_examples(examples, tokenizer, 32) for split, examples in data.dev.items()}
-    return Inputs(TASKS["CoLA"], tokenize_examples(data.train, tokenizer, 32), dev, tokenizer.pad_token_id)
+    return GlueJob(TASKS["CoLA"], tokenize_examples(data.train, tokenizer, 32), dev, tokenizer.pad_token_id)
 
 
 def deepspeed_file(folder: Path, stage: int = 0, micro: int | str = "auto") -> Path:
@@ -65,7 +67,7 @@ def deepspeed_file(folder: Path, stage: int = 0, micro: int | str = "auto") -> P
     return path
 
 
-def plain_adamw(model: SequenceClassifier, inputs: Inputs, settings: FinetuneConfig) -> None:
+def plain_adamw(model: SequenceClassifier, job: GlueJob, settings: FinetuneConfig) -> None:
     """The same run without engine, ranks or micro-batches: one parameter a group, the batch at once."""
     layers = model.electra.config.num_hidden_layers
     scales = [layer_scale(name, layers, settings.layer_decay) for name, _ in model.named_parameters()]
@@ -77,12 +79,12 @@ def plain_adamw(model: SequenceClassifier, inputs: Inputs, settings: FinetuneCon
         betas=settings.betas,
         eps=settings.eps,
     )
-    size, step = len(inputs.train.targets), 0
+    size, step = len(job.train.targets), 0
     total = -(-size // settings.batch_size) * settings.epochs
     for epoch in range(settings.epochs):
         order = permuted(np.arange(size), size, SEED, epoch)
         for chosen in np.split(order, range(settings.batch_size, size, settings.batch_size)):
-            batch = collate(inputs.train, chosen, inputs.pad_id, torch.device("cpu"))
+            batch = collate(job.train, chosen, job.pad_id, torch.device("cpu"))
             optimizer.zero_grad()
             example_losses(model(batch), batch.target_B).mean().backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), settings.gradient_clipping)
@@ -94,61 +96,55 @@ def plain_adamw(model: SequenceClassifier, inputs: Inputs, settings: FinetuneCon
 
 
 def test_a_run_is_plain_adamw_with_layer_wise_decay(
-    stock_model: Path, inputs: Inputs, world: World, tmp_path: Path
+    stock_model: Path, job: GlueJob, world: World, tmp_path: Path
 ) -> None:
     torch.manual_seed(key_of(SEED, 0))
     expected = SequenceClassifier(
         load_encoder(stock_model, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0), 2
     )
-    plain_adamw(expected, inputs, SETTINGS)
+    plain_adamw(expected, job, SETTINGS)
 
     torch.manual_seed(key_of(SEED, 0))
     encoder = load_encoder(stock_model, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
-    run = Run(encoder, inputs, SETTINGS, SEED, deepspeed_file(tmp_path, micro=4), world)
+    run = Run(encoder, job, SETTINGS, SEED, deepspeed_file(tmp_path, micro=4), world)
     run.train()
     for name, weight in run.engine.module.named_parameters():
         torch.testing.assert_close(weight.data, expected.get_parameter(name).data, rtol=0, atol=2e-5, msg=name)
 
 
-def go(stock_model: Path, inputs: Inputs, world: World, config: Path, seed: int = SEED, **changes: Any) -> Outcome:
+def go(stock_model: Path, job: GlueJob, world: World, config: Path, seed: int = SEED, **changes: Any) -> Outcome:
     settings = SETTINGS.model_copy(update=changes)
-    return train(stock_model, False, inputs, settings, seed, config, world)
+    return train(stock_model, False, job, settings, seed, config, world)
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
-def test_zero_stages_learn_the_same(
-    stage: int, stock_model: Path, inputs: Inputs, world: World, tmp_path: Path
-) -> None:
-    plain = go(stock_model, inputs, world, deepspeed_file(tmp_path))
-    zero = go(stock_model, inputs, world, deepspeed_file(tmp_path, stage, micro=4))
+def test_zero_stages_learn_the_same(stage: int, stock_model: Path, job: GlueJob, world: World, tmp_path: Path) -> None:
+    plain = go(stock_model, job, world, deepspeed_file(tmp_path))
+    zero = go(stock_model, job, world, deepspeed_file(tmp_path, stage, micro=4))
     assert zero.train_losses == pytest.approx(plain.train_losses, abs=1e-5)
 
 
 def test_the_same_seed_gives_the_same_run_and_another_seed_another(
-    stock_model: Path, inputs: Inputs, world: World, tmp_path: Path
+    stock_model: Path, job: GlueJob, world: World, tmp_path: Path
 ) -> None:
     config = deepspeed_file(tmp_path)
     first, again, other = (
-        go(stock_model, inputs, world, config, seed, dropout=0.1, attention_dropout=0.1) for seed in (1, 1, 2)
+        go(stock_model, job, world, config, seed, dropout=0.1, attention_dropout=0.1) for seed in (1, 1, 2)
     )
     assert first == again
     assert first.train_losses != other.train_losses
 
 
-def test_best_and_last_are_the_scores_of_epochs(
-    stock_model: Path, inputs: Inputs, world: World, tmp_path: Path
-) -> None:
-    outcome = go(stock_model, inputs, world, deepspeed_file(tmp_path), epochs=6)
+def test_best_and_last_are_the_scores_of_epochs(stock_model: Path, job: GlueJob, world: World, tmp_path: Path) -> None:
+    outcome = go(stock_model, job, world, deepspeed_file(tmp_path), epochs=6)
     assert outcome.best["dev"]["matthews"] >= outcome.last["dev"]["matthews"] > 0.5
     assert outcome.collapsed is None
     assert len(outcome.train_losses) == 6
     assert outcome.precision == "float32"
 
 
-def test_one_answer_for_every_example_is_flagged(
-    stock_model: Path, inputs: Inputs, world: World, tmp_path: Path
-) -> None:
-    one_label = inputs._replace(train=inputs.train._replace(targets=[1.0] * len(inputs.train.targets)))
+def test_one_answer_for_every_example_is_flagged(stock_model: Path, job: GlueJob, world: World, tmp_path: Path) -> None:
+    one_label = replace(job, train=job.train._replace(targets=[1.0] * len(job.train.targets)))
     outcome = go(stock_model, one_label, world, deepspeed_file(tmp_path))
     assert outcome.collapsed == "constant prediction"
     assert outcome.last == {"dev": {"matthews": 0.0}}
@@ -156,15 +152,15 @@ def test_one_answer_for_every_example_is_flagged(
 
 @pytest.mark.parametrize("stage", [0, 1])
 def test_a_run_that_diverges_ends_and_is_flagged(
-    stage: int, stock_model: Path, inputs: Inputs, world: World, tmp_path: Path
+    stage: int, stock_model: Path, job: GlueJob, world: World, tmp_path: Path
 ) -> None:
-    outcome = go(stock_model, inputs, world, deepspeed_file(tmp_path, stage), learning_rate=1e30, epochs=3)
+    outcome = go(stock_model, job, world, deepspeed_file(tmp_path, stage), learning_rate=1e30, epochs=3)
     assert outcome.collapsed == "non-finite loss"
     assert outcome.train_losses[-1] is None
     assert np.isfinite(outcome.last["dev"]["matthews"])
 
 
-def test_a_model_with_relative_position_trains_its_table(inputs: Inputs, world: World, tmp_path: Path) -> None:
+def test_a_model_with_relative_position_trains_its_table(job: GlueJob, world: World, tmp_path: Path) -> None:
     config = EncoderConfig(
         vocab_size=60,
         embedding_size=16,
@@ -178,14 +174,14 @@ def test_a_model_with_relative_position_trains_its_table(inputs: Inputs, world: 
     before = encoder.encoder.relative_attention_bias.weight.detach().clone()
     weights = {f"electra.{name}": weight for name, weight in encoder.state_dict().items()}
     save_folder(tmp_path / "ours", "ElectraForPreTraining", config, weights, pad_token_id=0)
-    run = Run(load_encoder(tmp_path / "ours"), inputs, SETTINGS, SEED, deepspeed_file(tmp_path), world)
+    run = Run(load_encoder(tmp_path / "ours"), job, SETTINGS, SEED, deepspeed_file(tmp_path), world)
     run.train_epoch(0)
     after = run.engine.module.electra.encoder.relative_attention_bias.weight
     assert 1e-5 < (after - before).abs().max() < 0.1
 
 
-def test_a_finished_run_leaves_no_model_behind(stock_model: Path, inputs: Inputs, world: World, tmp_path: Path) -> None:
-    run = Run(load_encoder(stock_model), inputs, SETTINGS, SEED, deepspeed_file(tmp_path), world)
+def test_a_finished_run_leaves_no_model_behind(stock_model: Path, job: GlueJob, world: World, tmp_path: Path) -> None:
+    run = Run(load_encoder(stock_model), job, SETTINGS, SEED, deepspeed_file(tmp_path), world)
     run.train_epoch(0)
     weight = weakref.ref(run.engine.module)
     del run
@@ -193,17 +189,10 @@ def test_a_finished_run_leaves_no_model_behind(stock_model: Path, inputs: Inputs
     assert weight() is None
 
 
-def test_the_ranks_score_each_dev_example_once_in_as_many_batches(inputs: Inputs) -> None:
-    features = inputs.train
-    parts = [list(shares(features, World(rank, 3, rank, torch.device("cpu")))) for rank in range(3)]
-    assert len({len(part) for part in parts}) == 1
-    assert sorted(np.concatenate([index for part in parts for index in part])) == list(range(len(features.targets)))
-
-
 def test_two_ranks_learn_what_one_learns(
-    stock_model: Path, cola_folder: Path, inputs: Inputs, world: World, tmp_path: Path
+    stock_model: Path, cola_folder: Path, job: GlueJob, world: World, tmp_path: Path
 ) -> None:
-    alone = go(stock_model, inputs, world, deepspeed_file(tmp_path))
+    alone = go(stock_model, job, world, deepspeed_file(tmp_path))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
@@ -233,7 +222,7 @@ def test_two_ranks_learn_what_one_learns(
 
 def one_rank(stock_model: str, cola_folder: str, config: str) -> None:
     """What each process of `test_two_ranks_learn_what_one_learns` does."""
-    outcome = go(Path(stock_model), read_inputs(Path(stock_model), Path(cola_folder)), start_processes(), Path(config))
+    outcome = go(Path(stock_model), read_job(Path(stock_model), Path(cola_folder)), start_processes(), Path(config))
     print("\n" + json.dumps(outcome._asdict()), flush=True)
 
 

@@ -1,0 +1,50 @@
+"""What a run needs of its task: a model to train, a loss, scores on the dev set."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol
+
+from torch import Tensor, nn
+
+from finetune.features import Batch, Features
+from finetune.records import Metrics
+from finetune.tasks.glue import Task
+from finetune.tasks.squad import SquadVersion
+from pretrain.encoder import ElectraEncoder
+from pretrain.engine import Engine
+
+
+class Evaluation(NamedTuple):
+    """Dev scores after an epoch."""
+
+    metrics: Metrics
+    constant: bool
+    """Whether every example got one and the same answer."""
+    files: Mapping[str, Any]
+    """What to keep of the answers: file name -> JSON value."""
+
+
+class Job(Protocol):
+    """A task with its data in token ids; `glue_job.GlueJob` and `squad_job.SquadJob` are the two."""
+
+    @property
+    def task(self) -> Task | SquadVersion:
+        """Its name, its dev splits, and the metrics that are shown; the first of each chooses the best epoch."""
+
+    @property
+    def train_examples(self) -> int:
+        """Examples as the task counts them; features may be more."""
+
+    @property
+    def train(self) -> Features: ...
+
+    @property
+    def pad_id(self) -> int: ...
+
+    def build(self, encoder: ElectraEncoder) -> nn.Module:
+        """The model: `encoder` as its `electra`, the rest as its `head`."""
+
+    def losses(self, output: Any, batch: Batch) -> Tensor:
+        """The loss of each feature of a batch [B], from what the model made of it."""
+
+    def evaluate(self, engine: Engine) -> Evaluation:
+        """Scores the dev set. Collective: the ranks share the examples and all know the result."""

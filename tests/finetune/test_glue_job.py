@@ -1,0 +1,56 @@
+"""finetune/glue_job.py: predictions in order, scored split by split."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from finetune.features import Features, collate
+from finetune.glue_job import GlueJob
+from finetune.heads import SequenceClassifier
+from finetune.metrics import score
+from finetune.tasks.glue import TASKS
+from finetune.train import Run
+from pretrain.huggingface import load_encoder
+from pretrain.processes import start_processes
+from tests.conftest import REPOSITORY
+from tests.finetune.test_train import SETTINGS
+
+
+@pytest.fixture(scope="module")
+def run(stock_model: Path) -> Run:
+    """An untrained model and MNLI's two dev splits, of 150 and 20 sequences of many lengths."""
+    random = np.random.default_rng(0)
+
+    def features(count: int) -> Features:
+        ids = [[2, *random.integers(5, 40, size=random.integers(1, 20)), 3] for _ in range(count)]
+        return Features(ids, [[0] * len(row) for row in ids], [float(x) for x in random.integers(3, size=count)])
+
+    dev = {"dev_matched": features(150), "dev_mismatched": features(20)}
+    job = GlueJob(TASKS["MNLI"], features(30), dev, pad_id=0)
+    torch.manual_seed(1)
+    config = REPOSITORY / "ds_configs" / "zero0_fp32.json"
+    made = Run(load_encoder(stock_model), job, SETTINGS, 1, config, start_processes())
+    for weight in made.engine.module.parameters():
+        torch.nn.init.normal_(weight)  # so that the answers differ
+    return made
+
+
+def test_the_model_has_an_output_a_class(run: Run) -> None:
+    assert isinstance(run.engine.module, SequenceClassifier)
+    assert run.engine.module.head.out_features == 3
+    assert run.job.train_examples == 30
+
+
+def test_every_example_gets_its_own_prediction_and_each_split_its_scores(run: Run) -> None:
+    run.engine.module.eval()
+    metrics, constant, files = run.job.evaluate(run.engine)
+    assert (constant, files) == (False, {})
+    for split, features in run.job.dev.items():
+        alone = [
+            int(run.engine.module(collate(features, [place], 0, torch.device("cpu"))).argmax())
+            for place in range(len(features.targets))
+        ]
+        assert run.job.predict(features, run.engine).tolist() == alone
+        assert metrics[split] == score(("accuracy",), np.array(features.targets), np.array(alone))

@@ -1,0 +1,16 @@
+"""finetune/job.py: GLUE and SQuAD give a run what it needs."""
+
+import inspect
+
+import pytest
+
+from finetune.glue_job import GlueJob
+from finetune.job import Job
+from finetune.squad_job import SquadJob
+
+
+@pytest.mark.parametrize("kind", [GlueJob, SquadJob])
+def test_every_job_has_what_a_run_needs(kind: type) -> None:
+    needed = {name for name, _ in inspect.getmembers(Job) if not name.startswith("_")}
+    assert needed == {"task", "train_examples", "train", "pad_id", "build", "losses", "evaluate"}
+    assert needed <= set(dir(kind)) | set(kind.__annotations__)

@@ -1,0 +1,77 @@
+"""finetune/run_squad.py: one launch for all seeds, the next for what is left; mistakes cost one line."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from data_prep.config import ConfigError
+from finetune.config import SquadOptions
+from finetune.records import RunRecord, read_records
+from finetune.run_squad import run_queue
+from tests.conftest import REPOSITORY
+from tests.finetune.conftest import launch
+
+SHORT = {"epochs": 1, "batch_size": 8, "max_question": 8, "deepspeed_config": REPOSITORY / "ds_configs/zero0_fp32.json"}
+
+
+def run_here(model: Path, data_dir: Path, output: Path, /, **options: Any) -> list[RunRecord]:
+    """The same in this process; returns all records of the output folder."""
+    given = {"model": str(model), "data_dir": data_dir, "output": output}
+    run_queue(SquadOptions.from_values(given | SHORT | options))
+    return read_records(output / "results.jsonl")
+
+
+def test_a_launch_runs_all_seeds_and_the_next_only_what_is_missing(
+    stock_model: Path, squad_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = ("--model", stock_model, "--data_dir", squad_folder, "--output", tmp_path)
+    done = launch("run_squad.py", *paths, "--epochs", "1", "--batch_size", "8", "--max_question", "8", "--seeds", "1")
+    assert done.returncode == 0, done.stderr
+    records = run_here(stock_model, squad_folder, tmp_path, seeds=(1, 2))
+    assert "1 of 2 runs to do" in capsys.readouterr().out
+    assert [(record.run.seed, record.world_size) for record in records] == [(1, 2), (2, 1)]
+    assert {record.run.task for record in records} == {"SQuAD 2.0"}
+    assert records[0].last.keys() == {"dev", "dev_best_threshold"}
+    answers = tmp_path / "predictions" / records[0].run.folder_name() / "predictions.json"
+    assert set(json.loads(answers.read_text())) == {f"q{number}" for number in range(16)}
+
+
+def test_every_setting_of_the_head_is_another_run(stock_model: Path, squad_folder: Path, tmp_path: Path) -> None:
+    for change in ({}, {"head": "xlnet"}, {"null_threshold": 0.0}, {"stride": 3}):
+        records = run_here(stock_model, squad_folder, tmp_path, seeds=(1,), **change)
+    assert [record.run.settings.head for record in records] == ["electra", "xlnet", "electra", "electra"]
+    assert len({record.run.folder_name() for record in records}) == 4
+
+
+def test_squad_1_reads_its_own_files(stock_model: Path, squad_folder: Path, tmp_path: Path) -> None:
+    layout = json.loads((squad_folder / "train-v2.0.json").read_text())
+    for paragraph in layout["data"][0]["paragraphs"]:
+        paragraph["qas"] = [
+            {key: entry[key] for key in ("id", "question", "answers")} for entry in paragraph["qas"] if entry["answers"]
+        ]
+    for name in ("train-v1.1.json", "dev-v1.1.json"):
+        (tmp_path / name).write_text(json.dumps(layout))
+    (record,) = run_here(stock_model, tmp_path, tmp_path / "out", version="1.1", seeds=(1,))
+    assert (record.run.task, record.train_examples, record.last.keys()) == ("SQuAD 1.1", 12, {"dev"})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model": "nowhere"}, "nowhere"),
+        ({"data_dir": "nowhere"}, "nowhere/train-v2.0.json"),
+        ({"max_length": 64}, "max_length: got 64, expected at most the model's 32 positions"),
+        ({"max_question": 30}, "max_length: got 32, expected at least max_question 30 + 4"),
+        ({"stride": 0}, "stride"),
+        ({"deepspeed_config": "nowhere.json"}, "deepspeed_config: cannot read nowhere.json"),
+    ],
+)
+def test_a_mistake_is_named_before_anything_is_written(
+    change: dict[str, Any], message: str, stock_model: Path, squad_folder: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        run_here(stock_model, squad_folder, tmp_path / "out", **change)
+    assert message in str(caught.value)
+    assert not (tmp_path / "out").exists()
