@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import BrokenExecutor
 from dataclasses import replace
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -42,14 +42,12 @@ from data_prep.output import (
 )
 from data_prep.pipeline import PUNKT_NAME, RECORDS_NAME, ChunkRecord, build_chunk, load_tools
 from data_prep.progress import Progress, duration
-from data_prep.sentences import find_model, load_model, model_sha256, train_model
+from data_prep.punkt import PunktModel
+from data_prep.sentences import Sentences, find_model, load_model, model_sha256, train_model
 from data_prep.sequences import Builder, Packing
 from data_prep.sources import Source, find_sources
 from data_prep.tokens import WordPiece, open_tokenizer
 from data_prep.workers import Pool, start_pool
-
-if TYPE_CHECKING:
-    from nltk.tokenize.punkt import PunktParameters
 
 _PUNKT_SAMPLE = 4_000_000  # bytes: Punkt learns at 0.6 MB/s, and its lists hardly grow after a few megabytes
 _DRY_RUN_SAMPLE = 1_000_000  # bytes
@@ -66,6 +64,8 @@ class BuildOptions(StrictConfig):
     """shard folder to make"""
     vocab: str = _DEFAULT_VOCAB
     """vocab.txt, tokenizer folder or hub name"""
+    sentences: Sentences = "punkt"
+    """line: the text has one a line already"""
     punkt: Path | None = None
     """folder of a Punkt model (default: learn one)"""
     documents: Boundary = "blank_line"
@@ -117,9 +117,11 @@ class BuildOptions(StrictConfig):
         return tuple(chance / sum(chances) for chance in chances)
 
     @model_validator(mode="after")
-    def _builder_packs_documents(self) -> Self:
+    def _fit_together(self) -> Self:
         if self.builder == "electra" and self.packing != "documents":
             raise ValueError(f"packing: got {self.packing}, expected documents with --builder electra; leave one out")
+        if self.sentences == "line" and self.punkt is not None:
+            raise ValueError(f"punkt: got {self.punkt}, expected none with --sentences line; leave one out")
         return self
 
 
@@ -136,7 +138,10 @@ def main(options: BuildOptions) -> int:
         try:
             _build(options, sources, tokenizer, pool)
         except (OSError, BrokenExecutor) as error:
-            print(f"build_shards: stopped: {error}; mend it and run the same command to go on", file=sys.stderr)
+            print(
+                f"build_shards: stopped while writing {options.output}: {error}; mend it and run the same command to go on",
+                file=sys.stderr,
+            )
             return 1
     return 0
 
@@ -166,7 +171,7 @@ def _build(options: BuildOptions, sources: list[Source], tokenizer: WordPiece, p
     started = time.monotonic()
     with locked(options.output):
         earlier = earlier_plan(options.output)
-        punkt = _punkt(options, sources, earlier)
+        punkt = _punkt(options, sources, earlier, _PUNKT_SAMPLE)
         plan = _plan(options, sources, tokenizer, punkt)
         if earlier is not None:
             refuse_another(plan, earlier, options.output)
@@ -182,22 +187,24 @@ def _build(options: BuildOptions, sources: list[Source], tokenizer: WordPiece, p
         print("no document was held out: the corpus is small; a larger --held_out sets some aside")
 
 
-def _punkt(options: BuildOptions, sources: Sequence[Source], earlier: Plan | None) -> "PunktParameters":
-    """The model given, or the one that an earlier run of this build learned, or a new one."""
+def _punkt(options: BuildOptions, sources: Sequence[Source], earlier: Plan | None, sample: int) -> PunktModel | None:
+    """The model given, or the one that an earlier run of this build learned, or a new one; None if not needed."""
+    if options.sentences == "line":
+        return None
     if options.punkt is not None:
         return load_model(find_model(options.punkt))
     if earlier is not None and (options.output / PUNKT_NAME).is_dir():
         return load_model(find_model(options.output / PUNKT_NAME))
-    return train_model(sample_documents(sources, _PUNKT_SAMPLE, options.reading))
+    return train_model(sample_documents(sources, sample, options.reading))
 
 
-def _plan(options: BuildOptions, sources: Sequence[Source], tokenizer: WordPiece, punkt: "PunktParameters") -> Plan:
+def _plan(options: BuildOptions, sources: Sequence[Source], tokenizer: WordPiece, punkt: PunktModel | None) -> Plan:
     shared = options.model_dump(include=set(BuildConfig.model_fields) - {"punkt"})
     config = BuildConfig(
         **shared,
         tokenizer_sha256=tokenizer.sha256(),
-        punkt="learned" if options.punkt is None else "given",
-        punkt_sha256=model_sha256(punkt),
+        punkt="none" if punkt is None else "learned" if options.punkt is None else "given",
+        punkt_sha256="" if punkt is None else model_sha256(punkt),
     )
     versions = {name: version(name) for name in ("numpy", "nltk", "tokenizers")}
     versions["python"] = ".".join(platform.python_version_tuple()[:2])
@@ -264,16 +271,17 @@ def _summary(manifest: Manifest) -> str:
 def _estimate(options: BuildOptions, sources: Sequence[Source], tokenizer: WordPiece, workers: int) -> None:
     """Prints what a build would take, from a sample sent through it."""
     pieces = list(sample_pieces(sources, _DRY_RUN_SAMPLE, options.reading))
-    sample, sample_on_disk = (sum(sizes) for sizes in zip(*((p.size, p.disk_bytes) for p in pieces), strict=True))
-    if options.punkt is not None:
-        punkt = load_model(find_model(options.punkt))
-    else:
-        punkt = train_model(sample_documents(sources, _DRY_RUN_SAMPLE, options.reading))
+    sample, sample_on_disk = sum(piece.size for piece in pieces), sum(piece.disk_bytes for piece in pieces)
+    if not sample or not sample_on_disk:
+        raise ConfigError(
+            "dry_run: the input's size cannot be told: it is empty, or on the hub; build without --dry_run"
+        )
+    punkt = _punkt(options, sources, None, _DRY_RUN_SAMPLE)
     plan = _plan(options, sources, tokenizer, punkt)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         prepare(folder, plan, tokenizer, punkt)
-        load_tools(folder)
+        load_tools(folder, options.sentences)
         started = time.monotonic()
         record = build_chunk(Chunk(0, tuple(pieces)), plan.config, folder)
         seconds = time.monotonic() - started

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from data_prep.config import ConfigError, StrictConfig
 from data_prep.formats import Boundary
+from data_prep.sentences import Sentences
 from data_prep.sequences import Builder, Packing
 from data_prep.shards import write_atomically
 from data_prep.tokens import SpecialTokens
@@ -37,7 +38,8 @@ class BuildConfig(StrictConfig):
     seed: int
     chunk_mb: float
     tokenizer_sha256: str
-    punkt: Literal["given", "learned"]
+    sentences: Sentences
+    punkt: Literal["given", "learned", "none"]
     punkt_sha256: str
 
 

@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from data_prep.chunks import Chunk
 from data_prep.config import ConfigError, StrictConfig
@@ -27,12 +27,10 @@ from data_prep.manifest import (
     sum_shards,
 )
 from data_prep.pipeline import PUNKT_NAME, RECORDS_NAME, TOKENIZER_NAME, ChunkRecord, record_path
+from data_prep.punkt import PunktModel
 from data_prep.sentences import save_model
 from data_prep.shards import TEMPORARY_SUFFIX, write_atomically
 from data_prep.tokens import WordPiece
-
-if TYPE_CHECKING:
-    from nltk.tokenize.punkt import PunktParameters
 
 _PLAN_NAME = "plan.json"
 
@@ -102,7 +100,7 @@ def _flat(values: dict[str, Any]) -> dict[str, Any]:
     return {name: value for group in values.values() for name, value in group.items()}
 
 
-def prepare(folder: Path, plan: Plan, tokenizer: WordPiece, punkt: "PunktParameters") -> None:
+def prepare(folder: Path, plan: Plan, tokenizer: WordPiece, punkt: PunktModel | None) -> None:
     """Clears away what a killed run left half written, and writes what the workers read."""
     for leftover in folder.rglob(f"*{TEMPORARY_SUFFIX}"):
         leftover.unlink()
@@ -110,7 +108,8 @@ def prepare(folder: Path, plan: Plan, tokenizer: WordPiece, punkt: "PunktParamet
         (folder / name).mkdir(parents=True, exist_ok=True)
     write_atomically(folder / RECORDS_NAME / _PLAN_NAME, plan.model_dump_json().encode())
     tokenizer.save(folder / TOKENIZER_NAME)
-    save_model(punkt, folder / PUNKT_NAME)
+    if punkt is not None:
+        save_model(punkt, folder / PUNKT_NAME)
 
 
 def finished_record(folder: Path, chunk: Chunk) -> ChunkRecord | None:

@@ -16,7 +16,7 @@ from data_prep.chunks import Chunk
 from data_prep.config import StrictConfig
 from data_prep.intake import HELD_OUT, TRAIN, Intake, Text
 from data_prep.manifest import HELD_OUT_NAME, Books, BuildConfig, ShardEntry
-from data_prep.sentences import SentenceSplitter
+from data_prep.sentences import Sentences, SentenceSplitter
 from data_prep.shards import write_atomically
 from data_prep.sides import Side
 from data_prep.tokens import WordPiece
@@ -43,7 +43,7 @@ def build_chunk(chunk: Chunk, config: BuildConfig, output: Path, strict: bool = 
     Raises:
         ConfigError: its text cannot be read, or, where `strict`, is malformed.
     """
-    tokenizer, splitter = load_tools(output)
+    tokenizer, splitter = load_tools(output, config.sentences)
     sides = {side: Side(f"{config.seed}\n{chunk.key}\n{side}", config, tokenizer) for side in (TRAIN, HELD_OUT)}
     intake = Intake(chunk, config, strict)
     for texts in intake.batches():
@@ -72,10 +72,12 @@ def record_path(output: Path, number: int) -> Path:
 
 
 @lru_cache(maxsize=1)
-def load_tools(output: Path) -> tuple[WordPiece, SentenceSplitter]:
-    """The tokenizer and the Punkt model of an output folder, loaded once in a process."""
+def load_tools(output: Path, sentences: Sentences) -> tuple[WordPiece, SentenceSplitter]:
+    """The tokenizer and the sentence splitter of an output folder, loaded once in a process."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the workers fill the cores; its threads would compete
-    return WordPiece.load(output / TOKENIZER_NAME), SentenceSplitter(output / PUNKT_NAME)
+    return WordPiece.load(output / TOKENIZER_NAME), SentenceSplitter(
+        output / PUNKT_NAME if sentences == "punkt" else None
+    )
 
 
 def _tokenize(

@@ -7,10 +7,13 @@ always ends a sentence, as in ELECTRA's builder, which takes line by line.
 import hashlib
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Literal
 
 from data_prep.config import ConfigError
 from data_prep.punkt import Punkt, PunktModel
 from data_prep.shards import write_atomically
+
+Sentences = Literal["punkt", "line"]
 
 _FILES = ("abbrev_types.txt", "collocations.tab", "ortho_context.tab", "sent_starters.txt")
 
@@ -19,17 +22,19 @@ class SentenceSplitter:
     """Cuts documents into sentences.
 
     Args:
-        folder: a Punkt model's four files.
+        folder: a Punkt model's four files; None where the text has one sentence a line.
 
     Raises:
         ConfigError: the folder holds no readable model.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._punkt = Punkt(load_model(folder))
+    def __init__(self, folder: Path | None) -> None:
+        self._punkt = None if folder is None else Punkt(load_model(folder))
 
     def split(self, document: str) -> list[str]:
         """The sentences, in order; nothing but white space is lost."""
+        if self._punkt is None:
+            return [line for line in map(str.strip, document.splitlines()) if line]
         sentences = self._punkt.sentences
         return [sentence for line in document.splitlines() for sentence in sentences(line)]
 

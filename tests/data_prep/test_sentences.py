@@ -5,7 +5,9 @@ import sys
 
 import pytest
 
+from data_prep.build_shards import BuildOptions, main
 from data_prep.config import ConfigError
+from data_prep.manifest import load_manifest
 from data_prep.sentences import (
     SentenceSplitter,
     find_model,
@@ -86,3 +88,23 @@ def test_a_damaged_model_is_refused(tmp_path):
     (tmp_path / "ortho_context.tab").write_text("word\tnot a number")
     with pytest.raises(ConfigError, match="is not a Punkt model"):
         load_model(tmp_path)
+
+
+def test_with_one_sentence_a_line_only_line_ends_count():
+    assert SentenceSplitter(None).split("One. Two.\r\n\n  Three \u2028four.") == ["One. Two.", "Three", "four."]
+
+
+def test_a_build_with_one_sentence_a_line_needs_no_punkt_model(options, built, tmp_path):
+    output = tmp_path / "lines"
+    assert main(options.model_copy(update={"output": output, "sentences": "line"})) == 0
+    assert not (output / "punkt").exists()
+    config = load_manifest(output).config
+    assert (config.sentences, config.punkt, config.punkt_sha256) == ("line", "none", "")
+    assert load_manifest(output).books == load_manifest(built).books
+    with pytest.raises(ConfigError, match=r"sentences: the build in .* has punkt, this one line"):
+        main(options.model_copy(update={"sentences": "line"}))
+
+
+def test_a_punkt_model_for_one_sentence_a_line_is_refused():
+    with pytest.raises(ConfigError, match="punkt: got model, expected none with --sentences line"):
+        BuildOptions.from_values({"sentences": "line", "punkt": "model"})
