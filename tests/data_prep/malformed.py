@@ -20,7 +20,7 @@ PACKERS: dict[str, Callable[[bytes], bytes]] = {
     ".xz": lzma.compress,
     ".zst": lambda content: pyarrow.compress(content, "zstd", asbytes=True),
 }
-NAMES = ("a.txt", "wiki_00", "a.jsonl", "a.json", "a.xml", "a.parquet", "a.xml-p1p2")
+FORMATS = ("a.parquet", "a.txt", "a.txt", "wiki_00", "a.jsonl", "a.xml", "wiki_01")  # by the name they should have
 WORDS = (
     *(
         "Ka lo mi.",
@@ -59,16 +59,18 @@ NESTED = ("{{", "[[", "<ref>", "{|\n", "'''", "[", '{"text": ', "<doc id='1'>", 
 def malformed_file(seed: int, folder: Path) -> tuple[Path, dict[str, Any]]:
     """A file of the seed in the folder, and options to build it with."""
     random = np.random.default_rng(seed)
-    content = _written(_texts(random), random)
-    for _ in range(random.integers(0, 3)):
+    form = int(random.integers(0, len(FORMATS)))
+    content = _written(form, _texts(random), random)
+    for _ in range(random.integers(0, 3) if form else random.integers(0, 2)):
         content = _damaged(content, random)
     suffix = str(random.choice(list(PACKERS)))
     content = PACKERS[suffix](content)
-    if random.random() < 0.3:
+    if random.random() < 0.2:
         content = _damaged(content, random)
     if random.random() < 0.1:
         suffix = str(random.choice(list(PACKERS)))
-    path = folder / f"{random.choice(NAMES)}{suffix}"
+    name = FORMATS[form] if random.random() < 0.8 else str(random.choice(FORMATS))
+    path = folder / f"{name}{suffix}"
     path.write_bytes(content)
     options: dict[str, Any] = {
         "documents": str(random.choice(["blank_line", "file"])),
@@ -88,9 +90,8 @@ def _texts(random: np.random.Generator) -> list[str]:
     return [" ".join(random.choice(WORDS, random.integers(0, 60))) for _ in range(random.integers(0, 12))]
 
 
-def _written(texts: list[str], random: np.random.Generator) -> bytes:
+def _written(form: int, texts: list[str], random: np.random.Generator) -> bytes:
     """The texts in one of the formats, in some encoding."""
-    form = random.integers(0, 7)
     if form == 0:
         table = io.BytesIO()
         column = str(random.choice(["text", "text", "body"]))
@@ -104,7 +105,7 @@ def _written(texts: list[str], random: np.random.Generator) -> bytes:
         4: "\n".join(json.dumps({str(random.choice(["text", "text", "body"])): text}) for text in texts),
         5: "<mediawiki>" + "".join(f"<page><ns>0</ns><text>{text}</text></page>\n" for text in texts) + "</mediawiki>",
         6: "\n\n".join(texts) + '\n<doc id="1">\n' + "\n".join(texts) + '{"text": "x"}',
-    }[int(form)]
+    }[form]
     encoding = str(random.choice(["utf-8", "utf-8", "utf-8", "latin-1", "utf-16", "utf-8-sig"]))
     return written.encode(encoding, "replace")
 

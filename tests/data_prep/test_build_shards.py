@@ -1,19 +1,27 @@
 """Claims about a whole build: the same bytes however it is run, and every mistake one line."""
 
+import bz2
+import json
 import os
+import resource
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from data_prep.build_shards import BuildOptions, main
 from data_prep.config import ConfigError
 from data_prep.inspection import checksum_problems, problems_of, read_rows
 from data_prep.manifest import load_manifest
+from data_prep.output import locked
+from data_prep.pipeline import build_chunk
 
 from .conftest import REPOSITORY, command_of, contents, run_script
 from .malformed import malformed_file
@@ -201,15 +209,113 @@ def test_a_damaged_input_stops_the_build_by_name_and_another_run_goes_on(options
     assert main(wrong) == 0
 
 
-def test_an_unwritable_disk_is_one_line_and_exit_code_1(options, tmp_path, monkeypatch, capsys):
-    def full(*arguments):
-        raise OSError(28, "No space left on device")
+def limit_file_size():
+    """As on a full disk, but not for others: no file of this process may grow beyond 8 kB."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192))
 
-    monkeypatch.setattr("data_prep.build_shards.build_chunk", full)
-    assert main(again(options, tmp_path / "out")) == 1
-    assert "No space left on device" in capsys.readouterr().err
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_full_disk_is_one_line_and_exit_code_1_and_another_run_goes_on(options, built, tmp_path, workers):
+    command = [*command_of(again(options, tmp_path / "out", workers=workers)), "--punkt", str(built / "punkt")]
+    done = run_script(*command, preexec_fn=limit_file_size)
+    assert done.returncode == 1
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    assert "File too large" in done.stderr
+    assert run_script(*command).returncode == 0
+    assert contents_of_shards(tmp_path / "out") == contents_of_shards(built)
+
+
+def contents_of_shards(folder):
+    return {name: content for name, content in contents(folder).items() if ".bin" in name or ".idx" in name}
+
+
+def test_a_killed_worker_is_one_line_and_exit_code_1_and_another_run_goes_on(options, built, tmp_path):
+    command = command_of(again(options, tmp_path / "out", workers=2))
+    process = subprocess.Popen(
+        [sys.executable, *command], cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    while not list((tmp_path / "out").glob(".records/0*.json")):
+        assert process.poll() is None
+        time.sleep(0.001)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    workers = [child for child in children if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
+    os.kill(int(workers[0]), signal.SIGKILL)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert len(errors.splitlines()) == 1, errors
+    assert "run the same command to go on" in errors
+    build_elsewhere(options, tmp_path / "out")
+    assert contents(tmp_path / "out") == contents(built)
+
+
+def test_an_input_that_vanishes_is_named_and_another_run_goes_on(options, built, tmp_path, monkeypatch):
+    shutil.copytree(options.input[0], tmp_path / "corpus")
+    last = tmp_path / "corpus" / "part-7.txt"
+
+    def build_and_lose(chunk, *rest):
+        if last.exists():
+            last.rename(tmp_path / "elsewhere")
+        return build_chunk(chunk, *rest)
+
+    monkeypatch.setattr("data_prep.build_shards.build_chunk", build_and_lose)
+    case = again(options, tmp_path / "out", input=(tmp_path / "corpus",))
+    with pytest.raises(ConfigError, match=r"part-7\.txt cannot be opened"):
+        main(case)
     monkeypatch.undo()
-    assert main(again(options, tmp_path / "out")) == 0
+    (tmp_path / "elsewhere").rename(last)
+    assert main(case) == 0
+    assert contents_of_shards(tmp_path / "out") == contents_of_shards(built)
+
+
+def test_a_second_command_on_the_same_output_is_refused_while_the_first_runs(options, tmp_path):
+    with locked(tmp_path / "out"):
+        done = run_script(*command_of(again(options, tmp_path / "out")))
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert "another build is writing" in done.stderr
+
+
+def test_thousands_of_small_files_share_shards(options, tmp_path):
+    (tmp_path / "in").mkdir()
+    for number in range(3000):
+        (tmp_path / "in" / f"{number:04d}.txt").write_text(f"Kalo mi ne {'ru ' * (number % 9)}so.")
+    assert main(again(options, tmp_path / "out", input=(tmp_path / "in",), documents="file", chunk_mb=1.0)) == 0
+    manifest = load_manifest(tmp_path / "out")
+    assert len(manifest.shards) == 1
+    assert manifest.books.documents.read == len(manifest.inputs) == 3000
+
+
+@pytest.fixture(scope="module")
+def many_formats(options, tmp_path_factory):
+    """The corpus in every format, as three inputs."""
+    folder = tmp_path_factory.mktemp("formats")
+    texts = [path.read_text().split("\n\n") for path in sorted(options.input[0].iterdir())]
+    for name in ("tables", "wiki", "text"):
+        (folder / name).mkdir()
+    parquet.write_table(pyarrow.table({"text": texts[0]}), folder / "tables" / "a.parquet", row_group_size=5)
+    (folder / "tables" / "b.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in texts[1]))
+    extracted = "".join(f'<doc id="{n}" url="" title="">\n{text}\n</doc>\n' for n, text in enumerate(texts[2]))
+    (folder / "wiki" / "wiki_00").write_text(extracted)
+    pages = "".join(f"<page><ns>0</ns><text>'''{text}'''</text></page>" for text in texts[3])
+    (folder / "wiki" / "dump.xml.bz2").write_bytes(bz2.compress(f"<mediawiki>{pages}</mediawiki>".encode()))
+    plain = "\r\n\r\n".join(texts[4]).encode()
+    (folder / "text" / "a.txt.zst").write_bytes(pyarrow.compress(plain, "zstd", asbytes=True))
+    return folder
+
+
+def test_every_format_builds_to_the_same_bytes_with_any_number_of_workers(options, many_formats, tmp_path):
+    inputs = tuple(many_formats / name for name in ("tables", "wiki", "text"))
+    assert main(again(options, tmp_path / "one", input=inputs, chunk_mb=0.005)) == 0
+    build_elsewhere(options, tmp_path / "two", input=inputs, chunk_mb=0.005, workers=2)
+    assert contents(tmp_path / "one") == contents(tmp_path / "two")
+    books = load_manifest(tmp_path / "one").books
+    assert books.balance
+    assert {name: share.documents for name, share in books.inputs.items()} == {
+        "0 tables": 24,
+        "1 wiki": 24,
+        "2 text": 12,
+    }
 
 
 def build_malformed(seed, options, built, folder):
