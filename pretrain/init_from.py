@@ -4,10 +4,11 @@ The sizes of the run's model are the pair's; the sampling head is fresh, and sam
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from data_prep.config import ConfigError
@@ -95,8 +96,9 @@ def _differences(theirs: EncoderConfig, ours: EncoderConfig) -> list[tuple[str, 
     return [(name, one, other) for name, one, other in values if one != other and name not in TRAINING_ONLY]
 
 
-def load_pair(model: Electra, pair: Pair) -> None:
-    """Gives the model the pair's weights, bit for bit; where their embeddings differ, the discriminator's stay.
+def load_pair(model: Electra, pair: Pair, say: Callable[[str], None] = print) -> None:
+    """Gives the model the pair's weights, bit for bit; where their embeddings differ, says that the discriminator's
+    are used.
 
     Raises:
         ConfigError: a weight is missing or has another shape.
@@ -116,6 +118,9 @@ def load_pair(model: Electra, pair: Pair) -> None:
         if missing:
             raise ConfigError(f"init_from: {folder} lacks {len(missing)} weights, such as {missing[0]}")
         _copy(model, {name: weights[source] for name, source in renamed.items()}, folder)
+    word = "electra.embeddings.word_embeddings.weight"
+    if not torch.equal(generator[word], discriminator[word]):
+        say(f"embeddings of {pair.generator} and {pair.discriminator} differ: the discriminator's are used for both")
     if model.objective.learns_to_sample:
         model.start_at_generator_distribution()
 

@@ -1,5 +1,6 @@
 """The model of a run: with its initial weights, or with those of its newest checkpoint."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -20,12 +21,12 @@ def build_model(description: RunDescription) -> Electra | MaskedLM:
     return kind(run.model, run.objective, description.vocab_size, description.mask_token_id)
 
 
-def initial_model(description: RunDescription) -> Electra | MaskedLM:
+def initial_model(description: RunDescription, say: Callable[[str], None] = print) -> Electra | MaskedLM:
     """The model a run's first step changes: fresh, or with the weights of the pair it starts from."""
     model = build_model(description)
     if description.init_from:
         assert isinstance(model, Electra)
-        load_pair(model, find_pair(description.init_from))
+        load_pair(model, find_pair(description.init_from), say)
     return model
 
 

@@ -157,7 +157,7 @@ def build_training(plan: Plan, world: "World") -> "Training":
     from pretrain.run_folder import write_run
     from pretrain.train import Training
 
-    model = initial_model(plan.description)
+    model = initial_model(plan.description, say=print if world.is_first else lambda line: None)
     groups = parameter_groups(model, plan.run.optim.weight_decay)
     engine = Engine(model, groups, plan.deepspeed, world)
     if world.is_first:

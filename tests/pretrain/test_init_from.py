@@ -60,6 +60,20 @@ def test_a_stock_pair_comes_back_out_of_an_export_to_the_bit(
         assert all(torch.equal(weights[name][key], before[key]) for key in before)
 
 
+def test_embeddings_that_differ_are_the_discriminators_and_the_run_says_so(
+    stock_pair: tuple[str, str], shards_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    start(shards_folder, stock_pair)
+    assert "differ" not in capsys.readouterr().out
+    other = ElectraForMaskedLM.from_pretrained(stock_pair[0])
+    torch.nn.init.normal_(other.electra.embeddings.word_embeddings.weight)
+    other.save_pretrained(stock_pair[0])
+    model = start(shards_folder, stock_pair)
+    assert "the discriminator's are used for both" in capsys.readouterr().out
+    theirs = read_weights(Path(stock_pair[1]))["electra.embeddings.word_embeddings.weight"]
+    assert torch.equal(model.generator.embeddings.word_embeddings.weight, theirs)
+
+
 @pytest.mark.parametrize("relative", ["true", "false"])
 def test_an_export_of_ours_goes_round_to_the_bit(relative: str, shards_folder: Path, tmp_path: Path) -> None:
     first = start(shards_folder, (), set=(f"model.relative_position={relative}", "seed=3"))
