@@ -14,7 +14,6 @@ from data_prep.cleaning import clean
 from data_prep.config import ConfigError
 from data_prep.formats import (
     BEGINNING,
-    BYTE_ORDER_MARK,
     END_OF_DOCUMENT,
     LONGEST_DOCUMENT,
     LONGEST_RECORD,
@@ -67,8 +66,7 @@ class Piece:
             yield from _row_documents(self.content, self.start)
             return
         text = self._read() if self.content is None else self.content
-        mark = len(BYTE_ORDER_MARK) if self.start == 0 and text.startswith(BYTE_ORDER_MARK) else 0
-        yield from parse(self.format, text[mark:], self.start + mark, reading)
+        yield from parse(self.format, text, self.start, reading)
 
     def _read(self) -> bytes:
         with opened(self.source.path) as file:

@@ -80,8 +80,8 @@ class Document:
 
     @property
     def digest(self) -> bytes:
-        """8 bytes that tell its content."""
-        return hashlib.blake2b(self.content, digest_size=8).digest()
+        """8 bytes that tell its content, whatever mark the file began with."""
+        return hashlib.blake2b(self.content.removeprefix(BYTE_ORDER_MARK), digest_size=8).digest()
 
 
 def format_of(path: Path, beginning: bytes, boundary: Boundary) -> Format:
@@ -117,6 +117,9 @@ def parse(form: Format, text: bytes, place: int, reading: Reading) -> Iterator[D
     Raises:
         ConfigError: a file's first JSON object has no `text_column`.
     """
+    if place == 0 and form not in (Format.TEXT, Format.ONE_DOCUMENT):  # there the clean-up counts it
+        mark = len(BYTE_ORDER_MARK) if text.startswith(BYTE_ORDER_MARK) else 0
+        text, place = text[mark:], mark
     if form is Format.JSON_LINES:
         found = _json_documents(text, place, reading.text_column)
     else:
@@ -184,7 +187,7 @@ def _json_documents(text: bytes, place: int, column: str) -> Iterator[Document]:
         except (ValueError, TypeError, RecursionError):
             yield Document(line, place + start, "malformed_record")
         except KeyError:
-            if place + start == 0:
+            if place + start <= len(BYTE_ORDER_MARK):
                 raise ConfigError(f"text_column: {column} is not among the keys of {line[:80]!r}; name one") from None
             yield Document(line, place + start, "no_text")
         else:

@@ -92,8 +92,8 @@ def test_a_file_can_be_one_document(tmp_path):
     assert read_all(tmp_path, boundary="file")[1] == ["One.\n\nTwo."]
 
 
-def test_byte_order_mark_and_windows_line_ends_do_not_matter(tmp_path):
-    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfOne.\r\nStill one.\r\n\r\nTwo.\r\n")
+def test_windows_line_ends_separate_documents_too(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"One.\r\nStill one.\r\n\r\nTwo.\r\n")
     assert read_all(tmp_path)[1] == ["One.\r\nStill one.", "Two."]
 
 

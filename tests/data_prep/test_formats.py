@@ -112,3 +112,22 @@ def test_a_long_document_becomes_parts_with_nothing_lost(monkeypatch):
     assert max(len(part.content) for part in parts) <= 100
     assert [part.cut for part in parts] == [True] * (len(parts) - 1) + [False]
     assert [part.place for part in parts][:2] == [5, 5 + len(parts[0].content)]
+
+
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        (Format.JSON_LINES, b'{"text": "Ka."}'),
+        (Format.WIKI_EXTRACTOR, b"<doc id='1'>Ka.</doc>"),
+        (Format.MEDIAWIKI, b"<mediawiki><page><text>Ka.</text></page>"),
+    ],
+)
+def test_a_mark_before_markup_is_no_part_of_a_document(form, text):
+    [document] = parse(form, b"\xef\xbb\xbf" + text, 0, Reading())
+    assert document.content == b"Ka."
+
+
+def test_a_mark_before_plain_text_is_left_to_the_clean_up_and_makes_no_other_document():
+    [marked], [plain] = (parse(Format.TEXT, mark + b"Ka.", 0, Reading()) for mark in (b"\xef\xbb\xbf", b""))
+    assert marked.content == b"\xef\xbb\xbfKa."
+    assert marked.digest == plain.digest

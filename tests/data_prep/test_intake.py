@@ -11,9 +11,9 @@ from data_prep.intake import Intake
 from data_prep.manifest import load_manifest
 from data_prep.output import Plan, prepare
 from data_prep.pipeline import build_chunk
-from data_prep.sentences import load_model
+from data_prep.sentences import find_model, load_model
 from data_prep.sources import find_sources
-from data_prep.tokens import WordPiece
+from data_prep.tokens import WordPiece, open_tokenizer
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def test_every_document_and_character_is_accounted_for_by_reason(books_of):
     assert books.documents.train == 5
     assert books.characters.dropped["markup"] == len("''''''[[mi|]]{{x}}") + len("{{only a template}}")
     assert books.characters.dropped["redirect"] == len("#REDIRECT [[x]]")
-    assert books.characters.dropped["byte_order_mark"] == 1
+    assert books.characters.dropped["byte_order_mark"] == 2
     assert books.characters.dropped["carriage_return"] == 2
     assert books.invalid_utf8 == 1
 
@@ -125,3 +125,18 @@ def test_batches_are_bounded(tmp_path, built):
     batches = list(Intake(chunk, load_manifest(built).config, False).batches())
     assert sum(map(len, batches)) == 500
     assert max(sum(len(text.cleaned.text) for text in batch) for batch in batches) < (1 << 20) + 10_001
+
+
+@pytest.mark.parametrize(("seq_length", "share"), [(128, 0.140), (512, 0.037)])
+def test_googles_builder_loses_the_measured_share_of_real_text(shared_data, tmp_path, built, seq_length, share):
+    """The shares were measured with google-research/electra's own builder."""
+    manifest = load_manifest(built)
+    plan = Plan(config=manifest.config, versions=manifest.versions, inputs=manifest.inputs)
+    prepare(
+        tmp_path, plan, open_tokenizer(str(shared_data / "vocab")), load_model(find_model(shared_data / "nltk_data"))
+    )
+    sources = find_sources([shared_data / "wiki" / "enwiki-AA-0.xz"])
+    chunk = next(read_chunks(sources, 10_000_000, Reading()))
+    config = manifest.config.model_copy(update={"seq_length": seq_length, "builder": "electra", "held_out": 0.0})
+    pieces = build_chunk(chunk, config, tmp_path).books.word_pieces
+    assert pieces.dropped["truncated"] / pieces.read == pytest.approx(share, abs=0.006)
