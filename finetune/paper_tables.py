@@ -1,7 +1,7 @@
-"""The paper's GLUE results, and which task, dev split and metric each of its columns is.
+"""The paper's results on GLUE and SQuAD, and which task, dev split and metric each of their columns is.
 
-Source: "Learning to Sample Replacements for ELECTRA Pre-Training" (Findings of ACL 2021), its GLUE
-results of small and of base models: dev sets, medians over five seeds, per cent.
+Source: "Learning to Sample Replacements for ELECTRA Pre-Training" (Findings of ACL 2021), its results of small and of
+base models: dev sets, medians over five seeds, per cent.
 """
 
 from typing import NamedTuple
@@ -17,11 +17,22 @@ class Column(NamedTuple):
     split: str
     metric: str
     paper_index: int | None = None
-    """Place in the rows of `PAPER_ROWS`; none for what the paper does not report."""
+    """Place in the paper's rows; none for what it does not report."""
+
+
+_Row = tuple[float | None, ...]
+
+
+class Table(NamedTuple):
+    """Columns that belong together, and the paper's rows under them."""
+
+    title: str
+    columns: tuple[Column, ...]
+    paper_rows: dict[ModelSize, dict[str, _Row]]
 
 
 # STS-B: the paper's table says Pearson, its text Spearman; its number stands under both.
-COLUMNS = (
+GLUE_COLUMNS = (
     Column("MNLI-m", "MNLI", "dev_matched", "accuracy", 0),
     Column("MNLI-mm", "MNLI", "dev_mismatched", "accuracy", 1),
     Column("QNLI", "QNLI", "dev", "accuracy", 2),
@@ -37,9 +48,7 @@ COLUMNS = (
     Column("WNLI", "WNLI", "dev", "accuracy"),
 )
 
-_Row = tuple[float | None, ...]
-
-PAPER_ROWS: dict[ModelSize, dict[str, _Row]] = {
+GLUE_ROWS: dict[ModelSize, dict[str, _Row]] = {
     "small": {
         "ELECTRA (reimplementation)": (80.3, 80.6, 89.0, 89.2, 62.2, 89.0, 87.3, 59.6, 86.3),
         "HP_Loss + Focal": (81.2, 81.7, 89.1, 89.6, 66.1, 89.2, 86.6, 59.3, 86.7),
@@ -56,3 +65,37 @@ PAPER_ROWS: dict[ModelSize, dict[str, _Row]] = {
         "HP_Dist + Focal": (86.8, 86.8, 92.3, 91.6, 80.0, 92.7, 89.8, 67.3, 90.9),
     },
 }
+
+# The paper does not say which threshold it scored SQuAD 2.0 at; its numbers stand under both.
+SQUAD_COLUMNS = (
+    Column("SQuAD 2.0 EM", "SQuAD 2.0", "dev", "exact", 0),
+    Column("SQuAD 2.0 F1", "SQuAD 2.0", "dev", "f1", 1),
+    Column("EM, best threshold", "SQuAD 2.0", "dev", "best_exact", 0),
+    Column("F1, best threshold", "SQuAD 2.0", "dev", "best_f1", 1),
+    Column("HasAns EM", "SQuAD 2.0", "dev", "HasAns_exact"),
+    Column("HasAns F1", "SQuAD 2.0", "dev", "HasAns_f1"),
+    Column("NoAns", "SQuAD 2.0", "dev", "NoAns_f1"),
+    Column("SQuAD 1.1 EM", "SQuAD 1.1", "dev", "exact"),
+    Column("SQuAD 1.1 F1", "SQuAD 1.1", "dev", "f1"),
+)
+
+SQUAD_ROWS: dict[ModelSize, dict[str, _Row]] = {
+    "small": {
+        "ELECTRA (reimplementation)": (68.9, 71.3),
+        "HP_Loss + Focal": (71.8, 74.3),
+        "HP_Dist + Focal": (73.2, 75.5),
+    },
+    "base": {
+        "BERT": (73.7, 77.1),
+        "RoBERTa": (None, 79.7),
+        "XLNet": (78.2, 81.0),
+        "ELECTRA": (80.5, 83.3),
+        "Electric": (80.1, None),
+        "ELECTRA (reimplementation)": (82.4, 85.1),
+        "HP_Loss + Focal": (83.0, 85.6),
+        "HP_Dist + Focal": (82.7, 85.4),
+    },
+}
+
+TABLES = (Table("GLUE", GLUE_COLUMNS, GLUE_ROWS), Table("SQuAD", SQUAD_COLUMNS, SQUAD_ROWS))
+COLUMNS = GLUE_COLUMNS + SQUAD_COLUMNS

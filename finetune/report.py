@@ -1,4 +1,4 @@
-"""Fine-tuning results as a Markdown table and a figure, beside the paper's rows.
+"""Fine-tuning results as Markdown tables and a figure, beside the paper's rows.
 
 python finetune/report.py RUNS... [--output FILE]
 """
@@ -14,7 +14,7 @@ from typing import Annotated
 
 from data_prep.command_line import POSITIONAL, run_command
 from data_prep.config import ConfigError, StrictConfig
-from finetune.paper_tables import COLUMNS, PAPER_ROWS, Column
+from finetune.paper_tables import TABLES, Column, Table
 from finetune.results import Cell, Row, load_runs, make_rows
 
 
@@ -22,7 +22,7 @@ class ReportOptions(StrictConfig):
     """Command line of `report.py`."""
 
     runs: Annotated[tuple[Path, ...], POSITIONAL]
-    """output folders of run_glue.py, or results.jsonl files"""
+    """output folders of run_glue.py and run_squad.py, or results.jsonl files"""
     output: Path | None = None
     """Markdown file; the figure stands beside it as .png (first RUNS folder/report.md)"""
 
@@ -40,30 +40,41 @@ def main(options: ReportOptions) -> None:
         raise ConfigError(f"output: cannot write {output}: {error}; give another FILE") from None
     from finetune.report_figure import draw  # matplotlib, which --help need not wait for
 
-    draw(rows, shown_columns(rows), output.with_suffix(".png"))
+    draw(rows, shown_tables(rows), output.with_suffix(".png"))
     print(f"{text}\nwritten to {output} and {output.with_suffix('.png')}")
 
 
 def markdown(rows: Sequence[Row]) -> str:
-    """The table, our rows first, and the notes it needs."""
-    columns = shown_columns(rows)
+    """The tables, our rows first, and the notes they need."""
+    tables = shown_tables(rows)
+    lines = ["# Fine-tuning results", ""]
+    for table in tables:
+        lines += [f"## {table.title}", "", *table_lines(table, rows), ""]
+    return "\n".join([*lines, *notes(rows, tables)]) + "\n"
+
+
+def table_lines(table: Table, rows: Sequence[Row]) -> list[str]:
+    """One table; a model without a score in it is left out."""
+    own = [row for row in rows if any(column.title in row.cells for column in table.columns)]
     lines = [
-        "| model | " + " | ".join(column.title for column in columns) + " |",
-        "|---" * (len(columns) + 1) + "|",
+        "| model | " + " | ".join(column.title for column in table.columns) + " |",
+        "|---" * (len(table.columns) + 1) + "|",
     ]
-    for row in rows:
-        cells = [_show(row.cells.get(column.title)) for column in columns]
+    for row in own:
+        cells = [_show(row.cells.get(column.title)) for column in table.columns]
         lines.append(f"| {row.label} | " + " | ".join(cells) + " |")
-    for size in dict.fromkeys(row.size for row in rows):
-        for label, values in PAPER_ROWS[size].items():
-            cells = [_show_paper(values, column) for column in columns]
+    for size in dict.fromkeys(row.size for row in own):
+        for label, values in table.paper_rows[size].items():
+            cells = [_show_paper(values, column) for column in table.columns]
             lines.append(f"| *paper, {size}: {label}* | " + " | ".join(cells) + " |")
-    return "\n".join(["# Fine-tuning results", "", *lines, "", *notes(rows)]) + "\n"
+    return lines
 
 
-def shown_columns(rows: Sequence[Row]) -> list[Column]:
-    """The columns in which some model has a score."""
-    return [column for column in COLUMNS if any(column.title in row.cells for row in rows)]
+def shown_tables(rows: Sequence[Row]) -> list[Table]:
+    """The tables with the columns in which some model has a score."""
+    filled = {title for row in rows for title in row.cells}
+    tables = [table._replace(columns=tuple(c for c in table.columns if c.title in filled)) for table in TABLES]
+    return [table for table in tables if table.columns]
 
 
 def _show(cell: Cell | None) -> str:
@@ -80,10 +91,10 @@ def _show_paper(values: Sequence[float | None], column: Column) -> str:
     return "–" if value is None else f"{value:.1f}"
 
 
-def notes(rows: Sequence[Row]) -> list[str]:
+def notes(rows: Sequence[Row], tables: Sequence[Table]) -> list[str]:
     """What a reader must know to compare the rows."""
     cells = [cell for row in rows for cell in row.cells.values()]
-    titles = {column.title for column in shown_columns(rows)}
+    titles = {column.title for table in tables for column in table.columns}
     lines = [
         "Dev sets, per cent: **median** (lowest–highest; number of seeds), after the last epoch.",
         "The paper's rows are medians over five seeds; no difference from them is claimed.",
@@ -107,6 +118,12 @@ def notes(rows: Sequence[Row]) -> list[str]:
         lines += [
             "",
             "STS-B: the paper's table says Pearson, its text Spearman; its number stands under both.",
+        ]
+    if "SQuAD 2.0 EM" in titles:
+        lines += [
+            "",
+            "SQuAD 2.0: EM, F1, HasAns and NoAns at the fixed threshold on the null score. The paper does not name "
+            "its threshold; its numbers stand under the fixed and the best one.",
         ]
     return lines
 

@@ -9,8 +9,10 @@ from data_prep.config import ConfigError
 from finetune.paper_tables import COLUMNS, Column
 from finetune.presets import ModelSize
 from finetune.records import FILE_NAME, RunRecord, read_records
-from finetune.tasks.glue import TASKS
+from finetune.tasks.glue import TASKS, Task
+from finetune.tasks.squad import VERSIONS, SquadVersion
 
+ALL_TASKS: dict[str, Task | SquadVersion] = {**TASKS, **{version.name: version for version in VERSIONS.values()}}
 OFFICIAL_TOLERANCE = 0.01
 """Share by which a training set may differ from the official size: copies lack a few damaged rows."""
 
@@ -49,7 +51,9 @@ def load_runs(paths: Iterable[Path]) -> list[RunRecord]:
         file = path / FILE_NAME if path.is_dir() else path
         found = read_records(file)
         if not found:
-            raise ConfigError(f"runs: no results in {file}; expected the --output folder of a finished run_glue.py")
+            raise ConfigError(
+                f"runs: no results in {file}; expected the --output folder of run_glue.py or run_squad.py"
+            )
         records.update({record.run.model_dump_json(): record for record in found})
     return list(records.values())
 
@@ -84,7 +88,7 @@ def make_cell(records: Sequence[RunRecord], column: Column) -> Cell:
     by_setting: dict[str, list[RunRecord]] = {}
     for record in records:
         by_setting.setdefault(record.run.settings.model_dump_json(), []).append(record)
-    task = TASKS[column.task]
+    task = ALL_TASKS[column.task]
     split, metric = task.dev_splits[0], task.metrics[0]
     chosen = max(by_setting.values(), key=lambda runs: statistics.median(scores_of(runs, split, metric)))
     return Cell(
@@ -97,7 +101,7 @@ def make_cell(records: Sequence[RunRecord], column: Column) -> Cell:
 
 def is_official(record: RunRecord) -> bool:
     """Whether the training set has the official one's size."""
-    official = TASKS[record.run.task].official_examples
+    official = ALL_TASKS[record.run.task].official_examples
     return abs(record.train_examples - official) <= OFFICIAL_TOLERANCE * official
 
 

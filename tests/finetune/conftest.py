@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from finetune.presets import settings_for
+from finetune.presets import settings_for, squad_settings_for
 from finetune.records import RunIdentity, RunRecord
 from tests.conftest import REPOSITORY
 
@@ -138,3 +138,11 @@ def make_record(score: float = 0.5, **changes: Any) -> RunRecord:
         "world_size": 1,
     }
     return RunRecord(**(fields | changes))
+
+
+def squad_record(score: float, **changes: Any) -> RunRecord:
+    """A finished SQuAD 2.0 run whose scores are all `score`."""
+    names = ("exact", "f1", "best_exact", "best_f1", "HasAns_exact", "HasAns_f1", "NoAns_f1")
+    scores = {"dev": dict.fromkeys(names, score)}
+    given = {"train_examples": 130_319, "settings": squad_settings_for(256, 512, {}), "last": scores, "best": scores}
+    return make_record(task="SQuAD 2.0", **(given | changes))

@@ -8,7 +8,7 @@ from finetune.records import RunRecord, append_record
 from finetune.report import markdown
 from finetune.results import make_rows
 from tests.conftest import REPOSITORY
-from tests.finetune.conftest import make_record
+from tests.finetune.conftest import make_record, squad_record
 
 
 def report(*records: RunRecord) -> str:
@@ -64,7 +64,7 @@ def test_a_task_with_several_splits_and_metrics_fills_several_columns() -> None:
     mnli = {"dev_matched": {"accuracy": 0.8}, "dev_mismatched": {"accuracy": 0.81}}
     stsb = {"dev": {"spearman": 0.86, "pearson": 0.87}}
     text = report(make_record(task="MNLI", last=mnli), make_record(task="STS-B", last=stsb))
-    header, _, row = text.splitlines()[2:5]
+    header, _, row = text.splitlines()[4:7]
     assert header == "| model | MNLI-m | MNLI-mm | STS-B Spearman | STS-B Pearson |"
     assert [cell for cell in ("80.0", "81.0", "86.0", "87.0") if cell in row] == [
         "80.0",
@@ -73,6 +73,19 @@ def test_a_task_with_several_splits_and_metrics_fills_several_columns() -> None:
         "87.0",
     ]
     assert line_of("*paper, small: HP_Loss + Focal*", text).endswith("| 81.2 | 81.7 | 86.7 | 86.7 |")
+
+
+def test_squad_has_a_table_of_its_own_beside_the_papers_rows() -> None:
+    text = report(make_record(), squad_record(0.7, seed=1), squad_record(0.72, seed=2), squad_record(0.75, seed=3))
+    glue, squad = text.split("## SQuAD\n")
+    assert "SQuAD" not in glue
+    assert line_of("runs/small/export", squad).startswith("| runs/small/export | **72.0** (70.0–75.0; 3) |")
+    assert line_of("*paper, small: HP_Dist + Focal*", squad).startswith(
+        "| *paper, small: HP_Dist + Focal* | 73.2 | 75.5 | 73.2 | 75.5 | – |"
+    )
+    assert "The paper does not name its threshold" in squad
+    assert "CoLA" not in report(squad_record(0.7))
+    assert "†" in report(squad_record(0.7, train_examples=14_162))
 
 
 def run_report(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
