@@ -92,7 +92,7 @@ class BuildOptions(StrictConfig):
     """share of documents never trained on"""
     seed: int = 0
     """of every random choice"""
-    chunk_mb: float = Field(16.0, gt=0, le=1024)
+    chunk_mb: float = Field(16.0, gt=0, le=64)
     """text per shard, in MB"""
     workers: int = Field(os.cpu_count() or 1, ge=1)
     """processes; does not change the result"""
@@ -138,10 +138,7 @@ def main(options: BuildOptions) -> int:
         try:
             _build(options, sources, tokenizer, pool)
         except (OSError, BrokenExecutor) as error:
-            print(
-                f"build_shards: stopped while writing {options.output}: {error}; mend it and run the same command to go on",
-                file=sys.stderr,
-            )
+            print(f"build_shards: stopped: {error}; mend it and run the same command to go on", file=sys.stderr)
             return 1
     return 0
 
