@@ -36,7 +36,7 @@ class Batch(NamedTuple):
     masked_valid_BK: Tensor
     """bool."""
     uniforms_BK: Tensor
-    """fp32 in [0, 1): one draw a masked position, keyed by (seed, sequence, epoch, position)."""
+    """fp32 in (0, 1): one draw a masked position, keyed by (seed, sequence, epoch, position)."""
     masked_count: float
     """Masked positions of the whole optimizer step over its number of micro-batches (all ranks)."""
     token_count: float

@@ -46,7 +46,11 @@ def _feistel(values: np.ndarray, half: int, keys: list[int]) -> np.ndarray:
 
 
 def uniforms(seed: int, sequence_B: np.ndarray, epoch_B: np.ndarray, position_BK: np.ndarray) -> np.ndarray:
-    """fp32 in [0, 1) with 24 bits, keyed by (seed, sequence, epoch, position): the same draw on any cluster."""
+    """fp32 in (0, 1), keyed by (seed, sequence, epoch, position): the same draw on any cluster.
+
+    Odd multiples of 2^-24, all exact in fp32. Neither end is reached: at 0 the inverse CDF would pick the first token
+    of any weight, however small, about once in 2^24 draws.
+    """
     key_B = mixed(epoch_B, mixed(sequence_B, key_of(seed)))
-    bits_BK = mixed(position_BK, key_B[:, None]) >> np.uint64(40)
-    return bits_BK.astype(np.float32) * np.float32(2.0**-24)
+    bits_BK = mixed(position_BK, key_B[:, None]) >> np.uint64(41)
+    return (bits_BK.astype(np.float32) + np.float32(0.5)) * np.float32(2.0**-23)

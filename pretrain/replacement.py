@@ -17,7 +17,7 @@ from pretrain.data import Batch
 SOFTPLUS_IS_EXP_BELOW = -15.0  # there softplus(z) = log(1 + e^z) = e^z to fp32 precision, so its logarithm is z
 
 UNIFORM_BITS = 24
-"""Of a uniform (`ordering.uniforms`): what fp32 in [0, 1) holds exactly."""
+"""Of a uniform (`ordering.uniforms`), all exact in fp32; the lowest is always set."""
 GOLDEN_24 = 0x9E3779  # 2^24 over the golden ratio, odd: multiples of it modulo 2^24 spread most evenly
 
 

@@ -41,6 +41,15 @@ def test_uniforms_are_uniform_below_one_and_keyed_by_all_four_parts() -> None:
         assert (other != values).mean() > 0.99
 
 
+def test_uniforms_never_reach_either_end() -> None:
+    """A million of them, and the extremes of the 23 bits they are made of."""
+    index = np.arange(1000)
+    values = uniforms(0, index, np.zeros_like(index), np.tile(index, (1000, 1)))
+    assert values.min() > 0 and values.max() < 1
+    ends = (np.array([0, 2**23 - 1], dtype=np.float32) + np.float32(0.5)) * np.float32(2.0**-23)
+    assert ends.tolist() == [2.0**-24, 1 - 2.0**-24]
+
+
 def test_a_rows_uniforms_do_not_depend_on_its_neighbours() -> None:
     sequence, epoch, position = np.arange(8), np.arange(8) % 2, np.tile(np.arange(5), (8, 1))
     whole = uniforms(0, sequence, epoch, position)
