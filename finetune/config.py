@@ -26,6 +26,10 @@ class FinetuneConfig(StrictConfig):
     """Word pieces a sequence at most, special tokens included; longer inputs are cut."""
     layer_decay: Annotated[float, Field(gt=0, le=1)] = 0.8
     """Learning-rate factor from each layer to the one below it (paper's fine-tuning table)."""
+    legacy_layer_decay: bool = False
+    """One factor more on everything below the head, as google-research/electra has it."""
+    both_orders: bool = False
+    """Pairs whose order says nothing are trained on in both orders, as google-research/electra does."""
     warmup_fraction: Fraction = 0.1
     """Share of the updates in which the learning rate rises (paper's fine-tuning table)."""
     dropout: Fraction = 0.1
@@ -76,6 +80,10 @@ class FinetuneOptions(StrictConfig):
     """decoupled weight decay"""
     max_length: int | None = None
     """word pieces a sequence at most"""
+    legacy_layer_decay: bool | None = None
+    """layer-wise decay as google-research/electra counts it, one layer off"""
+    grid: Literal["paper"] | None = None
+    """run every setting that the paper searched, not the default alone"""
     deepspeed_config: Path = Path("ds_configs/zero0_fp32.json")
     """DeepSpeed JSON: precision, ZeRO stage, micro-batch"""
     local_rank: Annotated[int, HIDDEN] = 0
@@ -93,6 +101,8 @@ class GlueOptions(FinetuneOptions):
     """GLUE tasks by name, such as CoLA RTE, or all"""
     data_dir: str = "data/glue"
     """folder holding <TASK>/train.tsv and dev.tsv, or the word hub"""
+    both_orders: bool | None = None
+    """train on MRPC's and STS-B's pairs in both orders"""
     output: Path = Path("runs/glue")
     """folder of results.jsonl; runs already in it are skipped"""
 

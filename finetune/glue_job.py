@@ -1,16 +1,18 @@
 """A GLUE task as a run needs it."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 
-from finetune.features import Batch, Features, collate, shares
+from finetune.config import FinetuneConfig
+from finetune.features import Batch, Features, collate, shares, tokenize_examples
 from finetune.heads import SequenceClassifier, example_losses, predictions
 from finetune.job import Evaluation
 from finetune.metrics import is_constant, score
 from finetune.records import Metrics
-from finetune.tasks.glue import Task
+from finetune.tasks.glue import Task, TaskData
 from pretrain.encoder import ElectraEncoder
 from pretrain.engine import Engine
 
@@ -24,12 +26,10 @@ class GlueJob:
 
     task: Task
     train: Features
+    train_examples: int
+    """Rows of the training file; the features are twice as many with both orders."""
     dev: dict[str, Features]
     pad_id: int
-
-    @property
-    def train_examples(self) -> int:
-        return len(self.train.targets)
 
     def build(self, encoder: ElectraEncoder) -> SequenceClassifier:
         return SequenceClassifier(encoder, self.task.num_outputs)
@@ -55,3 +55,17 @@ class GlueJob:
             output_B = predictions(engine.module(collate(features, own, self.pad_id, world.device)))
             predicted[torch.from_numpy(own)] = output_B[: len(own)].double()
         return engine.sum_over_ranks(predicted).cpu().numpy()
+
+
+def make_job(task: Task, data: TaskData, tokenizer: Any, settings: FinetuneConfig) -> GlueJob:
+    """Tokenises a task's examples."""
+    train = data.train
+    if settings.both_orders and task.unordered:
+        train = train + [example._replace(texts=example.texts[::-1]) for example in train]
+    return GlueJob(
+        task,
+        tokenize_examples(train, tokenizer, settings.max_length),
+        len(data.train),
+        {split: tokenize_examples(examples, tokenizer, settings.max_length) for split, examples in data.dev.items()},
+        tokenizer.pad_token_id,
+    )

@@ -1,8 +1,8 @@
 """Layer-wise learning-rate decay: each layer learns at `decay` times the rate of the layer above it.
 
 Exact: with 12 layers and decay .8 the head learns at 1, the top layer at .8, the bottom layer at
-.8^12 = .0687, the embeddings at .8^13 = .0550. (google-research/electra skips a depth and gives the top layer
-.64: its issues 51 and 64.)
+.8^12 = .0687, the embeddings at .8^13 = .0550. Google-research/electra (`model/optimization.py`, its issues 51 and 64)
+skips a depth below the head, so that the top layer learns at .64 and the embeddings at .0440: the legacy form.
 """
 
 import re
@@ -11,8 +11,8 @@ HEAD_PREFIX = "head."
 _LAYER = re.compile(r"\.layer\.(\d+)\.")
 
 
-def layer_scale(name: str, num_layers: int, decay: float) -> float:
-    """The factor on the learning rate of the parameter `name` of a `SequenceClassifier`.
+def layer_scale(name: str, num_layers: int, decay: float, legacy: bool = False) -> float:
+    """The factor on the learning rate of the parameter `name` of a task's model.
 
     What lies below every layer or serves them all (embeddings, their projection, the relative position table)
     takes the lowest factor.
@@ -20,4 +20,5 @@ def layer_scale(name: str, num_layers: int, decay: float) -> float:
     if name.startswith(HEAD_PREFIX):
         return 1.0
     layer = _LAYER.search(name)
-    return decay ** (num_layers - int(layer[1])) if layer else decay ** (num_layers + 1)
+    below_head = num_layers - int(layer[1]) if layer else num_layers + 1
+    return decay ** (below_head + legacy)

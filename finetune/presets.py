@@ -4,6 +4,7 @@ Where the paper searches a grid, the default is the grid's value that google-res
 `configure_finetuning.py` uses; only STS-B (10 epochs) and SQuAD (2) differ there: the paper counts both as others.
 """
 
+import itertools
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from data_prep.config import ConfigError, StrictConfig
@@ -71,7 +72,10 @@ def settings_for(task: str, hidden_size: int, max_positions: int, overrides: dic
     Raises:
         ConfigError: an override out of range, or a length the model has no positions for.
     """
-    values = _paper_values(task, hidden_size) | {"max_length": min(MAX_LENGTH, max_positions)}
+    values = paper_grid(task, hidden_size)[0] | {
+        "batch_size": BATCH_SIZE,
+        "max_length": min(MAX_LENGTH, max_positions),
+    }
     return _fitting(FinetuneConfig.from_values(values | overrides), max_positions)
 
 
@@ -82,7 +86,8 @@ def squad_settings_for(hidden_size: int, max_positions: int, overrides: dict[str
         ConfigError: as `settings_for`.
     """
     length = min(SQUAD_MAX_LENGTH, max_positions)
-    values = _paper_values("SQuAD", hidden_size) | {
+    values = paper_grid("SQuAD", hidden_size)[0] | {
+        "batch_size": BATCH_SIZE,
         "max_length": length,
         "max_question": SQUAD_MAX_QUESTION * length // SQUAD_MAX_LENGTH,
         "stride": SQUAD_STRIDE * length // SQUAD_MAX_LENGTH,
@@ -90,14 +95,15 @@ def squad_settings_for(hidden_size: int, max_positions: int, overrides: dict[str
     return _fitting(SquadConfig.from_values(values | overrides), max_positions)
 
 
-def _paper_values(task: str, hidden_size: int) -> dict[str, Any]:
+def paper_grid(task: str, hidden_size: int) -> list[dict[str, Any]]:
+    """Every setting that the paper searched for a task and a model of this size, the default first."""
     grid = GRIDS[size_of(hidden_size)]
-    return {
-        "learning_rate": grid.learning_rate[0],
-        "weight_decay": grid.weight_decay[0],
-        "epochs": (grid.epochs_rte if task == "RTE" else grid.epochs)[0],
-        "batch_size": BATCH_SIZE,
-    }
+    epochs = grid.epochs_rte if task == "RTE" else grid.epochs
+    names = ("learning_rate", "weight_decay", "epochs")
+    return [
+        dict(zip(names, values, strict=True))
+        for values in itertools.product(grid.learning_rate, grid.weight_decay, epochs)
+    ]
 
 
 def _fitting(settings: Settings, max_positions: int) -> Settings:

@@ -16,7 +16,7 @@ if not __package__:  # run as a script: import from the repository, never from t
 
 from data_prep.command_line import run_command
 from finetune.config import GlueOptions
-from finetune.presets import settings_for
+from finetune.presets import paper_grid, settings_for
 from finetune.records import RunIdentity
 from finetune.tasks.glue import TASKS, TaskData, load_task, select_tasks
 
@@ -43,41 +43,34 @@ def run_queue(options: GlueOptions) -> None:
 
     model = open_model(options.model)
     data = {task.name: load_task(task, options.data_dir) for task in tasks}
-    planned = [plan(options, model, name, examples) for name, examples in data.items()]
+    planned = [run for name, examples in data.items() for run in plan(options, model, name, examples)]
+    from finetune.glue_job import make_job
     from finetune.run_list import run_unfinished
 
-    run_unfinished(planned, lambda run: prepare(run, model, data[run.task]), model, options, options.output)
+    def prepare(run: RunIdentity) -> "GlueJob":
+        return make_job(TASKS[run.task], data[run.task], model.tokenizer, run.settings)
+
+    run_unfinished(planned, prepare, model, options, options.output)
 
 
-def plan(options: GlueOptions, model: "ModelFolder", task: str, data: TaskData) -> RunIdentity:
-    """What is asked for on one task, with the first seed.
+def plan(options: GlueOptions, model: "ModelFolder", task: str, data: TaskData) -> list[RunIdentity]:
+    """What is asked for on one task, each setting with the first seed.
 
     Raises:
         ConfigError: a setting out of range.
     """
-    shape = model.config
-    return RunIdentity(
+    hidden_size, positions = model.config.hidden_size, model.config.max_position_embeddings
+    points = paper_grid(task, hidden_size) if options.grid else [{}]
+    wanted = [settings_for(task, hidden_size, positions, point | options.overrides()) for point in points]
+    first = RunIdentity(
         task=task,
         seed=options.seeds[0],
         model_sha256=model.sha256,
         random_weights=options.random_weights,
         data_sha256=data.fingerprint(),
-        settings=settings_for(task, shape.hidden_size, shape.max_position_embeddings, options.overrides()),
+        settings=wanted[0],
     )
-
-
-def prepare(run: RunIdentity, model: "ModelFolder", data: TaskData) -> "GlueJob":
-    """A task's examples as token ids."""
-    from finetune.features import tokenize_examples
-    from finetune.glue_job import GlueJob
-
-    length = run.settings.max_length
-    return GlueJob(
-        TASKS[run.task],
-        tokenize_examples(data.train, model.tokenizer, length),
-        {split: tokenize_examples(examples, model.tokenizer, length) for split, examples in data.dev.items()},
-        model.tokenizer.pad_token_id,
-    )
+    return [first.model_copy(update={"settings": settings}) for settings in dict.fromkeys(wanted)]
 
 
 if __name__ == "__main__":

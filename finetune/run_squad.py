@@ -9,15 +9,19 @@ yet. Tables: finetune/report.py.
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 if not __package__:  # run as a script: import from the repository, never from the script's own folder
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from data_prep.command_line import run_command
-from finetune.config import SquadOptions
-from finetune.presets import squad_settings_for
+from finetune.config import SquadConfig, SquadOptions
+from finetune.presets import paper_grid, squad_settings_for
 from finetune.records import RunIdentity
 from finetune.tasks.squad import VERSIONS, load_squad
+
+if TYPE_CHECKING:
+    from finetune.squad_job import SquadJob
 
 
 def main(options: SquadOptions) -> None:
@@ -38,21 +42,26 @@ def run_queue(options: SquadOptions) -> None:
     model = open_model(options.model)
     version = VERSIONS[options.version]
     data = load_squad(version, options.data_dir)
-    shape = model.config
-    settings = squad_settings_for(shape.hidden_size, shape.max_position_embeddings, options.overrides())
-    run = RunIdentity(
+    hidden_size, positions = model.config.hidden_size, model.config.max_position_embeddings
+    points = paper_grid(version.name, hidden_size) if options.grid else [{}]
+    wanted = [squad_settings_for(hidden_size, positions, point | options.overrides()) for point in points]
+    first = RunIdentity(
         task=version.name,
         seed=options.seeds[0],
         model_sha256=model.sha256,
         random_weights=options.random_weights,
         data_sha256=data.fingerprint(),
-        settings=settings,
+        settings=wanted[0],
     )
+    planned = [first.model_copy(update={"settings": settings}) for settings in dict.fromkeys(wanted)]
     from finetune.run_list import run_unfinished
     from finetune.squad_job import make_job
 
-    job = make_job(version, data, model.tokenizer, settings)
-    run_unfinished([run], lambda run: job, model, options, options.output)
+    def prepare(run: RunIdentity) -> "SquadJob":
+        assert isinstance(run.settings, SquadConfig)
+        return make_job(version, data, model.tokenizer, run.settings)
+
+    run_unfinished(planned, prepare, model, options, options.output)
 
 
 if __name__ == "__main__":

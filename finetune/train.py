@@ -179,7 +179,9 @@ def optimization(settings: FinetuneConfig, steps: int) -> OptimConfig:
 def groups(model: nn.Module, num_layers: int, settings: FinetuneConfig) -> list[dict[str, Any]]:
     """Parameter groups with layer-wise learning-rate decay."""
     return parameter_groups(
-        model, settings.weight_decay, lambda name: layer_scale(name, num_layers, settings.layer_decay)
+        model,
+        settings.weight_decay,
+        lambda name: layer_scale(name, num_layers, settings.layer_decay, settings.legacy_layer_decay),
     )
 
 

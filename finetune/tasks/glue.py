@@ -37,6 +37,8 @@ class Task:
     """Column names of files that carry none."""
     hub_text_columns: tuple[str, ...] | None = None
     """The hub's names of the text columns where they differ from the files'."""
+    unordered: bool = False
+    """Pairs whose order says nothing (those that google-research/electra trains on in both orders)."""
     official_examples: int
     """Rows of the official train.tsv, to tell it from another set in the same format."""
 
@@ -63,6 +65,7 @@ TASKS = {
             label_column="Quality",
             hub_text_columns=("sentence1", "sentence2"),
             metrics=("accuracy", "f1"),
+            unordered=True,
             official_examples=3_668,
         ),
         Task(
@@ -72,6 +75,7 @@ TASKS = {
             classes=(),
             max_score=5.0,
             metrics=("spearman", "pearson"),
+            unordered=True,
             official_examples=5_749,
         ),
         Task(

@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from finetune.features import Features, collate
-from finetune.glue_job import GlueJob
+from finetune.glue_job import GlueJob, make_job
 from finetune.heads import SequenceClassifier
 from finetune.metrics import score
-from finetune.tasks.glue import TASKS
+from finetune.model_folder import load_tokenizer
+from finetune.tasks.glue import TASKS, Example, TaskData
 from finetune.train import Run
 from pretrain.huggingface import load_encoder
 from pretrain.processes import start_processes
@@ -28,7 +29,7 @@ def run(stock_model: Path) -> Run:
         return Features(ids, [[0] * len(row) for row in ids], [float(x) for x in random.integers(3, size=count)])
 
     dev = {"dev_matched": features(150), "dev_mismatched": features(20)}
-    job = GlueJob(TASKS["MNLI"], features(30), dev, pad_id=0)
+    job = GlueJob(TASKS["MNLI"], features(30), 30, dev, pad_id=0)
     torch.manual_seed(1)
     config = REPOSITORY / "ds_configs" / "zero0_fp32.json"
     made = Run(load_encoder(stock_model), job, SETTINGS, 1, config, start_processes())
@@ -54,3 +55,20 @@ def test_every_example_gets_its_own_prediction_and_each_split_its_scores(run: Ru
         ]
         assert run.job.predict(features, run.engine).tolist() == alone
         assert metrics[split] == score(("accuracy",), np.array(features.targets), np.array(alone))
+
+
+@pytest.mark.parametrize(("task", "doubled"), [("MRPC", True), ("STS-B", True), ("RTE", False), ("CoLA", False)])
+def test_unordered_pairs_are_trained_on_in_both_orders_on_request(task: str, doubled: bool, stock_model: Path) -> None:
+    texts = ("word1", "word2 word3")[: len(TASKS[task].text_columns)]
+    data = TaskData([Example(texts, 1.0)], {split: [Example(texts, 1.0)] for split in TASKS[task].dev_splits})
+    plain, both = (
+        make_job(TASKS[task], data, load_tokenizer(stock_model), SETTINGS.model_copy(update={"both_orders": choice}))
+        for choice in (False, True)
+    )
+    assert len(plain.train.targets) == 1
+    assert len(both.train.targets) == 1 + doubled
+    assert both.train_examples == 1
+    assert both.dev == plain.dev
+    if doubled:
+        assert plain.train.input_ids == [[2, 8, 3, 9, 10, 3]]
+        assert both.train.input_ids[1] == [2, 9, 10, 3, 8, 3]

@@ -40,6 +40,21 @@ def test_a_layer_learns_at_decay_to_the_power_of_its_depth_below_the_head(name: 
     assert layer_scale(name, 12, 0.8) == pytest.approx(factor, abs=5e-5)
 
 
+@pytest.mark.parametrize(
+    ("name", "factor"),
+    [
+        ("head.weight", 1.0),
+        ("electra.encoder.layer.11.output.dense.weight", 0.64),
+        ("electra.encoder.layer.0.attention.self.query.bias", 0.0550),
+        ("electra.embeddings.word_embeddings.weight", 0.0440),
+    ],
+)
+def test_the_legacy_form_is_google_researchs(name: str, factor: float) -> None:
+    assert layer_scale(name, 12, 0.8, legacy=True) == pytest.approx(factor, abs=5e-5)
+    made = groups(twelve_layers(), 12, SETTINGS.model_copy(update={"legacy_layer_decay": True}))
+    assert any(group["lr_scale"] == pytest.approx(factor, abs=5e-5) for group in made)
+
+
 def test_each_parameter_stands_in_the_group_of_its_layer() -> None:
     model = twelve_layers()
     named = {id(parameter): name for name, parameter in model.named_parameters()}

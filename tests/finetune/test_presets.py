@@ -3,7 +3,7 @@
 import pytest
 
 from data_prep.config import ConfigError
-from finetune.presets import HEAD_KINDS, settings_for, squad_settings_for
+from finetune.presets import HEAD_KINDS, paper_grid, settings_for, squad_settings_for
 
 
 def test_a_small_model_takes_the_papers_small_settings() -> None:
@@ -15,6 +15,8 @@ def test_a_small_model_takes_the_papers_small_settings() -> None:
         "weight_decay": 0.0,
         "max_length": 128,
         "layer_decay": 0.8,
+        "legacy_layer_decay": False,
+        "both_orders": False,
         "warmup_fraction": 0.1,
         "dropout": 0.1,
         "attention_dropout": 0.1,
@@ -71,3 +73,12 @@ def test_squads_lengths_shrink_with_the_model() -> None:
     assert (settings.max_length, settings.max_question, settings.stride) == (128, 16, 32)
     with pytest.raises(ConfigError, match="max_length: got 256, expected at most the model's 128"):
         squad_settings_for(64, 128, {"max_length": 256})
+
+
+def test_the_papers_grid_has_every_combination_and_starts_at_the_default() -> None:
+    assert [point["epochs"] for point in paper_grid("CoLA", 256)] == [3, 4, 5]
+    assert [point["epochs"] for point in paper_grid("RTE", 256)] == [10, 15, 20]
+    base = paper_grid("SQuAD 2.0", 768)
+    assert len({tuple(point.values()) for point in base}) == len(base) == 3 * 2 * 3
+    assert {point["learning_rate"] for point in base} == {5e-5, 1e-4, 1.5e-4}
+    assert settings_for("MNLI", 768, 512, paper_grid("MNLI", 768)[0]) == settings_for("MNLI", 768, 512, {})

@@ -83,3 +83,12 @@ def test_a_mistake_is_named_before_anything_is_written(
         run_here(stock_model, cola_folder, tmp_path / "out", **change)
     assert message in str(caught.value)
     assert not (tmp_path / "out").exists()
+
+
+def test_the_papers_grid_is_run_point_by_point_but_for_what_the_command_line_fixes(
+    stock_model: Path, cola_folder: Path, tmp_path: Path
+) -> None:
+    records = run_here(stock_model, cola_folder, tmp_path, seeds=(1,), grid="paper", epochs=None)
+    assert [record.run.settings.epochs for record in records] == [3, 4, 5]
+    records = run_here(stock_model, cola_folder, tmp_path / "fixed", seeds=(1,), grid="paper", epochs=1)
+    assert [record.run.settings.epochs for record in records] == [1]

@@ -134,6 +134,22 @@ def test_ranks_share_the_windows(barely_trained: tuple[SquadJob, Run], monkeypat
     torch.testing.assert_close(sum(nulls for _, nulls in parts), null_W, atol=1e-5, rtol=0)
 
 
+def test_zero_3_learns_and_answers_the_same(
+    barely_trained: tuple[SquadJob, Run], stock_model: Path, world: World
+) -> None:
+    job = barely_trained[0]
+    settings = job.settings.model_copy(update={"epochs": 2})
+    runs = []
+    for stage in (0, 3):
+        config = REPOSITORY / "ds_configs" / f"zero{stage}_fp32.json"
+        run = Run(encoder_of(stock_model), job, settings, 1, config, world)
+        losses = [run.train_epoch(0), run.train_epoch(1)]
+        run.engine.module.eval()
+        runs.append((losses, job.predict(run.engine)[1]))
+    assert runs[1][0] == pytest.approx(runs[0][0], abs=1e-5)
+    torch.testing.assert_close(runs[1][1], runs[0][1], atol=1e-4, rtol=0)
+
+
 def test_squad_1_always_answers(stock_model: Path, data: SquadData, world: World) -> None:
     answered = SquadFile(data.dev.paragraphs, [question for question in data.dev.questions if question.answers])
     job = small_job(stock_model, SquadData(answered, answered), "1.1", epochs=1, learning_rate=1e-3)

@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from finetune.config import FinetuneConfig
-from finetune.features import collate, tokenize_examples
-from finetune.glue_job import GlueJob
+from finetune.features import collate
+from finetune.glue_job import GlueJob, make_job
 from finetune.heads import SequenceClassifier, example_losses
 from finetune.layer_decay import layer_scale
 from finetune.model_folder import load_tokenizer
@@ -54,10 +54,7 @@ def job(stock_model: Path, cola_folder: Path) -> GlueJob:
 
 
 def read_job(model: Path, data_folder: Path) -> GlueJob:
-    tokenizer = load_tokenizer(model)
-    data = load_task(TASKS["CoLA"], str(data_folder))
-    dev = {split: tokenize_examples(examples, tokenizer, 32) for split, examples in data.dev.items()}
-    return GlueJob(TASKS["CoLA"], tokenize_examples(data.train, tokenizer, 32), dev, tokenizer.pad_token_id)
+    return make_job(TASKS["CoLA"], load_task(TASKS["CoLA"], str(data_folder)), load_tokenizer(model), SETTINGS)
 
 
 def deepspeed_file(folder: Path, stage: int = 0, micro: int | str = "auto") -> Path:
