@@ -1,0 +1,270 @@
+"""Speed of data preparation against its peers on the same real text, in one run.
+
+    python bench/data_prep.py --input wiki_00 [--megatron Megatron-LM --electra electra --nltk_data nltk_data]
+
+Ours is the whole of build_shards. The peers: Hugging Face's encode_batch alone; Megatron-LM's
+tools/preprocess_data.py --split-sentences; google-research/electra's builder with its own tokenizer. The last two
+are checkouts named on the command line (Megatron-LM core_v0.14.0 runs without a GPU; both need `six`).
+
+Each runs twice, on a little text and on much: the difference is its steady state, the little run its start-up. Seconds
+are those on the clock and those of the processors; on a busy machine the second kind tells more.
+"""
+
+import json
+import os
+import re
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+if not __package__:  # run as a script: import from the repository, never from the script's own folder
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+import numpy as np
+from pydantic import Field
+
+from data_prep.chunks import sample_documents
+from data_prep.command_line import run_command
+from data_prep.config import ConfigError, StrictConfig
+from data_prep.formats import Reading
+from data_prep.manifest import load_manifest
+from data_prep.masking import Masker
+from data_prep.sentences import find_model, save_model, train_model
+from data_prep.shards import IndexedFile
+from data_prep.sources import find_sources
+from data_prep.tokens import WordPiece, open_tokenizer
+
+ROOT = Path(__file__).resolve().parents[1]
+PEERS = ROOT / "bench" / "peers"
+PUNKT_SAMPLE = 4_000_000  # bytes, as build_shards
+LITTLE = 0.2  # MB
+CHUNKS_PER_WORKER = 8
+
+
+class BenchOptions(StrictConfig):
+    """The command line of the benchmark."""
+
+    input: tuple[Path, ...] = (Path("data/raw"),)
+    """files, folders, quoted globs, as build_shards"""
+    vocab: str = "data/vocab"
+    """vocab.txt, tokenizer folder or hub name"""
+    punkt: Path | None = None
+    """folder of a Punkt model (default: learn one)"""
+    megatron: Path | None = None
+    """checkout of NVIDIA/Megatron-LM"""
+    electra: Path | None = None
+    """checkout of google-research/electra"""
+    nltk_data: Path | None = None
+    """NLTK's data folder, for Megatron-LM"""
+    workers: int = Field(2, ge=1)
+    """processes of each"""
+    ours_mb: float = 64.0
+    """text for us"""
+    peer_mb: float = 8.0
+    """text for the peers, the first part of ours"""
+    seq_length: int = 512
+    """longest sequence in tokens"""
+
+
+@dataclass(frozen=True)
+class Text:
+    """Some of the documents, in the form each contender reads; `plain` has one file a worker."""
+
+    folder: Path
+    plain: Path
+    lines: Path
+    json_lines: Path
+    megabytes: float
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Steady-state MB a second, on the clock and of processor time, and seconds of start-up."""
+
+    clock: float
+    processor: float
+    start: float
+
+
+Command = Callable[[Text], list[list[str]]]
+
+
+def main(options: BenchOptions) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        work = Path(name)
+        open_tokenizer(options.vocab).save(work / "tokenizer")
+        little, part, much = write_texts(options, work)
+        learned = prepare_punkt(options, work)
+        print(
+            f"{much.megabytes:.0f} MB of text for us, {part.megabytes:.0f} MB for the peers, {options.workers} workers"
+        )
+        if learned:
+            print(f"learning Punkt, once a build, not counted below: {learned:.1f} s")
+        print(f"  {'':34}{'MB/s':>8}{'MB/cpu s':>10}{'start-up s':>12}")
+        reference = measure("Hugging Face encode_batch alone", hugging_face(options, work), little, part, options)
+        speeds = {"Hugging Face alone": reference}
+        for peer, command, environment in peers(options, work):
+            speeds[peer] = measure(peer, command, little, part, options, environment)
+        for label, extra in ours(options, work).items():
+            speed = measure(label, build(options, work, extra), little, much, options)
+            for peer, other in speeds.items():
+                print(f"{'':36}{speed.clock / other.clock:8.1f}x{speed.processor / other.processor:9.1f}x  {peer}")
+        print(f"{'':36}{mask_share(work, options, much):8.0%}  of the build's processor time draws the masks")
+        one = measure(
+            "build_shards, 1 worker", build(options, work, [*given(work), "--workers", "1"]), little, much, options
+        )
+        two = measure("build_shards again", build(options, work, given(work)), little, much, options)
+        print(f"{'':36}{two.clock / one.clock:8.2f}x on the clock from 1 to {options.workers} workers")
+
+
+def mask_share(work: Path, options: BenchOptions, much: Text) -> float:
+    """Processor time of drawing the masks of everything again, as a share of a whole build by one process."""
+    command = build(options, work, [*given(work), "--workers", "1"])(much)
+    _, seconds = run(command, None, options)
+    folder = Path(command[0][command[0].index("--output") + 1])
+    manifest, tokenizer = load_manifest(folder), WordPiece.load(folder / "tokenizer")
+    special, continuation = tokenizer.never_masked, tokenizer.continuation
+    masker = Masker(manifest.seq_length, manifest.mask_copies, manifest.config.ngram, special, continuation)
+    shards = [IndexedFile(folder / shard.name) for shard in manifest.shards]
+    started = time.process_time()
+    for shard in shards:
+        masker.draw(np.array(shard.data), shard.lengths, np.random.Generator(np.random.Philox(0)))
+    return (time.process_time() - started) / seconds
+
+
+def write_texts(options: BenchOptions, work: Path) -> list[Text]:
+    """Little, part and much of the documents, `<doc>` tags and blank lines inside documents taken out."""
+    sources = find_sources(options.input)
+    documents = sample_documents(sources, int(options.ours_mb * 1e6), Reading("blank_line", "text"))
+    texts = [re.sub(r"\n\s*\n", "\n", document.strip()) for document in documents if document.strip()]
+    size, ends = 0, {}
+    for number, text in enumerate(texts, 1):
+        size += len(text.encode()) + 2
+        for megabytes in (LITTLE, options.peer_mb, options.ours_mb):
+            if size <= megabytes * 1e6:
+                ends[megabytes] = number
+    if len(ends) < 3:
+        raise ConfigError(f"input: {' '.join(map(str, options.input))} has too little text; give a few MB at least")
+    return [
+        write_text(texts[: ends[megabytes]], work / f"text-{number}", options.workers)
+        for number, megabytes in enumerate((LITTLE, options.peer_mb, options.ours_mb))
+    ]
+
+
+def write_text(documents: list[str], folder: Path, workers: int) -> Text:
+    text = Text(folder, folder / "plain", folder / "lines.txt", folder / "text.jsonl", 0.0)
+    text.plain.mkdir(parents=True)
+    for worker in range(workers):
+        (text.plain / f"{worker}.txt").write_text("\n\n".join(documents[worker::workers]) + "\n", "utf-8")
+    text.lines.write_text("\n".join(documents), "utf-8")
+    text.json_lines.write_text("".join(json.dumps({"text": document}) + "\n" for document in documents), "utf-8")
+    return Text(folder, text.plain, text.lines, text.json_lines, text.lines.stat().st_size / 1e6)
+
+
+def prepare_punkt(options: BenchOptions, work: Path) -> float:
+    """Saves the Punkt model for our builds; the seconds that learning it took, 0 where one was given."""
+    if options.punkt is not None:
+        (work / "punkt").symlink_to(find_model(options.punkt).resolve())
+        return 0.0
+    started = time.perf_counter()
+    sources = find_sources(options.input)
+    save_model(train_model(sample_documents(sources, PUNKT_SAMPLE, Reading("blank_line", "text"))), work / "punkt")
+    return time.perf_counter() - started
+
+
+def given(work: Path) -> list[str]:
+    return ["--punkt", str(work / "punkt")]
+
+
+def ours(options: BenchOptions, work: Path) -> dict[str, list[str]]:
+    """Our builds: label and extra options."""
+    return {
+        "build_shards": given(work),
+        "build_shards --sentences line": ["--sentences", "line"],
+    }
+
+
+def build(options: BenchOptions, work: Path, extra: list[str]) -> Command:
+    chunk_mb = options.ours_mb / options.workers / CHUNKS_PER_WORKER
+
+    def command(text: Text) -> list[list[str]]:
+        output = tempfile.mkdtemp(dir=work)
+        words = ["data_prep/build_shards.py", "--input", text.plain, "--output", output, "--vocab", work / "tokenizer"]
+        words += ["--seq_length", options.seq_length, "--chunk_mb", chunk_mb, "--workers", options.workers, *extra]
+        return [[sys.executable, *map(str, words)]]
+
+    return command
+
+
+def hugging_face(options: BenchOptions, work: Path) -> Command:
+    script = [sys.executable, str(PEERS / "hugging_face.py"), str(work / "tokenizer" / "tokenizer.json")]
+    return lambda text: [[*script, str(text.lines)]]
+
+
+def peers(options: BenchOptions, work: Path) -> Iterator[tuple[str, Command, dict[str, str]]]:
+    """The peers whose checkouts were given."""
+    vocab = str(work / "tokenizer" / "vocab.txt")
+    if options.megatron is not None:
+        folder = options.megatron.resolve()
+        script = [sys.executable, "-W", "ignore", str(folder / "tools" / "preprocess_data.py")]
+        script += ["--tokenizer-type", "BertWordPieceLowerCase", "--vocab-file", vocab]
+        script += ["--split-sentences", "--workers", str(options.workers)]
+        if options.nltk_data is not None:  # the tool looks for it in the home folder
+            (work / "nltk_data").symlink_to(options.nltk_data.resolve())
+        paths = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
+
+        def megatron(text: Text) -> list[list[str]]:
+            words = ["--input", str(text.json_lines), "--output-prefix", str(text.folder / "megatron")]
+            return [[*script, *words]] * 2  # its first run only splits sentences
+
+        yield "Megatron-LM preprocess_data", megatron, {"PYTHONPATH": paths, "HOME": str(work)}
+    if options.electra is not None:
+        runner = [sys.executable, str(PEERS / "electra_builder.py"), str(options.electra.resolve())]
+        runner += ["--vocab-file", vocab, "--max-seq-length", str(options.seq_length)]
+        runner += ["--num-processes", str(options.workers)]
+
+        def electra(text: Text) -> list[list[str]]:
+            return [[*runner, "--corpus-dir", str(text.plain), "--output-dir", str(text.folder / "electra")]]
+
+        yield "google-research/electra builder", electra, {}
+
+
+def measure(
+    label: str,
+    command: Command,
+    little: Text,
+    much: Text,
+    options: BenchOptions,
+    environment: dict[str, str] | None = None,
+) -> Speed:
+    """Runs and prints a contender."""
+    clock_0, processor_0 = run(command(little), environment, options)
+    clock_1, processor_1 = run(command(much), environment, options)
+    megabytes = much.megabytes - little.megabytes
+    speed = Speed(megabytes / (clock_1 - clock_0), megabytes / (processor_1 - processor_0), clock_0)
+    print(f"  {label:34}{speed.clock:8.2f}{speed.processor:10.2f}{speed.start:12.1f}", flush=True)
+    return speed
+
+
+def run(commands: list[list[str]], environment: dict[str, str] | None, options: BenchOptions) -> tuple[float, float]:
+    """Seconds on the clock and of the processors that the commands take, one after the other."""
+    threads = {"RAYON_NUM_THREADS": str(options.workers), "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "true"}
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    started = time.perf_counter()
+    for command in commands:
+        settings = {**os.environ, **threads, **(environment or {})}
+        done = subprocess.run(command, cwd=ROOT, env=settings, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise ConfigError(f"{Path(command[-1]).name}: failed: {done.stderr.strip().splitlines()[-1]}")
+    seconds = time.perf_counter() - started
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return seconds, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main, BenchOptions, __doc__))
