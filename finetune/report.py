@@ -40,7 +40,8 @@ def main(options: ReportOptions) -> None:
         raise ConfigError(f"output: cannot write {output}: {error}; give another FILE") from None
     from finetune.report_figure import draw  # matplotlib, which --help need not wait for
 
-    draw(rows, shown_tables(rows), output.with_suffix(".png"))
+    panels = [table for table in shown_tables(rows) if not table.whole]  # the others repeat their columns
+    draw(rows, panels, output.with_suffix(".png"))
     print(f"{text}\nwritten to {output} and {output.with_suffix('.png')}")
 
 
@@ -54,8 +55,8 @@ def markdown(rows: Sequence[Row]) -> str:
 
 
 def table_lines(table: Table, rows: Sequence[Row]) -> list[str]:
-    """One table; a model without a score in it is left out."""
-    own = [row for row in rows if any(column.title in row.cells for column in table.columns)]
+    """One table, of the models that belong into it."""
+    own = members(table, rows)
     lines = [
         "| model | " + " | ".join(column.title for column in table.columns) + " |",
         "|---" * (len(table.columns) + 1) + "|",
@@ -64,17 +65,26 @@ def table_lines(table: Table, rows: Sequence[Row]) -> list[str]:
         cells = [_show(row.cells.get(column.title)) for column in table.columns]
         lines.append(f"| {row.label} | " + " | ".join(cells) + " |")
     for size in dict.fromkeys(row.size for row in own):
-        for label, values in table.paper_rows[size].items():
+        for label, values in table.paper_rows.get(size, {}).items():
             cells = [_show_paper(values, column) for column in table.columns]
             lines.append(f"| *paper, {size}: {label}* | " + " | ".join(cells) + " |")
     return lines
 
 
 def shown_tables(rows: Sequence[Row]) -> list[Table]:
-    """The tables with the columns in which some model has a score."""
+    """The tables that some model belongs into, with the columns in which one has a score."""
     filled = {title for row in rows for title in row.cells}
-    tables = [table._replace(columns=tuple(c for c in table.columns if c.title in filled)) for table in TABLES]
-    return [table for table in tables if table.columns]
+    return [
+        table._replace(columns=tuple(column for column in table.columns if column.title in filled))
+        for table in TABLES
+        if members(table, rows)
+    ]
+
+
+def members(table: Table, rows: Sequence[Row]) -> list[Row]:
+    """The models with a score in some column, or in every one."""
+    enough = all if table.whole else any
+    return [row for row in rows if enough(column.title in row.cells for column in table.columns)]
 
 
 def _show(cell: Cell | None) -> str:

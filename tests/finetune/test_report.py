@@ -88,6 +88,19 @@ def test_squad_has_a_table_of_its_own_beside_the_papers_rows() -> None:
     assert "†" in report(squad_record(0.7, train_examples=14_162))
 
 
+def test_the_ablation_table_is_for_models_with_both_of_its_scores() -> None:
+    scores = {"dev_matched": {"accuracy": 0.8}, "dev_mismatched": {"accuracy": 0.81}}
+    mnli = make_record(task="MNLI", train_examples=392_702, last=scores)
+    assert "## Ablation" not in report(mnli)
+    other = squad_record(0.6, model="another", model_sha256="c" * 64)
+    ablation = report(mnli, squad_record(0.7), other).split("## Ablation\n")[1]
+    assert line_of("runs/small/export", ablation) == (
+        "| runs/small/export | **80.0** (80.0–80.0; 1) | **70.0** (70.0–70.0; 1) |"
+    )
+    assert "another" not in ablation
+    assert "| *paper, small: HP_Loss, lambda1=10* | 81.1 | 75.1 |" in ablation
+
+
 def run_report(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, REPOSITORY / "finetune" / "report.py", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
@@ -95,6 +108,9 @@ def run_report(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 
 def test_the_command_writes_table_and_figure(tmp_path: Path) -> None:
     append_record(tmp_path / "run" / "results.jsonl", make_record())
+    mnli = {"dev_matched": {"accuracy": 0.8}, "dev_mismatched": {"accuracy": 0.81}}
+    append_record(tmp_path / "run" / "results.jsonl", make_record(task="MNLI", last=mnli))
+    append_record(tmp_path / "run" / "results.jsonl", squad_record(0.7))
     output = tmp_path / "tables" / "glue.md"
     done = run_report(tmp_path / "run", "--output", output)
     assert done.returncode == 0, done.stderr
