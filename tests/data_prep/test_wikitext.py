@@ -1,6 +1,7 @@
 """Claims about MediaWiki pages and their plain text."""
 
 import re
+import time
 
 import pytest
 
@@ -8,7 +9,7 @@ from data_prep.chunks import read_chunks
 from data_prep.cleaning import clean
 from data_prep.formats import Reading
 from data_prep.sources import find_sources
-from data_prep.wikitext import page_text, plain_text
+from data_prep.wikitext import _LONGEST_SECTION, _sections, page_text, plain_text
 
 
 @pytest.mark.parametrize(
@@ -31,6 +32,22 @@ from data_prep.wikitext import page_text, plain_text
 )
 def test_only_running_text_is_left(wikitext, text):
     assert plain_text(wikitext) == text
+
+
+def test_time_is_bounded_on_markup_that_is_never_closed():
+    started = time.monotonic()
+    assert plain_text("<div class=" * 5000).startswith("<div class=<div")
+    assert time.monotonic() - started < 60
+
+
+def test_sections_are_cut_at_headings_and_no_longer_than_allowed():
+    wikitext = "Lead.\n== A ==\n" + "A line.\n" * 5000 + "=== B ===\nx"
+    sections = list(_sections(wikitext))
+    assert "".join(sections) == wikitext
+    assert max(map(len, sections)) <= _LONGEST_SECTION
+    assert sections[0] == "Lead.\n"
+    assert sections[-1] == "=== B ===\nx"
+    assert all(section.endswith("\n") for section in sections[:-1])
 
 
 @pytest.mark.parametrize(
