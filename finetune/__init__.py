@@ -1,1 +1,1 @@
-"""Fine-tuning an exported discriminator on GLUE (and any stock Hugging Face ELECTRA), seeds and medians."""
+"""Fine-tuning an exported discriminator (or any stock Hugging Face ELECTRA) on GLUE and SQuAD, seeds and medians."""
