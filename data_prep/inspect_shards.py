@@ -9,6 +9,7 @@ from pathlib import Path
 if not __package__:  # run as a script: import from the repository, never from the script's own folder
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
+import os
 from typing import Annotated
 
 import numpy as np
@@ -24,13 +25,15 @@ from data_prep.inspection import (
     read_rows,
 )
 from data_prep.manifest import HELD_OUT_NAME, MANIFEST_NAME, Ledger, Manifest, load_manifest
+from data_prep.mask_statistics import MaskStatistics
 from data_prep.pipeline import TOKENIZER_NAME
 from data_prep.progress import Progress
-from data_prep.tokens import CONTINUATION, WordPiece
+from data_prep.tokens import CONTINUATION, SPECIAL_TOKENS, WordPiece
 
 _PROBLEMS_SHOWN = 20
 _SAMPLE = 4096  # sequences looked at without --verify
-_REVERSE, _PLAIN = "\033[7m", "\033[0m"  # ANSI: swap foreground and background; end
+_MARK, _FAINT, _PLAIN = "\033[30;43m", "\033[2m", "\033[0m"  # ANSI: black on yellow; faint; end
+_PARTS = 8  # of a sequence, for the rate by position
 
 
 class InspectOptions(StrictConfig):
@@ -42,6 +45,8 @@ class InspectOptions(StrictConfig):
     """check every checksum, sequence and mask, also through megatron-core's reader"""
     show: int = Field(0, ge=0)
     """sequences to print, masked tokens marked"""
+    figure: Path | None = None
+    """PNG to write: where the masks fall"""
 
 
 def main(options: InspectOptions) -> int:
@@ -62,15 +67,22 @@ def main(options: InspectOptions) -> int:
 def _inspect(folder: Path, options: InspectOptions) -> list[str]:
     manifest = load_manifest(folder)
     _print_manifest(folder, manifest)
-    figures, problems = Figures(), []
-    if options.verify:
-        problems = _verify(folder, manifest, figures)
-    else:
+    tokenizer = WordPiece.load(folder / TOKENIZER_NAME)
+    figures, masks = Figures(), MaskStatistics()
+    problems = _verify(folder, manifest, figures) if options.verify else []
+    if not problems:
         for rows in read_rows(folder, manifest.shards[0], manifest, _SAMPLE):
-            figures.add(rows, manifest)
-    _print_figures(figures, manifest)
+            masks.add(rows, manifest, tokenizer)
+            if not options.verify:
+                figures.add(rows, manifest)
+        _print_figures(figures, manifest)
+        _print_masks(figures, masks)
+        if options.figure is not None and folder == options.folder:
+            from data_prep.mask_figure import draw_masks  # matplotlib takes a second to import
+
+            draw_masks(masks, figures.runs, options.figure)
     if options.show:
-        _show(folder, manifest, options.show)
+        _show(folder, manifest, tokenizer, options.show)
     return problems
 
 
@@ -122,17 +134,31 @@ def _print_manifest(folder: Path, manifest: Manifest) -> None:
 
 
 def _print_figures(figures: Figures, manifest: Manifest) -> None:
-    total = max(1, int(figures.runs.sum()))
-    shares = [f"{length}: {count / total:.1%}" for length, count in enumerate(figures.runs[:9])][1:]
     print(f"  of {figures.sequences:,} sequences and {manifest.mask_copies} masks each:")
     print(f"  two segments    {figures.pairs / max(1, figures.sequences):.1%}")
     print(f"  masked          {figures.masked / max(1, figures.mask_sites):.4%} of the tokens")
+
+
+def _print_masks(figures: Figures, masks: MaskStatistics) -> None:
+    """Where the masks fall; rates as multiples of a token's chance."""
+    real, simulated = (runs[:9] / max(1, int(runs.sum())) for runs in (figures.runs, masks.simulated_runs))
+    shares = [f"{length}: {share:.1%}" for length, share in enumerate(real)][1:]
+    expected = [f"{length}: {share:.1%}" for length, share in enumerate(simulated)][1:]
+    positions = [np.array_split(counts, _PARTS) for counts in (masks.position, masks.position_chance)]
+    by_position = [f"{there.sum() / max(1e-9, chance.sum()):.3f}" for there, chance in zip(*positions, strict=True)]
+    pieces = zip(masks.piece, masks.piece_chance, strict=True)
+    by_piece = [f"{count / chance:.3f}" if chance else "none" for count, chance in pieces]
     print(f"  masked runs     {' '.join(shares)}")
+    print(f"    simulated     {' '.join(expected)}")
+    print(f"  by position     {' '.join(by_position)} times the chance, in eighths of the length")
+    print(f"  by piece        {' '.join(by_piece)} times the chance, of a word's first, second, ... piece")
+    cut = masks.words_cut / max(1, masks.masks)
+    share = masks.words_cut / max(1, masks.words_masked)
+    print(f"  words cut       {cut:.2f} a mask, {share:.1%} of the words masked, at most {masks.most_cut} by one mask")
 
 
-def _show(folder: Path, manifest: Manifest, count: int) -> None:
-    """Prints the first sequences, the tokens of their first mask [marked], or reversed on a terminal."""
-    tokenizer = WordPiece.load(folder / TOKENIZER_NAME)
+def _show(folder: Path, manifest: Manifest, tokenizer: WordPiece, count: int) -> None:
+    """Prints the first sequences, the tokens of their first mask [marked], or coloured on a terminal."""
     for rows in read_rows(folder, manifest.shards[0], manifest, count):
         for number in range(min(count - rows.first, len(rows.lengths))):
             length = int(rows.lengths[number])
@@ -143,12 +169,16 @@ def _show(folder: Path, manifest: Manifest, count: int) -> None:
 
 def _marked(tokens: list[str], masked: np.ndarray) -> str:
     """The text of the tokens, `##` pieces joined to their word where both or neither are masked."""
-    opening, closing = (_REVERSE, _PLAIN) if sys.stdout.isatty() else ("[", "]")
+    coloured = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    opening, closing = (_MARK, _PLAIN) if coloured else ("[", "]")
     words: list[str] = []
     for number, token in enumerate(tokens):
         joined = token.startswith(CONTINUATION) and number > 0
         text = token.removeprefix(CONTINUATION) if joined else token
-        text = f"{opening}{text}{closing}" if masked[number] else text
+        if masked[number]:
+            text = f"{opening}{text}{closing}"
+        elif coloured and token in SPECIAL_TOKENS:
+            text = f"{_FAINT}{text}{_PLAIN}"
         if joined and words:
             words[-1] += text
         else:

@@ -69,13 +69,13 @@ class Figures:
         self.pairs += int(((rows.ids == manifest.special_tokens.sep).sum(1) == 2).sum())
         self.masked += int(rows.masked.sum())
         self.mask_sites += int(rows.lengths.sum()) * manifest.mask_copies
-        runs = _run_lengths(rows.masked)
+        runs = run_lengths(rows.masked)
         counts = np.bincount(runs, minlength=len(self.runs))
         counts[: len(self.runs)] += self.runs
         self.runs = counts
 
 
-def _run_lengths(masked: np.ndarray) -> np.ndarray:
+def run_lengths(masked: np.ndarray) -> np.ndarray:
     """Lengths of the unbroken runs of masked positions."""
     edges = np.diff(np.pad(masked, ((0, 0), (0, 0), (1, 1))).astype(np.int8), axis=-1).ravel()
     return np.flatnonzero(edges == -1) - np.flatnonzero(edges == 1)

@@ -72,3 +72,26 @@ def test_a_folder_that_is_none_is_one_line_and_exit_code_2(tmp_path):
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1
     assert "is not complete" in done.stderr
+
+
+def test_masks_are_compared_with_what_they_should_be(built, capsys):
+    main(InspectOptions(folder=built))
+    printed = capsys.readouterr().out
+    runs, simulated = (float(re.search(rf"{name} +1: ([\d.]+)%", printed)[1]) for name in ("masked runs", "simulated"))
+    assert abs(runs - simulated) < 5
+    rates = re.search(r"by position +([\d. ]+) times the chance", printed)[1].split()
+    assert len(rates) == 8
+    assert all(0.9 < float(rate) < 1.1 for rate in rates)
+    assert "of the words masked, at most 2 by one mask" in printed
+
+
+def test_masked_tokens_are_coloured_on_a_terminal_only(built, capsys, monkeypatch):
+    main(InspectOptions(folder=built, show=1))
+    assert "\033[" not in capsys.readouterr().out
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    main(InspectOptions(folder=built, show=1))
+    assert "\033[30;43m" in capsys.readouterr().out
+    monkeypatch.setenv("NO_COLOR", "1")
+    main(InspectOptions(folder=built, show=1))
+    assert "\033[" not in capsys.readouterr().out

@@ -1,0 +1,80 @@
+"""Claims about the figures of where masks fall."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from data_prep.inspection import read_rows, run_lengths
+from data_prep.manifest import load_manifest
+from data_prep.mask_statistics import MaskStatistics, simulated_mask
+from data_prep.masking import Masker, masked_count
+from data_prep.tokens import WordPiece
+
+STARTS = np.array([False, True, False, True, True, False, False, True, False, True, True, False])
+MASKABLE = np.array([False, *[True] * 6, False, *[True] * 3, False])  # [CLS], six tokens, [SEP], three, [SEP]
+
+
+@pytest.fixture(scope="module")
+def shard(built):
+    manifest = load_manifest(built)
+    [rows] = read_rows(built, manifest.shards[0], manifest)
+    return rows, manifest, WordPiece.load(built / "tokenizer")
+
+
+def statistics_of(rows, manifest, tokenizer):
+    statistics = MaskStatistics()
+    statistics.add(rows, manifest, tokenizer)
+    return statistics
+
+
+def test_rates_of_sound_masks_are_the_chance(shard):
+    rows, manifest, _ = shard
+    statistics = statistics_of(*shard)
+    assert statistics.masks == len(rows.lengths) * manifest.mask_copies
+    assert statistics.position.sum() == statistics.piece.sum() == rows.masked.sum()
+    assert statistics.position_chance.sum() == pytest.approx(rows.masked.sum())
+    assert statistics.piece[:3] == pytest.approx(statistics.piece_chance[:3], rel=0.1)
+    assert statistics.most_cut <= 2
+
+
+def test_masks_that_prefer_the_beginning_are_seen(shard):
+    rows, manifest, tokenizer = shard
+    masked = np.zeros_like(rows.masked)
+    for row, length in enumerate(rows.lengths):
+        masked[row, :, 1 : 1 + int(masked_count(length))] = True
+    statistics = statistics_of(replace(rows, masked=masked), manifest, tokenizer)
+    assert statistics.position[1] > 4 * statistics.position_chance[1]
+
+
+def test_words_cut_are_counted(shard):
+    rows, manifest, tokenizer = shard
+    masked = np.zeros_like(rows.masked)
+    masked[:, :, 1:] = tokenizer.continuation[rows.ids][:, None, 1:]  # every word of two pieces or more is cut
+    statistics = statistics_of(replace(rows, masked=masked), manifest, tokenizer)
+    assert statistics.words_cut == statistics.words_masked > 0
+    assert statistics.piece[0] == 0
+
+
+def test_a_simulated_mask_is_k_tokens_that_may_be_masked():
+    for seed in range(50):
+        masked = simulated_mask(MASKABLE, STARTS & MASKABLE, 12, (0.8, 0.1, 0.1), np.random.default_rng(seed))
+        assert masked.sum() == masked_count(12)
+        assert not (masked & ~MASKABLE).any()
+
+
+def test_the_simulation_and_the_masker_have_the_same_run_lengths():
+    """The one is slow and plain, the other vectorised; the special ids are 0 and 1, `##` pieces 3."""
+    random = np.random.default_rng(0)
+    ids = np.where(random.random(64) < 0.3, 3, 2).astype(np.uint16)
+    ids[[0, 30, 63]], ids[[1, 31]] = (0, 1, 1), 2
+    special, continuation = np.array([True, True, False, False]), np.array([False, False, False, True])
+    maskable = ~special[ids]
+    starts = maskable & ~continuation[ids]
+    ngram, draws = (0.5, 0.3, 0.2), 3000
+    simulated = [run_lengths(simulated_mask(maskable, starts, 64, ngram, random)[None, None]) for _ in range(draws)]
+    masker = Masker(64, 1, ngram, special, continuation)
+    bitmaps, _ = masker.draw(np.tile(ids, draws), np.full(draws, 64, np.int32), random)
+    runs = run_lengths(np.unpackbits(bitmaps, bitorder="little").reshape(draws, 1, 64).astype(bool))
+    expected, counts = (np.bincount(lengths, minlength=12)[:8] for lengths in (np.concatenate(simulated), runs))
+    assert counts[1:5] == pytest.approx(expected[1:5], rel=0.1)
