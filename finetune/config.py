@@ -84,8 +84,8 @@ class FinetuneOptions(StrictConfig):
     """layer-wise decay as google-research/electra counts it, one layer off"""
     grid: Literal["paper"] | None = None
     """run every setting that the paper searched, not the default alone"""
-    deepspeed_config: Path = Path("ds_configs/zero0_fp32.json")
-    """DeepSpeed JSON: precision, ZeRO stage, micro-batch"""
+    deepspeed_config: Path | None = None
+    """precision, ZeRO stage, micro-batch (ds_configs/zero0_fp32.json)"""
     local_rank: Annotated[int, HIDDEN] = 0
 
     def overrides(self) -> dict[str, Any]:

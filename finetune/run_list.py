@@ -17,6 +17,9 @@ from pretrain.processes import World, start_processes
 
 PREDICTIONS = "predictions"
 
+PLAIN_DEEPSPEED_CONFIG = Path(__file__).resolve().parents[1] / "ds_configs" / "zero0_fp32.json"
+"""Where none is named: the models fit one machine, and fp32 runs on all of them."""
+
 
 def run_unfinished(
     tasks: Iterable[RunIdentity],
@@ -32,12 +35,13 @@ def run_unfinished(
     waiting = world.share(unfinished(runs, results) if world.is_first else None)
     if world.is_first:
         print(f"{len(waiting)} of {len(runs)} runs to do, results in {results}", flush=True)
+    deepspeed_config = options.deepspeed_config or PLAIN_DEEPSPEED_CONFIG
     job, task = None, None
     for run in (runs[place] for place in waiting):
         if job is None or task != run.model_copy(update={"seed": None}):
             job, task = make_job(run), run.model_copy(update={"seed": None})
         started = time.monotonic()
-        outcome = train(model.path, run.random_weights, job, run.settings, run.seed, options.deepspeed_config, world)
+        outcome = train(model.path, run.random_weights, job, run.settings, run.seed, deepspeed_config, world)
         if world.is_first:
             seconds = time.monotonic() - started
             write_files(output / PREDICTIONS / run.folder_name(), outcome.files)

@@ -121,6 +121,8 @@ def read_encoder_config(folder: Path) -> EncoderConfig:
         values = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise ConfigError(f"model: cannot read {path}: {error}") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"model: {path} holds {type(values).__name__}, expected an object of settings")
     if values.get("model_type") not in (STOCK_MODEL_TYPE, RELATIVE_MODEL_TYPE):
         raise ConfigError(f"model: {path} has model_type {values.get('model_type')!r}; expected an ELECTRA model")
     if values.get("hidden_act", "gelu") != "gelu":

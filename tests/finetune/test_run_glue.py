@@ -46,6 +46,14 @@ def test_random_weights_are_another_run_and_follow_the_seed(
     assert len({record.train_losses for record in records}) == 3
 
 
+def test_the_default_deepspeed_file_is_found_from_any_folder(
+    stock_model: Path, cola_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (record,) = run_here(stock_model, cola_folder, tmp_path / "out", seeds=(1,), deepspeed_config=None)
+    assert record.precision == "float32"
+
+
 def test_a_changed_model_is_another_run(stock_model: Path, cola_folder: Path, tmp_path: Path) -> None:
     run_here(stock_model, cola_folder, tmp_path, seeds=(1,))
     other = tmp_path / "model"

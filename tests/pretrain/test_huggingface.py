@@ -72,6 +72,12 @@ def test_a_folder_that_is_no_fitting_electra_is_one_clear_error(
         load_encoder(stock_folder)
 
 
+def test_a_configuration_that_is_no_object_is_one_clear_error(stock_folder: Path) -> None:
+    (stock_folder / "config.json").write_text("[1, 2]")
+    with pytest.raises(ConfigError, match="holds list, expected an object"):
+        load_encoder(stock_folder)
+
+
 def test_pickled_weights_are_not_read(stock_folder: Path) -> None:
     (stock_folder / "model.safetensors").rename(stock_folder / "pytorch_model.bin")
     with pytest.raises(ConfigError, match=r"no model\.safetensors"):

@@ -31,6 +31,8 @@ def test_bookkeeping_may_change_between_starts(override: str, tmp_path: Path, de
     write_run(tmp_path / "run", description, {})
     changed = description.model_copy(update={"run": with_overrides(description.run, [override])})
     require_same_run(tmp_path / "run", changed)
+    write_run(tmp_path / "run", changed, {})
+    assert read_run(tmp_path / "run").run == changed.run != description.run
 
 
 def test_another_configuration_or_data_is_refused_naming_every_difference(
