@@ -94,12 +94,12 @@ def draw_comparison(result: dict[str, Any], path: Path) -> None:
         shares.bar(places + offset, result["max_probability"][name], width=0.04, color=color, label=f"${name}$")
     shares.set(title="How sure the distribution is", xlabel="maximum probability", ylabel="share of masked positions")
     _draw_accuracies(detected, result["detection"])
-    correlations = result["estimate_quality"].get("pearson", {})
+    correlations = {name.replace("_", " "): v for name, v in result["estimate_quality"].get("pearson", {}).items()}
     _draw_values(known, correlations, REPLACED, 0.0, "this run")
-    known.plot(list(PAPER_CORRELATION), list(PAPER_CORRELATION.values()), "x", color=NEUTRAL, label="paper, small")
+    known.plot(list(PAPER_CORRELATION), list(PAPER_CORRELATION.values()), "x", color=NEUTRAL, label="paper")
     known.set(title="Estimated and actual loss", ylabel="Pearson correlation")
     for axes in (shares, detected, known):
-        axes.legend(frameon=False, fontsize=8)
+        axes.legend(frameon=False, fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1.08), ncols=2)
     _save(figure, path)
 
 
