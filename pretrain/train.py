@@ -51,9 +51,18 @@ class Progress:
 
 def train(training: Training) -> int:
     """Trains to the last step or to a request to stop; returns the process's exit code."""
-    run, engine = training.run, training.engine
     progress = resume(training)
-    log = RunLog(training.folder, progress.step, run.optim.steps, silent=not engine.world.is_first)
+    silent = not training.engine.world.is_first
+    log = RunLog(training.folder, progress.step, training.run.optim.steps, silent=silent)
+    try:
+        return run_steps(training, progress, log)
+    finally:
+        log.close()  # among several ranks the interpreter's own shutdown, which would flush the curves, is skipped
+
+
+def run_steps(training: Training, progress: Progress, log: RunLog) -> int:
+    """The steps that are left, with what falls due between them; returns the process's exit code."""
+    run, engine = training.run, training.engine
     stop = StopRequest(training.folder)
     interval = Interval(training)
     batches = TrainingBatches(training.shards, training.plan, run.seed)

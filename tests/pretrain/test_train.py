@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from pretrain.run_log import read_records
 from pretrain.train import Due
@@ -84,6 +85,10 @@ def test_a_run_killed_in_the_middle_and_started_again_gives_bitwise_the_same_los
     finished(launch(2, *run_arguments(shards_folder, killed)))
     assert [record["step"] for record in read_records(killed, "train")] == list(range(1, 25))
     assert losses(killed) == losses(whole)
+    for folder in (whole, killed):
+        board = EventAccumulator(str(folder / "tensorboard"))
+        board.Reload()
+        assert [event.step for event in board.Scalars("train/discriminator_loss")] == list(range(1, 25))
 
 
 @pytest.mark.parametrize("how", ["stop file", "SIGTERM"])
