@@ -169,10 +169,11 @@ class TrainingBatches:
     def from_step(self, start: int, end: int) -> Iterator[list[Batch]]:
         """The steps start..end-1 in order, the next one read in the background while the caller works."""
         with ThreadPoolExecutor(max_workers=1, thread_name_prefix="batches") as reader:
-            following = reader.submit(self.step, start)
-            for step in range(start, end):
-                batches = following.result()
-                following = reader.submit(self.step, min(step + 1, end - 1))
+            waiting = [reader.submit(self.step, step) for step in range(start, end)[:1]]
+            for following in range(start + 1, end + 1):
+                batches = waiting.pop().result()
+                if following < end:
+                    waiting.append(reader.submit(self.step, following))
                 yield batches
 
 
