@@ -19,6 +19,7 @@ from typing import Any
 
 from data_prep.config import ConfigError, StrictConfig
 from data_prep.manifest import Manifest
+from data_prep.shards import write_atomically
 from pretrain.config import RunConfig
 
 DESCRIPTION, CHECKPOINTS = "run.json", "checkpoints"
@@ -121,9 +122,7 @@ def read_run(folder: Path) -> RunDescription:
 
 
 def _write_json(path: Path, value: Any) -> None:
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(value, indent=2) + "\n")
-    temporary.replace(path)
+    write_atomically(path, (json.dumps(value, indent=2) + "\n").encode())
 
 
 def _flat(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

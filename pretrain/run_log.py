@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from data_prep.shards import write_atomically
+
 SHOWN = {
     "generator_loss": "L_G {:.3f}",
     "sampler_loss": "L_S {:.4f}",
@@ -40,9 +42,7 @@ class RunLog:
         if not self.path.exists():
             return
         lines = [line for line in self.path.read_text().splitlines() if _step_of(line) <= step]
-        temporary = self.path.with_suffix(".tmp")
-        temporary.write_text("".join(line + "\n" for line in lines))
-        temporary.replace(self.path)
+        write_atomically(self.path, "".join(line + "\n" for line in lines).encode())
 
     def write(self, kind: str, step: int, values: Mapping[str, float]) -> None:
         """One record of `kind` ("train" or "held_out"), to all three places."""
