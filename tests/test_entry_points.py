@@ -3,11 +3,11 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-REPOSITORY = Path(__file__).resolve().parents[1]
+from tests.conftest import REPOSITORY
+
 PACKAGES = ("data_prep", "pretrain", "finetune", "quickstart")
 SCRIPTS = [
     path.relative_to(REPOSITORY).as_posix()

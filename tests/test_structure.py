@@ -3,11 +3,11 @@
 import ast
 import re
 import sys
-from pathlib import Path
 
 import pytest
 
-REPOSITORY = Path(__file__).resolve().parents[1]
+from tests.conftest import REPOSITORY
+
 # Each package may import itself and those after it.
 PACKAGES = ("quickstart", "finetune", "pretrain", "data_prep")
 PROLOGUE = """

@@ -9,8 +9,8 @@ import pytest
 
 from data_prep.build_shards import BuildOptions, main
 from data_prep.tokens import SPECIAL_TOKENS
+from tests.conftest import REPOSITORY
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 SYLLABLES = ("ka", "lo", "mi", "ne", "ru", "so", "ta", "vu")
 
 

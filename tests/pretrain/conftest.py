@@ -18,8 +18,7 @@ from data_prep.train_vocab import main as train_vocab
 from pretrain.config import ModelConfig, ObjectiveConfig
 from pretrain.data import Batch
 from pretrain.electra import Electra
-
-REPOSITORY = Path(__file__).resolve().parents[2]
+from tests.conftest import REPOSITORY
 
 VOCABULARY = 7  # [PAD] [UNK] [CLS] [SEP] [MASK] and two words: small enough for brute force
 PAD, UNK, CLS, SEP, MASK = range(5)
