@@ -1,0 +1,244 @@
+"""Two hosts on this machine: namespaces of their own on a switch of their own, an sshd each, Slurm on demand.
+
+A host has its own network, processes, host name and mounts, so that pdsh, ssh, `hostname -I` and Slurm act as they do
+between machines; files and Python are shared, as on a cluster's network file system. Everything hangs on the standard
+input of one process a namespace: when the tests end, however they end, the kernel takes all of it away.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+ADDRESSES = {"node1": "10.77.0.11", "node2": "10.77.0.12"}
+COMMANDS = {"ip": "iproute2", "ssh": "openssh-client", "sshd": "openssh-server", "pdsh": "pdsh"}
+SLURM_COMMANDS = {"munged": "munge", "slurmctld": "slurmctld", "slurmd": "slurmd", "srun": "slurm-client"}
+SEARCH_PATH = f"{Path(sys.executable).parent}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+HOST = """
+set -e
+hostname {name}
+mount -t tmpfs none /run
+mkdir /run/sshd /run/munge
+mount --bind {folder}/hosts /etc/hosts
+mount --bind {folder}/ssh_config /etc/ssh/ssh_config
+ip link set lo up
+echo ready
+read -r connected
+$(command -v sshd) -f {folder}/sshd_config -o ListenAddress={address}
+echo ready
+cat
+"""
+SWITCH = "ip link add switch type bridge && ip link set switch up && echo ready && cat"
+
+SSHD_CONFIG = """
+HostKey {folder}/host_key
+AuthorizedKeysFile {folder}/key.pub
+StrictModes no
+UsePAM no
+PermitRootLogin yes
+SetEnv OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive
+"""
+SSH_CONFIG = """
+IdentityFile {folder}/key
+StrictHostKeyChecking no
+UserKnownHostsFile /dev/null
+LogLevel ERROR
+"""
+
+
+def missing(commands: Mapping[str, str] = COMMANDS) -> str | None:
+    """Why this machine cannot carry the hosts: packages that are not installed, or namespaces forbidden."""
+    packages = [package for command, package in commands.items() if not shutil.which(command, path=SEARCH_PATH)]
+    if packages:
+        return f"not installed: {' '.join(packages)}"
+    tried = subprocess.run([*_unshare("--mount", "--pid", "--uts"), "true"], capture_output=True, text=True)
+    return None if tried.returncode == 0 else f"the system forbids namespaces: {tried.stderr.strip()}"
+
+
+def _unshare(*kinds: str) -> list[str]:
+    return ["unshare", "--net", *kinds, *(["--fork", "--mount-proc"] if "--pid" in kinds else [])]
+
+
+class Namespace:
+    """A namespace and the process that keeps it: it ends when our end of its standard input closes."""
+
+    def __init__(self, script: str, *kinds: str) -> None:
+        self._keeper = subprocess.Popen(
+            [*_unshare(*kinds), "bash", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self.wait_until_ready()
+        children = Path(f"/proc/{self._keeper.pid}/task/{self._keeper.pid}/children").read_text().split()
+        self.pid = int(children[0]) if "--pid" in kinds else self._keeper.pid
+        """Of the process inside, as seen from outside."""
+
+    def wait_until_ready(self) -> None:
+        assert self._keeper.stdout is not None
+        assert self._keeper.stdout.readline() == "ready\n"
+
+    def go_on(self) -> None:
+        assert self._keeper.stdin is not None
+        print(file=self._keeper.stdin, flush=True)
+        self.wait_until_ready()
+
+    def close(self) -> None:
+        assert self._keeper.stdin is not None
+        self._keeper.stdin.close()
+        self._keeper.wait()
+
+
+class TwoHosts:
+    """node1 and node2, up and able to reach each other by ssh as root."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._write_files()
+        self._switch = Namespace(SWITCH)
+        self.hosts: dict[str, Namespace] = {}
+        for name, address in ADDRESSES.items():
+            script = HOST.format(name=name, address=address, folder=folder)
+            self.hosts[name] = Namespace(script, "--mount", "--pid", "--uts")
+            self._connect(name, address)
+            self.hosts[name].go_on()
+
+    def _write_files(self) -> None:
+        for key in ("key", "host_key"):
+            subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(self.folder / key)], check=True)
+        lines = ["127.0.0.1 localhost", *(f"{address} {name}" for name, address in ADDRESSES.items())]
+        (self.folder / "hosts").write_text("\n".join(lines) + "\n")
+        (self.folder / "sshd_config").write_text(SSHD_CONFIG.format(folder=self.folder))
+        (self.folder / "ssh_config").write_text(SSH_CONFIG.format(folder=self.folder))
+        (self.folder / "hostfile").write_text("".join(f"{name} slots=1\n" for name in ADDRESSES))
+
+    @property
+    def hostfile(self) -> Path:
+        """One slot on each host."""
+        return self.folder / "hostfile"
+
+    def _connect(self, name: str, address: str) -> None:
+        host = self.hosts[name].pid
+        self._in_switch(f"ip link add {name} type veth peer name eth0 netns {host}")
+        self._in_switch(f"ip link set {name} master switch")
+        self.mend(name)
+        for command in (f"ip address add {address}/24 dev eth0", "ip link set eth0 up"):
+            subprocess.run([*_enter(host, "--net"), *command.split()], check=True)
+
+    def _in_switch(self, command: str) -> None:
+        subprocess.run([*_enter(self._switch.pid, "--net"), *command.split()], check=True)
+
+    def cut(self, name: str) -> None:
+        """Takes a host off the network, as a pulled cable does."""
+        self._in_switch(f"ip link set {name} down")
+
+    def mend(self, name: str) -> None:
+        self._in_switch(f"ip link set {name} up")
+
+    def start(
+        self, command: Sequence[object], folder: Path, host: str = "node1", **environment: str
+    ) -> subprocess.Popen[str]:
+        """Starts a command on a host, in its own session, with the environment of a fresh login."""
+        enter = _enter(self.hosts[host].pid, "--net", "--pid", "--mount", "--uts")
+        return subprocess.Popen(
+            [*enter, "--wd=" + str(folder), *map(str, command)],
+            env={"PATH": SEARCH_PATH, "HOME": os.environ["HOME"], "OMP_NUM_THREADS": "1"}
+            | {"OMP_WAIT_POLICY": "passive"}
+            | environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def run(self, command: Sequence[object], folder: Path, host: str = "node1", **environment: str) -> str:
+        """What a command printed that ended with 0."""
+        process = self.start(command, folder, host, **environment)
+        output, _ = process.communicate(timeout=300)
+        assert process.returncode == 0, output
+        return output
+
+    def processes(self, name: str, containing: str) -> list[int]:
+        """Living processes of a host whose command line has this text, by their numbers outside."""
+        wanted = Path(f"/proc/{self.hosts[name].pid}/ns/pid").readlink()
+        return [int(path.name) for path in Path("/proc").glob("[0-9]*") if _is(path, wanted, containing)]
+
+    def close(self) -> None:
+        for namespace in (*self.hosts.values(), self._switch):
+            namespace.close()
+
+
+def _enter(pid: int, *kinds: str) -> list[str]:
+    return ["nsenter", f"--target={pid}", *kinds]
+
+
+def _is(process: Path, namespace: Path, text: str) -> bool:
+    try:
+        inside = (process / "ns" / "pid").readlink() == namespace
+        return inside and text in (process / "cmdline").read_text().replace("\0", " ")
+    except OSError:  # it has ended since; a zombie has no namespace
+        return False
+
+
+SLURM_CONF = """
+ClusterName=tests
+SlurmctldHost=node1
+AuthType=auth/munge
+AuthInfo=cred_expire=5
+SlurmUser=root
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/%n
+SlurmctldPidFile=/run/slurmctld.pid
+SlurmdPidFile=/run/slurmd.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd.%n.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+MpiDefault=none
+ReturnToService=2
+{nodes}
+PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+"""
+
+
+class Slurm:
+    """A Slurm cluster over the two hosts, its controller on node1."""
+
+    def __init__(self, hosts: TwoHosts) -> None:
+        self.hosts, self.folder = hosts, hosts.folder / "slurm"
+        for folder in ("state", *ADDRESSES):
+            (self.folder / folder).mkdir(parents=True)
+        nodes = "\n".join(f"NodeName={name} NodeAddr={address} CPUs=1" for name, address in ADDRESSES.items())
+        (self.folder / "slurm.conf").write_text(SLURM_CONF.format(folder=self.folder, nodes=nodes))
+        unified = Path("/sys/fs/cgroup/cgroup.controllers").exists()
+        (self.folder / "cgroup.conf").write_text(f"CgroupPlugin=cgroup/v{2 if unified else 1}\n")
+        key = self.folder / "munge.key"
+        key.write_bytes(os.urandom(1024))
+        key.chmod(0o400)
+        for name in ADDRESSES:
+            log = [f"--log-file={self.folder}/munged.{name}.log", f"--seed-file={self.folder}/seed.{name}"]
+            self._start_daemon(name, "munged", "--force", f"--key-file={key}", *log)
+        self._start_daemon("node1", "slurmctld")
+        for name in ADDRESSES:
+            self._start_daemon(name, "slurmd", "-N", name)
+        deadline = time.monotonic() + 60
+        while self.run("sinfo", "--noheader", "--states=idle", "--format=%D").strip() != "2":
+            assert time.monotonic() < deadline, self.run("scontrol", "show", "nodes")
+            time.sleep(0.5)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {"SLURM_CONF": str(self.folder / "slurm.conf")}
+
+    def _start_daemon(self, host: str, *command: str) -> None:
+        # A daemon keeps the output that it was given, so it gets none of ours.
+        quiet = ["sh", "-c", '"$@" </dev/null >/dev/null 2>&1', "sh"]
+        self.hosts.run([*quiet, *command], self.folder, host, **self.environment)
+
+    def run(self, *command: str, folder: Path | None = None) -> str:
+        """What a command of Slurm says on node1."""
+        return self.hosts.run(command, folder or self.folder, **self.environment)

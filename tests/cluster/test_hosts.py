@@ -1,0 +1,45 @@
+"""Claims about the two hosts that the tests of clusters stand on."""
+
+import subprocess
+from pathlib import Path
+
+from tests.cluster.hosts import Slurm, TwoHosts
+
+
+def test_pdsh_reaches_both_hosts_and_each_knows_its_own_name_and_address(two_hosts: TwoHosts, tmp_path: Path) -> None:
+    command = ["pdsh", "-S", "-w", "node1,node2", "hostname; hostname -I"]
+    lines = two_hosts.run(command, tmp_path, PDSH_RCMD_TYPE="ssh").split("\n")
+    assert {line.strip() for line in lines if line} == {
+        "node1: node1",
+        "node1: 10.77.0.11",
+        "node2: node2",
+        "node2: 10.77.0.12",
+    }
+
+
+def test_a_host_that_is_cut_off_is_out_of_reach_until_it_is_mended(two_hosts: TwoHosts, tmp_path: Path) -> None:
+    reach = ["ssh", "-o", "ConnectTimeout=2", "node2", "true"]
+    two_hosts.cut("node2")
+    process = two_hosts.start(reach, tmp_path)
+    process.communicate(timeout=30)
+    two_hosts.mend("node2")
+    assert process.returncode == 255
+    two_hosts.run(reach, tmp_path)
+
+
+def test_slurm_runs_a_job_on_both_hosts(slurm: Slurm) -> None:
+    assert sorted(slurm.run("srun", "--nodes=2", "hostname").split()) == ["node1", "node2"]
+
+
+def test_nothing_is_left_of_hosts_that_were_closed(two_hosts: TwoHosts, tmp_path: Path) -> None:
+    before = links()
+    hosts = TwoHosts(tmp_path)
+    process = hosts.start(["sleep", "600"], tmp_path, "node2")
+    hosts.close()
+    assert process.wait(timeout=10) != 0
+    assert links() == before
+
+
+def links() -> list[str]:
+    output = subprocess.run(["ip", "-brief", "link"], check=True, capture_output=True, text=True).stdout
+    return [line.split()[0] for line in output.splitlines()]
