@@ -24,7 +24,8 @@ from data_prep.build_shards import main as build_shards
 from data_prep.command_line import run_command
 from data_prep.config import StrictConfig
 from data_prep.tokens import SPECIAL_TOKENS
-from pretrain.data import BatchPlan, TrainingBatches, open_shards
+from pretrain.data import BatchPlan, TrainingBatches
+from pretrain.shards import open_shards
 
 
 class LoaderOptions(StrictConfig):

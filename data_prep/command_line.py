@@ -15,7 +15,7 @@ from typing import Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from data_prep.config import ConfigError, StrictConfig
+from data_prep.config import ConfigError, LocalProblem, StrictConfig
 
 POSITIONAL = "command line: an argument without a flag"
 HIDDEN = "command line: not shown by --help"
@@ -40,12 +40,14 @@ class _OneLineHelp(argparse.HelpFormatter):
 def run_command(main: Callable[[Options], int | None], options_class: type[Options], description: str | None) -> int:
     """Parses `sys.argv`, runs `main`, and returns the process's exit code; a `ConfigError` prints one line each.
 
-    Under a launcher the first rank of each machine speaks for the others there, which find the same mistakes.
+    Under a launcher the first rank of each machine speaks for the others there, which find the same mistakes; a
+    `LocalProblem` may be another's.
     """
     try:
         return main(parse_options(options_class, description)) or 0
     except ConfigError as error:
-        for problem in error.problems if os.environ.get("LOCAL_RANK", "0") == "0" else ():
+        speaks = isinstance(error, LocalProblem) or os.environ.get("LOCAL_RANK", "0") == "0"
+        for problem in error.problems if speaks else ():
             print(f"{Path(sys.argv[0]).name}: error: {problem}", file=sys.stderr)
         return EXIT_BAD_USAGE
     except KeyboardInterrupt:

@@ -17,6 +17,10 @@ class ConfigError(Exception):
         super().__init__("; ".join(problems))
 
 
+class LocalProblem(ConfigError):
+    """What one process of a job may meet alone, such as a damaged shard: each that does speaks for itself."""
+
+
 class StrictConfig(BaseModel):
     """Base of every configuration: immutable, unknown keys refused, a field's docstring is its help text."""
 

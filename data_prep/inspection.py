@@ -34,12 +34,8 @@ def read_rows(folder: Path, shard: ShardEntry, manifest: Manifest, limit: int | 
     Raises:
         ConfigError: the files are damaged.
     """
-    ids, masks = IndexedFile(folder / shard.name), IndexedFile(folder / f"{shard.name}.mask")
+    ids, masks = open_shard(folder, shard, manifest)
     width = bytes_per_copy(manifest.seq_length)
-    if len(masks) != len(ids) or (masks.lengths != manifest.mask_copies * width).any():
-        raise ConfigError(f"{folder / shard.name}.mask: has not one row of masks per sequence; build the shards again")
-    if len(ids) and not 2 < ids.lengths.min() <= ids.lengths.max() <= manifest.seq_length:
-        raise ConfigError(f"{folder / shard.name}: a sequence's length is out of bounds; build the shards again")
     bitmaps = masks.data.reshape(len(masks), manifest.mask_copies, width)
     starts = ids.offsets // ids.data.itemsize
     for first in range(0, len(ids) if limit is None else min(limit, len(ids)), _BATCH):
@@ -49,6 +45,31 @@ def read_rows(folder: Path, shard: ShardEntry, manifest: Manifest, limit: int | 
         rows[inside] = ids.data[starts[first] : starts[first] + lengths.sum()]
         masked = np.unpackbits(bitmaps[first : first + _BATCH], axis=-1, bitorder="little").astype(np.bool_)
         yield Rows(first, rows, lengths, masked)
+
+
+def open_shard(folder: Path, shard: ShardEntry, manifest: Manifest) -> tuple[IndexedFile, IndexedFile]:
+    """The ids and the masks of a shard, memory-mapped; what the indices alone can tell is checked.
+
+    Raises:
+        ConfigError: a file is missing, or is not what the manifest says.
+    """
+    path = folder / shard.name
+    ids, masks = IndexedFile(path), IndexedFile(folder / f"{shard.name}.mask")
+    if masks.data.dtype != np.uint8 or len(masks) != len(ids) or (masks.lengths != _mask_bytes(manifest)).any():
+        raise ConfigError(f"{path}.mask: has not one row of masks per sequence; build the shards again")
+    if ids.data.dtype != np.uint16 or (len(ids), len(ids.data)) != (shard.sequences, shard.tokens):
+        raise ConfigError(
+            f"{path}: holds {len(ids)} sequences and {len(ids.data)} tokens, but manifest.json says {shard.sequences} "
+            f"and {shard.tokens}; build the shards again"
+        )
+    if len(ids) and not 2 < ids.lengths.min() <= ids.lengths.max() <= manifest.seq_length:
+        raise ConfigError(f"{path}: a sequence's length is out of bounds; build the shards again")
+    return ids, masks
+
+
+def _mask_bytes(manifest: Manifest) -> int:
+    """Bytes of the masks of one sequence."""
+    return manifest.mask_copies * bytes_per_copy(manifest.seq_length)
 
 
 @dataclass

@@ -54,8 +54,11 @@ class IndexedFile:
             self.data = np.memmap(data_path, dtype, "r")
         except (OSError, ValueError) as error:
             raise ConfigError(f"{prefix}: cannot be read as an indexed file ({error}); rebuild the shard") from None
-        if len(self.data) != int(self.lengths.sum(dtype=np.int64)):
+        ends = np.cumsum(self.lengths, dtype=np.int64)
+        if len(self.data) != (ends[-1] if items else 0):
             raise ConfigError(f"{data_path}: damaged, its size does not fit its index; rebuild the shard")
+        if (self.offsets != (ends - self.lengths) * self.data.itemsize).any() or (self.lengths < 0).any():
+            raise ConfigError(f"{index_path}: damaged, its offsets do not follow from its lengths; rebuild the shard")
 
     def __len__(self) -> int:
         return len(self.lengths)

@@ -22,10 +22,11 @@ if TYPE_CHECKING:
     import torch
 
     from pretrain.analysis import Observations
-    from pretrain.data import Batch, Shards
+    from pretrain.data import Batch
     from pretrain.electra import Electra
     from pretrain.masked_lm import MaskedLM
     from pretrain.run_folder import RunDescription
+    from pretrain.shards import Shards
 
 EVALUATION_SEED = 1
 """Keys the draws: every run is asked about the same positions with the same uniforms."""
@@ -57,7 +58,7 @@ def evaluate_run(run: Path, options: EvaluateOptions) -> dict[str, Any]:
     from pretrain.run_folder import read_run
 
     description = read_run(run)
-    shards = open_matching(options.data or Path(description.data) / "held_out", description)
+    shards = open_matching(options.data, description)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model, step = load_trained(run)
     folder = run / "evaluation"
@@ -108,15 +109,25 @@ def analyse(
     return result
 
 
-def open_matching(folder: Path, description: "RunDescription") -> "Shards":
-    """The shards to evaluate on, refused when they were made with another tokenizer than the run's."""
-    from pretrain.data import Shards
+def open_matching(folder: Path | None, description: "RunDescription") -> "Shards":
+    """The shards to evaluate on, by default those held out of the run's data.
 
-    shards = Shards(folder)
+    Raises:
+        ConfigError: they were made with another tokenizer than the run's.
+    """
+    from pretrain.shards import Shards, open_held_out
+
+    shards = Shards(folder) if folder else open_held_out(*map(Path, description.data))
+    if shards is None:
+        raise ConfigError(
+            f"data: no held-out shards beside {', '.join(description.data)}; name a folder with --data, or build the"
+            " shards with a larger --held_out"
+        )
     if shards.manifest.tokenizer_sha256 != description.tokenizer_sha256:
         raise ConfigError(
-            f"data: {folder} was made with another tokenizer than the run ({shards.manifest.tokenizer_sha256[:12]},"
-            f" expected {description.tokenizer_sha256[:12]}); build it with the run's tokenizer folder as --vocab"
+            f"data: {shards.folders[0]} was made with another tokenizer than the run"
+            f" ({shards.manifest.tokenizer_sha256[:12]}, expected {description.tokenizer_sha256[:12]});"
+            " build it with the run's tokenizer folder as --vocab"
         )
     return shards
 
@@ -129,7 +140,7 @@ def batches(shards: "Shards", options: EvaluateOptions) -> "Iterator[Batch]":
 
     last = min(options.sequences, len(shards))
     for start in range(0, last, options.batch_size):
-        index = np.arange(start, min(start + options.batch_size, last))
+        index = shards.in_turn(np.arange(start, min(start + options.batch_size, last)))
         yield make_batch(shards, index, np.zeros_like(index), EVALUATION_SEED)
 
 

@@ -29,6 +29,7 @@ def model_card(run: Path, description: RunDescription, step: int) -> str:
     config = description.run
     trusts = "" if not config.model.relative_position else ", trust_remote_code=True"
     auto = "AutoModelForMaskedLM" if config.objective.name == "mlm" else "AutoModelForPreTraining"
+    data = ", ".join(f"`{Path(folder).name}`" for folder in description.data)
     versions = ", ".join(f"{name} {version}" for name, version in description.versions.items())
     return f"""---
 library_name: transformers
@@ -39,7 +40,7 @@ tags: [electra, {config.objective.name}]
 # {NAMES[config.objective.name]}
 
 Pre-trained for {step:,} of {config.optim.steps:,} steps of {config.batch_size} sequences of at most \
-{description.seq_length} word pieces, on `{Path(description.data).name}` (manifest {description.data_sha256[:12]}), \
+{description.seq_length} word pieces, on {data} (manifest {description.data_sha256[:12]}), \
 after "Learning to Sample Replacements for ELECTRA Pre-Training" (Hao et al., Findings of ACL 2021).
 
 ```python

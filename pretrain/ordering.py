@@ -1,4 +1,6 @@
-"""Keyed randomness without state: a bijection for the order of samples, and one uniform a masked position."""
+"""Order and randomness without state: samples dealt to parts, a bijection for their order, one uniform a position."""
+
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -21,6 +23,27 @@ def key_of(*parts: int) -> int:
     for part in parts:
         key = mixed(np.array([part], dtype=np.uint64), key)
     return int(key[0])
+
+
+def dealt(samples: np.ndarray, shares: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    """Which of several parts each sample comes from, and how many samples before it came from that part; both int64.
+
+    Nothing is drawn: of the first s samples, part 0 has floor(s x shares[0] / sum(shares)), and the others share what
+    it leaves in the same way, so no part strays by more than a few samples. `samples` are below 2^33, and `shares`
+    whole numbers of a sum up to 2^31: their products fit into 64 bits.
+    """
+    part = np.zeros(len(samples), dtype=np.int64)
+    number = np.zeros(len(samples), dtype=np.int64)
+    left = samples.astype(np.uint64)  # the sample's number among those that the parts so far have left
+    open_rows = np.ones(len(samples), dtype=bool)
+    for index, share in enumerate(shares):
+        whole = np.uint64(sum(shares[index:]))
+        before = left * np.uint64(share) // whole
+        own = open_rows & ((left + np.uint64(1)) * np.uint64(share) // whole > before)
+        part[own], number[own] = index, before[own]
+        open_rows &= ~own
+        left -= before
+    return part, number
 
 
 def permuted(places: np.ndarray, size: int, seed: int, epoch: int) -> np.ndarray:

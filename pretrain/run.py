@@ -18,9 +18,9 @@ from data_prep.config import ConfigError, StrictConfig
 
 if TYPE_CHECKING:
     from pretrain.config import RunConfig
-    from pretrain.data import Shards
     from pretrain.processes import World
     from pretrain.run_folder import RunDescription
+    from pretrain.shards import Shards
     from pretrain.train import Training
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -31,8 +31,10 @@ class RunOptions(StrictConfig):
 
     preset: Literal["tiny", "small", "base"] = "base"
     """sizes and schedule, from the paper"""
-    data: Path = Path("data/wikibooks")
-    """shards written by build_shards.py"""
+    data: tuple[Path, ...] = (Path("data/wikibooks"),)
+    """shards written by build_shards.py; several mix"""
+    data_weights: tuple[float, ...] = ()
+    """share of each (by its number of sequences)"""
     output: Path | None = None
     """run folder (runs/PRESET)"""
     objective: Literal["hp_loss", "hp_dist", "electra", "mlm"] | None = None
@@ -76,17 +78,19 @@ class Plan(NamedTuple):
     world_size: int
 
     def __str__(self) -> str:
-        tokens = self.run.batch_size * self.run.optim.steps * self.shards.mean_length
-        epochs = self.run.batch_size * self.run.optim.steps / len(self.shards)
+        sequences = self.run.batch_size * self.run.optim.steps
         return "\n".join(
             (
                 f"run folder  {self.folder}",
                 f"objective   {self.run.objective}",
                 f"model       {self.run.model}",
-                f"data        {self.shards.folder}: {len(self.shards):,} sequences,"
-                f" {self.shards.mean_length:.1f} word pieces on average",
-                f"training    {self.run.optim.steps:,} steps of {self.run.batch_size} sequences:"
-                f" {tokens:.3g} tokens, {epochs:.2f} epochs",
+                *(
+                    f"data        {folder}: {size:,} sequences, {share:.1%} of the samples,"
+                    f" {sequences * share / size:.2f} epochs"
+                    for folder, size, share in self.shards.mixture
+                ),
+                f"training    {self.run.optim.steps:,} steps of {self.run.batch_size} sequences,"
+                f" {sequences * self.shards.mean_length:.3g} tokens: {self.shards.mean_length:.1f} a sequence",
                 f"processes   {self.world_size}, each {self.deepspeed['train_micro_batch_size_per_gpu']} sequences"
                 f" x {self.deepspeed['gradient_accumulation_steps']} micro-batches a step",
             )
@@ -101,17 +105,17 @@ def make_plan(options: RunOptions) -> Plan:
     """
     import torch
 
-    from pretrain.data import open_held_out, open_shards
     from pretrain.deepspeed_config import resolve
     from pretrain.init_from import find_pair, require_fit
     from pretrain.presets import preset
     from pretrain.run_folder import describe, require_same_run
+    from pretrain.shards import open_held_out, open_shards
 
     run = choose_run(options)
-    shards = open_shards(options.data)
+    shards = open_shards(*options.data, weights=options.data_weights)
     if shards.manifest.seq_length > run.model.max_positions:
         raise ConfigError(
-            f"model.max_positions: got {run.model.max_positions}, but the sequences of {options.data} are"
+            f"model.max_positions: got {run.model.max_positions}, but the sequences of {options.data[0]} are"
             f" {shards.manifest.seq_length} long; use --set model.max_positions={shards.manifest.seq_length}"
         )
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
@@ -123,11 +127,11 @@ def make_plan(options: RunOptions) -> Plan:
         optim=run.optim,
     )
     if options.init_from:
-        require_fit(find_pair(options.init_from), run.model, shards.manifest.vocab_size, options.data / "tokenizer")
+        require_fit(find_pair(options.init_from), run.model, shards.manifest.vocab_size, options.data[0] / "tokenizer")
     folder = options.output or Path("runs") / options.preset
-    description = describe(run, options.data, shards.manifest, options.init_from)
+    description = describe(run, shards, options.data_weights, options.init_from)
     require_same_run(folder, description)
-    return Plan(run, shards, open_held_out(options.data), description, deepspeed, folder, world_size)
+    return Plan(run, shards, open_held_out(*options.data), description, deepspeed, folder, world_size)
 
 
 def choose_run(options: RunOptions) -> "RunConfig":

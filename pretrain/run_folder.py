@@ -8,7 +8,6 @@ RUN/tensorboard/      the same as curves
 RUN/checkpoints/      see checkpoint.py
 """
 
-import hashlib
 import importlib.metadata
 import json
 import platform
@@ -17,15 +16,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from pydantic import field_validator
+
 from data_prep.config import ConfigError, StrictConfig
-from data_prep.manifest import Manifest
 from data_prep.shards import write_atomically
 from pretrain.config import RunConfig
+from pretrain.shards import Shards
 
 DESCRIPTION, CHECKPOINTS = "run.json", "checkpoints"
 MAY_CHANGE = (
     "data",
     "run.log_every",
+    "run.histogram_every",
     "run.evaluate_every",
     "run.evaluate_sequences",
     "run.checkpoint_every",
@@ -40,10 +42,12 @@ class RunDescription(StrictConfig):
     """What decides a run's result, kept beside it."""
 
     run: RunConfig
-    data: str
-    """Folder of the shards, as given."""
+    data: tuple[str, ...]
+    """Folders of the shards, as given."""
+    data_weights: tuple[float, ...] = ()
+    """How often each was sampled, relative to the others; none: as often as it has sequences."""
     data_sha256: str
-    """Of the shards' manifest, which holds the checksum of every shard."""
+    """Of the folders' manifests in order, which hold the checksum of every shard."""
     tokenizer_sha256: str
     """Of the tokenizer the shards were made with."""
     seq_length: int
@@ -54,13 +58,22 @@ class RunDescription(StrictConfig):
     """Names of the pair the run started from, as given."""
     versions: dict[str, str] = {}
 
+    @field_validator("data", mode="before")
+    @classmethod
+    def _was_one_folder(cls, data: Any) -> Any:
+        return (data,) if isinstance(data, str) else data  # as runs wrote it before folders could mix
 
-def describe(run: RunConfig, data: Path, manifest: Manifest, init_from: tuple[str, ...] = ()) -> RunDescription:
-    """The description of a run of `run` on the shards in `data`."""
+
+def describe(
+    run: RunConfig, shards: Shards, data_weights: tuple[float, ...] = (), init_from: tuple[str, ...] = ()
+) -> RunDescription:
+    """The description of a run of `run` on these shards."""
+    manifest = shards.manifest
     return RunDescription(
         run=run,
-        data=str(data),
-        data_sha256=hashlib.sha256((data / "manifest.json").read_bytes()).hexdigest(),
+        data=tuple(map(str, shards.folders)),
+        data_weights=data_weights,
+        data_sha256=shards.sha256(),
         tokenizer_sha256=manifest.tokenizer_sha256,
         seq_length=manifest.seq_length,
         vocab_size=manifest.vocab_size,
@@ -102,7 +115,7 @@ def require_same_run(folder: Path, description: RunDescription) -> None:
 def write_run(folder: Path, description: RunDescription, deepspeed: dict[str, Any]) -> None:
     """Creates the folder with what describes the run."""
     folder.mkdir(parents=True, exist_ok=True)
-    shutil.copytree(Path(description.data) / "tokenizer", folder / "tokenizer", dirs_exist_ok=True)
+    shutil.copytree(Path(description.data[0]) / "tokenizer", folder / "tokenizer", dirs_exist_ok=True)
     _write_json(folder / "deepspeed.json", deepspeed)
     _write_json(folder / DESCRIPTION, description.model_dump(mode="json"))
 

@@ -11,13 +11,11 @@ from data_prep.shards import IndexedFile
 from pretrain.data import (
     Batch,
     BatchPlan,
-    Shards,
     TrainingBatches,
     held_out_batches,
     make_batch,
-    open_held_out,
-    open_shards,
 )
+from pretrain.shards import Shards, open_held_out, open_shards
 
 
 @pytest.fixture(scope="module")

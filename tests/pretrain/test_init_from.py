@@ -33,7 +33,7 @@ def stock_pair(tmp_path: Path) -> tuple[str, str]:
 
 
 def options(shards: Path, init_from: tuple[str, ...], **changes: object) -> RunOptions:
-    values = {"preset": "tiny", "data": shards, "output": shards / "none", "init_from": init_from, **changes}
+    values = {"preset": "tiny", "data": (shards,), "output": shards / "none", "init_from": init_from, **changes}
     return RunOptions.from_values(values)
 
 

@@ -5,16 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.manifest import load_manifest
 from pretrain.config import with_overrides
 from pretrain.model_card import model_card
 from pretrain.presets import PRESETS, with_objective
 from pretrain.run_folder import RunDescription, describe
+from pretrain.shards import Shards
 
 
 @pytest.fixture
 def description(shards_folder: Path) -> RunDescription:
-    return describe(PRESETS["tiny"].run, shards_folder, load_manifest(shards_folder))
+    return describe(PRESETS["tiny"].run, Shards(shards_folder))
 
 
 def test_the_card_has_every_setting_of_the_mathematics_and_no_path_of_the_machine(
@@ -25,7 +25,7 @@ def test_the_card_has_every_setting_of_the_mathematics_and_no_path_of_the_machin
         for name, value in getattr(description.run, section).model_dump(mode="json").items():
             assert f"| {section}.{name} | {value} |" in card
     assert "7 of 2,000 steps of 64 sequences" in card
-    assert str(Path(description.data).parent) not in card
+    assert str(Path(description.data[0]).parent) not in card
     assert "None were taken." in card
 
 

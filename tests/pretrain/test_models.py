@@ -4,20 +4,18 @@ from pathlib import Path
 
 import torch
 
-from data_prep.manifest import load_manifest
 from pretrain.config import with_overrides
 from pretrain.models import build_model
 from pretrain.presets import PRESETS
 from pretrain.run_folder import describe
+from pretrain.shards import Shards
 
 
 def test_initial_weights_follow_from_the_seed_alone(shards_folder: Path) -> None:
-    manifest = load_manifest(shards_folder)
-    descriptions = [
-        describe(with_overrides(PRESETS["tiny"].run, [f"seed={seed}"]), shards_folder, manifest) for seed in (1, 1, 2)
-    ]
+    shards = Shards(shards_folder)
+    descriptions = [describe(with_overrides(PRESETS["tiny"].run, [f"seed={seed}"]), shards) for seed in (1, 1, 2)]
     first, again, other = (build_model(description) for description in descriptions)
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), again.parameters(), strict=True))
     table = "discriminator.embeddings.word_embeddings.weight"
     assert not torch.equal(first.state_dict()[table], other.state_dict()[table])
-    assert first.special_mask_id == manifest.special_tokens.mask
+    assert first.special_mask_id == shards.manifest.special_tokens.mask

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import chisquare, kstest
 
-from pretrain.ordering import permuted, uniforms
+from pretrain.ordering import dealt, permuted, uniforms
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 64, 1000, 4097])
@@ -54,3 +54,26 @@ def test_a_rows_uniforms_do_not_depend_on_its_neighbours() -> None:
     sequence, epoch, position = np.arange(8), np.arange(8) % 2, np.tile(np.arange(5), (8, 1))
     whole = uniforms(0, sequence, epoch, position)
     assert np.array_equal(whole[3:5], uniforms(0, sequence[3:5], epoch[3:5], position[3:5]))
+
+
+@pytest.mark.parametrize("shares", [[1], [1, 1], [7, 2, 1], [1, 10**9], [10**9, 1], [5, 4, 3, 2, 1]])
+def test_samples_are_dealt_in_exact_shares_and_counted_without_gaps(shares: list[int]) -> None:
+    part, number = dealt(np.arange(5000), shares)
+    for index, share in enumerate(shares):
+        own = number[part == index]
+        assert own.tolist() == list(range(len(own)))
+        counts = np.cumsum(part == index)
+        assert np.abs(counts - np.arange(1, 5001) * share / sum(shares)).max() < len(shares) + 1
+    again, numbers = dealt(np.array([4321, 17]), shares)
+    assert (again.tolist(), numbers.tolist()) == ([part[4321], part[17]], [number[4321], number[17]])
+
+
+def test_dealing_is_exact_after_eight_billion_samples() -> None:
+    shares, last = [300_000_001, 700_000_000, 73_741_823], 2**33 - 2
+    expected, left = [], last
+    for index, share in enumerate(shares):
+        own = left * share // sum(shares[index:])
+        expected.append(own)
+        left -= own
+    part, number = dealt(np.array([last]), shares)
+    assert number[0] == expected[part[0]]

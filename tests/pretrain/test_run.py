@@ -2,16 +2,18 @@
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 
 from data_prep.config import ConfigError
 from pretrain.run import REPOSITORY, RunOptions, main, make_plan
+from pretrain.run_folder import read_run, write_run
 
 
 def options(shards: Path, output: Path, **changes: object) -> RunOptions:
-    return RunOptions.from_values({"preset": "tiny", "data": shards, "output": output, **changes})
+    return RunOptions.from_values({"preset": "tiny", "data": (shards,), "output": output, **changes})
 
 
 def test_a_dry_run_prints_the_plan_and_writes_nothing(
@@ -59,3 +61,21 @@ def test_an_unknown_deepspeed_key_is_refused_by_name(shards_folder: Path, tmp_pa
     path.write_text(json.dumps({**config, "gradient_cliping": 0.5}))
     with pytest.raises(ConfigError, match=r"gradient_cliping.*gradient_clipping"):
         make_plan(options(shards_folder, tmp_path, deepspeed_config=path))
+
+
+def test_folders_mix_by_their_weights_and_another_mixture_is_another_run(
+    shards_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = shutil.copytree(shards_folder, tmp_path / "copy")
+    mixed = {"data": (shards_folder, copy), "data_weights": (3.0, 1.0)}
+    assert main(options(shards_folder, tmp_path / "run", dry_run=True, **mixed)) == 0
+    text = capsys.readouterr().out
+    assert f"{shards_folder}: " in text and "75.0% of the samples" in text and "25.0% of the samples" in text
+    plan = make_plan(options(shards_folder, tmp_path / "run", **mixed))
+    assert plan.held_out is not None and plan.held_out.folders == (shards_folder / "held_out", copy / "held_out")
+    write_run(tmp_path / "run", plan.description, plan.deepspeed)
+    assert read_run(tmp_path / "run").data_weights == (3.0, 1.0)
+    with pytest.raises(ConfigError, match=r"data_weights: .* was started with \[3\.0, 1\.0\], .* \[1\.0, 1\.0\]"):
+        make_plan(options(shards_folder, tmp_path / "run", **mixed | {"data_weights": (1.0, 1.0)}))
+    with pytest.raises(ConfigError, match="data_sha256"):
+        make_plan(options(shards_folder, tmp_path / "run", data=(shards_folder,)))

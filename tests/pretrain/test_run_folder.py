@@ -1,19 +1,20 @@
 """Claims about the run folder: a run goes on as the same run, or not at all."""
 
+import json
 from pathlib import Path
 
 import pytest
 
 from data_prep.config import ConfigError
-from data_prep.manifest import load_manifest
 from pretrain.config import with_overrides
 from pretrain.presets import PRESETS
 from pretrain.run_folder import RunDescription, describe, read_run, require_same_run, write_run
+from pretrain.shards import Shards
 
 
 @pytest.fixture
 def description(shards_folder: Path) -> RunDescription:
-    return describe(PRESETS["tiny"].run, shards_folder, load_manifest(shards_folder))
+    return describe(PRESETS["tiny"].run, Shards(shards_folder))
 
 
 def test_a_description_survives_the_folder(tmp_path: Path, description: RunDescription) -> None:
@@ -54,3 +55,15 @@ def test_a_folder_that_is_no_run_is_one_clear_error(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text("{")
     with pytest.raises(ConfigError, match="cannot read"):
         read_run(tmp_path)
+
+
+def test_a_run_of_one_folder_written_before_folders_could_mix_is_the_same_run(
+    tmp_path: Path, description: RunDescription
+) -> None:
+    write_run(tmp_path / "run", description, {})
+    path = tmp_path / "run" / "run.json"
+    values = json.loads(path.read_text())
+    del values["data_weights"]
+    path.write_text(json.dumps(values | {"data": values["data"][0]}))
+    require_same_run(tmp_path / "run", description)
+    assert read_run(tmp_path / "run") == description

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 import pretrain.sampling
-from pretrain.data import BatchPlan, Shards, TrainingBatches
+from pretrain.data import BatchPlan, TrainingBatches
 from pretrain.deepspeed_config import resolve
 from pretrain.engine import Engine
 from pretrain.models import build_model
@@ -27,6 +27,7 @@ from pretrain.presets import PRESETS
 from pretrain.processes import World, leave, start_processes
 from pretrain.replacement import Sampled, sample
 from pretrain.run_folder import describe
+from pretrain.shards import Shards
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 STAGES = ("zero0_fp32", "zero1_fp32", "zero2_fp32", "zero3_fp32")
@@ -53,7 +54,7 @@ def train(stage: str, objective: str, shards: Shards, world: World) -> tuple[lis
         device_type=world.device.type,
         optim=run.optim,
     )
-    model = build_model(describe(run, shards.folder, shards.manifest))
+    model = build_model(describe(run, shards))
     engine = Engine(model, parameter_groups(model, run.optim.weight_decay), resolved, world)
     plan = BatchPlan(BATCH_SIZE, engine.micro_batch_size, world.world_size, world.rank)
     batches, losses = TrainingBatches(shards, plan, run.seed), []
