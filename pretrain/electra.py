@@ -69,10 +69,13 @@ class Electra(nn.Module):
             self.sampler_transform.load_state_dict(self.generator_predictions.state_dict())
             self.sampler_scores.load_state_dict(self.generator_lm_head.state_dict())
 
-    def forward(self, batch: Batch, from_generator: bool = False) -> ElectraOutput:
-        """One micro-batch; `from_generator` samples x' from p_G whatever the objective, to compare on equal terms."""
+    def forward(self, batch: Batch, from_generator: bool = False, entropies: bool = False) -> ElectraOutput:
+        """One micro-batch; `from_generator` samples x' from p_G whatever the objective, to compare on equal terms.
+
+        `entropies` has those of p_G and of the distribution x' is drawn from come along; nothing else changes.
+        """
         hidden_BKH = masked_states(self.generator, batch, self.special_mask_id, self.objective.mask_keep_fraction)
-        prediction = self._predict(batch, hidden_BKH)
+        prediction = self._predict(batch, hidden_BKH, entropies)
         log_p_original_BK = prediction.log_p_original_BK
         sampler = draw_from_generator if from_generator else draw
         drawn = sampler(prediction, self._sampler_scores(hidden_BKH), batch.uniforms_BK, self.objective)
@@ -111,10 +114,10 @@ class Electra(nn.Module):
     def _word_embeddings(self) -> nn.Module:
         return self.discriminator.embeddings.word_embeddings
 
-    def _predict(self, batch: Batch, hidden_BKH: Tensor) -> Prediction:
+    def _predict(self, batch: Batch, hidden_BKH: Tensor, with_entropy: bool) -> Prediction:
         """p_G of the masked positions."""
         projected_BKE = self.generator_predictions(hidden_BKH)
-        return predict(batch, self.generator_lm_head(projected_BKE, self._word_embeddings))
+        return predict(batch, self.generator_lm_head(projected_BKE, self._word_embeddings), with_entropy)
 
     def _sampler_scores(self, hidden_BKH: Tensor) -> Scores | None:
         """e(x)·h_S of all tokens or chosen ones; `None` without a sampling head."""

@@ -13,7 +13,7 @@ from pretrain.data import Batch
 from pretrain.encoder import ElectraEncoder
 from pretrain.heads import VocabularyScores, VocabularyTransform
 from pretrain.losses import focal_loss
-from pretrain.replacement import keeps_token, replace
+from pretrain.replacement import entropy, keeps_token, replace
 
 
 class Prediction(NamedTuple):
@@ -23,10 +23,17 @@ class Prediction(NamedTuple):
     original_BK: Tensor
     top_BK: Tensor
     """The most likely ids."""
+    entropy_BK: Tensor | None = None
+    """In nats, where it was asked for: it costs a pass over the vocabulary."""
 
     @property
     def log_p_original_BK(self) -> Tensor:
         return at(self.log_p_BKV, self.original_BK)
+
+    @property
+    def log_max_p_BK(self) -> Tensor:
+        """Log-probability of the most likely token, without gradient."""
+        return at(self.log_p_BKV.detach(), self.top_BK)
 
 
 class MaskedLMOutput(NamedTuple):
@@ -36,6 +43,8 @@ class MaskedLMOutput(NamedTuple):
     generator_loss_BK: Tensor
     log_p_original_BK: Tensor
     top_BK: Tensor
+    log_max_p_G_BK: Tensor
+    entropy_p_G_BK: Tensor | None
 
 
 class MaskedLM(nn.Module):
@@ -50,10 +59,10 @@ class MaskedLM(nn.Module):
         self.generator_predictions = VocabularyTransform(config)
         self.generator_lm_head = VocabularyScores(config)
 
-    def forward(self, batch: Batch) -> MaskedLMOutput:
+    def forward(self, batch: Batch, entropies: bool = False) -> MaskedLMOutput:
         hidden_BKH = masked_states(self.electra, batch, self.special_mask_id, self.objective.mask_keep_fraction)
         words = self.electra.embeddings.word_embeddings
-        prediction = predict(batch, self.generator_lm_head(self.generator_predictions(hidden_BKH), words))
+        prediction = predict(batch, self.generator_lm_head(self.generator_predictions(hidden_BKH), words), entropies)
         log_p_original_BK = prediction.log_p_original_BK
         loss_BK = focal_loss(log_p_original_BK, self.objective.gamma)
         return MaskedLMOutput(
@@ -61,6 +70,8 @@ class MaskedLM(nn.Module):
             generator_loss_BK=loss_BK.detach(),
             log_p_original_BK=log_p_original_BK.detach(),
             top_BK=prediction.top_BK,
+            log_max_p_G_BK=prediction.log_max_p_BK,
+            entropy_p_G_BK=prediction.entropy_BK,
         )
 
 
@@ -76,10 +87,12 @@ def masked_states(encoder: ElectraEncoder, batch: Batch, special_mask_id: int, k
     return hidden_BLH.gather(1, index_BKH)
 
 
-def predict(batch: Batch, logits_BKV: Tensor) -> Prediction:
+def predict(batch: Batch, logits_BKV: Tensor, with_entropy: bool = False) -> Prediction:
     """The distribution that the logits stand for."""
     original_BK = batch.input_ids_BL.gather(1, batch.masked_positions_BK)
-    return Prediction(logits_BKV.log_softmax(-1), original_BK, logits_BKV.detach().argmax(-1))
+    log_p_BKV = logits_BKV.log_softmax(-1)
+    entropy_BK = entropy(log_p_BKV) if with_entropy else None
+    return Prediction(log_p_BKV, original_BK, logits_BKV.detach().argmax(-1), entropy_BK)
 
 
 def at(values_BKV: Tensor, ids_BK: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pretrain.config import ObjectiveConfig
 from pretrain.masked_lm import Prediction, at
-from pretrain.replacement import Sampled, hp_loss_log_weights, mixture, sample, tempered, without_original
+from pretrain.replacement import Sampled, entropy, hp_loss_log_weights, mixture, sample, tempered, without_original
 
 Scores = Callable[[Tensor | None], Tensor]
 """The sampling head's logits: of every token [B, K, V], or of the given ids alone [B, K]."""
@@ -31,6 +31,10 @@ class Draw(NamedTuple):
     """log p_G of the generator's most likely token."""
     log_max_q_BK: Tensor
     """The largest log-probability of the distribution x' was drawn from."""
+    entropy_p_G_BK: Tensor | None
+    """In nats, where the prediction was asked for it."""
+    entropy_q_BK: Tensor | None
+    """The same of the distribution x' was drawn from."""
     log_p_S_BK: Tensor | None = None
     """log p_S(x'), HP_Dist alone; differentiable inside the forward."""
     z_BK: Tensor | None = None
@@ -97,16 +101,18 @@ def _sample(
 ) -> Sampled:
     if objective.forbid_original:
         log_weights_BKV = without_original(log_weights_BKV, prediction.original_BK)
-    return sample(log_weights_BKV, uniforms_BK)
+    sampled = sample(log_weights_BKV, uniforms_BK)
+    return sampled if prediction.entropy_BK is None else sampled._replace(entropy_X=entropy(log_weights_BKV))
 
 
 def _draw(prediction: Prediction, sampled: Sampled, **beliefs: Tensor | None) -> Draw:
-    log_p_G_BKV = prediction.log_p_BKV.detach()
     return Draw(
         tokens_BK=sampled.tokens_X,
-        log_p_G_BK=at(log_p_G_BKV, sampled.tokens_X),
+        log_p_G_BK=at(prediction.log_p_BKV.detach(), sampled.tokens_X),
         log_q_BK=sampled.log_probability_X,
-        log_max_p_G_BK=at(log_p_G_BKV, prediction.top_BK),
+        log_max_p_G_BK=prediction.log_max_p_BK,
         log_max_q_BK=sampled.log_largest_X,
+        entropy_p_G_BK=prediction.entropy_BK,
+        entropy_q_BK=sampled.entropy_X,
         **beliefs,
     )

@@ -3,11 +3,14 @@
 import math
 
 import pytest
+import scipy.stats
 import torch
 from scipy.stats import chisquare
 
 from pretrain.data import Batch
 from pretrain.replacement import (
+    ENTROPY_ROWS,
+    entropy,
     hp_loss_log_weights,
     importance_weights,
     keeps_token,
@@ -81,6 +84,16 @@ def test_the_probability_of_the_drawn_token_and_the_largest_are_the_softmax(temp
     drawn = p.gather(-1, sampled.tokens_X[:, None]).squeeze(-1)
     assert sampled.log_probability_X.exp().tolist() == pytest.approx(drawn.tolist(), rel=1e-9)
     assert sampled.log_largest_X.exp().tolist() == pytest.approx(p.amax(-1).tolist(), rel=1e-9)
+
+
+@pytest.mark.parametrize("rows", [1, ENTROPY_ROWS, 2 * ENTROPY_ROWS + 1])
+def test_the_entropy_is_scipys_also_where_probabilities_are_zero(rows: int) -> None:
+    log_weights = torch.randn(rows, 3, 11, generator=torch.Generator().manual_seed(rows), dtype=torch.float64) * 4
+    log_weights[:, 0, :5] = -math.inf
+    log_weights[:, 1, 1:] = -math.inf
+    expected = scipy.stats.entropy(log_weights.exp().numpy(), axis=-1)
+    assert entropy(log_weights).numpy() == pytest.approx(expected, abs=1e-12)
+    assert not entropy(log_weights)[:, 1].any()
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from scipy.stats import chisquare
+from scipy.stats import chisquare, entropy
 from torch import Tensor
 
 from pretrain.config import ObjectiveConfig
@@ -82,6 +82,21 @@ def test_sampled_frequencies_and_reported_probabilities_are_those_of_the_distrib
     p_G = prediction(seed).log_p_BKV[0, 0]
     assert torch.equal(drawn.log_p_G_BK, p_G[drawn.tokens_BK])
     assert torch.equal(drawn.log_max_p_G_BK[0, 0], p_G.max())
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: " ".join(map(str, setting.values())))
+def test_entropies_come_along_where_they_are_asked_for_and_change_nothing(setting: dict[str, object]) -> None:
+    objective = ObjectiveConfig.from_values(setting)
+    silent = draws(0, objective)
+    assert silent.entropy_p_G_BK is silent.entropy_q_BK is None
+    asked = prediction(0)._replace(entropy_BK=torch.full((1, DRAWS), 1.5))
+    scores = head(0) if objective.learns_to_sample else None
+    uniforms = torch.rand(1, DRAWS, generator=torch.Generator().manual_seed(0))
+    drawn = draw(asked, scores, uniforms, objective)
+    assert torch.equal(drawn.tokens_BK, silent.tokens_BK) and torch.equal(drawn.log_q_BK, silent.log_q_BK)
+    assert drawn.entropy_p_G_BK is asked.entropy_BK
+    assert drawn.entropy_q_BK is not None
+    assert drawn.entropy_q_BK.numpy() == pytest.approx(entropy(expected(0, objective).numpy()), rel=1e-6)
 
 
 def test_a_mixture_bounds_the_ratio_by_its_inverse() -> None:
