@@ -165,6 +165,8 @@ class RunConfig(StrictConfig):
     """Of initial weights, order, sampling and dropout."""
     log_every: int = Field(default=100, gt=0)
     """Steps between log lines."""
+    histogram_every: int = Field(default=1_000, gt=0)
+    """Steps between histograms and decoded examples in the log."""
     evaluate_every: int = Field(default=10_000, gt=0)
     """Steps between evaluations on the held-out part."""
     evaluate_sequences: int = Field(default=512, gt=0)

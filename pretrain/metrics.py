@@ -25,6 +25,8 @@ SUMS = (
     "discriminator_loss",
     "detected_masked",
     "detected",
+    "suspected",
+    "found",
 )
 
 
@@ -53,40 +55,11 @@ class MetricSums:
         self.vector.zero_()
 
 
-class RatioHistogram:
-    """How p_G over the sampling distribution is spread over the drawn tokens, as counts that ranks can add up."""
-
-    REACH = 12.0
-    """Of the logarithm, in nats; what lies beyond counts at the end."""
-    BINS = 480
-    """20 a nat: a percentile is off by 2.5% at most."""
-    PERCENTILES = (1, 50, 90, 99)
-
-    def __init__(self, device: torch.device) -> None:
-        self.counts = torch.zeros(self.BINS, dtype=torch.float64, device=device)
-
-    @torch.no_grad()
-    def add(self, batch: Batch, output: ElectraOutput) -> None:
-        log_ratio = output.draw.log_ratio_BK[batch.masked_valid_BK]
-        bins = ((log_ratio + self.REACH) * (self.BINS / (2 * self.REACH))).long().clamp(0, self.BINS - 1)
-        self.counts += torch.bincount(bins, minlength=self.BINS)
-
-    @classmethod
-    def percentiles(cls, counts: Tensor) -> dict[str, float]:
-        """Ratio below which each percentage of the draws lies; nothing where none was counted."""
-        total = counts.sum()
-        if not total:
-            return {}
-        targets = torch.tensor(cls.PERCENTILES, dtype=counts.dtype, device=counts.device) / 100 * total
-        bins = torch.searchsorted(counts.cumsum(0), targets)
-        ratios = torch.exp((bins + 0.5) * (2 * cls.REACH / cls.BINS) - cls.REACH)
-        return {f"ratio_p{name}": value for name, value in zip(cls.PERCENTILES, ratios.tolist(), strict=True)}
-
-
 def _detection(batch: Batch, output: ElectraOutput) -> list[Tensor]:
     """What there is to sum of replacements and the discriminator's answers."""
     valid_BK, visible_BL = batch.masked_valid_BK, batch.attention_mask_BL
-    right_BL = ((output.d_BL > 0) == output.replaced_BL) & visible_BL
+    suspected_BL = (output.d_BL > 0) & visible_BL
+    right_BL = (suspected_BL == output.replaced_BL) & visible_BL
     right_BK = right_BL.gather(1, batch.masked_positions_BK) & valid_BK
     return [
         visible_BL,
@@ -95,13 +68,17 @@ def _detection(batch: Batch, output: ElectraOutput) -> list[Tensor]:
         output.discriminator_loss_BL * visible_BL,
         right_BK,
         right_BL,
+        suspected_BL,
+        suspected_BL & output.replaced_BL,
     ]
 
 
 def summary(vector: Tensor) -> dict[str, float]:
     """Means of the summed vector; losses in nats a position. Without a discriminator, those of the generator alone.
 
-    `discriminator_entropy` is the entropy of the replaced share: the discriminator loss of knowing nothing else.
+    `replace_rate` is of the masked positions, `replaced_share` of all: the base rate of detection. Its entropy,
+    `discriminator_entropy`, is the discriminator loss of knowing nothing else. `precision` and `recall` are of saying
+    "replaced", 0 where there is nothing to divide by.
     """
     sums: Mapping[str, float] = dict(zip(SUMS, vector.tolist(), strict=True))
     masked, tokens = max(sums["masked"], 1.0), max(sums["tokens"], 1.0)
@@ -119,8 +96,12 @@ def summary(vector: Tensor) -> dict[str, float]:
         "discriminator_loss": sums["discriminator_loss"] / tokens,
         "discriminator_entropy": binary_entropy(replaced_share),
         "replaced_share": replaced_share,
+        "replace_rate": sums["replaced"] / masked,
         "accuracy_masked": sums["detected_masked"] / masked,
+        "accuracy_unmasked": (sums["detected"] - sums["detected_masked"]) / max(tokens - masked, 1.0),
         "accuracy_all": sums["detected"] / tokens,
+        "precision": sums["found"] / max(sums["suspected"], 1.0),
+        "recall": sums["found"] / max(sums["replaced"], 1.0),
     }
 
 

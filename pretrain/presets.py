@@ -36,6 +36,7 @@ TINY = RunConfig(
     optim=OptimConfig(lr=2e-3, warmup_steps=50, steps=2000),
     batch_size=64,
     log_every=50,
+    histogram_every=500,
     evaluate_every=500,
     checkpoint_every=500,
 )

@@ -1,12 +1,16 @@
 """What a run says while it trains: one line an interval, `metrics.jsonl`, and TensorBoard; on the first rank alone."""
 
 import json
+import textwrap
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from data_prep.shards import write_atomically
+
+if TYPE_CHECKING:
+    from pretrain.distributions import Histogram
 
 SHOWN = {
     "generator_loss": "L_G {:.3f}",
@@ -44,17 +48,46 @@ class RunLog:
         lines = [line for line in self.path.read_text().splitlines() if _step_of(line) <= step]
         write_atomically(self.path, "".join(line + "\n" for line in lines).encode())
 
-    def write(self, kind: str, step: int, values: Mapping[str, float]) -> None:
-        """One record of `kind` ("train" or "held_out"), to all three places."""
+    def write(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
+        """One record of `kind` ("train" or "held_out"), to all three places; values may be nested."""
         if self.silent:
             return
-        self._file.write(json.dumps({"kind": kind, "step": step, **values}) + "\n")
-        self._file.flush()
-        for name, value in values.items():
+        self._write_record(kind, step, values)
+        for name, value in flat(values):
             self._board.add_scalar(f"{kind}/{name}", value, step)
         shown = [text.format(values[name]) for name, text in SHOWN.items() if values.get(name)]
         left = self._time_left(step) if kind == "train" else "held out"
         self.say(f"step {step}/{self.total_steps}  {'  '.join(shown)}  {left}")
+
+    def write_histograms(self, kind: str, step: int, histograms: "Mapping[str, Histogram]") -> None:
+        """To TensorBoard alone, under the names of what they are of."""
+        if self.silent:
+            return
+        for name, (bins, counts) in histograms.items():
+            middles, found = bins.middles(), counts.nonzero().flatten()
+            self._board.add_histogram_raw(
+                f"{kind}/{name}",
+                min=bins.low + found[0].item() * bins.width,
+                max=bins.low + (found[-1].item() + 1) * bins.width,
+                num=counts.sum().item(),
+                sum=(counts * middles).sum().item(),
+                sum_squares=(counts * middles**2).sum().item(),
+                bucket_limits=(middles + bins.width / 2).tolist(),
+                bucket_counts=counts.tolist(),
+                global_step=step,
+            )
+
+    def write_example(self, step: int, text: str) -> None:
+        """A decoded sequence, as a record of kind "example" and to TensorBoard."""
+        if self.silent:
+            return
+        self._write_record("example", step, {"text": text})
+        lines = textwrap.wrap(text, 100, break_long_words=False, break_on_hyphens=False)
+        self._board.add_text("train/example", "\n".join(("```", *lines, "```")), step)  # as it stands, no Markdown
+
+    def _write_record(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
+        self._file.write(json.dumps({"kind": kind, "step": step, **values}) + "\n")
+        self._file.flush()
 
     def say(self, line: str) -> None:
         if not self.silent:
@@ -70,6 +103,17 @@ class RunLog:
         if not self.silent:
             self._file.close()
             self._board.close()
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
+    """The numbers of nested values, each under its path: `max_probability/p_G/9`."""
+    for name, value in values.items():
+        if isinstance(value, list):
+            value = {str(place): part for place, part in enumerate(value)}
+        if isinstance(value, Mapping):
+            yield from flat(value, f"{prefix}{name}/")
+        else:
+            yield prefix + name, value
 
 
 def read_records(folder: Path, kind: str) -> list[dict[str, Any]]:

@@ -1,23 +1,22 @@
 """The training loop: `train` says when to step, report, evaluate, save and stop; `train_step` is what a step is."""
 
 import json
-import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from pretrain.checkpoint import load, newest_valid, save
 from pretrain.config import RunConfig
-from pretrain.data import Batch, BatchPlan, Shards, TrainingBatches, held_out_batches
-from pretrain.electra import ElectraOutput
+from pretrain.data import Batch, BatchPlan, TrainingBatches, held_out_batches
 from pretrain.engine import Engine, StepResult
-from pretrain.metrics import MetricSums, RatioHistogram, summary
 from pretrain.optim import UNSCALED, AdamScale, learning_rate, without_bias_correction
 from pretrain.ordering import key_of
+from pretrain.reports import Interval, Reported
 from pretrain.run_folder import CHECKPOINTS
 from pretrain.run_log import RunLog
+from pretrain.shards import Shards
 from pretrain.stopping import EXIT_STOPPED, StopRequest
 
 HELD_OUT_SEED = 1
@@ -64,17 +63,20 @@ def run_steps(training: Training, progress: Progress, log: RunLog) -> int:
     """The steps that are left, with what falls due between them; returns the process's exit code."""
     run, engine = training.run, training.engine
     stop = StopRequest(training.folder)
-    interval = Interval(training)
+    interval = Interval(engine, training.folder)
     batches = TrainingBatches(training.shards, training.plan, run.seed)
     for micro_batches in batches.from_step(progress.step, run.optim.steps):
-        result = train_step(training, progress, micro_batches, interval.sums)
+        due = Due(progress.step + 1, run.optim.steps)
+        interval.expect(report=due(run.log_every), histograms=due(run.histogram_every))
+        result = train_step(training, progress, micro_batches, interval)
         if result.overflow and engine.dtype != torch.float16:
             raise NonFiniteGradient(_name_samples(training, batches, progress.step))
         progress.step += 1
         progress.updates += result.updated
-        due = Due(progress.step, run.optim.steps)
+        if due(run.histogram_every):
+            interval.draw(log, progress.step)
         if due(run.log_every):
-            interval.report(log, progress, result)
+            log.write("train", progress.step, interval.end() | progress_values(run, progress, result))
         if due(run.evaluate_every) and training.held_out is not None:
             log.write("held_out", progress.step, evaluate(training, training.held_out))
         stopping = engine.any_rank(bool(stop))
@@ -97,17 +99,17 @@ class Due(NamedTuple):
         return self.step % every == 0 or self.step == self.last
 
 
-def train_step(training: Training, progress: Progress, micro_batches: list[Batch], sums: MetricSums) -> StepResult:
+def train_step(training: Training, progress: Progress, micro_batches: list[Batch], interval: Interval) -> StepResult:
     """One optimizer step: forward and backward of this rank's micro-batches, and the update after the last."""
     run, engine = training.run, training.engine
     rate, scale = rate_after(run, progress.updates), scale_after(run, progress.updates)
     for number, batch in enumerate(micro_batches):
         torch.manual_seed(key_of(run.seed, progress.step, number, engine.world.rank))  # dropout's only source
         batch = batch.to(engine.device)
-        output = engine.forward(batch)
+        output = engine.forward(batch, entropies=interval.watching)
         engine.backward(output.loss)
         result = engine.step(rate, scale)
-        sums.add(batch, output)
+        interval.see(batch, output)
     return result
 
 
@@ -128,43 +130,27 @@ def scale_after(run: RunConfig, updates: int) -> AdamScale:
     return UNSCALED if run.optim.adam_bias_correction else without_bias_correction(updates, run.optim.betas)
 
 
-class Interval:
-    """What happened since the last log line: sums on the device, and the time it took."""
-
-    def __init__(self, training: Training) -> None:
-        self.run, self.engine = training.run, training.engine
-        self.sums = MetricSums(self.engine.device)
-        self.started = time.monotonic()
-
-    def report(self, log: RunLog, progress: Progress, last: StepResult) -> None:
-        """Writes the interval's record and starts the next. Collective."""
-        values = summary(self.engine.sum_over_ranks(self.sums.vector.clone()))
-        values |= {
-            "tokens_per_second": values["tokens"] / (time.monotonic() - self.started),
-            "learning_rate": rate_after(self.run, progress.updates - 1),
-            "gradient_norm": last.gradient_norm or 0.0,
-            "loss_scale": last.loss_scale,
-            "skipped": progress.step - progress.updates,
-        }
-        log.write("train", progress.step, values)
-        self.sums.reset()
-        self.started = time.monotonic()
+def progress_values(run: RunConfig, progress: Progress, last: StepResult) -> dict[str, float]:
+    """What the last step says of the optimization."""
+    return {
+        "learning_rate": rate_after(run, progress.updates - 1),
+        "gradient_norm": last.gradient_norm or 0.0,
+        "loss_scale": last.loss_scale,
+        "skipped": progress.step - progress.updates,
+    }
 
 
 @torch.no_grad()
-def evaluate(training: Training, held_out: Shards) -> dict[str, float]:
+def evaluate(training: Training, held_out: Shards) -> dict[str, Any]:
     """The metrics of the held-out part, over all ranks. Collective."""
     engine = training.engine
-    sums, ratios = MetricSums(engine.device), RatioHistogram(engine.device)
+    reported = Reported(engine)
     engine.module.eval()
     for batch in held_out_batches(held_out, training.run.evaluate_sequences, training.plan, HELD_OUT_SEED):
         batch = batch.to(engine.device)
-        output = engine.forward(batch)
-        sums.add(batch, output)
-        if isinstance(output, ElectraOutput):
-            ratios.add(batch, output)
+        reported.add(batch, engine.forward(batch, entropies=True), watched=True)
     engine.module.train()
-    return summary(engine.sum_over_ranks(sums.vector)) | ratios.percentiles(engine.sum_over_ranks(ratios.counts))
+    return reported.values()
 
 
 def resume(training: Training) -> Progress:

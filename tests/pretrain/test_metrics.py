@@ -5,12 +5,14 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from scipy.stats import entropy
+from sklearn.metrics import precision_score, recall_score
 
 from pretrain.config import ObjectiveConfig
 from pretrain.data import Batch
 from pretrain.electra import Electra
 from pretrain.masked_lm import MaskedLM
-from pretrain.metrics import MetricSums, RatioHistogram, binary_entropy, summary
+from pretrain.metrics import MetricSums, binary_entropy, summary
 from tests.pretrain.conftest import MASK, SMALL_MODEL, VOCABULARY
 
 
@@ -34,6 +36,14 @@ def test_the_summary_is_what_a_walk_over_the_positions_counts(
     assert values["accuracy_all"] == pytest.approx(right / 23)
     assert values["replaced_share"] == pytest.approx(replaced / 23)
     assert values["discriminator_loss"] == pytest.approx(loss_D / 23)
+    assert values["replace_rate"] == pytest.approx(replaced / 5)
+    assert values["accuracy_unmasked"] == pytest.approx((right - right_masked) / 18)
+    assert values["discriminator_entropy"] == pytest.approx(entropy([replaced / 23, 1 - replaced / 23]))
+    visible = batch.attention_mask_BL
+    true, said = output.replaced_BL[visible].numpy(), (output.d_BL[visible] > 0).numpy()
+    assert 0 < (true & said).sum() < min(true.sum(), said.sum())
+    assert values["precision"] == pytest.approx(precision_score(true, said))
+    assert values["recall"] == pytest.approx(recall_score(true, said))
     valid = batch.masked_valid_BK
     assert values["mlm_loss"] == pytest.approx(-output.log_p_original_BK[valid].mean().item(), rel=1e-6)
     assert values["generator_loss"] == pytest.approx(output.generator_loss_BK[valid].mean().item(), rel=1e-6)
@@ -67,19 +77,3 @@ def test_without_a_discriminator_only_the_generator_is_summed_up(batch: Batch) -
     sums = MetricSums(torch.device("cpu"))
     sums.add(batch, model(batch))
     assert summary(sums.vector).keys() == {"tokens", "generator_loss", "mlm_loss", "mlm_accuracy"}
-
-
-def test_ratio_percentiles_are_those_of_the_drawn_tokens_ratios(
-    batch: Batch, make_electra: Callable[..., Electra]
-) -> None:
-    output = make_electra(name="hp_dist")(batch)
-    torch.manual_seed(0)
-    log_ratio = torch.randn(3, 2000) * 2
-    many = batch._replace(masked_valid_BK=torch.rand(3, 2000) < 0.5)
-    histogram = RatioHistogram(torch.device("cpu"))
-    histogram.add(many, output._replace(draw=output.draw._replace(log_p_G_BK=log_ratio, log_q_BK=torch.zeros(1))))
-    values = RatioHistogram.percentiles(histogram.counts)
-    exact = log_ratio[many.masked_valid_BK].exp()
-    for name in (1, 50, 90, 99):
-        assert values[f"ratio_p{name}"] == pytest.approx(exact.quantile(name / 100).item(), rel=0.1)
-    assert RatioHistogram.percentiles(torch.zeros(RatioHistogram.BINS)) == {}

@@ -3,10 +3,13 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from pretrain.run_log import RunLog, read_records
+from pretrain.distributions import Bins, Histogram
+from pretrain.run_log import RunLog, flat, read_records
 
 VALUES = {"discriminator_loss": 0.41, "discriminator_entropy": 0.43, "tokens_per_second": 12345.0}
 
@@ -36,9 +39,57 @@ def test_a_resumed_run_forgets_what_was_logged_after_its_checkpoint(tmp_path: Pa
     assert all(json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines())
 
 
+def test_nested_values_are_nested_in_the_file_and_paths_on_the_board(tmp_path: Path) -> None:
+    values = {"entropy": {"p_G": 3.0, "p_S": 4.0}, "max_probability": {"p_G": [0.25, 0.75]}, "skipped": 0}
+    log = RunLog(tmp_path, step=0, total_steps=100)
+    log.write("held_out", 10, values)
+    log.close()
+    assert read_records(tmp_path, "held_out") == [{"kind": "held_out", "step": 10, **values}]
+    paths = ["entropy/p_G", "entropy/p_S", "max_probability/p_G/0", "max_probability/p_G/1", "skipped"]
+    assert dict(flat(values)) == dict(zip(paths, (3.0, 4.0, 0.25, 0.75, 0), strict=True))
+    board = EventAccumulator(str(tmp_path / "tensorboard"))
+    board.Reload()
+    assert board.Tags()["scalars"] == [f"held_out/{path}" for path in paths]
+
+
+def test_a_histogram_reaches_the_board_as_it_was_counted(tmp_path: Path) -> None:
+    values = np.random.default_rng(0).normal(size=1000).clip(-1.99, 1.99)
+    counts, edges = np.histogram(values, bins=40, range=(-2, 2))
+    log = RunLog(tmp_path, step=0, total_steps=100)
+    log.write_histograms("train", 7, {"logit": Histogram(Bins(-2.0, 2.0, 40), torch.from_numpy(counts).double())})
+    log.close()
+    board = EventAccumulator(str(tmp_path / "tensorboard"))
+    board.Reload()
+    (event,) = board.Histograms("train/logit")
+    seen = event.histogram_value
+    assert event.step == 7 and seen.num == 1000
+    assert dict(zip(np.round(seen.bucket_limit, 6), seen.bucket, strict=True)) == dict(
+        zip(np.round(edges[1:], 6), counts, strict=True)
+    )
+    assert seen.min == pytest.approx(values.min(), abs=0.1) and seen.max == pytest.approx(values.max(), abs=0.1)
+    assert seen.sum == pytest.approx(values.sum(), abs=50)  # half a bin each
+    assert seen.sum_squares == pytest.approx((values**2).sum(), rel=0.01)
+
+
+def test_an_example_is_a_record_and_stands_on_the_board_as_it_is(tmp_path: Path) -> None:
+    text = "[CLS] [cat->dog]! * _ # " + "unable " * 40 + "[SEP]"
+    log = RunLog(tmp_path, step=0, total_steps=100)
+    log.write_example(20, text)
+    log.close()
+    assert read_records(tmp_path, "example") == [{"kind": "example", "step": 20, "text": text}]
+    board = EventAccumulator(str(tmp_path / "tensorboard"))
+    board.Reload()
+    (event,) = board.Tensors("train/example/text_summary")
+    first, *lines, last = event.tensor_proto.string_val[0].decode().split("\n")
+    assert first == last == "```"
+    assert max(map(len, lines)) <= 100 and " ".join(lines) == text
+
+
 def test_a_silent_log_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log = RunLog(tmp_path, step=0, total_steps=100, silent=True)
     log.write("train", 10, VALUES)
+    log.write_histograms("train", 10, {"logit": Histogram(Bins(0.0, 1.0, 2), torch.ones(2))})
+    log.write_example(10, "text")
     log.say("hello")
     log.close()
     assert capsys.readouterr().out == ""

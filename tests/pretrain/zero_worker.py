@@ -1,7 +1,8 @@
-"""What the ranks of test_train.py do: the same 20 steps of the real model at every ZeRO stage, in one launch.
+"""What the ranks of test_train.py do: the same 20 steps of the real model in every setting, in one launch.
 
-    deepspeed --num_gpus 2 tests/pretrain/zero_worker.py SHARDS RESULT.json
+    deepspeed --num_gpus 2 tests/pretrain/zero_worker.py SHARDS RESULT.json     or plain python, alone
 
+Two ranks go through the ZeRO stages; one process through the ways to split and to pad the same steps. Dropout is 0.
 With replacements forced (a function of the uniforms alone) losses must agree; with free sampling the draws that
 flipped are counted.
 """
@@ -9,16 +10,15 @@ flipped are counted.
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 import pretrain.sampling
-from pretrain.data import BatchPlan, TrainingBatches
+from pretrain.data import Batch, BatchPlan, TrainingBatches
 from pretrain.deepspeed_config import resolve
 from pretrain.engine import Engine
 from pretrain.models import build_model
@@ -26,17 +26,32 @@ from pretrain.optim import learning_rate, parameter_groups
 from pretrain.presets import PRESETS
 from pretrain.processes import World, leave, start_processes
 from pretrain.replacement import Sampled, sample
+from pretrain.reports import Reported
 from pretrain.run_folder import describe
 from pretrain.shards import Shards
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-STAGES = ("zero0_fp32", "zero1_fp32", "zero2_fp32", "zero3_fp32")
-STEPS, BATCH_SIZE = 20, 8
+STEPS, BATCH_SIZE, DRAWS = 20, 8, 5  # 5 masked at most of 32
 OBJECTIVES = ("hp_loss", "hp_dist")
 
 
-def train(stage: str, objective: str, shards: Shards, world: World) -> tuple[list[float], Tensor]:
-    """The global loss of every step, and every token drawn by this rank [steps, draws]."""
+class Setting(NamedTuple):
+    """One way to do the same steps."""
+
+    deepspeed_config: str = "zero0_fp32"
+    micro_batch_size: int = 2
+    padding: int = 0
+    """Columns of padding behind every sequence."""
+
+
+TWO_RANKS = {stage: Setting(stage) for stage in ("zero0_fp32", "zero1_fp32", "zero2_fp32", "zero3_fp32")}
+ONE_RANK = {"whole": Setting(micro_batch_size=8), "split": Setting(), "padded": Setting(padding=9)}
+
+
+def train(setting: Setting, objective: str, shards: Shards, world: World) -> dict[str, Any]:
+    """The global loss and gradient norm of every step, every token drawn [steps, batch, draws], and what the last
+    step reports.
+    """
     tiny = PRESETS["tiny"].run
     run = tiny.model_copy(
         update={
@@ -45,8 +60,8 @@ def train(stage: str, objective: str, shards: Shards, world: World) -> tuple[lis
             "optim": tiny.optim.model_copy(update={"steps": STEPS, "warmup_steps": 5, "lr": 5e-4}),
         }
     )
-    config = json.loads((REPOSITORY / "ds_configs" / f"{stage}.json").read_text())
-    config["train_micro_batch_size_per_gpu"] = 2  # two micro-batches a step and rank
+    config = json.loads((REPOSITORY / "ds_configs" / f"{setting.deepspeed_config}.json").read_text())
+    config["train_micro_batch_size_per_gpu"] = setting.micro_batch_size
     resolved = resolve(
         config,
         batch_size=BATCH_SIZE,
@@ -57,31 +72,36 @@ def train(stage: str, objective: str, shards: Shards, world: World) -> tuple[lis
     model = build_model(describe(run, shards))
     engine = Engine(model, parameter_groups(model, run.optim.weight_decay), resolved, world)
     plan = BatchPlan(BATCH_SIZE, engine.micro_batch_size, world.world_size, world.rank)
-    batches, losses = TrainingBatches(shards, plan, run.seed), []
-    drawn = torch.zeros(STEPS, plan.micro_batches, 2, 5, dtype=torch.int64)  # 5 masked at most of 32
+    batches, losses, norms = TrainingBatches(shards, plan, run.seed), [], []
+    drawn = torch.zeros(STEPS, BATCH_SIZE, DRAWS, dtype=torch.int64)
     for step in range(STEPS):
-        loss = torch.zeros(1, dtype=torch.float64, device=engine.device)
+        loss, reported = torch.zeros(1, dtype=torch.float64, device=engine.device), Reported(engine)
         rate = learning_rate(step, base=run.optim.lr, warmup_steps=5, total_steps=STEPS)
         for number, batch in enumerate(batches.step(step)):
-            output = engine.forward(batch.to(engine.device))
+            batch = padded(batch.to(engine.device), setting.padding)
+            output = engine.forward(batch, entropies=True)
             engine.backward(output.loss)
-            engine.step(rate)
+            result = engine.step(rate)
+            reported.add(batch, output, watched=True)
             loss += output.loss.detach() / plan.micro_batches
-            drawn[step, number] = output.draw.tokens_BK.where(batch.masked_valid_BK, 0)
+            drawn[step, plan.rows(number)] = output.draw.tokens_BK.where(batch.masked_valid_BK, 0)
         losses.append(engine.sum_over_ranks(loss).item())
-    return losses, drawn.flatten(1)
+        norms.append(result.gradient_norm)
+    return {
+        "losses": losses,
+        "norms": norms,
+        "drawn": engine.sum_over_ranks(drawn).tolist(),
+        "reported": reported.values(),
+    }
 
 
-def compare(objective: str, shards: Shards, world: World) -> dict[str, Any]:
-    """Each stage's losses, and how many draws of each step differ from stage 0's over all ranks."""
-    results, plain = {}, torch.empty(0)
-    for stage in STAGES:
-        losses, drawn = train(stage, objective, shards, world)
-        plain = drawn if stage == STAGES[0] else plain
-        flips = (drawn != plain).sum(1)
-        dist.all_reduce(flips)
-        results[stage] = {"losses": losses, "flips": flips.tolist()}
-    return results
+def padded(batch: Batch, columns: int) -> Batch:
+    """The batch with as many columns more that no one sees."""
+    wider = (
+        torch.nn.functional.pad(part, (0, columns)) if name.endswith("BL") else part
+        for name, part in zip(Batch._fields, batch, strict=True)
+    )
+    return Batch(*wider)
 
 
 def forced_sample(log_weights_XV: Tensor, uniform_X: Tensor) -> Sampled:
@@ -91,9 +111,15 @@ def forced_sample(log_weights_XV: Tensor, uniform_X: Tensor) -> Sampled:
 
 def main(folder: str, result: str) -> None:
     world, shards = start_processes(), Shards(Path(folder))
-    results = {"free": {objective: compare(objective, shards, world) for objective in OBJECTIVES}}
-    pretrain.sampling.sample = forced_sample
-    results["forced"] = {objective: compare(objective, shards, world) for objective in OBJECTIVES}
+    settings = TWO_RANKS if world.world_size == 2 else ONE_RANK
+    results = {}
+    for how in ("free", "forced"):
+        if how == "forced":
+            pretrain.sampling.sample = forced_sample
+        results[how] = {
+            objective: {name: train(setting, objective, shards, world) for name, setting in settings.items()}
+            for objective in OBJECTIVES
+        }
     if world.is_first:
         Path(result).write_text(json.dumps(results))
     leave(0)
