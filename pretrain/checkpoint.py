@@ -13,7 +13,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -86,12 +86,17 @@ def save(folder: Path, step: int, state: EngineState, extra: dict[str, Any], *, 
 
 def newest_valid(folder: Path, say: Callable[[str], None] = print) -> Checkpoint | None:
     """The newest checkpoint that is as it was written, byte for byte; says which it passes over, and why."""
+    return next(all_valid(folder, say), None)
+
+
+def all_valid(folder: Path, say: Callable[[str], None] = print) -> Iterator[Checkpoint]:
+    """Every checkpoint that is as it was written, the newest first; each is verified when it is asked for."""
     for step, candidate in _by_step(folder):
         problem = _damage(candidate)
         if problem is None:
-            return Checkpoint(candidate, step)
-        say(f"checkpoint {candidate} is not used: {problem}; looking for the one before")
-    return None
+            yield Checkpoint(candidate, step)
+        else:
+            say(f"checkpoint {candidate} is not used: {problem}; looking for the one before")
 
 
 def load(checkpoint: Checkpoint) -> tuple[EngineState, dict[str, Any]]:

@@ -18,7 +18,7 @@ from pretrain.heads import DiscriminatorHead, VocabularyScores, VocabularyTransf
 from pretrain.losses import discriminator_loss, focal_loss, hp_dist_sampler_loss, hp_loss_sampler_loss
 from pretrain.masked_lm import Prediction, masked_states, masked_sum, predict
 from pretrain.replacement import importance_weights, replace
-from pretrain.sampling import Draw, Scores, draw, draw_from_generator
+from pretrain.sampling import Draw, Scores, draw
 
 
 class ElectraOutput(NamedTuple):
@@ -69,20 +69,20 @@ class Electra(nn.Module):
             self.sampler_transform.load_state_dict(self.generator_predictions.state_dict())
             self.sampler_scores.load_state_dict(self.generator_lm_head.state_dict())
 
-    def forward(self, batch: Batch, from_generator: bool = False, entropies: bool = False) -> ElectraOutput:
-        """One micro-batch; `from_generator` samples x' from p_G whatever the objective, to compare on equal terms.
+    def forward(self, batch: Batch, entropies: bool = False) -> ElectraOutput:
+        """One micro-batch; with `entropies` those of p_G and of what x' is drawn from come along, no more."""
+        prediction, scores = self.generate(batch, entropies)
+        return self.judge(batch, prediction, draw(prediction, scores, batch.uniforms_BK, self.objective))
 
-        `entropies` has those of p_G and of the distribution x' is drawn from come along; nothing else changes.
-        """
+    def generate(self, batch: Batch, entropies: bool = False) -> tuple[Prediction, Scores | None]:
+        """What replacements are drawn from: p_G at the masked positions and, if there is one, the sampling head."""
         hidden_BKH = masked_states(self.generator, batch, self.special_mask_id, self.objective.mask_keep_fraction)
-        prediction = self._predict(batch, hidden_BKH, entropies)
-        log_p_original_BK = prediction.log_p_original_BK
-        sampler = draw_from_generator if from_generator else draw
-        drawn = sampler(prediction, self._sampler_scores(hidden_BKH), batch.uniforms_BK, self.objective)
+        return self._predict(batch, hidden_BKH, entropies), self._sampler_scores(hidden_BKH)
 
-        replaced_ids_BL = replace(batch.input_ids_BL, batch.masked_positions_BK, batch.masked_valid_BK, drawn.tokens_BK)
-        replaced_BL = replaced_ids_BL != batch.input_ids_BL  # a sampled original counts as original
-        d_BL = self._discriminate(batch, replaced_ids_BL)
+    def judge(self, batch: Batch, prediction: Prediction, drawn: Draw) -> ElectraOutput:
+        """The losses where the masked positions hold what was drawn."""
+        log_p_original_BK = prediction.log_p_original_BK
+        d_BL, replaced_BL = self.discriminate(batch, drawn.tokens_BK)
 
         loss_D_BL = discriminator_loss(d_BL, replaced_BL)
         loss_G_BK = focal_loss(log_p_original_BK, self.objective.gamma)
@@ -101,6 +101,14 @@ class Electra(nn.Module):
             d_BL=d_BL.detach(),
             replaced_BL=replaced_BL,
         )
+
+    def discriminate(self, batch: Batch, tokens_BK: Tensor) -> tuple[Tensor, Tensor]:
+        """The discriminator's logits d where the masked positions hold `tokens`, by whomever they were drawn, and where
+        these differ from the original: a sampled original counts as original. Both [B, L].
+        """
+        input_ids_BL = replace(batch.input_ids_BL, batch.masked_positions_BK, batch.masked_valid_BK, tokens_BK)
+        hidden_BLH = self.discriminator(input_ids_BL, batch.attention_mask_BL, batch.token_type_ids_BL)
+        return self.discriminator_predictions(hidden_BLH), input_ids_BL != batch.input_ids_BL
 
     def _total(self, batch: Batch, loss_G_BK: Tensor, loss_S_BK: Tensor, loss_D_BL: Tensor) -> Tensor:
         """L_G + lambda1 L_S + lambda2 L_D, this micro-batch's share of the means over the whole step."""
@@ -126,10 +134,6 @@ class Electra(nn.Module):
         alone = self.objective.detach_sampler_input
         projected_BKE = self.sampler_transform(hidden_BKH.detach() if alone else hidden_BKH)
         return partial(self.sampler_scores, projected_BKE, self._word_embeddings, frozen=alone)
-
-    def _discriminate(self, batch: Batch, input_ids_BL: Tensor) -> Tensor:
-        hidden_BLH = self.discriminator(input_ids_BL, batch.attention_mask_BL, batch.token_type_ids_BL)
-        return self.discriminator_predictions(hidden_BLH)
 
     def _sampler_loss(self, drawn: Draw, d_BL: Tensor, loss_D_BL: Tensor, positions_BK: Tensor) -> Tensor:
         loss_D_BK = loss_D_BL.gather(1, positions_BK)

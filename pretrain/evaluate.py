@@ -1,14 +1,16 @@
 """Evaluate pre-training runs on held-out text: detection under p_S and p_G, and what the sampling head knows.
 
 python pretrain/evaluate.py runs/base
-python pretrain/evaluate.py runs/base runs/electra --data data/wikibooks/held_out
+python pretrain/evaluate.py runs/base --steps all
+python pretrain/evaluate.py runs/electra runs/base --output runs/compared
 """
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 if not __package__:  # run as a script: import from the repository, never from the script's own folder
     sys.path[0] = str(Path(__file__).resolve().parents[1])
@@ -21,10 +23,10 @@ from data_prep.config import ConfigError, StrictConfig
 if TYPE_CHECKING:
     import torch
 
-    from pretrain.analysis import Observations
+    from pretrain.checkpoint import Checkpoint
+    from pretrain.crossing import Candidate, Entry
     from pretrain.data import Batch
-    from pretrain.electra import Electra
-    from pretrain.masked_lm import MaskedLM
+    from pretrain.observation import Observed
     from pretrain.run_folder import RunDescription
     from pretrain.shards import Shards
 
@@ -36,77 +38,136 @@ class EvaluateOptions(StrictConfig):
     """The command line of an evaluation."""
 
     runs: Annotated[tuple[Path, ...], POSITIONAL, Field(min_length=1)]
-    """run folders"""
+    """run folders; several are crossed, the first the baseline"""
+    steps: tuple[str, ...] = Field(default=("newest",), min_length=1)
+    """checkpoints: newest, all, or their steps"""
     data: Path | None = None
-    """held-out shards (those beside the run's data)"""
+    """held-out shards (those beside the runs' data)"""
+    output: Path | None = None
+    """where the crossing goes (FIRST RUN/evaluation)"""
     sequences: int = Field(default=4096, gt=0)
     """sequences to read at most"""
     batch_size: int = Field(default=64, gt=0)
     """sequences at once"""
 
 
+class Evaluation(NamedTuple):
+    """Of one checkpoint."""
+
+    result: dict[str, Any]
+    """What `metrics.json` says."""
+    candidate: "Candidate | None"
+    """For the crossing; a run without discriminator is none."""
+
+
 def main(options: EvaluateOptions) -> None:
-    results = [evaluate_run(run, options) for run in options.runs]
-    print(json.dumps(results, indent=2))
-
-
-def evaluate_run(run: Path, options: EvaluateOptions) -> dict[str, Any]:
-    """Evaluates one run's newest checkpoint; writes `metrics.json` and the figures to RUN/evaluation."""
-    import torch
-
-    from pretrain.models import load_trained
     from pretrain.run_folder import read_run
 
-    description = read_run(run)
-    shards = open_matching(options.data, description)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model, step = load_trained(run)
+    runs = {run: read_run(run) for run in options.runs}
+    require_same_data(runs, options)
+    shards = {run: open_matching(options.data, description) for run, description in runs.items()}
+    chosen = {run: choose_checkpoints(run, options.steps) for run in runs}
+    evaluations = [evaluate_run(run, runs[run], shards[run], chosen[run], options) for run in runs]
+    candidates = [part.candidate for parts in evaluations for part in parts if part.candidate]
+    for run, description in runs.items():
+        if description.run.objective.name == "mlm":
+            print(f"{run} has no discriminator to cross: objective mlm replaces nothing")
+    if candidates:
+        cross_runs(candidates, shards[options.runs[0]], options)
+
+
+def require_same_data(runs: "dict[Path, RunDescription]", options: EvaluateOptions) -> None:
+    """Refuses to compare runs on text that one of them may have been trained on."""
+    first = options.runs[0]
+    problems = [
+        f"runs: {run} was trained on other shards than {first}; evaluate each by itself, or name with --data shards"
+        " that neither was trained on"
+        for run, description in runs.items()
+        if not options.data and description.data_sha256 != runs[first].data_sha256
+    ]
+    if problems:
+        raise ConfigError(*problems)
+
+
+def choose_checkpoints(run: Path, steps: Sequence[str]) -> "list[Checkpoint]":
+    """The whole checkpoints of a run that are asked for, the oldest first.
+
+    Raises:
+        ConfigError: there is none, or none at one of the steps.
+    """
+    from pretrain.checkpoint import all_valid
+    from pretrain.run_folder import CHECKPOINTS
+
+    found = all_valid(run / CHECKPOINTS)
+    chosen = list(islice(found, 1) if tuple(steps) == ("newest",) else found)[::-1]
+    if not chosen:
+        raise ConfigError(f"run: {run} has no whole checkpoint yet; train on, or name another run")
+    if tuple(steps) in (("newest",), ("all",)):
+        return chosen
+    by_step = {str(checkpoint.step): checkpoint for checkpoint in chosen}
+    if missing := [step for step in steps if step not in by_step]:
+        raise ConfigError(
+            f"steps: got {' '.join(missing)}, expected newest, all, or steps that {run} has checkpoints of:"
+            f" {' '.join(by_step)}"
+        )
+    return [by_step[step] for step in sorted(set(steps), key=int)]
+
+
+def evaluate_run(
+    run: Path, description: "RunDescription", shards: "Shards", chosen: "list[Checkpoint]", options: EvaluateOptions
+) -> list[Evaluation]:
+    """Evaluates the chosen checkpoints; writes the newest's `metrics.json` and figures to RUN/evaluation, and where
+    there are several, all of them as `steps.json` and `steps.png`.
+    """
+    from pretrain.figures import draw_steps, draw_training
+
     folder = run / "evaluation"
     folder.mkdir(exist_ok=True)
-    result = {
+    draw_training(run, folder / "training.png")
+    evaluations = [
+        evaluate_checkpoint(run, description, checkpoint, shards, options, draw=checkpoint == chosen[-1])
+        for checkpoint in chosen
+    ]
+    results = [part.result for part in evaluations]
+    write_json(folder / "metrics.json", results[-1])
+    if len(results) > 1:
+        write_json(folder / "steps.json", results)
+        draw_steps(results, folder / "steps.png")
+    return evaluations
+
+
+def evaluate_checkpoint(
+    run: Path,
+    description: "RunDescription",
+    checkpoint: "Checkpoint",
+    shards: "Shards",
+    options: EvaluateOptions,
+    draw: bool,
+) -> Evaluation:
+    """The numbers of the paper's analysis for one checkpoint; with `draw`, its figures too."""
+    from pretrain.analysis import PAPER, analyse, as_json, headline
+    from pretrain.crossing import Candidate
+    from pretrain.masked_lm import MaskedLM
+    from pretrain.models import load_checkpoint
+    from pretrain.observation import masked_lm_metrics, observe
+
+    device = find_device()
+    model, read = load_checkpoint(description, checkpoint).to(device), batches(shards, options)
+    about = {
         "run": str(run),
         "objective": description.run.objective.name,
-        "step": step,
+        "step": checkpoint.step,
         "sequences": min(options.sequences, len(shards)),
-        **analyse(model.to(device), lambda: batches(shards, options), device, run),
     }
-    (folder / "metrics.json").write_text(json.dumps(result, indent=2) + "\n")
-    return result
-
-
-def analyse(
-    model: "Electra | MaskedLM", read: "Callable[[], Iterator[Batch]]", device: "torch.device", run: Path
-) -> dict[str, Any]:
-    """The numbers of the paper's analysis, with what the objective samples (`p_S`) and with what p_G samples."""
-    from pretrain.analysis import (
-        detection,
-        detection_auc,
-        estimate_correlation,
-        estimate_quality,
-        loss_estimate,
-        masked_lm_metrics,
-        max_probability_shares,
-        observe,
-    )
-    from pretrain.figures import draw_training
-    from pretrain.masked_lm import MaskedLM
-
-    draw_training(run, run / "evaluation" / "training.png")
     if isinstance(model, MaskedLM):
-        return masked_lm_metrics(model, read(), device)
-    observations, metrics = observe(model, read(), device)
-    under = {"p_S": observations, "p_G": observe(model, read(), device, from_generator=True)[0]}
-    result = {
-        **metrics,
-        **detection_auc(observations),
-        "estimate_correlation": estimate_correlation(observations),
-        "estimate_quality": estimate_quality(observations),
-        "detection": {name: detection(seen) for name, seen in under.items()},
-        "loss_estimate": {name: loss_estimate(seen) for name, seen in under.items()},
-        "max_probability": max_probability_shares(observations),
-    }
-    draw_figures(result, observations, run / "evaluation")
-    return result
+        return Evaluation(about | masked_lm_metrics(model, read, device), None)
+    observed = observe(model, read, device)
+    found = analyse(observed)
+    numbers = as_json(found)
+    result = about | observed.metrics | headline(numbers) | numbers | {"paper": PAPER}
+    if draw:
+        draw_figures(result, observed, run / "evaluation")
+    return Evaluation(result, Candidate(str(run), description, checkpoint, observed.tokens, found["detection"]))
 
 
 def open_matching(folder: Path | None, description: "RunDescription") -> "Shards":
@@ -144,14 +205,48 @@ def batches(shards: "Shards", options: EvaluateOptions) -> "Iterator[Batch]":
         yield make_batch(shards, index, np.zeros_like(index), EVALUATION_SEED)
 
 
-def draw_figures(result: dict[str, Any], observations: "Observations", folder: Path) -> None:
+def cross_runs(candidates: "list[Candidate]", shards: "Shards", options: EvaluateOptions) -> None:
+    """Crosses the runs at each step that all were evaluated at; writes `crossing.json` and `crossing.png`."""
+    from pretrain.crossing import cross, crossing, tables
+    from pretrain.figures import draw_crossing
+
+    runs = {part.run for part in candidates}
+    common = set.intersection(*({part.checkpoint.step for part in candidates if part.run == run} for run in runs))
+    if not common:
+        print("the runs' newest checkpoints are not of one step, so they are not crossed; name --steps that all have")
+        return
+    entries: list[Entry] = []
+    for step in sorted(common):
+        at_step = [part for part in candidates if part.checkpoint.step == step]
+        entries += cross(at_step, lambda: batches(shards, options), find_device())
+    folder = options.output or options.runs[0] / "evaluation"
+    folder.mkdir(parents=True, exist_ok=True)
+    crossed = crossing(entries, min(options.sequences, len(shards)))
+    write_json(folder / "crossing.json", crossed)
+    draw_crossing(crossed, folder / "crossing.png")
+    print(tables(crossed))
+
+
+def find_device() -> "torch.device":
+    import torch
+
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def draw_figures(result: dict[str, Any], observed: "Observed", folder: Path) -> None:
     """Every figure the run has the material for."""
     from pretrain.figures import draw_comparison, draw_detection, draw_estimate
 
-    draw_detection(observations, folder / "detection.png")
+    draw_detection(observed.learned.judgement, folder / "detection.png")
     draw_comparison(result, folder / "comparison.png")
-    if len(observations.estimated_loss):
-        draw_estimate(observations, folder / "estimate.png")
+    if len(observed.learned.estimated_loss):
+        draw_estimate(observed.learned, folder / "estimate.png")
+
+
+def write_json(path: Path, value: Any) -> None:
+    from data_prep.shards import write_atomically
+
+    write_atomically(path, (json.dumps(value, indent=2) + "\n").encode())
 
 
 if __name__ == "__main__":

@@ -10,13 +10,14 @@ matplotlib.use("Agg")  # no display on a cluster
 import matplotlib.pyplot as plt
 import numpy as np
 
-from pretrain.analysis import Observations
+from pretrain.analysis import PAPER
+from pretrain.observation import Judgement, Observations
 from pretrain.run_log import read_records
 
 SIZE = (7.0, 4.2)
-PAPER_ACCURACY = {"p_G": (0.81, 0.96), "p_S": (0.72, 0.95)}  # paper section 5: masked, all; ELECTRA and HP_Loss
-PAPER_CORRELATION = {"original": 0.78, "replaced": 0.61, "all": 0.64}  # paper section 5, HP_Loss
 ORIGINAL, REPLACED, NEUTRAL = "#2a6f97", "#c1440e", "#6c757d"
+COLORS = {"p_G": ORIGINAL, "p_S": REPLACED}
+ACCURACIES = {"accuracy_masked": "masked", "accuracy_all": "all"}
 
 
 def draw_training(run: Path, path: Path) -> None:
@@ -51,13 +52,13 @@ def draw_training(run: Path, path: Path) -> None:
     _save(figure, path)
 
 
-def draw_detection(observations: Observations, path: Path) -> None:
+def draw_detection(judgement: Judgement, path: Path) -> None:
     """How the discriminator's probability of "replaced" is spread over original and replaced tokens."""
     figure, axes = plt.subplots(figsize=SIZE)
-    probability = 1 / (1 + np.exp(-observations.d))
+    probability = 1 / (1 + np.exp(-judgement.d))
     bins = np.linspace(0, 1, 41).tolist()
     for replaced, color, label in ((False, ORIGINAL, "original"), (True, REPLACED, "replaced")):
-        values = probability[observations.replaced == replaced]
+        values = probability[judgement.replaced == replaced]
         axes.hist(values, bins=bins, density=True, alpha=0.65, color=color, label=f"{label} ({len(values):,})")
     axes.set(title="Detection on held-out text", xlabel='predicted probability of "replaced"', ylabel="density")
     axes.legend(frameon=False)
@@ -89,14 +90,17 @@ def draw_comparison(result: dict[str, Any], path: Path) -> None:
     discriminator detects under both, and how well the estimate knows the loss.
     """
     figure, (shares, detected, known) = plt.subplots(1, 3, figsize=(14.0, 4.2))
-    places = np.arange(10) / 10 + 0.05
-    for offset, name, color in ((-0.02, "p_G", ORIGINAL), (0.02, "p_S", REPLACED)):
-        shares.bar(places + offset, result["max_probability"][name], width=0.04, color=color, label=f"${name}$")
+    tenths = [f"{number / 10:.1f}" for number in range(10)]
+    for offset, (name, values) in zip((-0.2, 0.2), result["max_probability"].items(), strict=False):
+        _draw_values(shares, dict(zip(tenths, values, strict=True)), COLORS[name], offset, f"${name}$", 0.4)
     shares.set(title="How sure the distribution is", xlabel="maximum probability", ylabel="share of masked positions")
     _draw_accuracies(detected, result["detection"])
-    correlations = {name.replace("_", " "): v for name, v in result["estimate_quality"].get("pearson", {}).items()}
+    correlations = {
+        name: v for name, v in result["estimate_quality"].get("pearson", {}).items() if name != "all_minus_class_means"
+    }
     _draw_values(known, correlations, REPLACED, 0.0, "this run")
-    known.plot(list(PAPER_CORRELATION), list(PAPER_CORRELATION.values()), "x", color=NEUTRAL, label="paper")
+    paper = PAPER["estimate_quality"]["pearson"]
+    known.plot(range(len(paper)), list(paper.values()), "x", color=NEUTRAL, label="paper")
     known.set(title="Estimated and actual loss", ylabel="Pearson correlation")
     for axes in (shares, detected, known):
         axes.legend(frameon=False, fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1.08), ncols=2)
@@ -104,22 +108,94 @@ def draw_comparison(result: dict[str, Any], path: Path) -> None:
 
 
 def _draw_accuracies(axes: Any, detection: dict[str, dict[str, Any]]) -> None:
-    labels = {"accuracy_masked": "masked", "accuracy_all": "all"}
-    for offset, name, color in ((-0.15, "p_G", ORIGINAL), (0.15, "p_S", REPLACED)):
-        values = {label: detection[name][key] for key, label in labels.items()}
-        _draw_values(axes, values, color, offset, f"replacements from ${name}$")
-        paper = PAPER_ACCURACY[name]
-        axes.plot(np.arange(2) + offset, paper, "x", color=color, label=f"paper, trained on ${name}$")
-    axes.set(title="Detection", ylabel="accuracy", xticks=range(2), xticklabels=labels.values())
+    for offset, name in zip((-0.15, 0.15), COLORS, strict=True):
+        values = {label: detection[name][key] for key, label in ACCURACIES.items()} if name in detection else {}
+        _draw_values(axes, values, COLORS[name], offset, f"replacements from ${name}$")
+        paper = [PAPER["detection"][name][key] for key in ACCURACIES]
+        axes.plot(np.arange(2) + offset, paper, "x", color=COLORS[name], label=f"paper, trained on ${name}$")
+    axes.set(title="Detection", ylabel="accuracy", xticks=range(2), xticklabels=ACCURACIES.values())
 
 
-def _draw_values(axes: Any, values: dict[str, list[float] | None], color: str, offset: float, label: str) -> None:
+def _draw_values(
+    axes: Any, values: dict[str, list[float] | None], color: str, offset: float, label: str, width: float = 0.3
+) -> None:
     """Bars with their intervals; a value that does not exist leaves its place empty."""
-    for number, (name, value) in enumerate(values.items()):
+    for number, value in enumerate(values.values()):
         middle, low, high = value or (0.0, 0.0, 0.0)
         error = [[max(0.0, middle - low)], [max(0.0, high - middle)]]
-        place = name if not offset else number + offset
-        axes.bar(place, middle, yerr=error, width=0.3, color=color, label=None if number else label, capsize=3)
+        axes.bar(
+            number + offset, middle, yerr=error, width=width, color=color, label=None if number else label, capsize=2
+        )
+    if values:
+        axes.set_xticks(range(len(values)), [name.replace("_", " ") for name in values])
+
+
+def draw_steps(results: list[dict[str, Any]], path: Path) -> None:
+    """One run's checkpoints: every number of the analysis that training is expected to move, against the steps."""
+    panels = [
+        ("Detection, masked positions", "accuracy", _under(results, "detection", "accuracy_masked")),
+        ("Detection, all positions", "accuracy", _under(results, "detection", "accuracy_all")),
+        ("Detection, all positions", "AUC", _under(results, "detection", "auc")),
+        ("Discriminator", "$L_D$ / entropy of the replaced share", _under(results, "detection", "loss_over_entropy")),
+        ("Estimated and actual loss", "Pearson correlation", {
+            name.replace("_", " "): [part.get("estimate_quality", {}).get("pearson", {}).get(name) for part in results]
+            for name in ("original", "replaced", "all", "class_means")
+        }),
+        ("Most sure tenth", "share of masked positions", {
+            f"${name}$": [part.get("max_probability", {}).get(name, [None])[-1] for part in results] for name in COLORS
+        }),
+        ("Loss estimate", "effective share of samples", _under(results, "loss_estimate", "effective_share")),
+        ("Generator", "MLM accuracy", {"$p_G$": [[part["mlm_accuracy"]] * 3 for part in results]}),
+    ]  # fmt: skip
+    figure, axes = plt.subplots(2, 4, figsize=(17.0, 7.6))
+    steps = [part["step"] for part in results]
+    for place, (title, unit, lines) in zip(axes.flat, panels, strict=True):
+        _draw_lines(place, steps, lines)
+        place.set(title=title, xlabel="step", ylabel=unit)
+    _save(figure, path)
+
+
+def _under(results: list[dict[str, Any]], section: str, name: str) -> dict[str, list[list[float] | None]]:
+    """One number under p_G and under p_S, at every step."""
+    return {f"${key}$": [part.get(section, {}).get(key, {}).get(name) for part in results] for key in COLORS}
+
+
+def draw_crossing(crossed: dict[str, Any], path: Path) -> None:
+    """The paper's appendix figure: detection accuracy of each discriminator on each sampler's replacements, one panel
+    a set of replacements, at masked positions above and at all below; against the steps if there are several.
+    """
+    entries = crossed["entries"]
+    sources = list(dict.fromkeys((entry["sampler"], entry["distribution"]) for entry in entries))
+    figure, axes = plt.subplots(2, len(sources), figsize=(1.5 + 3.6 * len(sources), 7.6), squeeze=False, sharey="row")
+    for row, (key, label) in zip(axes, ACCURACIES.items(), strict=True):
+        for place, source in zip(row, sources, strict=True):
+            here = [entry for entry in entries if (entry["sampler"], entry["distribution"]) == source]
+            steps = sorted({entry["step"] for entry in here})
+            lines = {
+                Path(name).name: [entry[key] for entry in here if entry["discriminator"] == name]
+                for name in dict.fromkeys(entry["discriminator"] for entry in here)
+            }
+            _draw_lines(place, steps, lines)
+            place.set(title=f"${source[1]}$ of {Path(source[0]).name}, {label}", xlabel="step")
+        row[0].set_ylabel("detection accuracy")
+    _save(figure, path)
+
+
+def _draw_lines(axes: Any, steps: list[int], lines: dict[str, list[list[float] | None]]) -> None:
+    """Each line with its interval as a band; at a single step, points beside each other with theirs as bars."""
+    palette = plt.get_cmap("tab10")
+    for number, (label, values) in enumerate(lines.items()):
+        middle, low, high = np.array([value or [np.nan] * 3 for value in values], dtype=float).T
+        if np.isnan(middle).all():
+            continue
+        color = palette(number % 10)
+        if len(steps) == 1:
+            axes.errorbar([number], middle, [middle - low, high - middle], fmt="o", color=color, label=label, capsize=3)
+            axes.set_xticks([])
+        else:
+            axes.plot(steps, middle, "o-", ms=3, color=color, label=label)
+            axes.fill_between(steps, low, high, color=color, alpha=0.2, lw=0)
+    axes.legend(frameon=False, fontsize=8)
 
 
 def _column(records: list[dict[str, Any]], name: str) -> list[float]:

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from data_prep.config import ConfigError
-from pretrain.checkpoint import load_weights, newest_valid
+from pretrain.checkpoint import Checkpoint, load_weights, newest_valid
 from pretrain.electra import Electra
 from pretrain.init_from import find_pair, load_pair
 from pretrain.masked_lm import MaskedLM
@@ -40,10 +40,19 @@ def load_trained(folder: Path) -> tuple[Electra | MaskedLM, int]:
     checkpoint = newest_valid(folder / CHECKPOINTS)
     if checkpoint is None:
         raise ConfigError(f"run: {folder} has no whole checkpoint yet; train on, or name another run")
+    return load_checkpoint(description, checkpoint), checkpoint.step
+
+
+def load_checkpoint(description: RunDescription, checkpoint: Checkpoint) -> Electra | MaskedLM:
+    """The run's model with the weights of this checkpoint, in fp32 on the CPU.
+
+    Raises:
+        ConfigError: the weights are another model's.
+    """
     model = build_model(description)
     weights = load_weights(checkpoint)  # a shared parameter stands once, under its first name
     model.load_state_dict(weights, strict=False)
     missing = {name for name, _ in model.named_parameters()} ^ weights.keys()
     if missing:
         raise ConfigError(f"run: weights of {checkpoint.folder} are not this model's, first {min(missing)}")
-    return model, checkpoint.step
+    return model

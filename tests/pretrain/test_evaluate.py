@@ -1,6 +1,7 @@
 """Claims about evaluation, export and the loaded model, on a run trained for a few steps by the real command."""
 
 import json
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -22,18 +23,36 @@ FIGURES = ("training.png", "detection.png", "estimate.png", "comparison.png")
 
 
 @pytest.fixture(scope="module")
-def trained_run(
-    shards_folder: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-    launch: Callable[..., subprocess.Popen[str]],
-) -> Path:
-    folder = tmp_path_factory.mktemp("trained") / "run"
-    overrides = ("optim.steps=6", "optim.warmup_steps=2", "batch_size=8", "evaluate_every=3", "log_every=2")
-    arguments = ("--preset", "tiny", "--data", shards_folder, "--output", folder, "--set", *overrides)
-    process = launch(0, "pretrain/run.py", *arguments)
-    output, _ = process.communicate(timeout=200)
-    assert process.returncode == 0, output
-    return folder
+def train(
+    shards_folder: Path, tmp_path_factory: pytest.TempPathFactory, launch: Callable[..., subprocess.Popen[str]]
+) -> Callable[..., Path]:
+    """Trains a tiny model by the real command; arguments are the command's, keywords what is overridden."""
+
+    def run(*arguments: str, **overrides: str) -> Path:
+        folder = tmp_path_factory.mktemp("trained") / "run"
+        overridden = [f"{name.replace('__', '.')}={value}" for name, value in overrides.items()]
+        command = ("--preset", "tiny", "--data", shards_folder, "--output", folder, *arguments)
+        process = launch(0, "pretrain/run.py", *command, "--set", "batch_size=8", *overridden)
+        output, _ = process.communicate(timeout=200)
+        assert process.returncode == 0, output
+        return folder
+
+    return run
+
+
+SHORT = {"optim__steps": "6", "optim__warmup_steps": "2", "evaluate_every": "3", "log_every": "2"}
+
+
+@pytest.fixture(scope="module")
+def trained_run(train: Callable[..., Path]) -> Path:
+    """Six steps of HP_Loss, with a checkpoint in the middle."""
+    return train(**SHORT, checkpoint_every="3")
+
+
+@pytest.fixture(scope="module")
+def trained_baseline(train: Callable[..., Path]) -> Path:
+    """The same of ELECTRA."""
+    return train("--objective", "electra", **SHORT, checkpoint_every="3")
 
 
 def test_an_evaluation_leaves_metrics_and_readable_figures_in_the_run_folder(trained_run: Path) -> None:
@@ -43,31 +62,102 @@ def test_an_evaluation_leaves_metrics_and_readable_figures_in_the_run_folder(tra
     assert 0 <= metrics["auc_all"] <= 1
     assert set(metrics["estimate_correlation"]) == {"original", "replaced", "all"}
     assert metrics["detection"].keys() == metrics["loss_estimate"].keys() == {"p_S", "p_G"}
-    assert metrics["detection"]["p_S"]["accuracy_all"][0] == pytest.approx(metrics["accuracy_all"])
-    assert {"original", "replaced", "all", "class_means"} == metrics["estimate_quality"]["pearson"].keys()
+    own = metrics["detection"]["p_S"]
+    for name in ("accuracy_masked", "accuracy_all", "discriminator_loss", "replaced_share"):
+        assert own[name][0] == pytest.approx(metrics[name])  # what training reports
+    assert own["entropy"][0] == pytest.approx(metrics["discriminator_entropy"])
+    assert own["auc"][0] == metrics["auc_all"]
+    assert {"original", "replaced", "all", "class_means"} < metrics["estimate_quality"]["pearson"].keys()
     for shares in metrics["max_probability"].values():
-        assert sum(shares) == pytest.approx(1)
-    for name in FIGURES:
-        pixels = matplotlib.image.imread(trained_run / "evaluation" / name)
+        assert sum(share[0] for share in shares) == pytest.approx(1)
+    assert_readable(*(trained_run / "evaluation" / name for name in FIGURES))
+
+
+def assert_readable(*figures: Path) -> None:
+    for path in figures:
+        pixels = matplotlib.image.imread(path)
         assert pixels.shape[0] > 200 and pixels.std() > 0
 
 
-@pytest.fixture(scope="module")
-def trained_mlm(
-    shards_folder: Path, tmp_path_factory: pytest.TempPathFactory, launch: Callable[..., subprocess.Popen[str]]
-) -> Path:
-    folder = tmp_path_factory.mktemp("mlm") / "run"
-    overrides = ("optim.steps=3", "optim.warmup_steps=1", "batch_size=8", "model.relative_position=false")
-    switches = (
-        "optim.adam_bias_correction=false",
-        "optim.multiplicative_warmup=true",
-        "objective.mask_keep_fraction=0.15",
+def test_several_checkpoints_are_evaluated_against_the_steps(trained_run: Path) -> None:
+    main(EvaluateOptions(runs=(trained_run,), sequences=16, steps=("all",)))
+    folder = trained_run / "evaluation"
+    results = json.loads((folder / "steps.json").read_text())
+    assert [result["step"] for result in results] == [3, 6]
+    assert results[-1] == json.loads((folder / "metrics.json").read_text())
+    assert results[0]["mlm_loss"] != results[1]["mlm_loss"]
+    entries = json.loads((folder / "crossing.json").read_text())["entries"]
+    assert [(entry["step"], entry["distribution"]) for entry in entries] == [
+        (3, "p_G"), (3, "p_S"), (6, "p_G"), (6, "p_S"),
+    ]  # fmt: skip
+    assert_readable(folder / "steps.png", folder / "crossing.png")
+
+
+def test_a_step_without_checkpoint_is_refused_naming_those_there_are(trained_run: Path) -> None:
+    with pytest.raises(ConfigError, match=r"steps: got 4, expected newest, all, or steps that .* has .* of: 3 6"):
+        main(EvaluateOptions(runs=(trained_run,), steps=("3", "4")))
+
+
+def test_runs_are_crossed_at_every_step_they_share_and_an_mlm_run_is_named_and_left_out(
+    trained_run: Path,
+    trained_baseline: Path,
+    trained_mlm: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    runs = (trained_baseline, trained_run, trained_mlm)
+    main(EvaluateOptions(runs=runs, sequences=16, steps=("all",), output=tmp_path / "out"))
+    printed = capsys.readouterr().out
+    assert f"{trained_mlm} has no discriminator to cross" in printed
+    crossed = json.loads((tmp_path / "out" / "crossing.json").read_text())
+    names = {str(trained_baseline), str(trained_run)}
+    assert {entry["discriminator"] for entry in crossed["entries"]} == names
+    assert len(crossed["entries"]) == 2 * 2 * 3 and len(crossed["differences"]) == 2 * 3
+    metrics = json.loads((trained_run / "evaluation" / "metrics.json").read_text())
+    own = next(
+        entry
+        for entry in crossed["entries"]
+        if (entry["discriminator"], entry["sampler"], entry["distribution"], entry["step"])
+        == (str(trained_run), str(trained_run), "p_S", 6)
     )
-    arguments = ("--preset", "tiny", "--row", "BERT", "--data", shards_folder, "--output", folder)
-    process = launch(0, "pretrain/run.py", *arguments, "--set", *overrides, *switches)
-    output, _ = process.communicate(timeout=200)
-    assert process.returncode == 0, output
-    return folder
+    assert own["auc"] == metrics["detection"]["p_S"]["auc"]
+    assert f"minus {trained_baseline}:" in printed
+    assert_readable(tmp_path / "out" / "crossing.png")
+    assert json.loads((trained_baseline / "evaluation" / "metrics.json").read_text())["objective"] == "electra"
+
+
+def test_runs_without_a_common_step_are_evaluated_and_not_crossed(
+    trained_run: Path, trained_baseline: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    half = tmp_path / "half"
+    shutil.copytree(trained_baseline, half)
+    shutil.rmtree(half / "checkpoints" / "step-00000006")
+    main(EvaluateOptions(runs=(trained_run, half), sequences=8, output=tmp_path / "out"))
+    assert "not crossed" in capsys.readouterr().out
+    assert not (tmp_path / "out").exists()
+
+
+def test_runs_on_other_data_are_not_compared_on_text_one_of_them_may_have_seen(
+    trained_run: Path, trained_baseline: Path, tmp_path: Path
+) -> None:
+    description = json.loads((trained_baseline / "run.json").read_text()) | {"data_sha256": "0" * 64}
+    (tmp_path / "run.json").write_text(json.dumps(description))
+    with pytest.raises(ConfigError, match=r"trained on other shards .* --data"):
+        main(EvaluateOptions(runs=(trained_run, tmp_path)))
+
+
+@pytest.fixture(scope="module")
+def trained_mlm(train: Callable[..., Path]) -> Path:
+    return train(
+        "--row",
+        "BERT",
+        optim__steps="3",
+        optim__warmup_steps="1",
+        optim__adam_bias_correction="false",
+        optim__multiplicative_warmup="true",
+        objective__mask_keep_fraction="0.15",
+        model__relative_position="false",
+    )
 
 
 def test_a_masked_language_model_is_trained_evaluated_and_exported_by_the_same_commands(

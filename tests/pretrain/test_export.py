@@ -49,7 +49,8 @@ def test_hugging_face_gives_the_exported_discriminators_logits_back(
     theirs, loading = ElectraForPreTraining.from_pretrained(tmp_path / "out", output_loading_info=True)
     assert not loading["missing_keys"] and not loading["unexpected_keys"]
     visible = batch.attention_mask_BL
-    ours = stock_shaped._discriminate(batch, batch.input_ids_BL)[visible]
+    originals_BK = batch.input_ids_BL.gather(1, batch.masked_positions_BK)
+    ours = stock_shaped.discriminate(batch, originals_BK)[0][visible]
     assert (theirs.eval()(**inputs(batch)).logits[visible] - ours).abs().max().item() < 1e-5
 
 

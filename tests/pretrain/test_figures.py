@@ -6,7 +6,7 @@ import matplotlib.image
 import numpy as np
 
 from pretrain.figures import draw_detection, draw_training
-from tests.pretrain.test_analysis import observations
+from tests.pretrain.test_analysis import judgement
 
 
 def test_training_curves_can_be_drawn_before_the_first_record(tmp_path: Path) -> None:
@@ -15,7 +15,7 @@ def test_training_curves_can_be_drawn_before_the_first_record(tmp_path: Path) ->
 
 
 def test_a_better_discriminator_gives_another_picture(tmp_path: Path) -> None:
-    draw_detection(observations(), tmp_path / "good.png")
-    draw_detection(observations(d=np.zeros(6)), tmp_path / "bad.png")
+    draw_detection(judgement(), tmp_path / "good.png")
+    draw_detection(judgement(d=np.zeros(6)), tmp_path / "bad.png")
     good, bad = (matplotlib.image.imread(tmp_path / name) for name in ("good.png", "bad.png"))
     assert not np.array_equal(good, bad)
