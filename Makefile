@@ -9,7 +9,7 @@ PYTHON ?= python3
 PIP_OPTIONS ?=
 QUICKSTART ?=
 PYTEST ?=
-BENCH ?= $(wildcard bench/*.py)
+BENCH ?= $(filter-out bench/replica%,$(wildcard bench/*.py))  # the replication takes hours: docs/replication.md
 
 # PyTorch's CPU threads spin while they wait for each other; beside other work that made fine-tuning 18 times slower.
 export OMP_WAIT_POLICY ?= passive

@@ -1,0 +1,169 @@
+"""The paper's comparison in small: four objectives, the same text, steps and seeds, measured and fine-tuned alike.
+
+    python bench/replicate.py --input "TEXT/*.xz" --data_dir GLUE [--punkt FOLDER] [--seeds 0 1 2] [--steps 3000]
+
+Runs the commands a user would type, as many at a time as there are GPUs, or cores. The same command again goes on
+where it was stopped. At its end `OUTPUT/replication.md` and `.png` hold what was found (`bench/replication.py`).
+"""
+
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+if not __package__:  # run as a script: import from the repository, never from the script's own folder
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+from pydantic import Field
+
+from bench.replication import METHODS, run_name
+from data_prep.command_line import run_command
+from data_prep.config import StrictConfig
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+# Ours: with the tiny preset, the sizes at which both gates are passed within minutes (docs/replication.md).
+VOCAB_SIZE, SEQ_LENGTH = 4096, 64
+CHECKPOINTS = 6  # kept of each run, evenly spaced, for the figures against steps
+PROBE_SEEDS = "1 2 3 4 5"  # the paper's protocol: medians of five
+PROBES = {
+    # for a model of tiny's width, which learns nothing at the paper's 3e-4 (docs/reproduction.md)
+    "CoLA": "--epochs 5 --learning_rate 1e-3",
+    "SST-2": "--epochs 2 --learning_rate 1e-3",
+}
+
+
+class ReplicateOptions(StrictConfig):
+    """The command line of the replication."""
+
+    input: tuple[str, ...] = ("data/raw",)
+    """text, as build_shards.py takes it"""
+    punkt: Path | None = None
+    """folder of a Punkt model (default: learn one)"""
+    data_dir: Path = Path("data/glue")
+    """folder holding CoLA and SST-2"""
+    output: Path = Path("runs/replication")
+    """folder of all that is made"""
+    seeds: tuple[int, ...] = (0, 1, 2)
+    """of pre-training; every method runs with each"""
+    steps: int = Field(default=3000, ge=CHECKPOINTS)
+    """optimizer steps of each run"""
+    jobs: int | None = Field(default=None, ge=1)
+    """commands at a time (GPUs, or cores)"""
+
+
+class Job(NamedTuple):
+    """One command; its output goes to a log of this name."""
+
+    name: str
+    command: str
+
+
+def main(options: ReplicateOptions) -> int:
+    """Runs every phase; each waits for the one before. 1 when a command fails, its log named."""
+    from bench.replication import write_report
+
+    os.chdir(REPOSITORY)
+    jobs = options.jobs or _devices()
+    for phase in phases(options):
+        with ThreadPoolExecutor(jobs) as pool:
+            codes = list(pool.map(lambda numbered: run_job(options.output, *numbered, jobs), enumerate(phase)))
+        if any(codes):
+            return 1
+    write_report(options.output, options.seeds)
+    print((options.output / "replication.md").read_text())
+    return 0
+
+
+def phases(options: ReplicateOptions) -> Iterator[list[Job]]:
+    """The commands, grouped by what may run at the same time."""
+    output = shlex.quote(str(options.output))
+    text = " ".join(shlex.quote(name) for name in options.input)
+    punkt = f" --punkt {shlex.quote(str(options.punkt))}" if options.punkt else ""
+    pairs = [(method, seed) for seed in options.seeds for method in METHODS]
+    vocabulary = f"python data_prep/train_vocab.py --input {text} --output {output}/vocab --size {VOCAB_SIZE}"
+    yield [Job("vocabulary", vocabulary)] if not (options.output / "vocab").exists() else []
+    yield [
+        Job(
+            "shards",
+            f"python data_prep/build_shards.py --input {text} --output {output}/shards --vocab {output}/vocab{punkt}"
+            f" --seq_length {SEQ_LENGTH}",
+        )
+    ]
+    yield [train_job(options, output, method, seed) for method, seed in pairs]
+    yield [evaluate_job(options, output, seed) for seed in options.seeds]
+    runs = [run_name(method, seed) for method, seed in pairs]
+    yield [
+        Job(f"export-{run}", f"python pretrain/export.py {output}/runs/{run} {output}/exported/{run}") for run in runs
+    ]
+    yield [probe_job(options, output, run, task) for run in runs for task in PROBES]
+
+
+def train_job(options: ReplicateOptions, output: str, method: str, seed: int) -> Job:
+    """Pre-training of one method with one seed: the same initial weights, order and masks for all methods."""
+    every = options.steps // CHECKPOINTS
+    return Job(
+        f"train-{run_name(method, seed)}",
+        f"python pretrain/run.py --preset tiny --data {output}/shards --output {output}/runs/{run_name(method, seed)}"
+        f" --row {shlex.quote(METHODS[method].row)} --set seed={seed} optim.steps={options.steps}"
+        f" checkpoint_every={every} keep_checkpoints={CHECKPOINTS} evaluate_every={every}"
+        + "".join(f" {override}" for override in METHODS[method].overrides),
+    )
+
+
+def evaluate_job(options: ReplicateOptions, output: str, seed: int) -> Job:
+    """The paper's analysis of one seed's runs, their discriminators and samplers crossed."""
+    runs = " ".join(f"{output}/runs/{run_name(method, seed)}" for method in METHODS)
+    return Job(f"evaluate-seed{seed}", f"python pretrain/evaluate.py {runs} --output {output}/evaluation/seed{seed}")
+
+
+def probe_job(options: ReplicateOptions, output: str, run: str, task: str) -> Job:
+    """Five fine-tuning runs of one discriminator on one task."""
+    return Job(
+        f"probe-{task}-{run}",
+        f"python finetune/run_glue.py --model {output}/exported/{run} --task {task} --seeds {PROBE_SEEDS}"
+        f" --data_dir {shlex.quote(str(options.data_dir))} --output {output}/probes/{run} {PROBES[task]}",
+    )
+
+
+def run_job(output: Path, number: int, job: Job, jobs: int) -> int:
+    """Runs one command from the repository's folder; what it prints goes to its log. Returns its exit code."""
+    log = output / "logs" / f"{job.name}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    print(f"{time.strftime('%H:%M:%S')} $ {job.command}", flush=True)
+    started = time.monotonic()
+    with log.open("a") as file:
+        code = subprocess.run(
+            shlex.split(job.command), env=_environment(number, jobs), stdout=file, stderr=file
+        ).returncode
+    minutes = (time.monotonic() - started) / 60
+    print(f"{time.strftime('%H:%M:%S')} {job.name}: exit code {code} after {minutes:.1f} minutes", flush=True)
+    if code:
+        print(f"bench/replicate.py: {job.name} failed; see {log}", file=sys.stderr)
+    return code
+
+
+def _environment(number: int, jobs: int) -> dict[str, str]:
+    """Puts this Python first on the path and gives each job its share of the cores, or one GPU."""
+    import torch
+
+    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
+    values = {"PATH": path, "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // jobs))}
+    if torch.cuda.device_count():
+        values["CUDA_VISIBLE_DEVICES"] = str(number % torch.cuda.device_count())
+    return os.environ | values
+
+
+def _devices() -> int:
+    import torch
+
+    return torch.cuda.device_count() or os.cpu_count() or 1
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main, ReplicateOptions, __doc__))

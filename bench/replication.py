@@ -1,0 +1,246 @@
+"""What the runs of `replicate.py` came to: which of the paper's claims hold at their size, as Markdown and a figure.
+
+Every number is `value (low to high)`, a 95% bootstrap over held-out sequences within one run; a claim is read seed by
+seed, never pooled, because two or three seeds bound nothing.
+"""
+
+import json
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from data_prep.manifest import load_manifest
+from data_prep.shards import IndexedFile, write_atomically
+from finetune.records import FILE_NAME, read_records
+
+BASELINE, CONTROL = "electra", "electra-focal"
+LEAST_GAIN = 0.5
+"""Nats by which the masked language model must beat the unigram entropy before any claim is read."""
+MOST_OF_ENTROPY = 0.95
+SPECIAL_TOKENS = ("[PAD]", "[CLS]", "[SEP]")
+PROBE_METRICS = {"CoLA": "matthews", "SST-2": "accuracy"}
+Interval = list[float]
+
+
+class Method(NamedTuple):
+    """A row of the paper's tables, and what is changed in it."""
+
+    label: str
+    row: str
+    overrides: tuple[str, ...] = ()
+
+
+METHODS = {
+    BASELINE: Method("ELECTRA", "ELECTRA"),
+    CONTROL: Method("ELECTRA + focal", "ELECTRA", ("objective.gamma=1",)),
+    "hp_loss-focal": Method("HP_Loss + focal", "HP_Loss + Focal"),
+    "hp_dist-focal": Method("HP_Dist + focal", "HP_Dist + Focal"),
+}
+SAMPLERS = ("hp_loss-focal", "hp_dist-focal")
+"""The methods that learn to sample."""
+
+
+class Replication(NamedTuple):
+    """Everything measured, by (method, seed) and by seed."""
+
+    seeds: tuple[int, ...]
+    unigram_entropy: float
+    metrics: dict[tuple[str, int], dict[str, Any]]
+    crossings: dict[int, dict[str, Any]]
+    probes: dict[tuple[str, int, str], list[float]]
+    """Scores of the fine-tuning seeds, by task too."""
+
+
+class Claim(NamedTuple):
+    """A statement of the paper, and for each seed the number it is read from."""
+
+    text: str
+    values: dict[int, Interval]
+    holds: Callable[[Interval], bool]
+
+    def verdict(self) -> str:
+        held = sum(self.holds(value) for value in self.values.values())
+        return "holds" if held == len(self.values) else f"holds in {held} of {len(self.values)} seeds"
+
+
+def run_name(method: str, seed: int) -> str:
+    """Folder of a run."""
+    return f"{method}-seed{seed}"
+
+
+def write_report(output: Path, seeds: Sequence[int]) -> None:
+    """Writes `replication.md` and `replication.png` from what lies in `output`."""
+    from bench.replication_figure import draw
+
+    found = read_replication(output, tuple(seeds))
+    write_atomically(output / "replication.md", markdown(found).encode())
+    draw(found, output / "replication.png")
+
+
+def read_replication(output: Path, seeds: tuple[int, ...]) -> Replication:
+    """Reads the evaluations and the probes of all runs."""
+    pairs = [(method, seed) for seed in seeds for method in METHODS]
+    metrics = {pair: _read(output / "runs" / run_name(*pair) / "evaluation" / "metrics.json") for pair in pairs}
+    crossings = {seed: _read(output / "evaluation" / f"seed{seed}" / "crossing.json") for seed in seeds}
+    probes: dict[tuple[str, int, str], list[float]] = {}
+    for method, seed in pairs:
+        for record in read_records(output / "probes" / run_name(method, seed) / FILE_NAME):
+            score = record.last["dev"][PROBE_METRICS[record.run.task]]
+            probes.setdefault((method, seed, record.run.task), []).append(score)
+    return Replication(seeds, unigram_entropy(output / "shards" / "held_out"), metrics, crossings, probes)
+
+
+def unigram_entropy(shards: Path) -> float:
+    """Entropy of a folder's tokens, special ones apart, in nats: the loss of knowing how frequent each is."""
+    manifest = load_manifest(shards)
+    counts = np.zeros(manifest.vocab_size, np.int64)
+    for shard in manifest.shards:
+        counts += np.bincount(IndexedFile(shards / shard.name).data, minlength=manifest.vocab_size)
+    vocabulary = (shards / "tokenizer" / "vocab.txt").read_text(encoding="utf-8").splitlines()
+    counts[[vocabulary.index(token) for token in SPECIAL_TOKENS]] = 0
+    share = counts[counts > 0] / counts.sum()
+    return float(-(share * np.log(share)).sum())
+
+
+def markdown(found: Replication) -> str:
+    """The report: gates, claims, then the numbers behind them."""
+    parts = (gate_table(found), claim_table(found), *number_tables(found))
+    return "\n\n".join(parts) + "\n"
+
+
+def gate_table(found: Replication) -> str:
+    """Whether each run has learned enough for its numbers to mean something."""
+    rows = []
+    for (method, seed), metrics in found.metrics.items():
+        loss, share = metrics["mlm_loss"], metrics["detection"]["p_G"]["loss_over_entropy"]
+        passed = found.unigram_entropy - loss > LEAST_GAIN and share[2] < MOST_OF_ENTROPY
+        shown = (f"{loss:.3f}", f"{metrics['mlm_accuracy']:.3f}", _show(share), "passed" if passed else "NOT passed")
+        rows.append((METHODS[method].label, str(seed), *shown))
+    head = ("run", "seed", "MLM loss", "MLM accuracy", "L_D / entropy, under p_G", "gates")
+    text = (
+        f"Gates: MLM loss at least {LEAST_GAIN} below the unigram entropy, {found.unigram_entropy:.3f};"
+        f" L_D below {MOST_OF_ENTROPY} of the entropy of the replaced share."
+    )
+    return f"{text}\n\n{_table(head, rows)}"
+
+
+def claim_table(found: Replication) -> str:
+    """Each claim, its number for every seed, and whether it holds."""
+    rows = [
+        (claim.text, *(_show(claim.values[seed], signed=True) for seed in found.seeds), claim.verdict())
+        for claim in claims(found)
+    ]
+    return _table(("claim", *(f"seed {seed}" for seed in found.seeds), "verdict"), rows)
+
+
+def claims(found: Replication) -> Iterator[Claim]:
+    """The paper's claims that a run of this size can be asked about."""
+    for method in SAMPLERS:
+        label = METHODS[method].label
+        yield Claim(
+            f"{label}, one checkpoint: masked detection accuracy, p_S minus p_G, is below 0",
+            _of_runs(found, method, "p_S_minus_p_G", "detection", "accuracy_masked"),
+            _below_zero,
+        )
+        for other in (BASELINE, CONTROL):
+            yield Claim(
+                f"{label} is as good as {METHODS[other].label} or better on common p_G replacements"
+                f" ({METHODS[other].label}'s): AUC, difference",
+                _differences(found, method, other, other, "p_G"),
+                lambda value: value[2] >= 0,
+            )
+        yield Claim(
+            f"{label} is better than {METHODS[BASELINE].label} on its own p_S replacements: AUC, difference",
+            _differences(found, method, BASELINE, method, "p_S"),
+            lambda value: value[2] >= 0,
+        )
+        yield Claim(
+            f"{label}, one generator: share of maximum probabilities above .9, p_S minus p_G, is below 0",
+            _of_runs(found, method, "p_S_minus_p_G", "max_probability", -1),
+            _below_zero,
+        )
+    for group in ("original", "replaced", "all_minus_class_means"):
+        text = {"all_minus_class_means": "over all, minus that of knowing the class alone,"}.get(
+            group, f"where {group}"
+        )
+        yield Claim(
+            f"HP_Loss + focal: correlation of estimated and actual loss {text} is above 0",
+            _of_runs(found, "hp_loss-focal", "estimate_quality", "pearson", group),
+            lambda value: value[1] > 0,
+        )
+
+
+def number_tables(found: Replication) -> Iterator[str]:
+    """Detection, sampling distributions, estimate, and probes of every run."""
+    detection, sureness = [], []
+    for (method, seed), metrics in found.metrics.items():
+        run = (METHODS[method].label, str(seed))
+        for name, values in metrics["detection"].items():
+            columns = ("accuracy_masked", "accuracy_all", "auc", "auc_masked", "replaced_share")
+            detection.append((*run, name, *(_show(values[column]) for column in columns)))
+        for name, bins in metrics["max_probability"].items():
+            estimate = metrics["loss_estimate"][name]
+            shown = (_show(bins[-1], 4), _show(estimate["variance"]), _show(estimate["effective_share"]))
+            sureness.append((*run, name, *shown))
+    yield "What each discriminator makes of its own run's replacements:\n\n" + _table(
+        ("run", "seed", "replacements", "masked", "all", "AUC", "AUC, masked", "replaced share"), detection
+    )
+    yield "How sure each distribution is, and the estimate of E[L_D] under p_G that its samples give:\n\n" + _table(
+        ("run", "seed", "distribution", "maximum above .9", "variance", "effective share"), sureness
+    )
+    yield "Fine-tuned, median of the seeds (lowest to highest):\n\n" + _table(
+        ("run", "seed", *PROBE_METRICS),
+        [(METHODS[method].label, str(seed), *_probes(found, method, seed)) for method, seed in found.metrics],
+    )
+
+
+def _probes(found: Replication, method: str, seed: int) -> Iterator[str]:
+    for task in PROBE_METRICS:
+        scores = found.probes.get((method, seed, task), [])
+        yield _show([statistics.median(scores), min(scores), max(scores)]) if scores else "not run"
+
+
+def _of_runs(found: Replication, method: str, *path: str | int) -> dict[int, Interval]:
+    values: dict[int, Any] = {seed: found.metrics[method, seed] for seed in found.seeds}
+    for key in path:
+        values = {seed: value[key] for seed, value in values.items()}
+    return values
+
+
+def _differences(
+    found: Replication, method: str, minus: str, sampler: str, distribution: str, what: str = "auc"
+) -> dict[int, Interval]:
+    """Of two discriminators on the same replacements, by seed."""
+    wanted = (method, minus, sampler, distribution)
+    return {
+        seed: entry[what]
+        for seed, crossing in found.crossings.items()
+        for entry in crossing["differences"]
+        if (*(_method(entry[key]) for key in ("discriminator", "minus", "sampler")), entry["distribution"]) == wanted
+    }
+
+
+def _method(run: str) -> str:
+    return Path(run).name.rpartition("-seed")[0]
+
+
+def _below_zero(value: Interval) -> bool:
+    return value[2] < 0
+
+
+def _show(value: Interval, digits: int = 3, signed: bool = False) -> str:
+    sign = "+" if signed else ""
+    middle, low, high = (f"{number:{sign}.{digits}f}" for number in value)
+    return f"{middle} ({low} to {high})"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = (head, ["---"] * len(head), *rows)
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text())

@@ -1,0 +1,50 @@
+"""The figure of a replication: a colour a method, a dot a seed."""
+
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")  # no display on a cluster
+
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+
+from bench.replication import METHODS, PROBE_METRICS, Replication
+
+WIDTH = 0.8  # of a group of methods, between two ticks
+
+
+def draw(found: Replication, path: Path) -> None:
+    """Detection under both distributions, how sure they are, and the probes."""
+    figure, (masked, top, *probes) = plt.subplots(1, 2 + len(PROBE_METRICS), figsize=(16.0, 4.4), layout="constrained")
+    for number, method in enumerate(METHODS):
+        for seed in found.seeds:
+            metrics = found.metrics[method, seed]
+            for place, name in enumerate(("p_G", "p_S")):
+                if name in metrics["detection"]:
+                    _dot(masked, place, number, metrics["detection"][name]["accuracy_masked"])
+                if name in metrics["max_probability"]:
+                    _dot(top, place, number, metrics["max_probability"][name][-1])
+            for axes, task in zip(probes, PROBE_METRICS, strict=True):
+                scores = found.probes.get((method, seed, task), [])
+                axes.plot([_place(seed, number)] * len(scores), scores, "o", color=f"C{number}", alpha=0.6)
+    for axes, title in ((masked, "Detection accuracy, masked"), (top, "Share of maxima above .9")):
+        axes.set(title=title, xticks=(0, 1), xticklabels=("$p_G$", "$p_S$"))
+    for axes, (task, metric) in zip(probes, PROBE_METRICS.items(), strict=True):
+        axes.set(title=f"{task}, {metric}", xlabel="seed of pre-training", xticks=found.seeds)
+    for number, method in enumerate(METHODS.values()):
+        masked.plot([], [], "o", color=f"C{number}", label=method.label)
+    figure.legend(loc="outside lower center", ncols=len(METHODS), frameon=False)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def _dot(axes: Axes, place: int, number: int, value: list[float]) -> None:
+    """One run's value with its interval."""
+    middle, low, high = value
+    error = [[middle - low], [high - middle]]
+    axes.errorbar(_place(place, number), middle, yerr=error, fmt="o", ms=4, color=f"C{number}", capsize=2)
+
+
+def _place(tick: int, number: int) -> float:
+    return tick + WIDTH * ((number + 0.5) / len(METHODS) - 0.5)
