@@ -23,15 +23,17 @@ from data_prep.inspection import (
     megatron_problems,
     problems_of,
     read_rows,
+    sample_rows,
 )
-from data_prep.manifest import HELD_OUT_NAME, MANIFEST_NAME, Ledger, Manifest, load_manifest
+from data_prep.manifest import HELD_OUT_NAME, MANIFEST_NAME, Books, Ledger, Manifest, load_manifest
 from data_prep.mask_statistics import MaskStatistics
 from data_prep.pipeline import TOKENIZER_NAME
 from data_prep.progress import Progress
 from data_prep.tokens import CONTINUATION, SPECIAL_TOKENS, WordPiece
 
 _PROBLEMS_SHOWN = 20
-_SAMPLE = 4096  # sequences looked at without --verify
+_INPUTS_SHOWN = 20
+_BLOCKS, _BLOCK = 64, 64  # without --verify: so many blocks of so many sequences are looked at
 _MARK, _FAINT, _PLAIN = "\033[30;43m", "\033[2m", "\033[0m"  # ANSI: black on yellow; faint; end
 _PARTS = 8  # of a sequence, for the rate by position
 
@@ -68,13 +70,16 @@ def _inspect(folder: Path, options: InspectOptions) -> list[str]:
     manifest = load_manifest(folder)
     _print_manifest(folder, manifest)
     tokenizer = WordPiece.load(folder / TOKENIZER_NAME)
-    figures, masks = Figures(), MaskStatistics()
-    problems = _verify(folder, manifest, figures) if options.verify else []
-    if not problems:
-        for rows in read_rows(folder, manifest.shards[0], manifest, _SAMPLE):
+    expected = manifest.totals.sequences if options.verify else min(manifest.totals.sequences, _BLOCKS * _BLOCK)
+    figures, masks = Figures(), MaskStatistics(expected)
+    problems: list[str] = []
+    if options.verify:
+        problems = _verify(folder, manifest, tokenizer, figures, masks)
+    else:
+        for rows in sample_rows(folder, manifest, _BLOCKS, _BLOCK):
+            figures.add(rows, manifest)
             masks.add(rows, manifest, tokenizer)
-            if not options.verify:
-                figures.add(rows, manifest)
+    if not problems:
         _print_figures(figures, manifest)
         _print_masks(figures, masks)
         if options.figure is not None and folder == options.folder:
@@ -86,8 +91,10 @@ def _inspect(folder: Path, options: InspectOptions) -> list[str]:
     return problems
 
 
-def _verify(folder: Path, manifest: Manifest, figures: Figures) -> list[str]:
-    """Everything that can be found wrong with a folder; counts its sequences into `figures`."""
+def _verify(
+    folder: Path, manifest: Manifest, tokenizer: WordPiece, figures: Figures, masks: MaskStatistics
+) -> list[str]:
+    """Everything that can be found wrong with a folder; counts its sequences into `figures` and `masks`."""
     problems = []
     with Progress(sum(sum(shard.sizes.values()) for shard in manifest.shards), "verify") as progress:
         for shard in manifest.shards:
@@ -95,7 +102,9 @@ def _verify(folder: Path, manifest: Manifest, figures: Figures) -> list[str]:
             if not found:
                 for rows in read_rows(folder, shard, manifest):
                     found += problems_of(rows, manifest)
-                    figures.add(rows, manifest)
+                    if not found:
+                        figures.add(rows, manifest)
+                        masks.add(rows, manifest, tokenizer)
                 found += megatron_problems(folder, shard)
             problems += [f"{folder / shard.name}: {problem}" for problem in found]
             progress.advance(sum(shard.sizes.values()))
@@ -124,13 +133,28 @@ def _print_manifest(folder: Path, manifest: Manifest) -> None:
             f"  {name:<12} {ledger.read:>15,} read = {ledger.train:,} to train on + "
             f"{ledger.held_out:,} held out + dropped: {dropped}"
         )
+    _print_books(manifest.books)
     drawn = " ".join(f"{count / max(1, sum(totals.ngrams)):.4f}" for count in totals.ngrams)
     asked = " ".join(f"{chance:.4f}" for chance in manifest.config.ngram)
-    if manifest.books.invalid_utf8:
-        print(f"  malformed UTF-8 {manifest.books.invalid_utf8:,} times, each replaced by U+FFFD")
     print(f"  unknown words   {totals.unknown_share:.4%} of the word pieces")
     print(f"  padding         {totals.padding_share:.2%} of {totals.sequences:,} x {manifest.seq_length}")
     print(f"  n-grams         {drawn} drawn, {asked} asked for")
+
+
+def _print_books(books: Books) -> None:
+    """What was mended, and what came from each input."""
+    print(
+        f"  mended          malformed UTF-8 {books.invalid_utf8:,} times, {books.normalized_documents:,} documents to NFC, "
+        f"{books.cut_documents:,} documents and {books.cut_lines:,} lines cut for their length"
+    )
+    pieces = sum(share.word_pieces for share in books.inputs.values())
+    for name, share in list(books.inputs.items())[:_INPUTS_SHOWN]:
+        print(
+            f"  input           {name}: {share.documents:,} documents, {share.characters:,} characters, "
+            f"{share.word_pieces:,} word pieces ({share.word_pieces / max(1, pieces):.1%})"
+        )
+    if len(books.inputs) > _INPUTS_SHOWN:
+        print(f"  and {len(books.inputs) - _INPUTS_SHOWN:,} inputs more")
 
 
 def _print_figures(figures: Figures, manifest: Manifest) -> None:
@@ -159,7 +183,7 @@ def _print_masks(figures: Figures, masks: MaskStatistics) -> None:
 
 def _show(folder: Path, manifest: Manifest, tokenizer: WordPiece, count: int) -> None:
     """Prints the first sequences, the tokens of their first mask [marked], or coloured on a terminal."""
-    for rows in read_rows(folder, manifest.shards[0], manifest, count):
+    for rows in read_rows(folder, manifest.shards[0], manifest, limit=count):
         for number in range(min(count - rows.first, len(rows.lengths))):
             length = int(rows.lengths[number])
             tokens = [tokenizer.tokens[token] for token in rows.ids[number, :length]]

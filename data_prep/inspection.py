@@ -28,8 +28,10 @@ class Rows:
     masked: np.ndarray
 
 
-def read_rows(folder: Path, shard: ShardEntry, manifest: Manifest, limit: int | None = None) -> Iterator[Rows]:
-    """The shard's sequences in order, at most `limit` of them, in batches.
+def read_rows(
+    folder: Path, shard: ShardEntry, manifest: Manifest, first: int = 0, limit: int | None = None
+) -> Iterator[Rows]:
+    """The shard's sequences in order from number `first` on, at most `limit` of them, in batches.
 
     Raises:
         ConfigError: the files are damaged.
@@ -38,13 +40,32 @@ def read_rows(folder: Path, shard: ShardEntry, manifest: Manifest, limit: int | 
     width = bytes_per_copy(manifest.seq_length)
     bitmaps = masks.data.reshape(len(masks), manifest.mask_copies, width)
     starts = ids.offsets // ids.data.itemsize
-    for first in range(0, len(ids) if limit is None else min(limit, len(ids)), _BATCH):
-        lengths = ids.lengths[first : first + _BATCH]
+    last = len(ids) if limit is None else min(first + limit, len(ids))
+    for start in range(first, last, _BATCH):
+        part = slice(start, min(start + _BATCH, last))
+        lengths = ids.lengths[part]
         inside = np.arange(manifest.seq_length) < lengths[:, None]
         rows = np.full(inside.shape, manifest.special_tokens.pad, np.uint16)
-        rows[inside] = ids.data[starts[first] : starts[first] + lengths.sum()]
-        masked = np.unpackbits(bitmaps[first : first + _BATCH], axis=-1, bitorder="little").astype(np.bool_)
-        yield Rows(first, rows, lengths, masked)
+        rows[inside] = ids.data[starts[start] : starts[start] + lengths.sum()]
+        masked = np.unpackbits(bitmaps[part], axis=-1, bitorder="little").astype(np.bool_)
+        yield Rows(start, rows, lengths, masked)
+
+
+def sample_rows(folder: Path, manifest: Manifest, blocks: int, block: int) -> Iterator[Rows]:
+    """About `blocks` x `block` sequences in blocks spread evenly over all shards; all there are where they are fewer.
+
+    Raises:
+        ConfigError: the files are damaged.
+    """
+    ends = np.cumsum([shard.sequences for shard in manifest.shards])
+    if ends[-1] <= blocks * block:
+        for shard in manifest.shards:
+            yield from read_rows(folder, shard, manifest)
+        return
+    for number in np.linspace(0, ends[-1], blocks, endpoint=False).astype(int):
+        shard = manifest.shards[int(np.searchsorted(ends, number, side="right"))]
+        first = int(number - ends[manifest.shards.index(shard)] + shard.sequences)
+        yield from read_rows(folder, shard, manifest, min(first, max(0, shard.sequences - block)), block)
 
 
 def open_shard(folder: Path, shard: ShardEntry, manifest: Manifest) -> tuple[IndexedFile, IndexedFile]:

@@ -15,14 +15,19 @@ from data_prep.masking import masked_count
 from data_prep.tokens import WordPiece
 
 PIECES = 5  # the first four pieces of a word, and all later ones together
-_SIMULATED = 512  # sequences of the first rows seen, spread over them
+_SIMULATED = 512  # sequences, spread over those seen
 _DRAWS = 4  # masks simulated for each
 
 
 @dataclass
 class MaskStatistics:
-    """Counts over the sequences seen; `chance` arrays are what the counts should be."""
+    """Counts over the sequences seen; `chance` arrays are what the counts should be.
 
+    `expected` is how many sequences will be seen: masks are simulated for some of them only.
+    """
+
+    expected: int = _SIMULATED
+    seen: int = 0
     masks: int = 0
     words_masked: int = 0
     words_cut: int = 0
@@ -32,7 +37,6 @@ class MaskStatistics:
     piece: np.ndarray = field(default_factory=lambda: np.zeros(PIECES))
     piece_chance: np.ndarray = field(default_factory=lambda: np.zeros(PIECES))
     simulated_runs: np.ndarray = field(default_factory=lambda: np.zeros(1, np.int64))
-    _simulated: bool = False
 
     def add(self, rows: Rows, manifest: Manifest, tokenizer: WordPiece) -> None:
         """Counts some rows in."""
@@ -68,11 +72,11 @@ class MaskStatistics:
             self.most_cut = max(self.most_cut, int(np.add.reduceat(cut_W, first_word_S, dtype=np.int32).max()))
 
     def _simulate(self, rows: Rows, maskable_SP: np.ndarray, start_SP: np.ndarray, ngram: Sequence[float]) -> None:
-        if self._simulated:
-            return
-        self._simulated = True
-        for row in np.unique(np.linspace(0, len(rows.lengths) - 1, _SIMULATED).astype(int)):  # spread over the rows
-            random = np.random.default_rng(row)
+        stride = max(1, self.expected // _SIMULATED)
+        numbers = np.arange(self.seen, self.seen + len(rows.lengths))
+        self.seen += len(rows.lengths)
+        for row in np.flatnonzero(numbers % stride == 0):
+            random = np.random.default_rng(numbers[row])
             for _ in range(_DRAWS):
                 masked = simulated_mask(maskable_SP[row], start_SP[row], int(rows.lengths[row]), ngram, random)
                 runs = np.bincount(run_lengths(masked[None, None]), minlength=len(self.simulated_runs))

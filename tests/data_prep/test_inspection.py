@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from data_prep.config import ConfigError
-from data_prep.inspection import Figures, checksum_problems, megatron_problems, problems_of, read_rows
+from data_prep.inspection import Figures, checksum_problems, megatron_problems, problems_of, read_rows, sample_rows
 from data_prep.manifest import load_manifest
 from data_prep.masking import masked_count
 from data_prep.shards import write_indexed_arrays
@@ -113,3 +113,25 @@ def test_figures_count_what_is_there(manifest, rows):
     assert figures.tokens == 2 * manifest.shards[0].tokens
     assert figures.masked == 2 * manifest.mask_copies * int(np.asarray(masked_count(rows.lengths)).sum())
     assert (figures.runs * np.arange(len(figures.runs))).sum() == figures.masked
+
+
+def test_a_sample_is_spread_over_all_shards_and_is_everything_where_that_is_little(built, manifest):
+    whole = [rows for shard in manifest.shards for rows in read_rows(built, shard, manifest)]
+    everything = list(sample_rows(built, manifest, 64, 64))
+    assert sum(len(rows.lengths) for rows in everything) == manifest.totals.sequences
+    blocks = list(sample_rows(built, manifest, 8, 3))
+    assert [len(rows.lengths) for rows in blocks] == [3] * 8
+    found = []
+    for rows in blocks:
+        same = [
+            number
+            for number, shard in enumerate(whole)
+            if len(shard.ids) >= rows.first + 3
+            and np.array_equal(shard.ids[rows.first : rows.first + 3], rows.ids)
+            and np.array_equal(shard.masked[rows.first : rows.first + 3], rows.masked)
+        ]
+        assert len(same) == 1
+        found += same
+    assert found[0] == 0
+    assert found == sorted(found)
+    assert len(set(found)) >= min(4, len(whole))
