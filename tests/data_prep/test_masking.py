@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 from scipy.stats import chi2
 
+from data_prep import masking
 from data_prep.masking import COPIES_PER_SHUFFLE, Masker, bytes_per_copy, masked_count
+from data_prep.sequences import TokenStream, build_sequences
 
 CLS, SEP, WORD, PIECE = 0, 1, 2, 3
 SPECIAL = np.array([True, True, False, False])
@@ -127,3 +129,106 @@ def test_no_sequences_give_no_masks():
     bitmaps, drawn = masker.draw(np.empty(0, np.uint16), np.empty(0, np.int32), np.random.default_rng(0))
     assert bitmaps.shape == (0, 80)
     assert drawn.sum() == 0
+
+
+class Corpus:
+    """Sequences of 128 made by the builder from text as skewed as a language's.
+
+    3,000 words whose frequency falls as 1 / rank, the rare ones of up to eight pieces; sentences and documents of very
+    different lengths. `word_T` numbers the word types, `piece_T` and `pieces_T` say which of how many pieces of its
+    word a token is, `sequence_T` and `place_T` where it stands; special tokens are left out.
+    """
+
+    words, seq_length = 3000, 128
+
+    def __init__(self):
+        random = np.random.default_rng(11)
+        size_of = 1 + np.minimum(7, random.geometric(np.linspace(0.95, 0.35, self.words)) - 1)
+        first_id = 2 + np.cumsum(size_of) - size_of
+        chance = 1 / np.arange(1, self.words + 1)
+        word = random.choice(self.words, 300_000, p=chance / chance.sum())
+        size = size_of[word]
+        piece = np.arange(size.sum()) - np.repeat(np.cumsum(size) - size, size)
+        ids = (np.repeat(first_id[word], size) + piece).astype(np.uint16)
+        vocabulary = 2 + size_of.sum()
+        self.special = np.arange(vocabulary) < 2
+        self.continuation = np.ones(vocabulary, bool)
+        self.continuation[[0, 1, *first_id]] = False
+        word_ends = np.cumsum(size)
+        sentences = np.cumsum(np.ceil(random.lognormal(2.6, 0.7, 60_000)).astype(int))
+        sentence_ends = word_ends[np.append(sentences[sentences < len(word)], len(word)) - 1]
+        every = np.cumsum(np.ceil(random.lognormal(1.5, 1.2, len(sentence_ends))).astype(int))
+        document_ends = np.append(sentence_ends[every[every < len(sentence_ends)] - 1], word_ends[-1])
+        stream = TokenStream(ids, piece == 0, sentence_ends, np.unique(document_ends))
+        built = build_sequences(stream, self.seq_length, "documents", "lossless", 0, 1, random)
+        self.ids, self.lengths = built.ids, built.lengths
+        self.text_T = ~self.special[built.ids]
+        self.sequence_T = np.repeat(np.arange(len(built.lengths)), built.lengths)[self.text_T]
+        self.place_T = (np.arange(len(built.ids)) - np.repeat(np.cumsum(built.lengths) - built.lengths, built.lengths))[
+            self.text_T
+        ]
+        type_of = np.repeat(np.arange(self.words), size_of)
+        self.word_T = type_of[built.ids[self.text_T] - 2]
+        self.piece_T = built.ids[self.text_T] - first_id[self.word_T]
+        self.pieces_T = size_of[self.word_T]
+
+    def cells(self):
+        """Ways to group the tokens in cells, each with many masked ones."""
+        last = self.piece_T == self.pieces_T - 1
+        part = np.where(self.pieces_T == 1, 0, np.where(self.piece_T == 0, 1, np.where(last, 3, 2)))
+        length_T = self.lengths[self.sequence_T]
+        return {
+            "only, first, middle or last piece of a word": part,
+            "number of the piece": np.minimum(self.piece_T, 5),
+            "pieces of the word": np.minimum(self.pieces_T, 6) - 1,
+            "word": self.word_T,
+            "position": self.place_T * 16 // self.seq_length,
+            "from the end": np.minimum(15, length_T - 2 - self.place_T),
+            "piece and length of the sequence": part * 4 + length_T * 4 // (self.seq_length + 1),
+            "piece and position": part * 8 + self.place_T * 8 // self.seq_length,
+        }
+
+    def p_values(self, ngram, copies, seed):
+        """Of a chi-square test for each grouping, on each cell's sum of (times masked - times expected).
+
+        Tokens of a sequence depend on each other, sequences do not: the covariance is that of the sequences' sums.
+        """
+        masker = Masker(self.seq_length, copies, ngram, self.special, self.continuation)
+        bitmaps, _ = masker.draw(self.ids, self.lengths, np.random.Generator(np.random.Philox(seed)))
+        shape = (len(self.lengths), copies, -1)
+        times = np.unpackbits(bitmaps.reshape(shape), axis=-1, bitorder="little").sum(1)[self.sequence_T, self.place_T]
+        chance = copies * np.asarray(masked_count(self.lengths)) / np.bincount(self.sequence_T)
+        return {
+            name: self.p_value(cell_T, times - chance[self.sequence_T], chance[self.sequence_T])
+            for name, cell_T in self.cells().items()
+        }
+
+    def p_value(self, cell_T, difference_T, chance_T):
+        expected = np.bincount(cell_T, chance_T)
+        least = expected.sum() / 64  # of a cell; smaller ones are merged with their neighbours
+        merged = np.unique((np.cumsum(expected) - expected) // least, return_inverse=True)[1]
+        cell_T, count = merged[cell_T], merged.max() + 1
+        flat = self.sequence_T * count + cell_T
+        part_SC = np.bincount(flat, difference_T, len(self.lengths) * count).reshape(-1, count)
+        total, covariance = part_SC.sum(0)[1:], (part_SC.T @ part_SC)[1:, 1:]  # each sequence's sum to 0 over the cells
+        return chi2.sf(total @ np.linalg.solve(covariance, total), count - 1)
+
+
+@pytest.fixture(scope="module")
+def skewed_corpus():
+    return Corpus()
+
+
+@pytest.mark.parametrize(("ngram", "copies"), [((0.8, 0.1, 0.1), 10), ((6 / 11, 3 / 11, 2 / 11), 10), ((1.0,), 1)])
+def test_every_token_of_a_skewed_corpus_has_the_same_chance(skewed_corpus, ngram, copies):
+    found = skewed_corpus.p_values(ngram, copies, seed=5)
+    assert min(found.values()) > 1e-4, found
+
+
+def test_the_test_of_equal_chances_finds_windows_that_start_where_the_list_does(skewed_corpus, monkeypatch):
+    """The mask that trims only the end of the shuffled list, which favours the first pieces of words."""
+    right = masking._Batch._used_places
+    monkeypatch.setattr(masking._Batch, "_used_places", lambda self, turn, used: right(self, np.zeros_like(turn), used))
+    found = skewed_corpus.p_values((0.8, 0.1, 0.1), 1, seed=5)
+    assert found["only, first, middle or last piece of a word"] < 1e-12
+    assert found["piece and position"] < 1e-12
