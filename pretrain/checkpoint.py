@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -54,17 +55,41 @@ class Checkpoint(NamedTuple):
     step: int
 
 
-def save(folder: Path, step: int, state: EngineState, extra: dict[str, Any], *, keep_last: int) -> Checkpoint:
+class NotSaved(RuntimeError):
+    """The disk did not take a checkpoint; nothing of it is left, and those before are as they were."""
+
+
+def save(
+    folder: Path, step: int, state: EngineState, extra: dict[str, Any], *, keep_last: int, keep_every: int = 0
+) -> Checkpoint:
     """Writes the checkpoint of `step` under `folder` and removes those older than the newest `keep_last`.
 
-    `extra` is what the run remembers besides the engine, as JSON. An undamaged checkpoint of this step stays;
-    later ones, left by a run that went back to an earlier one, are removed. For the first rank alone.
+    Those of steps that `keep_every` divides stay for good (0: none). `extra` is what the run remembers besides the
+    engine, as JSON. An undamaged checkpoint of this step stays; later ones, left by a run that went back to an earlier
+    one, are removed. For the first rank alone.
+
+    Raises:
+        NotSaved: the disk is full, or fails otherwise.
     """
     final = folder / f"step-{step:08d}"
     if _damage(final) is None:
         return Checkpoint(final, step)
     partial = folder / (final.name + _SAVING)
     shutil.rmtree(partial, ignore_errors=True)
+    try:
+        _write(partial, step, state, extra)
+        shutil.rmtree(final, ignore_errors=True)  # if there, it is damaged
+        partial.rename(final)
+        _flush(folder)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise NotSaved(f"step {step}: {_why_not(folder, state, error)}") from error
+    _prune(folder, step, keep_last, keep_every)
+    return Checkpoint(final, step)
+
+
+def _write(partial: Path, step: int, state: EngineState, extra: dict[str, Any]) -> None:
+    """The files of a checkpoint, on the disk when this returns."""
     partial.mkdir(parents=True)
     moments = {f"{key}/{name}": tensor for key, named in state.moments.items() for name, tensor in named.items()}
     numbers = {"step": step, "adam_steps": state.adam_steps, "loss_scale": state.loss_scale, "extra": extra}
@@ -77,11 +102,17 @@ def save(folder: Path, step: int, state: EngineState, extra: dict[str, Any], *, 
     (partial / MARKER).write_text(json.dumps({"format_version": FORMAT_VERSION, "files": files}, indent=1))
     _flush(partial / MARKER)
     _flush(partial)
-    shutil.rmtree(final, ignore_errors=True)  # if there, it is damaged
-    partial.rename(final)
-    _flush(folder)
-    _prune(folder, step, keep_last)
-    return Checkpoint(final, step)
+
+
+def _why_not(folder: Path, state: EngineState, error: Exception) -> str:
+    tensors = [state.weights, *state.moments.values()]
+    needed = sum(tensor.nbytes for named in tensors for tensor in named.values())
+    free = shutil.disk_usage(next(place for place in (folder, *folder.parents) if place.exists())).free
+    before = next((path for _, path in _by_step(folder)), None)
+    return (
+        f"no checkpoint could be written in {folder} ({error}): it takes {needed / 1e6:,.1f} MB, and"
+        f" {free / 1e6:,.1f} MB are free; " + (f"{before} is as it was" if before else "there is none before it")
+    )
 
 
 def newest_valid(folder: Path, say: Callable[[str], None] = print) -> Checkpoint | None:
@@ -159,12 +190,13 @@ def _flush(path: Path) -> None:
         os.close(descriptor)
 
 
-def _prune(folder: Path, step: int, keep_last: int) -> None:
+def _prune(folder: Path, step: int, keep_last: int, keep_every: int) -> None:
     """Takes a name away before its files, so that a removal cut short leaves no half checkpoint."""
     checkpoints = _by_step(folder)
-    kept = [path for number, path in checkpoints if number <= step][:keep_last]
-    for _, path in checkpoints:
-        if path not in kept:
+    kept = [number for number, _ in checkpoints if number <= step]
+    kept = kept[:keep_last] + [number for number in kept if keep_every and number % keep_every == 0]
+    for number, path in checkpoints:
+        if number not in kept:
             path.rename(path.with_name(path.name + _REMOVING))
     for path in folder.glob("step-*"):
         if path.name.endswith((_SAVING, _REMOVING)):

@@ -175,6 +175,17 @@ class RunConfig(StrictConfig):
     """Steps between checkpoints."""
     keep_checkpoints: int = Field(default=3, gt=0)
     """Newest checkpoints kept."""
+    keep_every: int = Field(default=0, ge=0)
+    """Steps between checkpoints that are kept for good; 0 keeps none but the newest."""
+
+    @model_validator(mode="after")
+    def _kept_checkpoints_are_written(self) -> "RunConfig":
+        if self.keep_every % self.checkpoint_every:
+            raise ValueError(
+                f"keep_every: got {self.keep_every}, expected 0 or a multiple of checkpoint_every"
+                f" ({self.checkpoint_every}): no other step has a checkpoint to keep"
+            )
+        return self
 
 
 def with_overrides(config: RunConfig, overrides: Sequence[str]) -> RunConfig:

@@ -32,6 +32,7 @@ MAY_CHANGE = (
     "run.evaluate_sequences",
     "run.checkpoint_every",
     "run.keep_checkpoints",
+    "run.keep_every",
 )
 """What a resumed run may have otherwise than before without being another run."""
 

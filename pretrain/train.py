@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from pretrain.checkpoint import load, newest_valid, save
+from pretrain.checkpoint import NotSaved, load, newest_valid, save
 from pretrain.config import RunConfig
 from pretrain.data import Batch, BatchPlan, TrainingBatches, held_out_batches
 from pretrain.engine import Engine, StepResult
@@ -81,7 +81,7 @@ def run_steps(training: Training, progress: Progress, log: RunLog) -> int:
             log.write("held_out", progress.step, evaluate(training, training.held_out))
         stopping = engine.any_rank(bool(stop))
         if due(run.checkpoint_every) or stopping:
-            save_progress(training, progress, log)
+            save_progress(training, progress, log, must=stopping or progress.step == run.optim.steps)
         if stopping and progress.step < run.optim.steps:
             log.say(f"stopped on request after step {progress.step}; the same command goes on from there")
             return EXIT_STOPPED
@@ -165,14 +165,24 @@ def resume(training: Training) -> Progress:
     return Progress(**progress)
 
 
-def save_progress(training: Training, progress: Progress, log: RunLog) -> None:
-    """Writes a checkpoint of this moment. Collective."""
-    engine, keep = training.engine, training.run.keep_checkpoints
-    state = engine.full_state()
+def save_progress(training: Training, progress: Progress, log: RunLog, must: bool) -> None:
+    """Writes a checkpoint of this moment. Collective.
+
+    Raises:
+        NotSaved: on every rank, where the disk did not take it and it `must` be; else the run goes on and says so.
+    """
+    engine, folder = training.engine, training.folder / CHECKPOINTS
+    kept = {"keep_last": training.run.keep_checkpoints, "keep_every": training.run.keep_every}
+    state, problem = engine.full_state(), None
     if engine.world.is_first:
-        saved = save(training.folder / CHECKPOINTS, progress.step, state, asdict(progress), keep_last=keep)
-        log.say(f"saved {saved.folder}")
-    engine.barrier()
+        try:
+            log.say(f"saved {save(folder, progress.step, state, asdict(progress), **kept).folder}")
+        except NotSaved as error:
+            problem = str(error)
+    if (problem := engine.world.share(problem)) and must:
+        raise NotSaved(problem)
+    if problem:
+        log.say(f"WARNING: {problem}; training goes on, and tries again when the next checkpoint is due")
 
 
 def _name_samples(training: Training, batches: TrainingBatches, step: int) -> str:

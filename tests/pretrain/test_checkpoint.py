@@ -4,17 +4,19 @@ import json
 import os
 import random
 import resource
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
 from data_prep.config import ConfigError
-from pretrain.checkpoint import EngineState, load, load_weights, newest_valid, save
+from pretrain.checkpoint import EngineState, NotSaved, load, load_weights, newest_valid, save
 
 SAVER = """
 import itertools, sys
@@ -80,6 +82,12 @@ def test_the_newest_are_kept_and_nothing_else(folder: Path) -> None:
     assert names(folder) == ["step-00000020", "step-00000030"]
 
 
+def test_every_nth_is_kept_for_good_beside_the_newest(tmp_path: Path) -> None:
+    for step in range(10, 90, 10):
+        save(tmp_path, step, state_of(step), {}, keep_last=2, keep_every=30)
+    assert names(tmp_path) == [f"step-{step:08d}" for step in (30, 60, 70, 80)]
+
+
 def test_a_run_gone_back_removes_what_it_left_ahead_and_never_its_own(folder: Path) -> None:
     save(folder, 15, state_of(15), {}, keep_last=1)
     assert names(folder) == ["step-00000015"]
@@ -125,11 +133,38 @@ def test_a_checkpoint_of_another_format_is_an_error_not_damage(folder: Path) -> 
         newest_valid(folder)
 
 
-def test_a_full_disk_leaves_the_last_good_checkpoint(folder: Path) -> None:
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 1 MB, really mounted."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", disk], capture_output=True, text=True)
+    if mounted.returncode:
+        pytest.skip(f"a small file system cannot be mounted here: {mounted.stderr.strip()}")
+    yield disk
+    subprocess.run(["umount", disk], check=True)
+
+
+@pytest.mark.parametrize("size", [80_000, 1_000_000], ids=["in the second file", "in the first file"])
+def test_a_full_disk_is_said_and_leaves_the_last_good_checkpoint_and_its_own_space(small_disk: Path, size: int) -> None:
+    folder = small_disk / "checkpoints"
+    save(folder, 20, state_of(20, size=20_000), {}, keep_last=1)
+    free = shutil.disk_usage(small_disk).free
+    with pytest.raises(
+        NotSaved, match=r"step 30: .*No space left.* takes .* MB, and 0\.8 MB are free; .*step-00000020 is"
+    ):
+        save(folder, 30, state_of(30, size=size), {}, keep_last=1)
+    assert shutil.disk_usage(small_disk).free == free
+    found = newest_valid(folder, say=pytest.fail)
+    assert found is not None and same(load(found)[0], state_of(20, size=20_000))
+
+
+def test_a_disk_that_fails_is_said_and_leaves_the_last_good_checkpoint(folder: Path) -> None:
+    """The same where no file system can be mounted: files may not grow beyond 100 kB."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
     try:
-        with pytest.raises(Exception, match=r"(?i)file too large|os error 27"):
+        with pytest.raises(NotSaved, match=r"(?i)file too large|os error 27"):
             save(folder, 30, state_of(30, size=100_000), {}, keep_last=1)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)

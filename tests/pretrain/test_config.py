@@ -77,3 +77,9 @@ def test_the_papers_objectives_alone_learn_to_sample(name: ObjectiveName, learns
 def test_switches_that_do_not_fit_the_objective_are_refused(values: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         ObjectiveConfig.from_values(values)
+
+
+def test_a_step_without_a_checkpoint_cannot_be_kept() -> None:
+    with pytest.raises(ConfigError, match=r"keep_every: got 7, expected 0 or a multiple of checkpoint_every \(3\)"):
+        with_overrides(RUN, ["checkpoint_every=3", "keep_every=7"])
+    assert with_overrides(RUN, ["checkpoint_every=3", "keep_every=9"]).keep_every == 9

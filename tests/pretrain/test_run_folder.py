@@ -26,7 +26,14 @@ def test_a_description_survives_the_folder(tmp_path: Path, description: RunDescr
 
 @pytest.mark.parametrize(
     "override",
-    ["log_every=1", "evaluate_every=7", "checkpoint_every=3", "keep_checkpoints=9", "evaluate_sequences=4"],
+    [
+        "log_every=1",
+        "evaluate_every=7",
+        "checkpoint_every=3",
+        "keep_checkpoints=9",
+        "keep_every=10000",
+        "evaluate_sequences=4",
+    ],
 )
 def test_bookkeeping_may_change_between_starts(override: str, tmp_path: Path, description: RunDescription) -> None:
     write_run(tmp_path / "run", description, {})
@@ -41,11 +48,13 @@ def test_another_configuration_or_data_is_refused_naming_every_difference(
 ) -> None:
     write_run(tmp_path / "run", description, {})
     other = with_overrides(description.run, ["optim.lr=1e-5", "objective.gamma=piecewise"])
-    changed = description.model_copy(update={"run": other, "data_sha256": "0" * 64})
+    changed = description.model_copy(
+        update={"run": other, "data_sha256": "0" * 64, "tokenizer_sha256": "1" * 64, "vocab_size": 301}
+    )
     with pytest.raises(ConfigError) as error:
         require_same_run(tmp_path / "run", changed)
     keys = [problem.split(":")[0] for problem in error.value.problems]
-    assert keys == ["data_sha256", "run.objective.gamma", "run.optim.lr"]
+    assert keys == ["data_sha256", "run.objective.gamma", "run.optim.lr", "tokenizer_sha256", "vocab_size"]
     assert "use the same value or another --output" in str(error.value)
 
 
