@@ -39,7 +39,7 @@ class VocabularyScores(nn.Module):
         """
         bias_V = full_precision(self.bias)
         if ids_X is None:
-            return full_precision(embeddings(projected_XE, as_output_matrix=True, frozen=frozen)) + bias_V
+            return full_precision(embeddings(projected_XE, as_output_matrix=True, frozen=frozen)).add_(bias_V)
         embedded_XE = full_precision(embeddings(ids_X, frozen=frozen))
         return (embedded_XE * full_precision(projected_XE)).sum(-1) + bias_V[ids_X]
 

@@ -4,16 +4,41 @@ Sign convention (Hugging Face's): logit d > 0 means "replaced", so the paper's D
 estimate D_hat = sigmoid(z). Reduction to means over the whole optimizer step is the caller's.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 Gamma = float | Literal["piecewise"]
 
 PIECEWISE_THRESHOLD = 0.2  # paper, ablation of the focal loss: gamma = 3 where p > 0.2, 5 elsewhere
 PIECEWISE_GAMMA = (3.0, 5.0)
+
+
+def log_probability(logits_XV: Tensor, log_p_XV: Tensor, ids_X: Tensor) -> Tensor:
+    """Of one token a row, [X]: the value and the gradient of `logits.log_softmax(-1).gather(-1, ids)`.
+
+    `log_p` is the log-softmax, without gradient. The backward makes one tensor [X, V] where autograd makes three.
+    """
+    return _LogProbability.apply(logits_XV, log_p_XV, ids_X)
+
+
+class _LogProbability(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits_XV: Tensor, log_p_XV: Tensor, ids_X: Tensor) -> Tensor:
+        ctx.save_for_backward(log_p_XV, ids_X)
+        return log_p_XV.gather(-1, ids_X[..., None]).squeeze(-1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient_X: Tensor) -> tuple[Tensor, None, None]:
+        """(1 where it is the token, else 0) - p, times what comes from above."""
+        log_p_XV, ids_X = ctx.saved_tensors
+        gradient_X1 = gradient_X[..., None]
+        gradient_XV = log_p_XV.exp().mul_(-gradient_X1).scatter_add_(-1, ids_X[..., None], gradient_X1)
+        return gradient_XV, None, None
 
 
 def focal_loss(log_p_original: Tensor, gamma: Gamma) -> Tensor:

@@ -12,7 +12,7 @@ from pretrain.config import ModelConfig, ObjectiveConfig
 from pretrain.data import Batch
 from pretrain.encoder import ElectraEncoder
 from pretrain.heads import VocabularyScores, VocabularyTransform
-from pretrain.losses import focal_loss
+from pretrain.losses import focal_loss, log_probability
 from pretrain.replacement import entropy, keeps_token, replace
 
 
@@ -20,6 +20,9 @@ class Prediction(NamedTuple):
     """What a masked language model says of the masked positions."""
 
     log_p_BKV: Tensor
+    """Of every token, without gradient."""
+    log_p_original_BK: Tensor
+    """Of the original tokens, differentiable."""
     original_BK: Tensor
     top_BK: Tensor
     """The most likely ids."""
@@ -27,13 +30,9 @@ class Prediction(NamedTuple):
     """In nats, where it was asked for: it costs a pass over the vocabulary."""
 
     @property
-    def log_p_original_BK(self) -> Tensor:
-        return at(self.log_p_BKV, self.original_BK)
-
-    @property
     def log_max_p_BK(self) -> Tensor:
-        """Log-probability of the most likely token, without gradient."""
-        return at(self.log_p_BKV.detach(), self.top_BK)
+        """Log-probability of the most likely token."""
+        return at(self.log_p_BKV, self.top_BK)
 
 
 class MaskedLMOutput(NamedTuple):
@@ -90,9 +89,14 @@ def masked_states(encoder: ElectraEncoder, batch: Batch, special_mask_id: int, k
 def predict(batch: Batch, logits_BKV: Tensor, with_entropy: bool = False) -> Prediction:
     """The distribution that the logits stand for."""
     original_BK = batch.input_ids_BL.gather(1, batch.masked_positions_BK)
-    log_p_BKV = logits_BKV.log_softmax(-1)
-    entropy_BK = entropy(log_p_BKV) if with_entropy else None
-    return Prediction(log_p_BKV, original_BK, logits_BKV.detach().argmax(-1), entropy_BK)
+    log_p_BKV = logits_BKV.detach().log_softmax(-1)
+    return Prediction(
+        log_p_BKV=log_p_BKV,
+        log_p_original_BK=log_probability(logits_BKV, log_p_BKV, original_BK),
+        original_BK=original_BK,
+        top_BK=logits_BKV.detach().argmax(-1),
+        entropy_BK=entropy(log_p_BKV) if with_entropy else None,
+    )
 
 
 def at(values_BKV: Tensor, ids_BK: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from pretrain.config import ObjectiveConfig
+from pretrain.losses import log_probability
 from pretrain.masked_lm import Prediction, at
 from pretrain.replacement import Sampled, entropy, hp_loss_log_weights, mixture, sample, tempered, without_original
 
@@ -62,7 +63,7 @@ def draw_from_generator(
     prediction: Prediction, scores: Scores | None, uniforms_BK: Tensor, objective: ObjectiveConfig
 ) -> Draw:
     """ELECTRA: x' from p_G; with `scores`, what HP_Loss's head estimates of it comes along."""
-    log_weights_BKV = tempered(prediction.log_p_BKV.detach(), objective.temperature)
+    log_weights_BKV = tempered(prediction.log_p_BKV, objective.temperature)
     sampled = _sample(log_weights_BKV, prediction, uniforms_BK, objective)
     z_BK = scores(sampled.tokens_X) if scores is not None and objective.name == "hp_loss" else None
     return _draw(prediction, sampled, z_BK=z_BK)
@@ -74,9 +75,7 @@ def draw_by_estimated_loss(
     """HP_Loss: x' in proportion to p_G L_hat; the gradient of L_S is kept for the sampled column alone."""
     with torch.no_grad():
         z_BKV = scores(None)
-    log_weights_BKV = hp_loss_log_weights(
-        prediction.log_p_BKV.detach(), z_BKV, prediction.original_BK, objective.temperature
-    )
+    log_weights_BKV = hp_loss_log_weights(prediction.log_p_BKV, z_BKV, prediction.original_BK, objective.temperature)
     del z_BKV
     sampled = _sample(log_weights_BKV, prediction, uniforms_BK, objective)
     return _draw(prediction, sampled, z_BK=scores(sampled.tokens_X))
@@ -84,16 +83,16 @@ def draw_by_estimated_loss(
 
 def draw_from_head(prediction: Prediction, scores: Scores, uniforms_BK: Tensor, objective: ObjectiveConfig) -> Draw:
     """HP_Dist: x' from p_S, or from a proposal around it that leaves L_S unbiased."""
-    log_p_S_BKV = scores(None).log_softmax(-1)
-    log_q_BKV = log_p_S_BKV.detach()
+    scores_BKV = scores(None)
+    log_p_S_BKV = log_q_BKV = scores_BKV.detach().log_softmax(-1)
     if objective.temperature != 1:
         log_q_BKV = tempered(log_q_BKV, objective.temperature).log_softmax(-1)
     if objective.mixture:
-        log_q_BKV = mixture(log_q_BKV, prediction.log_p_BKV.detach(), objective.mixture)
+        log_q_BKV = mixture(log_q_BKV, prediction.log_p_BKV, objective.mixture)
     sampled = _sample(log_q_BKV, prediction, uniforms_BK, objective)
     if not objective.forbid_original:  # already normalized: no need for the rounding of another sum
         sampled = sampled._replace(log_probability_X=at(log_q_BKV, sampled.tokens_X))
-    return _draw(prediction, sampled, log_p_S_BK=at(log_p_S_BKV, sampled.tokens_X))
+    return _draw(prediction, sampled, log_p_S_BK=log_probability(scores_BKV, log_p_S_BKV, sampled.tokens_X))
 
 
 def _sample(
@@ -108,7 +107,7 @@ def _sample(
 def _draw(prediction: Prediction, sampled: Sampled, **beliefs: Tensor | None) -> Draw:
     return Draw(
         tokens_BK=sampled.tokens_X,
-        log_p_G_BK=at(prediction.log_p_BKV.detach(), sampled.tokens_X),
+        log_p_G_BK=at(prediction.log_p_BKV, sampled.tokens_X),
         log_q_BK=sampled.log_probability_X,
         log_max_p_G_BK=prediction.log_max_p_BK,
         log_max_q_BK=sampled.log_largest_X,

@@ -5,13 +5,30 @@ import math
 import pytest
 import torch
 
-from pretrain.losses import discriminator_loss, focal_loss, hp_dist_sampler_loss, hp_loss_sampler_loss
+from pretrain.losses import (
+    discriminator_loss,
+    focal_loss,
+    hp_dist_sampler_loss,
+    hp_loss_sampler_loss,
+    log_probability,
+)
 
 PROBABILITIES = [1e-6, 0.05, 0.19999, 0.20001, 0.5, 0.9, 1 - 1e-6]
 
 
 def log_p(values: list[float] = PROBABILITIES) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.float64).log()
+
+
+def test_the_log_probability_and_its_gradient_are_autograds() -> None:
+    torch.manual_seed(0)
+    logits = (torch.randn(4, 3, 11, dtype=torch.float64) * 5).requires_grad_()
+    ids, above = torch.randint(11, (4, 3)), torch.randn(4, 3, dtype=torch.float64)
+    ours = log_probability(logits, logits.detach().log_softmax(-1), ids)
+    theirs = logits.log_softmax(-1).gather(-1, ids[..., None]).squeeze(-1)
+    assert torch.equal(ours, theirs)
+    gradients = [torch.autograd.grad(value, logits, above)[0] for value in (ours, theirs)]
+    assert torch.allclose(*gradients, rtol=1e-12, atol=1e-15)
 
 
 def test_gamma_zero_focal_is_cross_entropy() -> None:

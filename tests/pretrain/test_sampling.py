@@ -20,7 +20,7 @@ RARE = 5e-4
 def prediction(seed: int) -> Prediction:
     logits = torch.randn(VOCABULARY, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * 2
     log_p = logits.log_softmax(-1).expand(1, DRAWS, VOCABULARY)
-    return Prediction(log_p, torch.full((1, DRAWS), ORIGINAL), log_p.argmax(-1))
+    return Prediction(log_p, log_p[..., ORIGINAL], torch.full((1, DRAWS), ORIGINAL), log_p.argmax(-1))
 
 
 def head(seed: int) -> Callable[[Tensor | None], Tensor]:

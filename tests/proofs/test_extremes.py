@@ -6,7 +6,13 @@ from torch import Tensor
 
 from pretrain.config import ObjectiveConfig
 from pretrain.heads import full_precision
-from pretrain.losses import discriminator_loss, focal_loss, hp_dist_sampler_loss, hp_loss_sampler_loss
+from pretrain.losses import (
+    discriminator_loss,
+    focal_loss,
+    hp_dist_sampler_loss,
+    hp_loss_sampler_loss,
+    log_probability,
+)
 from pretrain.masked_lm import Prediction
 from pretrain.sampling import draw
 
@@ -39,7 +45,9 @@ def test_nothing_overflows_at_the_ends_of_fp16(setting: dict[str, object], gamma
     objective = ObjectiveConfig.from_values(setting | {"gamma": gamma})
     logits, z, d = rows(0), rows(1), rows(2)[..., 0].detach().requires_grad_()
     original = torch.randint(7, (1, ROWS), generator=torch.Generator().manual_seed(3))
-    prediction = Prediction(full_precision(logits).log_softmax(-1), original, logits.detach().argmax(-1))
+    log_p = full_precision(logits.detach()).log_softmax(-1)
+    log_p_original = log_probability(full_precision(logits), log_p, original)
+    prediction = Prediction(log_p, log_p_original, original, logits.detach().argmax(-1))
     wide = full_precision(z)
 
     def scores(ids: Tensor | None) -> Tensor:

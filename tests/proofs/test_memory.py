@@ -1,4 +1,4 @@
-"""How many tensors of [masked positions, vocabulary] a forward makes, holds at once and keeps for the backward.
+"""How many tensors of [masked positions, vocabulary] forward and backward make, hold at once and keep in between.
 
 They are the largest of a step: 143 MiB each at base with 16 sequences of 512.
 """
@@ -16,15 +16,19 @@ from pretrain.config import ObjectiveConfig
 from pretrain.data import Batch
 from pretrain.electra import Electra
 from pretrain.masked_lm import MaskedLM
+from pretrain.replacement import ENTROPY_ROWS
 from tests.pretrain.conftest import MASK, SMALL_MODEL
 
 VOCABULARY = 1009
-COUNTS = {  # made, alive at once, kept for the backward
-    "electra": (4, 2, 1),
-    "hp_loss": (7, 3, 1),
-    "hp_dist": (7, 3, 2),
-    "mlm": (3, 2, 1),
+COUNTS = {
+    # forward: made, alive at once, kept for the backward; backward: made, alive at once
+    "electra": (3, 2, 1, 1, 2),
+    "hp_loss": (5, 3, 1, 1, 2),
+    "hp_dist": (5, 4, 2, 2, 3),
+    "mlm": (2, 2, 1, 1, 2),
 }
+"""Made forward: scores, their log-softmax, the CDF; HP_Loss also the head's scores and log p_S, HP_Dist its scores and
+log-softmax. Kept: the log-softmax of what is differentiated. Backward: its gradient, in place."""
 
 
 class LargeTensors(TorchDispatchMode):
@@ -51,14 +55,30 @@ class LargeTensors(TorchDispatchMode):
         return self.alive
 
 
-@pytest.mark.parametrize("name", COUNTS)
-def test_vocabulary_sized_tensors_are_made_and_held_no_oftener_than_needed(name: str, batch: Batch) -> None:
+def build(name: str) -> Electra | MaskedLM:
     torch.manual_seed(0)
     kind = MaskedLM if name == "mlm" else Electra
-    model = kind(SMALL_MODEL, ObjectiveConfig.from_values({"name": name}), VOCABULARY, MASK)
+    return kind(SMALL_MODEL, ObjectiveConfig.from_values({"name": name}), VOCABULARY, MASK)
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_vocabulary_sized_tensors_are_made_and_held_no_oftener_than_needed(name: str, batch: Batch) -> None:
+    model = build(name)
     with LargeTensors(batch.masked_positions_BK.numel() * VOCABULARY) as watch:
         output = model(batch)
-    assert (watch.made, watch.most, len(watch.still_alive())) == COUNTS[name]
-    output.loss.backward()
+        forward = watch.made, watch.most, len(watch.still_alive())
+        watch.made, watch.most = 0, 0
+        output.loss.backward()
+    assert (*forward, watch.made, watch.most) == COUNTS[name]
     del output
     assert not watch.still_alive()
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_asking_for_entropies_makes_and_holds_not_one_more(name: str, batch: Batch) -> None:
+    times = ENTROPY_ROWS  # so many rows that they come in parts
+    large = Batch(*(part.repeat(times, 1) if isinstance(part, Tensor) else part for part in batch))
+    with LargeTensors(large.masked_positions_BK.numel() * VOCABULARY) as watch:
+        output = build(name)(large, entropies=True)
+    assert (watch.made, watch.most, len(watch.still_alive())) == COUNTS[name][:3]
+    assert output.loss.isfinite()
