@@ -17,8 +17,9 @@
 | relative position (after T5)                                | `encoder.relative_bucket`, `encoder.LayerStack`       |
 | n-gram masking, 15%                                         | `data_prep.masking`                                   |
 | hyper-parameters, both tables; the rows of the result tables| `presets.PRESETS`, `presets.ROWS`                     |
-| detection accuracy, correlation of the estimate, maximum    | `metrics`, `analysis`, `intervals`, `evaluate`        |
+| detection accuracy, correlation of the estimate, maximum    | `metrics`, `observation`, `analysis`, `intervals`     |
 | probability of p_S, section 5                               |                                                       |
+| discriminators under p_G and p_S, appendix                  | `crossing`                                            |
 
 A run reads from `run.main`: configuration, data, processes, model under its engine, then `train.train`.
 """

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from pretrain.intervals import Estimate, Interval, auc, correlation, estimate, mean, sums
-from pretrain.observation import Judgement, Observations, Observed
+from pretrain.observation import Judgement, Observations, Observed, Predictions
 
 BINS = 10
 """Of the maximum probability (paper, figure of the sampling distribution)."""
@@ -22,6 +22,14 @@ PAPER: dict[str, Any] = {
     "estimate_quality": {"pearson": {"original": 0.78, "replaced": 0.61, "all": 0.64}},
 }
 """Paper, section 5: detection by ELECTRA under its p_G and by HP_Loss + focal under its p_S; HP_Loss's correlations."""
+
+
+def generator(predictions: Predictions) -> dict[str, Estimate]:
+    """Accuracy and cross-entropy (nats a position) of the generator, or of an mlm run's model, at masked positions."""
+    log_p_original, predicted, sequence = predictions
+    columns = (predicted, -log_p_original.astype(np.float64), np.ones(len(predicted)))
+    sums_CS = sums(sequence, int(sequence[-1]) + 1, *columns)
+    return {"mlm_accuracy": estimate(sums_CS[[0, 2]], mean), "mlm_loss": estimate(sums_CS[[1, 2]], mean)}
 
 
 def detection(judgement: Judgement) -> dict[str, Estimate]:
@@ -81,6 +89,12 @@ def estimate_quality(observations: Observations) -> dict[str, dict[str, Estimate
     return result
 
 
+def entropy(observations: Observations) -> Estimate:
+    """Of the distribution sampled from, in nats a masked position."""
+    columns = (observations.entropy_q, np.ones(len(observations.entropy_q)))
+    return estimate(sums(observations.sequence, observations.sequences, *columns), mean)
+
+
 def max_probability(observed: Observed) -> dict[str, list[Estimate]]:
     """Share of masked positions whose most likely token has a probability in each tenth of [0, 1]."""
     largest = {name: seen.largest_q for name, seen in observed.under.items()}
@@ -111,17 +125,19 @@ def loss_estimate(observations: Observations) -> dict[str, Estimate]:
 
 
 def analyse(observed: Observed) -> dict[str, Any]:
-    """Every number of the analysis, in sections; where there is a p_S, `p_S_minus_p_G` holds the differences of the
-    first three, paired by sequence.
+    """Every number of the analysis, in sections; where there is a p_S, `p_S_minus_p_G` holds the differences of
+    what is under both, paired by sequence.
     """
     found: dict[str, Any] = {
         "detection": {name: detection(seen.judgement) for name, seen in observed.under.items()},
         "loss_estimate": {name: loss_estimate(seen) for name, seen in observed.under.items()},
         "max_probability": max_probability(observed),
+        "entropy": {name: entropy(seen) for name, seen in observed.under.items()},
     }
     if "p_S" in observed.under:
         found["p_S_minus_p_G"] = {name: _minus(part["p_S"], part["p_G"]) for name, part in found.items()}
-    return found | {"estimate_quality": estimate_quality(observed.learned)}
+    found["estimate_quality"] = estimate_quality(observed.learned)
+    return {"generator": generator(observed.learned.predictions)} | found
 
 
 def _minus(a: Any, b: Any) -> Any:

@@ -8,7 +8,8 @@ positions with the same uniforms (paper, appendix: each discriminator under p_G 
                   "accuracy_masked": [value, low, high], "accuracy_all": [...], "auc": [...], "auc_masked": [...],
                   "discriminator_loss": [...], "loss_over_entropy": [...], "replaced_share": [...], "entropy": value}],
      "differences": [{"discriminator": A, "minus": B, "sampler": RUN, "distribution": ..., "step": ...,
-                      "accuracy_masked": [difference, low, high], ...}]}
+                      "accuracy_masked": [difference, low, high], ...}],
+     "paper": {"p_G": {"accuracy_masked": ..., "accuracy_all": ...}, "p_S": ...}}
 
 RUN is a run folder as given. A run that learns no sampling has no p_S: it samples from p_G. `auc` is over all
 positions, as losses are; `auc_masked` over the masked ones. In a difference A stands after B among the runs, both judge
@@ -22,7 +23,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pretrain.analysis import as_json, detection
+from pretrain.analysis import PAPER, as_json, detection
 from pretrain.checkpoint import Checkpoint
 from pretrain.data import Batch
 from pretrain.electra import Electra
@@ -110,6 +111,7 @@ def crossing(entries: Sequence[Entry], sequences: int) -> dict[str, Any]:
             for b, a in combinations(entries, 2)
             if a.replacements == b.replacements
         ],
+        "paper": PAPER["detection"],
     }
 
 

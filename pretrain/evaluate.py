@@ -68,12 +68,13 @@ def main(options: EvaluateOptions) -> None:
     shards = {run: open_matching(options.data, description) for run, description in runs.items()}
     chosen = {run: choose_checkpoints(run, options.steps) for run in runs}
     evaluations = [evaluate_run(run, runs[run], shards[run], chosen[run], options) for run in runs]
-    candidates = [part.candidate for parts in evaluations for part in parts if part.candidate]
     for run, description in runs.items():
         if description.run.objective.name == "mlm":
             print(f"{run} has no discriminator to cross: objective mlm replaces nothing")
-    if candidates:
-        cross_runs(candidates, shards[options.runs[0]], options)
+    candidates = [part.candidate for parts in evaluations for part in parts if part.candidate]
+    if candidates and (crossed := cross_runs(candidates, shards[options.runs[0]], options)):
+        newest = [parts[-1].result for parts in evaluations if parts[-1].candidate]
+        write_crossing(crossed, newest, options.output or options.runs[0] / "evaluation")
 
 
 def require_same_data(runs: "dict[Path, RunDescription]", options: EvaluateOptions) -> None:
@@ -129,6 +130,8 @@ def evaluate_run(
         for checkpoint in chosen
     ]
     results = [part.result for part in evaluations]
+    for result in results:
+        print(f"{run}, step {result['step']}: {told(result)}")
     write_json(folder / "metrics.json", results[-1])
     if len(results) > 1:
         write_json(folder / "steps.json", results)
@@ -145,11 +148,11 @@ def evaluate_checkpoint(
     draw: bool,
 ) -> Evaluation:
     """The numbers of the paper's analysis for one checkpoint; with `draw`, its figures too."""
-    from pretrain.analysis import PAPER, analyse, as_json, headline
+    from pretrain.analysis import PAPER, analyse, as_json, generator, headline
     from pretrain.crossing import Candidate
     from pretrain.masked_lm import MaskedLM
     from pretrain.models import load_checkpoint
-    from pretrain.observation import masked_lm_metrics, observe
+    from pretrain.observation import observe, observe_masked_lm
 
     device = find_device()
     model, read = load_checkpoint(description, checkpoint).to(device), batches(shards, options)
@@ -160,7 +163,8 @@ def evaluate_checkpoint(
         "sequences": min(options.sequences, len(shards)),
     }
     if isinstance(model, MaskedLM):
-        return Evaluation(about | masked_lm_metrics(model, read, device), None)
+        predictions, metrics = observe_masked_lm(model, read, device)
+        return Evaluation(about | metrics | {"generator": as_json(generator(predictions))}, None)
     observed = observe(model, read, device)
     found = analyse(observed)
     numbers = as_json(found)
@@ -205,26 +209,45 @@ def batches(shards: "Shards", options: EvaluateOptions) -> "Iterator[Batch]":
         yield make_batch(shards, index, np.zeros_like(index), EVALUATION_SEED)
 
 
-def cross_runs(candidates: "list[Candidate]", shards: "Shards", options: EvaluateOptions) -> None:
-    """Crosses the runs at each step that all were evaluated at; writes `crossing.json` and `crossing.png`."""
-    from pretrain.crossing import cross, crossing, tables
-    from pretrain.figures import draw_crossing
+def cross_runs(candidates: "list[Candidate]", shards: "Shards", options: EvaluateOptions) -> dict[str, Any] | None:
+    """What `crossing.json` holds: the runs at each step that all were evaluated at; `None` without such a step."""
+    from pretrain.crossing import cross, crossing
 
     runs = {part.run for part in candidates}
     common = set.intersection(*({part.checkpoint.step for part in candidates if part.run == run} for run in runs))
     if not common:
-        print("the runs' newest checkpoints are not of one step, so they are not crossed; name --steps that all have")
-        return
+        print("the runs' checkpoints are not of one step, so they are not crossed; name --steps that all have")
+        return None
     entries: list[Entry] = []
     for step in sorted(common):
         at_step = [part for part in candidates if part.checkpoint.step == step]
         entries += cross(at_step, lambda: batches(shards, options), find_device())
-    folder = options.output or options.runs[0] / "evaluation"
+    return crossing(entries, min(options.sequences, len(shards)))
+
+
+def write_crossing(crossed: dict[str, Any], newest: list[dict[str, Any]], folder: Path) -> None:
+    """`crossing.json`, its tables on the terminal, and the figures that lay the runs beside each other."""
+    from pretrain.crossing import tables
+    from pretrain.figures import draw_crossing, draw_max_probability
+
     folder.mkdir(parents=True, exist_ok=True)
-    crossed = crossing(entries, min(options.sequences, len(shards)))
     write_json(folder / "crossing.json", crossed)
     draw_crossing(crossed, folder / "crossing.png")
+    draw_max_probability(newest, folder / "max_probability.png")
     print(tables(crossed))
+
+
+def told(result: dict[str, Any]) -> str:
+    """One checkpoint in one line."""
+    said = [f"MLM loss {result['mlm_loss']:.3f}, accuracy {result['mlm_accuracy']:.3f}"]
+    if "detection" in result:
+        share = result["discriminator_loss"] / result["discriminator_entropy"]
+        said += [f"L_D / entropy of the replaced share {share:.3f}"]
+        known = {name: value for name, value in result["estimate_correlation"].items() if value is not None}
+        said += ["correlation of the estimate " + ", ".join(f"{name} {known[name]:.3f}" for name in known)] * bool(
+            known
+        )
+    return "; ".join(said)
 
 
 def find_device() -> "torch.device":

@@ -17,6 +17,8 @@ from pretrain.run_log import read_records
 SIZE = (7.0, 4.2)
 ORIGINAL, REPLACED, NEUTRAL = "#2a6f97", "#c1440e", "#6c757d"
 COLORS = {"p_G": ORIGINAL, "p_S": REPLACED}
+CORRELATED = ("original", "replaced", "all", "class_means")
+TENTHS = [f"{number / 10}" for number in range(10)]
 ACCURACIES = {"accuracy_masked": "masked", "accuracy_all": "all"}
 
 
@@ -90,15 +92,14 @@ def draw_comparison(result: dict[str, Any], path: Path) -> None:
     discriminator detects under both, and how well the estimate knows the loss.
     """
     figure, (shares, detected, known) = plt.subplots(1, 3, figsize=(14.0, 4.2))
-    tenths = [f"{number / 10:.1f}" for number in range(10)]
     for offset, (name, values) in zip((-0.2, 0.2), result["max_probability"].items(), strict=False):
-        _draw_values(shares, dict(zip(tenths, values, strict=True)), COLORS[name], offset, f"${name}$", 0.4)
-    shares.set(title="How sure the distribution is", xlabel="maximum probability", ylabel="share of masked positions")
+        _draw_values(shares, dict(zip(TENTHS, values, strict=True)), COLORS[name], offset, f"${name}$", 0.4)
+    shares.set(
+        title="How sure the distribution is", xlabel="maximum probability, from", ylabel="share of masked positions"
+    )
     _draw_accuracies(detected, result["detection"])
-    correlations = {
-        name: v for name, v in result["estimate_quality"].get("pearson", {}).items() if name != "all_minus_class_means"
-    }
-    _draw_values(known, correlations, REPLACED, 0.0, "this run")
+    pearson = result["estimate_quality"].get("pearson", {})
+    _draw_values(known, {name: pearson.get(name) for name in CORRELATED}, REPLACED, 0.0, "this run")
     paper = PAPER["estimate_quality"]["pearson"]
     known.plot(range(len(paper)), list(paper.values()), "x", color=NEUTRAL, label="paper")
     known.set(title="Estimated and actual loss", ylabel="Pearson correlation")
@@ -131,33 +132,50 @@ def _draw_values(
 
 
 def draw_steps(results: list[dict[str, Any]], path: Path) -> None:
-    """One run's checkpoints: every number of the analysis that training is expected to move, against the steps."""
+    """One run's checkpoints: what training is expected to move, against the steps, as far as the run has it."""
     panels = [
+        ("Generator", "MLM accuracy", {"p_G": _across(results, "generator", "mlm_accuracy")}),
         ("Detection, masked positions", "accuracy", _under(results, "detection", "accuracy_masked")),
         ("Detection, all positions", "accuracy", _under(results, "detection", "accuracy_all")),
         ("Detection, all positions", "AUC", _under(results, "detection", "auc")),
         ("Discriminator", "$L_D$ / entropy of the replaced share", _under(results, "detection", "loss_over_entropy")),
-        ("Estimated and actual loss", "Pearson correlation", {
-            name.replace("_", " "): [part.get("estimate_quality", {}).get("pearson", {}).get(name) for part in results]
-            for name in ("original", "replaced", "all", "class_means")
-        }),
-        ("Most sure tenth", "share of masked positions", {
-            f"${name}$": [part.get("max_probability", {}).get(name, [None])[-1] for part in results] for name in COLORS
-        }),
-        ("Loss estimate", "effective share of samples", _under(results, "loss_estimate", "effective_share")),
-        ("Generator", "MLM accuracy", {"$p_G$": [[part["mlm_accuracy"]] * 3 for part in results]}),
-    ]  # fmt: skip
-    figure, axes = plt.subplots(2, 4, figsize=(17.0, 7.6))
-    steps = [part["step"] for part in results]
-    for place, (title, unit, lines) in zip(axes.flat, panels, strict=True):
-        _draw_lines(place, steps, lines)
-        place.set(title=title, xlabel="step", ylabel=unit)
+        (
+            "Estimated and actual loss",
+            "Pearson correlation",
+            {name: _across(results, "estimate_quality", "pearson", name) for name in CORRELATED},
+        ),
+        ("Maximum probability above 0.9", "share of masked positions", _under(results, "max_probability", -1)),
+        ("Weighted estimate of $L_D$", "variance of a sample", _under(results, "loss_estimate", "variance")),
+    ]
+    drawn = [panel for panel in panels if any(value for values in panel[2].values() for value in values)]
+    figure, axes = plt.subplots(2, -(-len(drawn) // 2), figsize=(2.1 * len(drawn) + 0.4, 7.6), squeeze=False)
+    for unused in axes.flat[len(drawn) :]:
+        unused.remove()
+    for place, (title, unit, lines) in zip(axes.flat, drawn, strict=False):
+        _draw_lines(place, [part["step"] for part in results], lines)
+        place.set(title=title, ylabel=unit)
+        place.legend(frameon=False, fontsize=8)
     _save(figure, path)
 
 
-def _under(results: list[dict[str, Any]], section: str, name: str) -> dict[str, list[list[float] | None]]:
+def _across(results: list[dict[str, Any]], *keys: str | int) -> list[list[float] | None]:
+    """One number at every step; `None` where a run has no such number."""
+    values: list[Any] = results
+    for key in keys:
+        values = [_part(value, key) for value in values]
+    return values
+
+
+def _part(value: Any, key: str | int) -> Any:
+    """Of an object or a list, if it has such a part."""
+    if isinstance(value, list):
+        return value[int(key)]
+    return None if value is None else value.get(key)
+
+
+def _under(results: list[dict[str, Any]], section: str, key: str | int) -> dict[str, list[list[float] | None]]:
     """One number under p_G and under p_S, at every step."""
-    return {f"${key}$": [part.get(section, {}).get(key, {}).get(name) for part in results] for key in COLORS}
+    return {name: _across(results, section, name, key) for name in COLORS}
 
 
 def draw_crossing(crossed: dict[str, Any], path: Path) -> None:
@@ -168,34 +186,74 @@ def draw_crossing(crossed: dict[str, Any], path: Path) -> None:
     sources = list(dict.fromkeys((entry["sampler"], entry["distribution"]) for entry in entries))
     figure, axes = plt.subplots(2, len(sources), figsize=(1.5 + 3.6 * len(sources), 7.6), squeeze=False, sharey="row")
     for row, (key, label) in zip(axes, ACCURACIES.items(), strict=True):
-        for place, source in zip(row, sources, strict=True):
-            here = [entry for entry in entries if (entry["sampler"], entry["distribution"]) == source]
-            steps = sorted({entry["step"] for entry in here})
-            lines = {
-                Path(name).name: [entry[key] for entry in here if entry["discriminator"] == name]
-                for name in dict.fromkeys(entry["discriminator"] for entry in here)
-            }
-            _draw_lines(place, steps, lines)
-            place.set(title=f"${source[1]}$ of {Path(source[0]).name}, {label}", xlabel="step")
+        for place, (sampler, distribution) in zip(row, sources, strict=True):
+            here = [entry for entry in entries if (entry["sampler"], entry["distribution"]) == (sampler, distribution)]
+            lines: dict[str, list[list[float] | None]] = {}
+            for entry in here:
+                lines.setdefault(_name(entry["discriminator"]), []).append(entry[key])
+            _draw_lines(place, sorted({entry["step"] for entry in here}), lines)
+            if distribution == "p_S" or (sampler, "p_S") not in sources:
+                place.axhline(
+                    PAPER["detection"][distribution][key], color=NEUTRAL, ls="--", lw=1, label="paper, trained"
+                )
+            place.set(title=f"${distribution}$ of {_name(sampler)}, {label}", xlabel="step")
         row[0].set_ylabel("detection accuracy")
+    figure.legend(*_legend(axes), frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=6)
     _save(figure, path)
+
+
+def draw_max_probability(results: list[dict[str, Any]], path: Path) -> None:
+    """The paper's figure of the sampling distribution, over runs: how sure each p_G and each p_S is."""
+    figure, axes = plt.subplots(figsize=(9.0, 4.2))
+    series = [
+        (f"${name}$ of {_name(result['run'])}", shares)
+        for result in results
+        for name, shares in result["max_probability"].items()
+    ]
+    width = 0.9 / len(series)
+    palette = plt.get_cmap("tab10")
+    for number, (label, shares) in enumerate(series):
+        offset = (number - (len(series) - 1) / 2) * width
+        _draw_values(axes, dict(zip(TENTHS, shares, strict=True)), palette(number % 10), offset, label, width)
+    axes.set(
+        title="How sure the distributions are",
+        xlabel="maximum probability, from",
+        ylabel="share of masked positions",
+    )
+    axes.legend(frameon=False, fontsize=8)
+    _save(figure, path)
+
+
+def _name(run: str) -> str:
+    return Path(run).name.replace("_", " ")
+
+
+def _legend(axes: Any) -> tuple[list[Any], list[str]]:
+    """Each label of all panels once."""
+    labelled: dict[str, Any] = {}
+    for place in axes.flat:
+        labelled |= dict(zip(*reversed(place.get_legend_handles_labels()), strict=True))
+    return list(labelled.values()), list(labelled)
 
 
 def _draw_lines(axes: Any, steps: list[int], lines: dict[str, list[list[float] | None]]) -> None:
     """Each line with its interval as a band; at a single step, points beside each other with theirs as bars."""
     palette = plt.get_cmap("tab10")
-    for number, (label, values) in enumerate(lines.items()):
+    for number, (name, values) in enumerate(lines.items()):
         middle, low, high = np.array([value or [np.nan] * 3 for value in values], dtype=float).T
         if np.isnan(middle).all():
             continue
-        color = palette(number % 10)
+        color, label = (
+            COLORS.get(name, palette(number % 10)),
+            name.replace("_", " ") if name not in COLORS else f"${name}$",
+        )
         if len(steps) == 1:
             axes.errorbar([number], middle, [middle - low, high - middle], fmt="o", color=color, label=label, capsize=3)
-            axes.set_xticks([])
+            axes.set(xticks=[], xlim=(-1, len(lines)), xlabel=f"step {steps[0]}")
         else:
             axes.plot(steps, middle, "o-", ms=3, color=color, label=label)
             axes.fill_between(steps, low, high, color=color, alpha=0.2, lw=0)
-    axes.legend(frameon=False, fontsize=8)
+            axes.set_xlabel("step")
 
 
 def _column(records: list[dict[str, Any]], name: str) -> list[float]:
@@ -207,5 +265,5 @@ def _save(figure: Any, path: Path) -> None:
     for axes in figure.axes:
         axes.spines[["top", "right"]].set_visible(False)
     figure.tight_layout()
-    figure.savefig(path, dpi=120)
+    figure.savefig(path, dpi=120, bbox_inches="tight")
     plt.close(figure)

@@ -14,7 +14,7 @@ from torch import Tensor
 from pretrain.config import ObjectiveConfig
 from pretrain.data import Batch
 from pretrain.electra import Electra, ElectraOutput
-from pretrain.masked_lm import MaskedLM
+from pretrain.masked_lm import MaskedLM, MaskedLMOutput
 from pretrain.metrics import MetricSums, summary
 from pretrain.sampling import draw, draw_from_generator
 
@@ -34,6 +34,16 @@ class Judgement(NamedTuple):
     """Number of the sequence."""
 
 
+class Predictions(NamedTuple):
+    """What a masked language model says of the originals; one value a masked position."""
+
+    log_p_original: np.ndarray
+    predicted: np.ndarray
+    """Whether the most likely token is the original."""
+    sequence: np.ndarray
+    """Number of the sequence."""
+
+
 class Observations(NamedTuple):
     """One value a visible position (`judgement`) or a masked position (the rest), over all batches."""
 
@@ -46,15 +56,26 @@ class Observations(NamedTuple):
     """Whether the sampled token differs from the original."""
     ratio: np.ndarray
     """p_G of the sampled token over the probability it was sampled with."""
+    log_p_original: np.ndarray
+    """log p_G of the original token."""
+    predicted: np.ndarray
+    """Whether the generator's most likely token is the original."""
     largest_p_G: np.ndarray
     """Probability of the generator's most likely token."""
     largest_q: np.ndarray
     """The same of the distribution sampled from."""
+    entropy_q: np.ndarray
+    """Of the distribution sampled from, in nats."""
 
     @property
     def sequence(self) -> np.ndarray:
         """Number of the sequence of each masked position."""
         return self.judgement.sequence[self.judgement.masked]
+
+    @property
+    def predictions(self) -> Predictions:
+        """Of the generator."""
+        return Predictions(self.log_p_original, self.predicted, self.sequence)
 
     @property
     def sequences(self) -> int:
@@ -92,7 +113,7 @@ def observe(model: Electra, batches: Iterable[Batch], device: torch.device) -> O
     tokens: dict[str, list[Tensor]] = {name: [] for name in names}
     for batch in batches:
         batch = batch.to(device)
-        prediction, scores = model.generate(batch)
+        prediction, scores = model.generate(batch, entropies=True)
         for name in names:
             drawn = SAMPLERS[name](prediction, scores, batch.uniforms_BK, model.objective)
             output = model.judge(batch, prediction, drawn)
@@ -124,14 +145,22 @@ def judge(model: Electra, batches: Iterable[Batch], tokens_SK: Tensor, device: t
 
 
 @torch.no_grad()
-def masked_lm_metrics(model: MaskedLM, batches: Iterable[Batch], device: torch.device) -> dict[str, float]:
-    """The metrics of a model that replaces nothing."""
+def observe_masked_lm(
+    model: MaskedLM, batches: Iterable[Batch], device: torch.device
+) -> tuple[Predictions, dict[str, float]]:
+    """What a model that replaces nothing predicts, and the metrics training reports of it."""
     model.eval()
-    metrics = MetricSums(device)
+    metrics, parts, sequences = MetricSums(device), [], 0
     for batch in batches:
         batch = batch.to(device)
-        metrics.add(batch, model(batch))
-    return summary(metrics.vector)
+        output = model(batch)
+        metrics.add(batch, output)
+        valid_BK = batch.masked_valid_BK
+        rows_B = torch.arange(sequences, sequences + len(valid_BK), device=device)
+        columns = (*_predictions(batch, output), rows_B[:, None].expand_as(valid_BK)[valid_BK])
+        parts.append(tuple(column.cpu() for column in columns))
+        sequences += len(valid_BK)
+    return Predictions(*_joined(parts)), summary(metrics.vector)
 
 
 def _observations(parts: list[tuple[Tensor, ...]]) -> Observations:
@@ -157,6 +186,7 @@ def _judgement(batch: Batch, d_BL: Tensor, replaced_BL: Tensor, first_sequence: 
 def _observe_masked(batch: Batch, output: ElectraOutput) -> tuple[Tensor, ...]:
     """The other columns of `Observations`, in the order of the positions in the sequence, as the visible ones are."""
     valid_BK, drawn = batch.masked_valid_BK, output.draw
+    assert drawn.entropy_q_BK is not None  # asked for by `observe`
     other_BK = output.replaced_BL.gather(1, batch.masked_positions_BK)
     if drawn.z_BK is None:
         estimate_X = output.d_BL.new_empty(0)
@@ -167,6 +197,15 @@ def _observe_masked(batch: Batch, output: ElectraOutput) -> tuple[Tensor, ...]:
         output.discriminator_loss_BL.gather(1, batch.masked_positions_BK)[valid_BK],
         other_BK[valid_BK],
         drawn.log_ratio_BK.exp()[valid_BK],
+        *_predictions(batch, output),
         drawn.log_max_p_G_BK.exp()[valid_BK],
         drawn.log_max_q_BK.exp()[valid_BK],
+        drawn.entropy_q_BK[valid_BK],
     )
+
+
+def _predictions(batch: Batch, output: ElectraOutput | MaskedLMOutput) -> tuple[Tensor, Tensor]:
+    """The originals' log p_G, and where the most likely token is the original."""
+    original_BK = batch.input_ids_BL.gather(1, batch.masked_positions_BK)
+    valid_BK = batch.masked_valid_BK
+    return output.log_p_original_BK[valid_BK], (output.top_BK == original_BK)[valid_BK]

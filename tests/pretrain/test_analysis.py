@@ -4,7 +4,17 @@ import numpy as np
 import pytest
 from sklearn.metrics import roc_auc_score
 
-from pretrain.analysis import analyse, as_json, detection, estimate_quality, headline, loss_estimate, max_probability
+from pretrain.analysis import (
+    analyse,
+    as_json,
+    detection,
+    entropy,
+    estimate_quality,
+    generator,
+    headline,
+    loss_estimate,
+    max_probability,
+)
 from pretrain.observation import Judgement, Observations, Observed
 
 
@@ -27,14 +37,24 @@ def observations(**changes: object) -> Observations:
         "actual_loss": np.array([0.2, 0.8, 0.7, 0.9]),
         "sampled_other": np.array([True, True, False, False]),
         "ratio": np.array([0.5, 2.0, 1.0, 0.5]),
+        "log_p_original": np.log([0.9, 0.5, 0.25, 0.05]),
+        "predicted": np.array([True, True, False, False]),
         "largest_p_G": np.array([0.95, 0.91, 0.55, 0.05]),
         "largest_q": np.array([0.65, 0.99, 0.35, 1.0 + 1e-7]),
+        "entropy_q": np.array([1.0, 2.0, 3.0, 6.0]),
     }
     return Observations(**{**values, **changes})  # type: ignore[arg-type]
 
 
 def observed(**under: Observations) -> Observed:
     return Observed(under, {}, {"mlm_accuracy": 0.2})
+
+
+def test_the_generators_numbers_are_means_over_masked_positions() -> None:
+    found = generator(observations().predictions)
+    assert found["mlm_accuracy"].value == 0.5
+    assert as_json(found["mlm_accuracy"])[1:] == [0, 1]  # right in one sequence, wrong in the other
+    assert found["mlm_loss"].value == pytest.approx(-np.log([0.9, 0.5, 0.25, 0.05]).mean())
 
 
 def test_detection_counts_right_answers_masked_and_all_with_an_interval_around_them() -> None:
@@ -111,6 +131,10 @@ def test_shares_of_the_maximum_probability_are_counted_in_tenths() -> None:
     assert (low, high) == (0.0, 1.0)  # both positions of one sequence, none of the other
 
 
+def test_the_entropy_is_the_mean_over_masked_positions() -> None:
+    assert as_json(entropy(observations())) == [3.0, 1.5, 4.5]  # either sequence alone, at the ends
+
+
 def test_the_loss_estimate_weighs_every_sample_by_its_ratio() -> None:
     values = np.array([0.1, 1.6, 0.7, 0.45])
     found = {name: part.value for name, part in loss_estimate(observations()).items()}
@@ -132,7 +156,10 @@ def test_the_weighted_estimate_of_a_better_distribution_has_less_variance_by_mor
             ratio=np.ones(8000) if name == "p_G" else np.where(loss, 1 / 3, 0.9 / 0.7),
             estimated_loss=np.empty(0),
             sampled_other=loss,
+            log_p_original=np.full(8000, -1.0),
+            predicted=loss,
             largest_q=np.full(8000, 0.9),
+            entropy_q=np.full(8000, 2.0),
         )
         for name, loss in losses.items()
     }

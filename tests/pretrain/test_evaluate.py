@@ -67,6 +67,8 @@ def test_an_evaluation_leaves_metrics_and_readable_figures_in_the_run_folder(tra
         assert own[name][0] == pytest.approx(metrics[name])  # what training reports
     assert own["entropy"][0] == pytest.approx(metrics["discriminator_entropy"])
     assert own["auc"][0] == metrics["auc_all"]
+    for name in ("mlm_accuracy", "mlm_loss"):
+        assert metrics["generator"][name][0] == pytest.approx(metrics[name])
     assert {"original", "replaced", "all", "class_means"} < metrics["estimate_quality"]["pearson"].keys()
     for shares in metrics["max_probability"].values():
         assert sum(share[0] for share in shares) == pytest.approx(1)
@@ -122,7 +124,7 @@ def test_runs_are_crossed_at_every_step_they_share_and_an_mlm_run_is_named_and_l
     )
     assert own["auc"] == metrics["detection"]["p_S"]["auc"]
     assert f"minus {trained_baseline}:" in printed
-    assert_readable(tmp_path / "out" / "crossing.png")
+    assert_readable(*(tmp_path / "out" / name for name in ("crossing.png", "max_probability.png")))
     assert json.loads((trained_baseline / "evaluation" / "metrics.json").read_text())["objective"] == "electra"
 
 
@@ -153,6 +155,7 @@ def trained_mlm(train: Callable[..., Path]) -> Path:
         "BERT",
         optim__steps="3",
         optim__warmup_steps="1",
+        checkpoint_every="2",
         optim__adam_bias_correction="false",
         optim__multiplicative_warmup="true",
         objective__mask_keep_fraction="0.15",
@@ -163,9 +166,11 @@ def trained_mlm(train: Callable[..., Path]) -> Path:
 def test_a_masked_language_model_is_trained_evaluated_and_exported_by_the_same_commands(
     trained_mlm: Path, tmp_path: Path
 ) -> None:
-    main(EvaluateOptions(runs=(trained_mlm,), sequences=16, batch_size=8))
+    main(EvaluateOptions(runs=(trained_mlm,), sequences=16, batch_size=8, steps=("all",)))
+    assert_readable(trained_mlm / "evaluation" / "steps.png")
     metrics = json.loads((trained_mlm / "evaluation" / "metrics.json").read_text())
     assert metrics["objective"] == "mlm" and metrics["mlm_loss"] > 0
+    assert metrics["generator"]["mlm_loss"][0] == pytest.approx(metrics["mlm_loss"])
     assert "discriminator_loss" not in metrics
     assert (trained_mlm / "evaluation" / "training.png").is_file()
     export(ExportOptions(run=trained_mlm, out=tmp_path / "out"))
