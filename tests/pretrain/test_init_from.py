@@ -1,6 +1,10 @@
 """Claims about starting from a trained pair, Hugging Face's or an export of ours."""
 
 import json
+import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +17,7 @@ from pretrain.export import export
 from pretrain.huggingface import read_weights
 from pretrain.models import build_model, initial_model
 from pretrain.run import RunOptions, make_plan
+from tests.conftest import REPOSITORY
 
 STOCK = {"vocab_size": 300, "embedding_size": 24, "num_hidden_layers": 2}
 
@@ -132,6 +137,38 @@ def test_a_pair_with_other_tokens_is_refused(stock_pair: tuple[str, str], shards
     (Path(stock_pair[1]) / "vocab.txt").write_text("\n".join(tokens) + "\n")
     with pytest.raises(ConfigError, match=r"vocabulary of .* is not the data's"):
         make_plan(options(shards_folder, stock_pair))
+
+
+def cached(folder: str, cache: Path, name: str) -> None:
+    """Puts a folder where the hub's client keeps what it downloaded under this name."""
+    entry = cache / f"models--{name.replace('/', '--')}"
+    (entry / "refs").mkdir(parents=True)
+    (entry / "refs" / "main").write_text("0123456789abcdef0123456789abcdef01234567")
+    shutil.copytree(folder, entry / "snapshots" / "0123456789abcdef0123456789abcdef01234567")
+
+
+def test_names_on_the_hub_are_found_in_its_cache_and_else_are_one_clear_error(
+    stock_pair: tuple[str, str], shards_folder: Path, tmp_path: Path
+) -> None:
+    """In a process of its own: the hub's client reads its settings once, when it is imported."""
+    cached(stock_pair[0], tmp_path / "hub", "someone/generator")
+    cached(stock_pair[1], tmp_path / "hub", "someone/discriminator")
+    for generator, code, said in (
+        ("someone/generator", 0, "embedding_size=24"),
+        ("someone/missing", 2, "someone/missing is no local folder and cannot be had from the hub"),
+    ):
+        done = subprocess.run(
+            [
+                *(sys.executable, "pretrain/run.py", "--preset", "tiny", "--dry_run", "--data", shards_folder),
+                *("--output", tmp_path / "run", "--init_from", generator, "someone/discriminator"),
+            ],
+            cwd=REPOSITORY,
+            env={**os.environ, "HF_HUB_CACHE": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"},
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == code, done.stderr
+        assert said in done.stdout + done.stderr and "Traceback" not in done.stderr
 
 
 def test_what_is_no_pair_is_one_clear_error(stock_pair: tuple[str, str], shards_folder: Path) -> None:
