@@ -11,6 +11,8 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
+from pretrain.launcher import adopt_slurm
+
 COMMUNICATION_TIMEOUT = timedelta(minutes=30)
 """Longest wait in a collective of the job's first group (PyTorch's own for gloo); DeepSpeed's ignore it."""
 
@@ -40,7 +42,8 @@ class World:
 
 
 def start_processes() -> World:
-    """Joins the processes of the job: under `deepspeed` or `torchrun`, or alone under plain `python`."""
+    """Joins the processes of the job: under `deepspeed`, `torchrun` or `srun`, or alone under plain `python`."""
+    adopt_slurm()
     rank, world_size, local_rank = (int(os.environ.get(key, 0)) for key in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
     cuda = torch.cuda.is_available()
     device = torch.device("cuda", local_rank) if cuda else torch.device("cpu")

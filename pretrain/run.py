@@ -13,8 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 if not __package__:  # run as a script: import from the repository, never from the script's own folder
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
+from pydantic import Field
+
 from data_prep.command_line import HIDDEN, run_command
 from data_prep.config import ConfigError, StrictConfig
+from pretrain.hostfile import read_hostfile, require_launch
+from pretrain.launcher import adopt_slurm
 
 if TYPE_CHECKING:
     from pretrain.config import RunConfig
@@ -22,6 +26,7 @@ if TYPE_CHECKING:
     from pretrain.run_folder import RunDescription
     from pretrain.shards import Shards
     from pretrain.train import Training
+    from pretrain.watchdog import Watchdog
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
@@ -47,6 +52,10 @@ class RunOptions(StrictConfig):
     """speed and memory (the preset's, of ds_configs/)"""
     set: tuple[str, ...] = ()
     """overrides, such as optim.lr=2e-4 seed=1"""
+    hostfile: Path | None = None
+    """the launcher's, for --dry_run; in training it is compared with what was launched"""
+    hang_timeout: float = Field(default=600, gt=0)
+    """seconds without progress after which the job ends"""
     dry_run: bool = False
     """check everything, print the plan, start nothing"""
     local_rank: Annotated[int, HIDDEN] = 0
@@ -54,16 +63,23 @@ class RunOptions(StrictConfig):
 
 
 def main(options: RunOptions) -> int:
+    adopt_slurm()
+    if not options.dry_run:
+        require_launch(options.hostfile, launched_processes())
     plan = make_plan(options)
     if options.dry_run:
-        print(plan)
+        from pretrain.dry_run import dry_run
+
+        dry_run(plan, options.hostfile)
         return 0
 
     from pretrain.processes import leave, start_processes
     from pretrain.train import train
+    from pretrain.watchdog import Watchdog
 
     world = start_processes()
-    return leave(train(build_training(plan, world)))
+    with Watchdog(world, options.hang_timeout) as watchdog:
+        return leave(train(build_training(plan, world, watchdog)))
 
 
 class Plan(NamedTuple):
@@ -118,12 +134,12 @@ def make_plan(options: RunOptions) -> Plan:
             f"model.max_positions: got {run.model.max_positions}, but the sequences of {options.data[0]} are"
             f" {shards.manifest.seq_length} long; use --set model.max_positions={shards.manifest.seq_length}"
         )
-    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    world_size = planned_processes(options)
     deepspeed = resolve(
         options.deepspeed_config or REPOSITORY / preset(options.preset).deepspeed_config,
         batch_size=run.batch_size,
         world_size=world_size,
-        device_type="cuda" if torch.cuda.is_available() else "cpu",
+        device_type="cuda" if options.dry_run or torch.cuda.is_available() else "cpu",  # dry: for other machines
         optim=run.optim,
     )
     if options.init_from:
@@ -132,6 +148,17 @@ def make_plan(options: RunOptions) -> Plan:
     description = describe(run, shards, options.data_weights, options.init_from)
     require_same_run(folder, description)
     return Plan(run, shards, open_held_out(*options.data), description, deepspeed, folder, world_size)
+
+
+def launched_processes() -> int:
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def planned_processes(options: RunOptions) -> int:
+    """The processes of the job; a dry run plans for the hostfile's."""
+    if options.dry_run and options.hostfile:
+        return sum(read_hostfile(options.hostfile).values())
+    return launched_processes()
 
 
 def choose_run(options: RunOptions) -> "RunConfig":
@@ -152,7 +179,7 @@ def choose_run(options: RunOptions) -> "RunConfig":
     return with_overrides(run, options.set)
 
 
-def build_training(plan: Plan, world: "World") -> "Training":
+def build_training(plan: Plan, world: "World", watchdog: "Watchdog") -> "Training":
     """The model under its engine, the data's plan and the run folder, ready to train. Collective."""
     from pretrain.data import BatchPlan
     from pretrain.engine import Engine
@@ -168,7 +195,7 @@ def build_training(plan: Plan, world: "World") -> "Training":
         write_run(plan.folder, plan.description, plan.deepspeed)
     engine.barrier()
     batch_plan = BatchPlan(plan.run.batch_size, engine.micro_batch_size, world.world_size, world.rank)
-    return Training(plan.run, engine, plan.shards, plan.held_out, batch_plan, plan.folder)
+    return Training(plan.run, engine, plan.shards, plan.held_out, batch_plan, plan.folder, watchdog)
 
 
 if __name__ == "__main__":

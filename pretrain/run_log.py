@@ -1,6 +1,8 @@
 """What a run says while it trains: one line an interval, `metrics.jsonl`, and TensorBoard; on the first rank alone."""
 
 import json
+import os
+import sys
 import textwrap
 import time
 from collections.abc import Iterator, Mapping
@@ -91,7 +93,10 @@ class RunLog:
 
     def say(self, line: str) -> None:
         if not self.silent:
-            print(line, flush=True)
+            try:
+                print(line, flush=True)
+            except BrokenPipeError:  # what launched the run has ended: the run shall stop as it should, unheard
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
     def _time_left(self, step: int) -> str:
         started, first = self._started

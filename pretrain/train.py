@@ -18,6 +18,7 @@ from pretrain.run_folder import CHECKPOINTS
 from pretrain.run_log import RunLog
 from pretrain.shards import Shards
 from pretrain.stopping import EXIT_STOPPED, StopRequest
+from pretrain.watchdog import Watchdog
 
 HELD_OUT_SEED = 1
 """Keys the draws of every evaluation alike, so that evaluations of one run compare."""
@@ -36,6 +37,7 @@ class Training(NamedTuple):
     held_out: Shards | None
     plan: BatchPlan
     folder: Path
+    watchdog: Watchdog
 
 
 @dataclass
@@ -79,7 +81,8 @@ def run_steps(training: Training, progress: Progress, log: RunLog) -> int:
             log.write("train", progress.step, interval.end() | progress_values(run, progress, result))
         if due(run.evaluate_every) and training.held_out is not None:
             log.write("held_out", progress.step, evaluate(training, training.held_out))
-        stopping = engine.any_rank(bool(stop))
+        training.watchdog.progress(f"step {progress.step}")
+        stopping = engine.any_rank(bool(stop) or training.watchdog.launcher_gone)
         if due(run.checkpoint_every) or stopping:
             save_progress(training, progress, log, must=stopping or progress.step == run.optim.steps)
         if stopping and progress.step < run.optim.steps:
@@ -105,6 +108,7 @@ def train_step(training: Training, progress: Progress, micro_batches: list[Batch
     rate, scale = rate_after(run, progress.updates), scale_after(run, progress.updates)
     for number, batch in enumerate(micro_batches):
         torch.manual_seed(key_of(run.seed, progress.step, number, engine.world.rank))  # dropout's only source
+        training.watchdog.progress(f"reading the data of step {progress.step + 1}")
         batch = batch.to(engine.device)
         output = engine.forward(batch, entropies=interval.watching)
         engine.backward(output.loss)
@@ -147,6 +151,7 @@ def evaluate(training: Training, held_out: Shards) -> dict[str, Any]:
     reported = Reported(engine)
     engine.module.eval()
     for batch in held_out_batches(held_out, training.run.evaluate_sequences, training.plan, HELD_OUT_SEED):
+        training.watchdog.progress("a batch of the evaluation")
         batch = batch.to(engine.device)
         reported.add(batch, engine.forward(batch, entropies=True), watched=True)
     engine.module.train()

@@ -1,0 +1,202 @@
+"""No rank outlives its job, and no job waits for a rank that is gone.
+
+Neither gloo, NCCL nor DeepSpeed bounds the wait in a training collective (docs/operations.md), so each rank has two
+threads of its own. One meets the other ranks every second at the store that started the job: rank 0 listens for all,
+the others for rank 0. The other compares clocks, and ends this process when
+
+- the job has failed: a rank raised an error, or was not heard of for `silence` seconds;
+- nothing moved for `hang_timeout` seconds (three times that at the start);
+- the launcher is gone and the stop that follows from it is not done within `silence` seconds.
+
+Should these threads not run themselves, because something holds Python's lock, the system's alarm ends the process.
+"""
+
+import contextlib
+import json
+import math
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple, NoReturn, Self
+
+from torch._C._distributed_c10d import Store, TCPStore
+from torch.distributed import DistError
+
+from data_prep.command_line import EXIT_BAD_USAGE
+from data_prep.config import ConfigError
+from pretrain.launcher import launchers
+from pretrain.processes import World
+
+BEAT = 1.0
+"""Seconds between two looks at the others and at the clock."""
+LONGEST_SILENCE = 60.0
+"""Seconds after which a rank that was not heard of is lost; nothing in a step keeps Python's other threads so long."""
+START_FACTOR = 3
+"""The first step also builds the model, connects the ranks and compiles kernels."""
+EXIT_FAILED = 1
+MOST_NAMED = 8
+STACK_LINES = 6
+"""Innermost calls shown of a rank that stands still."""
+
+
+class Watchdog:
+    """Watches this rank and the job's others while its `with` block lasts; the training loop reports its `progress`."""
+
+    def __init__(self, world: World, hang_timeout: float) -> None:
+        """`hang_timeout`: seconds without progress after which the job ends."""
+        self.hang_timeout, self.silence = hang_timeout, min(LONGEST_SILENCE, hang_timeout)
+        self.launcher_gone = False
+        """Asks for a stop: what started this rank has ended."""
+        self._state = RankState(f"rank {world.rank} on {socket.gethostname()}", "the start")
+        self._deadline = time.monotonic() + START_FACTOR * hang_timeout
+        self._patience = 0.0 if world.is_first else 3 * BEAT  # the first rank knows of all where they stand
+        self._meeting = Meeting(world) if world.world_size > 1 else None
+        self._launchers = launchers() if "RANK" in os.environ else []
+        self._orphaned_at = float("inf")
+        self._main_thread, self._over = threading.get_ident(), threading.Event()
+
+    def __enter__(self) -> Self:
+        threading.Thread(target=self._watch, daemon=True, name="watchdog").start()
+        if self._meeting:
+            threading.Thread(target=self._meet, daemon=True, name="meeting").start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over.set()
+        signal.alarm(0)
+        if self._meeting and error is not None:
+            what = traceback.format_exception_only(error)[-1].strip()
+            code = EXIT_BAD_USAGE if isinstance(error, ConfigError) else EXIT_FAILED
+            self._tell(f"{self._state.name} failed after {self._state.where}: {what}", code)
+            time.sleep(2 * BEAT)  # for the others to hear it: the store ends with rank 0
+
+    def progress(self, where: str) -> None:
+        """The training loop has done this much, and has `hang_timeout` seconds for what follows."""
+        self._state = RankState(self._state.name, where)
+        self._deadline = time.monotonic() + self.hang_timeout
+
+    def _meet(self) -> None:
+        assert self._meeting is not None
+        while True:
+            with contextlib.suppress(DistError):  # no answer is what the other thread waits for
+                self._meeting.hold(self._state._replace(place=self._place()))
+            if self._over.wait(BEAT):
+                return
+
+    def _watch(self) -> None:
+        while not self._over.wait(BEAT):
+            signal.alarm(math.ceil(2 * self.silence))  # of a thread that does not come back here
+            now = time.monotonic()
+            if self._meeting and self._meeting.failure:
+                self._end(*self._meeting.failure)
+            if self._meeting and (lost := self._meeting.silent_since(now - self.silence)):
+                self._fail(f"not heard of for {self.silence:g} s: {lost}")
+            if now > self._deadline + self._patience:
+                others = self._meeting.elsewhere(self._place()) if self._meeting else ""
+                self._fail(f"nothing moved for {self.hang_timeout:g} s after {self._state.where}{others}")
+            if not self.launcher_gone and not all(process.is_alive for process in self._launchers):
+                self.launcher_gone, self._orphaned_at = True, now
+                _say(f"{self._state.name}: what launched it has ended; saving and stopping")
+            if now > self._orphaned_at + self.silence:
+                self._fail(f"what launched it has ended {self.silence:g} s ago, and it could not save and stop since")
+
+    def _place(self) -> str:
+        """Where the main thread is: the innermost line of Python."""
+        frame = sys._current_frames().get(self._main_thread)
+        return f"{Path(frame.f_code.co_filename).name} line {frame.f_lineno}" if frame else "its end"
+
+    def _fail(self, reason: str) -> NoReturn:
+        self._tell(f"{self._state.name}: {reason}", EXIT_FAILED)
+        self._end(reason, EXIT_FAILED)
+
+    def _tell(self, reason: str, code: int) -> None:
+        """Tells the other ranks, as far as they can be reached."""
+        if self._meeting:
+            telling = threading.Thread(target=self._meeting.tell, args=(reason, code), daemon=True)
+            telling.start()
+            telling.join(2 * BEAT)
+
+    def _end(self, reason: str, code: int) -> NoReturn:
+        frame = sys._current_frames().get(self._main_thread)
+        stack = "".join(traceback.format_stack(frame)[-STACK_LINES:])
+        _say(f"{self._state.name} ends: {reason}\n{self._state.name} stands, after {self._state.where}, at\n{stack}")
+        os._exit(code)
+
+
+class RankState(NamedTuple):
+    """How far a rank has come."""
+
+    name: str
+    where: str
+    """The last of them."""
+    place: str = ""
+    """The line it stands at."""
+
+
+class Meeting:
+    """What the ranks tell each other at the job's store, over a connection of its own."""
+
+    def __init__(self, world: World) -> None:
+        self.failure: tuple[str, int] | None = None
+        """Why the job ends, and its exit code."""
+        self._rank = world.rank
+        self._others = range(1, world.world_size) if world.is_first else range(1)
+        self._known = {rank: RankState(f"rank {rank}", "its start") for rank in self._others}
+        self._heard = dict.fromkeys(self._others, time.monotonic())
+        self._last = dict.fromkeys(self._others, "")
+        self._beats = 0
+        self._store: Store | None = None
+
+    def _connect(self) -> Store:
+        if self._store is None:
+            address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+            self._store = TCPStore(address, port, is_master=False, wait_for_workers=False)
+        return self._store
+
+    def hold(self, state: RankState) -> None:
+        """Says how far this rank has come, and listens for the others."""
+        store = self._connect()
+        self._beats += 1
+        store.set(f"watchdog/{self._rank}", json.dumps([self._beats, *state]))
+        for rank in self._others:
+            key = f"watchdog/{rank}"
+            if store.check([key]) and (message := store.get(key).decode()) != self._last[rank]:
+                self._last[rank], self._heard[rank] = message, time.monotonic()
+                self._known[rank] = RankState(*json.loads(message)[1:])
+        if store.check(["watchdog/failure"]):
+            reason, code = json.loads(store.get("watchdog/failure"))
+            self.failure = reason, code
+
+    def tell(self, reason: str, code: int) -> None:
+        """Tells every rank why the job ends; the first reason counts."""
+        with contextlib.suppress(DistError):
+            store = self._connect()
+            if not store.check(["watchdog/failure"]):
+                store.set("watchdog/failure", json.dumps([reason, code]))
+
+    def silent_since(self, moment: float) -> str:
+        """The ranks that were last heard of before `moment`, and how far they were."""
+        lost = [self._known[rank] for rank, heard in self._heard.items() if heard < moment]
+        return ", ".join(f"{state.name} (after {state.where})" for state in lost)
+
+    def elsewhere(self, place: str) -> str:
+        """The ranks that stand elsewhere than this one, which waits for them; at most a few."""
+        found = [
+            f"{known.name} (after {known.where}, {known.place})"
+            for known in self._known.values()
+            if known.place != place
+        ]
+        return f"; standing elsewhere: {', '.join(found[:MOST_NAMED])}" if found else ""
+
+
+def _say(text: str) -> None:
+    with contextlib.suppress(OSError):  # with the launcher its end of our output may be gone
+        print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,32 @@
+"""Claims about a dry run; what it finds on other hosts is claimed in tests/cluster/test_dry_run.py."""
+
+from pathlib import Path
+
+import pytest
+
+from data_prep.config import ConfigError
+from pretrain.run import RunOptions, main
+
+
+def options(shards: Path, **changes: object) -> RunOptions:
+    return RunOptions.from_values({"data": (shards,), "dry_run": True, **changes})
+
+
+def test_the_paper_s_run_is_planned_on_a_machine_without_a_gpu(
+    shards_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(options(shards_folder, output=tmp_path / "run")) == 0
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+    assert {"size", "memory", "time", "disk", "launch"} <= lines.keys()
+    assert "days on 1 V100 in fp16" in lines["time"]
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_disk_that_cannot_hold_the_checkpoints_is_a_problem(shards_folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"output: checkpoints need .* GiB are free at"):
+        main(options(shards_folder, output=tmp_path / "run", set=("keep_checkpoints=10000000",)))
+
+
+def test_a_missing_hostfile_is_named(shards_folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"hostfile: cannot read .*16v10"):
+        main(options(shards_folder, output=tmp_path / "run", hostfile=tmp_path / "16v10"))

@@ -1,0 +1,78 @@
+"""Claims about what a run will need, against counts made otherwise."""
+
+import json
+
+import pytest
+import torch
+
+from pretrain.config import ModelConfig, ObjectiveConfig
+from pretrain.deepspeed_config import resolve
+from pretrain.electra import Electra
+from pretrain.estimates import checkpoint_bytes, flops_per_token, memory_per_gpu, precision_of
+from pretrain.presets import preset, with_objective
+from tests.conftest import REPOSITORY
+
+VOCABULARY, MASK = 30_522, 103
+
+
+@pytest.mark.parametrize(
+    ("name", "length", "objective", "millions"),
+    [
+        # 6 x weights of matrix products + 12 x layers x length x width, and 6 x 15% of each vocabulary head's
+        ("small", 128, "electra", 70.2),
+        ("small", 512, "hp_dist", 91.4),
+        ("base", 512, "electra", 668),
+        ("base", 512, "hp_dist", 689),
+    ],
+)
+def test_operations_a_word_piece_are_those_of_the_usual_formula(
+    name: str, length: int, objective: str, millions: float
+) -> None:
+    run = with_objective(preset(name).run, objective)  # type: ignore[arg-type]
+    counted = flops_per_token(run.model, run.objective, VOCABULARY, length)
+    assert counted == pytest.approx(millions * 1e6, rel=0.01)
+
+
+def test_operations_of_the_forward_pass_are_those_that_pytorch_counts() -> None:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from pretrain.encoder import ElectraEncoder, Embeddings
+
+    model = ModelConfig(
+        layers=2, hidden_size=64, heads=2, intermediate_size=128, embedding_size=32, generator_hidden_size=32
+    )
+    length, config = 32, model.discriminator(100)
+    encoder = ElectraEncoder(config, Embeddings(config)).eval()
+    ids_BL = torch.zeros(3, length, dtype=torch.int64)
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        encoder(ids_BL, torch.ones_like(ids_BL, dtype=torch.bool), ids_BL)
+    mlm = ObjectiveConfig(name="mlm", lambda1=0.0)
+    per_token = flops_per_token(model, mlm, 100, length) / 3
+    head = 0.15625 * 2 * 32 * (100 + 64)  # 5 of 32 positions
+    assert counter.get_total_flops() / (3 * length) == pytest.approx(per_token - head)
+
+
+@pytest.mark.parametrize(
+    ("file", "bytes_a_parameter"),
+    [
+        ("zero0_fp32", 4 + 4 + 8),
+        ("zero1_fp32", 4 + 4 + 12 / 4),
+        ("zero1_fp16", 2 + 2 + 12 / 4),
+        ("zero2_bf16", 2 + 2 / 4 + 12 / 4),
+        ("zero3_bf16", 2 / 4 + 2 / 4 + 12 / 4),
+    ],
+)
+def test_states_of_a_gpu_shrink_as_zero_partitions_them(file: str, bytes_a_parameter: float) -> None:
+    run = preset("base").run
+    values = json.loads((REPOSITORY / "ds_configs" / f"{file}.json").read_text())
+    deepspeed = resolve(values, batch_size=64, world_size=4, device_type="cuda", optim=run.optim)
+    memory = memory_per_gpu(deepspeed, 4, 1000, run.model, VOCABULARY, 128)
+    assert memory.weights + memory.gradients + memory.optimizer == pytest.approx(1000 * bytes_a_parameter)
+    assert precision_of(deepspeed) == file[-4:]
+
+
+def test_a_checkpoint_is_weights_and_moments_in_fp32() -> None:
+    run = preset("tiny").run
+    model = Electra(run.model, run.objective, VOCABULARY, MASK)
+    weights = sum(parameter.numel() * 4 for parameter in model.parameters())
+    assert checkpoint_bytes(sum(parameter.numel() for parameter in model.parameters())) == 3 * weights

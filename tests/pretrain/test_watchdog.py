@@ -1,0 +1,81 @@
+"""Claims about ranks that die, hang or lose their launcher: the job ends in time and says whose fault it was."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import REPOSITORY
+from tests.pretrain.conftest import free_port
+from tests.pretrain.watchdog_worker import BAD_STEP, HANG_TIMEOUT
+
+
+def start(how: str, ranks: int, *prefix: str) -> list[subprocess.Popen[str]]:
+    variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(ranks)}
+    return [
+        subprocess.Popen(
+            [*prefix, sys.executable, str(Path("tests/pretrain/watchdog_worker.py")), how],
+            cwd=REPOSITORY,
+            env=os.environ | variables | {"RANK": str(rank), "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(ranks)
+    ]
+
+
+def wait_for_start(processes: list[subprocess.Popen[str]]) -> None:
+    for process in processes:
+        assert process.stdout is not None
+        while "started" not in (line := process.stdout.readline()):
+            assert line, "a rank did not start"
+
+
+def ended(process: subprocess.Popen[str], within: float) -> str:
+    """What a rank said until it ended by itself within so many seconds."""
+    try:
+        return process.communicate(timeout=within)[0]
+    finally:
+        process.kill()
+
+
+@pytest.mark.parametrize("how", ["hangs", "is frozen", "holds Python's lock"])
+def test_a_rank_that_stands_still_ends_the_job_in_time_and_is_named(how: str) -> None:
+    processes = start(how, 2)
+    wait_for_start(processes)
+    said = ended(processes[0], within=6 * HANG_TIMEOUT)
+    assert processes[0].returncode == 1
+    assert "rank 1 on " in said and f"after step {BAD_STEP}" in said, said
+    assert "all_reduce" in said  # where it waited itself
+    if how == "is frozen":
+        processes[1].kill()  # no process ends while it is frozen; launchers kill it
+    else:
+        ended(processes[1], within=6 * HANG_TIMEOUT)
+
+
+def test_the_error_of_one_rank_ends_the_others_with_its_words() -> None:
+    processes = start("raises", 2)
+    wait_for_start(processes)
+    said = ended(processes[0], within=6 * HANG_TIMEOUT)
+    assert processes[0].returncode == 1
+    assert "rank 1 on " in said and "OSError: no space left on device" in said
+    assert "Traceback" in ended(processes[1], within=6 * HANG_TIMEOUT)
+
+
+@pytest.mark.parametrize(("how", "code"), [("stops", 75), ("never stops", 1)])
+def test_a_rank_does_not_outlive_what_launched_it(how: str, code: int, tmp_path: Path) -> None:
+    script = f'"$@" & echo $! > {tmp_path}/rank; wait'
+    (launcher,) = start(how, 1, "sh", "-c", script, "sh")
+    wait_for_start([launcher])
+    time.sleep(0.5)
+    launcher.send_signal(signal.SIGKILL)
+    launcher.wait()
+    said, _ = launcher.communicate(timeout=6 * HANG_TIMEOUT)  # the rank's end closes the output
+    assert "what launched it has ended; saving and stopping" in said
+    assert ("could not save and stop since" in said) == (code == 1)
+    assert not Path("/proc", (tmp_path / "rank").read_text().strip(), "exe").exists()
