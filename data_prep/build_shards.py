@@ -14,7 +14,6 @@ if not __package__:  # run as a script: import from the repository, never from t
 
 import os
 import platform
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import BrokenExecutor
@@ -24,10 +23,11 @@ from typing import Self
 
 from pydantic import Field, field_validator, model_validator
 
-from data_prep.chunks import Chunk, read_chunks, sample_documents, sample_pieces
+from data_prep.chunks import Chunk, read_chunks, sample_documents
 from data_prep.command_line import run_command
 from data_prep.config import ConfigError, StrictConfig
-from data_prep.duplicates import Duplicates, hash_chunk, hashes_path
+from data_prep.duplicates import Duplicates, are_hashed, hash_chunk
+from data_prep.estimate import SAMPLE, estimate
 from data_prep.formats import Boundary, Reading
 from data_prep.manifest import MANIFEST_NAME, BuildConfig, Dedup, Manifest, load_manifest
 from data_prep.output import (
@@ -40,7 +40,7 @@ from data_prep.output import (
     prepare,
     refuse_another,
 )
-from data_prep.pipeline import PUNKT_NAME, RECORDS_NAME, ChunkRecord, build_chunk, load_tools
+from data_prep.pipeline import PUNKT_NAME, RECORDS_NAME, ChunkRecord, build_chunk
 from data_prep.progress import Progress, duration
 from data_prep.punkt import PunktModel
 from data_prep.sentences import Sentences, find_model, load_model, model_sha256, train_model
@@ -50,7 +50,6 @@ from data_prep.tokens import WordPiece, open_tokenizer
 from data_prep.workers import Pool, start_pool
 
 _PUNKT_SAMPLE = 4_000_000  # bytes: Punkt learns at 0.6 MB/s, and its lists hardly grow after a few megabytes
-_DRY_RUN_SAMPLE = 1_000_000  # bytes
 _DEFAULT_INPUT = Path("data/raw")
 _DEFAULT_VOCAB = "data/vocab"
 
@@ -59,7 +58,7 @@ class BuildOptions(StrictConfig):
     """Options of build_shards."""
 
     input: tuple[Path, ...] = (_DEFAULT_INPUT,)
-    """files, folders, quoted globs, hub:OWNER/NAME"""
+    """files, folders, globs, hub:OWNER/NAME[:CONFIG][@REVISION]"""
     output: Path = Path("data/wikibooks")
     """shard folder to make"""
     vocab: str = _DEFAULT_VOCAB
@@ -133,7 +132,9 @@ def main(options: BuildOptions) -> int:
         sources = _find_sources(options)
         tokenizer = _open_tokenizer(options.vocab)
         if options.dry_run:
-            _estimate(options, sources, tokenizer, pool.size)
+            punkt = _punkt(options, sources, None, SAMPLE)
+            print(estimate(_plan(options, sources, tokenizer, punkt), sources, tokenizer, punkt, pool.size))
+            print("nothing was written")
             return 0
         try:
             _build(options, sources, tokenizer, pool)
@@ -218,13 +219,15 @@ def _build_chunks(
 
         def unfinished() -> Iterator[Chunk]:
             for chunk in read_chunks(sources, options.chunk_bytes, options.reading):
-                record = finished_record(options.output, chunk)
+                if duplicates is not None:
+                    chunk = replace(chunk, duplicates=duplicates.of(chunk.number))
+                record = finished_record(options.output, chunk, options.reading)
                 if record is not None:
                     records.append(record)
                     progress.skip(chunk.disk_bytes)
                     continue
                 sizes[chunk.number] = chunk.disk_bytes
-                yield chunk if duplicates is None else replace(chunk, duplicates=duplicates.of(chunk.number))
+                yield chunk
 
         for record in pool.run(build_chunk, unfinished(), config, options.output, options.strict):
             records.append(record)
@@ -241,7 +244,7 @@ def _find_duplicates(options: BuildOptions, sources: Sequence[Source], pool: Poo
         def unhashed() -> Iterator[Chunk]:
             for chunk in read_chunks(sources, options.chunk_bytes, options.reading):
                 sizes[chunk.number] = chunk.disk_bytes
-                if hashes_path(folder, chunk.number).is_file():
+                if are_hashed(folder, chunk):
                     progress.skip(chunk.disk_bytes)
                 else:
                     yield chunk
@@ -262,35 +265,6 @@ def _summary(manifest: Manifest) -> str:
     return (
         f"{books.documents.read:,} documents ({books.documents.held_out:,} held out{dropped}){malformed}, "
         f"{totals.word_pieces:,} word pieces, {totals.sequences:,} sequences in {len(manifest.shards)} shards"
-    )
-
-
-def _estimate(options: BuildOptions, sources: Sequence[Source], tokenizer: WordPiece, workers: int) -> None:
-    """Prints what a build would take, from a sample sent through it."""
-    pieces = list(sample_pieces(sources, _DRY_RUN_SAMPLE, options.reading))
-    sample, sample_on_disk = sum(piece.size for piece in pieces), sum(piece.disk_bytes for piece in pieces)
-    if not sample or not sample_on_disk:
-        raise ConfigError(
-            "dry_run: the input's size cannot be told: it is empty, or on the hub; build without --dry_run"
-        )
-    punkt = _punkt(options, sources, None, _DRY_RUN_SAMPLE)
-    plan = _plan(options, sources, tokenizer, punkt)
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        prepare(folder, plan, tokenizer, punkt)
-        load_tools(folder, options.sentences)
-        started = time.monotonic()
-        record = build_chunk(Chunk(0, tuple(pieces)), plan.config, folder)
-        seconds = time.monotonic() - started
-    written = sum(sum(shard.sizes.values()) for shard in (record.train, record.held_out) if shard)
-    on_disk = sum(source.size for source in sources)
-    text = sample * on_disk / sample_on_disk
-    print(
-        f"{len(sources):,} files, {on_disk / 1e6:,.1f} MB on disk, about {text / 1e6:,.1f} MB of text\n"
-        f"about {max(1, round(text / options.chunk_mb / 1e6)):,} chunks of {options.chunk_mb:g} MB\n"
-        f"about {duration(text * seconds / sample / workers)} with {workers} workers at "
-        f"{sample / seconds / 1e6:.1f} MB/s each\n"
-        f"about {text * written / sample / 1e6:,.1f} MB of shards in {options.output}; nothing was written"
     )
 
 

@@ -91,6 +91,11 @@ class Chunk:
         return f"{self.pieces[0].source.key}@{self.pieces[0].start}"
 
     @property
+    def modified(self) -> dict[str, int]:
+        """When each of its files was last modified, by its key."""
+        return {piece.source.key: piece.source.modified for piece in self.pieces}
+
+    @property
     def disk_bytes(self) -> int:
         """Its share of the input on disk."""
         return sum(piece.disk_bytes for piece in self.pieces)

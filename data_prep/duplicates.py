@@ -33,6 +33,12 @@ def hashes_path(folder: Path, number: int) -> Path:
     return folder / f"hashes-{number:05d}.bin"
 
 
+def are_hashed(folder: Path, chunk: Chunk) -> bool:
+    """Whether an earlier run has hashed the chunk, and its files have not been written to since."""
+    path = hashes_path(folder, chunk.number)
+    return path.is_file() and path.stat().st_mtime_ns > max(chunk.modified.values())
+
+
 class Duplicates:
     """The documents that have stood earlier in the corpus; the first of each kind is none.
 

@@ -80,8 +80,9 @@ class Document:
 
     @property
     def digest(self) -> bytes:
-        """8 bytes that tell its content, whatever mark the file began with."""
-        return hashlib.blake2b(self.content.removeprefix(BYTE_ORDER_MARK), digest_size=8).digest()
+        """8 bytes that tell its content, whatever mark the file began with and however it ends lines."""
+        content = self.content.removeprefix(BYTE_ORDER_MARK).replace(b"\r\n", b"\n")
+        return hashlib.blake2b(content, digest_size=8).digest()
 
 
 def format_of(path: Path, beginning: bytes, boundary: Boundary) -> Format:

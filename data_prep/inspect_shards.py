@@ -144,8 +144,8 @@ def _print_manifest(folder: Path, manifest: Manifest) -> None:
 def _print_books(books: Books) -> None:
     """What was mended, and what came from each input."""
     print(
-        f"  mended          malformed UTF-8 {books.invalid_utf8:,} times, {books.normalized_documents:,} documents to NFC, "
-        f"{books.cut_documents:,} documents and {books.cut_lines:,} lines cut for their length"
+        f"  mended          malformed UTF-8 {books.invalid_utf8:,} times, {books.normalized_documents:,} documents to "
+        f"NFC, {books.cut_documents:,} documents and {books.cut_lines:,} lines cut for their length"
     )
     pieces = sum(share.word_pieces for share in books.inputs.values())
     for name, share in list(books.inputs.items())[:_INPUTS_SHOWN]:

@@ -1,5 +1,6 @@
 """Takes a chunk's documents in: reads, cleans, sorts them, and keeps the books of what became of each."""
 
+import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -26,6 +27,15 @@ class Text:
     cleaned: Cleaned
 
 
+def text_digest(chunk: Chunk, reading: Reading) -> str:
+    """What the intake of the chunk would say; reads its text."""
+    digest = hashlib.blake2b(digest_size=16)
+    for piece in chunk.pieces:
+        for document in piece.documents(reading):
+            digest.update(document.digest)
+    return digest.hexdigest()
+
+
 class Intake:
     """Takes a chunk's documents in, and keeps the books of those that go no further."""
 
@@ -37,6 +47,12 @@ class Intake:
         self._read: Counter[str] = Counter()
         self._repairs: Counter[str] = Counter()
         self._shares: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        self._text = hashlib.blake2b(digest_size=16)
+
+    @property
+    def text_digest(self) -> str:
+        """Names the documents taken in so far."""
+        return self._text.hexdigest()
 
     def batches(self) -> Iterator[list[Text]]:
         """The documents that are used, cleaned, some at a time."""
@@ -57,6 +73,7 @@ class Intake:
             self._repairs["cut_documents"] += piece.cut
             for document in piece.documents(self._reading):
                 number += 1
+                self._text.update(document.digest)
                 reason = document.reason or ("duplicate" if number in self._chunk.duplicates else None)
                 cleaned = decode(document.content) if reason else clean(document.content, wikitext=document.wikitext)
                 self._count(cleaned, document)

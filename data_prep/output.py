@@ -14,6 +14,8 @@ from typing import Any
 
 from data_prep.chunks import Chunk
 from data_prep.config import ConfigError, StrictConfig
+from data_prep.formats import Reading
+from data_prep.intake import text_digest
 from data_prep.manifest import (
     FORMAT_VERSION,
     HELD_OUT_NAME,
@@ -112,10 +114,25 @@ def prepare(folder: Path, plan: Plan, tokenizer: WordPiece, punkt: PunktModel | 
         save_model(punkt, folder / PUNKT_NAME)
 
 
-def finished_record(folder: Path, chunk: Chunk) -> ChunkRecord | None:
-    """The record of a chunk that an earlier run finished."""
+def finished_record(folder: Path, chunk: Chunk, reading: Reading) -> ChunkRecord | None:
+    """The record of a chunk that an earlier run finished.
+
+    Raises:
+        ConfigError: its text is not what it was then. Where files have another time, the text is read to tell.
+    """
     path = record_path(folder, chunk.number)
-    return ChunkRecord.from_values(json.loads(path.read_bytes()), source=str(path)) if path.is_file() else None
+    if not path.is_file():
+        return None
+    record = ChunkRecord.from_values(json.loads(path.read_bytes()), source=str(path))
+    changed = [piece.source for piece in chunk.pieces if record.modified.get(piece.source.key) != piece.source.modified]
+    same = (record.key, record.duplicates) == (chunk.key, tuple(sorted(chunk.duplicates)))
+    if not same or (changed and record.text != text_digest(chunk, reading)):
+        names = ", ".join(sorted({str(source.path) for source in changed or [piece.source for piece in chunk.pieces]}))
+        raise ConfigError(
+            f"input: {names} changed after a part of it was built into {folder}; put the old content back, or build "
+            "into another --output"
+        )
+    return record
 
 
 def finish(folder: Path, plan: Plan, tokenizer: WordPiece, records: Sequence[ChunkRecord]) -> Manifest:

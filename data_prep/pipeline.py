@@ -32,6 +32,12 @@ class ChunkRecord(StrictConfig):
 
     number: int
     key: str
+    text: str
+    """Digest of its documents."""
+    duplicates: tuple[int, ...]
+    """Numbers of those that stood earlier."""
+    modified: dict[str, int]
+    """When its files were last modified."""
     books: Books
     train: ShardEntry | None
     held_out: ShardEntry | None
@@ -55,7 +61,14 @@ def build_chunk(chunk: Chunk, config: BuildConfig, output: Path, strict: bool = 
     }
     books = intake.books(sides, shards)
     record = ChunkRecord(
-        number=chunk.number, key=chunk.key, books=books, train=shards[TRAIN], held_out=shards[HELD_OUT]
+        number=chunk.number,
+        key=chunk.key,
+        text=intake.text_digest,
+        duplicates=tuple(sorted(chunk.duplicates)),
+        modified=chunk.modified,
+        books=books,
+        train=shards[TRAIN],
+        held_out=shards[HELD_OUT],
     )
     write_atomically(record_path(output, chunk.number), record.model_dump_json().encode())
     return record

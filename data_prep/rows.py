@@ -55,14 +55,21 @@ def _check_column(path: Path, column: str, columns: dict[str, bool]) -> None:
         raise ConfigError(f"text_column: {path} has no column of text named {column}; it has {texts}")
 
 
+def hub_name(path: Path) -> tuple[str, str | None, str | None]:
+    """Name, configuration and revision of `hub:OWNER/NAME[:CONFIGURATION][@REVISION]`."""
+    given, _, revision = str(path).removeprefix(HUB).partition("@")
+    name, _, configuration = given.partition(":")
+    return name, configuration or None, revision or None
+
+
 def _hub_rows(path: Path, column: str) -> Iterator[tuple[bytes | None, float]]:
-    """`hub:OWNER/NAME`, or `hub:OWNER/NAME:CONFIGURATION`; its train split."""
+    """The train split of a dataset."""
     import datasets
 
-    name, _, configuration = str(path).removeprefix(HUB).partition(":")
+    name, configuration, revision = hub_name(path)
     datasets.disable_progress_bars()
     try:
-        rows = datasets.load_dataset(name, configuration or None, split="train", streaming=True)
+        rows = datasets.load_dataset(name, configuration, revision=revision, split="train", streaming=True)
         columns = {key: "string" in str(kind) for key, kind in (rows.features or {column: "string"}).items()}
         _check_column(path, column, columns)
         for row in rows.select_columns([column]):

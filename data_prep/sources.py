@@ -22,6 +22,7 @@ class Source:
     key: str
     size: int  # bytes on disk
     origin: str = ""  # that number and the input's name, for the books
+    modified: int = 0  # when, in ns: a hint whether a resumed build must look at the text again; decides no byte
 
     @property
     def on_hub(self) -> bool:
@@ -47,7 +48,8 @@ def _sources_of(number: int, given: Path) -> Iterator[Source]:
         return
     try:
         for relative, path in sorted(_files_of(given)):
-            yield Source(path, f"{number}/{relative}", path.stat().st_size, f"{number} {given.name}")
+            status = path.stat()
+            yield Source(path, f"{number}/{relative}", status.st_size, f"{number} {given.name}", status.st_mtime_ns)
     except OSError as error:
         raise ConfigError(f"input: {error.filename} cannot be read ({error.strerror}); mend or remove it") from None
 

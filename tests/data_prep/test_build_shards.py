@@ -43,13 +43,47 @@ def test_the_bytes_do_not_depend_on_the_number_of_workers(options, built, tmp_pa
     assert contents(tmp_path / "out") == contents(built)
 
 
-@pytest.mark.skipif(shutil.which("mpirun") is None, reason="needs mpirun (Debian: openmpi-bin)")
+MPIRUN = ("mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "3", sys.executable)
+needs_mpirun = pytest.mark.skipif(shutil.which("mpirun") is None, reason="needs mpirun (Debian: openmpi-bin)")
+
+
+@needs_mpirun
 def test_the_bytes_are_the_same_under_mpirun(options, built, tmp_path):
-    command = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "3", sys.executable]
-    command += command_of(again(options, tmp_path / "out"))
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=120)
+    command = [*MPIRUN, *command_of(again(options, tmp_path / "out"))]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     assert contents(tmp_path / "out") == contents(built)
+
+
+def processes_below(parent):
+    """Process ids of the children of a process, their children, and so on."""
+    path = Path(f"/proc/{parent}/task/{parent}/children")
+    children = [int(child) for child in path.read_text().split()] if path.is_file() else []
+    return [process for child in children for process in (*processes_below(child), child)]
+
+
+@needs_mpirun
+def test_every_format_without_copies_is_the_same_under_mpirun_whatever_was_killed(options, many_formats, tmp_path):
+    """The whole job is killed twice: while it looks for copies, and while it builds."""
+    shutil.copytree(many_formats / "tables", tmp_path / "again")
+    inputs = (*(many_formats / name for name in ("tables", "wiki", "text")), tmp_path / "again")
+    case = {"input": inputs, "chunk_mb": 0.003, "dedup": "exact"}
+    assert main(again(options, tmp_path / "one", **case)) == 0
+    assert load_manifest(tmp_path / "one").books.documents.dropped["duplicate"] == 24
+    output = tmp_path / "out"
+    command = [*MPIRUN, *command_of(again(options, output, **case)), "--dedup", "exact"]
+    for pattern in ("hashes-*.bin", "0*.json"):
+        process = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        while len(list(output.glob(f".records/{pattern}"))) < 3:
+            assert process.poll() is None
+            time.sleep(0.001)
+        for victim in (*processes_below(process.pid), process.pid):
+            os.kill(victim, signal.SIGKILL)
+        process.wait()
+        assert not (output / "manifest.json").exists()
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert contents(output) == contents(tmp_path / "one")
 
 
 def test_a_build_killed_at_any_moment_goes_on_to_the_same_bytes(options, built, tmp_path):
@@ -68,6 +102,39 @@ def test_a_build_killed_at_any_moment_goes_on_to_the_same_bytes(options, built, 
     build_elsewhere(options, output)
     assert contents(output) == contents(built)
     assert {path: path.stat().st_mtime_ns for path in records} == records, "finished chunks were built again"
+
+
+@pytest.fixture
+def half_built(options, tmp_path):
+    """A build of a copy of the corpus, stopped after some chunks; the folder of the copy and the options."""
+    folder = shutil.copytree(options.input[0], tmp_path / "corpus")
+    case = again(options, tmp_path / "out", input=(folder,))
+    process = subprocess.Popen(
+        [sys.executable, *command_of(case)], cwd=REPOSITORY, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    while len(list((tmp_path / "out").glob(".records/0*.json"))) < 3:
+        assert process.poll() is None
+        time.sleep(0.001)
+    process.kill()
+    process.wait()
+    return folder, case
+
+
+def test_input_that_changed_after_it_was_built_is_refused_by_name_also_at_the_same_size(half_built):
+    folder, case = half_built
+    first = folder / "part-0.txt"
+    text = first.read_bytes()
+    first.write_bytes(text[:-200].replace(b"ka", b"lo", 1) + text[-200:])
+    with pytest.raises(ConfigError, match=r"part-0\.txt changed after a part of it was built"):
+        main(case)
+
+
+def test_input_that_was_only_touched_or_put_back_goes_on_to_the_same_bytes(half_built, built):
+    folder, case = half_built
+    for path in folder.iterdir():
+        os.utime(path, (1, 1))
+    assert main(case) == 0
+    assert contents_of_shards(case.output) == contents_of_shards(built)
 
 
 def test_a_complete_build_is_left_as_it_is(options, built):

@@ -41,6 +41,14 @@ def test_white_space_around_a_document_makes_no_difference(tmp_path):
     assert found_in(tmp_path, [["One.", "  One.  \n"]]) == [("One.", False), ("One.", True)]
 
 
+def test_a_copy_with_other_line_ends_or_a_byte_order_mark_is_a_copy(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"One.\nTwo.\n\nThree.")
+    (tmp_path / "b.txt").write_bytes(b"\xef\xbb\xbfOne.\r\nTwo.\r\n\r\nThree. Four.")
+    [chunk] = read_chunks(find_sources([tmp_path]), 10**6, Reading())
+    hash_chunk(chunk, Reading(), tmp_path)
+    assert Duplicates(tmp_path, 1).of(0) == {2}
+
+
 def test_a_document_that_is_not_used_is_no_original(tmp_path):
     page = b"<page><ns>%d</ns><text>Same</text></page>"
     (tmp_path / "a.xml").write_bytes(b"<mediawiki>" + page % 1 + page % 0 + page % 0 + b"</mediawiki>")

@@ -1,5 +1,7 @@
 """Claims about tables of documents."""
 
+from pathlib import Path
+
 import pyarrow
 import pytest
 from pyarrow import parquet
@@ -7,7 +9,7 @@ from pyarrow import parquet
 from data_prep.chunks import read_chunks
 from data_prep.config import ConfigError
 from data_prep.formats import Reading
-from data_prep.rows import read_rows
+from data_prep.rows import hub_name, read_rows
 from data_prep.sources import find_sources
 
 TEXTS = [f"Text {number}. " + "word " * (number % 50) for number in range(1000)]
@@ -60,14 +62,25 @@ def test_a_damaged_file_is_named(tmp_path, share):
         rows_of(path)
 
 
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("hub:wikimedia/wikipedia", ("wikimedia/wikipedia", None, None)),
+        ("hub:wikimedia/wikipedia:20231101.en", ("wikimedia/wikipedia", "20231101.en", None)),
+        ("hub:wikimedia/wikipedia:20231101.en@b04c8d1", ("wikimedia/wikipedia", "20231101.en", "b04c8d1")),
+        ("hub:wikimedia/wikipedia@b04c8d1", ("wikimedia/wikipedia", None, "b04c8d1")),
+    ],
+)
+def test_a_name_on_the_hub_may_have_a_configuration_and_a_revision(given, expected):
+    assert hub_name(Path(given)) == expected
+
+
 def test_a_dataset_is_streamed_through_the_datasets_library(tmp_path, monkeypatch):
     """A local folder stands for the hub: `datasets` takes either."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "corpus").mkdir()
     write(tmp_path / "corpus" / "train.parquet", {"text": TEXTS, "id": list(range(1000))})
-    from pathlib import Path
-
     assert rows_of(Path("hub:corpus")) == [text.encode() for text in TEXTS]
     with pytest.raises(ConfigError, match="no column of text named body"):
         rows_of(Path("hub:corpus"), "body")
