@@ -28,8 +28,6 @@ class FinetuneConfig(StrictConfig):
     """Learning-rate factor from each layer to the one below it (paper's fine-tuning table)."""
     legacy_layer_decay: bool = False
     """One factor more on everything below the head, as google-research/electra has it."""
-    both_orders: bool = False
-    """Pairs whose order says nothing are trained on in both orders, as google-research/electra does."""
     warmup_fraction: Fraction = 0.1
     """Share of the updates in which the learning rate rises (paper's fine-tuning table)."""
     dropout: Fraction = 0.1
@@ -42,6 +40,20 @@ class FinetuneConfig(StrictConfig):
     """Adam's epsilon (paper's fine-tuning table)."""
     gradient_clipping: Annotated[float, Field(gt=0)] = 1.0
     """Largest global gradient norm (not in the paper; google-research/electra `model/optimization.py`)."""
+    length_pool: Annotated[int, Field(ge=1)] = 50
+    """Batches whose examples are sorted by length together, so that each needs little padding; 1 sorts nothing.
+    (50 is Hugging Face Trainer's number where it groups by length.)"""
+
+
+class GlueConfig(FinetuneConfig):
+    """A run on GLUE."""
+
+    head: Literal["electra", "hf"] = "electra"
+    """google-research/electra's one dense layer, or Hugging Face's two."""
+    both_orders: bool = False
+    """Pairs whose order says nothing are trained on in both orders, as google-research/electra does."""
+    plain_scores: bool = False
+    """A regression learns the scores as the files have them, rather than divided by the highest."""
 
 
 class SquadConfig(FinetuneConfig):
@@ -51,9 +63,9 @@ class SquadConfig(FinetuneConfig):
     """Word pieces of a question at most; the rest is cut."""
     stride: Annotated[int, Field(ge=1)]
     """Word pieces from the start of one window on a paragraph to the next."""
-    max_answer: Annotated[int, Field(ge=1)] = 30
+    max_answer: Annotated[int, Field(ge=1)]
     """Word pieces of a predicted answer at most."""
-    n_best: Annotated[int, Field(ge=1)] = 20
+    n_best: Annotated[int, Field(ge=1)]
     """Answers kept of each window and of each question."""
     null_threshold: float = -2.75
     """A question whose answerability logit lies above it is given no answer."""
@@ -89,8 +101,9 @@ class FinetuneOptions(StrictConfig):
     local_rank: Annotated[int, HIDDEN] = 0
 
     def overrides(self) -> dict[str, Any]:
-        """The settings given on the command line, by their name in `SquadConfig`."""
-        named = {name: getattr(self, name) for name in SquadConfig.model_fields if hasattr(self, name)}
+        """The settings given on the command line, by their name in `GlueConfig` or `SquadConfig`."""
+        names = SquadConfig.model_fields | GlueConfig.model_fields
+        named = {name: getattr(self, name) for name in names if hasattr(self, name)}
         return {name: value for name, value in named.items() if value is not None}
 
 
@@ -100,9 +113,17 @@ class GlueOptions(FinetuneOptions):
     task: tuple[str, ...] = ("all",)
     """GLUE tasks by name, such as CoLA RTE, or all"""
     data_dir: str = "data/glue"
-    """folder holding <TASK>/train.tsv and dev.tsv, or the word hub"""
+    """folder of TASK/train.tsv, dev.tsv (or .jsonl, .parquet), or hub, or hub:NAME"""
+    skip_malformed: bool = False
+    """leave malformed rows out, counted and named, instead of refusing them"""
+    predict_test: bool = False
+    """predict the test sets too, in GLUE's submission format; with MNLI also AX"""
+    head: Literal["electra", "hf"] | None = None
+    """google-research/electra's head (electra) or Hugging Face's"""
     both_orders: bool | None = None
     """train on MRPC's and STS-B's pairs in both orders"""
+    plain_scores: bool | None = None
+    """learn STS-B's scores from 0 to 5, not from 0 to 1"""
     output: Path = Path("runs/glue")
     """folder of results.jsonl; runs already in it are skipped"""
 
@@ -115,7 +136,7 @@ class SquadOptions(FinetuneOptions):
     data_dir: Path = Path("data/squad")
     """folder holding train-v2.0.json and dev-v2.0.json, or those of v1.1"""
     output: Path = Path("runs/squad")
-    """folder of results.jsonl and predictions; runs already in it are skipped"""
+    """folder of results.jsonl and predictions; what it has is skipped"""
     head: Literal["electra", "xlnet"] | None = None
     """sizes and habits of the head: google-research/electra's (electra) or XLNet's"""
     stride: int | None = None
@@ -124,3 +145,5 @@ class SquadOptions(FinetuneOptions):
     """word pieces of a question at most"""
     null_threshold: float | None = None
     """answerability logit above which no answer is given"""
+    test_file: Path | None = None
+    """questions to predict as well, in SQuAD's layout, with answers or without"""

@@ -1,18 +1,20 @@
 """A GLUE task as a run needs it."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 
-from finetune.config import FinetuneConfig
+from finetune.config import GlueConfig
 from finetune.features import Batch, Features, collate, shares, tokenize_examples
 from finetune.heads import SequenceClassifier, example_losses, predictions
-from finetune.job import Evaluation
+from finetune.job import Evaluation, Predicted
 from finetune.metrics import is_constant, score
-from finetune.records import Metrics
-from finetune.tasks.glue import Task, TaskData
+from finetune.records import EXAMPLES, Metrics
+from finetune.submission import submission
+from finetune.tasks.glue import Example, Task, TaskData, UnseenSet
 from pretrain.encoder import ElectraEncoder
 from pretrain.engine import Engine
 
@@ -22,50 +24,79 @@ EVALUATION_BATCH = 128
 
 @dataclass(frozen=True)
 class GlueJob:
-    """A task's tokenised examples; `dev` by split."""
+    """A task's tokenised examples; `dev` by split, `tests` by the file their predictions go into.
+
+    Targets and predictions of a regression are fractions of the highest score, whatever the model learns.
+    """
 
     task: Task
+    settings: GlueConfig
     train: Features
     train_examples: int
     """Rows of the training file; the features are twice as many with both orders."""
     dev: dict[str, Features]
     pad_id: int
+    tests: dict[str, tuple[UnseenSet, Features]] = field(default_factory=dict)
+
+    @property
+    def unit(self) -> float:
+        """What the model says where the score is the highest."""
+        return self.task.max_score if self.task.max_score and self.settings.plain_scores else 1.0
 
     def build(self, encoder: ElectraEncoder) -> SequenceClassifier:
-        return SequenceClassifier(encoder, self.task.num_outputs)
+        return SequenceClassifier(encoder, self.task.num_outputs, self.settings.head)
 
     def losses(self, output_BC: torch.Tensor, batch: Batch) -> torch.Tensor:
-        return example_losses(output_BC, batch.target_B)
+        return example_losses(output_BC, batch.target_B * self.unit)
 
     def evaluate(self, engine: Engine) -> Evaluation:
         metrics: Metrics = {}
+        examples = {}
         constant = True
         for split, features in self.dev.items():
-            predicted = np.nan_to_num(self.predict(features, engine))  # a diverged run answers 0
+            predicted = self.predict(features, engine)
             metrics[split] = score(self.task.metrics, np.array(features.targets), predicted)
+            examples[split] = {"predicted": predicted.tolist(), "target": list(features.targets)}
             constant &= is_constant(predicted)
-        return Evaluation(metrics, constant, {})
+        return Evaluation(metrics, constant, {EXAMPLES: examples})
+
+    def predict_tests(self, engine: Engine) -> Predicted:
+        metrics: Metrics = {}
+        files = {}
+        for file, (tests, features) in self.tests.items():
+            predicted = self.predict(features, engine)
+            files[file] = submission(tests.task, tests.indices, predicted)
+            target = np.array(features.targets)
+            if not np.isnan(target).any():
+                metrics[file.removesuffix(".tsv")] = score(tests.task.metrics, target, predicted)
+        return Predicted(metrics, files)
 
     @torch.inference_mode()
     def predict(self, features: Features, engine: Engine) -> np.ndarray:
-        """The prediction for every example, in order, on every rank."""
+        """The prediction for every example, in order, on every rank; a diverged run answers 0."""
         world = engine.world
         predicted = torch.zeros(len(features.targets), dtype=torch.float64, device=world.device)
         for own in shares(features, world, EVALUATION_BATCH):
             output_B = predictions(engine.module(collate(features, own, self.pad_id, world.device)))
             predicted[torch.from_numpy(own)] = output_B[: len(own)].double()
-        return engine.sum_over_ranks(predicted).cpu().numpy()
+        return np.nan_to_num(engine.sum_over_ranks(predicted).cpu().numpy()) / self.unit
 
 
-def make_job(task: Task, data: TaskData, tokenizer: Any, settings: FinetuneConfig) -> GlueJob:
+def make_job(task: Task, data: TaskData, tokenizer: Any, settings: GlueConfig) -> GlueJob:
     """Tokenises a task's examples."""
+
+    def features(examples: Sequence[Example]) -> Features:
+        return tokenize_examples(examples, tokenizer, settings.max_length)
+
     train = data.train
     if settings.both_orders and task.unordered:
         train = train + [example._replace(texts=example.texts[::-1]) for example in train]
     return GlueJob(
         task,
-        tokenize_examples(train, tokenizer, settings.max_length),
+        settings,
+        features(train),
         len(data.train),
-        {split: tokenize_examples(examples, tokenizer, settings.max_length) for split, examples in data.dev.items()},
+        {split: features(examples) for split, examples in data.dev.items()},
         tokenizer.pad_token_id,
+        {file: (tests, features(tests.examples)) for file, tests in data.tests.items()},
     )

@@ -1,8 +1,11 @@
-"""The classification and regression head, as google-research/electra's: dropout and one dense layer on [CLS].
+"""The heads for classification and regression on [CLS].
 
-(Hugging Face's `ElectraClassificationHead` has a second dense layer and a GELU.)
+`electra` is google-research/electra's: dropout and one dense layer. `hf` is Hugging Face's `ElectraClassificationHead`,
+for comparisons: a dense layer with GELU comes first, with dropout of its own.
 Shape letters: B batch, L length, H hidden size, C outputs.
 """
+
+from typing import Literal
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -14,17 +17,37 @@ from pretrain.encoder import ElectraEncoder
 class SequenceClassifier(nn.Module):
     """Encoder and task head: batch -> outputs [B, C] in fp32."""
 
-    def __init__(self, encoder: ElectraEncoder, num_outputs: int) -> None:
+    def __init__(self, encoder: ElectraEncoder, num_outputs: int, head: Literal["electra", "hf"] = "electra") -> None:
         super().__init__()
         self.electra = encoder
         self.dropout = nn.Dropout(encoder.config.hidden_dropout_prob)
-        self.head = nn.Linear(encoder.config.hidden_size, num_outputs)
-        nn.init.xavier_uniform_(self.head.weight)  # TensorFlow's default, which google-research/electra leaves in place
-        nn.init.zeros_(self.head.bias)
+        if head == "hf":
+            self.head: nn.Module = HuggingFaceHead(encoder, num_outputs)
+        else:
+            self.head = nn.Linear(encoder.config.hidden_size, num_outputs)
+            nn.init.xavier_uniform_(self.head.weight)  # TensorFlow's default, which google-research/electra leaves
+            nn.init.zeros_(self.head.bias)
 
     def forward(self, batch: Batch) -> Tensor:
         hidden_BLH = self.electra(batch.input_ids_BL, batch.attention_mask_BL, batch.token_type_ids_BL)
         return self.head(self.dropout(hidden_BLH[:, 0])).float()
+
+
+class HuggingFaceHead(nn.Module):
+    """What follows the first dropout in `ElectraClassificationHead`, under the names its parameters have there."""
+
+    def __init__(self, encoder: ElectraEncoder, num_outputs: int) -> None:
+        super().__init__()
+        size = encoder.config.hidden_size
+        self.dense = nn.Linear(size, size)
+        self.dropout = nn.Dropout(encoder.config.hidden_dropout_prob)
+        self.out_proj = nn.Linear(size, num_outputs)
+        for layer in (self.dense, self.out_proj):
+            nn.init.normal_(layer.weight, std=encoder.config.initializer_range)
+            nn.init.zeros_(layer.bias)
+
+    def forward(self, hidden_BH: Tensor) -> Tensor:
+        return self.out_proj(self.dropout(F.gelu(self.dense(hidden_BH))))
 
 
 def example_losses(output_BC: Tensor, target_B: Tensor) -> Tensor:

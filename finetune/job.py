@@ -20,7 +20,16 @@ class Evaluation(NamedTuple):
     constant: bool
     """Whether every example got one and the same answer."""
     files: Mapping[str, Any]
-    """What to keep of the answers: file name -> JSON value."""
+    """What to keep of the answers: file name -> text, or a value that JSON can hold."""
+
+
+class Predicted(NamedTuple):
+    """What the finished model says of test sets; both empty without any."""
+
+    metrics: Metrics
+    """Scores where the labels are known."""
+    files: Mapping[str, Any]
+    """As in `Evaluation`."""
 
 
 class Job(Protocol):
@@ -48,3 +57,6 @@ class Job(Protocol):
 
     def evaluate(self, engine: Engine) -> Evaluation:
         """Scores the dev set. Collective: the ranks share the examples and all know the result."""
+
+    def predict_tests(self, engine: Engine) -> Predicted:
+        """Predicts whatever test sets the run was given. Collective."""

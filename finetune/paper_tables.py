@@ -37,6 +37,7 @@ class Table(NamedTuple):
 GLUE_COLUMNS = (
     Column("MNLI-m", "MNLI", "dev_matched", "accuracy", 0),
     Column("MNLI-mm", "MNLI", "dev_mismatched", "accuracy", 1),
+    Column("AX", "MNLI", "AX", "matthews"),
     Column("QNLI", "QNLI", "dev", "accuracy", 2),
     Column("QQP", "QQP", "dev", "accuracy", 3),
     Column("QQP F1", "QQP", "dev", "f1"),

@@ -8,7 +8,7 @@ import itertools
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from data_prep.config import ConfigError, StrictConfig
-from finetune.config import FinetuneConfig, SquadConfig
+from finetune.config import FinetuneConfig, GlueConfig, SquadConfig
 
 ModelSize = Literal["small", "base"]
 Settings = TypeVar("Settings", bound=FinetuneConfig)
@@ -47,15 +47,46 @@ class HeadKind(NamedTuple):
     """Of the layer that gives the answerability logit."""
     beam: int
     """Starts tried, and ends tried for each."""
+    n_best: int
+    max_answer: int
+    """As in `SquadConfig`, whose defaults these are."""
+    initializer_range: float | None
+    """Standard deviation of the matrices at the start; none for TensorFlow's default, Glorot's."""
+    last_separator: bool
+    """Whether an answer may start or end at the [SEP] after the paragraph."""
     unanswerable_outside: bool
     """Whether a window that misses the answer counts as unanswerable in training."""
 
 
 HEAD_KINDS = {
     # google-research/electra: `finetune/qa/qa_tasks.py`, `configure_finetuning.py`
-    "electra": HeadKind(512, "gelu", False, False, True, beam=20, unanswerable_outside=False),
-    # zihangdai/xlnet: `function_builder.py`, `run_squad.py`
-    "xlnet": HeadKind(None, "tanh", True, True, False, beam=5, unanswerable_outside=True),
+    "electra": HeadKind(
+        hidden_size=512,
+        activation="gelu",
+        end_layer_norm=False,
+        answerable_dropout=False,
+        answerable_bias=True,
+        beam=20,
+        n_best=20,
+        max_answer=30,
+        initializer_range=None,
+        last_separator=True,
+        unanswerable_outside=False,
+    ),
+    # zihangdai/xlnet: `function_builder.py`, `run_squad.py`; `xlnet.py` for the initializer
+    "xlnet": HeadKind(
+        hidden_size=None,
+        activation="tanh",
+        end_layer_norm=True,
+        answerable_dropout=True,
+        answerable_bias=False,
+        beam=5,
+        n_best=5,
+        max_answer=64,
+        initializer_range=0.02,
+        last_separator=False,
+        unanswerable_outside=True,
+    ),
 }
 
 
@@ -64,7 +95,7 @@ def size_of(hidden_size: int) -> ModelSize:
     return "base" if hidden_size >= BASE_HIDDEN_SIZE else "small"
 
 
-def settings_for(task: str, hidden_size: int, max_positions: int, overrides: dict[str, Any]) -> FinetuneConfig:
+def settings_for(task: str, hidden_size: int, max_positions: int, overrides: dict[str, Any]) -> GlueConfig:
     """The paper's settings for a task of GLUE and a model of this shape, with `overrides` laid over them.
 
     The default length is `MAX_LENGTH` or, on a shorter model, all its positions.
@@ -76,14 +107,14 @@ def settings_for(task: str, hidden_size: int, max_positions: int, overrides: dic
         "batch_size": BATCH_SIZE,
         "max_length": min(MAX_LENGTH, max_positions),
     }
-    return _fitting(FinetuneConfig.from_values(values | overrides), max_positions)
+    return _fitting(GlueConfig.from_values(values | overrides), max_positions)
 
 
 def squad_settings_for(hidden_size: int, max_positions: int, overrides: dict[str, Any]) -> SquadConfig:
     """The same for SQuAD; on a model of fewer than 512 positions, lengths shrink in proportion.
 
     Raises:
-        ConfigError: as `settings_for`.
+        ConfigError: as `settings_for`, or a length that leaves a paragraph no room beside its question.
     """
     length = min(SQUAD_MAX_LENGTH, max_positions)
     values = paper_grid("SQuAD", hidden_size)[0] | {
@@ -92,7 +123,14 @@ def squad_settings_for(hidden_size: int, max_positions: int, overrides: dict[str
         "max_question": SQUAD_MAX_QUESTION * length // SQUAD_MAX_LENGTH,
         "stride": SQUAD_STRIDE * length // SQUAD_MAX_LENGTH,
     }
-    return _fitting(SquadConfig.from_values(values | overrides), max_positions)
+    if kind := HEAD_KINDS.get(overrides.get("head", "electra")):
+        values |= {"n_best": kind.n_best, "max_answer": kind.max_answer}
+    settings = _fitting(SquadConfig.from_values(values | overrides), max_positions)
+    if settings.max_length < settings.max_question + 4:  # three special tokens and one piece of the paragraph
+        raise ConfigError(
+            f"max_length: got {settings.max_length}, expected at least max_question {settings.max_question} + 4"
+        )
+    return settings
 
 
 def paper_grid(task: str, hidden_size: int) -> list[dict[str, Any]]:

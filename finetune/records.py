@@ -1,5 +1,7 @@
 """What is kept of a finished run: one line of `results.jsonl`, from which `report.py` makes its tables, and files."""
 
+import contextlib
+import fcntl
 import hashlib
 import json
 import os
@@ -8,10 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.config import StrictConfig
-from finetune.config import FinetuneConfig, SquadConfig
+from data_prep.shards import write_atomically
+from finetune.config import GlueConfig, SquadConfig
 from finetune.presets import ModelSize
 
 FILE_NAME = "results.jsonl"
+PREDICTIONS = "predictions"
+"""Folder, beside the file, of what runs leave besides their line."""
+EXAMPLES = "examples.json"
+"""In a run's folder there: what it said of each dev example, for paired tests (`significance.py`)."""
 
 Metrics = dict[str, dict[str, float]]
 """Dev split -> metric -> value, as fractions of 1."""
@@ -27,7 +34,7 @@ class RunIdentity(StrictConfig):
     random_weights: bool
     data_sha256: str
     """Of the examples."""
-    settings: SquadConfig | FinetuneConfig
+    settings: SquadConfig | GlueConfig
 
     def folder_name(self) -> str:
         """A name of its own for whatever the run leaves besides its record."""
@@ -77,21 +84,22 @@ def read_records(path: Path) -> list[RunRecord]:
 
 
 def append_record(path: Path, record: RunRecord) -> None:
-    """Adds one line and waits until it is on the disk; a line once cut short by a kill is closed first."""
+    """Adds one line, whole, beside other processes; a line once cut short by a kill is closed first."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a+b") as file:
-        file.seek(0, os.SEEK_END)
-        if file.tell():
-            file.seek(-1, os.SEEK_END)
-            if file.read(1) != b"\n":
-                file.write(b"\n")
-        file.write(record.model_dump_json().encode() + b"\n")
-        file.flush()
+    line = record.model_dump_json().encode() + b"\n"
+    with path.open("a+b", buffering=0) as file:
+        with contextlib.suppress(OSError):  # a file system without locks: one write at the end is whole all the same
+            fcntl.flock(file, fcntl.LOCK_EX)
+        size = file.seek(0, os.SEEK_END)
+        if size and os.pread(file.fileno(), 1, size - 1) != b"\n":
+            line = b"\n" + line
+        file.write(line)
         os.fsync(file.fileno())
 
 
 def write_files(folder: Path, files: Mapping[str, Any]) -> None:
-    """Writes each value as the JSON file of its name."""
+    """Writes each value under its name: a text as it is, anything else as JSON."""
     for name, value in files.items():
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(json.dumps(value, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, indent=1) + "\n"
+        write_atomically(folder / name, text.encode())

@@ -14,7 +14,9 @@ from typing import Annotated
 
 from data_prep.command_line import POSITIONAL, run_command
 from data_prep.config import ConfigError, StrictConfig
+from finetune.comparisons import differences
 from finetune.paper_tables import TABLES, Column, Table
+from finetune.report_sections import collapsed_lines, difference_lines, setting_lines
 from finetune.results import Cell, Row, load_runs, make_rows
 
 
@@ -30,9 +32,9 @@ class ReportOptions(StrictConfig):
 def main(options: ReportOptions) -> None:
     records = load_runs(options.runs)
     rows = make_rows(records)
-    first = options.runs[0]
-    output = options.output or (first if first.is_dir() else first.parent) / "report.md"
-    text = markdown(rows)
+    outputs = [path if path.is_dir() else path.parent for path in options.runs]
+    output = options.output or outputs[0] / "report.md"
+    text = markdown(rows, outputs)
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         output.write_text(text, encoding="utf-8")
@@ -45,13 +47,24 @@ def main(options: ReportOptions) -> None:
     print(f"{text}\nwritten to {output} and {output.with_suffix('.png')}")
 
 
-def markdown(rows: Sequence[Row]) -> str:
-    """The tables, our rows first, and the notes they need."""
+def markdown(rows: Sequence[Row], outputs: Sequence[Path] = ()) -> str:
+    """The tables, our rows first, the notes they need, and what stands behind them.
+
+    `outputs` are the folders that may hold the runs' predictions.
+    """
     tables = shown_tables(rows)
     lines = ["# Fine-tuning results", ""]
     for table in tables:
         lines += [f"## {table.title}", "", *table_lines(table, rows), ""]
-    return "\n".join([*lines, *notes(rows, tables)]) + "\n"
+    lines += [*notes(rows, tables), ""]
+    columns = list(dict.fromkeys(column for table in tables for column in table.columns))
+    for title, section in (
+        ("Differences between our own runs", difference_lines(differences(rows, columns, outputs))),
+        ("Best settings", setting_lines(rows, columns)),
+        ("Collapsed runs", collapsed_lines(rows)),
+    ):
+        lines += [f"## {title}", "", *section, ""] if section else []
+    return "\n".join(lines)
 
 
 def table_lines(table: Table, rows: Sequence[Row]) -> list[str]:
@@ -90,8 +103,8 @@ def members(table: Table, rows: Sequence[Row]) -> list[Row]:
 def _show(cell: Cell | None) -> str:
     if cell is None:
         return "–"
-    marks = ("*" if cell.settings_tried > 1 else "") + ("" if cell.official_data else "†")
-    collapsed = f", {cell.collapsed} collapsed" if cell.collapsed else ""
+    marks = ("*" if len(cell.tried) > 1 else "") + ("" if cell.official_data else "†")
+    collapsed = f", {sum(cell.collapsed)} collapsed" if any(cell.collapsed) else ""
     spread = f"{min(cell.scores):.1f}–{max(cell.scores):.1f}"
     return f"**{cell.median:.1f}**{marks} ({spread}; {len(cell.scores)}{collapsed})"
 
@@ -109,12 +122,13 @@ def notes(rows: Sequence[Row], tables: Sequence[Table]) -> list[str]:
         "Dev sets, per cent: **median** (lowest–highest; number of seeds), after the last epoch.",
         "The paper's rows are medians over five seeds; no difference from them is claimed.",
     ]
-    if any(cell.collapsed for cell in cells):
+    if any(any(cell.collapsed) for cell in cells):
         lines += [
             "",
-            "Collapsed: the model gives every example the same answer; the run is counted all the same.",
+            "Collapsed: the model gives every example the same answer, or its loss was no longer finite; the run is "
+            "counted all the same.",
         ]
-    if any(cell.settings_tried > 1 for cell in cells):
+    if any(len(cell.tried) > 1 for cell in cells):
         lines += [
             "",
             "\\* the best median of several settings, chosen on the dev set itself, as the paper does.",

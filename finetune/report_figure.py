@@ -1,4 +1,4 @@
-"""The figure of a report: every seed a dot, every median a bar, beside the paper's medians."""
+"""The figure of a report: every seed a dot, or a cross where it collapsed, every median a bar, beside the paper's."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -48,7 +48,8 @@ def _draw_row(axes: Axes, row: Row, table: Table, offset: float, colour: str) ->
     for place, column in enumerate(table.columns):
         cell = row.cells.get(column.title)
         if cell:
-            axes.plot([place + offset] * len(cell.scores), cell.scores, "o", alpha=0.5, color=colour)
+            for score, collapsed in zip(cell.scores, cell.collapsed, strict=True):
+                axes.plot(place + offset, score, "X" if collapsed else "o", alpha=0.5, color=colour)
             axes.plot(place + offset, cell.median, "_", markersize=18, markeredgewidth=3, color=colour)
     axes.plot([], [], "o", color=colour, label=row.label)
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from data_prep.config import ConfigError
+from finetune.config import GlueConfig, SquadConfig
 from finetune.paper_tables import COLUMNS, Column
 from finetune.presets import ModelSize
 from finetune.records import FILE_NAME, RunRecord, read_records
@@ -22,9 +23,20 @@ class Cell:
     """One model in one column: the seeds' scores, in per cent, under the setting with the best median."""
 
     scores: tuple[float, ...]
-    settings_tried: int
-    collapsed: int
+    records: tuple[RunRecord, ...]
+    """The runs they are of."""
+    tried: tuple[GlueConfig | SquadConfig, ...]
     official_data: bool
+
+    @property
+    def setting(self) -> GlueConfig | SquadConfig:
+        """The one with the best median."""
+        return self.records[0].run.settings
+
+    @property
+    def collapsed(self) -> tuple[bool, ...]:
+        """Which of the scores are those of collapsed runs."""
+        return tuple(record.collapsed is not None for record in self.records)
 
     @property
     def median(self) -> float:
@@ -38,6 +50,8 @@ class Row:
     label: str
     size: ModelSize
     cells: dict[str, Cell] = field(default_factory=dict)
+    collapsed: tuple[RunRecord, ...] = ()
+    """Every collapsed run, whatever its setting."""
 
 
 def load_runs(paths: Iterable[Path]) -> list[RunRecord]:
@@ -68,10 +82,11 @@ def make_rows(records: Sequence[RunRecord]) -> list[Row]:
     rows = []
     for (name, digest, random), runs in models.items():
         version = f" {digest[:7]}" if versions.count((name, random)) > 1 else ""
-        row = Row(name + version + (" (random weights)" if random else ""), runs[0].model_size)
+        label = name + version + (" (random weights)" if random else "")
+        row = Row(label, runs[0].model_size, collapsed=tuple(run for run in runs if run.collapsed))
         for column in COLUMNS:
             of_task = [record for record in runs if record.run.task == column.task]
-            if of_task:
+            if any(column.split in record.last for record in of_task):
                 row.cells[column.title] = make_cell(of_task, column)
         rows.append(row)
     return rows
@@ -83,6 +98,7 @@ def make_cell(records: Sequence[RunRecord], column: Column) -> Cell:
     Raises:
         ConfigError: runs on different data, which no median may mix.
     """
+    records = [record for record in records if column.split in record.last]
     if len({record.run.data_sha256 for record in records}) > 1:
         raise ConfigError(f"runs: {records[0].model} was trained on different {column.task} data; report them apart")
     by_setting: dict[str, list[RunRecord]] = {}
@@ -93,8 +109,8 @@ def make_cell(records: Sequence[RunRecord], column: Column) -> Cell:
     chosen = max(by_setting.values(), key=lambda runs: statistics.median(scores_of(runs, split, metric)))
     return Cell(
         scores=scores_of(chosen, column.split, column.metric),
-        settings_tried=len(by_setting),
-        collapsed=sum(record.collapsed is not None for record in chosen),
+        records=tuple(chosen),
+        tried=tuple(runs[0].run.settings for runs in by_setting.values()),
         official_data=is_official(chosen[0]),
     )
 

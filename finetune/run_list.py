@@ -1,21 +1,26 @@
-"""The runs of one launch: what is asked for, what is done already, and the rest one after another.
+"""The runs of a launch: what is asked for, what is done already, and the rest one after another.
 
-A finished run is a line of OUTPUT/results.jsonl; its answers, where its task keeps them, lie in OUTPUT/predictions.
+A finished run is a line of OUTPUT/results.jsonl; its answers lie in OUTPUT/predictions, what a killed one goes on from
+in OUTPUT/checkpoints. Several launches with one OUTPUT share the runs (`claims.py`).
 """
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
+from finetune.claims import take
 from finetune.config import FinetuneOptions
 from finetune.job import Job
 from finetune.model_folder import ModelFolder
 from finetune.presets import size_of
-from finetune.records import FILE_NAME, RunIdentity, RunRecord, append_record, read_records, write_files
-from finetune.train import Outcome, train
+from finetune.records import FILE_NAME, PREDICTIONS, RunIdentity, RunRecord, append_record, read_records, write_files
+from finetune.resume import Keeper, Stopped
+from finetune.train import Outcome, optimization, train
+from pretrain.deepspeed_config import resolve
 from pretrain.processes import World, start_processes
+from pretrain.stopping import EXIT_STOPPED, StopRequest
 
-PREDICTIONS = "predictions"
+CHECKPOINTS, CLAIMS = "checkpoints", "claims"
 
 PLAIN_DEEPSPEED_CONFIG = Path(__file__).resolve().parents[1] / "ds_configs" / "zero0_fp32.json"
 """Where none is named: the models fit one machine, and fp32 runs on all of them."""
@@ -24,34 +29,126 @@ PLAIN_DEEPSPEED_CONFIG = Path(__file__).resolve().parents[1] / "ds_configs" / "z
 def run_unfinished(
     tasks: Iterable[RunIdentity],
     make_job: Callable[[RunIdentity], Job],
+    files: Mapping[str, Sequence[str]],
     model: ModelFolder,
     options: FinetuneOptions,
     output: Path,
-) -> None:
-    """Runs each of `tasks` with every seed of the options, but for what the output folder has."""
+) -> int:
+    """Runs each of `tasks` with every seed of the options, but for what the output folder has.
+
+    `files` names, by task, what a finished run has in its folder of predictions. Returns the process's exit code.
+
+    Raises:
+        ConfigError: a model, DeepSpeed configuration or setting that does not fit.
+    """
     runs = [task.model_copy(update={"seed": seed}) for task in tasks for seed in dict.fromkeys(options.seeds)]
-    world = start_processes()
-    results = output / FILE_NAME
-    waiting = world.share(unfinished(runs, results) if world.is_first else None)
-    if world.is_first:
-        print(f"{len(waiting)} of {len(runs)} runs to do, results in {results}", flush=True)
-    deepspeed_config = options.deepspeed_config or PLAIN_DEEPSPEED_CONFIG
-    job, task = None, None
-    for run in (runs[place] for place in waiting):
-        if job is None or task != run.model_copy(update={"seed": None}):
-            job, task = make_job(run), run.model_copy(update={"seed": None})
-        started = time.monotonic()
-        outcome = train(model.path, run.random_weights, job, run.settings, run.seed, deepspeed_config, world)
-        if world.is_first:
-            seconds = time.monotonic() - started
-            write_files(output / PREDICTIONS / run.folder_name(), outcome.files)
-            append_record(results, make_record(options.model, model, run, job, outcome, seconds, world))
+    queue = Queue(runs, make_job, files, model, options, output)
+    return queue.work()
 
 
-def unfinished(runs: Sequence[RunIdentity], results: Path) -> list[int]:
-    """Places in `runs` of those that the results file lacks."""
-    done = [record.run for record in read_records(results)]
-    return [place for place, run in enumerate(runs) if run not in done]
+class Queue:
+    """The runs of one launch, and what they share."""
+
+    def __init__(
+        self,
+        runs: Sequence[RunIdentity],
+        make_job: Callable[[RunIdentity], Job],
+        files: Mapping[str, Sequence[str]],
+        model: ModelFolder,
+        options: FinetuneOptions,
+        output: Path,
+    ) -> None:
+        self.runs, self.files, self.model, self.options, self.output = runs, files, model, options, output
+        self.world = start_processes()
+        self.deepspeed_config = options.deepspeed_config or PLAIN_DEEPSPEED_CONFIG
+        for settings in dict.fromkeys(run.settings for run in runs):  # a mistake shows before anything is written
+            resolve(
+                self.deepspeed_config,
+                batch_size=settings.batch_size,
+                world_size=self.world.world_size,
+                device_type=self.world.device.type,
+                optim=optimization(settings, steps=1),
+            )
+        self._make_job = make_job
+        self._job: tuple[RunIdentity, Job] | None = None
+
+    def work(self) -> int:
+        """Does every run that is neither done nor under way elsewhere; a claim may be orphaned in the meantime."""
+        waiting = self.unfinished()
+        self.say(f"{len(waiting)} of {len(self.runs)} runs to do, results in {self.output / FILE_NAME}")
+        stop = StopRequest(self.output)
+        try:
+            while any(self.do_if_free(self.runs[place], stop) for place in waiting):
+                waiting = self.unfinished()
+        except Stopped:
+            self.say("stopped on request; the same command goes on from there")
+            return EXIT_STOPPED
+        if waiting:
+            self.say(f"{len(waiting)} runs are under way in other processes")
+        return 0
+
+    def do_if_free(self, run: RunIdentity, stop: StopRequest) -> bool:
+        """Does a run unless another process has done it or is at it. Collective."""
+        name = run.folder_name()
+        claim = take(self.output / CLAIMS, name) if self.world.is_first else None
+        try:
+            if not self.world.share(bool(claim and not is_done(run, self.output, self.files))):
+                return False
+            started = time.monotonic()
+            keeper = Keeper(self.output / CHECKPOINTS / name, lambda: bool(stop))
+            job = self.job(run)
+            outcome = train(
+                self.model.path,
+                run.random_weights,
+                job,
+                run.settings,
+                run.seed,
+                self.deepspeed_config,
+                self.world,
+                keeper,
+            )
+            if self.world.is_first:
+                seconds = time.monotonic() - started
+                write_files(self.output / PREDICTIONS / name, outcome.files)
+                record = make_record(self.options.model, self.model, run, job, outcome, seconds, self.world)
+                append_record(self.output / FILE_NAME, record)
+                keeper.forget()
+            return True
+        finally:
+            if claim:
+                claim.release()
+
+    def job(self, run: RunIdentity) -> Job:
+        """The run's task with its data, kept for the next seed."""
+        task = run.model_copy(update={"seed": None})
+        if self._job is None or self._job[0] != task:
+            self._job = None  # frees the memory first
+            self._job = (task, self._make_job(run))
+        return self._job[1]
+
+    def unfinished(self) -> list[int]:
+        """Places of the runs that are not done; the same on every rank."""
+        return self.world.share(unfinished(self.runs, self.output, self.files) if self.world.is_first else None)
+
+    def say(self, line: str) -> None:
+        if self.world.is_first:
+            print(line, flush=True)
+
+
+def unfinished(runs: Sequence[RunIdentity], output: Path, files: Mapping[str, Sequence[str]]) -> list[int]:
+    """Places in `runs` of those that the output folder lacks, or lacks a file of."""
+    done = [record.run for record in read_records(output / FILE_NAME)]
+    return [
+        place
+        for place, run in enumerate(runs)
+        if run not in done
+        or not all((output / PREDICTIONS / run.folder_name() / name).is_file() for name in files.get(run.task, ()))
+    ]
+
+
+def is_done(run: RunIdentity, output: Path, files: Mapping[str, Sequence[str]]) -> bool:
+    """Whether the output folder has all of a run."""
+    return not unfinished([run], output, files)
 
 
 def make_record(

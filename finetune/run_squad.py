@@ -2,9 +2,9 @@
 
     deepspeed finetune/run_squad.py --model OUT --data_dir SQUAD
 
-One launch runs every seed. A finished run is a line of OUTPUT/results.jsonl, its answers (predictions.json, n-best
-list, null odds, official metrics) lie in OUTPUT/predictions, and the same command again runs only what is not there
-yet. Tables: finetune/report.py.
+One launch runs every seed; several at once share them. A finished run is a line of OUTPUT/results.jsonl, its answers
+(predictions.json, n-best list, null odds, official metrics) lie in OUTPUT/predictions, and the same command again does
+only what is not there yet. Tables: finetune/report.py.
 """
 
 import sys
@@ -18,21 +18,21 @@ from data_prep.command_line import run_command
 from finetune.config import SquadConfig, SquadOptions
 from finetune.presets import paper_grid, squad_settings_for
 from finetune.records import RunIdentity
-from finetune.tasks.squad import VERSIONS, load_squad
+from finetune.tasks.squad import VERSIONS, load_squad, read_squad
 
 if TYPE_CHECKING:
     from finetune.squad_job import SquadJob
 
 
 def main(options: SquadOptions) -> None:
-    run_queue(options)
+    code = run_queue(options)
     from pretrain.processes import leave
 
-    leave(0)
+    leave(code)
 
 
-def run_queue(options: SquadOptions) -> None:
-    """Runs what the options ask for and the output folder does not have yet.
+def run_queue(options: SquadOptions) -> int:
+    """Runs what the options ask for and the output folder does not have yet; returns the exit code.
 
     Raises:
         ConfigError: a wrong model, file or setting; all data is read before the first run.
@@ -42,6 +42,7 @@ def run_queue(options: SquadOptions) -> None:
     model = open_model(options.model)
     version = VERSIONS[options.version]
     data = load_squad(version, options.data_dir)
+    test = read_squad(options.test_file, labelled=False) if options.test_file else None
     hidden_size, positions = model.config.hidden_size, model.config.max_position_embeddings
     points = paper_grid(version.name, hidden_size) if options.grid else [{}]
     wanted = [squad_settings_for(hidden_size, positions, point | options.overrides()) for point in points]
@@ -55,13 +56,14 @@ def run_queue(options: SquadOptions) -> None:
     )
     planned = [first.model_copy(update={"settings": settings}) for settings in dict.fromkeys(wanted)]
     from finetune.run_list import run_unfinished
-    from finetune.squad_job import make_job
+    from finetune.squad_job import TEST_PREFIX, make_job
 
     def prepare(run: RunIdentity) -> "SquadJob":
         assert isinstance(run.settings, SquadConfig)
-        return make_job(version, data, model.tokenizer, run.settings)
+        return make_job(version, data, model.tokenizer, run.settings, test)
 
-    run_unfinished(planned, prepare, model, options, options.output)
+    files = {version.name: [TEST_PREFIX + "predictions.json"] if test else []}
+    return run_unfinished(planned, prepare, files, model, options, options.output)
 
 
 if __name__ == "__main__":

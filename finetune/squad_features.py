@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from data_prep.config import ConfigError
 from finetune.config import SquadConfig
 from finetune.features import Features
 from finetune.presets import HEAD_KINDS
@@ -104,15 +103,7 @@ def window_of_most_context(windows: Sequence[range], size: int) -> np.ndarray:
 
 
 def make_windows(file: SquadFile, tokenizer: Any, settings: SquadConfig, *, training: bool) -> Windows:
-    """The windows of every question; the targets hold its first answer in training, else nothing.
-
-    Raises:
-        ConfigError: a length that leaves a paragraph no room beside its question.
-    """
-    if settings.max_length < settings.max_question + 4:  # three special tokens and one piece of the paragraph
-        raise ConfigError(
-            f"max_length: got {settings.max_length}, expected at least max_question {settings.max_question} + 4"
-        )
+    """The windows of every question; the targets hold its first answer in training, else nothing."""
     paragraphs = list(cut_into_pieces(file.paragraphs, tokenizer))
     made = Windows([], Features([], [], []), paragraphs)
     texts = [question.text for question in file.questions]

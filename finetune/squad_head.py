@@ -53,12 +53,8 @@ class PairScorer(nn.Module):
         self.LayerNorm = nn.LayerNorm(size, eps=1e-12) if layer_norm else nn.Identity()
         self.dropout = nn.Dropout(dropout)
         self.logit = nn.Linear(size, 1, bias=bias)
-        # TensorFlow's default for the whole matrix, which google-research/electra leaves in place.
-        limit = math.sqrt(6 / (2 * hidden_size + size))
-        nn.init.uniform_(self.first.weight, -limit, limit)
-        nn.init.uniform_(self.second.weight, -limit, limit)
-        nn.init.zeros_(self.second.bias)
-        initialize(self.logit)
+        initialize(kind, self.first, self.second)
+        initialize(kind, self.logit)
 
     def forward(self, first_H: Tensor, second_H: Tensor) -> Tensor:
         """States [..., H], whose leading dimensions broadcast -> logits [...], fp32."""
@@ -73,7 +69,7 @@ class SpanHead(nn.Module):
         super().__init__()
         self.beam = kind.beam
         self.start = nn.Linear(hidden_size, 1)
-        initialize(self.start)
+        initialize(kind, self.start)
         self.end = PairScorer(hidden_size, kind, layer_norm=kind.end_layer_norm)
         self.unanswerable = PairScorer(
             hidden_size, kind, dropout=dropout if kind.answerable_dropout else 0.0, bias=kind.answerable_bias
@@ -105,13 +101,17 @@ class QuestionAnswerer(nn.Module):
     def __init__(self, encoder: ElectraEncoder, kind: HeadKind) -> None:
         super().__init__()
         self.electra = encoder
+        self.last_separator = kind.last_separator
         self.head = SpanHead(encoder.config.hidden_size, kind, encoder.config.hidden_dropout_prob)
 
     def forward(self, batch: Batch) -> SpanLogits | SpanBeams:
         """Logits in training, beams in evaluation. A span lies in the second segment or is [CLS]."""
-        hidden_BLH = self.electra(batch.input_ids_BL, batch.attention_mask_BL, batch.token_type_ids_BL)
         allowed_BL = batch.token_type_ids_BL.bool()
+        if not self.last_separator:
+            last_B1 = batch.attention_mask_BL.sum(1, keepdim=True) - 1
+            allowed_BL = allowed_BL.scatter(1, last_B1, False)
         allowed_BL[:, 0] = True
+        hidden_BLH = self.electra(batch.input_ids_BL, batch.attention_mask_BL, batch.token_type_ids_BL)
         return self.head(hidden_BLH, allowed_BL, batch.target_B[:, 0].long() if self.training else None)
 
 
@@ -124,8 +124,13 @@ def span_losses(logits: SpanLogits, target_B3: Tensor) -> Tensor:
     return (start_loss_B + end_loss_B) / 2 + UNANSWERABLE_WEIGHT * null_loss_B
 
 
-def initialize(layer: nn.Linear) -> None:
-    """TensorFlow's default, which google-research/electra leaves in place."""
-    nn.init.xavier_uniform_(layer.weight)
-    if layer.bias is not None:
-        nn.init.zeros_(layer.bias)
+def initialize(kind: HeadKind, *layers: nn.Linear) -> None:
+    """Layers whose matrices lie side by side are initialised as the one they stand for; biases start at 0."""
+    limit = math.sqrt(6 / (sum(layer.in_features for layer in layers) + layers[0].out_features))
+    for layer in layers:
+        if kind.initializer_range:
+            nn.init.normal_(layer.weight, std=kind.initializer_range)
+        else:
+            nn.init.uniform_(layer.weight, -limit, limit)
+        if layer.bias is not None:
+            nn.init.zeros_(layer.bias)

@@ -62,10 +62,7 @@ def evaluate(
         KeyError: a question without a prediction.
     """
     answerable = {question.id: bool(question.answers) for question in questions}
-    raw = {
-        "exact": {q.id: max(exact_match(text, predicted[q.id]) for text in references(q)) for q in questions},
-        "f1": {q.id: max(f1(text, predicted[q.id]) for text in references(q)) for q in questions},
-    }
+    raw = question_scores(questions, predicted)
     final = {name: _apply_threshold(scores, answerable, null_scores or {}, threshold) for name, scores in raw.items()}
     result = _summary(final, answerable)
     for prefix, kind in (("HasAns", True), ("NoAns", False)):
@@ -78,11 +75,33 @@ def evaluate(
     return result
 
 
+def question_scores(questions: Sequence[Question], predicted: Mapping[str, str]) -> dict[str, Scores]:
+    """Exact match and F1 of each question, by metric and id.
+
+    Raises:
+        KeyError: a question without a prediction.
+    """
+    return {
+        "exact": {q.id: max(exact_match(text, predicted[q.id]) for text in references(q)) for q in questions},
+        "f1": {q.id: max(f1(text, predicted[q.id]) for text in references(q)) for q in questions},
+    }
+
+
 def evaluate_squad1(questions: Sequence[Question], predicted: Mapping[str, str]) -> dict[str, float]:
     """SQuAD 1.1's official metrics, in per cent, of one predicted text a question id.
 
-    They differ from `evaluate` for answers that normalize to nothing, such as "a": exact match takes them as they
-    are, F1 gives them nothing.
+    Raises:
+        KeyError: a question without a prediction.
+    """
+    scores = question_scores_squad1(questions, predicted)
+    return _summary(scores, scores["exact"])
+
+
+def question_scores_squad1(questions: Sequence[Question], predicted: Mapping[str, str]) -> dict[str, Scores]:
+    """Exact match and F1 of each question, by metric and id.
+
+    They differ from `question_scores` for answers that normalize to nothing, such as "a": exact match takes them as
+    they are, F1 gives them nothing.
 
     Raises:
         KeyError: a question without a prediction.
@@ -92,7 +111,7 @@ def evaluate_squad1(questions: Sequence[Question], predicted: Mapping[str, str])
         given = predicted[question.id]
         exact[question.id] = max(exact_match(answer.text, given) for answer in question.answers)
         overlap[question.id] = max((f1(a.text, given) for a in question.answers if normalize(a.text)), default=0.0)
-    return _summary({"exact": exact, "f1": overlap}, exact)
+    return {"exact": exact, "f1": overlap}
 
 
 def _apply_threshold(

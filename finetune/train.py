@@ -1,7 +1,7 @@
 """One fine-tuning run: a task, a seed, a model -> dev scores after each epoch.
 
 Every rank holds all examples and takes its part of each batch; the loss is the mean over the whole batch, so
-neither the number of ranks nor the micro-batch changes what is learned. All randomness derives from the seed.
+neither the number of ranks nor the micro-batch changes what is learned. All randomness derives from (seed, batch).
 """
 
 import gc
@@ -15,17 +15,19 @@ import numpy as np
 import torch
 from torch import nn
 
+from finetune.batches import epoch_batches
 from finetune.config import FinetuneConfig
 from finetune.features import collate
 from finetune.job import Evaluation, Job
 from finetune.layer_decay import layer_scale
 from finetune.records import Metrics
+from finetune.resume import Keeper, RunState
 from pretrain.deepspeed_config import resolve
 from pretrain.encoder import ElectraEncoder
 from pretrain.engine import Engine
 from pretrain.huggingface import load_encoder
 from pretrain.optim import OptimConfig, learning_rate, parameter_groups
-from pretrain.ordering import key_of, permuted
+from pretrain.ordering import key_of
 from pretrain.processes import World
 
 REPORT_SECONDS = 30.0
@@ -41,7 +43,7 @@ class Outcome(NamedTuple):
     collapsed: str | None
     precision: str
     files: Mapping[str, Any]
-    """What to keep of the last epoch's answers: file name -> JSON value."""
+    """What to keep of the answers: file name -> text, or a value that JSON can hold."""
 
 
 def train(
@@ -52,11 +54,13 @@ def train(
     seed: int,
     deepspeed_config: Path,
     world: World,
+    keeper: Keeper | None = None,
 ) -> Outcome:
-    """One run from its start, on every rank.
+    """One run, on every rank: from its start, or from where `keeper` has it.
 
     Raises:
         ConfigError: a model or DeepSpeed configuration that does not fit.
+        Stopped: `keeper` was asked to stop, and has the run.
     """
     torch.manual_seed(key_of(seed, 0))
     encoder = load_encoder(
@@ -65,15 +69,16 @@ def train(
         hidden_dropout_prob=settings.dropout,
         attention_probs_dropout_prob=settings.attention_dropout,
     )
-    run = Run(encoder, job, settings, seed, deepspeed_config, world)
-    outcome = run.train()
-    del run
-    gc.collect()  # DeepSpeed's engine holds itself in cycles; the next run needs its memory
-    return outcome
+    run = Run(encoder, job, settings, seed, deepspeed_config, world, keeper)
+    try:
+        return run.train()
+    finally:
+        del run
+        gc.collect()  # DeepSpeed's engine holds itself in cycles; the next run needs its memory
 
 
 class Run:
-    """The state of one run: the engine, and the count of updates done."""
+    """The engine of one run, and where it stands."""
 
     def __init__(
         self,
@@ -83,17 +88,18 @@ class Run:
         seed: int,
         deepspeed_config: Path,
         world: World,
+        keeper: Keeper | None = None,
     ) -> None:
-        self.job, self.settings, self.seed, self.world = job, settings, seed, world
+        self.job, self.settings, self.seed, self.world, self.keeper = job, settings, seed, world, keeper
         self.batches_per_epoch = math.ceil(len(job.train.targets) / settings.batch_size)
         self.optim = optimization(settings, self.batches_per_epoch * settings.epochs)
         model = job.build(encoder)
         self.engine = Engine(
             model, groups(model, encoder.config.num_hidden_layers, settings), self._resolve(deepspeed_config), world
         )
-        self.updates = 0
-        self.progress = Progress(world, self.optim.steps, f"{job.task.name} seed {seed}", job.task.metrics)
-        torch.manual_seed(key_of(seed, 1, world.rank))  # dropout from here on
+        self.state = keeper.resume(self.engine) if keeper else RunState()
+        title = f"{job.task.name} seed {seed}"
+        self.progress = Progress(world, self.state.batches, self.optim.steps, title, job.task.metrics)
 
     def _resolve(self, deepspeed_config: Path) -> dict[str, Any]:
         return resolve(
@@ -106,40 +112,53 @@ class Run:
 
     def train(self) -> Outcome:
         """All epochs, an evaluation after each; a loss that is not finite ends the run."""
-        losses: list[float | None] = []
-        evaluations: list[Evaluation] = []
-        for epoch in range(self.settings.epochs):
+        state, evaluation = self.state, None
+        for epoch in range(len(state.losses), self.settings.epochs):
             loss = self.train_epoch(epoch)
-            losses.append(loss if math.isfinite(loss) else None)
             self.engine.module.eval()
-            evaluations.append(self.job.evaluate(self.engine))
-            self.progress.epoch(epoch, loss, evaluations[-1].metrics)
-            if losses[-1] is None:
+            evaluation = self.job.evaluate(self.engine)
+            state.losses.append(loss if math.isfinite(loss) else None)
+            state.metrics.append(evaluation.metrics)
+            self.progress.epoch(epoch, loss, evaluation.metrics)
+            if state.losses[-1] is None:
                 break
-        last = evaluations[-1]
+        assert evaluation is not None  # a checkpoint of the last epoch lies before its evaluation
+        return self._outcome(evaluation)
+
+    def _outcome(self, last: Evaluation) -> Outcome:
         collapsed = "constant prediction" if last.constant else None
+        tests = self.job.predict_tests(self.engine)
         return Outcome(
-            last=last.metrics,
-            best=max((evaluation.metrics for evaluation in evaluations), key=self._headline),
-            train_losses=tuple(losses),
-            collapsed="non-finite loss" if losses[-1] is None else collapsed,
+            last=last.metrics | tests.metrics,
+            best=max(self.state.metrics, key=self._headline),
+            train_losses=tuple(self.state.losses),
+            collapsed="non-finite loss" if self.state.losses[-1] is None else collapsed,
             precision=str(self.engine.dtype).removeprefix("torch."),
-            files=last.files,
+            files={**last.files, **tests.files},
         )
 
     def _headline(self, metrics: Metrics) -> float:
         return metrics[self.job.task.dev_splits[0]][self.job.task.metrics[0]]
 
+    def batches(self, epoch: int) -> list[np.ndarray]:
+        """The examples of each batch of an epoch, in their order."""
+        lengths = [len(ids) for ids in self.job.train.input_ids]
+        return epoch_batches(lengths, self.settings.batch_size, self.settings.length_pool, self.seed, epoch)
+
     def train_epoch(self, epoch: int) -> float:
-        """One pass over the training examples in an order of its own; the mean loss over all of them."""
+        """What is left of a pass over the training examples; the mean loss over the whole of it."""
         self.engine.module.train()
-        size = len(self.job.train.targets)
-        order = permuted(np.arange(size), size, self.seed, epoch)
+        state = self.state
         loss_sum = torch.zeros((), device=self.world.device)
-        for start in range(0, size, self.settings.batch_size):
-            loss_sum += self.update(order[start : start + self.settings.batch_size])
+        if self.world.is_first:
+            loss_sum += state.loss_sum
+        for chosen in self.batches(epoch)[state.batches - epoch * self.batches_per_epoch :]:
+            loss_sum += self.update(chosen)
             self.progress.step()
-        return float(self.engine.sum_over_ranks(loss_sum)) / size
+            if self.keeper:
+                self.keeper.after_batch(self.engine, state, loss_sum)
+        state.loss_sum = 0.0
+        return float(self.engine.sum_over_ranks(loss_sum)) / len(self.job.train.targets)
 
     def update(self, chosen: np.ndarray) -> torch.Tensor:
         """One update on the examples `chosen`; returns the sum of this rank's losses."""
@@ -147,19 +166,21 @@ class Run:
         parts = self.world.world_size * engine.accumulation_steps
         loss_sum = torch.zeros((), device=self.world.device)
         rate = learning_rate(
-            self.updates,
+            self.state.updates,
             base=self.optim.lr,
             warmup_steps=self.optim.warmup_steps,
             total_steps=self.optim.steps,
         )
         for part in range(self.world.rank, parts, self.world.world_size):
+            torch.manual_seed(key_of(self.seed, 1, self.state.batches, part))  # dropout's only source
             batch = collate(self.job.train, chosen[part::parts], self.job.pad_id, self.world.device)
             loss_B = self.job.losses(engine.forward(batch), batch) * batch.weight_B
             # DeepSpeed takes the mean over parts of unequal size: undo it, divide by the true count.
             engine.backward(loss_B.sum() * parts / len(chosen))
             loss_sum += loss_B.detach().sum()
             result = engine.step(rate)
-        self.updates += result.updated
+        self.state.batches += 1
+        self.state.updates += result.updated
         return loss_sum
 
 
@@ -188,10 +209,12 @@ def groups(model: nn.Module, num_layers: int, settings: FinetuneConfig) -> list[
 class Progress:
     """Lines of progress on the first rank: one an epoch, and one now and then in between."""
 
-    def __init__(self, world: World, steps: int, title: str, shown: tuple[str, ...]) -> None:
+    def __init__(self, world: World, done: int, steps: int, title: str, shown: tuple[str, ...]) -> None:
         self.speaks, self.steps, self.title, self.shown = world.is_first, steps, title, shown
-        self.done = 0
+        self.done = self.resumed = done
         self.started = self.spoken = time.monotonic()
+        if done and self.speaks:
+            print(f"{title}: goes on after step {done}/{steps}", flush=True)
 
     def step(self) -> None:
         """Counts an update."""
@@ -199,7 +222,7 @@ class Progress:
         now = time.monotonic()
         if self.speaks and now - self.spoken > REPORT_SECONDS:
             self.spoken = now
-            left = (now - self.started) / self.done * (self.steps - self.done)
+            left = (now - self.started) / (self.done - self.resumed) * (self.steps - self.done)
             print(f"{self.title}: step {self.done}/{self.steps}, {left:.0f} s left", flush=True)
 
     def epoch(self, epoch: int, loss: float, metrics: Metrics) -> None:

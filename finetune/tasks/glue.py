@@ -1,21 +1,20 @@
-"""The nine GLUE tasks as rows of one table, read from the official TSV files or from the Hugging Face hub.
-
-The TSV files are not quoted CSV: a tab always separates, a quotation mark is text. MRPC's begin with a byte
-order mark, CoLA's have no header.
-"""
+"""The nine GLUE tasks and the diagnostic set AX as rows of one table; `glue_files.py` reads their files."""
 
 import hashlib
-from collections.abc import Iterable
+import math
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from data_prep.config import ConfigError
 
-HUB = "hub"
-HUB_DATASET = "nyu-mll/glue"
-PROBLEMS_SHOWN = 5
-"""Malformed rows one error names in full; it counts the rest."""
+UNLABELLED = math.nan
+"""Target of an example whose label is not given."""
+HUB_UNLABELLED = -1
+"""The label that the hub's copy gives such examples."""
+INDEX_COLUMNS = ("index", "idx", "id")
+"""Names of an example's number: in GLUE's TSV files, on the hub, in GLUE's QQP."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,8 +32,10 @@ class Task:
     """Names in `metrics.METRICS`; the first chooses the best epoch."""
     dev_splits: tuple[str, ...] = ("dev",)
     """File stems; the hub says `validation` where GLUE's files say `dev`."""
+    submissions: tuple[tuple[str, str], ...] = ()
+    """Test splits by file stem, and the file of GLUE's submission format each goes into; TASK.tsv unless named."""
     header: tuple[str, ...] | None = None
-    """Column names of files that carry none."""
+    """Column names of training and dev files that carry none."""
     hub_text_columns: tuple[str, ...] | None = None
     """The hub's names of the text columns where they differ from the files'."""
     unordered: bool = False
@@ -46,6 +47,26 @@ class Task:
     def num_outputs(self) -> int:
         """Outputs of the task head: one a class, or the score."""
         return len(self.classes) or 1
+
+    @property
+    def test_files(self) -> dict[str, str]:
+        """Test split -> file of a submission."""
+        return dict(self.submissions or (("test", f"{self.name}.tsv"),))
+
+    def columns(self, names: Collection[str], labelled: bool) -> list[str]:
+        """Which of a file's columns hold the texts and, where `labelled`, the label: GLUE's names or the hub's.
+
+        Raises:
+            ValueError: a column is missing.
+        """
+        known = {name.lower(): name for name in names}
+        official = (*self.text_columns, *([self.label_column] if labelled else ()))
+        hub = (*(self.hub_text_columns or self.text_columns), *(["label"] if labelled else ()))
+        for wanted in (official, hub):
+            if all(name.lower() in known for name in wanted):
+                return [known[name.lower()] for name in wanted]
+        missing = next(name for name in official if name.lower() not in known)
+        raise ValueError(f"no column {missing!r} among {', '.join(map(repr, names))}")
 
 
 TASKS = {
@@ -92,6 +113,7 @@ TASKS = {
             hub_text_columns=("premise", "hypothesis"),
             classes=("entailment", "neutral", "contradiction"),
             dev_splits=("dev_matched", "dev_mismatched"),
+            submissions=(("test_matched", "MNLI-m.tsv"), ("test_mismatched", "MNLI-mm.tsv")),
             official_examples=392_702,
         ),
         Task(
@@ -110,6 +132,16 @@ TASKS = {
     )
 }
 
+AX = Task(
+    name="AX",
+    text_columns=("sentence1", "sentence2"),
+    hub_text_columns=("premise", "hypothesis"),
+    classes=TASKS["MNLI"].classes,
+    metrics=("matthews",),
+    official_examples=0,
+)
+"""The diagnostic set, predicted by the model of MNLI; only `diagnostic-full.tsv` has labels."""
+
 
 class Example(NamedTuple):
     """One or two texts and what to predict: a class number, or a score divided by `Task.max_score`."""
@@ -118,14 +150,25 @@ class Example(NamedTuple):
     target: float
 
 
+class UnseenSet(NamedTuple):
+    """Examples to predict, most without labels, and GLUE's index of each."""
+
+    task: Task
+    """The row of the table it is read and scored by: AX for the diagnostic set."""
+    indices: list[str]
+    examples: list[Example]
+
+
 class TaskData(NamedTuple):
     """The examples of a task; `dev` is keyed by split name, two of them for MNLI."""
 
     train: list[Example]
     dev: dict[str, list[Example]]
+    tests: dict[str, UnseenSet] = {}
+    """By the file that its predictions go into."""
 
     def fingerprint(self) -> str:
-        """SHA-256 over every example: runs with the same one saw the same data, wherever it came from."""
+        """SHA-256 over every training and dev example: runs with the same one saw the same data, from anywhere."""
         digest = hashlib.sha256()
         for examples in (self.train, *self.dev.values()):
             for example in examples:
@@ -146,104 +189,62 @@ def select_tasks(names: Iterable[str]) -> list[Task]:
     return list(TASKS.values()) if "all" in names else [TASKS[name] for name in names]
 
 
-def load_task(task: Task, data_dir: str) -> TaskData:
-    """Reads training and dev examples from `data_dir`/<TASK>/*.tsv, or from the hub when `data_dir` is `hub`.
-
-    Raises:
-        ConfigError: a missing folder or file, a malformed row, or a hub that cannot be reached.
-    """
-    if data_dir == HUB:
-        return TaskData(read_hub(task, "train"), {split: read_hub(task, split) for split in task.dev_splits})
-    folder = Path(data_dir) / task.name
-    if not folder.is_dir():
-        raise ConfigError(
-            f"data_dir: no folder {folder}; expected train.tsv in it, in GLUE's layout, or --data_dir hub"
-        )
-    train, *dev = (read_tsv(folder / f"{split}.tsv", task) for split in ("train", *task.dev_splits))
-    return TaskData(train, dict(zip(task.dev_splits, dev, strict=True)))
-
-
-def read_tsv(path: Path, task: Task) -> list[Example]:
-    """The examples of one file in GLUE's layout.
-
-    Raises:
-        ConfigError: an unreadable file, or malformed rows, each named by its line.
-    """
-    try:
-        # Only a line feed ends a row: sentences may hold the other characters Python takes for a line's end.
-        with path.open(encoding="utf-8-sig", newline="\n") as lines:
-            rows = [line.rstrip("\r\n").split("\t") for line in lines]
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"data_dir: cannot read {path} ({error}); expected GLUE's {task.name} TSV file") from None
-    header = list(task.header or rows[0] if rows else ())
-    first_line = 1 if task.header else 2
-    examples, problems = [], [] if rows[first_line - 1 :] else [f"data_dir: {path}: no examples"]
-    columns = [_column(name, header, path) for name in (*task.text_columns, task.label_column)] if header else []
-    for number, row in enumerate(rows[first_line - 1 :], first_line):
-        try:
-            if len(row) != len(header):
-                raise ValueError(f"{len(row)} columns, expected {len(header)} separated by tabs")
-            *texts, label = (row[column] for column in columns)
-            examples.append(Example(tuple(texts), parse_label(label, task)))
-        except ValueError as error:
-            problems.append(f"data_dir: {path}, line {number}: {error}")
-    if problems:
-        raise ConfigError(*problems[:PROBLEMS_SHOWN], *_more(problems, path))
-    return examples
-
-
-def _column(name: str, header: list[str], path: Path) -> int:
-    if name not in header:
-        raise ConfigError(f"data_dir: {path}, line 1: no column {name!r} among {header}; expected GLUE's header")
-    return header.index(name)
-
-
-def _more(problems: list[str], path: Path) -> list[str]:
-    left = len(problems) - PROBLEMS_SHOWN
-    return [f"data_dir: {path}: {left} more malformed rows"] if left > 0 else []
-
-
-def parse_label(label: str, task: Task) -> float:
-    """A file's label as `Example.target`.
+def parse_label(label: Any, task: Task) -> float:
+    """A label as `Example.target`: a file's word for it, or the hub's class number.
 
     Raises:
         ValueError: a label the task does not have.
     """
     if task.classes:
+        if isinstance(label, int) and 0 <= label < len(task.classes):
+            return float(label)
         if label not in task.classes:
             raise ValueError(f"label {label!r}, expected one of {', '.join(task.classes)}")
         return float(task.classes.index(label))
     expected = f"expected a number from 0 to {task.max_score:g}"
     try:
         score = float(label)
-    except ValueError:
+    except (TypeError, ValueError):
         raise ValueError(f"score {label!r}, {expected}") from None
     if not 0 <= score <= task.max_score:
         raise ValueError(f"score {label}, {expected}")
     return score / task.max_score
 
 
-def read_hub(task: Task, split: str) -> list[Example]:
-    """The examples of one split of the hub's copy of GLUE.
+def labelled_example(row: Mapping[str, Any], task: Task) -> Example:
+    """A row, by column name, as an example.
 
     Raises:
-        ConfigError: neither a network nor a cached copy.
+        ValueError: what is wrong with the row.
     """
-    import datasets
+    *texts, label = _values(row, task, labelled=True)
+    return Example(tuple(texts), parse_label(label, task))
 
-    configuration = task.name.lower().replace("-", "")
+
+def unseen_example(row: Mapping[str, Any], task: Task, place: int) -> tuple[str, Example]:
+    """GLUE's index of a test example, `place` where it has none, and the example, which keeps a label it has.
+
+    Raises:
+        ValueError: what is wrong with the row.
+    """
+    index = next((row[name] for name in INDEX_COLUMNS if name in row), place)
     try:
-        rows = datasets.load_dataset(HUB_DATASET, configuration, split=split.replace("dev", "validation"))
-    except (OSError, ValueError, RuntimeError) as error:
-        reason = str(error).splitlines()[0]
-        raise ConfigError(
-            f"data_dir: cannot load {HUB_DATASET} {configuration} ({reason}); give a folder of TSV files"
-        ) from None
-    return from_hub(rows, task)
+        *texts, label = _values(row, task, labelled=True)
+    except ValueError:
+        texts, label = _values(row, task, labelled=False), HUB_UNLABELLED
+    target = UNLABELLED if label == HUB_UNLABELLED else parse_label(label, task)
+    return str(index), Example(tuple(texts), target)
 
 
-def from_hub(rows: Iterable[dict[str, Any]], task: Task) -> list[Example]:
-    """Rows of the hub's dataset as examples; its labels are class numbers in the order of `task.classes`."""
-    columns = task.hub_text_columns or task.text_columns
-    scale = task.max_score or 1.0
-    return [Example(tuple(row[column] for column in columns), row["label"] / scale) for row in rows]
+def _values(row: Mapping[str, Any], task: Task, *, labelled: bool) -> list[Any]:
+    """The texts of a row and, where `labelled`, its label."""
+    values = [row[name] for name in _columns(task, tuple(row), labelled)]
+    for text in values[: len(task.text_columns)]:
+        if not isinstance(text, str):
+            raise ValueError(f"text {text!r}, expected a string")
+    return values
+
+
+@lru_cache
+def _columns(task: Task, names: tuple[str, ...], labelled: bool) -> list[str]:
+    return task.columns(names, labelled)

@@ -113,7 +113,7 @@ class _Answer(BaseModel):
 class _Entry(BaseModel):
     id: str
     question: str
-    answers: list[_Answer]
+    answers: list[_Answer] | None = None
     is_impossible: bool = False
 
 
@@ -130,8 +130,8 @@ class _File(BaseModel):
     data: list[_Article]
 
 
-def read_squad(path: Path) -> SquadFile:
-    """The questions of one file.
+def read_squad(path: Path, *, labelled: bool = True) -> SquadFile:
+    """The questions of one file; unless `labelled`, without answers, whether or not it has some.
 
     Raises:
         ConfigError: an unreadable file, or malformed entries, each named by its place or its question's id.
@@ -145,20 +145,27 @@ def read_squad(path: Path) -> SquadFile:
         _refuse(path, places)
     paragraphs = [paragraph for article in layout.data for paragraph in article.paragraphs]
     questions = [
-        Question(entry.id, entry.question, place, tuple(Answer(a.text, a.answer_start) for a in entry.answers))
+        Question(entry.id, entry.question, place, tuple(_answers(entry)) if labelled else ())
         for place, paragraph in enumerate(paragraphs)
         for entry in paragraph.qas
     ]
     entries = [entry for paragraph in paragraphs for entry in paragraph.qas]
-    _refuse(path, _contradictions(entries) if entries else ["no questions"])
+    _refuse(path, _contradictions(entries, labelled) if entries else ["no questions"])
     return SquadFile([paragraph.context for paragraph in paragraphs], questions)
 
 
-def _contradictions(entries: list[_Entry]) -> Iterator[str]:
+def _answers(entry: _Entry) -> Iterator[Answer]:
+    return (Answer(answer.text, answer.answer_start) for answer in entry.answers or ())
+
+
+def _contradictions(entries: list[_Entry], labelled: bool) -> Iterator[str]:
     for identifier, times in Counter(entry.id for entry in entries).items():
         if times > 1:
             yield f"question {identifier}: its id stands there {times} times, expected once"
-    for entry in entries:
+    for entry in entries if labelled else ():
+        if entry.answers is None:
+            yield f"question {entry.id}: no answers"
+            continue
         if entry.is_impossible == bool(entry.answers):
             yield f"question {entry.id}: is_impossible is {entry.is_impossible} with {len(entry.answers)} answers"
         if any(not answer.text.strip() for answer in entry.answers):

@@ -4,7 +4,7 @@ import pytest
 
 from data_prep.command_line import parse_options
 from data_prep.config import ConfigError
-from finetune.config import FinetuneConfig, GlueOptions, SquadConfig, SquadOptions
+from finetune.config import FinetuneConfig, GlueConfig, GlueOptions, SquadConfig, SquadOptions
 
 
 def test_only_what_the_command_line_gives_overrides_the_presets() -> None:
@@ -16,8 +16,9 @@ def test_only_what_the_command_line_gives_overrides_the_presets() -> None:
 
 def test_every_override_is_a_setting() -> None:
     given = {"learning_rate": 1e-3, "epochs": 1, "batch_size": 4, "weight_decay": 0.1, "max_length": 16}
+    given |= {"head": "hf", "both_orders": True, "plain_scores": True, "legacy_layer_decay": True}
     options = GlueOptions(model="out", **given)
-    assert FinetuneConfig(**options.overrides()).model_dump().items() >= given.items()
+    assert GlueConfig(**options.overrides()).model_dump().items() >= given.items()
 
 
 @pytest.mark.parametrize(("name", "value"), [("learning_rate", 0), ("epochs", 0), ("layer_decay", 1.5), ("dropout", 1)])

@@ -8,7 +8,8 @@ import torch
 from transformers import BertTokenizerFast
 
 from finetune.features import Features, collate, shares, tokenize_examples
-from finetune.tasks.glue import TASKS, Example, load_task
+from finetune.tasks.glue import TASKS, Example
+from finetune.tasks.glue_files import load_task
 from pretrain.processes import World
 
 CPU = torch.device("cpu")

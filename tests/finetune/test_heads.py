@@ -1,7 +1,12 @@
 """finetune/heads.py: dropout and one dense layer on [CLS]."""
 
+from typing import Literal
+
+import pytest
 import torch
 import torch.nn.functional as F
+from transformers import ElectraConfig
+from transformers.models.electra.modeling_electra import ElectraClassificationHead
 
 from finetune.features import Features, collate
 from finetune.heads import SequenceClassifier, example_losses, predictions
@@ -11,7 +16,7 @@ FEATURES = Features([[2, 9, 3], [2, 8, 7, 6, 3]], [[0] * 3, [0] * 5], [1.0, 0.0]
 CPU = torch.device("cpu")
 
 
-def model(num_outputs: int, dropout: float = 0.1) -> SequenceClassifier:
+def model(num_outputs: int, dropout: float = 0.1, head: Literal["electra", "hf"] = "electra") -> SequenceClassifier:
     torch.manual_seed(0)
     config = EncoderConfig(
         vocab_size=10,
@@ -24,7 +29,7 @@ def model(num_outputs: int, dropout: float = 0.1) -> SequenceClassifier:
         hidden_dropout_prob=dropout,
         attention_probs_dropout_prob=dropout,
     )
-    return SequenceClassifier(ElectraEncoder(config), num_outputs)
+    return SequenceClassifier(ElectraEncoder(config), num_outputs, head)
 
 
 def test_the_output_is_one_dense_layer_of_the_first_hidden_state() -> None:
@@ -42,8 +47,18 @@ def test_padding_changes_no_output() -> None:
     torch.testing.assert_close(together_BC[:1], alone_1C, rtol=0, atol=1e-6)
 
 
-def test_the_head_drops_out_in_training_only() -> None:
-    classifier = model(2, dropout=0.5)
+def test_hugging_faces_head_is_electras_classification_head() -> None:
+    classifier = model(3, head="hf").eval()
+    reference = ElectraClassificationHead(ElectraConfig(hidden_size=16, num_labels=3)).eval()
+    reference.load_state_dict(classifier.head.state_dict())
+    batch = collate(FEATURES, [0, 1], 0, CPU)
+    hidden_BLH = classifier.electra(batch.input_ids_BL, batch.attention_mask_BL, batch.token_type_ids_BL)
+    torch.testing.assert_close(classifier(batch), reference(hidden_BLH))
+
+
+@pytest.mark.parametrize("head", ["electra", "hf"])
+def test_the_head_drops_out_in_training_only(head: Literal["electra", "hf"]) -> None:
+    classifier = model(2, dropout=0.5, head=head)
     batch = collate(FEATURES, [0, 1], 0, CPU)
     assert not torch.equal(classifier.train()(batch), classifier(batch))
     assert torch.equal(classifier.eval()(batch), classifier(batch))

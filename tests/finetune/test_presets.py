@@ -16,13 +16,16 @@ def test_a_small_model_takes_the_papers_small_settings() -> None:
         "max_length": 128,
         "layer_decay": 0.8,
         "legacy_layer_decay": False,
-        "both_orders": False,
         "warmup_fraction": 0.1,
         "dropout": 0.1,
         "attention_dropout": 0.1,
         "betas": (0.9, 0.999),
         "eps": 1e-6,
         "gradient_clipping": 1.0,
+        "length_pool": 50,
+        "head": "electra",
+        "both_orders": False,
+        "plain_scores": False,
     }
 
 
@@ -48,7 +51,8 @@ def test_the_length_follows_the_models_positions_and_never_passes_them() -> None
 
 def test_squad_takes_the_papers_settings_and_electras_windows() -> None:
     settings = squad_settings_for(256, 512, {})
-    shared = settings_for("CoLA", 256, 512, {}).model_dump() | {"max_length": 512}
+    shared = settings_for("CoLA", 256, 512, {}).model_dump(exclude={"both_orders", "plain_scores"})
+    shared |= {"max_length": 512}
     own = {
         "max_question": 64,
         "stride": 128,
@@ -58,7 +62,9 @@ def test_squad_takes_the_papers_settings_and_electras_windows() -> None:
         "head": "electra",
     }
     assert settings.model_dump() == shared | own
-    assert squad_settings_for(768, 512, {"head": "xlnet"}).learning_rate == 1e-4
+    xlnet = squad_settings_for(768, 512, {"head": "xlnet"})
+    assert (xlnet.learning_rate, xlnet.max_answer, xlnet.n_best) == (1e-4, 64, 5)
+    assert squad_settings_for(768, 512, {"head": "xlnet", "n_best": 3}).n_best == 3
 
 
 def test_the_heads_have_their_sources_sizes() -> None:
@@ -66,6 +72,7 @@ def test_the_heads_have_their_sources_sizes() -> None:
     assert (electra.hidden_size, electra.activation, electra.beam) == (512, "gelu", 20)
     assert (xlnet.hidden_size, xlnet.activation, xlnet.beam) == (None, "tanh", 5)
     assert (electra.unanswerable_outside, xlnet.unanswerable_outside) == (False, True)
+    assert (electra.last_separator, xlnet.last_separator) == (True, False)
 
 
 def test_squads_lengths_shrink_with_the_model() -> None:
@@ -73,6 +80,11 @@ def test_squads_lengths_shrink_with_the_model() -> None:
     assert (settings.max_length, settings.max_question, settings.stride) == (128, 16, 32)
     with pytest.raises(ConfigError, match="max_length: got 256, expected at most the model's 128"):
         squad_settings_for(64, 128, {"max_length": 256})
+
+
+def test_a_question_leaves_its_paragraph_room() -> None:
+    with pytest.raises(ConfigError, match=r"max_length: got 32, expected at least max_question 30 \+ 4"):
+        squad_settings_for(64, 32, {"max_question": 30})
 
 
 def test_the_papers_grid_has_every_combination_and_starts_at_the_default() -> None:

@@ -21,7 +21,7 @@ def test_a_cell_holds_every_seed_of_the_setting_with_the_best_median() -> None:
     strong = [make_record(score, seed=seed, epochs=5) for seed, score in enumerate((0.5, 0.4, 0.6))]
     (row,) = make_rows(weak + strong)
     assert row.cells["CoLA"].scores == (50.0, 40.0, 60.0)
-    assert row.cells["CoLA"].settings_tried == 2
+    assert row.cells["CoLA"].tried[1].epochs == 5
 
 
 def test_runs_on_different_data_are_not_mixed() -> None:

@@ -9,7 +9,7 @@ import pytest
 from finetune.config import SquadOptions
 from finetune.model_folder import open_model
 from finetune.presets import squad_settings_for
-from finetune.records import RunIdentity, read_records
+from finetune.records import RunIdentity, read_records, write_files
 from finetune.run_list import run_unfinished, unfinished
 from finetune.squad_job import make_job
 from finetune.tasks.squad import VERSIONS, load_squad
@@ -19,9 +19,12 @@ from tests.finetune.conftest import make_record
 
 def test_what_is_in_the_file_is_finished(tmp_path: Path) -> None:
     runs = [make_record(seed=seed).run for seed in (1, 2, 3)]
-    assert unfinished(runs, tmp_path / "results.jsonl") == [0, 1, 2]
+    assert unfinished(runs, tmp_path, {}) == [0, 1, 2]
     (tmp_path / "results.jsonl").write_text(make_record(seed=2).model_dump_json() + "\n")
-    assert unfinished(runs, tmp_path / "results.jsonl") == [0, 2]
+    assert unfinished(runs, tmp_path, {}) == [0, 2]
+    assert unfinished(runs, tmp_path, {"CoLA": ["CoLA.tsv"]}) == [0, 1, 2]
+    write_files(tmp_path / "predictions" / runs[1].folder_name(), {"CoLA.tsv": "index"})
+    assert unfinished(runs, tmp_path, {"CoLA": ["CoLA.tsv"]}) == [0, 2]
 
 
 def test_a_task_is_prepared_once_and_each_run_keeps_its_answers(
@@ -41,7 +44,7 @@ def test_a_task_is_prepared_once_and_each_run_keeps_its_answers(
         return make_job(VERSIONS["2.0"], data, model.tokenizer, run.settings)
 
     tasks = [first, first.model_copy(update={"settings": long})]
-    run_unfinished(tasks, prepare, model, options, tmp_path)
+    assert run_unfinished(tasks, prepare, {}, model, options, tmp_path) == 0
     records = read_records(tmp_path / "results.jsonl")
     assert [(record.run.seed, record.run.settings.epochs) for record in records] == [(1, 1), (2, 1), (1, 2), (2, 2)]
     assert [run.settings.epochs for run in prepared] == [1, 2]

@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import BertTokenizerFast
 
-from data_prep.config import ConfigError
 from finetune.config import SquadConfig
 from finetune.presets import squad_settings_for
 from finetune.squad_features import (
@@ -167,11 +166,6 @@ def test_no_answer_is_unanswerable_in_every_window_and_dev_windows_have_no_targe
 def test_an_empty_paragraph_still_has_a_window(tokenizer: BertTokenizerFast) -> None:
     made = make_windows(example(None, paragraph=" "), tokenizer, short(), training=False)
     assert [window.pieces for window in made.windows] == [range(0)]
-
-
-def test_a_length_without_room_for_the_paragraph_is_refused(tokenizer: BertTokenizerFast) -> None:
-    with pytest.raises(ConfigError, match="max_length: got 20, expected at least max_question 17 \\+ 4"):
-        make_windows(example(None), tokenizer, short(max_question=17), training=True)
 
 
 def test_real_answers_come_back_unless_they_end_inside_a_word(

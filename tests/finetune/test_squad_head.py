@@ -19,7 +19,10 @@ FEATURES = Features(
     [[0] * 3 + [1] * 6, [0] * 3 + [1] * 2, [0] * 4 + [1] * 3],
     [(4, 5, False), (0, 0, True), (4, 4, False)],
 )
-ALLOWED = [{0, 3, 4, 5, 6, 7, 8}, {0, 3, 4}, {0, 4, 5, 6}]
+ALLOWED = {
+    "electra": [{0, 3, 4, 5, 6, 7, 8}, {0, 3, 4}, {0, 4, 5, 6}],
+    "xlnet": [{0, 3, 4, 5, 6, 7}, {0, 3}, {0, 4, 5}],  # not the last [SEP]
+}
 BATCH = collate(FEATURES, [0, 1, 2], 0, torch.device("cpu"))
 
 
@@ -59,7 +62,7 @@ def states(answerer: QuestionAnswerer, batch: Batch = BATCH) -> Tensor:
 def test_training_scores_ends_given_the_true_start(kind: str) -> None:
     answerer = model(kind).train()
     logits, hidden_BLH = answerer(BATCH), states(answerer)
-    for row, allowed in enumerate(ALLOWED):
+    for row, allowed in enumerate(ALLOWED[kind]):
         true_start = FEATURES.targets[row][0]
         for place in range(9):
             if place not in allowed:
@@ -77,7 +80,7 @@ def test_training_scores_ends_given_the_true_start(kind: str) -> None:
 def test_answerability_sees_cls_and_the_starts_weighted_by_their_probability(kind: str, training: bool) -> None:
     answerer = model(kind).train(training)
     unanswerable_B, hidden_BLH = answerer(BATCH).unanswerable_B, states(answerer)
-    for row, allowed in enumerate(ALLOWED):
+    for row, allowed in enumerate(ALLOWED[kind]):
         places = sorted(allowed)
         weights = answerer.head.start(hidden_BLH[row, places]).squeeze(1).softmax(0)
         expected = score_pair(answerer.head.unanswerable, hidden_BLH[row, 0], weights @ hidden_BLH[row, places], kind)
@@ -88,7 +91,7 @@ def test_answerability_sees_cls_and_the_starts_weighted_by_their_probability(kin
 def test_a_beam_as_wide_as_the_text_finds_the_best_span_of_all() -> None:
     answerer = model("electra").eval()
     beams, hidden_BLH = answerer(BATCH), states(answerer)
-    for row, allowed in enumerate(ALLOWED):
+    for row, allowed in enumerate(ALLOWED["electra"]):
         start_L = torch.full((9,), -math.inf)
         for place in allowed:
             start_L[place] = answerer.head.start(hidden_BLH[row, place])
@@ -145,3 +148,21 @@ def test_only_xlnets_answerability_drops_out_and_lacks_a_bias() -> None:
     assert (electra.head.unanswerable.dropout.p, xlnet.head.unanswerable.dropout.p) == (0, 0.5)
     assert (electra.head.unanswerable.logit.bias is None, xlnet.head.unanswerable.logit.bias is None) == (False, True)
     assert (electra.head.end.first.out_features, xlnet.head.end.first.out_features) == (512, 16)
+
+
+def test_each_kind_starts_from_its_sources_numbers() -> None:
+    config = EncoderConfig(
+        vocab_size=10,
+        embedding_size=8,
+        hidden_size=256,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=16,
+    )
+    for kind, expected in (("electra", math.sqrt(2 / (512 + 512))), ("xlnet", 0.02)):
+        torch.manual_seed(0)
+        end = QuestionAnswerer(ElectraEncoder(config), HEAD_KINDS[kind]).head.end
+        matrix = torch.cat([end.first.weight, end.second.weight], dim=1)
+        assert float(matrix.detach().std()) == pytest.approx(expected, rel=0.02)
+        assert not end.second.bias.any()

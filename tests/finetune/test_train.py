@@ -15,23 +15,25 @@ import numpy as np
 import pytest
 import torch
 
-from finetune.config import FinetuneConfig
+from finetune.batches import epoch_batches
+from finetune.config import GlueConfig
 from finetune.features import collate
 from finetune.glue_job import GlueJob, make_job
 from finetune.heads import SequenceClassifier, example_losses
 from finetune.layer_decay import layer_scale
 from finetune.model_folder import load_tokenizer
-from finetune.tasks.glue import TASKS, load_task
+from finetune.tasks.glue import TASKS
+from finetune.tasks.glue_files import load_task
 from finetune.train import Outcome, Run, train
 from pretrain.encoder import ElectraEncoder, EncoderConfig
 from pretrain.huggingface import load_encoder, save_folder
 from pretrain.optim import decays, learning_rate
-from pretrain.ordering import key_of, permuted
+from pretrain.ordering import key_of
 from pretrain.processes import World, start_processes
 from tests.conftest import REPOSITORY
 
 # 27 batches an epoch, the last of 3 examples: every unevenness of a real run.
-SETTINGS = FinetuneConfig(
+SETTINGS = GlueConfig(
     learning_rate=3e-3,
     epochs=2,
     batch_size=8,
@@ -39,6 +41,7 @@ SETTINGS = FinetuneConfig(
     max_length=32,
     dropout=0.0,
     attention_dropout=0.0,
+    length_pool=5,
 )
 SEED = 3
 
@@ -64,7 +67,7 @@ def deepspeed_file(folder: Path, stage: int = 0, micro: int | str = "auto") -> P
     return path
 
 
-def plain_adamw(model: SequenceClassifier, job: GlueJob, settings: FinetuneConfig) -> None:
+def plain_adamw(model: SequenceClassifier, job: GlueJob, settings: GlueConfig) -> None:
     """The same run without engine, ranks or micro-batches: one parameter a group, the batch at once."""
     layers = model.electra.config.num_hidden_layers
     scales = [layer_scale(name, layers, settings.layer_decay) for name, _ in model.named_parameters()]
@@ -79,8 +82,8 @@ def plain_adamw(model: SequenceClassifier, job: GlueJob, settings: FinetuneConfi
     size, step = len(job.train.targets), 0
     total = -(-size // settings.batch_size) * settings.epochs
     for epoch in range(settings.epochs):
-        order = permuted(np.arange(size), size, SEED, epoch)
-        for chosen in np.split(order, range(settings.batch_size, size, settings.batch_size)):
+        lengths = [len(ids) for ids in job.train.input_ids]
+        for chosen in epoch_batches(lengths, settings.batch_size, settings.length_pool, SEED, epoch):
             batch = collate(job.train, chosen, job.pad_id, torch.device("cpu"))
             optimizer.zero_grad()
             example_losses(model(batch), batch.target_B).mean().backward()

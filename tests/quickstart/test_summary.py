@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from finetune.config import FinetuneConfig
+from finetune.config import GlueConfig
 from finetune.records import RunIdentity, RunRecord, append_record
 from quickstart.summary import Losses, Results, median_score, read_results, show, table
 
@@ -66,7 +66,7 @@ def test_a_correlation_that_does_not_exist_is_shown_as_a_dash():
 
 
 def record(seed, score, random_weights):
-    settings = FinetuneConfig(learning_rate=1e-3, epochs=1, batch_size=8, weight_decay=0, max_length=16)
+    settings = GlueConfig(learning_rate=1e-3, epochs=1, batch_size=8, weight_decay=0, max_length=16)
     identity = RunIdentity(
         task="CoLA",
         seed=seed,
