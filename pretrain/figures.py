@@ -184,19 +184,20 @@ def draw_crossing(crossed: dict[str, Any], path: Path) -> None:
     """
     entries = crossed["entries"]
     sources = list(dict.fromkeys((entry["sampler"], entry["distribution"]) for entry in entries))
+    names = _names([entry["discriminator"] for entry in entries])
     figure, axes = plt.subplots(2, len(sources), figsize=(1.5 + 3.6 * len(sources), 7.6), squeeze=False, sharey="row")
     for row, (key, label) in zip(axes, ACCURACIES.items(), strict=True):
         for place, (sampler, distribution) in zip(row, sources, strict=True):
             here = [entry for entry in entries if (entry["sampler"], entry["distribution"]) == (sampler, distribution)]
             lines: dict[str, list[list[float] | None]] = {}
             for entry in here:
-                lines.setdefault(_name(entry["discriminator"]), []).append(entry[key])
+                lines.setdefault(names[entry["discriminator"]], []).append(entry[key])
             _draw_lines(place, sorted({entry["step"] for entry in here}), lines)
             if distribution == "p_S" or (sampler, "p_S") not in sources:
                 place.axhline(
                     PAPER["detection"][distribution][key], color=NEUTRAL, ls="--", lw=1, label="paper, trained"
                 )
-            place.set(title=f"${distribution}$ of {_name(sampler)}, {label}", xlabel="step")
+            place.set(title=f"${distribution}$ of {names[sampler]}, {label}", xlabel="step")
         row[0].set_ylabel("detection accuracy")
     figure.legend(*_legend(axes), frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=6)
     _save(figure, path)
@@ -205,8 +206,9 @@ def draw_crossing(crossed: dict[str, Any], path: Path) -> None:
 def draw_max_probability(results: list[dict[str, Any]], path: Path) -> None:
     """The paper's figure of the sampling distribution, over runs: how sure each p_G and each p_S is."""
     figure, axes = plt.subplots(figsize=(9.0, 4.2))
+    names = _names([result["run"] for result in results])
     series = [
-        (f"${name}$ of {_name(result['run'])}", shares)
+        (f"${name}$ of {names[result['run']]}", shares)
         for result in results
         for name, shares in result["max_probability"].items()
     ]
@@ -224,8 +226,11 @@ def draw_max_probability(results: list[dict[str, Any]], path: Path) -> None:
     _save(figure, path)
 
 
-def _name(run: str) -> str:
-    return Path(run).name.replace("_", " ")
+def _names(runs: list[str]) -> dict[str, str]:
+    """What each run is called: its folder's own name, or all of its path where two folders share the name."""
+    paths = {run: Path(run) for run in runs}
+    own = [path.name for path in paths.values()]
+    return {run: path.name if own.count(path.name) == 1 else run for run, path in paths.items()}
 
 
 def _legend(axes: Any) -> tuple[list[Any], list[str]]:

@@ -45,6 +45,11 @@ def test_the_crossing_is_drawn_at_one_step_and_against_several(tmp_path: Path) -
     assert not np.array_equal(pictures[0], pictures[1]) and not np.array_equal(pictures[1], pictures[2])
 
 
+def test_runs_whose_folders_share_a_name_are_drawn_apart(tmp_path: Path) -> None:
+    draw_crossing(crossed((10, 20), ("a/run", 0.5), ("b/run", 0.6)), tmp_path / "apart.png")
+    assert matplotlib.image.imread(tmp_path / "apart.png").shape[2] == 4
+
+
 def test_the_steps_of_a_run_without_discriminator_show_its_generator_alone(tmp_path: Path) -> None:
     own = {"generator": {"mlm_accuracy": [0.3, 0.2, 0.4]}}
     more = own | {"detection": {"p_G": {"accuracy_masked": [0.7, 0.6, 0.8]}}}
