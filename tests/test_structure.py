@@ -16,7 +16,9 @@ if not __package__:  # run as a script: import from the repository, never from t
 """
 
 
-NAMED_FILE = re.compile(r"\b(?:(?:data_prep|pretrain|finetune|quickstart|ds_configs|hostfiles|docs|tests)/[\w./]*\w)")
+NAMED_FILE = re.compile(
+    r"\b(?:(?:data_prep|pretrain|finetune|quickstart|ds_configs|hostfiles|cluster|docs|tests)/[\w./]*\w)"
+)
 
 
 def modules(*packages):

@@ -232,7 +232,8 @@ class Slurm:
 
     @property
     def environment(self) -> dict[str, str]:
-        return {"SLURM_CONF": str(self.folder / "slurm.conf")}
+        root = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")  # which the tests are
+        return {"SLURM_CONF": str(self.folder / "slurm.conf")} | dict.fromkeys(root, "1")
 
     def _start_daemon(self, host: str, *command: str) -> None:
         # A daemon keeps the output that it was given, so it gets none of ours.
