@@ -9,7 +9,8 @@ PYTHON ?= python3
 PIP_OPTIONS ?=
 QUICKSTART ?=
 PYTEST ?=
-BENCH ?= $(filter-out bench/replica%,$(wildcard bench/*.py))  # the replication takes hours: docs/replication.md
+# The replication takes hours and is started by itself: docs/replication.md.
+BENCH ?= $(filter-out bench/replica%,$(wildcard bench/*.py))
 
 # PyTorch's CPU threads spin while they wait for each other; beside other work that made fine-tuning 18 times slower.
 export OMP_WAIT_POLICY ?= passive

@@ -34,7 +34,7 @@ PROBE_SEEDS = "1 2 3 4 5"  # the paper's protocol: medians of five
 PROBES = {
     # for a model of tiny's width, which learns nothing at the paper's 3e-4 (docs/reproduction.md)
     "CoLA": "--epochs 5 --learning_rate 1e-3",
-    "SST-2": "--epochs 2 --learning_rate 1e-3",
+    "SST-2": "--epochs 1 --learning_rate 1e-3 --batch_size 128",
 }
 
 
@@ -62,6 +62,8 @@ class Job(NamedTuple):
 
     name: str
     command: str
+    product: Path | None = None
+    """What it leaves at its end: where it is there, nothing is run. Commands without one look for themselves."""
 
 
 def main(options: ReplicateOptions) -> int:
@@ -71,8 +73,9 @@ def main(options: ReplicateOptions) -> int:
     os.chdir(REPOSITORY)
     jobs = options.jobs or _devices()
     for phase in phases(options):
+        waiting = [job for job in phase if not (job.product and job.product.exists())]
         with ThreadPoolExecutor(jobs) as pool:
-            codes = list(pool.map(lambda numbered: run_job(options.output, *numbered, jobs), enumerate(phase)))
+            codes = list(pool.map(lambda numbered: run_job(options.output, *numbered, jobs), enumerate(waiting)))
         if any(codes):
             return 1
     write_report(options.output, options.seeds)
@@ -87,7 +90,7 @@ def phases(options: ReplicateOptions) -> Iterator[list[Job]]:
     punkt = f" --punkt {shlex.quote(str(options.punkt))}" if options.punkt else ""
     pairs = [(method, seed) for seed in options.seeds for method in METHODS]
     vocabulary = f"python data_prep/train_vocab.py --input {text} --output {output}/vocab --size {VOCAB_SIZE}"
-    yield [Job("vocabulary", vocabulary)] if not (options.output / "vocab").exists() else []
+    yield [Job("vocabulary", vocabulary, options.output / "vocab" / "vocab.txt")]
     yield [
         Job(
             "shards",
@@ -119,7 +122,20 @@ def train_job(options: ReplicateOptions, output: str, method: str, seed: int) ->
 def evaluate_job(options: ReplicateOptions, output: str, seed: int) -> Job:
     """The paper's analysis of one seed's runs, their discriminators and samplers crossed."""
     runs = " ".join(f"{output}/runs/{run_name(method, seed)}" for method in METHODS)
-    return Job(f"evaluate-seed{seed}", f"python pretrain/evaluate.py {runs} --output {output}/evaluation/seed{seed}")
+    return Job(
+        f"evaluate-seed{seed}",
+        f"python pretrain/evaluate.py {runs} --output {output}/evaluation/seed{seed}",
+        options.output / "evaluation" / f"seed{seed}" / "crossing.json",
+    )
+
+
+def export_job(options: ReplicateOptions, output: str, run: str) -> Job:
+    """The discriminator as a folder that can be fine-tuned."""
+    return Job(
+        f"export-{run}",
+        f"python pretrain/export.py {output}/runs/{run} {output}/exported/{run}",
+        options.output / "exported" / run,
+    )
 
 
 def probe_job(options: ReplicateOptions, output: str, run: str, task: str) -> Job:
