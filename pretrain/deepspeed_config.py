@@ -1,180 +1,21 @@
 """DeepSpeed's JSON, read strictly: it owns speed and memory, the run's numbers go where it says "auto".
 
 DeepSpeed takes an unknown top-level key in silence and trains without it; here every key of every level is
-known, or refused with a reason or the nearest known key. DeepSpeed is not imported: any machine can check.
+known (deepspeed_keys.py), or refused with a reason or the nearest known key. DeepSpeed is not imported: any machine can
+check.
 """
 
 import difflib
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Any, get_args
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel
 
-from data_prep.config import ConfigError, StrictConfig
+from data_prep.config import ConfigError
+from pretrain.deepspeed_keys import REFUSED_KEYS, DeepSpeedConfig
 from pretrain.optim import OptimConfig
-
-Auto = Literal["auto"]
-"""A value the run owns; the file says "auto" or leaves it out."""
-
-Elements = Annotated[int, Field(ge=0, strict=False)]
-"""A number of tensor elements; JSON may write it 5e7."""
-
-
-class Section(StrictConfig):
-    """Part of the file, its values of exactly the declared types: `"true"` is not true, and true is not 1."""
-
-    model_config = ConfigDict(strict=True)
-
-
-class OptimizerParams(Section):
-    """`optimizer.params`: which AdamW; its numbers are the run's."""
-
-    torch_adam: Literal[True]
-    """PyTorch's AdamW; DeepSpeed's own are compiled at start (50 s on two CPU cores) and hold other state."""
-    fused: bool = False
-    """One kernel an update, on CPU and GPU."""
-    lr: Auto = "auto"
-    betas: Auto = "auto"
-    eps: Auto = "auto"
-    weight_decay: Auto = "auto"
-
-
-class Optimizer(Section):
-    """`optimizer`."""
-
-    type: Literal["AdamW"]
-    params: OptimizerParams
-
-
-class OffloadOptimizer(Section):
-    """`zero_optimization.offload_optimizer`: master weights and moments in the host's memory."""
-
-    device: Literal["none", "cpu"]
-    pin_memory: bool = True
-
-
-class ZeroOptimization(Section):
-    """`zero_optimization`: what is partitioned over the ranks, and how it travels."""
-
-    stage: Literal[0, 1, 2, 3]
-    contiguous_gradients: bool | None = None
-    overlap_comm: bool | None = None
-    reduce_scatter: bool | None = None
-    round_robin_gradients: bool | None = None
-    use_multi_rank_bucket_allreduce: bool | None = None
-    allgather_partitions: bool | None = None
-    reduce_bucket_size: Elements | None = None
-    allgather_bucket_size: Elements | None = None
-    sub_group_size: Elements | None = None
-    stage3_prefetch_bucket_size: Elements | None = None
-    stage3_param_persistence_threshold: Elements | None = None
-    stage3_model_persistence_threshold: Elements | None = None
-    stage3_max_live_parameters: Elements | None = None
-    stage3_max_reuse_distance: Elements | None = None
-    offload_optimizer: OffloadOptimizer | None = None
-
-
-class Fp16(Section):
-    """`fp16`: half precision with a loss scale; 0 is the dynamic one."""
-
-    enabled: bool
-    loss_scale: float | None = Field(default=None, ge=0)
-    initial_scale_power: int | None = Field(default=None, ge=0)
-    loss_scale_window: int | None = Field(default=None, gt=0)
-    hysteresis: int | None = Field(default=None, gt=0)
-    consecutive_hysteresis: bool | None = None
-    min_loss_scale: int | None = Field(default=None, gt=0)
-
-
-class Bf16(Section):
-    """`bf16`."""
-
-    enabled: bool
-
-
-class DataTypes(Section):
-    """`data_types`."""
-
-    grad_accum_dtype: Literal["fp32", "bf16", "fp16"]
-
-
-class FlopsProfiler(Section):
-    """`flops_profiler`."""
-
-    enabled: bool
-    recompute_fwd_factor: float | None = Field(default=None, ge=0)
-    profile_step: int | None = Field(default=None, gt=0)
-    module_depth: int | None = None
-    top_modules: int | None = Field(default=None, gt=0)
-    detailed: bool | None = None
-    output_file: str | None = None
-
-
-class CommsLogger(Section):
-    """`comms_logger`."""
-
-    enabled: bool
-    verbose: bool | None = None
-    prof_all: bool | None = None
-    debug: bool | None = None
-    prof_ops: list[str] | None = None
-
-
-class ThroughputTimer(Section):
-    """`timers.throughput`: DeepSpeed's own samples per second; waits for the GPU at every micro-batch."""
-
-    enabled: bool = False
-    synchronized: bool | None = None
-
-
-class Timers(Section):
-    """`timers`."""
-
-    throughput: ThroughputTimer = ThroughputTimer()
-
-
-class DeepSpeedConfig(Section):
-    """The whole file; field names and meanings are DeepSpeed's."""
-
-    train_batch_size: Auto = "auto"
-    train_micro_batch_size_per_gpu: Annotated[int, Field(gt=0)] | Auto = "auto"
-    """Sequences a rank holds at once; "auto" is its whole share of the batch, without accumulation."""
-    gradient_accumulation_steps: Auto = "auto"
-    gradient_clipping: Auto = "auto"
-    optimizer: Optimizer
-    zero_optimization: ZeroOptimization
-    fp16: Fp16 | None = None
-    bf16: Bf16 | None = None
-    data_types: DataTypes | None = None
-    communication_data_type: Literal["fp32", "bf16", "fp16"] | None = None
-    prescale_gradients: bool | None = None
-    gradient_predivide_factor: float | None = Field(default=None, gt=0)
-    flops_profiler: FlopsProfiler | None = None
-    comms_logger: CommsLogger | None = None
-    wall_clock_breakdown: bool | None = None
-    memory_breakdown: bool | None = None
-    timers: Timers = Timers()
-
-
-REFUSED_KEYS = {
-    "scheduler": "the run owns the learning rate: set optim.lr, optim.warmup_steps and optim.steps",
-    "tensorboard": "the run writes its own TensorBoard log",
-    "csv_monitor": "the run writes metrics.jsonl",
-    "steps_per_print": "the run prints its own lines: set log_every",
-    "checkpoint": "the run writes its own checkpoints",
-    "torch_autocast": "precision is set by fp16 or bf16",
-    "amp": "removed from DeepSpeed; use fp16 or bf16",
-    "zero_allow_untested_optimizer": "the optimizer here is one that ZeRO supports",
-    "gradient_allreduce_op": "losses are scaled for the mean, DeepSpeed's default",
-    "zero_optimization.cpu_offload": "renamed by DeepSpeed: use zero_optimization.offload_optimizer",
-    "zero_optimization.offload_param": "the models here fit every GPU; offload_optimizer saves more",
-    "zero_optimization.stage3_module_granularity_threshold": "DeepSpeed 0.19.8 fails with it on a CPU",
-    "fp16.auto_cast": "the inputs are ids, nothing is to be cast",
-    "bf16.immediate_grad_update": "acts on one of DeepSpeed's optimizers only, which is not used here",
-}
-"""Keys of DeepSpeed that mean something there and have another owner here, with what to do instead."""
 
 
 def resolve(
@@ -238,7 +79,7 @@ def _unknown_keys(values: Mapping[str, Any], schema: type[BaseModel], path: str 
 def _why_unknown(key_path: str, schema: type[BaseModel]) -> str:
     if key_path in REFUSED_KEYS:
         return f"not used here; {REFUSED_KEYS[key_path]}"
-    nearest = difflib.get_close_matches(key_path.rpartition(".")[2], schema.model_fields, n=1)
+    nearest = difflib.get_close_matches(key_path.rpartition(".")[2].lower(), schema.model_fields, n=1)
     return (
         f"unknown key; did you mean {nearest[0]!r}?"
         if nearest
@@ -272,6 +113,8 @@ def _impossible(config: DeepSpeedConfig, device_type: str) -> Iterator[str]:
     offload = config.zero_optimization.offload_optimizer
     if offload and offload.device == "cpu" and stage == 0:
         yield "zero_optimization.offload_optimizer: set at stage 0, which offloads nothing; use stage 1"
+    if fp16 and config.fp16 and config.fp16.loss_scale and config.fp16.loss_scale < 1:
+        yield f"fp16.loss_scale: got {config.fp16.loss_scale}, expected 0 (dynamic) or at least 1"
 
 
 def _indivisible(config: DeepSpeedConfig, batch_size: int, world_size: int) -> Iterator[str]:

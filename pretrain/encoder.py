@@ -13,6 +13,7 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,6 +118,8 @@ class LayerStack(nn.Module):
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
         self.config = config
+        self.recompute = False
+        """Each layer keeps its input alone and is computed again in the backward, with the same dropout."""
         self.layer = nn.ModuleList(Layer(config) for _ in range(config.num_hidden_layers))
         if config.relative_position:
             self.relative_attention_bias = nn.Embedding(
@@ -126,7 +129,10 @@ class LayerStack(nn.Module):
     def forward(self, hidden_BLH: Tensor, attention_mask_BL: Tensor) -> Tensor:
         bias = self.attention_bias(attention_mask_BL.bool(), hidden_BLH.dtype)
         for layer in self.layer:
-            hidden_BLH = layer(hidden_BLH, bias)
+            if self.recompute and torch.is_grad_enabled():
+                hidden_BLH = checkpoint(layer, hidden_BLH, bias, use_reentrant=False)
+            else:
+                hidden_BLH = layer(hidden_BLH, bias)
         return hidden_BLH
 
     def attention_bias(self, visible_BL: Tensor, dtype: torch.dtype) -> Tensor:

@@ -2,19 +2,30 @@
 
 import copy
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from data_prep.config import ConfigError
-from pretrain.deepspeed_config import REFUSED_KEYS, resolve
+from pretrain.deepspeed_config import resolve
+from pretrain.deepspeed_keys import REFUSED_KEYS
 from pretrain.optim import OptimConfig
 
 FOLDER = Path(__file__).resolve().parents[2] / "ds_configs"
 FILES = sorted(FOLDER.glob("*.json"))
 OPTIM = OptimConfig(lr=2e-4, steps=1000, warmup_steps=10, betas=(0.8, 0.9), eps=1e-7, weight_decay=0.02)
+
+
+ADDITIONS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "offload": lambda values: values["zero_optimization"].get("offload_optimizer", {}).get("device") == "cpu",
+    "recompute": lambda values: "activation_checkpointing" in values,
+    "accumulate": lambda values: values["train_micro_batch_size_per_gpu"] != "auto",
+    "overlap": lambda values: values["zero_optimization"].get("overlap_comm"),
+    "profile": lambda values: values.get("flops_profiler", {}).get("enabled") and values["wall_clock_breakdown"],
+}
+"""What the last part of a file's name says that the file without it does not have."""
 
 
 def values_of(name: str) -> dict[str, Any]:
@@ -52,8 +63,9 @@ def renamed(values: dict[str, Any], path: tuple[str, ...], name: str) -> dict[st
 def test_every_shipped_file_resolves_with_the_numbers_of_the_run(path: Path) -> None:
     config = resolved(path)
     assert config["train_batch_size"] == 64
-    assert config["train_micro_batch_size_per_gpu"] == 32
-    assert config["gradient_accumulation_steps"] == 1
+    micro = 8 if path.stem.endswith("accumulate") else 32
+    assert config["train_micro_batch_size_per_gpu"] == micro
+    assert config["gradient_accumulation_steps"] == 32 // micro
     assert config["gradient_clipping"] == OPTIM.gradient_clipping
     params = config["optimizer"]["params"]
     assert (params["lr"], params["betas"], params["eps"], params["weight_decay"]) == (
@@ -68,9 +80,11 @@ def test_every_shipped_file_resolves_with_the_numbers_of_the_run(path: Path) -> 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_every_shipped_file_is_named_for_what_it_is_and_listed(path: Path) -> None:
     values = json.loads(path.read_text())
-    stage, precision = path.stem.removeprefix("zero").split("_")
+    stage, precision, *addition = path.stem.removeprefix("zero").split("_")
     assert values["zero_optimization"]["stage"] == int(stage)
     assert [key for key in ("fp16", "bf16") if key in values] == ([] if precision == "fp32" else [precision])
+    plain = values_of(f"zero{stage}_{precision}")
+    assert "_".join(addition) == "_".join(name for name, has in ADDITIONS.items() if has(values) and not has(plain))
     assert f"`{path.stem}`" in (FOLDER / "README.md").read_text()
 
 
