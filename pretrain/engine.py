@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from data_prep.config import ConfigError
 from pretrain.checkpoint import EngineState
+from pretrain.encoder import LayerStack
 from pretrain.optim import UNSCALED, AdamScale, require_complete
 from pretrain.processes import World
 
@@ -49,11 +50,13 @@ class StepResult:
     updated: bool
     """Weights changed: the last micro-batch of a step, and a finite gradient."""
     overflow: bool
-    """Last micro-batch of a step, but its gradient was not finite: no weight changed, in any precision."""
+    """Last micro-batch of a step, but loss or gradient was not finite: no weight changed, in any precision."""
     gradient_norm: float | None
     """Global norm before clipping: `None` between updates, infinite at an overflow."""
     loss_scale: float
     """In force during this step; 1 except with fp16."""
+    fatal: bool = False
+    """An overflow at a loss scale that cannot fall: there is none, it is fixed, or it is at its floor."""
 
 
 class Engine:
@@ -79,6 +82,9 @@ class Engine:
         config = dict(resolved_config)
         if config["zero_optimization"]["stage"] == 0:
             config["gradient_clipping"] = 0.0  # see `_clip_replicated`
+        for module in model.modules():
+            if isinstance(module, LayerStack):
+                module.recompute = "activation_checkpointing" in config
         deepspeed.init_distributed(dist_init_required=False, verbose=False)
         self._deepspeed, self._optimizer, *_ = deepspeed.initialize(
             model=model,
@@ -91,6 +97,8 @@ class Engine:
         self.accumulation_steps: int = self._deepspeed.gradient_accumulation_steps()
         self._adam_numbers = [(group["eps"], group["weight_decay"]) for group in self._optimizer.param_groups]
         self._start_adam()
+        if scaler := self._dynamic_loss_scaler():
+            scaler.raise_error_at_min_scale = False  # an exception that names no step; see `StepResult.fatal`
 
     @property
     def device(self) -> torch.device:
@@ -106,8 +114,11 @@ class Engine:
         return self._deepspeed(*args, **kwargs)
 
     def backward(self, loss: Tensor) -> None:
-        """Adds the gradient of `loss`; over ranks and micro-batches DeepSpeed takes the mean."""
-        self._deepspeed.backward(loss)
+        """Adds the gradient of `loss`; over ranks and micro-batches DeepSpeed takes the mean.
+
+        The factor is 1, or NaN where the loss is not finite: then neither is the gradient, on any rank.
+        """
+        self._deepspeed.backward(loss * (1 + 0 * loss.detach()))
 
     def step(self, learning_rate: float, scale: AdamScale = UNSCALED) -> StepResult:
         """Ends a micro-batch; at the last one of a step, clips and updates with `learning_rate`, times `scale`."""
@@ -119,10 +130,11 @@ class Engine:
             group["lr"] = learning_rate * group.get("lr_scale", 1.0) * scale.learning_rate
             group["eps"], group["weight_decay"] = eps * scale.eps, weight_decay * scale.weight_decay
         norm = self._clip_replicated() if self.stage == 0 else None
+        floor = self._scale_is_at_floor()
         self._deepspeed.step()
         norm = float(self._deepspeed.get_global_grad_norm()) if norm is None else norm
         overflow = not (self._deepspeed.was_step_applied() and norm < float("inf"))
-        return StepResult(not overflow, overflow, float("inf") if overflow else norm, loss_scale)
+        return StepResult(not overflow, overflow, float("inf") if overflow else norm, loss_scale, overflow and floor)
 
     def _clip_replicated(self) -> float:
         """Clipping at stage 0, where DeepSpeed hides the norm and updates even with what is not finite."""
@@ -211,6 +223,13 @@ class Engine:
     def _loss_scale_state(self) -> dict[str, float]:
         scaler = self._dynamic_loss_scaler()
         return {key: getattr(scaler, key) for key in LOSS_SCALE_FIELDS} if scaler else {}
+
+    def _scale_is_at_floor(self) -> bool:
+        """Whether an overflow of this step would leave the loss scale as it is for good."""
+        scaler = self._dynamic_loss_scaler()
+        return scaler is None or (
+            scaler.cur_scale <= scaler.min_scale and 1 in (scaler.delayed_shift, scaler.cur_hysteresis)
+        )
 
     def _dynamic_loss_scaler(self) -> Any:
         """DeepSpeed's, with fp16 and no fixed scale, else `None`."""

@@ -74,10 +74,12 @@ def main(options: RunOptions) -> int:
         return 0
 
     from pretrain.processes import leave, start_processes
+    from pretrain.rank_log import keep_rank_log
     from pretrain.train import train
     from pretrain.watchdog import Watchdog
 
     world = start_processes()
+    keep_rank_log(plan.folder, world.rank)
     with Watchdog(world, options.hang_timeout) as watchdog:
         return leave(train(build_training(plan, world, watchdog)))
 

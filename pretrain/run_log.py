@@ -23,8 +23,13 @@ SHOWN = {
     "accuracy_masked": "masked {:.3f}",
     "accuracy_all": "all {:.3f}",
     "learning_rate": "lr {:.2e}",
+    "loss_scale": "scale {:g}",
     "skipped": "skipped {:g}",
     "tokens_per_second": "{:,.0f} tokens/s",
+    "samples_per_second": "{:,.1f} samples/s",
+    "tflops": "{:.3g} TFLOP/s",
+    "peak_share": "({:.0%} of peak)",
+    "slowest_rank_seconds": "slowest rank {slowest_rank} {:.3g} s a step (median {median_rank_seconds:.3g})",
 }
 
 
@@ -57,7 +62,7 @@ class RunLog:
         self._write_record(kind, step, values)
         for name, value in flat(values):
             self._board.add_scalar(f"{kind}/{name}", value, step)
-        shown = [text.format(values[name]) for name, text in SHOWN.items() if values.get(name)]
+        shown = [text.format(values[name], **values) for name, text in SHOWN.items() if values.get(name)]
         left = self._time_left(step) if kind == "train" else "held out"
         self.say(f"step {step}/{self.total_steps}  {'  '.join(shown)}  {left}")
 

@@ -1,7 +1,6 @@
 """The training loop: `train` says when to step, report, evaluate, save and stop; `train_step` is what a step is."""
 
-import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,21 +10,21 @@ from pretrain.checkpoint import NotSaved, load, newest_valid, save
 from pretrain.config import RunConfig
 from pretrain.data import Batch, BatchPlan, TrainingBatches, held_out_batches
 from pretrain.engine import Engine, StepResult
+from pretrain.guards import RECENT, require_finite, spike
 from pretrain.optim import UNSCALED, AdamScale, learning_rate, without_bias_correction
 from pretrain.ordering import key_of
 from pretrain.reports import Interval, Reported
 from pretrain.run_folder import CHECKPOINTS
 from pretrain.run_log import RunLog
 from pretrain.shards import Shards
+from pretrain.starts import record_start
 from pretrain.stopping import EXIT_STOPPED, StopRequest
+from pretrain.stragglers import OwnTime
+from pretrain.throughput import Throughput, matrix_peak
 from pretrain.watchdog import Watchdog
 
 HELD_OUT_SEED = 1
 """Keys the draws of every evaluation alike, so that evaluations of one run compare."""
-
-
-class NonFiniteGradient(RuntimeError):
-    """The gradient of a step was NaN or infinite where no loss scale explains it; nothing was updated with it."""
 
 
 class Training(NamedTuple):
@@ -48,6 +47,19 @@ class Progress:
     """Optimizer steps whose data was consumed."""
     updates: int = 0
     """Steps that changed the weights: fewer than `step` where fp16 overflowed."""
+    spikes: int = 0
+    """Steps whose loss was a spike."""
+    recent_losses: list[float] = field(default_factory=list)
+    """Of the last steps, over all ranks; what a spike is measured by."""
+
+    def advance(self, result: StepResult, loss: float) -> str | None:
+        """Counts a step that is over; returns what is to be said of its loss."""
+        self.step += 1
+        self.updates += result.updated
+        warning = spike(loss, self.recent_losses)
+        self.spikes += warning is not None
+        self.recent_losses = [*self.recent_losses, loss][-RECENT:]
+        return warning and f"WARNING: step {self.step}: {warning}"
 
 
 def train(training: Training) -> int:
@@ -67,18 +79,22 @@ def run_steps(training: Training, progress: Progress, log: RunLog) -> int:
     stop = StopRequest(training.folder)
     interval = Interval(engine, training.folder)
     batches = TrainingBatches(training.shards, training.plan, run.seed)
-    for micro_batches in batches.from_step(progress.step, run.optim.steps):
+    own_time, throughput = OwnTime(engine), begin(training, progress.step)
+    for micro_batches in own_time.reading(batches.from_step(progress.step, run.optim.steps)):
         due = Due(progress.step + 1, run.optim.steps)
         interval.expect(report=due(run.log_every), histograms=due(run.histogram_every))
-        result = train_step(training, progress, micro_batches, interval)
-        if result.overflow and engine.dtype != torch.float16:
-            raise NonFiniteGradient(_name_samples(training, batches, progress.step))
-        progress.step += 1
-        progress.updates += result.updated
+        result, loss = train_step(training, progress, micro_batches, interval, own_time)
+        require_finite(result, loss, progress.step, batches, training.folder)
+        if warning := progress.advance(result, loss):
+            log.say(warning)
         if due(run.histogram_every):
             interval.draw(log, progress.step)
         if due(run.log_every):
-            log.write("train", progress.step, interval.end() | progress_values(run, progress, result))
+            values = interval.end() | progress_values(run, progress, result)
+            values |= throughput.end(progress.step, values["tokens"], values["tokens_per_second"])
+            if engine.world.world_size > 1:
+                values |= own_time.end()
+            log.write("train", progress.step, values)
         if due(run.evaluate_every) and training.held_out is not None:
             log.write("held_out", progress.step, evaluate(training, training.held_out))
         training.watchdog.progress(f"step {progress.step}")
@@ -92,6 +108,15 @@ def run_steps(training: Training, progress: Progress, log: RunLog) -> int:
     return 0
 
 
+def begin(training: Training, step: int) -> Throughput:
+    """Measures the machine and records the start. Collective."""
+    engine = training.engine
+    peak = matrix_peak(engine)
+    if engine.world.is_first:
+        record_start(training.folder, engine, step, peak)
+    return Throughput(training.run, training.shards, step, peak)
+
+
 class Due(NamedTuple):
     """Whether what happens every so many steps happens after this one; after the last it always does."""
 
@@ -102,19 +127,27 @@ class Due(NamedTuple):
         return self.step % every == 0 or self.step == self.last
 
 
-def train_step(training: Training, progress: Progress, micro_batches: list[Batch], interval: Interval) -> StepResult:
-    """One optimizer step: forward and backward of this rank's micro-batches, and the update after the last."""
+def train_step(
+    training: Training, progress: Progress, micro_batches: list[Batch], interval: Interval, own_time: OwnTime
+) -> tuple[StepResult, float]:
+    """One optimizer step: forward and backward of this rank's micro-batches, and the update after the last.
+
+    Returns what the update did, and the loss over all ranks.
+    """
     run, engine = training.run, training.engine
+    loss = torch.zeros((), dtype=torch.float64, device=engine.device)
     rate, scale = rate_after(run, progress.updates), scale_after(run, progress.updates)
     for number, batch in enumerate(micro_batches):
         torch.manual_seed(key_of(run.seed, progress.step, number, engine.world.rank))  # dropout's only source
         training.watchdog.progress(f"reading the data of step {progress.step + 1}")
         batch = batch.to(engine.device)
-        output = engine.forward(batch, entropies=interval.watching)
+        with own_time.computing():
+            output = engine.forward(batch, entropies=interval.watching)
         engine.backward(output.loss)
+        loss += output.loss.detach() / training.plan.micro_batches
         result = engine.step(rate, scale)
         interval.see(batch, output)
-    return result
+    return result, engine.sum_over_ranks(loss).item()
 
 
 def rate_after(run: RunConfig, updates: int) -> float:
@@ -141,6 +174,7 @@ def progress_values(run: RunConfig, progress: Progress, last: StepResult) -> dic
         "gradient_norm": last.gradient_norm or 0.0,
         "loss_scale": last.loss_scale,
         "skipped": progress.step - progress.updates,
+        "loss_spikes": progress.spikes,
     }
 
 
@@ -188,11 +222,3 @@ def save_progress(training: Training, progress: Progress, log: RunLog, must: boo
         raise NotSaved(problem)
     if problem:
         log.say(f"WARNING: {problem}; training goes on, and tries again when the next checkpoint is due")
-
-
-def _name_samples(training: Training, batches: TrainingBatches, step: int) -> str:
-    """Says which step and samples gave the gradient that is not finite, and leaves their list in the run folder."""
-    index, epoch = batches.sequences(step)
-    path = training.folder / f"nonfinite-step-{step}.json"
-    path.write_text(json.dumps({"step": step, "sequences": index.tolist(), "epochs": epoch.tolist()}))
-    return f"step {step}: the gradient is not finite and nothing was updated; its {len(index)} sequences are in {path}"

@@ -26,8 +26,10 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 FP32 = ("zero0_fp32", "zero1_fp32", "zero2_fp32", "zero3_fp32")
 BF16 = ("zero1_bf16", "zero2_bf16", "zero3_bf16")
 FP16 = ("zero1_fp16", "zero2_fp16")
+VARIANTS = tuple(f"zero1_bf16_{name}" for name in ("accumulate", "overlap", "offload", "recompute", "profile"))
+"""Files that change memory and time alone."""
 VOCABULARY, LENGTH, BATCH, MICRO_BATCH = 61, 12, 16, 4
-STEPS, SAVED_AT = 20, 7
+STEPS, SAVED_AT, RECOMPUTED = 20, 7, 5
 OPTIM = OptimConfig(lr=5e-3, steps=STEPS, warmup_steps=3)
 
 
@@ -141,12 +143,16 @@ def resolved_config(name: str, world_size: int) -> dict[str, Any]:
     return resolve(values, batch_size=BATCH, world_size=world_size, device_type=device_type, optim=OPTIM)
 
 
-def make_runner(name: str, world: Any, seed: int = 0, lr_scale: Any = lambda name: 1.0) -> Runner:
+def make_runner(name: str, world: Any, seed: int = 0, lr_scale: Any = lambda name: 1.0, **fp16: float) -> Runner:
+    """`fp16` are changes to that section of the file."""
     from pretrain.engine import Engine
 
     model = small_model(seed)
     groups = parameter_groups(model, OPTIM.weight_decay, lr_scale)
-    return Runner(Engine(model, groups, resolved_config(name, world.world_size), world))
+    config = resolved_config(name, world.world_size)
+    if fp16:
+        config["fp16"] |= fp16
+    return Runner(Engine(model, groups, config, world))
 
 
 def allow_fp16_on_cpu() -> None:
@@ -208,6 +214,42 @@ def spoiled_step(runner: Runner, before: Any) -> dict[str, Any]:
     return {"updated": result.updated, "overflow": result.overflow, "unchanged": unchanged}
 
 
+def loss_scale_under(spoiled: str, name: str, world: Any, **fp16: float) -> dict[str, list[Any]]:
+    """What each step did: of the steps marked x the gradient is infinite on one rank, of those marked n the loss."""
+    runner = make_runner(name, world, **fp16)
+    done = []
+    for step, mark in enumerate(spoiled):
+        last = world.rank == world.world_size - 1
+        factor = {"x": 1e30, "n": float("nan")}.get(mark, 1.0) if last else 1.0
+        done.append(runner.step(step, factor)[1])
+    return {
+        "updated": [result.updated for result in done],
+        "loss_scale": [result.loss_scale for result in done],
+        "fatal": [result.fatal for result in done],
+    }
+
+
+def recomputed_losses(name: str, world: Any) -> list[float]:
+    """The first losses with activation checkpointing."""
+    from pretrain.engine import Engine
+
+    model = small_model()
+    config = resolved_config(name, world.world_size) | {"activation_checkpointing": {}}
+    return Runner(Engine(model, parameter_groups(model, OPTIM.weight_decay), config, world)).train(range(RECOMPUTED))
+
+
+def scale_stories(name: str, world: Any) -> dict[str, Any]:
+    """The dynamic scale falling to its floor, growing, and a fixed one."""
+    small = {"initial_scale_power": 2, "hysteresis": 1}
+    return {
+        "falling": loss_scale_under("xxxx..", name, world, **small),
+        "patient": loss_scale_under("xxxx..", name, world, **(small | {"hysteresis": 2})),
+        "growing": loss_scale_under("...x....", name, world, **small, loss_scale_window=2),
+        "fixed": loss_scale_under(".x.", name, world, loss_scale=64.0),
+        "loss": loss_scale_under(".n.", name, world, **small),
+    }
+
+
 def continue_from(name: str, world: Any, folder: Path) -> list[float]:
     """Losses of the steps after a checkpoint that another number of ranks wrote."""
     from pretrain.checkpoint import load, newest_valid
@@ -237,6 +279,9 @@ def main(folder: Path) -> None:
     figures: dict[str, Any] = {"train": {name: train_and_resume(name, world, own) for name in names}}
     figures["continued"] = {name: continue_from(name, world, other) for name in FP32 if (other / name).is_dir()}
     figures["frozen"] = {name: frozen_by_scale(name, world) for name in FP32 if name in names}
+    figures["recomputed"] = {name: recomputed_losses(name, world) for name in (*FP32, *BF16) if name in names}
+    figures["variants"] = {name: make_runner(name, world).train(range(STEPS)) for name in VARIANTS if len(names) > 1}
+    figures["scales"] = {name: scale_stories(name, world) for name in FP16 if name in names}
     figures["shared"] = [None] * world.world_size
     dist.all_gather_object(figures["shared"], world.share({"rank": world.rank}))
     if world.is_first:

@@ -67,6 +67,16 @@ def test_bf16_trains_like_fp32_but_for_its_rounding(two: Figures, plain: list[fl
     assert two["train"][name]["losses"] == pytest.approx(plain, rel=2e-2)
 
 
+@pytest.mark.parametrize("name", (*worker.FP32, *worker.BF16))
+def test_recomputed_activations_change_no_bit(two: Figures, name: str) -> None:
+    assert two["recomputed"][name] == two["train"][name]["losses"][: worker.RECOMPUTED]
+
+
+@pytest.mark.parametrize("name", worker.VARIANTS)
+def test_files_for_memory_and_time_alone_change_no_loss(two: Figures, name: str) -> None:
+    assert two["variants"][name] == pytest.approx(two["train"]["zero1_bf16"]["losses"], rel=1e-3)
+
+
 @pytest.mark.parametrize("name", (*worker.FP32, *worker.BF16, *worker.FP16))
 def test_a_fresh_engine_goes_on_bitwise_from_a_checkpoint(two: Figures, name: str) -> None:
     figures = two["train"][name]
@@ -97,6 +107,31 @@ def test_the_loss_scale_falls_with_overflows_and_is_resumed(two: Figures, name: 
     assert saved["cur_scale"] < 2**16
     assert saved["cur_iter"] == worker.SAVED_AT
     assert end["cur_iter"] == worker.STEPS
+
+
+@pytest.mark.parametrize("name", worker.FP16)
+def test_the_loss_scale_halves_at_an_overflow_doubles_after_good_steps_and_ends_at_its_floor(
+    two: Figures, name: str
+) -> None:
+    """On a CPU, past DeepSpeed's refusal of fp16 there: its scaler and ours, not a GPU's arithmetic."""
+    stories = two["scales"][name]
+    assert stories["falling"]["loss_scale"] == [4, 2, 1, 1, 1, 1]
+    assert stories["falling"]["updated"] == [False] * 4 + [True] * 2
+    assert stories["falling"]["fatal"] == [False, False, True, True, False, False]
+    assert stories["patient"]["loss_scale"] == [4, 4, 2, 1, 1, 1]  # the first overflow is let pass
+    assert stories["growing"]["loss_scale"][:4] == [4, 4, 4, 8]
+    assert stories["growing"]["loss_scale"][4:7] == [4, 4, 4]
+    assert stories["growing"]["loss_scale"][7] == 8
+    assert stories["fixed"] == {
+        "updated": [True, False, True],
+        "loss_scale": [64.0] * 3,
+        "fatal": [False, True, False],
+    }
+
+
+@pytest.mark.parametrize("name", worker.FP16)
+def test_a_loss_that_is_not_finite_updates_nothing(two: Figures, name: str) -> None:
+    assert two["scales"][name]["loss"]["updated"] == [True, False, True]
 
 
 def test_a_checkpoint_holds_each_parameter_once_whatever_the_stage(two: Figures) -> None:

@@ -1,8 +1,10 @@
 """What the ranks of test_train.py do: the same 20 steps of the real model in every setting, in one launch.
 
     deepspeed --num_gpus 2 tests/pretrain/zero_worker.py SHARDS RESULT.json     or plain python, alone
+    ...                    tests/pretrain/zero_worker.py SHARDS RESULT.json SETTING FIRST LAST CHECKPOINTS
 
 Two ranks go through the ZeRO stages; one process through the ways to split and to pad the same steps. Dropout is 0.
+The second form does a part of the steps in one setting, from the newest checkpoint to a checkpoint of its own.
 With replacements forced (a function of the uniforms alone) losses must agree; with free sampling the draws that
 flipped are counted.
 """
@@ -18,6 +20,7 @@ import torch
 from torch import Tensor
 
 import pretrain.sampling
+from pretrain.checkpoint import load, newest_valid, save
 from pretrain.data import Batch, BatchPlan, TrainingBatches
 from pretrain.deepspeed_config import resolve
 from pretrain.engine import Engine
@@ -48,9 +51,16 @@ TWO_RANKS = {stage: Setting(stage) for stage in ("zero0_fp32", "zero1_fp32", "ze
 ONE_RANK = {"whole": Setting(micro_batch_size=8), "split": Setting(), "padded": Setting(padding=9)}
 
 
-def train(setting: Setting, objective: str, shards: Shards, world: World) -> dict[str, Any]:
+def train(
+    setting: Setting,
+    objective: str,
+    shards: Shards,
+    world: World,
+    steps: range = range(STEPS),
+    checkpoints: Path | None = None,
+) -> dict[str, Any]:
     """The global loss and gradient norm of every step, every token drawn [steps, batch, draws], and what the last
-    step reports.
+    step reports. With `checkpoints` it goes on from the newest there and leaves one.
     """
     tiny = PRESETS["tiny"].run
     run = tiny.model_copy(
@@ -71,10 +81,13 @@ def train(setting: Setting, objective: str, shards: Shards, world: World) -> dic
     )
     model = build_model(describe(run, shards))
     engine = Engine(model, parameter_groups(model, run.optim.weight_decay), resolved, world)
+    if checkpoints and steps.start:
+        found = newest_valid(checkpoints) if world.is_first else None
+        engine.load_full_state(load(found)[0] if found else None)
     plan = BatchPlan(BATCH_SIZE, engine.micro_batch_size, world.world_size, world.rank)
     batches, losses, norms = TrainingBatches(shards, plan, run.seed), [], []
-    drawn = torch.zeros(STEPS, BATCH_SIZE, DRAWS, dtype=torch.int64)
-    for step in range(STEPS):
+    drawn = torch.zeros(len(steps), BATCH_SIZE, DRAWS, dtype=torch.int64)
+    for place, step in enumerate(steps):
         loss, reported = torch.zeros(1, dtype=torch.float64, device=engine.device), Reported(engine)
         rate = learning_rate(step, base=run.optim.lr, warmup_steps=5, total_steps=STEPS)
         for number, batch in enumerate(batches.step(step)):
@@ -84,9 +97,13 @@ def train(setting: Setting, objective: str, shards: Shards, world: World) -> dic
             result = engine.step(rate)
             reported.add(batch, output, watched=True)
             loss += output.loss.detach() / plan.micro_batches
-            drawn[step, plan.rows(number)] = output.draw.tokens_BK.where(batch.masked_valid_BK, 0)
+            drawn[place, plan.rows(number)] = output.draw.tokens_BK.where(batch.masked_valid_BK, 0)
         losses.append(engine.sum_over_ranks(loss).item())
         norms.append(result.gradient_norm)
+    if checkpoints:
+        state = engine.full_state()
+        if world.is_first:
+            save(checkpoints, steps.stop, state, {}, keep_last=1)
     return {
         "losses": losses,
         "norms": norms,
@@ -109,8 +126,15 @@ def forced_sample(log_weights_XV: Tensor, uniform_X: Tensor) -> Sampled:
     return sample(log_weights_XV, uniform_X)._replace(tokens_X=tokens_X)
 
 
-def main(folder: str, result: str) -> None:
+def main(folder: str, result: str, *part: str) -> None:
     world, shards = start_processes(), Shards(Path(folder))
+    if part:
+        name, first, last, checkpoints = part
+        setting, steps = (TWO_RANKS | ONE_RANK)[name], range(int(first), int(last))
+        results: Any = train(setting, OBJECTIVES[0], shards, world, steps, Path(checkpoints))
+        if world.is_first:
+            Path(result).write_text(json.dumps(results))
+        leave(0)
     settings = TWO_RANKS if world.world_size == 2 else ONE_RANK
     results = {}
     for how in ("free", "forced"):

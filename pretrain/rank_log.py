@@ -1,0 +1,43 @@
+"""What each rank says, kept in the run folder: RUN/logs/rank-0000.log, one start after the other."""
+
+import faulthandler
+import io
+import os
+import socket
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO
+
+LOGS = "logs"
+
+
+def keep_rank_log(folder: Path, rank: int) -> None:
+    """From here on everything this rank prints is also in its log, and the stack of a crash such as SIGSEGV."""
+    logs = folder / LOGS
+    logs.mkdir(parents=True, exist_ok=True)
+    log = (logs / f"rank-{rank:04d}.log").open("a", buffering=1)
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    log.write(f"--- {now} rank {rank} on {socket.gethostname()}, process {os.getpid()}\n")
+    sys.stdout, sys.stderr = Both(sys.stdout, log), Both(sys.stderr, log)
+    faulthandler.enable(log)
+
+
+class Both(io.TextIOBase):
+    """A stream whose text also goes to a log, at once: a process that is killed has nothing left to write."""
+
+    def __init__(self, stream: IO[str], log: IO[str]) -> None:
+        self._stream, self._log = stream, log
+
+    def write(self, text: str) -> int:
+        self._log.write(text)
+        return self._stream.write(text)
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+    def isatty(self) -> bool:
+        return self._stream.isatty()
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
