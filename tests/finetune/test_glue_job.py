@@ -1,5 +1,6 @@
 """finetune/glue_job.py: predictions in order, scored split by split."""
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -11,12 +12,14 @@ from finetune.glue_job import GlueJob, make_job
 from finetune.heads import SequenceClassifier
 from finetune.metrics import score
 from finetune.model_folder import load_tokenizer
-from finetune.tasks.glue import TASKS, Example, TaskData
+from finetune.tasks.glue import AX, TASKS, Example, TaskData, UnseenSet
 from finetune.train import Run
 from pretrain.huggingface import load_encoder
 from pretrain.processes import start_processes
 from tests.conftest import REPOSITORY
 from tests.finetune.test_train import SETTINGS
+
+CONFIG = REPOSITORY / "ds_configs" / "zero0_fp32.json"
 
 
 @pytest.fixture(scope="module")
@@ -30,8 +33,7 @@ def run(stock_model: Path) -> Run:
 
     dev = {"dev_matched": features(150), "dev_mismatched": features(20)}
     job = GlueJob(TASKS["MNLI"], SETTINGS, features(30), 30, dev, pad_id=0)
-    config = REPOSITORY / "ds_configs" / "zero0_fp32.json"
-    made = Run(load_encoder(stock_model), job, SETTINGS, 1, config, start_processes())
+    made = Run(load_encoder(stock_model), job, SETTINGS, 1, CONFIG, start_processes())
     torch.manual_seed(0)
     for weight in made.engine.module.parameters():
         if weight.dim() > 1:
@@ -75,3 +77,38 @@ def test_unordered_pairs_are_trained_on_in_both_orders_on_request(task: str, dou
     if doubled:
         assert plain.train.input_ids == [[2, 8, 3, 9, 10, 3]]
         assert both.train.input_ids[1] == [2, 9, 10, 3, 8, 3]
+
+
+def test_plain_scores_are_learned_as_the_file_has_them_and_reported_as_fractions(stock_model: Path) -> None:
+    data = TaskData([Example(("word1", "word2"), 0.5)], {"dev": [Example(("word1", "word2"), 0.5)]})
+    tokenizer = load_tokenizer(stock_model)
+    fraction, plain = (
+        make_job(TASKS["STS-B"], data, tokenizer, SETTINGS.model_copy(update={"plain_scores": choice}))
+        for choice in (False, True)
+    )
+    batch = collate(plain.train, [0], 0, torch.device("cpu"))
+    assert fraction.losses(torch.tensor([[0.5]]), batch).tolist() == [0]
+    assert plain.losses(torch.tensor([[2.5]]), batch).tolist() == [0]
+    made = Run(load_encoder(stock_model), plain, SETTINGS, 1, CONFIG, start_processes())
+    made.engine.module.eval()
+    with torch.no_grad():
+        output = float(made.engine.module(batch))
+    assert plain.predict(plain.train, made.engine).tolist() == pytest.approx([output / 5])
+
+
+def test_unseen_examples_become_a_submission_and_labelled_ones_a_score_too(stock_model: Path) -> None:
+    examples = [Example(("word1", "word2"), 1.0)] * 2
+    unseen = [Example(("word1", "word2"), math.nan)] * 2
+    tests = {
+        "MNLI-m.tsv": UnseenSet(TASKS["MNLI"], ["3", "4"], unseen),
+        "AX.tsv": UnseenSet(AX, ["0", "1"], examples),
+    }
+    data = TaskData(examples, dict.fromkeys(TASKS["MNLI"].dev_splits, examples), tests)
+    made_job = make_job(TASKS["MNLI"], data, load_tokenizer(stock_model), SETTINGS)
+    made = Run(load_encoder(stock_model), made_job, SETTINGS, 1, CONFIG, start_processes())
+    made.engine.module.eval()
+    metrics, files = made_job.predict_tests(made.engine)
+    assert metrics == {"AX": {"matthews": 0.0}}
+    (answer,) = set(files["MNLI-m.tsv"].split()[3::2])
+    assert answer in TASKS["MNLI"].classes
+    assert files["AX.tsv"] == f"index\tprediction\n0\t{answer}\n1\t{answer}\n"

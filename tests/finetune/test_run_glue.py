@@ -1,5 +1,11 @@
 """finetune/run_glue.py: one launch does all runs, the next one what is left; mistakes cost one line."""
 
+import dataclasses
+import itertools
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -100,3 +106,134 @@ def test_the_papers_grid_is_run_point_by_point_but_for_what_the_command_line_fix
     assert [record.run.settings.epochs for record in records] == [3, 4, 5]
     records = run_here(stock_model, cola_folder, tmp_path / "fixed", seeds=(1,), grid="paper", epochs=1)
     assert [record.run.settings.epochs for record in records] == [1]
+
+
+def command(model: Path, data_dir: Path, output: Path, *options: str) -> list[str]:
+    script = str(REPOSITORY / "finetune" / "run_glue.py")
+    paths = ["--model", str(model), "--data_dir", str(data_dir), "--output", str(output)]
+    return [sys.executable, script, *paths, "--task", "CoLA", "--batch_size", "8", *options]
+
+
+def start(*arguments: Any) -> subprocess.Popen[str]:
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command(*arguments), stdout=subprocess.PIPE, text=True, env=environment)
+
+
+def test_several_commands_share_the_runs_of_one_output(stock_model: Path, cola_folder: Path, tmp_path: Path) -> None:
+    arguments = (stock_model, cola_folder, tmp_path, "--epochs", "4", "--seeds", "1", "2", "3", "4", "5", "6")
+    said = [process.communicate(timeout=400)[0] for process in [start(*arguments) for _ in range(2)]]
+    seeds = [record.run.seed for record in read_records(tmp_path / "results.jsonl")]
+    assert sorted(seeds) == [1, 2, 3, 4, 5, 6]
+    assert [text.count("epoch 4, ") for text in said] != [0, 0]
+    assert sum(text.count("epoch 4, ") for text in said) == 6  # none was run twice
+    assert not (tmp_path / "claims").exists()
+
+
+def test_a_terminated_run_exits_75_and_goes_on(
+    stock_model: Path, cola_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    process = start(stock_model, cola_folder, tmp_path, "--epochs", "40", "--seeds", "1")
+    assert process.stdout
+    for line in process.stdout:
+        if "epoch 2, " in line:
+            break
+    process.send_signal(signal.SIGTERM)
+    said = process.communicate(timeout=200)[0]
+    assert (process.returncode, "stopped on request" in said) == (75, True)
+    assert not (tmp_path / "results.jsonl").exists()
+    assert not (tmp_path / "claims").exists()
+    (record,) = run_here(stock_model, cola_folder, tmp_path, seeds=(1,), epochs=40)
+    assert "goes on after step" in capsys.readouterr().out
+    assert len(record.train_losses) == 40
+    assert not any((tmp_path / "checkpoints").iterdir())
+
+
+def test_test_sets_are_predicted_on_request_also_of_finished_runs(
+    stock_model: Path, cola_folder: Path, tmp_path: Path
+) -> None:
+    data = tmp_path / "data" / "CoLA"
+    data.mkdir(parents=True)
+    for file in (cola_folder / "CoLA").iterdir():
+        (data / file.name).write_bytes(file.read_bytes())
+    (data / "test.tsv").write_text("index\tsentence\n0\tgood word1 .\n7\tbad word2 .\n")
+    (record,) = run_here(stock_model, tmp_path / "data", tmp_path / "out", seeds=(1,))
+    folder = tmp_path / "out" / "predictions" / record.run.folder_name()
+    assert [path.name for path in folder.iterdir()] == ["examples.json"]
+    again = run_here(stock_model, tmp_path / "data", tmp_path / "out", seeds=(1,), predict_test=True)
+    assert [other.run for other in again] == [record.run] * 2
+    lines = (folder / "CoLA.tsv").read_text().splitlines()
+    assert [line.split("\t")[0] for line in lines] == ["index", "0", "7"]
+    assert {line.split("\t")[1] for line in lines[1:]} <= {"0", "1"}
+    assert len(run_here(stock_model, tmp_path / "data", tmp_path / "out", seeds=(1,), predict_test=True)) == 2
+
+
+def test_a_switch_that_says_nothing_about_a_task_makes_no_other_run(
+    stock_model: Path, cola_folder: Path, tmp_path: Path
+) -> None:
+    run_here(stock_model, cola_folder, tmp_path, seeds=(1,))
+    assert len(run_here(stock_model, cola_folder, tmp_path, seeds=(1,), both_orders=True, plain_scores=True)) == 1
+    assert len(run_here(stock_model, cola_folder, tmp_path, seeds=(1,), head="hf")) == 2
+
+
+def our_model(stock_model: Path, folder: Path) -> Path:
+    """A model of ours, with relative position, as `pretrain/export.py` writes it."""
+    import torch
+
+    from pretrain.encoder import ElectraEncoder
+    from pretrain.huggingface import read_encoder_config, save_folder
+
+    config = dataclasses.replace(read_encoder_config(stock_model), relative_position=True)
+    torch.manual_seed(0)
+    weights = {f"electra.{name}": weight for name, weight in ElectraEncoder(config).state_dict().items()}
+    save_folder(folder, "ElectraForPreTraining", config, weights, pad_token_id=0)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).write_bytes((stock_model / name).read_bytes())
+    return folder
+
+
+@pytest.fixture(scope="module")
+def excerpts(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The first lines of the real files; of QNLI, which comes without a training file, its dev file in two parts."""
+    folder = tmp_path_factory.mktemp("excerpts")
+    for path in sorted((shared_data / "glue").glob("*/*.tsv")):
+        (folder / path.parent.name).mkdir(exist_ok=True)
+        with path.open("rb") as lines:
+            (folder / path.parent.name / path.name).write_bytes(b"".join(itertools.islice(lines, 41)))
+    header, *rows = (shared_data / "glue" / "QNLI" / "dev.tsv").read_bytes().splitlines(keepends=True)
+    (folder / "QNLI" / "train.tsv").write_bytes(header + b"".join(rows[40:80]))
+    return folder
+
+
+@pytest.mark.parametrize("ours", [False, True], ids=["stock", "ours"])
+def test_every_real_task_trains_by_one_command(
+    ours: bool, stock_model: Path, excerpts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = our_model(stock_model, tmp_path / "model") if ours else stock_model
+    records = run_here(
+        model, excerpts, tmp_path / "out", task=("all",), seeds=(1,), predict_test=True, both_orders=True
+    )
+    assert {record.run.task for record in records} == {"CoLA", "SST-2", "MRPC", "STS-B", "QNLI", "RTE"}
+    said = capsys.readouterr().out
+    assert all(f"{name} is left out: no folder" in said for name in ("QQP", "MNLI", "WNLI"))
+    for record in records:
+        assert record.collapsed != "non-finite loss"
+        folder = tmp_path / "out" / "predictions" / record.run.folder_name()
+        assert (excerpts / record.run.task / "test.tsv").exists() == (folder / f"{record.run.task}.tsv").exists()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("ours", [False, True], ids=["stock", "ours"])
+def test_every_real_task_trains_whole(
+    ours: bool, stock_model: Path, shared_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = our_model(stock_model, tmp_path / "model") if ours else stock_model
+    records = run_here(model, shared_data / "glue", tmp_path, task=("all",), seeds=(1,), batch_size=32)
+    sizes = {record.run.task: record.train_examples for record in records}
+    assert sizes == {"CoLA": 8_551, "SST-2": 67_349, "MRPC": 3_668, "STS-B": 5_749, "RTE": 2_490}
+    assert "QNLI is left out: no training file" in capsys.readouterr().out
+
+
+def test_all_of_a_folder_without_any_task_is_refused(stock_model: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="has no task of GLUE"):
+        run_here(stock_model, tmp_path, tmp_path / "out", task=("all",))

@@ -45,6 +45,21 @@ def test_every_setting_of_the_head_is_another_run(stock_model: Path, squad_folde
     assert len({record.run.folder_name() for record in records}) == 4
 
 
+def test_questions_without_answers_are_predicted_too(stock_model: Path, squad_folder: Path, tmp_path: Path) -> None:
+    layout = json.loads((squad_folder / "dev-v2.0.json").read_text())
+    for paragraph in layout["data"][0]["paragraphs"]:
+        paragraph["qas"] = [{"id": f"new-{e['id']}", "question": e["question"]} for e in paragraph["qas"]]
+    (tmp_path / "test.json").write_text(json.dumps(layout))
+    (record,) = run_here(stock_model, squad_folder, tmp_path, seeds=(1,), test_file=tmp_path / "test.json")
+    folder = tmp_path / "predictions" / record.run.folder_name()
+    dev, test = (json.loads((folder / f"{prefix}predictions.json").read_text()) for prefix in ("", "test_"))
+    assert test == {f"new-{name}": text for name, text in dev.items()}
+    assert len(json.loads((folder / "test_null_odds.json").read_text())) == 16
+    examples = json.loads((folder / "examples.json").read_text())["dev"]
+    assert sum(examples["exact"]) / 16 == pytest.approx(record.last["dev"]["exact"])
+    assert sum(examples["f1"]) / 16 == pytest.approx(record.last["dev"]["f1"])
+
+
 def test_squad_1_reads_its_own_files(stock_model: Path, squad_folder: Path, tmp_path: Path) -> None:
     layout = json.loads((squad_folder / "train-v2.0.json").read_text())
     for paragraph in layout["data"][0]["paragraphs"]:

@@ -44,6 +44,14 @@ def test_a_question_without_answers_and_one_of_squad_1_are_read(tmp_path: Path) 
     assert [question.answers for question in file.questions] == [(), (Answer("cat", 4),)]
 
 
+def test_questions_to_predict_need_no_answers_and_lose_those_they_have(tmp_path: Path) -> None:
+    bare = {key: value for key, value in entry("q2").items() if key not in ("answers", "is_impossible")}
+    path = write(tmp_path, entry(), bare)
+    assert [question.answers for question in read_squad(path, labelled=False).questions] == [(), ()]
+    with pytest.raises(ConfigError, match="question q2: no answers"):
+        read_squad(path)
+
+
 def test_whatever_is_in_the_files_changes_the_fingerprint(tmp_path: Path) -> None:
     write(tmp_path, entry())
     write(tmp_path, entry(), name="dev-v2.0.json")

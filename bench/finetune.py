@@ -1,0 +1,233 @@
+"""Seconds an epoch and peak memory of fine-tuning against Hugging Face Trainer with its stock classes, in one run.
+
+    python bench/finetune.py --data_dir GLUE --squad_dir SQUAD --vocab data/vocab --preset small
+
+Both train the same stock model, `ElectraForSequenceClassification` on CoLA (ours with --head hf, so that the models are
+equal) and `ElectraForQuestionAnswering` on the first questions of SQuAD (our head there is larger: XLNet's), from the
+same word pieces, in fp32, with the same batch size and dropout. Each training is a process of its own, and they take
+turns. The model is randomly initialised, or --model.
+"""
+
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+
+if not __package__:  # run as a script: import from the repository, never from the script's own folder
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+from data_prep.command_line import HIDDEN, run_command
+from data_prep.config import ConfigError, StrictConfig
+from finetune.config import GlueConfig, SquadConfig
+from finetune.presets import settings_for, squad_settings_for
+from finetune.tasks.glue import TASKS, TaskData
+from finetune.tasks.glue_files import load_task
+from finetune.tasks.squad import VERSIONS, SquadData, SquadFile, load_squad
+
+if TYPE_CHECKING:
+    from finetune.model_folder import ModelFolder
+
+FP32 = Path(__file__).resolve().parents[1] / "ds_configs" / "zero0_fp32.json"
+OURS, PEER = "this code", "Hugging Face"
+
+
+class FinetuneBenchOptions(StrictConfig):
+    """The command line of the benchmark."""
+
+    data_dir: Path = Path("data/glue")
+    """folder holding CoLA/train.tsv and dev.tsv"""
+    squad_dir: Path = Path("data/squad")
+    """folder holding train-v2.0.json and dev-v2.0.json"""
+    vocab: str = "data/vocab"
+    """vocab.txt, or a tokenizer folder, of the random model"""
+    preset: Literal["tiny", "small", "base"] = "small"
+    """sizes of the random model"""
+    model: Path | None = None
+    """stock ELECTRA folder to train instead"""
+    batch_size: int = 32
+    """examples a batch"""
+    epochs: int = 1
+    """passes over the examples, each of them timed"""
+    questions: int = 100
+    """of SQuAD; each makes several windows of 512 word pieces"""
+    turns: int = 2
+    """trainings of each"""
+    contender: Annotated[Literal["this code", "Hugging Face"] | None, HIDDEN] = None
+    task: Annotated[Literal["CoLA", "SQuAD 2.0"], HIDDEN] = "CoLA"
+
+
+class Training(NamedTuple):
+    """What one process came to."""
+
+    seconds: float
+    """An epoch's, the median; without start-up and evaluation."""
+    peak_mb: float
+    """Of GPU memory, or of the process where there is no GPU."""
+    score: float | None
+    """Matthews on CoLA's dev set."""
+
+
+def main(options: FinetuneBenchOptions) -> None:
+    if options.contender:
+        print("\n" + json.dumps(train_once(options)))
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        model = options.model or stock_model(options, Path(folder))
+        for task, needed in (("CoLA", options.data_dir / "CoLA"), ("SQuAD 2.0", options.squad_dir)):
+            if needed.is_dir():
+                report(task, take_turns(options, task, model), options)
+            else:
+                print(f"{task}: left out, there is no {needed}")
+
+
+def stock_model(options: FinetuneBenchOptions, folder: Path) -> Path:
+    """A randomly initialised stock discriminator of the preset's sizes, with a tokenizer."""
+    import torch
+    from transformers import BertTokenizerFast, ElectraConfig, ElectraForPreTraining
+
+    from pretrain.presets import preset
+
+    vocab = Path(options.vocab)
+    vocab = vocab / "vocab.txt" if vocab.is_dir() else vocab
+    if not vocab.is_file():
+        raise ConfigError(f"vocab: no file {vocab}; give --vocab a vocab.txt or its folder, or give --model")
+    tokenizer = BertTokenizerFast(vocab=str(vocab))
+    tokenizer.save_pretrained(folder)
+    sizes = vars(preset(options.preset).run.model.discriminator(len(tokenizer)))
+    fields = {name: value for name, value in sizes.items() if not name.startswith("relative")}
+    torch.manual_seed(0)
+    ElectraForPreTraining(ElectraConfig(**fields | {"max_position_embeddings": 512})).save_pretrained(folder)
+    return folder
+
+
+def take_turns(options: FinetuneBenchOptions, task: str, model: Path) -> dict[str, list[Training]]:
+    """The trainings of each contender, alternating."""
+    found: dict[str, list[Training]] = {PEER: [], OURS: []}
+    quiet = os.environ | {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+    for _ in range(options.turns):
+        for name, trainings in found.items():
+            command = [sys.executable, __file__, "--contender", name, "--task", task, "--model", str(model)]
+            for option in ("data_dir", "squad_dir", "batch_size", "epochs", "questions"):
+                command += [f"--{option}", str(getattr(options, option))]
+            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=quiet)
+            trainings.append(Training(*json.loads(done.stdout.splitlines()[-1])))
+    return found
+
+
+def train_once(options: FinetuneBenchOptions) -> Training:
+    """One training by the contender named, in this process, which imports nothing of the other's."""
+    from finetune.model_folder import open_model
+
+    assert options.model
+    model = open_model(str(options.model))
+    settings = settings_of(options, model)
+    run = train_ours if options.contender == OURS else train_theirs
+    seconds, score = run(options, settings, model)
+    return Training(statistics.median(seconds), peak_mb(), score)
+
+
+def settings_of(options: FinetuneBenchOptions, model: "ModelFolder") -> GlueConfig | SquadConfig:
+    """The paper's, without layer-wise decay, which the Trainer does not have."""
+    sizes = (model.config.hidden_size, model.config.max_position_embeddings)
+    given: dict[str, Any] = {"batch_size": options.batch_size, "epochs": options.epochs, "layer_decay": 1.0}
+    if options.task == "CoLA":
+        return settings_for("CoLA", *sizes, given | {"head": "hf"})
+    return squad_settings_for(*sizes, given)
+
+
+def read_cola(options: FinetuneBenchOptions) -> TaskData:
+    return load_task(TASKS["CoLA"], str(options.data_dir))
+
+
+def read_questions(options: FinetuneBenchOptions) -> SquadFile:
+    """The first questions of the training file."""
+    file = load_squad(VERSIONS["2.0"], options.squad_dir).train
+    return SquadFile(file.paragraphs, file.questions[: options.questions])
+
+
+def train_ours(
+    options: FinetuneBenchOptions, settings: GlueConfig | SquadConfig, model: "ModelFolder"
+) -> tuple[list[float], float | None]:
+    """Seconds of each epoch, and the score."""
+    import torch
+
+    from finetune import glue_job, squad_job
+    from finetune.train import Run
+    from pretrain.huggingface import load_encoder
+    from pretrain.processes import start_processes
+
+    job: Any
+    if isinstance(settings, GlueConfig):
+        job = glue_job.make_job(TASKS["CoLA"], read_cola(options), model.tokenizer, settings)
+    else:
+        few = read_questions(options)
+        job = squad_job.make_job(VERSIONS["2.0"], SquadData(few, few), model.tokenizer, settings)
+    torch.manual_seed(1)
+    dropout = {"hidden_dropout_prob": settings.dropout, "attention_probs_dropout_prob": settings.attention_dropout}
+    run = Run(load_encoder(model.path, **dropout), job, settings, 1, FP32, start_processes())
+    seconds = []
+    for epoch in range(settings.epochs):
+        started = time.perf_counter()
+        run.train_epoch(epoch)  # ends with a number on the CPU: the GPU has finished
+        seconds.append(time.perf_counter() - started)
+    if options.task != "CoLA":
+        return seconds, None
+    run.engine.module.eval()
+    return seconds, job.evaluate(run.engine).metrics["dev"]["matthews"]
+
+
+def train_theirs(
+    options: FinetuneBenchOptions, settings: GlueConfig | SquadConfig, model: "ModelFolder"
+) -> tuple[list[float], float | None]:
+    """The same."""
+    import numpy as np
+
+    from bench.peers.trainer import classification_rows, question_rows, train_peer
+    from finetune.features import tokenize_examples
+    from finetune.metrics import matthews
+    from finetune.squad_features import make_windows
+
+    tokenizer = model.tokenizer
+    with tempfile.TemporaryDirectory() as output:
+        if isinstance(settings, SquadConfig):
+            windows = make_windows(read_questions(options), tokenizer, settings, training=True)
+            rows = question_rows(windows.features)
+            return train_peer(model.path, tokenizer, rows, settings, Path(output), seed=1)[1], None
+        data = read_cola(options)
+        train, dev = (tokenize_examples(part, tokenizer, settings.max_length) for part in (data.train, data.dev["dev"]))
+        rows = classification_rows(train)
+        trainer, seconds = train_peer(model.path, tokenizer, rows, settings, Path(output), seed=1)
+        answers = trainer.predict(classification_rows(dev)).predictions.argmax(1)
+        return seconds, matthews(np.array(dev.targets), answers)
+
+
+def peak_mb() -> float:
+    import torch
+
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated() / 2**20
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
+
+
+def report(task: str, found: dict[str, list[Training]], options: FinetuneBenchOptions) -> None:
+    import torch
+
+    threads = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{torch.get_num_threads()} threads"
+    size = options.model or options.preset
+    print(f"{task}, {size}, batch {options.batch_size}, fp32, {threads}, torch {torch.__version__}")
+    reference = statistics.median(training.seconds for training in found[PEER])
+    for name, trainings in found.items():
+        seconds = statistics.median(training.seconds for training in trainings)
+        peak = max(training.peak_mb for training in trainings)
+        score = "" if trainings[0].score is None else f"  Matthews {trainings[-1].score:.3f}"
+        print(f"  {name:13} {seconds:8.1f} s an epoch  {peak:8,.0f} MB  {reference / seconds:5.2f}x {PEER}{score}")
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main, FinetuneBenchOptions, __doc__))

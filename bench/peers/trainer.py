@@ -1,0 +1,98 @@
+"""Hugging Face Trainer with the stock classes, as its examples use it: the peer of `bench/finetune.py`.
+
+Dynamic padding, its own fused AdamW and linear schedule; no grouping by length, which is off by default.
+"""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    DataCollatorWithPadding,
+    ElectraForQuestionAnswering,
+    ElectraForSequenceClassification,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
+
+from finetune.config import FinetuneConfig
+from finetune.features import Features
+
+
+class EpochClock(TrainerCallback):
+    """Seconds of each epoch, as the training loop begins and ends them."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+        self._started = 0.0
+
+    def on_epoch_begin(self, *arguments: Any, **named: Any) -> None:
+        _wait()
+        self._started = time.perf_counter()
+
+    def on_epoch_end(self, *arguments: Any, **named: Any) -> None:
+        _wait()
+        self.seconds.append(time.perf_counter() - self._started)
+
+
+def _wait() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def classification_rows(features: Features) -> list[dict[str, Any]]:
+    columns = zip(features.input_ids, features.token_type_ids, features.targets, strict=True)
+    return [{"input_ids": ids, "token_type_ids": types, "labels": int(label)} for ids, types, label in columns]
+
+
+def question_rows(features: Features) -> list[dict[str, Any]]:
+    columns = zip(features.input_ids, features.token_type_ids, features.targets, strict=True)
+    return [
+        {
+            "input_ids": ids.tolist(),
+            "token_type_ids": types.tolist(),
+            "start_positions": int(start),
+            "end_positions": int(end),
+        }
+        for ids, types, (start, end, _) in columns
+    ]
+
+
+def train_peer(
+    model_folder: Path, tokenizer: Any, rows: list[dict[str, Any]], settings: FinetuneConfig, output: Path, seed: int
+) -> tuple[Trainer, list[float]]:
+    """The trained Trainer, and the seconds of each epoch."""
+    kind = ElectraForQuestionAnswering if "start_positions" in rows[0] else ElectraForSequenceClassification
+    torch.manual_seed(seed)
+    dropout = {"hidden_dropout_prob": settings.dropout, "attention_probs_dropout_prob": settings.attention_dropout}
+    model = kind.from_pretrained(model_folder, num_labels=2, **dropout)
+    clock = EpochClock()
+    arguments = TrainingArguments(
+        output_dir=str(output),
+        num_train_epochs=settings.epochs,
+        per_device_train_batch_size=settings.batch_size,
+        per_device_eval_batch_size=128,
+        learning_rate=settings.learning_rate,
+        weight_decay=settings.weight_decay,
+        adam_epsilon=settings.eps,
+        max_grad_norm=settings.gradient_clipping,
+        lr_scheduler_type="linear",
+        warmup_steps=settings.warmup_fraction,  # a number below 1 is a share of the steps
+        save_strategy="no",
+        logging_strategy="no",
+        report_to=[],
+        disable_tqdm=True,
+        dataloader_pin_memory=torch.cuda.is_available(),
+        seed=seed,
+    )
+    trainer = Trainer(
+        model=model,
+        args=arguments,
+        train_dataset=rows,
+        data_collator=DataCollatorWithPadding(tokenizer),
+        callbacks=[clock],
+    )
+    trainer.train()
+    return trainer, clock.seconds
