@@ -101,9 +101,7 @@ def phases(options: ReplicateOptions) -> Iterator[list[Job]]:
     yield [train_job(options, output, method, seed) for method, seed in pairs]
     yield [evaluate_job(options, output, seed) for seed in options.seeds]
     runs = [run_name(method, seed) for method, seed in pairs]
-    yield [
-        Job(f"export-{run}", f"python pretrain/export.py {output}/runs/{run} {output}/exported/{run}") for run in runs
-    ]
+    yield [export_job(options, output, run) for run in runs]
     yield [probe_job(options, output, run, task) for run in runs for task in PROBES]
 
 
