@@ -8,16 +8,11 @@ from typing import TYPE_CHECKING
 import torch
 
 from data_prep.config import ConfigError
-from pretrain.estimates import (
-    GIB,
-    SPEEDS,
-    checkpoint_bytes,
-    flops_per_token,
-    memory_per_gpu,
-    precision_of,
-)
+from data_prep.tokens import open_tokenizer
+from pretrain.estimates import GIB, SPEEDS, checkpoint_bytes, flops_per_token, memory_per_gpu, precision_of
 from pretrain.hostfile import read_hostfile
 from pretrain.hosts import check_hosts
+from pretrain.launcher import Slots
 from pretrain.models import build_model
 
 if TYPE_CHECKING:
@@ -33,7 +28,7 @@ def dry_run(plan: "Plan", hostfile: Path | None) -> None:
         ConfigError: all that would keep it from running well.
     """
     print(plan)
-    problems: list[str] = []
+    problems = list(_vocabulary_problems(plan))
     parameters = sum(parameter.numel() for parameter in build_model(plan.description).parameters())
     for line in (
         *_size(plan, parameters),
@@ -43,13 +38,13 @@ def dry_run(plan: "Plan", hostfile: Path | None) -> None:
     ):
         print(line)
     if hostfile:
-        found, notes = check_hosts(read_hostfile(hostfile), plan.shards.folders)
+        slots = read_hostfile(hostfile)
+        found, notes = check_hosts(slots, plan.shards.folders)
         problems += found
-        for note in notes:
-            print(f"note        {note}")
-    print(
-        f"launch      deepspeed {f'--hostfile {hostfile} ' if hostfile else ''}pretrain/run.py, with the same options"
-    )
+        for line in (*_ranks(slots), *notes):
+            print(line)
+    hosts = f"--hostfile {hostfile} " if hostfile else ""
+    print(f"launch      deepspeed {hosts}pretrain/run.py, with the same options")
     if problems:
         raise ConfigError(*problems)
     print("nothing was started; no problem was found")
@@ -85,6 +80,24 @@ def _time(plan: "Plan") -> Iterator[str]:
     yield f"time        {days:.2f} days on {plan.world_size} {speed.gpu} in {precision}, if each reaches {speed.source}"
     if precision == "fp16" and not torch.cuda.is_available():
         yield "note        fp16 needs GPUs: this machine has none and would refuse to start this run itself"
+
+
+def _vocabulary_problems(plan: "Plan") -> Iterator[str]:
+    """A vocabulary that is not the one the shards were made with."""
+    for folder in plan.shards.folders:
+        found, expected = open_tokenizer(str(folder / "tokenizer")).sha256(), plan.shards.manifest.tokenizer_sha256
+        if found != expected:
+            yield (
+                f"data: {folder}/tokenizer is not what these shards were made with ({found[:12]}, expected"
+                f" {expected[:12]}); copy it from there again, or build them again"
+            )
+
+
+def _ranks(slots: Slots) -> Iterator[str]:
+    first = 0
+    for host, count in slots.items():
+        yield f"host        {host}: ranks {first} to {first + count - 1}"
+        first += count
 
 
 def _disk(plan: "Plan", parameters: int, problems: list[str]) -> Iterator[str]:

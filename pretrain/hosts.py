@@ -109,7 +109,7 @@ def _keep_alive_notes(slots: Slots) -> Iterator[str]:
         settings = subprocess.run(["ssh", "-G", host], capture_output=True, text=True).stdout.splitlines()
         if f"{KEEP_ALIVE.lower()} 0" in settings:
             yield (
-                f"ssh to {host} has no {KEEP_ALIVE}: `deepspeed` would wait for ever for a host that is cut off;"
-                f" export PDSH_SSH_ARGS_APPEND='-o {KEEP_ALIVE}=15'"
+                f"note        ssh to {host} has no {KEEP_ALIVE}: `deepspeed` would wait for ever for a host that is cut"
+                f" off; export PDSH_SSH_ARGS_APPEND='-o {KEEP_ALIVE}=15'"
             )
             return

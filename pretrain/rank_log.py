@@ -14,13 +14,24 @@ LOGS = "logs"
 
 def keep_rank_log(folder: Path, rank: int) -> None:
     """From here on everything this rank prints is also in its log, and the stack of a crash such as SIGSEGV."""
-    logs = folder / LOGS
-    logs.mkdir(parents=True, exist_ok=True)
-    log = (logs / f"rank-{rank:04d}.log").open("a", buffering=1)
+    (folder / LOGS).mkdir(parents=True, exist_ok=True)
+    log = rank_log(folder, rank).open("a", buffering=1)
     now = datetime.now(UTC).isoformat(timespec="seconds")
     log.write(f"--- {now} rank {rank} on {socket.gethostname()}, process {os.getpid()}\n")
     sys.stdout, sys.stderr = Both(sys.stdout, log), Both(sys.stderr, log)
     faulthandler.enable(log)
+
+
+def last_lines(folder: Path, rank: int, count: int) -> list[str]:
+    """The end of a rank's log, as far as this machine sees it."""
+    try:
+        return rank_log(folder, rank).read_text(errors="replace").splitlines()[-count:]
+    except OSError:
+        return []
+
+
+def rank_log(folder: Path, rank: int) -> Path:
+    return folder / LOGS / f"rank-{rank:04d}.log"
 
 
 class Both(io.TextIOBase):

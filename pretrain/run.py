@@ -80,7 +80,7 @@ def main(options: RunOptions) -> int:
 
     world = start_processes()
     keep_rank_log(plan.folder, world.rank)
-    with Watchdog(world, options.hang_timeout) as watchdog:
+    with Watchdog(world, options.hang_timeout, plan.folder) as watchdog:
         return leave(train(build_training(plan, world, watchdog)))
 
 

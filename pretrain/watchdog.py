@@ -32,6 +32,7 @@ from data_prep.command_line import EXIT_BAD_USAGE
 from data_prep.config import ConfigError
 from pretrain.launcher import launchers
 from pretrain.processes import World
+from pretrain.rank_log import last_lines
 
 BEAT = 1.0
 """Seconds between two looks at the others and at the clock."""
@@ -41,6 +42,8 @@ START_FACTOR = 3
 """The first step also builds the model, connects the ranks and compiles kernels."""
 EXIT_FAILED = 1
 MOST_NAMED = 8
+LAST_LINES = 5
+"""Of the log of a lost rank."""
 STACK_LINES = 6
 """Innermost calls shown of a rank that stands still."""
 
@@ -48,8 +51,9 @@ STACK_LINES = 6
 class Watchdog:
     """Watches this rank and the job's others while its `with` block lasts; the training loop reports its `progress`."""
 
-    def __init__(self, world: World, hang_timeout: float) -> None:
-        """`hang_timeout`: seconds without progress after which the job ends."""
+    def __init__(self, world: World, hang_timeout: float, folder: Path) -> None:
+        """`hang_timeout`: seconds without progress after which the job ends; `folder`: the run's, with its logs."""
+        self._folder = folder
         self.hang_timeout, self.silence = hang_timeout, min(LONGEST_SILENCE, hang_timeout)
         self.launcher_gone = False
         """Asks for a stop: what started this rank has ended."""
@@ -98,7 +102,7 @@ class Watchdog:
             if self._meeting and self._meeting.failure:
                 self._end(*self._meeting.failure)
             if self._meeting and (lost := self._meeting.silent_since(now - self.silence)):
-                self._fail(f"not heard of for {self.silence:g} s: {lost}")
+                self._fail(f"not heard of for {self.silence:g} s: {', '.join(map(self._obituary, lost))}")
             if now > self._deadline + self._patience:
                 others = self._meeting.elsewhere(self._place()) if self._meeting else ""
                 self._fail(f"nothing moved for {self.hang_timeout:g} s after {self._state.where}{others}")
@@ -107,6 +111,13 @@ class Watchdog:
                 _say(f"{self._state.name}: what launched it has ended; saving and stopping")
             if now > self._orphaned_at + self.silence:
                 self._fail(f"what launched it has ended {self.silence:g} s ago, and it could not save and stop since")
+
+    def _obituary(self, rank: int) -> str:
+        """A lost rank, how far it had come, and its last words."""
+        assert self._meeting is not None
+        state = self._meeting.known[rank]
+        words = "".join(f"\n    {line}" for line in last_lines(self._folder, rank, LAST_LINES))
+        return f"{state.name} (after {state.where}){words and '; the end of its log:'}{words}"
 
     def _place(self) -> str:
         """Where the main thread is: the innermost line of Python."""
@@ -149,7 +160,7 @@ class Meeting:
         """Why the job ends, and its exit code."""
         self._rank = world.rank
         self._others = range(1, world.world_size) if world.is_first else range(1)
-        self._known = {rank: RankState(f"rank {rank}", "its start") for rank in self._others}
+        self.known = {rank: RankState(f"rank {rank}", "its start") for rank in self._others}
         self._heard = dict.fromkeys(self._others, time.monotonic())
         self._last = dict.fromkeys(self._others, "")
         self._beats = 0
@@ -170,7 +181,7 @@ class Meeting:
             key = f"watchdog/{rank}"
             if store.check([key]) and (message := store.get(key).decode()) != self._last[rank]:
                 self._last[rank], self._heard[rank] = message, time.monotonic()
-                self._known[rank] = RankState(*json.loads(message)[1:])
+                self.known[rank] = RankState(*json.loads(message)[1:])
         if store.check(["watchdog/failure"]):
             reason, code = json.loads(store.get("watchdog/failure"))
             self.failure = reason, code
@@ -182,16 +193,15 @@ class Meeting:
             if not store.check(["watchdog/failure"]):
                 store.set("watchdog/failure", json.dumps([reason, code]))
 
-    def silent_since(self, moment: float) -> str:
-        """The ranks that were last heard of before `moment`, and how far they were."""
-        lost = [self._known[rank] for rank, heard in self._heard.items() if heard < moment]
-        return ", ".join(f"{state.name} (after {state.where})" for state in lost)
+    def silent_since(self, moment: float) -> list[int]:
+        """The ranks that were last heard of before `moment`; the first few."""
+        return [rank for rank, heard in self._heard.items() if heard < moment][:MOST_NAMED]
 
     def elsewhere(self, place: str) -> str:
         """The ranks that stand elsewhere than this one, which waits for them; at most a few."""
         found = [
             f"{known.name} (after {known.where}, {known.place})"
-            for known in self._known.values()
+            for known in self.known.values()
             if known.place != place
         ]
         return f"; standing elsewhere: {', '.join(found[:MOST_NAMED])}" if found else ""

@@ -1,13 +1,15 @@
 """The two hosts and their Slurm, built once for all tests that need them."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.cluster.hosts import COMMANDS, SLURM_COMMANDS, Slurm, TwoHosts, missing
-from tests.pretrain.conftest import launch, shards_folder
+from tests.cluster.runs import deepspeed, training
+from tests.pretrain.conftest import shards_folder
 
-__all__ = ["launch", "shards_folder"]
+__all__ = ["shards_folder"]
 
 
 @pytest.fixture(scope="session")
@@ -24,3 +26,11 @@ def slurm(two_hosts: TwoHosts) -> Slurm:
     if reason := missing(SLURM_COMMANDS):
         pytest.skip(reason)
     return Slurm(two_hosts)
+
+
+@pytest.fixture(scope="session")
+def whole(two_hosts: TwoHosts, shards_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run of two processes on one host, which nothing disturbed."""
+    folder = tmp_path_factory.mktemp("whole")
+    two_hosts.run([*deepspeed("--num_gpus=2"), *training(shards_folder, folder / "run")], folder)
+    return folder / "run"

@@ -7,10 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.hosts import Slurm
-from tests.cluster.test_training import SLOW_RUN, losses, training, wait_for, whole
+from tests.cluster.runs import SLOW_RUN, losses, training, wait_for
 from tests.conftest import REPOSITORY
-
-__all__ = ["whole"]
 
 ON_TWO_NODES = ("--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=1", "--gpus-per-node=0")
 

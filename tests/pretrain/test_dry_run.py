@@ -1,5 +1,7 @@
 """Claims about a dry run; what it finds on other hosts is claimed in tests/cluster/test_dry_run.py."""
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -24,9 +26,22 @@ def test_the_paper_s_run_is_planned_on_a_machine_without_a_gpu(
 
 def test_a_disk_that_cannot_hold_the_checkpoints_is_a_problem(shards_folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"output: checkpoints need .* GiB are free at"):
-        main(options(shards_folder, output=tmp_path / "run", set=("keep_checkpoints=10000000",)))
+        main(options(shards_folder, preset="tiny", output=tmp_path / "run", set=("keep_checkpoints=1000000000",)))
+
+
+def test_a_vocabulary_that_is_not_the_shards_own_is_a_problem(shards_folder: Path, tmp_path: Path) -> None:
+    shards = tmp_path / "shards"
+    shutil.copytree(shards_folder, shards)
+    path = shards / "tokenizer" / "tokenizer.json"
+    tokenizer = json.loads(path.read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    first, second = list(vocabulary)[-2:]
+    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
+    path.write_text(json.dumps(tokenizer))
+    with pytest.raises(ConfigError, match="tokenizer is not what these shards were made with"):
+        main(options(shards, preset="tiny", output=tmp_path / "run"))
 
 
 def test_a_missing_hostfile_is_named(shards_folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"hostfile: cannot read .*16v10"):
-        main(options(shards_folder, output=tmp_path / "run", hostfile=tmp_path / "16v10"))
+        main(options(shards_folder, preset="tiny", output=tmp_path / "run", hostfile=tmp_path / "16v10"))

@@ -14,11 +14,11 @@ from tests.pretrain.conftest import free_port
 from tests.pretrain.watchdog_worker import BAD_STEP, HANG_TIMEOUT
 
 
-def start(how: str, ranks: int, *prefix: str) -> list[subprocess.Popen[str]]:
+def start(how: str, ranks: int, folder: Path, *prefix: str) -> list[subprocess.Popen[str]]:
     variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(ranks)}
     return [
         subprocess.Popen(
-            [*prefix, sys.executable, str(Path("tests/pretrain/watchdog_worker.py")), how],
+            [*prefix, sys.executable, str(Path("tests/pretrain/watchdog_worker.py")), how, folder],
             cwd=REPOSITORY,
             env=os.environ | variables | {"RANK": str(rank), "OMP_NUM_THREADS": "1"},
             stdout=subprocess.PIPE,
@@ -45,21 +45,22 @@ def ended(process: subprocess.Popen[str], within: float) -> str:
 
 
 @pytest.mark.parametrize("how", ["hangs", "is frozen", "holds Python's lock"])
-def test_a_rank_that_stands_still_ends_the_job_in_time_and_is_named(how: str) -> None:
-    processes = start(how, 2)
+def test_a_rank_that_stands_still_ends_the_job_in_time_and_is_named(how: str, tmp_path: Path) -> None:
+    processes = start(how, 2, tmp_path)
     wait_for_start(processes)
     said = ended(processes[0], within=6 * HANG_TIMEOUT)
     assert processes[0].returncode == 1
     assert "rank 1 on " in said and f"after step {BAD_STEP}" in said, said
     assert "all_reduce" in said  # where it waited itself
     if how == "is frozen":
+        assert "last words" in said
         processes[1].kill()  # no process ends while it is frozen; launchers kill it
     else:
         ended(processes[1], within=6 * HANG_TIMEOUT)
 
 
-def test_the_error_of_one_rank_ends_the_others_with_its_words() -> None:
-    processes = start("raises", 2)
+def test_the_error_of_one_rank_ends_the_others_with_its_words(tmp_path: Path) -> None:
+    processes = start("raises", 2, tmp_path)
     wait_for_start(processes)
     said = ended(processes[0], within=6 * HANG_TIMEOUT)
     assert processes[0].returncode == 1
@@ -70,7 +71,7 @@ def test_the_error_of_one_rank_ends_the_others_with_its_words() -> None:
 @pytest.mark.parametrize(("how", "code"), [("stops", 75), ("never stops", 1)])
 def test_a_rank_does_not_outlive_what_launched_it(how: str, code: int, tmp_path: Path) -> None:
     script = f'"$@" & echo $! > {tmp_path}/rank; wait'
-    (launcher,) = start(how, 1, "sh", "-c", script, "sh")
+    (launcher,) = start(how, 1, tmp_path, "sh", "-c", script, "sh")
     wait_for_start([launcher])
     time.sleep(0.5)
     launcher.send_signal(signal.SIGKILL)

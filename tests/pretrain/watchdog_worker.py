@@ -1,6 +1,6 @@
 """A rank of test_watchdog.py: it adds up numbers with the others until it misbehaves as told.
 
-python tests/pretrain/watchdog_worker.py HOW        with RANK and the other variables of a launcher
+python tests/pretrain/watchdog_worker.py HOW FOLDER        with RANK and the other variables of a launcher
 """
 
 import os
@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from pretrain.processes import leave, start_processes
+from pretrain.rank_log import keep_rank_log
 from pretrain.watchdog import Watchdog
 
 HANG_TIMEOUT = 5.0
@@ -23,6 +24,7 @@ BAD_STEP = 30
 
 
 def misbehave(how: str) -> None:
+    print("last words")
     if how == "hangs":
         time.sleep(600)
     elif how == "is frozen":
@@ -33,10 +35,11 @@ def misbehave(how: str) -> None:
         raise OSError("no space left on device")
 
 
-def main(how: str) -> None:
+def main(how: str, folder: Path) -> None:
     world = start_processes()
+    keep_rank_log(folder, world.rank)
     print("started", flush=True)
-    with Watchdog(world, HANG_TIMEOUT) as watchdog:
+    with Watchdog(world, HANG_TIMEOUT, folder) as watchdog:
         for step in range(1000):
             watchdog.progress(f"step {step}")
             if step == BAD_STEP and world.rank == 1:
@@ -50,4 +53,4 @@ def main(how: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], Path(sys.argv[2]))

@@ -1,0 +1,38 @@
+"""Short runs of the real command, started and watched by the tests of launchers."""
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.conftest import REPOSITORY
+from tests.pretrain.conftest import free_port
+
+HANG_TIMEOUT = 20
+"""Seconds; the longest any of these runs may wait for a host that is gone."""
+SHORT_RUN = ("optim.warmup_steps=4", "batch_size=8", "log_every=1", "checkpoint_every=8", "evaluate_sequences=8")
+SLOW_RUN = ("model.layers=8", "optim.steps=2000")
+"""Long enough to be met in the middle."""
+
+
+def training(shards: Path, output: Path, *overrides: str) -> list[object]:
+    options = ["--preset", "tiny", "--data", shards, "--output", output, "--hang_timeout", HANG_TIMEOUT]
+    return [REPOSITORY / "pretrain/run.py", *options, "--set", "optim.steps=12", *SHORT_RUN, *overrides]
+
+
+def deepspeed(*options: object) -> list[object]:
+    return ["deepspeed", f"--master_port={free_port()}", *options]
+
+
+def losses(folder: Path) -> dict[int, tuple[float, ...]]:
+    lines = (folder / "metrics.jsonl").read_text().split("\n")[:-1] if (folder / "metrics.jsonl").exists() else []
+    records = [record for record in map(json.loads, lines) if record["kind"] == "train"]
+    return {r["step"]: (r["generator_loss"], r["sampler_loss"], r["discriminator_loss"]) for r in records}
+
+
+def wait_for(condition: Callable[[], Any], seconds: float = 200) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
