@@ -1,0 +1,152 @@
+"""Run a pre-training command, and run it again from its last checkpoint when it fails.
+
+python pretrain/supervise.py --max_restarts 3 -- deepspeed --hostfile hostfiles/16v100 pretrain/run.py --preset base
+
+Ended with 2 (bad usage) or 75 (stopped on request) it is not run again, and the code is passed on. A signal to stop is
+passed to the command and everything it has started here.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import IO, Annotated
+
+if not __package__:  # run as a script: import from the repository, never from the script's own folder
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+from pydantic import Field
+
+from data_prep.command_line import EXIT_BAD_USAGE, POSITIONAL, parse_options, run_command
+from data_prep.config import ConfigError, StrictConfig
+
+EXIT_FAILED, EXIT_STOPPED = 1, 75  # see stopping.py, which needs no import of torch either
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+GRACE = 120.0
+"""Seconds that what the command leaves behind has to end by itself: ranks whose launcher is gone save first."""
+SHOWN_LINES = 15
+"""Last lines shown of a command that failed; the whole is in the run folder's logs."""
+
+
+class SuperviseOptions(StrictConfig):
+    """The command line."""
+
+    command: Annotated[tuple[str, ...], POSITIONAL]
+    """after --: the launcher and pretrain/run.py with its options"""
+    max_restarts: int = Field(default=3, ge=0)
+    """how often the command is run again"""
+
+
+def main(options: SuperviseOptions) -> int:
+    folder = run_folder_of(options.command)
+    supervised = Supervised(options.command)
+    for restarts in range(options.max_restarts + 1):
+        started = time.monotonic()
+        code = supervised.run()
+        ended = f"after {time.monotonic() - started:.0f} s with code {code}"
+        if is_complete(folder):
+            return 0
+        if supervised.stopping or code in (EXIT_BAD_USAGE, EXIT_STOPPED):
+            return code if code == EXIT_BAD_USAGE else EXIT_STOPPED
+        _say(f"the command ended {ended} before the run's last step; its last lines:")
+        _say(*(f"    {line}" for line in supervised.last_lines))
+        if restarts < options.max_restarts:
+            _say(f"restart {restarts + 1} of {options.max_restarts}, from {_newest(folder)}")
+    _say(f"gave up after {options.max_restarts} restarts; the whole output of each rank is in {folder / 'logs'}")
+    return EXIT_FAILED
+
+
+class Supervised:
+    """A command in a process group of its own, which its end or a signal to stop reaches as a whole."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        self.command = command
+        self.stopping = False
+        """A signal asked for a stop."""
+        self.last_lines: deque[str] = deque(maxlen=SHOWN_LINES)
+        self._process: subprocess.Popen[str] | None = None
+        for number in SIGNALS:
+            signal.signal(number, self._pass_on)
+
+    def run(self) -> int:
+        """Runs it to its end and to that of everything it started on this machine; returns its exit code."""
+        self.last_lines.clear()
+        process = self._process = subprocess.Popen(
+            self.command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+        reading = threading.Thread(target=self._pass_through, args=(process.stdout,), daemon=True)
+        reading.start()
+        process.wait()
+        reading.join(GRACE)  # the output ends when the last process that holds it does
+        if reading.is_alive():
+            _say(f"ending what the command has left behind: it did not end within {GRACE:g} s")
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        reading.join()
+        return process.returncode
+
+    def _pass_through(self, output: IO[str]) -> None:
+        for line in output:
+            print(line, end="", flush=True)
+            self.last_lines.append(line.rstrip())
+
+    def _pass_on(self, number: int, frame: FrameType | None) -> None:
+        self.stopping = True
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, number)
+
+
+def run_folder_of(command: Sequence[str]) -> Path:
+    """Where the supervised run writes.
+
+    Raises:
+        ConfigError: the command starts no pre-training, or gives it options it does not know.
+    """
+    from pretrain.run import RunOptions
+
+    script = next((place for place, part in enumerate(command) if part.endswith("pretrain/run.py")), None)
+    if script is None:
+        raise ConfigError(
+            f"command: got {' '.join(command)!r}, expected one that runs pretrain/run.py, after --, for example"
+            " pretrain/supervise.py -- deepspeed pretrain/run.py --preset base"
+        )
+    options = parse_options(RunOptions, None, command[script + 1 :])
+    return options.output or Path("runs") / options.preset
+
+
+def is_complete(folder: Path) -> bool:
+    """Whether the run's last step has its checkpoint; the exit code does not say so: a killed launcher can give 0."""
+    from pretrain.run_folder import read_run
+
+    try:
+        steps = read_run(folder).run.optim.steps
+    except ConfigError:
+        return False
+    return (folder / "checkpoints" / f"step-{steps:08d}").is_dir()
+
+
+def _newest(folder: Path) -> str:
+    names = sorted(path.name for path in folder.glob("checkpoints/step-*") if path.suffix == "")
+    return names[-1] if names else "the start: no checkpoint was written yet"
+
+
+def _say(*lines: str) -> None:
+    for line in lines:
+        print(f"supervise: {line}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main, SuperviseOptions, __doc__))

@@ -1,0 +1,102 @@
+"""Claims about the supervisor, over small commands, and over the real launcher with a rank killed."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from data_prep.config import ConfigError
+from pretrain.supervise import run_folder_of
+from tests.pretrain.conftest import free_port
+from tests.pretrain.test_train import finished, losses, run_arguments, wait_for_step
+
+Launch = Callable[..., subprocess.Popen[str]]
+
+
+def supervise(launch: Launch, *command: str | Path, max_restarts: int = 2) -> subprocess.Popen[str]:
+    return launch(0, "pretrain/supervise.py", "--max_restarts", str(max_restarts), "--", *command)
+
+
+def counting(tmp_path: Path, ending: str) -> list[str]:
+    """A command that adds a line to a file, prints its number and ends; its later words are as of a run."""
+    script = (
+        "import os, signal, sys, time; file = open(sys.argv[1], 'a+'); file.write('x'); file.flush(); file.seek(0);"
+        f" number = len(file.read()); print('start', number, flush=True); {ending}"
+    )
+    return [sys.executable, "-c", script, str(tmp_path / "starts"), "pretrain/run.py", "--output", str(tmp_path)]
+
+
+@pytest.mark.parametrize(
+    ("ending", "code", "starts"),
+    [("sys.exit(2)", 2, 1), ("sys.exit(75)", 75, 1), ("sys.exit(1)", 1, 3), ("os.kill(os.getpid(), 9)", 1, 3)],
+    ids=["bad usage", "stopped on request", "failed", "killed"],
+)
+def test_failures_are_run_again_up_to_the_limit_and_nothing_else_is(
+    ending: str, code: int, starts: int, tmp_path: Path, launch: Launch
+) -> None:
+    output = finished(supervise(launch, *counting(tmp_path, ending)), code)
+    assert (tmp_path / "starts").read_text() == "x" * starts
+    if code == 1:
+        assert "restart 2 of 2, from the start" in output and "gave up after 2 restarts" in output
+        assert output.count("    start 1\n") == 1, "the last lines of what failed"
+
+
+def test_a_code_of_0_before_the_last_step_is_no_success(tmp_path: Path, launch: Launch) -> None:
+    """`deepspeed` returns 0 when its node launcher is killed."""
+    output = finished(supervise(launch, *counting(tmp_path, "sys.exit(0)"), max_restarts=0), code=1)
+    assert "with code 0 before the run's last step" in output
+
+
+def test_a_signal_reaches_the_command_and_what_it_started_and_ends_in_75(tmp_path: Path, launch: Launch) -> None:
+    process = supervise(launch, *counting(tmp_path, "child = os.fork(); time.sleep(60)"))
+    while not (tmp_path / "starts").exists():
+        time.sleep(0.05)
+    time.sleep(0.5)
+    started = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    finished(process, code=75)
+    assert time.monotonic() - started < 20
+    assert (tmp_path / "starts").read_text() == "x"
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (("deepspeed", "train.py"), "expected one that runs pretrain/run.py"),
+        (("pretrain/run.py", "--steps", "3"), "st"),
+    ],
+)
+def test_a_command_that_is_no_run_is_refused(command: tuple[str, ...], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        run_folder_of(command)
+
+
+def test_the_run_folder_is_the_commands_own() -> None:
+    assert run_folder_of(("deepspeed", "pretrain/run.py")) == Path("runs/base")
+    assert run_folder_of(("deepspeed", "pretrain/run.py", "--output", "there")) == Path("there")
+
+
+def test_a_rank_killed_under_the_real_launcher_costs_nothing_but_time(
+    shards_folder: Path, tmp_path: Path, launch: Launch
+) -> None:
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    finished(launch(2, *run_arguments(shards_folder, whole)))
+    deepspeed = Path(sys.executable).with_name("deepspeed")
+    command = [deepspeed, "--num_gpus=2", f"--master_port={free_port()}", *run_arguments(shards_folder, killed)]
+    process = supervise(launch, *command)
+    wait_for_step(killed, 13)
+    os.kill(rank_of(killed, 1), signal.SIGKILL)
+    output = finished(process)
+    assert "supervise: restart 1 of 2, from step-00000008" in output and "return code = -9" in output
+    assert losses(killed) == losses(whole)
+    assert (killed / "logs" / "rank-0001.log").read_text().count("--- ") == 2
+
+
+def rank_of(folder: Path, rank: int) -> int:
+    """The process that writes this rank's log."""
+    return int((folder / "logs" / f"rank-{rank:04d}.log").read_text().split("process ")[-1].split()[0])
