@@ -27,7 +27,8 @@ class Claim:
 
     def _beat(self) -> None:
         while not self._released.wait(HEARTBEAT_SECONDS):
-            os.utime(self._path)
+            with contextlib.suppress(OSError):  # released just now, or a file system that hiccups: the next beat tells
+                os.utime(self._path)
 
     def release(self) -> None:
         """Gives the run up, finished or not."""

@@ -60,6 +60,7 @@ class RunRecord(StrictConfig):
     collapsed: str | None
     """Why the run counts as collapsed; it stays in every median all the same."""
     seconds: float
+    """Wall time in the process that finished it; one that was stopped before is not counted."""
     precision: str
     world_size: int
 

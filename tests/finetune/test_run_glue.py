@@ -132,7 +132,7 @@ def test_several_commands_share_the_runs_of_one_output(stock_model: Path, cola_f
 def test_a_terminated_run_exits_75_and_goes_on(
     stock_model: Path, cola_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    process = start(stock_model, cola_folder, tmp_path, "--epochs", "40", "--seeds", "1")
+    process = start(stock_model, cola_folder, tmp_path, "--epochs", "12", "--seeds", "1")
     assert process.stdout
     for line in process.stdout:
         if "epoch 2, " in line:
@@ -142,9 +142,9 @@ def test_a_terminated_run_exits_75_and_goes_on(
     assert (process.returncode, "stopped on request" in said) == (75, True)
     assert not (tmp_path / "results.jsonl").exists()
     assert not (tmp_path / "claims").exists()
-    (record,) = run_here(stock_model, cola_folder, tmp_path, seeds=(1,), epochs=40)
+    (record,) = run_here(stock_model, cola_folder, tmp_path, seeds=(1,), epochs=12)
     assert "goes on after step" in capsys.readouterr().out
-    assert len(record.train_losses) == 40
+    assert len(record.train_losses) == 12
     assert not any((tmp_path / "checkpoints").iterdir())
 
 
