@@ -97,7 +97,7 @@ def run_steps(training: Training, progress: Progress, log: RunLog) -> int:
             log.write("train", progress.step, values)
         if due(run.evaluate_every) and training.held_out is not None:
             log.write("held_out", progress.step, evaluate(training, training.held_out))
-        training.watchdog.progress(f"step {progress.step}")
+        training.watchdog.step_done(progress.step)
         stopping = engine.any_rank(bool(stop) or training.watchdog.launcher_gone)
         if due(run.checkpoint_every) or stopping:
             save_progress(training, progress, log, must=stopping or progress.step == run.optim.steps)

@@ -5,7 +5,7 @@ threads of its own. One meets the other ranks every second at the store that sta
 the others for rank 0. The other compares clocks, and ends this process when
 
 - the job has failed: a rank raised an error, or was not heard of for `silence` seconds;
-- nothing moved for `hang_timeout` seconds (three times that at the start);
+- nothing moved for `hang_timeout` seconds (three times that until the first step has ended);
 - the launcher is gone and the stop that follows from it is not done within `silence` seconds.
 
 Should these threads not run themselves, because something holds Python's lock, the system's alarm ends the process.
@@ -58,7 +58,8 @@ class Watchdog:
         self.launcher_gone = False
         """Asks for a stop: what started this rank has ended."""
         self._state = RankState(f"rank {world.rank} on {socket.gethostname()}", "the start")
-        self._deadline = time.monotonic() + START_FACTOR * hang_timeout
+        self._allowed = START_FACTOR * hang_timeout
+        self._deadline = time.monotonic() + self._allowed
         self._patience = 0.0 if world.is_first else 3 * BEAT  # the first rank knows of all where they stand
         self._meeting = Meeting(world) if world.world_size > 1 else None
         self._launchers = launchers() if "RANK" in os.environ else []
@@ -83,9 +84,14 @@ class Watchdog:
             time.sleep(2 * BEAT)  # for the others to hear it: the store ends with rank 0
 
     def progress(self, where: str) -> None:
-        """The training loop has done this much, and has `hang_timeout` seconds for what follows."""
+        """The training loop has done this much, and has `hang_timeout` seconds for what follows; more at first."""
         self._state = RankState(self._state.name, where)
-        self._deadline = time.monotonic() + self.hang_timeout
+        self._deadline = time.monotonic() + self._allowed
+
+    def step_done(self, step: int) -> None:
+        """A step has ended."""
+        self._allowed = self.hang_timeout
+        self.progress(f"step {step}")
 
     def _meet(self) -> None:
         assert self._meeting is not None
@@ -105,7 +111,7 @@ class Watchdog:
                 self._fail(f"not heard of for {self.silence:g} s: {', '.join(map(self._obituary, lost))}")
             if now > self._deadline + self._patience:
                 others = self._meeting.elsewhere(self._place()) if self._meeting else ""
-                self._fail(f"nothing moved for {self.hang_timeout:g} s after {self._state.where}{others}")
+                self._fail(f"nothing moved for {self._allowed:g} s after {self._state.where}{others}")
             if not self.launcher_gone and not all(process.is_alive for process in self._launchers):
                 self.launcher_gone, self._orphaned_at = True, now
                 _say(f"{self._state.name}: what launched it has ended; saving and stopping")

@@ -41,7 +41,7 @@ def main(how: str, folder: Path) -> None:
     print("started", flush=True)
     with Watchdog(world, HANG_TIMEOUT, folder) as watchdog:
         for step in range(1000):
-            watchdog.progress(f"step {step}")
+            watchdog.step_done(step)
             if step == BAD_STEP and world.rank == 1:
                 misbehave(how)
             if step == BAD_STEP and how == "raises":
