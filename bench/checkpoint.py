@@ -1,0 +1,101 @@
+"""Our checkpoints beside DeepSpeed's own and its universal form: bytes, and seconds to save and to load.
+
+python bench/checkpoint.py [--preset small]      one process, ZeRO 1, fp32; all in the same run
+"""
+
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+if not __package__:  # run as a script: import from the repository, never from the script's own folder
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+from data_prep.command_line import run_command
+from data_prep.config import StrictConfig
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+VOCABULARY, MASK = 30_522, 103  # BERT's
+REPEATS = 3
+CONVERTER = "from deepspeed.checkpoint.ds_to_universal import main, parse_arguments; main(parse_arguments())"
+
+
+class Options(StrictConfig):
+    """The command line."""
+
+    preset: Literal["tiny", "small", "base"] = "small"
+    """whose sizes"""
+
+
+def main(options: Options) -> int:
+    from pretrain.checkpoint import load, newest_valid, save
+
+    engine = build_engine(options.preset)
+    state = engine.full_state()
+    with tempfile.TemporaryDirectory() as name:
+        ours, theirs, universal = (Path(name) / part for part in ("ours", "deepspeed", "universal"))
+
+        def save_ours() -> None:
+            shutil.rmtree(ours, ignore_errors=True)
+            save(ours, 1, engine.full_state(), {}, keep_last=1)
+
+        def load_ours() -> None:
+            found = newest_valid(ours)
+            assert found is not None
+            engine.load_full_state(load(found)[0])
+
+        def convert() -> None:
+            shutil.rmtree(universal, ignore_errors=True)
+            folders = ["--input_folder", theirs / "1", "--output_folder", universal, "--inject_missing_state"]
+            subprocess.run([sys.executable, "-c", CONVERTER, *folders], check=True, capture_output=True)
+
+        deepspeed = engine._deepspeed
+        print(f"{sum(t.numel() for t in state.weights.values()) / 1e6:.1f} M parameters")
+        report("ours, with checksums and fsync", save_ours, load_ours, ours)
+        report(
+            "DeepSpeed's own",
+            lambda: deepspeed.save_checkpoint(str(theirs), tag="1"),
+            lambda: deepspeed.load_checkpoint(str(theirs), tag="1"),
+            theirs,
+        )
+        report("its universal form, converted from that", convert, None, universal, repeats=1)
+    return 0
+
+
+def report(
+    what: str, save: Callable[[], object], load: Callable[[], object] | None, folder: Path, repeats: int = REPEATS
+) -> None:
+    saving = min(seconds(save) for _ in range(repeats))
+    loading = f"{min(seconds(load) for _ in range(REPEATS)):6.2f} s" if load else "       -"
+    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    print(f"{what:<42} save {saving:6.2f} s   load {loading}   {size / 1e6:8.1f} MB", flush=True)
+
+
+def seconds(action: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    action()
+    return time.perf_counter() - started
+
+
+def build_engine(preset: str) -> Any:
+    """The preset's model under its engine, with Adam's state."""
+    from pretrain.deepspeed_config import resolve
+    from pretrain.electra import Electra
+    from pretrain.engine import Engine
+    from pretrain.optim import parameter_groups
+    from pretrain.presets import PRESETS
+    from pretrain.processes import start_processes
+
+    run = PRESETS[preset].run
+    model = Electra(run.model, run.objective, VOCABULARY, MASK)
+    path = REPOSITORY / "ds_configs" / "zero1_fp32.json"
+    config = resolve(path, batch_size=run.batch_size, world_size=1, device_type="cpu", optim=run.optim)
+    return Engine(model, parameter_groups(model, run.optim.weight_decay), config, start_processes())
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main, Options, __doc__))
