@@ -108,22 +108,24 @@ class Watchdog:
             if self._meeting and self._meeting.failure:
                 self._end(*self._meeting.failure)
             if self._meeting and (lost := self._meeting.silent_since(now - self.silence)):
-                self._fail(f"not heard of for {self.silence:g} s: {', '.join(map(self._obituary, lost))}")
+                self._fail(f"not heard of for {self.silence:g} s: {', '.join(map(self._account, lost))}")
             if now > self._deadline + self._patience:
-                others = self._meeting.elsewhere(self._place()) if self._meeting else ""
-                self._fail(f"nothing moved for {self._allowed:g} s after {self._state.where}{others}")
+                others = self._meeting.elsewhere(self._place()) if self._meeting else []
+                accounts = f"; standing elsewhere: {', '.join(map(self._account, others))}" if others else ""
+                self._fail(f"nothing moved for {self._allowed:g} s after {self._state.where}{accounts}")
             if not self.launcher_gone and not all(process.is_alive for process in self._launchers):
                 self.launcher_gone, self._orphaned_at = True, now
                 _say(f"{self._state.name}: what launched it has ended; saving and stopping")
             if now > self._orphaned_at + self.silence:
                 self._fail(f"what launched it has ended {self.silence:g} s ago, and it could not save and stop since")
 
-    def _obituary(self, rank: int) -> str:
-        """A lost rank, how far it had come, and its last words."""
+    def _account(self, rank: int) -> str:
+        """Another rank, how far it has come, where it was when last heard of, and its last words."""
         assert self._meeting is not None
         state = self._meeting.known[rank]
+        stand = ", ".join(filter(None, (f"after {state.where}", state.place)))
         words = "".join(f"\n    {line}" for line in last_lines(self._folder, rank, LAST_LINES))
-        return f"{state.name} (after {state.where}){words and '; the end of its log:'}{words}"
+        return f"{state.name} ({stand}){words and '; the end of its log:'}{words}"
 
     def _place(self) -> str:
         """Where the main thread is: the innermost line of Python."""
@@ -203,14 +205,9 @@ class Meeting:
         """The ranks that were last heard of before `moment`; the first few."""
         return [rank for rank, heard in self._heard.items() if heard < moment][:MOST_NAMED]
 
-    def elsewhere(self, place: str) -> str:
-        """The ranks that stand elsewhere than this one, which waits for them; at most a few."""
-        found = [
-            f"{known.name} (after {known.where}, {known.place})"
-            for known in self.known.values()
-            if known.place != place
-        ]
-        return f"; standing elsewhere: {', '.join(found[:MOST_NAMED])}" if found else ""
+    def elsewhere(self, place: str) -> list[int]:
+        """The ranks that stand elsewhere than this one, which waits for them; the first few."""
+        return [rank for rank, state in self.known.items() if state.place != place][:MOST_NAMED]
 
 
 def _say(text: str) -> None:

@@ -13,9 +13,11 @@ from pretrain.processes import start_processes
 from pretrain.run import RunOptions, build_training, make_plan
 from pretrain.run_log import flat, read_records
 from pretrain.train import train
+from pretrain.watchdog import Watchdog
 from tests.conftest import REPOSITORY
 
 STEPS = 6
+HANG_TIMEOUT = 120.0
 Run = Callable[..., Path]
 
 
@@ -38,7 +40,9 @@ def run(shards_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
                 *("checkpoint_every=3", "evaluate_every=3", "evaluate_sequences=8", "log_every=1", *overrides),
             ],
         }
-        assert train(build_training(make_plan(RunOptions.from_values(options)), start_processes())) == 0
+        plan, world = make_plan(RunOptions.from_values(options)), start_processes()
+        with Watchdog(world, HANG_TIMEOUT, plan.folder) as watchdog:
+            assert train(build_training(plan, world, watchdog)) == 0
         return folder / "run"
 
     return start
