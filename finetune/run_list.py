@@ -76,10 +76,10 @@ class Queue:
         """Does every run that is neither done nor under way elsewhere; a claim may be orphaned in the meantime."""
         waiting = self.unfinished()
         self.say(f"{len(waiting)} of {len(self.runs)} runs to do, results in {self.output / FILE_NAME}")
-        stop = StopRequest(self.output)
         try:
-            while any(self.do_if_free(self.runs[place], stop) for place in waiting):
-                waiting = self.unfinished()
+            with StopRequest(self.output) as stop:
+                while any(self.do_if_free(self.runs[place], stop) for place in waiting):
+                    waiting = self.unfinished()
         except Stopped:
             self.say("stopped on request; the same command goes on from there")
             return EXIT_STOPPED

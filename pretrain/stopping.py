@@ -2,7 +2,8 @@
 
 import signal
 from pathlib import Path
-from types import FrameType
+from types import FrameType, TracebackType
+from typing import Any, Self
 
 EXIT_STOPPED = 75
 """EX_TEMPFAIL of sysexits.h: stopped on request with a checkpoint written; batch systems requeue on it."""
@@ -11,14 +12,23 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
 class StopRequest:
-    """Remembers the first signal; a second SIGINT acts as usual, for a user who will not wait."""
+    """Remembers the first signal while it is entered; a second SIGINT acts as usual, for a user who will not wait."""
 
     def __init__(self, folder: Path) -> None:
         self._file = folder / "stop"
-        self._file.unlink(missing_ok=True)
         self._signalled = False
-        for number in SIGNALS:
-            signal.signal(number, self._remember)
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Self:
+        self._file.unlink(missing_ok=True)
+        self._before = {number: signal.signal(number, self._remember) for number in SIGNALS}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
     def _remember(self, number: int, frame: FrameType | None) -> None:
         self._signalled = True

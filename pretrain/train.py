@@ -68,15 +68,15 @@ def train(training: Training) -> int:
     silent = not training.engine.world.is_first
     log = RunLog(training.folder, progress.step, training.run.optim.steps, silent=silent)
     try:
-        return run_steps(training, progress, log)
+        with StopRequest(training.folder) as stop:
+            return run_steps(training, progress, log, stop)
     finally:
         log.close()  # among several ranks the interpreter's own shutdown, which would flush the curves, is skipped
 
 
-def run_steps(training: Training, progress: Progress, log: RunLog) -> int:
+def run_steps(training: Training, progress: Progress, log: RunLog, stop: StopRequest) -> int:
     """The steps that are left, with what falls due between them; returns the process's exit code."""
     run, engine = training.run, training.engine
-    stop = StopRequest(training.folder)
     interval = Interval(engine, training.folder)
     batches = TrainingBatches(training.shards, training.plan, run.seed)
     own_time, throughput = OwnTime(engine), begin(training, progress.step)

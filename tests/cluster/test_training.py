@@ -53,5 +53,5 @@ def test_ranks_save_and_end_when_their_launcher_is_killed(
     wait_for(lambda: not ranks(two_hosts), HANG_TIMEOUT)
     output, _ = process.communicate(timeout=60)
     assert "what launched it has ended" in output
-    (saved,) = (folder / "checkpoints").glob("step-*[0-9]")
+    saved = max((folder / "checkpoints").glob("step-*[0-9]"))  # beside those that were due
     assert int(saved.name.removeprefix("step-")) == max(losses(folder))
