@@ -146,20 +146,14 @@ def claims(found: Replication) -> Iterator[Claim]:
             _of_runs(found, method, "p_S_minus_p_G", "detection", "accuracy_masked"),
             _below_zero,
         )
-        for measure, name in MEASURES.items():
-            yield Claim(
-                f"{label} is as good as {METHODS[BASELINE].label} or better on the latter's p_G replacements: {name},"
-                " difference",
-                _differences(found, method, BASELINE, "p_G", measure),
-                _not_below_zero,
-            )
-        for measure, name in MEASURES.items():
-            yield Claim(
-                f"{label} is as good as {METHODS[BASELINE].label} or better on its own p_S replacements: {name},"
-                " difference",
-                _differences(found, method, method, "p_S", measure),
-                _not_below_zero,
-            )
+        for sampler, distribution, whose in ((BASELINE, "p_G", "the latter's"), (method, "p_S", "its own")):
+            for measure, name in MEASURES.items():
+                yield Claim(
+                    f"{label} is as good as {METHODS[BASELINE].label} or better on {whose} {distribution} replacements:"
+                    f" {name}, difference",
+                    _differences(found, method, sampler, distribution, measure),
+                    _not_below_zero,
+                )
         yield Claim(
             f"{label}, one generator: share of maximum probabilities above .9, p_S minus p_G, is below 0",
             _of_runs(found, method, "p_S_minus_p_G", "max_probability", -1),

@@ -5,7 +5,6 @@ python pretrain/evaluate.py runs/base --steps all
 python pretrain/evaluate.py runs/electra runs/base --output runs/compared
 """
 
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from itertools import islice
@@ -121,6 +120,7 @@ def evaluate_run(
     there are several, all of them as `steps.json` and `steps.png`.
     """
     from pretrain.figures import draw_steps, draw_training
+    from pretrain.run_folder import write_json
 
     folder = run / "evaluation"
     folder.mkdir(exist_ok=True)
@@ -229,6 +229,7 @@ def write_crossing(crossed: dict[str, Any], newest: list[dict[str, Any]], folder
     """`crossing.json`, its tables on the terminal, and the figures that lay the runs beside each other."""
     from pretrain.crossing import tables
     from pretrain.figures import draw_crossing, draw_max_probability
+    from pretrain.run_folder import write_json
 
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "crossing.json", crossed)
@@ -264,12 +265,6 @@ def draw_figures(result: dict[str, Any], observed: "Observed", folder: Path) -> 
     draw_comparison(result, folder / "comparison.png")
     if len(observed.learned.estimated_loss):
         draw_estimate(observed.learned, folder / "estimate.png")
-
-
-def write_json(path: Path, value: Any) -> None:
-    from data_prep.shards import write_atomically
-
-    write_atomically(path, (json.dumps(value, indent=2) + "\n").encode())
 
 
 if __name__ == "__main__":

@@ -117,8 +117,8 @@ def write_run(folder: Path, description: RunDescription, deepspeed: dict[str, An
     """Creates the folder with what describes the run."""
     folder.mkdir(parents=True, exist_ok=True)
     shutil.copytree(Path(description.data[0]) / "tokenizer", folder / "tokenizer", dirs_exist_ok=True)
-    _write_json(folder / "deepspeed.json", deepspeed)
-    _write_json(folder / DESCRIPTION, description.model_dump(mode="json"))
+    write_json(folder / "deepspeed.json", deepspeed)
+    write_json(folder / DESCRIPTION, description.model_dump(mode="json"))
 
 
 def read_run(folder: Path) -> RunDescription:
@@ -135,7 +135,8 @@ def read_run(folder: Path) -> RunDescription:
         raise ConfigError(f"run: cannot read {path} ({reason}); expected a folder written by pretrain/run.py") from None
 
 
-def _write_json(path: Path, value: Any) -> None:
+def write_json(path: Path, value: Any) -> None:
+    """Writes a value as a JSON file that is either absent or whole."""
     write_atomically(path, (json.dumps(value, indent=2) + "\n").encode())
 
 
