@@ -15,6 +15,7 @@ import numpy as np
 from data_prep.manifest import load_manifest
 from data_prep.shards import IndexedFile, write_atomically
 from finetune.records import FILE_NAME, read_records
+from pretrain.markdown_table import markdown_table
 
 BASELINE = "electra"
 LEAST_GAIN = 0.5
@@ -237,8 +238,7 @@ def _show(value: Interval, digits: int = 3, signed: bool = False) -> str:
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = (head, ["---"] * len(head), *rows)
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return "\n".join(markdown_table(head, rows))
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from finetune.comparisons import differences
 from finetune.paper_tables import TABLES, Column, Table
 from finetune.report_sections import collapsed_lines, difference_lines, setting_lines
 from finetune.results import Cell, Row, load_runs, make_rows
+from pretrain.markdown_table import markdown_table
 
 
 class ReportOptions(StrictConfig):
@@ -70,18 +71,11 @@ def markdown(rows: Sequence[Row], outputs: Sequence[Path] = ()) -> str:
 def table_lines(table: Table, rows: Sequence[Row]) -> list[str]:
     """One table, of the models that belong into it."""
     own = members(table, rows)
-    lines = [
-        "| model | " + " | ".join(column.title for column in table.columns) + " |",
-        "|---" * (len(table.columns) + 1) + "|",
-    ]
-    for row in own:
-        cells = [_show(row.cells.get(column.title)) for column in table.columns]
-        lines.append(f"| {row.label} | " + " | ".join(cells) + " |")
+    shown = [[row.label, *(_show(row.cells.get(column.title)) for column in table.columns)] for row in own]
     for size in dict.fromkeys(row.size for row in own):
         for label, values in table.paper_rows.get(size, {}).items():
-            cells = [_show_paper(values, column) for column in table.columns]
-            lines.append(f"| *paper, {size}: {label}* | " + " | ".join(cells) + " |")
-    return lines
+            shown.append([f"*paper, {size}: {label}*", *(_show_paper(values, column) for column in table.columns)])
+    return markdown_table(["model", *(column.title for column in table.columns)], shown)
 
 
 def shown_tables(rows: Sequence[Row]) -> list[Table]:

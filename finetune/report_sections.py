@@ -6,6 +6,7 @@ from finetune.comparisons import Difference
 from finetune.config import GlueConfig, SquadConfig
 from finetune.paper_tables import Column
 from finetune.results import Cell, Row
+from pretrain.markdown_table import markdown_table
 
 SHOWN_SETTINGS = ("learning_rate", "epochs", "weight_decay")
 """What the paper's grid varies; others are shown where the runs vary them."""
@@ -13,13 +14,12 @@ SHOWN_SETTINGS = ("learning_rate", "epochs", "weight_decay")
 
 def difference_lines(differences: Iterable[Difference]) -> list[str]:
     """A table of the differences, and how to read it."""
-    lines = [_difference_line(difference) for difference in differences]
-    if not lines:
+    rows = [_difference_row(difference) for difference in differences]
+    if not rows:
         return []
+    head = ("", "first", "second", "seeds", "second - first", "p over seeds", "95% interval over examples")
     return [
-        "| | first | second | seeds | second - first | p over seeds | 95% interval over examples |",
-        "|---" * 7 + "|",
-        *lines,
+        *markdown_table(head, rows),
         "",
         "In points, the mean over the seeds both were run with, each under its best setting. p: paired permutation "
         "test over seeds, two-sided; with five seeds never below .0625. Interval: paired bootstrap over the dev "
@@ -28,13 +28,11 @@ def difference_lines(differences: Iterable[Difference]) -> list[str]:
     ]
 
 
-def _difference_line(difference: Difference) -> str:
+def _difference_row(difference: Difference) -> list[str]:
     p = "–" if difference.p is None else f"{difference.p:.3g}"
     interval = "–" if difference.interval is None else "{:+.1f} to {:+.1f}".format(*difference.interval)
-    return (
-        f"| {difference.column.title} | {difference.first.label} | {difference.second.label} | {difference.seeds} "
-        f"| {difference.mean:+.1f} | {p} | {interval} |"
-    )
+    compared = [difference.column.title, difference.first.label, difference.second.label]
+    return [*compared, str(difference.seeds), f"{difference.mean:+.1f}", p, interval]
 
 
 def setting_lines(rows: Sequence[Row], columns: Sequence[Column]) -> list[str]:
@@ -43,12 +41,12 @@ def setting_lines(rows: Sequence[Row], columns: Sequence[Column]) -> list[str]:
     for column in columns:
         first_columns.setdefault(column.task, column)
     found = [
-        f"| {task} | {row.label} | {_setting(cell)} | {len(cell.tried)} |"
+        (task, row.label, _setting(cell), str(len(cell.tried)))
         for task, column in first_columns.items()
         for row in rows
         if (cell := row.cells.get(column.title))
     ]
-    return ["| task | model | setting | tried |", "|---" * 4 + "|", *found] if found else []
+    return markdown_table(("task", "model", "setting", "tried"), found) if found else []
 
 
 def _setting(cell: Cell) -> str:

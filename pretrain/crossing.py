@@ -28,6 +28,7 @@ from pretrain.checkpoint import Checkpoint
 from pretrain.data import Batch
 from pretrain.electra import Electra
 from pretrain.intervals import Estimate
+from pretrain.markdown_table import markdown_table
 from pretrain.models import load_checkpoint
 from pretrain.observation import judge
 from pretrain.run_folder import RunDescription
@@ -121,19 +122,15 @@ def tables(crossed: dict[str, Any]) -> str:
     first = entries[0]["discriminator"]
     rows = [[*_row(entry), f"{entry['entropy']:.4f}"] for entry in entries]
     against = [_row(part, sign="+") for part in differences if part["minus"] == first]
-    lines = _table([*HEAD, "entropy"], rows)
+    lines = markdown_table([*HEAD, "entropy"], rows)
     if against:
-        lines += ["", f"minus {first}:", "", *_table(HEAD, against)]
+        lines += ["", f"minus {first}:", "", *markdown_table(HEAD, against)]
     return "\n".join(lines)
 
 
 def _row(part: dict[str, Any], sign: str = "") -> list[str]:
     source = f"{part['distribution']} of {part['sampler']}"
     return [part["discriminator"], source, str(part["step"]), *(_text(part[name], sign) for name in SHOWN)]
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    return ["| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *rows)]
 
 
 def _text(interval: list[float] | None, sign: str = "") -> str:

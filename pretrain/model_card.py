@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from pretrain.markdown_table import markdown_table
 from pretrain.run_folder import RunDescription
 from pretrain.run_log import read_records
 
@@ -73,7 +74,7 @@ def _scores(run: Path, step: int) -> dict[str, Any]:
 
 
 def _table(rows: dict[str, Any]) -> str:
-    return "\n".join(["| | |", "|---|---|", *(f"| {key} | {value} |" for key, value in rows.items())]) if rows else ""
+    return "\n".join(markdown_table(("", ""), ((key, str(value)) for key, value in rows.items()))) if rows else ""
 
 
 def _flat(sections: dict[str, Any]) -> dict[str, Any]:
