@@ -38,6 +38,8 @@ BEAT = 1.0
 """Seconds between two looks at the others and at the clock."""
 LONGEST_SILENCE = 60.0
 """Seconds after which a rank that was not heard of is lost; nothing in a step keeps Python's other threads so long."""
+QUIET = 5 * BEAT
+"""A rank that was not heard of for so long is named, whatever else ends the job."""
 START_FACTOR = 3
 """The first step also builds the model, connects the ranks and compiles kernels."""
 EXIT_FAILED = 1
@@ -80,7 +82,10 @@ class Watchdog:
         if self._meeting and error is not None:
             what = traceback.format_exception_only(error)[-1].strip()
             code = EXIT_BAD_USAGE if isinstance(error, ConfigError) else EXIT_FAILED
-            self._tell(f"{self._state.name} failed after {self._state.where}: {what}", code)
+            account = f"{self._state.name} failed after {self._state.where}: {what}"
+            if code == EXIT_FAILED:
+                _say(account)  # at once: its launcher may end it before the traceback is printed
+            self._tell(account, code)
             time.sleep(2 * BEAT)  # for the others to hear it: the store ends with rank 0
 
     def progress(self, where: str) -> None:
@@ -110,14 +115,21 @@ class Watchdog:
             if self._meeting and (lost := self._meeting.silent_since(now - self.silence)):
                 self._fail(f"not heard of for {self.silence:g} s: {', '.join(map(self._account, lost))}")
             if now > self._deadline + self._patience:
-                others = self._meeting.elsewhere(self._place()) if self._meeting else []
-                accounts = f"; standing elsewhere: {', '.join(map(self._account, others))}" if others else ""
-                self._fail(f"nothing moved for {self._allowed:g} s after {self._state.where}{accounts}")
+                self._fail(f"nothing moved for {self._allowed:g} s after {self._state.where}{self._suspects(now)}")
             if not self.launcher_gone and not all(process.is_alive for process in self._launchers):
                 self.launcher_gone, self._orphaned_at = True, now
                 _say(f"{self._state.name}: what launched it has ended; saving and stopping")
             if now > self._orphaned_at + self.silence:
                 self._fail(f"what launched it has ended {self.silence:g} s ago, and it could not save and stop since")
+
+    def _suspects(self, now: float) -> str:
+        """The ranks that this one may be waiting for."""
+        if not self._meeting:
+            return ""
+        silent = self._meeting.silent_since(now - QUIET)
+        elsewhere = [rank for rank in self._meeting.elsewhere(self._place()) if rank not in silent]
+        found = {"not heard of lately": silent, "standing elsewhere": elsewhere}
+        return "".join(f"; {what}: {', '.join(map(self._account, ranks))}" for what, ranks in found.items() if ranks)
 
     def _account(self, rank: int) -> str:
         """Another rank, how far it has come, where it was when last heard of, and its last words."""
