@@ -1,15 +1,20 @@
 """What each rank says, kept in the run folder: RUN/logs/rank-0000.log, one start after the other."""
 
+import contextlib
 import faulthandler
 import io
 import os
+import re
 import socket
 import sys
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO
 
 LOGS = "logs"
+HEADER = re.compile(r"^--- \S+ (rank \d+ on \S+), process \d+$", re.MULTILINE)
+"""The first line of each start; the group is the rank's name."""
 
 
 def keep_rank_log(folder: Path, rank: int) -> None:
@@ -30,6 +35,11 @@ def last_lines(folder: Path, rank: int, count: int) -> list[str]:
         return []
 
 
+def rank_logs(folder: Path) -> Iterator[Path]:
+    """The logs there are, in the order of ranks."""
+    yield from sorted((folder / LOGS).glob("rank-*.log"))
+
+
 def rank_log(folder: Path, rank: int) -> Path:
     return folder / LOGS / f"rank-{rank:04d}.log"
 
@@ -41,7 +51,8 @@ class Both(io.TextIOBase):
         self._stream, self._log = stream, log
 
     def write(self, text: str) -> int:
-        self._log.write(text)
+        with contextlib.suppress(OSError):  # a full disk; what was not written is written once there is room
+            self._log.write(text)
         return self._stream.write(text)
 
     def flush(self) -> None:

@@ -6,6 +6,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,12 +43,12 @@ class RunLog:
         self._started = (time.monotonic(), step)
         if silent:
             return
-        from torch.utils.tensorboard import SummaryWriter
-
         self.path = folder / "metrics.jsonl"
         self._forget_after(step)
-        self._file = self.path.open("a")
-        self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
+        self._file, self._unwritten = self.path.open("ab", buffering=0), b""
+        self._open_board(step + 1)
+        self._gap = 0
+        """The last step that TensorBoard's file did not take."""
 
     def _forget_after(self, step: int) -> None:
         if not self.path.exists():
@@ -61,7 +62,7 @@ class RunLog:
             return
         self._write_record(kind, step, values)
         for name, value in flat(values):
-            self._board.add_scalar(f"{kind}/{name}", value, step)
+            self._draw("scalar", f"{kind}/{name}", value, global_step=step)
         shown = [text.format(values[name], **values) for name, text in SHOWN.items() if values.get(name)]
         left = self._time_left(step) if kind == "train" else "held out"
         self.say(f"step {step}/{self.total_steps}  {'  '.join(shown)}  {left}")
@@ -72,7 +73,8 @@ class RunLog:
             return
         for name, (bins, counts) in histograms.items():
             middles, found = bins.middles(), counts.nonzero().flatten()
-            self._board.add_histogram_raw(
+            self._draw(
+                "histogram_raw",
                 f"{kind}/{name}",
                 min=bins.low + found[0].item() * bins.width,
                 max=bins.low + (found[-1].item() + 1) * bins.width,
@@ -90,11 +92,37 @@ class RunLog:
             return
         self._write_record("example", step, {"text": text})
         lines = textwrap.wrap(text, 100, break_long_words=False, break_on_hyphens=False)
-        self._board.add_text("train/example", "\n".join(("```", *lines, "```")), step)  # as it stands, no Markdown
+        as_it_stands = "\n".join(("```", *lines, "```"))  # no Markdown
+        self._draw("text", "train/example", as_it_stands, global_step=step)
 
     def _write_record(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
-        self._file.write(json.dumps({"kind": kind, "step": step, **values}) + "\n")
-        self._file.flush()
+        self._unwritten += (json.dumps({"kind": kind, "step": step, **values}) + "\n").encode()
+        self._write_waiting()
+
+    def _write_waiting(self) -> None:
+        try:
+            while self._unwritten:
+                self._unwritten = self._unwritten[self._file.write(self._unwritten) :]
+        except OSError as error:
+            self.say(f"WARNING: {self.path}: {error.strerror}; training goes on, and its records wait for room")
+
+    def _draw(self, what: str, *values: Any, global_step: int, **named: Any) -> None:
+        """Calls TensorBoard's `add_...`. Where the disk does not take it the curves have a gap, and the run goes on."""
+        if self._unwritten or self._gap == global_step:
+            return
+        try:
+            if self._gap:
+                self._open_board(global_step)
+            getattr(self._board, f"add_{what}")(*values, global_step=global_step, **named)
+            self._gap = 0
+        except OSError:  # its thread has ended; the next step begins a new file
+            self._gap = global_step
+
+    def _open_board(self, step: int) -> None:
+        """What the curves have from `step` on is from a lost future."""
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._board = SummaryWriter(str(self.path.with_name("tensorboard")), purge_step=step)
 
     def say(self, line: str) -> None:
         if not self.silent:
@@ -111,8 +139,10 @@ class RunLog:
 
     def close(self) -> None:
         if not self.silent:
+            self._write_waiting()
             self._file.close()
-            self._board.close()
+            with suppress(OSError):
+                self._board.close()
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:

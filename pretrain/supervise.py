@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import IO, Annotated
@@ -26,13 +26,16 @@ from pydantic import Field
 
 from data_prep.command_line import EXIT_BAD_USAGE, POSITIONAL, parse_options, run_command
 from data_prep.config import ConfigError, StrictConfig
+from pretrain.last_words import LastWords, Listening, blamed
 
 EXIT_FAILED, EXIT_STOPPED = 1, 75  # see stopping.py, which needs no import of torch either
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 GRACE = 120.0
 """Seconds that what the command leaves behind has to end by itself: ranks whose launcher is gone save first."""
 SHOWN_LINES = 15
-"""Last lines shown of a command that failed; the whole is in the run folder's logs."""
+"""Last lines shown of a rank that ended the job, or of a command whose ranks do not tell."""
+
+MOST_NAMED = 3
 
 
 class SuperviseOptions(StrictConfig):
@@ -48,15 +51,15 @@ def main(options: SuperviseOptions) -> int:
     folder = run_folder_of(options.command)
     supervised = Supervised(options.command)
     for restarts in range(options.max_restarts + 1):
-        started = time.monotonic()
+        started, listening = time.monotonic(), Listening(folder)
         code = supervised.run()
         ended = f"after {time.monotonic() - started:.0f} s with code {code}"
         if is_complete(folder):
             return 0
         if supervised.stopping or code in (EXIT_BAD_USAGE, EXIT_STOPPED):
             return code if code == EXIT_BAD_USAGE else EXIT_STOPPED
-        _say(f"the command ended {ended} before the run's last step; its last lines:")
-        _say(*(f"    {line}" for line in supervised.last_lines))
+        _say(f"the command ended {ended} before the run's last step")
+        _say(*accounts(listening.words()) or _indented("its last lines:", supervised.last_lines))
         if restarts < options.max_restarts:
             _say(f"restart {restarts + 1} of {options.max_restarts}, from {_newest(folder)}")
     _say(f"gave up after {options.max_restarts} restarts; the whole output of each rank is in {folder / 'logs'}")
@@ -125,6 +128,19 @@ def run_folder_of(command: Sequence[str]) -> Path:
         )
     options = parse_options(RunOptions, None, command[script + 1 :])
     return options.output or Path("runs") / options.preset
+
+
+def accounts(ranks: list[LastWords]) -> list[str]:
+    """The last words of the ranks that ended the job, each under its name; empty where the logs do not tell."""
+    lines = []
+    for rank in blamed(ranks)[:MOST_NAMED]:
+        how = "" if rank.tells_of_its_end else " ended without a word, as a process does that is killed"
+        lines += _indented(f"{rank.name}{how}; the end of {rank.log}:", rank.text.splitlines()[-SHOWN_LINES:])
+    return lines
+
+
+def _indented(title: str, lines: Iterable[str]) -> list[str]:
+    return [title, *(f"    {line}" for line in lines)]
 
 
 def is_complete(folder: Path) -> bool:

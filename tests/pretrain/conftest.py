@@ -5,7 +5,8 @@ import pydoc_data.topics
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -96,6 +97,34 @@ def shards_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         )
     )
     return folder / "shards"
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 1 MB, really mounted."""
+    with mounted(tmp_path / "disk", "1m") as disk:
+        yield disk
+
+
+@contextmanager
+def mounted(place: Path, size: str) -> Iterator[Path]:
+    """A file system of this size, in memory; skips the test where the system does not allow it."""
+    place.mkdir()
+    options = ["-t", "tmpfs", "-o", f"size={size}", "tmpfs"]
+    done = subprocess.run(["mount", *options, place], capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"a small file system cannot be mounted here: {done.stderr.strip()}")
+    yield place
+    subprocess.run(["umount", "--lazy", place], check=True)  # lazy: a failed test may hold a file open
+
+
+def fill(disk: Path) -> Path:
+    """A file that leaves no byte free."""
+    path = disk / "filler"
+    with path.open("wb", buffering=0) as file, suppress(OSError):
+        while True:
+            file.write(bytes(1 << 16))
+    return path
 
 
 @pytest.fixture(scope="session")

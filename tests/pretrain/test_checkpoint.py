@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -131,18 +130,6 @@ def test_a_checkpoint_of_another_format_is_an_error_not_damage(folder: Path) -> 
     marker.write_text(json.dumps(json.loads(marker.read_text()) | {"format_version": 2}))
     with pytest.raises(ConfigError, match="format version 2"):
         newest_valid(folder)
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 1 MB, really mounted."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", disk], capture_output=True, text=True)
-    if mounted.returncode:
-        pytest.skip(f"a small file system cannot be mounted here: {mounted.stderr.strip()}")
-    yield disk
-    subprocess.run(["umount", disk], check=True)
 
 
 @pytest.mark.parametrize("size", [80_000, 1_000_000], ids=["in the second file", "in the first file"])

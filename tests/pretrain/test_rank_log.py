@@ -17,6 +17,12 @@ print("its end")
 print("an error", file=sys.stderr)
 {end}
 """
+FULL = """
+from tests.pretrain.conftest import fill
+keep_rank_log(Path(sys.argv[1]), 3)
+fill(Path(sys.argv[1]))
+print("x" * 5000, file=sys.stderr)  # more than is left of the log's last block
+"""
 
 
 def run(folder: Path, end: str) -> subprocess.CompletedProcess[str]:
@@ -44,3 +50,11 @@ def test_a_crash_below_python_leaves_its_stack(tmp_path: Path) -> None:
 def test_a_rank_that_ends_without_cleaning_up_has_said_everything(tmp_path: Path) -> None:
     run(tmp_path, "os._exit(1)")
     assert "its end\nan error\n" in (tmp_path / "logs" / "rank-0003.log").read_text()
+
+
+def test_a_log_that_the_disk_does_not_take_ends_no_rank(small_disk: Path) -> None:
+    program = PROGRAM.format(end="print('end')").replace("keep_rank_log(Path(sys.argv[1]), 3)", FULL)
+    command = [sys.executable, "-c", program, str(small_disk)]
+    finished = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=60)
+    assert finished.returncode == 0, finished.stderr
+    assert finished.stdout == "a line, and its end\nend\n"

@@ -10,6 +10,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from pretrain.distributions import Bins, Histogram
 from pretrain.run_log import RunLog, flat, read_records
+from tests.pretrain.conftest import fill
 
 VALUES = {"discriminator_loss": 0.41, "discriminator_entropy": 0.43, "tokens_per_second": 12345.0}
 
@@ -94,3 +95,27 @@ def test_a_silent_log_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixtu
     log.close()
     assert capsys.readouterr().out == ""
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # of TensorBoard's writer
+def test_while_the_disk_is_full_records_wait_and_the_run_is_told(
+    small_disk: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = RunLog(small_disk, step=0, total_steps=100)
+    log.write("train", 1, VALUES)
+    filler = fill(small_disk)
+    for step in range(2, 12):
+        log.write("train", step, VALUES | {"max_probability": [0.1] * 100})
+    assert f"WARNING: {small_disk}/metrics.jsonl: No space left on device" in capsys.readouterr().out
+    filler.unlink()
+    for step in range(12, 14):
+        log.write("train", step, VALUES)
+    log.close()
+    assert [record["step"] for record in read_records(small_disk, "train")] == [*range(1, 14)]
+    drawn: set[int] = set()
+    for path in (small_disk / "tensorboard").iterdir():
+        board = EventAccumulator(str(path))
+        board.Reload()
+        if board.Tags()["scalars"]:
+            drawn |= {event.step for event in board.Scalars("train/discriminator_loss")}
+    assert {1, 13} <= drawn

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -92,7 +93,10 @@ def test_a_rank_killed_under_the_real_launcher_costs_nothing_but_time(
     wait_for_step(killed, 13)
     os.kill(rank_of(killed, 1), signal.SIGKILL)
     output = finished(process)
-    assert "supervise: restart 1 of 2, from step-00000008" in output and "return code = -9" in output
+    assert "supervise: restart 1 of 2, from step-00000008" in output
+    blamed = f"supervise: rank 1 on {socket.gethostname()} ended without a word, as a process does that is killed"
+    assert f"{blamed}; the end of {killed}/logs/rank-0001.log:\nsupervise:     --- " in output
+    assert "supervise: rank 0" not in output
     assert losses(killed) == losses(whole)
     assert (killed / "logs" / "rank-0001.log").read_text().count("--- ") == 2
 
