@@ -26,7 +26,9 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 FP32 = ("zero0_fp32", "zero1_fp32", "zero2_fp32", "zero3_fp32")
 BF16 = ("zero1_bf16", "zero2_bf16", "zero3_bf16")
 FP16 = ("zero1_fp16", "zero2_fp16")
-VARIANTS = tuple(f"zero1_bf16_{name}" for name in ("accumulate", "overlap", "offload", "recompute", "profile"))
+VARIANTS = tuple(
+    path.stem for path in sorted((REPOSITORY / "ds_configs").glob("zero*.json")) if path.stem.count("_") > 1
+)
 """Files that change memory and time alone."""
 VOCABULARY, LENGTH, BATCH, MICRO_BATCH = 61, 12, 16, 4
 STEPS, SAVED_AT, RECOMPUTED = 20, 7, 5
@@ -139,7 +141,7 @@ def resolved_config(name: str, world_size: int) -> dict[str, Any]:
 
     values = json.loads((REPOSITORY / "ds_configs" / f"{name}.json").read_text())
     values["train_micro_batch_size_per_gpu"] = MICRO_BATCH
-    device_type = "cuda" if name in FP16 else "cpu"  # see `allow_fp16_on_cpu`
+    device_type = "cuda" if "fp16" in name else "cpu"  # see `allow_fp16_on_cpu`
     return resolve(values, batch_size=BATCH, world_size=world_size, device_type=device_type, optim=OPTIM)
 
 
