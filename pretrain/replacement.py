@@ -77,12 +77,14 @@ def sample(log_weights_XV: Tensor, uniform_X: Tensor) -> Sampled:
     """Draws one token a row in proportion to exp(log_weights) by inverse CDF.
 
     `uniform_X` lies in [0, 1) with at most 24 bits, so the target stays below the total and a token of weight zero,
-    whose step in the CDF is empty, is never drawn.
+    whose step in the CDF is empty, is never drawn. Of weights that are NaN the last token is, with probability NaN: the
+    loss shall say it, not an index beyond the vocabulary.
     """
     largest_X1 = log_weights_XV.amax(-1, keepdim=True)
     cdf_XV = (log_weights_XV - largest_X1).exp_().cumsum_(-1)
     total_X1 = cdf_XV[..., -1:]
     token_X1 = torch.searchsorted(cdf_XV, uniform_X[..., None] * total_X1, right=True)
+    token_X1.clamp_(max=log_weights_XV.shape[-1] - 1)
     log_probability_X1 = log_weights_XV.gather(-1, token_X1) - largest_X1 - total_X1.log()
     return Sampled(token_X1.squeeze(-1), log_probability_X1.squeeze(-1), -total_X1.log().squeeze(-1))
 

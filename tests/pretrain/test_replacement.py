@@ -52,6 +52,15 @@ def test_a_constant_estimate_leaves_p_g_unchanged() -> None:
     assert torch.allclose(p_S, log_p_G.exp(), atol=1e-6)
 
 
+@pytest.mark.parametrize("weight", [math.nan, math.inf])
+def test_of_weights_that_are_not_finite_a_token_of_the_vocabulary_is_drawn_with_probability_nan(weight: float) -> None:
+    log_weights = torch.zeros(2, 7)
+    log_weights[1, 3] = weight
+    drawn = sample(log_weights, torch.tensor([0.5, 0.5]))
+    assert drawn.tokens_X.tolist() == [3, 6]
+    assert drawn.log_probability_X[0].isfinite() and drawn.log_probability_X[1].isnan()
+
+
 def test_log_softplus_is_finite_and_exact_from_minus_1e4_to_1e4() -> None:
     z = torch.tensor([-1e4, -100.0, -15.001, -14.999, -1.0, 0.0, 1.0, 30.0, 1e4])
     exact = [v if v < -30 else math.log(math.log1p(math.exp(v))) if v < 30 else math.log(v) for v in z.tolist()]
