@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from pretrain.rank_log import HEADER, rank_logs
 
-ENDING = re.compile(r"^rank \d+ on \S+ (?:ends|failed after)|^Fatal Python error|^Traceback", re.MULTILINE)
+ENDING = re.compile(r"^rank \d+ on \S+ (?:ends|failed after)|: SIG\w+ received|^Fatal Python error|^Traceback", re.MULTILINE)
 """How a rank tells of its own end; one that was killed does not."""
 ACCUSING = re.compile(r"^rank \d+ on \S+ ends: .*?(rank \d+ on \S+)", re.MULTILINE)
 """The watchdog of a rank that was told by another, or waits for it."""

@@ -1,6 +1,10 @@
 """Requests to stop a run: a signal that reaches this rank, or a file named `stop` in the run folder."""
 
+import contextlib
+import os
 import signal
+import socket
+import threading
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Self
@@ -12,15 +16,27 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
 class StopRequest:
-    """Remembers the first signal while it is entered; a second SIGINT acts as usual, for a user who will not wait."""
+    """Remembers the first signal while it is entered; a second SIGINT acts as usual, for a user who will not wait.
+
+    A thread says at once which signal has come: the main thread may stand in a collective whose end it does not live
+    to see, and then the log would not tell this rank from one that was killed.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._file = folder / "stop"
         self._signalled = False
         self._before: dict[signal.Signals, Any] = {}
+        self._wake: socket.socket
+        self._saying: threading.Thread
 
     def __enter__(self) -> Self:
         self._file.unlink(missing_ok=True)
+        heard, wake = socket.socketpair()
+        wake.setblocking(False)
+        signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
+        self._wake = wake
+        self._saying = threading.Thread(target=self._say, args=(heard,), daemon=True, name="signals")
+        self._saying.start()
         self._before = {number: signal.signal(number, self._remember) for number in SIGNALS}
         return self
 
@@ -29,6 +45,17 @@ class StopRequest:
     ) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
+        signal.set_wakeup_fd(-1)
+        self._wake.close()
+        self._saying.join()
+
+    @staticmethod
+    def _say(heard: socket.socket) -> None:
+        with heard:
+            while numbers := heard.recv(1):
+                name = f"rank {os.environ.get('RANK', 0)} on {socket.gethostname()}"
+                with contextlib.suppress(OSError):  # with the launcher its end of our output may be gone
+                    print(f"{name}: {signal.Signals(numbers[0]).name} received; saving and stopping", flush=True)
 
     def _remember(self, number: int, frame: FrameType | None) -> None:
         self._signalled = True

@@ -2,11 +2,15 @@
 
 import os
 import signal
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from pretrain.stopping import SIGNALS, StopRequest
+from tests.conftest import REPOSITORY
 
 
 @pytest.mark.parametrize("number", SIGNALS)
@@ -37,3 +41,25 @@ def test_signals_act_as_before_once_the_run_is_over(tmp_path: Path) -> None:
     with StopRequest(tmp_path):
         os.kill(os.getpid(), signal.SIGINT)
     assert {number: signal.getsignal(number) for number in SIGNALS} == before
+
+
+WAITING = """
+import hashlib, sys
+from pathlib import Path
+from pretrain.stopping import StopRequest
+with StopRequest(Path(sys.argv[1])):
+    print("entered", flush=True)
+    hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)  # many minutes, and no signal interrupts it
+"""
+
+
+def test_a_rank_that_stands_below_python_says_which_signal_has_come(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", WAITING, str(tmp_path)], cwd=REPOSITORY, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "entered\n"
+        process.send_signal(signal.SIGTERM)
+        said = process.stdout.readline()
+        process.kill()
+    assert said == f"rank 0 on {socket.gethostname()}: SIGTERM received; saving and stopping\n"
