@@ -12,8 +12,14 @@ import numpy as np
 import pytest
 import torch
 
+from data_prep.build_shards import BuildOptions
+from data_prep.build_shards import main as build_shards
+from data_prep.train_vocab import VocabularyOptions
+from data_prep.train_vocab import main as train_vocab
 from finetune.presets import settings_for, squad_settings_for
 from finetune.records import RunIdentity, RunRecord
+from pretrain.export import ExportOptions
+from pretrain.export import main as export
 from tests.conftest import REPOSITORY
 
 LAUNCHER = Path(sys.executable).with_name("deepspeed")
@@ -43,6 +49,29 @@ def stock_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
     ElectraForPreTraining(config).save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def pretrained_model(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small model of ours, with relative position: HP_Loss for 40 steps on real text, exported as it is."""
+    folder = tmp_path_factory.mktemp("pretrained")
+    text = (shared_data / "wiki" / "wikitext2-test.txt",)
+    train_vocab(VocabularyOptions(input=text, output=folder / "vocab", size=2_000))
+    shards = BuildOptions(input=text, output=folder / "shards", vocab=str(folder / "vocab"), seq_length=64, workers=1)
+    build_shards(shards)
+    sizes = ("batch_size=16", "optim.steps=40", "optim.warmup_steps=4", "model.hidden_size=64", "model.heads=2")
+    command = ["--preset", "tiny", "--data", shards.output, "--output", folder / "run", "--set", *sizes]
+    done = subprocess.run(
+        [sys.executable, REPOSITORY / "pretrain" / "run.py", *command],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    export(ExportOptions(run=folder / "run", out=folder / "model"))
+    return folder / "model"
 
 
 def cola_rows(count: int, seed: int) -> str:

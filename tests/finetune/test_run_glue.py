@@ -1,6 +1,5 @@
 """finetune/run_glue.py: one launch does all runs, the next one what is left; mistakes cost one line."""
 
-import dataclasses
 import itertools
 import os
 import signal
@@ -175,20 +174,10 @@ def test_a_switch_that_says_nothing_about_a_task_makes_no_other_run(
     assert len(run_here(stock_model, cola_folder, tmp_path, seeds=(1,), head="hf")) == 2
 
 
-def our_model(stock_model: Path, folder: Path) -> Path:
-    """A model of ours, with relative position, as `pretrain/export.py` writes it."""
-    import torch
-
-    from pretrain.encoder import ElectraEncoder
-    from pretrain.huggingface import read_encoder_config, save_folder
-
-    config = dataclasses.replace(read_encoder_config(stock_model), relative_position=True)
-    torch.manual_seed(0)
-    weights = {f"electra.{name}": weight for name, weight in ElectraEncoder(config).state_dict().items()}
-    save_folder(folder, "ElectraForPreTraining", config, weights, pad_token_id=0)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        (folder / name).write_bytes((stock_model / name).read_bytes())
-    return folder
+@pytest.fixture(params=["stock_model", "pretrained_model"])
+def model(request: pytest.FixtureRequest) -> Path:
+    """A randomly initialised stock model, and one that our own pipeline has pre-trained."""
+    return request.getfixturevalue(request.param)
 
 
 @pytest.fixture(scope="module")
@@ -204,11 +193,9 @@ def excerpts(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     return folder
 
 
-@pytest.mark.parametrize("ours", [False, True], ids=["stock", "ours"])
 def test_every_real_task_trains_by_one_command(
-    ours: bool, stock_model: Path, excerpts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    model: Path, excerpts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    model = our_model(stock_model, tmp_path / "model") if ours else stock_model
     records = run_here(
         model, excerpts, tmp_path / "out", task=("all",), seeds=(1,), predict_test=True, both_orders=True
     )
@@ -223,11 +210,9 @@ def test_every_real_task_trains_by_one_command(
 
 @pytest.mark.long
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("ours", [False, True], ids=["stock", "ours"])
 def test_every_real_task_trains_whole(
-    ours: bool, stock_model: Path, shared_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    model: Path, shared_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    model = our_model(stock_model, tmp_path / "model") if ours else stock_model
     records = run_here(model, shared_data / "glue", tmp_path, task=("all",), seeds=(1,), batch_size=32)
     sizes = {record.run.task: record.train_examples for record in records}
     assert sizes == {"CoLA": 8_551, "SST-2": 67_349, "MRPC": 3_668, "STS-B": 5_749, "RTE": 2_490}

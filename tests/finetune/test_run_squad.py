@@ -10,6 +10,8 @@ from data_prep.config import ConfigError
 from finetune.config import SquadOptions
 from finetune.records import RunRecord, read_records
 from finetune.run_squad import run_queue
+from finetune.squad_metrics import evaluate, evaluate_squad1
+from finetune.tasks.squad import read_squad
 from tests.conftest import REPOSITORY
 from tests.finetune.conftest import launch
 
@@ -70,6 +72,37 @@ def test_squad_1_reads_its_own_files(stock_model: Path, squad_folder: Path, tmp_
         (tmp_path / name).write_text(json.dumps(layout))
     (record,) = run_here(stock_model, tmp_path, tmp_path / "out", version="1.1", seeds=(1,))
     assert (record.run.task, record.train_examples, record.last.keys()) == ("SQuAD 1.1", 12, {"dev"})
+
+
+@pytest.fixture(scope="module")
+def excerpts(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The first paragraphs of the real files, in the layout of either version."""
+    folder = tmp_path_factory.mktemp("excerpts")
+    for split in ("train", "dev"):
+        layout = json.loads((shared_data / "squad" / "article_split" / f"{split}-v2.0.json").read_text())
+        layout["data"] = layout["data"][:1]
+        layout["data"][0]["paragraphs"] = layout["data"][0]["paragraphs"][:3]
+        (folder / f"{split}-v2.0.json").write_text(json.dumps(layout))
+        for paragraph in layout["data"][0]["paragraphs"]:
+            paragraph["qas"] = [entry for entry in paragraph["qas"] if entry["answers"]]
+        (folder / f"{split}-v1.1.json").write_text(json.dumps(layout))
+    return folder
+
+
+@pytest.mark.parametrize("version", ["2.0", "1.1"])
+@pytest.mark.parametrize("model", ["stock_model", "pretrained_model"])
+def test_real_questions_train_by_one_command(
+    model: str, version: str, excerpts: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    given = {"version": version, "seeds": (1,), "max_question": None}
+    (record,) = run_here(request.getfixturevalue(model), excerpts, tmp_path, **given)
+    questions = read_squad(excerpts / f"dev-v{version}.json").questions
+    folder = tmp_path / "predictions" / record.run.folder_name()
+    predicted = json.loads((folder / "predictions.json").read_text())
+    assert predicted.keys() == {question.id for question in questions}
+    score = evaluate(questions, predicted) if version == "2.0" else evaluate_squad1(questions, predicted)
+    assert record.last["dev"]["f1"] == pytest.approx(score["f1"] / 100)
+    assert record.collapsed != "non-finite loss"
 
 
 @pytest.mark.parametrize(
