@@ -22,7 +22,8 @@ from finetune.config import GlueConfig, GlueOptions
 from finetune.presets import paper_grid, settings_for
 from finetune.records import RunIdentity
 from finetune.tasks.glue import TASKS, Task, TaskData, select_tasks
-from finetune.tasks.glue_files import Reading, load_task, missing_from
+from finetune.tasks.glue_files import load_task, missing_from
+from finetune.tasks.glue_rows import Reading
 
 if TYPE_CHECKING:
     from finetune.glue_job import GlueJob

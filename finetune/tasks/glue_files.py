@@ -5,39 +5,21 @@ order mark, CoLA's training and dev files have no header.
 """
 
 import json
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any
 
 from data_prep.config import ConfigError
 from finetune.tasks.glue import AX, Example, Task, TaskData, UnseenSet, labelled_example, unseen_example
 from finetune.tasks.glue_hub import HUB_DATASET, load_from_hub
+from finetune.tasks.glue_rows import PLAIN, NumberedRow, Reading, parse
 
 HUB = "hub"
-PROBLEMS_SHOWN = 5
-"""Malformed rows named in full; the rest is counted."""
 AX_FOLDERS, AX_NAMES = ("AX", "diagnostic", "MNLI"), ("diagnostic-full", "diagnostic")
 """Where downloads of GLUE leave the diagnostic set; the full file has the labels."""
 MICROSOFT_TRAIN, MICROSOFT_TEST = "msr_paraphrase_train.txt", "msr_paraphrase_test.txt"
 DEV_IDS = "dev_ids.tsv"
-
-NumberedRow = tuple[int, Mapping[str, Any] | str]
-"""Line (or row) of a file, and the row by column name, or what is wrong with it."""
-Made = TypeVar("Made")
-
-
-class Reading(NamedTuple):
-    """How files are read."""
-
-    skip_malformed: bool = False
-    """Leave malformed rows out, and say so, instead of refusing them."""
-    tests: bool = False
-    """Read the test sets too."""
-
-
-PLAIN = Reading()
 
 
 def load_task(task: Task, data_dir: str, reading: Reading = PLAIN) -> TaskData:
@@ -47,7 +29,7 @@ def load_task(task: Task, data_dir: str, reading: Reading = PLAIN) -> TaskData:
         ConfigError: a missing folder or file, malformed rows, or a hub that cannot be reached.
     """
     if on_hub(data_dir):
-        return load_from_hub(task, data_dir.partition(":")[2] or HUB_DATASET, reading.tests)
+        return load_from_hub(task, data_dir.partition(":")[2] or HUB_DATASET, reading)
     folder = Path(data_dir) / task.name
     if not folder.is_dir():
         raise ConfigError(
@@ -108,7 +90,7 @@ def read_file(path: Path, task: Task, reading: Reading = PLAIN) -> list[Example]
     Raises:
         ConfigError: an unreadable file, or malformed rows, each named by its line.
     """
-    return _parse(path, task, task.header, lambda row, place: labelled_example(row, task), reading)
+    return parse(path, _rows(path, task, task.header), lambda row, place: labelled_example(row, task), reading)
 
 
 def read_unseen(paths: Sequence[Path], task: Task, reading: Reading = PLAIN) -> UnseenSet:
@@ -120,36 +102,9 @@ def read_unseen(paths: Sequence[Path], task: Task, reading: Reading = PLAIN) -> 
     found: list[tuple[str, Example]] = []
     for path in paths:
         shift = len(found)
-        found += _parse(path, task, None, lambda row, place: unseen_example(row, task, place + shift), reading)  # noqa: B023
+        rows = _rows(path, task, None)
+        found += parse(path, rows, lambda row, place: unseen_example(row, task, place + shift), reading)  # noqa: B023
     return UnseenSet(task, [index for index, _ in found], [example for _, example in found])
-
-
-def _parse(
-    path: Path,
-    task: Task,
-    header: tuple[str, ...] | None,
-    make: Callable[[Mapping[str, Any], int], Made],
-    reading: Reading,
-) -> list[Made]:
-    """`make(row, place)` of every row; refuses the malformed ones, or leaves them out, all the same named."""
-    made: list[Made] = []
-    problems = []
-    for number, row in _rows(path, task, header):
-        try:
-            if isinstance(row, str):
-                raise ValueError(row)
-            made.append(make(row, len(made)))
-        except ValueError as error:
-            problems.append(f"data_dir: {path}, line {number}: {error}")
-    left = len(problems) - PROBLEMS_SHOWN
-    named = problems[:PROBLEMS_SHOWN] + ([f"data_dir: {path}: {left} more malformed rows"] if left > 0 else [])
-    if problems and not reading.skip_malformed:
-        raise ConfigError(*named, "data_dir: mend these rows, or leave them out with --skip_malformed")
-    if not made:
-        raise ConfigError(*named, f"data_dir: {path}: no examples")
-    if problems and os.environ.get("RANK", "0") == "0":
-        print(f"{path}: {len(problems)} malformed rows left out:", *named, sep="\n  ", flush=True)
-    return made
 
 
 def _rows(path: Path, task: Task, header: tuple[str, ...] | None) -> Iterator[NumberedRow]:
@@ -227,7 +182,7 @@ def _load_from_microsoft(task: Task, folder: Path, train: Path, reading: Reading
     def make(row: Mapping[str, Any], place: int) -> tuple[tuple[str, str], Example]:
         return (row["#1 ID"], row["#2 ID"]), labelled_example(row, task)
 
-    rows = _parse(train, task, None, make, reading)
+    rows = parse(train, _rows(train, task, None), make, reading)
     dev_file = next((path for name in (DEV_IDS, "dev.tsv") if (path := folder / name).is_file()), None)
     if dev_file is None:
         test = _microsoft_file(folder, MICROSOFT_TEST)

@@ -5,31 +5,37 @@ from typing import Any
 
 from data_prep.config import ConfigError
 from finetune.tasks.glue import AX, Example, Task, TaskData, UnseenSet, labelled_example, unseen_example
+from finetune.tasks.glue_rows import PLAIN, Reading, parse
 
 HUB_DATASET = "nyu-mll/glue"
 
 
-def load_from_hub(task: Task, dataset: str, tests: bool) -> TaskData:
-    """Training and dev examples, and where `tests`, the test sets.
+def load_from_hub(task: Task, dataset: str, reading: Reading) -> TaskData:
+    """Training and dev examples, and where asked for, the test sets.
 
     Raises:
-        ConfigError: neither a network nor a cached copy.
+        ConfigError: neither a network nor a cached copy, or malformed rows.
     """
-    train, *dev = (from_hub(_rows(task, dataset, split), task) for split in ("train", *task.dev_splits))
+    train, *dev = (
+        from_hub(*_split(task, dataset, split), task=task, reading=reading) for split in ("train", *task.dev_splits)
+    )
     data = TaskData(train, dict(zip(task.dev_splits, dev, strict=True)))
-    if not tests:
+    if not reading.tests:
         return data
     wanted = [(task, split, file) for split, file in task.test_files.items()]
     wanted += [(AX, "test", file) for file in AX.test_files.values() if task.name == "MNLI"]
-    return data._replace(tests={file: unseen_set(_rows(of, dataset, split), of) for of, split, file in wanted})
+    return data._replace(
+        tests={file: unseen_set(*_split(of, dataset, split), task=of, reading=reading) for of, split, file in wanted}
+    )
 
 
-def _rows(task: Task, dataset: str, split: str) -> Iterable[dict[str, Any]]:
+def _split(task: Task, dataset: str, split: str) -> tuple[str, Iterable[dict[str, Any]]]:
+    """What a split is called in messages, and its rows."""
     import datasets
 
-    configuration = task.name.lower().replace("-", "")
+    configuration, split = task.name.lower().replace("-", ""), split.replace("dev", "validation")
     try:
-        return datasets.load_dataset(dataset, configuration, split=split.replace("dev", "validation"))
+        return f"{dataset} {configuration} {split}", datasets.load_dataset(dataset, configuration, split=split)
     except (OSError, ValueError, RuntimeError) as error:
         reason = str(error).splitlines()[0]
         raise ConfigError(
@@ -37,12 +43,16 @@ def _rows(task: Task, dataset: str, split: str) -> Iterable[dict[str, Any]]:
         ) from None
 
 
-def from_hub(rows: Iterable[Mapping[str, Any]], task: Task) -> list[Example]:
-    """Rows of the hub's dataset as examples; its labels are class numbers in the order of `task.classes`."""
-    return [labelled_example(row, task) for row in rows]
+def from_hub(source: str, rows: Iterable[Mapping[str, Any]], *, task: Task, reading: Reading = PLAIN) -> list[Example]:
+    """Rows of the hub's dataset as examples; its labels are class numbers in the order of `task.classes`.
+
+    Raises:
+        ConfigError: malformed rows, each named by its number.
+    """
+    return parse(source, enumerate(rows, 1), lambda row, place: labelled_example(row, task), reading)
 
 
-def unseen_set(rows: Iterable[Mapping[str, Any]], task: Task) -> UnseenSet:
+def unseen_set(source: str, rows: Iterable[Mapping[str, Any]], *, task: Task, reading: Reading) -> UnseenSet:
     """The same of a test set, whose labels the hub does not have."""
-    found = [unseen_example(row, task, place) for place, row in enumerate(rows)]
+    found = parse(source, enumerate(rows, 1), lambda row, place: unseen_example(row, task, place), reading)
     return UnseenSet(task, [index for index, _ in found], [example for _, example in found])

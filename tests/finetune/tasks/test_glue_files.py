@@ -11,7 +11,8 @@ import pytest
 
 from data_prep.config import ConfigError
 from finetune.tasks.glue import AX, TASKS, Example
-from finetune.tasks.glue_files import Reading, load_task, missing_from, read_file, read_unseen
+from finetune.tasks.glue_files import load_task, missing_from, read_file, read_unseen
+from finetune.tasks.glue_rows import Reading
 
 # One training row of each task in the official layout: header, row, what it must become.
 LAYOUTS = {
@@ -108,23 +109,6 @@ def test_a_line_separator_inside_a_sentence_does_not_end_the_row(tmp_path: Path)
     assert read_file(path, TASKS["SST-2"]) == [Example(("one\u2028two\x85three",), 1.0)]
 
 
-def test_malformed_rows_are_named_by_file_and_line(tmp_path: Path) -> None:
-    path = write(tmp_path / "train.tsv", "sentence\tlabel", "fine\t1", "no label", "wrong label\t2")
-    with pytest.raises(ConfigError) as caught:
-        read_file(path, TASKS["SST-2"])
-    assert caught.value.problems == (
-        f"data_dir: {path}, line 3: 1 columns, expected 2 separated by tabs",
-        f"data_dir: {path}, line 4: label '2', expected one of 0, 1",
-        "data_dir: mend these rows, or leave them out with --skip_malformed",
-    )
-
-
-def test_many_malformed_rows_are_counted(tmp_path: Path) -> None:
-    path = write(tmp_path / "train.tsv", "sentence\tlabel", *["bad"] * 40)
-    with pytest.raises(ConfigError, match="35 more malformed rows"):
-        read_file(path, TASKS["SST-2"])
-
-
 @pytest.mark.parametrize("score", ["5.001", "-1", "high", "nan"])
 def test_a_score_outside_its_range_is_refused(score: str, tmp_path: Path) -> None:
     header, row, _ = LAYOUTS["STS-B"]
@@ -155,20 +139,6 @@ def test_a_missing_folder_or_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "RTE").mkdir()
     with pytest.raises(ConfigError, match=r"cannot read .*train\.tsv"):
         load_task(TASKS["RTE"], str(tmp_path))
-
-
-def test_malformed_rows_are_left_out_on_request_counted_and_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = write(tmp_path / "train.tsv", "sentence\tlabel", "fine\t1", *["bad"] * 7, "good\t0")
-    examples = read_file(path, TASKS["SST-2"], Reading(skip_malformed=True))
-    assert [example.texts[0] for example in examples] == ["fine", "good"]
-    said = capsys.readouterr().out
-    assert f"{path}: 7 malformed rows left out" in said
-    assert "line 3: 1 columns" in said
-    assert "2 more malformed rows" in said
-    with pytest.raises(ConfigError, match="no examples"):
-        read_file(write(path, "sentence\tlabel", "bad"), TASKS["SST-2"], Reading(skip_malformed=True))
 
 
 ROWS = [{"premise": "It rained.", "hypothesis": "It was dry.", "label": 2, "idx": 0}]

@@ -8,19 +8,28 @@ import pytest
 
 from data_prep.config import ConfigError
 from finetune.tasks.glue import TASKS, Example
-from finetune.tasks.glue_files import Reading, load_task
+from finetune.tasks.glue_files import load_task
 from finetune.tasks.glue_hub import from_hub
+from finetune.tasks.glue_rows import Reading
 
 
 def test_rows_of_the_hub_become_the_same_examples() -> None:
     pairs = datasets.Dataset.from_dict(
         {"premise": ["It rained."], "hypothesis": ["It was dry."], "label": [2], "idx": [0]}
     )
-    assert from_hub(pairs, TASKS["MNLI"]) == [Example(("It rained.", "It was dry."), 2.0)]
+    assert from_hub("hub", pairs, task=TASKS["MNLI"]) == [Example(("It rained.", "It was dry."), 2.0)]
     scores = datasets.Dataset.from_dict(
         {"sentence1": ["A man plays."], "sentence2": ["Someone plays."], "label": [3.75]}
     )
-    assert from_hub(scores, TASKS["STS-B"]) == [Example(("A man plays.", "Someone plays."), 0.75)]
+    assert from_hub("hub", scores, task=TASKS["STS-B"]) == [Example(("A man plays.", "Someone plays."), 0.75)]
+
+
+def test_malformed_rows_of_the_hub_are_refused_or_left_out_as_those_of_files() -> None:
+    rows = datasets.Dataset.from_dict({"sentence": ["a", "b", "c"], "label": [1, -1, 0]})
+    with pytest.raises(ConfigError, match=r"data_dir: copy cola train, line 2: label -1, expected one of 0, 1"):
+        from_hub("copy cola train", rows, task=TASKS["CoLA"])
+    kept = from_hub("copy cola train", rows, task=TASKS["CoLA"], reading=Reading(skip_malformed=True))
+    assert [example.texts[0] for example in kept] == ["a", "c"]
 
 
 def test_a_copy_by_another_name_is_asked_for_each_split_and_the_diagnostic_set(monkeypatch: pytest.MonkeyPatch) -> None:
