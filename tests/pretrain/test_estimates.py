@@ -11,7 +11,7 @@ from pretrain.config import ModelConfig, ObjectiveConfig
 from pretrain.deepspeed_config import resolve
 from pretrain.electra import Electra
 from pretrain.encoder import ElectraEncoder, Embeddings
-from pretrain.estimates import checkpoint_bytes, flops_per_token, memory_per_gpu, precision_of
+from pretrain.estimates import checkpoint_bytes, flops_per_token, least_traffic, memory_per_gpu, precision_of
 from pretrain.presets import preset, with_objective
 from tests.conftest import REPOSITORY
 
@@ -76,3 +76,15 @@ def test_a_checkpoint_is_weights_and_moments_in_fp32() -> None:
     model = Electra(run.model, run.objective, VOCABULARY, MASK)
     weights = sum(parameter.numel() * 4 for parameter in model.parameters())
     assert checkpoint_bytes(sum(parameter.numel() for parameter in model.parameters())) == 3 * weights
+
+
+def test_what_ranks_exchange_is_two_passes_over_the_weights_and_one_more_for_each_micro_batch_that_sums() -> None:
+    weights = 1000 * 2 * 7 / 8
+    assert [least_traffic(stage, 1000, element=2, world_size=8) for stage in range(4)] == [2 * weights] * 4
+    assert [least_traffic(stage, 1000, element=2, world_size=8, micro_batches=3) for stage in range(4)] == [
+        2 * weights,
+        2 * weights,
+        4 * weights,
+        4 * weights,
+    ]
+    assert least_traffic(1, 1000, element=2, world_size=1) == 0

@@ -1,0 +1,24 @@
+"""Batches of made-up word pieces, for benchmarks that need no text."""
+
+import torch
+
+from data_prep.masking import masked_count
+from pretrain.data import Batch
+
+VOCABULARY, MASK = 30_522, 103  # BERT's uncased vocabulary, which the paper uses, and its id of [MASK]
+
+
+def random_batch(batch_size: int, seq_length: int, vocabulary: int = VOCABULARY) -> Batch:
+    """Full sequences of random ids, 15% of the positions masked."""
+    shape, slots = (batch_size, seq_length), int(masked_count(seq_length))
+    positions_BK = torch.rand(shape).argsort(1)[:, :slots].sort().values
+    return Batch(
+        input_ids_BL=torch.randint(MASK + 1, vocabulary, shape),
+        attention_mask_BL=torch.ones(shape, dtype=torch.bool),
+        token_type_ids_BL=torch.zeros(shape, dtype=torch.int64),
+        masked_positions_BK=positions_BK,
+        masked_valid_BK=torch.ones_like(positions_BK, dtype=torch.bool),
+        uniforms_BK=torch.rand(positions_BK.shape),
+        masked_count=float(positions_BK.numel()),
+        token_count=float(batch_size * seq_length),
+    )

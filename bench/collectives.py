@@ -1,0 +1,35 @@
+"""Counts the collectives of torch.distributed that run inside a `with` block, by what they carry."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+class Collectives(TorchDispatchMode):
+    """Bytes that each rank sends where every collective is done as well as it can be: with the whole tensor of b bytes
+    among n ranks, (n - 1) / n b to gather it, to scatter, reduce or broadcast it, and twice that for an all-reduce
+    (Thakur et al. 2005; what NCCL's rings take).
+    """
+
+    def __init__(self, world_size: int) -> None:
+        super().__init__()
+        self.share = (world_size - 1) / world_size
+        self.bytes = 0.0
+
+    def __torch_dispatch__(self, function: Any, types: Any, arguments: tuple = (), options: Any = None) -> Any:
+        namespace, _, name = function._schema.name.partition("::")
+        if namespace == "c10d":
+            whole = max((sum(part.nbytes for part in _tensors(one)) for one in arguments), default=0)
+            self.bytes += self.share * whole * (2 if name.startswith("allreduce") else 1)
+        return function(*arguments, **(options or {}))
+
+
+def _tensors(argument: Any) -> Iterator[Tensor]:
+    """Those of an argument, which may be lists of lists."""
+    if isinstance(argument, Tensor):
+        yield argument
+    elif isinstance(argument, (list, tuple)):
+        for part in argument:
+            yield from _tensors(part)

@@ -1,0 +1,151 @@
+"""What DeepSpeed's engine adds to a step: the same model and batches, under it and by hand, in turns, in one process.
+
+    python bench/engine.py --preset base --batch_size 4 [--deepspeed_config FILE] [--data data/wikibooks]
+
+By hand is PyTorch alone: backward, clipping, fused AdamW, on a copy of the weights in fp32 where they are in bf16. With
+`--data` the engine then trains on shards, read in the background as in a run, and the wait for them is counted.
+"""
+
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Literal
+
+if not __package__:  # run as a script: import from the repository, never from the script's own folder
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+import torch
+from pydantic import Field
+from torch import nn
+
+from bench.batches import MASK, VOCABULARY, random_batch
+from data_prep.command_line import run_command
+from data_prep.config import StrictConfig
+from pretrain.config import RunConfig
+from pretrain.data import Batch, BatchPlan, TrainingBatches
+from pretrain.deepspeed_config import resolve
+from pretrain.electra import Electra
+from pretrain.engine import Engine
+from pretrain.estimates import precision_of
+from pretrain.optim import parameter_groups
+from pretrain.presets import preset
+from pretrain.processes import World, start_processes
+from pretrain.shards import open_shards
+
+LEARNING_RATE = 1e-4
+
+Step = Callable[[Batch], None]
+
+
+class EngineOptions(StrictConfig):
+    """The command line of the benchmark."""
+
+    preset: Literal["tiny", "small", "base"] = "base"
+    """model sizes"""
+    batch_size: int = Field(4, ge=1)
+    """sequences a step"""
+    seq_length: int = Field(128, ge=8)
+    """word pieces a sequence"""
+    deepspeed_config: Path = Path(__file__).resolve().parents[1] / "ds_configs/zero1_fp32.json"
+    """precision, stage"""
+    data: Path | None = None
+    """shards to read in the background"""
+    steps: int = Field(10, ge=1)
+    """counted, after two that are not"""
+
+
+def main(options: EngineOptions) -> None:
+    world = start_processes()
+    run = preset(options.preset).run
+    shards = open_shards(options.data) if options.data else None
+    vocabulary = shards.manifest.vocab_size if shards else VOCABULARY
+    by_hand = hand_step(new_model(run, vocabulary), run, options, world)
+    engine = engine_step(new_model(run, vocabulary), run, options, world)
+    batch = random_batch(options.batch_size, options.seq_length, vocabulary).to(world.device)
+    hand_seconds, seconds = take_turns(by_hand, engine, batch, options.steps)
+    shape = f"{options.batch_size} x {options.seq_length}"
+    print(f"{options.preset}, {options.deepspeed_config.stem}, {shape}, {world.device}")
+    print(f"  by hand {1e3 * hand_seconds:8.1f} ms a step")
+    print(f"  engine  {1e3 * seconds:8.1f} ms a step: {seconds / hand_seconds - 1:+.1%}")
+    if shards:
+        plan = BatchPlan(options.batch_size, options.batch_size, world_size=1, rank=0)
+        share = waiting_share(engine, TrainingBatches(shards, plan, run.seed).from_step(0, 2 + options.steps), world)
+        print(f"  waiting for the data of {options.data}: {share:.3%} of the engine's steps")
+
+
+def new_model(run: RunConfig, vocabulary: int) -> Electra:
+    torch.manual_seed(run.seed)
+    return Electra(run.model, run.objective, vocabulary, MASK)
+
+
+def hand_step(model: Electra, run: RunConfig, options: EngineOptions, world: World) -> Step:
+    """By PyTorch alone, in the precision of the engine."""
+    wanted = precision_of(json.loads(options.deepspeed_config.read_text()))
+    model = model.to(world.device, {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[wanted])
+    pairs = [(weight, weight.detach().float()) for weight in model.parameters()]  # one memory where it is in fp32
+    masters = [master for _, master in pairs]
+    optimizer = torch.optim.AdamW(masters, lr=LEARNING_RATE, weight_decay=run.optim.weight_decay, eps=1e-6, fused=True)
+
+    def step(batch: Batch) -> None:
+        model(batch).loss.backward()
+        for weight, master in pairs:
+            master.grad = None if weight.grad is None else weight.grad.float()
+        nn.utils.clip_grad_norm_(masters, 1.0)
+        optimizer.step()
+        with torch.no_grad():
+            for weight, master in pairs:
+                weight.grad = None
+                if weight.dtype != master.dtype:
+                    weight.copy_(master)
+
+    return step
+
+
+def engine_step(model: Electra, run: RunConfig, options: EngineOptions, world: World) -> Step:
+    """The same under DeepSpeed."""
+    resolved = resolve(
+        options.deepspeed_config,
+        batch_size=options.batch_size,
+        world_size=1,
+        device_type=world.device.type,
+        optim=run.optim,
+    )
+    engine = Engine(model, parameter_groups(model, run.optim.weight_decay), resolved, world)
+
+    def step(batch: Batch) -> None:
+        engine.backward(engine.forward(batch).loss)
+        engine.step(LEARNING_RATE)
+
+    return step
+
+
+def take_turns(by_hand: Step, engine: Step, batch: Batch, steps: int) -> tuple[float, float]:
+    """Median seconds of a step by hand and under the engine."""
+    seconds = [[_seconds(step, batch) for step in (by_hand, engine)] for _ in range(2 + steps)]
+    hand_seconds, engine_seconds = map(statistics.median, zip(*seconds[2:], strict=True))
+    return hand_seconds, engine_seconds
+
+
+def _seconds(step: Step, batch: Batch) -> float:
+    started = time.perf_counter()
+    step(batch)
+    if batch.input_ids_BL.is_cuda:
+        torch.cuda.synchronize()
+    return time.perf_counter() - started
+
+
+def waiting_share(engine: Step, steps: Iterator[list[Batch]], world: World) -> float:
+    """Of the time that training takes, what it spends waiting for its batches; the first two not counted."""
+    waits, times, finished = [], [], time.perf_counter()
+    for (batch,) in steps:
+        waits.append(time.perf_counter() - finished)
+        times.append(_seconds(engine, batch.to(world.device)))
+        finished = time.perf_counter()
+    return sum(waits[2:]) / (sum(waits[2:]) + sum(times[2:]))
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main, EngineOptions, __doc__))

@@ -1,0 +1,50 @@
+"""Claims about predictions: arithmetic of work over rates, which gives back the published figures it was fed with."""
+
+import pytest
+
+from bench.forecast import DAY, GOOGLE_V100, NVIDIA_A100, NVIDIA_V100, RTX_3090, V100_8, V100_16, Cluster, Costs, Work
+from bench.forecast import forecast as forecast_of
+from pretrain.presets import preset, with_objective
+
+COSTS = Costs(token=1e-3, pair=1e-6, score=1e-8, update=1e-9, sent_byte=1e-9)
+A100 = Cluster(1, "A100", 312e12, 1e12, "NVIDIA A100 data sheet")
+V100 = Cluster(1, "V100", 125e12, 1e12, "NVIDIA V100 data sheet")
+GEFORCE = Cluster(1, "RTX 3090", 71e12, 1e12, "NVIDIA Ampere GA102 whitepaper, fp16 with fp32 sums")
+
+
+def test_a_step_is_the_sum_of_its_kinds_of_work() -> None:
+    work = Work(tokens=1000, length=100, vocabulary=500)
+    assert work.scores == 10 * 15 * 500
+    assert COSTS.seconds(work, 10**6) == pytest.approx(1 + 0.1 + 75_000e-8 + 1e-3)
+
+
+def test_two_processes_update_half_each_and_exchange_what_zero_one_needs() -> None:
+    work = Work(tokens=1000, length=100, vocabulary=500)
+    alone, shared = COSTS.seconds(work, 10**6), COSTS.seconds(work, 10**6, processes=2)
+    assert shared - alone == pytest.approx(4e6 * 1e-9 - 1e-3 / 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "length", "cluster", "share", "sequences_per_second"),
+    [
+        ("base", 512, V100, NVIDIA_V100, 96),
+        ("base", 512, A100, NVIDIA_A100, 171),
+        ("small", 128, V100, GOOGLE_V100, 1e6 * 128 / (4 * DAY)),
+        ("small", 128, GEFORCE, RTX_3090, 625_000 * 256 / (2.5 * DAY)),
+    ],
+)
+def test_each_assumed_share_gives_back_the_speed_it_was_published_with(
+    name: str, length: int, cluster: Cluster, share: object, sequences_per_second: float
+) -> None:
+    run = with_objective(preset(name).run, "electra")
+    step = forecast_of(run, 0, length, 30_522, cluster, share)  # type: ignore[arg-type]
+    assert run.batch_size / step.computing == pytest.approx(sequences_per_second, rel=0.03)
+
+
+def test_the_exchange_between_machines_is_as_long_as_the_slowest_link_makes_it() -> None:
+    run = preset("base").run
+    near = forecast_of(run, 110_000_000, 512, 30_522, V100_8, NVIDIA_V100)
+    far = forecast_of(run, 110_000_000, 512, 30_522, V100_16, NVIDIA_V100)
+    assert far.exchanging == pytest.approx(2 * 15 / 16 * 110e6 * 2 / 12.5e9)
+    assert far.computing == pytest.approx(near.computing / 2)
+    assert far.days == pytest.approx(765_000 * (far.computing + far.exchanging) / DAY)

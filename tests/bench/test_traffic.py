@@ -1,0 +1,43 @@
+"""Claims about what the ranks exchange: no shipped configuration asks for more than its ZeRO stage needs."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import REPOSITORY
+from tests.pretrain.conftest import free_port
+
+VOCABULARY = 200
+SMALL_THINGS = 0.02
+"""Share of the traffic that is norms, flags and padding, in a model of half a million parameters."""
+
+
+def traffic(*arguments: str) -> dict[str, tuple[float, float]]:
+    """By configuration, over the least there is: bytes of the collectives asked for, and bytes sent."""
+    deepspeed = Path(sys.executable).with_name("deepspeed")
+    command = (deepspeed, "--num_gpus=2", f"--master_port={free_port()}", "bench/traffic.py", *arguments)
+    finished = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
+    assert finished.returncode == 0, finished.stderr
+    lines = re.findall(r"^(\w+) .* asked .*\((\S+)\) .* sent .*\((\S+)\)$", finished.stdout, re.MULTILINE)
+    return {name: (float(asked), float(sent)) for name, asked, sent in lines}
+
+
+def test_no_zero_stage_asks_for_more_than_it_needs() -> None:
+    sent = {"zero0_fp32": 1.0, "zero1_fp32": 1.25, "zero2_bf16": 1.25, "zero3_bf16": 1.5}  # see bench/traffic.py
+    files = [f"ds_configs/{name}.json" for name in sent]
+    measured = traffic("--vocabulary", str(VOCABULARY), "--config", *files)
+    assert measured.keys() == sent.keys()
+    for name, (asked_ratio, sent_ratio) in measured.items():
+        assert asked_ratio == pytest.approx(1, abs=SMALL_THINGS), name
+        assert sent_ratio == pytest.approx(sent[name], abs=0.05), name
+
+
+@pytest.mark.long
+def test_neither_does_one_that_accumulates() -> None:
+    files = [f"ds_configs/{name}.json" for name in ("zero0_fp32", "zero1_fp32", "zero2_fp32", "zero3_fp32")]
+    measured = traffic("--vocabulary", str(VOCABULARY), "--micro_batches", "3", "--config", *files)
+    assert len(measured) == 4
+    assert [asked for asked, _ in measured.values()] == pytest.approx([1] * 4, abs=SMALL_THINGS)
