@@ -1,7 +1,8 @@
 """The Transformer encoder shared by generator, discriminator and every fine-tuned model.
 
-Self-contained on purpose (torch only): an export carries this file. Parameter names are those of Hugging Face's
-`ElectraModel`, so loading and exporting copy weights without renaming; relative position adds one table.
+Without the rest of the project on purpose: an export carries this file and those it imports. Parameter names are
+those of Hugging Face's `ElectraModel`, so loading and exporting copy weights without renaming; relative position adds
+one table.
 
 Shape letters: B batch, L length, E embedding size, H hidden size, N heads, D head size, F feed-forward size.
 """
@@ -14,6 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+
+from pretrain.attention import attend
+from pretrain.dropout import Dropout
+from pretrain.linear import Linear, linear
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +66,7 @@ class Embeddings(nn.Module):
         self.position_embeddings = nn.Embedding(config.max_position_embeddings, size)
         self.token_type_embeddings = nn.Embedding(config.type_vocab_size, size)
         self.LayerNorm = nn.LayerNorm(size, eps=config.layer_norm_eps)
-        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        self.dropout = Dropout(config.hidden_dropout_prob)
 
     def forward(self, input_ids_BL: Tensor, token_type_ids_BL: Tensor) -> Tensor:
         position_L = torch.arange(input_ids_BL.shape[1], device=input_ids_BL.device)
@@ -81,7 +86,7 @@ class TiedEmbedding(nn.Embedding):
         `frozen` lets no gradient into the matrix.
         """
         weight = self.weight.detach() if frozen else self.weight
-        return F.linear(input, weight) if as_output_matrix else F.embedding(input, weight, self.padding_idx)
+        return linear(input, weight) if as_output_matrix else F.embedding(input, weight, self.padding_idx)
 
 
 class ElectraEncoder(nn.Module):
@@ -92,7 +97,7 @@ class ElectraEncoder(nn.Module):
         self.config = config
         self.embeddings = embeddings if embeddings is not None else Embeddings(config)
         if config.embedding_size != config.hidden_size:
-            self.embeddings_project = nn.Linear(config.embedding_size, config.hidden_size)
+            self.embeddings_project = Linear(config.embedding_size, config.hidden_size)
         self.encoder = LayerStack(config)
         self.initialize_weights()
 
@@ -136,10 +141,13 @@ class LayerStack(nn.Module):
         return hidden_BLH
 
     def attention_bias(self, visible_BL: Tensor, dtype: torch.dtype) -> Tensor:
-        """What is added to the scaled scores, built once for all layers: [B, N, L, L], or [B, 1, 1, L] booleans."""
-        visible_B11L = visible_BL[:, None, None, :]
+        """What is added to the scaled scores, built once for all layers: [B, N, L, L], or [B, 1, 1, L] without
+        relative position.
+        """
+        lowest = torch.finfo(dtype).min
+        hidden_B11L = ~visible_BL[:, None, None, :]
         if not self.config.relative_position:
-            return visible_B11L
+            return torch.zeros_like(hidden_B11L, dtype=dtype).masked_fill_(hidden_B11L, lowest)
         distance_LL = relative_distance(visible_BL.shape[1], visible_BL.device)
         bucket_LL = relative_bucket(
             distance_LL,
@@ -147,7 +155,7 @@ class LayerStack(nn.Module):
             self.config.relative_attention_max_distance,
         )
         bias_1NLL = self.relative_attention_bias(bucket_LL).permute(2, 0, 1).unsqueeze(0).to(dtype)
-        return bias_1NLL.masked_fill(~visible_B11L, torch.finfo(dtype).min)
+        return bias_1NLL.masked_fill(hidden_B11L, lowest)
 
 
 class Layer(nn.Module):
@@ -183,17 +191,17 @@ class SelfAttention(nn.Module):
         super().__init__()
         self.num_heads = config.num_attention_heads
         self.dropout = config.attention_probs_dropout_prob
-        self.query = nn.Linear(config.hidden_size, config.hidden_size)
-        self.key = nn.Linear(config.hidden_size, config.hidden_size)
-        self.value = nn.Linear(config.hidden_size, config.hidden_size)
+        self.query = Linear(config.hidden_size, config.hidden_size)
+        self.key = Linear(config.hidden_size, config.hidden_size)
+        self.value = Linear(config.hidden_size, config.hidden_size)
 
     def forward(self, hidden_BLH: Tensor, bias: Tensor) -> Tensor:
-        context_BNLD = F.scaled_dot_product_attention(
+        context_BNLD = attend(
             self.split_heads(self.query(hidden_BLH)),
             self.split_heads(self.key(hidden_BLH)),
             self.split_heads(self.value(hidden_BLH)),
-            attn_mask=bias,
-            dropout_p=self.dropout if self.training else 0.0,
+            bias,
+            self.dropout if self.training else 0.0,
         )
         return context_BNLD.transpose(1, 2).flatten(2)
 
@@ -206,7 +214,7 @@ class Intermediate(nn.Module):
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
-        self.dense = nn.Linear(config.hidden_size, config.intermediate_size)
+        self.dense = Linear(config.hidden_size, config.intermediate_size)
 
     def forward(self, hidden_BLH: Tensor) -> Tensor:
         return F.gelu(self.dense(hidden_BLH))
@@ -217,9 +225,9 @@ class ResidualOutput(nn.Module):
 
     def __init__(self, in_features: int, config: EncoderConfig) -> None:
         super().__init__()
-        self.dense = nn.Linear(in_features, config.hidden_size)
+        self.dense = Linear(in_features, config.hidden_size)
         self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        self.dropout = Dropout(config.hidden_dropout_prob)
 
     def forward(self, x_BLX: Tensor, residual_BLH: Tensor) -> Tensor:
         return self.LayerNorm(residual_BLH + self.dropout(self.dense(x_BLX)))

@@ -1,4 +1,4 @@
-"""An export with relative position as Hugging Face models: with `encoder.py` and `heads.py` beside it, all that
+"""An export with relative position as Hugging Face models: with the other modules of `MODEL_CODE` beside it, all that
 `AutoModel.from_pretrained(FOLDER, trust_remote_code=True)` needs; the project need not be installed.
 
 Parameter names are those of Hugging Face's ELECTRA, plus the table of relative positions.

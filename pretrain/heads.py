@@ -1,6 +1,6 @@
 """The heads on top of the encoders; parameter names are Hugging Face ELECTRA's where it has the same head.
 
-Shape letters: X any leading dimensions, H hidden size, E embedding size, V vocabulary.
+Shape letters: X any leading dimensions, R rows (their product), H hidden size, E embedding size, V vocabulary.
 """
 
 import torch
@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pretrain.encoder import EncoderConfig, TiedEmbedding, initialize_matrix
+from pretrain.linear import Linear
 
 
 class VocabularyTransform(nn.Module):
@@ -15,7 +16,7 @@ class VocabularyTransform(nn.Module):
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
-        self.dense = nn.Linear(config.hidden_size, config.embedding_size)
+        self.dense = Linear(config.hidden_size, config.embedding_size)
         self.LayerNorm = nn.LayerNorm(config.embedding_size, eps=config.layer_norm_eps)
         initialize_matrix(self.dense, config.initializer_range)
 
@@ -39,7 +40,9 @@ class VocabularyScores(nn.Module):
         """
         bias_V = full_precision(self.bias)
         if ids_X is None:
-            return full_precision(embeddings(projected_XE, as_output_matrix=True, frozen=frozen)).add_(bias_V)
+            rows_RE = projected_XE.flatten(0, -2)
+            scores_RV = full_precision(embeddings(rows_RE, as_output_matrix=True, frozen=frozen)).add_(bias_V)
+            return scores_RV.unflatten(0, projected_XE.shape[:-1])
         embedded_XE = full_precision(embeddings(ids_X, frozen=frozen))
         return (embedded_XE * full_precision(projected_XE)).sum(-1) + bias_V[ids_X]
 
@@ -49,8 +52,8 @@ class DiscriminatorHead(nn.Module):
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
-        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
-        self.dense_prediction = nn.Linear(config.hidden_size, 1)
+        self.dense = Linear(config.hidden_size, config.hidden_size)
+        self.dense_prediction = Linear(config.hidden_size, 1)
         for layer in (self.dense, self.dense_prediction):
             initialize_matrix(layer, config.initializer_range)
 

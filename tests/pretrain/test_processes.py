@@ -1,6 +1,7 @@
 """Joining and leaving a job. Several ranks are tried in test_engine.py, through the launcher."""
 
 import os
+import platform
 import subprocess
 import sys
 
@@ -39,3 +40,24 @@ def test_ranks_share_the_cores_unless_told_otherwise(environment: dict[str, str]
 
 def test_joining_twice_is_joining_once() -> None:
     assert start_processes() == start_processes()
+
+
+FAULTS = """
+import resource, torch
+from pretrain.processes import start_processes
+if {kept}: start_processes()
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    torch.ones(40 * 2**20 // 4)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+print([faults() for _ in range(3)][-1])
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library has other settings")
+def test_memory_that_a_tensor_leaves_serves_the_next_one_without_a_page_fault() -> None:
+    def faults(kept: bool) -> int:
+        program = FAULTS.format(kept=kept)
+        return int(subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout)
+
+    assert faults(kept=True) < 100 < 1000 < faults(kept=False)  # 40 MB are 10,240 pages of 4 kB
