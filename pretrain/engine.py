@@ -51,8 +51,8 @@ class StepResult:
     """Weights changed: the last micro-batch of a step, and a finite gradient."""
     overflow: bool
     """Last micro-batch of a step, but loss or gradient was not finite: no weight changed, in any precision."""
-    gradient_norm: float | None
-    """Global norm before clipping: `None` between updates, infinite at an overflow."""
+    gradient_norm: Tensor | float | None
+    """Global norm before clipping, still on the device: `None` between updates, infinite at an overflow."""
     loss_scale: float
     """In force during this step; 1 except with fp16."""
     fatal: bool = False
@@ -132,9 +132,10 @@ class Engine:
         norm = self._clip_replicated() if self.stage == 0 else None
         floor = self._scale_is_at_floor()
         self._deepspeed.step()
-        norm = float(self._deepspeed.get_global_grad_norm()) if norm is None else norm
-        overflow = not (self._deepspeed.was_step_applied() and norm < float("inf"))
-        return StepResult(not overflow, overflow, float("inf") if overflow else norm, loss_scale, overflow and floor)
+        overflow = not (self._deepspeed.was_step_applied() if norm is None else norm < float("inf"))
+        if overflow:
+            return StepResult(False, True, float("inf"), loss_scale, floor)
+        return StepResult(True, False, self._deepspeed.get_global_grad_norm() if norm is None else norm, loss_scale)
 
     def _clip_replicated(self) -> float:
         """Clipping at stage 0, where DeepSpeed hides the norm and updates even with what is not finite."""

@@ -83,7 +83,7 @@ def run_steps(training: Training, progress: Progress, log: RunLog, stop: StopReq
     for micro_batches in own_time.reading(batches.from_step(progress.step, run.optim.steps)):
         due = Due(progress.step + 1, run.optim.steps)
         interval.expect(report=due(run.log_every), histograms=due(run.histogram_every))
-        result, loss = train_step(training, progress, micro_batches, interval, own_time)
+        result, loss, stopping = train_step(training, progress, micro_batches, interval, own_time, stop)
         require_finite(result, loss, progress.step, batches, training.folder)
         if warning := progress.advance(result, loss):
             log.say(warning)
@@ -98,7 +98,6 @@ def run_steps(training: Training, progress: Progress, log: RunLog, stop: StopReq
         if due(run.evaluate_every) and training.held_out is not None:
             log.write("held_out", progress.step, evaluate(training, training.held_out))
         training.watchdog.step_done(progress.step)
-        stopping = engine.any_rank(bool(stop) or training.watchdog.launcher_gone)
         if due(run.checkpoint_every) or stopping:
             save_progress(training, progress, log, must=stopping or progress.step == run.optim.steps)
         if stopping and progress.step < run.optim.steps:
@@ -128,16 +127,24 @@ class Due(NamedTuple):
 
 
 def train_step(
-    training: Training, progress: Progress, micro_batches: list[Batch], interval: Interval, own_time: OwnTime
-) -> tuple[StepResult, float]:
+    training: Training,
+    progress: Progress,
+    micro_batches: list[Batch],
+    interval: Interval,
+    own_time: OwnTime,
+    stop: StopRequest,
+) -> tuple[StepResult, float, bool]:
     """One optimizer step: forward and backward of this rank's micro-batches, and the update after the last.
 
-    Returns what the update did, and the loss over all ranks.
+    Returns what the update did, the loss over all ranks, and whether any of them is to stop. The ranks agree on these
+    two by one sum, read just before the update: the one place where the host waits for the device, as DeepSpeed does.
     """
     run, engine = training.run, training.engine
     loss = torch.zeros((), dtype=torch.float64, device=engine.device)
     rate, scale = rate_after(run, progress.updates), scale_after(run, progress.updates)
     for number, batch in enumerate(micro_batches):
+        if number:
+            engine.step(rate, scale)  # ends the micro-batch before, without an update
         torch.manual_seed(key_of(run.seed, progress.step, number, engine.world.rank))  # dropout's only source
         training.watchdog.progress(f"reading the data of step {progress.step + 1}")
         batch = batch.to(engine.device)
@@ -145,9 +152,10 @@ def train_step(
             output = engine.forward(batch, entropies=interval.watching)
         engine.backward(output.loss)
         loss += output.loss.detach() / training.plan.micro_batches
-        result = engine.step(rate, scale)
         interval.see(batch, output)
-    return result, engine.sum_over_ranks(loss).item()
+    wanted = torch.full_like(loss, bool(stop) or training.watchdog.launcher_gone)
+    total, stopping = engine.sum_over_ranks(torch.stack([loss, wanted])).tolist()
+    return engine.step(rate, scale), total, stopping > 0
 
 
 def rate_after(run: RunConfig, updates: int) -> float:
@@ -171,7 +179,7 @@ def progress_values(run: RunConfig, progress: Progress, last: StepResult) -> dic
     """What the last step says of the optimization."""
     return {
         "learning_rate": rate_after(run, progress.updates - 1),
-        "gradient_norm": last.gradient_norm or 0.0,
+        "gradient_norm": float(last.gradient_norm or 0.0),
         "loss_scale": last.loss_scale,
         "skipped": progress.step - progress.updates,
         "loss_spikes": progress.spikes,

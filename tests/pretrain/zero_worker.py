@@ -99,7 +99,7 @@ def train(
             loss += output.loss.detach() / plan.micro_batches
             drawn[place, plan.rows(number)] = output.draw.tokens_BK.where(batch.masked_valid_BK, 0)
         losses.append(engine.sum_over_ranks(loss).item())
-        norms.append(result.gradient_norm)
+        norms.append(float(result.gradient_norm or 0.0))
     if checkpoints:
         state = engine.full_state()
         if world.is_first:
