@@ -30,6 +30,8 @@ import deepspeed.utils as sharded
 
 # A kernel for inference, which DeepSpeed would compile at its first start on a CPU (26 s on two cores).
 deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+# Every ZeRO optimizer imports Muon, which hands its functions to the compiler: more than a second of imports a rank.
+deepspeed.runtime.compiler.compile = lambda: deepspeed.runtime.compiler.dummy_decorator
 # torch 2.13 renames two collectives that DeepSpeed 0.19.8 calls by their old names; they work.
 warnings.filterwarnings("ignore", message=r"`torch\.distributed\.\w+` is deprecated", category=FutureWarning)
 

@@ -3,10 +3,13 @@
 import os
 import subprocess
 import sys
+from collections import Counter
+from pathlib import Path
 
 import pytest
 
 from tests.conftest import REPOSITORY
+from tests.pretrain.conftest import free_port
 
 PACKAGES = ("data_prep", "pretrain", "finetune", "quickstart")
 SCRIPTS = [
@@ -60,6 +63,13 @@ UNKNOWN_KEYS = [
     ("pretrain/run.py --preset huge", "huge"),
     ("finetune/run_glue.py --model m --task Cola --data_dir .", "Cola"),
 ]
+NOT_FOR_TRAINING = set(HEAVY) - {"torch", "deepspeed"} | {
+    "accelerate",
+    "pandas",
+    "pyarrow",
+    "mpi4py",
+    "torch._inductor.compile_fx",  # DeepSpeed's import of an optimizer would bring it along
+}
 JUNK_FILES = (
     "manifest.json",
     "run.json",
@@ -147,6 +157,24 @@ def built(tmp_path_factory):
     process = run(f"data_prep/build_shards.py {arguments}", folder)
     assert process.returncode == 0, process.stderr
     return folder
+
+
+def test_ranks_that_train_import_only_what_they_use_and_tensorboard_on_the_first_alone(built):
+    command = f"deepspeed --num_gpus 2 --master_port {free_port()} {REPOSITORY / 'pretrain/run.py'} --preset tiny"
+    sets = "--set optim.steps=2 optim.warmup_steps=1 batch_size=4 evaluate_sequences=2"
+    environment = os.environ | {"PYTHONPROFILEIMPORTTIME": "1", "OMP_NUM_THREADS": "1"}
+    process = subprocess.run(
+        [Path(sys.executable).with_name("deepspeed"), *command.split()[1:], *sets.split()],
+        cwd=built,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert process.returncode == 0, process.stdout
+    imported = Counter(line.split("|")[-1].strip() for line in process.stderr.splitlines() if "|" in line)
+    assert not NOT_FOR_TRAINING.intersection(imported)
+    assert imported["pretrain.train"] == 2
+    assert imported["torch.utils.tensorboard.writer"] == 1
 
 
 @pytest.mark.parametrize(
