@@ -9,7 +9,9 @@ from typing import NamedTuple
 
 from pretrain.rank_log import HEADER, rank_logs
 
-ENDING = re.compile(r"^rank \d+ on \S+ (?:ends|failed after)|: SIG\w+ received|^Fatal Python error|^Traceback", re.MULTILINE)
+ENDING = re.compile(
+    r"^rank \d+ on \S+ (?:ends|failed after)|: SIG\w+ received|^Fatal Python error|^Traceback", re.MULTILINE
+)
 """How a rank tells of its own end; one that was killed does not."""
 ACCUSING = re.compile(r"^rank \d+ on \S+ ends: .*?(rank \d+ on \S+)", re.MULTILINE)
 """The watchdog of a rank that was told by another, or waits for it."""
@@ -27,6 +29,12 @@ class LastWords(NamedTuple):
     @property
     def tells_of_its_end(self) -> bool:
         return bool(ENDING.search(self.text))
+
+    def last_lines(self, count: int) -> list[str]:
+        """The end of what it said; before it, if it lies further back, the line that first tells of its end."""
+        lines = self.text.splitlines()
+        further_back = [line for line in lines[:-count] if ENDING.search(line)]
+        return further_back[:1] + lines[-count:]
 
 
 class Listening:

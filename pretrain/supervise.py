@@ -135,7 +135,7 @@ def accounts(ranks: list[LastWords]) -> list[str]:
     lines = []
     for rank in blamed(ranks)[:MOST_NAMED]:
         how = "" if rank.tells_of_its_end else " ended without a word, as a process does that is killed"
-        lines += _indented(f"{rank.name}{how}; the end of {rank.log}:", rank.text.splitlines()[-SHOWN_LINES:])
+        lines += _indented(f"{rank.name}{how}; the end of {rank.log}:", rank.last_lines(SHOWN_LINES))
     return lines
 
 

@@ -68,3 +68,11 @@ def test_what_was_said_at_an_earlier_start_does_not_count(tmp_path: Path) -> Non
     add(tmp_path, 1, RESET)
     assert [rank.name for rank in blamed(listening.words())] == ["rank 0 on node0"]
     assert listening.words()[0].text.endswith("step 10\n")
+
+
+def test_of_a_long_end_its_first_line_is_shown_too(tmp_path: Path) -> None:
+    listening = Listening(tmp_path)
+    add(tmp_path, 0, "step 9\nFatal Python error: Bus error\n" + "a thread\n" * 50 + "the last\n")
+    (rank,) = listening.words()
+    assert rank.last_lines(3) == ["Fatal Python error: Bus error", "a thread", "a thread", "the last"]
+    assert rank.last_lines(52)[:2] == ["Fatal Python error: Bus error", "a thread"]
