@@ -1,0 +1,324 @@
+"""The parts of `bench/gpu.py` that run the model itself: fast paths against fp32, and a profile.
+
+Every check stands alone: what fails is recorded with its reason, and the next one runs. Replacements are forced where
+losses are compared, a function of the uniforms alone: rounding flips some draws, and the discriminator then sees other
+tokens.
+"""
+
+import json
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import pretrain.sampling
+from bench.batches import MASK, VOCABULARY, random_batch
+from bench.gpu import CHECKS, REPOSITORY
+from pretrain.config import ObjectiveName, RunConfig, with_overrides
+from pretrain.data import Batch
+from pretrain.deepspeed_config import resolve
+from pretrain.electra import Electra
+from pretrain.engine import Engine
+from pretrain.optim import parameter_groups
+from pretrain.presets import preset, with_objective
+from pretrain.processes import World, start_processes
+from pretrain.replacement import Sampled, sample
+
+OBJECTIVES: tuple[ObjectiveName, ...] = ("electra", "hp_loss", "hp_dist")
+LEARNING_RATE = 1e-3  # so large that updates show in bf16 weights of 0.1, which are 0.0005 apart
+ROUNDINGS = 16
+"""A result through a dozen layers may be off by so many roundings of its precision (fp32: of TF32, where it is on)."""
+LOSS_SCALE = 2.0**10
+ENGINE_STEPS, STEPS_WITHOUT_SYNC, PROFILED_STEPS = 4, 100, 3
+DRAWS, FLIPPED = 200_000, 0.0025
+"""Share of draws that other rounding may flip: measured between precisions, 0.25% at noise of 1e-7."""
+
+
+class SkippedError(Exception):
+    """A check that this device cannot do, and why."""
+
+
+class Setting(NamedTuple):
+    """What the checks run on."""
+
+    device: torch.device
+    world: World
+    run: RunConfig
+    vocabulary: int
+    batch_size: int
+    length: int
+
+
+def setting(device: str) -> Setting:
+    """Small's sizes on a GPU, tiny's on a CPU; no dropout, whose draws differ between devices and precisions.
+
+    Raises:
+        RuntimeError: no such device.
+    """
+    world = start_processes()
+    if world.device.type != device:
+        raise RuntimeError(f"device: asked for {device}, found {world.device.type}")
+    run = preset("small" if device == "cuda" else "tiny").run
+    run = with_overrides(run, ["model.dropout=0", "model.attention_dropout=0"])
+    if device == "cuda":
+        return Setting(world.device, world, run, VOCABULARY, 16, 128)
+    return Setting(world.device, world, run, 500, 2, 32)
+
+
+def run_checks(device: str, output: Path) -> int:
+    """Runs all, writing what is known after each."""
+    where = setting(device)
+    checks = dict(all_checks(where))
+    records = [{"name": name, "outcome": "not reached"} for name in checks]
+    for record, check in zip(records, checks.values(), strict=True):
+        record |= outcome(check)
+        print(" ".join(f"{key}={value}" for key, value in record.items() if key != "trace"), flush=True)
+        (output / CHECKS).write_text(json.dumps(records, indent=1) + "\n")
+    return int(any(record["outcome"] == "failed" for record in records))
+
+
+def outcome(check: Callable[[], dict[str, float]]) -> dict[str, Any]:
+    """What a check saw, and whether it passed."""
+    try:
+        return {"outcome": "passed", **check()}
+    except SkippedError as reason:
+        return {"outcome": "skipped", "reason": str(reason)}
+    except Exception as error:
+        return {"outcome": "failed", "reason": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()}
+
+
+def all_checks(where: Setting) -> Iterator[tuple[str, Callable[[], dict[str, float]]]]:
+    yield "attention", partial(check_attention, where)
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        name = str(dtype).removeprefix("torch.")
+        yield f"attention {name}", partial(check_attention, where, dtype)
+    yield "sampling, same draws", partial(check_same_draws, where)
+    yield "sampling, distribution", partial(check_distribution, where)
+    for objective in OBJECTIVES:
+        for dtype in (torch.bfloat16, torch.float16):
+            yield f"{objective} {str(dtype).removeprefix('torch.')}", partial(check_precision, where, objective, dtype)
+        yield f"{objective} compiled", partial(check_compiled, where, objective)
+    for config in ("zero0_fp32", "zero1_fp32", "zero1_bf16", "zero1_fp16"):
+        for objective in OBJECTIVES:
+            yield f"engine {config} {objective}", partial(check_engine, where, config, objective)
+    yield "no synchronisation", partial(check_no_sync, where)
+
+
+def within(figures: dict[str, float], limit: float) -> dict[str, float]:
+    """The figures, rounded, if each is at most `limit`.
+
+    Raises:
+        AssertionError: one is not.
+    """
+    assert all(figure <= limit for figure in figures.values()), f"{figures}, at most {limit:.2g}"
+    return {name: float(f"{figure:.2g}") for name, figure in figures.items()}
+
+
+def off(ours: Tensor, reference: Tensor) -> float:
+    """Relative difference in norm."""
+    return float((ours.double() - reference.double()).norm() / reference.double().norm())
+
+
+def roundings(dtype: torch.dtype) -> float:
+    """The difference that is allowed of a precision."""
+    return ROUNDINGS * (2.0**-11 if dtype == torch.float32 else torch.finfo(dtype).eps)
+
+
+def new_model(where: Setting, objective: ObjectiveName = "hp_loss") -> Electra:
+    """The same weights each time, in fp32; the sampling head, which starts without effect, is given one."""
+    torch.manual_seed(0)
+    run = with_objective(where.run, objective)
+    model = Electra(run.model, run.objective, where.vocabulary, MASK)
+    for name, parameter in model.named_parameters():
+        if name.startswith("sampler_"):
+            nn.init.normal_(parameter, std=0.05)
+    return model.to(where.device)
+
+
+def new_batch(where: Setting) -> Batch:
+    torch.manual_seed(1)
+    return random_batch(where.batch_size, where.length, where.vocabulary).to(where.device)
+
+
+class Forced:
+    """Replacements that follow from the uniforms alone, while the block lasts."""
+
+    def __enter__(self) -> None:
+        pretrain.sampling.sample = forced_sample
+
+    def __exit__(self, *error: object) -> None:
+        pretrain.sampling.sample = sample
+
+
+def forced_sample(log_weights_XV: Tensor, uniform_X: Tensor) -> Sampled:
+    tokens_X = (uniform_X * log_weights_XV.shape[-1]).long()
+    drawn = sample(log_weights_XV, uniform_X)
+    log_p_X = log_weights_XV.log_softmax(-1).gather(-1, tokens_X[..., None]).squeeze(-1)
+    return drawn._replace(tokens_X=tokens_X, log_probability_X=log_p_X)
+
+
+def loss_and_gradient(model: nn.Module, batch: Batch, scale: float = 1.0) -> tuple[Tensor, Tensor]:
+    """Of one forward and backward; the gradient flat, in fp32."""
+    with Forced():
+        loss = model(batch).loss
+        (scale * loss).backward()
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    return loss.detach().float(), torch.cat([gradient.float().flatten() for gradient in gradients]) / scale
+
+
+def check_precision(where: Setting, objective: ObjectiveName, dtype: torch.dtype) -> dict[str, float]:
+    """Loss and gradient in half precision against fp32 from the same, rounded, weights."""
+    model, reference = (new_model(where, objective).to(dtype) for _ in range(2))
+    loss, gradient = loss_and_gradient(model, new_batch(where), LOSS_SCALE if dtype == torch.float16 else 1.0)
+    expected_loss, expected = loss_and_gradient(reference.float(), new_batch(where))
+    return within({"loss": off(loss, expected_loss), "gradient": off(gradient, expected)}, roundings(dtype))
+
+
+def check_compiled(where: Setting, objective: ObjectiveName) -> dict[str, float]:
+    """Loss and gradient of the compiled model against the same in eager mode, in fp32."""
+    if where.device.type == "cpu":
+        raise SkippedError("compiling for a CPU takes minutes and is not used")
+    compiled = torch.compile(new_model(where, objective))
+    loss, gradient = loss_and_gradient(compiled, new_batch(where))
+    expected_loss, expected = loss_and_gradient(new_model(where, objective), new_batch(where))
+    return within({"loss": off(loss, expected_loss), "gradient": off(gradient, expected)}, roundings(torch.float32))
+
+
+def check_attention(where: Setting, dtype: torch.dtype | None = None) -> dict[str, float]:
+    """Encoder with the learned bias and padding: outputs and the bias table's gradient, whatever kernel PyTorch takes,
+    against the plain formula in fp64. Without `dtype`: the plain formula in fp64 on this device against the CPU.
+    """
+    batch = new_batch(where)
+    visible_BL = batch.attention_mask_BL.clone()
+    visible_BL[0, where.length // 2 :] = False
+    batch = batch._replace(attention_mask_BL=visible_BL)
+    results = []
+    for device, precision in ((where.device, dtype), (where.device if dtype else torch.device("cpu"), None)):
+        encoder = new_model(where).discriminator.to(device, dtype or torch.float64)
+        on = batch.to(device)
+        if precision is None:
+            encoder = encoder.double()
+        backends = [SDPBackend.MATH] if precision is None else list(SDPBackend.__members__.values())[1:]
+        with sdpa_kernel(backends):
+            hidden_XH = encoder(on.input_ids_BL, on.attention_mask_BL, on.token_type_ids_BL)[on.attention_mask_BL]
+            (hidden_XH * torch.linspace(-1, 1, hidden_XH.shape[-1]).to(hidden_XH)).mean().backward()
+        table = encoder.encoder.relative_attention_bias.weight.grad
+        results.append((hidden_XH.detach().cpu(), table.cpu()))
+    (ours, our_table), (expected, expected_table) = results
+    figures = {"outputs": off(ours, expected), "bias_gradient": off(our_table, expected_table)}
+    return within(figures, roundings(dtype) if dtype else 1e-9)
+
+
+def random_weights(where: Setting) -> tuple[Tensor, Tensor]:
+    """Log-weights [rows, vocabulary] as of a trained model, and uniforms of at most 24 bits."""
+    random = torch.Generator().manual_seed(2)
+    rows = 4096 if where.device.type == "cuda" else 512
+    uniform_X = torch.randint(2**23, (rows,), generator=random).mul(2).add(1).float() / 2**24
+    return torch.randn(rows, where.vocabulary, generator=random) * 3, uniform_X
+
+
+def check_same_draws(where: Setting) -> dict[str, float]:
+    """The device draws what the CPU draws, but for the flips of rounding."""
+    log_weights_XV, uniform_X = random_weights(where)
+    expected = sample(log_weights_XV.clone(), uniform_X)
+    ours = sample(log_weights_XV.to(where.device), uniform_X.to(where.device))
+    return within({"flipped": float((ours.tokens_X.cpu() != expected.tokens_X).double().mean())}, FLIPPED)
+
+
+def check_distribution(where: Setting) -> dict[str, float]:
+    """Many draws from one row: the statistic of chi squared over its degrees of freedom; 1 expected."""
+    row_V = random_weights(where)[0][0, :50].to(where.device)
+    uniforms_X = torch.rand(DRAWS, generator=torch.Generator().manual_seed(3)).to(where.device)
+    tokens_X = sample(row_V.expand(DRAWS, -1).clone(), uniforms_X).tokens_X
+    expected_V = row_V.double().softmax(-1) * DRAWS
+    enough_V = expected_V >= 5
+    counted_V = tokens_X.bincount(minlength=len(row_V))
+    chi = ((counted_V - expected_V).square() / expected_V)[enough_V].sum() / (enough_V.sum() - 1)
+    return within({"chi_squared": float(chi)}, 2.0)
+
+
+def check_engine(where: Setting, config: str, objective: ObjectiveName) -> dict[str, float]:
+    """The losses of a few steps under DeepSpeed against PyTorch alone in fp32."""
+    if where.device.type == "cpu" and "fp16" in config:
+        raise SkippedError("DeepSpeed has no fp16 on a CPU")
+    engine = new_engine(where, new_model(where, objective), config)
+    model = new_model(where, objective)
+    optimizer = torch.optim.AdamW(parameter_groups(model, 0.01), lr=LEARNING_RATE, eps=1e-6)
+    batch, ours, expected = new_batch(where), [], []
+    with Forced():
+        for _ in range(ENGINE_STEPS):
+            ours.append(engine_step(engine, batch))
+            loss = model(batch).loss
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), where.run.optim.gradient_clipping)
+            optimizer.step()
+            optimizer.zero_grad()
+            expected.append(loss.detach())
+    return within({"losses": off(torch.stack(ours).float(), torch.stack(expected))}, roundings(engine.dtype))
+
+
+def new_engine(where: Setting, model: Electra, config: str) -> Engine:
+    path = REPOSITORY / "ds_configs" / f"{config}.json"
+    resolved = resolve(
+        path, batch_size=where.batch_size, world_size=1, device_type=where.device.type, optim=where.run.optim
+    )
+    if "fp16" in resolved:
+        resolved["fp16"]["initial_scale_power"] = 10  # no overflow before the first update
+    return Engine(model, parameter_groups(model, 0.01), resolved, where.world)
+
+
+def engine_step(engine: Engine, batch: Batch) -> Tensor:
+    loss = engine.forward(batch).loss
+    engine.backward(loss)
+    engine.step(LEARNING_RATE)
+    return loss.detach()
+
+
+def check_no_sync(where: Setting) -> dict[str, float]:
+    """Forwards and backwards in which the host never waits for the device; DeepSpeed's waits in the update, counted."""
+    if where.device.type == "cpu":
+        raise SkippedError("a CPU has nothing to wait for")
+    engine, batch = new_engine(where, new_model(where), "zero1_bf16"), new_batch(where)
+    for _ in range(3):
+        engine_step(engine, batch)
+    with warnings.catch_warnings(record=True) as waits:
+        warnings.simplefilter("always")
+        try:
+            for _ in range(STEPS_WITHOUT_SYNC):
+                torch.cuda.set_sync_debug_mode("error")
+                engine.backward(engine.forward(batch).loss)
+                torch.cuda.set_sync_debug_mode("warn")
+                engine.step(LEARNING_RATE)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    return {"waits_in_an_update": len(waits) / STEPS_WITHOUT_SYNC}
+
+
+def run_profile(device: str, output: Path) -> int:
+    """Where the time of a step goes: a table by operation, and a trace for a browser (chrome://tracing)."""
+    where = setting(device)
+    if device == "cuda":
+        where = where._replace(run=preset("base").run, batch_size=32, length=512)
+    torch.manual_seed(0)
+    objective = with_objective(where.run, "hp_loss")
+    model = Electra(objective.model, objective.objective, where.vocabulary, MASK)
+    engine, batch = new_engine(where, model, "zero1_bf16"), new_batch(where)
+    for _ in range(2):
+        engine_step(engine, batch)
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if device == "cuda":
+        activities.append(torch.profiler.ProfilerActivity.CUDA)
+    with torch.profiler.profile(activities=activities, acc_events=True) as profile:
+        for _ in range(PROFILED_STEPS if device == "cuda" else 1):
+            engine_step(engine, batch)
+    table = profile.key_averages().table(sort_by=f"self_{device}_time_total", row_limit=40, max_name_column_width=60)
+    (output / "profile.txt").write_text(table)
+    profile.export_chrome_trace(str(output / "trace.json.gz"))
+    print(f"profile.txt and trace.json.gz ({(output / 'trace.json.gz').stat().st_size / 1e6:.1f} MB)")
+    return 0
