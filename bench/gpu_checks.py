@@ -24,7 +24,7 @@ from pretrain.config import ObjectiveName, RunConfig, with_overrides
 from pretrain.data import Batch
 from pretrain.deepspeed_config import resolve
 from pretrain.electra import Electra
-from pretrain.engine import Engine
+from pretrain.engine import BF16_CAPABILITY, Engine
 from pretrain.optim import parameter_groups
 from pretrain.presets import preset, with_objective
 from pretrain.processes import World, start_processes
@@ -247,6 +247,8 @@ def check_engine(where: Setting, config: str, objective: ObjectiveName) -> dict[
     """The losses of a few steps under DeepSpeed against PyTorch alone in fp32."""
     if where.device.type == "cpu" and "fp16" in config:
         raise SkippedError("DeepSpeed has no fp16 on a CPU")
+    if where.device.type == "cuda" and "bf16" in config and torch.cuda.get_device_capability() < BF16_CAPABILITY:
+        raise SkippedError("this GPU has no bf16")
     engine = new_engine(where, new_model(where, objective), config)
     model = new_model(where, objective)
     optimizer = torch.optim.AdamW(parameter_groups(model, 0.01), lr=LEARNING_RATE, eps=1e-6)
