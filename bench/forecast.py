@@ -1,8 +1,8 @@
 """Predicts step time and whole runs: the work of a step over the rates at which a machine does it.
 
 Two forms. On a machine where each kind of work was timed by itself (`bench/scaling.py`), a step is their sum. For a GPU
-that nobody here has had, it is the matrix operations over an assumed share of the vendor's peak, and what the ranks
-exchange over the vendor's figure for the link, one after the other: nothing overlapped.
+that nobody here has had, it is the matrix operations over an assumed share of the vendor's peak, but no less than it
+takes to launch the kernels, and what the ranks exchange over the vendor's figure for the link: nothing overlapped.
 """
 
 from typing import NamedTuple
@@ -12,6 +12,10 @@ from pretrain.config import RunConfig
 from pretrain.estimates import flops_per_token, least_traffic
 
 DAY = 86_400.0
+KERNELS = 2_000
+"""Of a step's forward and backward: what PyTorch dispatches for `hp_loss`, views apart (small 2,014, base 2,056)."""
+LAUNCH = 5e-6
+"""Seconds to launch one in eager mode: assumed. CUDA graphs and fused kernels take less."""
 
 
 class Work(NamedTuple):
@@ -110,6 +114,7 @@ class Forecast(NamedTuple):
 def forecast(run: RunConfig, parameters: int, length: int, vocabulary: int, cluster: Cluster, share: Share) -> Forecast:
     """`run` in half precision under ZeRO-1 on `cluster`, every sequence full."""
     tokens = run.batch_size * length / cluster.gpus
-    computing = tokens * flops_per_token(run.model, run.objective, vocabulary, length) / (cluster.flops * share.value)
+    operations = tokens * flops_per_token(run.model, run.objective, vocabulary, length)
+    computing = max(operations / (cluster.flops * share.value), KERNELS * LAUNCH)
     exchanging = least_traffic(1, parameters, element=2, world_size=cluster.gpus) / cluster.link
     return Forecast(computing, exchanging, run.optim.steps * (computing + exchanging) / DAY)

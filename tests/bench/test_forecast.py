@@ -2,7 +2,21 @@
 
 import pytest
 
-from bench.forecast import DAY, GOOGLE_V100, NVIDIA_A100, NVIDIA_V100, RTX_3090, V100_8, V100_16, Cluster, Costs, Work
+from bench.forecast import (
+    DAY,
+    GOOGLE_V100,
+    H100_8,
+    KERNELS,
+    LAUNCH,
+    NVIDIA_A100,
+    NVIDIA_V100,
+    RTX_3090,
+    V100_8,
+    V100_16,
+    Cluster,
+    Costs,
+    Work,
+)
 from bench.forecast import forecast as forecast_of
 from pretrain.presets import preset, with_objective
 
@@ -39,6 +53,11 @@ def test_each_assumed_share_gives_back_the_speed_it_was_published_with(
     run = with_objective(preset(name).run, "electra")
     step = forecast_of(run, 0, length, 30_522, cluster, share)  # type: ignore[arg-type]
     assert run.batch_size / step.computing == pytest.approx(sequences_per_second, rel=0.03)
+
+
+def test_no_step_is_forecast_to_take_less_than_the_launch_of_its_kernels() -> None:
+    step = forecast_of(preset("small").run, 0, 128, 30_522, H100_8, RTX_3090)
+    assert step.computing == KERNELS * LAUNCH
 
 
 def test_the_exchange_between_machines_is_as_long_as_the_slowest_link_makes_it() -> None:
