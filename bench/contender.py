@@ -1,0 +1,179 @@
+"""A contender of bench/step.py: a process that makes one training step whenever it is told to."""
+
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from pydantic import Field
+
+from bench.batches import MASK, VOCABULARY, random_batch
+from bench.matrix_rate import DTYPES
+from data_prep.config import StrictConfig
+from pretrain.config import RunConfig
+from pretrain.data import Batch
+from pretrain.deepspeed_config import resolve
+from pretrain.electra import Electra
+from pretrain.engine import Engine
+from pretrain.estimates import flops_per_token
+from pretrain.masked_lm import masked_states
+from pretrain.optim import parameter_groups
+from pretrain.presets import preset, with_objective
+from pretrain.processes import World, start_processes
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+PEERS: tuple[Literal["eager", "compiled"], ...] = ("eager", "compiled")
+OURS: tuple[Literal["electra", "hp_loss", "hp_dist"], ...] = ("electra", "hp_loss", "hp_dist")
+CONTENDERS: tuple[Literal["eager", "compiled", "electra", "hp_loss", "hp_dist"], ...] = (*PEERS, *OURS)
+LEARNING_RATE = 1e-4
+MARK = "result: "
+"""Begins what the parent reads, among whatever else a library prints."""
+REPEATS = 3
+
+
+class StepOptions(StrictConfig):
+    """What a step is."""
+
+    preset: Literal["tiny", "small", "base"] = "small"
+    """model sizes"""
+    batch_size: int = Field(16, ge=1)
+    """sequences a step"""
+    seq_length: int = Field(128, ge=8)
+    """word pieces a sequence"""
+    dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """precision; fp16 on a GPU alone"""
+
+
+class Contender:
+    """The parent's side."""
+
+    def __init__(self, name: str, options: StepOptions) -> None:
+        command = [sys.executable, str(REPOSITORY / "bench/step.py"), "--serve", name]
+        for option in StepOptions.model_fields:
+            command += [f"--{option}", str(getattr(options, option))]
+        self.name = name
+        self.seconds: list[float] = []
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def step(self) -> None:
+        self.seconds.append(self._ask("step")["seconds"])
+
+    def finish(self) -> None:
+        """Ends the process; what it says of itself is there from now on."""
+        said = self._ask("finish")
+        self.machine: str = said["machine"]
+        self.peak_mb: float = said["peak_mb"]
+        self.flops: float = said["flops"]
+        """Operations of a step."""
+        self.parts: dict[str, float] = said["parts"]
+        """Seconds of a step; empty of a peer."""
+        self._process.communicate()
+
+    def _ask(self, question: str) -> dict[str, Any]:
+        assert self._process.stdin and self._process.stdout
+        self._process.stdin.write(question + "\n")
+        self._process.stdin.flush()
+        for line in self._process.stdout:
+            if line.startswith(MARK):
+                return json.loads(line.removeprefix(MARK))
+        raise RuntimeError(f"{self.name} ended with {self._process.wait()}; its own words are above")
+
+
+def serve(name: str, options: StepOptions) -> None:
+    """The contender's side: answers the parent's questions until there are no more."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    torch.manual_seed(0)
+    batch = random_batch(options.batch_size, options.seq_length).to(device)
+    run = with_objective(preset(options.preset).run, "electra" if name in PEERS else name)  # type: ignore[arg-type]
+    step = peer(name, run, batch, options) if name in PEERS else ours(run, batch, options)
+    for question in sys.stdin:
+        if question.strip() == "step":
+            answer: dict[str, Any] = {"seconds": seconds_of(step, device)}
+        else:
+            answer = about(run, batch, options) | {"parts": {} if name in PEERS else parts(run, batch, options, step)}
+        print(MARK + json.dumps(answer), flush=True)
+
+
+def peer(name: str, run: RunConfig, batch: Batch, options: StepOptions) -> Callable[[], None]:
+    from bench.peers.electra_step import electra_step
+
+    return electra_step(run.model, batch, DTYPES[options.dtype], compiled=name == "compiled")
+
+
+def ours(run: RunConfig, batch: Batch, options: StepOptions) -> "EngineStep":
+    return EngineStep(run, batch, options, start_processes())
+
+
+class EngineStep:
+    """Our step under DeepSpeed's engine, ZeRO-1."""
+
+    def __init__(self, run: RunConfig, batch: Batch, options: StepOptions, world: World) -> None:
+        self.batch = batch
+        self.updating: list[float] = []
+        model = Electra(run.model, run.objective, VOCABULARY, MASK)
+        resolved = resolve(
+            REPOSITORY / f"ds_configs/zero1_{options.dtype}.json",
+            batch_size=options.batch_size,
+            world_size=1,
+            device_type=world.device.type,
+            optim=run.optim,
+        )
+        self.engine = Engine(model, parameter_groups(model, run.optim.weight_decay), resolved, world)
+
+    def __call__(self) -> None:
+        self.engine.backward(self.engine.forward(self.batch).loss)
+        self.updating.append(seconds_of(lambda: self.engine.step(LEARNING_RATE), self.engine.device))
+
+
+def seconds_of(work: Callable[[], object], device: torch.device) -> float:
+    _wait(device)
+    started = time.perf_counter()
+    work()
+    _wait(device)
+    return time.perf_counter() - started
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def about(run: RunConfig, batch: Batch, options: StepOptions) -> dict[str, Any]:
+    """The machine, the process's peak memory, the operations of a step."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
+    machine = f"{torch.get_num_threads()} threads, torch {torch.__version__}"
+    if torch.cuda.is_available():
+        peak, machine = torch.cuda.max_memory_allocated() / 1e6, torch.cuda.get_device_name()
+    per_token = flops_per_token(run.model, run.objective, VOCABULARY, options.seq_length)
+    return {"machine": machine, "peak_mb": peak, "flops": per_token * batch.token_count}
+
+
+def parts(run: RunConfig, batch: Batch, options: StepOptions, step: Callable[[], None]) -> dict[str, float]:
+    """Seconds of each part's forward and backward, timed by itself outside the engine, and of the update inside it.
+
+    One process communicates nothing (bench/traffic.py counts what several do) and these batches are there already
+    (bench/engine.py --data times the wait for them).
+    """
+    assert isinstance(step, EngineStep)
+    device = batch.input_ids_BL.device
+    model = Electra(run.model, run.objective, VOCABULARY, MASK).to(device, DTYPES[options.dtype])
+
+    def median_of(work: Callable[[], torch.Tensor]) -> float:
+        return statistics.median(seconds_of(lambda: work().sum().backward(), device) for _ in range(1 + REPEATS))
+
+    whole = median_of(lambda: model(batch).loss)
+    generator = median_of(lambda: masked_states(model.generator, batch, MASK, 0.0))
+    tokens_BK = batch.input_ids_BL.gather(1, batch.masked_positions_BK)
+    discriminator = median_of(lambda: model.discriminate(batch, tokens_BK)[0])
+    return {
+        "generator": generator,
+        "heads and sampling": max(0.0, whole - generator - discriminator),
+        "discriminator": discriminator,
+        "update": statistics.median(step.updating),
+    }
