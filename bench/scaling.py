@@ -32,6 +32,7 @@ from data_prep.config import StrictConfig
 from pretrain.config import RunConfig
 from pretrain.electra import Electra
 from pretrain.presets import preset, with_objective
+from pretrain.processes import start_processes
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 LENGTH, VOCABULARY = 128, 30_522
@@ -76,6 +77,7 @@ class Shape(NamedTuple):
 
 
 def main(options: ScalingOptions) -> None:
+    start_processes()  # as a run sets up its process
     torch.set_num_threads(options.threads)
     run = with_objective(preset(options.preset).run, "hp_loss")
     print(
