@@ -1,0 +1,153 @@
+"""Each part of the step that this project computes by itself on a CPU, against PyTorch's own function for it.
+
+    python bench/kernels.py --preset small --batch_size 16 --seq_length 128 --dtype bf16
+
+The two take turns on the same numbers, forward and backward where both are trained; figures are medians.
+"""
+
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+if not __package__:  # run as a script: import from the repository, never from the script's own folder
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor
+
+from bench.batches import VOCABULARY
+from bench.contender import StepOptions
+from bench.matrix_rate import DTYPES
+from data_prep.command_line import run_command
+from data_prep.masking import masked_count
+from pretrain.attention import attend
+from pretrain.dropout import Dropout
+from pretrain.encoder import EncoderConfig
+from pretrain.linear import linear
+from pretrain.losses import log_probability
+from pretrain.presets import preset
+from pretrain.processes import start_processes
+from pretrain.replacement import sample
+
+P = 0.1
+"""Dropout of the paper's runs."""
+
+
+class KernelOptions(StepOptions):
+    """The command line of the benchmark."""
+
+    repeats: int = Field(20, ge=1)
+    """times each is counted, after two that are not"""
+
+
+class Pair(NamedTuple):
+    """The same by PyTorch and by this project."""
+
+    name: str
+    theirs: Callable[[], object]
+    ours: Callable[[], object]
+
+
+def main(options: KernelOptions) -> None:
+    start_processes()
+    shape = f"{options.preset}, {options.batch_size} x {options.seq_length}, {options.dtype}"
+    print(f"{shape}, {torch.get_num_threads()} threads, torch {torch.__version__}")
+    for pair in pairs(options):
+        theirs, ours = take_turns(pair, options.repeats)
+        print(f"  {pair.name:36} PyTorch {theirs * 1e3:8.2f} ms  ours {ours * 1e3:8.2f} ms  {theirs / ours:5.2f}x")
+
+
+def pairs(options: KernelOptions) -> Iterator[Pair]:
+    config = preset(options.preset).run.model.discriminator(VOCABULARY)
+    dtype = DTYPES[options.dtype]
+    yield attention(config, options, dtype)
+    yield dropout(config, options, dtype)
+    yield dense(config, options, dtype)
+    yield sampling(options)
+    yield token_probability(options)
+
+
+def attention(config: EncoderConfig, options: KernelOptions, dtype: torch.dtype) -> Pair:
+    heads, length = config.num_attention_heads, options.seq_length
+    shape = (options.batch_size, heads, length, config.hidden_size // heads)
+    parts = [torch.randn(shape, dtype=dtype, requires_grad=True) for _ in range(3)]
+    bias = torch.randn(*shape[:2], length, length, dtype=dtype, requires_grad=True)
+
+    def theirs() -> Tensor:
+        return F.scaled_dot_product_attention(*parts, attn_mask=bias, dropout_p=P)
+
+    return Pair("attention, learned bias and dropout", backward(theirs), backward(lambda: attend(*parts, bias, P)))
+
+
+def dropout(config: EncoderConfig, options: KernelOptions, dtype: torch.dtype) -> Pair:
+    values = torch.randn(options.batch_size, options.seq_length, config.hidden_size, dtype=dtype, requires_grad=True)
+    layer = Dropout(P)
+    return Pair("dropout", backward(lambda: F.dropout(values, P)), backward(lambda: layer(values)))
+
+
+def dense(config: EncoderConfig, options: KernelOptions, dtype: torch.dtype) -> Pair:
+    inputs, outputs = config.hidden_size, config.intermediate_size
+    values = torch.randn(options.batch_size, options.seq_length, inputs, dtype=dtype, requires_grad=True)
+    weight = torch.randn(outputs, inputs, dtype=dtype, requires_grad=True)
+    bias = torch.randn(outputs, dtype=dtype, requires_grad=True)
+    return Pair(
+        "dense layer", backward(lambda: F.linear(values, weight, bias)), backward(lambda: linear(values, weight, bias))
+    )
+
+
+def sampling(options: KernelOptions) -> Pair:
+    scores_XV, uniform_X = scores(options), torch.rand(masked(options)).clamp_(max=1 - 2**-24)
+    return Pair(
+        "a token of each row, by its weights",
+        lambda: torch.multinomial(scores_XV.softmax(-1), 1),
+        lambda: sample(scores_XV, uniform_X),
+    )
+
+
+def token_probability(options: KernelOptions) -> Pair:
+    logits_XV, ids_X = scores(options).requires_grad_(), torch.randint(VOCABULARY, (masked(options),))
+
+    def theirs() -> Tensor:
+        return logits_XV.log_softmax(-1).gather(-1, ids_X[:, None])
+
+    def ours() -> Tensor:
+        return log_probability(logits_XV, logits_XV.detach().log_softmax(-1), ids_X)
+
+    return Pair("log-probability of a token", backward(theirs), backward(ours))
+
+
+def scores(options: KernelOptions) -> Tensor:
+    """Of the whole vocabulary at the masked positions, in fp32 as in every precision."""
+    return torch.randn(masked(options), VOCABULARY)
+
+
+def masked(options: KernelOptions) -> int:
+    return options.batch_size * int(masked_count(options.seq_length))
+
+
+def backward(forward: Callable[[], Tensor]) -> Callable[[], None]:
+    """The forward, and the backward of a gradient of ones."""
+    ones = torch.ones_like(forward().detach())
+    return lambda: forward().backward(ones)
+
+
+def take_turns(pair: Pair, repeats: int) -> tuple[float, float]:
+    """Median seconds of both."""
+    seconds = [[_seconds(work) for work in (pair.theirs, pair.ours)] for _ in range(2 + repeats)]
+    theirs, ours = map(statistics.median, zip(*seconds[2:], strict=True))
+    return theirs, ours
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main, KernelOptions, __doc__))
