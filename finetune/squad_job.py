@@ -15,7 +15,13 @@ from finetune.records import EXAMPLES
 from finetune.squad_answers import Candidate, best_spans, merge, with_probabilities
 from finetune.squad_features import Windows, make_windows
 from finetune.squad_head import QuestionAnswerer, SpanLogits, span_losses
-from finetune.squad_metrics import evaluate, evaluate_squad1, question_scores, question_scores_squad1
+from finetune.squad_metrics import (
+    best_threshold,
+    evaluate,
+    evaluate_squad1,
+    question_scores,
+    question_scores_squad1,
+)
 from finetune.tasks.squad import SquadData, SquadFile, SquadVersion
 from pretrain.encoder import ElectraEncoder
 from pretrain.engine import Engine
@@ -51,7 +57,7 @@ class SquadJob:
         questions = self.dev_file.questions
         if self.task.has_unanswerable:
             scores = evaluate(questions, best, null_scores, self.settings.null_threshold)
-            at_best = evaluate(questions, best, null_scores, scores["best_f1_thresh"])
+            at_best = evaluate(questions, best, null_scores, best_threshold(scores))
             metrics = {"dev": fractions(scores), "dev_best_threshold": fractions(at_best)}
         else:
             scores = evaluate_squad1(questions, best)

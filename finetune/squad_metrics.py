@@ -5,6 +5,7 @@ answers) and 2018 (a question without answer is answered by the empty text; thre
 the official order, so rounding falls alike.
 """
 
+import math
 import re
 import string
 from collections import Counter
@@ -73,6 +74,15 @@ def evaluate(
         best, at = _best_threshold(scores, answerable, predicted, null_scores or {})
         result |= {f"best_{name}": best, f"best_{name}_thresh": at}
     return result
+
+
+def best_threshold(metrics: Mapping[str, float]) -> float:
+    """The threshold at which `evaluate` comes to the `best_f1` it reported.
+
+    Where no answer at all is best, the official threshold is 0: below every probability, but not below a logit.
+    """
+    nothing_answered = 100.0 * metrics.get("NoAns_total", 0) / metrics["total"]
+    return -math.inf if metrics["best_f1"] == nothing_answered else metrics["best_f1_thresh"]
 
 
 def question_scores(questions: Sequence[Question], predicted: Mapping[str, str]) -> dict[str, Scores]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from finetune.squad_metrics import evaluate, evaluate_squad1, exact_match, f1, normalize
+from finetune.squad_metrics import best_threshold, evaluate, evaluate_squad1, exact_match, f1, normalize
 from finetune.tasks.squad import Answer, Question, read_squad
 
 
@@ -54,6 +54,16 @@ def test_the_best_threshold_scores_what_it_promises(dev: list[Question], shared_
     for name in ("exact", "f1"):
         at_best = evaluate(dev, predicted, null_scores, best[f"best_{name}_thresh"])
         assert at_best[name] == pytest.approx(best[f"best_{name}"], abs=1e-9)
+
+
+@pytest.mark.parametrize("right", [0, 1, 2])
+def test_the_best_threshold_of_logits_scores_what_it_promises_also_where_nothing_answered_is_best(right: int) -> None:
+    questions = [question("a", "Rome"), question("b", "Oslo"), question("c"), question("d")]
+    predicted = dict(zip("abcd", ["Rome" if right else "x", "Oslo" if right > 1 else "x", "y", "y"], strict=True))
+    logits = {"a": -5.0, "b": -1.0, "c": -3.0, "d": 0.0}
+    found = evaluate(questions, predicted, logits)
+    assert found["best_f1"] == (50.0, 75.0, 75.0)[right]
+    assert evaluate(questions, predicted, logits, best_threshold(found))["f1"] == found["best_f1"]
 
 
 def test_a_reference_answer_scores_full_marks_on_squad_1(shared_data: Path) -> None:
