@@ -77,13 +77,16 @@ def main(options: FinetuneBenchOptions) -> None:
     if options.contender:
         print("\n" + json.dumps(train_once(options)))
         return
+    present = []
+    for task, needed in (("CoLA", options.data_dir / "CoLA"), ("SQuAD 2.0", options.squad_dir)):
+        if needed.is_dir():
+            present.append(task)
+        else:
+            print(f"{task}: left out, there is no {needed}")
     with tempfile.TemporaryDirectory() as folder:
-        model = options.model or stock_model(options, Path(folder))
-        for task, needed in (("CoLA", options.data_dir / "CoLA"), ("SQuAD 2.0", options.squad_dir)):
-            if needed.is_dir():
-                report(task, take_turns(options, task, model), options)
-            else:
-                print(f"{task}: left out, there is no {needed}")
+        for task in present:
+            model = options.model or stock_model(options, Path(folder))
+            report(task, take_turns(options, task, model), options)
 
 
 def stock_model(options: FinetuneBenchOptions, folder: Path) -> Path:
