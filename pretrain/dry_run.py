@@ -1,7 +1,9 @@
 """`run.py --dry_run`: everything that can be known before a run starts, printed; every problem, one line each."""
 
+import shlex
 import shutil
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,12 +41,11 @@ def dry_run(plan: "Plan", hostfile: Path | None) -> None:
         print(line)
     if hostfile:
         slots = read_hostfile(hostfile)
-        found, notes = check_hosts(slots, plan.shards.folders)
-        problems += found
-        for line in (*_ranks(slots), *notes):
+        hosts = check_hosts(slots, plan.shards.folders, precision_of(plan.deepspeed))
+        problems += hosts.problems
+        for line in (*_ranks(slots, hosts.found), *hosts.notes):
             print(line)
-    hosts = f"--hostfile {hostfile} " if hostfile else ""
-    print(f"launch      deepspeed {hosts}pretrain/run.py, with the same options")
+    print(f"launch      {_command(hostfile)}")
     if problems:
         raise ConfigError(*problems)
     print("nothing was started; no problem was found")
@@ -93,11 +94,18 @@ def _vocabulary_problems(plan: "Plan") -> Iterator[str]:
             )
 
 
-def _ranks(slots: Slots) -> Iterator[str]:
+def _ranks(slots: Slots, found: Mapping[str, str]) -> Iterator[str]:
     first = 0
     for host, count in slots.items():
-        yield f"host        {host}: ranks {first} to {first + count - 1}"
+        ranks = f"ranks {first} to {first + count - 1}" if count > 1 else f"rank {first}"
+        yield f"host        {host}: {ranks}; {found[host]}"
         first += count
+
+
+def _command(hostfile: Path | None) -> str:
+    """That starts what was checked; with the hostfile among the options each rank compares it once more."""
+    options = [part for part in sys.argv[1:] if part != "--dry_run"]
+    return shlex.join(["deepspeed", *(["--hostfile", str(hostfile)] if hostfile else []), "pretrain/run.py", *options])
 
 
 def _disk(plan: "Plan", parameters: int, problems: list[str]) -> Iterator[str]:

@@ -6,13 +6,14 @@ import json
 import os
 import platform
 import shlex
+import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pretrain.launcher import Slots
 
@@ -47,15 +48,41 @@ def _digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()[:12] if path.is_file() else "missing"
 
 
-def check_hosts(slots: Slots, data: Sequence[Path]) -> tuple[list[str], list[str]]:
-    """Problems, one line each, and notes. Asks all hosts at once."""
+class Hosts(NamedTuple):
+    """What was found of the machines of a hostfile."""
+
+    problems: list[str]
+    """One line each."""
+    found: dict[str, str]
+    """Of each host in a few words; in the order of their ranks."""
+    notes: list[str]
+
+
+def check_hosts(slots: Slots, data: Sequence[Path], precision: str) -> Hosts:
+    """Asks all hosts at once whether they can train together in this precision."""
     ours = facts([str(folder.resolve()) for folder in data])
     with ThreadPoolExecutor(max_workers=32) as pool:
-        answers = list(pool.map(lambda host: _ask(host, data), slots))
-    problems: list[str] = []
-    for host, answer in zip(slots, answers, strict=True):
-        problems += [answer] if isinstance(answer, str) else find_differences(host, slots[host], answer, ours)
-    return problems, list(_keep_alive_notes(slots))
+        answers = dict(zip(slots, pool.map(lambda host: _ask(host, data), slots), strict=True))
+    problems = list(_launcher_problems(slots))
+    found = {}
+    for host, answer in answers.items():
+        if isinstance(answer, str):
+            found[host], differences = "not checked", [answer]
+        else:
+            differences = list(find_differences(host, slots[host], answer, ours, precision))
+            same = "differs, see below" if differences else "same code, packages and data"
+            found[host] = f"{_processors(answer)}, {same}, clock within {answer['skew'] + 0.05:.1f} s"
+        problems += differences
+    return Hosts(problems, found, list(_keep_alive_notes(slots)))
+
+
+def _launcher_problems(slots: Slots) -> Iterator[str]:
+    if len(slots) > 1 and not shutil.which("pdsh"):
+        yield "hostfile: there is no pdsh on this machine, by which DeepSpeed starts several hosts; install it"
+
+
+def _processors(host: Mapping[str, Any]) -> str:
+    return f"{host['gpus']} GPUs" if host["gpus"] else f"{host['cores']} cores and no GPU"
 
 
 def _ask(host: str, data: Sequence[Path]) -> dict[str, Any] | str:
@@ -88,22 +115,25 @@ def _ask(host: str, data: Sequence[Path]) -> dict[str, Any] | str:
     return found
 
 
-def find_differences(host: str, slots: int, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> Iterator[str]:
+def find_differences(
+    host: str, slots: int, theirs: Mapping[str, Any], ours: Mapping[str, Any], precision: str
+) -> Iterator[str]:
     """What of a host's facts would keep it from training with this machine."""
     for key in ours.keys() - {"time", "gpus", "cores"}:
         if theirs.get(key) != ours[key]:
             yield f"hostfile: {host} has {key} {theirs.get(key)}, this machine {ours[key]}; make them the same"
     if theirs["skew"] > LARGEST_SKEW:
         yield f"hostfile: the clock of {host} differs by {theirs['skew']:.0f} s from this machine's; synchronise them"
-    kind = "gpus" if theirs["gpus"] else "cores"
-    if slots > theirs[kind]:
-        name = {"gpus": "GPUs", "cores": "cores and no GPU"}[kind]
-        yield f"hostfile: {host} slots={slots}, but it has {theirs[kind]} {name}; give it at most so many slots"
+    if slots > (theirs["gpus"] or theirs["cores"]):
+        yield f"hostfile: {host} slots={slots}, but it has {_processors(theirs)}; give it at most so many slots"
+    if precision == "fp16" and not theirs["gpus"]:
+        yield f"deepspeed_config: fp16, but {host} has no GPU; use ds_configs/zero1_bf16.json or zero1_fp32.json"
 
 
 def _keep_alive_notes(slots: Slots) -> Iterator[str]:
     """Without keep-alives pdsh waits for ever for a host that was cut off."""
-    if len(slots) < 2 or KEEP_ALIVE.lower() in os.environ.get("PDSH_SSH_ARGS_APPEND", "").lower():
+    given = KEEP_ALIVE.lower() in os.environ.get("PDSH_SSH_ARGS_APPEND", "").lower()
+    if len(slots) < 2 or given or not shutil.which("ssh"):
         return
     for host in slots:
         settings = subprocess.run(["ssh", "-G", host], capture_output=True, text=True).stdout.splitlines()

@@ -7,32 +7,36 @@ import pytest
 from tests.cluster.hosts import TwoHosts
 from tests.conftest import REPOSITORY
 
+HOSTFILES = {
+    "right": ("node1 slots=1\nnode2 slots=1\n", "zero1_fp32", None),
+    "fp16 without GPUs": ("node1 slots=1\n", "zero1_fp16", "fp16, but node1 has no GPU"),
+    "unknown host": ("node1 slots=1\nnode3 slots=1\n", "zero1_fp32", "node3 cannot be reached: ssh: Could not resolve"),
+    "wrong slots": ("node1 slots=512\n", "zero1_fp32", "node1 slots=512, but it has"),
+    "no slots": ("node1 slots=0\n", "zero1_fp32", "line 1: got 'node1 slots=0'"),
+    "duplicate": ("node1 slots=1\nnode1 slots=1\n", "zero1_fp32", "node1 stands 2 times"),
+    "typo": ("node1 slot=1\n", "zero1_fp32", "line 1: got 'node1 slot=1'"),
+    "missing file": (None, "zero1_fp32", "No such file or directory"),
+}
 
-@pytest.mark.parametrize(
-    ("hostfile", "problem"),
-    [
-        ("node1 slots=1\nnode2 slots=1\n", None),
-        ("node1 slots=1\nnode3 slots=1\n", "node3 cannot be reached: ssh: Could not resolve hostname node3"),
-        ("node1 slots=512\n", "node1 slots=512, but it has"),
-        ("node1 slots=1\nnode1 slots=1\n", "node1 stands 2 times"),
-        ("node1 slot=1\n", "line 1: got 'node1 slot=1'"),
-        (None, "No such file or directory"),
-    ],
-    ids=["right", "unknown host", "wrong slots", "duplicate", "typo", "missing file"],
-)
+
+@pytest.mark.parametrize("name", HOSTFILES)
 def test_a_dry_run_says_in_one_line_what_is_wrong_with_a_hostfile(
-    hostfile: str | None, problem: str | None, two_hosts: TwoHosts, shards_folder: Path, tmp_path: Path
+    name: str, two_hosts: TwoHosts, shards_folder: Path, tmp_path: Path
 ) -> None:
+    hostfile, config, problem = HOSTFILES[name]
     if hostfile is not None:
         (tmp_path / "hosts").write_text(hostfile)
     options = ["--preset", "small", "--set", "batch_size=512", "--data", shards_folder, "--hostfile", "hosts"]
+    options += ["--deepspeed_config", REPOSITORY / f"ds_configs/{config}.json"]
     process = two_hosts.start(["python", REPOSITORY / "pretrain/run.py", "--dry_run", *options], tmp_path)
     output, _ = process.communicate(timeout=200)
     errors = [line for line in output.splitlines() if line.startswith("run.py: error: ")]
     if problem is None:
         assert process.returncode == 0, output
         assert "no problem was found" in output and "ServerAliveInterval" in output
+        assert "node2: rank 1; " in output and "same code, packages and data, clock within" in output
+        assert "deepspeed --hostfile hosts pretrain/run.py --preset small" in output
     else:
         assert process.returncode == 2, output
-        assert len(errors) == 1 and problem in errors[0]
+        assert len(errors) == 1 and problem in errors[0], output
     assert not (tmp_path / "runs").exists()

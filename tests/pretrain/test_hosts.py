@@ -10,7 +10,7 @@ from pretrain.hosts import check_hosts, facts, find_differences
 def test_a_host_is_like_itself(shards_folder: Path) -> None:
     ours = facts([str(shards_folder)])
     assert "missing" not in ours.values()
-    assert not list(find_differences("node1", 1, ours | {"skew": 0.0}, ours))
+    assert not list(find_differences("node1", 1, ours | {"skew": 0.0}, ours, "fp32"))
 
 
 @pytest.mark.parametrize(
@@ -21,12 +21,14 @@ def test_a_host_is_like_itself(shards_folder: Path) -> None:
         ({"skew": 90.0}, "the clock of node2 differs by 90 s"),
         ({"gpus": 4}, "node2 slots=8, but it has 4 GPUs"),
         ({"gpus": 0, "cores": 2}, "node2 slots=8, but it has 2 cores and no GPU"),
+        ({"gpus": 0, "cores": 8, "precision": "fp16"}, "fp16, but node2 has no GPU"),
     ],
     ids=str,
 )
 def test_each_difference_is_one_line(change: dict[str, object], problem: str) -> None:
     ours = facts([]) | {"gpus": 8}
-    (line,) = find_differences("node2", 8, ours | {"skew": 0.0} | change, ours)
+    theirs = {"skew": 0.0, "precision": "fp32"} | ours | change
+    (line,) = find_differences("node2", 8, theirs, ours, theirs["precision"])
     assert problem in line
 
 
@@ -35,6 +37,11 @@ def test_data_that_a_host_lacks_is_a_difference(shards_folder: Path, tmp_path: P
 
 
 def test_a_host_that_does_not_exist_is_named() -> None:
-    problems, _ = check_hosts({"no-such-host.invalid": 1}, [])
-    assert len(problems) == 1
-    assert "no-such-host.invalid cannot be reached" in problems[0] or "no ssh on this machine" in problems[0]
+    (problem,) = check_hosts({"no-such-host.invalid": 1}, [], "fp32").problems
+    assert "no-such-host.invalid cannot be reached" in problem or "no ssh on this machine" in problem
+
+
+def test_several_hosts_need_ssh_and_pdsh_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    problems = check_hosts({"node1": 1, "node2": 1}, [], "fp32").problems
+    assert ["no pdsh" in problems[0], *("no ssh" in problem for problem in problems[1:])] == [True] * 3
