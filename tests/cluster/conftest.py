@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.hosts import COMMANDS, SLURM_COMMANDS, Slurm, TwoHosts, missing
-from tests.cluster.runs import deepspeed, training
+from tests.cluster.runs import LONGER, deepspeed, training
+from tests.finetune.conftest import cola_folder, squad_folder, stock_model
 from tests.pretrain.conftest import shards_folder
 
-__all__ = ["shards_folder"]
+__all__ = ["cola_folder", "shards_folder", "squad_folder", "stock_model"]
 
 
 @pytest.fixture(scope="session")
@@ -33,4 +34,12 @@ def whole(two_hosts: TwoHosts, shards_folder: Path, tmp_path_factory: pytest.Tem
     """The folder of a run of two processes on one host, which nothing disturbed."""
     folder = tmp_path_factory.mktemp("whole")
     two_hosts.run([*deepspeed("--num_gpus=2"), *training(shards_folder, folder / "run")], folder)
+    return folder / "run"
+
+
+@pytest.fixture(scope="session")
+def whole_longer(two_hosts: TwoHosts, shards_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same, of the longer run."""
+    folder = tmp_path_factory.mktemp("whole_longer")
+    two_hosts.run([*deepspeed("--num_gpus=2"), *training(shards_folder, folder / "run", *LONGER)], folder)
     return folder / "run"

@@ -2,12 +2,13 @@
 
     deepspeed tests/cluster/rank.py --folder FOLDER       or under srun
 
-FOLDER/rank-N holds one word a line: `started`, then the name of each signal. The first of them asks every rank to
-leave, by the file FOLDER/stop.
+FOLDER/rank-N holds a line `started on HOST`, then the name of each signal. The first of them asks every rank to leave,
+by the file FOLDER/stop.
 """
 
 import os
 import signal
+import socket
 import sys
 import time
 from pathlib import Path
@@ -28,10 +29,10 @@ def main(folder: Path, rank: str) -> int:
 
     for number in SIGNALS:
         signal.signal(number, heard)
-    note("started")
+    note(f"started on {socket.gethostname()}")
     while not stop.exists():
-        time.sleep(0.2)
-    time.sleep(1)
+        time.sleep(0.05)
+    time.sleep(1.3 if rank == "0" else 1)  # the last to leave: who ends them one after the other begins with it
     return 75
 
 

@@ -16,6 +16,10 @@ SLOW_RUN = ("model.layers=8", "optim.steps=2000")
 """Long enough to be met in the middle."""
 
 
+LONGER = ("optim.steps=200", "checkpoint_every=50")
+"""Long enough to be met after its first checkpoint, and short enough to be finished."""
+
+
 def training(shards: Path, output: Path, *overrides: str) -> list[object]:
     options = ["--preset", "tiny", "--data", shards, "--output", output, "--hang_timeout", HANG_TIMEOUT]
     return [REPOSITORY / "pretrain/run.py", *options, "--set", "optim.steps=12", *SHORT_RUN, *overrides]

@@ -1,9 +1,10 @@
-"""What launchers do with signals, row by row as docs/operations.md has it; with ranks that only wait.
+"""What launchers do with signals and bad hostfiles, row by row as docs/operations.md has it; with ranks that only wait.
 
 A failure here is news of DeepSpeed, pdsh or Slurm: the page, and what relies on the row, must follow.
 """
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,22 +16,21 @@ from typing import NamedTuple
 import pytest
 
 from tests.cluster.hosts import ADDRESSES, Slurm, TwoHosts
+from tests.cluster.runs import deepspeed, wait_for
 from tests.conftest import REPOSITORY
-from tests.pretrain.conftest import free_port
 
+PAGE = REPOSITORY / "docs/operations.md"
 RANK = str(REPOSITORY / "tests/cluster/rank.py")
 SETTLED = 12.0
 """Seconds after which what still runs is taken to run on."""
-NODE_LAUNCHER = "-u -m deepspeed.launcher.launch"
 
 
 class Row(NamedTuple):
     """What a signal to one process of a launch does."""
 
     launch: str
-    host: str
     target: str
-    """Part of its command line."""
+    """As the page calls it."""
     signal: signal.Signals
     heard: int
     """Ranks that a signal reaches."""
@@ -40,24 +40,40 @@ class Row(NamedTuple):
     """Ranks that run on."""
 
 
+ONE_HOST, PDSH, SRUN = "`deepspeed`, one host", "`deepspeed`, pdsh, two hosts", "`srun`"
+GROUP = "all started here (Ctrl-C)"
+COMMAND_LINES = {
+    "`deepspeed`": "bin/deepspeed ",
+    "node launcher": "-u -m deepspeed.launcher.launch",
+    "a node launcher": "-u -m deepspeed.launcher.launch",
+    "pdsh": "pdsh -S",
+    "`srun`": "srun --nodes",
+    "a rank": f"{RANK} ",
+}
+"""Part of that of each target."""
 TERM, INT, USR1, KILL = signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGKILL
 ROWS = [
-    *(Row("one host", "node1", "bin/deepspeed ", number, 0, -number, 2) for number in (TERM, INT, USR1, KILL)),
-    *(Row("one host", "node1", NODE_LAUNCHER, number, 1, 1, 0) for number in (TERM, INT)),
-    *(Row("one host", "node1", NODE_LAUNCHER, number, 0, 0, 2) for number in (USR1, KILL)),
-    *(Row("one host", "node1", f"-u {RANK}", number, 1, 75, 0) for number in (TERM, INT, USR1)),
-    Row("one host", "node1", f"-u {RANK}", KILL, 1, 247, 0),
-    *(Row("pdsh", "node1", "bin/deepspeed ", number, 2, 1, 0) for number in (TERM, INT)),
-    *(Row("pdsh", "node1", "bin/deepspeed ", number, 0, -number, 2) for number in (USR1, KILL)),
-    *(Row("pdsh", "node1", "pdsh -S", number, 0, 0, 2) for number in (TERM, USR1, KILL)),
-    *(Row("pdsh", "node2", NODE_LAUNCHER, number, 1, 75, 0) for number in (TERM, INT)),
-    *(Row("pdsh", "node2", NODE_LAUNCHER, number, 0, None, 2) for number in (USR1, KILL)),
-    *(Row("pdsh", "node2", f"-u {RANK}", number, 1, 75, 0) for number in (TERM, INT, USR1)),
-    Row("pdsh", "node2", f"-u {RANK}", KILL, 0, None, 1),
-    Row("srun", "node1", "srun --nodes", USR1, 2, 75, 0),
-    Row("srun", "node1", "srun --nodes", TERM, 0, 137, 0),
-    *(Row("srun", "node2", f"python {RANK}", number, 1, 75, 0) for number in (TERM, INT, USR1)),
-    Row("srun", "node2", f"python {RANK}", KILL, 0, None, 1),
+    *(Row(ONE_HOST, "`deepspeed`", number, 0, -number, 2) for number in (TERM, INT, USR1, KILL)),
+    Row(ONE_HOST, GROUP, INT, 2, -INT, 0),
+    *(Row(ONE_HOST, "node launcher", number, 1, 1, 0) for number in (TERM, INT)),
+    *(Row(ONE_HOST, "node launcher", number, 0, 0, 2) for number in (USR1, KILL)),
+    *(Row(ONE_HOST, "a rank", number, 1, 75, 0) for number in (TERM, INT, USR1)),
+    Row(ONE_HOST, "a rank", KILL, 1, 247, 0),
+    *(Row(PDSH, "`deepspeed`", number, 2, 1, 0) for number in (TERM, INT)),
+    *(Row(PDSH, "`deepspeed`", number, 0, -number, 2) for number in (USR1, KILL)),
+    Row(PDSH, GROUP, INT, 2, 1, 0),
+    *(Row(PDSH, "pdsh", number, 0, 0, 2) for number in (TERM, USR1, KILL)),
+    Row(PDSH, "pdsh", INT, 0, None, 2),
+    *(Row(PDSH, "a node launcher", number, 1, 75, 0) for number in (TERM, INT)),
+    *(Row(PDSH, "a node launcher", number, 0, None, 2) for number in (USR1, KILL)),
+    *(Row(PDSH, "a rank", number, 1, 75, 0) for number in (TERM, INT, USR1)),
+    Row(PDSH, "a rank", KILL, 0, None, 1),
+    Row(SRUN, "`srun`", USR1, 2, 75, 0),
+    Row(SRUN, "`srun`", TERM, 0, 137, 0),
+    Row(SRUN, "`srun`", KILL, 0, -KILL, 0),
+    *(Row(SRUN, target, INT, 0, None, 2) for target in ("`srun`", GROUP)),
+    *(Row(SRUN, "a rank", number, 1, 75, 0) for number in (TERM, INT, USR1)),
+    Row(SRUN, "a rank", KILL, 0, None, 1),
 ]
 
 
@@ -70,40 +86,45 @@ def interrupts_are_not_ignored() -> Iterator[None]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.launch}: {row.signal.name} to {row.target[-30:].strip()}")
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.launch}: {row.signal.name} to {row.target}")
 def test_a_signal_does_what_the_page_says(row: Row, two_hosts: TwoHosts, slurm: Slurm, tmp_path: Path) -> None:
     process = start(row.launch, two_hosts, slurm, tmp_path)
     try:
-        first = min(processes(two_hosts, row.host, row.target))
-        os.kill(first, row.signal)
+        for pid in targets(row, two_hosts):
+            os.kill(pid, row.signal)
         code = wait(process, SETTLED)
         time.sleep(2)
         heard = sum("SIG" in path.read_text() for path in tmp_path.glob("rank-*"))
-        assert Row(*row[:4], heard, code, len(ranks(two_hosts))) == row
+        assert Row(*row[:3], heard, code, len(ranks(two_hosts))) == row
     finally:
         (tmp_path / "stop").touch()
         time.sleep(2)
         for pid in ranks(two_hosts) + [
-            pid for text in ("bin/deepspeed ", "pdsh -S", "srun --nodes") for pid in processes(two_hosts, "node1", text)
+            pid for name in ("`deepspeed`", "pdsh", "`srun`") for pid in processes(two_hosts, "node1", name)
         ]:
             os.kill(pid, signal.SIGKILL)
         process.communicate(timeout=60)
 
 
 def start(launch: str, hosts: TwoHosts, slurm: Slurm, folder: Path) -> subprocess.Popen[str]:
-    deepspeed = ["deepspeed", f"--master_port={free_port()}"]
     command = {
-        "one host": [*deepspeed, "--num_gpus=2"],
-        "pdsh": [*deepspeed, "--hostfile", hosts.hostfile],
-        "srun": ["srun", "--nodes=2", "--ntasks=2", "--kill-on-bad-exit=0", sys.executable],
+        ONE_HOST: deepspeed("--num_gpus=2"),
+        PDSH: deepspeed("--hostfile", hosts.hostfile),
+        SRUN: ["srun", "--nodes=2", "--ntasks=2", "--kill-on-bad-exit=0", sys.executable],
     }[launch]
     process = hosts.start([*command, RANK, "--folder", folder], folder, **slurm.environment)
-    deadline = time.monotonic() + 200
-    while len(list(folder.glob("rank-*"))) < 2:
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    wait_for(lambda: len(list(folder.glob("rank-*"))) == 2)
     time.sleep(1)
     return process
+
+
+def targets(row: Row, hosts: TwoHosts) -> list[int]:
+    """What the row's signal is sent to: of two hosts' processes the other host's."""
+    if row.target != GROUP:
+        there = "node2" if row.launch != ONE_HOST and row.target.startswith("a ") else "node1"
+        return [min(processes(hosts, there, row.target))]
+    group = os.getpgid(min(processes(hosts, "node1", "`srun`" if row.launch == SRUN else "`deepspeed`")))
+    return [pid for pid in hosts.processes("node1", "") if os.getpgid(pid) == group]
 
 
 def wait(process: subprocess.Popen[str], seconds: float) -> int | None:
@@ -113,13 +134,101 @@ def wait(process: subprocess.Popen[str], seconds: float) -> int | None:
         return None
 
 
-def processes(hosts: TwoHosts, host: str, text: str) -> list[int]:
-    """Those with this text, but for the shells that sshd runs them in."""
-    found = hosts.processes(host, text)
-    return [pid for pid in found if Path(f"/proc/{pid}/comm").read_text().strip() not in ("bash", "sh")]
+def processes(hosts: TwoHosts, host: str, target: str) -> list[int]:
+    """Those that the page calls so, but for the shells that sshd runs them in."""
+    found = {pid: command_line(pid) for pid in hosts.processes(host, COMMAND_LINES[target])}
+    if target == "a rank":  # its launchers have its command line in theirs
+        return [pid for pid, line in found.items() if re.match(rf"\S*python\S* (-u )?{RANK} ", line)]
+    return [pid for pid, line in found.items() if not re.match(r"\S*(ba)?sh -c", line)]
+
+
+def command_line(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
 
 
 def ranks(hosts: TwoHosts) -> list[int]:
-    commands = (f"-u {RANK} --local_rank", f"python {RANK}")
-    found = {pid for host in ADDRESSES for text in commands for pid in processes(hosts, host, text)}
-    return sorted(pid for pid in found if Path(f"/proc/{pid}/comm").read_text().startswith("python"))
+    return [pid for host in ADDRESSES for pid in processes(hosts, host, "a rank")]
+
+
+class Launch(NamedTuple):
+    """What DeepSpeed does with a hostfile."""
+
+    started: list[str]
+    """The hosts of the ranks it starts."""
+    code: int
+    said: str = ""
+    """Part of what it says."""
+
+
+LEFT = 75
+"""What the ranks leave with."""
+HOSTFILES = {
+    "missing": (None, Launch(["node1"], LEFT, "Unable to find hostfile")),
+    "two hosts in one line": ("node1 slots=1 node2 slots=1\n", Launch(["node1"], LEFT)),
+    "`slots=1x`": ("node1 slots=1x\n", Launch(["node1"], LEFT)),
+    "`slots=0`": ("node1 slots=0\n", Launch([], 0)),
+    "`slots=0` of one host": ("node1 slots=1\nnode2 slots=0\n", Launch(["node1"], LEFT)),
+    "more slots than cores": ("node1 slots=3\n", Launch(["node1"] * 3, LEFT)),
+    "unknown host, the first": ("node3 slots=1\nnode1 slots=1\n", Launch([], 1, "node3 was not reachable via ssh")),
+    "unknown host, another": ("node1 slots=1\nnode3 slots=1\n", Launch(["node1"], 255, "Could not resolve hostname")),
+    "a host twice": ("node1 slots=1\nnode1 slots=1\n", Launch([], 1, "ValueError: Hostfile contains multiple")),
+    "`slot=1`": ("node1 slot=1\n", Launch([], 1, "ValueError: Hostfile contains a bad entry")),
+    "no host": ("# none\n", Launch([], 1, "ValueError: Hostfile is empty")),
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", HOSTFILES)
+def test_deepspeed_does_with_a_bad_hostfile_what_the_page_says(name: str, two_hosts: TwoHosts, tmp_path: Path) -> None:
+    text, expected = HOSTFILES[name]
+    if text is not None:
+        (tmp_path / "hosts").write_text(text)
+    (tmp_path / "stop").touch()  # the ranks start and leave
+    process = two_hosts.start([*deepspeed("--hostfile", "hosts"), RANK, "--folder", tmp_path], tmp_path)
+    said, _ = process.communicate(timeout=100)
+    started = [path.read_text().split()[2] for path in tmp_path.glob("rank-*")]
+    assert Launch(started, process.returncode, expected.said if expected.said in said else said) == expected
+
+
+HEARD = {
+    "none": 0,
+    "none: killed": 0,
+    "that one": 1,
+    "the others, by TERM": 1,
+    "that host's, by TERM": 1,
+    "by TERM, one after the other": 1,
+    "all": 2,
+    "all, by TERM": 2,
+    "all, by USR1": 2,
+}
+"""Of two ranks that leave together."""
+
+
+def test_the_page_has_the_rows_that_are_run() -> None:
+    assert set(rows_of_the_page()) == {(*row[:4], as_a_shell_says(row.code), row.left) for row in ROWS}
+
+
+def test_the_page_has_the_hostfiles_that_are_run() -> None:
+    codes = {name: "the ranks'" if launch.code == LEFT else str(launch.code) for name, (_, launch) in HOSTFILES.items()}
+    assert {name: code.strip("*") for name, _, code in lines_of_tables("hostfile")} == codes
+
+
+def rows_of_the_page() -> Iterator[tuple[object, ...]]:
+    """Of the table of signals, one for each signal."""
+    launch = ""
+    for first, target, signals, heard, codes, left, _ in lines_of_tables("launch"):
+        launch, names, several = first or launch, signals.split(", "), codes.strip("*").split(", ")
+        for name, code in zip(names, several * len(names) if len(several) == 1 else several, strict=True):
+            remaining = {"none": 0, "others": 1, "all": 2}[left]
+            yield launch, target, signal.Signals[f"SIG{name}"], HEARD[heard], code, remaining
+
+
+def lines_of_tables(heading: str) -> Iterator[list[str]]:
+    """Cells of each line of the page's table that has this heading over its first column."""
+    _, _, table = PAGE.read_text().partition(f"\n| {heading} |")
+    for line in table.split("\n\n")[0].splitlines()[2:]:
+        yield [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def as_a_shell_says(code: int | None) -> str:
+    return "runs on" if code is None else str(code if code >= 0 else 128 - code)

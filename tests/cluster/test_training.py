@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.hosts import ADDRESSES, TwoHosts
-from tests.cluster.runs import HANG_TIMEOUT, SLOW_RUN, deepspeed, losses, training, wait_for
+from tests.cluster.runs import HANG_TIMEOUT, LONGER, SLOW_RUN, deepspeed, losses, training, wait_for
 from tests.conftest import REPOSITORY
 
 KEEP_ALIVE = {"PDSH_SSH_ARGS_APPEND": "-o ServerAliveInterval=5"}
@@ -39,19 +39,42 @@ def test_two_hosts_give_the_losses_of_one_though_one_was_cut_off_on_the_way(
     assert losses(folder) == losses(whole)
 
 
-@pytest.mark.parametrize("launch", ["one host", pytest.param("two hosts", marks=pytest.mark.long)])
 def test_ranks_save_and_end_when_their_launcher_is_killed(
-    launch: str, two_hosts: TwoHosts, shards_folder: Path, tmp_path: Path
+    two_hosts: TwoHosts, shards_folder: Path, tmp_path: Path
 ) -> None:
-    hosts = ["--num_gpus=2"] if launch == "one host" else ["--hostfile", two_hosts.hostfile]
     folder = tmp_path / "run"
-    process = two_hosts.start([*deepspeed(*hosts), *training(shards_folder, folder, *SLOW_RUN)], tmp_path)
-    wait_for(lambda: len(losses(folder)) >= 2)
-    assert len(ranks(two_hosts)) == 2
-    for runner in two_hosts.processes("node1", "bin/deepspeed "):
-        os.kill(runner, signal.SIGKILL)
-    wait_for(lambda: not ranks(two_hosts), HANG_TIMEOUT)
+    process = two_hosts.start([*deepspeed("--num_gpus=2"), *training(shards_folder, folder, *SLOW_RUN)], tmp_path)
+    kill(two_hosts, "bin/deepspeed ", folder)
     output, _ = process.communicate(timeout=60)
     assert "what launched it has ended" in output
-    saved = max((folder / "checkpoints").glob("step-*[0-9]"))  # beside those that were due
-    assert int(saved.name.removeprefix("step-")) == max(losses(folder))
+    assert saved_step(folder) == max(losses(folder))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("launcher", ["bin/deepspeed ", "pdsh -S"])
+def test_no_rank_of_two_hosts_outlives_what_launched_it_and_the_same_command_finishes_the_run(
+    launcher: str, two_hosts: TwoHosts, shards_folder: Path, tmp_path: Path, whole_longer: Path
+) -> None:
+    folder = tmp_path / "run"
+    command = [*deepspeed("--hostfile", two_hosts.hostfile), *training(shards_folder, folder, *LONGER)]
+    process = two_hosts.start(command, tmp_path)
+    kill(two_hosts, launcher, folder)
+    process.communicate(timeout=60)
+    assert saved_step(folder) == max(losses(folder)) < 200
+    two_hosts.run(command, tmp_path)
+    assert losses(folder) == losses(whole_longer)
+
+
+def kill(hosts: TwoHosts, launcher: str, folder: Path) -> None:
+    """Kills these processes of node1 in the middle of a run, and waits for the end of its ranks."""
+    wait_for(lambda: len(losses(folder)) >= 2)
+    assert len(ranks(hosts)) == 2
+    for process in hosts.processes("node1", launcher):
+        os.kill(process, signal.SIGKILL)
+    wait_for(lambda: not ranks(hosts), HANG_TIMEOUT)
+
+
+def saved_step(folder: Path) -> int:
+    """Of the checkpoint that was saved last, beside those that were due."""
+    saved = max((folder / "checkpoints").glob("step-*[0-9]"))
+    return int(saved.name.removeprefix("step-"))
