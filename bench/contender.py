@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from pydantic import Field
@@ -23,14 +23,16 @@ from pretrain.electra import Electra
 from pretrain.engine import Engine
 from pretrain.estimates import flops_per_token
 from pretrain.masked_lm import masked_states
+from pretrain.models import compile_layers
 from pretrain.optim import parameter_groups
 from pretrain.presets import preset, with_objective
 from pretrain.processes import World, start_processes
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-PEERS: tuple[Literal["eager", "compiled"], ...] = ("eager", "compiled")
-OURS: tuple[Literal["electra", "hp_loss", "hp_dist"], ...] = ("electra", "hp_loss", "hp_dist")
-CONTENDERS: tuple[Literal["eager", "compiled", "electra", "hp_loss", "hp_dist"], ...] = (*PEERS, *OURS)
+Name = Literal["eager", "compiled", "electra", "hp_loss", "hp_dist", "hp_loss_compiled"]
+CONTENDERS: tuple[Name, ...] = get_args(Name)
+PEERS = CONTENDERS[:2]
+OURS = CONTENDERS[2:]
 LEARNING_RATE = 1e-4
 MARK = "result: "
 """Begins what the parent reads, among whatever else a library prints."""
@@ -90,8 +92,10 @@ def serve(name: str, options: StepOptions) -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.manual_seed(0)
     batch = random_batch(options.batch_size, options.seq_length).to(device)
-    run = with_objective(preset(options.preset).run, "electra" if name in PEERS else name)  # type: ignore[arg-type]
-    step = peer(name, run, batch, options) if name in PEERS else ours(run, batch, options)
+    objective: Any = "electra" if name in PEERS else name.removesuffix("_compiled")
+    run = with_objective(preset(options.preset).run, objective)
+    compiled = name.endswith("compiled")
+    step = peer(run, batch, options, compiled) if name in PEERS else ours(run, batch, options, compiled)
     for question in sys.stdin:
         if question.strip() == "step":
             answer: dict[str, Any] = {"seconds": seconds_of(step, device)}
@@ -100,23 +104,25 @@ def serve(name: str, options: StepOptions) -> None:
         print(MARK + json.dumps(answer), flush=True)
 
 
-def peer(name: str, run: RunConfig, batch: Batch, options: StepOptions) -> Callable[[], None]:
+def peer(run: RunConfig, batch: Batch, options: StepOptions, compiled: bool) -> Callable[[], None]:
     from bench.peers.electra_step import electra_step
 
-    return electra_step(run.model, batch, DTYPES[options.dtype], compiled=name == "compiled")
+    return electra_step(run.model, batch, DTYPES[options.dtype], compiled)
 
 
-def ours(run: RunConfig, batch: Batch, options: StepOptions) -> "EngineStep":
-    return EngineStep(run, batch, options, start_processes())
+def ours(run: RunConfig, batch: Batch, options: StepOptions, compiled: bool) -> "EngineStep":
+    return EngineStep(run, batch, options, start_processes(), compiled)
 
 
 class EngineStep:
     """Our step under DeepSpeed's engine, ZeRO-1."""
 
-    def __init__(self, run: RunConfig, batch: Batch, options: StepOptions, world: World) -> None:
+    def __init__(self, run: RunConfig, batch: Batch, options: StepOptions, world: World, compiled: bool) -> None:
         self.batch = batch
         self.updating: list[float] = []
         model = Electra(run.model, run.objective, VOCABULARY, MASK)
+        if compiled:
+            compile_layers(model)
         resolved = resolve(
             REPOSITORY / f"ds_configs/zero1_{options.dtype}.json",
             batch_size=options.batch_size,

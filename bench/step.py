@@ -12,14 +12,14 @@ measured between the turns; shares count the operations of our step (`estimates.
 import statistics
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 if not __package__:  # run as a script: import from the repository, never from the script's own folder
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from pydantic import Field
 
-from bench.contender import CONTENDERS, OURS, Contender, StepOptions, serve
+from bench.contender import CONTENDERS, OURS, Contender, Name, StepOptions, serve
 from bench.matrix_rate import matrix_rate
 from data_prep.command_line import HIDDEN, run_command
 
@@ -29,9 +29,9 @@ class StepBenchOptions(StepOptions):
 
     steps: int = Field(5, ge=1)
     """steps counted, after two that are not"""
-    contenders: tuple[Literal["eager", "compiled", "electra", "hp_loss", "hp_dist"], ...] = CONTENDERS
+    contenders: tuple[Name, ...] = CONTENDERS
     """who takes part: Hugging Face's eager and compiled, and our objectives"""
-    serve: Annotated[Literal["eager", "compiled", "electra", "hp_loss", "hp_dist", ""], HIDDEN] = ""
+    serve: Annotated[Name | None, HIDDEN] = None
 
 
 def main(options: StepBenchOptions) -> None:
@@ -65,12 +65,12 @@ def report(contenders: list[Contender], rate: float, options: StepBenchOptions) 
         ratios = "".join(f"  {seconds[peer] / own:5.2f}x {peer}" for peer in ("eager", "compiled") if peer in seconds)
         speed = f"{own * 1000:9.1f} ms {tokens / own:11,.0f} tokens/s{ratios}"
         share = f"{contender.flops / own / rate:5.1%} of the limit"
-        print(f"  {contender.name:8} {speed}  {share}  {contender.peak_mb:7,.0f} MB")
+        print(f"  {contender.name:16} {speed}  {share}  {contender.peak_mb:7,.0f} MB")
     for contender in contenders:
         if contender.name in OURS:
             total = sum(contender.parts.values())
             parts = ", ".join(f"{name} {part / total:.0%}" for name, part in contender.parts.items())
-            print(f"  {contender.name:8} by part: {parts}")
+            print(f"  {contender.name:16} by part: {parts}")
 
 
 if __name__ == "__main__":

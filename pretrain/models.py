@@ -8,6 +8,7 @@ import torch
 from data_prep.config import ConfigError
 from pretrain.checkpoint import Checkpoint, load_weights, newest_valid
 from pretrain.electra import Electra
+from pretrain.encoder import Layer
 from pretrain.init_from import find_pair, load_pair
 from pretrain.masked_lm import MaskedLM
 from pretrain.run_folder import CHECKPOINTS, RunDescription, read_run
@@ -28,6 +29,13 @@ def initial_model(description: RunDescription, say: Callable[[str], None] = prin
         assert isinstance(model, Electra)
         load_pair(model, find_pair(description.init_from), say)
     return model
+
+
+def compile_layers(model: torch.nn.Module) -> None:
+    """Has torch.compile fuse each layer of the encoders from its first step on; the same numbers within rounding."""
+    for module in model.modules():
+        if isinstance(module, Layer):
+            module.compile(dynamic=False)
 
 
 def load_trained(folder: Path) -> tuple[Electra | MaskedLM, int]:

@@ -54,6 +54,8 @@ class RunOptions(StrictConfig):
     """overrides, such as optim.lr=2e-4 seed=1"""
     hostfile: Path | None = None
     """the launcher's, for --dry_run; in training it is compared with what was launched"""
+    compile: bool = False
+    """fuse each layer with torch.compile: for GPUs; half a minute at every start, and slower on a CPU"""
     hang_timeout: float = Field(default=600, gt=0)
     """seconds without progress after which the job ends"""
     dry_run: bool = False
@@ -81,7 +83,7 @@ def main(options: RunOptions) -> int:
     world = start_processes()
     keep_rank_log(plan.folder, world.rank)
     with Watchdog(world, options.hang_timeout, plan.folder) as watchdog:
-        return leave(train(build_training(plan, world, watchdog)))
+        return leave(train(build_training(plan, world, watchdog, options.compile)))
 
 
 class Plan(NamedTuple):
@@ -181,16 +183,18 @@ def choose_run(options: RunOptions) -> "RunConfig":
     return with_overrides(run, options.set)
 
 
-def build_training(plan: Plan, world: "World", watchdog: "Watchdog") -> "Training":
+def build_training(plan: Plan, world: "World", watchdog: "Watchdog", compiled: bool = False) -> "Training":
     """The model under its engine, the data's plan and the run folder, ready to train. Collective."""
     from pretrain.data import BatchPlan
     from pretrain.engine import Engine
-    from pretrain.models import initial_model
+    from pretrain.models import compile_layers, initial_model
     from pretrain.optim import parameter_groups
     from pretrain.run_folder import write_run
     from pretrain.train import Training
 
     model = initial_model(plan.description, say=print if world.is_first else lambda line: None)
+    if compiled:
+        compile_layers(model)
     groups = parameter_groups(model, plan.run.optim.weight_decay)
     engine = Engine(model, groups, plan.deepspeed, world)
     if world.is_first:
