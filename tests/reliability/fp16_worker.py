@@ -1,0 +1,25 @@
+"""pretrain/run.py in fp16 on a CPU, which DeepSpeed and our configuration refuse: for its loss scale, not for speed."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path[0] = str(Path(__file__).resolve().parents[2])
+
+from data_prep.command_line import run_command
+from pretrain import deepspeed_config, engine  # the engine before DeepSpeed: it says on what it runs
+from pretrain.run import RunOptions, main
+from tests.pretrain.engine_worker import allow_fp16_on_cpu
+
+resolve = deepspeed_config.resolve
+
+
+def resolve_for_a_gpu(*values: Any, **settings: Any) -> dict[str, Any]:
+    return resolve(*values, **(settings | {"device_type": "cuda"}))
+
+
+if __name__ == "__main__":
+    assert engine.torch.cuda.is_available() is False
+    allow_fp16_on_cpu()
+    deepspeed_config.resolve = resolve_for_a_gpu
+    sys.exit(run_command(main, RunOptions, __doc__))

@@ -1,0 +1,404 @@
+"""The table of faults of docs/reliability.md: each is done to a whole run, which says so and loses nothing.
+
+`pytest -m long -rP tests/reliability/test_faults.py` shows the seconds of the table.
+"""
+
+import json
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from data_prep.build_shards import BuildOptions
+from data_prep.build_shards import main as build_shards
+from data_prep.train_vocab import VocabularyOptions
+from data_prep.train_vocab import main as train_vocab
+from pretrain.checkpoint import Checkpoint, newest_valid
+from pretrain.run_log import read_records
+from tests.conftest import REPOSITORY
+from tests.pretrain.conftest import fill, mounted
+from tests.pretrain.test_checkpoint import flip_bit, truncate
+from tests.pretrain.test_supervise import rank_of
+from tests.pretrain.test_train import read_complete, run_arguments, wait_for_step
+from tests.reliability.runs import (
+    EVERY,
+    STEPS,
+    Heard,
+    Launch,
+    alone,
+    as_killed_after,
+    assert_nothing_was_lost,
+    checkpoint_of,
+    on_two_ranks,
+    supervised,
+    tell,
+)
+from tests.reliability.test_trust import sign
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
+HANG_TIMEOUT = 10
+"""Seconds; the shortest that a start on a busy machine keeps."""
+
+
+@pytest.fixture(scope="module")
+def whole(shards_folder: Path, tmp_path_factory: pytest.TempPathFactory, launch: Launch) -> Path:
+    """The folder of a run of two ranks without a fault."""
+    folder = tmp_path_factory.mktemp("faults") / "whole"
+    on_two_ranks(launch, shards_folder, folder).ended(0)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def whole_alone(shards_folder: Path, tmp_path_factory: pytest.TempPathFactory, launch: Launch) -> Path:
+    """The same of one process."""
+    folder = tmp_path_factory.mktemp("faults") / "whole"
+    alone(launch, shards_folder, folder).ended(0)
+    return folder
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_killed_rank_is_named_and_its_run_restarted(
+    rank: int, whole: Path, shards_folder: Path, tmp_path: Path, launch: Launch
+) -> None:
+    folder = tmp_path / "run"
+    run = supervised(launch, shards_folder, folder)
+    wait_for_step(folder, 30)
+    moment = time.monotonic()
+    os.kill(rank_of(folder, rank), signal.SIGKILL)
+    named = run.wait_for(f"supervise: rank {rank} on ", moment)
+    restarted = run.wait_for("supervise: restart 1 of 1, from step-00000020", moment)
+    detected = run.wait_for("Killing subprocess", moment)
+    output = run.ended(0)
+    assert output.count("supervise: rank ") == 1 and "ended without a word" in output
+    assert_nothing_was_lost(folder, whole)
+    tell(detected=detected, named=named, restarted=restarted)
+
+
+def test_ranks_whose_launcher_is_killed_save_and_are_restarted(
+    whole: Path, shards_folder: Path, tmp_path: Path, launch: Launch
+) -> None:
+    folder = tmp_path / "run"
+    run = supervised(launch, shards_folder, folder)
+    wait_for_step(folder, 30)
+    moment = time.monotonic()
+    os.kill(launcher_under(run.process.pid), signal.SIGKILL)
+    detected = run.wait_for("what launched it has ended; saving and stopping", moment)
+    saved = run.wait_for("saved ", moment)
+    restarted = run.wait_for("supervise: restart 1 of 1, from step-", moment)
+    assert "supervise: rank" not in run.ended(0), "no rank is to blame"
+    assert_nothing_was_lost(folder, whole)
+    tell(detected=detected, saved=saved, restarted=restarted)
+
+
+def launcher_under(supervisor: int) -> int:
+    """The `deepspeed` that it has started."""
+    (child,) = Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()
+    return int(child)
+
+
+@pytest.mark.parametrize("how", ["stop file", "SIGTERM to a rank", "SIGTERM to the supervisor"])
+def test_a_requested_stop_saves_and_the_same_command_goes_on(
+    how: str, whole: Path, shards_folder: Path, tmp_path: Path, launch: Launch
+) -> None:
+    folder = tmp_path / "run"
+    start = supervised if how == "SIGTERM to the supervisor" else on_two_ranks
+    run = start(launch, shards_folder, folder)
+    wait_for_step(folder, 30)
+    moment = time.monotonic()
+    if how == "stop file":
+        (folder / "stop").touch()
+    else:
+        os.kill(run.process.pid if start is supervised else rank_of(folder, 1), signal.SIGTERM)
+    saved = run.wait_for("saved ", moment)
+    stopped = run.wait_for("stopped on request after step", moment)
+    output = run.ended(75)
+    tell(saved=saved, stopped=stopped, ended=time.monotonic() - moment)
+    assert "supervise: restart" not in output
+    on_two_ranks(launch, shards_folder, folder).ended(0)
+    assert_nothing_was_lost(folder, whole)
+
+
+def test_a_frozen_rank_is_named_and_its_run_restarted(
+    whole: Path, shards_folder: Path, tmp_path: Path, launch: Launch
+) -> None:
+    folder = tmp_path / "run"
+    run = supervised(launch, shards_folder, folder, "--hang_timeout", str(HANG_TIMEOUT))
+    wait_for_step(folder, 30)
+    moment = time.monotonic()
+    os.kill(rank_of(folder, 1), signal.SIGSTOP)
+    detected = run.wait_for("not heard of", moment)
+    restarted = run.wait_for("supervise: restart 1 of 1, from step-", moment)
+    assert "supervise: rank 1 on " in run.ended(0)
+    assert_nothing_was_lost(folder, whole)
+    tell(detected=detected, restarted=restarted)
+
+
+SPINNING = """
+import signal
+def spin(*signal):
+    while True:
+        pass
+signal.signal(signal.SIGUSR2, spin)
+"""
+"""A file `sitecustomize.py`, which Python runs at its start: every rank spins when it is told to."""
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_spins_is_named_with_the_line_it_spins_in(
+    rank: int, whole: Path, shards_folder: Path, tmp_path: Path, launch: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(SPINNING)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    folder = tmp_path / "run"
+    run = supervised(launch, shards_folder, folder, "--hang_timeout", str(HANG_TIMEOUT))
+    wait_for_step(folder, 30)
+    moment = time.monotonic()
+    os.kill(rank_of(folder, rank), signal.SIGUSR2)
+    detected = run.wait_for(f"nothing moved for {HANG_TIMEOUT} s after", moment)
+    restarted = run.wait_for("supervise: restart 1 of 1, from step-", moment)
+    output = run.ended(0)
+    assert f"supervise: rank {rank} on " in output and output.count("supervise: rank ") == 1
+    assert "sitecustomize.py" in output
+    assert_nothing_was_lost(folder, whole)
+    tell(detected=detected, restarted=restarted)
+    print(*[line for _, line in run.lines if "nothing moved" in line], sep="\n")
+
+
+def test_weights_that_are_not_finite_stop_every_rank_before_an_update(
+    whole: Path, shards_folder: Path, tmp_path: Path, launch: Launch
+) -> None:
+    """A checkpoint with a NaN in it, its checksums right, as another program might have written it."""
+    folder = as_killed_after(40, whole, tmp_path / "run")
+    path = checkpoint_of(folder, 40) / "weights.safetensors"
+    weights = load_file(path)
+    next(iter(weights.values())).view(-1)[0] = torch.nan
+    save_file(weights, path)
+    sign(Checkpoint(path.parent, 40), path.name)
+    before = path.read_bytes()
+    output = on_two_ranks(launch, shards_folder, folder).ended(1)
+    assert "step 40: the gradient is not finite (loss nan, loss scale 1 cannot fall further)" in output
+    assert len(json.loads((folder / "nonfinite-step-40.json").read_text())["sequences"]) == 8
+    assert path.read_bytes() == before and not checkpoint_of(folder, 60).exists()
+
+
+def test_a_run_that_diverges_ends_at_the_step_and_so_does_its_restart(
+    shards_folder: Path, tmp_path: Path, launch: Launch
+) -> None:
+    folder = tmp_path / "run"
+    run = supervised(launch, shards_folder, folder, also=("optim.lr=1e30", "optim.warmup_steps=1"))
+    output = run.ended(1)
+    (samples,) = folder.glob("nonfinite-step-*.json")
+    step = json.loads(samples.read_text())["step"]
+    assert step > 0, "it did update before"
+    assert output.count(f"rank 0 on {os.uname().nodename} failed after") >= 1
+    assert f"step {step}: the gradient is not finite" in output
+    assert "supervise: gave up after 1 restarts" in output
+    assert not (folder / "checkpoints").exists()
+
+
+def test_a_loss_that_jumps_is_said_and_counted(
+    whole_alone: Path, shards_folder: Path, tmp_path: Path, launch: Launch
+) -> None:
+    """After a checkpoint whose weights are three times what they were."""
+    folder = as_killed_after(80, whole_alone, tmp_path / "run")
+    path = checkpoint_of(folder, 80) / "weights.safetensors"
+    save_file({name: 3 * tensor for name, tensor in load_file(path).items()}, path)
+    sign(Checkpoint(path.parent, 80), path.name)
+    output = alone(launch, shards_folder, folder).ended(0)
+    (warning,) = [line for line in output.splitlines() if "is a spike" in line and "step 81:" in line]
+    assert warning.startswith("WARNING: step 81: loss ") and "the last 64 steps had" in warning
+    spikes = [record["loss_spikes"] for record in read_records(folder, "train")]
+    assert spikes[79] == 0 and spikes[80] == 1
+    print(warning)
+
+
+def test_a_slow_rank_is_named_in_the_log_lines(shards_folder: Path, tmp_path: Path, launch: Launch) -> None:
+    """Rank 1 is held for a twentieth of a second ten times a second."""
+    folder = tmp_path / "run"
+    run = on_two_ranks(launch, shards_folder, folder)
+    wait_for_step(folder, 10)
+    first = last = read_complete(folder)[-1]["step"]
+    while last < first + 30:
+        for number in (signal.SIGSTOP, signal.SIGCONT):
+            os.kill(rank_of(folder, 1), number)
+            time.sleep(0.05)
+        last = read_complete(folder)[-1]["step"]
+    run.ended(0)
+    held = [record for record in read_records(folder, "train") if first < record["step"] < last]
+    assert sum(record["slowest_rank"] == 1 for record in held) > 0.6 * len(held)
+    assert "slowest rank 1" in run.output
+
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "a bit flipped in weights.safetensors": lambda checkpoint: flip_bit(checkpoint / "weights.safetensors"),
+    "a byte missing from optimizer.safetensors": lambda checkpoint: truncate(checkpoint / "optimizer.safetensors"),
+    "state.json missing": lambda checkpoint: (checkpoint / "state.json").unlink(),
+    "complete.json torn": lambda checkpoint: truncate(checkpoint / "complete.json"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_run_passes_over_a_damaged_checkpoint_and_says_so(
+    damage: str, whole_alone: Path, shards_folder: Path, tmp_path: Path, launch: Launch
+) -> None:
+    folder = as_killed_after(40, whole_alone, tmp_path / "run")
+    assert checkpoint_of(folder, 20).is_dir()
+    DAMAGES[damage](checkpoint_of(folder, 40))
+    output = alone(launch, shards_folder, folder).ended(0)
+    said = [line for line in output.splitlines() if "is not used" in line]
+    assert len(said) == 1 and f"{checkpoint_of(folder, 40)} is not used: " in said[0]
+    assert next(word for word in damage.split() if word.endswith(("tensors", "json"))) in said[0]
+    assert_nothing_was_lost(folder, whole_alone)
+    print(said[0])
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system for three checkpoints and a run's other files, really mounted."""
+    with mounted(tmp_path / "disk", "27m") as place:
+        yield place
+
+
+FEW = ("keep_checkpoints=2",)
+
+
+def test_a_run_goes_on_while_its_disk_is_full_and_catches_up(
+    disk: Path, whole_alone: Path, shards_folder: Path, launch: Launch
+) -> None:
+    folder = disk / "run"
+    run = alone(launch, shards_folder, folder, also=FEW)
+    wait_for_step(folder, 25)
+    moment = time.monotonic()
+    filler = fill(disk)
+    records = run.wait_for("metrics.jsonl: No space left on device; training goes on", moment)
+    missed = run.wait_for("no checkpoint could be written", moment)
+    assert newest_valid(folder / "checkpoints", say=pytest.fail) is not None
+    filler.unlink()
+    run.ended(0)
+    assert_nothing_was_lost(folder, whole_alone)
+    tell(records=records, checkpoint=missed)
+
+
+def test_a_disk_that_stays_full_ends_the_run_with_its_last_checkpoint_whole(
+    disk: Path, whole_alone: Path, shards_folder: Path, launch: Launch
+) -> None:
+    folder = disk / "run"
+    run = alone(launch, shards_folder, folder, also=FEW)
+    wait_for_step(folder, 25)
+    filler = fill(disk)
+    output = run.ended(1)
+    assert f"step {STEPS}: no checkpoint could be written in {folder}/checkpoints" in output
+    found = newest_valid(folder / "checkpoints", say=pytest.fail)
+    assert found is not None and found.step >= EVERY
+    filler.unlink()
+    alone(launch, shards_folder, folder, also=FEW).ended(0)
+    assert_nothing_was_lost(folder, whole_alone)
+
+
+def overwrite(path: Path) -> None:
+    """Every id of the second half becomes another, in a file of the same size."""
+    content = bytearray(path.read_bytes())
+    half = len(content) // 4 * 2
+    content[half:] = bytes(byte ^ 0x55 for byte in content[half:])
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("damage", "name", "said"),
+    [
+        (Path.unlink, "shard-00000.bin", "shard-00000: cannot be read as an indexed file"),
+        (truncate, "shard-00000.bin", "shard-00000: cannot be read as an indexed file"),
+        (Path.unlink, "shard-00001.mask.idx", "shard-00001.mask: cannot be read as an indexed file"),
+        (Path.unlink, "manifest.json", "manifest.json"),
+        (overwrite, "shard-00000.bin", "is damaged: sequence"),
+    ],
+    ids=["missing", "shorter", "masks missing", "manifest missing", "overwritten"],
+)
+def test_damaged_shards_are_named_and_end_the_command_with_2(
+    damage: Callable[[Path], object], name: str, said: str, shards_folder: Path, tmp_path: Path, launch: Launch
+) -> None:
+    shards = shutil.copytree(shards_folder, tmp_path / "shards")
+    damage(shards / name)
+    run = on_two_ranks(launch, shards, tmp_path / "run")
+    output = run.ended(2)
+    errors = {line for line in output.splitlines() if "run.py: error: " in line}
+    assert errors and all(said in line and str(shards) in line for line in errors), output
+    assert "Traceback" not in output
+    print(*errors, sep="\n")
+
+
+def test_a_shard_cut_short_under_a_running_job_ends_it_and_the_mended_shard_resumes_it(
+    whole: Path, shards_folder: Path, tmp_path: Path, launch: Launch
+) -> None:
+    """The system ends who reads beyond the end of a mapped file; the restart finds the shard too short."""
+    shards, folder = shutil.copytree(shards_folder, tmp_path / "shards"), tmp_path / "run"
+    run = supervised(launch, shards, folder)
+    wait_for_step(folder, 30)
+    moment = time.monotonic()
+    for path in shards.glob("shard-*.bin"):
+        os.truncate(path, 0)
+    named = run.wait_for("supervise:     Fatal Python error: Bus error", moment)
+    output = run.ended(2)
+    assert "supervise: rank " in output and "cannot be read as an indexed file" in output
+    tell(named=named)
+    shutil.copytree(shards_folder, shards, dirs_exist_ok=True)
+    on_two_ranks(launch, shards, folder).ended(0)
+    assert_nothing_was_lost(folder, whole)
+
+
+@pytest.mark.parametrize(
+    ("changed", "keys"),
+    [
+        ("configuration", ["run.optim.lr"]),
+        ("data", ["data_sha256"]),
+        ("tokenizer", ["data_sha256", "tokenizer_sha256", "vocab_size"]),
+    ],
+)
+def test_another_configuration_data_or_tokenizer_is_refused_with_the_difference(
+    changed: str, keys: list[str], whole_alone: Path, shards_folder: Path, tmp_path: Path, launch: Launch
+) -> None:
+    folder, shards = as_killed_after(40, whole_alone, tmp_path / "run"), shards_folder
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    if changed != "configuration":
+        shards = other_shards(shards_folder, tmp_path, changed)
+    also = ("optim.lr=1e-5",) if changed == "configuration" else ()
+    output = alone(launch, shards, folder, also=also).ended(2)
+    errors = [line.removeprefix("run.py: error: ") for line in output.splitlines() if "run.py: error: " in line]
+    assert [line.split(":")[0] for line in errors] == keys
+    assert all("was started with" in line and "this command says" in line for line in errors)
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
+    print(*errors, sep="\n")
+
+
+def other_shards(shards: Path, folder: Path, changed: str) -> Path:
+    """Of the same text: with other masks, or with a vocabulary of another size."""
+    vocab = shards.parent / "vocab"
+    if changed == "tokenizer":
+        vocab = folder / "vocab"
+        train_vocab(VocabularyOptions(input=(shards.parent / "raw",), output=vocab, size=310))
+    options = {"seq_length": 32, "held_out": 0.1, "chunk_mb": 0.1, "workers": 1, "seed": 1}
+    build_shards(
+        BuildOptions(input=(shards.parent / "raw",), output=folder / "shards", vocab=str(vocab), **options)  # type: ignore[arg-type]
+    )
+    return folder / "shards"
+
+
+def test_fp16_ends_at_the_floor_of_its_loss_scale_with_step_and_samples(
+    shards_folder: Path, tmp_path: Path, launch: Launch
+) -> None:
+    """On a CPU, past the refusals of fp16 there (fp16_worker.py): gradients at 2^40 times their size do overflow."""
+    values = json.loads((REPOSITORY / "ds_configs" / "zero1_fp16.json").read_text())
+    values["fp16"] |= {"initial_scale_power": 40, "min_loss_scale": 2**38, "hysteresis": 1}
+    (tmp_path / "deepspeed.json").write_text(json.dumps(values))
+    folder = tmp_path / "run"
+    options = (*run_arguments(shards_folder, folder)[1:], "--deepspeed_config", tmp_path / "deepspeed.json")
+    run = Heard(launch(2, "tests/reliability/fp16_worker.py", *options))
+    output = run.ended(1)
+    assert "step 2: the gradient is not finite" in output and "loss scale 2.74878e+11 cannot fall further" in output
+    assert (folder / "nonfinite-step-2.json").is_file()

@@ -1,0 +1,60 @@
+"""Every file of ds_configs/ in a whole run of one process; those of fp16 past the refusals of it on a CPU.
+
+On two ranks every file is used in tests/pretrain/test_engine.py.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pretrain.run_log import read_records
+from tests.conftest import REPOSITORY
+from tests.pretrain.test_train import finished, run_arguments
+from tests.reliability.runs import Launch
+
+FILES = sorted((REPOSITORY / "ds_configs").glob("*.json"))
+STEPS = 12
+"""DeepSpeed's table of FLOPs comes at step 10."""
+
+
+def run(name: str, shards: Path, folder: Path, launch: Launch) -> str:
+    """What the run says; the accumulating files get a share of the batch that they split."""
+    script = "tests/reliability/fp16_worker.py" if "fp16" in name else "pretrain/run.py"
+    overrides = (f"optim.steps={STEPS}", "batch_size=16", "model.dropout=0", "model.attention_dropout=0")
+    options = (*run_arguments(shards, folder, *overrides)[1:], "--deepspeed_config", f"ds_configs/{name}.json")
+    return finished(launch(0, script, *options))
+
+
+@pytest.fixture(scope="module")
+def plain(shards_folder: Path, tmp_path_factory: pytest.TempPathFactory, launch: Launch) -> list[float]:
+    """Losses of the discriminator in fp32 with nothing partitioned."""
+    folder = tmp_path_factory.mktemp("plain") / "run"
+    run("zero0_fp32", shards_folder, folder, launch)
+    return values(folder, "discriminator_loss")
+
+
+def values(folder: Path, name: str) -> list[float]:
+    return [record[name] for record in read_records(folder, "train")]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", [path.stem for path in FILES if path.stem != "zero0_fp32"])
+def test_a_shipped_file_trains_as_the_plainest_does(
+    name: str, plain: list[float], shards_folder: Path, tmp_path: Path, launch: Launch
+) -> None:
+    output = run(name, shards_folder, tmp_path / "run", launch)
+    (start,) = map(json.loads, (tmp_path / "run" / "starts.jsonl").read_text().splitlines())
+    stage, precision, *addition = name.removeprefix("zero").split("_")
+    assert start["zero_stage"] == int(stage)
+    assert start["precision"] == {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}[precision]
+    assert start["accumulation_steps"] == (2 if addition == ["accumulate"] else 1)
+    assert ("Flops Profiler" in output) == (addition == ["profile"])
+    losses, skipped = (values(tmp_path / "run", name) for name in ("discriminator_loss", "skipped"))
+    assert len(losses) == STEPS
+    assert losses[0] == pytest.approx(plain[0], rel=1e-2)
+    assert losses[-1] < 0.6 * losses[0]
+    if precision == "fp16":  # it finds its loss scale, a step each; then it learns
+        assert 0 < skipped[-1] < STEPS - 2 and skipped[-1] == skipped[-3]
+    else:
+        assert losses == pytest.approx(plain, rel=1e-3 if precision == "fp32" else 0.1)
