@@ -32,6 +32,7 @@ $(command -v sshd) -f {folder}/sshd_config -o ListenAddress={address}
 echo ready
 cat
 """
+TC, PORT = ("tc", "qdisc"), ("dev", "eth0", "root")
 SWITCH = "ip link add switch type bridge && ip link set switch up && echo ready && cat"
 
 SSHD_CONFIG = """
@@ -136,13 +137,24 @@ class TwoHosts:
     def mend(self, name: str) -> None:
         self._in_switch(f"ip link set {name} up")
 
+    def throttle(self, name: str, rate: str) -> None:
+        """Lets a host send only so fast, in the words of tc, until `unthrottle`."""
+        limit = ("tbf", "rate", rate, "burst", "1mbit", "latency", "400ms")
+        subprocess.run([*_enter(self.hosts[name].pid, "--net"), *TC, "replace", *PORT, *limit], check=True)
+
+    def unthrottle(self, name: str) -> None:
+        subprocess.run([*_enter(self.hosts[name].pid, "--net"), *TC, "del", *PORT], check=True)
+
     def start(
         self, command: Sequence[object], folder: Path, host: str = "node1", **environment: str
     ) -> subprocess.Popen[str]:
-        """Starts a command on a host, in its own session, with the environment of a fresh login."""
+        """Starts a command on a host, in its own session, with the environment of a fresh login.
+
+        It enters the folder inside: one that nsenter opens belongs to our mounts, across which no file can be renamed.
+        """
         enter = _enter(self.hosts[host].pid, "--net", "--pid", "--mount", "--uts")
         return subprocess.Popen(
-            [*enter, "--wd=" + str(folder), *map(str, command)],
+            [*enter, "sh", "-c", 'cd "$0" && exec "$@"', str(folder), *map(str, command)],
             env={"PATH": SEARCH_PATH, "HOME": os.environ["HOME"], "OMP_NUM_THREADS": "1"}
             | {"OMP_WAIT_POLICY": "passive"}
             | environment,
@@ -182,6 +194,8 @@ def _is(process: Path, namespace: Path, text: str) -> bool:
         return False
 
 
+# Requeued jobs wait for 5 s rather than two minutes (AuthInfo); dead nodes are down after 15 s rather than 300; a job
+# may run for a minute past its limit, because Slurm warns up to 30 seconds early and its limits are minutes.
 SLURM_CONF = """
 ClusterName=tests
 SlurmctldHost=node1
@@ -200,6 +214,9 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
 MpiDefault=none
 ReturnToService=2
+SlurmdTimeout=15
+OverTimeLimit=1
+SchedulerParameters=sched_interval=1,bf_interval=1
 {nodes}
 PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
@@ -224,7 +241,7 @@ class Slurm:
             self._start_daemon(name, "munged", "--force", f"--key-file={key}", *log)
         self._start_daemon("node1", "slurmctld")
         for name in ADDRESSES:
-            self._start_daemon(name, "slurmd", "-N", name)
+            self.start_slurmd(name)
         deadline = time.monotonic() + 60
         while self.run("sinfo", "--noheader", "--states=idle", "--format=%D").strip() != "2":
             assert time.monotonic() < deadline, self.run("scontrol", "show", "nodes")
@@ -234,6 +251,9 @@ class Slurm:
     def environment(self) -> dict[str, str]:
         root = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")  # which the tests are
         return {"SLURM_CONF": str(self.folder / "slurm.conf")} | dict.fromkeys(root, "1")
+
+    def start_slurmd(self, host: str) -> None:
+        self._start_daemon(host, "slurmd", "-N", host)
 
     def _start_daemon(self, host: str, *command: str) -> None:
         # A daemon keeps the output that it was given, so it gets none of ours.
