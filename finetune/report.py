@@ -17,7 +17,7 @@ from data_prep.config import ConfigError, StrictConfig
 from finetune.comparisons import differences
 from finetune.paper_tables import TABLES, Column, Table
 from finetune.report_sections import collapsed_lines, difference_lines, setting_lines
-from finetune.results import Cell, Row, load_runs, make_rows
+from finetune.results import Cell, Row, load_runs, make_rows, shared_folder
 from pretrain.markdown_table import markdown_table
 
 
@@ -35,7 +35,7 @@ def main(options: ReportOptions) -> None:
     rows = make_rows(records)
     outputs = [path if path.is_dir() else path.parent for path in options.runs]
     output = options.output or outputs[0] / "report.md"
-    text = markdown(rows, outputs)
+    text = markdown(rows, outputs, str(shared_folder(records)))
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         output.write_text(text, encoding="utf-8")
@@ -48,19 +48,23 @@ def main(options: ReportOptions) -> None:
     print(f"{text}\nwritten to {output} and {output.with_suffix('.png')}")
 
 
-def markdown(rows: Sequence[Row], outputs: Sequence[Path] = ()) -> str:
+def markdown(rows: Sequence[Row], outputs: Sequence[Path] = (), folder: str = ".") -> str:
     """The tables, our rows first, the notes they need, and what stands behind them.
 
-    `outputs` are the folders that may hold the runs' predictions.
+    `outputs` are the folders that may hold the runs' predictions, `folder` is the one that all models lie in.
     """
     tables = shown_tables(rows)
     lines = ["# Fine-tuning results", ""]
     for table in tables:
         lines += [f"## {table.title}", "", *table_lines(table, rows), ""]
     lines += [*notes(rows, tables), ""]
-    columns = list(dict.fromkeys(column for table in tables for column in table.columns))
+    if folder != ".":
+        lines += [f"The models lie in {folder}.", ""]
+    scored = [table for table in tables if not table.whole]  # the others repeat their columns
+    columns = [column for table in scored for column in table.columns]
+    compared = [(table.title, difference_lines(differences(rows, table.columns, outputs))) for table in scored]
     for title, section in (
-        ("Differences between our own runs", difference_lines(differences(rows, columns, outputs))),
+        *((f"{title}: differences between our own runs", section) for title, section in compared),
         ("Best settings", setting_lines(rows, columns)),
         ("Collapsed runs", collapsed_lines(rows)),
     ):
@@ -125,7 +129,8 @@ def notes(rows: Sequence[Row], tables: Sequence[Table]) -> list[str]:
     if any(len(cell.tried) > 1 for cell in cells):
         lines += [
             "",
-            "\\* the best median of several settings, chosen on the dev set itself, as the paper does.",
+            "\\* the best median of several settings, of those run with the most seeds; chosen on the dev set itself, "
+            "as the paper does.",
         ]
     if not all(cell.official_data for cell in cells):
         lines += [

@@ -13,39 +13,44 @@ SHOWN_SETTINGS = ("learning_rate", "epochs", "weight_decay")
 
 
 def difference_lines(differences: Iterable[Difference]) -> list[str]:
-    """A table of the differences, and how to read it."""
-    rows = [_difference_row(difference) for difference in differences]
-    if not rows:
+    """A table of the differences, a row a pair of models and a column a score, and how to read it."""
+    by_pair: dict[str, dict[str, str]] = {}
+    for found in differences:
+        by_pair.setdefault(f"{found.second.label} - {found.first.label}", {})[found.column.title] = _show(found)
+    if not by_pair:
         return []
-    head = ("", "first", "second", "seeds", "second - first", "p over seeds", "95% interval over examples")
+    titles = list(dict.fromkeys(title for cells in by_pair.values() for title in cells))
+    rows = [[pair, *(cells.get(title, "–") for title in titles)] for pair, cells in by_pair.items()]
     return [
-        *markdown_table(head, rows),
+        *markdown_table(["difference", *titles], rows),
         "",
-        "In points, the mean over the seeds both were run with, each under its best setting. p: paired permutation "
-        "test over seeds, two-sided; with five seeds never below .0625. Interval: paired bootstrap over the dev "
-        "examples, the same resamples for both. Neither is corrected for the number of rows, nor for having chosen "
-        "the settings.",
+        "In points: the mean over the seeds both were run with, each under its best setting (95% interval of the "
+        "paired bootstrap over the dev examples, the same resamples for both; p of the two-sided paired permutation "
+        "test over seeds, with five of them never below .0625; number of seeds). Neither is corrected for the number "
+        "of differences, nor for having chosen the settings.",
     ]
 
 
-def _difference_row(difference: Difference) -> list[str]:
-    p = "–" if difference.p is None else f"{difference.p:.3g}"
-    interval = "–" if difference.interval is None else "{:+.1f} to {:+.1f}".format(*difference.interval)
-    compared = [difference.column.title, difference.first.label, difference.second.label]
-    return [*compared, str(difference.seeds), f"{difference.mean:+.1f}", p, interval]
+def _show(difference: Difference) -> str:
+    interval = () if difference.interval is None else ("{:+.1f} to {:+.1f}".format(*difference.interval),)
+    p = () if difference.p is None else (f"p {difference.p:.3g}",)
+    return f"{difference.mean:+.1f} ({'; '.join((*interval, *p, str(difference.seeds)))})"
 
 
 def setting_lines(rows: Sequence[Row], columns: Sequence[Column]) -> list[str]:
-    """Each task's best setting for each model; a task's first column stands for it."""
+    """Each task's best setting for each model, or for all at once; a task's first column stands for it."""
     first_columns: dict[str, Column] = {}
     for column in columns:
         first_columns.setdefault(column.task, column)
-    found = [
-        (task, row.label, _setting(cell), str(len(cell.tried)))
-        for task, column in first_columns.items()
-        for row in rows
-        if (cell := row.cells.get(column.title))
-    ]
+    found = []
+    for task, column in first_columns.items():
+        models: dict[tuple[str, int], list[str]] = {}
+        for row in rows:
+            if cell := row.cells.get(column.title):
+                models.setdefault((_setting(cell), len(cell.tried)), []).append(row.label)
+        for (setting, tried), labels in models.items():
+            shown = "all" if len(models) == 1 and len(labels) > 1 else ", ".join(labels)
+            found.append((task, shown, setting, str(tried)))
     return markdown_table(("task", "model", "setting", "tried"), found) if found else []
 
 

@@ -3,7 +3,8 @@
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from itertools import takewhile
+from pathlib import Path, PurePath
 
 from data_prep.config import ConfigError
 from finetune.config import GlueConfig, SquadConfig
@@ -20,7 +21,7 @@ OFFICIAL_TOLERANCE = 0.01
 
 @dataclass(frozen=True)
 class Cell:
-    """One model in one column: the seeds' scores, in per cent, under the setting with the best median."""
+    """One model in one column: the seeds' scores, in per cent, under the best setting (`make_cell`)."""
 
     scores: tuple[float, ...]
     records: tuple[RunRecord, ...]
@@ -79,10 +80,11 @@ def make_rows(records: Sequence[RunRecord]) -> list[Row]:
         key = (record.model, record.run.model_sha256, record.run.random_weights)
         models.setdefault(key, []).append(record)
     versions = [(name, random) for name, _, random in models]
+    shared = len(shared_folder(records).parts)
     rows = []
     for (name, digest, random), runs in models.items():
         version = f" {digest[:7]}" if versions.count((name, random)) > 1 else ""
-        label = name + version + (" (random weights)" if random else "")
+        label = str(PurePath(*PurePath(name).parts[shared:])) + version + (" (random weights)" if random else "")
         row = Row(label, runs[0].model_size, collapsed=tuple(run for run in runs if run.collapsed))
         for column in COLUMNS:
             of_task = [record for record in runs if record.run.task == column.task]
@@ -92,8 +94,15 @@ def make_rows(records: Sequence[RunRecord]) -> list[Row]:
     return rows
 
 
+def shared_folder(records: Iterable[RunRecord]) -> PurePath:
+    """The folder that all models lie in, which tells none from another; empty for one model."""
+    folders = [name.parts[:-1] for name in {PurePath(record.model) for record in records}]
+    levels = zip(*folders, strict=False) if len(folders) > 1 else ()
+    return PurePath(*(level[0] for level in takewhile(lambda level: len(set(level)) == 1, levels)))
+
+
 def make_cell(records: Sequence[RunRecord], column: Column) -> Cell:
-    """The best setting's scores, as the paper takes the best of its grid.
+    """The best setting's scores, as the paper takes the best of its grid, of those that ran with the most seeds.
 
     Raises:
         ConfigError: runs on different data, which no median may mix.
@@ -106,7 +115,9 @@ def make_cell(records: Sequence[RunRecord], column: Column) -> Cell:
         by_setting.setdefault(record.run.settings.model_dump_json(), []).append(record)
     task = ALL_TASKS[column.task]
     split, metric = task.dev_splits[0], task.metrics[0]
-    chosen = max(by_setting.values(), key=lambda runs: statistics.median(scores_of(runs, split, metric)))
+    most = max(len(runs) for runs in by_setting.values())  # a lucky seed alone is no better setting
+    whole = [runs for runs in by_setting.values() if len(runs) == most]
+    chosen = max(whole, key=lambda runs: statistics.median(scores_of(runs, split, metric)))
     return Cell(
         scores=scores_of(chosen, column.split, column.metric),
         records=tuple(chosen),

@@ -38,6 +38,14 @@ def test_models_of_one_name_are_told_apart_by_their_content() -> None:
     assert "**10.0**" in line_of("runs/small/export ccccccc", text)
 
 
+def test_the_folder_of_all_models_is_said_once(tmp_path: Path) -> None:
+    for name in "ab":
+        append_record(tmp_path / "results.jsonl", make_record(model=f"/far/away/{name}", model_sha256=name * 64))
+    done = run_report(tmp_path)
+    assert done.stdout.count("/far/away") == done.stdout.count("The models lie in /far/away.") == 1
+    assert line_of("b", done.stdout) == "| b | **50.0** (50.0–50.0; 1) |"
+
+
 def test_a_collapsed_run_stays_in_the_median_and_is_shown() -> None:
     text = report(
         make_record(0.6, seed=1),

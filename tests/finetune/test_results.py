@@ -6,7 +6,7 @@ import pytest
 
 from data_prep.config import ConfigError
 from finetune.records import append_record
-from finetune.results import load_runs, make_rows
+from finetune.results import load_runs, make_rows, shared_folder
 from tests.finetune.conftest import make_record
 
 
@@ -22,6 +22,22 @@ def test_a_cell_holds_every_seed_of_the_setting_with_the_best_median() -> None:
     (row,) = make_rows(weak + strong)
     assert row.cells["CoLA"].scores == (50.0, 40.0, 60.0)
     assert row.cells["CoLA"].tried[1].epochs == 5
+
+
+def test_a_lucky_seed_alone_is_no_better_setting() -> None:
+    whole = [make_record(score, seed=seed) for seed, score in enumerate((0.2, 0.4, 0.3))]
+    (row,) = make_rows([*whole, make_record(0.9, epochs=5)])
+    assert row.cells["CoLA"].scores == (20.0, 40.0, 30.0)
+    assert len(row.cells["CoLA"].tried) == 2
+
+
+def test_models_of_one_folder_are_named_without_it() -> None:
+    records = [make_record(model=f"/far/away/{name}", model_sha256=name * 64) for name in "ab"]
+    assert [row.label for row in make_rows(records)] == ["a", "b"]
+    assert str(shared_folder(records)) == "/far/away"
+    assert [row.label for row in make_rows(records[:1])] == ["/far/away/a"]
+    mixed = [*records, make_record(model="near/c", model_sha256="c" * 64)]
+    assert [row.label for row in make_rows(mixed)] == ["/far/away/a", "/far/away/b", "near/c"]
 
 
 def test_runs_on_different_data_are_not_mixed() -> None:
