@@ -101,7 +101,7 @@ def test_a_mistake_is_named_before_anything_is_written(
 def test_the_papers_grid_is_run_point_by_point_but_for_what_the_command_line_fixes(
     stock_model: Path, cola_folder: Path, tmp_path: Path
 ) -> None:
-    records = run_here(stock_model, cola_folder, tmp_path, seeds=(1,), grid="paper", epochs=None)
+    records = run_here(stock_model, cola_folder, tmp_path, seeds=(1,), grid="paper", epochs=None, batch_size=64)
     assert [record.run.settings.epochs for record in records] == [3, 4, 5]
     records = run_here(stock_model, cola_folder, tmp_path / "fixed", seeds=(1,), grid="paper", epochs=1)
     assert [record.run.settings.epochs for record in records] == [1]

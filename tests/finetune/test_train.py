@@ -124,6 +124,16 @@ def test_zero_stages_learn_the_same(stage: int, stock_model: Path, job: GlueJob,
     assert zero.train_losses == pytest.approx(plain.train_losses, abs=1e-5)
 
 
+def test_bf16_learns_the_same_but_for_its_rounding(stock_model: Path, job: GlueJob, world: World) -> None:
+    plain, half = (
+        go(stock_model, job, world, REPOSITORY / "ds_configs" / f"zero1_{precision}.json")
+        for precision in ("fp32", "bf16")
+    )
+    assert (plain.precision, half.precision) == ("float32", "bfloat16")
+    assert half.train_losses != plain.train_losses
+    assert half.train_losses == pytest.approx(plain.train_losses, abs=0.02)
+
+
 def test_the_same_seed_gives_the_same_run_and_another_seed_another(
     stock_model: Path, job: GlueJob, world: World, tmp_path: Path
 ) -> None:
