@@ -23,6 +23,8 @@ PAGE = REPOSITORY / "docs/operations.md"
 RANK = str(REPOSITORY / "tests/cluster/rank.py")
 SETTLED = 12.0
 """Seconds after which what still runs is taken to run on."""
+PATIENCE = 60.0
+"""Seconds for the end of what should end, on a machine that other work shares."""
 
 
 class Row(NamedTuple):
@@ -92,7 +94,7 @@ def test_a_signal_does_what_the_page_says(row: Row, two_hosts: TwoHosts, slurm: 
     try:
         for pid in targets(row, two_hosts):
             os.kill(pid, row.signal)
-        code = wait(process, SETTLED)
+        code = wait(process, SETTLED if row.code is None else PATIENCE)
         time.sleep(2)
         heard = sum("SIG" in path.read_text() for path in tmp_path.glob("rank-*"))
         assert Row(*row[:3], heard, code, len(ranks(two_hosts))) == row
