@@ -13,8 +13,8 @@ ENDING = re.compile(
     r"^rank \d+ on \S+ (?:ends|failed after)|: SIG\w+ received|^Fatal Python error|^Traceback", re.MULTILINE
 )
 """How a rank tells of its own end; one that was killed does not."""
-ACCUSING = re.compile(r"^rank \d+ on \S+ ends: .*?(rank \d+ on \S+)", re.MULTILINE)
-"""The watchdog of a rank that was told by another, or waits for it."""
+ACCUSING = re.compile(r"^rank \d+ on \S+ ends: (?:rank \d+ on \S+: )?.*?(rank \d+ on [^\s:,]+)", re.MULTILINE)
+"""The watchdog of a rank that was told by another, or waits for it; a rank that was told says first by whom."""
 CONNECTION = re.compile(r"[Cc]onnection (?:closed|reset|refused)|DistNetworkError|DistStoreError|NCCL")
 """What a rank fails of when another is gone."""
 
@@ -60,7 +60,8 @@ def blamed(ranks: list[LastWords]) -> list[LastWords]:
     In this order: whom the others' watchdogs name; who fell silent while others tell of their end, as one that was
     killed does; who failed of something else than its connection to the others.
     """
-    accused = {name for rank in ranks for name in ACCUSING.findall(rank.text)}
+    accusing = [names for rank in ranks if (names := ACCUSING.findall(rank.text))]
+    accused = accusing[0] if accusing else []  # the first rank's, which hears of all the others
     telling = [rank for rank in ranks if rank.tells_of_its_end]
     for some in (
         [rank for rank in ranks if rank.name in accused],

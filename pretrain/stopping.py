@@ -53,9 +53,10 @@ class StopRequest:
     def _say(heard: socket.socket) -> None:
         with heard:
             while numbers := heard.recv(1):
-                name = f"rank {os.environ.get('RANK', 0)} on {socket.gethostname()}"
-                with contextlib.suppress(OSError):  # with the launcher its end of our output may be gone
-                    print(f"{name}: {signal.Signals(numbers[0]).name} received; saving and stopping", flush=True)
+                if (number := signal.Signals(numbers[0])) in SIGNALS:
+                    name = f"rank {os.environ.get('RANK', 0)} on {socket.gethostname()}"
+                    with contextlib.suppress(OSError):  # with the launcher its end of our output may be gone
+                        print(f"{name}: {number.name} received; saving and stopping", flush=True)
 
     def _remember(self, number: int, frame: FrameType | None) -> None:
         self._signalled = True

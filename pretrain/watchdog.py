@@ -44,6 +44,8 @@ START_FACTOR = 3
 """The first step also builds the model, connects the ranks and compiles kernels."""
 EXIT_FAILED = 1
 MOST_NAMED = 8
+WAITING = "distributed_c10d.py"
+"""Where a rank stands that waits for others, as far as Python knows: what a GPU waits for it does not."""
 LAST_LINES = 5
 """Of the log of a lost rank."""
 STACK_LINES = 6
@@ -126,8 +128,11 @@ class Watchdog:
         """The ranks that this one may be waiting for."""
         if not self._meeting:
             return ""
-        silent = self._meeting.silent_since(now - QUIET)
-        elsewhere = [rank for rank in self._meeting.elsewhere(self._place()) if rank not in silent]
+        silent, place = self._meeting.silent_since(now - QUIET), self._place()
+        elsewhere = [rank for rank in self._meeting.elsewhere(place) if rank not in silent]
+        wait_for_us = [rank for rank in elsewhere if WAITING in self._meeting.known[rank].place]
+        if WAITING not in place and wait_for_us and wait_for_us == elsewhere and not silent:
+            return f"; {self._state.name} itself is waited for, by {', '.join(map(self._account, elsewhere))}"
         found = {"not heard of lately": silent, "standing elsewhere": elsewhere}
         return "".join(f"; {what}: {', '.join(map(self._account, ranks))}" for what, ranks in found.items() if ranks)
 
@@ -145,8 +150,11 @@ class Watchdog:
         return f"{Path(frame.f_code.co_filename).name} line {frame.f_lineno}" if frame else "its end"
 
     def _fail(self, reason: str) -> NoReturn:
+        self._report(reason)
         self._tell(f"{self._state.name}: {reason}", EXIT_FAILED)
-        self._end(reason, EXIT_FAILED)
+        if self._meeting:
+            time.sleep(2 * BEAT)  # for the others to hear it: the store ends with rank 0
+        os._exit(EXIT_FAILED)
 
     def _tell(self, reason: str, code: int) -> None:
         """Tells the other ranks, as far as they can be reached."""
@@ -156,10 +164,13 @@ class Watchdog:
             telling.join(2 * BEAT)
 
     def _end(self, reason: str, code: int) -> NoReturn:
+        self._report(reason)
+        os._exit(code)
+
+    def _report(self, reason: str) -> None:
         frame = sys._current_frames().get(self._main_thread)
         stack = "".join(traceback.format_stack(frame)[-STACK_LINES:])
         _say(f"{self._state.name} ends: {reason}\n{self._state.name} stands, after {self._state.where}, at\n{stack}")
-        os._exit(code)
 
 
 class RankState(NamedTuple):

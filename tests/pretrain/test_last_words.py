@@ -13,6 +13,12 @@ LOST = "rank {rank} on node{rank} ends: not heard of for 60 s: rank 1 on node1 (
 STOOD = (
     "rank {rank} on node{rank} ends: nothing moved for 600 s after step 9; standing elsewhere: rank 1 on node1 (a)\n"
 )
+NOTHING = "nothing moved for 600 s after step 9; "
+TOLD_STOOD = "rank {rank} on node{rank} ends: rank 0 on node0: " + NOTHING + "standing elsewhere: rank 1 on node1 (a)\n"
+ITSELF = (
+    "rank 0 on node0 ends: " + NOTHING + "rank 0 on node0 itself is waited for, by rank 1 on node1 (after step 9)\n"
+)
+TOLD_ITSELF = "rank {rank} on node{rank} ends: rank 0 on node0: " + NOTHING + "rank 0 on node0 itself is waited for\n"
 RAISED = "rank 1 on node1 failed after step 9: OSError: no route\nTraceback (most recent call last):\n"
 SAVED = "rank {rank} on node{rank}: what launched it has ended; saving and stopping\n"
 
@@ -31,6 +37,8 @@ def add(folder: Path, rank: int, text: str) -> None:
         ((TOLD, RAISED, TOLD), ["rank 1 on node1"]),
         ((LOST, "step 9\n", LOST), ["rank 1 on node1"]),
         ((STOOD, STOOD, STOOD), ["rank 1 on node1"]),
+        ((STOOD, TOLD_STOOD, TOLD_STOOD), ["rank 1 on node1"]),
+        ((ITSELF, TOLD_ITSELF, TOLD_ITSELF), ["rank 0 on node0"]),
         ((RESET, RAISED, RESET), ["rank 1 on node1"]),
         ((SAVED, SAVED, SAVED), []),
         ((RESET, RESET, RESET), []),
@@ -43,6 +51,8 @@ def add(folder: Path, rank: int, text: str) -> None:
         "raised",
         "lost",
         "hung",
+        "hung and told",
+        "hung itself",
         "untold",
         "launcher killed",
         "none told",
