@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from finetune.features import Batch
 from finetune.presets import HeadKind
 from pretrain.encoder import ElectraEncoder
+from pretrain.linear import Linear
 
 UNANSWERABLE_WEIGHT = 0.5  # of the answerability loss: google-research/electra `configure_finetuning.py`, and XLNet
 
@@ -47,8 +48,8 @@ class PairScorer(nn.Module):
     ) -> None:
         super().__init__()
         size = kind.hidden_size or hidden_size
-        self.first = nn.Linear(hidden_size, size, bias=False)
-        self.second = nn.Linear(hidden_size, size)
+        self.first = Linear(hidden_size, size, bias=False)
+        self.second = Linear(hidden_size, size)
         self.activation = {"gelu": nn.GELU, "tanh": nn.Tanh}[kind.activation]()
         self.LayerNorm = nn.LayerNorm(size, eps=1e-12) if layer_norm else nn.Identity()
         self.dropout = nn.Dropout(dropout)
