@@ -1,34 +1,24 @@
-"""The table of faults of docs/reliability.md: each is done to a whole run, which says so and loses nothing.
+"""The table of faults of docs/reliability.md, those of ranks and numbers: each is done to a whole run.
 
-`pytest -m long -rP tests/reliability/test_faults.py` shows the seconds of the table.
+`pytest -m long -rP tests/reliability` shows the seconds of the table. Of files: test_damage.py.
 """
 
 import json
 import os
-import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from data_prep.build_shards import BuildOptions
-from data_prep.build_shards import main as build_shards
-from data_prep.train_vocab import VocabularyOptions
-from data_prep.train_vocab import main as train_vocab
-from pretrain.checkpoint import Checkpoint, newest_valid
+from pretrain.checkpoint import Checkpoint
 from pretrain.run_log import read_records
 from tests.conftest import REPOSITORY
-from tests.pretrain.conftest import fill, mounted
-from tests.pretrain.test_checkpoint import flip_bit, truncate
 from tests.pretrain.test_supervise import rank_of
 from tests.pretrain.test_train import read_complete, run_arguments, wait_for_step
 from tests.reliability.runs import (
-    EVERY,
-    STEPS,
     Heard,
     Launch,
     alone,
@@ -44,22 +34,6 @@ from tests.reliability.test_trust import sign
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 HANG_TIMEOUT = 10
 """Seconds; the shortest that a start on a busy machine keeps."""
-
-
-@pytest.fixture(scope="module")
-def whole(shards_folder: Path, tmp_path_factory: pytest.TempPathFactory, launch: Launch) -> Path:
-    """The folder of a run of two ranks without a fault."""
-    folder = tmp_path_factory.mktemp("faults") / "whole"
-    on_two_ranks(launch, shards_folder, folder).ended(0)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def whole_alone(shards_folder: Path, tmp_path_factory: pytest.TempPathFactory, launch: Launch) -> Path:
-    """The same of one process."""
-    folder = tmp_path_factory.mktemp("faults") / "whole"
-    alone(launch, shards_folder, folder).ended(0)
-    return folder
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -233,160 +207,6 @@ def test_a_slow_rank_is_named_in_the_log_lines(shards_folder: Path, tmp_path: Pa
     held = [record for record in read_records(folder, "train") if first < record["step"] < last]
     assert sum(record["slowest_rank"] == 1 for record in held) > 0.6 * len(held)
     assert "slowest rank 1" in run.output
-
-
-DAMAGES: dict[str, Callable[[Path], object]] = {
-    "a bit flipped in weights.safetensors": lambda checkpoint: flip_bit(checkpoint / "weights.safetensors"),
-    "a byte missing from optimizer.safetensors": lambda checkpoint: truncate(checkpoint / "optimizer.safetensors"),
-    "state.json missing": lambda checkpoint: (checkpoint / "state.json").unlink(),
-    "complete.json torn": lambda checkpoint: truncate(checkpoint / "complete.json"),
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_a_run_passes_over_a_damaged_checkpoint_and_says_so(
-    damage: str, whole_alone: Path, shards_folder: Path, tmp_path: Path, launch: Launch
-) -> None:
-    folder = as_killed_after(40, whole_alone, tmp_path / "run")
-    assert checkpoint_of(folder, 20).is_dir()
-    DAMAGES[damage](checkpoint_of(folder, 40))
-    output = alone(launch, shards_folder, folder).ended(0)
-    said = [line for line in output.splitlines() if "is not used" in line]
-    assert len(said) == 1 and f"{checkpoint_of(folder, 40)} is not used: " in said[0]
-    assert next(word for word in damage.split() if word.endswith(("tensors", "json"))) in said[0]
-    assert_nothing_was_lost(folder, whole_alone)
-    print(said[0])
-
-
-@pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system for three checkpoints and a run's other files, really mounted."""
-    with mounted(tmp_path / "disk", "27m") as place:
-        yield place
-
-
-FEW = ("keep_checkpoints=2",)
-
-
-def test_a_run_goes_on_while_its_disk_is_full_and_catches_up(
-    disk: Path, whole_alone: Path, shards_folder: Path, launch: Launch
-) -> None:
-    folder = disk / "run"
-    run = alone(launch, shards_folder, folder, also=FEW)
-    wait_for_step(folder, 25)
-    moment = time.monotonic()
-    filler = fill(disk)
-    records = run.wait_for("metrics.jsonl: No space left on device; training goes on", moment)
-    missed = run.wait_for("no checkpoint could be written", moment)
-    assert newest_valid(folder / "checkpoints", say=pytest.fail) is not None
-    filler.unlink()
-    run.ended(0)
-    assert_nothing_was_lost(folder, whole_alone)
-    tell(records=records, checkpoint=missed)
-
-
-def test_a_disk_that_stays_full_ends_the_run_with_its_last_checkpoint_whole(
-    disk: Path, whole_alone: Path, shards_folder: Path, launch: Launch
-) -> None:
-    folder = disk / "run"
-    run = alone(launch, shards_folder, folder, also=FEW)
-    wait_for_step(folder, 25)
-    filler = fill(disk)
-    output = run.ended(1)
-    assert f"step {STEPS}: no checkpoint could be written in {folder}/checkpoints" in output
-    found = newest_valid(folder / "checkpoints", say=pytest.fail)
-    assert found is not None and found.step >= EVERY
-    filler.unlink()
-    alone(launch, shards_folder, folder, also=FEW).ended(0)
-    assert_nothing_was_lost(folder, whole_alone)
-
-
-def overwrite(path: Path) -> None:
-    """Every id of the second half becomes another, in a file of the same size."""
-    content = bytearray(path.read_bytes())
-    half = len(content) // 4 * 2
-    content[half:] = bytes(byte ^ 0x55 for byte in content[half:])
-    path.write_bytes(content)
-
-
-@pytest.mark.parametrize(
-    ("damage", "name", "said"),
-    [
-        (Path.unlink, "shard-00000.bin", "shard-00000: cannot be read as an indexed file"),
-        (truncate, "shard-00000.bin", "shard-00000: cannot be read as an indexed file"),
-        (Path.unlink, "shard-00001.mask.idx", "shard-00001.mask: cannot be read as an indexed file"),
-        (Path.unlink, "manifest.json", "manifest.json"),
-        (overwrite, "shard-00000.bin", "is damaged: sequence"),
-    ],
-    ids=["missing", "shorter", "masks missing", "manifest missing", "overwritten"],
-)
-def test_damaged_shards_are_named_and_end_the_command_with_2(
-    damage: Callable[[Path], object], name: str, said: str, shards_folder: Path, tmp_path: Path, launch: Launch
-) -> None:
-    shards = shutil.copytree(shards_folder, tmp_path / "shards")
-    damage(shards / name)
-    run = on_two_ranks(launch, shards, tmp_path / "run")
-    output = run.ended(2)
-    errors = {line for line in output.splitlines() if "run.py: error: " in line}
-    assert errors and all(said in line and str(shards) in line for line in errors), output
-    assert "Traceback" not in output
-    print(*errors, sep="\n")
-
-
-def test_a_shard_cut_short_under_a_running_job_ends_it_and_the_mended_shard_resumes_it(
-    whole: Path, shards_folder: Path, tmp_path: Path, launch: Launch
-) -> None:
-    """The system ends who reads beyond the end of a mapped file; the restart finds the shard too short."""
-    shards, folder = shutil.copytree(shards_folder, tmp_path / "shards"), tmp_path / "run"
-    run = supervised(launch, shards, folder)
-    wait_for_step(folder, 30)
-    moment = time.monotonic()
-    for path in shards.glob("shard-*.bin"):
-        os.truncate(path, 0)
-    named = run.wait_for("supervise:     Fatal Python error: Bus error", moment)
-    output = run.ended(2)
-    assert "supervise: rank " in output and "cannot be read as an indexed file" in output
-    tell(named=named)
-    shutil.copytree(shards_folder, shards, dirs_exist_ok=True)
-    on_two_ranks(launch, shards, folder).ended(0)
-    assert_nothing_was_lost(folder, whole)
-
-
-@pytest.mark.parametrize(
-    ("changed", "keys"),
-    [
-        ("configuration", ["run.optim.lr"]),
-        ("data", ["data_sha256"]),
-        ("tokenizer", ["data_sha256", "tokenizer_sha256", "vocab_size"]),
-    ],
-)
-def test_another_configuration_data_or_tokenizer_is_refused_with_the_difference(
-    changed: str, keys: list[str], whole_alone: Path, shards_folder: Path, tmp_path: Path, launch: Launch
-) -> None:
-    folder, shards = as_killed_after(40, whole_alone, tmp_path / "run"), shards_folder
-    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
-    if changed != "configuration":
-        shards = other_shards(shards_folder, tmp_path, changed)
-    also = ("optim.lr=1e-5",) if changed == "configuration" else ()
-    output = alone(launch, shards, folder, also=also).ended(2)
-    errors = [line.removeprefix("run.py: error: ") for line in output.splitlines() if "run.py: error: " in line]
-    assert [line.split(":")[0] for line in errors] == keys
-    assert all("was started with" in line and "this command says" in line for line in errors)
-    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
-    print(*errors, sep="\n")
-
-
-def other_shards(shards: Path, folder: Path, changed: str) -> Path:
-    """Of the same text: with other masks, or with a vocabulary of another size."""
-    vocab = shards.parent / "vocab"
-    if changed == "tokenizer":
-        vocab = folder / "vocab"
-        train_vocab(VocabularyOptions(input=(shards.parent / "raw",), output=vocab, size=310))
-    options = {"seq_length": 32, "held_out": 0.1, "chunk_mb": 0.1, "workers": 1, "seed": 1}
-    build_shards(
-        BuildOptions(input=(shards.parent / "raw",), output=folder / "shards", vocab=str(vocab), **options)  # type: ignore[arg-type]
-    )
-    return folder / "shards"
 
 
 def test_fp16_ends_at_the_floor_of_its_loss_scale_with_step_and_samples(
