@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -79,11 +80,12 @@ class Contender:
 
     def _ask(self, question: str) -> dict[str, Any]:
         assert self._process.stdin and self._process.stdout
-        self._process.stdin.write(question + "\n")
-        self._process.stdin.flush()
-        for line in self._process.stdout:
-            if line.startswith(MARK):
-                return json.loads(line.removeprefix(MARK))
+        with suppress(BrokenPipeError):
+            self._process.stdin.write(question + "\n")
+            self._process.stdin.flush()
+            for line in self._process.stdout:
+                if line.startswith(MARK):
+                    return json.loads(line.removeprefix(MARK))
         raise RuntimeError(f"{self.name} ended with {self._process.wait()}; its own words are above")
 
 

@@ -4,7 +4,8 @@ Without the rest of the project on purpose: an export carries this file and thos
 those of Hugging Face's `ElectraModel`, so loading and exporting copy weights without renaming; relative position adds
 one table.
 
-Shape letters: B batch, L length, E embedding size, H hidden size, N heads, D head size, F feed-forward size.
+Shape letters: B batch, L length, E embedding size, H hidden size, N heads, D head size, F feed-forward size,
+V vocabulary.
 """
 
 import math
@@ -80,13 +81,15 @@ class TiedEmbedding(nn.Embedding):
     Both uses run through this module's forward: under ZeRO-3 the weight exists only while its owner runs.
     """
 
-    def forward(self, input: Tensor, as_output_matrix: bool = False, frozen: bool = False) -> Tensor:
-        """Ids [...] -> [..., E]; with `as_output_matrix`, hidden [..., E] -> scores [..., V].
+    def forward(
+        self, input: Tensor, as_output_matrix: bool = False, frozen: bool = False, bias_V: Tensor | None = None
+    ) -> Tensor:
+        """Ids [...] -> [..., E]; with `as_output_matrix`, hidden [..., E] -> scores [..., V] with `bias`.
 
         `frozen` lets no gradient into the matrix.
         """
         weight = self.weight.detach() if frozen else self.weight
-        return linear(input, weight) if as_output_matrix else F.embedding(input, weight, self.padding_idx)
+        return linear(input, weight, bias_V) if as_output_matrix else F.embedding(input, weight, self.padding_idx)
 
 
 class ElectraEncoder(nn.Module):

@@ -120,8 +120,8 @@ def least_traffic(stage: int, parameters: int, element: int, world_size: int, mi
 
     A tensor takes (n - 1) / n of its bytes to be summed into parts (reduce-scatter), the same to be gathered from them,
     and both to be summed for all (Rajbhandari et al. 2020, section 7). Stage 0 sums gradients for all, the others sum
-    them into parts, stages 2 and 3 in every micro-batch, and gather new weights: stage 3 before the first forward, where
-    they stay until the update, as they do in models this small (`stage3_max_live_parameters`).
+    them into parts, stages 2 and 3 in every micro-batch, and gather new weights: stage 3 before the first forward,
+    where they stay until the update, as they do in models this small (`stage3_max_live_parameters`).
     """
     sums = micro_batches if stage >= 2 else 1
     return (sums + 1) * parameters * element * (world_size - 1) / world_size

@@ -1,6 +1,6 @@
 """The heads on top of the encoders; parameter names are Hugging Face ELECTRA's where it has the same head.
 
-Shape letters: X any leading dimensions, R rows (their product), H hidden size, E embedding size, V vocabulary.
+Shape letters: X any leading dimensions, H hidden size, E embedding size, V vocabulary.
 """
 
 import torch
@@ -40,9 +40,10 @@ class VocabularyScores(nn.Module):
         """
         bias_V = full_precision(self.bias)
         if ids_X is None:
-            rows_RE = projected_XE.flatten(0, -2)
-            scores_RV = full_precision(embeddings(rows_RE, as_output_matrix=True, frozen=frozen)).add_(bias_V)
-            return scores_RV.unflatten(0, projected_XE.shape[:-1])
+            whole = bias_V.dtype == projected_XE.dtype  # else the bias is added to what the product rounded
+            bias = bias_V if whole else None
+            scores_XV = embeddings(projected_XE, as_output_matrix=True, frozen=frozen, bias_V=bias)
+            return scores_XV if whole else full_precision(scores_XV).add_(bias_V)
         embedded_XE = full_precision(embeddings(ids_X, frozen=frozen))
         return (embedded_XE * full_precision(projected_XE)).sum(-1) + bias_V[ids_X]
 

@@ -30,8 +30,6 @@ def linear(input_XI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) ->
     eager = not torch.compiler.is_compiling()  # the compiler chooses its products itself
     if not (AVAILABLE and fp32 and eager and input_XI.device.type == "cpu" and input_XI.numel()):
         return F.linear(input_XI, weight_OI, bias_O)
-    if input_XI.dim() == 2:  # no view, so that the scores of a vocabulary can be changed in place
-        return _Linear.apply(input_XI, weight_OI, bias_O)
     return _Linear.apply(input_XI.flatten(0, -2), weight_OI, bias_O).unflatten(0, input_XI.shape[:-1])
 
 

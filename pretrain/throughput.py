@@ -8,6 +8,7 @@ import torch
 from pretrain.config import RunConfig
 from pretrain.engine import Engine
 from pretrain.estimates import flops_per_token
+from pretrain.linear import linear
 from pretrain.shards import Shards
 
 LARGEST = 8192
@@ -18,7 +19,10 @@ REPEATS = 3
 
 
 def matrix_peak(engine: Engine) -> float:
-    """Operations a second that square products in the run's precision reach, all ranks at once. Collective."""
+    """Operations a second that square products in the run's precision reach, all ranks at once. Collective.
+
+    By the library that the model's own products use.
+    """
     size, seconds = 256, 0.0
     while seconds < LONG_ENOUGH and size < LARGEST:
         size *= 2
@@ -33,7 +37,7 @@ def _seconds_of_product(size: int, engine: Engine) -> float:
     left = torch.rand(size, size, generator=random, device=engine.device).to(engine.dtype)
     _wait_for(left)
     started = time.perf_counter()
-    _wait_for(left @ left)
+    _wait_for(linear(left, left))
     return time.perf_counter() - started
 
 

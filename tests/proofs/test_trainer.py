@@ -1,5 +1,7 @@
 """Fine-tuning is what Hugging Face's Trainer does, given the same model, head, order and settings."""
 
+import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,15 @@ from tests.finetune.conftest import cola_folder, stock_model  # noqa: F401  (fix
 FP32 = REPOSITORY / "ds_configs" / "zero0_fp32.json"
 COMPARED = 20
 """Losses, from the first update on."""
+
+
+@pytest.fixture(autouse=True)
+def ranks_forgotten() -> Iterator[None]:
+    """The Trainer leaves them in the environment, where processes that later tests start would believe them."""
+    before = set(os.environ)
+    yield
+    for name in {"RANK", "WORLD_SIZE"} & (os.environ.keys() - before):
+        del os.environ[name]
 
 
 class Recorder(Trainer):
