@@ -64,8 +64,9 @@ class Contender:
         self.seconds: list[float] = []
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
-    def step(self) -> None:
-        self.seconds.append(self._ask("step")["seconds"])
+    def steps(self, count: int) -> None:
+        """So many at a stretch, as in training; the first, for which memory and caches come back, is not counted."""
+        self.seconds += [self._ask("step")["seconds"] for _ in range(count)][1:]
 
     def finish(self) -> None:
         """Ends the process; what it says of itself is there from now on."""

@@ -10,21 +10,23 @@ from pretrain.linear import linear
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 SIZES = {"cpu": (2048, 4096), "cuda": (4096, 8192, 16384)}
 REPEATS = 3
+Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+PRODUCTS: dict[str, Product] = {"torch.mm": torch.mm, "linear": linear}
+"""In fp32 on a CPU the second is oneDNN's; else they are the same."""
 
 
-def matrix_rate(precision: str) -> float:
-    """Operations a second of the fastest product of several sizes: `torch.mm` and, in fp32 on a CPU, oneDNN's."""
+def matrix_rates(precision: str) -> dict[str, float]:
+    """Operations a second of the fastest product of several sizes: PyTorch's, and the model's own."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    rate = 0.0
-    for size in SIZES[device]:
-        left = torch.rand(size, size, device=device).to(DTYPES[precision])
-        for product in (torch.mm, linear):
-            fastest = min(_seconds(product, left) for _ in range(REPEATS))
-            rate = max(rate, 2 * size**3 / fastest)
-    return rate
+    squares = [torch.rand(size, size, device=device).to(DTYPES[precision]) for size in SIZES[device]]
+    return {name: max(_rate(product, left) for left in squares) for name, product in PRODUCTS.items()}
 
 
-def _seconds(product: Callable[..., torch.Tensor], left: torch.Tensor) -> float:
+def _rate(product: Product, left: torch.Tensor) -> float:
+    return 2 * left.shape[0] ** 3 / min(_seconds(product, left) for _ in range(REPEATS))
+
+
+def _seconds(product: Product, left: torch.Tensor) -> float:
     _wait(left)
     started = time.perf_counter()
     _wait(product(left, left))

@@ -20,15 +20,17 @@ if not __package__:  # run as a script: import from the repository, never from t
 from pydantic import Field
 
 from bench.contender import CONTENDERS, OURS, Contender, Name, StepOptions, serve
-from bench.matrix_rate import matrix_rate
+from bench.matrix_rate import matrix_rates
 from data_prep.command_line import HIDDEN, run_command
 
 
 class StepBenchOptions(StepOptions):
     """The command line of the benchmark."""
 
-    steps: int = Field(5, ge=1)
-    """steps counted, after two that are not"""
+    steps: int = Field(3, ge=1)
+    """steps counted of a turn, after one that is not"""
+    turns: int = Field(2, ge=1)
+    """turns of each, after one that is not counted"""
     contenders: tuple[Name, ...] = CONTENDERS
     """who takes part: Hugging Face's eager and compiled, and our objectives"""
     serve: Annotated[Name | None, HIDDEN] = None
@@ -42,29 +44,30 @@ def main(options: StepBenchOptions) -> None:
     rates = take_turns(contenders, options)
     for contender in contenders:
         contender.finish()
-    report(contenders, max(rates), options)
+    report(contenders, rates, options)
 
 
-def take_turns(contenders: list[Contender], options: StepBenchOptions) -> list[float]:
-    """Has each contender step in turn; the matrix rates measured between the turns."""
-    rates = []
-    for _ in range(2 + options.steps):
+def take_turns(contenders: list[Contender], options: StepBenchOptions) -> dict[str, float]:
+    """Has each contender step in turn; the fastest matrix rates of those measured between the turns."""
+    rates: list[dict[str, float]] = []
+    for turn in range(1 + options.turns):
         for contender in contenders:
-            contender.step()
-        rates.append(matrix_rate(options.dtype))
-    return rates
+            contender.steps(1 + options.steps if turn else 1)
+        rates.append(matrix_rates(options.dtype))
+    return {name: max(rate[name] for rate in rates) for name in rates[0]}
 
 
-def report(contenders: list[Contender], rate: float, options: StepBenchOptions) -> None:
-    tokens = options.batch_size * options.seq_length
+def report(contenders: list[Contender], rates: dict[str, float], options: StepBenchOptions) -> None:
+    tokens, limit = options.batch_size * options.seq_length, max(rates.values())
     shape = f"{options.preset}, {options.batch_size} x {options.seq_length}, {options.dtype}"
-    print(f"{shape}, {contenders[0].machine}; square products {rate / 1e9:,.0f} GFLOP/s")
-    seconds = {contender.name: statistics.median(contender.seconds[2:]) for contender in contenders}
+    products = ", ".join(f"{name} {rate / 1e9:,.0f} GFLOP/s" for name, rate in rates.items())
+    print(f"{shape}, {contenders[0].machine}; square products: {products}")
+    seconds = {contender.name: statistics.median(contender.seconds) for contender in contenders}
     for contender in contenders:
         own = seconds[contender.name]
         ratios = "".join(f"  {seconds[peer] / own:5.2f}x {peer}" for peer in ("eager", "compiled") if peer in seconds)
         speed = f"{own * 1000:9.1f} ms {tokens / own:11,.0f} tokens/s{ratios}"
-        share = f"{contender.flops / own / rate:5.1%} of the limit"
+        share = f"{contender.flops / own / limit:5.1%} of the limit"
         print(f"  {contender.name:16} {speed}  {share}  {contender.peak_mb:7,.0f} MB")
     for contender in contenders:
         if contender.name in OURS:
