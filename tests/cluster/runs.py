@@ -35,6 +35,12 @@ def losses(folder: Path) -> dict[int, tuple[float, ...]]:
     return {r["step"]: (r["generator_loss"], r["sampler_loss"], r["discriminator_loss"]) for r in records}
 
 
+def saved_step(folder: Path) -> int:
+    """Of the checkpoint that was saved last, beside those that were due."""
+    saved = max((folder / "checkpoints").glob("step-*[0-9]"))
+    return int(saved.name.removeprefix("step-"))
+
+
 def wait_for(condition: Callable[[], Any], seconds: float = 200) -> None:
     deadline = time.monotonic() + seconds
     while not condition():

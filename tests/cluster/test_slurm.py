@@ -9,7 +9,7 @@ import pytest
 
 from finetune.records import read_records
 from tests.cluster.hosts import Slurm
-from tests.cluster.runs import LONGER, losses, training, wait_for
+from tests.cluster.runs import LONGER, SLOW_RUN, losses, saved_step, training, wait_for
 from tests.conftest import REPOSITORY
 
 ON_TWO_NODES = ("--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=1", "--gpus-per-node=0")
@@ -99,6 +99,18 @@ def test_a_job_a_rank_of_which_is_killed_starts_it_again(
     assert field(slurm, job, "Restarts") == "0"
     assert "restart 1 of 3, from step-00000050" in (tmp_path / "job.out").read_text()
     assert losses(folder) == losses(whole_longer)
+
+
+@pytest.mark.long
+def test_a_job_that_is_cancelled_has_saved_where_it_stands(slurm: Slurm, shards_folder: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    options = training(shards_folder, folder, *SLOW_RUN)[1:]
+    job = submit(slurm, tmp_path, *ON_TWO_NODES, "cluster/pretrain.sbatch", *options)
+    wait_for(lambda: len(losses(folder)) >= 2)
+    slurm.run("scancel", job)
+    wait_for_end(slurm, job, tmp_path, state="CANCELLED")
+    wait_for(lambda: not slurm.hosts.processes("node1", "pretrain/run.py"), 40)
+    assert saved_step(folder) == max(losses(folder))
 
 
 @pytest.mark.long

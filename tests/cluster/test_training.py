@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.hosts import ADDRESSES, TwoHosts
-from tests.cluster.runs import HANG_TIMEOUT, LONGER, SLOW_RUN, deepspeed, losses, training, wait_for
+from tests.cluster.runs import HANG_TIMEOUT, LONGER, SLOW_RUN, deepspeed, losses, saved_step, training, wait_for
 from tests.conftest import REPOSITORY
 
 KEEP_ALIVE = {"PDSH_SSH_ARGS_APPEND": "-o ServerAliveInterval=5"}
@@ -72,9 +72,3 @@ def kill(hosts: TwoHosts, launcher: str, folder: Path) -> None:
     for process in hosts.processes("node1", launcher):
         os.kill(process, signal.SIGKILL)
     wait_for(lambda: not ranks(hosts), HANG_TIMEOUT)
-
-
-def saved_step(folder: Path) -> int:
-    """Of the checkpoint that was saved last, beside those that were due."""
-    saved = max((folder / "checkpoints").glob("step-*[0-9]"))
-    return int(saved.name.removeprefix("step-"))
