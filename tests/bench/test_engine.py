@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 
+import pytest
 import torch
 
 from bench.batches import random_batch
@@ -25,6 +26,7 @@ def test_by_hand_and_under_the_engine_the_weights_end_alike() -> None:
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.long
 def test_the_command_prints_what_the_engine_adds() -> None:
     command = (sys.executable, "bench/engine.py", "--preset", "tiny", "--batch_size", "2", "--steps", "1")
     finished = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)

@@ -22,6 +22,7 @@ def run(*arguments):
     return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
 
 
+@pytest.mark.long
 def test_on_a_cpu_it_checks_what_a_cpu_can_do_profiles_a_step_and_says_what_it_skipped(tmp_path):
     finished = run("--output", tmp_path, "--parts", "checks", "profile")
     assert finished.returncode == 0, finished.stdout
@@ -52,6 +53,7 @@ def test_a_gpu_that_is_not_there_is_a_failure_and_not_a_pass():
         setting("cuda")
 
 
+@pytest.mark.long
 def test_a_part_that_stands_still_is_ended_and_counts_as_failed(tmp_path):
     with (tmp_path / "log.txt").open("w") as log:
         sleeping = run_part(Part("sleeping", ("sleep", "60"), 0.5), 0.2, log)

@@ -1,11 +1,13 @@
 """Claims about the scaling benchmark: it times each kind of work, and its forecasts say that they assume."""
 
+import pytest
 import torch
 
 from bench.scaling import ScalingOptions, Shape, measured_costs, paper_runs
 from pretrain.presets import preset
 
 
+@pytest.mark.long
 def test_each_kind_of_work_is_timed_by_itself_and_a_step_adds_up_from_them() -> None:
     threads, shape = torch.get_num_threads(), Shape(4)
     torch.set_num_threads(1)

@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 
+import pytest
 import torch
 
 from bench.batches import MASK, VOCABULARY, random_batch
@@ -13,6 +14,7 @@ from pretrain.presets import preset, with_objective
 from tests.conftest import REPOSITORY
 
 
+@pytest.mark.long
 def test_the_command_prints_ratios_shares_memory_and_parts() -> None:
     options = ("--preset", "tiny", "--batch_size", "2", "--seq_length", "32", "--steps", "1")
     command = (sys.executable, "bench/step.py", *options, "--contenders", "eager", "hp_loss")

@@ -25,6 +25,7 @@ def traffic(*arguments: str) -> dict[str, tuple[float, float]]:
     return {name: (float(asked), float(sent)) for name, asked, sent in lines}
 
 
+@pytest.mark.long
 def test_no_zero_stage_asks_for_more_than_it_needs() -> None:
     sent = {"zero0_fp32": 1.0, "zero1_fp32": 1.25, "zero2_bf16": 1.25, "zero3_bf16": 1.5}  # see bench/traffic.py
     files = [f"ds_configs/{name}.json" for name in sent]

@@ -39,6 +39,7 @@ def test_two_hosts_give_the_losses_of_one_though_one_was_cut_off_on_the_way(
     assert losses(folder) == losses(whole)
 
 
+@pytest.mark.long
 def test_ranks_save_and_end_when_their_launcher_is_killed(
     two_hosts: TwoHosts, shards_folder: Path, tmp_path: Path
 ) -> None:

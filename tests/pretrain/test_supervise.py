@@ -82,6 +82,7 @@ def test_the_run_folder_is_the_commands_own() -> None:
     assert run_folder_of(("deepspeed", "pretrain/run.py", "--output", "there")) == Path("there")
 
 
+@pytest.mark.long
 def test_a_rank_killed_under_the_real_launcher_costs_nothing_but_time(
     shards_folder: Path, tmp_path: Path, launch: Launch
 ) -> None:
