@@ -5,7 +5,6 @@ import resource
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -16,6 +15,7 @@ from pydantic import Field
 
 from bench.batches import MASK, VOCABULARY, random_batch
 from bench.matrix_rate import DTYPES
+from bench.timing import seconds_of
 from data_prep.config import StrictConfig
 from pretrain.config import RunConfig
 from pretrain.data import Batch
@@ -101,7 +101,7 @@ def serve(name: str, options: StepOptions) -> None:
     step = peer(run, batch, options, compiled) if name in PEERS else ours(run, batch, options, compiled)
     for question in sys.stdin:
         if question.strip() == "step":
-            answer: dict[str, Any] = {"seconds": seconds_of(step, device)}
+            answer: dict[str, Any] = {"seconds": seconds_of(step)}
         else:
             answer = about(run, batch, options) | {"parts": {} if name in PEERS else parts(run, batch, options, step)}
         print(MARK + json.dumps(answer), flush=True)
@@ -137,20 +137,7 @@ class EngineStep:
 
     def __call__(self) -> None:
         self.engine.backward(self.engine.forward(self.batch).loss)
-        self.updating.append(seconds_of(lambda: self.engine.step(LEARNING_RATE), self.engine.device))
-
-
-def seconds_of(work: Callable[[], object], device: torch.device) -> float:
-    _wait(device)
-    started = time.perf_counter()
-    work()
-    _wait(device)
-    return time.perf_counter() - started
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+        self.updating.append(seconds_of(lambda: self.engine.step(LEARNING_RATE)))
 
 
 def about(run: RunConfig, batch: Batch, options: StepOptions) -> dict[str, Any]:
@@ -174,7 +161,7 @@ def parts(run: RunConfig, batch: Batch, options: StepOptions, step: Callable[[],
     model = Electra(run.model, run.objective, VOCABULARY, MASK).to(device, DTYPES[options.dtype])
 
     def median_of(work: Callable[[], torch.Tensor]) -> float:
-        return statistics.median(seconds_of(lambda: work().sum().backward(), device) for _ in range(1 + REPEATS))
+        return statistics.median(seconds_of(lambda: work().sum().backward()) for _ in range(1 + REPEATS))
 
     whole = median_of(lambda: model(batch).loss)
     generator = median_of(lambda: masked_states(model.generator, batch, MASK, 0.0))

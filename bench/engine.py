@@ -11,6 +11,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -22,6 +23,7 @@ from pydantic import Field
 from torch import nn
 
 from bench.batches import MASK, VOCABULARY, random_batch
+from bench.timing import seconds_of
 from data_prep.command_line import run_command
 from data_prep.config import StrictConfig
 from pretrain.config import RunConfig
@@ -124,17 +126,9 @@ def engine_step(model: Electra, run: RunConfig, options: EngineOptions, world: W
 
 def take_turns(by_hand: Step, engine: Step, batch: Batch, steps: int) -> tuple[float, float]:
     """Median seconds of a step by hand and under the engine."""
-    seconds = [[_seconds(step, batch) for step in (by_hand, engine)] for _ in range(2 + steps)]
+    seconds = [[seconds_of(partial(step, batch)) for step in (by_hand, engine)] for _ in range(2 + steps)]
     hand_seconds, engine_seconds = map(statistics.median, zip(*seconds[2:], strict=True))
     return hand_seconds, engine_seconds
-
-
-def _seconds(step: Step, batch: Batch) -> float:
-    started = time.perf_counter()
-    step(batch)
-    if batch.input_ids_BL.is_cuda:
-        torch.cuda.synchronize()
-    return time.perf_counter() - started
 
 
 def waiting_share(engine: Step, steps: Iterator[list[Batch]], world: World) -> float:
@@ -142,7 +136,7 @@ def waiting_share(engine: Step, steps: Iterator[list[Batch]], world: World) -> f
     waits, times, finished = [], [], time.perf_counter()
     for (batch,) in steps:
         waits.append(time.perf_counter() - finished)
-        times.append(_seconds(engine, batch.to(world.device)))
+        times.append(seconds_of(partial(engine, batch.to(world.device))))
         finished = time.perf_counter()
     return sum(waits[2:]) / (sum(waits[2:]) + sum(times[2:]))
 

@@ -7,7 +7,6 @@ The two take turns on the same numbers, forward and backward where both are trai
 
 import statistics
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -23,6 +22,7 @@ from torch import Tensor
 from bench.batches import VOCABULARY
 from bench.contender import StepOptions
 from bench.matrix_rate import DTYPES
+from bench.timing import seconds_of
 from data_prep.command_line import run_command
 from data_prep.masking import masked_count
 from pretrain.attention import attend
@@ -138,15 +138,9 @@ def backward(forward: Callable[[], Tensor]) -> Callable[[], None]:
 
 def take_turns(pair: Pair, repeats: int) -> tuple[float, float]:
     """Median seconds of both."""
-    seconds = [[_seconds(work) for work in (pair.theirs, pair.ours)] for _ in range(2 + repeats)]
+    seconds = [[seconds_of(work) for work in (pair.theirs, pair.ours)] for _ in range(2 + repeats)]
     theirs, ours = map(statistics.median, zip(*seconds[2:], strict=True))
     return theirs, ours
-
-
-def _seconds(work: Callable[[], object]) -> float:
-    started = time.perf_counter()
-    work()
-    return time.perf_counter() - started
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
 """The machine's limit: how fast square matrix products go, whichever of PyTorch's libraries takes them."""
 
-import time
 from collections.abc import Callable
 
 import torch
 
+from bench.timing import seconds_of
 from pretrain.linear import linear
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -23,16 +23,4 @@ def matrix_rates(precision: str) -> dict[str, float]:
 
 
 def _rate(product: Product, left: torch.Tensor) -> float:
-    return 2 * left.shape[0] ** 3 / min(_seconds(product, left) for _ in range(REPEATS))
-
-
-def _seconds(product: Product, left: torch.Tensor) -> float:
-    _wait(left)
-    started = time.perf_counter()
-    _wait(product(left, left))
-    return time.perf_counter() - started
-
-
-def _wait(tensor: torch.Tensor) -> None:
-    if tensor.is_cuda:
-        torch.cuda.synchronize()
+    return 2 * left.shape[0] ** 3 / min(seconds_of(lambda: product(left, left)) for _ in range(REPEATS))
