@@ -13,7 +13,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -46,6 +46,18 @@ class EngineState:
     """Master weights by parameter name; a shared parameter stands once."""
     moments: dict[str, dict[str, Tensor]]
     """`exp_avg` and `exp_avg_sq`, each by parameter name."""
+
+    def mismatch(self, shapes: Mapping[str, tuple[int, ...]]) -> str | None:
+        """What is wrong with it for a model whose parameters have these shapes, if anything is."""
+        saved = {name: tuple(tensor.shape) for name, tensor in self.weights.items()}
+        different = sorted(name for name in shapes.keys() | saved if shapes.get(name) != saved.get(name))
+        if not different:
+            return None
+        first = different[0]
+        return (
+            f"checkpoint: {len(different)} parameters differ from this model's, first {first}: saved"
+            f" {saved.get(first)}, expected {shapes.get(first)}; use the configuration it was saved under"
+        )
 
 
 class Checkpoint(NamedTuple):

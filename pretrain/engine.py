@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from data_prep.config import ConfigError
 from pretrain.checkpoint import EngineState
 from pretrain.encoder import LayerStack
+from pretrain.gradients import squared_norm
 from pretrain.optim import UNSCALED, AdamScale, require_complete
 from pretrain.processes import World
 
@@ -99,6 +100,7 @@ class Engine:
         self.accumulation_steps: int = self._deepspeed.gradient_accumulation_steps()
         self._adam_numbers = [(group["eps"], group["weight_decay"]) for group in self._optimizer.param_groups]
         self._start_adam()
+        self._spare_passes()
         if scaler := self._dynamic_loss_scaler():
             scaler.raise_error_at_min_scale = False  # an exception that names no step; see `StepResult.fatal`
 
@@ -141,11 +143,12 @@ class Engine:
 
     def _clip_replicated(self) -> float:
         """Clipping at stage 0, where DeepSpeed hides the norm and updates even with what is not finite."""
-        parameters = [parameter for _, parameter in self._parameters()]
-        norm = float(nn.utils.clip_grad_norm_(parameters, self._max_norm))
+        parameters = [parameter for _, parameter in self._parameters() if parameter.grad is not None]
+        norm = squared_norm([parameter.grad for parameter in parameters]).sqrt()
+        nn.utils.clip_grads_with_norm_(parameters, self._max_norm, norm)
         if not norm < float("inf"):
             self._deepspeed.zero_grad()  # Adam passes over parameters without a gradient
-        return norm
+        return float(norm)
 
     def sum_over_ranks(self, tensor: Tensor) -> Tensor:
         """`tensor` summed over the ranks, in place. Collective."""
@@ -180,7 +183,8 @@ class Engine:
         Raises:
             ConfigError: the state's parameters are not the model's.
         """
-        problem = self.world.share(self._mismatch(state) if state else None)
+        shapes = {name: tuple(getattr(p, "ds_shape", p.shape)) for name, p in self._parameters()}
+        problem = self.world.share(state.mismatch(shapes) if state else None)
         if problem:
             raise ConfigError(problem)
         adam_steps, loss_scale = self.world.share([state.adam_steps, state.loss_scale] if state else None)
@@ -222,6 +226,23 @@ class Engine:
             state |= {key: torch.zeros_like(master) for key in MOMENTS}
         if self.stage in (1, 2):
             self._optimizer._lazy_init_hp_params_optimizer_state()
+
+    def _spare_passes(self) -> None:
+        """Has DeepSpeed leave out what a step does not need, thousands of kernels of it (docs/scaling.md).
+
+        Alone there is nothing to sum at stage 0, which it flattens and copies all the same. At stages 1 and 2 it asks
+        each gradient whether all of it is finite, and then takes a norm, which says so too.
+        """
+        if self.stage == 0:
+            self._deepspeed.enable_backward_allreduce = self.world.world_size > 1
+        elif self.stage < 3 and not self._optimizer.cpu_offload:
+            self._optimizer.check_overflow = lambda **_: None
+            self._optimizer.scaled_global_norm = self._norm_over_ranks
+
+    def _norm_over_ranks(self) -> Tensor:
+        """Of the parts that each rank holds at stages 1 and 2, on the host, where DeepSpeed reads it. Collective."""
+        gradients = [gradient for group in self._optimizer.averaged_gradients.values() for gradient in group]
+        return self.sum_over_ranks(squared_norm(gradients).to(self.device)).sqrt().float().cpu()
 
     def _loss_scale_state(self) -> dict[str, float]:
         scaler = self._dynamic_loss_scaler()
@@ -286,18 +307,6 @@ class Engine:
         size = parameter.ds_tensor.numel()
         padded = F.pad(full.flatten(), (0, size * self.world.world_size - full.numel()))
         return padded.narrow(0, size * self.world.rank, size)
-
-    def _mismatch(self, state: EngineState) -> str | None:
-        ours = {name: tuple(getattr(p, "ds_shape", p.shape)) for name, p in self._parameters()}
-        theirs = {name: tuple(tensor.shape) for name, tensor in state.weights.items()}
-        different = sorted(name for name in ours.keys() | theirs if ours.get(name) != theirs.get(name))
-        if not different:
-            return None
-        first = different[0]
-        return (
-            f"checkpoint: {len(different)} parameters differ from this model's, first {first}: saved"
-            f" {theirs.get(first)}, expected {ours.get(first)}; use the configuration it was saved under"
-        )
 
 
 def _require_bf16(config: Mapping[str, Any], device: torch.device) -> None:
