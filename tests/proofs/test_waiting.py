@@ -1,4 +1,4 @@
-"""Claim: between log lines the host waits for the device at a step's end alone, for the loss and the norm that clips."""
+"""Claim: between log lines the host waits for the device at the end of a step alone: for the loss, and for the norm."""
 
 import json
 import subprocess
