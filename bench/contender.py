@@ -37,7 +37,7 @@ OURS = CONTENDERS[2:]
 LEARNING_RATE = 1e-4
 MARK = "result: "
 """Begins what the parent reads, among whatever else a library prints."""
-REPEATS = 3
+REPEATS = 5
 
 
 class StepOptions(StrictConfig):
@@ -160,16 +160,23 @@ def parts(run: RunConfig, batch: Batch, options: StepOptions, step: Callable[[],
     device = batch.input_ids_BL.device
     model = Electra(run.model, run.objective, VOCABULARY, MASK).to(device, DTYPES[options.dtype])
 
-    def median_of(work: Callable[[], torch.Tensor]) -> float:
-        return statistics.median(seconds_of(lambda: work().sum().backward()) for _ in range(1 + REPEATS))
-
-    whole = median_of(lambda: model(batch).loss)
-    generator = median_of(lambda: masked_states(model.generator, batch, MASK, 0.0))
     tokens_BK = batch.input_ids_BL.gather(1, batch.masked_positions_BK)
-    discriminator = median_of(lambda: model.discriminate(batch, tokens_BK)[0])
+    works: list[Callable[[], torch.Tensor]] = [
+        lambda: model(batch).loss,
+        lambda: masked_states(model.generator, batch, MASK, 0.0),
+        lambda: model.discriminate(batch, tokens_BK)[0],
+    ]
+    turns = [[seconds_of(lambda work=work: train(model, work)) for work in works] for _ in range(1 + REPEATS)]
+    whole, generator, discriminator = map(statistics.median, zip(*turns[1:], strict=True))
     return {
         "generator": generator,
         "heads and sampling": max(0.0, whole - generator - discriminator),
         "discriminator": discriminator,
         "update": statistics.median(step.updating),
     }
+
+
+def train(model: Electra, work: Callable[[], torch.Tensor]) -> None:
+    """Forward and backward into fresh gradients, as in a step."""
+    model.zero_grad()
+    work().sum().backward()

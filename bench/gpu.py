@@ -68,7 +68,8 @@ class Part(NamedTuple):
 
 def main(options: GpuOptions) -> int:
     if options.inside:
-        from bench.gpu_checks import run_checks, run_profile
+        from bench.gpu_checks import run_checks
+        from bench.gpu_profile import run_profile
 
         return {"checks": run_checks, "profile": run_profile}[options.inside](options.device, options.output)
     options.output.mkdir(parents=True, exist_ok=True)

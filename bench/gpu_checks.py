@@ -1,4 +1,4 @@
-"""The parts of `bench/gpu.py` that run the model itself: fast paths against fp32, and a profile.
+"""The checks of `bench/gpu.py`: fast paths against fp32.
 
 Every check stands alone: what fails is recorded with its reason, and the next one runs. Replacements are forced where
 losses are compared, a function of the uniforms alone: rounding flips some draws, and the discriminator then sees other
@@ -25,6 +25,7 @@ from pretrain.data import Batch
 from pretrain.deepspeed_config import resolve
 from pretrain.electra import Electra
 from pretrain.engine import BF16_CAPABILITY, Engine
+from pretrain.gradients import squared_norm
 from pretrain.models import compile_layers
 from pretrain.optim import parameter_groups
 from pretrain.presets import preset, with_objective
@@ -36,7 +37,7 @@ LEARNING_RATE = 1e-3  # so large that updates show in bf16 weights of 0.1, which
 ROUNDINGS = 16
 """A result through a dozen layers may be off by so many roundings of its precision (fp32: of TF32, where it is on)."""
 LOSS_SCALE = 2.0**10
-ENGINE_STEPS, STEPS_WITHOUT_SYNC, PROFILED_STEPS = 4, 100, 3
+ENGINE_STEPS, STEPS_WITHOUT_SYNC = 4, 100
 DRAWS, FLIPPED = 200_000, 0.0025
 """Share of draws that other rounding may flip: measured between precisions, 0.25% at noise of 1e-7."""
 
@@ -101,6 +102,8 @@ def all_checks(where: Setting) -> Iterator[tuple[str, Callable[[], dict[str, flo
         yield f"attention {name}", partial(check_attention, where, dtype)
     yield "sampling, same draws", partial(check_same_draws, where)
     yield "sampling, distribution", partial(check_distribution, where)
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        yield f"norm of gradients {str(dtype).removeprefix('torch.')}", partial(check_norm, where, dtype)
     for objective in OBJECTIVES:
         for dtype in (torch.bfloat16, torch.float16):
             yield f"{objective} {str(dtype).removeprefix('torch.')}", partial(check_precision, where, objective, dtype)
@@ -246,6 +249,18 @@ def check_distribution(where: Setting) -> dict[str, float]:
     return within({"chi_squared": float(chi)}, 2.0)
 
 
+def check_norm(where: Setting, dtype: torch.dtype) -> dict[str, float]:
+    """The norm of tensors of a model's shapes on this device against float64 on the CPU; one infinity is seen."""
+    random = torch.Generator().manual_seed(4)
+    values = [torch.randn(p.shape, generator=random).to(dtype) for p in new_model(where).parameters()]
+    there = [value.to(where.device) for value in values]
+    expected = torch.stack([value.double().square().sum() for value in values]).sum()
+    found = squared_norm(there).cpu()
+    there[-1].view(-1)[-1] = torch.inf
+    assert squared_norm(there).isinf()
+    return within({"norm": off(found, expected)}, 1e-9)
+
+
 def check_engine(where: Setting, config: str, objective: ObjectiveName) -> dict[str, float]:
     """The losses of a few steps under DeepSpeed against PyTorch alone in fp32."""
     if where.device.type == "cpu" and "fp16" in config:
@@ -303,27 +318,3 @@ def check_no_sync(where: Setting) -> dict[str, float]:
         finally:
             torch.cuda.set_sync_debug_mode("default")
     return {"waits_in_an_update": len(waits) / STEPS_WITHOUT_SYNC}
-
-
-def run_profile(device: str, output: Path) -> int:
-    """Where the time of a step goes: a table by operation, and a trace for a browser (chrome://tracing)."""
-    where = setting(device)
-    if device == "cuda":
-        where = where._replace(run=preset("base").run, batch_size=32, length=512)
-    torch.manual_seed(0)
-    objective = with_objective(where.run, "hp_loss")
-    model = Electra(objective.model, objective.objective, where.vocabulary, MASK)
-    engine, batch = new_engine(where, model, "zero1_bf16"), new_batch(where)
-    for _ in range(2):
-        engine_step(engine, batch)
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    if device == "cuda":
-        activities.append(torch.profiler.ProfilerActivity.CUDA)
-    with torch.profiler.profile(activities=activities, acc_events=True) as profile:
-        for _ in range(PROFILED_STEPS if device == "cuda" else 1):
-            engine_step(engine, batch)
-    table = profile.key_averages().table(sort_by=f"self_{device}_time_total", row_limit=40, max_name_column_width=60)
-    (output / "profile.txt").write_text(table)
-    profile.export_chrome_trace(str(output / "trace.json.gz"))
-    print(f"profile.txt and trace.json.gz ({(output / 'trace.json.gz').stat().st_size / 1e6:.1f} MB)")
-    return 0

@@ -21,6 +21,12 @@ def submit(slurm: Slurm, output: Path, *command: object, folder: Path = REPOSITO
     return slurm.run("sbatch", *options, *map(str, command), folder=folder).strip()
 
 
+def submit_training(slurm: Slurm, shards: Path, folder: Path, *changes: str, limits: tuple[str, ...] = ()) -> str:
+    """Submits pre-training on both nodes into the folder; returns the job's number."""
+    script = (*ON_TWO_NODES, *limits, "cluster/pretrain.sbatch")
+    return submit(slurm, folder.parent, *script, *training(shards, folder, *changes)[1:])
+
+
 def field(slurm: Slurm, job: str, name: str) -> str:
     shown = dict(part.partition("=")[::2] for part in slurm.run("scontrol", "show", "job", job).split())
     return shown[name]
@@ -36,7 +42,7 @@ def test_a_job_that_is_signalled_saves_goes_back_into_the_queue_and_ends_with_th
     slurm: Slurm, shards_folder: Path, tmp_path: Path, whole: Path
 ) -> None:
     folder = tmp_path / "run"
-    job = submit(slurm, tmp_path, *ON_TWO_NODES, "cluster/pretrain.sbatch", *training(shards_folder, folder)[1:])
+    job = submit_training(slurm, shards_folder, folder)
     wait_for(lambda: len(losses(folder)) >= 2)
     slurm.run("scancel", "--batch", "--signal=USR1", job)
     wait_for_end(slurm, job, tmp_path)
@@ -52,11 +58,9 @@ def test_a_job_that_reaches_its_time_limit_ends_with_the_losses_of_one_that_did_
     # Slurm's shortest limit is a minute, and its warning comes at the 30th second or later: a slow network makes a step
     # of the two hosts last for a third of a second, on any machine.
     folder = tmp_path / "run"
-    options = training(shards_folder, folder, *LONGER)[1:]
     slurm.hosts.throttle("node1", "100mbit")
     try:
-        limits = ("--time=1", "--signal=B:USR1@1")
-        job = submit(slurm, tmp_path, *ON_TWO_NODES, *limits, "cluster/pretrain.sbatch", *options)
+        job = submit_training(slurm, shards_folder, folder, *LONGER, limits=("--time=1", "--signal=B:USR1@1"))
         wait_for_end(slurm, job, tmp_path, 500)
     finally:
         slurm.hosts.unthrottle("node1")
@@ -69,8 +73,7 @@ def test_a_job_one_of_whose_nodes_fails_goes_back_into_the_queue_by_itself(
     slurm: Slurm, shards_folder: Path, tmp_path: Path, whole_longer: Path
 ) -> None:
     folder = tmp_path / "run"
-    options = training(shards_folder, folder, *LONGER)[1:]
-    job = submit(slurm, tmp_path, *ON_TWO_NODES, "cluster/pretrain.sbatch", *options)
+    job = submit_training(slurm, shards_folder, folder, *LONGER)
     wait_for(lambda: len(losses(folder)) >= 60)
     slurm.hosts.cut("node2")
     for daemon in slurm.hosts.processes("node2", "slurmd -N"):
@@ -90,8 +93,7 @@ def test_a_job_a_rank_of_which_is_killed_starts_it_again(
     slurm: Slurm, shards_folder: Path, tmp_path: Path, whole_longer: Path
 ) -> None:
     folder = tmp_path / "run"
-    options = training(shards_folder, folder, *LONGER)[1:]
-    job = submit(slurm, tmp_path, *ON_TWO_NODES, "cluster/pretrain.sbatch", *options)
+    job = submit_training(slurm, shards_folder, folder, *LONGER)
     wait_for(lambda: len(losses(folder)) >= 60)
     for rank in slurm.hosts.processes("node2", "pretrain/run.py"):
         os.kill(rank, signal.SIGKILL)
@@ -104,8 +106,7 @@ def test_a_job_a_rank_of_which_is_killed_starts_it_again(
 @pytest.mark.long
 def test_a_job_that_is_cancelled_has_saved_where_it_stands(slurm: Slurm, shards_folder: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    options = training(shards_folder, folder, *SLOW_RUN)[1:]
-    job = submit(slurm, tmp_path, *ON_TWO_NODES, "cluster/pretrain.sbatch", *options)
+    job = submit_training(slurm, shards_folder, folder, *SLOW_RUN)
     wait_for(lambda: len(losses(folder)) >= 2)
     slurm.run("scancel", job)
     wait_for_end(slurm, job, tmp_path, state="CANCELLED")

@@ -1,0 +1,36 @@
+"""The profile of `bench/gpu.py`: where the time of a step goes."""
+
+from pathlib import Path
+
+import torch
+
+from bench.batches import MASK
+from bench.gpu_checks import engine_step, new_batch, new_engine, setting
+from pretrain.electra import Electra
+from pretrain.presets import preset, with_objective
+
+PROFILED_STEPS = 3
+
+
+def run_profile(device: str, output: Path) -> int:
+    """A table by operation, and a trace for a browser (chrome://tracing)."""
+    where = setting(device)
+    if device == "cuda":
+        where = where._replace(run=preset("base").run, batch_size=32, length=512)
+    torch.manual_seed(0)
+    objective = with_objective(where.run, "hp_loss")
+    model = Electra(objective.model, objective.objective, where.vocabulary, MASK)
+    engine, batch = new_engine(where, model, "zero1_bf16"), new_batch(where)
+    for _ in range(2):
+        engine_step(engine, batch)
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if device == "cuda":
+        activities.append(torch.profiler.ProfilerActivity.CUDA)
+    with torch.profiler.profile(activities=activities, acc_events=True) as profile:
+        for _ in range(PROFILED_STEPS if device == "cuda" else 1):
+            engine_step(engine, batch)
+    table = profile.key_averages().table(sort_by=f"self_{device}_time_total", row_limit=40, max_name_column_width=60)
+    (output / "profile.txt").write_text(table)
+    profile.export_chrome_trace(str(output / "trace.json.gz"))
+    print(f"profile.txt and trace.json.gz ({(output / 'trace.json.gz').stat().st_size / 1e6:.1f} MB)")
+    return 0
