@@ -130,8 +130,8 @@ def engine_step(model: Electra, run: RunConfig, options: EngineOptions, world: W
 
 
 def take_turns(by_hand: Step, engine: Step, batch: Batch, steps: int) -> tuple[float, float]:
-    """Seconds of the fastest step by hand and under the engine: what differs by a few hundredths is lost in the drift of
-    a shared machine's median. The first step of a turn, for which memory comes back, is not counted.
+    """Seconds of the fastest step by hand and under the engine: a few hundredths are lost in the drift of a
+    shared machine's median. The first step of a turn, for which memory comes back, is not counted.
     """
     seconds: tuple[list[float], list[float]] = ([], [])
     for _ in range(TURNS):

@@ -230,14 +230,18 @@ class Engine:
     def _spare_passes(self) -> None:
         """Has DeepSpeed leave out what a step does not need, thousands of kernels of it (docs/scaling.md).
 
-        Alone there is nothing to sum at stage 0, which it flattens and copies all the same. At stages 1 and 2 it asks
+        Alone there is nothing to sum, for which it copies every gradient together and back. At stages 1 and 2 it asks
         each gradient whether all of it is finite, and then takes a norm, which says so too.
         """
+        alone, zero = self.world.world_size == 1, self._optimizer
         if self.stage == 0:
-            self._deepspeed.enable_backward_allreduce = self.world.world_size > 1
-        elif self.stage < 3 and not self._optimizer.cpu_offload:
-            self._optimizer.check_overflow = lambda **_: None
-            self._optimizer.scaled_global_norm = self._norm_over_ranks
+            self._deepspeed.enable_backward_allreduce = not alone
+        elif self.stage < 3 and not zero.cpu_offload:
+            zero.check_overflow = lambda **_: None
+            zero.scaled_global_norm = self._norm_over_ranks
+            if alone:
+                zero.contiguous_gradients = False
+                zero.buffered_reduce_fallback = lambda *_, **__: None
 
     def _norm_over_ranks(self) -> Tensor:
         """Of the parts that each rank holds at stages 1 and 2, on the host, where DeepSpeed reads it. Collective."""

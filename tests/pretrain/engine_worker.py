@@ -30,6 +30,8 @@ VARIANTS = tuple(
     path.stem for path in sorted((REPOSITORY / "ds_configs").glob("zero*.json")) if path.stem.count("_") > 1
 )
 """Files that change memory and time alone."""
+ALONE = ("zero0_fp32", "zero1_fp32", "zero2_fp32", "zero1_bf16", "zero2_bf16", *FP16)
+"""Files that one process trains under too: it sums gradients with nobody, and takes a shorter way."""
 VOCABULARY, LENGTH, BATCH, MICRO_BATCH = 61, 12, 16, 4
 STEPS, SAVED_AT, RECOMPUTED = 20, 7, 5
 OPTIM = OptimConfig(lr=5e-3, steps=STEPS, warmup_steps=3)
@@ -277,12 +279,14 @@ def main(folder: Path) -> None:
     world = start_processes()
     allow_fp16_on_cpu()
     own, other = folder / f"ranks-{world.world_size}", folder / f"ranks-{3 - world.world_size}"
-    names = (*FP32, *BF16, *FP16) if world.world_size > 1 else ("zero1_fp32",)
+    names = (*FP32, *BF16, *FP16) if world.world_size > 1 else ALONE
     figures: dict[str, Any] = {"train": {name: train_and_resume(name, world, own) for name in names}}
     figures["continued"] = {name: continue_from(name, world, other) for name in FP32 if (other / name).is_dir()}
     figures["frozen"] = {name: frozen_by_scale(name, world) for name in FP32 if name in names}
     figures["recomputed"] = {name: recomputed_losses(name, world) for name in (*FP32, *BF16) if name in names}
-    figures["variants"] = {name: make_runner(name, world).train(range(STEPS)) for name in VARIANTS if len(names) > 1}
+    figures["variants"] = {
+        name: make_runner(name, world).train(range(STEPS)) for name in VARIANTS if world.world_size > 1
+    }
     figures["scales"] = {name: scale_stories(name, world) for name in FP16 if name in names}
     figures["shared"] = [None] * world.world_size
     dist.all_gather_object(figures["shared"], world.share({"rank": world.rank}))

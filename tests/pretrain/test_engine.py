@@ -48,6 +48,11 @@ def one(folder: Path) -> Figures:
     return figures
 
 
+def trained(jobs: tuple[Figures, ...], name: str) -> list[Figures]:
+    """Of those that trained under this file."""
+    return [figures["train"][name] for figures in jobs if name in figures["train"]]
+
+
 @pytest.fixture(scope="module")
 def plain() -> list[float]:
     """Losses without DeepSpeed."""
@@ -67,6 +72,14 @@ def test_bf16_trains_like_fp32_but_for_its_rounding(two: Figures, plain: list[fl
     assert two["train"][name]["losses"] == pytest.approx(plain, rel=2e-2)
 
 
+@pytest.mark.parametrize("name", worker.ALONE)
+def test_one_process_alone_trains_like_two(one: Figures, two: Figures, plain: list[float], name: str) -> None:
+    losses = one["train"][name]["losses"]
+    if name in worker.FP32:
+        assert losses == pytest.approx(plain, rel=1e-6)
+    assert losses == pytest.approx(two["train"][name]["losses"], rel=2e-2)
+
+
 @pytest.mark.parametrize("name", (*worker.FP32, *worker.BF16))
 def test_recomputed_activations_change_no_bit(two: Figures, name: str) -> None:
     assert two["recomputed"][name] == two["train"][name]["losses"][: worker.RECOMPUTED]
@@ -84,10 +97,10 @@ def test_every_shipped_file_was_used(two: Figures) -> None:
 
 
 @pytest.mark.parametrize("name", (*worker.FP32, *worker.BF16, *worker.FP16))
-def test_a_fresh_engine_goes_on_bitwise_from_a_checkpoint(two: Figures, name: str) -> None:
-    figures = two["train"][name]
-    assert figures["resumed"] == figures["losses"][worker.SAVED_AT :]
-    assert figures["same_end"]
+def test_a_fresh_engine_goes_on_bitwise_from_a_checkpoint(two: Figures, one: Figures, name: str) -> None:
+    for figures in trained((two, one), name):
+        assert figures["resumed"] == figures["losses"][worker.SAVED_AT :]
+        assert figures["same_end"]
 
 
 @pytest.mark.parametrize("name", worker.FP32)
@@ -103,8 +116,9 @@ def test_the_first_update_of_adam_is_the_learning_rate(two: Figures, name: str) 
 
 
 @pytest.mark.parametrize("name", (*worker.FP32, *worker.BF16, *worker.FP16))
-def test_a_nan_on_one_rank_changes_no_weight_anywhere(two: Figures, name: str) -> None:
-    assert two["train"][name]["spoiled"] == {"updated": False, "overflow": True, "unchanged": True}
+def test_a_nan_on_one_rank_changes_no_weight_anywhere(two: Figures, one: Figures, name: str) -> None:
+    for figures in trained((two, one), name):
+        assert figures["spoiled"] == {"updated": False, "overflow": True, "unchanged": True}
 
 
 @pytest.mark.parametrize("name", worker.FP16)
@@ -117,10 +131,11 @@ def test_the_loss_scale_falls_with_overflows_and_is_resumed(two: Figures, name: 
 
 @pytest.mark.parametrize("name", worker.FP16)
 def test_the_loss_scale_halves_at_an_overflow_doubles_after_good_steps_and_ends_at_its_floor(
-    two: Figures, name: str
+    two: Figures, one: Figures, name: str
 ) -> None:
     """On a CPU, past DeepSpeed's refusal of fp16 there: its scaler and ours, not a GPU's arithmetic."""
     stories = two["scales"][name]
+    assert one["scales"][name] == stories
     assert stories["falling"]["loss_scale"] == [4, 2, 1, 1, 1, 1]
     assert stories["falling"]["updated"] == [False] * 4 + [True] * 2
     assert stories["falling"]["fatal"] == [False, False, True, True, False, False]
