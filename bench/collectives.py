@@ -1,10 +1,12 @@
-"""Counts the collectives of torch.distributed that run inside a `with` block, by what they carry."""
+"""The collectives of torch.distributed that run inside a `with` block: what they carry, and how long they take."""
 
 from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from bench.timing import seconds_of
 
 
 class Collectives(TorchDispatchMode):
@@ -17,13 +19,24 @@ class Collectives(TorchDispatchMode):
         super().__init__()
         self.share = (world_size - 1) / world_size
         self.bytes = 0.0
+        self.seconds = 0.0
+        """Each by itself, with nothing beside it."""
 
     def __torch_dispatch__(self, function: Any, types: Any, arguments: tuple = (), options: Any = None) -> Any:
         namespace, _, name = function._schema.name.partition("::")
-        if namespace == "c10d":
-            whole = max((sum(part.nbytes for part in _tensors(one)) for one in arguments), default=0)
-            self.bytes += self.share * whole * (2 if name.startswith("allreduce") else 1)
-        return function(*arguments, **(options or {}))
+        if namespace != "c10d":
+            return function(*arguments, **(options or {}))
+        whole = max((sum(part.nbytes for part in _tensors(one)) for one in arguments), default=0)
+        self.bytes += self.share * whole * (2 if name.startswith("allreduce") else 1)
+        results: list[Any] = []
+        self.seconds += seconds_of(lambda: results.append(_finished(function(*arguments, **(options or {})))))
+        return results[0]
+
+
+def _finished(result: Any) -> Any:
+    """What a collective returned, which names the work that is still going on last, once that is done."""
+    (result[-1] if isinstance(result, tuple) else result).wait()
+    return result
 
 
 def _tensors(argument: Any) -> Iterator[Tensor]:

@@ -14,6 +14,7 @@ import torch
 from pydantic import Field
 
 from bench.batches import MASK, VOCABULARY, random_batch
+from bench.collectives import Collectives
 from bench.matrix_rate import DTYPES
 from bench.timing import seconds_of
 from data_prep.config import StrictConfig
@@ -151,10 +152,10 @@ def about(run: RunConfig, batch: Batch, options: StepOptions) -> dict[str, Any]:
 
 
 def parts(run: RunConfig, batch: Batch, options: StepOptions, step: Callable[[], None]) -> dict[str, float]:
-    """Seconds of each part's forward and backward, timed by itself outside the engine, and of the update inside it.
+    """Seconds of each part's forward and backward, timed by itself outside the engine, and of what the engine adds.
 
-    One process communicates nothing (bench/traffic.py counts what several do) and these batches are there already
-    (bench/engine.py --data times the wait for them).
+    Data is a batch's way to the device: bench/engine.py --data times the wait for it. Communication is that of one
+    process, the collectives that DeepSpeed calls all the same: bench/scaling.py and bench/traffic.py measure several.
     """
     assert isinstance(step, EngineStep)
     device = batch.input_ids_BL.device
@@ -168,15 +169,20 @@ def parts(run: RunConfig, batch: Batch, options: StepOptions, step: Callable[[],
     ]
     turns = [[seconds_of(lambda work=work: train(model, work)) for work in works] for _ in range(1 + REPEATS)]
     whole, generator, discriminator = map(statistics.median, zip(*turns[1:], strict=True))
+    with Collectives(world_size=1) as collectives:
+        step()
+    host_batch = batch.to(torch.device("cpu")).pinned()
     return {
         "generator": generator,
         "heads and sampling": max(0.0, whole - generator - discriminator),
         "discriminator": discriminator,
-        "update": statistics.median(step.updating),
+        "update": statistics.median(step.updating) - collectives.seconds,
+        "communication": collectives.seconds,
+        "data": seconds_of(lambda: host_batch.to(device)),
     }
 
 
 def train(model: Electra, work: Callable[[], torch.Tensor]) -> None:
-    """Forward and backward into fresh gradients, as in a step."""
+    """Forward and backward into fresh gradients, as a step's."""
     model.zero_grad()
     work().sum().backward()
