@@ -280,8 +280,18 @@ def main(folder: Path) -> None:
     allow_fp16_on_cpu()
     own, other = folder / f"ranks-{world.world_size}", folder / f"ranks-{3 - world.world_size}"
     names = (*FP32, *BF16, *FP16) if world.world_size > 1 else ALONE
+    continued = {name: continue_from(name, world, other) for name in FP32 if (other / name).is_dir()}
+    known = own / "figures.json"
+    figures = json.loads(known.read_text()) if known.exists() else first_figures(names, world, own)
+    figures["continued"] = continued
+    if world.is_first:
+        known.write_text(json.dumps(figures))
+    leave(0)
+
+
+def first_figures(names: tuple[str, ...], world: Any, own: Path) -> dict[str, Any]:
+    """Of training from the start under each file; checkpoints stay in `own`."""
     figures: dict[str, Any] = {"train": {name: train_and_resume(name, world, own) for name in names}}
-    figures["continued"] = {name: continue_from(name, world, other) for name in FP32 if (other / name).is_dir()}
     figures["frozen"] = {name: frozen_by_scale(name, world) for name in FP32 if name in names}
     figures["recomputed"] = {name: recomputed_losses(name, world) for name in (*FP32, *BF16) if name in names}
     figures["variants"] = {
@@ -290,9 +300,7 @@ def main(folder: Path) -> None:
     figures["scales"] = {name: scale_stories(name, world) for name in FP16 if name in names}
     figures["shared"] = [None] * world.world_size
     dist.all_gather_object(figures["shared"], world.share({"rank": world.rank}))
-    if world.is_first:
-        (own / "figures.json").write_text(json.dumps(figures))
-    leave(0)
+    return figures
 
 
 if __name__ == "__main__":
