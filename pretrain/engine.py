@@ -144,11 +144,12 @@ class Engine:
     def _clip_replicated(self) -> float:
         """Clipping at stage 0, where DeepSpeed hides the norm and updates even with what is not finite."""
         parameters = [parameter for _, parameter in self._parameters()]
-        norm = squared_norm([p.grad for p in parameters if p.grad is not None]).sqrt().float()
-        nn.utils.clip_grads_with_norm_(parameters, self._max_norm, norm)
+        total = squared_norm([p.grad for p in parameters if p.grad is not None]).sqrt().float()
+        nn.utils.clip_grads_with_norm_(parameters, self._max_norm, total)
+        norm = float(total)
         if not norm < float("inf"):
             self._deepspeed.zero_grad()  # Adam passes over parameters without a gradient
-        return float(norm)
+        return norm
 
     def sum_over_ranks(self, tensor: Tensor) -> Tensor:
         """`tensor` summed over the ranks, in place. Collective."""

@@ -28,7 +28,7 @@ def test_by_hand_and_under_the_engine_the_weights_end_alike() -> None:
 
 
 def test_the_engine_asks_for_few_operations_a_parameter_more_than_a_step_by_hand() -> None:
-    """DeepSpeed by itself asks for more than thirty, most of them to see whether each gradient is finite."""
+    """DeepSpeed by itself asks for fifteen, most of them to see whether each gradient is finite."""
     world, run, batch = start_processes(), preset("tiny").run, random_batch(2, 16, 300)
     bf16 = REPOSITORY / "ds_configs/zero1_bf16.json"
     options = EngineOptions(preset="tiny", batch_size=2, deepspeed_config=bf16)
