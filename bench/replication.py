@@ -23,7 +23,7 @@ LEAST_GAIN = 0.5
 MOST_OF_ENTROPY = 0.95
 SPECIAL_TOKENS = ("[PAD]", "[CLS]", "[SEP]")
 PROBE_METRICS = {"CoLA": "matthews", "SST-2": "accuracy"}
-MEASURES = {"accuracy_masked": "masked detection accuracy", "auc": "AUC"}
+MEASURES = {"accuracy_masked": "masked detection accuracy", "auc_all": "AUC"}
 Interval = list[float]
 
 
@@ -177,7 +177,7 @@ def number_tables(found: Replication) -> Iterator[str]:
     for (method, seed), metrics in found.metrics.items():
         run = (METHODS[method].label, str(seed))
         for name, values in metrics["detection"].items():
-            columns = ("accuracy_masked", "accuracy_all", "auc", "auc_masked", "replaced_share")
+            columns = ("accuracy_masked", "accuracy_all", "auc_all", "auc_masked", "replaced_share")
             detection.append((*run, name, *(_show(values[column]) for column in columns)))
         for name, bins in metrics["max_probability"].items():
             estimate = metrics["loss_estimate"][name]

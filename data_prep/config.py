@@ -24,7 +24,7 @@ class LocalProblem(ConfigError):
 class StrictConfig(BaseModel):
     """Base of every configuration: immutable, unknown keys refused, a field's docstring is its help text."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any], source: str = "") -> Self:

@@ -113,6 +113,8 @@ def _verify(
         manifest.totals.tokens,
     ):
         problems.append(f"{folder}: manifest.json counts other sequences or tokens than the shards hold")
+    if tokenizer.sha256() != manifest.tokenizer_sha256:
+        problems.append(f"{folder / TOKENIZER_NAME}: gives other ids than the tokenizer that the shards were made with")
     if not all(ledger.balances for ledger in _ledgers(manifest).values()):
         problems.append(f"{folder}: the books in manifest.json do not balance")
     return problems

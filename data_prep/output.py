@@ -106,9 +106,9 @@ def prepare(folder: Path, plan: Plan, tokenizer: WordPiece, punkt: PunktModel | 
     """Clears away what a killed run left half written, and writes what the workers read."""
     for leftover in folder.rglob(f"*{TEMPORARY_SUFFIX}"):
         leftover.unlink()
-    for name in (RECORDS_NAME, HELD_OUT_NAME):
-        (folder / name).mkdir(parents=True, exist_ok=True)
-    write_atomically(folder / RECORDS_NAME / _PLAN_NAME, plan.model_dump_json().encode())
+    (folder / RECORDS_NAME).mkdir(parents=True, exist_ok=True)
+    write_atomically(folder / RECORDS_NAME / _PLAN_NAME, plan.model_dump_json().encode())  # first: it owns the rest
+    (folder / HELD_OUT_NAME).mkdir(exist_ok=True)
     tokenizer.save(folder / TOKENIZER_NAME)
     if punkt is not None:
         save_model(punkt, folder / PUNKT_NAME)

@@ -61,9 +61,7 @@ def _files_of(given: Path) -> Iterator[tuple[str, Path]]:
     elif given.is_dir():
         root, found = given, list(_walk(given))
     else:
-        steps = next((n for n, part in enumerate(given.parts) if any(sign in part for sign in "*?[")), 0)
-        root = Path(*given.parts[:steps])
-        found = [path for path in root.glob(str(Path(*given.parts[steps:]))) if path.is_file()]
+        root, found = _matches(given)
     if not found:
         raise ConfigError(f"input: {given} names no file; give text files, folders of them, or a quoted glob")
     for path in found:
@@ -77,6 +75,18 @@ def _files_of(given: Path) -> Iterator[tuple[str, Path]]:
                 "quoted glob"
             )
         yield relative.as_posix(), path
+
+
+def _matches(given: Path) -> tuple[Path, list[Path]]:
+    """The folder above a glob's first sign, and the files it matches; none where it has no sign."""
+    signs = [number for number, part in enumerate(given.parts) if any(sign in part for sign in "*?[")]
+    if not signs:
+        return given.parent, []
+    root, pattern = Path(*given.parts[: signs[0]]), str(Path(*given.parts[signs[0] :]))
+    try:
+        return root, [path for path in root.glob(pattern) if path.is_file()]
+    except ValueError as error:
+        raise ConfigError(f"input: {given} is no glob ({error}); write it as folder/**/*.txt") from None
 
 
 def _walk(folder: Path) -> Iterator[Path]:

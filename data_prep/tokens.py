@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
@@ -55,6 +55,11 @@ class WordPiece:
         tokenizer.encode_special_tokens = True
         tokenizer.no_truncation()  # some published tokenizers cut texts at the length of their model
         tokenizer.no_padding()
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single="[CLS] $A [SEP]",
+            pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+            special_tokens=[(token, tokenizer.token_to_id(token)) for token in ("[CLS]", "[SEP]")],
+        )
         self._fast, self.slow_because = _fast_encoder(tokenizer)
         self.vocab_size = tokenizer.get_vocab_size()
         self.special = SpecialTokens.from_values(
@@ -67,8 +72,17 @@ class WordPiece:
 
     @classmethod
     def load(cls, folder: Path) -> "WordPiece":
-        """The tokenizer of a folder written by `save`."""
-        return cls(Tokenizer.from_file(str(folder / "tokenizer.json")))
+        """The tokenizer of a folder written by `save`.
+
+        Raises:
+            ConfigError: it is missing or damaged.
+        """
+        try:
+            tokenizer = _from_folder(folder)
+        except Exception as error:  # the tokenizers library raises bare Exception for every kind of damage
+            raise ConfigError(f"{folder}: no tokenizer can be read ({_first_line(error)}); build it again") from None
+        _check(tokenizer, str(folder))
+        return cls(tokenizer)
 
     def encode(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """Ids of the texts laid end to end, uint16, and how many each text has, int64; no special tokens.
@@ -118,21 +132,10 @@ class WordPiece:
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
     def save(self, folder: Path) -> None:
-        """Writes a folder that `transformers.AutoTokenizer` loads."""
+        """Writes a folder that `transformers.AutoTokenizer` loads, with the same ids."""
         folder.mkdir(parents=True, exist_ok=True)
-        settings = json.loads(self._tokenizer.to_str())
-        names = dict(
-            zip(
-                ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"),
-                SPECIAL_TOKENS,
-                strict=True,
-            )
-        )
-        configuration = {
-            "tokenizer_class": "BertTokenizer",
-            "do_lower_case": bool((settings["normalizer"] or {}).get("lowercase", False)),
-            **names,
-        }
+        names = {f"{name}_token": f"[{name.upper()}]" for name in SpecialTokens.model_fields}
+        configuration = _class_settings(json.loads(self._tokenizer.to_str())) | names
         files = {
             "vocab.txt": "\n".join(self.tokens) + "\n",
             "tokenizer.json": self._tokenizer.to_str(pretty=True),
@@ -151,7 +154,7 @@ def open_tokenizer(vocab: str) -> WordPiece:
     path = Path(vocab)
     try:
         if path.is_file():
-            tokenizer = from_vocabulary(path.read_text("utf-8").splitlines())
+            tokenizer = from_vocabulary(_read_vocabulary(path))
         elif path.is_dir():
             tokenizer = _from_folder(path)
         elif _may_be_hub_name(path):
@@ -162,8 +165,8 @@ def open_tokenizer(vocab: str) -> WordPiece:
     except ConfigError:
         raise
     except Exception as error:  # the tokenizers library raises bare Exception for every kind of damage
-        reason = str(error).splitlines()[0]
-        raise ConfigError(f"vocab: no tokenizer can be read from {vocab} ({reason}); give another") from None
+        problem = f"vocab: no tokenizer can be read from {vocab} ({_first_line(error)}); give another"
+        raise ConfigError(problem) from None
     _check(tokenizer, vocab)
     word_piece = WordPiece(tokenizer)
     if word_piece.slow_because is not None:
@@ -181,15 +184,23 @@ def from_vocabulary(tokens: Sequence[str], *, lowercase: bool | None = None) -> 
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece(prefix=CONTINUATION)
-    present = [token for token in SPECIAL_TOKENS if token in vocabulary]
-    tokenizer.add_special_tokens(present)
-    if {"[CLS]", "[SEP]"} <= vocabulary.keys():
-        tokenizer.post_processor = processors.TemplateProcessing(
-            single="[CLS] $A [SEP]",
-            pair="[CLS] $A [SEP] $B:1 [SEP]:1",
-            special_tokens=[(token, vocabulary[token]) for token in ("[CLS]", "[SEP]")],
-        )
+    tokenizer.add_special_tokens([token for token in SPECIAL_TOKENS if token in vocabulary])
     return tokenizer
+
+
+def _class_settings(settings: dict[str, Any]) -> dict[str, Any]:
+    """By what `transformers` cleans text as the tokenizer of these settings does: it builds BERT's clean-up anew from
+    three names, and leaves any other kind as tokenizer.json has it.
+    """
+    normalizer, pre_tokenizer = settings["normalizer"] or {}, settings["pre_tokenizer"] or {}
+    if pre_tokenizer.get("type") != "BertPreTokenizer" or not normalizer.get("clean_text"):
+        return {"tokenizer_class": "PreTrainedTokenizerFast"}
+    return {
+        "tokenizer_class": "BertTokenizer",
+        "do_lower_case": normalizer["lowercase"],
+        "strip_accents": normalizer["strip_accents"],
+        "tokenize_chinese_chars": normalizer["handle_chinese_chars"],
+    }
 
 
 def _fast_encoder(tokenizer: Tokenizer) -> tuple["WordPieceTokenizer | None", str | None]:
@@ -217,8 +228,16 @@ def _from_folder(folder: Path) -> Tokenizer:
         return Tokenizer.from_file(str(folder / "tokenizer.json"))
     configuration = folder / "tokenizer_config.json"
     settings = json.loads(configuration.read_text("utf-8")) if configuration.is_file() else {}
-    tokens = (folder / "vocab.txt").read_text("utf-8").splitlines()
-    return from_vocabulary(tokens, lowercase=settings.get("do_lower_case"))
+    return from_vocabulary(_read_vocabulary(folder / "vocab.txt"), lowercase=settings.get("do_lower_case"))
+
+
+def _read_vocabulary(path: Path) -> list[str]:
+    """A token a line: of the signs that Unicode ends lines with, some are tokens."""
+    return path.read_text("utf-8").removesuffix("\n").split("\n")
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _may_be_hub_name(path: Path) -> bool:
@@ -236,6 +255,9 @@ def _check(tokenizer: Tokenizer, vocab: str) -> None:
     missing = [token for token in SPECIAL_TOKENS if tokenizer.token_to_id(token) is None]
     if missing:
         problems.append(f"vocab: {vocab} lacks {', '.join(missing)}; add them to the vocabulary")
+    ids = tokenizer.get_vocab().values()
+    if ids and max(ids) >= len(ids):
+        problems.append(f"vocab: {vocab} repeats a token or skips an id; give each id from 0 on a token of its own")
     if tokenizer.get_vocab_size() > LARGEST_VOCABULARY:
         problems.append(f"vocab: {vocab} has {tokenizer.get_vocab_size()} ids, expected at most {LARGEST_VOCABULARY}")
     if problems:

@@ -19,6 +19,7 @@ from data_prep.chunks import sample_documents
 from data_prep.command_line import run_command
 from data_prep.config import ConfigError, StrictConfig
 from data_prep.formats import Reading
+from data_prep.output import locked
 from data_prep.sources import find_sources
 from data_prep.tokens import CONTINUATION, LARGEST_VOCABULARY, SPECIAL_TOKENS, WordPiece, from_vocabulary
 
@@ -37,16 +38,19 @@ class VocabularyOptions(StrictConfig):
     """tokens at most; BERT's and ELECTRA's have 30,522"""
     sample_mb: float = Field(200.0, gt=0)
     """text to learn from, in MB, spread over the files"""
+    text_column: str = "text"
+    """key or column of the text in JSON lines and Parquet"""
 
 
 def main(options: VocabularyOptions) -> None:
     """Learns the vocabulary and writes the folder."""
     if (options.output / "vocab.txt").exists():
         raise ConfigError(f"output: {options.output} has a vocabulary already; remove it or choose another folder")
-    sources = find_sources(options.input)
+    sources, reading = find_sources(options.input), Reading(text_column=options.text_column)
     size = int(options.sample_mb * 1e6)
-    tokens = train_vocabulary(lambda: sample_documents(sources, size, Reading()), options.size)
-    WordPiece(from_vocabulary(tokens, lowercase=True)).save(options.output)
+    with locked(options.output):
+        tokens = train_vocabulary(lambda: sample_documents(sources, size, reading), options.size)
+        WordPiece(from_vocabulary(tokens, lowercase=True)).save(options.output)
     print(f"{options.output}: {len(tokens):,} tokens")
 
 

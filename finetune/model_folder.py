@@ -40,12 +40,12 @@ def open_model(name: str) -> ModelFolder:
 
 def load_tokenizer(path: Path) -> Any:
     """The folder's own tokenizer."""
-    from transformers import ElectraTokenizerFast
+    from transformers import AutoTokenizer
 
     if not any((path / name).is_file() for name in TOKENIZER_FILES):  # it would make up an empty one
         raise ConfigError(f"model: {path} has no tokenizer, expected one of {', '.join(TOKENIZER_FILES)} in it")
     try:
-        return ElectraTokenizerFast.from_pretrained(path)
+        return AutoTokenizer.from_pretrained(path)
     except Exception as error:  # a damaged file makes the library raise bare exceptions too
         reason = str(error).strip().splitlines()[0]
         raise ConfigError(f"model: {path} has a tokenizer that cannot be read: {reason}") from None

@@ -35,7 +35,8 @@ def generator(predictions: Predictions) -> dict[str, Estimate]:
 def detection(judgement: Judgement) -> dict[str, Estimate]:
     """How well replaced and original tokens are told apart; losses and entropies in nats a position.
 
-    `entropy` is that of the replaced share: the discriminator's loss if it knew that share and nothing else.
+    `discriminator_entropy` is that of the replaced share: the discriminator's loss if it knew that share and nothing
+    else.
     """
     d, replaced, masked, sequence = judgement
     sequences = int(sequence[-1]) + 1
@@ -47,10 +48,10 @@ def detection(judgement: Judgement) -> dict[str, Estimate]:
     return {
         "accuracy_masked": estimate(of_masked[[1, 0]], mean),
         "accuracy_all": estimate(of_all[[1, 0]], mean),
-        "auc": auc(d, replaced, sequence, sequences),
+        "auc_all": auc(d, replaced, sequence, sequences),
         "auc_masked": auc(d[masked], replaced[masked], sequence[masked], sequences),
         "discriminator_loss": estimate(of_all[[3, 0]], mean),
-        "entropy": estimate(of_all[[2, 0]], _entropy),
+        "discriminator_entropy": estimate(of_all[[2, 0]], _entropy),
         "loss_over_entropy": estimate(of_all[[3, 2, 0]], lambda part: part[0] / part[2] / _entropy(part[1:])),
         "replaced_share": estimate(of_all[[2, 0]], mean),
     }
@@ -162,7 +163,7 @@ def headline(numbers: dict[str, Any]) -> dict[str, Any]:
     detection = numbers["detection"].get("p_S", numbers["detection"]["p_G"])
     pearson = numbers["estimate_quality"].get("pearson", {})
     return {
-        "auc_all": _value(detection["auc"]),
+        "auc_all": _value(detection["auc_all"]),
         "auc_masked": _value(detection["auc_masked"]),
         "estimate_correlation": {name: _value(pearson.get(name)) for name in ("original", "replaced", "all")},
     }

@@ -5,13 +5,14 @@ positions with the same uniforms (paper, appendix: each discriminator under p_G 
 
     {"sequences": 4096,
      "entries": [{"discriminator": RUN, "sampler": RUN, "distribution": "p_G" or "p_S", "step": 1000,
-                  "accuracy_masked": [value, low, high], "accuracy_all": [...], "auc": [...], "auc_masked": [...],
-                  "discriminator_loss": [...], "loss_over_entropy": [...], "replaced_share": [...], "entropy": value}],
+                  "accuracy_masked": [value, low, high], "accuracy_all": [...], "auc_all": [...], "auc_masked": [...],
+                  "discriminator_loss": [...], "loss_over_entropy": [...], "replaced_share": [...],
+                  "discriminator_entropy": value}],
      "differences": [{"discriminator": A, "minus": B, "sampler": RUN, "distribution": ..., "step": ...,
                       "accuracy_masked": [difference, low, high], ...}],
      "paper": {"p_G": {"accuracy_masked": ..., "accuracy_all": ...}, "p_S": ...}}
 
-RUN is a run folder as given. A run that learns no sampling has no p_S: it samples from p_G. `auc` is over all
+RUN is a run folder as given. A run that learns no sampling has no p_S: it samples from p_G. `auc_all` is over all
 positions, as losses are; `auc_masked` over the masked ones. In a difference A stands after B among the runs, both judge
 the very same replacements, and its interval is of the paired bootstrap over sequences.
 """
@@ -36,14 +37,14 @@ from pretrain.run_folder import RunDescription
 COMPARED = (
     "accuracy_masked",
     "accuracy_all",
-    "auc",
+    "auc_all",
     "auc_masked",
     "discriminator_loss",
     "loss_over_entropy",
 )
 """What a difference is taken of: the others are the replacements' alone."""
 
-SHOWN = {"accuracy_masked": "masked", "accuracy_all": "all", "auc": "AUC", "discriminator_loss": "L_D"}
+SHOWN = {"accuracy_masked": "masked", "accuracy_all": "all", "auc_all": "AUC", "discriminator_loss": "L_D"}
 HEAD = ("discriminator", "replacements", "step", *SHOWN.values())
 
 
@@ -103,7 +104,7 @@ def crossing(entries: Sequence[Entry], sequences: int) -> dict[str, Any]:
         "entries": [
             {"discriminator": entry.discriminator, **entry.replacements}
             | as_json(entry.found)
-            | {"entropy": entry.found["entropy"].value}
+            | {"discriminator_entropy": entry.found["discriminator_entropy"].value}
             for entry in entries
         ],
         "differences": [
@@ -120,7 +121,7 @@ def tables(crossed: dict[str, Any]) -> str:
     """Markdown: every discriminator on every sampler's replacements, and its difference from the first run's."""
     entries, differences = crossed["entries"], crossed["differences"]
     first = entries[0]["discriminator"]
-    rows = [[*_row(entry), f"{entry['entropy']:.4f}"] for entry in entries]
+    rows = [[*_row(entry), f"{entry['discriminator_entropy']:.4f}"] for entry in entries]
     against = [_row(part, sign="+") for part in differences if part["minus"] == first]
     lines = markdown_table([*HEAD, "entropy"], rows)
     if against:

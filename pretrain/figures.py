@@ -137,7 +137,7 @@ def draw_steps(results: list[dict[str, Any]], path: Path) -> None:
         ("Generator", "MLM accuracy", {"p_G": _across(results, "generator", "mlm_accuracy")}),
         ("Detection, masked positions", "accuracy", _under(results, "detection", "accuracy_masked")),
         ("Detection, all positions", "accuracy", _under(results, "detection", "accuracy_all")),
-        ("Detection, all positions", "AUC", _under(results, "detection", "auc")),
+        ("Detection, all positions", "AUC", _under(results, "detection", "auc_all")),
         ("Discriminator", "$L_D$ / entropy of the replaced share", _under(results, "detection", "loss_over_entropy")),
         (
             "Estimated and actual loss",
@@ -197,7 +197,7 @@ def draw_crossing(crossed: dict[str, Any], path: Path) -> None:
                 place.axhline(
                     PAPER["detection"][distribution][key], color=NEUTRAL, ls="--", lw=1, label="paper, trained"
                 )
-            place.set(title=f"${distribution}$ of {names[sampler]}, {label}", xlabel="step")
+            place.set(title=f"${distribution}$ of {names[sampler]}, {label}")
         row[0].set_ylabel("detection accuracy")
     figure.legend(*_legend(axes), frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=6)
     _save(figure, path)

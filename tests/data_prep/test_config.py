@@ -55,6 +55,13 @@ def test_a_wrong_value_is_named_with_its_field_and_what_was_expected():
     ]
 
 
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), "inf"])
+def test_a_number_that_is_not_finite_is_refused(value):
+    """JSON has no word for it: it would be read back as null."""
+    [problem] = problems({"steps": 1, "inner": {"rate": value}})
+    assert problem.startswith("inner.rate: got") and "expected: input should be a finite number" in problem
+
+
 def test_a_missing_value_is_named():
     assert problems({}) == ["steps: missing; give it a value"]
 

@@ -133,3 +133,24 @@ def test_masked_tokens_are_coloured_on_a_terminal_only(built, capsys, monkeypatc
     monkeypatch.setenv("NO_COLOR", "1")
     main(InspectOptions(folder=built, show=1))
     assert "\033[" not in capsys.readouterr().out
+
+
+def test_another_tokenizer_than_the_shards_were_made_with_is_found(copy, capsys):
+    path = copy / "tokenizer" / "tokenizer.json"
+    text = path.read_text()
+    ka, lo = (re.search(f'"{token}": (\\d+)', text) for token in ("ka", "lo"))
+    path.write_text(text.replace(ka[0], f'"ka": {lo[1]}').replace(lo[0], f'"lo": {ka[1]}'))
+    assert main(InspectOptions(folder=copy, verify=True)) == 1
+    assert "gives other ids than the tokenizer that the shards were made with" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("damage", ["missing", "cut short"])
+def test_a_tokenizer_that_cannot_be_read_is_named(copy, damage):
+    path = copy / "tokenizer" / "tokenizer.json"
+    if damage == "missing":
+        shutil.rmtree(path.parent)
+    else:
+        path.write_text(path.read_text()[:100])
+    done = run_script("data_prep/inspect_shards.py", copy)
+    assert done.returncode == 2
+    assert "no tokenizer can be read" in done.stderr and "Traceback" not in done.stderr

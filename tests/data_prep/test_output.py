@@ -66,3 +66,16 @@ def test_a_damaged_plan_is_one_clear_line(tmp_path):
     (tmp_path / ".records" / "plan.json").write_text(json.dumps({"config": 1}))
     with pytest.raises(ConfigError, match=r"plan\.json"):
         earlier_plan(tmp_path)
+
+
+def test_a_build_whose_plan_could_not_be_written_is_begun_again(built, plan, tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    parts = (plan, WordPiece.load(built / "tokenizer"), load_model(built / "punkt"))
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space"):
+        patch.setattr("data_prep.output.write_atomically", full)
+        prepare(tmp_path / "out", *parts)
+    assert earlier_plan(tmp_path / "out") is None
+    prepare(tmp_path / "out", *parts)
+    assert earlier_plan(tmp_path / "out") == plan

@@ -63,3 +63,13 @@ def test_a_source_tells_which_input_it_came_with(tmp_path):
         (tmp_path / name / "a.txt").write_text("a")
     sources = find_sources([tmp_path / "wiki", tmp_path / "books"])
     assert [source.origin for source in sources] == ["0 wiki", "1 books"]
+
+
+def test_an_absolute_path_to_nothing_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=f"input: {tmp_path}/nowhere names no file"):
+        find_sources([tmp_path / "nowhere"])
+
+
+def test_a_glob_that_python_cannot_read_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"input: .*/\*\*\.txt is no glob .*; write it as"):
+        find_sources([tmp_path / "**.txt"])

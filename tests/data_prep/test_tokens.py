@@ -7,7 +7,7 @@ from itertools import chain
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, models, normalizers
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 from data_prep.config import ConfigError
 from data_prep.tokens import SPECIAL_TOKENS, WordPiece, from_vocabulary, open_tokenizer
@@ -136,6 +136,45 @@ def test_the_saved_folder_is_loaded_by_transformers_with_the_same_ids(tokenizer,
     assert loaded.encode("Kalo mine.", add_special_tokens=False) == ids.tolist()
     assert loaded("Kalo", "mine")["token_type_ids"] == [0, 0, 0, 0, 1, 1, 1]
     assert (loaded.pad_token_id, loaded.mask_token_id) == (0, 4)
+
+
+@pytest.mark.parametrize(
+    ("normalizer", "pre_tokenizer"),
+    [
+        (normalizers.BertNormalizer(lowercase=True, strip_accents=False), None),
+        (normalizers.BertNormalizer(lowercase=False, strip_accents=True), None),
+        (normalizers.BertNormalizer(handle_chinese_chars=False), None),
+        (normalizers.BertNormalizer(clean_text=False), None),
+        (normalizers.NFKC(), None),
+        (None, pre_tokenizers.WhitespaceSplit()),
+    ],
+)
+def test_the_saved_folder_cleans_text_as_its_tokenizer_does(normalizer, pre_tokenizer, tmp_path):
+    from transformers import AutoTokenizer
+
+    made = from_vocabulary([*SPECIAL_TOKENS, "elan", "élan", "e", "é", "##é", "É", "漢", "漢字", "##字", ",", "e,é"])
+    made.normalizer, made.pre_tokenizer = normalizer or made.normalizer, pre_tokenizer or made.pre_tokenizer
+    tokenizer = WordPiece(made)
+    tokenizer.save(tmp_path)
+    text = "Élan elan é É 漢字 \x07e e,é ｅ"
+    ids, _ = tokenizer.encode([text])
+    loaded = AutoTokenizer.from_pretrained(tmp_path)
+    assert loaded.encode(text, add_special_tokens=False) == ids.tolist()
+    assert loaded("e", "é")["token_type_ids"] == [0, 0, 0, 1, 1]
+    assert (loaded.pad_token_id, loaded.mask_token_id) == (0, 4)
+
+
+def test_a_token_may_be_a_sign_that_unicode_ends_lines_with(tmp_path, vocab):
+    (tmp_path / "vocab.txt").write_text(vocab.read_text().rstrip("\n").replace("\nka\n", "\n\u2028\nka\n") + "\r\n")
+    tokenizer = open_tokenizer(str(tmp_path / "vocab.txt"))
+    assert tokenizer.tokens.index("ka") == vocab.read_text().split().index("ka") + 1
+    assert tokenizer.vocab_size == len(vocab.read_text().split()) + 1
+
+
+def test_a_vocabulary_that_repeats_a_token_is_refused(tmp_path, vocab):
+    (tmp_path / "vocab.txt").write_text(vocab.read_text().rstrip("\n") + "\nka\nlast\n")
+    with pytest.raises(ConfigError, match="repeats a token or skips an id; give each id from 0 on"):
+        open_tokenizer(str(tmp_path / "vocab.txt"))
 
 
 def test_a_file_a_folder_and_a_saved_folder_are_the_same_tokenizer(vocab, tmp_path):

@@ -47,3 +47,16 @@ def test_an_existing_vocabulary_is_not_overwritten(corpus, tmp_path):
     assert done.returncode == 2
     assert "has a vocabulary already" in done.stderr
     assert (tmp_path / "vocab.txt").read_text() == "mine"
+
+
+def test_the_text_of_json_lines_may_stand_under_another_key(tmp_path):
+    (tmp_path / "a.jsonl").write_text("".join(f'{{"body": "{text}"}}\n' for text in TEXTS))
+    main(VocabularyOptions(input=(tmp_path / "a.jsonl",), output=tmp_path / "vocab", size=120, text_column="body"))
+    assert "news" in open_tokenizer(str(tmp_path / "vocab")).tokens
+
+
+def test_an_output_that_is_a_file_is_refused_before_any_learning(corpus, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    done = run_script("data_prep/train_vocab.py", "--input", corpus, "--output", tmp_path / "file")
+    assert done.returncode == 2
+    assert "cannot be made" in done.stderr and "Traceback" not in done.stderr

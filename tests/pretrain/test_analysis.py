@@ -72,16 +72,16 @@ def test_detection_has_the_loss_beside_the_entropy_of_the_replaced_share() -> No
     loss = np.mean([np.log1p(np.exp(-v)) for v in (3, 2)] * 1 + [np.log1p(np.exp(v)) for v in (-1, -2, -3, -4)])
     entropy = -(1 / 3 * np.log(1 / 3) + 2 / 3 * np.log(2 / 3))
     assert found["discriminator_loss"].value == pytest.approx(loss)
-    assert found["entropy"].value == pytest.approx(entropy)
+    assert found["discriminator_entropy"].value == pytest.approx(entropy)
     assert found["loss_over_entropy"].value == pytest.approx(loss / entropy)
 
 
 def test_detection_has_the_auc_of_all_and_of_masked_positions() -> None:
     seen = judgement(d=np.array([3.0, -1.5, -1.0, -2.0, -3.0, 4.0]))
-    assert detection(seen)["auc"].value == pytest.approx(roc_auc_score(seen.replaced, seen.d))
+    assert detection(seen)["auc_all"].value == pytest.approx(roc_auc_score(seen.replaced, seen.d))
     assert detection(seen)["auc_masked"].value == pytest.approx(roc_auc_score(seen.replaced[:4], seen.d[:4]))
     nothing = detection(judgement(replaced=np.zeros(6, dtype=bool)))
-    assert as_json(nothing["auc"]) is None and as_json(nothing["auc_masked"]) is None
+    assert as_json(nothing["auc_all"]) is None and as_json(nothing["auc_masked"]) is None
 
 
 def test_correlations_are_numpys_by_class() -> None:

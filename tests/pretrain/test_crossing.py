@@ -99,7 +99,7 @@ def test_a_difference_is_of_two_discriminators_on_the_very_same_replacements(ent
         assert (part["discriminator"], part["minus"], part["step"]) == ("method", "base", 10)
         where = (part["sampler"], part["distribution"], part["step"])
         a, b = (found[(name, *where)] for name in ("method", "base"))
-        assert a["entropy"] == b["entropy"]
+        assert a["discriminator_entropy"] == b["discriminator_entropy"]
         for name in COMPARED:
             value, low, high = part[name]
             assert value == pytest.approx(a[name][0] - b[name][0])

@@ -65,8 +65,8 @@ def test_an_evaluation_leaves_metrics_and_readable_figures_in_the_run_folder(tra
     own = metrics["detection"]["p_S"]
     for name in ("accuracy_masked", "accuracy_all", "discriminator_loss", "replaced_share"):
         assert own[name][0] == pytest.approx(metrics[name])  # what training reports
-    assert own["entropy"][0] == pytest.approx(metrics["discriminator_entropy"])
-    assert own["auc"][0] == metrics["auc_all"]
+    assert own["discriminator_entropy"][0] == pytest.approx(metrics["discriminator_entropy"])
+    assert own["auc_all"][0] == metrics["auc_all"]
     for name in ("mlm_accuracy", "mlm_loss"):
         assert metrics["generator"][name][0] == pytest.approx(metrics[name])
     assert {"original", "replaced", "all", "class_means"} < metrics["estimate_quality"]["pearson"].keys()
@@ -122,7 +122,7 @@ def test_runs_are_crossed_at_every_step_they_share_and_an_mlm_run_is_named_and_l
         if (entry["discriminator"], entry["sampler"], entry["distribution"], entry["step"])
         == (str(trained_run), str(trained_run), "p_S", 6)
     )
-    assert own["auc"] == metrics["detection"]["p_S"]["auc"]
+    assert own["auc_all"] == metrics["detection"]["p_S"]["auc_all"]
     assert f"minus {trained_baseline}:" in printed
     assert_readable(*(tmp_path / "out" / name for name in ("crossing.png", "max_probability.png")))
     assert json.loads((trained_baseline / "evaluation" / "metrics.json").read_text())["objective"] == "electra"
