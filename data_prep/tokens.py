@@ -194,7 +194,8 @@ def _class_settings(settings: dict[str, Any]) -> dict[str, Any]:
     """
     normalizer, pre_tokenizer = settings["normalizer"] or {}, settings["pre_tokenizer"] or {}
     if pre_tokenizer.get("type") != "BertPreTokenizer" or not normalizer.get("clean_text"):
-        return {"tokenizer_class": "PreTrainedTokenizerFast"}
+        inputs = ["input_ids", "token_type_ids", "attention_mask"]  # BERT's, which this class does not suppose
+        return {"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": inputs}
     return {
         "tokenizer_class": "BertTokenizer",
         "do_lower_case": normalizer["lowercase"],

@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from pretrain.attention import attend
 from pretrain.dropout import Dropout
+from pretrain.half_precision import Embedding, LayerNorm, look_up
 from pretrain.linear import Linear, linear
 
 
@@ -63,10 +64,10 @@ class Embeddings(nn.Module):
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
         size = config.embedding_size
-        self.word_embeddings = TiedEmbedding(config.vocab_size, size, padding_idx=0)
-        self.position_embeddings = nn.Embedding(config.max_position_embeddings, size)
-        self.token_type_embeddings = nn.Embedding(config.type_vocab_size, size)
-        self.LayerNorm = nn.LayerNorm(size, eps=config.layer_norm_eps)
+        self.word_embeddings = TiedEmbedding(config.vocab_size, size)
+        self.position_embeddings = Embedding(config.max_position_embeddings, size)
+        self.token_type_embeddings = Embedding(config.type_vocab_size, size)
+        self.LayerNorm = LayerNorm(size, eps=config.layer_norm_eps)
         self.dropout = Dropout(config.hidden_dropout_prob)
 
     def forward(self, input_ids_BL: Tensor, token_type_ids_BL: Tensor) -> Tensor:
@@ -89,7 +90,7 @@ class TiedEmbedding(nn.Embedding):
         `frozen` lets no gradient into the matrix.
         """
         weight = self.weight.detach() if frozen else self.weight
-        return linear(input, weight, bias_V) if as_output_matrix else F.embedding(input, weight, self.padding_idx)
+        return linear(input, weight, bias_V) if as_output_matrix else look_up(input, weight)
 
 
 class ElectraEncoder(nn.Module):
@@ -130,9 +131,7 @@ class LayerStack(nn.Module):
         """Each layer keeps its input alone and is computed again in the backward, with the same dropout."""
         self.layer = nn.ModuleList(Layer(config) for _ in range(config.num_hidden_layers))
         if config.relative_position:
-            self.relative_attention_bias = nn.Embedding(
-                config.relative_attention_num_buckets, config.num_attention_heads
-            )
+            self.relative_attention_bias = Embedding(config.relative_attention_num_buckets, config.num_attention_heads)
 
     def forward(self, hidden_BLH: Tensor, attention_mask_BL: Tensor) -> Tensor:
         bias = self.attention_bias(attention_mask_BL.bool(), hidden_BLH.dtype)
@@ -229,7 +228,7 @@ class ResidualOutput(nn.Module):
     def __init__(self, in_features: int, config: EncoderConfig) -> None:
         super().__init__()
         self.dense = Linear(in_features, config.hidden_size)
-        self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.LayerNorm = LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.dropout = Dropout(config.hidden_dropout_prob)
 
     def forward(self, x_BLX: Tensor, residual_BLH: Tensor) -> Tensor:

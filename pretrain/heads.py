@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pretrain.encoder import EncoderConfig, TiedEmbedding, initialize_matrix
+from pretrain.half_precision import LayerNorm
 from pretrain.linear import Linear
 
 
@@ -17,7 +18,7 @@ class VocabularyTransform(nn.Module):
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
         self.dense = Linear(config.hidden_size, config.embedding_size)
-        self.LayerNorm = nn.LayerNorm(config.embedding_size, eps=config.layer_norm_eps)
+        self.LayerNorm = LayerNorm(config.embedding_size, eps=config.layer_norm_eps)
         initialize_matrix(self.dense, config.initializer_range)
 
     def forward(self, hidden_XH: Tensor) -> Tensor:
