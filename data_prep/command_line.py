@@ -1,8 +1,9 @@
 """The command line of every entry point, derived from a `StrictConfig`: names, types, defaults and help in one place.
 
 A field is an option `--field`; `Annotated[..., POSITIONAL]` makes it an argument without a flag and
-`Annotated[..., HIDDEN]` leaves it out of `--help`. Exit codes: 0 done, 1 failed, 2 bad usage or configuration,
-75 stopped on request with a checkpoint written.
+`Annotated[..., HIDDEN]` leaves it out of `--help`. A tuple of any length may come in parts, `--set a=1 --set b=2`; any
+other option stands there once. Exit codes: 0 done, 1 failed, 2 bad usage or configuration, 75 stopped on request with a
+checkpoint written.
 """
 
 import argparse
@@ -11,7 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import UnionType
-from typing import Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
@@ -30,6 +31,19 @@ _METAVARS = {int: "N", float: "X", Path: "PATH", str: "NAME"}
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{message}; see --help")
+
+
+class _Once(argparse.Action):
+    """Keeps the value of an option that may stand there once: the last of several would silence the others."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
+    ) -> None:
+        value = True if self.nargs == 0 else values
+        if hasattr(namespace, self.dest):
+            first = getattr(namespace, self.dest)
+            raise ConfigError(f"{self.dest}: got {first!r} and {value!r}, expected {option} once; leave one out")
+        setattr(namespace, self.dest, value)
 
 
 class _OneLineHelp(argparse.HelpFormatter):
@@ -61,7 +75,7 @@ def parse_options(
     """The validated options of a command line.
 
     Raises:
-        ConfigError: an unknown option, or a value outside what its field allows.
+        ConfigError: an unknown option, one given twice, or a value outside what its field allows.
     """
     parser = _Parser(
         description=(description or "").strip().split("\n\n")[0],
@@ -76,30 +90,32 @@ def parse_options(
 
 def _add_option(parser: argparse.ArgumentParser, name: str, field: FieldInfo) -> None:
     settings: dict[str, Any] = {"help": argparse.SUPPRESS if HIDDEN in field.metadata else _help(field)}
-    annotation = _without_none(field.annotation)
+    annotation = _bare(field.annotation)
     if annotation is bool:
-        parser.add_argument(f"--{name}", action="store_true", **settings)
+        parser.add_argument(f"--{name}", action=_Once, nargs=0, **settings)
         return
     if get_origin(annotation) is tuple:
         inner = get_args(annotation)
         settings["nargs"] = "+" if Ellipsis in inner else len(inner)
-        annotation = inner[0]
+        annotation = _bare(inner[0])
     if get_origin(annotation) is Literal:
         settings["metavar"] = "|".join(str(choice) for choice in get_args(annotation))
     elif POSITIONAL not in field.metadata:
         settings["metavar"] = _METAVARS.get(annotation, "VALUE") if annotation else "VALUE"
     if POSITIONAL not in field.metadata:
-        parser.add_argument(f"--{name}", required=field.is_required(), **settings)
+        action = "extend" if settings.get("nargs") == "+" else _Once
+        parser.add_argument(f"--{name}", action=action, required=field.is_required(), **settings)
         return
     if not field.is_required():
         settings["nargs"] = "*" if settings.get("nargs") == "+" else "?"
     parser.add_argument(name, **settings)
 
 
-def _without_none(annotation: Any) -> Any:
+def _bare(annotation: Any) -> Any:
+    """The type itself, without `None` and without bounds."""
     if get_origin(annotation) in (Union, UnionType):
-        return next(part for part in get_args(annotation) if part is not type(None))
-    return annotation
+        return _bare(next(part for part in get_args(annotation) if part is not type(None)))
+    return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
 
 
 def _help(field: FieldInfo) -> str:

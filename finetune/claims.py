@@ -59,6 +59,18 @@ def take(folder: Path, name: str) -> Claim | None:
     return Claim(path)
 
 
+def is_taken(folder: Path, name: str) -> bool:
+    """Whether a process has claimed the run and not released it, be it alive or gone."""
+    return bool(_numbers(folder, name))
+
+
+def any_living(folder: Path) -> bool:
+    """Whether some process is at a run of this folder now."""
+    claims = [path for path in folder.glob("*.*") if path.suffix[1:].isdigit()]
+    newest = {path.stem: max(_numbers(folder, path.stem), default=0) for path in claims}
+    return any(number and _is_alive(folder / f"{name}.{number}") for name, number in newest.items())
+
+
 def _numbers(folder: Path, name: str) -> list[int]:
     return [int(path.suffix[1:]) for path in folder.glob(f"{name}.*")]
 

@@ -9,6 +9,7 @@ from data_prep.command_line import HIDDEN
 from data_prep.config import StrictConfig
 
 Fraction = Annotated[float, Field(ge=0, lt=1)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 class FinetuneConfig(StrictConfig):
@@ -78,7 +79,7 @@ class FinetuneOptions(StrictConfig):
 
     model: str
     """exported folder, or the hub name of a stock Hugging Face ELECTRA"""
-    seeds: tuple[int, ...] = (1, 2, 3, 4, 5)
+    seeds: tuple[Seed, ...] = (1, 2, 3, 4, 5)
     """one run a task and seed; the paper reports the median of five"""
     random_weights: bool = False
     """fine-tune an untrained encoder of the same shape: the baseline"""

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import PurePath
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ EVALUATION_BATCH = 128
 
 @dataclass(frozen=True)
 class GlueJob:
-    """A task's tokenised examples; `dev` by split, `tests` by the file their predictions go into.
+    """A task's tokenised examples; `dev` by split, `tests` by where their predictions go in the run's folder.
 
     Targets and predictions of a regression are fractions of the highest score, whatever the model learns.
     """
@@ -63,12 +64,12 @@ class GlueJob:
     def predict_tests(self, engine: Engine) -> Predicted:
         metrics: Metrics = {}
         files = {}
-        for file, (tests, features) in self.tests.items():
+        for path, (tests, features) in self.tests.items():
             predicted = self.predict(features, engine)
-            files[file] = submission(tests.task, tests.indices, predicted)
+            files[path] = submission(tests.task, tests.indices, predicted)
             target = np.array(features.targets)
             if not np.isnan(target).any():
-                metrics[file.removesuffix(".tsv")] = score(tests.task.metrics, target, predicted)
+                metrics[PurePath(path).stem] = score(tests.task.metrics, target, predicted)
         return Predicted(metrics, files)
 
     @torch.inference_mode()
@@ -98,5 +99,5 @@ def make_job(task: Task, data: TaskData, tokenizer: Any, settings: GlueConfig) -
         len(data.train),
         {split: features(examples) for split, examples in data.dev.items()},
         tokenizer.pad_token_id,
-        {file: (tests, features(tests.examples)) for file, tests in data.tests.items()},
+        {path: (tests, features(tests.examples)) for path, tests in data.tests_by_path().items()},
     )

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from data_prep.config import StrictConfig
+from data_prep.config import ConfigError, StrictConfig
 from data_prep.shards import write_atomically
 from finetune.config import GlueConfig, SquadConfig
 from finetune.presets import ModelSize
@@ -80,8 +80,19 @@ def read_records(path: Path) -> list[RunRecord]:
         except json.JSONDecodeError:
             print(f"{path}, line {number}: cut short, left out", flush=True)
             continue
+        if not isinstance(values, dict):
+            raise ConfigError(f"{path}, line {number}: got {line}, expected the JSON object of a run; remove the line")
         records.append(RunRecord.from_values(values, f"{path}, line {number}"))
     return records
+
+
+def refuse_unusable(output: Path) -> None:
+    """Raises ConfigError where the folder of the results cannot be made or written to; makes nothing."""
+    nearest = next(path for path in (output, *output.absolute().parents) if os.path.lexists(path))
+    if not nearest.is_dir():
+        raise ConfigError(f"output: got {output}, but {nearest} is no folder; choose another folder")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise ConfigError(f"output: got {output}, but {nearest} cannot be written to; choose another folder")
 
 
 def append_record(path: Path, record: RunRecord) -> None:
@@ -101,6 +112,7 @@ def append_record(path: Path, record: RunRecord) -> None:
 def write_files(folder: Path, files: Mapping[str, Any]) -> None:
     """Writes each value under its name: a text as it is, anything else as JSON."""
     for name, value in files.items():
-        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, indent=1) + "\n"
-        write_atomically(folder / name, text.encode())
+        write_atomically(path, text.encode())

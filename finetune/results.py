@@ -74,21 +74,21 @@ def load_runs(paths: Iterable[Path]) -> list[RunRecord]:
 
 
 def make_rows(records: Sequence[RunRecord]) -> list[Row]:
-    """One row a model, trained or with random weights, in order of appearance."""
-    models: dict[tuple[str, str, bool], list[RunRecord]] = {}
+    """One row a model, trained or with random weights, in order of appearance; its first name is its label."""
+    models: dict[tuple[str, bool], list[RunRecord]] = {}
     for record in records:
-        key = (record.model, record.run.model_sha256, record.run.random_weights)
-        models.setdefault(key, []).append(record)
-    versions = [(name, random) for name, _, random in models]
+        models.setdefault((record.run.model_sha256, record.run.random_weights), []).append(record)
+    versions = [(runs[0].model, random) for (_, random), runs in models.items()]
     shared = len(shared_folder(records).parts)
     rows = []
-    for (name, digest, random), runs in models.items():
+    for (digest, random), runs in models.items():
+        name = runs[0].model
         version = f" {digest[:7]}" if versions.count((name, random)) > 1 else ""
         label = str(PurePath(*PurePath(name).parts[shared:])) + version + (" (random weights)" if random else "")
         row = Row(label, runs[0].model_size, collapsed=tuple(run for run in runs if run.collapsed))
         for column in COLUMNS:
             of_task = [record for record in runs if record.run.task == column.task]
-            if any(column.split in record.last for record in of_task):
+            if any(has_score(record, column) for record in of_task):
                 row.cells[column.title] = make_cell(of_task, column)
         rows.append(row)
     return rows
@@ -107,7 +107,7 @@ def make_cell(records: Sequence[RunRecord], column: Column) -> Cell:
     Raises:
         ConfigError: runs on different data, which no median may mix.
     """
-    records = [record for record in records if column.split in record.last]
+    records = [record for record in records if has_score(record, column)]
     if len({record.run.data_sha256 for record in records}) > 1:
         raise ConfigError(f"runs: {records[0].model} was trained on different {column.task} data; report them apart")
     by_setting: dict[str, list[RunRecord]] = {}
@@ -124,6 +124,11 @@ def make_cell(records: Sequence[RunRecord], column: Column) -> Cell:
         tried=tuple(runs[0].run.settings for runs in by_setting.values()),
         official_data=is_official(chosen[0]),
     )
+
+
+def has_score(record: RunRecord, column: Column) -> bool:
+    """Whether a run has a column's score: on a dev set of answerable questions alone there is no NoAns."""
+    return column.metric in record.last.get(column.split, {})
 
 
 def is_official(record: RunRecord) -> bool:

@@ -8,8 +8,6 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from torch import Tensor
-
 from finetune.records import Metrics
 from pretrain.checkpoint import load, newest_valid, save
 from pretrain.engine import Engine
@@ -31,7 +29,7 @@ class RunState:
     updates: int = 0
     """Those that changed the weights: fewer where fp16 overflowed."""
     loss_sum: float = 0.0
-    """Losses of the unfinished epoch, added up over examples and ranks."""
+    """Losses of the unfinished epoch, added up over its examples."""
     losses: list[float | None] = field(default_factory=list)
     """Mean loss of each finished epoch; none where it was not finite."""
     metrics: list[Metrics] = field(default_factory=list)
@@ -60,16 +58,14 @@ class Keeper:
         engine.load_full_state(state)
         return RunState(**values)
 
-    def after_batch(self, engine: Engine, state: RunState, loss_sum: Tensor) -> None:
-        """Saves where it is due; `loss_sum` is this rank's share of the epoch's losses. Collective.
+    def after_batch(self, engine: Engine, state: RunState, stopping: bool) -> None:
+        """Saves where it is due, and where some rank was asked to stop. Collective.
 
         Raises:
             Stopped: on request, with everything saved.
         """
-        stopping = engine.any_rank(self.stop())
         if not stopping and state.batches % self.every:
             return
-        state.loss_sum = float(engine.sum_over_ranks(loss_sum.clone()))
         engine_state = engine.full_state()
         if engine.world.is_first:
             save(self.folder, state.batches, engine_state, asdict(state), keep_last=1)

@@ -20,7 +20,7 @@ from data_prep.command_line import run_command
 from data_prep.config import ConfigError
 from finetune.config import GlueConfig, GlueOptions
 from finetune.presets import paper_grid, settings_for
-from finetune.records import RunIdentity
+from finetune.records import RunIdentity, refuse_unusable
 from finetune.tasks.glue import TASKS, Task, TaskData, select_tasks
 from finetune.tasks.glue_files import load_task, missing_from
 from finetune.tasks.glue_rows import Reading
@@ -43,6 +43,7 @@ def run_queue(options: GlueOptions) -> int:
     Raises:
         ConfigError: a wrong task, model, file or setting; all data is read before the first run.
     """
+    refuse_unusable(options.output)
     tasks = present(select_tasks(options.task), options)
     from finetune.model_folder import open_model
 
@@ -57,7 +58,7 @@ def run_queue(options: GlueOptions) -> int:
         assert isinstance(run.settings, GlueConfig)
         return make_job(TASKS[run.task], data[run.task], model.tokenizer, run.settings)
 
-    files = {name: list(examples.tests) for name, examples in data.items()}
+    files = {name: list(examples.tests_by_path()) for name, examples in data.items()}
     return run_unfinished(planned, prepare, files, model, options, options.output)
 
 

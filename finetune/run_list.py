@@ -8,13 +8,13 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from finetune.claims import take
+from finetune.claims import Claim, any_living, is_taken, take
 from finetune.config import FinetuneOptions
 from finetune.job import Job
 from finetune.model_folder import ModelFolder
 from finetune.presets import size_of
 from finetune.records import FILE_NAME, PREDICTIONS, RunIdentity, RunRecord, append_record, read_records, write_files
-from finetune.resume import Keeper, Stopped
+from finetune.resume import Keeper, Stopped, never
 from finetune.train import Outcome, optimization, train
 from pretrain.deepspeed_config import resolve
 from pretrain.processes import World, start_processes
@@ -76,8 +76,12 @@ class Queue:
         """Does every run that is neither done nor under way elsewhere; a claim may be orphaned in the meantime."""
         waiting = self.unfinished()
         self.say(f"{len(waiting)} of {len(self.runs)} runs to do, results in {self.output / FILE_NAME}")
+        if self.world.is_first:
+            self.clear_up(waiting)
+        if not waiting:
+            return 0
         try:
-            with StopRequest(self.output) as stop:
+            with self.stop_request() as stop:
                 while any(self.do_if_free(self.runs[place], stop) for place in waiting):
                     waiting = self.unfinished()
         except Stopped:
@@ -87,36 +91,72 @@ class Queue:
             self.say(f"{len(waiting)} runs are under way in other processes")
         return 0
 
+    def stop_request(self) -> StopRequest:
+        """To be entered, which removes a stop file of earlier processes. Collective.
+
+        Raises:
+            Stopped: the file asks processes that are at work now, and so this one too.
+        """
+        request = StopRequest(self.output)
+        if self.world.share(bool(request) and any_living(self.output / CLAIMS)):
+            raise Stopped
+        return request
+
+    def clear_up(self, waiting: Sequence[int]) -> None:
+        """Removes what is left of done runs whose process was killed before it could. First rank only."""
+        for place, run in enumerate(self.runs):
+            if place not in waiting and is_taken(self.output / CLAIMS, run.folder_name()):
+                self.take(run)
+
+    def take(self, run: RunIdentity) -> Claim | None:
+        """The claim on a run that is free and not done; what is left of a done one is removed. First rank only."""
+        claim = take(self.output / CLAIMS, run.folder_name())
+        if claim and is_done(run, self.output, self.files):
+            self.keeper(run).forget()
+            claim.release()
+            return None
+        return claim
+
+    def keeper(self, run: RunIdentity, stop: Callable[[], bool] = never) -> Keeper:
+        """What keeps the run's checkpoints."""
+        return Keeper(self.output / CHECKPOINTS / run.folder_name(), stop)
+
     def do_if_free(self, run: RunIdentity, stop: StopRequest) -> bool:
         """Does a run unless another process has done it or is at it. Collective."""
-        name = run.folder_name()
-        claim = take(self.output / CLAIMS, name) if self.world.is_first else None
+        claim = self.take(run) if self.world.is_first else None
         try:
-            if not self.world.share(bool(claim and not is_done(run, self.output, self.files))):
-                return False
-            started = time.monotonic()
-            keeper = Keeper(self.output / CHECKPOINTS / name, lambda: bool(stop))
-            job = self.job(run)
-            outcome = train(
-                self.model.path,
-                run.random_weights,
-                job,
-                run.settings,
-                run.seed,
-                self.deepspeed_config,
-                self.world,
-                keeper,
-            )
-            if self.world.is_first:
-                seconds = time.monotonic() - started
-                write_files(self.output / PREDICTIONS / name, outcome.files)
-                record = make_record(self.options.model, self.model, run, job, outcome, seconds, self.world)
-                append_record(self.output / FILE_NAME, record)
-                keeper.forget()
-            return True
+            free = self.world.share(claim is not None)
+            if free:
+                self.do(run, self.keeper(run, lambda: bool(stop)))
+            return free
         finally:
             if claim:
                 claim.release()
+
+    def do(self, run: RunIdentity, keeper: Keeper) -> None:
+        """A run to its end, and what is kept of it.
+
+        Raises:
+            Stopped: on request, with everything saved.
+        """
+        started = time.monotonic()
+        job = self.job(run)
+        outcome = train(
+            self.model.path,
+            run.random_weights,
+            job,
+            run.settings,
+            run.seed,
+            self.deepspeed_config,
+            self.world,
+            keeper,
+        )
+        if self.world.is_first:
+            seconds = time.monotonic() - started
+            write_files(self.output / PREDICTIONS / run.folder_name(), outcome.files)
+            record = make_record(self.options.model, self.model, run, job, outcome, seconds, self.world)
+            append_record(self.output / FILE_NAME, record)
+            keeper.forget()
 
     def job(self, run: RunIdentity) -> Job:
         """The run's task with its data, kept for the next seed."""

@@ -17,7 +17,7 @@ if not __package__:  # run as a script: import from the repository, never from t
 from data_prep.command_line import run_command
 from finetune.config import SquadConfig, SquadOptions
 from finetune.presets import paper_grid, squad_settings_for
-from finetune.records import RunIdentity
+from finetune.records import RunIdentity, refuse_unusable
 from finetune.tasks.squad import VERSIONS, load_squad, read_squad
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ def run_queue(options: SquadOptions) -> int:
     Raises:
         ConfigError: a wrong model, file or setting; all data is read before the first run.
     """
+    refuse_unusable(options.output)
     from finetune.model_folder import open_model
 
     model = open_model(options.model)
@@ -56,13 +57,13 @@ def run_queue(options: SquadOptions) -> int:
     )
     planned = [first.model_copy(update={"settings": settings}) for settings in dict.fromkeys(wanted)]
     from finetune.run_list import run_unfinished
-    from finetune.squad_job import TEST_PREFIX, make_job
+    from finetune.squad_job import answer_paths, make_job
 
     def prepare(run: RunIdentity) -> "SquadJob":
         assert isinstance(run.settings, SquadConfig)
         return make_job(version, data, model.tokenizer, run.settings, test)
 
-    files = {version.name: [TEST_PREFIX + "predictions.json"] if test else []}
+    files = {version.name: answer_paths(test) if test else []}
     return run_unfinished(planned, prepare, files, model, options, options.output)
 
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from finetune.features import Batch
 from finetune.presets import HeadKind
 from pretrain.encoder import ElectraEncoder
+from pretrain.half_precision import LayerNorm
 from pretrain.linear import Linear
 
 UNANSWERABLE_WEIGHT = 0.5  # of the answerability loss: google-research/electra `configure_finetuning.py`, and XLNet
@@ -51,7 +52,7 @@ class PairScorer(nn.Module):
         self.first = Linear(hidden_size, size, bias=False)
         self.second = Linear(hidden_size, size)
         self.activation = {"gelu": nn.GELU, "tanh": nn.Tanh}[kind.activation]()
-        self.LayerNorm = nn.LayerNorm(size, eps=1e-12) if layer_norm else nn.Identity()
+        self.LayerNorm = LayerNorm(size, eps=1e-12) if layer_norm else nn.Identity()
         self.dropout = nn.Dropout(dropout)
         self.logit = nn.Linear(size, 1, bias=bias)
         initialize(kind, self.first, self.second)

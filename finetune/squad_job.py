@@ -22,14 +22,15 @@ from finetune.squad_metrics import (
     question_scores,
     question_scores_squad1,
 )
+from finetune.tasks.fingerprint import answers_folder
 from finetune.tasks.squad import SquadData, SquadFile, SquadVersion
 from pretrain.encoder import ElectraEncoder
 from pretrain.engine import Engine
 
 EVALUATION_BATCH = 32
 """Windows a rank scores at once: google-research/electra's number; the beams hold 20 states a window and position."""
-TEST_PREFIX = "test_"
-"""Of the files with the answers to a test file."""
+ANSWER_FILES = ("predictions.json", "null_odds.json", "nbest.json")
+"""What is kept of the answers to a file's questions."""
 
 
 @dataclass(frozen=True)
@@ -76,18 +77,15 @@ class SquadJob:
         if self.test is None:
             return Predicted({}, {})
         files = self.answer_files(*self.answer(*self.test, engine))
-        return Predicted({}, {TEST_PREFIX + name: value for name, value in files.items()})
+        return Predicted({}, dict(zip(answer_paths(self.test[0]), files.values(), strict=True)))
 
     def answer_files(
         self, candidates: Mapping[str, list[Candidate]], null_scores: Mapping[str, float]
     ) -> dict[str, Any]:
-        """What is kept of the answers to a file's questions."""
+        """The content of each of `ANSWER_FILES`."""
         best = {name: found[0].text if found else "" for name, found in candidates.items()}
-        return {
-            "predictions.json": self.final(best, null_scores),
-            "null_odds.json": null_scores,
-            "nbest.json": {name: with_probabilities(found) for name, found in candidates.items()},
-        }
+        n_best = {name: with_probabilities(found) for name, found in candidates.items()}
+        return dict(zip(ANSWER_FILES, (self.final(best, null_scores), null_scores, n_best), strict=True))
 
     def final(self, best: Mapping[str, str], null_scores: Mapping[str, float]) -> dict[str, str]:
         """The official predictions: the best text, or none where the threshold says so."""
@@ -144,6 +142,12 @@ def make_job(
         tokenizer.pad_token_id,
         (test, make_windows(test, tokenizer, settings, training=False)) if test else None,
     )
+
+
+def answer_paths(test: SquadFile) -> list[str]:
+    """Where, in a run's folder, the answers to a test file's questions go."""
+    folder = answers_folder((*test.paragraphs, *test.questions))
+    return [f"{folder}/{name}" for name in ANSWER_FILES]
 
 
 def fractions(scores: dict[str, float]) -> dict[str, float]:

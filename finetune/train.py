@@ -98,6 +98,7 @@ class Run:
             model, groups(model, encoder.config.num_hidden_layers, settings), self._resolve(deepspeed_config), world
         )
         self.state = keeper.resume(self.engine) if keeper else RunState()
+        self.stopping = False  # whether some rank was asked to stop, as of the last update
         title = f"{job.task.name} seed {seed}"
         self.progress = Progress(world, self.state.batches, self.optim.steps, title, job.task.metrics)
 
@@ -149,39 +150,44 @@ class Run:
         """What is left of a pass over the training examples; the mean loss over the whole of it."""
         self.engine.module.train()
         state = self.state
-        loss_sum = torch.zeros((), device=self.world.device)
-        if self.world.is_first:
-            loss_sum += state.loss_sum
         for chosen in self.batches(epoch)[state.batches - epoch * self.batches_per_epoch :]:
-            loss_sum += self.update(chosen)
+            state.loss_sum += self.update(chosen)
             self.progress.step()
             if self.keeper:
-                self.keeper.after_batch(self.engine, state, loss_sum)
-        state.loss_sum = 0.0
-        return float(self.engine.sum_over_ranks(loss_sum)) / len(self.job.train.targets)
+                self.keeper.after_batch(self.engine, state, self.stopping)
+        loss_sum, state.loss_sum = state.loss_sum, 0.0
+        return loss_sum / len(self.job.train.targets)
 
-    def update(self, chosen: np.ndarray) -> torch.Tensor:
-        """One update on the examples `chosen`; returns the sum of this rank's losses."""
+    def update(self, chosen: np.ndarray) -> float:
+        """One update on the examples `chosen`; returns the sum of their losses.
+
+        The ranks agree on it, and on whether any is to stop, by one sum just before the update, where the host waits
+        for the device in any case.
+        """
         engine = self.engine
         parts = self.world.world_size * engine.accumulation_steps
-        loss_sum = torch.zeros((), device=self.world.device)
+        loss_sum = torch.zeros((), dtype=torch.float64, device=self.world.device)
         rate = learning_rate(
             self.state.updates,
             base=self.optim.lr,
             warmup_steps=self.optim.warmup_steps,
             total_steps=self.optim.steps,
         )
-        for part in range(self.world.rank, parts, self.world.world_size):
+        for number, part in enumerate(range(self.world.rank, parts, self.world.world_size)):
+            if number:
+                engine.step(rate)  # ends the part before, without an update
             torch.manual_seed(key_of(self.seed, 1, self.state.batches, part))  # dropout's only source
             batch = collate(self.job.train, chosen[part::parts], self.job.pad_id, self.world.device)
             loss_B = self.job.losses(engine.forward(batch), batch) * batch.weight_B
             # DeepSpeed takes the mean over parts of unequal size: undo it, divide by the true count.
             engine.backward(loss_B.sum() * parts / len(chosen))
             loss_sum += loss_B.detach().sum()
-            result = engine.step(rate)
+        wanted = torch.full_like(loss_sum, self.keeper is not None and self.keeper.stop())
+        total, stopping = engine.sum_over_ranks(torch.stack([loss_sum, wanted])).tolist()
+        self.stopping = stopping > 0
+        self.state.updates += engine.step(rate).updated
         self.state.batches += 1
-        self.state.updates += result.updated
-        return loss_sum
+        return total
 
 
 def optimization(settings: FinetuneConfig, steps: int) -> OptimConfig:

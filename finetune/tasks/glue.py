@@ -1,13 +1,14 @@
 """The nine GLUE tasks and the diagnostic set AX as rows of one table; `glue_files.py` reads their files."""
 
-import hashlib
 import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 from typing import Any, NamedTuple
 
 from data_prep.config import ConfigError
+from finetune.tasks.fingerprint import answers_folder, sha256_of
 
 UNLABELLED = math.nan
 """Target of an example whose label is not given."""
@@ -169,11 +170,12 @@ class TaskData(NamedTuple):
 
     def fingerprint(self) -> str:
         """SHA-256 over every training and dev example: runs with the same one saw the same data, from anywhere."""
-        digest = hashlib.sha256()
-        for examples in (self.train, *self.dev.values()):
-            for example in examples:
-                digest.update(repr(example).encode())
-        return digest.hexdigest()
+        return sha256_of(chain(self.train, *self.dev.values()))
+
+    def tests_by_path(self) -> dict[str, UnseenSet]:
+        """The test sets by where, in a run's folder, their predictions go."""
+        folder = answers_folder((file, tests.indices, tests.examples) for file, tests in self.tests.items())
+        return {f"{folder}/{file}": tests for file, tests in self.tests.items()}
 
 
 def select_tasks(names: Iterable[str]) -> list[Task]:

@@ -7,6 +7,7 @@ order mark, CoLA's training and dev files have no header.
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ HUB = "hub"
 AX_FOLDERS, AX_NAMES = ("AX", "diagnostic", "MNLI"), ("diagnostic-full", "diagnostic")
 """Where downloads of GLUE leave the diagnostic set; the full file has the labels."""
 MICROSOFT_TRAIN, MICROSOFT_TEST = "msr_paraphrase_train.txt", "msr_paraphrase_test.txt"
+MICROSOFT_IDS = ("#1 ID", "#2 ID")
 DEV_IDS = "dev_ids.tsv"
 
 
@@ -100,10 +102,10 @@ def read_unseen(paths: Sequence[Path], task: Task, reading: Reading = PLAIN) -> 
         ConfigError: as `read_file`.
     """
     found: list[tuple[str, Example]] = []
+    places = count()
     for path in paths:
-        shift = len(found)
         rows = _rows(path, task, None)
-        found += parse(path, rows, lambda row, place: unseen_example(row, task, place + shift), reading)  # noqa: B023
+        found += parse(path, rows, lambda row, place: unseen_example(row, task, place), reading, places)
     return UnseenSet(task, [index for index, _ in found], [example for _, example in found])
 
 
@@ -180,7 +182,11 @@ def _load_from_microsoft(task: Task, folder: Path, train: Path, reading: Reading
     """
 
     def make(row: Mapping[str, Any], place: int) -> tuple[tuple[str, str], Example]:
-        return (row["#1 ID"], row["#2 ID"]), labelled_example(row, task)
+        if lacking := [name for name in MICROSOFT_IDS if name not in row]:
+            named = ", ".join((task.label_column, *MICROSOFT_IDS, *task.text_columns))
+            raise ConfigError(f"data_dir: {train} has no column {lacking[0]!r}; expected its header line: {named}")
+        first, second = (row[name] for name in MICROSOFT_IDS)
+        return (first, second), labelled_example(row, task)
 
     rows = parse(train, _rows(train, task, None), make, reading)
     dev_file = next((path for name in (DEV_IDS, "dev.tsv") if (path := folder / name).is_file()), None)

@@ -1,7 +1,8 @@
 """Rows of a file or of the hub -> examples; malformed ones are counted and named."""
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import count
 from typing import Any, NamedTuple, TypeVar
 
 from data_prep.config import ConfigError
@@ -27,20 +28,26 @@ PLAIN = Reading()
 
 
 def parse(
-    source: object, rows: Iterable[NumberedRow], make: Callable[[Mapping[str, Any], int], Made], reading: Reading
+    source: object,
+    rows: Iterable[NumberedRow],
+    make: Callable[[Mapping[str, Any], int], Made],
+    reading: Reading,
+    places: Iterator[int] | None = None,
 ) -> list[Made]:
     """`make(row, place)` of every row of `source`; malformed ones are refused, or left out, all the same named.
+
+    A malformed row has a place too. `places` counts on from one source to the next; without it the first row has 0.
 
     Raises:
         ConfigError: malformed rows, or not one that is whole.
     """
     made: list[Made] = []
     problems = []
-    for number, row in rows:
+    for (number, row), place in zip(rows, places or count(), strict=False):
         try:
             if isinstance(row, str):
                 raise ValueError(row)
-            made.append(make(row, len(made)))
+            made.append(make(row, place))
         except ValueError as error:
             problems.append(f"data_dir: {source}, line {number}: {error}")
     left = len(problems) - PROBLEMS_SHOWN

@@ -1,15 +1,16 @@
 """SQuAD 2.0 and 1.1 in their official JSON layout: paragraphs, the questions asked of each, and their answers."""
 
-import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
 from pydantic import BaseModel, ValidationError
 
 from data_prep.config import ConfigError
+from finetune.tasks.fingerprint import sha256_of
 
 PROBLEMS_SHOWN = 5
 """Malformed entries one error names in full; it counts the rest."""
@@ -79,11 +80,7 @@ class SquadData(NamedTuple):
 
     def fingerprint(self) -> str:
         """SHA-256 over every paragraph and question: runs with the same one saw the same data."""
-        digest = hashlib.sha256()
-        for file in self:
-            for part in (*file.paragraphs, *file.questions):
-                digest.update(repr(part).encode())
-        return digest.hexdigest()
+        return sha256_of(chain.from_iterable((*file.paragraphs, *file.questions) for file in self))
 
 
 def load_squad(version: SquadVersion, data_dir: str | Path) -> SquadData:
@@ -94,7 +91,7 @@ def load_squad(version: SquadVersion, data_dir: str | Path) -> SquadData:
     Raises:
         ConfigError: a missing or malformed file.
     """
-    train, dev = (read_squad(Path(data_dir) / name) for name in (version.train_file, version.dev_file))
+    train, dev = (_read_version(version, Path(data_dir) / name) for name in (version.train_file, version.dev_file))
     problems = [
         f"question {question.id}: answer {answer.text!r} does not stand at character {answer.start} of its paragraph"
         for question in train.questions
@@ -103,6 +100,15 @@ def load_squad(version: SquadVersion, data_dir: str | Path) -> SquadData:
     ]
     _refuse(Path(data_dir) / version.train_file, problems)
     return SquadData(train, dev)
+
+
+def _read_version(version: SquadVersion, path: Path) -> SquadFile:
+    """A file whose questions all have an answer where the version says so."""
+    file = read_squad(path)
+    if not version.has_unanswerable:
+        bare = (question.id for question in file.questions if not question.answers)
+        _refuse(path, (f"question {name}: no answer, expected one in {version.name}; leave it out" for name in bare))
+    return file
 
 
 class _Answer(BaseModel):

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import pytest
+from pydantic import Field
 
 from data_prep.command_line import HIDDEN, POSITIONAL, parse_options, run_command
 from data_prep.config import ConfigError, StrictConfig
@@ -24,6 +25,13 @@ class Options(StrictConfig):
     """start nothing"""
     secret: Annotated[int, HIDDEN] = 7
     """for tests"""
+
+
+class Several(StrictConfig):
+    seeds: tuple[Annotated[int, Field(ge=0)], ...] = (1, 2)
+    """one run a seed"""
+    data: tuple[Path, ...]
+    """folders of shards"""
 
 
 class Needs(StrictConfig):
@@ -69,6 +77,34 @@ def test_a_wrong_argument_is_a_config_error_that_names_it(arguments, named):
     with pytest.raises(ConfigError) as caught:
         parse(*arguments)
     assert named in str(caught.value)
+
+
+def test_a_list_given_in_several_parts_is_all_of_them_without_the_default():
+    options = parse("--data", "a", "b", "--seeds", "3", "--data", "c", "--seeds", "4", options=Several)
+    assert options == Several(seeds=(3, 4), data=(Path("a"), Path("b"), Path("c")))
+    assert parse("--data", "a", options=Several).seeds == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("twice", "problem"),
+    [
+        ("--steps 3 --steps 4", "steps: got '3' and '4', expected --steps once; leave one out"),
+        ("--steps=3 --steps=3", "steps: got '3' and '3', expected --steps once"),
+        ("--ngram 1 0 0 --ngram 0 1 0", "ngram: got ['1', '0', '0'] and ['0', '1', '0'], expected --ngram once"),
+        ("--dry_run --mode fast --dry_run", "dry_run: got True and True, expected --dry_run once"),
+        ("--secret 1 --secret 2", "secret: got '1' and '2'"),
+    ],
+)
+def test_any_other_option_given_twice_is_refused(twice, problem):
+    with pytest.raises(ConfigError) as caught:
+        parse(*twice.split())
+    assert problem in str(caught.value)
+
+
+def test_the_bounds_of_a_list_do_not_hide_its_type_from_the_help(capsys):
+    with pytest.raises(SystemExit):
+        parse("--help", options=Several)
+    assert "--seeds N [N ...]" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("arguments", "named"), [(["run"], "--model"), (["--model", "m"], "run")])

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from finetune import claims
-from finetune.claims import STALE_SECONDS, take
+from finetune.claims import STALE_SECONDS, any_living, is_taken, take
 from tests.conftest import REPOSITORY
 
 
@@ -63,6 +63,20 @@ def test_another_claim_is_taken_over_when_nobody_touches_it(text: str, tmp_path:
     assert take(tmp_path / "claims", "run") is None
     leave_claim(tmp_path / "claims", text, STALE_SECONDS + 10)
     assert take(tmp_path / "claims", "run") is not None
+
+
+def test_a_folder_has_someone_at_work_while_one_of_its_claims_lives(tmp_path: Path) -> None:
+    assert not any_living(tmp_path / "claims")
+    assert not is_taken(tmp_path / "claims", "run")
+    leave_claim(tmp_path / "claims", claim_of(socket.gethostname(), gone()))
+    assert not any_living(tmp_path / "claims")
+    assert is_taken(tmp_path / "claims", "run")
+    claim = take(tmp_path / "claims", "SQuAD-2.0-seed1-0123456789")
+    assert claim is not None
+    assert any_living(tmp_path / "claims")
+    claim.release()
+    assert not any_living(tmp_path / "claims")
+    assert [path.name for path in (tmp_path / "claims").iterdir()] == ["run.1"]
 
 
 def test_a_living_claim_is_touched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,6 +28,13 @@ def test_a_setting_out_of_range_is_refused(name: str, value: float) -> None:
         FinetuneConfig.from_values(good | {name: value})
 
 
+@pytest.mark.parametrize("seed", ["-1", str(2**63)])
+def test_a_seed_outside_63_bits_is_refused(seed: str) -> None:
+    with pytest.raises(ConfigError, match=rf"seeds\.1: got '{seed}', expected: input should be"):
+        parse_options(GlueOptions, "", ["--model", "out", "--seeds", "0", seed])
+    assert parse_options(GlueOptions, "", ["--model", "out", "--seeds", str(2**63 - 1)]).seeds == (2**63 - 1,)
+
+
 def test_squads_overrides_are_settings_too() -> None:
     given = {"stride": 64, "max_question": 32, "null_threshold": 0.0, "head": "xlnet", "epochs": 2}
     options = SquadOptions(model="out", version="1.1", **given)

@@ -109,6 +109,8 @@ def test_unseen_examples_become_a_submission_and_labelled_ones_a_score_too(stock
     made.engine.module.eval()
     metrics, files = made_job.predict_tests(made.engine)
     assert metrics == {"AX": {"matthews": 0.0}}
-    (answer,) = set(files["MNLI-m.tsv"].split()[3::2])
+    (folder,) = {path.split("/")[0] for path in files}
+    assert list(files) == list(data.tests_by_path()) == [f"{folder}/MNLI-m.tsv", f"{folder}/AX.tsv"]
+    (answer,) = set(files[f"{folder}/MNLI-m.tsv"].split()[3::2])
     assert answer in TASKS["MNLI"].classes
-    assert files["AX.tsv"] == f"index\tprediction\n0\t{answer}\n1\t{answer}\n"
+    assert files[f"{folder}/AX.tsv"] == f"index\tprediction\n0\t{answer}\n1\t{answer}\n"

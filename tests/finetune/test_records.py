@@ -1,13 +1,14 @@
 """finetune/records.py: a finished run is never lost, repeated or garbled."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
 from data_prep.config import ConfigError
 from finetune.presets import squad_settings_for
-from finetune.records import RunRecord, append_record, read_records, write_files
+from finetune.records import RunRecord, append_record, read_records, refuse_unusable, write_files
 from tests.finetune.conftest import make_record
 
 
@@ -44,6 +45,33 @@ def test_a_line_that_is_no_record_is_refused(tmp_path: Path) -> None:
         read_records(path)
 
 
+@pytest.mark.parametrize("line", ["3", "null", "[]", '[["run", 1]]'])
+def test_a_line_that_is_no_object_is_refused(line: str, tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    append_record(path, make_record())
+    path.write_text(f"{path.read_text()}{line}\n")
+    with pytest.raises(ConfigError) as caught:
+        read_records(path)
+    assert caught.value.problems == (f"{path}, line 2: got {line}, expected the JSON object of a run; remove the line",)
+
+
+def test_a_folder_that_cannot_be_made_is_refused_and_another_is_not_made(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
+    for output in ("file", "file/deep/er", "dangling"):
+        with pytest.raises(ConfigError, match=r"output: got .* is no folder; choose another folder"):
+            refuse_unusable(tmp_path / output)
+    refuse_unusable(tmp_path / "new" / "folder")
+    refuse_unusable(tmp_path)
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.skipif(os.access("/proc/sys", os.W_OK), reason="here root may write anywhere")
+def test_a_folder_that_cannot_be_written_to_is_refused() -> None:
+    with pytest.raises(ConfigError, match="output: got /proc/sys/out, but /proc/sys cannot be written to"):
+        refuse_unusable(Path("/proc/sys/out"))
+
+
 @pytest.mark.parametrize("change", [{"seed": 2}, {"random_weights": True}, {"data_sha256": "x"}, {"epochs": 4}])
 def test_whatever_changes_the_result_makes_another_run(change: dict) -> None:
     assert make_record(**change).run != make_record().run
@@ -61,5 +89,7 @@ def test_each_run_has_a_folder_name_of_its_own() -> None:
 def test_kept_files_are_json_in_plain_letters(tmp_path: Path) -> None:
     write_files(tmp_path / "new" / "folder", {"a.json": {"q": "é"}})
     assert json.loads((tmp_path / "new" / "folder" / "a.json").read_text()) == {"q": "é"}
+    write_files(tmp_path / "new", {"part/b.txt": "plain"})
+    assert (tmp_path / "new" / "part" / "b.txt").read_text() == "plain"
     write_files(tmp_path / "none", {})
     assert not (tmp_path / "none").exists()

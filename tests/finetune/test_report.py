@@ -96,6 +96,18 @@ def test_squad_has_a_table_of_its_own_beside_the_papers_rows() -> None:
     assert "†" in report(squad_record(0.7, train_examples=14_162))
 
 
+def test_a_dev_set_of_answerable_questions_alone_leaves_its_cells_empty() -> None:
+    record = squad_record(0.7)
+    scores = {name: value for name, value in record.last["dev"].items() if not name.startswith("NoAns")}
+    bare = record.model_copy(update={"last": {"dev": scores}})
+    assert "| NoAns |" not in report(bare)
+    other = squad_record(0.6, model="other", model_sha256="c" * 64, data_sha256="d" * 64)
+    text = report(bare, other)
+    assert "| NoAns |" in text
+    assert line_of("runs/small/export", text).endswith("**70.0** (70.0–70.0; 1) | – |")
+    assert line_of("other", text).endswith("**60.0** (60.0–60.0; 1) |")
+
+
 def test_the_ablation_table_is_for_models_with_both_of_its_scores() -> None:
     scores = {"dev_matched": {"accuracy": 0.8}, "dev_mismatched": {"accuracy": 0.81}}
     mnli = make_record(task="MNLI", train_examples=392_702, last=scores)

@@ -7,7 +7,7 @@ import pytest
 from data_prep.config import ConfigError
 from finetune.records import append_record
 from finetune.results import load_runs, make_rows, shared_folder
-from tests.finetune.conftest import make_record
+from tests.finetune.conftest import make_record, squad_record
 
 
 def test_random_weights_make_a_row_of_their_own() -> None:
@@ -38,6 +38,20 @@ def test_models_of_one_folder_are_named_without_it() -> None:
     assert [row.label for row in make_rows(records[:1])] == ["/far/away/a"]
     mixed = [*records, make_record(model="near/c", model_sha256="c" * 64)]
     assert [row.label for row in make_rows(mixed)] == ["/far/away/a", "/far/away/b", "near/c"]
+
+
+def test_a_metric_that_a_run_lacks_is_an_empty_cell() -> None:
+    whole = squad_record(0.7)
+    scores = {name: value for name, value in whole.last["dev"].items() if not name.startswith("NoAns")}
+    (row,) = make_rows([whole.model_copy(update={"last": {"dev": scores}})])
+    assert "NoAns" not in row.cells
+    assert (row.cells["SQuAD 2.0 F1"].scores, row.cells["HasAns F1"].scores) == ((70.0,), (70.0,))
+
+
+def test_a_model_given_by_two_paths_is_one_row_under_the_first() -> None:
+    records = [make_record(0.3, model="model"), make_record(0.5, seed=2, model="/absolute/model")]
+    (row,) = make_rows(records)
+    assert (row.label, row.cells["CoLA"].scores) == ("model", (30.0, 50.0))
 
 
 def test_runs_on_different_data_are_not_mixed() -> None:

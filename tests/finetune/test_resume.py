@@ -1,17 +1,25 @@
 """finetune/resume.py: a run that was stopped or killed ends as one that was not."""
 
+import os
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import torch
+import torch.distributed as dist
 
 from finetune.glue_job import GlueJob, make_job
 from finetune.model_folder import load_tokenizer
 from finetune.resume import Keeper, Stopped
 from finetune.tasks.glue import TASKS
 from finetune.tasks.glue_files import load_task
-from finetune.train import Outcome, train
+from finetune.train import Outcome, Run, train
+from pretrain.huggingface import load_encoder
 from pretrain.processes import World, start_processes
-from tests.finetune.test_train import SETTINGS, deepspeed_file
+from tests.conftest import REPOSITORY
+from tests.finetune.test_train import SETTINGS, deepspeed_file, read_job
 
 WITH_DROPOUT = SETTINGS.model_copy(update={"dropout": 0.1, "attention_dropout": 0.1, "learning_rate": 1e-2})
 BATCHES = 26  # an epoch of 203 examples, eight at a time
@@ -89,3 +97,52 @@ def test_a_run_without_checkpoints_starts_anew(
     whole: Outcome, stock_model: Path, job: GlueJob, world: World, tmp_path: Path
 ) -> None:
     assert go(stock_model, job, world, tmp_path, Keeper(tmp_path / "nothing")) == whole
+
+
+def test_loss_and_requests_to_stop_are_one_sum_a_batch(
+    stock_model: Path, job: GlueJob, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keeper = Keeper(tmp_path / "run")
+    run = Run(load_encoder(stock_model), job, WITH_DROPOUT, 5, deepspeed_file(tmp_path), world, keeper)
+    sums, plain = [], dist.all_reduce
+
+    def counted(tensor: torch.Tensor) -> None:
+        sums.append(tensor.numel())
+        plain(tensor)
+
+    monkeypatch.setattr(dist, "all_reduce", counted)
+    run.train_epoch(0)
+    assert sums == [2] * BATCHES
+
+
+def test_a_request_that_reaches_one_rank_stops_all(stock_model: Path, cola_folder: Path, tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.finetune.test_resume", stock_model, cola_folder, tmp_path],
+            env=os.environ | shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            cwd=REPOSITORY,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    assert [rank.communicate(timeout=120)[0].splitlines()[-1] for rank in ranks] == ["stopped", "stopped"]
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["step-00000004"]
+
+
+def one_rank(model: str, data: str, folder: str) -> None:
+    """What each process of `test_a_request_that_reaches_one_rank_stops_all` does: the second is asked."""
+    world = start_processes()
+    keeper = Keeper(Path(folder) / "run", Stop(4 if world.rank == 1 else -1))
+    try:
+        go(Path(model), read_job(Path(model), Path(data)), world, Path(folder), keeper)
+    except Stopped:
+        print("\nstopped", flush=True)
+
+
+if __name__ == "__main__":
+    one_rank(*sys.argv[1:])

@@ -1,8 +1,10 @@
 """finetune/run_glue.py: one launch does all runs, the next one what is left; mistakes cost one line."""
 
 import itertools
+import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -68,6 +70,12 @@ def test_a_changed_model_is_another_run(stock_model: Path, cola_folder: Path, tm
     assert len(run_here(other, cola_folder, tmp_path, seeds=(1,))) == 1
     (other / "notes.txt").write_text("trained longer")
     assert len(run_here(other, cola_folder, tmp_path, seeds=(1,))) == 2
+
+
+def test_an_output_that_is_a_file_is_refused_before_model_and_data_are_read(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"output: got .*out, but .*file is no folder; choose another folder"):
+        run_here(Path("nowhere"), Path("nowhere"), tmp_path / "file" / "out")
 
 
 @pytest.mark.parametrize(
@@ -147,6 +155,63 @@ def test_a_terminated_run_exits_75_and_goes_on(
     assert not any((tmp_path / "checkpoints").iterdir())
 
 
+def test_a_command_begun_while_another_is_asked_to_stop_leaves_it_its_stop_file(
+    stock_model: Path, cola_folder: Path, tmp_path: Path
+) -> None:
+    first = start(stock_model, cola_folder, tmp_path, "--epochs", "200", "--seeds", "1")
+    assert first.stdout
+    for line in first.stdout:
+        if "epoch 1, " in line:
+            break
+    first.send_signal(signal.SIGSTOP)  # as in a long batch: it will look at the file later
+    try:
+        (tmp_path / "stop").touch()
+        second = start(stock_model, cola_folder, tmp_path, "--epochs", "1", "--seeds", "2")
+        said = second.communicate(timeout=200)[0]
+        assert (second.returncode, "stopped on request" in said) == (75, True)
+        assert (tmp_path / "stop").exists()
+    finally:
+        first.send_signal(signal.SIGCONT)
+    first.communicate(timeout=200)
+    assert first.returncode == 75
+    (record,) = run_here(stock_model, cola_folder, tmp_path, seeds=(2,))  # now it asks nobody
+    assert (record.run.seed, (tmp_path / "stop").exists()) == (2, False)
+
+
+def test_a_command_with_nothing_to_do_leaves_the_stop_file(
+    stock_model: Path, cola_folder: Path, tmp_path: Path
+) -> None:
+    run_here(stock_model, cola_folder, tmp_path, seeds=(1,))
+    (tmp_path / "stop").touch()
+    run_here(stock_model, cola_folder, tmp_path, seeds=(1,))
+    assert (tmp_path / "stop").exists()
+
+
+def leave_run(output: Path, name: str, pid: int) -> tuple[Path, Path]:
+    """A run's claim by a process of this machine, and a checkpoint of it."""
+    claim, checkpoint = output / "claims" / f"{name}.1", output / "checkpoints" / name / "step-00000001"
+    claim.parent.mkdir(exist_ok=True)
+    claim.write_text(json.dumps({"host": socket.gethostname(), "pid": pid}))
+    checkpoint.mkdir(parents=True)
+    return claim, checkpoint
+
+
+def test_what_a_process_killed_at_the_end_of_a_run_left_is_removed_by_the_next_command(
+    stock_model: Path, cola_folder: Path, tmp_path: Path
+) -> None:
+    records = run_here(stock_model, cola_folder, tmp_path, seeds=(1, 2))
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    names = [record.run.folder_name() for record in records]
+    dead, living = (leave_run(tmp_path, name, pid) for name, pid in zip(names, (ended.pid, os.getpid()), strict=True))
+    assert run_here(stock_model, cola_folder, tmp_path, seeds=(1, 2)) == records
+    assert [path.exists() for path in (*dead, *living)] == [False, False, True, True]
+    living[0].unlink()
+    dead = leave_run(tmp_path, names[0], ended.pid)
+    assert len(run_here(stock_model, cola_folder, tmp_path, seeds=(1, 3))) == 3
+    assert not any(path.exists() for path in dead)
+
+
 def test_test_sets_are_predicted_on_request_also_of_finished_runs(
     stock_model: Path, cola_folder: Path, tmp_path: Path
 ) -> None:
@@ -160,10 +225,15 @@ def test_test_sets_are_predicted_on_request_also_of_finished_runs(
     assert [path.name for path in folder.iterdir()] == ["examples.json"]
     again = run_here(stock_model, tmp_path / "data", tmp_path / "out", seeds=(1,), predict_test=True)
     assert [other.run for other in again] == [record.run] * 2
-    lines = (folder / "CoLA.tsv").read_text().splitlines()
+    (file,) = folder.glob("*/CoLA.tsv")
+    lines = file.read_text().splitlines()
     assert [line.split("\t")[0] for line in lines] == ["index", "0", "7"]
     assert {line.split("\t")[1] for line in lines[1:]} <= {"0", "1"}
     assert len(run_here(stock_model, tmp_path / "data", tmp_path / "out", seeds=(1,), predict_test=True)) == 2
+    (data / "test.tsv").write_text("index\tsentence\n0\tgood word1 .\n8\tbad word2 .\n")
+    assert len(run_here(stock_model, tmp_path / "data", tmp_path / "out", seeds=(1,), predict_test=True)) == 3
+    (changed,) = set(folder.glob("*/CoLA.tsv")) - {file}
+    assert changed.read_text() == file.read_text().replace("\n7\t", "\n8\t")
 
 
 def test_a_switch_that_says_nothing_about_a_task_makes_no_other_run(
@@ -205,7 +275,7 @@ def test_every_real_task_trains_by_one_command(
     for record in records:
         assert record.collapsed != "non-finite loss"
         folder = tmp_path / "out" / "predictions" / record.run.folder_name()
-        assert (excerpts / record.run.task / "test.tsv").exists() == (folder / f"{record.run.task}.tsv").exists()
+        assert (excerpts / record.run.task / "test.tsv").exists() == any(folder.glob(f"*/{record.run.task}.tsv"))
 
 
 @pytest.mark.long

@@ -54,12 +54,33 @@ def test_questions_without_answers_are_predicted_too(stock_model: Path, squad_fo
     (tmp_path / "test.json").write_text(json.dumps(layout))
     (record,) = run_here(stock_model, squad_folder, tmp_path, seeds=(1,), test_file=tmp_path / "test.json")
     folder = tmp_path / "predictions" / record.run.folder_name()
-    dev, test = (json.loads((folder / f"{prefix}predictions.json").read_text()) for prefix in ("", "test_"))
+    (answers,) = folder.glob("test-*")
+    dev, test = (json.loads((place / "predictions.json").read_text()) for place in (folder, answers))
     assert test == {f"new-{name}": text for name, text in dev.items()}
-    assert len(json.loads((folder / "test_null_odds.json").read_text())) == 16
+    assert len(json.loads((answers / "null_odds.json").read_text())) == 16
     examples = json.loads((folder / "examples.json").read_text())["dev"]
     assert sum(examples["exact"]) / 16 == pytest.approx(record.last["dev"]["exact"])
     assert sum(examples["f1"]) / 16 == pytest.approx(record.last["dev"]["f1"])
+
+
+def test_each_test_file_is_answered_once_and_keeps_its_answers(
+    stock_model: Path, squad_folder: Path, tmp_path: Path
+) -> None:
+    layout = json.loads((squad_folder / "dev-v2.0.json").read_text())
+    paragraphs = layout["data"][0]["paragraphs"]
+    for name in ("one", "two"):
+        layout["data"][0]["paragraphs"] = [paragraphs.pop()]
+        (tmp_path / f"{name}.json").write_text(json.dumps(layout))
+    records = []
+    for name in ("one", "two", "one"):
+        records = run_here(stock_model, squad_folder, tmp_path, seeds=(1,), test_file=tmp_path / f"{name}.json")
+    assert len(records) == 2
+    folder = tmp_path / "predictions" / records[0].run.folder_name()
+    answered = [set(json.loads(path.read_text())) for path in folder.glob("test-*/predictions.json")]
+    assert sorted(map(sorted, answered)) == [["q10", "q11", "q8", "q9"], ["q12", "q13", "q14", "q15"]]
+    for answers in folder.glob("test-*"):
+        (answers / "nbest.json").unlink()  # as a kill between two of the files leaves it
+    assert len(run_here(stock_model, squad_folder, tmp_path, seeds=(1,), test_file=tmp_path / "one.json")) == 3
 
 
 def test_squad_1_reads_its_own_files(stock_model: Path, squad_folder: Path, tmp_path: Path) -> None:
@@ -105,6 +126,12 @@ def test_real_questions_train_by_one_command(
     assert record.collapsed != "non-finite loss"
 
 
+def test_an_output_that_is_a_file_is_refused_before_model_and_data_are_read(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"output: got .*file, but .*file is no folder; choose another folder"):
+        run_here(Path("nowhere"), Path("nowhere"), tmp_path / "file")
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -114,6 +141,7 @@ def test_real_questions_train_by_one_command(
         ({"max_question": 30}, "max_length: got 32, expected at least max_question 30 + 4"),
         ({"stride": 0}, "stride"),
         ({"deepspeed_config": "nowhere.json"}, "deepspeed_config: cannot read nowhere.json"),
+        ({"seeds": (1, -1)}, "seeds.1: got -1, expected: input should be greater than or equal to 0"),
     ],
 )
 def test_a_mistake_is_named_before_anything_is_written(

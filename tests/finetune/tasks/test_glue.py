@@ -10,6 +10,7 @@ from finetune.tasks.glue import (
     TASKS,
     Example,
     TaskData,
+    UnseenSet,
     labelled_example,
     parse_label,
     select_tasks,
@@ -74,6 +75,19 @@ def test_an_unseen_row_keeps_its_index_and_a_label_that_it_has() -> None:
     hub = unseen_example({"idx": 5, "sentence": "a", "label": -1}, TASKS["CoLA"], 3)
     assert (hub[0], math.isnan(hub[1].target)) == ("5", True)
     assert unseen_example({"sentence": "a", "label": "1"}, TASKS["CoLA"], 3) == ("3", Example(("a",), 1.0))
+
+
+def test_predictions_of_other_test_sets_have_another_path() -> None:
+    one, other = (Example((text,), math.nan) for text in ("a", "b"))
+    sets = [(["0"], [one]), (["1"], [one]), (["0"], [other])]
+    found = [
+        next(iter(TaskData([], {}, {"CoLA.tsv": UnseenSet(TASKS["CoLA"], *parts)}).tests_by_path()))
+        for parts in (*sets, sets[0])
+    ]
+    assert len(set(found)) == 3
+    assert found[0] == found[3]
+    assert all(path.endswith("/CoLA.tsv") for path in found)
+    assert TaskData([], {}).tests_by_path() == {}
 
 
 def test_the_fingerprint_changes_with_any_example_and_not_with_a_test_set() -> None:

@@ -229,6 +229,14 @@ def test_a_test_set_in_parts_is_counted_through(tmp_path: Path) -> None:
     assert read_unseen(paths, TASKS["CoLA"]).indices == ["0", "1", "2", "3"]
 
 
+def test_a_row_left_out_of_a_test_set_keeps_its_number(tmp_path: Path) -> None:
+    rows = ({"sentence": "a"}, {"sentence": None}, {"sentence": "b"})
+    paths = [write(tmp_path / f"test-{part}.jsonl", *map(json.dumps, rows)) for part in range(2)]
+    assert read_unseen(paths, TASKS["CoLA"], Reading(skip_malformed=True)).indices == ["0", "2", "3", "5"]
+    table = write(tmp_path / "test.tsv", "sentence", "a", "b\tc", "d")
+    assert read_unseen([table], TASKS["CoLA"], Reading(skip_malformed=True)).indices == ["0", "2"]
+
+
 def test_microsofts_files_are_divided_as_glue_divides_them(shared_data: Path, tmp_path: Path) -> None:
     official = load_task(TASKS["MRPC"], str(shared_data / "glue"), Reading(tests=True))
     folder = tmp_path / "MRPC"
@@ -252,6 +260,15 @@ def test_microsofts_files_alone_keep_microsofts_division(
     data = load_task(TASKS["MRPC"], str(tmp_path))
     assert (len(data.train), len(data.dev["dev"])) == (4_076, 1_725)
     assert "as Microsoft divides it" in capsys.readouterr().out
+
+
+def test_microsofts_file_without_its_header_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "MRPC").mkdir()
+    path = write(tmp_path / "MRPC" / "msr_paraphrase_train.txt", "1\t7\t8\tA.\tB.", "0\t9\t10\tC.\tD.")
+    with pytest.raises(ConfigError) as caught:
+        load_task(TASKS["MRPC"], str(tmp_path), Reading(skip_malformed=True))
+    expected = "expected its header line: Quality, #1 ID, #2 ID, #1 String, #2 String"
+    assert caught.value.problems == (f"data_dir: {path} has no column '#1 ID'; {expected}",)
 
 
 def test_what_a_folder_lacks_is_named(shared_data: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from data_prep.config import ConfigError
 from finetune.tasks.glue import TASKS, Example
 from finetune.tasks.glue_files import load_task
-from finetune.tasks.glue_hub import from_hub
+from finetune.tasks.glue_hub import from_hub, unseen_set
 from finetune.tasks.glue_rows import Reading
 
 
@@ -30,6 +30,12 @@ def test_malformed_rows_of_the_hub_are_refused_or_left_out_as_those_of_files() -
         from_hub("copy cola train", rows, task=TASKS["CoLA"])
     kept = from_hub("copy cola train", rows, task=TASKS["CoLA"], reading=Reading(skip_malformed=True))
     assert [example.texts[0] for example in kept] == ["a", "c"]
+
+
+def test_a_row_left_out_of_a_test_set_of_the_hub_keeps_its_number() -> None:
+    rows = datasets.Dataset.from_dict({"sentence": ["a", None, "c"], "label": [-1, -1, -1]})
+    found = unseen_set("copy cola test", rows, task=TASKS["CoLA"], reading=Reading(skip_malformed=True))
+    assert found.indices == ["0", "2"]
 
 
 def test_a_copy_by_another_name_is_asked_for_each_split_and_the_diagnostic_set(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -91,6 +91,17 @@ def test_a_misplaced_answer_is_refused_for_training_and_not_for_scoring(tmp_path
     assert "3 more malformed entries" in error.value.problems[5]
 
 
+@pytest.mark.parametrize("wrong", ["train-v1.1.json", "dev-v1.1.json"])
+def test_a_question_without_an_answer_is_refused_in_squad_1(wrong: str, tmp_path: Path) -> None:
+    for name in ("train-v1.1.json", "dev-v1.1.json"):
+        entries = [entry(), entry("q2", answers=[], is_impossible=True)]
+        write(tmp_path, *(entries if name == wrong else entries[:1]), name=name)
+    with pytest.raises(ConfigError, match=f"{wrong}: question q2: no answer, expected one in SQuAD 1.1; leave it out"):
+        load_squad(VERSIONS["1.1"], tmp_path)
+    write(tmp_path, entry(), name=wrong)
+    assert len(load_squad(VERSIONS["1.1"], tmp_path).dev.questions) == 1
+
+
 @pytest.mark.parametrize("content", [None, b"\xff{", b"[]", b'{"data": 1}'])
 def test_a_file_that_is_not_squad_is_named(content: bytes | None, tmp_path: Path) -> None:
     path = tmp_path / "train-v1.1.json"
