@@ -86,15 +86,6 @@ def read_records(path: Path) -> list[RunRecord]:
     return records
 
 
-def refuse_unusable(output: Path) -> None:
-    """Raises ConfigError where the folder of the results cannot be made or written to; makes nothing."""
-    nearest = next(path for path in (output, *output.absolute().parents) if os.path.lexists(path))
-    if not nearest.is_dir():
-        raise ConfigError(f"output: got {output}, but {nearest} is no folder; choose another folder")
-    if not os.access(nearest, os.W_OK | os.X_OK):
-        raise ConfigError(f"output: got {output}, but {nearest} cannot be written to; choose another folder")
-
-
 def append_record(path: Path, record: RunRecord) -> None:
     """Adds one line, whole, beside other processes; a line once cut short by a kill is closed first."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -20,7 +20,7 @@ from data_prep.command_line import run_command
 from data_prep.config import ConfigError
 from finetune.config import GlueConfig, GlueOptions
 from finetune.presets import paper_grid, settings_for
-from finetune.records import RunIdentity, refuse_unusable
+from finetune.records import RunIdentity
 from finetune.tasks.glue import TASKS, Task, TaskData, select_tasks
 from finetune.tasks.glue_files import load_task, missing_from
 from finetune.tasks.glue_rows import Reading
@@ -43,7 +43,9 @@ def run_queue(options: GlueOptions) -> int:
     Raises:
         ConfigError: a wrong task, model, file or setting; all data is read before the first run.
     """
-    refuse_unusable(options.output)
+    from pretrain.run_folder import require_folder
+
+    require_folder(options.output)
     tasks = present(select_tasks(options.task), options)
     from finetune.model_folder import open_model
 

@@ -17,7 +17,7 @@ if not __package__:  # run as a script: import from the repository, never from t
 from data_prep.command_line import run_command
 from finetune.config import SquadConfig, SquadOptions
 from finetune.presets import paper_grid, squad_settings_for
-from finetune.records import RunIdentity, refuse_unusable
+from finetune.records import RunIdentity
 from finetune.tasks.squad import VERSIONS, load_squad, read_squad
 
 if TYPE_CHECKING:
@@ -37,9 +37,10 @@ def run_queue(options: SquadOptions) -> int:
     Raises:
         ConfigError: a wrong model, file or setting; all data is read before the first run.
     """
-    refuse_unusable(options.output)
     from finetune.model_folder import open_model
+    from pretrain.run_folder import require_folder
 
+    require_folder(options.output)
     model = open_model(options.model)
     version = VERSIONS[options.version]
     data = load_squad(version, options.data_dir)

@@ -4,7 +4,7 @@ The numbers of the paper live in `presets.py`; speed and memory live in `ds_conf
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
@@ -161,7 +161,7 @@ class RunConfig(StrictConfig):
     optim: OptimConfig
     batch_size: int = Field(gt=0)
     """Sequences an optimizer step, over all ranks and micro-batches."""
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, lt=2**63)
     """Of initial weights, order, sampling and dropout."""
     log_every: int = Field(default=100, gt=0)
     """Steps between log lines."""
@@ -206,14 +206,28 @@ def _apply(values: dict[str, Any], override: str) -> str | None:
     path, equals, text = override.partition("=")
     if not equals:
         return f"--set: got {override!r}, expected key=value, for example optim.lr=2e-4"
+    if path == "objective.name":
+        return f"--set: got {override}, which would keep the weights of another objective; use --objective {text}"
     *parents, key = path.split(".")
+    section: Any = values
     for part in parents:
-        values = values.get(part, {}) if isinstance(values, Mapping) else {}
-    if not isinstance(values, dict) or key not in values:
-        known = f"expected one of {', '.join(values)}" if values else "no such section"
-        return f"--set: got unknown key {path!r}; {known}"
+        section = section.get(part) if isinstance(section, dict) else None
+    if problem := _no_value_of(section, path):
+        return f"--set: got {problem}"
     try:
-        values[key] = json.loads(text)
-    except json.JSONDecodeError:
-        values[key] = text
+        section[key] = json.loads(text)
+    except ValueError:
+        section[key] = text
+    return None
+
+
+def _no_value_of(section: Any, path: str) -> str | None:
+    """What is wrong with a path whose last part should be a value of `section`, if anything is."""
+    parent, _, key = path.rpartition(".")
+    if not isinstance(section, dict):
+        return f"unknown key {path!r}; {parent} is no section, so set {parent} as a whole or a key of another"
+    if key not in section:
+        return f"unknown key {path!r}; expected one of {', '.join(section)}"
+    if isinstance(section[key], dict):
+        return f"the section {path!r}; set its keys one by one, such as {path}.{next(iter(section[key]))}"
     return None

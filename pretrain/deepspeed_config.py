@@ -115,6 +115,27 @@ def _impossible(config: DeepSpeedConfig, device_type: str) -> Iterator[str]:
         yield "zero_optimization.offload_optimizer: set at stage 0, which offloads nothing; use stage 1"
     if fp16 and config.fp16 and config.fp16.loss_scale and config.fp16.loss_scale < 1:
         yield f"fp16.loss_scale: got {config.fp16.loss_scale}, expected 0 (dynamic) or at least 1"
+    yield from _impossible_gradients(config, bf16, offloaded=bool(offload and offload.device == "cpu"))
+
+
+def _impossible_gradients(config: DeepSpeedConfig, bf16: bool, offloaded: bool) -> Iterator[str]:
+    """Of how gradients are kept and summed."""
+    zero, kept = config.zero_optimization, config.data_types.grad_accum_dtype if config.data_types else None
+    if zero.stage == 0 and kept not in (None, "fp32"):
+        yield f"data_types.grad_accum_dtype: got {kept} at stage 0, which keeps gradients in fp32; leave it out"
+    if zero.stage == 1 and bf16 and kept == "fp32" and not offloaded:
+        yield (
+            "data_types.grad_accum_dtype: got fp32 with bf16 at stage 1, where DeepSpeed takes another optimizer whose"
+            " state no checkpoint here can hold; use stage 2, or leave it out"
+        )
+    if zero.stage < 2 or zero.reduce_scatter is False:
+        return
+    for key, harmless in (("prescale_gradients", False), ("gradient_predivide_factor", 1.0)):
+        if (value := getattr(config, key)) not in (None, harmless):
+            yield (
+                f"{key}: got {json.dumps(value)} at stage {zero.stage}, whose reduce-scatter divides gradients by the"
+                " ranks itself; leave it out, or set zero_optimization.reduce_scatter to false"
+            )
 
 
 def _indivisible(config: DeepSpeedConfig, batch_size: int, world_size: int) -> Iterator[str]:

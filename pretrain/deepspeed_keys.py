@@ -59,8 +59,8 @@ class ZeroOptimization(Section):
     round_robin_gradients: bool | None = None
     use_multi_rank_bucket_allreduce: bool | None = None
     allgather_partitions: bool | None = None
-    reduce_bucket_size: Elements | None = None
-    allgather_bucket_size: Elements | None = None
+    reduce_bucket_size: Annotated[Elements, Field(gt=0)] | None = None
+    allgather_bucket_size: Annotated[Elements, Field(multiple_of=2)] | None = None
     sub_group_size: Elements | None = None
     stage3_prefetch_bucket_size: Elements | None = None
     stage3_param_persistence_threshold: Elements | None = None
@@ -197,7 +197,7 @@ REFUSED_KEYS = {
     "dataloader_drop_last": "the run reads its own shards; every step has a whole batch",
     "vocabulary_size": "the vocabulary is the shards'",
     "elasticity": "a run goes on with any number of ranks that divides its batch: just start it on them",
-    "autotuning": "it starts runs of its own; try ds_configs/*.json with --set optim.steps=50",
+    "autotuning": "it starts runs of its own; try ds_configs/*.json with --set optim.steps=50 optim.warmup_steps=1",
     "aio": _NVME,
     "compile": "not tried with DeepSpeed's compiled passes",
     "graph_harvesting": "not tried with CUDA graphs: the masked positions change their number",

@@ -16,6 +16,7 @@ from pretrain.hostfile import read_hostfile
 from pretrain.hosts import check_hosts
 from pretrain.launcher import Slots
 from pretrain.models import build_model
+from pretrain.run_folder import existing_part
 
 if TYPE_CHECKING:
     from pretrain.run import Plan
@@ -109,12 +110,13 @@ def _command(hostfile: Path | None) -> str:
 
 
 def _disk(plan: "Plan", parameters: int, problems: list[str]) -> Iterator[str]:
-    needed = (plan.run.keep_checkpoints + 1) * checkpoint_bytes(parameters)  # one is written before one is removed
-    place = next(path for path in (plan.folder.absolute(), *plan.folder.absolute().parents) if path.exists())
+    run, place = plan.run, existing_part(plan.folder)
+    kept = run.keep_checkpoints + (run.optim.steps // run.keep_every if run.keep_every else 0)
+    needed = (kept + 1) * checkpoint_bytes(parameters)  # one is written before one is removed
     free = shutil.disk_usage(place).free
     yield f"disk        {needed / GIB:.1f} GiB for checkpoints; {free / GIB:.1f} GiB are free at {place}"
     if needed > free:
         problems.append(
             f"output: checkpoints need {needed / GIB:.1f} GiB, but {free / GIB:.1f} GiB are free at {place};"
-            " free some, name another --output, or --set keep_checkpoints lower"
+            " free some, name another --output, or --set keep_checkpoints lower or keep_every to 0 or higher"
         )

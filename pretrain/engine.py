@@ -55,7 +55,10 @@ class StepResult:
     overflow: bool
     """Last micro-batch of a step, but loss or gradient was not finite: no weight changed, in any precision."""
     gradient_norm: Tensor | float | None
-    """Global norm before clipping, still on the device: `None` between updates, infinite at an overflow."""
+    """Global norm before clipping: `None` between updates, infinite at an overflow.
+
+    A number at stage 0, a tensor on the host at stages 1 and 2, else one where DeepSpeed leaves it.
+    """
     loss_scale: float
     """In force during this step; 1 except with fp16."""
     fatal: bool = False
@@ -155,10 +158,6 @@ class Engine:
         """`tensor` summed over the ranks, in place. Collective."""
         dist.all_reduce(tensor)
         return tensor
-
-    def any_rank(self, value: bool) -> bool:
-        """Whether `value` is true on one rank at least; the same answer everywhere. Collective."""
-        return bool(self.sum_over_ranks(torch.tensor(float(value), device=self.device)))
 
     def barrier(self) -> None:
         """Waits for every rank."""

@@ -60,9 +60,12 @@ class Evaluation(NamedTuple):
 
 
 def main(options: EvaluateOptions) -> None:
-    from pretrain.run_folder import read_run
+    from pretrain.run_folder import read_run, require_folder
 
     runs = {run: read_run(run) for run in options.runs}
+    crossing_folder = options.output or options.runs[0] / "evaluation"
+    for folder in (crossing_folder, *(run / "evaluation" for run in runs)):
+        require_folder(folder)
     require_same_data(runs, options)
     shards = {run: open_matching(options.data, description) for run, description in runs.items()}
     chosen = {run: choose_checkpoints(run, options.steps) for run in runs}
@@ -73,7 +76,7 @@ def main(options: EvaluateOptions) -> None:
     candidates = [part.candidate for parts in evaluations for part in parts if part.candidate]
     if candidates and (crossed := cross_runs(candidates, shards[options.runs[0]], options)):
         newest = [parts[-1].result for parts in evaluations if parts[-1].candidate]
-        write_crossing(crossed, newest, options.output or options.runs[0] / "evaluation")
+        write_crossing(crossed, newest, crossing_folder)
 
 
 def require_same_data(runs: "dict[Path, RunDescription]", options: EvaluateOptions) -> None:
@@ -178,7 +181,7 @@ def open_matching(folder: Path | None, description: "RunDescription") -> "Shards
     """The shards to evaluate on, by default those held out of the run's data.
 
     Raises:
-        ConfigError: they were made with another tokenizer than the run's.
+        ConfigError: they were made with another tokenizer than the run's, or hold longer sequences than its model.
     """
     from pretrain.shards import Shards, open_held_out
 
@@ -193,6 +196,12 @@ def open_matching(folder: Path | None, description: "RunDescription") -> "Shards
             f"data: {shards.folders[0]} was made with another tokenizer than the run"
             f" ({shards.manifest.tokenizer_sha256[:12]}, expected {description.tokenizer_sha256[:12]});"
             " build it with the run's tokenizer folder as --vocab"
+        )
+    if shards.manifest.seq_length > description.run.model.max_positions:
+        raise ConfigError(
+            f"data: the sequences of {shards.folders[0]} are {shards.manifest.seq_length} long, expected at most"
+            f" {description.run.model.max_positions}, the run's max_positions; build them with --seq_length"
+            f" {description.run.model.max_positions}"
         )
     return shards
 

@@ -41,10 +41,11 @@ class ExportOptions(StrictConfig):
 def main(options: ExportOptions) -> None:
     from pretrain.model_card import model_card
     from pretrain.models import load_trained
-    from pretrain.run_folder import read_run
+    from pretrain.run_folder import read_run, require_folder
 
     if options.out.exists() and any(options.out.iterdir() if options.out.is_dir() else [options.out]):
         raise ConfigError(f"out: {options.out} exists already; name another folder or remove it")
+    require_folder(options.out, "out")
     description = read_run(options.run)
     model, step = load_trained(options.run)
     card = model_card(options.run, description, step)

@@ -23,7 +23,15 @@ STOCK_MODEL_TYPE = "electra"
 RELATIVE_MODEL_TYPE = "electra_sampler"
 ENCODER_PREFIX = "electra."
 
-MODEL_CODE = ("exported_model.py", "encoder.py", "attention.py", "dropout.py", "linear.py", "half_precision.py", "heads.py")
+MODEL_CODE = (
+    "exported_model.py",
+    "encoder.py",
+    "attention.py",
+    "dropout.py",
+    "linear.py",
+    "half_precision.py",
+    "heads.py",
+)
 """What a folder with relative position carries of this package; the first is what `auto_map` names."""
 AUTO_CLASSES = {
     "AutoConfig": "ElectraSamplerConfig",

@@ -42,7 +42,7 @@ class Process(NamedTuple):
 
     @property
     def arguments(self) -> list[str]:
-        return Path(f"/proc/{self.pid}/cmdline").read_text().split("\0")[:-1]
+        return _read(self.pid, "cmdline").split("\0")[:-1]
 
 
 class Runner(NamedTuple):
@@ -57,8 +57,12 @@ def launchers() -> list[Process]:
     """The processes that this rank should not outlive: its parent, and as much as this machine shows of DeepSpeed's.
 
     Of a launch by pdsh the machine it was typed on shows pdsh and the runner, any other the end of the ssh connection.
+    The first process of a container has none.
     """
-    parent, *above = _ancestors()
+    ancestors = list(_ancestors())
+    if not ancestors:
+        return []
+    parent, *above = ancestors
     if NODE_LAUNCHER not in parent.arguments:
         return [parent]
     started_by = next((process for process in above if Path(process.arguments[0]).name not in SHELLS), None)
@@ -73,7 +77,7 @@ def _pdsh_of(node_launcher: Process) -> list[Process]:
     found = []
     for path in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            arguments = (path / "cmdline").read_text().split("\0")
+            arguments = _read(int(path.name), "cmdline").split("\0")
             if Path(arguments[0]).name == "pdsh" and job <= set(arguments):
                 found += [_process(int(path.name)), _process(_parent(int(path.name)))]
     return found
@@ -89,7 +93,7 @@ def find_runner() -> Runner | None:
 
 def launched_slots() -> Slots | None:
     """How many processes DeepSpeed has started on each host; `None` under anything else."""
-    arguments = next(_ancestors()).arguments
+    arguments = next((process.arguments for process in _ancestors()), [])
     encoded = [argument.partition("=")[2] for argument in arguments if argument.startswith("--world_info=")]
     if NODE_LAUNCHER not in arguments or not encoded:
         return None
@@ -154,7 +158,12 @@ def _started(pid: int) -> int:
 
 def _stat(pid: int) -> list[str]:
     """Fields of /proc/PID/stat from the third, the state, on; the second may hold anything but a last bracket."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return _read(pid, "stat").rpartition(")")[2].split()
+
+
+def _read(pid: int, name: str) -> str:
+    """A file of /proc/PID; what any program put into its command line or name need not be text."""
+    return Path(f"/proc/{pid}/{name}").read_text(errors="surrogateescape")
 
 
 def _is_runner(arguments: list[str]) -> bool:

@@ -44,12 +44,14 @@ class _LogProbability(torch.autograd.Function):
 def focal_loss(log_p_original: Tensor, gamma: Gamma) -> Tensor:
     """L_G = -(1 - p)^gamma log p of the original token; the gradient flows through both factors.
 
-    `log_p_original` is log p_G(x), any shape; gamma = 0 is cross-entropy.
+    `log_p_original` is log p_G(x), any shape; gamma = 0 is cross-entropy. Finite everywhere, and so is the gradient.
     """
     if gamma == 0:
         return -log_p_original
     error = -torch.expm1(log_p_original)  # 1 - p without cancellation near p = 1
     if gamma != "piecewise":
+        if gamma < 1:  # the power's slope is infinite at 0, where the loss's is 0
+            error = error.clamp(min=torch.finfo(error.dtype).tiny)
         return -(error**gamma) * log_p_original
     confident, unsure = PIECEWISE_GAMMA
     exponent = torch.where(log_p_original.exp() > PIECEWISE_THRESHOLD, confident, unsure)

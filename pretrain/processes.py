@@ -11,7 +11,8 @@ from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore
+from torch._C._distributed_c10d import HashStore, PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
 
 from pretrain.launcher import adopt_slurm
 
@@ -58,8 +59,7 @@ def start_processes() -> World:
         _share_cores()
         _keep_memory()
     if not dist.is_initialized():
-        place = (None, -1, -1) if world_size else (HashStore(), 0, 1)  # alone: no port to agree on
-        store, group_rank, group_size = place
+        store, group_rank, group_size = _meet() if world_size else (HashStore(), 0, 1)  # alone: no port to agree on
         dist.init_process_group(
             "nccl" if cuda else "gloo",
             timeout=COMMUNICATION_TIMEOUT,
@@ -68,6 +68,18 @@ def start_processes() -> World:
             world_size=group_size,
         )
     return World(rank, max(1, world_size), local_rank, device)
+
+
+def _meet() -> tuple[Store, int, int]:
+    """The job's store, rank and world size, as the launcher's variables say."""
+    store, rank, world_size = next(rendezvous("env://", timeout=COMMUNICATION_TIMEOUT))
+    store.set_timeout(COMMUNICATION_TIMEOUT)
+    return PrefixStore(attempt(), store), rank, world_size
+
+
+def attempt() -> str:
+    """Names this start of the job: torchrun's store outlives its restarts, with the addresses of ranks long gone."""
+    return f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
 
 
 def _share_cores() -> None:

@@ -1,6 +1,6 @@
 """What is said of training between two log lines, gathered on the device from the forwards that train.
 
-The sums are of every step since the last line; the distributions, which cost more, of the steps that report.
+The sums are of every step since the last line; the distributions, which cost more, of the last step alone.
 """
 
 import time
@@ -59,6 +59,8 @@ class Interval(Reported):
         """Says what the next step ends with."""
         self.watching, self.histograms_due = report or histograms, histograms
         self.example = None
+        if self.watching:
+            self.distributions.reset()
 
     def see(self, batch: Batch, output: ElectraOutput | MaskedLMOutput) -> None:
         """One micro-batch of the step."""
@@ -67,7 +69,7 @@ class Interval(Reported):
             self.example = Example.of(batch, output)
 
     def draw(self, log: RunLog, step: int) -> None:
-        """Writes the histograms and the step's first sequence in words. Collective."""
+        """Writes the step's histograms and its first sequence in words. Collective."""
         counts = self.engine.sum_over_ranks(self.distributions.vector.clone())
         if self.engine.world.is_first and self.example is not None:
             log.write_histograms("train", step, histograms(counts))
@@ -78,6 +80,5 @@ class Interval(Reported):
         values = self.values()
         values["tokens_per_second"] = values["tokens"] / (time.monotonic() - self.started)
         self.sums.reset()
-        self.distributions.reset()
         self.started = time.monotonic()
         return values

@@ -128,7 +128,7 @@ def make_plan(options: RunOptions) -> Plan:
     from pretrain.deepspeed_config import resolve
     from pretrain.init_from import find_pair, require_fit
     from pretrain.presets import preset
-    from pretrain.run_folder import describe, require_same_run
+    from pretrain.run_folder import describe, require_folder, require_same_run
     from pretrain.shards import open_held_out, open_shards
 
     run = choose_run(options)
@@ -149,6 +149,7 @@ def make_plan(options: RunOptions) -> Plan:
     if options.init_from:
         require_fit(find_pair(options.init_from), run.model, shards.manifest.vocab_size, options.data[0] / "tokenizer")
     folder = options.output or Path("runs") / options.preset
+    require_folder(folder)
     description = describe(run, shards, options.data_weights, options.init_from)
     require_same_run(folder, description)
     return Plan(run, shards, open_held_out(*options.data), description, deepspeed, folder, world_size)

@@ -10,6 +10,7 @@ RUN/checkpoints/      see checkpoint.py
 
 import importlib.metadata
 import json
+import os
 import platform
 import shutil
 from collections.abc import Iterator
@@ -111,6 +112,23 @@ def require_same_run(folder: Path, description: RunDescription) -> None:
     ]
     if changed:
         raise ConfigError(*changed)
+
+
+def require_folder(path: Path, option: str = "output") -> None:
+    """Refuses a path, given as this option, that can be no folder to write to; makes nothing.
+
+    Raises:
+        ConfigError: it is a file, or would lie below one; or it cannot be written to.
+    """
+    if not (existing := existing_part(path)).is_dir():
+        raise ConfigError(f"{option}: got {path}, expected a folder, but {existing} is none; name another or remove it")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise ConfigError(f"{option}: got {path}, but {existing} cannot be written to; name another folder")
+
+
+def existing_part(path: Path) -> Path:
+    """The path itself or, of what it would lie in, the nearest that is there."""
+    return next(part for part in (path.absolute(), *path.absolute().parents) if os.path.lexists(part))
 
 
 def write_run(folder: Path, description: RunDescription, deepspeed: dict[str, Any]) -> None:

@@ -15,6 +15,7 @@ from data_prep.shards import write_atomically
 if TYPE_CHECKING:
     from pretrain.distributions import Histogram
 
+RECORDS = "metrics.jsonl"
 SHOWN = {
     "generator_loss": "L_G {:.3f}",
     "sampler_loss": "L_S {:.4f}",
@@ -43,7 +44,7 @@ class RunLog:
         self._started = (time.monotonic(), step)
         if silent:
             return
-        self.path = folder / "metrics.jsonl"
+        self.path = folder / RECORDS
         self._forget_after(step)
         self._file, self._unwritten = self.path.open("ab", buffering=0), b""
         self._open_board(step + 1)
@@ -51,9 +52,7 @@ class RunLog:
         """The last step that TensorBoard's file did not take."""
 
     def _forget_after(self, step: int) -> None:
-        if not self.path.exists():
-            return
-        lines = [line for line in self.path.read_text().splitlines() if _step_of(line) <= step]
+        lines = [line for line, record in _whole_lines(self.path) if record["step"] <= step]
         write_atomically(self.path, "".join(line + "\n" for line in lines).encode())
 
     def write(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
@@ -158,13 +157,11 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, flo
 
 def read_records(folder: Path, kind: str) -> list[dict[str, Any]]:
     """The records of one kind of a run folder, in order."""
-    path = folder / "metrics.jsonl"
-    records = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    return [record for record in records if record["kind"] == kind]
+    return [record for _, record in _whole_lines(folder / RECORDS) if record["kind"] == kind]
 
 
-def _step_of(line: str) -> float:
-    try:
-        return json.loads(line)["step"]
-    except (json.JSONDecodeError, KeyError):  # the last line of a killed run may be torn
-        return float("inf")
+def _whole_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The lines of the file, none if it is not there, each with its record; a killed run may have torn the last one."""
+    for line in path.read_text().splitlines() if path.exists() else ():
+        with suppress(json.JSONDecodeError):
+            yield line, json.loads(line)

@@ -54,10 +54,12 @@ def main(options: SuperviseOptions) -> int:
         started, listening = time.monotonic(), Listening(folder)
         code = supervised.run()
         ended = f"after {time.monotonic() - started:.0f} s with code {code}"
+        if code == EXIT_BAD_USAGE:
+            return code
         if is_complete(folder):
             return 0
-        if supervised.stopping or code in (EXIT_BAD_USAGE, EXIT_STOPPED):
-            return code if code == EXIT_BAD_USAGE else EXIT_STOPPED
+        if supervised.stopping or code == EXIT_STOPPED:
+            return EXIT_STOPPED
         _say(f"the command ended {ended} before the run's last step")
         _say(*accounts(listening.words()) or _indented("its last lines:", supervised.last_lines))
         if restarts < options.max_restarts:
@@ -79,16 +81,13 @@ class Supervised:
             signal.signal(number, self._pass_on)
 
     def run(self) -> int:
-        """Runs it to its end and to that of everything it started on this machine; returns its exit code."""
+        """Runs it to its end and to that of everything it started on this machine; returns its exit code.
+
+        Raises:
+            ConfigError: there is no such program.
+        """
         self.last_lines.clear()
-        process = self._process = subprocess.Popen(
-            self.command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            start_new_session=True,
-        )
+        process = self._process = self._start()
         reading = threading.Thread(target=self._pass_through, args=(process.stdout,), daemon=True)
         reading.start()
         process.wait()
@@ -99,6 +98,22 @@ class Supervised:
             os.killpg(process.pid, signal.SIGKILL)
         reading.join()
         return process.returncode
+
+    def _start(self) -> subprocess.Popen[str]:
+        try:
+            return subprocess.Popen(
+                self.command,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise ConfigError(
+                f"command: cannot start {self.command[0]!r} ({error.strerror}), expected a program; give its path, such"
+                " as .venv/bin/deepspeed, or activate the environment that has it"
+            ) from None
 
     def _pass_through(self, output: IO[str]) -> None:
         for line in output:

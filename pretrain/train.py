@@ -92,8 +92,9 @@ def run_steps(training: Training, progress: Progress, log: RunLog, stop: StopReq
         if due(run.log_every):
             values = interval.end() | progress_values(run, progress, result)
             values |= throughput.end(progress.step, values["tokens"], values["tokens_per_second"])
-            if engine.world.world_size > 1:
-                values |= own_time.end()
+            own = own_time.end()
+            if engine.world.world_size > 1:  # alone nobody waits
+                values |= own
             log.write("train", progress.step, values)
         if due(run.evaluate_every) and training.held_out is not None:
             log.write("held_out", progress.step, evaluate(training, training.held_out))

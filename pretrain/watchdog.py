@@ -25,13 +25,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, NoReturn, Self
 
-from torch._C._distributed_c10d import Store, TCPStore
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed import DistError
 
 from data_prep.command_line import EXIT_BAD_USAGE
 from data_prep.config import ConfigError
 from pretrain.launcher import launchers
-from pretrain.processes import World
+from pretrain.processes import World, attempt
 from pretrain.rank_log import last_lines
 
 BEAT = 1.0
@@ -200,29 +200,30 @@ class Meeting:
     def _connect(self) -> Store:
         if self._store is None:
             address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-            self._store = TCPStore(address, port, is_master=False, wait_for_workers=False)
+            store = TCPStore(address, port, is_master=False, wait_for_workers=False)
+            self._store = PrefixStore(f"watchdog/{attempt()}", store)
         return self._store
 
     def hold(self, state: RankState) -> None:
         """Says how far this rank has come, and listens for the others."""
         store = self._connect()
         self._beats += 1
-        store.set(f"watchdog/{self._rank}", json.dumps([self._beats, *state]))
+        store.set(str(self._rank), json.dumps([self._beats, *state]))
         for rank in self._others:
-            key = f"watchdog/{rank}"
+            key = str(rank)
             if store.check([key]) and (message := store.get(key).decode()) != self._last[rank]:
                 self._last[rank], self._heard[rank] = message, time.monotonic()
                 self.known[rank] = RankState(*json.loads(message)[1:])
-        if store.check(["watchdog/failure"]):
-            reason, code = json.loads(store.get("watchdog/failure"))
+        if store.check(["failure"]):
+            reason, code = json.loads(store.get("failure"))
             self.failure = reason, code
 
     def tell(self, reason: str, code: int) -> None:
         """Tells every rank why the job ends; the first reason counts."""
         with contextlib.suppress(DistError):
             store = self._connect()
-            if not store.check(["watchdog/failure"]):
-                store.set("watchdog/failure", json.dumps([reason, code]))
+            if not store.check(["failure"]):
+                store.set("failure", json.dumps([reason, code]))
 
     def silent_since(self, moment: float) -> list[int]:
         """The ranks that were last heard of before `moment`; the first few."""

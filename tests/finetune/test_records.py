@@ -1,14 +1,13 @@
 """finetune/records.py: a finished run is never lost, repeated or garbled."""
 
 import json
-import os
 from pathlib import Path
 
 import pytest
 
 from data_prep.config import ConfigError
 from finetune.presets import squad_settings_for
-from finetune.records import RunRecord, append_record, read_records, refuse_unusable, write_files
+from finetune.records import RunRecord, append_record, read_records, write_files
 from tests.finetune.conftest import make_record
 
 
@@ -53,23 +52,6 @@ def test_a_line_that_is_no_object_is_refused(line: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         read_records(path)
     assert caught.value.problems == (f"{path}, line 2: got {line}, expected the JSON object of a run; remove the line",)
-
-
-def test_a_folder_that_cannot_be_made_is_refused_and_another_is_not_made(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
-    for output in ("file", "file/deep/er", "dangling"):
-        with pytest.raises(ConfigError, match=r"output: got .* is no folder; choose another folder"):
-            refuse_unusable(tmp_path / output)
-    refuse_unusable(tmp_path / "new" / "folder")
-    refuse_unusable(tmp_path)
-    assert not (tmp_path / "new").exists()
-
-
-@pytest.mark.skipif(os.access("/proc/sys", os.W_OK), reason="here root may write anywhere")
-def test_a_folder_that_cannot_be_written_to_is_refused() -> None:
-    with pytest.raises(ConfigError, match="output: got /proc/sys/out, but /proc/sys cannot be written to"):
-        refuse_unusable(Path("/proc/sys/out"))
 
 
 @pytest.mark.parametrize("change", [{"seed": 2}, {"random_weights": True}, {"data_sha256": "x"}, {"epochs": 4}])

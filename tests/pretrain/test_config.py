@@ -29,11 +29,23 @@ def test_overrides_reach_every_level_and_keep_the_rest() -> None:
         ("batch_size=0", "batch_size: got 0, expected"),
         ("objective.gamma=-1", "gamma: got -1.0, expected 0, a positive number or 'piecewise'"),
         ("model.heads=5", "hidden_size: got 256, expected a multiple of heads"),
+        ("optim.betas.0=0.8", "unknown key 'optim.betas.0'; optim.betas is no section, so set optim.betas as a whole"),
+        ("optim.lr.x=1", "unknown key 'optim.lr.x'; optim.lr is no section"),
+        ("model.layers.x.y=1", "unknown key 'model.layers.x.y'; model.layers.x is no section"),
+        ("objective.name.x=1", "unknown key 'objective.name.x'; objective.name is no section"),
+        ('objective={"name": "electra"}', "the section 'objective'; set its keys one by one, such as objective.name"),
+        ("objective.name=electra", "keep the weights of another objective; use --objective electra"),
+        ("seed=100000000000000000000", "seed: got 100000000000000000000, expected"),
+        (f"seed={'9' * 5000}", "seed: got '999"),
     ],
 )
 def test_a_wrong_override_is_one_error_that_names_it(override: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         with_overrides(RUN, [override])
+
+
+def test_a_list_is_set_as_a_whole() -> None:
+    assert with_overrides(RUN, ["optim.betas=[0.8, 0.9]"]).optim.betas == (0.8, 0.9)
 
 
 def test_all_wrong_overrides_are_reported_at_once() -> None:

@@ -11,7 +11,10 @@ import pytest
 from data_prep.config import ConfigError
 from pretrain.deepspeed_config import resolve
 from pretrain.deepspeed_keys import REFUSED_KEYS
-from pretrain.optim import OptimConfig
+from pretrain.engine import Engine
+from pretrain.optim import OptimConfig, parameter_groups
+from pretrain.processes import start_processes
+from tests.pretrain import engine_worker as worker
 
 FOLDER = Path(__file__).resolve().parents[2] / "ds_configs"
 FILES = sorted(FOLDER.glob("*.json"))
@@ -153,6 +156,55 @@ def test_sizes_may_be_written_as_json_powers_of_ten() -> None:
     values = values_of("zero1_fp32")
     values["zero_optimization"]["reduce_bucket_size"] = 5e7
     assert resolved(values)["zero_optimization"]["reduce_bucket_size"] == 50_000_000
+
+
+def changed(name: str, **sections: Any) -> dict[str, Any]:
+    """A shipped file with these keys too, `section__key` for one of a section."""
+    values = values_of(name)
+    for path, value in sections.items():
+        section, _, key = path.rpartition("__")
+        (values.setdefault(section, {}) if section else values)[key] = value
+    return values
+
+
+FP32_GRADIENTS = {"data_types__grad_accum_dtype": "fp32"}
+PREDIVIDED = {"gradient_predivide_factor": 2.0}
+# What DeepSpeed fails in with a bare traceback, and beside it what differs a little and trains.
+FAILS = [
+    ("zero1_bf16", FP32_GRADIENTS, "grad_accum_dtype: got fp32 with bf16 at stage 1"),
+    ("zero0_fp32", {"data_types__grad_accum_dtype": "bf16"}, "grad_accum_dtype: got bf16 at stage 0"),
+    ("zero0_fp32", {"data_types__grad_accum_dtype": "fp16"}, "grad_accum_dtype: got fp16 at stage 0"),
+    ("zero2_fp32", PREDIVIDED, "gradient_predivide_factor: got 2.0 at stage 2"),
+    ("zero2_bf16", {"prescale_gradients": True}, "prescale_gradients: got true at stage 2"),
+    ("zero3_fp32", {"prescale_gradients": True}, "prescale_gradients: got true at stage 3"),
+    ("zero1_fp32", {"zero_optimization__allgather_bucket_size": 7}, "got 7, expected: input should be a multiple of 2"),
+    ("zero3_fp32", {"zero_optimization__reduce_bucket_size": 0}, "got 0, expected: input should be greater than 0"),
+]
+TRAINS = [
+    ("zero2_bf16", FP32_GRADIENTS),
+    ("zero1_bf16", FP32_GRADIENTS | {"zero_optimization__offload_optimizer": {"device": "cpu"}}),
+    ("zero0_fp32", FP32_GRADIENTS | PREDIVIDED),
+    ("zero1_fp32", PREDIVIDED | {"prescale_gradients": True}),
+    ("zero2_fp32", PREDIVIDED | {"zero_optimization__reduce_scatter": False}),
+    ("zero3_fp32", {"gradient_predivide_factor": 1.0, "prescale_gradients": False}),
+    ("zero1_fp32", {"zero_optimization__allgather_bucket_size": 0, "zero_optimization__reduce_bucket_size": 1}),
+]
+
+
+@pytest.mark.parametrize(("name", "changes", "said"), FAILS)
+def test_what_deepspeed_fails_in_is_refused_with_the_remedy(name: str, changes: dict[str, Any], said: str) -> None:
+    assert said in problems(changed(name, **changes))
+
+
+@pytest.mark.parametrize(("name", "changes"), TRAINS)
+def test_what_is_taken_beside_it_trains(name: str, changes: dict[str, Any]) -> None:
+    values = changed(name, train_micro_batch_size_per_gpu=worker.MICRO_BATCH, **changes)
+    config = resolved(values, batch_size=worker.BATCH, world_size=1, device_type="cpu")
+    model = worker.small_model()
+    engine = Engine(model, parameter_groups(model, OPTIM.weight_decay), config, start_processes())
+    losses = worker.Runner(engine).train(range(3))
+    assert losses[-1] < losses[0]
+    assert engine.full_state().adam_steps == 3
 
 
 def test_a_value_of_another_type_is_refused() -> None:

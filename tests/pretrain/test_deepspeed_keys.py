@@ -13,9 +13,11 @@ import pytest
 from pydantic import BaseModel
 
 from data_prep.config import ConfigError
+from pretrain.config import with_overrides
 from pretrain.deepspeed_config import resolve
 from pretrain.deepspeed_keys import REFUSED_KEYS, DeepSpeedConfig, Section
 from pretrain.optim import OptimConfig
+from pretrain.presets import PRESETS
 from tests.conftest import REPOSITORY
 
 LISTING = """
@@ -156,6 +158,12 @@ def test_every_misspelling_of_a_key_is_refused_with_the_key_where_it_is_taken(do
 def test_no_reason_is_given_for_a_key_that_never_was(documented: list[str]) -> None:
     assert set(REFUSED_KEYS) - GONE <= set(documented)
     assert not set(REFUSED_KEYS) & set(taken())
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_the_overrides_that_a_reason_advises_are_taken_with_every_preset(preset: str) -> None:
+    advised = REFUSED_KEYS["autotuning"].partition("--set ")[2].split()
+    assert with_overrides(PRESETS[preset].run, advised).optim.steps == 50
 
 
 def test_what_is_taken_exists_in_deepspeed(documented: list[str]) -> None:

@@ -29,6 +29,19 @@ def test_a_disk_that_cannot_hold_the_checkpoints_is_a_problem(shards_folder: Pat
         main(options(shards_folder, preset="tiny", output=tmp_path / "run", set=("keep_checkpoints=1000000000",)))
 
 
+def test_the_disk_holds_the_newest_checkpoints_one_more_and_those_kept_for_good(
+    shards_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def needed(*overrides: str) -> float:
+        main(options(shards_folder, preset="small", output=tmp_path / "run", set=overrides))
+        (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("disk "))
+        return float(line.split()[1])
+
+    plain = needed("optim.steps=40000", "checkpoint_every=5000", "keep_checkpoints=3")
+    kept = needed("optim.steps=40000", "checkpoint_every=5000", "keep_checkpoints=3", "keep_every=10000")
+    assert kept == pytest.approx(2 * plain, abs=0.2)  # 4 more than 3 + 1
+
+
 def test_a_vocabulary_that_is_not_the_shards_own_is_a_problem(shards_folder: Path, tmp_path: Path) -> None:
     shards = tmp_path / "shards"
     shutil.copytree(shards_folder, shards)

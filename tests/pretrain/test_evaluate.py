@@ -196,6 +196,37 @@ def test_shards_of_another_tokenizer_are_refused(trained_run: Path, tmp_path: Pa
         main(EvaluateOptions(runs=(tmp_path,)))
 
 
+def test_an_output_that_is_a_file_is_refused_before_anything_is_computed(trained_run: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "run.json").write_text((trained_run / "run.json").read_text())
+    (tmp_path / "evaluation").touch()
+    for runs, output in (((trained_run,), tmp_path / "file"), ((trained_run, tmp_path), None)):
+        before = {path: path.stat().st_mtime_ns for path in trained_run.rglob("*")}
+        with pytest.raises(ConfigError, match=f"output: got {tmp_path}/.*, expected a folder"):
+            main(EvaluateOptions(runs=runs, sequences=8, output=output))
+        assert before == {path: path.stat().st_mtime_ns for path in trained_run.rglob("*")}
+
+
+def test_sequences_longer_than_the_runs_model_are_refused(
+    trained_run: Path, shards_folder: Path, tmp_path: Path
+) -> None:
+    description = json.loads((trained_run / "run.json").read_text())
+    description["run"]["model"]["max_positions"] = 16
+    (tmp_path / "run.json").write_text(json.dumps(description))
+    for data in (shards_folder, None):
+        with pytest.raises(ConfigError, match=r"data: the sequences of .* are 32 long, expected at most 16, the run's"):
+            main(EvaluateOptions(runs=(tmp_path,), data=data))
+
+
+def test_a_run_whose_last_record_is_torn_is_evaluated_and_exported(trained_run: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(trained_run, tmp_path / "run")
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "train", "st')
+    main(EvaluateOptions(runs=(run,), sequences=8))
+    export(ExportOptions(run=run, out=tmp_path / "out"))
+    assert (tmp_path / "out" / "README.md").is_file()
+
+
 def test_the_loaded_model_is_the_trained_one(trained_run: Path) -> None:
     model, step = load_trained(trained_run)
     fresh = build_model(read_run(trained_run))

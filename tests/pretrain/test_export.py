@@ -88,6 +88,12 @@ def test_a_model_with_relative_position_is_not_mistaken_for_a_stock_one(
     assert torch.equal(table, model.discriminator.encoder.relative_attention_bias.weight)
 
 
+def test_an_export_below_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=f"out: got {tmp_path}/file/out, expected a folder, but {tmp_path}/file is"):
+        main(ExportOptions(run=tmp_path / "run", out=tmp_path / "file" / "out"))
+
+
 def test_an_export_never_overwrites(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "notes.txt").write_text("mine")

@@ -176,8 +176,11 @@ def test_what_is_no_pair_is_one_clear_error(stock_pair: tuple[str, str], shards_
         make_plan(options(shards_folder, stock_pair[1:]))
     with pytest.raises(ConfigError, match="init_from: got 3 names"):
         make_plan(options(shards_folder, (*stock_pair, "another")))
-    with pytest.raises(ConfigError, match="init_from: the objective mlm trains one model"):
-        make_plan(options(shards_folder, stock_pair, objective="mlm"))
+    for mlm in ({"objective": "mlm"}, {"row": "BERT"}):
+        with pytest.raises(ConfigError, match="init_from: the objective mlm trains one model"):
+            make_plan(options(shards_folder, stock_pair, **mlm))
+    with pytest.raises(ConfigError, match="use --objective mlm"):
+        make_plan(options(shards_folder, stock_pair, set=("objective.name=mlm",)))
     weights = Path(stock_pair[0]) / "model.safetensors"
     weights.write_bytes((Path(stock_pair[1]) / "model.safetensors").read_bytes())
     with pytest.raises(ConfigError, match=r"weights of .*generator do not fit its config\.json: size mismatch"):

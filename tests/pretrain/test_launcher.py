@@ -1,5 +1,6 @@
 """Claims about finding what launched a rank; DeepSpeed's own processes are met in tests/cluster."""
 
+import base64
 import os
 import signal
 import subprocess
@@ -93,3 +94,38 @@ def test_the_command_of_deepspeed_is_read_up_to_its_script(options: str, expecte
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
     found = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
     assert found.stdout.strip() == expected.format(folder=tmp_path)
+
+
+CALL = "import subprocess, sys; sys.exit(subprocess.call([sys.executable, *sys.argv[1:]]))"
+FOUND = (
+    "from pretrain.launcher import find_runner, launched_slots, launchers;"
+    " print(launched_slots(), len(launchers()), find_runner())"
+)
+ODD = b"caf\xe9"  # Latin-1, and no UTF-8
+
+
+def test_a_command_line_or_name_that_is_no_text_stops_no_launch(tmp_path: Path) -> None:
+    """Of a process above the launcher, of the launcher itself, and of a stranger on the same machine."""
+    (tmp_path / "deepspeed").write_text(CALL)
+    shell = tmp_path / os.fsdecode(ODD)
+    shell.symlink_to("/bin/sh")
+    slots = base64.urlsafe_b64encode(b'{"localhost": [0, 1]}').decode()
+    node_launcher = ("-c", CALL, "-c", FOUND, "deepspeed.launcher.launch", f"--world_info={slots}", ODD)
+    stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", ODD])
+    found = subprocess.run(
+        [shell, "-c", '"$@"; exit $?', "sh", sys.executable, tmp_path / "deepspeed", *node_launcher],
+        env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+    )
+    stranger.kill()
+    stranger.wait()
+    assert found.stdout == "{'localhost': 2} 2 Runner(hostfile=None, takes_part=False)\n", found.stderr
+
+
+def test_the_first_process_of_a_container_was_launched_by_nothing() -> None:
+    command = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", FOUND]
+    found = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
+    if "unshare failed" in found.stderr:
+        pytest.skip(f"a process cannot have its own numbering here: {found.stderr.strip()}")
+    assert found.stdout == "None 0 None\n", found.stderr

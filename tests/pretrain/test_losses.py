@@ -38,7 +38,7 @@ def test_gamma_zero_focal_is_cross_entropy() -> None:
     assert torch.allclose(ours, torch.nn.functional.cross_entropy(logits, target, reduction="none"), atol=1e-12)
 
 
-@pytest.mark.parametrize("gamma", [1.0, 4.0])
+@pytest.mark.parametrize("gamma", [0.5, 1.0, 4.0])
 def test_focal_loss_is_the_formula(gamma: float) -> None:
     expected = [-((1 - p) ** gamma) * math.log(p) for p in PROBABILITIES]
     assert focal_loss(log_p(), gamma).tolist() == pytest.approx(expected, rel=1e-9)
@@ -57,9 +57,9 @@ def test_focal_gradient_flows_through_both_factors() -> None:
     assert x.grad.item() == pytest.approx(2 * (1 - p) * p * -0.7 - (1 - p) ** 2, rel=1e-9)
 
 
-@pytest.mark.parametrize("gamma", [0.0, 1.0, 4.0, "piecewise"])
+@pytest.mark.parametrize("gamma", [0.0, 1e-9, 0.5, 0.99, 1.0, 4.0, "piecewise"])
 def test_focal_loss_and_gradient_stay_finite_where_the_generator_is_sure(gamma: float) -> None:
-    x = torch.tensor([0.0, -1e-8, -90.0], requires_grad=True)
+    x = torch.tensor([0.0, -1e-42, -1e-8, -90.0], requires_grad=True)
     focal_loss(x, gamma).sum().backward()
     assert x.grad is not None
     assert torch.isfinite(x.grad).all()

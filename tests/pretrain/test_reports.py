@@ -53,6 +53,23 @@ def watched(run: Run) -> Path:
     return run("hp_loss", "histogram_every=2")
 
 
+def test_distributions_and_histograms_are_of_their_step_alone_whatever_fell_due_before(run: Run, watched: Path) -> None:
+    """With `histogram_every` no divisor of `log_every`, as with it equal: the same values, bit by bit."""
+    crossed = run("hp_loss", "log_every=3", "histogram_every=2")
+    expected = {record["step"]: record for record in read_records(watched, "train")}
+    records = read_records(crossed, "train")
+    assert [record["step"] for record in records] == [3, 6]
+    for record in records:
+        for name in ("max_probability", "entropy", "auc_all", "ratio_p99", "estimate_correlation"):
+            assert record[name] == expected[record["step"]][name], name
+    for name in ("max_probability/p_S", "logit/original"):
+        ours, theirs = (
+            {event.step: list(event.histogram_value.bucket) for event in board_of(folder).Histograms(f"train/{name}")}
+            for folder in (crossed, watched)
+        )
+        assert ours == theirs
+
+
 def board_of(folder: Path) -> Any:
     board = EventAccumulator(str(folder / "tensorboard"), size_guidance={"tensors": 0, "histograms": 0})
     board.Reload()

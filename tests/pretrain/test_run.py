@@ -55,6 +55,16 @@ def test_sequences_longer_than_the_model_are_refused(shards_folder: Path, tmp_pa
         make_plan(options(shards_folder, tmp_path, set=("model.max_positions=16",)))
 
 
+@pytest.mark.parametrize("place", ["file", "file/below/it"])
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_an_output_that_can_be_no_folder_is_refused_before_anything_starts(
+    place: str, dry_run: bool, shards_folder: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=f"output: got {tmp_path / place}, .* but {tmp_path}/file is none"):
+        main(options(shards_folder, tmp_path / place, dry_run=dry_run))
+
+
 def test_an_unknown_deepspeed_key_is_refused_by_name(shards_folder: Path, tmp_path: Path) -> None:
     path = tmp_path / "typo.json"
     config = json.loads((REPOSITORY / "ds_configs/zero1_bf16.json").read_text())

@@ -1,6 +1,7 @@
 """Claims about the run folder: a run goes on as the same run, or not at all."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from data_prep.config import ConfigError
 from pretrain.config import with_overrides
 from pretrain.presets import PRESETS
-from pretrain.run_folder import RunDescription, describe, read_run, require_same_run, write_run
+from pretrain.run_folder import RunDescription, describe, read_run, require_folder, require_same_run, write_run
 from pretrain.shards import Shards
 
 
@@ -76,3 +77,20 @@ def test_a_run_of_one_folder_written_before_folders_could_mix_is_the_same_run(
     path.write_text(json.dumps(values | {"data": values["data"][0]}))
     require_same_run(tmp_path / "run", description)
     assert read_run(tmp_path / "run") == description
+
+
+def test_a_folder_that_cannot_be_made_is_refused_and_another_is_not_made(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
+    for output in ("file", "file/deep/er", "dangling"):
+        with pytest.raises(ConfigError, match=r"output: got .*, expected a folder, but .* is none; name another"):
+            require_folder(tmp_path / output)
+    require_folder(tmp_path / "new" / "folder")
+    require_folder(tmp_path)
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.skipif(os.access("/proc/sys", os.W_OK), reason="here root may write anywhere")
+def test_a_folder_that_cannot_be_written_to_is_refused() -> None:
+    with pytest.raises(ConfigError, match="output: got /proc/sys/out, but /proc/sys cannot be written to"):
+        require_folder(Path("/proc/sys/out"))

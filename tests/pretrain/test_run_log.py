@@ -35,6 +35,7 @@ def test_a_resumed_run_forgets_what_was_logged_after_its_checkpoint(tmp_path: Pa
     log.close()
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"kind": "train", "st')  # torn by a kill
+    assert [record["step"] for record in read_records(tmp_path, "train")] == [10, 20, 30]  # before any resume too
     RunLog(tmp_path, step=20, total_steps=100).close()
     assert [record["step"] for record in read_records(tmp_path, "train")] == [10, 20]
     assert all(json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines())

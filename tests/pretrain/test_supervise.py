@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from data_prep.config import ConfigError
+from pretrain.run import RunOptions, make_plan
+from pretrain.run_folder import write_run
 from pretrain.supervise import run_folder_of
 from tests.pretrain.conftest import free_port
 from tests.pretrain.test_train import finished, losses, run_arguments, wait_for_step
@@ -45,6 +47,24 @@ def test_failures_are_run_again_up_to_the_limit_and_nothing_else_is(
     if code == 1:
         assert "restart 2 of 2, from the start" in output and "gave up after 2 restarts" in output
         assert output.count("    start 1\n") == 1, "the last lines of what failed"
+
+
+@pytest.mark.parametrize(("ending", "code"), [("sys.exit(2)", 2), ("sys.exit(1)", 0), ("sys.exit(75)", 0)])
+def test_once_the_last_step_is_saved_only_a_command_that_was_refused_is_no_success(
+    ending: str, code: int, tmp_path: Path, launch: Launch, shards_folder: Path
+) -> None:
+    plan = make_plan(RunOptions(preset="tiny", data=(shards_folder,), output=tmp_path))
+    write_run(tmp_path, plan.description, plan.deepspeed)
+    (tmp_path / "checkpoints" / f"step-{plan.run.optim.steps:08}").mkdir(parents=True)
+    finished(supervise(launch, *counting(tmp_path, ending)), code)
+    assert (tmp_path / "starts").read_text() == "x"
+
+
+@pytest.mark.parametrize("program", ["no/such/deepspeed", "README.md"])
+def test_a_launcher_that_cannot_be_started_is_one_clear_line(program: str, tmp_path: Path, launch: Launch) -> None:
+    output = finished(supervise(launch, program, "pretrain/run.py", "--output", tmp_path / "run"), code=2)
+    assert output.startswith(f"supervise.py: error: command: cannot start '{program}' (")
+    assert output.count("\n") == 1
 
 
 def test_a_code_of_0_before_the_last_step_is_no_success(tmp_path: Path, launch: Launch) -> None:

@@ -13,8 +13,13 @@ import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from data_prep.command_line import parse_options
+from pretrain.processes import start_processes
+from pretrain.run import RunOptions, build_training, make_plan
 from pretrain.run_log import flat, read_records
-from pretrain.train import Due
+from pretrain.stragglers import OwnTime
+from pretrain.train import Due, train
+from pretrain.watchdog import Watchdog
 from tests.pretrain.zero_worker import OBJECTIVES, ONE_RANK, TWO_RANKS
 
 Launch = Callable[..., subprocess.Popen[str]]
@@ -132,6 +137,26 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_names_step_and_samples(
     named = json.loads((folder / "nonfinite-step-0.json").read_text())
     assert len(named["sequences"]) == 8
     assert not (folder / "checkpoints").exists()
+
+
+def test_alone_a_rank_is_compared_with_no_other_and_its_own_time_starts_anew_at_each_line(
+    shards_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the events that time its forwards on a GPU would pile up to the end of the run."""
+    steps = []
+
+    class Told(OwnTime):
+        def end(self) -> dict[str, float]:
+            steps.append(self._steps)
+            return super().end()
+
+    monkeypatch.setattr("pretrain.train.OwnTime", Told)
+    arguments = run_arguments(shards_folder, tmp_path, "optim.steps=6", "optim.warmup_steps=1", "log_every=4")
+    plan, world = make_plan(parse_options(RunOptions, None, [*map(str, arguments[1:])])), start_processes()
+    with Watchdog(world, 120, plan.folder) as watchdog:
+        assert train(build_training(plan, world, watchdog)) == 0
+    assert steps == [4, 2]
+    assert not {"slowest_rank", "slowest_rank_seconds"} & set().union(*read_records(tmp_path, "train"))
 
 
 @pytest.fixture(scope="module")

@@ -68,6 +68,23 @@ def test_the_error_of_one_rank_ends_the_others_with_its_words(tmp_path: Path) ->
     assert "Traceback" in ended(processes[1], within=6 * HANG_TIMEOUT)
 
 
+@pytest.mark.long
+def test_a_job_that_torchrun_starts_again_does_not_end_of_what_ended_it_before(tmp_path: Path) -> None:
+    launcher = ["-m", "torch.distributed.run", "--nproc_per_node=2", "--max_restarts=1", f"--master_port={free_port()}"]
+    job = subprocess.Popen(
+        [sys.executable, *launcher, "tests/pretrain/watchdog_worker.py", "raises once", tmp_path],
+        cwd=REPOSITORY,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    said = ended(job, within=120)
+    assert job.returncode == 0, said
+    assert "OSError: no space left on device" in said
+    assert said.count("came as far in peace") == 2
+
+
 @pytest.mark.parametrize(("how", "code"), [("stops", 75), ("never stops", 1)])
 def test_a_rank_does_not_outlive_what_launched_it(how: str, code: int, tmp_path: Path) -> None:
     script = f'"$@" & echo $! > {tmp_path}/rank; wait'

@@ -31,7 +31,7 @@ def misbehave(how: str) -> None:
         os.kill(os.getpid(), signal.SIGSTOP)
     elif how == "holds Python's lock":
         re.match(r"(a+)+$", "a" * 60 + "b")
-    elif how == "raises":
+    elif how in ("raises", "raises once"):
         raise OSError("no space left on device")
 
 
@@ -42,6 +42,9 @@ def main(how: str, folder: Path) -> None:
     with Watchdog(world, HANG_TIMEOUT, folder) as watchdog:
         for step in range(1000):
             watchdog.step_done(step)
+            if step == BAD_STEP and how == "raises once" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "1":
+                print("came as far in peace", flush=True)
+                leave(0)
             if step == BAD_STEP and world.rank == 1:
                 misbehave(how)
             if step == BAD_STEP and how == "raises":
