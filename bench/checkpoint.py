@@ -7,19 +7,24 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 if not __package__:  # run as a script: import from the repository, never from the script's own folder
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
+from bench.batches import MASK, VOCABULARY
+from bench.models import CONFIGS, new_engine
+from bench.timing import seconds_of
 from data_prep.command_line import run_command
 from data_prep.config import StrictConfig
+from pretrain.checkpoint import load, newest_valid, save
+from pretrain.electra import Electra
+from pretrain.engine import Engine
+from pretrain.presets import preset
+from pretrain.processes import start_processes
 
-REPOSITORY = Path(__file__).resolve().parents[1]
-VOCABULARY, MASK = 30_522, 103  # BERT's
 REPEATS = 3
 CONVERTER = "from deepspeed.checkpoint.ds_to_universal import main, parse_arguments; main(parse_arguments())"
 
@@ -32,8 +37,6 @@ class Options(StrictConfig):
 
 
 def main(options: Options) -> int:
-    from pretrain.checkpoint import load, newest_valid, save
-
     engine = build_engine(options.preset)
     state = engine.full_state()
     with tempfile.TemporaryDirectory() as name:
@@ -77,32 +80,17 @@ def main(options: Options) -> int:
 def report(
     what: str, save: Callable[[], object], load: Callable[[], object], folder: Path, repeats: int = REPEATS
 ) -> None:
-    saving = min(seconds(save) for _ in range(repeats))
-    loading = min(seconds(load) for _ in range(REPEATS))
+    saving = min(seconds_of(save) for _ in range(repeats))
+    loading = min(seconds_of(load) for _ in range(REPEATS))
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     print(f"{what:<42} save {saving:6.2f} s   load {loading:6.2f} s   {size / 1e6:8.1f} MB", flush=True)
 
 
-def seconds(action: Callable[[], object]) -> float:
-    started = time.perf_counter()
-    action()
-    return time.perf_counter() - started
-
-
-def build_engine(preset: str) -> Any:
+def build_engine(name: str) -> Engine:
     """The preset's model under its engine, with Adam's state."""
-    from pretrain.deepspeed_config import resolve
-    from pretrain.electra import Electra
-    from pretrain.engine import Engine
-    from pretrain.optim import parameter_groups
-    from pretrain.presets import PRESETS
-    from pretrain.processes import start_processes
-
-    run = PRESETS[preset].run
+    run = preset(name).run
     model = Electra(run.model, run.objective, VOCABULARY, MASK)
-    path = REPOSITORY / "ds_configs" / "zero1_fp32.json"
-    config = resolve(path, batch_size=run.batch_size, world_size=1, device_type="cpu", optim=run.optim)
-    return Engine(model, parameter_groups(model, run.optim.weight_decay), config, start_processes())
+    return new_engine(model, run, CONFIGS / "zero1_fp32.json", run.batch_size, start_processes())
 
 
 if __name__ == "__main__":

@@ -1,13 +1,14 @@
 """A contender of bench/step.py: a process that makes one training step whenever it is told to."""
 
 import json
-import resource
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from threading import Timer
 from typing import Any, Literal, get_args
 
 import torch
@@ -16,17 +17,16 @@ from pydantic import Field
 from bench.batches import MASK, VOCABULARY, random_batch
 from bench.collectives import Collectives
 from bench.matrix_rate import DTYPES
+from bench.memory import peak_mb
+from bench.models import CONFIGS, new_engine
 from bench.timing import seconds_of
 from data_prep.config import StrictConfig
 from pretrain.config import RunConfig
 from pretrain.data import Batch
-from pretrain.deepspeed_config import resolve
 from pretrain.electra import Electra
-from pretrain.engine import Engine
 from pretrain.estimates import flops_per_token
 from pretrain.masked_lm import masked_states
 from pretrain.models import compile_layers
-from pretrain.optim import parameter_groups
 from pretrain.presets import preset, with_objective
 from pretrain.processes import World, start_processes
 
@@ -55,7 +55,7 @@ class StepOptions(StrictConfig):
 
 
 class Contender:
-    """The parent's side."""
+    """The parent's side: a process that may end before its time, and then says so in `ended`."""
 
     def __init__(self, name: str, options: StepOptions) -> None:
         command = [sys.executable, str(REPOSITORY / "bench/step.py"), "--serve", name]
@@ -63,32 +63,44 @@ class Contender:
             command += [f"--{option}", str(getattr(options, option))]
         self.name = name
         self.seconds: list[float] = []
+        self.said: dict[str, Any] = {}
+        """What it last said of itself: `about`, and at its end the seconds of its `parts`."""
+        self.ended = ""
+        self._started = time.monotonic()
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def warm_up(self, limit: float) -> None:
+        """The first step, in which it starts and compiles; ended where that takes longer than `limit` seconds."""
+        timer = Timer(limit, self._process.kill)
+        timer.start()
+        self._ask("step")
+        timer.cancel()
 
     def steps(self, count: int) -> None:
         """So many at a stretch, as in training; the first, for which memory and caches come back, is not counted."""
-        self.seconds += [self._ask("step")["seconds"] for _ in range(count)][1:]
+        taken = [self.said["seconds"] for _ in range(count) if self._ask("step")]
+        self.seconds += taken[1:]
 
     def finish(self) -> None:
-        """Ends the process; what it says of itself is there from now on."""
-        said = self._ask("finish")
-        self.machine: str = said["machine"]
-        self.peak_mb: float = said["peak_mb"]
-        self.flops: float = said["flops"]
-        """Operations of a step."""
-        self.parts: dict[str, float] = said["parts"]
-        """Seconds of a step; empty of a peer."""
+        """Ends the process; one of ours first says where its time goes."""
+        if self.name in OURS:
+            self._ask("parts")
         self._process.communicate()
 
-    def _ask(self, question: str) -> dict[str, Any]:
+    def _ask(self, question: str) -> bool:
+        """Whether there was an answer; it is in `said`."""
         assert self._process.stdin and self._process.stdout
+        if self.ended:
+            return False
         with suppress(BrokenPipeError):
             self._process.stdin.write(question + "\n")
             self._process.stdin.flush()
             for line in self._process.stdout:
                 if line.startswith(MARK):
-                    return json.loads(line.removeprefix(MARK))
-        raise RuntimeError(f"{self.name} ended with {self._process.wait()}; its own words are above")
+                    self.said |= json.loads(line.removeprefix(MARK))
+                    return True
+        self.ended = f"ended with {self._process.wait()} after {time.monotonic() - self._started:.0f} s"
+        return False
 
 
 def serve(name: str, options: StepOptions) -> None:
@@ -102,9 +114,9 @@ def serve(name: str, options: StepOptions) -> None:
     step = peer(run, batch, options, compiled) if name in PEERS else ours(run, batch, options, compiled)
     for question in sys.stdin:
         if question.strip() == "step":
-            answer: dict[str, Any] = {"seconds": seconds_of(step)}
+            answer: dict[str, Any] = {"seconds": seconds_of(step)} | about(run, batch, options)
         else:
-            answer = about(run, batch, options) | {"parts": {} if name in PEERS else parts(run, batch, options, step)}
+            answer = {"parts": parts(run, batch, options, step)}
         print(MARK + json.dumps(answer), flush=True)
 
 
@@ -122,33 +134,30 @@ class EngineStep:
     """Our step under DeepSpeed's engine, ZeRO-1."""
 
     def __init__(self, run: RunConfig, batch: Batch, options: StepOptions, world: World, compiled: bool) -> None:
-        self.batch = batch
+        self.batch, self.compiled = batch, compiled
         self.updating: list[float] = []
-        model = Electra(run.model, run.objective, VOCABULARY, MASK)
-        if compiled:
-            compile_layers(model)
-        resolved = resolve(
-            REPOSITORY / f"ds_configs/zero1_{options.dtype}.json",
-            batch_size=options.batch_size,
-            world_size=1,
-            device_type=world.device.type,
-            optim=run.optim,
-        )
-        self.engine = Engine(model, parameter_groups(model, run.optim.weight_decay), resolved, world)
+        config = CONFIGS / f"zero1_{options.dtype}.json"
+        self.engine = new_engine(new_model(run, compiled), run, config, options.batch_size, world)
 
     def __call__(self) -> None:
         self.engine.backward(self.engine.forward(self.batch).loss)
         self.updating.append(seconds_of(lambda: self.engine.step(LEARNING_RATE)))
 
 
+def new_model(run: RunConfig, compiled: bool) -> Electra:
+    model = Electra(run.model, run.objective, VOCABULARY, MASK)
+    if compiled:
+        compile_layers(model)
+    return model
+
+
 def about(run: RunConfig, batch: Batch, options: StepOptions) -> dict[str, Any]:
     """The machine, the process's peak memory, the operations of a step."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
     machine = f"{torch.get_num_threads()} threads, torch {torch.__version__}"
     if torch.cuda.is_available():
-        peak, machine = torch.cuda.max_memory_allocated() / 1e6, torch.cuda.get_device_name()
+        machine = torch.cuda.get_device_name()
     per_token = flops_per_token(run.model, run.objective, VOCABULARY, options.seq_length)
-    return {"machine": machine, "peak_mb": peak, "flops": per_token * batch.token_count}
+    return {"machine": machine, "peak_mb": peak_mb(), "flops": per_token * batch.token_count}
 
 
 def parts(run: RunConfig, batch: Batch, options: StepOptions, step: Callable[[], None]) -> dict[str, float]:
@@ -159,8 +168,7 @@ def parts(run: RunConfig, batch: Batch, options: StepOptions, step: Callable[[],
     """
     assert isinstance(step, EngineStep)
     device = batch.input_ids_BL.device
-    model = Electra(run.model, run.objective, VOCABULARY, MASK).to(device, DTYPES[options.dtype])
-
+    model = new_model(run, step.compiled).to(device, DTYPES[options.dtype])
     tokens_BK = batch.input_ids_BL.gather(1, batch.masked_positions_BK)
     works: list[Callable[[], torch.Tensor]] = [
         lambda: model(batch).loss,

@@ -24,16 +24,15 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bench.batches import MASK, VOCABULARY, random_batch
+from bench.matrix_rate import DTYPES
+from bench.models import CONFIGS, new_engine
 from bench.timing import seconds_of
 from data_prep.command_line import run_command
 from data_prep.config import StrictConfig
 from pretrain.config import RunConfig
 from pretrain.data import Batch, BatchPlan, TrainingBatches
-from pretrain.deepspeed_config import resolve
 from pretrain.electra import Electra
-from pretrain.engine import Engine
 from pretrain.estimates import precision_of
-from pretrain.optim import parameter_groups
 from pretrain.presets import preset
 from pretrain.processes import World, start_processes
 from pretrain.shards import open_shards
@@ -55,7 +54,7 @@ class EngineOptions(StrictConfig):
     """sequences a step"""
     seq_length: int = Field(128, ge=8)
     """word pieces a sequence"""
-    deepspeed_config: Path = Path(__file__).resolve().parents[1] / "ds_configs/zero1_fp32.json"
+    deepspeed_config: Path = CONFIGS / "zero1_fp32.json"
     """precision, stage"""
     data: Path | None = None
     """shards to read in the background"""
@@ -91,7 +90,7 @@ def new_model(run: RunConfig, vocabulary: int) -> Electra:
 def hand_step(model: Electra, run: RunConfig, options: EngineOptions, world: World) -> Step:
     """By PyTorch alone, in the precision of the engine."""
     wanted = precision_of(json.loads(options.deepspeed_config.read_text()))
-    model = model.to(world.device, {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[wanted])
+    model = model.to(world.device, DTYPES[wanted])
     pairs = [(weight, weight.detach().float()) for weight in model.parameters()]  # one memory where it is in fp32
     masters = [master for _, master in pairs]
     optimizer = torch.optim.AdamW(masters, lr=LEARNING_RATE, weight_decay=run.optim.weight_decay, eps=1e-6, fused=True)
@@ -113,14 +112,7 @@ def hand_step(model: Electra, run: RunConfig, options: EngineOptions, world: Wor
 
 def engine_step(model: Electra, run: RunConfig, options: EngineOptions, world: World) -> Step:
     """The same under DeepSpeed."""
-    resolved = resolve(
-        options.deepspeed_config,
-        batch_size=options.batch_size,
-        world_size=1,
-        device_type=world.device.type,
-        optim=run.optim,
-    )
-    engine = Engine(model, parameter_groups(model, run.optim.weight_decay), resolved, world)
+    engine = new_engine(model, run, options.deepspeed_config, options.batch_size, world)
 
     def step(batch: Batch) -> None:
         engine.backward(engine.forward(batch).loss)

@@ -10,7 +10,6 @@ turns. The model is randomly initialised, or --model.
 
 import json
 import os
-import resource
 import statistics
 import subprocess
 import sys
@@ -125,6 +124,7 @@ def take_turns(options: FinetuneBenchOptions, task: str, model: Path) -> dict[st
 
 def train_once(options: FinetuneBenchOptions) -> Training:
     """One training by the contender named, in this process, which imports nothing of the other's."""
+    from bench.memory import peak_mb
     from finetune.model_folder import open_model
 
     assert options.model
@@ -208,14 +208,6 @@ def train_theirs(
         trainer, seconds = train_peer(model.path, tokenizer, rows, settings, Path(output), seed=1)
         answers = trainer.predict(classification_rows(dev)).predictions.argmax(1)
         return seconds, matthews(np.array(dev.targets), answers)
-
-
-def peak_mb() -> float:
-    import torch
-
-    if torch.cuda.is_available():
-        return torch.cuda.max_memory_allocated() / 2**20
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
 
 
 def report(task: str, found: dict[str, list[Training]], options: FinetuneBenchOptions) -> None:

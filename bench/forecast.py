@@ -12,8 +12,9 @@ from pretrain.config import RunConfig
 from pretrain.estimates import flops_per_token, least_traffic
 
 DAY = 86_400.0
-KERNELS = 2_000
-"""Of a step's forward and backward: what PyTorch dispatches for `hp_loss`, views apart (small 2,014, base 2,056)."""
+KERNELS = 3_433
+"""Of a whole step of small under the engine, 16 x 128, bf16, ZeRO-1: what PyTorch is asked for, views apart (base:
+3,816), as `bench/engine.py` counts it, alone and on a CPU, without `pretrain/half_precision.py`, which is for CPUs."""
 LAUNCH = 5e-6
 """Seconds to launch one in eager mode: assumed. CUDA graphs and fused kernels take less."""
 

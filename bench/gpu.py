@@ -3,8 +3,9 @@
     python bench/gpu.py --output bench/results/h200 [--device cpu]
 
 Each part is a process of its own with its share of the time: one that fails or stands still is recorded and ended, and
-the others go on. Ends with 1 if any check or part failed. With `--device cpu` it goes as far as it can on tiny shapes
-and says what it skipped. Tables and profile are in bf16, for an A100 or later.
+the others go on; `results.json` keeps what each had found by then. Ends with 1 if any check or part failed. With
+`--device cpu` it goes as far as it can on tiny shapes and says what it skipped. Tables and profile are in bf16, for an
+A100 or later.
 """
 
 import json
@@ -25,6 +26,7 @@ from pydantic import Field
 
 from data_prep.command_line import HIDDEN, run_command
 from data_prep.config import StrictConfig
+from data_prep.shards import write_atomically
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 STEP = (sys.executable, "bench/step.py")
@@ -37,6 +39,8 @@ STEP_OPTIONS = {
     "cuda": ("--dtype", "bf16", "--steps", "10"),
     "cpu": ("--steps", "1", "--contenders", "eager", "electra", "hp_loss", "hp_dist"),  # compiling takes a minute
 }
+WARM_UP_SHARE = 0.6
+"""A contender that starts and compiles for longer is left out, so that the others are timed."""
 CHECKS, RESULTS, LOG = "checks.json", "results.json", "log.txt"
 
 PartName = Literal["checks", "step", "profile"]
@@ -49,7 +53,7 @@ class GpuOptions(StrictConfig):
     """folder for what was seen"""
     device: Literal["cuda", "cpu"] = "cuda"
     """cpu: tiny shapes, no speed"""
-    minutes: float = Field(9.5, gt=0)
+    minutes: float = Field(8.5, gt=0)
     """after which nothing runs any more"""
     parts: tuple[PartName, ...] = ("checks", "step", "profile")
     """of the whole, in this order"""
@@ -64,6 +68,10 @@ class Part(NamedTuple):
     command: tuple[str, ...]
     share: float
     """Of the whole; what is left of one part is there for the next."""
+    product: str | None = None
+    """JSON file in the output folder that holds what it has found so far."""
+    warm_up_share: float = 0.0
+    """Of its seconds: what bench/step.py is told to allow for the contenders' first step."""
 
 
 def main(options: GpuOptions) -> int:
@@ -72,16 +80,16 @@ def main(options: GpuOptions) -> int:
         from bench.gpu_profile import run_profile
 
         return {"checks": run_checks, "profile": run_profile}[options.inside](options.device, options.output)
-    options.output.mkdir(parents=True, exist_ok=True)
-    (options.output / CHECKS).unlink(missing_ok=True)
+    output = options.output.resolve()
+    output.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + 60 * options.minutes
     results: dict[str, Any] = {"command": " ".join(sys.argv), "machine": machine(options.device), "parts": {}}
-    with (options.output / LOG).open("w") as log:
+    with (output / LOG).open("w") as log:
         for part, seconds in with_seconds(list(chosen_parts(options)), deadline):
             print(f"{part.name}: at most {seconds:.0f} s", flush=True)
-            results["parts"][part.name] = run_part(part, seconds, log)
-            write_results(options.output, results)
-    print((options.output / LOG).read_text())
+            results["parts"][part.name] = run_part(part, seconds, output, log)
+            write_atomically(output / RESULTS, json.dumps(results, indent=1).encode() + b"\n")
+    print((output / LOG).read_text())
     failed = failures(results)
     print("failed: " + ", ".join(failed) if failed else "nothing failed")
     return 1 if failed else 0
@@ -89,14 +97,17 @@ def main(options: GpuOptions) -> int:
 
 def chosen_parts(options: GpuOptions) -> Iterator[Part]:
     """Correctness, the tables, the profile."""
-    inside = (sys.executable, "bench/gpu.py", "--device", options.device, "--output", str(options.output), "--inside")
-    if "checks" in options.parts:
-        yield Part("checks", (*inside, "checks"), 0.3)
-    if "step" in options.parts:
-        for name, length, batch_size in STEP_SHAPES[options.device]:
-            shape = ("--preset", name, "--seq_length", str(length), "--batch_size", str(batch_size))
-            yield Part(f"step {name} {length}", (*STEP, *shape, *STEP_OPTIONS[options.device]), 0.14)
-    if "profile" in options.parts:
+    names, device, output = options.parts, options.device, options.output.resolve()  # they run in another folder
+    inside = (sys.executable, "bench/gpu.py", "--device", device, "--output", str(output), "--inside")
+    if "checks" in names:
+        yield Part("checks", (*inside, "checks"), 0.3, CHECKS)
+    if "step" in names:
+        for preset, length, batch_size in STEP_SHAPES[device]:
+            product = f"step-{preset}-{length}.json"
+            shape = ("--preset", preset, "--seq_length", str(length), "--batch_size", str(batch_size))
+            command = (*STEP, *shape, *STEP_OPTIONS[device], "--output", str(output / product))
+            yield Part(f"step {preset} {length}", command, 0.14, product, WARM_UP_SHARE)
+    if "profile" in names:
         yield Part("profile", (*inside, "profile"), 0.14)
 
 
@@ -107,20 +118,33 @@ def with_seconds(parts: list[Part], deadline: float) -> Iterator[tuple[Part, flo
         yield part, max(1.0, share * (deadline - time.monotonic()))
 
 
-def run_part(part: Part, seconds: float, log: Any) -> dict[str, Any]:
-    """Runs it to its end or for so many seconds; its output goes into the log."""
-    log.write(f"\n== {part.name}: {' '.join(part.command[1:])}\n")
+def run_part(part: Part, seconds: float, output: Path, log: Any) -> dict[str, Any]:
+    """Runs it to its end or for so many seconds; its words go into the log, what it found into the answer."""
+    command = part.command
+    if part.warm_up_share:
+        command += ("--warm_up_seconds", f"{part.warm_up_share * seconds:.1f}")
+    if part.product:
+        (output / part.product).unlink(missing_ok=True)
+    log.write(f"\n== {part.name}: {' '.join(command[1:])}\n")
     log.flush()
     started = time.monotonic()
-    process = subprocess.Popen(part.command, cwd=REPOSITORY, stdout=log, stderr=log, start_new_session=True)
+    code = exit_of(command, seconds, log)
+    ended = {"command": " ".join(command[1:]), "exit": code, "seconds": round(time.monotonic() - started, 1)}
+    if part.product and (output / part.product).exists():
+        ended["found"] = json.loads((output / part.product).read_text())
+    return ended
+
+
+def exit_of(command: tuple[str, ...], seconds: float, log: Any) -> int | str:
+    """Its exit code, or that it was ended."""
+    process = subprocess.Popen(command, cwd=REPOSITORY, stdout=log, stderr=log, start_new_session=True)
     try:
-        code: int | str = process.wait(seconds)
+        return process.wait(seconds)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)  # with what it started
         process.wait()
-        code = f"ended after {seconds:.0f} s"
-        log.write(f"{code}\n")
-    return {"command": " ".join(part.command[1:]), "exit": code, "seconds": round(time.monotonic() - started, 1)}
+        log.write(f"ended after {seconds:.0f} s\n")
+        return f"ended after {seconds:.0f} s"
 
 
 def machine(device: str) -> dict[str, Any]:
@@ -131,18 +155,11 @@ def machine(device: str) -> dict[str, Any]:
     return {"device": name, "torch": torch.__version__, "cuda": torch.version.cuda, "python": platform.python_version()}
 
 
-def write_results(folder: Path, results: dict[str, Any]) -> None:
-    """So far: what comes later may not come."""
-    checks = folder / CHECKS
-    whole = results | ({"checks": json.loads(checks.read_text())} if checks.exists() else {})
-    results |= whole
-    (folder / RESULTS).write_text(json.dumps(whole, indent=1) + "\n")
-
-
 def failures(results: dict[str, Any]) -> list[str]:
     """Names of the parts and checks that failed."""
     parts = [name for name, part in results["parts"].items() if part["exit"] != 0]
-    return parts + [check["name"] for check in results.get("checks", ()) if check["outcome"] == "failed"]
+    checks = results["parts"].get("checks", {}).get("found", ())
+    return parts + [check["name"] for check in checks if check["outcome"] == "failed"]
 
 
 if __name__ == "__main__":

@@ -5,7 +5,9 @@ from pathlib import Path
 import torch
 
 from bench.batches import MASK
-from bench.gpu_checks import engine_step, new_batch, new_engine, setting
+from bench.gpu_checks import engine_step
+from bench.gpu_setting import new_batch, setting
+from bench.models import CONFIGS, new_engine
 from pretrain.electra import Electra
 from pretrain.presets import preset, with_objective
 
@@ -20,7 +22,8 @@ def run_profile(device: str, output: Path) -> int:
     torch.manual_seed(0)
     objective = with_objective(where.run, "hp_loss")
     model = Electra(objective.model, objective.objective, where.vocabulary, MASK)
-    engine, batch = new_engine(where, model, "zero1_bf16"), new_batch(where)
+    engine = new_engine(model, where.run, CONFIGS / "zero1_bf16.json", where.batch_size, where.world)
+    batch = new_batch(where)
     for _ in range(2):
         engine_step(engine, batch)
     activities = [torch.profiler.ProfilerActivity.CPU]

@@ -7,11 +7,9 @@ trains is the preset `tiny` with plain ELECTRA's objective, the fastest there is
 """
 
 import os
-import statistics
 import sys
 import tempfile
-import time
-from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 
 if not __package__:  # run as a script: import from the repository, never from the script's own folder
@@ -21,6 +19,7 @@ import numpy as np
 import torch
 from pydantic import Field
 
+from bench.timing import median_seconds
 from data_prep.build_shards import BuildOptions
 from data_prep.build_shards import main as build_shards
 from data_prep.command_line import run_command
@@ -64,8 +63,9 @@ def report(folder: Path, options: LoaderOptions) -> None:
     tokens = options.batch_size * shards.manifest.seq_length
     parts = [part for batch in batches.step(0) for part in batch if isinstance(part, torch.Tensor)]
     size = sum(part.nbytes for part in parts)
-    reading = tokens / median_seconds(batches.step, options.steps)
-    copying = tokens / median_seconds(lambda step: [part.clone() for part in parts], options.steps)
+    steps = map(batches.step, count())
+    reading = tokens / median_seconds(lambda: next(steps), options.steps)
+    copying = tokens / median_seconds(lambda: [part.clone() for part in parts], options.steps)
     print(f"{folder}: {len(shards):,} sequences of {shards.manifest.seq_length}; {size / 1e6:.1f} MB of tensors a step")
     print(f"  one process reads {reading / 1e6:8.1f} million tokens/s")
     print(
@@ -86,23 +86,12 @@ def training_seconds(batch: Batch, shards: Shards) -> float:
     model = Electra(run.model, objective, shards.manifest.vocab_size, shards.manifest.special_tokens.mask).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
 
-    def step(number: int) -> None:
+    def step() -> None:
         model(batch.to(device)).loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        if device.type == "cuda":
-            torch.cuda.synchronize()
 
     return median_seconds(step, TRAINING_STEPS)
-
-
-def median_seconds(step: Callable[[int], object], steps: int) -> float:
-    seconds = []
-    for number in range(steps + 1):
-        started = time.perf_counter()
-        step(number)
-        seconds.append(time.perf_counter() - started)
-    return statistics.median(seconds[1:])
 
 
 def random_shards(folder: Path) -> Path:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from data_prep.config import ConfigError
 from data_prep.manifest import load_manifest
 from data_prep.shards import IndexedFile, write_atomically
 from finetune.records import FILE_NAME, read_records
@@ -74,7 +75,11 @@ def run_name(method: str, seed: int) -> str:
 
 
 def write_report(output: Path, seeds: Sequence[int]) -> None:
-    """Writes `replication.md` and `replication.png` from what lies in `output`."""
+    """Writes `replication.md` and `replication.png` from what lies in `output`.
+
+    Raises:
+        ConfigError: an evaluation there was written by an older version.
+    """
     from bench.replication_figure import draw
 
     found = read_replication(output, tuple(seeds))
@@ -83,16 +88,35 @@ def write_report(output: Path, seeds: Sequence[int]) -> None:
 
 
 def read_replication(output: Path, seeds: tuple[int, ...]) -> Replication:
-    """Reads the evaluations and the probes of all runs."""
+    """Reads the evaluations and the probes of all runs.
+
+    Raises:
+        ConfigError: an evaluation was written by an older version.
+    """
     pairs = [(method, seed) for seed in seeds for method in METHODS]
+    crossings = {seed: read_crossing(output / "evaluation" / f"seed{seed}" / "crossing.json") for seed in seeds}
     metrics = {pair: _read(output / "runs" / run_name(*pair) / "evaluation" / "metrics.json") for pair in pairs}
-    crossings = {seed: _read(output / "evaluation" / f"seed{seed}" / "crossing.json") for seed in seeds}
     probes: dict[tuple[str, int, str], list[float]] = {}
     for method, seed in pairs:
         for record in read_records(output / "probes" / run_name(method, seed) / FILE_NAME):
             score = record.last["dev"][PROBE_METRICS[record.run.task]]
             probes.setdefault((method, seed, record.run.task), []).append(score)
     return Replication(seeds, unigram_entropy(output / "shards" / "held_out"), metrics, crossings, probes)
+
+
+def read_crossing(path: Path) -> dict[str, Any]:
+    """The runs of a seed, crossed.
+
+    Raises:
+        ConfigError: written by a version that named its measures otherwise.
+    """
+    crossing = _read(path)
+    if missing := [measure for measure in MEASURES if not all(measure in found for found in crossing["entries"])]:
+        raise ConfigError(
+            f"{path}: lacks {', '.join(missing)}, so an older version wrote it; remove {path.parent} and run the"
+            " command again, which then evaluates again"
+        )
+    return crossing
 
 
 def unigram_entropy(shards: Path) -> float:

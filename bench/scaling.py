@@ -12,8 +12,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -25,8 +23,9 @@ import torch.distributed as dist
 from pydantic import Field
 from torch import multiprocessing
 
-from bench.batches import MASK, random_batch
+from bench.batches import MASK, VOCABULARY, random_batch
 from bench.forecast import PAPER_RUNS, Costs, Work, forecast
+from bench.timing import median_seconds
 from data_prep.command_line import run_command
 from data_prep.config import StrictConfig
 from pretrain.config import RunConfig
@@ -35,7 +34,7 @@ from pretrain.presets import preset, with_objective
 from pretrain.processes import start_processes
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-LENGTH, VOCABULARY = 128, 30_522
+LENGTH = 128
 OTHER_LENGTH, OTHER_VOCABULARY = 512, 8_192
 """Where the costs of pairs and of scores are timed besides; no step at them is among those predicted."""
 EXCHANGED = 16 * 2**20
@@ -137,7 +136,7 @@ def encoder_seconds(run: RunConfig, shape: Shape, repeats: int) -> float:
             encoder(batch.input_ids_BL, batch.attention_mask_BL, batch.token_type_ids_BL).sum().backward()
         model.zero_grad()
 
-    return seconds(both, repeats)
+    return median_seconds(both, repeats)
 
 
 def gradient_seconds(model: Electra, shape: Shape, options: ScalingOptions) -> float:
@@ -148,7 +147,7 @@ def gradient_seconds(model: Electra, shape: Shape, options: ScalingOptions) -> f
         model(batch).loss.backward()
         model.zero_grad()
 
-    return seconds(both, options.repeats)
+    return median_seconds(both, options.repeats)
 
 
 def update_seconds(model: Electra, options: ScalingOptions) -> float:
@@ -161,7 +160,7 @@ def update_seconds(model: Electra, options: ScalingOptions) -> float:
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
 
-    return seconds(update, options.repeats)
+    return median_seconds(update, options.repeats)
 
 
 def step_seconds(model: Electra, shape: Shape, repeats: int) -> float:
@@ -175,17 +174,7 @@ def step_seconds(model: Electra, shape: Shape, repeats: int) -> float:
         optimizer.step()
         optimizer.zero_grad()
 
-    return seconds(step, repeats)
-
-
-def seconds(work: Callable[[], None], repeats: int) -> float:
-    """The median, after one that is not counted."""
-    times = []
-    for _ in range(repeats + 1):
-        started = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - started)
-    return statistics.median(times[1:])
+    return median_seconds(step, repeats)
 
 
 def link_seconds() -> float:
@@ -199,7 +188,7 @@ def _exchange(rank: int, store: str, answer: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
     tensor = torch.zeros(EXCHANGED // 4)
-    taken = seconds(lambda: dist.all_reduce(tensor), 5)
+    taken = median_seconds(lambda: dist.all_reduce(tensor), 5)
     dist.barrier()
     if rank == 0:
         Path(answer).write_text(str(taken))

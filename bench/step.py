@@ -4,24 +4,30 @@
 
 Peers (bench/peers/electra_step.py): the ELECTRA step with Hugging Face's classes, eager and compiled. Ours runs under
 DeepSpeed's engine, ZeRO-1, with fp32 master weights in bf16 and fp16, which the peers do without. All train on the same
-random ids, each in a process of its own, and take turns, so that a machine whose speed drifts drifts for all; figures
-are medians of the counted steps. The limit is the fastest large square product of PyTorch in the same precision,
-measured between the turns; shares count the operations of our step (`estimates.flops_per_token`), for the peers too.
+random ids, each in a process of its own. They start and warm up side by side, then take turns, so that a machine whose
+speed drifts drifts for all; figures are medians of the counted steps, printed after every turn for all turns so far.
+One that ends before its time says so in its row, and the others go on; the command then ends with 1. The limit is the
+fastest large square product of PyTorch in the same precision, measured between the turns; shares count the operations
+of our step (`estimates.flops_per_token`), for the peers too.
 """
 
+import json
 import statistics
 import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 if not __package__:  # run as a script: import from the repository, never from the script's own folder
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from pydantic import Field
 
-from bench.contender import CONTENDERS, OURS, Contender, Name, StepOptions, serve
+from bench.contender import CONTENDERS, PEERS, Contender, Name, StepOptions, serve
 from bench.matrix_rate import matrix_rates
 from data_prep.command_line import HIDDEN, run_command
+from data_prep.shards import write_atomically
 
 
 class StepBenchOptions(StepOptions):
@@ -33,47 +39,97 @@ class StepBenchOptions(StepOptions):
     """turns of each, after one that is not counted"""
     contenders: tuple[Name, ...] = CONTENDERS
     """who takes part: Hugging Face's eager and compiled, and our objectives"""
+    warm_up_seconds: float = Field(600, gt=0)
+    """who has made no step by then is ended"""
+    output: Path | None = None
+    """JSON file for what is known, written after every turn"""
     serve: Annotated[Name | None, HIDDEN] = None
 
 
-def main(options: StepBenchOptions) -> None:
+def main(options: StepBenchOptions) -> int:
     if options.serve:
         serve(options.serve, options)
-        return
+        return 0
     contenders = [Contender(name, options) for name in options.contenders]
-    rates = take_turns(contenders, options)
+    with ThreadPoolExecutor(len(contenders)) as pool:
+        list(pool.map(lambda contender: contender.warm_up(options.warm_up_seconds), contenders))
+    for turn, rates in enumerate(take_turns(contenders, options), 1):
+        found = figures(contenders, rates, options)
+        print(f"turn {turn} of {options.turns}: {table(found)}", flush=True)
+        keep(found, options.output)
     for contender in contenders:
         contender.finish()
-    report(contenders, rates, options)
+        keep(figures(contenders, rates, options), options.output)
+    print_parts(contenders)
+    return int(any(contender.ended for contender in contenders))
 
 
-def take_turns(contenders: list[Contender], options: StepBenchOptions) -> dict[str, float]:
-    """Has each contender step in turn; the fastest matrix rates of those measured between the turns."""
-    rates: list[dict[str, float]] = []
-    for turn in range(1 + options.turns):
+def take_turns(contenders: list[Contender], options: StepBenchOptions) -> Iterator[dict[str, float]]:
+    """Has each contender step in turn; after each turn, the fastest matrix rates of those measured so far."""
+    rates = matrix_rates(options.dtype)
+    for _ in range(options.turns):
         for contender in contenders:
-            contender.steps(1 + options.steps if turn else 1)
-        rates.append(matrix_rates(options.dtype))
-    return {name: max(rate[name] for rate in rates) for name in rates[0]}
+            contender.steps(1 + options.steps)
+        again = matrix_rates(options.dtype)
+        rates = {name: max(rate, again[name]) for name, rate in rates.items()}
+        yield rates
 
 
-def report(contenders: list[Contender], rates: dict[str, float], options: StepBenchOptions) -> None:
+def figures(contenders: list[Contender], rates: dict[str, float], options: StepBenchOptions) -> dict[str, Any]:
+    """All that is known so far."""
     tokens, limit = options.batch_size * options.seq_length, max(rates.values())
-    shape = f"{options.preset}, {options.batch_size} x {options.seq_length}, {options.dtype}"
-    products = ", ".join(f"{name} {rate / 1e9:,.0f} GFLOP/s" for name, rate in rates.items())
-    print(f"{shape}, {contenders[0].machine}; square products: {products}")
-    seconds = {contender.name: statistics.median(contender.seconds) for contender in contenders}
+    return {
+        "shape": f"{options.preset}, {options.batch_size} x {options.seq_length}, {options.dtype}",
+        "machine": next((contender.said["machine"] for contender in contenders if contender.said), "unknown"),
+        "products": rates,
+        "contenders": {contender.name: figures_of(contender, tokens, limit) for contender in contenders},
+    }
+
+
+def figures_of(contender: Contender, tokens: int, limit: float) -> dict[str, Any]:
+    """Its speed, if a step was counted, and why it ended, if it did before its time."""
+    found: dict[str, Any] = {"ended": contender.ended} if contender.ended else {}
+    if not contender.seconds:
+        return found
+    own = statistics.median(contender.seconds)
+    return found | {
+        "seconds": own,
+        "counted": len(contender.seconds),
+        "tokens_per_second": tokens / own,
+        "share_of_limit": contender.said["flops"] / own / limit,
+        **{key: contender.said[key] for key in ("peak_mb", "parts") if key in contender.said},
+    }
+
+
+def table(found: dict[str, Any]) -> str:
+    rows = found["contenders"]
+    products = ", ".join(f"{name} {rate / 1e9:,.0f} GFLOP/s" for name, rate in found["products"].items())
+    lines = [f"{found['shape']}, {found['machine']}; square products: {products}"]
+    peers = {name: rows[name]["seconds"] for name in PEERS if "seconds" in rows.get(name, {})}
+    for name, row in rows.items():
+        speed = speed_of(row, peers) if "seconds" in row else ""
+        lines.append(f"  {name:16} {speed}  {row.get('ended', '')}".rstrip())
+    return "\n".join(lines)
+
+
+def speed_of(row: dict[str, Any], peers: dict[str, float]) -> str:
+    own = row["seconds"]
+    ratios = "".join(f"  {seconds / own:5.2f}x {peer}" for peer, seconds in peers.items())
+    speed = f"{own * 1000:9.1f} ms {row['tokens_per_second']:11,.0f} tokens/s{ratios}"
+    return f"{speed}  {row['share_of_limit']:5.1%} of the limit  {row['peak_mb']:7,.0f} MB"
+
+
+def print_parts(contenders: list[Contender]) -> None:
+    """The share of each part of our steps."""
     for contender in contenders:
-        own = seconds[contender.name]
-        ratios = "".join(f"  {seconds[peer] / own:5.2f}x {peer}" for peer in ("eager", "compiled") if peer in seconds)
-        speed = f"{own * 1000:9.1f} ms {tokens / own:11,.0f} tokens/s{ratios}"
-        share = f"{contender.flops / own / limit:5.1%} of the limit"
-        print(f"  {contender.name:16} {speed}  {share}  {contender.peak_mb:7,.0f} MB")
-    for contender in contenders:
-        if contender.name in OURS:
-            total = sum(contender.parts.values())
-            parts = ", ".join(f"{name} {part / total:.0%}" for name, part in contender.parts.items())
-            print(f"  {contender.name:16} by part: {parts}")
+        if parts := contender.said.get("parts"):
+            shares = ", ".join(f"{name} {part / sum(parts.values()):.0%}" for name, part in parts.items())
+            print(f"  {contender.name:16} by part: {shares}")
+
+
+def keep(found: dict[str, Any], output: Path | None) -> None:
+    if output:
+        write_atomically(output, json.dumps(found, indent=1).encode() + b"\n")
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ them, of which a reduce-scatter is an all-reduce (twice the bytes) and a reduce 
 """
 
 import contextlib
+import json
 import os
 import socket
 import stat
@@ -86,11 +87,9 @@ def measure(path: Path, options: TrafficOptions, world: "World") -> Traffic:
 
     from bench.batches import MASK, random_batch
     from bench.collectives import Collectives
-    from pretrain.deepspeed_config import resolve
+    from bench.models import new_engine
     from pretrain.electra import Electra
-    from pretrain.engine import Engine
     from pretrain.estimates import least_traffic
-    from pretrain.optim import parameter_groups
     from pretrain.presets import preset
 
     run = preset(options.preset).run
@@ -98,9 +97,8 @@ def measure(path: Path, options: TrafficOptions, world: "World") -> Traffic:
     model = Electra(run.model, run.objective, options.vocabulary, MASK)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     batch_size = world.world_size * options.micro_batches
-    resolved = resolve(path, batch_size=batch_size, world_size=world.world_size, device_type="cpu", optim=run.optim)
-    resolved |= {"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": options.micro_batches}
-    engine = Engine(model, parameter_groups(model, 0.01), resolved, world)
+    config = json.loads(path.read_text()) | {"train_micro_batch_size_per_gpu": 1}
+    engine = new_engine(model, run, config, batch_size, world)
     batch = random_batch(1, SEQ_LENGTH, options.vocabulary)
 
     def step() -> None:

@@ -39,7 +39,7 @@ class QuickstartOptions(StrictConfig):
     """Options of the quickstart."""
 
     short: bool = False
-    """pre-train for a third of the steps, as continuous integration does"""
+    """pre-train for half of the steps, as continuous integration does"""
 
 
 class Stage(NamedTuple):

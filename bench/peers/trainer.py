@@ -17,6 +17,7 @@ from transformers import (
     TrainingArguments,
 )
 
+from bench.timing import wait_for_gpu
 from finetune.config import FinetuneConfig
 from finetune.features import Features
 
@@ -29,17 +30,12 @@ class EpochClock(TrainerCallback):
         self._started = 0.0
 
     def on_epoch_begin(self, *arguments: Any, **named: Any) -> None:
-        _wait()
+        wait_for_gpu()
         self._started = time.perf_counter()
 
     def on_epoch_end(self, *arguments: Any, **named: Any) -> None:
-        _wait()
+        wait_for_gpu()
         self.seconds.append(time.perf_counter() - self._started)
-
-
-def _wait() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
 
 
 def classification_rows(features: Features) -> list[dict[str, Any]]:

@@ -1,7 +1,11 @@
 """Claims about predictions: arithmetic of work over rates, which gives back the published figures it was fed with."""
 
+from functools import partial
+
 import pytest
 
+from bench.batches import VOCABULARY, random_batch
+from bench.engine import EngineOptions, engine_step, new_model, operations
 from bench.forecast import (
     DAY,
     GOOGLE_V100,
@@ -18,7 +22,9 @@ from bench.forecast import (
     Work,
 )
 from bench.forecast import forecast as forecast_of
+from bench.models import CONFIGS
 from pretrain.presets import preset, with_objective
+from pretrain.processes import start_processes
 
 COSTS = Costs(token=1e-3, pair=1e-6, score=1e-8, update=1e-9, sent_byte=1e-9)
 A100 = Cluster(1, "A100", 312e12, 1e12, "NVIDIA A100 data sheet")
@@ -58,6 +64,15 @@ def test_each_assumed_share_gives_back_the_speed_it_was_published_with(
 def test_no_step_is_forecast_to_take_less_than_the_launch_of_its_kernels() -> None:
     step = forecast_of(preset("small").run, 0, 128, 30_522, H100_8, RTX_3090)
     assert step.computing == KERNELS * LAUNCH
+
+
+def test_the_kernels_that_it_counts_on_are_those_of_a_whole_step() -> None:
+    """Within a tenth: on a CPU, in bf16, some sums take more operations than on a GPU."""
+    run, batch = preset("small").run, random_batch(1, 128)
+    options = EngineOptions(preset="small", batch_size=1, deepspeed_config=CONFIGS / "zero1_bf16.json")
+    step = engine_step(new_model(run, VOCABULARY), run, options, start_processes())
+    step(batch)
+    assert operations(partial(step, batch)) == pytest.approx(KERNELS, rel=0.1)
 
 
 def test_the_exchange_between_machines_is_as_long_as_the_slowest_link_makes_it() -> None:

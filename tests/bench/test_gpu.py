@@ -11,39 +11,52 @@ import torch
 
 import bench.gpu_checks
 from bench.gpu import GpuOptions, Part, chosen_parts, failures, run_part, with_seconds
-from bench.gpu_checks import check_distribution, check_precision, outcome, setting
+from bench.gpu_checks import MISSED, check_distribution, check_draws, check_precision, missed_by, outcome
+from bench.gpu_setting import setting
 from pretrain.encoder import ElectraEncoder
 from pretrain.replacement import sample
 from tests.conftest import REPOSITORY
 
 
-def run(*arguments):
-    command = (sys.executable, "bench/gpu.py", "--device", "cpu", *arguments)
-    return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
+def run(folder, *arguments):
+    """In a folder that is not the repository's."""
+    command = (sys.executable, REPOSITORY / "bench/gpu.py", "--device", "cpu", "--output", "out", *arguments)
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True)
 
 
 @pytest.mark.long
 def test_on_a_cpu_it_checks_what_a_cpu_can_do_profiles_a_step_and_says_what_it_skipped(tmp_path):
-    finished = run("--output", tmp_path, "--parts", "checks", "profile")
+    finished = run(tmp_path, "--parts", "checks", "profile")
     assert finished.returncode == 0, finished.stdout
-    results = json.loads((tmp_path / "results.json").read_text())
-    outcomes = {check["name"]: check["outcome"] for check in results["checks"]}
+    results = json.loads((tmp_path / "out/results.json").read_text())
+    outcomes = {check["name"]: check["outcome"] for check in results["parts"]["checks"]["found"]}
     assert set(outcomes.values()) == {"passed", "skipped"}
     assert {name for name, what in outcomes.items() if what == "skipped"} == {
         *(f"{objective} compiled" for objective in ("electra", "hp_loss", "hp_dist")),
         *(f"engine zero1_fp16 {objective}" for objective in ("electra", "hp_loss", "hp_dist")),
         "no synchronisation",
     }
-    assert "fp16 on a CPU" in (tmp_path / "log.txt").read_text()
-    assert "aten::" in (tmp_path / "profile.txt").read_text()
-    assert (tmp_path / "trace.json.gz").stat().st_size < 16e6
+    assert "fp16 on a CPU" in (tmp_path / "out/log.txt").read_text()
+    assert "aten::" in (tmp_path / "out/profile.txt").read_text()
+    assert (tmp_path / "out/trace.json.gz").stat().st_size < 16e6
 
 
 @pytest.mark.long
-def test_the_table_of_steps_is_kept(tmp_path):
-    finished = run("--output", tmp_path, "--parts", "step")
+def test_the_table_of_steps_is_kept_in_the_results(tmp_path):
+    finished = run(tmp_path, "--parts", "step")
     assert finished.returncode == 0, finished.stdout
-    assert "hp_loss" in (tmp_path / "log.txt").read_text()
+    assert "hp_loss" in (tmp_path / "out/log.txt").read_text()
+    (part,) = json.loads((tmp_path / "out/results.json").read_text())["parts"].values()
+    assert all(row["seconds"] > 0 for row in part["found"]["contenders"].values())
+    assert part["found"]["contenders"].keys() == {"eager", "electra", "hp_loss", "hp_dist"}
+
+
+def test_what_a_part_had_found_is_kept_when_it_is_ended(tmp_path):
+    code = f"import pathlib, time; pathlib.Path({str(tmp_path / 'found.json')!r}).write_text('[1]'); time.sleep(60)"
+    (tmp_path / "found.json").write_text("[0]")  # of a run before
+    with (tmp_path / "log.txt").open("w") as log:
+        ended = run_part(Part("one", (sys.executable, "-c", code), 1, "found.json"), 3, tmp_path, log)
+    assert ended["found"] == [1] and ended["exit"] == "ended after 3 s"
 
 
 def test_a_gpu_that_is_not_there_is_a_failure_and_not_a_pass():
@@ -56,8 +69,8 @@ def test_a_gpu_that_is_not_there_is_a_failure_and_not_a_pass():
 @pytest.mark.long
 def test_a_part_that_stands_still_is_ended_and_counts_as_failed(tmp_path):
     with (tmp_path / "log.txt").open("w") as log:
-        sleeping = run_part(Part("sleeping", ("sleep", "60"), 0.5), 0.2, log)
-        good = run_part(Part("good", (sys.executable, "-c", "print('seen')"), 0.5), 30, log)
+        sleeping = run_part(Part("sleeping", ("sleep", "60"), 0.5), 0.2, tmp_path, log)
+        good = run_part(Part("good", (sys.executable, "-c", "print('seen')"), 0.5), 30, tmp_path, log)
     assert sleeping["seconds"] < 10
     assert failures({"parts": {"sleeping": sleeping, "good": good}}) == ["sleeping"]
     assert "seen" in (tmp_path / "log.txt").read_text()
@@ -66,8 +79,8 @@ def test_a_part_that_stands_still_is_ended_and_counts_as_failed(tmp_path):
 def test_all_parts_together_have_no_more_than_the_time_there_is(tmp_path):
     parts = list(chosen_parts(GpuOptions(output=tmp_path)))
     assert sum(part.share for part in parts) == pytest.approx(1, abs=0.01)
-    (_, first), *_ = with_seconds(parts, deadline=time.monotonic() + 570)
-    assert first == pytest.approx(0.3 * 570, rel=0.05)
+    (_, first), *_ = with_seconds(parts, deadline=time.monotonic() + 510)
+    assert first == pytest.approx(0.3 * 510, rel=0.05)
 
 
 def test_a_sampler_that_is_off_is_noticed(monkeypatch):
@@ -77,6 +90,27 @@ def test_a_sampler_that_is_off_is_noticed(monkeypatch):
         bench.gpu_checks, "sample", lambda log_weights_XV, uniform_X: sample(log_weights_XV * 0.95, uniform_X)
     )
     assert outcome(partial(check_distribution, where))["outcome"] == "failed"
+
+
+def test_a_sampler_that_draws_one_wrong_token_is_noticed(monkeypatch):
+    def wrong_once(log_weights_XV, uniform_X):
+        drawn = sample(log_weights_XV, uniform_X)
+        drawn.tokens_X[7] += 1
+        return drawn
+
+    where = setting("cpu")
+    assert outcome(partial(check_draws, where))["outcome"] == "passed"
+    monkeypatch.setattr(bench.gpu_checks, "sample", wrong_once)
+    assert outcome(partial(check_draws, where))["outcome"] == "failed"
+
+
+def test_a_draw_that_rounding_turns_over_is_not_a_wrong_one():
+    """Uniforms at the step between two tokens, as sums in another order move it."""
+    log_weights_XV, end = torch.zeros(3, 8), 3 / 8
+    uniform_X = torch.tensor([end - 1e-7, end + 1e-7, end + 1e-3])
+    missed_X = missed_by(log_weights_XV, uniform_X, torch.tensor([3, 2, 2]))
+    assert (missed_X[:2] > 0).all() and (missed_X[:2] < MISSED).all()
+    assert missed_X[2] == pytest.approx(1e-3, rel=1e-3)
 
 
 def test_a_fast_path_that_is_off_is_noticed(monkeypatch):

@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from quickstart.run import REPOSITORY, Stage, link_default_folders, run_stage, stages
+from pretrain.presets import TINY
+from quickstart.run import REPOSITORY, SHORT_STEPS, QuickstartOptions, Stage, link_default_folders, run_stage, stages
 
 
 @pytest.fixture
@@ -30,6 +31,11 @@ def test_the_short_form_differs_in_the_steps_of_pre_training_alone(folder):
     full, short = commands(), commands(short=True)
     assert {name for name in full if full[name] != short[name]} == {"pre-training"}
     assert short["pre-training"].startswith(full["pre-training"] + " --set optim.steps=")
+
+
+def test_the_short_form_pre_trains_for_half_of_the_steps():
+    assert TINY.optim.steps == 2 * SHORT_STEPS
+    assert "half of the steps" in QuickstartOptions.model_fields["short"].description
 
 
 def test_the_untrained_encoder_is_fine_tuned_by_the_same_command(folder):

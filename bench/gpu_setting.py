@@ -1,0 +1,56 @@
+"""What the checks and the profile of `bench/gpu.py` run on."""
+
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from bench.batches import MASK, VOCABULARY, random_batch
+from pretrain.config import ObjectiveName, RunConfig, with_overrides
+from pretrain.data import Batch
+from pretrain.electra import Electra
+from pretrain.presets import preset, with_objective
+from pretrain.processes import World, start_processes
+
+
+class Setting(NamedTuple):
+    """What the checks run on."""
+
+    device: torch.device
+    world: World
+    run: RunConfig
+    vocabulary: int
+    batch_size: int
+    length: int
+
+
+def setting(device: str) -> Setting:
+    """Small's sizes on a GPU, tiny's on a CPU; no dropout, whose draws differ between devices and precisions.
+
+    Raises:
+        RuntimeError: no such device.
+    """
+    world = start_processes()
+    if world.device.type != device:
+        raise RuntimeError(f"device: asked for {device}, found {world.device.type}")
+    run = preset("small" if device == "cuda" else "tiny").run
+    run = with_overrides(run, ["model.dropout=0", "model.attention_dropout=0"])
+    if device == "cuda":
+        return Setting(world.device, world, run, VOCABULARY, 16, 128)
+    return Setting(world.device, world, run, 500, 8, 128)  # as many word pieces as a sum in bf16 would lose
+
+
+def new_model(where: Setting, objective: ObjectiveName = "hp_loss") -> Electra:
+    """The same weights each time, in fp32; the sampling head, which starts without effect, is given one."""
+    torch.manual_seed(0)
+    run = with_objective(where.run, objective)
+    model = Electra(run.model, run.objective, where.vocabulary, MASK)
+    for name, parameter in model.named_parameters():
+        if name.startswith("sampler_"):
+            nn.init.normal_(parameter, std=0.05)
+    return model.to(where.device)
+
+
+def new_batch(where: Setting) -> Batch:
+    torch.manual_seed(1)
+    return random_batch(where.batch_size, where.length, where.vocabulary).to(where.device)

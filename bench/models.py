@@ -1,0 +1,28 @@
+"""A model under DeepSpeed's engine, as the benchmarks train it."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pretrain.config import RunConfig
+from pretrain.deepspeed_config import resolve
+from pretrain.electra import Electra
+from pretrain.engine import Engine
+from pretrain.optim import parameter_groups
+from pretrain.processes import World
+
+CONFIGS = Path(__file__).resolve().parents[1] / "ds_configs"
+
+
+def new_engine(
+    model: Electra, run: RunConfig, config: Path | Mapping[str, Any], batch_size: int, world: World
+) -> Engine:
+    """Trains `model` with the optimizer of `run` under a DeepSpeed file; `batch_size` is that of all ranks.
+
+    Raises:
+        ConfigError: the file does not suit the machine or the batch.
+    """
+    resolved = resolve(
+        config, batch_size=batch_size, world_size=world.world_size, device_type=world.device.type, optim=run.optim
+    )
+    return Engine(model, parameter_groups(model, run.optim.weight_decay), resolved, world)

@@ -1,0 +1,16 @@
+"""Claims about peak memory: it is in millions of bytes."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from bench.memory import peak_mb
+
+
+def test_the_peak_is_the_system_s_in_millions_of_bytes() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there the GPU's memory counts")
+    kib = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert kib and peak_mb() == pytest.approx(int(kib[1]) * 1024 / 1e6, rel=0.01)

@@ -1,0 +1,26 @@
+"""Claims about the pages: what they tell a user to type is accepted."""
+
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from pretrain.config import with_overrides
+from pretrain.presets import PRESETS
+from tests.conftest import REPOSITORY
+
+PAGES = [REPOSITORY / "README.md", *REPOSITORY.glob("docs/*.md"), REPOSITORY / "ds_configs/README.md"]
+OVERRIDES = re.compile(r"--set((?: [\w.]+=[^\s`]+)+)")
+
+
+def documented() -> Iterator[tuple[str, str]]:
+    """The overrides of each `--set`, with each preset that they are for: the one named beside them, or all."""
+    for page in PAGES:
+        for line in page.read_text().replace("\\\n", " ").splitlines():
+            named = re.findall(r"--preset (\w+)", line) or PRESETS
+            yield from ((preset, overrides.strip()) for overrides in OVERRIDES.findall(line) for preset in named)
+
+
+@pytest.mark.parametrize(("preset", "overrides"), sorted(set(documented())))
+def test_overrides_that_a_page_names_are_accepted(preset: str, overrides: str) -> None:
+    with_overrides(PRESETS[preset].run, overrides.split())
