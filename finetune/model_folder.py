@@ -1,6 +1,7 @@
 """The model to fine-tune: its folder, tokenizer and shape, and a fingerprint to know finished runs by."""
 
 import hashlib
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,13 +40,16 @@ def open_model(name: str) -> ModelFolder:
 
 
 def load_tokenizer(path: Path) -> Any:
-    """The folder's own tokenizer."""
-    from transformers import AutoTokenizer
+    """The folder's own tokenizer; none of the folder's code is run, which `AutoTokenizer` would ask for."""
+    from transformers import ElectraTokenizerFast, PreTrainedTokenizerFast
 
     if not any((path / name).is_file() for name in TOKENIZER_FILES):  # it would make up an empty one
         raise ConfigError(f"model: {path} has no tokenizer, expected one of {', '.join(TOKENIZER_FILES)} in it")
     try:
-        return AutoTokenizer.from_pretrained(path)
+        settings = path / "tokenizer_config.json"
+        kind = json.loads(settings.read_text("utf-8")).get("tokenizer_class") if settings.is_file() else None
+        as_it_is = kind in ("PreTrainedTokenizerFast", PreTrainedTokenizerFast.__name__)  # which versions change
+        return (PreTrainedTokenizerFast if as_it_is else ElectraTokenizerFast).from_pretrained(path)
     except Exception as error:  # a damaged file makes the library raise bare exceptions too
         reason = str(error).strip().splitlines()[0]
         raise ConfigError(f"model: {path} has a tokenizer that cannot be read: {reason}") from None

@@ -5,8 +5,10 @@ import shutil
 from pathlib import Path
 
 import pytest
+from tokenizers import normalizers
 
 from data_prep.config import ConfigError
+from data_prep.tokens import SPECIAL_TOKENS, WordPiece, from_vocabulary
 from finetune.model_folder import open_model
 
 
@@ -52,3 +54,23 @@ def test_a_tokenizer_larger_than_the_models_vocabulary_is_refused(copy: Path) ->
 def test_a_missing_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no config\.json"):
         open_model(str(tmp_path / "nowhere"))
+
+
+def test_a_tokenizer_that_is_not_berts_own_gives_the_ids_of_the_shards(copy: Path) -> None:
+    made = from_vocabulary([*SPECIAL_TOKENS, "word", "Ⅳ", "iv", "é", "e"])
+    made.normalizer = normalizers.NFKC()
+    tokenizer = WordPiece(made)
+    tokenizer.save(copy)
+    text = "word Ⅳ é iv e"
+    expected = tokenizer.encode([text])[0].tolist()
+    assert open_model(str(copy)).tokenizer(text).input_ids == [2, *expected, 3]
+
+
+def test_a_model_with_code_of_its_own_opens_without_asking_to_run_it(
+    pretrained_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+    monkeypatch.setattr("builtins.input", lambda *prompt: asked.append(prompt) or "n")
+    assert "auto_map" in json.loads((pretrained_model / "config.json").read_text())
+    assert open_model(str(pretrained_model)).config.relative_position
+    assert not asked
