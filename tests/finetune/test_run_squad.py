@@ -25,6 +25,7 @@ def run_here(model: Path, data_dir: Path, output: Path, /, **options: Any) -> li
     return read_records(output / "results.jsonl")
 
 
+@pytest.mark.long  # GLUE's, through the same list of runs, is not
 def test_a_launch_runs_all_seeds_and_the_next_only_what_is_missing(
     stock_model: Path, squad_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -44,7 +44,9 @@ def ended(process: subprocess.Popen[str], within: float) -> str:
         process.kill()
 
 
-@pytest.mark.parametrize("how", ["hangs", "is frozen", "holds Python's lock"])
+@pytest.mark.parametrize(
+    "how", ["is frozen", *(pytest.param(how, marks=pytest.mark.long) for how in ("hangs", "holds Python's lock"))]
+)
 def test_a_rank_that_stands_still_ends_the_job_in_time_and_is_named(how: str, tmp_path: Path) -> None:
     processes = start(how, 2, tmp_path)
     wait_for_start(processes)
