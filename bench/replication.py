@@ -125,7 +125,7 @@ def unigram_entropy(shards: Path) -> float:
     counts = np.zeros(manifest.vocab_size, np.int64)
     for shard in manifest.shards:
         counts += np.bincount(IndexedFile(shards / shard.name).data, minlength=manifest.vocab_size)
-    vocabulary = (shards / "tokenizer" / "vocab.txt").read_text(encoding="utf-8").splitlines()
+    vocabulary = (shards / "tokenizer" / "vocab.txt").read_text(encoding="utf-8").split("\n")
     counts[[vocabulary.index(token) for token in SPECIAL_TOKENS]] = 0
     share = counts[counts > 0] / counts.sum()
     return float(-(share * np.log(share)).sum())
