@@ -1,6 +1,7 @@
 """Fixtures every room shares."""
 
 import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -15,3 +16,10 @@ def shared_data() -> Path:
     if not folder.is_dir():
         pytest.skip(f"real data not found at {folder}; set ELECTRA_SAMPLER_DATA to its folder")
     return folder
+
+
+def free_port() -> int:
+    """A port of this machine that nothing listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import REPOSITORY
-from tests.pretrain.conftest import free_port
+from tests.conftest import REPOSITORY, free_port
 
 PACKAGES = ("data_prep", "pretrain", "finetune", "quickstart")
 SCRIPTS = [

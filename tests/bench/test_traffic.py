@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import REPOSITORY
-from tests.pretrain.conftest import free_port
+from tests.conftest import REPOSITORY, free_port
 
 VOCABULARY = 200
 SMALL_THINGS = 0.02

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.conftest import REPOSITORY
-from tests.pretrain.conftest import free_port
+from tests.conftest import REPOSITORY, free_port
 
 HANG_TIMEOUT = 20
 """Seconds; the longest any of these runs may wait for a host that is gone."""

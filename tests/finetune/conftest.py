@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -20,7 +19,7 @@ from finetune.presets import settings_for, squad_settings_for
 from finetune.records import RunIdentity, RunRecord
 from pretrain.export import ExportOptions
 from pretrain.export import main as export
-from tests.conftest import REPOSITORY
+from tests.conftest import REPOSITORY, free_port
 
 LAUNCHER = Path(sys.executable).with_name("deepspeed")
 WORDS = [f"word{i}" for i in range(40)]
@@ -126,9 +125,7 @@ def squad_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def launch(script: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
     """`deepspeed finetune/SCRIPT` on two ranks, at a port nobody uses."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+    port = str(free_port())
     return subprocess.run(
         [LAUNCHER, "--num_gpus", "2", "--master_port", port, f"finetune/{script}", *arguments],
         capture_output=True,

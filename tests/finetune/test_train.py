@@ -3,7 +3,6 @@
 import gc
 import json
 import os
-import socket
 import subprocess
 import sys
 import weakref
@@ -30,7 +29,7 @@ from pretrain.huggingface import load_encoder, save_folder
 from pretrain.optim import decays, learning_rate
 from pretrain.ordering import key_of
 from pretrain.processes import World, start_processes
-from tests.conftest import REPOSITORY
+from tests.conftest import REPOSITORY, free_port
 
 # 27 batches an epoch, the last of 3 examples: every unevenness of a real run.
 SETTINGS = GlueConfig(
@@ -203,9 +202,7 @@ def test_two_ranks_learn_what_one_learns(
     stock_model: Path, cola_folder: Path, job: GlueJob, world: World, tmp_path: Path
 ) -> None:
     alone = go(stock_model, job, world, deepspeed_file(tmp_path))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+    port = str(free_port())
     shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
     ranks = [
         subprocess.Popen(

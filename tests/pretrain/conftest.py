@@ -2,7 +2,6 @@
 
 import os
 import pydoc_data.topics
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -19,7 +18,7 @@ from data_prep.train_vocab import main as train_vocab
 from pretrain.config import ModelConfig, ObjectiveConfig
 from pretrain.data import Batch
 from pretrain.electra import Electra
-from tests.conftest import REPOSITORY
+from tests.conftest import REPOSITORY, free_port
 
 VOCABULARY = 7  # [PAD] [UNK] [CLS] [SEP] [MASK] and two words: small enough for brute force
 PAD, UNK, CLS, SEP, MASK = range(5)
@@ -154,9 +153,3 @@ def launch() -> Callable[..., subprocess.Popen[str]]:
         )
 
     return start
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -8,8 +8,7 @@ import pytest
 
 from data_prep.config import ConfigError
 from pretrain.hostfile import read_hostfile, require_launch
-from tests.conftest import REPOSITORY
-from tests.pretrain.conftest import free_port
+from tests.conftest import REPOSITORY, free_port
 
 
 def test_hosts_keep_their_order_and_comments_mean_nothing(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from data_prep.config import ConfigError
 from pretrain.run import RunOptions, make_plan
 from pretrain.run_folder import write_run
 from pretrain.supervise import run_folder_of
-from tests.pretrain.conftest import free_port
+from tests.conftest import free_port
 from tests.pretrain.test_train import finished, losses, run_arguments, wait_for_step
 
 Launch = Callable[..., subprocess.Popen[str]]

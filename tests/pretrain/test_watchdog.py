@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import REPOSITORY
-from tests.pretrain.conftest import free_port
+from tests.conftest import REPOSITORY, free_port
 from tests.pretrain.watchdog_worker import BAD_STEP, HANG_TIMEOUT
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pretrain.checkpoint import newest_valid
-from tests.pretrain.conftest import free_port
+from tests.conftest import free_port
 from tests.pretrain.test_train import losses, run_arguments
 
 Launch = Callable[..., subprocess.Popen[str]]
