@@ -15,8 +15,10 @@ WIDTH = 0.8  # of a group of methods, between two ticks
 
 
 def draw(found: Replication, path: Path) -> None:
-    """Detection under both distributions, how sure they are, and the probes."""
-    figure, (masked, top, *probes) = plt.subplots(1, 2 + len(PROBE_METRICS), figsize=(16.0, 4.4), layout="constrained")
+    """Detection under both distributions, how sure they are, and the probes that were run."""
+    probed = {task: metric for task, metric in PROBE_METRICS.items() if any(task in run for run in found.probes)}
+    panels = 2 + len(probed)
+    figure, (masked, top, *probes) = plt.subplots(1, panels, figsize=(4.0 * panels, 4.4), layout="constrained")
     for number, method in enumerate(METHODS):
         for seed in found.seeds:
             metrics = found.metrics[method, seed]
@@ -25,12 +27,12 @@ def draw(found: Replication, path: Path) -> None:
                     _dot(masked, place, number, metrics["detection"][name]["accuracy_masked"])
                 if name in metrics["max_probability"]:
                     _dot(top, place, number, metrics["max_probability"][name][-1])
-            for axes, task in zip(probes, PROBE_METRICS, strict=True):
+            for axes, task in zip(probes, probed, strict=True):
                 scores = found.probes.get((method, seed, task), [])
                 axes.plot([_place(seed, number)] * len(scores), scores, "o", color=f"C{number}", alpha=0.6)
     for axes, title in ((masked, "Detection accuracy, masked"), (top, "Share of maxima above .9")):
         axes.set(title=title, xticks=(0, 1), xticklabels=("$p_G$", "$p_S$"))
-    for axes, (task, metric) in zip(probes, PROBE_METRICS.items(), strict=True):
+    for axes, (task, metric) in zip(probes, probed.items(), strict=True):
         axes.set(title=f"{task}, {metric}", xlabel="seed of pre-training", xticks=found.seeds)
     for number, method in enumerate(METHODS.values()):
         masked.plot([], [], "o", color=f"C{number}", label=method.label)
