@@ -22,7 +22,6 @@ BASELINE = "electra"
 LEAST_GAIN = 0.5
 """Nats by which the masked language model must beat the unigram entropy before any claim is read."""
 MOST_OF_ENTROPY = 0.95
-SPECIAL_TOKENS = ("[PAD]", "[CLS]", "[SEP]")
 PROBE_METRICS = {"CoLA": "matthews", "SST-2": "accuracy"}
 MEASURES = {"accuracy_masked": "masked detection accuracy", "auc_all": "AUC"}
 Interval = list[float]
@@ -125,8 +124,8 @@ def unigram_entropy(shards: Path) -> float:
     counts = np.zeros(manifest.vocab_size, np.int64)
     for shard in manifest.shards:
         counts += np.bincount(IndexedFile(shards / shard.name).data, minlength=manifest.vocab_size)
-    vocabulary = (shards / "tokenizer" / "vocab.txt").read_text(encoding="utf-8").split("\n")
-    counts[[vocabulary.index(token) for token in SPECIAL_TOKENS]] = 0
+    special = manifest.special_tokens
+    counts[[special.pad, special.cls, special.sep]] = 0
     share = counts[counts > 0] / counts.sum()
     return float(-(share * np.log(share)).sum())
 

@@ -137,6 +137,22 @@ def launch(script: str, *arguments: str | Path) -> subprocess.CompletedProcess[s
     )
 
 
+def two_ranks(module: str, *arguments: str | Path) -> list[str]:
+    """The last line of each of two processes of one job, which run `python -m MODULE`."""
+    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-m", module, *arguments],
+            env=os.environ | shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            cwd=REPOSITORY,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    return [rank.communicate(timeout=120)[0].splitlines()[-1] for rank in ranks]
+
+
 def make_record(score: float = 0.5, **changes: Any) -> RunRecord:
     """A finished CoLA run of a small model, or another: `changes` name fields of any of its parts."""
     settings = settings_for("CoLA", 256, 512, {"epochs": changes.pop("epochs", 3)})

@@ -1,7 +1,5 @@
 """finetune/resume.py: a run that was stopped or killed ends as one that was not."""
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -17,7 +15,7 @@ from finetune.tasks.glue_files import load_task
 from finetune.train import Outcome, Run, train
 from pretrain.huggingface import load_encoder
 from pretrain.processes import World, start_processes
-from tests.conftest import REPOSITORY, free_port
+from tests.finetune.conftest import two_ranks
 from tests.finetune.test_train import SETTINGS, deepspeed_file, read_job
 
 WITH_DROPOUT = SETTINGS.model_copy(update={"dropout": 0.1, "attention_dropout": 0.1, "learning_rate": 1e-2})
@@ -115,19 +113,7 @@ def test_loss_and_requests_to_stop_are_one_sum_a_batch(
 
 
 def test_a_request_that_reaches_one_rank_stops_all(stock_model: Path, cola_folder: Path, tmp_path: Path) -> None:
-    port = str(free_port())
-    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.finetune.test_resume", stock_model, cola_folder, tmp_path],
-            env=os.environ | shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-            cwd=REPOSITORY,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    assert [rank.communicate(timeout=120)[0].splitlines()[-1] for rank in ranks] == ["stopped", "stopped"]
+    assert two_ranks("tests.finetune.test_resume", stock_model, cola_folder, tmp_path) == ["stopped", "stopped"]
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["step-00000004"]
 
 

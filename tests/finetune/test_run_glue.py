@@ -126,6 +126,12 @@ def start(*arguments: Any) -> subprocess.Popen[str]:
     return subprocess.Popen(command(*arguments), stdout=subprocess.PIPE, text=True, env=environment)
 
 
+def await_epoch(process: subprocess.Popen[str], epoch: int) -> None:
+    """Reads on until it says that it has finished this epoch."""
+    assert process.stdout
+    assert any(f"epoch {epoch}, " in line for line in process.stdout)
+
+
 def test_several_commands_share_the_runs_of_one_output(stock_model: Path, cola_folder: Path, tmp_path: Path) -> None:
     arguments = (stock_model, cola_folder, tmp_path, "--epochs", "4", "--seeds", "1", "2", "3", "4", "5", "6")
     said = [process.communicate(timeout=400)[0] for process in [start(*arguments) for _ in range(2)]]
@@ -140,10 +146,7 @@ def test_a_terminated_run_exits_75_and_goes_on(
     stock_model: Path, cola_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     process = start(stock_model, cola_folder, tmp_path, "--epochs", "12", "--seeds", "1")
-    assert process.stdout
-    for line in process.stdout:
-        if "epoch 2, " in line:
-            break
+    await_epoch(process, 2)
     process.send_signal(signal.SIGTERM)
     said = process.communicate(timeout=200)[0]
     assert (process.returncode, "stopped on request" in said) == (75, True)
@@ -159,10 +162,7 @@ def test_a_command_begun_while_another_is_asked_to_stop_leaves_it_its_stop_file(
     stock_model: Path, cola_folder: Path, tmp_path: Path
 ) -> None:
     first = start(stock_model, cola_folder, tmp_path, "--epochs", "200", "--seeds", "1")
-    assert first.stdout
-    for line in first.stdout:
-        if "epoch 1, " in line:
-            break
+    await_epoch(first, 1)
     first.send_signal(signal.SIGSTOP)  # as in a long batch: it will look at the file later
     try:
         (tmp_path / "stop").touch()

@@ -2,8 +2,6 @@
 
 import gc
 import json
-import os
-import subprocess
 import sys
 import weakref
 from dataclasses import replace
@@ -29,7 +27,8 @@ from pretrain.huggingface import load_encoder, save_folder
 from pretrain.optim import decays, learning_rate
 from pretrain.ordering import key_of
 from pretrain.processes import World, start_processes
-from tests.conftest import REPOSITORY, free_port
+from tests.conftest import REPOSITORY
+from tests.finetune.conftest import two_ranks
 
 # 27 batches an epoch, the last of 3 examples: every unevenness of a real run.
 SETTINGS = GlueConfig(
@@ -202,26 +201,8 @@ def test_two_ranks_learn_what_one_learns(
     stock_model: Path, cola_folder: Path, job: GlueJob, world: World, tmp_path: Path
 ) -> None:
     alone = go(stock_model, job, world, deepspeed_file(tmp_path))
-    port = str(free_port())
-    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
-    ranks = [
-        subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "tests.finetune.test_train",
-                stock_model,
-                cola_folder,
-                deepspeed_file(tmp_path),
-            ],
-            env=os.environ | shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-            cwd=REPOSITORY,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    outcomes = [json.loads(rank.communicate(timeout=120)[0].splitlines()[-1]) for rank in ranks]
+    said = two_ranks("tests.finetune.test_train", stock_model, cola_folder, deepspeed_file(tmp_path))
+    outcomes = [json.loads(line) for line in said]
     assert outcomes[0] == outcomes[1]
     assert outcomes[0]["train_losses"] == pytest.approx(alone.train_losses, abs=1e-5)
     assert outcomes[0]["last"]["dev"]["matthews"] == pytest.approx(alone.last["dev"]["matthews"], abs=0.05)
