@@ -118,11 +118,10 @@ class Forced:
         pretrain.sampling.sample = sample
 
 
-def forced_sample(log_weights_XV: Tensor, uniform_X: Tensor) -> Sampled:
-    tokens_X = (uniform_X * log_weights_XV.shape[-1]).long()
-    drawn = sample(log_weights_XV, uniform_X)
-    log_p_X = log_weights_XV.log_softmax(-1).gather(-1, tokens_X[..., None]).squeeze(-1)
-    return drawn._replace(tokens_X=tokens_X, log_probability_X=log_p_X)
+def forced_sample(weights_XV: Tensor, uniform_X: Tensor) -> Sampled:
+    tokens_X = (uniform_X * weights_XV.shape[-1]).long()
+    p_X = weights_XV.gather(-1, tokens_X[..., None]).squeeze(-1) / weights_XV.sum(-1)
+    return sample(weights_XV, uniform_X)._replace(tokens_X=tokens_X, log_probability_X=p_X.log())
 
 
 def loss_and_gradient(model: nn.Module, batch: Batch, scale: float = 1.0) -> tuple[Tensor, Tensor]:
@@ -180,23 +179,23 @@ def check_attention(where: Setting, dtype: torch.dtype | None = None) -> dict[st
 
 
 def random_weights(where: Setting) -> tuple[Tensor, Tensor]:
-    """Log-weights [rows, vocabulary] as of a trained model, and uniforms of at most 24 bits."""
+    """Weights [rows, vocabulary] as of a trained model, and uniforms of at most 24 bits."""
     random = torch.Generator().manual_seed(2)
     rows = 4096 if where.device.type == "cuda" else 512
     uniform_X = torch.randint(2**23, (rows,), generator=random).mul(2).add(1).float() / 2**24
-    return torch.randn(rows, where.vocabulary, generator=random) * 3, uniform_X
+    return (torch.randn(rows, where.vocabulary, generator=random) * 3).exp(), uniform_X
 
 
 def check_draws(where: Setting) -> dict[str, float]:
     """Every uniform draws the token whose part of the total weight it lies in, but for the rounding of the sums."""
-    log_weights_XV, uniform_X = random_weights(where)
-    tokens_X = sample(log_weights_XV.to(where.device), uniform_X.to(where.device)).tokens_X.cpu()
-    return within({"missed": float(missed_by(log_weights_XV, uniform_X, tokens_X).max())}, MISSED)
+    weights_XV, uniform_X = random_weights(where)
+    tokens_X = sample(weights_XV.to(where.device), uniform_X.to(where.device)).tokens_X.cpu()
+    return within({"missed": float(missed_by(weights_XV, uniform_X, tokens_X).max())}, MISSED)
 
 
-def missed_by(log_weights_XV: Tensor, uniform_X: Tensor, tokens_X: Tensor) -> Tensor:
+def missed_by(weights_XV: Tensor, uniform_X: Tensor, tokens_X: Tensor) -> Tensor:
     """Of the total weight, in float64: how far each uniform is from its token's part of it; 0 inside."""
-    p_XV = log_weights_XV.double().softmax(-1)
+    p_XV = weights_XV.double() / weights_XV.sum(-1, keepdim=True, dtype=torch.float64)
     end_X = p_XV.cumsum(-1).gather(-1, tokens_X[:, None]).squeeze(-1)
     start_X = end_X - p_XV.gather(-1, tokens_X[:, None]).squeeze(-1)
     return torch.maximum(start_X - uniform_X, uniform_X - end_X).clamp(min=0)
@@ -207,7 +206,7 @@ def check_distribution(where: Setting) -> dict[str, float]:
     row_V = random_weights(where)[0][0, :50].to(where.device)
     uniforms_X = torch.rand(DRAWS, generator=torch.Generator().manual_seed(3)).to(where.device)
     tokens_X = sample(row_V.expand(DRAWS, -1).clone(), uniforms_X).tokens_X
-    expected_V = row_V.double().softmax(-1) * DRAWS
+    expected_V = row_V.double() / row_V.double().sum() * DRAWS
     enough_V = expected_V >= 5
     counted_V = tokens_X.bincount(minlength=len(row_V))
     chi = ((counted_V - expected_V).square() / expected_V)[enough_V].sum() / (enough_V.sum() - 1)

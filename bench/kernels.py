@@ -33,6 +33,7 @@ from pretrain.losses import log_probability
 from pretrain.presets import preset
 from pretrain.processes import start_processes
 from pretrain.replacement import sample
+from pretrain.vocabulary import largest
 
 P = 0.1
 """Dropout of the paper's runs."""
@@ -101,11 +102,11 @@ def dense(config: EncoderConfig, options: KernelOptions, dtype: torch.dtype) -> 
 
 
 def sampling(options: KernelOptions) -> Pair:
-    scores_XV, uniform_X = scores(options), torch.rand(masked(options)).clamp_(max=1 - 2**-24)
+    p_XV, uniform_X = scores(options).softmax(-1), torch.rand(masked(options)).clamp_(max=1 - 2**-24)
     return Pair(
-        "a token of each row, by its weights",
-        lambda: torch.multinomial(scores_XV.softmax(-1), 1),
-        lambda: sample(scores_XV, uniform_X),
+        "a token of each row, by its weight",
+        lambda: torch.multinomial(p_XV, 1),
+        lambda: sample(p_XV, uniform_X),
     )
 
 
@@ -116,7 +117,8 @@ def token_probability(options: KernelOptions) -> Pair:
         return logits_XV.log_softmax(-1).gather(-1, ids_X[:, None])
 
     def ours() -> Tensor:
-        return log_probability(logits_XV, logits_XV.detach().log_softmax(-1), ids_X)
+        values_XV = logits_XV.detach()
+        return log_probability(logits_XV, values_XV.softmax(-1), largest(values_XV), ids_X)
 
     return Pair("log-probability of a token", backward(theirs), backward(ours))
 

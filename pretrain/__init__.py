@@ -4,7 +4,7 @@
 |-------------------------------------------------------------|-------------------------------------------------------|
 | masked language model p_G(x, c), section 2                  | `masked_lm`, `heads.VocabularyScores`                 |
 | discriminator D(x, c) = sigmoid(-d), L_D                    | `heads.DiscriminatorHead`, `losses.discriminator_loss`|
-| p_S proportional to p_G x L_D minimizes the variance,       | `replacement.hp_loss_log_weights`                     |
+| p_S proportional to p_G x L_D minimizes the variance,       | `replacement.hp_loss_weights`                         |
 | the proposition of section 3; its estimator                 | `replacement.importance_weights` (off by default)     |
 | HP_Loss: estimate D_hat = sigmoid(e(x')·h_S), L_S           | `heads.VocabularyTransform`,                          |
 |                                                             | `losses.hp_loss_sampler_loss`                         |

@@ -17,28 +17,31 @@ PIECEWISE_THRESHOLD = 0.2  # paper, ablation of the focal loss: gamma = 3 where 
 PIECEWISE_GAMMA = (3.0, 5.0)
 
 
-def log_probability(logits_XV: Tensor, log_p_XV: Tensor, ids_X: Tensor) -> Tensor:
+def log_probability(logits_XV: Tensor, p_XV: Tensor, top_X: Tensor, ids_X: Tensor) -> Tensor:
     """Of one token a row, [X]: the value and the gradient of `logits.log_softmax(-1).gather(-1, ids)`.
 
-    `log_p` is the log-softmax, without gradient. The backward makes one tensor [X, V] where autograd makes three.
+    `p` is the softmax, without gradient, and `top` the most likely token, whose probability is no rounding of zero. The
+    backward makes one tensor [X, V] where autograd makes three.
     """
-    return _LogProbability.apply(logits_XV, log_p_XV, ids_X)
+    return _LogProbability.apply(logits_XV, p_XV, top_X, ids_X)
 
 
 class _LogProbability(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, logits_XV: Tensor, log_p_XV: Tensor, ids_X: Tensor) -> Tensor:
-        ctx.save_for_backward(log_p_XV, ids_X)
-        return log_p_XV.gather(-1, ids_X[..., None]).squeeze(-1)
+    def forward(ctx: Any, logits_XV: Tensor, p_XV: Tensor, top_X: Tensor, ids_X: Tensor) -> Tensor:
+        ctx.save_for_backward(p_XV, ids_X)
+        top_X1, ids_X1 = top_X[..., None], ids_X[..., None]
+        below_top_X1 = logits_XV.gather(-1, ids_X1) - logits_XV.gather(-1, top_X1)
+        return (below_top_X1 + p_XV.gather(-1, top_X1).log()).squeeze(-1)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient_X: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, gradient_X: Tensor) -> tuple[Tensor, None, None, None]:
         """(1 where it is the token, else 0) - p, times what comes from above."""
-        log_p_XV, ids_X = ctx.saved_tensors
+        p_XV, ids_X = ctx.saved_tensors
         gradient_X1 = gradient_X[..., None]
-        gradient_XV = log_p_XV.exp().mul_(-gradient_X1).scatter_add_(-1, ids_X[..., None], gradient_X1)
-        return gradient_XV, None, None
+        gradient_XV = (p_XV * -gradient_X1).scatter_add_(-1, ids_X[..., None], gradient_X1)
+        return gradient_XV, None, None, None
 
 
 def focal_loss(log_p_original: Tensor, gamma: Gamma) -> Tensor:

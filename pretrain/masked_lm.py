@@ -14,12 +14,13 @@ from pretrain.encoder import ElectraEncoder
 from pretrain.heads import VocabularyScores, VocabularyTransform
 from pretrain.losses import focal_loss, log_probability
 from pretrain.replacement import entropy, keeps_token, replace
+from pretrain.vocabulary import largest
 
 
 class Prediction(NamedTuple):
     """What a masked language model says of the masked positions."""
 
-    log_p_BKV: Tensor
+    p_BKV: Tensor
     """Of every token, without gradient."""
     log_p_original_BK: Tensor
     """Of the original tokens, differentiable."""
@@ -32,7 +33,7 @@ class Prediction(NamedTuple):
     @property
     def log_max_p_BK(self) -> Tensor:
         """Log-probability of the most likely token."""
-        return at(self.log_p_BKV, self.top_BK)
+        return log_at(self.p_BKV, self.top_BK)
 
 
 class MaskedLMOutput(NamedTuple):
@@ -89,19 +90,20 @@ def masked_states(encoder: ElectraEncoder, batch: Batch, special_mask_id: int, k
 def predict(batch: Batch, logits_BKV: Tensor, with_entropy: bool = False) -> Prediction:
     """The distribution that the logits stand for."""
     original_BK = batch.input_ids_BL.gather(1, batch.masked_positions_BK)
-    log_p_BKV = logits_BKV.detach().log_softmax(-1)
+    p_BKV, top_BK = logits_BKV.detach().softmax(-1), largest(logits_BKV)
     return Prediction(
-        log_p_BKV=log_p_BKV,
-        log_p_original_BK=log_probability(logits_BKV, log_p_BKV, original_BK),
+        p_BKV=p_BKV,
+        log_p_original_BK=log_probability(logits_BKV, p_BKV, top_BK, original_BK),
         original_BK=original_BK,
-        top_BK=logits_BKV.detach().argmax(-1),
-        entropy_BK=entropy(log_p_BKV) if with_entropy else None,
+        top_BK=top_BK,
+        entropy_BK=entropy(p_BKV) if with_entropy else None,
     )
 
 
-def at(values_BKV: Tensor, ids_BK: Tensor) -> Tensor:
-    """The value of one token a position."""
-    return values_BKV.gather(-1, ids_BK[..., None]).squeeze(-1)
+def log_at(p_BKV: Tensor, ids_BK: Tensor) -> Tensor:
+    """Log-probability of one token a position; of one too small for its type, of the least it can hold."""
+    p_BK = p_BKV.gather(-1, ids_BK[..., None]).squeeze(-1)
+    return p_BK.clamp(min=torch.finfo(p_BK.dtype).tiny).log()
 
 
 def masked_sum(values: Tensor, valid: Tensor) -> Tensor:

@@ -1,11 +1,11 @@
 """Replacement sampling as pure functions: the distribution p_S, the draw, and the replaced sequence.
 
 Everything here runs in fp32 or wider and carries no gradient: sampling is not differentiated (paper section 3.2).
+A distribution is given by weights: probabilities up to a factor, of which a row's largest is a normal number.
 Shape letters: X any leading dimensions, V vocabulary, B batch, L length, K masked positions a sequence.
 A tensor [X, V] is the largest of a step: each is made once and worked on in place.
 """
 
-import math
 from typing import NamedTuple
 
 import torch
@@ -13,9 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pretrain.data import Batch
+from pretrain.vocabulary import inverse_cdf
 
-SOFTPLUS_IS_EXP_BELOW = -15.0  # there softplus(z) = log(1 + e^z) = e^z to fp32 precision, so its logarithm is z
-
+LEAST_LOSS = 1e-30
+"""Under L_hat: times the largest p_G, at least 1/V, it is still a normal number of fp32. It changes p_S where all that
+p_G holds likely is estimated to cost the discriminator less than that."""
 UNIFORM_BITS = 24
 """Of a uniform (`ordering.uniforms`), all exact in fp32; the lowest is always set."""
 ENTROPY_ROWS = 64
@@ -24,40 +26,37 @@ GOLDEN_24 = 0x9E3779  # 2^24 over the golden ratio, odd: multiples of it modulo 
 
 
 @torch.no_grad()
-def log_softplus(z: Tensor) -> Tensor:
-    """log(log(1 + e^z)), finite wherever z is."""
-    result = F.softplus(z).log_()
-    return torch.where(z < SOFTPLUS_IS_EXP_BELOW, z, result, out=result)
-
-
-@torch.no_grad()
-def hp_loss_log_weights(log_p_G_XV: Tensor, z_XV: Tensor, original_X: Tensor, temperature: float = 1.0) -> Tensor:
-    """HP_Loss: log of p_G^(1/T) L_hat up to a constant, [X, V].
+def hp_loss_weights(p_G_XV: Tensor, z_XV: Tensor, original_X: Tensor, temperature: float = 1.0) -> Tensor:
+    """HP_Loss: p_G^(1/T) L_hat, [X, V]; made in place of z.
 
     L_hat = -log D_hat = softplus(-z) for the original token and -log(1 - D_hat) = softplus(z) for every other
     (paper, equations of section 3.3), with D_hat = sigmoid(z).
     """
     original_X1 = original_X[..., None]
-    log_loss_XV = log_softplus(z_XV).scatter_(-1, original_X1, log_softplus(-z_XV.gather(-1, original_X1)))
-    return log_loss_XV.add_(tempered(log_p_G_XV, temperature))
+    of_original_X1 = F.softplus(-z_XV.gather(-1, original_X1))
+    loss_XV = torch.ops.aten.softplus.out(z_XV, out=z_XV).scatter_(-1, original_X1, of_original_X1)
+    return loss_XV.clamp_(min=LEAST_LOSS).mul_(tempered(p_G_XV, temperature))
 
 
 @torch.no_grad()
-def tempered(log_p_XV: Tensor, temperature: float) -> Tensor:
-    """Log of p^(1/T) up to a constant."""
-    return log_p_XV if temperature == 1 else log_p_XV / temperature
+def tempered(p_XV: Tensor, temperature: float) -> Tensor:
+    """Weights of p^(1/T); the largest is 1 where T is not."""
+    return p_XV if temperature == 1 else (p_XV / p_XV.amax(-1, keepdim=True)).pow_(1 / temperature)
 
 
 @torch.no_grad()
-def without_original(log_weights_XV: Tensor, original_X: Tensor) -> Tensor:
-    """The same weights but zero for the original token (google-research/electra `disallow_correct`)."""
-    return log_weights_XV.scatter(-1, original_X[..., None], -math.inf)
+def without_original(weights_XV: Tensor, original_X: Tensor) -> Tensor:
+    """The same weights but zero for the original token (google-research/electra `disallow_correct`).
+
+    Beside an original that leaves the others no weight at all, they are equally likely.
+    """
+    return weights_XV.clamp(min=torch.finfo(weights_XV.dtype).tiny).scatter_(-1, original_X[..., None], 0.0)
 
 
 @torch.no_grad()
-def mixture(log_p_S_XV: Tensor, log_p_G_XV: Tensor, share: float) -> Tensor:
-    """Log of (1 - share) p_S + share p_G; both normalized, and so is the result."""
-    return torch.logaddexp(log_p_S_XV + math.log1p(-share), log_p_G_XV + math.log(share))
+def mixture(p_S_XV: Tensor, p_G_XV: Tensor, share: float) -> Tensor:
+    """(1 - share) p_S + share p_G; both normalized, and so is the result."""
+    return p_S_XV.lerp(p_G_XV, share)
 
 
 class Sampled(NamedTuple):
@@ -73,32 +72,28 @@ class Sampled(NamedTuple):
 
 
 @torch.no_grad()
-def sample(log_weights_XV: Tensor, uniform_X: Tensor) -> Sampled:
-    """Draws one token a row in proportion to exp(log_weights) by inverse CDF.
+def sample(weights_XV: Tensor, uniform_X: Tensor) -> Sampled:
+    """Draws one token a row in proportion to its weight by inverse CDF; `uniform` as `inverse_cdf` wants it.
 
-    `uniform_X` lies in [0, 1) with at most 24 bits, so the target stays below the total and a token of weight zero,
-    whose step in the CDF is empty, is never drawn. Of weights that are NaN the last token is, with probability NaN: the
-    loss shall say it, not an index beyond the vocabulary.
+    Of weights that are not finite some token is drawn, with probability NaN: the loss shall say it, not an index beyond
+    the vocabulary.
     """
-    largest_X1 = log_weights_XV.amax(-1, keepdim=True)
-    cdf_XV = (log_weights_XV - largest_X1).exp_().cumsum_(-1)
-    total_X1 = cdf_XV[..., -1:]
-    token_X1 = torch.searchsorted(cdf_XV, uniform_X[..., None] * total_X1, right=True)
-    token_X1.clamp_(max=log_weights_XV.shape[-1] - 1)
-    log_probability_X1 = log_weights_XV.gather(-1, token_X1) - largest_X1 - total_X1.log()
-    return Sampled(token_X1.squeeze(-1), log_probability_X1.squeeze(-1), -total_X1.log().squeeze(-1))
+    tokens_X, total_X = inverse_cdf(weights_XV, uniform_X)
+    total_X = total_X + 0 * total_X  # infinity becomes NaN
+    weight_X = weights_XV.gather(-1, tokens_X[..., None]).squeeze(-1)
+    return Sampled(tokens_X, (weight_X / total_X).log(), (weights_XV.amax(-1) / total_X).log())
 
 
 @torch.no_grad()
-def entropy(log_weights_XV: Tensor) -> Tensor:
-    """Of the distribution in proportion to exp(log_weights), in nats [X]; a few rows at a time."""
-    rows = [_row_entropy(part_RV) for part_RV in log_weights_XV.flatten(0, -2).split(ENTROPY_ROWS)]
-    return torch.cat(rows).view(log_weights_XV.shape[:-1])
+def entropy(weights_XV: Tensor) -> Tensor:
+    """Of the distribution in proportion to the weights, in nats [X]; a few rows at a time."""
+    rows = [_row_entropy(part_RV) for part_RV in weights_XV.flatten(0, -2).split(ENTROPY_ROWS)]
+    return torch.cat(rows).view(weights_XV.shape[:-1])
 
 
-def _row_entropy(log_weights_RV: Tensor) -> Tensor:
-    log_p_RV = log_weights_RV.log_softmax(-1).clamp_(min=torch.finfo(log_weights_RV.dtype).min)  # 0 log 0 is 0
-    return -torch.linalg.vecdot(log_p_RV.exp(), log_p_RV)
+def _row_entropy(weights_RV: Tensor) -> Tensor:
+    p_RV = weights_RV / weights_RV.sum(-1, keepdim=True)
+    return -torch.xlogy(p_RV, p_RV).sum(-1)  # 0 log 0 is 0
 
 
 @torch.no_grad()

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from pretrain.config import ObjectiveConfig
 from pretrain.losses import log_probability
-from pretrain.masked_lm import Prediction, at
-from pretrain.replacement import Sampled, entropy, hp_loss_log_weights, mixture, sample, tempered, without_original
+from pretrain.masked_lm import Prediction, log_at
+from pretrain.replacement import Sampled, entropy, hp_loss_weights, mixture, sample, tempered, without_original
+from pretrain.vocabulary import largest
 
 Scores = Callable[[Tensor | None], Tensor]
 """The sampling head's logits: of every token [B, K, V], or of the given ids alone [B, K]."""
@@ -63,8 +64,8 @@ def draw_from_generator(
     prediction: Prediction, scores: Scores | None, uniforms_BK: Tensor, objective: ObjectiveConfig
 ) -> Draw:
     """ELECTRA: x' from p_G; with `scores`, what HP_Loss's head estimates of it comes along."""
-    log_weights_BKV = tempered(prediction.log_p_BKV, objective.temperature)
-    sampled = _sample(log_weights_BKV, prediction, uniforms_BK, objective)
+    weights_BKV = tempered(prediction.p_BKV, objective.temperature)
+    sampled = _sample(weights_BKV, prediction, uniforms_BK, objective)
     z_BK = scores(sampled.tokens_X) if scores is not None and objective.name == "hp_loss" else None
     return _draw(prediction, sampled, z_BK=z_BK)
 
@@ -75,39 +76,34 @@ def draw_by_estimated_loss(
     """HP_Loss: x' in proportion to p_G L_hat; the gradient of L_S is kept for the sampled column alone."""
     with torch.no_grad():
         z_BKV = scores(None)
-    log_weights_BKV = hp_loss_log_weights(prediction.log_p_BKV, z_BKV, prediction.original_BK, objective.temperature)
-    del z_BKV
-    sampled = _sample(log_weights_BKV, prediction, uniforms_BK, objective)
+    weights_BKV = hp_loss_weights(prediction.p_BKV, z_BKV, prediction.original_BK, objective.temperature)
+    sampled = _sample(weights_BKV, prediction, uniforms_BK, objective)
     return _draw(prediction, sampled, z_BK=scores(sampled.tokens_X))
 
 
 def draw_from_head(prediction: Prediction, scores: Scores, uniforms_BK: Tensor, objective: ObjectiveConfig) -> Draw:
     """HP_Dist: x' from p_S, or from a proposal around it that leaves L_S unbiased."""
     scores_BKV = scores(None)
-    log_p_S_BKV = log_q_BKV = scores_BKV.detach().log_softmax(-1)
-    if objective.temperature != 1:
-        log_q_BKV = tempered(log_q_BKV, objective.temperature).log_softmax(-1)
+    p_S_BKV = scores_BKV.detach().softmax(-1)
+    weights_BKV = tempered(p_S_BKV, objective.temperature)
     if objective.mixture:
-        log_q_BKV = mixture(log_q_BKV, prediction.log_p_BKV, objective.mixture)
-    sampled = _sample(log_q_BKV, prediction, uniforms_BK, objective)
-    if not objective.forbid_original:  # already normalized: no need for the rounding of another sum
-        sampled = sampled._replace(log_probability_X=at(log_q_BKV, sampled.tokens_X))
-    return _draw(prediction, sampled, log_p_S_BK=log_probability(scores_BKV, log_p_S_BKV, sampled.tokens_X))
+        weights_BKV = mixture(weights_BKV / weights_BKV.sum(-1, keepdim=True), prediction.p_BKV, objective.mixture)
+    sampled = _sample(weights_BKV, prediction, uniforms_BK, objective)
+    log_p_S_BK = log_probability(scores_BKV, p_S_BKV, largest(scores_BKV), sampled.tokens_X)
+    return _draw(prediction, sampled, log_p_S_BK=log_p_S_BK)
 
 
-def _sample(
-    log_weights_BKV: Tensor, prediction: Prediction, uniforms_BK: Tensor, objective: ObjectiveConfig
-) -> Sampled:
+def _sample(weights_BKV: Tensor, prediction: Prediction, uniforms_BK: Tensor, objective: ObjectiveConfig) -> Sampled:
     if objective.forbid_original:
-        log_weights_BKV = without_original(log_weights_BKV, prediction.original_BK)
-    sampled = sample(log_weights_BKV, uniforms_BK)
-    return sampled if prediction.entropy_BK is None else sampled._replace(entropy_X=entropy(log_weights_BKV))
+        weights_BKV = without_original(weights_BKV, prediction.original_BK)
+    sampled = sample(weights_BKV, uniforms_BK)
+    return sampled if prediction.entropy_BK is None else sampled._replace(entropy_X=entropy(weights_BKV))
 
 
 def _draw(prediction: Prediction, sampled: Sampled, **beliefs: Tensor | None) -> Draw:
     return Draw(
         tokens_BK=sampled.tokens_X,
-        log_p_G_BK=at(prediction.log_p_BKV, sampled.tokens_X),
+        log_p_G_BK=log_at(prediction.p_BKV, sampled.tokens_X),
         log_q_BK=sampled.log_probability_X,
         log_max_p_G_BK=prediction.log_max_p_BK,
         log_max_q_BK=sampled.log_largest_X,

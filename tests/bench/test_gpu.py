@@ -86,15 +86,13 @@ def test_all_parts_together_have_no_more_than_the_time_there_is(tmp_path):
 def test_a_sampler_that_is_off_is_noticed(monkeypatch):
     where = setting("cpu")
     assert outcome(partial(check_distribution, where))["outcome"] == "passed"
-    monkeypatch.setattr(
-        bench.gpu_checks, "sample", lambda log_weights_XV, uniform_X: sample(log_weights_XV * 0.95, uniform_X)
-    )
+    monkeypatch.setattr(bench.gpu_checks, "sample", lambda weights_XV, uniform_X: sample(weights_XV**0.95, uniform_X))
     assert outcome(partial(check_distribution, where))["outcome"] == "failed"
 
 
 def test_a_sampler_that_draws_one_wrong_token_is_noticed(monkeypatch):
-    def wrong_once(log_weights_XV, uniform_X):
-        drawn = sample(log_weights_XV, uniform_X)
+    def wrong_once(weights_XV, uniform_X):
+        drawn = sample(weights_XV, uniform_X)
         drawn.tokens_X[7] += 1
         return drawn
 
@@ -106,9 +104,9 @@ def test_a_sampler_that_draws_one_wrong_token_is_noticed(monkeypatch):
 
 def test_a_draw_that_rounding_turns_over_is_not_a_wrong_one():
     """Uniforms at the step between two tokens, as sums in another order move it."""
-    log_weights_XV, end = torch.zeros(3, 8), 3 / 8
+    weights_XV, end = torch.ones(3, 8), 3 / 8
     uniform_X = torch.tensor([end - 1e-7, end + 1e-7, end + 1e-3])
-    missed_X = missed_by(log_weights_XV, uniform_X, torch.tensor([3, 2, 2]))
+    missed_X = missed_by(weights_XV, uniform_X, torch.tensor([3, 2, 2]))
     assert (missed_X[:2] > 0).all() and (missed_X[:2] < MISSED).all()
     assert missed_X[2] == pytest.approx(1e-3, rel=1e-3)
 

@@ -24,11 +24,19 @@ def test_the_log_probability_and_its_gradient_are_autograds() -> None:
     torch.manual_seed(0)
     logits = (torch.randn(4, 3, 11, dtype=torch.float64) * 5).requires_grad_()
     ids, above = torch.randint(11, (4, 3)), torch.randn(4, 3, dtype=torch.float64)
-    ours = log_probability(logits, logits.detach().log_softmax(-1), ids)
+    ours = log_probability(logits, logits.detach().softmax(-1), logits.argmax(-1), ids)
     theirs = logits.log_softmax(-1).gather(-1, ids[..., None]).squeeze(-1)
-    assert torch.equal(ours, theirs)
+    assert torch.allclose(ours, theirs, rtol=1e-14)
     gradients = [torch.autograd.grad(value, logits, above)[0] for value in (ours, theirs)]
     assert torch.allclose(*gradients, rtol=1e-12, atol=1e-15)
+
+
+def test_the_log_probability_is_exact_where_the_probability_is_a_rounding_of_zero_or_one() -> None:
+    logits = torch.tensor([300.0, 0.0, 299.5])
+    p, top = logits.softmax(-1), torch.tensor(0)
+    found = [log_probability(logits, p, top, torch.tensor(token)).item() for token in range(3)]
+    assert p[1] == 0
+    assert found == pytest.approx(logits.double().log_softmax(-1).tolist(), rel=1e-6)
 
 
 def test_gamma_zero_focal_is_cross_entropy() -> None:

@@ -57,8 +57,8 @@ def test_observations_are_the_models_own_numbers_at_each_masked_position(
             estimate = torch.sigmoid(output.draw.z_BK[b, k])
             other = bool(output.replaced_BL[b, position])
             assert observed.sampled_other[row] == other
-            log_p_V = model.generate(batch)[0].log_p_BKV[b, k].detach()
-            expected_entropy = -(log_p_V.exp() * log_p_V).sum().item()
+            p_V = model.generate(batch)[0].p_BKV[b, k]
+            expected_entropy = -(p_V * p_V.log()).sum().item()
             assert everything.under["p_G"].entropy_q[row] == pytest.approx(expected_entropy, rel=1e-4)
             expected = -torch.log(1 - estimate if other else estimate)
             assert observed.estimated_loss[row] == pytest.approx(expected.item(), rel=1e-4)

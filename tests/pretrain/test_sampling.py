@@ -19,8 +19,8 @@ RARE = 5e-4
 
 def prediction(seed: int) -> Prediction:
     logits = torch.randn(VOCABULARY, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * 2
-    log_p = logits.log_softmax(-1).expand(1, DRAWS, VOCABULARY)
-    return Prediction(log_p, log_p[..., ORIGINAL], torch.full((1, DRAWS), ORIGINAL), log_p.argmax(-1))
+    p = logits.softmax(-1).expand(1, DRAWS, VOCABULARY)
+    return Prediction(p, p[..., ORIGINAL].log(), torch.full((1, DRAWS), ORIGINAL), p.argmax(-1))
 
 
 def head(seed: int) -> Callable[[Tensor | None], Tensor]:
@@ -31,7 +31,7 @@ def head(seed: int) -> Callable[[Tensor | None], Tensor]:
 
 def expected(seed: int, objective: ObjectiveConfig) -> Tensor:
     """The sampling distribution, from the formulas of the paper and of the switches."""
-    p_G, z = prediction(seed).log_p_BKV[0, 0].exp(), head(seed)(None)[0, 0]
+    p_G, z = prediction(seed).p_BKV[0, 0], head(seed)(None)[0, 0]
     D = torch.sigmoid(z)
     if objective.name == "hp_loss":
         loss = -torch.log(1 - D)
@@ -79,9 +79,9 @@ def test_sampled_frequencies_and_reported_probabilities_are_those_of_the_distrib
     assert chisquare(observed[keep].numpy(), wanted[keep].numpy()).pvalue > 1e-4
     assert torch.allclose(drawn.log_q_BK.exp(), p[drawn.tokens_BK], rtol=1e-6)
     assert torch.allclose(drawn.log_max_q_BK.exp(), p.max(), rtol=1e-6)
-    p_G = prediction(seed).log_p_BKV[0, 0]
-    assert torch.equal(drawn.log_p_G_BK, p_G[drawn.tokens_BK])
-    assert torch.equal(drawn.log_max_p_G_BK[0, 0], p_G.max())
+    log_p_G = prediction(seed).p_BKV[0, 0].log()
+    assert torch.equal(drawn.log_p_G_BK, log_p_G[drawn.tokens_BK])
+    assert torch.equal(drawn.log_max_p_G_BK[0, 0], log_p_G.max())
 
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: " ".join(map(str, setting.values())))

@@ -121,9 +121,9 @@ def padded(batch: Batch, columns: int) -> Batch:
     return Batch(*wider)
 
 
-def forced_sample(log_weights_XV: Tensor, uniform_X: Tensor) -> Sampled:
-    tokens_X = (uniform_X * log_weights_XV.shape[-1]).long()
-    return sample(log_weights_XV, uniform_X)._replace(tokens_X=tokens_X)
+def forced_sample(weights_XV: Tensor, uniform_X: Tensor) -> Sampled:
+    tokens_X = (uniform_X * weights_XV.shape[-1]).long()
+    return sample(weights_XV, uniform_X)._replace(tokens_X=tokens_X)
 
 
 def main(folder: str, result: str, *part: str) -> None:

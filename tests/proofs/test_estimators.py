@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pretrain.data import Batch
 from pretrain.electra import Electra, ElectraOutput
-from pretrain.replacement import hp_loss_log_weights
+from pretrain.replacement import hp_loss_weights
 from tests.pretrain.conftest import CLS, SEP, VOCABULARY
 
 SEEDS = (0, 1, 2)
@@ -32,7 +32,11 @@ def p_S_of(p_G: Tensor, loss: Tensor) -> Tensor:
     """The sampling distribution of HP_Loss whose estimate is exactly `loss`."""
     z = torch.log(torch.expm1(loss))  # softplus(z) = loss; for the original token softplus(-z) is
     z[ORIGINAL] = -z[ORIGINAL]
-    return hp_loss_log_weights(p_G.log(), z, torch.tensor(ORIGINAL)).softmax(-1)
+    return normalized(hp_loss_weights(p_G, z, torch.tensor(ORIGINAL)))
+
+
+def normalized(weights: Tensor) -> Tensor:
+    return weights / weights.sum()
 
 
 def mean_and_variance(p_G: Tensor, loss: Tensor, q: Tensor) -> tuple[float, float]:

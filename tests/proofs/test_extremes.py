@@ -45,9 +45,9 @@ def test_nothing_overflows_at_the_ends_of_fp16(setting: dict[str, object], gamma
     objective = ObjectiveConfig.from_values(setting | {"gamma": gamma})
     logits, z, d = rows(0), rows(1), rows(2)[..., 0].detach().requires_grad_()
     original = torch.randint(7, (1, ROWS), generator=torch.Generator().manual_seed(3))
-    log_p = full_precision(logits.detach()).log_softmax(-1)
-    log_p_original = log_probability(full_precision(logits), log_p, original)
-    prediction = Prediction(log_p, log_p_original, original, logits.detach().argmax(-1))
+    p, top = full_precision(logits.detach()).softmax(-1), logits.detach().argmax(-1)
+    log_p_original = log_probability(full_precision(logits), p, top, original)
+    prediction = Prediction(p, log_p_original, original, top)
     wide = full_precision(z)
 
     def scores(ids: Tensor | None) -> Tensor:

@@ -34,11 +34,12 @@ def expected_gradient(
     """Largest component of the mean gradient over x' ~ q with respect to the logits of p_S."""
     logits = p_S.log().requires_grad_()
     log_p_S = logits.log_softmax(-1)
-    log_q = tempered(log_p_S.detach(), temperature).log_softmax(-1)
+    weights = tempered(log_p_S.detach().exp(), temperature)
+    q = weights / weights.sum()
     if share:
-        log_q = mixture(log_q, p_G.log(), share)
-    L_S = hp_dist_sampler_loss(log_p_S, p_G.log() - log_q, loss, ratio_clip)
-    (log_q.exp() * L_S).sum().backward()
+        q = mixture(q, p_G, share)
+    L_S = hp_dist_sampler_loss(log_p_S, (p_G / q).log(), loss, ratio_clip)
+    (q * L_S).sum().backward()
     assert logits.grad is not None
     return logits.grad.abs().max().item()
 

@@ -22,13 +22,13 @@ from tests.pretrain.conftest import MASK, SMALL_MODEL
 VOCABULARY = 1009
 COUNTS = {
     # forward: made, alive at once, kept for the backward; backward: made, alive at once
-    "electra": (3, 2, 1, 1, 2),
-    "hp_loss": (5, 3, 1, 1, 2),
-    "hp_dist": (5, 4, 2, 2, 3),
+    "electra": (2, 2, 1, 1, 2),
+    "hp_loss": (3, 2, 1, 1, 2),
+    "hp_dist": (4, 3, 2, 2, 3),
     "mlm": (2, 2, 1, 1, 2),
 }
-"""Made forward: scores, their log-softmax, the CDF; HP_Loss also the head's scores and log p_S, HP_Dist its scores and
-log-softmax. Kept: the log-softmax of what is differentiated. Backward: its gradient, in place."""
+"""Made forward: scores and their softmax; HP_Loss also the head's scores, which become p_S in place, HP_Dist its scores
+and softmax. Kept: the softmax of what is differentiated. Backward: its gradient, in place."""
 
 
 class LargeTensors(TorchDispatchMode):
