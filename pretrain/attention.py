@@ -19,7 +19,7 @@ from pretrain.dropout import kept
 def attend(query_BNLD: Tensor, key_BNLD: Tensor, value_BNLD: Tensor, bias: Tensor, dropout: float) -> Tensor:
     """The context [B, N, L, D]; `bias` is added to the scaled scores and broadcasts to [B, N, L, L]."""
     learning = torch.is_grad_enabled() and (dropout > 0 or bias.requires_grad)
-    if not learning or query_BNLD.device.type != "cpu":
+    if not learning or query_BNLD.device.type != "cpu" or torch.compiler.is_compiling():
         return F.scaled_dot_product_attention(query_BNLD, key_BNLD, value_BNLD, attn_mask=bias, dropout_p=dropout)
     bias_BNLL = bias.expand(*query_BNLD.shape[:3], key_BNLD.shape[2])
     return _Attend.apply(query_BNLD, key_BNLD, value_BNLD, bias_BNLL, dropout)

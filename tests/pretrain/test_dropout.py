@@ -5,6 +5,19 @@ import torch
 
 from pretrain.dropout import Dropout, kept
 
+HALF_AND_FULL = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
+
+
+@pytest.mark.parametrize("dtype", HALF_AND_FULL)
+@pytest.mark.parametrize("p", [1e-9, 0.1, 0.5, 1 - 1e-9])
+def test_the_factors_are_zero_and_what_keeps_the_mean_whatever_the_precision(p: float, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    dropped = min(round(p * 65536), 65535)
+    factors = kept(torch.Size([300, 1001]), p, dtype)
+    assert factors.dtype == dtype and factors.shape == (300, 1001)
+    expected = torch.tensor([0.0, 65536 / (65536 - dropped)], dtype=torch.float64).to(dtype)
+    assert set(factors.unique().tolist()) == set(expected[0 if dropped else 1 :].tolist())
+
 
 @pytest.mark.parametrize("p", [0.1, 0.5])
 def test_the_dropped_share_is_p_and_the_mean_stays(p: float) -> None:
@@ -33,7 +46,7 @@ def test_the_gradient_passes_where_the_value_did_with_the_same_factor() -> None:
     assert torch.equal(dropped, values.detach() * values.grad)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("dtype", HALF_AND_FULL)
 def test_the_seed_decides_and_the_precision_changes_no_choice(dtype: torch.dtype) -> None:
     def drawn(seed: int, dtype: torch.dtype) -> torch.Tensor:
         torch.manual_seed(seed)
