@@ -29,6 +29,7 @@ from pretrain.masked_lm import masked_states
 from pretrain.models import compile_layers
 from pretrain.presets import preset, with_objective
 from pretrain.processes import World, start_processes
+from pretrain.sampling import draw
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 Name = Literal["eager", "compiled", "electra", "hp_loss", "hp_dist", "hp_loss_compiled"]
@@ -170,24 +171,30 @@ def parts(run: RunConfig, batch: Batch, options: StepOptions, step: Callable[[],
     device = batch.input_ids_BL.device
     model = new_model(run, step.compiled).to(device, DTYPES[options.dtype])
     tokens_BK = batch.input_ids_BL.gather(1, batch.masked_positions_BK)
-    works: list[Callable[[], torch.Tensor]] = [
-        lambda: model(batch).loss,
-        lambda: masked_states(model.generator, batch, MASK, 0.0),
-        lambda: model.discriminate(batch, tokens_BK)[0],
-    ]
-    turns = [[seconds_of(lambda work=work: train(model, work)) for work in works] for _ in range(1 + REPEATS)]
-    whole, generator, discriminator = map(statistics.median, zip(*turns[1:], strict=True))
+    hidden_BKH = masked_states(model.generator, batch, MASK, 0.0).detach().requires_grad_()
+    works: dict[str, Callable[[], torch.Tensor]] = {
+        "generator": lambda: masked_states(model.generator, batch, MASK, 0.0),
+        "heads and sampling": lambda: heads_and_sampling(model, batch, hidden_BKH),
+        "discriminator": lambda: model.discriminate(batch, tokens_BK)[0],
+    }
+    turns = [[seconds_of(lambda work=work: train(model, work)) for work in works.values()] for _ in range(1 + REPEATS)]
     with Collectives(world_size=1) as collectives:
         step()
     host_batch = batch.to(torch.device("cpu")).pinned()
     return {
-        "generator": generator,
-        "heads and sampling": max(0.0, whole - generator - discriminator),
-        "discriminator": discriminator,
+        **dict(zip(works, map(statistics.median, zip(*turns[1:], strict=True)), strict=True)),
         "update": statistics.median(step.updating) - collectives.seconds,
         "communication": collectives.seconds,
         "data": seconds_of(lambda: host_batch.to(device)),
     }
+
+
+def heads_and_sampling(model: Electra, batch: Batch, hidden_BKH: torch.Tensor) -> torch.Tensor:
+    """All that is differentiated of the vocabulary heads and the draw."""
+    prediction, scores = model.heads(batch, hidden_BKH)
+    drawn = draw(prediction, scores, batch.uniforms_BK, model.objective)
+    differentiated = (prediction.log_p_original_BK, drawn.z_BK, drawn.log_p_S_BK)
+    return torch.stack([values_BK for values_BK in differentiated if values_BK is not None])
 
 
 def train(model: Electra, work: Callable[[], torch.Tensor]) -> None:

@@ -8,6 +8,7 @@ The two take turns on the same numbers, forward and backward where both are trai
 import statistics
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,6 +29,7 @@ from data_prep.masking import masked_count
 from pretrain.attention import attend
 from pretrain.dropout import Dropout
 from pretrain.encoder import EncoderConfig
+from pretrain.half_precision import LayerNorm, look_up
 from pretrain.linear import linear
 from pretrain.losses import log_probability
 from pretrain.presets import preset
@@ -69,7 +71,10 @@ def pairs(options: KernelOptions) -> Iterator[Pair]:
     yield attention(config, options, dtype)
     yield dropout(config, options, dtype)
     yield dense(config, options, dtype)
+    yield norm(config, options, dtype)
+    yield words(config, options, dtype)
     yield sampling(options)
+    yield most_likely(options)
     yield token_probability(options)
 
 
@@ -101,6 +106,20 @@ def dense(config: EncoderConfig, options: KernelOptions, dtype: torch.dtype) -> 
     )
 
 
+def norm(config: EncoderConfig, options: KernelOptions, dtype: torch.dtype) -> Pair:
+    shape = (options.batch_size, options.seq_length, config.hidden_size)
+    values = torch.randn(shape, dtype=dtype, requires_grad=True)
+    layer = LayerNorm(config.hidden_size, dtype=dtype)
+    theirs = partial(F.layer_norm, values, layer.normalized_shape, layer.weight, layer.bias, layer.eps)
+    return Pair("LayerNorm", backward(theirs), backward(lambda: layer(values)))
+
+
+def words(config: EncoderConfig, options: KernelOptions, dtype: torch.dtype) -> Pair:
+    ids = torch.randint(VOCABULARY, (options.batch_size, options.seq_length))
+    table = torch.randn(VOCABULARY, config.embedding_size, dtype=dtype, requires_grad=True)
+    return Pair("embeddings of words", backward(lambda: F.embedding(ids, table)), backward(lambda: look_up(ids, table)))
+
+
 def sampling(options: KernelOptions) -> Pair:
     p_XV, uniform_X = scores(options).softmax(-1), torch.rand(masked(options)).clamp_(max=1 - 2**-24)
     return Pair(
@@ -108,6 +127,11 @@ def sampling(options: KernelOptions) -> Pair:
         lambda: torch.multinomial(p_XV, 1),
         lambda: sample(p_XV, uniform_X),
     )
+
+
+def most_likely(options: KernelOptions) -> Pair:
+    values_XV = scores(options)
+    return Pair("the most likely token of each row", lambda: values_XV.argmax(-1), lambda: largest(values_XV))
 
 
 def token_probability(options: KernelOptions) -> Pair:

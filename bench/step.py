@@ -120,10 +120,11 @@ def speed_of(row: dict[str, Any], peers: dict[str, float]) -> str:
 
 
 def print_parts(contenders: list[Contender]) -> None:
-    """The share of each part of our steps."""
+    """What each part of our steps takes, and its share."""
     for contender in contenders:
         if parts := contender.said.get("parts"):
-            shares = ", ".join(f"{name} {part / sum(parts.values()):.0%}" for name, part in parts.items())
+            whole = sum(parts.values())
+            shares = ", ".join(f"{name} {part * 1000:.0f} ms {part / whole:.0%}" for name, part in parts.items())
             print(f"  {contender.name:16} by part: {shares}")
 
 

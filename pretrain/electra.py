@@ -77,7 +77,12 @@ class Electra(nn.Module):
     def generate(self, batch: Batch, entropies: bool = False) -> tuple[Prediction, Scores | None]:
         """What replacements are drawn from: p_G at the masked positions and, if there is one, the sampling head."""
         hidden_BKH = masked_states(self.generator, batch, self.special_mask_id, self.objective.mask_keep_fraction)
-        return self._predict(batch, hidden_BKH, entropies), self._sampler_scores(hidden_BKH)
+        return self.heads(batch, hidden_BKH, entropies)
+
+    def heads(self, batch: Batch, hidden_BKH: Tensor, entropies: bool = False) -> tuple[Prediction, Scores | None]:
+        """The same from the generator's states at the masked positions."""
+        logits_BKV = self.generator_lm_head(self.generator_predictions(hidden_BKH), self._word_embeddings)
+        return predict(batch, logits_BKV, entropies), self._sampler_scores(hidden_BKH)
 
     def judge(self, batch: Batch, prediction: Prediction, drawn: Draw) -> ElectraOutput:
         """The losses where the masked positions hold what was drawn."""
@@ -121,11 +126,6 @@ class Electra(nn.Module):
     @property
     def _word_embeddings(self) -> nn.Module:
         return self.discriminator.embeddings.word_embeddings
-
-    def _predict(self, batch: Batch, hidden_BKH: Tensor, with_entropy: bool) -> Prediction:
-        """p_G of the masked positions."""
-        projected_BKE = self.generator_predictions(hidden_BKH)
-        return predict(batch, self.generator_lm_head(projected_BKE, self._word_embeddings), with_entropy)
 
     def _sampler_scores(self, hidden_BKH: Tensor) -> Scores | None:
         """e(x)·h_S of all tokens or chosen ones; `None` without a sampling head."""

@@ -14,7 +14,7 @@ BLOCK = 128  # near the root of 30,522 tokens; from 64 to 512 the time is the sa
 
 @torch.no_grad()
 def largest(values_XV: Tensor) -> Tensor:
-    """The id of each row's largest value, the first of several [X]; 7 times as fast as `argmax` on a CPU."""
+    """The id of each row's largest value, the first of several [X]; on a CPU in a third of `argmax`'s time."""
     block_X1 = _by_block(torch.amax, values_XV).argmax(-1, keepdim=True)
     place_X1 = _block(values_XV, block_X1, fill=-torch.inf).argmax(-1, keepdim=True)
     return (block_X1 * BLOCK + place_X1).squeeze(-1)
