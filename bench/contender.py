@@ -39,7 +39,7 @@ OURS = CONTENDERS[2:]
 LEARNING_RATE = 1e-4
 MARK = "result: "
 """Begins what the parent reads, among whatever else a library prints."""
-REPEATS = 5
+REPEATS = 7
 
 
 class StepOptions(StrictConfig):
@@ -164,25 +164,32 @@ def about(run: RunConfig, batch: Batch, options: StepOptions) -> dict[str, Any]:
 def parts(run: RunConfig, batch: Batch, options: StepOptions, step: Callable[[], None]) -> dict[str, float]:
     """Seconds of each part's forward and backward, timed by itself outside the engine, and of what the engine adds.
 
+    Heads and sampling are those of ELECTRA; the sampling head is what the objective's cost more in the same turns.
     Data is a batch's way to the device: bench/engine.py --data times the wait for it. Communication is that of one
     process, the collectives that DeepSpeed calls all the same: bench/scaling.py and bench/traffic.py measure several.
     """
     assert isinstance(step, EngineStep)
     device = batch.input_ids_BL.device
-    model = new_model(run, step.compiled).to(device, DTYPES[options.dtype])
+    model, plain = (
+        new_model(chosen, step.compiled).to(device, DTYPES[options.dtype])
+        for chosen in (run, with_objective(run, "electra"))
+    )
     tokens_BK = batch.input_ids_BL.gather(1, batch.masked_positions_BK)
     hidden_BKH = masked_states(model.generator, batch, MASK, 0.0).detach().requires_grad_()
     works: dict[str, Callable[[], torch.Tensor]] = {
         "generator": lambda: masked_states(model.generator, batch, MASK, 0.0),
-        "heads and sampling": lambda: heads_and_sampling(model, batch, hidden_BKH),
+        "heads and sampling": lambda: heads_and_sampling(plain, batch, hidden_BKH),
+        "sampling head": lambda: heads_and_sampling(model, batch, hidden_BKH),
         "discriminator": lambda: model.discriminate(batch, tokens_BK)[0],
     }
     turns = [[seconds_of(lambda work=work: train(model, work)) for work in works.values()] for _ in range(1 + REPEATS)]
     with Collectives(world_size=1) as collectives:
         step()
     host_batch = batch.to(torch.device("cpu")).pinned()
+    seconds = dict(zip(works, map(statistics.median, zip(*turns[1:], strict=True)), strict=True))
+    seconds["sampling head"] = max(0.0, seconds["sampling head"] - seconds["heads and sampling"])
     return {
-        **dict(zip(works, map(statistics.median, zip(*turns[1:], strict=True)), strict=True)),
+        **seconds,
         "update": statistics.median(step.updating) - collectives.seconds,
         "communication": collectives.seconds,
         "data": seconds_of(lambda: host_batch.to(device)),

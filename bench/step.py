@@ -124,7 +124,7 @@ def print_parts(contenders: list[Contender]) -> None:
     for contender in contenders:
         if parts := contender.said.get("parts"):
             whole = sum(parts.values())
-            shares = ", ".join(f"{name} {part * 1000:.0f} ms {part / whole:.0%}" for name, part in parts.items())
+            shares = ", ".join(f"{name} {part * 1000:,.0f} ms {part / whole:.0%}" for name, part in parts.items())
             print(f"  {contender.name:16} by part: {shares}")
 
 

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 BITS = 16
 """Of the probability too: 0.1 becomes 6554 / 65536."""
 LANES = 64 // BITS
-HALF_PRECISION = (torch.bfloat16, torch.float16)
 
 
 class Dropout(nn.Module):
@@ -35,7 +34,7 @@ def kept(shape: torch.Size, p: float, dtype: torch.dtype) -> Tensor:
     bits = _random_words(-(-count // LANES)).view(torch.int16)[:count]
     dropped = min(round(p * 2**BITS), 2**BITS - 1)
     first_kept, factor = dropped - 2 ** (BITS - 1), 2**BITS / (2**BITS - dropped)
-    if dtype in HALF_PRECISION and dropped:  # in place: 0 or 1, times the bits of the factor
+    if dtype.itemsize == 2 and dropped:  # in place: 0 or 1, times the bits of the factor
         pattern = int(torch.tensor(factor, dtype=dtype).view(torch.int16))
         return bits.clamp_(first_kept - 1, first_kept).sub_(first_kept - 1).mul_(pattern).view(dtype).view(shape)
     return torch.ge(bits, first_kept, out=torch.empty(count, dtype=dtype)).mul_(factor).view(shape)
