@@ -3,7 +3,11 @@
 from functools import partial
 
 import pytest
+import torch
 
+import pretrain.attention
+import pretrain.dropout
+import pretrain.half_precision
 from bench.batches import VOCABULARY, random_batch
 from bench.engine import EngineOptions, engine_step, new_model, operations
 from bench.forecast import (
@@ -66,13 +70,16 @@ def test_no_step_is_forecast_to_take_less_than_the_launch_of_its_kernels() -> No
     assert step.computing == KERNELS * LAUNCH
 
 
-def test_the_kernels_that_it_counts_on_are_those_of_a_whole_step() -> None:
-    """Within a tenth: on a CPU, in bf16, some sums take more operations than on a GPU."""
+def test_the_kernels_that_it_counts_on_are_those_of_a_whole_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of those that a GPU is asked for too: dropout's factors in one, sums of half precision in PyTorch's own."""
+    monkeypatch.setattr(pretrain.half_precision, "_adds_in_half", lambda tensor: False)
+    for module in (pretrain.dropout, pretrain.attention):
+        monkeypatch.setattr(module, "kept", lambda shape, p, dtype: torch.empty(shape, dtype=dtype).bernoulli_(1 - p))
     run, batch = preset("small").run, random_batch(1, 128)
     options = EngineOptions(preset="small", batch_size=1, deepspeed_config=CONFIGS / "zero1_bf16.json")
     step = engine_step(new_model(run, VOCABULARY), run, options, start_processes())
     step(batch)
-    assert operations(partial(step, batch)) == pytest.approx(KERNELS, rel=0.1)
+    assert operations(partial(step, batch)) == pytest.approx(KERNELS, rel=0.05)
 
 
 def test_the_exchange_between_machines_is_as_long_as_the_slowest_link_makes_it() -> None:
