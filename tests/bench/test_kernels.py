@@ -11,5 +11,5 @@ from bench.kernels import KernelOptions, main
 def test_the_command_prints_a_ratio_for_every_part(dtype: str, capsys: pytest.CaptureFixture[str]) -> None:
     main(KernelOptions(preset="tiny", batch_size=1, seq_length=16, dtype=dtype, repeats=1))  # type: ignore[arg-type]
     rows = capsys.readouterr().out.splitlines()[1:]
-    assert len(rows) == 5
+    assert len(rows) == 8
     assert all(re.search(r"PyTorch +\S+ ms  ours +\S+ ms +\S+x$", row) for row in rows)

@@ -77,7 +77,8 @@ def test_a_name_on_the_hub_may_have_a_configuration_and_a_revision(given, expect
 
 def test_a_dataset_is_streamed_through_the_datasets_library(tmp_path, monkeypatch):
     """A local folder stands for the hub: `datasets` takes either."""
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    for library in ("huggingface_hub.constants", "datasets.config"):  # they read the environment as they are imported
+        monkeypatch.setattr(f"{library}.HF_HUB_OFFLINE", True)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "corpus").mkdir()
     write(tmp_path / "corpus" / "train.parquet", {"text": TEXTS, "id": list(range(1000))})

@@ -109,7 +109,7 @@ def test_a_run_killed_in_the_middle_and_started_again_gives_bitwise_the_same_los
         assert [event.step for event in board.Scalars("train/discriminator_loss")] == list(range(1, 25))
 
 
-@pytest.mark.parametrize("how", ["stop file", "SIGTERM"])
+@pytest.mark.parametrize("how", [pytest.param("stop file", marks=pytest.mark.long), "SIGTERM"])
 def test_a_requested_stop_saves_exits_75_and_resumes_as_if_nothing_had_been(
     how: str, shards_folder: Path, tmp_path: Path, launch: Launch
 ) -> None:
