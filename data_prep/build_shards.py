@@ -15,34 +15,26 @@ if not __package__:  # run as a script: import from the repository, never from t
 import os
 import platform
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import BrokenExecutor
-from dataclasses import replace
 from importlib.metadata import version
 from typing import Self
 
 from pydantic import Field, field_validator, model_validator
 
-from data_prep.chunks import Chunk, read_chunks, sample_documents
-from data_prep.command_line import run_command
+from data_prep.building import make_shards
+from data_prep.chunks import sample_documents
+from data_prep.command_line import printable, run_command
 from data_prep.config import ConfigError, StrictConfig
-from data_prep.duplicates import Duplicates, are_hashed, hash_chunk
+from data_prep.defaults import RAW, SHARDS, VOCAB, require_text, require_vocab
 from data_prep.estimate import SAMPLE, estimate
 from data_prep.formats import Boundary, Reading
-from data_prep.manifest import MANIFEST_NAME, BuildConfig, Dedup, Manifest, load_manifest
-from data_prep.output import (
-    Plan,
-    clear_records,
-    earlier_plan,
-    finish,
-    finished_record,
-    locked,
-    prepare,
-    refuse_another,
-)
-from data_prep.pipeline import PUNKT_NAME, RECORDS_NAME, ChunkRecord, build_chunk
-from data_prep.progress import Progress, duration
+from data_prep.manifest import MANIFEST_NAME, BuildConfig, Dedup, Manifest
+from data_prep.output import finish, locked, open_log, prepare, refuse_another
+from data_prep.pipeline import PUNKT_NAME
+from data_prep.progress import duration
 from data_prep.punkt import PunktModel
+from data_prep.records import Plan
 from data_prep.sentences import Sentences, find_model, load_model, model_sha256, train_model
 from data_prep.sequences import Builder, Packing
 from data_prep.sources import Source, find_sources
@@ -50,18 +42,19 @@ from data_prep.tokens import WordPiece, open_tokenizer
 from data_prep.workers import Pool, start_pool
 
 _PUNKT_SAMPLE = 4_000_000  # bytes: Punkt learns at 0.6 MB/s, and its lists hardly grow after a few megabytes
-_DEFAULT_INPUT = Path("data/raw")
-_DEFAULT_VOCAB = "data/vocab"
+_MOST_WORDS = 100  # masked at once; a word's number in its n-gram is kept in a byte
 
 
 class BuildOptions(StrictConfig):
     """Options of build_shards."""
 
-    input: tuple[Path, ...] = (_DEFAULT_INPUT,)
+    takes_any_name = True
+
+    input: tuple[Path, ...] = (RAW,)
     """files, folders, globs, hub:OWNER/NAME[:CONFIG][@REVISION]"""
-    output: Path = Path("data/wikibooks")
+    output: Path = SHARDS
     """shard folder to make"""
-    vocab: str = _DEFAULT_VOCAB
+    vocab: str = str(VOCAB)
     """vocab.txt, tokenizer folder or hub name"""
     sentences: Sentences = "punkt"
     """line: the text has one a line already"""
@@ -92,8 +85,10 @@ class BuildOptions(StrictConfig):
     seed: int = 0
     """of every random choice"""
     chunk_mb: float = Field(16.0, gt=0, le=64)
-    """text per shard, in MB"""
-    workers: int = Field(os.cpu_count() or 1, ge=1)
+    """text per unit of work, in MB"""
+    shard_mb: float = Field(1000.0, gt=0, le=16_000)
+    """size of a shard, in MB"""
+    workers: int = Field(os.cpu_count() or 1, ge=1, le=4096)
     """processes; does not change the result"""
     dry_run: bool = False
     """check all, estimate time and disk, write nothing"""
@@ -103,16 +98,13 @@ class BuildOptions(StrictConfig):
         """How the input is read."""
         return Reading(self.documents, self.text_column)
 
-    @property
-    def chunk_bytes(self) -> int:
-        """Text per shard."""
-        return int(self.chunk_mb * 1e6)
-
     @field_validator("ngram")
     @classmethod
     def _sums_to_one(cls, chances: tuple[float, ...]) -> tuple[float, ...]:
         if not chances or min(chances) < 0 or abs(sum(chances) - 1) > 1e-3:
             raise ValueError(f"got {' '.join(map(str, chances))}, expected chances that sum to 1, such as .8 .1 .1")
+        if len(chances) > _MOST_WORDS:
+            raise ValueError(f"got {len(chances)} chances, expected at most {_MOST_WORDS}; leave out the last ones")
         return tuple(chance / sum(chances) for chance in chances)
 
     @model_validator(mode="after")
@@ -130,7 +122,8 @@ def main(options: BuildOptions) -> int:
         if pool is None:
             return 0
         sources = _find_sources(options)
-        tokenizer = _open_tokenizer(options.vocab)
+        require_vocab(options.vocab, options.input)
+        tokenizer = open_tokenizer(options.vocab)
         if options.dry_run:
             punkt = _punkt(options, sources, None, SAMPLE)
             print(estimate(_plan(options, sources, tokenizer, punkt), sources, tokenizer, punkt, pool.size))
@@ -139,49 +132,41 @@ def main(options: BuildOptions) -> int:
         try:
             _build(options, sources, tokenizer, pool)
         except (OSError, BrokenExecutor) as error:
-            print(f"build_shards: stopped: {error}; mend it and run the same command to go on", file=sys.stderr)
+            print(
+                f"build_shards: stopped: {printable(str(error))}; mend it and run the same command to go on",
+                file=sys.stderr,
+            )
             return 1
     return 0
 
 
 def _find_sources(options: BuildOptions) -> list[Source]:
     for given in options.input:
-        if options.output.resolve().is_relative_to(given.resolve()) and given.exists():
+        if Path(os.path.realpath(options.output)).is_relative_to(os.path.realpath(given)) and given.exists():
             raise ConfigError(f"output: {options.output} lies inside the input {given}; choose another folder")
-    if options.input == (_DEFAULT_INPUT,) and not _DEFAULT_INPUT.exists():
-        raise ConfigError(
-            f"input: {_DEFAULT_INPUT} does not exist; fill it by `make quickstart` (a small corpus of its "
-            "own), copy or link text files there, or give --input PATH"
-        )
+    require_text(options.input)
     return find_sources(options.input)
-
-
-def _open_tokenizer(vocab: str) -> WordPiece:
-    if vocab == _DEFAULT_VOCAB and not Path(vocab).exists():
-        raise ConfigError(
-            f"vocab: {vocab} does not exist; give --vocab with a vocab.txt, a tokenizer folder or a hub "
-            f"name, or train one: python data_prep/train_vocab.py --output {vocab}"
-        )
-    return open_tokenizer(vocab)
 
 
 def _build(options: BuildOptions, sources: list[Source], tokenizer: WordPiece, pool: Pool) -> None:
     started = time.monotonic()
-    with locked(options.output):
-        earlier = earlier_plan(options.output)
-        punkt = _punkt(options, sources, earlier, _PUNKT_SAMPLE)
+    with locked(options.output), open_log(options.output) as log:
+        punkt = _punkt(options, sources, log.plan, _PUNKT_SAMPLE)
         plan = _plan(options, sources, tokenizer, punkt)
-        if earlier is not None:
-            refuse_another(plan, earlier, options.output)
-        if _is_complete(options.output):
-            clear_records(options.output)
-            print(f"{options.output} is complete already: {_summary(load_manifest(options.output))}")
-            return
-        prepare(options.output, plan, tokenizer, punkt)
-        records = _build_chunks(options, plan.config, sources, pool)
-        manifest = finish(options.output, plan, tokenizer, records)
-    print(f"{options.output}: {_summary(manifest)}, {duration(time.monotonic() - started)}")
-    if not any(record.held_out for record in records):
+        if log.plan is None:
+            log.add_plan(plan)
+        else:
+            refuse_another(plan, log.plan, options.output)
+        was_complete = (options.output / MANIFEST_NAME).is_file()
+        prepare(options.output, tokenizer, punkt)
+        made = make_shards(options.output, log, plan.config, sources, pool, strict=options.strict)
+        manifest = finish(options.output, log, tokenizer)
+    folder = printable(str(options.output))
+    if was_complete and not made:
+        print(f"{folder} is complete already: {_summary(manifest)}")
+        return
+    print(f"{folder}: {_summary(manifest)}, {duration(time.monotonic() - started)}")
+    if not manifest.books.documents.held_out:
         print("no document was held out: the corpus is small; a larger --held_out sets some aside")
 
 
@@ -209,62 +194,13 @@ def _plan(options: BuildOptions, sources: Sequence[Source], tokenizer: WordPiece
     return Plan(config=config, versions=versions, inputs={source.key: source.size for source in sources})
 
 
-def _build_chunks(
-    options: BuildOptions, config: BuildConfig, sources: Sequence[Source], pool: Pool
-) -> list[ChunkRecord]:
-    duplicates = _find_duplicates(options, sources, pool) if config.dedup == "exact" else None
-    records: list[ChunkRecord] = []
-    sizes: dict[int, int] = {}
-    with Progress(sum(source.size for source in sources), "shards") as progress:
-
-        def unfinished() -> Iterator[Chunk]:
-            for chunk in read_chunks(sources, options.chunk_bytes, options.reading):
-                if duplicates is not None:
-                    chunk = replace(chunk, duplicates=duplicates.of(chunk.number))
-                record = finished_record(options.output, chunk, options.reading)
-                if record is not None:
-                    records.append(record)
-                    progress.skip(chunk.disk_bytes)
-                    continue
-                sizes[chunk.number] = chunk.disk_bytes
-                yield chunk
-
-        for record in pool.run(build_chunk, unfinished(), config, options.output, options.strict):
-            records.append(record)
-            progress.advance(sizes.pop(record.number))
-    return records
-
-
-def _find_duplicates(options: BuildOptions, sources: Sequence[Source], pool: Pool) -> Duplicates:
-    """The first pass over the input, which only hashes."""
-    folder = options.output / RECORDS_NAME
-    sizes: dict[int, int] = {}
-    with Progress(sum(source.size for source in sources), "hashes") as progress:
-
-        def unhashed() -> Iterator[Chunk]:
-            for chunk in read_chunks(sources, options.chunk_bytes, options.reading):
-                sizes[chunk.number] = chunk.disk_bytes
-                if are_hashed(folder, chunk):
-                    progress.skip(chunk.disk_bytes)
-                else:
-                    yield chunk
-
-        for number in pool.run(hash_chunk, unhashed(), options.reading, folder):
-            progress.advance(sizes[number])
-    return Duplicates(folder, len(sizes))
-
-
-def _is_complete(folder: Path) -> bool:
-    return (folder / MANIFEST_NAME).is_file()
-
-
 def _summary(manifest: Manifest) -> str:
-    totals, books = manifest.totals, manifest.books
+    totals, books, count = manifest.totals, manifest.books, len(manifest.shards)
     dropped = "".join(f", {count:,} {reason.replace('_', ' ')}" for reason, count in books.documents.dropped.items())
     malformed = f", {books.invalid_utf8:,} malformed characters" if books.invalid_utf8 else ""
     return (
         f"{books.documents.read:,} documents ({books.documents.held_out:,} held out{dropped}){malformed}, "
-        f"{totals.word_pieces:,} word pieces, {totals.sequences:,} sequences in {len(manifest.shards)} shards"
+        f"{totals.word_pieces:,} word pieces, {totals.sequences:,} sequences in {count:,} shard{'s' * (count != 1)}"
     )
 
 

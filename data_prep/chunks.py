@@ -5,8 +5,9 @@ by the budget and the longest document. A plain file is looked at around its cut
 cannot be sought in (compressed files, tables) is read once, by the reader of chunks, and travels with the chunk.
 """
 
+import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, BinaryIO
 
@@ -24,6 +25,7 @@ from data_prep.formats import (
     Reading,
     cut_point,
     format_of,
+    longest_record,
     parse,
     split_long,
 )
@@ -62,11 +64,31 @@ class Piece:
         Raises:
             ConfigError: the file is gone, or not what it was when it was cut.
         """
-        if isinstance(self.content, tuple):
-            yield from _row_documents(self.content, self.start)
+        content = self.loaded().content
+        if isinstance(content, tuple):
+            yield from _row_documents(content, self.start)
             return
-        text = self._read() if self.content is None else self.content
-        yield from parse(self.format, text, self.start, reading)
+        assert content is not None
+        long = self.format in RECORD_FORMATS and len(content) > LONGEST_RECORD
+        if long and longest_record(self.format, content) > LONGEST_RECORD:
+            raise _too_long(self.source, self.format)
+        yield from parse(self.format, content, self.start, reading)
+
+    def loaded(self) -> "Piece":
+        """The piece with its text in it.
+
+        Raises:
+            ConfigError: as `documents`.
+        """
+        return self if self.content is not None else replace(self, content=self._read())
+
+    def update(self, digest: "hashlib.blake2b") -> None:
+        """Adds the text, with all that tells it from other text, to a digest."""
+        rows = self.content if isinstance(self.content, tuple) else (self.content,)
+        digest.update(f"{self.format} {self.source.key} {self.start} {self.end} {self.cut}\n".encode())
+        for row in rows:
+            digest.update(b"\0" if row is None else b"\1" + len(row).to_bytes(8, "little"))
+            digest.update(row or b"")
 
     def _read(self) -> bytes:
         with opened(self.source.path) as file:
@@ -79,7 +101,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Chunk:
-    """The unit of work: makes one shard."""
+    """The unit of work: makes one part of a shard."""
 
     number: int
     pieces: tuple[Piece, ...]
@@ -90,10 +112,22 @@ class Chunk:
         """Names the chunk's text, wherever the input lies: part of the seed of its random stream."""
         return f"{self.pieces[0].source.key}@{self.pieces[0].start}"
 
+    def loaded(self) -> "Chunk":
+        """The chunk with its text in it, which may be gone from the disk, or other text, later."""
+        return replace(self, pieces=tuple(piece.loaded() for piece in self.pieces))
+
+    def digest(self) -> str:
+        """Names the text of a loaded chunk, byte for byte."""
+        digest = hashlib.blake2b(digest_size=16)
+        for piece in self.pieces:
+            piece.update(digest)
+        return digest.hexdigest()
+
     @property
-    def modified(self) -> dict[str, int]:
-        """When each of its files was last modified, by its key."""
-        return {piece.source.key: piece.source.modified for piece in self.pieces}
+    def duplicates_digest(self) -> str:
+        """Names the documents that are duplicates."""
+        numbers = " ".join(map(str, sorted(self.duplicates)))
+        return hashlib.blake2b(numbers.encode(), digest_size=8).hexdigest()
 
     @property
     def disk_bytes(self) -> int:
@@ -180,14 +214,18 @@ class _Cutter:
         if len(text) - budget_end <= self._longest:
             return None
         if self._is_record:
-            raise ConfigError(
-                f"input: {self.source.path} has {self._longest >> 20} MB without the end of a document; is it really "
-                f"{self.format}? Mend the file"
-            )
+            raise _too_long(self.source, self.format)
         return budget_end + cut_point(bytes(text[budget_end:])), True
 
     def piece(self, start: int, end: int, disk_bytes: int, content: bytes | None = None, cut: bool = False) -> Piece:
         return Piece(self.source, self.format, start, end, disk_bytes, content, cut)
+
+
+def _too_long(source: Source, form: Format) -> ConfigError:
+    return ConfigError(
+        f"input: {source.path} has a record of over {LONGEST_RECORD >> 20} MB, too large to be read within a worker's "
+        f"memory; is it really {form}? Cut its text in parts, or take it out"
+    )
 
 
 def _cut_plain(cutter: _Cutter, file: BinaryIO) -> Iterator[Piece]:
@@ -201,6 +239,7 @@ def _cut_plain(cutter: _Cutter, file: BinaryIO) -> Iterator[Piece]:
             seen += block
             found = cutter.find(seen, 0, searched)
         length, cut = found or (len(seen), False)
+        del seen  # while the piece is worked on, this stands still
         end = min(start + cutter.budget + length, size)
         yield cutter.piece(start, end, end - start, cut=cut and end < size)
         start = end

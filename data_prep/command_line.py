@@ -3,13 +3,16 @@
 A field is an option `--field`; `Annotated[..., POSITIONAL]` makes it an argument without a flag and
 `Annotated[..., HIDDEN]` leaves it out of `--help`. A tuple of any length may come in parts, `--set a=1 --set b=2`; any
 other option stands there once. Exit codes: 0 done, 1 failed, 2 bad usage or configuration, 75 stopped on request with a
-checkpoint written.
+checkpoint written, 130 interrupted, 141 what it prints is read no further.
 """
 
 import argparse
+import io
 import os
+import select
 import sys
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin
@@ -21,10 +24,15 @@ from data_prep.config import ConfigError, LocalProblem, StrictConfig
 POSITIONAL = "command line: an argument without a flag"
 HIDDEN = "command line: not shown by --help"
 
+EXIT_FAILED = 1
 EXIT_BAD_USAGE = 2
+LAST_TO_LEAVE = 5.0
+"""Seconds that a rank with nothing to say leaves later: its launcher ends the others of its machine with it."""
 EXIT_INTERRUPTED = 130  # the shell's convention for a process ended by Ctrl-C: 128 + SIGINT
+EXIT_UNREAD = 141  # the same for one whose output goes into a pipe that was closed, as by `| head`: 128 + SIGPIPE
 
 Options = TypeVar("Options", bound=StrictConfig)
+_OUTPUTS = (1, 2)  # file numbers of what a process prints
 _METAVARS = {int: "N", float: "X", Path: "PATH", str: "NAME"}
 
 
@@ -57,16 +65,85 @@ def run_command(main: Callable[[Options], int | None], options_class: type[Optio
     Under a launcher the first rank of each machine speaks for the others there, which find the same mistakes; a
     `LocalProblem` may be another's.
     """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a file's name need not be text: it may fail no print
+    try:
+        try:
+            code = _run(main, options_class, description)
+        finally:
+            written = _written()
+        return code if written else code or EXIT_FAILED
+    except BrokenPipeError:
+        if not _unread():
+            raise
+        return EXIT_UNREAD
+
+
+def _run(main: Callable[[Options], int | None], options_class: type[Options], description: str | None) -> int:
     try:
         return main(parse_options(options_class, description)) or 0
     except ConfigError as error:
-        speaks = isinstance(error, LocalProblem) or os.environ.get("LOCAL_RANK", "0") == "0"
-        for problem in error.problems if speaks else ():
-            print(f"{Path(sys.argv[0]).name}: error: {problem}", file=sys.stderr)
+        if isinstance(error, LocalProblem) or os.environ.get("LOCAL_RANK", "0") == "0":
+            print_problems(error.problems)
+        else:
+            time.sleep(LAST_TO_LEAVE)
         return EXIT_BAD_USAGE
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
+
+
+def _written() -> bool:
+    """Whether what was printed is written: a file that it goes into may lie on a full disk."""
+    try:
+        print(end="", flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        _send_nowhere(1)
+        print(f"{Path(sys.argv[0]).name}: error: the output cannot be written ({error.strerror})", file=sys.stderr)
+        return False
+    return True
+
+
+def _unread() -> bool:
+    """Whether nobody reads what this process prints; from then on it goes nowhere."""
+    streams = select.poll()
+    for number in _OUTPUTS:
+        streams.register(number, 0)
+    closed = [number for number, event in streams.poll(0) if event & select.POLLERR]
+    for number in closed:
+        _send_nowhere(number)
+    return bool(closed)
+
+
+def _send_nowhere(number: int) -> None:
+    """Lets what is printed from here on, and what is left at exit, go nowhere."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, number)
+    os.close(nowhere)
+
+
+def print_problems(problems: Iterable[str]) -> None:
+    """The mistakes of a user, one line each."""
+    for problem in problems:
+        print(f"{Path(sys.argv[0]).name}: error: {printable(problem)}", file=sys.stderr)
+
+
+def printable(text: str) -> str:
+    """The text as one line that only shows: control characters and bytes that are no text become escapes.
+
+    For what others named, such as files and hosts: such a name could move the cursor, or fake a line of its own.
+    """
+    return "".join(character if character.isprintable() else _escaped(character) for character in text)
+
+
+def _escaped(character: str) -> str:
+    """As Python writes it; a byte of a name that is not UTF-8, which Python keeps as a surrogate, as the byte."""
+    if "\udc80" <= character <= "\udcff":
+        return f"\\x{ord(character) - 0xDC00:02x}"
+    return character.encode("unicode_escape").decode()
 
 
 def parse_options(

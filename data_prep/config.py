@@ -1,9 +1,19 @@
 """How the project reads configuration: strict, frozen, and every mistake reported as one `ConfigError`."""
 
+import os
 from collections.abc import Mapping
-from typing import Any, Self
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
+
+SHOWN = 80
+"""Characters of a value that an error shows."""
+LONGEST_PATH, LONGEST_NAME = 4095, 255
+"""Bytes, on Linux."""
+MOST = 2**53
+"""The largest count: JSON and floats hold every whole number up to here."""
 
 
 class ConfigError(Exception):
@@ -21,10 +31,32 @@ class LocalProblem(ConfigError):
     """What one process of a job may meet alone, such as a damaged shard: each that does speaks for itself."""
 
 
-class StrictConfig(BaseModel):
-    """Base of every configuration: immutable, unknown keys refused, a field's docstring is its help text."""
+class StrictRecord(BaseModel):
+    """Base of what the project itself writes and reads back: immutable, unknown keys refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+
+
+class StrictConfig(StrictRecord):
+    """Base of what a user says: immutable, unknown keys refused, a field's docstring is its help text."""
+
+    takes_any_name: ClassVar[bool] = False
+    """Whether paths may have bytes that are not UTF-8."""
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _is_what_it_looks_like(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuses what pydantic or a file system would take for something else: true for 1, bytes for a name."""
+        for part in value if isinstance(value, (list, tuple)) else (value,):
+            types = _types(cls.model_fields[str(info.field_name)].annotation) if isinstance(part, (bool, str)) else ()
+            if isinstance(part, bool) and bool not in types and (int in types or float in types):
+                raise PydanticCustomError("no_switch", "input should be a number, neither true nor false")
+            is_name = isinstance(part, Path) or Path in types
+            if isinstance(part, (str, Path)) and not _is_text(str(part)) and not (is_name and cls.takes_any_name):
+                raise PydanticCustomError("no_text", "input should be text in UTF-8; use another name")
+            if is_name:
+                require_file_name(str(part))
+        return value
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any], source: str = "") -> Self:
@@ -38,15 +70,55 @@ class StrictConfig(BaseModel):
 
 def _describe(config_class: type[BaseModel], item: Any) -> str:
     """One pydantic error as `field: got value, expected what`."""
-    field = ".".join(str(part) for part in item["loc"]) or config_class.__name__
+    field = ".".join(map(_shown_key, item["loc"])) or config_class.__name__
     if item["type"] == "extra_forbidden":
         return f"{field}: unknown key; {_known_fields(config_class, item['loc'])}"
     if item["type"] == "missing":
-        return f"{field}: missing; give it a value"
+        place = f" in {shown(item['input'])}" if isinstance(item["loc"][-1], int) else ""
+        return f"{field}: missing{place}; give it a value"
     expected = item["msg"].removeprefix("Value error, ")
     if item["type"] == "value_error":
         return expected if not item["loc"] else f"{field}: {expected}"
-    return f"{field}: got {item['input']!r}, expected: {expected[0].lower()}{expected[1:]}"
+    return f"{field}: got {shown(item['input'])}, expected: {expected[0].lower()}{expected[1:]}"
+
+
+def shown(value: Any) -> str:
+    """A value as an error shows it: in one line, without control characters, and not all of a long one."""
+    text = repr(str(value) if isinstance(value, Path) else value)
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}... ({len(text):,} characters)"
+
+
+def _shown_key(part: Any) -> str:
+    """A part of a field's path; of an unknown field it may be anything."""
+    text = str(part)
+    return text if text.isprintable() and len(text) <= SHOWN else shown(text)
+
+
+def require_file_name(name: str) -> str:
+    """Refuses a name that no file can have, before a file system is asked for it; for pydantic."""
+    if len(os.fsencode(name)) > LONGEST_PATH or max(len(os.fsencode(part)) for part in name.split("/")) > LONGEST_NAME:
+        raise PydanticCustomError("too_long", "input should be a path that a file can have; use a shorter name")
+    return name
+
+
+FileName = Annotated[str, AfterValidator(require_file_name)]
+"""Of a file or folder, or of something else."""
+
+
+def _types(annotation: Any) -> list[Any]:
+    """All that an annotation is made of."""
+    types = [annotation]
+    for part in types:
+        types += get_args(part)
+    return types
+
+
+def _is_text(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _known_fields(config_class: type[BaseModel], location: tuple[Any, ...]) -> str:

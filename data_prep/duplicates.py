@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from data_prep.chunks import Chunk
+from data_prep.files import write_atomically
 from data_prep.formats import Reading
-from data_prep.shards import write_atomically
 
 _SORTED_AT_ONCE = 1 << 23  # hashes, 32 bytes each with all that sorting needs
 _UNUSED = bytes(8)  # stands for a document that is dropped anyway, and is no copy of any
@@ -33,14 +33,8 @@ def hashes_path(folder: Path, number: int) -> Path:
     return folder / f"hashes-{number:05d}.bin"
 
 
-def are_hashed(folder: Path, chunk: Chunk) -> bool:
-    """Whether an earlier run has hashed the chunk, and its files have not been written to since."""
-    path = hashes_path(folder, chunk.number)
-    return path.is_file() and path.stat().st_mtime_ns > max(chunk.modified.values())
-
-
 class Duplicates:
-    """The documents that have stood earlier in the corpus; the first of each kind is none.
+    """The documents that occur earlier in the corpus; the first of each kind is none.
 
     Args:
         folder: holds the hashes of all chunks, `hash_chunk`'s.

@@ -8,10 +8,11 @@ from pathlib import Path
 from data_prep.chunks import Chunk, sample_pieces
 from data_prep.config import ConfigError
 from data_prep.formats import Reading
-from data_prep.output import Plan, prepare
+from data_prep.output import prepare
 from data_prep.pipeline import build_chunk, load_tools
 from data_prep.progress import duration
 from data_prep.punkt import PunktModel
+from data_prep.records import Plan
 from data_prep.sources import Source
 from data_prep.tokens import WordPiece
 
@@ -58,9 +59,10 @@ def _measure(plan: Plan, chunk: Chunk, tokenizer: WordPiece, punkt: PunktModel |
     """Seconds that building the chunk takes, and bytes of its shards."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        prepare(folder, plan, tokenizer, punkt)
+        prepare(folder, tokenizer, punkt)
         load_tools(folder, plan.config.sentences)
         started = time.monotonic()
-        record = build_chunk(chunk, plan.config, folder)
+        record = build_chunk(chunk, "", plan.config, folder)
         seconds = time.monotonic() - started
-    return seconds, sum(sum(shard.sizes.values()) for shard in (record.train, record.held_out) if shard)
+    index = 2 * 20 - 4  # bytes a sequence has in the two indices, less its length in the part
+    return seconds, sum(part.size + index * part.sequences for part in (record.train, record.held_out) if part)

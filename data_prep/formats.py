@@ -11,11 +11,12 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
 from data_prep.config import ConfigError
-from data_prep.unpacking import SUFFIXES
+from data_prep.unpacking import SUFFIXES, not_text
 from data_prep.wikitext import page_text
 
 Boundary = Literal["blank_line", "file"]
@@ -23,7 +24,9 @@ Boundary = Literal["blank_line", "file"]
 BEGINNING = 4096  # bytes that tell a file's format
 LONGEST_DOCUMENT = 1 << 24  # bytes; a longer one is cut at a line's end, so that memory stays bounded
 LONGEST_PAGE = 1 << 21  # bytes of wikitext; MediaWiki's $wgMaxArticleSize, and its parser needs the most memory
-LONGEST_RECORD = 1 << 27  # bytes; a JSON object or XML page cannot be cut before it is read
+LONGEST_RECORD = (
+    1 << 25
+)  # bytes; a JSON object or XML page cannot be cut before it is read, and takes up to 24 times that
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 PARQUET = b"PAR1"  # a Parquet file's first bytes, and its last
 _WIDE_MARKS = (b"\xff\xfe", b"\xfe\xff")  # byte order marks of UTF-16
@@ -91,6 +94,10 @@ def format_of(path: Path, beginning: bytes, boundary: Boundary) -> Format:
     Raises:
         ConfigError: it is nothing that can be read.
     """
+    if beginning.startswith(_WIDE_MARKS):
+        raise ConfigError(f"input: {path} is not UTF-8: it begins as UTF-16 does; convert it (iconv -t UTF-8)")
+    if what := not_text(beginning):
+        raise ConfigError(f"input: {path} holds {what} data in place of text; unpack, convert or replace it")
     start = beginning.removeprefix(BYTE_ORDER_MARK).lstrip()
     suffix = (path.with_suffix("") if path.suffix in SUFFIXES else path).suffix
     if start.startswith(b"<doc "):
@@ -105,8 +112,6 @@ def format_of(path: Path, beginning: bytes, boundary: Boundary) -> Format:
         if start and not start.startswith(b"{"):
             raise ConfigError(f"input: {path} is not JSON lines: it begins with no {{; give one object a line")
         return Format.JSON_LINES
-    if beginning.startswith(_WIDE_MARKS):
-        raise ConfigError(f"input: {path} is not UTF-8: it begins as UTF-16 does; convert it (iconv -t UTF-8)")
     return Format.TEXT if boundary == "blank_line" else Format.ONE_DOCUMENT
 
 
@@ -127,6 +132,12 @@ def parse(form: Format, text: bytes, place: int, reading: Reading) -> Iterator[D
         found = _PARSERS[form](text, place)
     for document in found:
         yield from split_long(document)
+
+
+def longest_record(form: Format, text: bytes) -> int:
+    """Bytes of the longest record of the text."""
+    ends = [0, *(found.end() for found in END_OF_DOCUMENT[form].finditer(text)), len(text)]
+    return max(end - start for start, end in pairwise(ends))
 
 
 def split_long(document: Document) -> Iterator[Document]:

@@ -15,7 +15,7 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from data_prep.command_line import POSITIONAL, run_command
+from data_prep.command_line import POSITIONAL, printable, run_command
 from data_prep.config import StrictConfig
 from data_prep.inspection import (
     Figures,
@@ -24,12 +24,13 @@ from data_prep.inspection import (
     problems_of,
     read_rows,
     sample_rows,
+    tokenizer_problems,
 )
 from data_prep.manifest import HELD_OUT_NAME, MANIFEST_NAME, Books, Ledger, Manifest, load_manifest
 from data_prep.mask_statistics import MaskStatistics
-from data_prep.pipeline import TOKENIZER_NAME
 from data_prep.progress import Progress
-from data_prep.tokens import CONTINUATION, SPECIAL_TOKENS, WordPiece
+from data_prep.records import LOG_NAME, RecordLog
+from data_prep.tokens import CONTINUATION, SPECIAL_TOKENS, TOKENIZER_NAME, WordPiece
 
 _PROBLEMS_SHOWN = 20
 _INPUTS_SHOWN = 20
@@ -40,6 +41,8 @@ _PARTS = 8  # of a sequence, for the rate by position
 
 class InspectOptions(StrictConfig):
     """Options of inspect_shards."""
+
+    takes_any_name = True
 
     folder: Annotated[Path, POSITIONAL]
     """shard folder"""
@@ -53,16 +56,27 @@ class InspectOptions(StrictConfig):
 
 def main(options: InspectOptions) -> int:
     """Prints the figures of a folder and of its held-out part; returns 1 where a check fails."""
+    try:
+        return _inspect_all(options)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        print(f"inspect_shards: stopped: {printable(str(error))}; mend it and run again", file=sys.stderr)
+        return 1
+
+
+def _inspect_all(options: InspectOptions) -> int:
     problems = _inspect(options.folder, options)
     if (options.folder / HELD_OUT_NAME / MANIFEST_NAME).is_file():
         print()
         problems += _inspect(options.folder / HELD_OUT_NAME, options)
     for problem in problems[:_PROBLEMS_SHOWN]:
-        print(f"inspect_shards: {problem}", file=sys.stderr)
+        print(f"inspect_shards: {printable(problem)}", file=sys.stderr)
     if len(problems) > _PROBLEMS_SHOWN:
         print(f"inspect_shards: and {len(problems) - _PROBLEMS_SHOWN} more problems", file=sys.stderr)
     if options.verify:
-        print(f"\n{len(problems)} problems: build the shards again" if problems else "\nverified: no problem found")
+        repair = "rerun build_shards.py with its options, which repairs the folder"
+        print(f"\n{len(problems)} problems: {repair}" if problems else "\nverified: no problem found")
     return 1 if problems else 0
 
 
@@ -95,7 +109,11 @@ def _verify(
     folder: Path, manifest: Manifest, tokenizer: WordPiece, figures: Figures, masks: MaskStatistics
 ) -> list[str]:
     """Everything that can be found wrong with a folder; counts its sequences into `figures` and `masks`."""
-    problems = []
+    problems = [f"{folder}/{problem}" for problem in tokenizer_problems(folder, manifest)]
+    if (folder / LOG_NAME).is_file():
+        with RecordLog(folder, "rb") as log:
+            if log.damaged or sum((record.books for record in log.chunks()), Books()) != manifest.books:
+                problems.append(f"{log.path}: damaged, or not of this build")
     with Progress(sum(sum(shard.sizes.values()) for shard in manifest.shards), "verify") as progress:
         for shard in manifest.shards:
             found = checksum_problems(folder, shard)
@@ -113,8 +131,6 @@ def _verify(
         manifest.totals.tokens,
     ):
         problems.append(f"{folder}: manifest.json counts other sequences or tokens than the shards hold")
-    if tokenizer.sha256() != manifest.tokenizer_sha256:
-        problems.append(f"{folder / TOKENIZER_NAME}: gives other ids than the tokenizer that the shards were made with")
     if not all(ledger.balances for ledger in _ledgers(manifest).values()):
         problems.append(f"{folder}: the books in manifest.json do not balance")
     return problems
@@ -127,8 +143,8 @@ def _ledgers(manifest: Manifest) -> dict[str, Ledger]:
 
 def _print_manifest(folder: Path, manifest: Manifest) -> None:
     totals = manifest.totals
-    size = sum(sum(shard.sizes.values()) for shard in manifest.shards)
-    print(f"{folder}: {totals.sequences:,} sequences in {len(manifest.shards)} shards, {size / 1e6:,.1f} MB")
+    size, name = sum(sum(shard.sizes.values()) for shard in manifest.shards), printable(str(folder))
+    print(f"{name}: {totals.sequences:,} sequences in {len(manifest.shards)} shards, {size / 1e6:,.1f} MB")
     for name, ledger in _ledgers(manifest).items():
         dropped = ", ".join(f"{count:,} {reason}" for reason, count in ledger.dropped.items() if count) or "none"
         print(
@@ -152,7 +168,7 @@ def _print_books(books: Books) -> None:
     pieces = sum(share.word_pieces for share in books.inputs.values())
     for name, share in list(books.inputs.items())[:_INPUTS_SHOWN]:
         print(
-            f"  input           {name}: {share.documents:,} documents, {share.characters:,} characters, "
+            f"  input           {printable(name)}: {share.documents:,} documents, {share.characters:,} characters, "
             f"{share.word_pieces:,} word pieces ({share.word_pieces / max(1, pieces):.1%})"
         )
     if len(books.inputs) > _INPUTS_SHOWN:

@@ -3,14 +3,17 @@
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
 
 from data_prep.config import ConfigError
+from data_prep.files import file_sha256
 from data_prep.manifest import Manifest, ShardEntry
 from data_prep.masking import bytes_per_copy, masked_count
-from data_prep.shards import IndexedFile, file_sha256
+from data_prep.shards import IndexedFile
+from data_prep.tokens import TOKENIZER_NAME, WordPiece
 
 _BATCH = 4096  # sequences looked at together
 
@@ -69,16 +72,18 @@ def sample_rows(folder: Path, manifest: Manifest, blocks: int, block: int) -> It
 
 
 def open_shard(folder: Path, shard: ShardEntry, manifest: Manifest) -> tuple[IndexedFile, IndexedFile]:
-    """The ids and the masks of a shard, memory-mapped; what the indices alone can tell is checked.
+    """The ids and the masks of a shard, memory-mapped; all that the indices alone can tell is checked.
 
     Raises:
         ConfigError: a file is missing, or is not what the manifest says.
     """
     path = folder / shard.name
     ids, masks = IndexedFile(path), IndexedFile(folder / f"{shard.name}.mask")
-    if masks.data.dtype != np.uint8 or len(masks) != len(ids) or (masks.lengths != _mask_bytes(manifest)).any():
+    ids.require_sound()
+    masks.require_sound()
+    if masks.dtype != np.uint8 or len(masks) != len(ids) or (masks.lengths != _mask_bytes(manifest)).any():
         raise ConfigError(f"{path}.mask: has not one row of masks per sequence; build the shards again")
-    if ids.data.dtype != np.uint16 or (len(ids), len(ids.data)) != (shard.sequences, shard.tokens):
+    if ids.dtype != np.uint16 or (len(ids), len(ids.data)) != (shard.sequences, shard.tokens):
         raise ConfigError(
             f"{path}: holds {len(ids)} sequences and {len(ids.data)} tokens, but manifest.json says {shard.sequences} "
             f"and {shard.tokens}; build the shards again"
@@ -151,15 +156,43 @@ def problems_of(rows: Rows, manifest: Manifest) -> list[str]:
     ]
 
 
+def tokenizer_problems(folder: Path, manifest: Manifest) -> list[str]:
+    """Where a folder's tokenizer is not the one that the manifest names; nothing, normally."""
+    problems = []
+    tokenizer = WordPiece.load(folder / TOKENIZER_NAME)
+    ours = (tokenizer.sha256(), tokenizer.vocab_size, tokenizer.special)
+    if ours != (manifest.tokenizer_sha256, manifest.vocab_size, manifest.special_tokens):
+        problems.append(f"{TOKENIZER_NAME}: not the tokenizer that the manifest names, or with other special ids")
+    written = manifest.tokenizer_files or {"vocab.txt": sha256(tokenizer.files()["vocab.txt"]).hexdigest()}
+    for name, expected in written.items():
+        path = folder / TOKENIZER_NAME / name
+        if not path.is_file() or file_sha256(path) != expected:
+            problems.append(f"{TOKENIZER_NAME}/{name}: missing, or changed since it was written")
+    return problems
+
+
+def size_problems(folder: Path, shard: ShardEntry) -> list[str]:
+    """Files of a shard that are missing or have not the size that was written."""
+    found = (_size_problem(folder / name, size) for name, size in shard.sizes.items())
+    return [problem for problem in found if problem is not None]
+
+
+def _size_problem(path: Path, expected: int) -> str | None:
+    try:
+        size = path.stat().st_size
+    except OSError as error:
+        return f"{path.name}: {error.strerror}"
+    return None if size == expected else f"{path.name}: {size} bytes, expected {expected}"
+
+
 def checksum_problems(folder: Path, shard: ShardEntry) -> list[str]:
     """Files of a shard that are missing or not those that were written."""
     problems = []
     for name, expected in shard.files.items():
-        path = folder / name
-        if not path.is_file():
-            problems.append(f"{name} is missing")
-        elif file_sha256(path) != expected:
-            problems.append(f"{name} has changed since it was written (sha256)")
+        if problem := _size_problem(folder / name, shard.sizes[name]):
+            problems.append(problem)
+        elif file_sha256(folder / name) != expected:
+            problems.append(f"{name}: changed since it was written (sha256)")
     return problems
 
 

@@ -1,6 +1,5 @@
 """Takes a chunk's documents in: reads, cleans, sorts them, and keeps the books of what became of each."""
 
-import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -11,11 +10,12 @@ from data_prep.chunks import Chunk, Piece
 from data_prep.cleaning import Cleaned, clean, decode
 from data_prep.config import ConfigError
 from data_prep.formats import RECORD_FORMATS, Document, Reading
-from data_prep.manifest import Books, BuildConfig, Ledger, ShardEntry, Share
+from data_prep.manifest import Books, BuildConfig, Ledger, Share
+from data_prep.records import HELD_OUT, TRAIN, PartEntry
 from data_prep.sides import Side
 
-TRAIN, HELD_OUT = "train", "held_out"
 _BATCH = 1 << 20  # characters of a batch
+_WEIGHT = 256  # characters that a document counts beside its text: its objects take that much however short it is
 
 
 @dataclass
@@ -25,15 +25,6 @@ class Text:
     origin: str
     document: Document
     cleaned: Cleaned
-
-
-def text_digest(chunk: Chunk, reading: Reading) -> str:
-    """What the intake of the chunk would say; reads its text."""
-    digest = hashlib.blake2b(digest_size=16)
-    for piece in chunk.pieces:
-        for document in piece.documents(reading):
-            digest.update(document.digest)
-    return digest.hexdigest()
 
 
 class Intake:
@@ -47,12 +38,6 @@ class Intake:
         self._read: Counter[str] = Counter()
         self._repairs: Counter[str] = Counter()
         self._shares: defaultdict[str, Counter[str]] = defaultdict(Counter)
-        self._text = hashlib.blake2b(digest_size=16)
-
-    @property
-    def text_digest(self) -> str:
-        """Names the documents taken in so far."""
-        return self._text.hexdigest()
 
     def batches(self) -> Iterator[list[Text]]:
         """The documents that are used, cleaned, some at a time."""
@@ -60,7 +45,7 @@ class Intake:
         size = 0
         for text in self._used():
             batch.append(text)
-            size += len(text.cleaned.text)
+            size += len(text.cleaned.text) + _WEIGHT
             if size >= _BATCH:
                 yield batch
                 batch, size = [], 0
@@ -73,7 +58,6 @@ class Intake:
             self._repairs["cut_documents"] += piece.cut
             for document in piece.documents(self._reading):
                 number += 1
-                self._text.update(document.digest)
                 reason = document.reason or ("duplicate" if number in self._chunk.duplicates else None)
                 cleaned = decode(document.content) if reason else clean(document.content, wikitext=document.wikitext)
                 self._count(cleaned, document)
@@ -115,9 +99,9 @@ class Intake:
         self._read["word_pieces"] += len(ids)
         self._shares[text.origin].update(documents=1, characters=text.cleaned.kept, word_pieces=len(ids))
 
-    def books(self, sides: Mapping[str, Side], shards: Mapping[str, ShardEntry | None]) -> Books:
-        """What was read beside what the shards hold."""
-        in_shards = {side: shard.word_pieces if shard else 0 for side, shard in shards.items()}
+    def books(self, sides: Mapping[str, Side], parts: Mapping[str, PartEntry | None]) -> Books:
+        """What was read beside what the shards get."""
+        in_shards = {side: part.word_pieces if part else 0 for side, part in parts.items()}
         truncated = 0
         if self._config.builder == "electra":
             truncated = self._read["word_pieces"] - sum(in_shards.values())

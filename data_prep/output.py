@@ -1,49 +1,33 @@
-"""The folder of a build: one builder at a time, one configuration, resumed where it stopped.
+"""The folder of a build: one builder at a time, one configuration, resumed where it stopped."""
 
-Until the manifest is there, `.records` holds the plan of the build and the records of its finished chunks.
-"""
-
-import fcntl
-import json
-import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from data_prep.chunks import Chunk
-from data_prep.config import ConfigError, StrictConfig
-from data_prep.formats import Reading
-from data_prep.intake import text_digest
+from data_prep.config import ConfigError
+from data_prep.files import TEMPORARY_SUFFIX
+from data_prep.locks import Held, Lock
 from data_prep.manifest import (
     FORMAT_VERSION,
     HELD_OUT_NAME,
     MANIFEST_NAME,
     Books,
-    BuildConfig,
     Manifest,
-    ShardEntry,
     load_manifest,
     save_manifest,
     sum_shards,
 )
-from data_prep.pipeline import PUNKT_NAME, RECORDS_NAME, TOKENIZER_NAME, ChunkRecord, record_path
+from data_prep.pipeline import PUNKT_NAME, WORK_NAME
 from data_prep.punkt import PunktModel
+from data_prep.records import HELD_OUT, LOG_NAME, TRAIN, Plan, RecordLog
 from data_prep.sentences import save_model
-from data_prep.shards import TEMPORARY_SUFFIX, write_atomically
-from data_prep.tokens import WordPiece
+from data_prep.tokens import TOKENIZER_NAME, WordPiece
 
-_PLAN_NAME = "plan.json"
-
-
-class Plan(StrictConfig):
-    """What decides a build's bytes; every run that goes on with it must have the same."""
-
-    config: BuildConfig
-    versions: dict[str, str]
-    inputs: dict[str, int]
-    """Bytes on disk of every input file, by its key."""
+LOCK_NAME = ".lock"
+_OLD_RECORDS = ".records"  # of a build of format 1 that is not complete
 
 
 @contextmanager
@@ -57,31 +41,43 @@ def locked(folder: Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"output: {folder} cannot be made ({error.strerror}); choose another folder") from None
-    handle = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock = Lock(folder / LOCK_NAME)
+    except Held as holder:
+        raise ConfigError(
+            f"output: another build is writing to {folder} ({holder}); wait for it or choose another folder"
+        ) from None
+    with lock:
         yield
-    except BlockingIOError:
-        raise ConfigError(f"output: another build is writing to {folder}; wait for it or choose another") from None
-    finally:
-        os.close(handle)
 
 
-def earlier_plan(folder: Path) -> Plan | None:
-    """The plan of the build that was begun or completed in the folder; None for an empty one.
+def open_log(folder: Path) -> RecordLog:
+    """The log of the build that was begun or completed in the folder, or a new one in an empty folder.
 
     Raises:
-        ConfigError: the folder holds something else.
+        ConfigError: the folder holds something else, or a build that cannot be resumed.
     """
+    if (folder / LOG_NAME).is_file():
+        log = RecordLog(folder)
+        if log.plan is None and (len(log) or log.damaged):
+            raise ConfigError(f"output: {log.path} is damaged, its plan cannot be read; choose another folder")
+        if log.damaged:
+            print(f"{log.path}: {log.damaged} damaged records; what they recorded is built again")
+        return log
     if (folder / MANIFEST_NAME).is_file():
-        manifest = load_manifest(folder)
-        return Plan(config=manifest.config, versions=manifest.versions, inputs=manifest.inputs)
-    path = folder / RECORDS_NAME / _PLAN_NAME
-    if path.is_file():
-        return Plan.from_values(json.loads(path.read_bytes()), source=str(path))
-    if any(entry.name != RECORDS_NAME for entry in folder.iterdir()):
+        known = load_manifest(folder).format_version == FORMAT_VERSION
+        reason = f"its {LOG_NAME} is missing" if known else "it was built in format 1, which training still reads"
+        raise ConfigError(
+            f"output: {folder} is complete, but what it was built from cannot be checked: {reason}; build into "
+            "another --output"
+        )
+    if (folder / _OLD_RECORDS).is_dir():
+        raise ConfigError(
+            f"output: {folder} holds a build that an earlier version began; remove it, or build into another --output"
+        )
+    if any(entry.name not in (WORK_NAME, LOCK_NAME) for entry in folder.iterdir()):
         raise ConfigError(f"output: {folder} holds files that are not a build's; choose an empty or a new folder")
-    return None
+    return RecordLog(folder)
 
 
 def refuse_another(plan: Plan, earlier: Plan, folder: Path) -> None:
@@ -102,79 +98,52 @@ def _flat(values: dict[str, Any]) -> dict[str, Any]:
     return {name: value for group in values.values() for name, value in group.items()}
 
 
-def prepare(folder: Path, plan: Plan, tokenizer: WordPiece, punkt: PunktModel | None) -> None:
+def prepare(folder: Path, tokenizer: WordPiece, punkt: PunktModel | None) -> None:
     """Clears away what a killed run left half written, and writes what the workers read."""
     for leftover in folder.rglob(f"*{TEMPORARY_SUFFIX}"):
         leftover.unlink()
-    (folder / RECORDS_NAME).mkdir(parents=True, exist_ok=True)
-    write_atomically(folder / RECORDS_NAME / _PLAN_NAME, plan.model_dump_json().encode())  # first: it owns the rest
+    (folder / WORK_NAME).mkdir(exist_ok=True)
     (folder / HELD_OUT_NAME).mkdir(exist_ok=True)
     tokenizer.save(folder / TOKENIZER_NAME)
     if punkt is not None:
         save_model(punkt, folder / PUNKT_NAME)
 
 
-def finished_record(folder: Path, chunk: Chunk, reading: Reading) -> ChunkRecord | None:
-    """The record of a chunk that an earlier run finished.
+def finish(folder: Path, log: RecordLog, tokenizer: WordPiece) -> Manifest:
+    """Writes the manifests, the main one last, and removes what only an unfinished build needs; returns the main one.
 
-    Raises:
-        ConfigError: its text is not what it was then. Where files have another time, the text is read to tell.
-    """
-    path = record_path(folder, chunk.number)
-    if not path.is_file():
-        return None
-    record = ChunkRecord.from_values(json.loads(path.read_bytes()), source=str(path))
-    changed = [piece.source for piece in chunk.pieces if record.modified.get(piece.source.key) != piece.source.modified]
-    same = (record.key, record.duplicates) == (chunk.key, tuple(sorted(chunk.duplicates)))
-    if not same or (changed and record.text != text_digest(chunk, reading)):
-        names = ", ".join(sorted({str(source.path) for source in changed or [piece.source for piece in chunk.pieces]}))
-        raise ConfigError(
-            f"input: {names} changed after a part of it was built into {folder}; put the old content back, or build "
-            "into another --output"
-        )
-    return record
-
-
-def finish(folder: Path, plan: Plan, tokenizer: WordPiece, records: Sequence[ChunkRecord]) -> Manifest:
-    """Writes the manifests, the main one last, and removes the records; returns the main one.
+    What is there already is left as it is.
 
     Raises:
         ConfigError: no document has any text.
     """
-    ordered = sorted(records, key=lambda record: record.number)
-    books = sum((record.books for record in ordered), Books())
-    held_out = _manifest(plan, tokenizer, books, [record.held_out for record in ordered if record.held_out])
-    train = _manifest(plan, tokenizer, books, [record.train for record in ordered if record.train])
+    books = sum((record.books for record in log.chunks()), Books())
+    train, held_out = (_manifest(log, side, tokenizer, books) for side in (TRAIN, HELD_OUT))
     if not train.shards:
         raise ConfigError("input: no document is left to train on; give more text or a smaller --held_out")
+    log.put_in_order()
     if held_out.shards:
         tokenizer.save(folder / HELD_OUT_NAME / TOKENIZER_NAME)
         save_manifest(held_out, folder / HELD_OUT_NAME)
     else:
         shutil.rmtree(folder / HELD_OUT_NAME, ignore_errors=True)
     save_manifest(train, folder)
-    clear_records(folder)
+    shutil.rmtree(folder / WORK_NAME, ignore_errors=True)
     return train
 
 
-def clear_records(folder: Path) -> None:
-    """Removes what only an unfinished build needs."""
-    shutil.rmtree(folder / RECORDS_NAME, ignore_errors=True)
-
-
-def _manifest(plan: Plan, tokenizer: WordPiece, books: Books, shards: list[ShardEntry]) -> Manifest:
-    config = plan.config
+def _manifest(log: RecordLog, side: str, tokenizer: WordPiece, books: Books) -> Manifest:
+    assert log.plan is not None
+    config = log.plan.config
+    shards = [entry for _, entry in sorted(log.shards[side].items())]
     return Manifest(
         format_version=FORMAT_VERSION,
         config=config,
-        seed=config.seed,
-        seq_length=config.seq_length,
-        mask_copies=config.mask_copies,
         vocab_size=tokenizer.vocab_size,
-        tokenizer_sha256=config.tokenizer_sha256,
         special_tokens=tokenizer.special,
-        versions=plan.versions,
-        inputs=plan.inputs,
+        tokenizer_files={name: sha256(content).hexdigest() for name, content in tokenizer.files().items()},
+        versions=log.plan.versions,
+        input_files=len(log.plan.inputs),
         books=books,
         totals=sum_shards(shards, config.seq_length, len(config.ngram)),
         shards=tuple(shards),

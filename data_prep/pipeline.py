@@ -1,7 +1,6 @@
-"""One chunk of text through every step to its shards: the work of one worker, the same wherever it runs.
+"""One chunk of text through every step to its parts of shards: the work of one worker, the same wherever it runs.
 
-The random stream belongs to the chunk (seed, key), and the files are whole once their record is there, so
-neither the number of workers nor a restart changes a byte.
+The random stream belongs to the chunk (seed, key), so neither the number of workers nor a restart changes a byte.
 """
 
 import os
@@ -9,79 +8,91 @@ from collections.abc import Iterator
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from data_prep.chunks import Chunk
-from data_prep.config import StrictConfig
-from data_prep.intake import HELD_OUT, TRAIN, Intake, Text
-from data_prep.manifest import HELD_OUT_NAME, Books, BuildConfig, ShardEntry
+from data_prep.config import ConfigError
+from data_prep.files import file_sha256
+from data_prep.intake import Intake, Text
+from data_prep.manifest import BuildConfig
+from data_prep.records import HELD_OUT, SIDES, TRAIN, ChunkRecord
 from data_prep.sentences import Sentences, SentenceSplitter
-from data_prep.shards import write_atomically
 from data_prep.sides import Side
-from data_prep.tokens import WordPiece
+from data_prep.tokens import TOKENIZER_NAME, WordPiece
 
-RECORDS_NAME = ".records"  # folder of the finished chunks' records; gone once the manifest is written
-TOKENIZER_NAME = "tokenizer"
+WORK_NAME = ".build"  # folder of parts and hashes; gone once the manifest is written
 PUNKT_NAME = "punkt"
 _CHARACTERS_AT_ONCE = 1 << 20  # tokenized together
 
 
-class ChunkRecord(StrictConfig):
-    """What became of one chunk; `train` or `held_out` is None where no text fell to it."""
+class ChunkTask(NamedTuple):
+    """A chunk to build, or to check where an earlier run has built it."""
 
-    number: int
-    key: str
-    text: str
-    """Digest of its documents."""
-    duplicates: tuple[int, ...]
-    """Numbers of those that stood earlier."""
-    modified: dict[str, int]
-    """When its files were last modified."""
-    books: Books
-    train: ShardEntry | None
-    held_out: ShardEntry | None
+    chunk: Chunk
+    record: ChunkRecord | None
+    """What the earlier run recorded."""
+    merged: frozenset[str]
+    """Sides on which a whole shard holds its part already."""
 
 
-def build_chunk(chunk: Chunk, config: BuildConfig, output: Path, strict: bool = False) -> ChunkRecord:
-    """Makes the chunk's shards in `output` and `output/held_out`, and its record.
+def do_chunk(task: ChunkTask, config: BuildConfig, output: Path, strict: bool = False) -> ChunkRecord:
+    """Builds the chunk; one that is built already, from the same text, is left as it is.
 
     Raises:
-        ConfigError: its text cannot be read, or, where `strict`, is malformed.
+        ConfigError: its text has changed since, cannot be read, or, where `strict`, is malformed.
+    """
+    chunk, record = task.chunk.loaded(), task.record
+    text = chunk.digest()
+    if record is not None:
+        if (record.key, record.text) != (chunk.key, text) or record.duplicates != chunk.duplicates_digest:
+            names = ", ".join(sorted({str(piece.source.path) for piece in chunk.pieces})[:3])
+            raise ConfigError(
+                f"input: the text of {names} is not what {output} was built from; put the old text back, or build into "
+                "another --output"
+            )
+        if all(side in task.merged or _is_whole(output, side, record) for side in SIDES):
+            return record
+    return build_chunk(chunk, text, config, output, strict)
+
+
+def _is_whole(output: Path, side: str, record: ChunkRecord) -> bool:
+    """Whether the part of this side, if it has one, is as it was written."""
+    part, path = record.part(side), part_path(output, side, record.number)
+    return part is None or (path.is_file() and path.stat().st_size == part.size and file_sha256(path) == part.sha256)
+
+
+def build_chunk(chunk: Chunk, text: str, config: BuildConfig, output: Path, strict: bool = False) -> ChunkRecord:
+    """Makes the parts of a loaded chunk whose digest is `text`, and says what became of it.
+
+    Raises:
+        ConfigError: its text, where `strict`, is malformed.
     """
     tokenizer, splitter = load_tools(output, config.sentences)
-    sides = {side: Side(f"{config.seed}\n{chunk.key}\n{side}", config, tokenizer) for side in (TRAIN, HELD_OUT)}
+    sides = {
+        side: Side(f"{config.seed}\n{chunk.key}\n{side}", config, tokenizer, part_path(output, side, chunk.number))
+        for side in SIDES
+    }
     intake = Intake(chunk, config, strict)
     for texts in intake.batches():
-        for text, (ids, sentence_lengths) in zip(texts, _tokenize(texts, tokenizer, splitter), strict=True):
-            intake.enter(text, ids, sentence_lengths, sides)
-    shards = {
-        name: side.write(folder_of(output, name), f"shard-{chunk.number:05d}", chunk.key)
-        for name, side in sides.items()
-    }
-    books = intake.books(sides, shards)
-    record = ChunkRecord(
+        for document, (ids, sentence_lengths) in zip(texts, _tokenize(texts, tokenizer, splitter), strict=True):
+            intake.enter(document, ids, sentence_lengths, sides)
+    parts = {name: side.finish() for name, side in sides.items()}
+    return ChunkRecord(
         number=chunk.number,
         key=chunk.key,
-        text=intake.text_digest,
-        duplicates=tuple(sorted(chunk.duplicates)),
-        modified=chunk.modified,
-        books=books,
-        train=shards[TRAIN],
-        held_out=shards[HELD_OUT],
+        text=text,
+        duplicates=chunk.duplicates_digest,
+        books=intake.books(sides, parts),
+        train=parts[TRAIN],
+        held_out=parts[HELD_OUT],
     )
-    write_atomically(record_path(output, chunk.number), record.model_dump_json().encode())
-    return record
 
 
-def folder_of(output: Path, side: str) -> Path:
-    """The shard folder of a side."""
-    return output if side == TRAIN else output / HELD_OUT_NAME
-
-
-def record_path(output: Path, number: int) -> Path:
-    """Where the record of a finished chunk lies."""
-    return output / RECORDS_NAME / f"{number:05d}.json"
+def part_path(output: Path, side: str, number: int) -> Path:
+    """Where a chunk's part of a side lies until it is merged into a shard."""
+    return output / WORK_NAME / f"{side}-{number:05d}.part"
 
 
 @lru_cache(maxsize=1)

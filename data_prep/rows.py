@@ -5,10 +5,15 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.config import ConfigError
+from data_prep.formats import LONGEST_RECORD
+from data_prep.parquet_pages import page_sizes
 from data_prep.sources import HUB, Source
+from data_prep.unpacking import opened
 
 _BATCH = 1 << 22  # bytes of text read at a time, and bytes of a file
-_MOST_ROWS = 64  # in a batch, however short they seem: a dictionary may make long texts look so
+_MOST_ROWS = 64  # in a batch, however short they seem
+_LARGEST_PAGE = 1 << 27  # bytes, unpacked; one value that fills it takes 700 MB to read
+_REPEATED = 1 << 26  # bytes of a batch of rows that all name the longest text of a dictionary
 
 
 def read_rows(source: Source, column: str) -> Iterator[tuple[bytes | None, float]]:
@@ -25,24 +30,50 @@ def _parquet_rows(path: Path, column: str) -> Iterator[tuple[bytes | None, float
     from pyarrow import parquet
 
     try:
-        with parquet.ParquetFile(path, buffer_size=_BATCH) as file:
+        with opened(path) as raw, parquet.ParquetFile(raw, buffer_size=_BATCH) as file:
             schema = file.schema_arrow
             _check_column(path, column, {field.name: _is_text(field.type) for field in schema})
             done = 0
             for group in range(file.num_row_groups):
-                for batch in file.iter_batches(_rows_at_once(file, group), [group], [column]):
+                rows = _rows_at_once(path, file.metadata.row_group(group), column)
+                for batch in file.iter_batches(rows, [group], [column]):
                     for value in batch.column(0).cast(pyarrow.large_binary()):
                         done += 1
-                        yield value.as_py(), done / file.metadata.num_rows
+                        yield _record(path, value.as_py()), done / file.metadata.num_rows
     except (OSError, pyarrow.ArrowException) as error:
         reason = str(error).splitlines()[0]
         raise ConfigError(f"input: {path} cannot be read to its end ({reason}); replace the file") from None
 
 
-def _rows_at_once(file: Any, group: int) -> int:
-    metadata = file.metadata.row_group(group)
-    bytes_per_row = metadata.total_byte_size // max(1, metadata.num_rows) + 1
-    return max(1, min(_MOST_ROWS, _BATCH // bytes_per_row))
+def _rows_at_once(path: Path, group: Any, column: str) -> int:
+    """How many rows of a row group (pyarrow's metadata of it) are read together, so that memory stays bounded.
+
+    Raises:
+        ConfigError: one page of it is too large.
+    """
+    chunk = next(c for c in map(group.column, range(group.num_columns)) if c.path_in_schema == column)
+    bytes_per_row = group.total_byte_size // max(1, group.num_rows) + 1
+    rows = min(_MOST_ROWS, _BATCH // bytes_per_row)
+    if chunk.total_uncompressed_size > min(_REPEATED // _MOST_ROWS, _LARGEST_PAGE):  # else nothing in it is too large
+        with opened(path) as raw:
+            sizes = list(page_sizes(raw, chunk))
+        if (largest := max(sizes)) > _LARGEST_PAGE:
+            raise ConfigError(
+                f"input: {path} has a page of {largest >> 20:,} MB, expected at most {_LARGEST_PAGE >> 20}: too large "
+                "to be read within a worker's memory; cut long texts in parts, or write it with smaller pages"
+            )
+        if chunk.has_dictionary_page:
+            rows = min(rows, _REPEATED // sizes[0])
+    return max(1, rows)
+
+
+def _record(path: Path, text: bytes | None) -> bytes | None:
+    if text is not None and len(text) > LONGEST_RECORD:
+        raise ConfigError(
+            f"input: {path} has a text of {len(text) >> 20:,} MB, expected at most {LONGEST_RECORD >> 20}: too large "
+            "to be read within a worker's memory; cut it in parts, or take it out"
+        )
+    return text
 
 
 def _is_text(arrow_type: Any) -> bool:
@@ -74,7 +105,7 @@ def _hub_rows(path: Path, column: str) -> Iterator[tuple[bytes | None, float]]:
         _check_column(path, column, columns)
         for row in rows.select_columns([column]):
             text = row[column]
-            yield None if text is None else text.encode("utf-8", "surrogatepass"), 0.0
+            yield _record(path, None if text is None else text.encode("utf-8", "surrogatepass")), 0.0
     except ConfigError:
         raise
     except Exception as error:  # the network, the hub and the file formats each have their own

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Literal
 
 from data_prep.config import ConfigError
+from data_prep.files import write_if_other
 from data_prep.punkt import Punkt, PunktModel
-from data_prep.shards import write_atomically
 
 Sentences = Literal["punkt", "line"]
 
@@ -88,7 +88,7 @@ def save_model(model: PunktModel, folder: Path) -> None:
     """Writes a model in the form `load_model` reads, sorted, so that equal models are equal files."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in _contents(model).items():
-        write_atomically(folder / name, content.encode())
+        write_if_other(folder / name, content.encode())
 
 
 def model_sha256(model: PunktModel) -> str:

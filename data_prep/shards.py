@@ -8,14 +8,17 @@ writing are done here.
 """
 
 import hashlib
+import mmap
 import os
 import struct
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from data_prep.config import ConfigError
+from data_prep.files import TEMPORARY_SUFFIX, flush, with_suffix
 
 _MAGIC = b"MMIDIDX\x00\x00"
 _HEADER = struct.Struct("<9sQBQQ")
@@ -24,84 +27,123 @@ _TYPE_CODES: dict[np.dtype[Any], int] = {
     np.dtype(np.uint16): 8,
 }  # DType in indexed_dataset.py
 _TYPES = {code: dtype for dtype, code in _TYPE_CODES.items()}
-TEMPORARY_SUFFIX = ".tmp"
 
 
 class IndexedFile:
-    """One indexed file, memory-mapped for reading.
+    """One indexed file, memory-mapped for reading. Opening reads the header only, whatever the size.
 
     Args:
         prefix: path without `.bin` and `.idx`.
 
     Attributes:
+        dtype: of the items, uint8 or uint16.
         lengths: int32 [items], in elements.
         offsets: int64 [items], in bytes, as the format stores them.
-        data: the whole `.bin` as one array of the file's type (uint8 or uint16).
+        size: bytes of the items.
 
     Raises:
-        ConfigError: a file is missing, or is not what its index says.
+        ConfigError: a file is missing, or its size is not what the index says.
     """
 
     def __init__(self, prefix: Path) -> None:
-        index_path, data_path = _with_suffix(prefix, ".idx"), _with_suffix(prefix, ".bin")
+        index_path, self._data_path = with_suffix(prefix, ".idx"), with_suffix(prefix, ".bin")
         try:
-            index = np.memmap(index_path, np.uint8, "r")
-            dtype, items, marks = _parse_header(index, index_path)
-            self.lengths = np.frombuffer(index, np.int32, items, _HEADER.size)
-            self.offsets = np.frombuffer(index, np.int64, items, _HEADER.size + 4 * items)
+            index = mapped(index_path, np.dtype(np.uint8))
+            self.dtype, items, marks = _parse_header(index, index_path)
             if len(index) != _HEADER.size + 12 * items + 8 * marks:
                 raise ConfigError(f"{index_path}: damaged, its size does not fit its {items} items; rebuild the shard")
-            self.data = np.memmap(data_path, dtype, "r")
+            self.lengths = np.frombuffer(index, np.int32, items, _HEADER.size)
+            self.offsets = np.frombuffer(index, np.int64, items, _HEADER.size + 4 * items)
+            self.size = self._data_path.stat().st_size
         except (OSError, ValueError) as error:
             raise ConfigError(f"{prefix}: cannot be read as an indexed file ({error}); rebuild the shard") from None
+        end = int(self.offsets[-1]) + int(self.lengths[-1]) * self.dtype.itemsize if items else 0
+        if self.size != end:
+            raise ConfigError(f"{self._data_path}: damaged, its size does not fit its index; rebuild the shard")
+
+    @cached_property
+    def data(self) -> np.ndarray:
+        """The whole `.bin` as one array, mapped when it is first read."""
+        return mapped(self._data_path, self.dtype)
+
+    def require_sound(self) -> None:
+        """Reads the whole index.
+
+        Raises:
+            ConfigError: the offsets do not follow from the lengths.
+        """
         ends = np.cumsum(self.lengths, dtype=np.int64)
-        if len(self.data) != (ends[-1] if items else 0):
-            raise ConfigError(f"{data_path}: damaged, its size does not fit its index; rebuild the shard")
-        if (self.offsets != (ends - self.lengths) * self.data.itemsize).any() or (self.lengths < 0).any():
+        if (self.offsets != (ends - self.lengths) * self.dtype.itemsize).any() or (self.lengths < 0).any():
+            index_path = self._data_path.with_suffix(".idx")
             raise ConfigError(f"{index_path}: damaged, its offsets do not follow from its lengths; rebuild the shard")
 
     def __len__(self) -> int:
         return len(self.lengths)
 
     def __getitem__(self, item: int) -> np.ndarray:
-        start = int(self.offsets[item]) // self.data.itemsize
+        start = int(self.offsets[item]) // self.dtype.itemsize
         return self.data[start : start + int(self.lengths[item])]
 
 
-def write_indexed_arrays(prefix: Path, data: np.ndarray, lengths: np.ndarray) -> dict[str, str]:
-    """Writes the items that lie end to end in `data` (uint8 or uint16), `lengths` elements each, as both files.
+def mapped(path: Path, dtype: np.dtype[Any]) -> np.ndarray:
+    """A file as an array; a third of the time of np.memmap, which counts where shards are opened for every batch.
 
-    Returns:
-        The sha256 of each file by its name.
+    Raises:
+        OSError, ValueError: it cannot be read, is empty, or is not a whole number of elements.
     """
-    offsets = (np.cumsum(lengths, dtype=np.int64) - lengths) * data.itemsize
-    marks = np.arange(len(lengths) + 1, dtype=np.int64)
-    header = _HEADER.pack(_MAGIC, 1, _TYPE_CODES[data.dtype], len(lengths), len(marks))
-    index = header + lengths.astype(np.int32).tobytes() + offsets.tobytes() + marks.tobytes()
-    return {
-        path.name: write_atomically(path, content)
-        for path, content in (
-            (_with_suffix(prefix, ".bin"), data.tobytes()),
-            (_with_suffix(prefix, ".idx"), index),
-        )
-    }
+    file = os.open(path, os.O_RDONLY)
+    try:
+        return np.frombuffer(mmap.mmap(file, 0, access=mmap.ACCESS_READ), dtype)
+    finally:
+        os.close(file)
 
 
-def write_atomically(path: Path, content: bytes) -> str:
-    """Writes a file that is either absent or whole, whenever the power fails; returns its sha256."""
-    temporary = _with_suffix(path, TEMPORARY_SUFFIX)
-    with temporary.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    return hashlib.sha256(content).hexdigest()
+class IndexedWriter:
+    """Writes an indexed file piece by piece; it takes its name, whole and on the disk, when it is closed.
+
+    Args:
+        prefix: path without `.bin` and `.idx`. dtype: of the items, uint8 or uint16.
+    """
+
+    def __init__(self, prefix: Path, dtype: Any) -> None:
+        self._prefix, self._dtype = prefix, np.dtype(dtype)
+        self._digest = hashlib.sha256()
+        self._lengths: list[np.ndarray] = []
+        self._data = _temporary(prefix, ".bin").open("wb")
+
+    def add(self, data: np.ndarray, lengths: np.ndarray) -> None:
+        """Appends the items that lie end to end in `data`, `lengths` elements each."""
+        content = data.astype(self._dtype, copy=False).tobytes()
+        self._data.write(content)
+        self._digest.update(content)
+        self._lengths.append(lengths.astype(np.int32))
+
+    def close(self) -> dict[str, str]:
+        """Writes the index and gives both files their names; returns the sha256 of each by its name."""
+        lengths = np.concatenate([np.zeros(0, np.int32), *self._lengths])
+        offsets = (np.cumsum(lengths, dtype=np.int64) - lengths) * self._dtype.itemsize
+        marks = np.arange(len(lengths) + 1, dtype=np.int64)
+        header = _HEADER.pack(_MAGIC, 1, _TYPE_CODES[self._dtype], len(lengths), len(marks))
+        index = header + lengths.tobytes() + offsets.tobytes() + marks.tobytes()
+        with _temporary(self._prefix, ".idx").open("wb") as file:
+            file.write(index)
+            _flush(file)
+        _flush(self._data)
+        self._data.close()
+        for suffix in (".bin", ".idx"):
+            _temporary(self._prefix, suffix).replace(with_suffix(self._prefix, suffix))
+        flush(self._prefix.parent)
+        digests = {".bin": self._digest.hexdigest(), ".idx": hashlib.sha256(index).hexdigest()}
+        return {self._prefix.name + suffix: digest for suffix, digest in digests.items()}
 
 
-def file_sha256(path: Path) -> str:
-    """The sha256 of a file's content, read in blocks."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _temporary(prefix: Path, suffix: str) -> Path:
+    return with_suffix(prefix, suffix + TEMPORARY_SUFFIX)
+
+
+def _flush(file: Any) -> None:
+    file.flush()
+    os.fsync(file.fileno())
 
 
 def _parse_header(index: np.ndarray, path: Path) -> tuple[np.dtype[Any], int, int]:
@@ -111,7 +153,3 @@ def _parse_header(index: np.ndarray, path: Path) -> tuple[np.dtype[Any], int, in
     if magic != _MAGIC or version != 1 or code not in _TYPES:
         raise ConfigError(f"{path}: not an index of ids or masks; rebuild the shard")
     return _TYPES[code], items, marks
-
-
-def _with_suffix(path: Path, suffix: str) -> Path:
-    return path.with_name(path.name + suffix)

@@ -1,21 +1,25 @@
-"""One side of a chunk, training or held out: documents as token ids become sequences and masks, and those a shard."""
+"""One side of a chunk, training or held out: documents as token ids become sequences and masks, a part of a shard."""
 
 import hashlib
 from pathlib import Path
 
 import numpy as np
 
-from data_prep.manifest import BuildConfig, ShardEntry
+from data_prep.manifest import BuildConfig
 from data_prep.masking import Masker
+from data_prep.parts import Block, PartWriter
+from data_prep.records import PartEntry
 from data_prep.sequences import TokenStream, build_sequences
-from data_prep.shards import write_indexed_arrays
 from data_prep.tokens import WordPiece
 
-_TOKENS_AT_ONCE = 1 << 22  # made into sequences together: memory does not grow with the chunk or a document
+# Made into sequences together: memory grows neither with the chunk nor with a document, nor with the number of tiny
+# ones, whose masks take more than their text.
+_TOKENS_AT_ONCE = 1 << 22
+_DOCUMENTS_AT_ONCE = 1 << 16
 
 
 class Side:
-    """Takes documents in, and writes them as one shard.
+    """Takes documents in, and writes them to `path` as one part.
 
     The random stream belongs to the build's seed, the chunk's key and the side's name.
 
@@ -23,7 +27,7 @@ class Side:
         documents, characters: how many came in.
     """
 
-    def __init__(self, seed_key: str, config: BuildConfig, tokenizer: WordPiece) -> None:
+    def __init__(self, seed_key: str, config: BuildConfig, tokenizer: WordPiece, path: Path) -> None:
         digest = hashlib.sha256(seed_key.encode()).digest()
         self._random = np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16], "little")))
         self._config, self._tokenizer = config, tokenizer
@@ -31,9 +35,8 @@ class Side:
             config.seq_length, config.mask_copies, config.ngram, tokenizer.never_masked, tokenizer.continuation
         )
         self._ngrams = np.zeros(len(config.ngram), np.int64)
-        self._ids: list[np.ndarray] = []
-        self._lengths: list[np.ndarray] = []
-        self._masks: list[np.ndarray] = []
+        self._part = PartWriter(path)
+        self._sequences = self._tokens = self._word_pieces = self._unknown = 0
         self._waiting: list[tuple[np.ndarray, np.ndarray]] = []
         self._tokens_waiting = 0
         self.documents = self.characters = 0
@@ -44,29 +47,23 @@ class Side:
         self.characters += characters
         self._waiting.append((ids, sentence_lengths))
         self._tokens_waiting += len(ids)
-        if self._tokens_waiting >= _TOKENS_AT_ONCE:
+        if self._tokens_waiting >= _TOKENS_AT_ONCE or len(self._waiting) >= _DOCUMENTS_AT_ONCE:
             self._make_sequences()
 
-    def write(self, folder: Path, name: str, chunk_key: str) -> ShardEntry | None:
-        """Writes the shard; None where no document came in."""
+    def finish(self) -> PartEntry | None:
+        """Completes the part; None, and no file, where no document came in."""
         self._make_sequences()
-        if not self._ids:
+        size, sha256 = self._part.close()
+        if not size:
             return None
-        ids, lengths, masks = (np.concatenate(parts) for parts in (self._ids, self._lengths, self._masks))
-        mask_lengths = np.full(len(masks), masks.shape[1], np.int32)
-        files = write_indexed_arrays(folder / name, ids, lengths)
-        files |= write_indexed_arrays(folder / f"{name}.mask", masks.ravel(), mask_lengths)
-        special = self._tokenizer.special
-        return ShardEntry(
-            name=name,
-            chunk=chunk_key,
-            sequences=len(lengths),
-            tokens=len(ids),
-            word_pieces=int((~np.isin(ids, (special.cls, special.sep))).sum()),
-            unknown=int((ids == special.unk).sum()),
+        return PartEntry(
+            sequences=self._sequences,
+            tokens=self._tokens,
+            word_pieces=self._word_pieces,
+            unknown=self._unknown,
             ngrams=tuple(self._ngrams.tolist()),
-            sizes={file: (folder / file).stat().st_size for file in files},
-            files=files,
+            size=size,
+            sha256=sha256,
         )
 
     def _make_sequences(self) -> None:
@@ -78,10 +75,12 @@ class Side:
             self._stream(), config.seq_length, config.packing, config.builder, special.cls, special.sep, self._random
         )
         masks, ngrams = self._masker.draw(sequences.ids, sequences.lengths, self._random)
-        self._ids.append(sequences.ids)
-        self._lengths.append(sequences.lengths)
-        self._masks.append(masks)
+        self._part.add(Block(sequences.lengths, sequences.ids, masks))
         self._ngrams += ngrams
+        self._sequences += len(sequences.lengths)
+        self._tokens += len(sequences.ids)
+        self._word_pieces += int((~np.isin(sequences.ids, (special.cls, special.sep))).sum())
+        self._unknown += int((sequences.ids == special.unk).sum())
 
     def _stream(self) -> TokenStream:
         """The waiting documents end to end; none waits any more."""

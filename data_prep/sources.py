@@ -2,6 +2,8 @@
 
 import os
 import re
+import stat
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +24,6 @@ class Source:
     key: str
     size: int  # bytes on disk
     origin: str = ""  # that number and the input's name, for the books
-    modified: int = 0  # when, in ns: a hint whether a resumed build must look at the text again; decides no byte
 
     @property
     def on_hub(self) -> bool:
@@ -34,7 +35,7 @@ def find_sources(inputs: Sequence[Path]) -> list[Source]:
     """The files that files, folders (in depth, without hidden files) and globs name, in fixed order.
 
     Raises:
-        ConfigError: nothing is there, or a file's suffix is not one of text.
+        ConfigError: nothing is there, a file's suffix is not one of text, or it is no file but a pipe or a device.
     """
     sources = [source for number, given in enumerate(inputs) for source in _sources_of(number, given)]
     if not any(source.size or source.on_hub for source in sources):
@@ -49,17 +50,20 @@ def _sources_of(number: int, given: Path) -> Iterator[Source]:
     try:
         for relative, path in sorted(_files_of(given)):
             status = path.stat()
-            yield Source(path, f"{number}/{relative}", status.st_size, f"{number} {given.name}", status.st_mtime_ns)
+            if not stat.S_ISREG(status.st_mode):
+                raise ConfigError(f"input: {path} is a pipe, a socket or a device; give files, or take it away")
+            key, origin = f"{number}/{_as_text(relative)}", f"{number} {_as_text(given.name)}"
+            yield Source(path, key, status.st_size, origin)
     except OSError as error:
         raise ConfigError(f"input: {error.filename} cannot be read ({error.strerror}); mend or remove it") from None
 
 
 def _files_of(given: Path) -> Iterator[tuple[str, Path]]:
     """(path relative to the input, path) of every file an input names."""
-    if given.is_file():
-        root, found = given.parent, [given]
-    elif given.is_dir():
+    if given.is_dir():
         root, found = given, list(_walk(given))
+    elif given.exists():
+        root, found = given.parent, [given]
     else:
         root, found = _matches(given)
     if not found:
@@ -84,23 +88,33 @@ def _matches(given: Path) -> tuple[Path, list[Path]]:
         return given.parent, []
     root, pattern = Path(*given.parts[: signs[0]]), str(Path(*given.parts[signs[0] :]))
     try:
-        return root, [path for path in root.glob(pattern) if path.is_file()]
+        return root, [path for path in root.glob(pattern) if not path.is_dir()]
     except ValueError as error:
         raise ConfigError(f"input: {given} is no glob ({error}); write it as folder/**/*.txt") from None
 
 
 def _walk(folder: Path) -> Iterator[Path]:
-    """Every file in depth; links are followed, but not back up into the path that led to them."""
+    """Every file in depth. Links are followed, and each real folder read once, under the first name it is found by.
 
-    def refuse(error: OSError) -> None:
-        raise error
+    Not once for each path that leads to it: between folders that are linked to each other there is no end of paths,
+    and text that is wanted twice can be given twice.
+    """
+    waiting, seen = deque([folder]), set()
+    while waiting:
+        here = waiting.popleft()
+        status = here.stat()
+        if (status.st_dev, status.st_ino) in seen:
+            continue
+        seen.add((status.st_dev, status.st_ino))
+        with os.scandir(here) as found:
+            entries = sorted((entry for entry in found if not entry.name.startswith(".")), key=lambda entry: entry.name)
+        waiting.extend(here / entry.name for entry in entries if entry.is_dir())
+        yield from (here / entry.name for entry in entries if not entry.is_dir())
 
-    for name, folders, files in os.walk(folder, onerror=refuse, followlinks=True):
-        here = Path(name)
-        folders[:] = [
-            child for child in folders if (here / child).resolve() not in {here.resolve(), *here.resolve().parents}
-        ]
-        yield from (here / file for file in files)
+
+def _as_text(name: str) -> str:
+    """The name, with bytes that are not UTF-8 as escapes: what is hashed and written into JSON is text."""
+    return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
 def _is_text(path: Path) -> bool:

@@ -7,6 +7,7 @@ work; a sample of every batch goes through both, and a difference ends the build
 import hashlib
 import json
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from itertools import chain
@@ -16,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from data_prep.config import ConfigError, StrictConfig
-from data_prep.shards import write_atomically
+from data_prep.config import ConfigError, StrictRecord
+from data_prep.files import write_if_other
 
 if TYPE_CHECKING:
     from nanotoken import WordPieceTokenizer
@@ -25,10 +26,13 @@ if TYPE_CHECKING:
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")  # BERT's
 LARGEST_VOCABULARY = 1 << 16  # ids are stored as uint16
 CONTINUATION = "##"
+TOKENIZER_NAME = "tokenizer"  # folder of a tokenizer, in a folder of shards
+FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt")  # the last tells train_vocab that all are there
+"""A tokenizer folder; what else lies in it does not travel."""
 _CHECKED = 4096  # characters of every batch that both encoders encode: 0.4% of the pipeline's batches of 1 MiB
 
 
-class SpecialTokens(StrictConfig):
+class SpecialTokens(StrictRecord):
     """Ids of the special tokens."""
 
     pad: int
@@ -62,7 +66,7 @@ class WordPiece:
         )
         self._fast, self.slow_because = _fast_encoder(tokenizer)
         self.vocab_size = tokenizer.get_vocab_size()
-        self.special = SpecialTokens.from_values(
+        self.special = SpecialTokens.model_validate(
             {name: tokenizer.token_to_id(f"[{name.upper()}]") for name in SpecialTokens.model_fields}
         )
         self.never_masked = np.zeros(self.vocab_size, np.bool_)
@@ -75,8 +79,11 @@ class WordPiece:
         """The tokenizer of a folder written by `save`.
 
         Raises:
-            ConfigError: it is missing or damaged.
+            ConfigError: it is missing or damaged, or a link leads out of the folder.
         """
+        for path in (folder / name for name in FILES):
+            if path.resolve().parent != folder.resolve():
+                raise ConfigError(f"{path}: a link out of its folder; copy the file in its place")
         try:
             tokenizer = _from_folder(folder)
         except Exception as error:  # the tokenizers library raises bare Exception for every kind of damage
@@ -131,18 +138,22 @@ class WordPiece:
         ]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
-    def save(self, folder: Path) -> None:
-        """Writes a folder that `transformers.AutoTokenizer` loads, with the same ids."""
-        folder.mkdir(parents=True, exist_ok=True)
+    def files(self) -> dict[str, bytes]:
+        """The files, by name, of a folder that `transformers.AutoTokenizer` loads, with the same ids."""
         names = {f"{name}_token": f"[{name.upper()}]" for name in SpecialTokens.model_fields}
         configuration = _class_settings(json.loads(self._tokenizer.to_str())) | names
-        files = {
-            "vocab.txt": "\n".join(self.tokens) + "\n",
-            "tokenizer.json": self._tokenizer.to_str(pretty=True),
-            "tokenizer_config.json": json.dumps(configuration, indent=2),
-        }
-        for name, content in files.items():
-            write_atomically(folder / name, content.encode())
+        texts = (
+            self._tokenizer.to_str(pretty=True),
+            json.dumps(configuration, indent=2),
+            "\n".join(self.tokens) + "\n",
+        )
+        return {name: text.encode() for name, text in zip(FILES, texts, strict=True)}
+
+    def save(self, folder: Path) -> None:
+        """Writes those files."""
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, content in self.files().items():
+            write_if_other(folder / name, content)
 
 
 def open_tokenizer(vocab: str) -> WordPiece:
@@ -226,7 +237,9 @@ def _encode_fast(encoder: "WordPieceTokenizer", texts: Sequence[str]) -> tuple[n
 
 def _from_folder(folder: Path) -> Tokenizer:
     if (folder / "tokenizer.json").is_file():
-        return Tokenizer.from_file(str(folder / "tokenizer.json"))
+        return Tokenizer.from_buffer(
+            (folder / "tokenizer.json").read_bytes()
+        )  # by its name, that would have to be UTF-8
     configuration = folder / "tokenizer_config.json"
     settings = json.loads(configuration.read_text("utf-8")) if configuration.is_file() else {}
     return from_vocabulary(_read_vocabulary(folder / "vocab.txt"), lowercase=settings.get("do_lower_case"))
@@ -244,7 +257,7 @@ def _first_line(error: Exception) -> str:
 def _may_be_hub_name(path: Path) -> bool:
     """`name` or `owner/name`; never a path into a folder that exists here, which is a slip of the pen."""
     return (
-        not path.is_absolute() and len(path.parts) <= 2 and path.suffix != ".txt" and not Path(path.parts[0]).exists()
+        not path.is_absolute() and len(path.parts) <= 2 and path.suffix != ".txt" and not os.path.lexists(path.parts[0])
     )
 
 

@@ -16,8 +16,9 @@ from pydantic import Field
 from tokenizers import Tokenizer, trainers
 
 from data_prep.chunks import sample_documents
-from data_prep.command_line import run_command
+from data_prep.command_line import printable, run_command
 from data_prep.config import ConfigError, StrictConfig
+from data_prep.defaults import RAW, VOCAB, require_text
 from data_prep.formats import Reading
 from data_prep.output import locked
 from data_prep.sources import find_sources
@@ -30,28 +31,40 @@ _LEAST_COUNT = 2  # of a pair of pieces to be joined; the same
 class VocabularyOptions(StrictConfig):
     """Options of train_vocab."""
 
-    input: tuple[Path, ...] = (Path("data/raw"),)
+    takes_any_name = True
+
+    input: tuple[Path, ...] = (RAW,)
     """text files, folders, quoted globs"""
-    output: Path = Path("data/vocab")
+    output: Path = VOCAB
     """tokenizer folder to make"""
     size: int = Field(30_522, ge=100, le=LARGEST_VOCABULARY)
     """tokens at most; BERT's and ELECTRA's have 30,522"""
-    sample_mb: float = Field(200.0, gt=0)
+    sample_mb: float = Field(200.0, gt=0, le=1_000_000)
     """text to learn from, in MB, spread over the files"""
     text_column: str = "text"
     """key or column of the text in JSON lines and Parquet"""
 
 
-def main(options: VocabularyOptions) -> None:
+def main(options: VocabularyOptions) -> int:
     """Learns the vocabulary and writes the folder."""
+    try:
+        _train(options)
+    except OSError as error:
+        print(f"train_vocab: stopped: {printable(str(error))}; mend it and run the same command again", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _train(options: VocabularyOptions) -> None:
     if (options.output / "vocab.txt").exists():
         raise ConfigError(f"output: {options.output} has a vocabulary already; remove it or choose another folder")
+    require_text(options.input)
     sources, reading = find_sources(options.input), Reading(text_column=options.text_column)
     size = int(options.sample_mb * 1e6)
     with locked(options.output):
         tokens = train_vocabulary(lambda: sample_documents(sources, size, reading), options.size)
         WordPiece(from_vocabulary(tokens, lowercase=True)).save(options.output)
-    print(f"{options.output}: {len(tokens):,} tokens")
+    print(f"{printable(str(options.output))}: {len(tokens):,} tokens")
 
 
 def train_vocabulary(read_texts: Callable[[], Iterator[str]], size: int) -> list[str]:

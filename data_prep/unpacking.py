@@ -2,9 +2,12 @@
 
 import bz2
 import gzip
+import io
 import lzma
+import re
 import zlib
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -12,6 +15,51 @@ from data_prep.config import ConfigError
 
 SUFFIXES = {".gz", ".bz2", ".xz", ".zst"}
 DAMAGED = (EOFError, OSError, lzma.LZMAError, zlib.error)  # what reading damaged compressed data raises
+_BLOCK = 1 << 16  # bytes of packed data read at a time
+_LONGEST_MAGIC = 6
+_XZ_MEMORY = 1 << 28  # bytes; xz -9 needs a quarter of it, and a file may ask for 4 GB
+_MOST_ZEROS = (16, 0.05)  # and this share of the beginning; UTF-16 has nearly half, a tar archive's header a tenth
+
+
+class _Streams(io.RawIOBase):
+    """Text of streams one after the other, each unpacked by a decompressor of its own; zeros after one are padding.
+
+    Python's own readers take a damaged stream after the first for the end of the file.
+    """
+
+    def __init__(self, new_decompressor: Callable[[], Any], file: BinaryIO) -> None:
+        self._new, self._file = new_decompressor, file
+        self._decompressor, self._packed = new_decompressor(), b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._decompressor.eof or self._begin_next():
+            if self._decompressor.needs_input and not self._packed:
+                self._packed = self._file.read(_BLOCK)
+                if not self._packed:
+                    raise EOFError("it ends before its compressed data do")
+            text = self._decompressor.decompress(self._packed, len(buffer))
+            self._packed = b""
+            if text:
+                buffer[: len(text)] = text
+                return len(text)
+        return 0
+
+    def _begin_next(self) -> bool:
+        """Goes on to the next stream, if there is one."""
+        rest = self._decompressor.unused_data.lstrip(b"\0")
+        while not rest:
+            if not (block := self._file.read(_BLOCK)):
+                return False
+            rest = block.lstrip(b"\0")
+        self._decompressor, self._packed = self._new(), rest
+        return True
+
+
+def _open_streams(new_decompressor: Callable[[], Any], file: BinaryIO) -> BinaryIO:
+    return io.BufferedReader(_Streams(new_decompressor, file))
 
 
 def _open_zstandard(file: BinaryIO) -> Any:
@@ -20,13 +68,22 @@ def _open_zstandard(file: BinaryIO) -> Any:
     return pyarrow.CompressedInputStream(file, "zstd")
 
 
-_OPENERS: dict[bytes, Callable[[BinaryIO], Any]] = {
-    b"\x1f\x8b": gzip.open,
-    b"BZh": bz2.open,
-    b"\xfd7zXZ\x00": lzma.open,
-    b"\x28\xb5\x2f\xfd": _open_zstandard,
+_PACKINGS: dict[str, tuple[re.Pattern[bytes], Callable[[BinaryIO], Any]]] = {
+    "gzip": (re.compile(rb"\x1f\x8b"), gzip.open),
+    "bzip2": (re.compile(rb"BZh"), partial(_open_streams, bz2.BZ2Decompressor)),
+    "xz": (
+        re.compile(rb"\xfd7zXZ\x00"),
+        partial(_open_streams, partial(lzma.LZMADecompressor, lzma.FORMAT_XZ, _XZ_MEMORY)),
+    ),
+    # a file may begin with a frame that is to be skipped, as pzstd's do
+    "Zstandard": (re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18"), _open_zstandard),
 }  # by each format's first bytes
-_LONGEST_MAGIC = max(map(len, _OPENERS))
+_ARCHIVES = {
+    "tar": re.compile(rb"(?s).{257}ustar"),
+    "zip": re.compile(rb"PK\x03\x04"),
+    "7z": re.compile(rb"7z\xbc\xaf\x27\x1c"),
+    "RAR": re.compile(rb"Rar!\x1a\x07"),
+}
 
 
 def opened(path: Path) -> BinaryIO:
@@ -45,5 +102,13 @@ def unpacked(file: BinaryIO) -> Any:
     """A stream of the file's text where the file is compressed; None where it is plain. Begins at its first byte."""
     beginning = file.read(_LONGEST_MAGIC)
     file.seek(0)
-    opener = next((opener for magic, opener in _OPENERS.items() if beginning.startswith(magic)), None)
+    opener = next((opener for magic, opener in _PACKINGS.values() if magic.match(beginning)), None)
     return opener(file) if opener else None
+
+
+def not_text(beginning: bytes) -> str | None:
+    """What data are that begin so, where it is not text: compressed (once more), an archive, binary."""
+    magics = {name: magic for name, (magic, _) in _PACKINGS.items()} | _ARCHIVES
+    found = next((name for name, magic in magics.items() if magic.match(beginning)), None)
+    stray, share = _MOST_ZEROS
+    return found or ("binary" if beginning.count(0) > stray + share * len(beginning) else None)

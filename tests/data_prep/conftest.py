@@ -1,5 +1,7 @@
 """A small corpus, vocabulary and built shards that the tests of this package share."""
 
+import resource
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +10,7 @@ import numpy as np
 import pytest
 
 from data_prep.build_shards import BuildOptions, main
+from data_prep.shards import IndexedWriter
 from data_prep.tokens import SPECIAL_TOKENS
 from tests.conftest import REPOSITORY
 
@@ -49,7 +52,8 @@ def options(corpus, vocab, tmp_path_factory) -> BuildOptions:
         vocab=str(vocab),
         seq_length=64,
         held_out=0.1,
-        chunk_mb=0.02,
+        chunk_mb=0.01,
+        shard_mb=0.03,
         workers=1,
     )
 
@@ -61,11 +65,24 @@ def built(options) -> Path:
     return options.output
 
 
+def write_indexed(prefix: Path, data: np.ndarray, lengths: np.ndarray) -> dict[str, str]:
+    """Writes the items that lie end to end in `data`, `lengths` elements each, as an indexed file."""
+    writer = IndexedWriter(prefix, data.dtype)
+    writer.add(data, lengths)
+    return writer.close()
+
+
 def contents(folder: Path) -> dict[str, bytes]:
     """Every file of a folder by its relative path."""
     return {
         path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()
     }
+
+
+def finished_chunks(folder: Path) -> int:
+    """Chunks that the log of a running build has recorded."""
+    log = folder / "records.log"
+    return log.read_bytes().count(b" chunk ") if log.is_file() else 0
 
 
 def run_script(*arguments: object, **settings) -> subprocess.CompletedProcess:
@@ -77,6 +94,41 @@ def run_script(*arguments: object, **settings) -> subprocess.CompletedProcess:
 def command_of(options: BuildOptions) -> list[str]:
     """The command line that gives these options."""
     words = ["data_prep/build_shards.py", "--input", *map(str, options.input)]
-    for name in ("output", "vocab", "seq_length", "held_out", "chunk_mb", "workers"):
+    for name in ("output", "vocab", "seq_length", "held_out", "chunk_mb", "shard_mb", "workers"):
         words += [f"--{name}", str(getattr(options, name))]
     return words
+
+
+def limit_file_size():
+    """As on a full disk, but not for others: no file of this process may grow beyond 1 kB."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1024, 1024))
+
+
+READ = """
+import re
+import sys
+from pathlib import Path
+from data_prep.chunks import read_chunks
+from data_prep.config import ConfigError
+from data_prep.formats import Reading
+from data_prep.sources import find_sources
+
+try:
+    for chunk in read_chunks(find_sources([Path(sys.argv[1])]), 16_000_000, Reading()):
+        for document in chunk.pieces[0].documents(Reading()):
+            document.digest
+    print("read")
+except ConfigError as error:
+    print("refused")
+print(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
+"""
+
+
+def peak_of_reading(path):
+    """How a process ends that reads the documents of a file, and the megabytes that it takes at most."""
+    done = subprocess.run(
+        [sys.executable, "-c", READ, path], cwd=REPOSITORY, capture_output=True, text=True, timeout=60
+    )
+    end, peak = done.stdout.split()
+    return end, int(peak) / 1024

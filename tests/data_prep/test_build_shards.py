@@ -3,12 +3,12 @@
 import bz2
 import json
 import os
-import resource
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -20,10 +20,11 @@ from data_prep.build_shards import BuildOptions, main
 from data_prep.config import ConfigError
 from data_prep.inspection import checksum_problems, problems_of, read_rows
 from data_prep.manifest import load_manifest
-from data_prep.output import locked
-from data_prep.pipeline import build_chunk
+from data_prep.output import LOCK_NAME, locked
+from data_prep.pipeline import build_chunk, do_chunk
+from data_prep.records import RecordLog
 
-from .conftest import REPOSITORY, command_of, contents, run_script
+from .conftest import REPOSITORY, command_of, contents, finished_chunks, limit_file_size, run_script
 from .malformed import malformed_file
 
 
@@ -72,9 +73,9 @@ def test_every_format_without_copies_is_the_same_under_mpirun_whatever_was_kille
     assert load_manifest(tmp_path / "one").books.documents.dropped["duplicate"] == 24
     output = tmp_path / "out"
     command = [*MPIRUN, *command_of(again(options, output, **case)), "--dedup", "exact"]
-    for pattern in ("hashes-*.bin", "0*.json"):
+    for done in (lambda: len(list(output.glob(".build/hashes-*.bin"))), lambda: finished_chunks(output)):
         process = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        while len(list(output.glob(f".records/{pattern}"))) < 3:
+        while done() < 3:
             assert process.poll() is None
             time.sleep(0.001)
         for victim in (*processes_below(process.pid), process.pid):
@@ -86,22 +87,34 @@ def test_every_format_without_copies_is_the_same_under_mpirun_whatever_was_kille
     assert contents(output) == contents(tmp_path / "one")
 
 
-def test_a_build_killed_at_any_moment_goes_on_to_the_same_bytes(options, built, tmp_path):
+def kill_after(options, chunks):
+    """Runs the build until its log has this many chunks, and kills it in mid-work."""
+    process = subprocess.Popen(
+        [sys.executable, *command_of(options)], cwd=REPOSITORY, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    while finished_chunks(options.output) < chunks:
+        assert process.poll() is None
+        time.sleep(0.001)
+    process.kill()
+    process.wait()
+    assert not (options.output / "manifest.json").exists()
+
+
+def test_a_build_killed_at_any_moment_goes_on_to_the_same_bytes(options, built, tmp_path, monkeypatch):
     """Killed three times in mid-work, each time as soon as one more chunk is recorded."""
-    output = tmp_path / "out"
+    case = again(options, tmp_path / "out")
     for finished in (1, 2, 4):
-        command = [sys.executable, *command_of(again(options, output))]
-        process = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        while len(list(output.glob(".records/0*.json"))) < finished:
-            assert process.poll() is None
-            time.sleep(0.001)
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait()
-        assert not (output / "manifest.json").exists()
-    records = {path: path.stat().st_mtime_ns for path in output.glob("shard-0000[0-3].bin")}
-    build_elsewhere(options, output)
-    assert contents(output) == contents(built)
-    assert {path: path.stat().st_mtime_ns for path in records} == records, "finished chunks were built again"
+        kill_after(case, finished)
+    with RecordLog(case.output) as log:
+        recorded = {record.number for record in log.chunks()}
+    begun = []
+    monkeypatch.setattr(
+        "data_prep.pipeline.build_chunk", lambda chunk, *rest: begun.append(chunk.number) or build_chunk(chunk, *rest)
+    )
+    assert main(case) == 0
+    assert contents(case.output) == contents(built)
+    assert len(recorded) >= 4
+    assert not recorded & set(begun), "finished chunks were built again"
 
 
 @pytest.fixture
@@ -109,23 +122,21 @@ def half_built(options, tmp_path):
     """A build of a copy of the corpus, stopped after some chunks; the folder of the copy and the options."""
     folder = shutil.copytree(options.input[0], tmp_path / "corpus")
     case = again(options, tmp_path / "out", input=(folder,))
-    process = subprocess.Popen(
-        [sys.executable, *command_of(case)], cwd=REPOSITORY, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    while len(list((tmp_path / "out").glob(".records/0*.json"))) < 3:
-        assert process.poll() is None
-        time.sleep(0.001)
-    process.kill()
-    process.wait()
+    kill_after(case, 5)
     return folder, case
 
 
-def test_input_that_changed_after_it_was_built_is_refused_by_name_also_at_the_same_size(half_built):
+def with_other_text(path):
+    """As after `cp -p`: other text of the same size, and the old time."""
+    status, text = path.stat(), path.read_bytes()
+    path.write_bytes(text[:-200].replace(b"ka", b"lo", 1) + text[-200:])
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def test_input_that_changed_after_it_was_built_is_refused_by_name_also_at_the_same_size_and_time(half_built):
     folder, case = half_built
-    first = folder / "part-0.txt"
-    text = first.read_bytes()
-    first.write_bytes(text[:-200].replace(b"ka", b"lo", 1) + text[-200:])
-    with pytest.raises(ConfigError, match=r"part-0\.txt changed after a part of it was built"):
+    with_other_text(folder / "part-0.txt")
+    with pytest.raises(ConfigError, match=r"part-0\.txt is not what .* was built from"):
         main(case)
 
 
@@ -137,11 +148,93 @@ def test_input_that_was_only_touched_or_put_back_goes_on_to_the_same_bytes(half_
     assert contents_of_shards(case.output) == contents_of_shards(built)
 
 
+def test_a_complete_build_of_other_text_is_not_complete_already(options, built, tmp_path):
+    folder = shutil.copytree(options.input[0], tmp_path / "corpus")
+    output = shutil.copytree(built, tmp_path / "out")
+    with_other_text(folder / "part-6.txt")
+    with pytest.raises(ConfigError, match=r"part-6\.txt is not what .* was built from"):
+        main(again(options, output, input=(folder,)))
+    assert contents_of_shards(output) == contents_of_shards(built)
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, cut, flip])
+@pytest.mark.parametrize(
+    "name",
+    ["shard-00001.bin", "shard-00002.mask.idx", "held_out/shard-00000.mask.bin", "records.log", "manifest.json"],
+)
+def test_what_is_missing_cut_or_flipped_in_a_complete_folder_is_built_again(options, built, tmp_path, damage, name):
+    output = shutil.copytree(built, tmp_path / "out")
+    damage(output / name)
+    if name == "records.log" and damage is Path.unlink:
+        with pytest.raises(ConfigError, match=r"records\.log is missing"):
+            main(again(options, output))
+        return
+    assert main(again(options, output)) == 0
+    assert contents(output) == contents(built)
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, cut, flip])
+@pytest.mark.parametrize("pattern", ["shard-*.bin", ".build/train-*.part"])
+def test_what_is_damaged_in_an_unfinished_build_is_built_again(half_built, built, damage, pattern):
+    _, case = half_built
+    [found, *_] = sorted(case.output.glob(pattern))
+    damage(found)
+    assert main(case) == 0
+    assert contents_of_shards(case.output) == contents_of_shards(built)
+
+
+def test_an_overwritten_tokenizer_is_put_back(options, built, tmp_path):
+    output = shutil.copytree(built, tmp_path / "out")
+    (output / "tokenizer" / "vocab.txt").write_text("other")
+    assert main(again(options, output)) == 0
+    assert contents(output) == contents(built)
+
+
+def test_the_shards_hold_the_chunks_of_format_1_in_order(tmp_path):
+    """The random streams belong to the chunks: merging them changes no sequence and no mask."""
+    old = Path(__file__).parent / "format_1"
+    values = json.loads((old / "shards" / "manifest.json").read_text())["config"]
+    kept = {name: values[name] for name in ("seq_length", "mask_copies", "held_out", "chunk_mb")}
+    case = BuildOptions(input=(old / "text",), output=tmp_path / "out", vocab=str(old / "vocab.txt"), workers=1, **kept)
+    assert main(case) == 0
+    for side in ("", "held_out"):
+        [new] = load_manifest(tmp_path / "out" / side).shards
+        for suffix in (".bin", ".mask.bin"):
+            parts = sorted((old / "shards" / side).glob(f"shard-?????{suffix}"))
+            assert len(parts) == 3
+            content = b"".join(part.read_bytes() for part in parts)
+            assert (tmp_path / "out" / side / (new.name + suffix)).read_bytes() == content
+
+
+def test_shards_are_filled_in_order_up_to_their_size(built):
+    manifest = load_manifest(built)
+    ranges = [(shard.first_chunk, shard.last_chunk) for shard in manifest.shards]
+    assert ranges[0][0] == 0
+    assert all(last + 1 == first for (_, last), (first, _) in pairwise(ranges))
+    sizes = [sum(shard.sizes[shard.name + suffix] for suffix in (".bin", ".mask.bin")) for shard in manifest.shards]
+    limit = manifest.config.shard_mb * 1e6
+    lengths = [4 * shard.sequences for shard in manifest.shards]
+    assert all(limit / 2 < size + length <= limit for size, length in zip(sizes[:-1], lengths, strict=False))
+
+
 def test_a_complete_build_is_left_as_it_is(options, built):
-    before = {path: path.stat().st_mtime_ns for path in built.rglob("*")}
+    def stamps():
+        return {path: path.stat().st_mtime_ns for path in built.rglob("*") if path.name != LOCK_NAME}
+
+    before = stamps()
     done = build_elsewhere(options, built)
     assert "is complete already" in done.stdout
-    assert {path: path.stat().st_mtime_ns for path in built.rglob("*")} == before
+    assert stamps() == before
 
 
 @pytest.mark.parametrize(("name", "value"), [("seq_length", 128), ("held_out", 0.2), ("seed", 5)])
@@ -201,7 +294,7 @@ def test_which_copies_are_dropped_does_not_depend_on_workers_or_restarts(options
     process = subprocess.Popen(
         [sys.executable, *command], cwd=REPOSITORY, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
-    while len(list((tmp_path / "out").glob(".records/hashes-*.bin"))) < 2:
+    while len(list((tmp_path / "out").glob(".build/hashes-*.bin"))) < 2:
         assert process.poll() is None
         time.sleep(0.001)
     os.kill(process.pid, signal.SIGKILL)
@@ -236,10 +329,22 @@ def test_a_log_has_no_control_characters(options, tmp_path):
         (["--seq_length", "4"], "seq_length"),
         (["--packing", "tight"], "packing"),
         (["--sequence_length", "128"], "sequence_length"),
+        (["--ngram", *["0.005"] * 200], "ngram: got 200 chances, expected at most 100"),
+        (["--input", "LOOP"], "input"),
+        (["--output", "LOOP"], "output"),
+        (["--vocab", "LOOP"], "vocab"),
+        (["--input", "a\n\x1b[31m"], r"a\n\x1b[31m"),
+        (["--seed", "9" * 5000], "seed"),
     ],
 )
 def test_a_mistake_is_one_line_that_names_its_field_and_exit_code_2(options, tmp_path, arguments, field):
-    done = run_script(*command_of(again(options, tmp_path / "out")), *arguments)
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    arguments = [str(tmp_path / "loop") if word == "LOOP" else word for word in arguments]
+    command = command_of(again(options, tmp_path / "out"))
+    if arguments[0] in command:  # an option stands there once, but the input's
+        at = command.index(arguments[0])
+        del command[at : at + 2]
+    done = run_script(*command, *arguments)
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1, done.stderr
     assert done.stderr.startswith("build_shards.py: error: ")
@@ -248,7 +353,7 @@ def test_a_mistake_is_one_line_that_names_its_field_and_exit_code_2(options, tmp
 
 def test_without_input_the_error_names_the_three_ways_to_get_some(options, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match=r"make quickstart.*copy or link.*--input"):
+    with pytest.raises(ConfigError, match=r"put text there.*--input.*make quickstart$"):
         main(BuildOptions(vocab=options.vocab))
 
 
@@ -271,15 +376,9 @@ def test_a_damaged_input_stops_the_build_by_name_and_another_run_goes_on(options
     wrong = again(options, tmp_path / "out", input=(folder,), punkt=built / "punkt")
     with pytest.raises(ConfigError, match=r"zzz\.txt\.xz cannot be read to its end"):
         main(wrong)
-    assert list((tmp_path / "out").glob("shard-*.bin"))
+    assert finished_chunks(tmp_path / "out")
     (folder / "zzz.txt.xz").write_bytes(packed)
     assert main(wrong) == 0
-
-
-def limit_file_size():
-    """As on a full disk, but not for others: no file of this process may grow beyond 8 kB."""
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192))
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -297,12 +396,18 @@ def contents_of_shards(folder):
     return {name: content for name, content in contents(folder).items() if ".bin" in name or ".idx" in name}
 
 
+def test_more_processes_than_a_machine_has_is_a_mistake_and_not_an_overflow(options, tmp_path):
+    done = run_script(*command_of(again(options, tmp_path / "out"))[:-1], "9" * 400)
+    assert done.returncode == 2
+    assert done.stderr.startswith("build_shards.py: error: workers: got '999") and done.stderr.count("\n") == 1
+
+
 def test_a_killed_worker_is_one_line_and_exit_code_1_and_another_run_goes_on(options, built, tmp_path):
     command = command_of(again(options, tmp_path / "out", workers=2))
     process = subprocess.Popen(
         [sys.executable, *command], cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    while not list((tmp_path / "out").glob(".records/0*.json")):
+    while not finished_chunks(tmp_path / "out"):
         assert process.poll() is None
         time.sleep(0.001)
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
@@ -320,12 +425,12 @@ def test_an_input_that_vanishes_is_named_and_another_run_goes_on(options, built,
     shutil.copytree(options.input[0], tmp_path / "corpus")
     last = tmp_path / "corpus" / "part-7.txt"
 
-    def build_and_lose(chunk, *rest):
+    def build_and_lose(task, *rest):
         if last.exists():
             last.rename(tmp_path / "elsewhere")
-        return build_chunk(chunk, *rest)
+        return do_chunk(task, *rest)
 
-    monkeypatch.setattr("data_prep.build_shards.build_chunk", build_and_lose)
+    monkeypatch.setattr("data_prep.building.do_chunk", build_and_lose)
     case = again(options, tmp_path / "out", input=(tmp_path / "corpus",))
     with pytest.raises(ConfigError, match=r"part-7\.txt cannot be opened"):
         main(case)
@@ -350,7 +455,7 @@ def test_thousands_of_small_files_share_shards(options, tmp_path):
     assert main(again(options, tmp_path / "out", input=(tmp_path / "in",), documents="file", chunk_mb=1.0)) == 0
     manifest = load_manifest(tmp_path / "out")
     assert len(manifest.shards) == 1
-    assert manifest.books.documents.read == len(manifest.inputs) == 3000
+    assert manifest.books.documents.read == manifest.input_files == 3000
 
 
 @pytest.fixture(scope="module")
@@ -383,6 +488,29 @@ def test_every_format_builds_to_the_same_bytes_with_any_number_of_workers(option
         "1 wiki": 24,
         "2 text": 12,
     }
+
+
+def test_names_that_are_not_utf8_or_steer_a_terminal_are_built_and_shown_as_text(options, built, tmp_path):
+    texts = options.input[0].joinpath("part-0.txt").read_text().split("\n\n")
+    names = [os.fsdecode(name) for name in (b"caf\xe9", b"caf\xe9.parquet", b"a\n\x1b[31mb.txt")]
+    folder = tmp_path / os.fsdecode(b"in\xff")
+    folder.mkdir()
+    (folder / names[0]).write_text(texts[0])
+    with (folder / names[1]).open("wb") as file:
+        parquet.write_table(pyarrow.table({"text": texts}), file)
+    (folder / names[2]).write_text(texts[1])
+    output = tmp_path / os.fsdecode(b"out\x1b[31m\xff")
+    done = build_elsewhere(options, output, input=(folder,), workers=2)
+    assert "complete" in build_elsewhere(options, output, input=(folder,)).stdout
+    assert load_manifest(output).input_files == 3
+    seen = run_script("data_prep/inspect_shards.py", output, "--verify", "--show", 1)
+    assert seen.returncode == 0, seen.stderr
+    assert r"0 in\xff: 14 documents" in seen.stdout
+    (folder / names[0]).write_bytes(b"\x1f\x8b damaged")
+    refused = run_script(*command_of(again(options, tmp_path / "other", input=(folder,))))
+    assert (refused.returncode, len(refused.stderr.splitlines())) == (2, 1), refused.stderr
+    for said in (done, seen, refused):
+        assert "\x1b" not in said.stdout + said.stderr
 
 
 def build_malformed(seed, options, built, folder):
@@ -431,7 +559,8 @@ def test_a_build_killed_at_twenty_random_moments_goes_on_to_the_same_bytes(optio
             kills += 1
         process.wait()
         if (output / "manifest.json").exists() and kills < 20:
-            assert contents(output) == contents(tmp_path / "whole")
+            found = {name: text for name, text in contents(output).items() if not name.startswith((".build/", ".lock"))}
+            assert found == {name: text for name, text in contents(tmp_path / "whole").items() if name != ".lock"}
             shutil.rmtree(output)
     assert run_script(*command[1:]).returncode == 0
     assert contents(output) == contents(tmp_path / "whole")

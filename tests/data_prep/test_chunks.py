@@ -2,6 +2,7 @@
 
 import bz2
 import gzip
+import json
 import lzma
 
 import pytest
@@ -10,6 +11,8 @@ from data_prep.chunks import read_chunks, sample_documents
 from data_prep.config import ConfigError
 from data_prep.formats import Reading
 from data_prep.sources import find_sources
+
+from .conftest import peak_of_reading
 
 PACK = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress, "": bytes}
 
@@ -135,6 +138,58 @@ def test_a_truncated_compressed_file_is_an_error_that_names_it(tmp_path, packing
     (tmp_path / f"broken.txt{packing}").write_bytes(content[: len(content) // 2])
     with pytest.raises(ConfigError, match=r"broken\.txt"):
         read_all(tmp_path)
+
+
+@pytest.mark.parametrize("packing", [".gz", ".bz2", ".xz"])
+def test_a_damaged_later_stream_is_an_error_that_names_the_file(tmp_path, packing):
+    stream = PACK[packing]("\n\n".join(many_documents(2000)).encode() + b"\n\n")
+    (tmp_path / f"two.txt{packing}").write_bytes(stream + stream)
+    assert len(read_all(tmp_path)[1]) == 4000
+    (tmp_path / f"two.txt{packing}").write_bytes(stream + b"\xff" + stream[1:])
+    with pytest.raises(ConfigError, match=rf"two\.txt{packing} cannot be read to its end"):
+        read_all(tmp_path)
+
+
+@pytest.mark.parametrize("inner", [".gz", ".bz2", ".xz"])
+def test_what_was_compressed_twice_is_refused_by_name(tmp_path, inner):
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(PACK[inner](b"One.\n\nTwo.")))
+    with pytest.raises(ConfigError, match=r"a\.txt\.gz holds \w+ data in place of text"):
+        read_all(tmp_path)
+
+
+@pytest.mark.parametrize("packing", PACK)
+@pytest.mark.parametrize("budget", [10, 900, 10**6])
+@pytest.mark.parametrize("place", [0, 5, 9])
+def test_a_record_too_large_is_refused_by_name_wherever_it_stands_and_however_the_file_is_cut(
+    tmp_path, monkeypatch, packing, budget, place
+):
+    monkeypatch.setattr("data_prep.chunks.LONGEST_RECORD", 1000)
+    monkeypatch.setattr("data_prep.chunks._BLOCK", 100)
+    lines = [json.dumps({"text": "Ka lo mi. " * 50})] * 9
+    path = tmp_path / f"a.jsonl{packing}"
+    path.write_bytes(PACK[packing]("\n".join(lines).encode()))
+    assert len(read_all(tmp_path, budget)[1]) == 9
+    lines.insert(place, json.dumps({"text": "Ka lo mi. " * 110}))
+    path.write_bytes(PACK[packing]("\n".join(lines).encode()))
+    with pytest.raises(ConfigError, match=r"a\.jsonl\S* has a record of over .* is it really JSON lines"):
+        read_all(tmp_path, budget)
+
+
+@pytest.mark.parametrize(
+    ("line", "end"),
+    [
+        (
+            '{"text": "%s\U0001f600"}' % ("The cat sat. " * 2_580_000),
+            "read",
+        ),  # four bytes a character, once it is decoded
+        ('{"text": "a", "more": [%s1]}' % ("{}," * 11_180_000), "read"),  # 64 bytes for every two, once it is parsed
+        ('{"text": "%s\U0001f600"}' % ("The cat sat. " * 9_000_000), "refused"),  # 117 MB, which took 1.2 GB
+    ],
+    ids=["wide", "nested", "too large"],
+)
+def test_the_largest_record_takes_less_than_a_gigabyte_and_a_larger_one_is_not_read(tmp_path, line, end):
+    (tmp_path / "a.jsonl").write_text(line)
+    assert peak_of_reading(tmp_path / "a.jsonl") == (end, pytest.approx(0, abs=1000 if end == "read" else 200))
 
 
 def test_a_file_that_shrinks_before_it_is_read_is_an_error(tmp_path):

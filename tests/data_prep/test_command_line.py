@@ -1,13 +1,17 @@
 """Claims about the command line that is derived from a configuration."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
 import pytest
 from pydantic import Field
 
-from data_prep.command_line import HIDDEN, POSITIONAL, parse_options, run_command
+from data_prep.command_line import HIDDEN, POSITIONAL, parse_options, printable, run_command
 from data_prep.config import ConfigError, StrictConfig
+from tests.conftest import REPOSITORY
 
 
 class Options(StrictConfig):
@@ -188,3 +192,100 @@ def test_ctrl_c_ends_with_130_and_no_traceback(arguments, capsys):
 def test_any_other_exception_is_a_fault_of_the_program_and_keeps_its_traceback(arguments):
     with pytest.raises(ZeroDivisionError):
         run_command(lambda options: 1 // 0, Options, "")
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("caf\u00e9 \u65e5\u672c \U0001f600 'x' \\", "caf\u00e9 \u65e5\u672c \U0001f600 'x' \\"),
+        ("a\nb\tc\r", r"a\nb\tc\r"),
+        ("\x1b[2J\x00\x7f\x9b", r"\x1b[2J\x00\x7f\x9b"),
+        ("\u202egpj.exe\u2028", r"\u202egpj.exe\u2028"),
+        (b"\xff\xe9.txt".decode("utf-8", "surrogateescape"), r"\xff\xe9.txt"),
+        ("\ud800", r"\ud800"),
+    ],
+)
+def test_what_others_named_is_shown_on_one_line_without_control_characters(text, shown):
+    assert printable(text) == shown
+
+
+def test_an_error_about_a_hostile_name_is_one_line_of_text(arguments, capsys):
+    def fail(options):
+        raise ConfigError("input: a\n\x1b[31mred\udcff.txt is not there")
+
+    assert run_command(fail, Options, "") == 2
+    assert capsys.readouterr().err == "program.py: error: input: a\\n\\x1b[31mred\\xff.txt is not there\n"
+
+
+PROGRAM = """
+import sys
+from data_prep.command_line import run_command
+from data_prep.config import ConfigError, StrictConfig
+
+def main(options):
+    {body}
+
+sys.exit(run_command(main, StrictConfig, "Does something."))
+"""
+
+
+def run_with_closed_pipe(body, *arguments, stream, unbuffered):
+    """A program of that body whose output (or errors) goes into a pipe that nobody reads."""
+    environment = os.environ | {"PYTHONUNBUFFERED": unbuffered}
+    program = [sys.executable, "-c", PROGRAM.format(body=body), *arguments]
+    other = "stderr" if stream == "stdout" else "stdout"
+    process = subprocess.Popen(
+        program, cwd=REPOSITORY, env=environment, text=True, **{stream: subprocess.PIPE, other: subprocess.PIPE}
+    )
+    getattr(process, stream).close()
+    said = getattr(process, other).read()
+    return process.wait(timeout=60), said
+
+
+@pytest.mark.parametrize(
+    ("body", "stream"),
+    [
+        ("print('x')", "stdout"),  # told at the end, when what was printed is flushed
+        ("print('x' * 100_000); raise AssertionError('went on')", "stdout"),
+        ("raise ConfigError('a: wrong')", "stderr"),
+    ],
+)
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_reader_that_has_enough_ends_the_program_without_a_word(body, stream, unbuffered):
+    assert run_with_closed_pipe(body, stream=stream, unbuffered=unbuffered) == (141, "")
+
+
+def test_a_reader_that_has_enough_of_the_help_ends_it_without_a_word():
+    assert run_with_closed_pipe("pass", "--help", stream="stdout", unbuffered="") == (141, "")
+
+
+def test_output_into_a_file_on_a_full_disk_is_one_line_and_a_failure():
+    program = [sys.executable, "-c", PROGRAM.format(body="print('x')")]
+    environment = os.environ | {"PYTHONUNBUFFERED": ""}
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            program, cwd=REPOSITORY, env=environment, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60
+        )
+    assert (done.returncode, done.stderr) == (1, "-c: error: the output cannot be written (No space left on device)\n")
+
+
+def test_a_program_whose_output_is_closed_runs_all_the_same():
+    program = [sys.executable, "-c", PROGRAM.format(body="print('x')")]
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$@" >&-', "sh", *program], cwd=REPOSITORY, capture_output=True, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_a_broken_pipe_that_is_not_the_output_is_a_fault_and_keeps_its_traceback(arguments):
+    def fail(options):
+        raise BrokenPipeError("a socket of the program's own")
+
+    with pytest.raises(BrokenPipeError):
+        run_command(fail, Options, "")
+
+
+def test_a_name_that_is_no_text_fails_no_print():
+    program = [sys.executable, "-c", PROGRAM.format(body=r"print('\udcff')")]
+    done = subprocess.run(program, cwd=REPOSITORY, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "\\udcff\n", "")

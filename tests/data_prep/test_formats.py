@@ -39,6 +39,9 @@ def test_a_format_is_told_by_its_beginning(name, beginning, expected):
         ("a.parquet", b"Text", "not a Parquet file"),
         ("a.txt.gz", b"PAR1", "not a Parquet file"),
         ("a.txt", "Text".encode("utf-16"), "UTF-16"),
+        ("a.txt", ("Text " * 9).encode("utf-16-le"), "holds binary data in place of text"),
+        ("a.txt.gz", b"\x1f\x8b\x08", "holds gzip data in place of text"),
+        ("a.jsonl", b"PK\x03\x04", "holds zip data in place of text"),
     ],
 )
 def test_what_cannot_be_read_is_one_clear_line(name, beginning, reason):

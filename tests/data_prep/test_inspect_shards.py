@@ -1,18 +1,24 @@
 """Claims about what inspect_shards prints and returns."""
 
+import json
+import os
 import re
 import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from data_prep.build_shards import main as build
+from data_prep.files import sealed
 from data_prep.inspect_shards import InspectOptions, main
 from data_prep.manifest import load_manifest
 from data_prep.masking import bytes_per_copy, masked_count
-from data_prep.shards import IndexedFile, write_indexed_arrays
+from data_prep.shards import IndexedFile
 
-from .conftest import run_script
+from .conftest import REPOSITORY, run_script, write_indexed
 
 
 @pytest.fixture
@@ -67,7 +73,7 @@ def masks_at_the_beginning(folder):
         masked = (positions >= 1) & (positions <= np.asarray(masked_count(lengths.astype(int)))[:, None])
         bitmaps = np.tile(np.packbits(masked, axis=1, bitorder="little"), manifest.mask_copies)
         sizes = np.full(len(lengths), bitmaps.shape[1], np.int32)
-        write_indexed_arrays(folder / f"{shard.name}.mask", bitmaps.ravel(), sizes)
+        write_indexed(folder / f"{shard.name}.mask", bitmaps.ravel(), sizes)
 
 
 def rates_by_position(printed):
@@ -95,14 +101,17 @@ def test_a_flipped_bit_is_found_and_named(copy, capsys):
     content[7] ^= 16
     damaged.write_bytes(content)
     assert main(InspectOptions(folder=copy, verify=True)) == 1
-    assert f"{damaged.name} has changed" in capsys.readouterr().err
+    assert f"{damaged.name}: changed" in capsys.readouterr().err
 
 
 def test_books_that_do_not_balance_are_found(copy, capsys):
-    path = copy / "manifest.json"
-    path.write_text(path.read_text().replace('"read": 96', '"read": 97', 1))
+    values = json.loads((copy / "manifest.json").read_text())
+    values["books"]["documents"]["read"] += 1
+    (copy / "manifest.json").write_bytes(sealed({name: values[name] for name in values if name != "sha256"}))
     assert main(InspectOptions(folder=copy, verify=True)) == 1
-    assert "do not balance" in capsys.readouterr().err
+    errors = capsys.readouterr().err
+    assert "do not balance" in errors
+    assert "records.log: damaged, or not of this build" in errors
 
 
 def test_a_folder_that_is_none_is_one_line_and_exit_code_2(tmp_path):
@@ -141,7 +150,7 @@ def test_another_tokenizer_than_the_shards_were_made_with_is_found(copy, capsys)
     ka, lo = (re.search(f'"{token}": (\\d+)', text) for token in ("ka", "lo"))
     path.write_text(text.replace(ka[0], f'"ka": {lo[1]}').replace(lo[0], f'"lo": {ka[1]}'))
     assert main(InspectOptions(folder=copy, verify=True)) == 1
-    assert "gives other ids than the tokenizer that the shards were made with" in capsys.readouterr().err
+    assert "not the tokenizer that the manifest names" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("damage", ["missing", "cut short"])
@@ -154,3 +163,16 @@ def test_a_tokenizer_that_cannot_be_read_is_named(copy, damage):
     done = run_script("data_prep/inspect_shards.py", copy)
     assert done.returncode == 2
     assert "no tokenizer can be read" in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_output_into_a_file_on_a_full_disk_is_told_in_words(built, unbuffered):
+    command = [sys.executable, "data_prep/inspect_shards.py", built]
+    environment = os.environ | {"PYTHONUNBUFFERED": unbuffered}
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            command, cwd=REPOSITORY, env=environment, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60
+        )
+    assert done.returncode == 1
+    said = done.stderr.splitlines()
+    assert said and all("No space left on device" in line for line in said), done.stderr

@@ -9,7 +9,7 @@ from data_prep.config import ConfigError
 from data_prep.inspection import Figures, checksum_problems, megatron_problems, problems_of, read_rows, sample_rows
 from data_prep.manifest import load_manifest
 from data_prep.masking import masked_count
-from data_prep.shards import write_indexed_arrays
+from tests.data_prep.conftest import write_indexed
 
 
 @pytest.fixture(scope="module")
@@ -90,8 +90,8 @@ def test_changed_and_missing_files_are_told_apart(built, manifest, tmp_path):
     (tmp_path / "shard-00000.bin").write_bytes(content)
     (tmp_path / "shard-00000.mask.idx").unlink()
     assert checksum_problems(tmp_path, shard) == [
-        "shard-00000.bin has changed since it was written (sha256)",
-        "shard-00000.mask.idx is missing",
+        "shard-00000.bin: changed since it was written (sha256)",
+        "shard-00000.mask.idx: No such file or directory",
     ]
 
 
@@ -100,7 +100,7 @@ def test_masks_of_another_shape_are_refused(built, manifest, tmp_path):
     for name in shard.files:
         (tmp_path / name).write_bytes((built / name).read_bytes())
     wrong = np.zeros(3 * shard.sequences, np.uint8)
-    write_indexed_arrays(tmp_path / "shard-00000.mask", wrong, np.full(shard.sequences, 3, np.int32))
+    write_indexed(tmp_path / "shard-00000.mask", wrong, np.full(shard.sequences, 3, np.int32))
     with pytest.raises(ConfigError, match="not one row of masks per sequence"):
         next(read_rows(tmp_path, shard, manifest))
 

@@ -9,7 +9,7 @@ from data_prep.config import ConfigError
 from data_prep.formats import Reading
 from data_prep.intake import Intake
 from data_prep.manifest import load_manifest
-from data_prep.output import Plan, prepare
+from data_prep.output import prepare
 from data_prep.pipeline import build_chunk
 from data_prep.sentences import find_model, load_model
 from data_prep.sources import find_sources
@@ -20,8 +20,8 @@ from data_prep.tokens import WordPiece, open_tokenizer
 def books_of(built, tmp_path):
     """Writes files, builds their one chunk, and returns its books."""
     manifest = load_manifest(built)
-    plan = Plan(config=manifest.config, versions=manifest.versions, inputs=manifest.inputs)
-    prepare(tmp_path / "out", plan, WordPiece.load(built / "tokenizer"), load_model(built / "punkt"))
+    (tmp_path / "out").mkdir()
+    prepare(tmp_path / "out", WordPiece.load(built / "tokenizer"), load_model(built / "punkt"))
 
     def build(files, *, strict=False, duplicates=(), **changes):
         for name, content in files.items():
@@ -31,7 +31,7 @@ def books_of(built, tmp_path):
         [chunk] = read_chunks(find_sources(inputs), 10**9, Reading())
         config = manifest.config.model_copy(update={"held_out": 0.0} | changes)
         chunk = replace(chunk, duplicates=frozenset(duplicates))
-        return build_chunk(chunk, config, tmp_path / "out", strict).books
+        return build_chunk(chunk.loaded(), "", config, tmp_path / "out", strict).books
 
     return build
 
@@ -127,16 +127,22 @@ def test_batches_are_bounded(tmp_path, built):
     assert max(sum(len(text.cleaned.text) for text in batch) for batch in batches) < (1 << 20) + 10_001
 
 
+def test_batches_of_tiny_documents_hold_no_more_than_some_thousands(tmp_path, built):
+    """A million documents of one letter were one batch of 600 MB."""
+    (tmp_path / "a.txt").write_bytes(b"a\n\n" * 50_000)
+    [chunk] = read_chunks(find_sources([tmp_path]), 10**9, Reading())
+    batches = list(Intake(chunk, load_manifest(built).config, False).batches())
+    assert sum(map(len, batches)) == 50_000
+    assert max(map(len, batches)) < 5000
+
+
 @pytest.mark.parametrize(("seq_length", "share"), [(128, 0.140), (512, 0.037)])
 def test_googles_builder_loses_the_measured_share_of_real_text(shared_data, tmp_path, built, seq_length, share):
     """The shares were measured with google-research/electra's own builder."""
     manifest = load_manifest(built)
-    plan = Plan(config=manifest.config, versions=manifest.versions, inputs=manifest.inputs)
-    prepare(
-        tmp_path, plan, open_tokenizer(str(shared_data / "vocab")), load_model(find_model(shared_data / "nltk_data"))
-    )
+    prepare(tmp_path, open_tokenizer(str(shared_data / "vocab")), load_model(find_model(shared_data / "nltk_data")))
     sources = find_sources([shared_data / "wiki" / "enwiki-AA-0.xz"])
     chunk = next(read_chunks(sources, 10_000_000, Reading()))
     config = manifest.config.model_copy(update={"seq_length": seq_length, "builder": "electra", "held_out": 0.0})
-    pieces = build_chunk(chunk, config, tmp_path).books.word_pieces
+    pieces = build_chunk(chunk, "", config, tmp_path).books.word_pieces
     assert pieces.dropped["truncated"] / pieces.read == pytest.approx(share, abs=0.006)

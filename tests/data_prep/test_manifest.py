@@ -1,10 +1,12 @@
 """Claims about the manifest."""
 
 import json
+from pathlib import Path
 
 import pytest
 
 from data_prep.config import ConfigError
+from data_prep.files import sealed
 from data_prep.manifest import Books, Ledger, load_manifest, save_manifest
 
 
@@ -42,15 +44,59 @@ def test_a_folder_without_a_manifest_is_not_complete(tmp_path):
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda values: values | {"format_version": 99}, "format_version is 99, expected 1"),
+        (lambda values: values | {"format_version": 99}, "format_version is 99, expected at most 2"),
         (lambda values: values | {"surprise": 1}, "damaged"),
         (lambda values: {name: value for name, value in values.items() if name != "shards"}, "damaged"),
-        (lambda values: [values], "damaged"),
+        (lambda values: values | {"format_version": "2"}, "damaged"),
+        (lambda values: values | {"vocab_size": 10**12}, "damaged .vocab_size: .*65536"),
+        (lambda values: values | {"vocab_size": 4}, "damaged .*different ids of its vocabulary"),
+        (lambda values: values | {"special_tokens": values["special_tokens"] | {"mask": 3}}, "damaged .*different ids"),
+        (lambda values: values | {"totals": values["totals"] | {"sequences": 5}}, "damaged .*sums of its shards"),
     ],
 )
 def test_another_format_or_damage_is_one_clear_line(built, tmp_path, change, reason):
     values = json.loads((built / "manifest.json").read_text())
-    (tmp_path / "manifest.json").write_text(json.dumps(change(values)))
+    del values["sha256"]
+    (tmp_path / "manifest.json").write_bytes(sealed(change(values)))
+    with pytest.raises(ConfigError, match=reason) as caught:
+        load_manifest(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_flipped_bit_anywhere_is_damage(built, tmp_path):
+    content = (built / "manifest.json").read_bytes()
+    for bit in range(0, 8 * len(content), 7):
+        flipped = bytearray(content)
+        flipped[bit // 8] ^= 1 << bit % 8
+        (tmp_path / "manifest.json").write_bytes(flipped)
+        with pytest.raises(ConfigError, match="damaged"):
+            load_manifest(tmp_path)
+
+
+FORMAT_1 = Path(__file__).parent / "format_1"
+
+
+def test_a_folder_of_format_1_is_read(tmp_path):
+    manifest = load_manifest(FORMAT_1 / "shards")
+    assert manifest.format_version == 1
+    assert [(shard.first_chunk, shard.last_chunk) for shard in manifest.shards] == [(0, 0), (1, 1), (2, 2)]
+    assert (manifest.seq_length, manifest.mask_copies, manifest.input_files) == (64, 4, 3)
+    assert manifest.books.balance
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"seq_length": 32}, "seq_length is 32, and 64 in config"),
+        ({"vocab_size": 10**12}, "vocab_size"),
+        ({"shards": None}, "damaged"),
+        ({"shards": [{"name": "shard-x"}]}, "damaged"),
+        ({"totals": None}, "damaged"),
+    ],
+)
+def test_a_damaged_manifest_of_format_1_is_one_clear_line(tmp_path, change, reason):
+    values = json.loads((FORMAT_1 / "shards" / "manifest.json").read_text())
+    (tmp_path / "manifest.json").write_text(json.dumps(values | change, indent=1))
     with pytest.raises(ConfigError, match=reason) as caught:
         load_manifest(tmp_path)
     assert "\n" not in str(caught.value)

@@ -18,7 +18,7 @@ MASKABLE = np.array([False, *[True] * 6, False, *[True] * 3, False])  # [CLS], s
 @pytest.fixture(scope="module")
 def shard(built):
     manifest = load_manifest(built)
-    [rows] = read_rows(built, manifest.shards[0], manifest)
+    [rows] = read_rows(built, manifest.shards[1], manifest)
     return rows, manifest, WordPiece.load(built / "tokenizer")
 
 

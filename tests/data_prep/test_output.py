@@ -1,19 +1,24 @@
 """Claims about the folder of a build."""
 
-import json
+import shutil
+from pathlib import Path
 
 import pytest
 
 from data_prep.config import ConfigError
 from data_prep.manifest import load_manifest
-from data_prep.output import Plan, earlier_plan, locked, prepare, refuse_another
+from data_prep.output import locked, open_log, prepare, refuse_another
+from data_prep.records import Plan
 from data_prep.sentences import load_model
 from data_prep.tokens import WordPiece
+
+FORMAT_1 = Path(__file__).parent / "format_1"
 
 
 @pytest.fixture
 def plan(built):
-    return earlier_plan(built)
+    with open_log(built) as log:
+        return log.plan
 
 
 def test_one_builder_at_a_time(tmp_path):
@@ -24,16 +29,33 @@ def test_one_builder_at_a_time(tmp_path):
 
 
 def test_the_plan_is_known_before_and_after_the_manifest(built, plan, tmp_path):
-    prepare(tmp_path / "out", plan, WordPiece.load(built / "tokenizer"), load_model(built / "punkt"))
-    assert earlier_plan(tmp_path / "out") == plan
+    with open_log(tmp_path) as log:
+        assert log.plan is None
+        log.add_plan(plan)
+    with open_log(tmp_path) as log:
+        assert log.plan == plan
     assert plan.config == load_manifest(built).config
 
 
-def test_an_empty_folder_has_no_plan_and_a_strangers_folder_is_refused(tmp_path):
-    assert earlier_plan(tmp_path) is None
+def test_a_strangers_folder_is_refused(tmp_path):
     (tmp_path / "thesis.tex").write_text("")
     with pytest.raises(ConfigError, match="not a build's"):
-        earlier_plan(tmp_path)
+        open_log(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_a_folder_that_cannot_be_resumed_is_refused_with_the_reason(built, tmp_path):
+    shutil.copytree(built, tmp_path / "logless")
+    (tmp_path / "logless" / "records.log").unlink()
+    (tmp_path / "begun" / ".records").mkdir(parents=True)
+    cases = {
+        FORMAT_1 / "shards": "built in format 1, which training still reads",
+        tmp_path / "logless": r"records\.log is missing",
+        tmp_path / "begun": "an earlier version began",
+    }
+    for folder, reason in cases.items():
+        with pytest.raises(ConfigError, match=reason):
+            open_log(folder)
 
 
 def test_every_difference_is_named_with_both_values(plan, tmp_path):
@@ -52,30 +74,29 @@ def test_every_difference_is_named_with_both_values(plan, tmp_path):
     refuse_another(plan, plan, tmp_path)
 
 
-def test_half_written_files_are_cleared_away(built, plan, tmp_path):
+def test_half_written_files_are_cleared_away(built, tmp_path):
     output = tmp_path / "out"
     (output / "held_out").mkdir(parents=True)
     for name in ("shard-00000.bin.tmp", "held_out/shard-00000.idx.tmp"):
         (output / name).write_bytes(b"half")
-    prepare(output, plan, WordPiece.load(built / "tokenizer"), load_model(built / "punkt"))
+    prepare(output, WordPiece.load(built / "tokenizer"), load_model(built / "punkt"))
     assert not list(output.rglob("*.tmp"))
 
 
-def test_a_damaged_plan_is_one_clear_line(tmp_path):
-    (tmp_path / ".records").mkdir()
-    (tmp_path / ".records" / "plan.json").write_text(json.dumps({"config": 1}))
-    with pytest.raises(ConfigError, match=r"plan\.json"):
-        earlier_plan(tmp_path)
+def test_a_log_whose_plan_is_damaged_is_one_clear_line(built, tmp_path):
+    content = bytearray((built / "records.log").read_bytes())
+    content[30] ^= 1
+    (tmp_path / "records.log").write_bytes(content)
+    with pytest.raises(ConfigError, match=r"records\.log is damaged, its plan cannot be read"):
+        open_log(tmp_path)
 
 
-def test_a_build_whose_plan_could_not_be_written_is_begun_again(built, plan, tmp_path, monkeypatch):
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
-    parts = (plan, WordPiece.load(built / "tokenizer"), load_model(built / "punkt"))
-    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space"):
-        patch.setattr("data_prep.output.write_atomically", full)
-        prepare(tmp_path / "out", *parts)
-    assert earlier_plan(tmp_path / "out") is None
-    prepare(tmp_path / "out", *parts)
-    assert earlier_plan(tmp_path / "out") == plan
+def test_a_build_killed_before_its_plan_was_written_is_begun_again(plan, tmp_path):
+    open_log(tmp_path).__exit__(None, None, None)
+    with (tmp_path / "records.log").open("ab") as file:
+        file.write(b"0123456789abcdef plan 0 {")
+    with open_log(tmp_path) as log:
+        assert log.plan is None
+        log.add_plan(plan)
+    with open_log(tmp_path) as log:
+        assert log.plan == plan

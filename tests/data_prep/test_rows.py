@@ -12,6 +12,8 @@ from data_prep.formats import Reading
 from data_prep.rows import hub_name, read_rows
 from data_prep.sources import find_sources
 
+from .conftest import peak_of_reading
+
 TEXTS = [f"Text {number}. " + "word " * (number % 50) for number in range(1000)]
 
 
@@ -60,6 +62,39 @@ def test_a_damaged_file_is_named(tmp_path, share):
     path.write_bytes(path.read_bytes()[: int(path.stat().st_size * share)])
     with pytest.raises(ConfigError, match=r"a\.parquet cannot be read"):
         rows_of(path)
+
+
+@pytest.mark.parametrize("dictionary", [True, False])
+@pytest.mark.parametrize("others", [0, 200])
+def test_a_page_or_a_text_too_large_is_refused_by_name(tmp_path, monkeypatch, dictionary, others):
+    texts = ["Ka lo mi."] * others + ["Ka lo mi. " * 300_000]
+    path = write(tmp_path / "a.parquet", {"text": texts}, use_dictionary=dictionary)
+    assert len(rows_of(path)) == others + 1
+    monkeypatch.setattr("data_prep.rows.LONGEST_RECORD", 2_000_000)
+    with pytest.raises(ConfigError, match=r"a\.parquet has a text of 2 MB"):
+        rows_of(path)
+    monkeypatch.setattr("data_prep.rows._LARGEST_PAGE", 2_500_000)
+    with pytest.raises(ConfigError, match=r"a\.parquet has a page of 2 MB"):
+        rows_of(path)
+
+
+@pytest.mark.parametrize(
+    ("texts", "end", "most"),
+    [
+        (["a"] * 50 + ["Ka lo mi. " * 30_000_000], "refused", 200),  # 300 MB, which took 1.6 GB
+        (["a", "Ka lo mi. " * 3_300_000], "read", 700),
+        pytest.param(  # a dictionary of one long text that every row names: 1.1 GB
+            ["Ka lo mi. " * 3_300_000] * 64, "read", 700, marks=pytest.mark.long
+        ),
+    ],
+    ids=["too large", "the largest", "repeated"],
+)
+def test_a_text_of_any_size_takes_less_than_a_gigabyte(tmp_path, texts, end, most):
+    write(tmp_path / "a.parquet", {"text": pyarrow.array(texts, pyarrow.large_string())})
+    del texts
+    ended, peak = peak_of_reading(tmp_path / "a.parquet")
+    assert ended == end
+    assert peak < most
 
 
 @pytest.mark.parametrize(

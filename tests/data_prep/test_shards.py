@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 
 from data_prep.config import ConfigError
-from data_prep.shards import IndexedFile, write_atomically, write_indexed_arrays
+from data_prep.shards import IndexedFile
+from tests.data_prep.conftest import write_indexed
 
 
 def write(prefix, items, dtype):
     lengths = np.array([len(item) for item in items], np.int32)
-    return write_indexed_arrays(prefix, np.concatenate(items).astype(dtype), lengths)
+    return write_indexed(prefix, np.concatenate(items).astype(dtype), lengths)
 
 
 @pytest.fixture
@@ -60,13 +61,6 @@ def test_writing_returns_the_checksums_and_leaves_nothing_temporary(tmp_path, it
     written = write(tmp_path / "shard.mask", items, np.uint8)
     assert written == {path.name: sha256(path.read_bytes()).hexdigest() for path in tmp_path.iterdir()}
     assert sorted(written) == ["shard.mask.bin", "shard.mask.idx"]
-
-
-def test_a_file_is_replaced_whole(tmp_path):
-    write_atomically(tmp_path / "file", b"old")
-    write_atomically(tmp_path / "file", b"new content")
-    assert [path.name for path in tmp_path.iterdir()] == ["file"]
-    assert (tmp_path / "file").read_bytes() == b"new content"
 
 
 def damage_index_size(folder):

@@ -1,5 +1,7 @@
 """Claims about which files an input names."""
 
+import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -73,3 +75,61 @@ def test_an_absolute_path_to_nothing_is_named(tmp_path):
 def test_a_glob_that_python_cannot_read_is_named(tmp_path):
     with pytest.raises(ConfigError, match=r"input: .*/\*\*\.txt is no glob .*; write it as"):
         find_sources([tmp_path / "**.txt"])
+
+
+def test_folders_that_are_linked_to_each_other_many_times_are_read_once_each(tmp_path):
+    """Followed along every path, they would be some 10^24 folders before the system's limit of 40 links."""
+    for name in ("raw/a", "raw/b"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "text.txt").write_text(name)
+    for number in range(4):
+        (tmp_path / "raw" / "a" / f"link-{number}").symlink_to(tmp_path / "raw" / "b")
+        (tmp_path / "raw" / "b" / f"link-{number}").symlink_to(tmp_path / "raw" / "a")
+    assert [source.key for source in find_sources([tmp_path / "raw"])] == ["0/a/text.txt", "0/b/text.txt"]
+    assert [source.key for source in find_sources([tmp_path / "raw" / "a"])] == ["0/link-0/text.txt", "0/text.txt"]
+
+
+def test_a_folder_that_a_hidden_one_links_to_is_read_all_the_same(tmp_path):
+    (tmp_path / "data" / "deep").mkdir(parents=True)
+    (tmp_path / "data" / "deep" / "a.txt").write_text("a")
+    (tmp_path / ".cache").mkdir()
+    (tmp_path / ".cache" / "link").symlink_to(tmp_path / "data" / "deep")
+    assert [source.key for source in find_sources([tmp_path])] == ["0/data/deep/a.txt"]
+
+
+def test_an_input_given_twice_is_read_twice(tmp_path):
+    (tmp_path / "a.txt").write_text("a")
+    assert [source.key for source in find_sources([tmp_path, tmp_path])] == ["0/a.txt", "1/a.txt"]
+
+
+def make_pipe(path):
+    os.mkfifo(path)
+
+
+def make_socket(path):
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+
+
+def make_device(path):
+    path.symlink_to("/dev/zero")
+
+
+@pytest.mark.timeout(20)  # a pipe would be waited on for ever, and the device read for ever
+@pytest.mark.parametrize("make", [make_pipe, make_socket, make_device])
+@pytest.mark.parametrize("given", ["", "b.txt", "*.txt"])
+def test_what_is_neither_file_nor_folder_is_refused_by_name_and_not_opened(tmp_path, monkeypatch, make, given):
+    monkeypatch.chdir(tmp_path)
+    Path("a.txt").write_text("a")
+    make(Path("b.txt"))
+    with pytest.raises(ConfigError, match=r"b\.txt is a pipe, a socket or a device"):
+        find_sources([Path(given)])
+
+
+def test_a_name_that_is_not_utf8_has_a_key_that_is(tmp_path):
+    folder = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9")
+    Path(folder).mkdir()
+    Path(folder, os.fsdecode(b"\xff.txt")).write_text("a")
+    [source] = find_sources([Path(folder)])
+    assert (source.key, source.origin) == (r"0/\xff.txt", r"0 caf\xe9")
+    assert source.path.read_text() == "a"

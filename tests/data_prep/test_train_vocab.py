@@ -6,7 +6,7 @@ from data_prep.config import ConfigError
 from data_prep.tokens import SPECIAL_TOKENS, open_tokenizer
 from data_prep.train_vocab import VocabularyOptions, main, train_vocabulary
 
-from .conftest import run_script
+from .conftest import limit_file_size, run_script
 
 TEXTS = ["The lowest newer wider news, the widest lower news. Ünïcode 漢字!"] * 20
 
@@ -60,3 +60,28 @@ def test_an_output_that_is_a_file_is_refused_before_any_learning(corpus, tmp_pat
     done = run_script("data_prep/train_vocab.py", "--input", corpus, "--output", tmp_path / "file")
     assert done.returncode == 2
     assert "cannot be made" in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--sample_mb", "1e308"], "sample_mb: got '1e308', expected"),
+        (["--sample_mb", "1e300"], "sample_mb"),
+        (["--output", "x" * 300], "use a shorter name"),
+        (["--text_column", "a\n\x1b[31m"], r"a\n\x1b[31m is not among the keys"),
+    ],
+)
+def test_extreme_values_are_one_line(tmp_path, arguments, said):
+    (tmp_path / "a.jsonl").write_text('{"text": "Ka lo mi."}\n')
+    output = [] if "--output" in arguments else ["--output", tmp_path / "vocab"]
+    done = run_script("data_prep/train_vocab.py", "--input", tmp_path / "a.jsonl", *output, *arguments)
+    assert done.returncode == 2
+    assert said in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+def test_a_full_disk_is_one_line_and_the_same_command_goes_on(corpus, tmp_path):
+    command = ["data_prep/train_vocab.py", "--input", corpus, "--output", tmp_path / "vocab", "--size", "120"]
+    done = run_script(*command, preexec_fn=limit_file_size)
+    assert (done.returncode, len(done.stderr.splitlines())) == (1, 1), done.stderr
+    assert "stopped: [Errno 27] File too large" in done.stderr
+    assert run_script(*command).returncode == 0

@@ -3,12 +3,14 @@
 import bz2
 import gzip
 import lzma
+import struct
+import zlib
 
 import pyarrow
 import pytest
 
 from data_prep.config import ConfigError
-from data_prep.unpacking import DAMAGED, opened, unpacked
+from data_prep.unpacking import DAMAGED, not_text, opened, unpacked
 
 PACKERS = {
     "gz": gzip.compress,
@@ -19,13 +21,88 @@ PACKERS = {
 TEXT = b"".join(b"Line %d of the text.\n" % number for number in range(20_000))
 
 
+SKIPPABLE = struct.pack("<II", 0x184D2A50, 4) + b"size"  # a frame of Zstandard without text; pzstd begins with one
+
+
+def read(path, content):
+    path.write_bytes(content)
+    with opened(path) as file:
+        stream = unpacked(file)
+        return b"".join(iter(lambda: stream.read(1000), b""))
+
+
 @pytest.mark.parametrize("kind", PACKERS)
 def test_each_compression_is_recognised_by_content_and_read_over_several_streams(tmp_path, kind):
-    (tmp_path / "a").write_bytes(PACKERS[kind](TEXT) + PACKERS[kind](TEXT))
-    with opened(tmp_path / "a") as file:
-        stream = unpacked(file)
-        read = b"".join(iter(lambda: stream.read(1000), b""))
-    assert read == TEXT + TEXT
+    pack = PACKERS[kind]
+    assert read(tmp_path / "a", pack(b"") + pack(TEXT) + pack(b"x") + pack(TEXT)) == TEXT + b"x" + TEXT
+
+
+@pytest.mark.parametrize(
+    ("kind", "place"),  # gzip's 4 to 7 are any date, and pyarrow's Zstandard has no checksum of what it packed
+    [(kind, place) for kind in PACKERS for place in (0, 1, 2, 3, 100, -5) if (kind, place) != ("zst", 100)],
+)
+def test_a_later_stream_that_is_damaged_anywhere_is_no_end_of_the_file(tmp_path, kind, place):
+    later = bytearray(PACKERS[kind](TEXT))
+    later[place] ^= 0xFF
+    with pytest.raises(DAMAGED):
+        read(tmp_path / "a", PACKERS[kind](TEXT) + bytes(later))
+
+
+@pytest.mark.parametrize("kind", PACKERS)
+@pytest.mark.parametrize("rest", [b"\x00\x00garbage", b"Another file's end", b"B", b"\x1f", b"\xfd7z"])
+def test_what_follows_a_stream_and_is_none_is_an_error(tmp_path, kind, rest):
+    with pytest.raises(DAMAGED):
+        read(tmp_path / "a", PACKERS[kind](TEXT) + rest)
+
+
+@pytest.mark.parametrize("kind", ["gz", "bz2", "xz"])
+@pytest.mark.parametrize("zeros", [1, 4, 100_000])
+def test_zeros_after_a_stream_are_padding_as_they_are_to_gzip_and_xz(tmp_path, kind, zeros):
+    packed = PACKERS[kind](TEXT)
+    assert read(tmp_path / "a", packed + bytes(zeros)) == TEXT
+    assert read(tmp_path / "a", packed + bytes(zeros) + packed) == TEXT + TEXT
+
+
+@pytest.mark.parametrize("sign", range(16))
+def test_frames_of_zstandard_without_text_are_skipped(tmp_path, sign):
+    skippable = bytes([SKIPPABLE[0] + sign]) + SKIPPABLE[1:]
+    packed = PACKERS["zst"](TEXT)
+    assert read(tmp_path / "a", skippable + packed + skippable + packed + skippable) == TEXT + TEXT
+    assert read(tmp_path / "a", skippable) == b""
+
+
+def test_an_xz_file_that_asks_for_gigabytes_to_be_unpacked_is_an_error(tmp_path):
+    header = bytearray(lzma.compress(TEXT))
+    at = header.index(b"\x21\x01") + 2  # in the block's header: the filter LZMA2, one byte of properties
+    header[at] = 40  # a dictionary of 4 GiB
+    header[20:24] = struct.pack("<I", zlib.crc32(header[12:20]))
+    with pytest.raises(lzma.LZMAError, match="Memory usage limit"):
+        read(tmp_path / "a", bytes(header))
+
+
+@pytest.mark.parametrize(
+    ("beginning", "what"),
+    [
+        *(
+            (PACKERS[kind](TEXT), name)
+            for kind, name in zip(PACKERS, ("gzip", "bzip2", "xz", "Zstandard"), strict=True)
+        ),
+        (SKIPPABLE + PACKERS["zst"](TEXT), "Zstandard"),
+        (b"a.txt" + bytes(252) + b"ustar\x0000" + bytes(3000), "tar"),
+        (b"PK\x03\x04\x14\x00", "zip"),
+        ("Text as Windows calls it Unicode".encode("utf-16-le"), "binary"),
+        (bytes(4096), "binary"),
+    ],
+)
+def test_what_is_no_text_is_told_by_its_beginning(beginning, what):
+    assert not_text(beginning[:4096]) == what
+
+
+@pytest.mark.parametrize(
+    "text", [b"", b"B", b"PK", b"a\x00" + b" word" * 20, b"Ka" + bytes(8), "\u65e5\u672c".encode() * 9, b"ustar"]
+)
+def test_text_is_text_with_a_stray_zero_too(text):
+    assert not_text(text) is None
 
 
 @pytest.mark.parametrize("kind", PACKERS)

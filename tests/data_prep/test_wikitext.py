@@ -1,6 +1,7 @@
 """Claims about MediaWiki pages and their plain text."""
 
 import re
+import time
 
 import pytest
 
@@ -8,7 +9,7 @@ from data_prep.chunks import read_chunks
 from data_prep.cleaning import clean
 from data_prep.formats import Reading
 from data_prep.sources import find_sources
-from data_prep.wikitext import _LONGEST_SECTION, _sections, page_text, plain_text
+from data_prep.wikitext import _LONGEST_SECTION, _MOST_UNCLOSED, _sections, _unclosed, page_text, plain_text
 
 
 @pytest.mark.parametrize(
@@ -43,6 +44,43 @@ def test_sections_are_cut_at_headings_and_no_longer_than_allowed():
     assert all(section.endswith("\n") for section in sections[:-1])
 
 
+UNCLOSED = [
+    *("{|\n|-\n| a\n", "{|\n|-\n! a || b\n", "{|\n{{a|", "{|\n", "{{a|[[b|<ref>{|\n", "[[a|", "<ref>", "<ref {{"),
+    *("<div>", "<div class=", '<div class="', "<br ", "<!-- [http://a "),
+]
+
+
+@pytest.mark.parametrize("unit", UNCLOSED)
+def test_unclosed_markup_takes_time_in_proportion_to_its_length_and_loses_no_text(unit):
+    """Tables took 17 seconds for 16 kB before they were cut small."""
+    started = time.process_time()
+    text = plain_text("Before.\n" + unit * (40_000 // len(unit)) + "\nafter")
+    assert time.process_time() - started < 10
+    assert text.startswith("Before.") and text.endswith("after")
+
+
+@pytest.mark.parametrize("unit", [*UNCLOSED, "{{a|b}} [[c]] <ref>d</ref>\n{|\n| e\n|}\n"])
+def test_a_section_is_cut_small_by_its_unclosed_markup_alone(unit):
+    section = unit * (_LONGEST_SECTION // len(unit))
+    assert "".join(_sections(section)) == section
+    assert (max(map(len, _sections(section))) <= 512) == (unit in UNCLOSED)
+
+
+@pytest.mark.parametrize(
+    ("section", "detours"),
+    [
+        ("{{a|{{b}}}} [[c|[[d]]]] <ref>e</ref> <ref name=f /> {|\n|{{g|}}\n|}", 0),
+        ("<br>a<li>b<br />", 0),
+        ("ab{{cd", 4),
+        ("{|\n<div>\n|} a", 6),  # the table's end is found, so the tag costs no more than the table
+        ("[http://a b] [http://c [[d]]", 15),
+        ("|} }} ]] ] --> </div> />", 0),
+    ],
+)
+def test_unclosed_markup_counts_by_how_far_it_is_looked_for(section, detours):
+    assert _unclosed(section) == detours
+
+
 @pytest.mark.parametrize(
     ("page", "expected"),
     [
@@ -65,5 +103,7 @@ def test_a_real_dump_gives_articles_without_markup(shared_data):
     reasons = [document.reason for document in documents]
     assert reasons.count("redirect") > 5
     texts = [clean(document.content, wikitext=True).text for document in documents if document.reason is None]
+    wikitext = "\n".join(document.content.decode() for document in documents)
+    assert max(map(_unclosed, _sections(wikitext))) < _MOST_UNCLOSED / 20, "real sections would be cut"
     assert texts[0].startswith("Anarchism is a political philosophy that advocates self-governed societies")
     assert not re.search(r"\{\{|\}\}|\[\[|<ref|'''|\{\||<br|&nbsp;", "\n".join(texts))

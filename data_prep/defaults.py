@@ -1,0 +1,73 @@
+"""Where the commands look for what they are not told, and what to type next where nothing is there yet.
+
+Each message is one line that ends with a command: pasted, it runs.
+"""
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from data_prep.config import ConfigError
+
+RAW, VOCAB, SHARDS = Path("data/raw"), Path("data/vocab"), Path("data/wikibooks")
+"""The user's own: text, tokenizer folder or vocab.txt, and shards."""
+QUICKSTART = Path("data/quickstart")
+"""All data that the quickstart makes; it empties this folder when it starts, and touches no other."""
+QUICKSTART_RAW, QUICKSTART_VOCAB, QUICKSTART_SHARDS = (QUICKSTART / name for name in ("raw", "vocab", "shards"))
+
+_MAKE_QUICKSTART = "make quickstart"
+
+
+def require_text(inputs: Sequence[Path]) -> None:
+    """Refuses the default input where it is not there.
+
+    Raises:
+        ConfigError: ends with a build of the quickstart's text, or with the quickstart.
+    """
+    if tuple(inputs) != (RAW,) or RAW.exists():
+        return
+    command = _MAKE_QUICKSTART
+    if QUICKSTART_RAW.is_dir() and QUICKSTART_VOCAB.is_dir():
+        paths = ("--input", QUICKSTART_RAW, "--vocab", QUICKSTART_VOCAB, "--output", QUICKSTART / "wikibooks")
+        command = _python("data_prep/build_shards.py", *paths)
+    raise ConfigError(
+        f"input: {RAW} does not exist; put text there, name some by --input, or try the quickstart's: {command}"
+    )
+
+
+def require_vocab(vocab: str, inputs: Sequence[Path]) -> None:
+    """Refuses the default vocabulary where it is not there.
+
+    Raises:
+        ConfigError: ends with the training of one on the text at hand.
+    """
+    if vocab != str(VOCAB) or VOCAB.exists():
+        return
+    options: tuple[str | Path, ...] = () if tuple(inputs) == (RAW,) else ("--input", *inputs)
+    raise ConfigError(
+        f"vocab: {VOCAB} does not exist; put a vocab.txt or a tokenizer folder there, name one by --vocab, or learn"
+        f" one: {_python('data_prep/train_vocab.py', *options)}"
+    )
+
+
+def require_shards(folder: Path) -> None:
+    """Refuses a folder of shards, the default or another, that is not there.
+
+    Raises:
+        ConfigError: ends with a build where there is text, a run on the quickstart's shards, or the quickstart.
+    """
+    if folder.exists():
+        return
+    if folder != SHARDS and not folder.is_relative_to(QUICKSTART):
+        command = _python("data_prep/build_shards.py", "--output", folder)
+    elif folder == SHARDS and RAW.exists():
+        command = _python("data_prep/build_shards.py")
+    elif folder == SHARDS and QUICKSTART_SHARDS.is_dir():
+        command = _python("pretrain/run.py", "--preset", "tiny", "--data", QUICKSTART_SHARDS)
+    else:
+        command = _MAKE_QUICKSTART
+    raise ConfigError(f"data: {folder} does not exist; name shards that do by --data, or type: {command}")
+
+
+def _python(*arguments: str | Path) -> str:
+    return shlex.join(("python", *map(str, arguments)))

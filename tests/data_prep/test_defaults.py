@@ -1,0 +1,96 @@
+"""Claims about what to type where default input is missing: the last words of each message, pasted, run."""
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import REPOSITORY
+
+SOURCES = ("data_prep", "pretrain", "ds_configs", "Makefile", "setup.cfg", "pyproject.toml", "constraints.txt")
+SCRIPTS = ("data_prep/train_vocab", "data_prep/build_shards", "pretrain/run")
+FEW_STEPS = " --set optim.steps=2 optim.warmup_steps=1 batch_size=4 evaluate_sequences=2"
+
+
+def typed(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """A command typed in this folder, in a shell whose `python` is this one."""
+    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
+    environment = os.environ | {"PATH": path, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, shell=True, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+
+
+def last_words(command: str, folder: Path) -> str:
+    """The command that the one line of an error ends with."""
+    done = typed(command, folder)
+    assert done.returncode == 2, done.stderr
+    (line,) = done.stderr.splitlines()
+    return line.rpartition(": ")[2]
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """A clone without any data."""
+    for name in SOURCES:
+        (tmp_path / name).symlink_to(REPOSITORY / name)
+    return tmp_path
+
+
+@pytest.fixture
+def after_quickstart(clone: Path, corpus: Path, vocab: Path) -> Path:
+    """The same with what the quickstart leaves in its folder."""
+    quickstart = clone / "data" / "quickstart"
+    shutil.copytree(corpus, quickstart / "raw")
+    (quickstart / "vocab").mkdir()
+    shutil.copy(vocab, quickstart / "vocab" / "vocab.txt")
+    raw = "--input data/quickstart/raw --vocab data/quickstart/vocab --output data/quickstart/shards"
+    done = typed(f"python data_prep/build_shards.py {raw} --seq_length 64 --workers 1", clone)
+    assert done.returncode == 0, done.stderr
+    return clone
+
+
+@pytest.mark.parametrize("command", [f"python {script}.py" for script in SCRIPTS])
+def test_a_fresh_clone_is_sent_to_the_quickstart(command: str, clone: Path) -> None:
+    words = last_words(command, clone)
+    assert words == "make quickstart"
+    assert typed(f"{words} --dry-run", clone).returncode == 0  # make's own: the target is there
+
+
+def test_after_the_quickstart_a_build_is_sent_to_its_text_and_then_runs(after_quickstart: Path) -> None:
+    words = last_words("python data_prep/build_shards.py", after_quickstart)
+    assert words.startswith("python data_prep/build_shards.py --input data/quickstart/raw")
+    done = typed(words, after_quickstart)
+    assert done.returncode == 0, done.stderr
+    assert [path.name for path in (after_quickstart / "data").iterdir()] == ["quickstart"]
+
+
+def test_after_the_quickstart_a_run_is_sent_to_its_shards_and_then_runs(after_quickstart: Path) -> None:
+    words = last_words("python pretrain/run.py", after_quickstart)
+    assert words == "python pretrain/run.py --preset tiny --data data/quickstart/shards"
+    done = typed(words + FEW_STEPS, after_quickstart)
+    assert done.returncode == 0, done.stderr
+    assert "done: 2 steps" in done.stdout
+
+
+def test_text_of_ones_own_leads_to_a_vocabulary_and_that_to_shards(after_quickstart: Path, corpus: Path) -> None:
+    """Whoever has text in data/raw is led on from one command to the next, past what the quickstart left."""
+    folder = after_quickstart
+    shutil.copytree(corpus, folder / "data" / "raw")
+    build = last_words("python pretrain/run.py", folder)
+    assert build == "python data_prep/build_shards.py"
+    train = last_words(build, folder)
+    assert train == "python data_prep/train_vocab.py"
+    for command in (train, build, "python data_prep/inspect_shards.py data/wikibooks --verify"):
+        done = typed(command, folder)
+        assert done.returncode == 0, done.stderr
+
+
+def test_a_vocabulary_is_learned_from_the_input_that_was_given(clone: Path, corpus: Path) -> None:
+    (clone / "my text").symlink_to(corpus)
+    words = last_words("python data_prep/build_shards.py --input 'my text'", clone)
+    assert shlex.split(words) == ["python", "data_prep/train_vocab.py", "--input", "my text"]
+    assert typed(words, clone).returncode == 0
+    assert (clone / "data" / "vocab" / "vocab.txt").is_file()

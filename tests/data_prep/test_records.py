@@ -1,0 +1,80 @@
+"""Claims about the record log: what is in it is whole, and what is not whole is not in it."""
+
+import shutil
+
+import pytest
+
+from data_prep.manifest import load_manifest
+from data_prep.records import RecordLog
+
+
+@pytest.fixture
+def log_folder(built, tmp_path):
+    shutil.copy(built / "records.log", tmp_path)
+    return tmp_path
+
+
+def test_the_log_of_a_build_holds_plan_chunks_and_shards(built):
+    manifest, held_out = load_manifest(built), load_manifest(built / "held_out")
+    with RecordLog(built, "rb") as log:
+        assert log.plan.config == manifest.config
+        assert len(log.plan.inputs) == manifest.input_files
+        assert [record.number for record in log.chunks()] == list(range(len(log)))
+        assert sum(record.train.tokens for record in log.chunks()) == manifest.totals.tokens
+        assert tuple(log.shards["train"].values()) == manifest.shards
+        assert tuple(log.shards["held_out"].values()) == held_out.shards
+        assert log.damaged == 0
+
+
+def test_records_survive_closing_and_the_last_of_one_number_counts(log_folder):
+    with RecordLog(log_folder) as log:
+        changed = log.chunk(1).model_copy(update={"key": "other"})
+        log.add_chunk(changed)
+        length = len(log)
+    with RecordLog(log_folder) as log:
+        assert log.chunk(1) == changed
+        assert len(log) == length
+
+
+def test_a_log_in_order_is_left_alone_and_another_becomes_equal_to_it(log_folder):
+    path = log_folder / "records.log"
+    ordered, before = path.read_bytes(), path.stat()
+    with RecordLog(log_folder) as log:
+        log.put_in_order()
+    assert path.stat() == before
+    plan, *lines = ordered.splitlines(keepends=True)
+    path.write_bytes(plan + b"".join(reversed(lines)) + lines[3])
+    with RecordLog(log_folder) as log:
+        log.put_in_order()
+        assert log.chunk(3).number == 3
+    assert path.read_bytes() == ordered
+
+
+def test_any_torn_end_loses_the_last_record_alone(log_folder):
+    path = log_folder / "records.log"
+    *lines, last = path.read_bytes().splitlines(keepends=True)
+    for end in range(len(last)):
+        path.write_bytes(b"".join(lines) + last[:end])
+        with RecordLog(log_folder) as log:
+            assert log.damaged == 0
+            log.add_plan(log.plan)
+        with RecordLog(log_folder) as log:
+            assert log.damaged == 0
+
+
+def test_any_flipped_bit_costs_at_most_two_records_and_never_a_wrong_one(log_folder):
+    """Two where a line's end is flipped, which makes two lines one."""
+    path = log_folder / "records.log"
+    content = path.read_bytes()
+    with RecordLog(log_folder, "rb") as log:
+        whole = {record.number: record for record in log.chunks()}
+    first = len(content.splitlines(keepends=True)[0])
+    for bit in range(8 * first, 8 * len(content), 67):
+        flipped = bytearray(content)
+        flipped[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(flipped)
+        with RecordLog(log_folder, "rb") as log:
+            found = {record.number: record for record in log.chunks()}
+            assert log.damaged or bit // 8 == len(content) - 1
+        assert found.items() <= whole.items()
+        assert len(found) >= len(whole) - 2
