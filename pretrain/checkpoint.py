@@ -3,34 +3,33 @@
     RUN/checkpoints/step-00001000/weights.safetensors     fp32 master weights
                                   optimizer.safetensors   exp_avg/NAME and exp_avg_sq/NAME, fp32
                                   state.json              step, Adam's count, loss scale, the run's own
-                                  complete.json           size and sha256 of each file; written last
+                                  complete.json           marker.py: size and sha256 of each file; written last
 
-A checkpoint without its marker, or with a file that differs from it, does not count: the one before is used.
+A checkpoint without its marker, or with a file that differs from it, does not count: the one before is used. Where
+none is whole a run does not begin anew over them, but ends. A checkpoint may be a link to where there is more room.
 A save writes beside, flushes to the disk and renames: at any instant the last good checkpoint is whole.
 """
 
-import hashlib
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from data_prep.config import ConfigError
+from data_prep.files import flush, make_folder, remove
+from pretrain.marker import MARKER, Damaged, fingerprint, marker_text, read_marker
 
-WEIGHTS, OPTIMIZER, STATE, MARKER = (
-    "weights.safetensors",
-    "optimizer.safetensors",
-    "state.json",
-    "complete.json",
-)
-FORMAT_VERSION = 1
+if TYPE_CHECKING:
+    from pretrain.engine import Engine
+
+WEIGHTS, OPTIMIZER, STATE = FILES = ("weights.safetensors", "optimizer.safetensors", "state.json")
 _SAVING, _REMOVING = ".saving", ".removing"
 
 
@@ -72,55 +71,66 @@ class NotSaved(RuntimeError):
 
 
 def save(
-    folder: Path, step: int, state: EngineState, extra: dict[str, Any], *, keep_last: int, keep_every: int = 0
+    folder: Path,
+    step: int,
+    state: EngineState,
+    extra: dict[str, Any],
+    *,
+    keep_last: int,
+    keep_every: int = 0,
+    say: Callable[[str], None] = print,
 ) -> Checkpoint:
     """Writes the checkpoint of `step` under `folder` and removes those older than the newest `keep_last`.
 
     Those of steps that `keep_every` divides stay for good (0: none). `extra` is what the run remembers besides the
     engine, as JSON. An undamaged checkpoint of this step stays; later ones, left by a run that went back to an earlier
-    one, are removed. For the first rank alone.
+    one, are removed; what cannot be removed is said. For the first rank alone.
 
     Raises:
         NotSaved: the disk is full, or fails otherwise.
     """
-    final = folder / f"step-{step:08d}"
-    if _damage(final) is None:
+    final = folder / _name(step)
+    if _damage(final, step) is None:
         return Checkpoint(final, step)
     partial = folder / (final.name + _SAVING)
-    shutil.rmtree(partial, ignore_errors=True)
     try:
+        remove(partial)
+        make_folder(folder)
         _write(partial, step, state, extra)
-        shutil.rmtree(final, ignore_errors=True)  # if there, it is damaged
+        remove(final)  # if there, it is damaged
         partial.rename(final)
-        _flush(folder)
+        flush(folder)
     except (OSError, SafetensorError) as error:
-        shutil.rmtree(partial, ignore_errors=True)
+        with suppress(OSError):
+            remove(partial)
         raise NotSaved(f"step {step}: {_why_not(folder, state, error)}") from error
-    _prune(folder, step, keep_last, keep_every)
+    _prune(folder, step, keep_last, keep_every, say)
     return Checkpoint(final, step)
 
 
 def _write(partial: Path, step: int, state: EngineState, extra: dict[str, Any]) -> None:
     """The files of a checkpoint, on the disk when this returns."""
-    partial.mkdir(parents=True)
+    partial.mkdir()
     moments = {f"{key}/{name}": tensor for key, named in state.moments.items() for name, tensor in named.items()}
     numbers = {"step": step, "adam_steps": state.adam_steps, "loss_scale": state.loss_scale, "extra": extra}
     save_file(state.weights, partial / WEIGHTS)
     save_file(moments, partial / OPTIMIZER)
     (partial / STATE).write_text(json.dumps(numbers, indent=1))
-    files = {name: _fingerprint(partial / name) for name in (WEIGHTS, OPTIMIZER, STATE)}
-    for name in files:
-        _flush(partial / name)
-    (partial / MARKER).write_text(json.dumps({"format_version": FORMAT_VERSION, "files": files}, indent=1))
-    _flush(partial / MARKER)
-    _flush(partial)
+    files = {name: fingerprint(partial / name) for name in FILES}
+    for name in FILES:
+        flush(partial / name)
+    (partial / MARKER).write_bytes(marker_text(files))
+    flush(partial / MARKER)
+    flush(partial)
 
 
 def _why_not(folder: Path, state: EngineState, error: Exception) -> str:
     tensors = [state.weights, *state.moments.values()]
     needed = sum(tensor.nbytes for named in tensors for tensor in named.values())
     free = shutil.disk_usage(next(place for place in (folder, *folder.parents) if place.exists())).free
-    before = next((path for _, path in _by_step(folder)), None)
+    before = None
+    with suppress(ConfigError):  # no folder, which the error tells
+        before = next((path for _, path in _by_step(folder)), None)
     return (
         f"no checkpoint could be written in {folder} ({error}): it takes {needed / 1e6:,.1f} MB, and"
         f" {free / 1e6:,.1f} MB are free; " + (f"{before} is as it was" if before else "there is none before it")
@@ -128,18 +138,55 @@ def _why_not(folder: Path, state: EngineState, error: Exception) -> str:
 
 
 def newest_valid(folder: Path, say: Callable[[str], None] = print) -> Checkpoint | None:
-    """The newest checkpoint that is as it was written, byte for byte; says which it passes over, and why."""
+    """The newest checkpoint that is as it was written, byte for byte; says which it passes over, and why.
+
+    Raises:
+        ConfigError: as `all_valid`.
+    """
     return next(all_valid(folder, say), None)
 
 
 def all_valid(folder: Path, say: Callable[[str], None] = print) -> Iterator[Checkpoint]:
-    """Every checkpoint that is as it was written, the newest first; each is verified when it is asked for."""
-    for step, candidate in _by_step(folder):
-        problem = _damage(candidate)
+    """Every checkpoint that is as it was written, the newest first; each is verified when it is asked for.
+
+    Raises:
+        ConfigError: there are checkpoints and none is whole, one is a later version's, or the folder cannot be read.
+    """
+    damaged, checkpoints = [], _by_step(folder)
+    for step, candidate in checkpoints:
+        problem = _damage(candidate, step)
         if problem is None:
             yield Checkpoint(candidate, step)
         else:
             say(f"checkpoint {candidate} is not used: {problem}; looking for the one before")
+            damaged.append(f"{candidate.name} ({problem})")
+    if checkpoints and len(damaged) == len(checkpoints):
+        raise ConfigError(
+            f"checkpoints: none in {folder} is whole: {', '.join(damaged)}; put a copy of one in its place, or move"
+            f" {folder} aside to begin anew: nothing was changed"
+        )
+
+
+def restore(folder: Path, engine: "Engine") -> dict[str, Any] | None:
+    """Loads the newest whole checkpoint into the engine; returns its `extra`, or `None` without one. Collective.
+
+    Raises:
+        ConfigError: on every rank, as `newest_valid`; or the checkpoint is another model's.
+    """
+    problems: tuple[str, ...] = ()
+    state, extra = None, None
+    if engine.world.is_first:
+        try:
+            if checkpoint := newest_valid(folder):
+                state, extra = load(checkpoint)
+        except ConfigError as error:
+            problems = error.problems
+    problems, extra = engine.world.share([problems, extra])
+    if problems:
+        raise ConfigError(*problems)
+    if extra is not None:
+        engine.load_full_state(state)
+    return extra
 
 
 def load(checkpoint: Checkpoint) -> tuple[EngineState, dict[str, Any]]:
@@ -158,58 +205,92 @@ def load_weights(checkpoint: Checkpoint) -> dict[str, Tensor]:
     return load_file(checkpoint.folder / WEIGHTS)
 
 
+def _name(step: int) -> str:
+    return f"step-{step:08d}"
+
+
 def _by_step(folder: Path) -> list[tuple[int, Path]]:
-    """Finished checkpoints, newest first; a save or removal that was cut short has another name."""
-    names = {path: path.name.removeprefix("step-") for path in folder.glob("step-*")}
-    return sorted(((int(text), path) for path, text in names.items() if text.isdecimal()), reverse=True)
-
-
-def _damage(checkpoint: Path) -> str | None:
-    """What differs between a checkpoint and its marker, or `None`.
+    """Finished checkpoints, newest first; a save or removal that was cut short has another name.
 
     Raises:
-        ConfigError: a checkpoint of another format, which is not damage.
+        ConfigError: the folder is there and cannot be read, or is a link to where nothing is.
     """
     try:
-        marker = json.loads((checkpoint / MARKER).read_text())
-        version, files = marker["format_version"], marker["files"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return f"{MARKER} is missing or unreadable"
-    if version != FORMAT_VERSION:
-        raise ConfigError(f"{checkpoint}: got format version {version}, expected {FORMAT_VERSION}; use its own code")
-    for name in (WEIGHTS, OPTIMIZER, STATE):
-        expected, path = files.get(name), checkpoint / name
-        if not path.is_file():
-            return f"{name} is missing"
-        if expected is None or path.stat().st_size != expected["bytes"]:
-            return f"{name} has {path.stat().st_size} bytes, expected {expected and expected['bytes']}"
-        if _fingerprint(path) != expected:
-            return f"the content of {name} has changed"
+        names = [path.name for path in folder.iterdir()]
+    except FileNotFoundError:
+        if not folder.is_symlink():
+            return []
+        raise ConfigError(f"checkpoints: {folder} is a link to {folder.readlink()}, which is not there") from None
+    except OSError as error:
+        raise ConfigError(f"checkpoints: {folder} cannot be read ({error.strerror}), expected a folder") from None
+    numbers = {name: name.removeprefix("step-") for name in names}
+    steps = [int(number) for name, number in numbers.items() if number.isdecimal() and name == _name(int(number))]
+    return [(step, folder / _name(step)) for step in sorted(steps, reverse=True)]
+
+
+def _damage(checkpoint: Path, step: int) -> str | None:
+    """What differs between the checkpoint of a step and its marker, or `None`.
+
+    Raises:
+        ConfigError: a checkpoint of a later format, which is not damage.
+    """
+    try:
+        for name, expected in read_marker(checkpoint / MARKER, FILES).items():
+            _require_file(checkpoint / name, expected)
+        _require_state(checkpoint / STATE, step)
+    except Damaged as damaged:
+        return str(damaged)
     return None
 
 
-def _fingerprint(path: Path) -> dict[str, Any]:
-    with path.open("rb") as file:
-        return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
-
-
-def _flush(path: Path) -> None:
-    """Has the operating system put a file or folder on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
+def _require_file(path: Path, expected: dict[str, Any]) -> None:
+    """Refuses a file of a checkpoint that is not the one its marker tells of."""
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        size = path.stat().st_size
+        if size != expected["bytes"]:
+            raise Damaged(f"{path.name} has {size} bytes, expected {expected['bytes']}")
+        if fingerprint(path) != expected:
+            raise Damaged(f"the content of {path.name} has changed")
+    except FileNotFoundError:
+        raise Damaged(f"{path.name} is missing") from None
+    except OSError as error:
+        raise Damaged(f"{path.name} cannot be read ({error.strerror})") from None
 
 
-def _prune(folder: Path, step: int, keep_last: int, keep_every: int) -> None:
-    """Takes a name away before its files, so that a removal cut short leaves no half checkpoint."""
+def _require_state(path: Path, step: int) -> None:
+    """Refuses the numbers of another step: what a folder was called when it was written counts."""
+    try:
+        values = json.loads(path.read_bytes())
+        numbers = [values["step"], values["adam_steps"]]
+        parts = [values["loss_scale"], values["extra"]]
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        raise Damaged(f"{path.name} does not tell where a run stands") from None
+    if not all(type(number) is int for number in numbers) or not all(isinstance(part, dict) for part in parts):
+        raise Damaged(f"{path.name} does not tell where a run stands")
+    if numbers[0] != step:
+        raise Damaged(f"{path.name} is of step {numbers[0]}")
+
+
+def _prune(folder: Path, step: int, keep_last: int, keep_every: int, say: Callable[[str], None]) -> None:
+    """Takes names away before files, so that a removal cut short, be it by the power, leaves no half checkpoint."""
     checkpoints = _by_step(folder)
     kept = [number for number, _ in checkpoints if number <= step]
     kept = kept[:keep_last] + [number for number in kept if keep_every and number % keep_every == 0]
-    for number, path in checkpoints:
-        if number not in kept:
-            path.rename(path.with_name(path.name + _REMOVING))
+    _clear_up(folder, say)
+    if old := [path for number, path in checkpoints if number not in kept]:
+        try:
+            for path in old:
+                path.rename(path.with_name(path.name + _REMOVING))
+            flush(folder)
+        except OSError as error:
+            say(f"WARNING: {folder}: old checkpoints stay ({error}); the next save tries again")
+        _clear_up(folder, say)
+
+
+def _clear_up(folder: Path, say: Callable[[str], None]) -> None:
     for path in folder.glob("step-*"):
         if path.name.endswith((_SAVING, _REMOVING)):
-            shutil.rmtree(path)
+            try:
+                remove(path)
+            except OSError as error:
+                say(f"WARNING: {path} cannot be removed ({error.strerror}); the next save tries again")

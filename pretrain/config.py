@@ -4,37 +4,42 @@ The numbers of the paper live in `presets.py`; speed and memory live in `ds_conf
 """
 
 import json
+import math
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from data_prep.config import ConfigError, StrictConfig
+from data_prep.config import MOST, ConfigError, StrictConfig, shown
 from pretrain.encoder import EncoderConfig
 from pretrain.losses import Gamma
 from pretrain.optim import OptimConfig
+
+Width = Annotated[int, Field(gt=0, le=2**17)]
+"""Of a matrix: twice the widest dense model published (PaLM's feed-forward, 73,728)."""
+Count = Annotated[int, Field(gt=0, le=MOST)]
 
 
 class ModelConfig(StrictConfig):
     """Sizes of the discriminator; the generator follows from them and its width."""
 
-    layers: int = Field(gt=0)
-    """Transformer layers, of both encoders."""
-    hidden_size: int = Field(gt=0)
-    heads: int = Field(gt=0)
+    layers: int = Field(gt=0, le=1024)
+    """Transformer layers, of both encoders; the deepest that was ever trained has 1,000 (DeepNet)."""
+    hidden_size: Width
+    heads: Width
     """Attention heads of the discriminator; the generator keeps its head size."""
-    intermediate_size: int = Field(gt=0)
+    intermediate_size: Width
     """Width of the feed-forward layer."""
-    embedding_size: int = Field(gt=0)
-    generator_hidden_size: int = Field(gt=0)
+    embedding_size: Width
+    generator_hidden_size: Width
     """Width of the generator: 1/4 (small) or 1/3 (base) of the discriminator's."""
-    max_positions: int = Field(default=512, gt=0)
+    max_positions: Width = 512
     """Longest sequence, in word pieces (google-research/electra)."""
     dropout: float = Field(default=0.1, ge=0, lt=1)
     """Not in the paper; google-research/electra."""
     attention_dropout: float = Field(default=0.1, ge=0, lt=1)
     """Not in the paper; google-research/electra."""
-    initializer_range: float = Field(default=0.02, gt=0)
+    initializer_range: float = Field(default=0.02, ge=1e-6, le=1)
     """Deviation of the initial matrices (google-research/electra); narrow models learn sooner near 1/sqrt(width)."""
     relative_position: bool = True
     """T5's relative position bias (paper section 4.1)."""
@@ -50,6 +55,12 @@ class ModelConfig(StrictConfig):
             raise ValueError(
                 f"generator_hidden_size: got {self.generator_hidden_size}, expected a multiple of {head_size},"
                 " the head size (hidden_size / heads)"
+            )
+        if self.intermediate_size * self.generator_hidden_size < self.hidden_size:
+            raise ValueError(
+                f"intermediate_size: got {self.intermediate_size}, expected at least"
+                f" {math.ceil(self.hidden_size / self.generator_hidden_size)}: the generator's shrinks with its width,"
+                f" from {self.hidden_size} to {self.generator_hidden_size}, and would be 0"
             )
         return self
 
@@ -79,6 +90,8 @@ class ModelConfig(StrictConfig):
         )
 
 
+LARGEST_GAMMA = 100.0
+"""Beyond it (1 - p)^gamma is 0 in fp32 wherever the generator is more than 0.6 sure: it would learn nothing more."""
 ObjectiveName = Literal["hp_loss", "hp_dist", "electra", "mlm"]
 
 
@@ -90,10 +103,10 @@ class ObjectiveConfig(StrictConfig):
 
     name: ObjectiveName = "hp_loss"
     gamma: Gamma = 1.0
-    """Focal exponent: 0, a positive number, or `piecewise` (paper, best: 1)."""
-    lambda1: float = Field(default=5.0, ge=0)
-    """Weight of the sampling head's loss (paper: 5 for HP_Loss, 1 for HP_Dist)."""
-    lambda2: float = Field(default=50.0, ge=0)
+    """Focal exponent: 0, a positive number to 100, or `piecewise` (paper, best: 1)."""
+    lambda1: float = Field(default=5.0, ge=0, le=1e6)
+    """Weight of the sampling head's loss (paper: 5 for HP_Loss, 1 for HP_Dist); beside 1e6 fp32 rounds L_G away."""
+    lambda2: float = Field(default=50.0, ge=0, le=1e6)
     """Weight of the discriminator's loss (paper and ELECTRA: 50)."""
     temperature: float = Field(default=1.0, gt=0)
     """Of the sampling distribution: p_G^(1/T) before it is reweighed, p_S^(1/T) for HP_Dist (ELECTRA: 1)."""
@@ -109,7 +122,7 @@ class ObjectiveConfig(StrictConfig):
     """L_S teaches the sampling head and its bias alone, not the generator and the embeddings (the paper is silent)."""
     mixture: float = Field(default=0.0, ge=0, lt=1)
     """HP_Dist samples from (1 - mixture) p_S + mixture p_G, which bounds p_G over the proposal by 1/mixture."""
-    ratio_clip: float | None = Field(default=None, gt=0)
+    ratio_clip: float | None = Field(default=None, gt=0, le=1e30)
     """HP_Dist: largest p_G over proposal in L_S; it moves the optimum away from the paper's p_S."""
     mask_keep_fraction: float = Field(default=0.0, ge=0, lt=1)
     """Share of masked positions that keep their token as the generator's input (google-research/electra: 0.15)."""
@@ -123,8 +136,8 @@ class ObjectiveConfig(StrictConfig):
 
     def _mistakes(self) -> Iterator[tuple[bool, str]]:
         yield (
-            self.gamma != "piecewise" and self.gamma < 0,
-            f"gamma: got {self.gamma}, expected 0, a positive number or 'piecewise'",
+            self.gamma != "piecewise" and not 0 <= self.gamma <= LARGEST_GAMMA,
+            f"gamma: got {self.gamma}, expected 0, a positive number to {LARGEST_GAMMA:g} or 'piecewise'",
         )
         yield (
             self.importance_weighting and self.forbid_original,
@@ -159,23 +172,23 @@ class RunConfig(StrictConfig):
     model: ModelConfig
     objective: ObjectiveConfig
     optim: OptimConfig
-    batch_size: int = Field(gt=0)
-    """Sequences an optimizer step, over all ranks and micro-batches."""
+    batch_size: int = Field(gt=0, le=2**20)
+    """Sequences an optimizer step, over all ranks and micro-batches; each rank holds the places of all of them."""
     seed: int = Field(default=0, ge=0, lt=2**63)
     """Of initial weights, order, sampling and dropout."""
-    log_every: int = Field(default=100, gt=0)
+    log_every: Count = 100
     """Steps between log lines."""
-    histogram_every: int = Field(default=1_000, gt=0)
+    histogram_every: Count = 1_000
     """Steps between histograms and decoded examples in the log."""
-    evaluate_every: int = Field(default=10_000, gt=0)
+    evaluate_every: Count = 10_000
     """Steps between evaluations on the held-out part."""
-    evaluate_sequences: int = Field(default=512, gt=0)
+    evaluate_sequences: Count = 512
     """Held-out sequences an evaluation during training reads."""
-    checkpoint_every: int = Field(default=5_000, gt=0)
+    checkpoint_every: Count = 5_000
     """Steps between checkpoints."""
-    keep_checkpoints: int = Field(default=3, gt=0)
+    keep_checkpoints: Count = 3
     """Newest checkpoints kept."""
-    keep_every: int = Field(default=0, ge=0)
+    keep_every: int = Field(default=0, ge=0, le=MOST)
     """Steps between checkpoints that are kept for good; 0 keeps none but the newest."""
 
     @model_validator(mode="after")
@@ -184,6 +197,15 @@ class RunConfig(StrictConfig):
             raise ValueError(
                 f"keep_every: got {self.keep_every}, expected 0 or a multiple of checkpoint_every"
                 f" ({self.checkpoint_every}): no other step has a checkpoint to keep"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _samples_can_be_counted(self) -> "RunConfig":
+        if self.optim.steps * self.batch_size > MOST:
+            raise ValueError(
+                f"optim.steps: got {self.optim.steps} of batch_size {self.batch_size} sequences, expected fewer than"
+                f" {MOST} sequences in all: a larger number is not exact"
             )
         return self
 
@@ -205,9 +227,10 @@ def _apply(values: dict[str, Any], override: str) -> str | None:
     """Sets one override in place; returns the problem if there is one."""
     path, equals, text = override.partition("=")
     if not equals:
-        return f"--set: got {override!r}, expected key=value, for example optim.lr=2e-4"
+        return f"--set: got {shown(override)}, expected key=value, for example optim.lr=2e-4"
     if path == "objective.name":
-        return f"--set: got {override}, which would keep the weights of another objective; use --objective {text}"
+        option = f"--objective {shown(text)[1:-1]}"
+        return f"--set: got {shown(override)}, which would keep the weights of another objective; use {option}"
     *parents, key = path.split(".")
     section: Any = values
     for part in parents:
@@ -216,7 +239,7 @@ def _apply(values: dict[str, Any], override: str) -> str | None:
         return f"--set: got {problem}"
     try:
         section[key] = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         section[key] = text
     return None
 
@@ -225,9 +248,10 @@ def _no_value_of(section: Any, path: str) -> str | None:
     """What is wrong with a path whose last part should be a value of `section`, if anything is."""
     parent, _, key = path.rpartition(".")
     if not isinstance(section, dict):
-        return f"unknown key {path!r}; {parent} is no section, so set {parent} as a whole or a key of another"
+        whole = shown(parent)[1:-1]
+        return f"unknown key {shown(path)}; {whole} is no section, so set {whole} as a whole or a key of another"
     if key not in section:
-        return f"unknown key {path!r}; expected one of {', '.join(section)}"
+        return f"unknown key {shown(path)}; expected one of {', '.join(section)}"
     if isinstance(section[key], dict):
         return f"the section {path!r}; set its keys one by one, such as {path}.{next(iter(section[key]))}"
     return None

@@ -13,7 +13,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel
 
-from data_prep.config import ConfigError
+from data_prep.config import ConfigError, shown
 from pretrain.deepspeed_keys import REFUSED_KEYS, DeepSpeedConfig
 from pretrain.optim import OptimConfig
 
@@ -50,10 +50,10 @@ def _read(path: Path) -> dict[str, Any]:
         values = json.loads(path.read_text(), object_pairs_hook=_without_duplicates)
     except OSError as error:
         raise ConfigError(f"deepspeed_config: cannot read {path}: {error.strerror}; see ds_configs/README.md") from None
-    except ValueError as error:
-        raise ConfigError(f"{path}: not valid JSON: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path}: not valid JSON: {error}; see ds_configs/README.md") from None
     if not isinstance(values, dict):
-        raise ConfigError(f"{path}: got {values!r}, expected an object of DeepSpeed's keys")
+        raise ConfigError(f"{path}: got {shown(values)}, expected an object of DeepSpeed's keys")
     return values
 
 
@@ -61,7 +61,7 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for key, value in pairs:
         if key in values:
-            raise ValueError(f"{key!r} stands twice")
+            raise ValueError(f"{shown(key)} stands twice")
         values[key] = value
     return values
 
@@ -71,7 +71,8 @@ def _unknown_keys(values: Mapping[str, Any], schema: type[BaseModel], path: str 
     for key, value in values.items():
         field = schema.model_fields.get(key)
         if field is None:
-            yield f"{path}{key}: {_why_unknown(path + key, schema)}"
+            name = key if key.isidentifier() and len(key) <= 80 else shown(key)
+            yield f"{path}{name}: {_why_unknown(path + key, schema)}"
         elif isinstance(value, Mapping) and (inner := _section(field.annotation)):
             yield from _unknown_keys(value, inner, f"{path}{key}.")
 

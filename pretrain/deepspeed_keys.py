@@ -3,17 +3,23 @@
 A test feeds every key that DeepSpeed 0.19.8 knows: each is here, or refused with a reason.
 """
 
+import sys
 from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
-from data_prep.config import StrictConfig
+from data_prep.config import MOST, FileName, StrictConfig
 
 Auto = Literal["auto"]
 """A value the run owns; the file says "auto" or leaves it out."""
 
-Elements = Annotated[int, Field(ge=0, strict=False)]
+Elements = Annotated[int, Field(ge=0, le=sys.maxsize, strict=False)]
 """A number of tensor elements; JSON may write it 5e7."""
+Bucket = Annotated[int, Field(ge=0, le=2**31, strict=False)]
+"""The same, of a buffer that DeepSpeed may allocate as a whole: four times its own default of 5e8."""
+Scale = Annotated[float, Field(ge=0, le=2**127)]
+"""Of the loss, in fp32."""
+Count = Annotated[int, Field(gt=0, le=MOST)]
 
 
 class Section(StrictConfig):
@@ -59,8 +65,8 @@ class ZeroOptimization(Section):
     round_robin_gradients: bool | None = None
     use_multi_rank_bucket_allreduce: bool | None = None
     allgather_partitions: bool | None = None
-    reduce_bucket_size: Annotated[Elements, Field(gt=0)] | None = None
-    allgather_bucket_size: Annotated[Elements, Field(multiple_of=2)] | None = None
+    reduce_bucket_size: Annotated[Bucket, Field(gt=0)] | None = None
+    allgather_bucket_size: Annotated[Bucket, Field(multiple_of=2)] | None = None
     sub_group_size: Elements | None = None
     stage3_prefetch_bucket_size: Elements | None = None
     stage3_param_persistence_threshold: Elements | None = None
@@ -74,12 +80,12 @@ class Fp16(Section):
     """`fp16`: half precision with a loss scale; 0 is the dynamic one."""
 
     enabled: bool
-    loss_scale: float | None = Field(default=None, ge=0)
-    initial_scale_power: int | None = Field(default=None, ge=0)
-    loss_scale_window: int | None = Field(default=None, gt=0)
-    hysteresis: int | None = Field(default=None, gt=0)
+    loss_scale: Scale | None = None
+    initial_scale_power: int | None = Field(default=None, ge=0, le=127)
+    loss_scale_window: Count | None = None
+    hysteresis: Count | None = None
     consecutive_hysteresis: bool | None = None
-    min_loss_scale: int | None = Field(default=None, gt=0)
+    min_loss_scale: int | None = Field(default=None, gt=0, le=2**127)
 
 
 class Bf16(Section):
@@ -110,12 +116,12 @@ class FlopsProfiler(Section):
     """`flops_profiler`."""
 
     enabled: bool
-    recompute_fwd_factor: float | None = Field(default=None, ge=0)
-    profile_step: int | None = Field(default=None, gt=0)
-    module_depth: int | None = None
-    top_modules: int | None = Field(default=None, gt=0)
+    recompute_fwd_factor: float | None = Field(default=None, ge=0, le=1)
+    profile_step: Count | None = None
+    module_depth: int | None = Field(default=None, ge=-1, le=MOST)
+    top_modules: Count | None = None
     detailed: bool | None = None
-    output_file: str | None = None
+    output_file: Annotated[FileName, Field(min_length=1)] | None = None
 
 
 class CommsLogger(Section):
@@ -145,7 +151,7 @@ class DeepSpeedConfig(Section):
     """The whole file; field names and meanings are DeepSpeed's."""
 
     train_batch_size: Auto = "auto"
-    train_micro_batch_size_per_gpu: Annotated[int, Field(gt=0)] | Auto = "auto"
+    train_micro_batch_size_per_gpu: Count | Auto = "auto"
     """Sequences a rank holds at once; "auto" is its whole share of the batch, without accumulation."""
     gradient_accumulation_steps: Auto = "auto"
     gradient_clipping: Auto = "auto"
@@ -156,7 +162,7 @@ class DeepSpeedConfig(Section):
     data_types: DataTypes | None = None
     communication_data_type: Literal["fp32", "bf16", "fp16"] | None = None
     prescale_gradients: bool | None = None
-    gradient_predivide_factor: float | None = Field(default=None, gt=0)
+    gradient_predivide_factor: float | None = Field(default=None, ge=2**-24, le=2**24)
     activation_checkpointing: ActivationCheckpointing | None = None
     flops_profiler: FlopsProfiler | None = None
     comms_logger: CommsLogger | None = None

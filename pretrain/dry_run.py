@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from data_prep.command_line import printable
 from data_prep.config import ConfigError
-from data_prep.tokens import open_tokenizer
-from pretrain.estimates import GIB, SPEEDS, checkpoint_bytes, flops_per_token, memory_per_gpu, precision_of
+from pretrain.doubts import disk_needed, disk_shortage, doubts, memory_of, too_long
+from pretrain.estimates import GIB, SPEEDS, flops_per_token, precision_of
 from pretrain.hostfile import read_hostfile
 from pretrain.hosts import check_hosts
 from pretrain.launcher import Slots
 from pretrain.models import build_model
+from pretrain.rank_log import printable_lines
 from pretrain.run_folder import existing_part
 
 if TYPE_CHECKING:
@@ -25,31 +27,32 @@ DAY = 86_400
 
 
 def dry_run(plan: "Plan", hostfile: Path | None) -> None:
-    """Prints the plan of a run, what it will need, and how it is launched; starts nothing.
+    """Prints the plan of a run, what it will need, and how it is launched; starts nothing. Last come the doubts.
 
     Raises:
         ConfigError: all that would keep it from running well.
     """
-    print(plan)
-    problems = list(_vocabulary_problems(plan))
+    print(printable_lines(str(plan)))
     parameters = sum(parameter.numel() for parameter in build_model(plan.description).parameters())
-    for line in (
-        *_size(plan, parameters),
-        *_memory(plan, parameters),
-        *_time(plan),
-        *_disk(plan, parameters, problems),
-    ):
-        print(line)
+    shortage = list(disk_shortage(plan, parameters))
+    problems = [*shortage]
+    for line in (*_size(plan, parameters), *_memory(plan, parameters), *_time(plan), *_disk(plan, parameters)):
+        print(printable(line))
     if hostfile:
         slots = read_hostfile(hostfile)
         hosts = check_hosts(slots, plan.shards.folders, precision_of(plan.deepspeed))
         problems += hosts.problems
         for line in (*_ranks(slots, hosts.found), *hosts.notes):
-            print(line)
-    print(f"launch      {_command(hostfile)}")
+            print(printable(line))
+    print(printable(f"launch      {_command(hostfile)}"))
+    warnings = [doubt for doubt in doubts(plan, parameters, on_gpus=True) if doubt not in shortage]
+    warnings += too_long(_days(plan), f"{plan.world_size} {SPEEDS[precision_of(plan.deepspeed)].gpu}")
+    if not problems:
+        print(f"nothing was started; {f'{len(warnings)} warnings:' if warnings else 'no problem was found'}")
+    for warning in warnings:
+        print(printable(f"WARNING: {warning}"))
     if problems:
         raise ConfigError(*problems)
-    print("nothing was started; no problem was found")
 
 
 def _tokens(plan: "Plan") -> float:
@@ -67,32 +70,22 @@ def _size(plan: "Plan", parameters: int) -> Iterator[str]:
 
 
 def _memory(plan: "Plan", parameters: int) -> Iterator[str]:
-    manifest = plan.shards.manifest
-    memory = memory_per_gpu(
-        plan.deepspeed, plan.world_size, parameters, plan.run.model, manifest.vocab_size, manifest.seq_length
-    )
+    memory = memory_of(plan, parameters)
     parts = ", ".join(f"{name} {value / GIB:.2f}" for name, value in memory._asdict().items())
     yield f"memory      {memory.total / GIB:.1f} GiB a process at most: {parts} (estimated)"
+
+
+def _days(plan: "Plan") -> float:
+    return _flops(plan) / (SPEEDS[precision_of(plan.deepspeed)].flops * plan.world_size) / DAY
 
 
 def _time(plan: "Plan") -> Iterator[str]:
     precision = precision_of(plan.deepspeed)
     speed = SPEEDS[precision]
-    days = _flops(plan) / (speed.flops * plan.world_size) / DAY
-    yield f"time        {days:.2f} days on {plan.world_size} {speed.gpu} in {precision}, if each reaches {speed.source}"
+    machine = f"{plan.world_size} {speed.gpu} in {precision}"
+    yield f"time        {_days(plan):.2f} days on {machine}, if each reaches {speed.source}"
     if precision == "fp16" and not torch.cuda.is_available():
         yield "note        fp16 needs GPUs: this machine has none and would refuse to start this run itself"
-
-
-def _vocabulary_problems(plan: "Plan") -> Iterator[str]:
-    """A vocabulary that is not the one the shards were made with."""
-    for folder in plan.shards.folders:
-        found, expected = open_tokenizer(str(folder / "tokenizer")).sha256(), plan.shards.manifest.tokenizer_sha256
-        if found != expected:
-            yield (
-                f"data: {folder}/tokenizer is not what these shards were made with ({found[:12]}, expected"
-                f" {expected[:12]}); copy it from there again, or build them again"
-            )
 
 
 def _ranks(slots: Slots, found: Mapping[str, str]) -> Iterator[str]:
@@ -109,14 +102,7 @@ def _command(hostfile: Path | None) -> str:
     return shlex.join(["deepspeed", *(["--hostfile", str(hostfile)] if hostfile else []), "pretrain/run.py", *options])
 
 
-def _disk(plan: "Plan", parameters: int, problems: list[str]) -> Iterator[str]:
-    run, place = plan.run, existing_part(plan.folder)
-    kept = run.keep_checkpoints + (run.optim.steps // run.keep_every if run.keep_every else 0)
-    needed = (kept + 1) * checkpoint_bytes(parameters)  # one is written before one is removed
+def _disk(plan: "Plan", parameters: int) -> Iterator[str]:
+    place, needed = existing_part(plan.folder), disk_needed(plan, parameters)
     free = shutil.disk_usage(place).free
     yield f"disk        {needed / GIB:.1f} GiB for checkpoints; {free / GIB:.1f} GiB are free at {place}"
-    if needed > free:
-        problems.append(
-            f"output: checkpoints need {needed / GIB:.1f} GiB, but {free / GIB:.1f} GiB are free at {place};"
-            " free some, name another --output, or --set keep_checkpoints lower or keep_every to 0 or higher"
-        )

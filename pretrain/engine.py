@@ -91,6 +91,7 @@ class Engine:
         for module in model.modules():
             if isinstance(module, LayerStack):
                 module.recompute = "activation_checkpointing" in config
+        initial = {name: p.detach() for name, p in model.named_parameters()} if world.is_first else None
         deepspeed.init_distributed(dist_init_required=False, verbose=False)
         self._deepspeed, self._optimizer, *_ = deepspeed.initialize(
             model=model,
@@ -104,6 +105,8 @@ class Engine:
         self._adam_numbers = [(group["eps"], group["weight_decay"]) for group in self._optimizer.param_groups]
         self._start_adam()
         self._spare_passes()
+        if self.dtype != torch.float32:  # DeepSpeed made the master weights of the rounded ones
+            self._load_weights(initial)
         if scaler := self._dynamic_loss_scaler():
             scaler.raise_error_at_min_scale = False  # an exception that names no step; see `StepResult.fatal`
 
@@ -190,8 +193,8 @@ class Engine:
         adam_steps, loss_scale = self.world.share([state.adam_steps, state.loss_scale] if state else None)
         for adam in self._adam_state().values():
             adam["step"].fill_(adam_steps)
+        self._load_weights(state.weights if state else None)
         for name, parameter in self._parameters():
-            self._set_weight(parameter, self._spread(parameter, state.weights[name] if state else None))
             for key in MOMENTS:
                 moment = self._spread(parameter, state.moments[key][name] if state else None)
                 self._set_moment(parameter, key, moment)
@@ -287,6 +290,12 @@ class Engine:
         full = torch.empty(shape, device=self.device) if tensor is None else tensor.to(self.device, copy=True)
         dist.broadcast(full, src=0)
         return full
+
+    @torch.no_grad()
+    def _load_weights(self, weights: Mapping[str, Tensor] | None) -> None:
+        """The first rank's full tensors, by name, as master weights, and rounded in the module."""
+        for name, parameter in self._parameters():
+            self._set_weight(parameter, self._spread(parameter, weights[name] if weights else None))
 
     def _set_weight(self, parameter: nn.Parameter, full: Tensor) -> None:
         if self.stage == 3:

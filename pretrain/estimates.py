@@ -3,11 +3,13 @@
 Shape letters: B sequences of a micro-batch, L length, H hidden size, A heads, V vocabulary, K masked positions.
 """
 
+import os
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from data_prep.config import ConfigError
 from data_prep.masking import masked_count
-from pretrain.config import ModelConfig, ObjectiveConfig
+from pretrain.config import ModelConfig, ObjectiveConfig, RunConfig
 from pretrain.encoder import EncoderConfig
 
 FORWARD_AND_BACKWARD = 3
@@ -16,7 +18,11 @@ MASTER_BYTES, MOMENTS_BYTES = 4, 8
 """A parameter in fp32, and Adam's two moments of it."""
 SCORES_COPIES = 4
 """Scores over the vocabulary in fp32 held at once: themselves, their logarithms, and a gradient of each."""
+LEAST_ELEMENT = 2
+"""Bytes of a number between layers, in the narrowest precision."""
 GIB = 2**30
+LARGEST_GPU = 1024 * GIB
+"""More than any GPU has."""
 
 
 class Speed(NamedTuple):
@@ -26,12 +32,20 @@ class Speed(NamedTuple):
     flops: float
     """A second."""
     source: str
+    memory: float
+    """Bytes of its largest kind."""
 
 
 SPEEDS = {
-    "fp16": Speed("V100", 32.8e12, "26% of 125 TFLOP/s: NVIDIA's ELECTRA-base at length 512, 96 sequences/s a V100"),
-    "bf16": Speed("A100", 58.5e12, "19% of 312 TFLOP/s: NVIDIA's ELECTRA-base at length 512, 171 sequences/s an A100"),
-    "fp32": Speed("V100", 3.3e12, "21% of 15.7 TFLOP/s: google-research/electra's small model, 4 days on a V100"),
+    "fp16": Speed(
+        "V100", 32.8e12, "26% of 125 TFLOP/s: NVIDIA's ELECTRA-base at length 512, 96 sequences/s a V100", 32 * GIB
+    ),
+    "bf16": Speed(
+        "A100", 58.5e12, "19% of 312 TFLOP/s: NVIDIA's ELECTRA-base at length 512, 171 sequences/s an A100", 80 * GIB
+    ),
+    "fp32": Speed(
+        "V100", 3.3e12, "21% of 15.7 TFLOP/s: google-research/electra's small model, 4 days on a V100", 32 * GIB
+    ),
 }
 """DeepLearningExamples, TensorFlow2 ELECTRA, pre-training performance; google-research/electra's README. Their rates
 times the operations counted here."""
@@ -108,6 +122,41 @@ def _activations(batch: int, model: ModelConfig, vocab_size: int, length: int, e
         per_layer = length * batch * (34 * hidden + 5 * heads * length) * element / 2
         total += encoder.num_hidden_layers * per_layer
     return total + SCORES_COPIES * 4 * batch * float(masked_count(length)) * vocab_size
+
+
+def require_memory(run: RunConfig, micro_batch_size: int, vocab_size: int, length: int, on_gpu: bool) -> None:
+    """Refuses a run that this machine cannot even begin, before anything of it is allocated.
+
+    Both are bounds from below: the largest matrices, which each process builds in fp32 on its host, and what enters the
+    layers of one encoder, which is kept for the backward pass whatever is computed again.
+
+    Raises:
+        ConfigError: more than there is.
+    """
+    here = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    weights = MASTER_BYTES * least_parameters(run, vocab_size)
+    if weights > here:
+        raise ConfigError(
+            f"model: got {run.model}, expected one whose weights fit this machine's {here / GIB:,.0f} GiB of memory,"
+            f" not {weights / GIB:,.0f} GiB or more; choose fewer layers or smaller sizes"
+        )
+    room = LARGEST_GPU if on_gpu else here
+    kept = LEAST_ELEMENT * micro_batch_size * length * run.model.layers * run.model.hidden_size
+    if kept > room:
+        raise ConfigError(
+            f"batch_size: got {run.batch_size}, of which a process holds {micro_batch_size} sequences at once, expected"
+            f" what fits {room / GIB:,.0f} GiB, not {kept / GIB:,.0f} GiB or more; set train_micro_batch_size_per_gpu"
+            " in the DeepSpeed file lower, as ds_configs/*_accumulate.json do"
+        )
+
+
+def least_parameters(run: RunConfig, vocab_size: int) -> int:
+    """Elements of the large matrices alone: no more than all parameters, and known before any is made."""
+    encoders = [run.model.discriminator(vocab_size)]
+    if run.objective.name != "mlm":
+        encoders.append(run.model.generator(vocab_size))
+    layers = [4 * encoder.hidden_size**2 + 2 * encoder.hidden_size * encoder.intermediate_size for encoder in encoders]
+    return run.model.layers * sum(layers) + (vocab_size + run.model.max_positions) * run.model.embedding_size
 
 
 def checkpoint_bytes(parameters: int) -> int:

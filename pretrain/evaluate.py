@@ -17,7 +17,7 @@ if not __package__:  # run as a script: import from the repository, never from t
 from pydantic import Field
 
 from data_prep.command_line import POSITIONAL, run_command
-from data_prep.config import ConfigError, StrictConfig
+from data_prep.config import MOST, ConfigError, StrictConfig
 
 if TYPE_CHECKING:
     import torch
@@ -44,9 +44,9 @@ class EvaluateOptions(StrictConfig):
     """held-out shards (those beside the runs' data)"""
     output: Path | None = None
     """where the crossing goes (FIRST RUN/evaluation)"""
-    sequences: int = Field(default=4096, gt=0)
+    sequences: int = Field(default=4096, gt=0, le=MOST)
     """sequences to read at most"""
-    batch_size: int = Field(default=64, gt=0)
+    batch_size: int = Field(default=64, gt=0, le=4096)
     """sequences at once"""
 
 

@@ -55,13 +55,15 @@ def main(options: ExportOptions) -> None:
 
 def export(model: "Electra | MaskedLM", pad_token_id: int, tokenizer: Path, card: str, out: Path) -> None:
     """Writes the folder, complete or not at all."""
+    from data_prep.tokens import WordPiece
     from pretrain.huggingface import save_folder
 
+    word_piece = WordPiece.load(tokenizer)
     unfinished = out.with_name(out.name + ".tmp")
     shutil.rmtree(unfinished, ignore_errors=True)
     for folder, architecture, config, weights in parts_of(model):
         save_folder(unfinished / folder, architecture, config, weights, pad_token_id)
-        shutil.copytree(tokenizer, unfinished / folder, dirs_exist_ok=True)
+        word_piece.save(unfinished / folder)  # written anew: of what lies in its folder, no file travels
     (unfinished / "README.md").write_text(card)
     shutil.rmtree(out, ignore_errors=True)  # an empty folder that was there before
     unfinished.rename(out)

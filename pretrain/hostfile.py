@@ -8,10 +8,11 @@ import re
 from collections import Counter
 from pathlib import Path
 
-from data_prep.config import ConfigError
+from data_prep.config import ConfigError, shown
 from pretrain.launcher import Slots, find_runner, launched_slots
 
-LINE = re.compile(r"(\S+)\s+slots=(\d+)")
+LINE = re.compile(r"([A-Za-z0-9_:][\w.:%@-]*)\s+slots=([0-9]{1,5})", re.ASCII)
+"""A name that ssh takes for no option, and a number that a cluster may have."""
 
 
 def read_hostfile(path: Path) -> Slots:
@@ -21,7 +22,7 @@ def read_hostfile(path: Path) -> Slots:
         ConfigError: no such file, no host, a host that stands twice, and every line that is not `host slots=N`.
     """
     try:
-        lines = [line.strip() for line in path.read_text().splitlines()]
+        lines = [line.strip() for line in path.read_text(encoding="utf-8").split("\n")]
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
         raise ConfigError(
@@ -30,7 +31,7 @@ def read_hostfile(path: Path) -> Slots:
     numbered = [(number, line) for number, line in enumerate(lines, 1) if line and not line.startswith("#")]
     matches = [(number, line, LINE.fullmatch(line)) for number, line in numbered]
     problems = [
-        f"hostfile: {path} line {number}: got {line!r}, expected `host slots=N` with N of 1 or more"
+        f"hostfile: {path} line {number}: got {shown(line)}, expected `host slots=N` with N of 1 or more"
         for number, line, matched in matches
         if not matched or int(matched[2]) == 0
     ]

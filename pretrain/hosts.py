@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from data_prep.config import shown
 from pretrain.launcher import Slots
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -98,6 +99,7 @@ def _ask(host: str, data: Sequence[Path]) -> dict[str, Any] | str:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
+            errors="replace",
             timeout=ANSWER_SECONDS,
         )
     except subprocess.TimeoutExpired:
@@ -109,7 +111,10 @@ def _ask(host: str, data: Sequence[Path]) -> dict[str, Any] | str:
         return f"hostfile: {host} cannot be reached: {last}; see that `ssh {host} true` works without a password"
     if answer.returncode:
         return f"hostfile: {host} has no such code or Python at {REPOSITORY} and {sys.executable}: {last}"
-    found = json.loads(answer.stdout.splitlines()[-1])
+    try:
+        found: dict[str, Any] = json.loads(answer.stdout.splitlines()[-1])
+    except (IndexError, ValueError):
+        return f"hostfile: {host} answers {shown(answer.stdout)}; see that `ssh {host} true` prints nothing"
     early, late = found["time"] - time.time(), found["time"] - asked  # its clock was read between the two
     found["skew"] = max(0.0, early, -late)
     return found

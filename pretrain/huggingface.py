@@ -8,10 +8,11 @@ table, `AutoModel` refuses it, unless `trust_remote_code` lets it run the model 
 import dataclasses
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -22,6 +23,20 @@ from pretrain.encoder import ElectraEncoder, EncoderConfig
 STOCK_MODEL_TYPE = "electra"
 RELATIVE_MODEL_TYPE = "electra_sampler"
 ENCODER_PREFIX = "electra."
+
+COMPUTED = {
+    "hidden_act": "gelu",
+    "position_embedding_type": "absolute",
+    "is_decoder": False,
+    "add_cross_attention": False,
+    "quantization_config": None,
+}
+"""Settings of Hugging Face that `EncoderConfig` lacks and that change what a model computes: the one value that is
+computed here, which is also what their absence means."""
+BUFFERS = ("embeddings.position_ids", "embeddings.token_type_ids")
+"""Numbers from 0 on, and zeros, that old versions of transformers saved as if they were weights."""
+EXACT = (torch.float32, torch.bfloat16, torch.float16)
+"""What weights may be stored as: fp32 holds each to the bit."""
 
 MODEL_CODE = (
     "exported_model.py",
@@ -96,6 +111,7 @@ def load_encoder(folder: str | Path, *, random_weights: bool = False, **changes:
     missing = [name for name in wanted if prefix + name not in weights]
     if missing:
         raise ConfigError(f"model: {local} lacks {len(missing)} weights of its configuration, such as {missing[0]}")
+    require_no_others((name for name in weights if name.startswith(prefix)), {prefix + name for name in wanted}, local)
     try:
         encoder.load_state_dict({name: weights[prefix + name] for name in wanted})
     except RuntimeError as error:
@@ -122,8 +138,8 @@ def find_folder(name: str | Path) -> Path:
         raise ConfigError(f"model: {name} is no local folder and cannot be had from the hub: {reason}") from None
 
 
-def read_encoder_config(folder: Path) -> EncoderConfig:
-    """The `EncoderConfig` of a folder's `config.json`."""
+def read_config(folder: Path) -> dict[str, Any]:
+    """The settings of a folder's `config.json`."""
     path = folder / "config.json"
     try:
         values = json.loads(path.read_text())
@@ -131,27 +147,71 @@ def read_encoder_config(folder: Path) -> EncoderConfig:
         raise ConfigError(f"model: cannot read {path}: {error}") from None
     if not isinstance(values, dict):
         raise ConfigError(f"model: {path} holds {type(values).__name__}, expected an object of settings")
+    return values
+
+
+def read_encoder_config(folder: Path) -> EncoderConfig:
+    """The `EncoderConfig` of a folder's `config.json`.
+
+    Raises:
+        ConfigError: no ELECTRA, or one that computes what is not computed here.
+    """
+    path, values = folder / "config.json", read_config(folder)
     if values.get("model_type") not in (STOCK_MODEL_TYPE, RELATIVE_MODEL_TYPE):
         raise ConfigError(f"model: {path} has model_type {values.get('model_type')!r}; expected an ELECTRA model")
-    if values.get("hidden_act", "gelu") != "gelu":
-        raise ConfigError(f"model: {path} has hidden_act {values['hidden_act']!r}; expected 'gelu'")
-    known = {field.name for field in dataclasses.fields(EncoderConfig)}
-    relative = values["model_type"] == RELATIVE_MODEL_TYPE
+    fields = {field.name: field.type for field in dataclasses.fields(EncoderConfig)}
+    chosen = {name: value for name, value in values.items() if name in fields}
+    wrong = {name: only for name, only in COMPUTED.items() if values.get(name, only) != only}
+    problems = [
+        f"{name} {values[name]!r}; expected {only!r}, nothing else is computed here" for name, only in wrong.items()
+    ]
+    for name, value in chosen.items():
+        if fields[name] is int and not (type(value) is int and value > 0):
+            problems.append(f"{name} {value!r}; expected a positive whole number")
+        if fields[name] is float and type(value) not in (int, float):
+            problems.append(f"{name} {value!r}; expected a number")
+    if problems:
+        raise ConfigError(*(f"model: {path} has {problem}" for problem in problems))
     try:
-        chosen = {name: value for name, value in values.items() if name in known} | {"relative_position": relative}
-        return EncoderConfig(**chosen)
+        return EncoderConfig(**chosen | {"relative_position": values["model_type"] == RELATIVE_MODEL_TYPE})
     except (TypeError, ValueError) as error:
         raise ConfigError(f"model: {path}: {error}") from None
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
-    """The tensors of `model.safetensors`."""
+    """The tensors of `model.safetensors`.
+
+    Raises:
+        ConfigError: no such file, a damaged one, or weights that fp32 does not hold as they are.
+    """
     path = folder / "model.safetensors"
     if not path.is_file():
+        parts = (folder / "model.safetensors.index.json").is_file()
         raise ConfigError(
-            f"model: {folder} has no model.safetensors; save the model in that format (no pickled weights are read)"
+            f"model: {folder} has its weights in several files; save the model in one, with max_shard_size"
+            if parts
+            else f"model: {folder} has no model.safetensors; save it in that format (no pickled weights are read)"
         )
     try:
-        return load_file(path)
+        stored = load_file(path)
     except (SafetensorError, OSError) as error:
         raise ConfigError(f"model: cannot read {path}: {error}") from None
+    weights = {name: weight for name, weight in stored.items() if not name.endswith(BUFFERS)}
+    for name, weight in weights.items():
+        if weight.dtype not in EXACT:
+            kind = str(weight.dtype).removeprefix("torch.")
+            raise ConfigError(f"model: {path} holds {name} as {kind}; expected float32, bfloat16 or float16")
+    return weights
+
+
+def require_no_others(names: Iterable[str], wanted: set[str], folder: Path) -> None:
+    """Refuses weights that would be dropped without a word.
+
+    Raises:
+        ConfigError: names the first.
+    """
+    if others := sorted(set(names) - wanted):
+        raise ConfigError(
+            f"model: {folder} holds {len(others)} weights for which its config.json has no place, such as {others[0]};"
+            " correct config.json, or save the model without them"
+        )

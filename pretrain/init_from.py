@@ -16,8 +16,10 @@ from data_prep.tokens import open_tokenizer
 from pretrain.config import ModelConfig, RunConfig
 from pretrain.electra import Electra
 from pretrain.encoder import EncoderConfig
-from pretrain.huggingface import find_folder, read_encoder_config, read_weights
+from pretrain.huggingface import find_folder, read_config, read_encoder_config, read_weights, require_no_others
 
+WORDS = "electra.embeddings.word_embeddings.weight"
+OUTPUT_MATRIX = "generator_lm_head.weight"
 TRAINING_ONLY = ("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range", "relative_bias_init")
 """What the run decides, not the pair: how it trains, and how it would have started."""
 
@@ -80,6 +82,11 @@ def require_fit(pair: Pair, model: ModelConfig, vocab_size: int, tokenizer: Path
         for folder, config, own in zip(pair, pair.configs, expected, strict=True)
         for field, theirs, ours in _differences(config, own)
     ]
+    if not read_config(pair.generator).get("tie_word_embeddings", True):
+        problems.append(
+            f"init_from: {pair.generator} has tie_word_embeddings False, expected True: the output matrix is the word"
+            " embeddings here; name a generator trained so"
+        )
     if problems:
         raise ConfigError(*problems)
     has_tokenizer = any((pair.discriminator / name).is_file() for name in ("tokenizer.json", "vocab.txt"))
@@ -101,7 +108,7 @@ def load_pair(model: Electra, pair: Pair, say: Callable[[str], None] = print) ->
     are used.
 
     Raises:
-        ConfigError: a weight is missing or has another shape.
+        ConfigError: a weight is missing, has another shape, or has no place in the model.
     """
     generator, discriminator = read_weights(pair.generator), read_weights(pair.discriminator)
     parts = {
@@ -111,6 +118,7 @@ def load_pair(model: Electra, pair: Pair, say: Callable[[str], None] = print) ->
         "discriminator.": (pair.discriminator, discriminator, "electra."),  # after the generator: it has the last word
         "discriminator_predictions.": (pair.discriminator, discriminator, "discriminator_predictions."),
     }
+    used: dict[Path, set[str]] = {pair.generator: {OUTPUT_MATRIX}, pair.discriminator: set()}
     for ours, (folder, weights, theirs) in parts.items():
         wanted = [name for name in model.state_dict() if name.startswith(ours)]
         renamed = {name: theirs + name.removeprefix(ours) for name in wanted}
@@ -118,8 +126,16 @@ def load_pair(model: Electra, pair: Pair, say: Callable[[str], None] = print) ->
         if missing:
             raise ConfigError(f"init_from: {folder} lacks {len(missing)} weights, such as {missing[0]}")
         _copy(model, {name: weights[source] for name, source in renamed.items()}, folder)
-    word = "electra.embeddings.word_embeddings.weight"
-    if not torch.equal(generator[word], discriminator[word]):
+        used[folder] |= set(renamed.values())
+    for folder, weights in zip(pair, (generator, discriminator), strict=True):
+        require_no_others(weights, used[folder], folder)
+    if not torch.equal(generator.get(OUTPUT_MATRIX, generator[WORDS]), generator[WORDS]):
+        raise ConfigError(
+            f"init_from: {OUTPUT_MATRIX} of {pair.generator} differs from its word embeddings, which are the output"
+            " matrix here; name a generator trained so"
+        )
+    shared = [name for name in generator if name.startswith("electra.embeddings.")]
+    if not all(torch.equal(generator[name], discriminator[name]) for name in shared):
         say(f"embeddings of {pair.generator} and {pair.discriminator} differ: the discriminator's are used for both")
     if model.objective.learns_to_sample:
         model.start_at_generator_distribution()

@@ -12,9 +12,11 @@ import contextlib
 import json
 import os
 import re
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from pathlib import Path
 from typing import NamedTuple
+
+from data_prep.config import ConfigError, shown
 
 NODE_LAUNCHER = "deepspeed.launcher.launch"
 RUNNERS = ("deepspeed", "ds", "deepspeed.launcher.runner")
@@ -104,7 +106,7 @@ def adopt_slurm(environment: MutableMapping[str, str] = os.environ) -> None:
     """Tells PyTorch and DeepSpeed in their variables what Slurm says in its own; for a task that `srun` started."""
     if "RANK" in environment or "SLURM_STEP_NUM_TASKS" not in environment or "SLURM_STEP_ID" not in environment:
         return
-    port = 20_000 + (int(environment["SLURM_JOB_ID"]) * 16 + int(environment["SLURM_STEP_ID"])) % 10_000
+    port = 20_000 + (int(environment["SLURM_JOB_ID"]) * 16 + _drawn_for_step(environment)) % 10_000
     found = {
         "RANK": environment["SLURM_PROCID"],
         "WORLD_SIZE": environment["SLURM_STEP_NUM_TASKS"],
@@ -115,6 +117,11 @@ def adopt_slurm(environment: MutableMapping[str, str] = os.environ) -> None:
     }
     for key, value in found.items():
         environment.setdefault(key, value)
+
+
+def _drawn_for_step(environment: Mapping[str, str]) -> int:
+    """What all tasks of a step know and its job's number does not tell: the port that srun got for their output."""
+    return int(environment["SLURM_STEP_ID"]) + int(environment.get("SLURM_STEP_LAUNCHER_PORT", "0"))
 
 
 def _first_host(hosts: str) -> str:
@@ -128,6 +135,22 @@ def _tasks_on_node(counts: str, node: int) -> str:
     """Of Slurm's short form: 8(x2),4 has 8 tasks on nodes 0 and 1, and 4 on node 2."""
     matches = re.findall(r"(\d+)(?:\(x(\d+)\))?", counts)
     return [tasks for tasks, nodes in matches for _ in range(int(nodes or 1))][node]
+
+
+def number_of(name: str, default: str | None = None) -> int:
+    """A number that a launcher has left in the environment.
+
+    Raises:
+        ConfigError: there is none, or it is no number.
+    """
+    value = os.environ.get(name, default)
+    if value is None or not re.fullmatch(r"[0-9]{1,9}", value):
+        got = "nothing" if value is None else shown(value)
+        raise ConfigError(
+            f"{name}: got {got} from the environment, expected a whole number; start the processes by deepspeed,"
+            " torchrun or srun, which set it, or unset RANK and WORLD_SIZE to train in one process"
+        )
+    return int(value)
 
 
 def _ancestors() -> Iterator[Process]:

@@ -7,23 +7,23 @@ from typing import Any, NamedTuple
 from pydantic import Field, model_validator
 from torch import nn
 
-from data_prep.config import StrictConfig
+from data_prep.config import MOST, StrictConfig
 
 
 class OptimConfig(StrictConfig):
     """AdamW with decoupled decay, linear warm-up and linear decay."""
 
-    lr: float = Field(gt=0)
-    """Highest learning rate (paper: 5e-4 small, 1e-4 base)."""
-    steps: int = Field(gt=0)
+    lr: float = Field(ge=1e-30, le=1e30)
+    """Highest learning rate (paper: 5e-4 small, 1e-4 base); what fp32 can hold."""
+    steps: int = Field(gt=0, le=MOST)
     """Updates in the whole run (paper: 1M small, 765k base)."""
-    warmup_steps: int = Field(default=10_000, ge=0)
+    warmup_steps: int = Field(default=10_000, ge=0, le=MOST)
     """Updates of linear warm-up (paper: 10k)."""
     betas: tuple[float, float] = (0.9, 0.999)
     """Adam's decay rates of both moments (paper)."""
-    eps: float = Field(default=1e-6, gt=0)
-    """Adam's epsilon (paper)."""
-    weight_decay: float = Field(default=0.01, ge=0)
+    eps: float = Field(default=1e-6, ge=1e-30, le=1)
+    """Adam's epsilon (paper); one that is 0 in fp32 would divide 0 by 0."""
+    weight_decay: float = Field(default=0.01, ge=0, le=100)
     """Not in the paper; google-research/electra `configure_pretraining.py`."""
     gradient_clipping: float = Field(default=1.0, ge=0)
     """Largest global norm of the gradient, 0 for none. Not in the paper; google-research/electra."""

@@ -1,8 +1,11 @@
 """The processes of a job: joining them, telling them apart, and leaving together."""
 
 import ctypes
+import errno
+import ipaddress
 import json
 import os
+import socket
 import sys
 from contextlib import suppress
 from dataclasses import dataclass
@@ -11,14 +14,17 @@ from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore, PrefixStore, Store
+from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 from torch.distributed.rendezvous import rendezvous
 
-from pretrain.launcher import adopt_slurm
+from data_prep.config import ConfigError, shown
+from pretrain.launcher import adopt_slurm, number_of
 
 COMMUNICATION_TIMEOUT = timedelta(minutes=30)
 """Longest wait in a collective of the job's first group (PyTorch's own for gloo); DeepSpeed's ignore it."""
 
+BACKLOG = 4096
+"""Ranks that may be waiting to be let in (PyTorch's own for its store)."""
 KEPT_MEMORY = {-1: 2**31 - 1, -4: 0}
 """glibc's M_TRIM_THRESHOLD, bytes, and M_MMAP_MAX, blocks outside its heap (malloc.h, mallopt(3))."""
 
@@ -50,7 +56,7 @@ class World:
 def start_processes() -> World:
     """Joins the processes of the job: under `deepspeed`, `torchrun` or `srun`, or alone under plain `python`."""
     adopt_slurm()
-    rank, world_size, local_rank = (int(os.environ.get(key, 0)) for key in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
+    rank, world_size, local_rank = (number_of(key, "0") for key in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
     cuda = torch.cuda.is_available()
     device = torch.device("cuda", local_rank) if cuda else torch.device("cpu")
     if cuda:
@@ -72,9 +78,59 @@ def start_processes() -> World:
 
 def _meet() -> tuple[Store, int, int]:
     """The job's store, rank and world size, as the launcher's variables say."""
-    store, rank, world_size = next(rendezvous("env://", timeout=COMMUNICATION_TIMEOUT))
+    rank, world_size = number_of("RANK"), number_of("WORLD_SIZE")
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # torchrun's own, which it listens for
+        store = next(rendezvous("env://", timeout=COMMUNICATION_TIMEOUT))[0]
+    else:
+        if world_size == number_of("LOCAL_SIZE", "0"):  # on one host: nobody else has to reach it
+            os.environ["MASTER_ADDR"] = "127.0.0.1"
+        address, port = os.environ.get("MASTER_ADDR", "localhost"), number_of("MASTER_PORT")
+        if not 0 < port < 2**16:
+            raise ConfigError(f"MASTER_PORT: got {port}, expected a port from 1 to 65535; choose another")
+        store = TCPStore(
+            address,
+            port,
+            world_size,
+            is_master=rank == 0,
+            timeout=COMMUNICATION_TIMEOUT,
+            master_listen_fd=listen(address, port).detach() if rank == 0 else None,
+        )
     store.set_timeout(COMMUNICATION_TIMEOUT)
     return PrefixStore(attempt(), store), rank, world_size
+
+
+def listen(address: str, port: int) -> socket.socket:
+    """A socket for the job's store, on the one interface that has the address.
+
+    On all of them where other hosts may call this one otherwise: by a name of several addresses, or of one that is this
+    machine's alone, such as Debian's 127.0.1.1; or by an address that is translated on the way.
+
+    Raises:
+        ConfigError: an unknown name; another program has the port, or the system does not give it.
+    """
+    try:
+        found = {info[4][0] for info in socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)}
+    except OSError as error:
+        raise ConfigError(
+            f"MASTER_ADDR: got {shown(address)}, expected this machine's name or address ({error.strerror}); set it"
+        ) from None
+    try:
+        (only,) = found if len(found) == 1 else ("",)
+        try:
+            if only and (only == address or not ipaddress.ip_address(only).is_loopback):
+                family = socket.AF_INET6 if ":" in str(only) else socket.AF_INET
+                return socket.create_server((str(only), port), family=family, backlog=BACKLOG)
+        except OSError as error:
+            if error.errno != errno.EADDRNOTAVAIL:
+                raise
+        if socket.has_dualstack_ipv6():
+            return socket.create_server(("", port), family=socket.AF_INET6, backlog=BACKLOG, dualstack_ipv6=True)
+        return socket.create_server(("", port), backlog=BACKLOG)
+    except OSError as error:
+        raise ConfigError(
+            f"MASTER_PORT: got {port}, expected a free port of {address} ({os.strerror(error.errno or 0)}); another run"
+            " may have it: choose another by --master_port of deepspeed or torchrun, else by the variable"
+        ) from None
 
 
 def attempt() -> str:

@@ -4,9 +4,10 @@ The sums are of every step since the last line; the distributions, which cost mo
 """
 
 import time
-from functools import cached_property
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from data_prep.tokens import open_tokenizer
 from pretrain.data import Batch
@@ -44,16 +45,12 @@ class Interval(Reported):
     """What happened since the last log line, and the time it took."""
 
     def __init__(self, engine: Engine, folder: Path) -> None:
-        """`folder` is the run's, whose tokenizer decodes."""
+        """`folder` is the run's, whose tokenizer decodes; read now, for the folder may be gone when it is needed."""
         super().__init__(engine)
-        self.folder = folder
+        self.vocabulary = open_tokenizer(str(folder / "tokenizer")).tokens if engine.world.is_first else []
         self.watching = self.histograms_due = False
         self.example: Example | None = None
         self.started = time.monotonic()
-
-    @cached_property
-    def vocabulary(self) -> list[str]:
-        return open_tokenizer(str(self.folder / "tokenizer")).tokens
 
     def expect(self, report: bool, histograms: bool) -> None:
         """Says what the next step ends with."""
@@ -81,4 +78,16 @@ class Interval(Reported):
         values["tokens_per_second"] = values["tokens"] / (time.monotonic() - self.started)
         self.sums.reset()
         self.started = time.monotonic()
-        return values
+        return values | gpu_memory(self.engine)
+
+
+def gpu_memory(engine: Engine) -> dict[str, float]:
+    """The most that tensors have taken at once since the start, on the rank where it is most; without GPUs nothing.
+
+    Collective.
+    """
+    if engine.device.type != "cuda":
+        return {}
+    peaks = torch.zeros(engine.world.world_size, dtype=torch.float64, device=engine.device)
+    peaks[engine.world.rank] = torch.cuda.max_memory_allocated(engine.device)
+    return {"gpu_memory_gb": engine.sum_over_ranks(peaks).max().item() / 1e9}

@@ -5,8 +5,9 @@ deepspeed --num_gpus 2 pretrain/run.py --preset tiny
 python pretrain/run.py --dry_run
 """
 
-import os
 import sys
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
@@ -15,12 +16,15 @@ if not __package__:  # run as a script: import from the repository, never from t
 
 from pydantic import Field
 
-from data_prep.command_line import HIDDEN, run_command
-from data_prep.config import ConfigError, StrictConfig
+from data_prep.command_line import EXIT_BAD_USAGE, HIDDEN, print_problems, run_command
+from data_prep.config import MOST, ConfigError, FileName, StrictConfig
+from data_prep.defaults import SHARDS
 from pretrain.hostfile import read_hostfile, require_launch
-from pretrain.launcher import adopt_slurm
+from pretrain.launcher import adopt_slurm, number_of
 
 if TYPE_CHECKING:
+    from torch.nn import Module
+
     from pretrain.config import RunConfig
     from pretrain.processes import World
     from pretrain.run_folder import RunDescription
@@ -36,7 +40,7 @@ class RunOptions(StrictConfig):
 
     preset: Literal["tiny", "small", "base"] = "base"
     """sizes and schedule, from the paper"""
-    data: tuple[Path, ...] = (Path("data/wikibooks"),)
+    data: tuple[Path, ...] = (SHARDS,)
     """shards written by build_shards.py; several mix"""
     data_weights: tuple[float, ...] = ()
     """share of each (by its number of sequences)"""
@@ -46,7 +50,7 @@ class RunOptions(StrictConfig):
     """what is trained (hp_loss)"""
     row: str | None = None
     """a row of the paper's tables, such as 'HP_Loss lambda1=10', in place of an objective"""
-    init_from: tuple[str, ...] = ()
+    init_from: tuple[FileName, ...] = ()
     """start from this generator and discriminator, or one exported folder"""
     deepspeed_config: Path | None = None
     """speed and memory (the preset's, of ds_configs/)"""
@@ -56,7 +60,7 @@ class RunOptions(StrictConfig):
     """the launcher's, for --dry_run; in training it is compared with what was launched"""
     compile: bool = False
     """fuse each layer with torch.compile: for GPUs; half a minute at every start, and slower on a CPU"""
-    hang_timeout: float = Field(default=600, gt=0)
+    hang_timeout: float = Field(default=600, ge=1, le=MOST)
     """seconds without progress after which the job ends"""
     dry_run: bool = False
     """check everything, print the plan, start nothing"""
@@ -77,13 +81,37 @@ def main(options: RunOptions) -> int:
 
     from pretrain.processes import leave, start_processes
     from pretrain.rank_log import keep_rank_log
+    from pretrain.run_folder import require_free, writing
     from pretrain.train import train
     from pretrain.watchdog import Watchdog
 
+    require_free(plan.folder)  # before the ranks meet: the run that goes on there may have the port
     world = start_processes()
-    keep_rank_log(plan.folder, world.rank)
+    lock = take_folder(plan, world)
     with Watchdog(world, options.hang_timeout, plan.folder) as watchdog:
-        return leave(train(build_training(plan, world, watchdog, options.compile)))
+        with writing(plan.folder):
+            keep_rank_log(plan.folder, world.rank)
+        with lock:
+            code = train(build_training(plan, world, watchdog, options.compile))
+        return leave(code)
+
+
+def take_folder(plan: "Plan", world: "World") -> AbstractContextManager[object]:
+    """The run folder's lock, which the first rank holds; where it is refused, every rank ends together. Collective."""
+    from pretrain.processes import leave
+    from pretrain.run_folder import lock_run
+
+    lock: AbstractContextManager[object] = nullcontext()
+    problems: tuple[str, ...] = ()
+    if world.is_first:
+        try:
+            lock = lock_run(plan.folder, plan.description)
+        except ConfigError as error:
+            problems = error.problems
+            print_problems(problems)
+    if world.share(problems):
+        leave(EXIT_BAD_USAGE)
+    return lock
 
 
 class Plan(NamedTuple):
@@ -106,7 +134,7 @@ class Plan(NamedTuple):
                 f"model       {self.run.model}",
                 *(
                     f"data        {folder}: {size:,} sequences, {share:.1%} of the samples,"
-                    f" {sequences * share / size:.2f} epochs"
+                    f" {sequences * share / size:,.2f} epochs"
                     for folder, size, share in self.shards.mixture
                 ),
                 f"training    {self.run.optim.steps:,} steps of {self.run.batch_size} sequences,"
@@ -126,6 +154,7 @@ def make_plan(options: RunOptions) -> Plan:
     import torch
 
     from pretrain.deepspeed_config import resolve
+    from pretrain.estimates import require_memory
     from pretrain.init_from import find_pair, require_fit
     from pretrain.presets import preset
     from pretrain.run_folder import describe, require_folder, require_same_run
@@ -139,13 +168,16 @@ def make_plan(options: RunOptions) -> Plan:
             f" {shards.manifest.seq_length} long; use --set model.max_positions={shards.manifest.seq_length}"
         )
     world_size = planned_processes(options)
+    on_gpu = options.dry_run or torch.cuda.is_available()  # dry: for other machines
     deepspeed = resolve(
         options.deepspeed_config or REPOSITORY / preset(options.preset).deepspeed_config,
         batch_size=run.batch_size,
         world_size=world_size,
-        device_type="cuda" if options.dry_run or torch.cuda.is_available() else "cpu",  # dry: for other machines
+        device_type="cuda" if on_gpu else "cpu",
         optim=run.optim,
     )
+    micro_batch_size, manifest = deepspeed["train_micro_batch_size_per_gpu"], shards.manifest
+    require_memory(run, micro_batch_size, manifest.vocab_size, manifest.seq_length, on_gpu)
     if options.init_from:
         require_fit(find_pair(options.init_from), run.model, shards.manifest.vocab_size, options.data[0] / "tokenizer")
     folder = options.output or Path("runs") / options.preset
@@ -156,7 +188,7 @@ def make_plan(options: RunOptions) -> Plan:
 
 
 def launched_processes() -> int:
-    return int(os.environ.get("WORLD_SIZE", "1"))
+    return number_of("WORLD_SIZE", "1")
 
 
 def planned_processes(options: RunOptions) -> int:
@@ -185,24 +217,38 @@ def choose_run(options: RunOptions) -> "RunConfig":
 
 
 def build_training(plan: Plan, world: "World", watchdog: "Watchdog", compiled: bool = False) -> "Training":
-    """The model under its engine, the data's plan and the run folder, ready to train. Collective."""
+    """The model under its engine, the data's plan and the run folder, ready to train; says what it is. Collective."""
     from pretrain.data import BatchPlan
     from pretrain.engine import Engine
     from pretrain.models import compile_layers, initial_model
     from pretrain.optim import parameter_groups
-    from pretrain.run_folder import write_run
+    from pretrain.run_folder import write_run, writing
     from pretrain.train import Training
 
     model = initial_model(plan.description, say=print if world.is_first else lambda line: None)
+    if world.is_first:
+        announce(plan, model, world)
     if compiled:
         compile_layers(model)
     groups = parameter_groups(model, plan.run.optim.weight_decay)
     engine = Engine(model, groups, plan.deepspeed, world)
+    write_folder = partial(write_run, plan.folder, plan.description, plan.deepspeed)
     if world.is_first:
-        write_run(plan.folder, plan.description, plan.deepspeed)
+        with writing(plan.folder):
+            write_folder()
     engine.barrier()
     batch_plan = BatchPlan(plan.run.batch_size, engine.micro_batch_size, world.world_size, world.rank)
-    return Training(plan.run, engine, plan.shards, plan.held_out, batch_plan, plan.folder, watchdog)
+    return Training(plan.run, engine, plan.shards, plan.held_out, batch_plan, plan.folder, watchdog, write_folder)
+
+
+def announce(plan: Plan, model: "Module", world: "World") -> None:
+    """Prints what is about to run, and what of it was probably not meant."""
+    from pretrain.doubts import doubts
+
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    print(plan, flush=True)
+    for doubt in doubts(plan, parameters, on_gpus=world.device.type == "cuda"):
+        print(f"WARNING: {doubt}", flush=True)
 
 
 if __name__ == "__main__":

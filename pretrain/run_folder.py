@@ -2,29 +2,35 @@
 
 RUN/run.json          description: configuration, vocabulary, data, code and package versions
 RUN/deepspeed.json    the resolved DeepSpeed configuration
-RUN/tokenizer/        copied from the shards
+RUN/tokenizer/        that of the shards, written anew
 RUN/metrics.jsonl     one record a log interval or evaluation
 RUN/tensorboard/      the same as curves
 RUN/checkpoints/      see checkpoint.py
+RUN/lock              held by the first rank of the command that trains here
 """
 
 import importlib.metadata
 import json
 import os
 import platform
-import shutil
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from pydantic import field_validator
 
 from data_prep.config import ConfigError, StrictConfig
-from data_prep.shards import write_atomically
+from data_prep.files import make_folder, write_atomically
+from data_prep.locks import LOOK_EVERY, Held, Lock, holder
+from data_prep.tokens import WordPiece
 from pretrain.config import RunConfig
 from pretrain.shards import Shards
 
-DESCRIPTION, CHECKPOINTS = "run.json", "checkpoints"
+DESCRIPTION, CHECKPOINTS, LOCK = "run.json", "checkpoints", "lock"
+PATIENCE = 5.0
+"""Seconds that a command waits for a folder's lock: a holder that was killed takes a moment to end."""
 MAY_CHANGE = (
     "data",
     "run.log_every",
@@ -126,15 +132,73 @@ def require_folder(path: Path, option: str = "output") -> None:
         raise ConfigError(f"{option}: got {path}, but {existing} cannot be written to; name another folder")
 
 
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Around what a start writes to the run's folder; later a full disk is waited out (run_log.py, checkpoint.py).
+
+    Raises:
+        ConfigError: the system does not take it.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(
+            f"output: {folder} cannot be written to ({error.strerror}); make room there, or name another --output"
+        ) from None
+
+
 def existing_part(path: Path) -> Path:
     """The path itself or, of what it would lie in, the nearest that is there."""
     return next(part for part in (path.absolute(), *path.absolute().parents) if os.path.lexists(part))
 
 
+def require_free(folder: Path) -> None:
+    """Refuses a folder in which another command trains; takes nothing, so that every rank may ask.
+
+    Raises:
+        ConfigError: names that command.
+    """
+    deadline = time.monotonic() + PATIENCE
+    while who := holder(folder / LOCK):
+        if time.monotonic() > deadline:
+            raise _in_use(folder, who)
+        time.sleep(LOOK_EVERY)
+
+
+def lock_run(folder: Path, description: RunDescription) -> Lock:
+    """Keeps every other command out of the folder until it is released, or this process ends.
+
+    Raises:
+        ConfigError: another one trains there, or has begun another run since this one looked.
+    """
+    try:
+        lock = Lock(folder / LOCK, PATIENCE)
+    except Held as who:
+        raise _in_use(folder, str(who)) from None
+    try:
+        require_same_run(folder, description)
+    except ConfigError:
+        lock.release()
+        raise
+    return lock
+
+
+def _in_use(folder: Path, who: str) -> ConfigError:
+    return ConfigError(
+        f"output: {folder} is in use by {who}; wait for its end or stop it by `touch {folder / 'stop'}`, or name"
+        " another --output"
+    )
+
+
 def write_run(folder: Path, description: RunDescription, deepspeed: dict[str, Any]) -> None:
-    """Creates the folder with what describes the run."""
-    folder.mkdir(parents=True, exist_ok=True)
-    shutil.copytree(Path(description.data[0]) / "tokenizer", folder / "tokenizer", dirs_exist_ok=True)
+    """Creates the folder with what describes the run.
+
+    Raises:
+        ConfigError: the shards' tokenizer cannot be read.
+    """
+    tokenizer = WordPiece.load(Path(description.data[0]) / "tokenizer")
+    make_folder(folder)
+    tokenizer.save(folder / "tokenizer")
     write_json(folder / "deepspeed.json", deepspeed)
     write_json(folder / DESCRIPTION, description.model_dump(mode="json"))
 
@@ -147,10 +211,19 @@ def read_run(folder: Path) -> RunDescription:
     """
     path = folder / DESCRIPTION
     try:
-        return RunDescription.from_values(json.loads(path.read_text()), str(path))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise ConfigError(f"run: cannot read {path} ({reason}); expected a folder written by pretrain/run.py") from None
+        values = json.loads(path.read_text())
+        if not isinstance(values, dict):
+            raise ValueError("no JSON object")
+    except OSError as error:
+        raise ConfigError(
+            f"run: cannot read {path} ({error.strerror}); expected a folder written by pretrain/run.py"
+        ) from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(
+            f"run: {path} is damaged ({error}); put a copy in its place, or remove it and start the run's command"
+            " again, which writes it anew"
+        ) from None
+    return RunDescription.from_values(values, str(path))
 
 
 def write_json(path: Path, value: Any) -> None:

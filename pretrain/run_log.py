@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from data_prep.shards import write_atomically
+from data_prep.files import write_atomically
 
 if TYPE_CHECKING:
     from pretrain.distributions import Histogram
@@ -24,13 +24,16 @@ SHOWN = {
     "mlm_accuracy": "mlm {:.3f}",
     "accuracy_masked": "masked {:.3f}",
     "accuracy_all": "all {:.3f}",
+    "epoch": "epoch {:.4g}",
     "learning_rate": "lr {:.2e}",
+    "gradient_norm": "grad {:.3g}",
     "loss_scale": "scale {:g}",
     "skipped": "skipped {:g}",
     "tokens_per_second": "{:,.0f} tokens/s",
     "samples_per_second": "{:,.1f} samples/s",
     "tflops": "{:.3g} TFLOP/s",
     "peak_share": "({:.0%} of peak)",
+    "gpu_memory_gb": "GPU {:.1f} GB",
     "slowest_rank_seconds": "slowest rank {slowest_rank} {:.3g} s a step (median {median_rank_seconds:.3g})",
 }
 

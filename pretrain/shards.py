@@ -1,5 +1,9 @@
 """Folders of shards as one collection of sequences, read through memory maps and checked as they are read.
 
+Opening reads the manifests and the sizes of the files. A shard is mapped when a sequence of it is asked for. The first
+`OPEN_SHARDS` stay mapped, any other is mapped anew for each batch, so any number of shards takes few descriptors and
+maps. (Sequences are drawn at random: no other choice of those that stay would be asked for more often.)
+
 Several folders mix by weights. Which folder a sample of a run comes from, and how many of that folder came before it,
 follow from the sample's number alone (`ordering.dealt`): each folder has its own epochs, and nothing is stored.
 
@@ -8,6 +12,7 @@ Shape letters: B batch, L length.
 
 import hashlib
 from collections.abc import Sequence
+from functools import cached_property
 from itertools import pairwise
 from math import isfinite
 from pathlib import Path
@@ -15,16 +20,23 @@ from pathlib import Path
 import numpy as np
 
 from data_prep.config import ConfigError, LocalProblem
-from data_prep.inspection import open_shard
+from data_prep.defaults import require_shards
+from data_prep.files import with_suffix
+from data_prep.inspection import size_problems, tokenizer_problems
 from data_prep.manifest import HELD_OUT_NAME, MANIFEST_NAME, Manifest, load_manifest
-from data_prep.masking import masked_count
-from data_prep.shards import IndexedFile
+from data_prep.masking import bytes_per_copy, masked_count
+from data_prep.shards import IndexedFile, mapped
 from pretrain.ordering import dealt, key_of, permuted
 
+OPEN_SHARDS = 32
+"""Shards that stay mapped: three descriptors and three maps each, for training and held-out text 192 of either."""
 SHARE_UNIT = 1 << 30
 """Weights become whole numbers of about this sum, right to one sample in a billion, for exact arithmetic."""
 ALIKE = ("tokenizer_sha256", "vocab_size", "seq_length", "mask_copies")
 """What folders that are read together have in common."""
+SHOWN = 3
+REPAIR = "run build_shards.py with its options again, which repairs it, or put the right files back"
+VERIFY = "`python data_prep/inspect_shards.py --verify` tells all that is wrong, and build_shards.py repairs it"
 
 
 class Shards:
@@ -39,7 +51,8 @@ class Shards:
         sizes: sequences of each folder. shares: `weights` as whole numbers.
 
     Raises:
-        ConfigError: a folder is incomplete or damaged, or they do not go together.
+        ConfigError: a folder is incomplete, manifest, tokenizer and shards are not of one build, or the folders do not
+            go together.
     """
 
     def __init__(self, *folders: Path, weights: Sequence[float] = ()) -> None:
@@ -47,10 +60,12 @@ class Shards:
         manifests = [load_manifest(folder) for folder in folders]
         self.manifest = manifests[0]
         _require_alike(folders, manifests)
+        for folder, part in zip(folders, manifests, strict=True):
+            _require_one_build(folder, part)
         shards = [(folder, shard) for folder, part in zip(folders, manifests, strict=True) for shard in part.shards]
         self._prefixes = [folder / shard.name for folder, shard in shards]
-        self._files = [open_shard(folder, shard, self.manifest) for folder, shard in shards]
-        self._starts = np.cumsum([0, *(len(ids) for ids, _ in self._files)])
+        self._starts = np.cumsum([0, *(shard.sequences for _, shard in shards)])
+        self._mapped: dict[int, _MappedShard] = {}
         self.sizes = [sum(shard.sequences for shard in part.shards) for part in manifests]
         for folder, size in zip(folders, self.sizes, strict=True):
             if not size:
@@ -104,7 +119,7 @@ class Shards:
         lengths_B = np.empty(len(index_B), dtype=np.int64)
         for shard in np.unique(shard_B):
             rows = shard_B == shard
-            lengths_B[rows] = self._files[shard][0].lengths[index_B[rows] - self._starts[shard]]
+            lengths_B[rows] = self._open(int(shard)).lengths_of(index_B[rows] - self._starts[shard])
         return lengths_B
 
     def read(self, index_B: np.ndarray, copy_B: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -116,16 +131,25 @@ class Shards:
         length = self.manifest.seq_length
         ids_BL = np.full((len(index_B), length), self.manifest.special_tokens.pad, dtype=np.int64)
         masked_BL = np.zeros((len(index_B), length), dtype=bool)
+        lengths_B = np.empty(len(index_B), dtype=np.int64)
         shard_B = self._shard_of(index_B)
         for shard in np.unique(shard_B):
             rows = np.flatnonzero(shard_B == shard)
             items = index_B[rows] - self._starts[shard]
-            ids, masks = self._files[shard]
-            _gather_ids(ids, items, rows, ids_BL)
-            masked_BL[rows] = _gather_masks(masks, items, copy_B[rows], length)
-        lengths_B = self.lengths(index_B)
+            file = self._open(int(shard))
+            lengths_B[rows] = file.gather_ids(items, rows, ids_BL)
+            masked_BL[rows] = file.gather_masks(items, copy_B[rows], length)
         self._require_sound(index_B, ids_BL, masked_BL, lengths_B)
         return ids_BL, masked_BL, lengths_B
+
+    def _open(self, shard: int) -> "_MappedShard":
+        if shard in self._mapped:
+            return self._mapped[shard]
+        sequences = int(self._starts[shard + 1] - self._starts[shard])
+        opened = _MappedShard(self._prefixes[shard], sequences, self.manifest)
+        if len(self._mapped) < OPEN_SHARDS:
+            self._mapped[shard] = opened
+        return opened
 
     def _shard_of(self, index_B: np.ndarray) -> np.ndarray:
         return np.searchsorted(self._starts, index_B, side="right") - 1
@@ -146,10 +170,8 @@ class Shards:
             if wrong_B.any():
                 index = index_B[np.argmax(wrong_B)]
                 shard = int(self._shard_of(index))
-                raise LocalProblem(
-                    f"data: {self._prefixes[shard]} is damaged: sequence {index - self._starts[shard]} {problem}; see "
-                    "`python data_prep/inspect_shards.py --verify` for all that is wrong, and build the shards again"
-                )
+                sequence = index - self._starts[shard]
+                raise LocalProblem(f"data: {self._prefixes[shard]} is damaged: sequence {sequence} {problem}; {VERIFY}")
 
 
 def _require_alike(folders: Sequence[Path], manifests: Sequence[Manifest]) -> None:
@@ -179,31 +201,73 @@ def _whole_shares(folders: Sequence[Path], weights: Sequence[float]) -> list[int
     return [max(1, round(weight / sum(weights) * SHARE_UNIT)) for weight in weights]
 
 
-def _gather_ids(file: IndexedFile, items: np.ndarray, rows: np.ndarray, out_BL: np.ndarray) -> None:
-    """Copies the items into the rows of `out_BL`, as one gather from the memory map."""
-    starts = file.offsets[items] // file.data.itemsize
-    columns = np.arange(out_BL.shape[1])
-    inside = columns < file.lengths[items][:, None]
-    flat = np.minimum(starts[:, None] + columns, len(file.data) - 1)
-    out_BL[rows] = np.where(inside, file.data[flat], out_BL[rows])
+class _MappedShard:
+    """One shard, memory-mapped: the index of its ids now, ids and masks when they are asked for."""
+
+    def __init__(self, prefix: Path, sequences: int, manifest: Manifest) -> None:
+        self._prefix = prefix
+        try:
+            self._ids = IndexedFile(prefix)
+        except ConfigError as error:
+            raise LocalProblem(f"data: {error}") from None
+        if (self._ids.dtype, len(self._ids)) != (np.uint16, sequences):
+            raise LocalProblem(f"data: {prefix}.idx is not the index of {sequences} sequences; {VERIFY}")
+        self._longest = manifest.seq_length
+        self._copies, self._width = manifest.mask_copies, bytes_per_copy(manifest.seq_length)
+
+    @cached_property
+    def _masks(self) -> np.ndarray:
+        """Bytes of the bitmaps, [sequences, copies, width]."""
+        path = with_suffix(self._prefix, ".mask.bin")
+        try:
+            return mapped(path, np.dtype(np.uint8)).reshape(len(self._ids), self._copies, self._width)
+        except (OSError, ValueError) as error:
+            raise LocalProblem(f"data: {path} cannot be read ({error}); {VERIFY}") from None
+
+    def lengths_of(self, items: np.ndarray) -> np.ndarray:
+        """Lengths of these sequences in tokens.
+
+        Raises:
+            LocalProblem: the index is damaged there.
+        """
+        lengths = self._ids.lengths[items]
+        starts = self._ids.offsets[items]
+        last = len(self._ids) - 1
+        following = np.where(items < last, self._ids.offsets[np.minimum(items + 1, last)], self._ids.size)
+        wrong = (lengths < 3) | (lengths > self._longest) | (starts % 2 != 0) | (following != starts + 2 * lengths)
+        if wrong.any():
+            item = items[np.argmax(wrong)]
+            raise LocalProblem(f"data: {self._prefix}.idx is damaged at sequence {item}; {VERIFY}")
+        return lengths
+
+    def gather_ids(self, items: np.ndarray, rows: np.ndarray, out_BL: np.ndarray) -> np.ndarray:
+        """Copies the sequences into the rows of `out_BL`, as one gather from the memory map; returns their lengths."""
+        lengths = self.lengths_of(items)
+        starts = self._ids.offsets[items] // 2
+        columns = np.arange(out_BL.shape[1])
+        inside = columns < lengths[:, None]
+        flat = np.minimum(starts[:, None] + columns, len(self._ids.data) - 1)
+        out_BL[rows] = np.where(inside, self._ids.data[flat], out_BL[rows])
+        return lengths
+
+    def gather_masks(self, items: np.ndarray, copies: np.ndarray, length: int) -> np.ndarray:
+        """The bitmap of one copy of each sequence, unpacked to booleans [B, length]."""
+        return np.unpackbits(self._masks[items, copies], axis=1, count=length, bitorder="little").astype(bool)
 
 
-def _gather_masks(file: IndexedFile, items: np.ndarray, copies: np.ndarray, length: int) -> np.ndarray:
-    """The bitmap of one copy of each item, unpacked to booleans [B, length]."""
-    width = -(-length // 8)
-    starts = file.offsets[items] + copies * width
-    packed = file.data[starts[:, None] + np.arange(width)]
-    return np.unpackbits(packed, axis=1, count=length, bitorder="little").astype(bool)
+def _require_one_build(folder: Path, manifest: Manifest) -> None:
+    """Refuses a folder whose tokenizer or shards are not those of its manifest, as far as sizes tell of shards."""
+    problems = tokenizer_problems(folder, manifest)
+    problems += [problem for shard in manifest.shards for problem in size_problems(folder, shard)]
+    if problems:
+        more = f", and {len(problems) - SHOWN} more problems" if len(problems) > SHOWN else ""
+        raise ConfigError(f"data: {folder} is damaged: {'; '.join(problems[:SHOWN])}{more}; {REPAIR}")
 
 
 def open_shards(*folders: Path, weights: Sequence[float] = ()) -> Shards:
     """The training shards of a run."""
     for folder in folders:
-        if not folder.exists():
-            raise ConfigError(
-                f"data: {folder} does not exist; fill it by `make quickstart` (a small corpus of its own), by"
-                " `python data_prep/build_shards.py`, or name another folder with --data"
-            )
+        require_shards(folder)
     return Shards(*folders, weights=weights)
 
 

@@ -5,9 +5,12 @@ import os
 import signal
 import socket
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Self
+
+from data_prep.command_line import printable
 
 EXIT_STOPPED = 75
 """EX_TEMPFAIL of sysexits.h: stopped on request with a checkpoint written; batch systems requeue on it."""
@@ -30,7 +33,6 @@ class StopRequest:
         self._saying: threading.Thread
 
     def __enter__(self) -> Self:
-        self._file.unlink(missing_ok=True)
         heard, wake = socket.socketpair()
         wake.setblocking(False)
         signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
@@ -54,7 +56,7 @@ class StopRequest:
         with heard:
             while numbers := heard.recv(1):
                 if (number := signal.Signals(numbers[0])) in SIGNALS:
-                    name = f"rank {os.environ.get('RANK', 0)} on {socket.gethostname()}"
+                    name = printable(f"rank {os.environ.get('RANK', 0)} on {socket.gethostname()}")
                     with contextlib.suppress(OSError):  # with the launcher its end of our output may be gone
                         print(f"{name}: {number.name} received; saving and stopping", flush=True)
 
@@ -64,3 +66,15 @@ class StopRequest:
 
     def __bool__(self) -> bool:
         return self._signalled or self._file.exists()
+
+    def withdraw(self, say: Callable[[str], None]) -> None:
+        """Removes the file, which asks one run alone: the one it stops, or the one that ends before it could."""
+        try:
+            self._file.unlink()
+            say(f"{self._file} is removed: a stop is asked for once")
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            say(
+                f"WARNING: {self._file} cannot be removed ({error.strerror}); remove it, or it stops the next start too"
+            )

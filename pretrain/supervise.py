@@ -3,18 +3,21 @@
 python pretrain/supervise.py --max_restarts 3 -- deepspeed --hostfile hostfiles/16v100 pretrain/run.py --preset base
 
 Ended with 2 (bad usage) or 75 (stopped on request) it is not run again, and the code is passed on. A signal to stop is
-passed to the command and everything it has started here.
+passed to the command and everything it has started here. Killed itself, it takes the command with it, whose ranks save.
+What DeepSpeed's launcher remarks is in RUN/logs/launcher.log.
 """
 
 import contextlib
+import ctypes
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import IO, Annotated
@@ -24,18 +27,27 @@ if not __package__:  # run as a script: import from the repository, never from t
 
 from pydantic import Field
 
-from data_prep.command_line import EXIT_BAD_USAGE, POSITIONAL, parse_options, run_command
+from data_prep.command_line import EXIT_BAD_USAGE, POSITIONAL, parse_options, printable, run_command
 from data_prep.config import ConfigError, StrictConfig
+from data_prep.locks import LOOK_EVERY, holder
 from pretrain.last_words import LastWords, Listening, blamed
+from pretrain.rank_log import LOGS, printable_lines
 
 EXIT_FAILED, EXIT_STOPPED = 1, 75  # see stopping.py, which needs no import of torch either
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 GRACE = 120.0
 """Seconds that what the command leaves behind has to end by itself: ranks whose launcher is gone save first."""
+PR_SET_PDEATHSIG = 1
+"""Of Linux's prctl(2)."""
 SHOWN_LINES = 15
 """Last lines shown of a rank that ended the job, or of a command whose ranks do not tell."""
 
 MOST_NAMED = 3
+REMARK = re.compile(r"\[[\d-]+ [\d:,]+\] \[(?:DEBUG|INFO|WARNING)\] \[\w+\.py:\d+:")
+"""How DeepSpeed's launcher begins a line that nobody need read."""
+ENDED = re.compile(r"\[[\d-]+ [\d:,]+\] \[ERROR\] \[launch\.py:.* exits with return code = (-?\d+)$")
+"""How it says with which code a rank has ended."""
+LAUNCHER_LOG = "launcher.log"
 
 
 class SuperviseOptions(StrictConfig):
@@ -49,7 +61,7 @@ class SuperviseOptions(StrictConfig):
 
 def main(options: SuperviseOptions) -> int:
     folder = run_folder_of(options.command)
-    supervised = Supervised(options.command)
+    supervised = Supervised(options.command, folder / LOGS / LAUNCHER_LOG)
     for restarts in range(options.max_restarts + 1):
         started, listening = time.monotonic(), Listening(folder)
         code = supervised.run()
@@ -63,6 +75,7 @@ def main(options: SuperviseOptions) -> int:
         _say(f"the command ended {ended} before the run's last step")
         _say(*accounts(listening.words()) or _indented("its last lines:", supervised.last_lines))
         if restarts < options.max_restarts:
+            wait_for_end(folder)
             _say(f"restart {restarts + 1} of {options.max_restarts}, from {_newest(folder)}")
     _say(f"gave up after {options.max_restarts} restarts; the whole output of each rank is in {folder / 'logs'}")
     return EXIT_FAILED
@@ -71,11 +84,13 @@ def main(options: SuperviseOptions) -> int:
 class Supervised:
     """A command in a process group of its own, which its end or a signal to stop reaches as a whole."""
 
-    def __init__(self, command: Sequence[str]) -> None:
-        self.command = command
+    def __init__(self, command: Sequence[str], log: Path) -> None:
+        """`log` takes what the launcher remarks, if its folder is there: a run that is refused makes none."""
+        self.command, self._log = command, log
         self.stopping = False
         """A signal asked for a stop."""
         self.last_lines: deque[str] = deque(maxlen=SHOWN_LINES)
+        self._remarks: list[str] = []
         self._process: subprocess.Popen[str] | None = None
         for number in SIGNALS:
             signal.signal(number, self._pass_on)
@@ -97,6 +112,7 @@ class Supervised:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         reading.join()
+        self._keep_remarks()
         return process.returncode
 
     def _start(self) -> subprocess.Popen[str]:
@@ -108,6 +124,7 @@ class Supervised:
                 text=True,
                 errors="replace",
                 start_new_session=True,
+                preexec_fn=_end_with(os.getpid()),
             )
         except OSError as error:
             raise ConfigError(
@@ -117,14 +134,57 @@ class Supervised:
 
     def _pass_through(self, output: IO[str]) -> None:
         for line in output:
-            print(line, end="", flush=True)
             self.last_lines.append(line.rstrip())
+            if self._is_remark(line):
+                self._remarks.append(line)
+            else:
+                print(printable_lines(line), end="", flush=True)
+
+    def _is_remark(self, line: str) -> bool:
+        """Whether a line is the launcher's and nobody need read it: an end that was asked for is no error."""
+        ended = ENDED.match(line)
+        asked_for = ended is not None and (self.stopping or int(ended[1]) == EXIT_STOPPED)
+        return asked_for or REMARK.match(line) is not None
+
+    def _keep_remarks(self) -> None:
+        if not self._remarks:
+            return
+        with contextlib.suppress(OSError), self._log.open("a") as file:
+            file.writelines(self._remarks)
+        self._remarks.clear()
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
-        self.stopping = True
+        """Ctrl-C goes on as SIGUSR1, at first: by it `deepspeed` dies silently, and `srun` tells its ranks."""
+        first, self.stopping = not self.stopping, True
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, number)
+                os.killpg(self._process.pid, signal.SIGUSR1 if first and number == signal.SIGINT else number)
+
+
+def _end_with(supervisor: int) -> Callable[[], None]:
+    """What the command is to do first: have the system tell it to stop when the supervisor ends, however it does.
+
+    Of DeepSpeed's launcher SIGUSR1 is the end, which its ranks notice; `srun` passes it on (docs/operations.md).
+    """
+    prctl = ctypes.CDLL(None).prctl
+
+    def tie() -> None:
+        prctl(PR_SET_PDEATHSIG, signal.SIGUSR1)
+        if os.getppid() != supervisor:
+            os._exit(EXIT_FAILED)
+
+    return tie
+
+
+def wait_for_end(folder: Path) -> None:
+    """Waits for a first rank that another host has, and that has yet to save or to notice, as long as it may take."""
+    from pretrain.run_folder import LOCK
+
+    deadline = time.monotonic() + GRACE
+    if who := holder(folder / LOCK):
+        _say(f"waiting up to {GRACE:g} s for the end of {who}")
+    while time.monotonic() < deadline and holder(folder / LOCK):
+        time.sleep(LOOK_EVERY)
 
 
 def run_folder_of(command: Sequence[str]) -> Path:
@@ -176,7 +236,7 @@ def _newest(folder: Path) -> str:
 
 def _say(*lines: str) -> None:
     for line in lines:
-        print(f"supervise: {line}", flush=True)
+        print(f"supervise: {printable(line)}", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""How fast a run goes, against what the machine's matrix products reach."""
+"""How fast a run goes, against what the machine's matrix products reach, and how far it has come in its data."""
 
 import time
 from typing import Any
@@ -16,6 +16,7 @@ LARGEST = 8192
 LONG_ENOUGH = 0.04
 """Seconds a product takes before a larger one is not tried: five of them keep a start waiting for 0.2 s."""
 REPEATS = 3
+DAY = 86_400
 
 
 def matrix_peak(engine: Engine) -> float:
@@ -55,6 +56,13 @@ class Throughput:
         self.flops_per_token = flops_per_token(run.model, run.objective, manifest.vocab_size, manifest.seq_length)
         self._tokens_per_step = run.batch_size * shards.mean_length
         self._batch_size, self._step, self._peak = run.batch_size, step, peak
+        self._steps = run.optim.steps
+        self._mixture = shards.mixture
+
+    @property
+    def fewest_days(self) -> float:
+        """What the steps that are left take where all operations are as fast as square products."""
+        return (self._steps - self._step) * self._tokens_per_step * self.flops_per_token / self._peak / DAY
 
     def end(self, step: int, tokens: float, tokens_per_second: float) -> dict[str, Any]:
         """Of the interval that ends after `step`, and since the run's first step; the next one begins.
@@ -69,4 +77,10 @@ class Throughput:
             "peak_share": flops / self._peak,
             "tokens_so_far": round(step * self._tokens_per_step),
             "flops_so_far": step * self._tokens_per_step * self.flops_per_token,
+            **self._epochs(step),
         }
+
+    def _epochs(self, step: int) -> dict[str, Any]:
+        """How often the data has been gone through; of folders that mix the most, and each in the order given."""
+        epochs = [step * self._batch_size * share / size for _, size, share in self._mixture]
+        return {"epoch": max(epochs), **({"epoch_of_folder": epochs} if len(epochs) > 1 else {})}

@@ -1,20 +1,24 @@
 """The training loop: `train` says when to step, report, evaluate, save and stop; `train_step` is what a step is."""
 
+import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from pretrain.checkpoint import NotSaved, load, newest_valid, save
+from data_prep.locks import confirm
+from pretrain.checkpoint import NotSaved, restore, save
 from pretrain.config import RunConfig
 from pretrain.data import Batch, BatchPlan, TrainingBatches, held_out_batches
+from pretrain.doubts import too_long
 from pretrain.engine import Engine, StepResult
 from pretrain.guards import RECENT, require_finite, spike
 from pretrain.optim import UNSCALED, AdamScale, learning_rate, without_bias_correction
 from pretrain.ordering import key_of
 from pretrain.reports import Interval, Reported
-from pretrain.run_folder import CHECKPOINTS
+from pretrain.run_folder import CHECKPOINTS, DESCRIPTION, LOCK, writing
 from pretrain.run_log import RunLog
 from pretrain.shards import Shards
 from pretrain.starts import record_start
@@ -37,6 +41,8 @@ class Training(NamedTuple):
     plan: BatchPlan
     folder: Path
     watchdog: Watchdog
+    write_folder: Callable[[], None]
+    """Writes what describes the run to its folder."""
 
 
 @dataclass
@@ -66,10 +72,16 @@ def train(training: Training) -> int:
     """Trains to the last step or to a request to stop; returns the process's exit code."""
     progress = resume(training)
     silent = not training.engine.world.is_first
-    log = RunLog(training.folder, progress.step, training.run.optim.steps, silent=silent)
+    with writing(training.folder):
+        log = RunLog(training.folder, progress.step, training.run.optim.steps, silent=silent)
+    checkpoint = training.folder / CHECKPOINTS / f"step-{progress.step:08d}"
+    log.say(f"resumed from step {progress.step} ({checkpoint})" if progress.step else "starts at step 0")
     try:
         with StopRequest(training.folder) as stop:
-            return run_steps(training, progress, log, stop)
+            code = run_steps(training, progress, log, stop)
+        if training.engine.world.is_first:
+            stop.withdraw(log.say)
+        return code
     finally:
         log.close()  # among several ranks the interpreter's own shutdown, which would flush the curves, is skipped
 
@@ -79,7 +91,7 @@ def run_steps(training: Training, progress: Progress, log: RunLog, stop: StopReq
     run, engine = training.run, training.engine
     interval = Interval(engine, training.folder)
     batches = TrainingBatches(training.shards, training.plan, run.seed)
-    own_time, throughput = OwnTime(engine), begin(training, progress.step)
+    own_time, throughput = OwnTime(engine), begin(training, progress.step, log)
     for micro_batches in own_time.reading(batches.from_step(progress.step, run.optim.steps)):
         due = Due(progress.step + 1, run.optim.steps)
         interval.expect(report=due(run.log_every), histograms=due(run.histogram_every))
@@ -108,13 +120,17 @@ def run_steps(training: Training, progress: Progress, log: RunLog, stop: StopReq
     return 0
 
 
-def begin(training: Training, step: int) -> Throughput:
+def begin(training: Training, step: int, log: RunLog) -> Throughput:
     """Measures the machine and records the start. Collective."""
     engine = training.engine
     peak = matrix_peak(engine)
     if engine.world.is_first:
-        record_start(training.folder, engine, step, peak)
-    return Throughput(training.run, training.shards, step, peak)
+        with writing(training.folder):
+            record_start(training.folder, engine, step, peak)
+    throughput = Throughput(training.run, training.shards, step, peak)
+    for doubt in too_long(throughput.fewest_days, "this machine at the best"):
+        log.say(f"WARNING: {doubt}")
+    return throughput
 
 
 class Due(NamedTuple):
@@ -177,10 +193,11 @@ def scale_after(run: RunConfig, updates: int) -> AdamScale:
 
 
 def progress_values(run: RunConfig, progress: Progress, last: StepResult) -> dict[str, float]:
-    """What the last step says of the optimization."""
+    """What the last step says of the optimization; an overflow has no norm."""
+    norm = float(last.gradient_norm or 0.0)
     return {
         "learning_rate": rate_after(run, progress.updates - 1),
-        "gradient_norm": float(last.gradient_norm or 0.0),
+        **({"gradient_norm": norm} if math.isfinite(norm) else {}),
         "loss_scale": last.loss_scale,
         "skipped": progress.step - progress.updates,
         "loss_spikes": progress.spikes,
@@ -202,15 +219,13 @@ def evaluate(training: Training, held_out: Shards) -> dict[str, Any]:
 
 
 def resume(training: Training) -> Progress:
-    """Loads the newest whole checkpoint into the engine; a run without one starts at step 0. Collective."""
-    engine = training.engine
-    checkpoint = newest_valid(training.folder / CHECKPOINTS) if engine.world.is_first else None
-    state, extra = load(checkpoint) if checkpoint else (None, None)
-    progress = engine.world.share(extra)
-    if progress is None:
-        return Progress()
-    engine.load_full_state(state)
-    return Progress(**progress)
+    """Loads the newest whole checkpoint into the engine; a run without any starts at step 0. Collective.
+
+    Raises:
+        ConfigError: there are checkpoints and none is whole.
+    """
+    progress = restore(training.folder / CHECKPOINTS, training.engine)
+    return Progress() if progress is None else Progress(**progress)
 
 
 def save_progress(training: Training, progress: Progress, log: RunLog, must: bool) -> None:
@@ -218,16 +233,39 @@ def save_progress(training: Training, progress: Progress, log: RunLog, must: boo
 
     Raises:
         NotSaved: on every rank, where the disk did not take it and it `must` be; else the run goes on and says so.
+        Lost: on the first rank; the folder is another command's.
     """
-    engine, folder = training.engine, training.folder / CHECKPOINTS
-    kept = {"keep_last": training.run.keep_checkpoints, "keep_every": training.run.keep_every}
+    engine, folder, run = training.engine, training.folder / CHECKPOINTS, training.run
     state, problem = engine.full_state(), None
     if engine.world.is_first:
+        confirm(training.folder / LOCK)
+        kept: Any = {"keep_last": run.keep_checkpoints, "keep_every": run.keep_every}
         try:
-            log.say(f"saved {save(folder, progress.step, state, asdict(progress), **kept).folder}")
+            require_described(training, log)
+            saved = save(folder, progress.step, state, asdict(progress), say=log.say, **kept)
+            log.say(f"saved {saved.folder}")
         except NotSaved as error:
             problem = str(error)
     if (problem := engine.world.share(problem)) and must:
         raise NotSaved(problem)
     if problem:
         log.say(f"WARNING: {problem}; training goes on, and tries again when the next checkpoint is due")
+
+
+def require_described(training: Training, log: RunLog) -> None:
+    """Makes a run folder again that was removed under the run: a checkpoint alone is no run.
+
+    Raises:
+        NotSaved: it cannot be made.
+    """
+    folder = training.folder
+    if (folder / DESCRIPTION).exists():
+        return
+    try:
+        training.write_folder()
+    except OSError as error:
+        raise NotSaved(f"{folder} was removed while the run went on, and cannot be made again ({error})") from error
+    log.say(
+        f"WARNING: {folder} was removed while the run went on; it is made again, for the checkpoints from here on:"
+        " logs and records begin again at the next start"
+    )

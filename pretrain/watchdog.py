@@ -12,9 +12,9 @@ Should these threads not run themselves, because something holds Python's lock, 
 """
 
 import contextlib
-import json
 import math
 import os
+import secrets
 import signal
 import socket
 import sys
@@ -23,15 +23,15 @@ import time
 import traceback
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple, NoReturn, Self
+from typing import NoReturn, Self
 
-from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed import DistError
 
 from data_prep.command_line import EXIT_BAD_USAGE
 from data_prep.config import ConfigError
 from pretrain.launcher import launchers
-from pretrain.processes import World, attempt
+from pretrain.meeting import Meeting, RankState, say
+from pretrain.processes import World
 from pretrain.rank_log import last_lines
 
 BEAT = 1.0
@@ -43,7 +43,6 @@ QUIET = 5 * BEAT
 START_FACTOR = 3
 """The first step also builds the model, connects the ranks and compiles kernels."""
 EXIT_FAILED = 1
-MOST_NAMED = 8
 WAITING = "distributed_c10d.py"
 """Where a rank stands that waits for others, as far as Python knows: what a GPU waits for it does not."""
 LAST_LINES = 5
@@ -65,14 +64,18 @@ class Watchdog:
         self._allowed = START_FACTOR * hang_timeout
         self._deadline = time.monotonic() + self._allowed
         self._patience = 0.0 if world.is_first else 3 * BEAT  # the first rank knows of all where they stand
-        self._meeting = Meeting(world) if world.world_size > 1 else None
+        self._world = world
+        self._meeting: Meeting | None = None
         self._launchers = launchers() if "RANK" in os.environ else []
         self._orphaned_at = float("inf")
         self._main_thread, self._over = threading.get_ident(), threading.Event()
 
     def __enter__(self) -> Self:
+        """Collective."""
         threading.Thread(target=self._watch, daemon=True, name="watchdog").start()
-        if self._meeting:
+        if self._world.world_size > 1:
+            key = self._world.share(secrets.token_hex() if self._world.is_first else None)
+            self._meeting = Meeting(self._world, bytes.fromhex(key))
             threading.Thread(target=self._meet, daemon=True, name="meeting").start()
         return self
 
@@ -86,7 +89,7 @@ class Watchdog:
             code = EXIT_BAD_USAGE if isinstance(error, ConfigError) else EXIT_FAILED
             account = f"{self._state.name} failed after {self._state.where}: {what}"
             if code == EXIT_FAILED:
-                _say(account)  # at once: its launcher may end it before the traceback is printed
+                say(account)  # at once: its launcher may end it before the traceback is printed
             self._tell(account, code)
             time.sleep(2 * BEAT)  # for the others to hear it: the store ends with rank 0
 
@@ -120,7 +123,7 @@ class Watchdog:
                 self._fail(f"nothing moved for {self._allowed:g} s after {self._state.where}{self._suspects(now)}")
             if not self.launcher_gone and not all(process.is_alive for process in self._launchers):
                 self.launcher_gone, self._orphaned_at = True, now
-                _say(f"{self._state.name}: what launched it has ended; saving and stopping")
+                say(f"{self._state.name}: what launched it has ended; saving and stopping")
             if now > self._orphaned_at + self.silence:
                 self._fail(f"what launched it has ended {self.silence:g} s ago, and it could not save and stop since")
 
@@ -170,70 +173,4 @@ class Watchdog:
     def _report(self, reason: str) -> None:
         frame = sys._current_frames().get(self._main_thread)
         stack = "".join(traceback.format_stack(frame)[-STACK_LINES:])
-        _say(f"{self._state.name} ends: {reason}\n{self._state.name} stands, after {self._state.where}, at\n{stack}")
-
-
-class RankState(NamedTuple):
-    """How far a rank has come."""
-
-    name: str
-    where: str
-    """The last of them."""
-    place: str = ""
-    """The line it stands at."""
-
-
-class Meeting:
-    """What the ranks tell each other at the job's store, over a connection of its own."""
-
-    def __init__(self, world: World) -> None:
-        self.failure: tuple[str, int] | None = None
-        """Why the job ends, and its exit code."""
-        self._rank = world.rank
-        self._others = range(1, world.world_size) if world.is_first else range(1)
-        self.known = {rank: RankState(f"rank {rank}", "its start") for rank in self._others}
-        self._heard = dict.fromkeys(self._others, time.monotonic())
-        self._last = dict.fromkeys(self._others, "")
-        self._beats = 0
-        self._store: Store | None = None
-
-    def _connect(self) -> Store:
-        if self._store is None:
-            address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-            store = TCPStore(address, port, is_master=False, wait_for_workers=False)
-            self._store = PrefixStore(f"watchdog/{attempt()}", store)
-        return self._store
-
-    def hold(self, state: RankState) -> None:
-        """Says how far this rank has come, and listens for the others."""
-        store = self._connect()
-        self._beats += 1
-        store.set(str(self._rank), json.dumps([self._beats, *state]))
-        for rank in self._others:
-            key = str(rank)
-            if store.check([key]) and (message := store.get(key).decode()) != self._last[rank]:
-                self._last[rank], self._heard[rank] = message, time.monotonic()
-                self.known[rank] = RankState(*json.loads(message)[1:])
-        if store.check(["failure"]):
-            reason, code = json.loads(store.get("failure"))
-            self.failure = reason, code
-
-    def tell(self, reason: str, code: int) -> None:
-        """Tells every rank why the job ends; the first reason counts."""
-        with contextlib.suppress(DistError):
-            store = self._connect()
-            if not store.check(["failure"]):
-                store.set("failure", json.dumps([reason, code]))
-
-    def silent_since(self, moment: float) -> list[int]:
-        """The ranks that were last heard of before `moment`; the first few."""
-        return [rank for rank, heard in self._heard.items() if heard < moment][:MOST_NAMED]
-
-    def elsewhere(self, place: str) -> list[int]:
-        """The ranks that stand elsewhere than this one, which waits for them; the first few."""
-        return [rank for rank, state in self.known.items() if state.place != place][:MOST_NAMED]
-
-
-def _say(text: str) -> None:
-    with contextlib.suppress(OSError):  # with the launcher its end of our output may be gone
-        print(text, file=sys.stderr, flush=True)
+        say(f"{self._state.name} ends: {reason}\n{self._state.name} stands, after {self._state.where}, at\n{stack}")

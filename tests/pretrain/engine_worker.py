@@ -194,6 +194,7 @@ def train_and_resume(name: str, world: Any, folder: Path) -> dict[str, Any]:
     found = newest_valid(folder / name) if world.is_first else None
     again.engine.load_full_state(load(found)[0] if found else None)
     return {
+        "same_start": is_small_model(start, world),
         "losses": losses,
         "first_update": first_update,
         "resumed": again.train(range(SAVED_AT, STEPS)),
@@ -202,6 +203,21 @@ def train_and_resume(name: str, world: Any, folder: Path) -> dict[str, Any]:
         "names": sorted(end.weights),
         "spoiled": spoiled_step(again, end),
     }
+
+
+def is_small_model(weights: dict[str, Tensor], world: Any) -> bool:
+    """Whether the first rank's weights are those the model was made with, bitwise."""
+    made = dict(small_model().named_parameters()) if world.is_first else {}
+    return weights.keys() == made.keys() and all(torch.equal(weights[name], made[name]) for name in made)
+
+
+def starts_as_made(config: dict[str, Any], world: Any) -> bool:
+    """The same of an engine that has not trained."""
+    from pretrain.engine import Engine
+
+    model = small_model()
+    engine = Engine(model, parameter_groups(model, OPTIM.weight_decay), config, world)
+    return is_small_model(engine.full_state().weights, world)
 
 
 def largest_change(before: dict[str, Tensor], after: dict[str, Tensor]) -> float:
@@ -297,6 +313,11 @@ def first_figures(names: tuple[str, ...], world: Any, own: Path) -> dict[str, An
     figures["variants"] = {
         name: make_runner(name, world).train(range(STEPS)) for name in VARIANTS if world.world_size > 1
     }
+    if world.world_size > 1:
+        config = resolved_config("zero3_bf16", world.world_size)
+        config |= {key: resolved_config("zero1_fp16", world.world_size).get(key) for key in ("fp16", "bf16")}
+        figures["starts"] = {"zero3_fp16": starts_as_made({k: v for k, v in config.items() if v}, world)}
+        figures["starts"] |= {name: starts_as_made(resolved_config(name, world.world_size), world) for name in VARIANTS}
     figures["scales"] = {name: scale_stories(name, world) for name in FP16 if name in names}
     figures["shared"] = [None] * world.world_size
     dist.all_gather_object(figures["shared"], world.share({"rank": world.rank}))

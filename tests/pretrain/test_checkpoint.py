@@ -9,13 +9,16 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
 from data_prep.config import ConfigError
-from pretrain.checkpoint import EngineState, NotSaved, load, load_weights, newest_valid, save
+from pretrain.checkpoint import FILES, EngineState, NotSaved, load, load_weights, newest_valid, save
+from pretrain.marker import fingerprint, marker_text
+from tests.pretrain.test_marker import later, of_version_0_1
 
 SAVER = """
 import itertools, sys
@@ -55,6 +58,11 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def sign(checkpoint: Path) -> None:
+    """Gives the marker the sizes and checksums of the files as they are now."""
+    (checkpoint / "complete.json").write_bytes(marker_text({name: fingerprint(checkpoint / name) for name in FILES}))
+
+
 def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
@@ -79,6 +87,41 @@ def test_the_newest_are_kept_and_nothing_else(folder: Path) -> None:
     (folder / "step-00000005.removing").mkdir()
     save(folder, 30, state_of(30), {}, keep_last=2)
     assert names(folder) == ["step-00000020", "step-00000030"]
+
+
+def test_saves_and_removals_are_on_the_disk_in_the_order_that_keeps_one_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files before their marker, all before the name; the names of the old gone before their files."""
+    checkpoints = tmp_path / "run" / "checkpoints"
+    done = []
+
+    def telling(name: str, real: Callable[..., None]) -> Callable[..., None]:
+        def told(first: object, *others: object, **more: object) -> None:
+            path = Path(f"/proc/self/fd/{first}").readlink() if isinstance(first, int) else str(first)
+            done.append(f"{name} {os.path.relpath(path, tmp_path)}")
+            real(first, *others, **more)
+
+        return told
+
+    monkeypatch.setattr(os, "fsync", telling("flush", os.fsync))
+    monkeypatch.setattr(os, "rename", telling("rename", os.rename))
+    monkeypatch.setattr(shutil, "rmtree", telling("remove", shutil.rmtree))
+    for step in (1, 2):
+        save(checkpoints, step, state_of(step), {}, keep_last=1)
+    made = ["flush .", "flush run"]
+    first, second = (
+        [
+            *(f"flush run/checkpoints/step-0000000{step}.saving/{name}" for name in (*FILES, "complete.json")),
+            f"flush run/checkpoints/step-0000000{step}.saving",
+            f"rename run/checkpoints/step-0000000{step}.saving",
+            "flush run/checkpoints",
+        ]
+        for step in (1, 2)
+    )
+    old = "run/checkpoints/step-00000001"
+    removed = [f"rename {old}", "flush run/checkpoints", f"remove {old}.removing"]
+    assert done == [*made, *first, *second, *removed]
 
 
 def test_every_nth_is_kept_for_good_beside_the_newest(tmp_path: Path) -> None:
@@ -125,11 +168,18 @@ def test_damage_to_any_file_is_said_and_the_one_before_is_used(folder: Path, nam
     assert name in said[0]
 
 
-def test_a_checkpoint_of_another_format_is_an_error_not_damage(folder: Path) -> None:
+def test_a_checkpoint_of_a_later_version_is_an_error_not_damage(folder: Path) -> None:
     marker = folder / "step-00000020" / "complete.json"
-    marker.write_text(json.dumps(json.loads(marker.read_text()) | {"format_version": 2}))
-    with pytest.raises(ConfigError, match="format version 2"):
-        newest_valid(folder)
+    marker.write_bytes(later(json.loads(marker.read_text())["files"], version=2))
+    with pytest.raises(ConfigError, match="format version 2, expected at most 1"):
+        newest_valid(folder, say=pytest.fail)
+
+
+def test_a_checkpoint_of_version_0_1_is_loaded(folder: Path) -> None:
+    marker = folder / "step-00000020" / "complete.json"
+    marker.write_bytes(of_version_0_1(json.loads(marker.read_text())["files"]))
+    found = newest_valid(folder, say=pytest.fail)
+    assert found is not None and same(load(found)[0], state_of(20))
 
 
 @pytest.mark.parametrize("size", [80_000, 1_000_000], ids=["in the second file", "in the first file"])

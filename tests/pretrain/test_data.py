@@ -119,5 +119,5 @@ def test_an_evaluation_reads_the_same_held_out_sequences_on_any_cluster(shards_f
 
 
 def test_missing_shards_are_an_error_that_says_how_to_get_them(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="make quickstart"):
+    with pytest.raises(ConfigError, match=r"--data.*build_shards.py --output .*nothing$"):
         open_shards(tmp_path / "nothing")

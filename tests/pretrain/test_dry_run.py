@@ -1,7 +1,5 @@
 """Claims about a dry run; what it finds on other hosts is claimed in tests/cluster/test_dry_run.py."""
 
-import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -42,19 +40,31 @@ def test_the_disk_holds_the_newest_checkpoints_one_more_and_those_kept_for_good(
     assert kept == pytest.approx(2 * plain, abs=0.2)  # 4 more than 3 + 1
 
 
-def test_a_vocabulary_that_is_not_the_shards_own_is_a_problem(shards_folder: Path, tmp_path: Path) -> None:
-    shards = tmp_path / "shards"
-    shutil.copytree(shards_folder, shards)
-    path = shards / "tokenizer" / "tokenizer.json"
-    tokenizer = json.loads(path.read_text())
-    vocabulary = tokenizer["model"]["vocab"]
-    first, second = list(vocabulary)[-2:]
-    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
-    path.write_text(json.dumps(tokenizer))
-    with pytest.raises(ConfigError, match="tokenizer is not what these shards were made with"):
-        main(options(shards, preset="tiny", output=tmp_path / "run"))
+def test_a_host_is_shown_without_control_characters(shards_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text("no\x1b[2Jde\u202e slots=1\n")
+    with pytest.raises(ConfigError, match="hostfile") as caught:
+        main(options(shards_folder, preset="tiny", output=tmp_path / "run", hostfile=tmp_path / "hosts"))
+    assert str(caught.value).isprintable() and r"no\x1b[2Jde\u202e slots=1" in str(caught.value)
 
 
 def test_a_missing_hostfile_is_named(shards_folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"hostfile: cannot read .*16v10"):
         main(options(shards_folder, preset="tiny", output=tmp_path / "run", hostfile=tmp_path / "16v10"))
+
+
+def test_a_doubtful_plan_ends_with_its_warnings_and_not_with_no_problem(
+    shards_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(options(shards_folder, preset="base", output=tmp_path / "run")) == 0
+    lines = capsys.readouterr().out.splitlines()
+    last = lines[lines.index("nothing was started; 3 warnings:") + 1 :]
+    assert len(last) == 3 and all(line.startswith("WARNING: data: ") for line in last)
+    assert "765,000 steps would read them" in last[0]
+    assert main(options(shards_folder, preset="tiny", output=tmp_path / "run")) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "nothing was started; no problem was found"
+
+
+def test_a_plan_of_months_is_a_warning(shards_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    steps = ("optim.steps=100000000",)
+    assert main(options(shards_folder, preset="base", output=tmp_path / "run", set=steps)) == 0
+    assert "WARNING: optim.steps: the run would take" in capsys.readouterr().out.splitlines()[-1]

@@ -121,6 +121,17 @@ def test_a_nan_on_one_rank_changes_no_weight_anywhere(two: Figures, one: Figures
         assert figures["spoiled"] == {"updated": False, "overflow": True, "unchanged": True}
 
 
+@pytest.mark.parametrize("name", (*worker.FP32, *worker.BF16, *worker.FP16))
+def test_the_master_weights_start_as_the_model_was_made_to_the_bit(two: Figures, one: Figures, name: str) -> None:
+    for figures in trained((two, one), name):
+        assert figures["same_start"]
+
+
+def test_so_they_do_under_every_other_file_and_at_stage_3_in_fp16(two: Figures) -> None:
+    assert two["starts"].keys() == {*worker.VARIANTS, "zero3_fp16"}
+    assert all(two["starts"].values()), two["starts"]
+
+
 @pytest.mark.parametrize("name", worker.FP16)
 def test_the_loss_scale_falls_with_overflows_and_is_resumed(two: Figures, name: str) -> None:
     saved, end = two["train"][name]["loss_scale"]

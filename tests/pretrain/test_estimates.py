@@ -7,11 +7,21 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from pretrain.config import ModelConfig, ObjectiveConfig
+from data_prep.config import ConfigError
+from pretrain.config import ModelConfig, ObjectiveConfig, with_overrides
 from pretrain.deepspeed_config import resolve
 from pretrain.electra import Electra
 from pretrain.encoder import ElectraEncoder, Embeddings
-from pretrain.estimates import checkpoint_bytes, flops_per_token, least_traffic, memory_per_gpu, precision_of
+from pretrain.estimates import (
+    checkpoint_bytes,
+    flops_per_token,
+    least_parameters,
+    least_traffic,
+    memory_per_gpu,
+    precision_of,
+    require_memory,
+)
+from pretrain.masked_lm import MaskedLM
 from pretrain.presets import preset, with_objective
 from tests.conftest import REPOSITORY
 
@@ -88,3 +98,44 @@ def test_what_ranks_exchange_is_two_passes_over_the_weights_and_one_more_for_eac
         4 * weights,
     ]
     assert least_traffic(1, 1000, element=2, world_size=1) == 0
+
+
+@pytest.mark.parametrize(
+    "wider", ["model.hidden_size=512", "model.generator_hidden_size=512", "model.embedding_size=64"]
+)
+@pytest.mark.parametrize("objective", ["hp_loss", "hp_dist", "electra", "mlm"])
+def test_the_weights_that_are_counted_before_a_model_is_made_are_no_more_than_it_has(
+    objective: str, wider: str
+) -> None:
+    run = with_overrides(with_objective(preset("small").run, objective), [wider])  # type: ignore[arg-type]
+    kind = MaskedLM if objective == "mlm" else Electra
+    with torch.device("meta"):
+        parameters = sum(p.numel() for p in kind(run.model, run.objective, VOCABULARY, MASK).parameters())
+    assert least_parameters(run, VOCABULARY) <= parameters
+
+
+@pytest.mark.parametrize(
+    ("overrides", "on_gpu", "problem"),
+    [
+        (
+            "model.hidden_size=131072 model.generator_hidden_size=131072",
+            True,
+            r"model: got .*hidden_size=131072.* expected one whose weights fit this",
+        ),
+        (
+            "batch_size=1048576",
+            False,
+            r"batch_size: got 1048576, .* holds 1048576 .* set train_micro_batch_size_per_gpu",
+        ),
+        (
+            "batch_size=1048576",
+            True,
+            r"batch_size: got 1048576, .* expected what fits 1,024 GiB, not 3,072 GiB or more",
+        ),
+    ],
+)
+def test_what_no_memory_holds_is_refused_before_it_is_made(overrides: str, on_gpu: bool, problem: str) -> None:
+    run = with_overrides(preset("small").run, overrides.split())
+    with pytest.raises(ConfigError, match=problem):
+        require_memory(run, run.batch_size, VOCABULARY, 512, on_gpu)
+    require_memory(run.model_copy(update={"model": preset("small").run.model}), 1, VOCABULARY, 512, on_gpu)

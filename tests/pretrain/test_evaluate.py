@@ -18,6 +18,7 @@ from pretrain.export import main as export
 from pretrain.huggingface import load_encoder
 from pretrain.models import build_model, load_trained
 from pretrain.run_folder import read_run
+from tests.pretrain.test_checkpoint import flip_bit
 
 FIGURES = ("training.png", "detection.png", "estimate.png", "comparison.png")
 
@@ -240,6 +241,30 @@ def test_a_run_without_checkpoint_is_one_clear_error(trained_run: Path, tmp_path
     (tmp_path / "run.json").write_text((trained_run / "run.json").read_text())
     with pytest.raises(ConfigError, match="no whole checkpoint yet"):
         load_trained(tmp_path)
+
+
+@pytest.mark.parametrize("command", ["evaluate", "evaluate all", "export"])
+def test_a_run_whose_checkpoints_are_all_damaged_is_one_clear_error_and_of_some_the_whole_are_used(
+    command: str, trained_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = shutil.copytree(trained_run, tmp_path / "run", ignore=shutil.ignore_patterns("evaluation"))
+
+    def go() -> None:
+        if command == "export":
+            export(ExportOptions(run=run, out=tmp_path / "out"))
+        else:
+            main(EvaluateOptions(runs=(run,), sequences=8, steps=("all",) if "all" in command else ("newest",)))
+
+    flip_bit(run / "checkpoints" / "step-00000006" / "complete.json")
+    go()
+    said = capsys.readouterr().out
+    assert f"{run}/checkpoints/step-00000006 is not used: " in said and "step 3" in said and "step 6" not in said
+    for written in (run / "evaluation", tmp_path / "out"):
+        shutil.rmtree(written, ignore_errors=True)
+    flip_bit(run / "checkpoints" / "step-00000003" / "weights.safetensors")
+    with pytest.raises(ConfigError, match=rf"none in {run}/checkpoints is whole: step-00000006 \(.*step-00000003 \("):
+        go()
+    assert not (run / "evaluation").exists() and not (tmp_path / "out").exists()
 
 
 def test_a_runs_export_carries_its_trained_discriminator(trained_run: Path, tmp_path: Path) -> None:

@@ -31,6 +31,12 @@ def test_the_hostfiles_that_come_with_the_project_can_be_read(name: str) -> None
         ("node1 slots=8x\n", r"line 1: got 'node1 slots=8x'"),
         ("node1 slots=0\n", "N of 1 or more"),
         ("# nothing\n", "names no host"),
+        ("-oProxyCommand=sh slots=1\n", r"line 1: got '-oProxyCommand=sh slots=1'"),
+        ("node\x1b[31m slots=1\n", r"line 1: got 'node\\x1b\[31m slots=1'"),
+        ("node1 slots=٣\n", "line 1: got 'node1 slots=٣'"),
+        (f"node1 slots={'9' * 5000}\n", r"line 1: got 'node1 slots=999.*\.\.\. \(5,\d\d\d characters\)"),
+        ("größe slots=1\n", "line 1: got 'größe slots=1'"),
+        ("node1 slots=1\x0bnode2 slots=1\n", "line 1: got"),
     ],
 )
 def test_every_mistake_is_named(text: str, problem: str, tmp_path: Path) -> None:
@@ -43,6 +49,12 @@ def test_every_mistake_is_named(text: str, problem: str, tmp_path: Path) -> None
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"hostfile: cannot read .*16v10 \(No such file"):
         read_hostfile(tmp_path / "16v10")
+
+
+def test_a_file_in_another_encoding_is_named(tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_bytes(b"caf\xe9 slots=1\n")
+    with pytest.raises(ConfigError, match=r"hostfile: cannot read .*hosts \(it is not text\)"):
+        read_hostfile(tmp_path / "hosts")
 
 
 def test_processes_that_are_not_the_hostfiles_are_refused(tmp_path: Path) -> None:

@@ -41,6 +41,17 @@ def test_a_host_that_does_not_exist_is_named() -> None:
     assert "no-such-host.invalid cannot be reached" in problem or "no ssh on this machine" in problem
 
 
+@pytest.mark.parametrize("said", ["", "Welcome \x1b[1mto node1", "\\351t\\351", "{"])
+def test_a_host_whose_shell_says_something_else_is_named_in_one_line(
+    said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "ssh").write_text(f"#!/bin/sh\nprintf '{said}'\n")
+    (tmp_path / "ssh").chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    (problem,) = check_hosts({"node1": 1}, [], "fp32").problems
+    assert problem.startswith("hostfile: node1 answers '") and problem.isprintable()
+
+
 def test_several_hosts_need_ssh_and_pdsh_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     problems = check_hosts({"node1": 1, "node2": 1}, [], "fp32").problems

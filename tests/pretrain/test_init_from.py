@@ -9,15 +9,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from transformers import ElectraConfig, ElectraForMaskedLM, ElectraForPreTraining
 
 from data_prep.config import ConfigError
 from pretrain.electra import Electra
 from pretrain.export import export
 from pretrain.huggingface import read_weights
-from pretrain.models import build_model, initial_model
+from pretrain.models import build_model, initial_model, load_trained
 from pretrain.run import RunOptions, make_plan
 from tests.conftest import REPOSITORY
+from tests.pretrain.test_train import Launch, finished, run_arguments
 
 STOCK = {"vocab_size": 300, "embedding_size": 24, "num_hidden_layers": 2}
 
@@ -87,6 +89,34 @@ def test_an_export_of_ours_goes_round_to_the_bit(relative: str, shards_folder: P
     for name, before in weights.items():
         assert before.keys() == again[name].keys()
         assert all(torch.equal(again[name][key], before[key]) for key in before)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "script", "name"),
+    [
+        (0, "pretrain/run.py", "zero1_bf16"),
+        pytest.param(2, "pretrain/run.py", "zero3_bf16", marks=pytest.mark.long),
+        (0, "tests/reliability/fp16_worker.py", "zero1_fp16"),
+    ],
+)
+def test_a_run_in_half_precision_has_the_pairs_weights_to_the_bit(
+    ranks: int, script: str, name: str, stock_pair: tuple[str, str], shards_folder: Path, tmp_path: Path, launch: Launch
+) -> None:
+    """After a step whose learning rate is 0, by the schedule that starts there: as the checkpoint holds them."""
+    schedule = ("optim.steps=1", "optim.warmup_steps=0", "optim.multiplicative_warmup=true")
+    arguments = run_arguments(shards_folder, tmp_path / "run", *schedule)[1:]
+    finished(launch(ranks, script, *arguments, *("--init_from", *stock_pair, "--deepspeed_config", of_name(name))))
+    model, step = load_trained(tmp_path / "run")
+    assert isinstance(model, Electra) and step == 1
+    weights = exported(model, shards_folder, tmp_path / "out")
+    for part, folder in zip(("generator", "discriminator"), stock_pair, strict=True):
+        before = read_weights(Path(folder))
+        different = [key for key, weight in weights[part].items() if not torch.equal(weight, before[key])]
+        assert not different, f"{len(different)} of {len(weights[part])} tensors differ"
+
+
+def of_name(name: str) -> Path:
+    return REPOSITORY / "ds_configs" / f"{name}.json"
 
 
 @pytest.mark.parametrize("objective", ["hp_loss", "hp_dist"])
@@ -185,3 +215,63 @@ def test_what_is_no_pair_is_one_clear_error(stock_pair: tuple[str, str], shards_
     weights.write_bytes((Path(stock_pair[1]) / "model.safetensors").read_bytes())
     with pytest.raises(ConfigError, match=r"weights of .*generator do not fit its config\.json: size mismatch"):
         start(shards_folder, stock_pair)
+
+
+def change_config(folder: str, **changes: object) -> None:
+    path = Path(folder) / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def test_a_generator_with_an_output_matrix_of_its_own_is_refused(
+    stock_pair: tuple[str, str], shards_folder: Path
+) -> None:
+    generator = ElectraForMaskedLM.from_pretrained(stock_pair[0], tie_word_embeddings=False)
+    torch.nn.init.normal_(generator.generator_lm_head.weight)
+    generator.save_pretrained(stock_pair[0])
+    with pytest.raises(ConfigError, match=r"has tie_word_embeddings False, expected True: the output matrix"):
+        make_plan(options(shards_folder, stock_pair))
+    change_config(stock_pair[0], tie_word_embeddings=True)  # the matrix says the same
+    with pytest.raises(ConfigError, match=r"generator_lm_head\.weight of .* differs from its word embeddings"):
+        start(shards_folder, stock_pair)
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_pair_whose_attention_knows_distances_is_refused(
+    place: int, stock_pair: tuple[str, str], shards_folder: Path
+) -> None:
+    change_config(stock_pair[place], position_embedding_type="relative_key")
+    with pytest.raises(ConfigError, match="position_embedding_type 'relative_key'; expected 'absolute'"):
+        make_plan(options(shards_folder, stock_pair))
+
+
+@pytest.mark.parametrize("changes", [{"layer_norm_eps": 1e-5}, {"type_vocab_size": 3}])
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_pair_that_computes_otherwise_than_this_model_is_refused_by_field(
+    place: int, changes: dict[str, object], stock_pair: tuple[str, str], shards_folder: Path
+) -> None:
+    change_config(stock_pair[place], **changes)
+    (field,) = changes
+    with pytest.raises(ConfigError, match=f"has {field} {changes[field]}, expected"):
+        make_plan(options(shards_folder, stock_pair))
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_weight_that_would_be_dropped_is_refused_by_name(
+    place: int, stock_pair: tuple[str, str], shards_folder: Path
+) -> None:
+    path = Path(stock_pair[place]) / "model.safetensors"
+    save_file(read_weights(path.parent) | {"classifier.weight": torch.ones(2)}, path, {"format": "pt"})
+    with pytest.raises(ConfigError, match=r"holds 1 weights for which .* has no place, such as classifier\.weight"):
+        start(shards_folder, stock_pair)
+
+
+@pytest.mark.parametrize("name", ["word_embeddings", "position_embeddings", "token_type_embeddings", "LayerNorm"])
+def test_whichever_embeddings_differ_the_run_says_so(
+    name: str, stock_pair: tuple[str, str], shards_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = Path(stock_pair[0]) / "model.safetensors"
+    changed = f"electra.embeddings.{name}.weight"
+    weights = {key: weight for key, weight in read_weights(path.parent).items() if key != "generator_lm_head.weight"}
+    save_file(weights | {changed: weights[changed] + 1}, path, {"format": "pt"})
+    start(shards_folder, stock_pair)
+    assert "the discriminator's are used for both" in capsys.readouterr().out

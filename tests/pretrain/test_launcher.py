@@ -9,13 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from pretrain.launcher import Process, adopt_slurm, find_runner, launched_slots, launchers
+from data_prep.config import ConfigError
+from pretrain.launcher import Process, adopt_slurm, find_runner, launched_slots, launchers, number_of
 from tests.conftest import REPOSITORY
 
 # What srun gives task 5 of 6, on the second of three nodes.
 TASK = {
     "SLURM_JOB_ID": "712",
     "SLURM_STEP_ID": "1",
+    "SLURM_STEP_LAUNCHER_PORT": "41245",
     "SLURM_PROCID": "3",
     "SLURM_LOCALID": "1",
     "SLURM_NODEID": "1",
@@ -36,6 +38,21 @@ def test_a_task_of_srun_is_a_rank() -> None:
         "MASTER_ADDR": "gpu03",
     }
     assert 1024 < int(environment["MASTER_PORT"]) < 32768  # where no other program's outgoing connection is
+
+
+def test_the_number_of_a_job_does_not_tell_its_port() -> None:
+    steps = [TASK | {"SLURM_STEP_LAUNCHER_PORT": str(port)} for port in (41245, 41245, 52001)]
+    for environment in steps:
+        adopt_slurm(environment)
+    first, same, other = (environment["MASTER_PORT"] for environment in steps)
+    assert first == same != other
+
+
+@pytest.mark.parametrize("value", ["", "x", "-1", "1.5", "٣", "9" * 5000, "1\n2"])
+def test_what_a_launcher_leaves_and_is_no_number_is_named(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", value)
+    with pytest.raises(ConfigError, match=r"WORLD_SIZE: got '.* expected a whole number; start the processes by"):
+        number_of("WORLD_SIZE", "1")
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,15 @@
 
 import os
 import platform
+import socket
 import subprocess
 import sys
 
 import pytest
 
-from pretrain.processes import start_processes
+from data_prep.config import ConfigError
+from pretrain.processes import listen, start_processes
+from tests.conftest import free_port
 
 PROGRAM = """
 import torch
@@ -40,6 +43,50 @@ def test_ranks_share_the_cores_unless_told_otherwise(environment: dict[str, str]
 
 def test_joining_twice_is_joining_once() -> None:
     assert start_processes() == start_processes()
+
+
+def reached(address: str, port: int) -> bool:
+    try:
+        socket.create_connection((address, port), timeout=5).close()
+    except ConnectionRefusedError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(("address", "everywhere"), [("127.0.0.1", False), ("192.0.2.1", True), ("localhost", True)])
+def test_a_job_is_met_at_its_own_address_alone_where_that_is_one_of_this_machine(
+    address: str, everywhere: bool
+) -> None:
+    """192.0.2.1 is nobody's (RFC 5737), as one that is translated on the way; localhost has two."""
+    with listen(address, free_port()) as listening:
+        port = listening.getsockname()[1]
+        assert reached("127.0.0.1", port)
+        assert reached("127.0.0.2", port) == everywhere
+
+
+RANK_0 = "from pretrain.processes import start_processes; start_processes()"
+ONE_HOST = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_SIZE": "2"}
+
+
+def test_ranks_of_one_host_meet_where_no_other_host_can_reach_them() -> None:
+    port = free_port()
+    launched = ONE_HOST | {"MASTER_ADDR": socket.gethostname(), "MASTER_PORT": str(port)}
+    rank = subprocess.Popen([sys.executable, "-c", RANK_0], env=os.environ | launched)
+    try:
+        while not reached("127.0.0.1", port):
+            assert rank.poll() is None
+        assert not reached("127.0.0.2", port)
+    finally:
+        rank.kill()
+        rank.wait()
+
+
+@pytest.mark.parametrize("place", ["127.0.0.1", "0.0.0.0"])
+def test_a_port_that_another_program_has_is_named_with_how_to_choose_another(place: str) -> None:
+    with socket.create_server((place, 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(ConfigError, match=rf"MASTER_PORT: got {port}, .*already in use.*--master_port"):
+            listen("127.0.0.1", port)
 
 
 FAULTS = """

@@ -18,10 +18,33 @@ print("an error", file=sys.stderr)
 {end}
 """
 FULL = """
+import warnings
 from tests.pretrain.conftest import fill
 keep_rank_log(Path(sys.argv[1]), 3)
 fill(Path(sys.argv[1]))
+warnings.warn("w" * 5000)
 print("x" * 5000, file=sys.stderr)  # more than is left of the log's last block
+"""
+
+LIBRARIES = """
+import logging, sys, warnings
+from pathlib import Path
+own = logging.getLogger("DeepSpeed")  # as DeepSpeed makes its own: a handler on the terminal, and none above it
+own.propagate = False
+own.setLevel(logging.INFO)
+own.addHandler(logging.StreamHandler(sys.stdout))
+both = logging.getLogger("both")
+both.addHandler(logging.StreamHandler())
+from pretrain.rank_log import keep_rank_log
+keep_rank_log(Path(sys.argv[1]), 3)
+own.info("remark 1")
+own.warning("remark 2")
+both.warning("remark 3")
+logging.getLogger("made.later").warning("remark 4")
+warnings.warn("remark 5")
+print("of the run")
+own.error("mistake 1")
+both.error("mistake 2")
 """
 
 
@@ -41,6 +64,29 @@ def test_what_a_rank_prints_is_on_its_terminal_and_in_its_log_with_every_start_t
     assert log.count("ValueError: nothing moved") == 2
 
 
+def test_what_came_from_elsewhere_reaches_neither_terminal_nor_log_as_control_characters(tmp_path: Path) -> None:
+    hostile = r"print('node\x1b[2J\x9b\u202e\nend', flush=True); raise ValueError('a\rb')"
+    finished = run(tmp_path, hostile)
+    shown = r"node\x1b[2J\x9b\u202e" + "\nend\n"
+    log = (tmp_path / "logs" / "rank-0003.log").read_bytes().decode()
+    assert shown in finished.stdout and shown in log
+    assert r"ValueError: a\rb" in finished.stderr
+    for text in (finished.stdout, finished.stderr, log):
+        assert text.replace("\n", "").isprintable()
+
+
+def test_what_libraries_remark_is_in_the_log_alone_and_their_errors_are_on_the_terminal_too(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", LIBRARIES, str(tmp_path)]
+    finished = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=60)
+    assert finished.stdout == "of the run\n"
+    heard = [line.partition("] [")[2] for line in finished.stderr.splitlines()]
+    assert heard == ["ERROR] [DeepSpeed] mistake 1", "ERROR] [both] mistake 2"]
+    log = (tmp_path / "logs" / "rank-0003.log").read_text()
+    for said in (*(f"remark {number}" for number in range(1, 6)), "of the run", "mistake 1", "mistake 2"):
+        assert len(re.findall(rf"{said}$", log, re.MULTILINE)) == 1, said
+    assert "[WARNING] [DeepSpeed] remark 2" in log
+
+
 def test_a_crash_below_python_leaves_its_stack(tmp_path: Path) -> None:
     run(tmp_path, "os.kill(os.getpid(), signal.SIGSEGV)")
     log = (tmp_path / "logs" / "rank-0003.log").read_text()
@@ -58,3 +104,15 @@ def test_a_log_that_the_disk_does_not_take_ends_no_rank(small_disk: Path) -> Non
     finished = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=60)
     assert finished.returncode == 0, finished.stderr
     assert finished.stdout == "a line, and its end\nend\n"
+
+
+def test_a_rank_whose_terminal_is_gone_goes_on_and_its_log_has_its_words(tmp_path: Path) -> None:
+    """As when its supervisor is killed, which read what it said: it has yet to save."""
+    end = "sys.stdin.read(); print('saved', flush=True); sys.stdout.flush(); os._exit(0)"
+    command = [sys.executable, "-c", PROGRAM.format(end=end), str(tmp_path)]
+    rank = subprocess.Popen(command, cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert rank.stdin is not None and rank.stdout is not None
+    rank.stdout.close()
+    rank.stdin.close()
+    assert rank.wait(60) == 0
+    assert "its end\nan error\nsaved\n" in (tmp_path / "logs" / "rank-0003.log").read_text()

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -102,6 +103,25 @@ def test_every_number_of_the_file_is_on_the_board_under_its_name(watched: Path) 
                 assert at_step[record["step"]] == pytest.approx(value, rel=1e-6)
                 seen.add(f"{kind}/{name}")
     assert set(board.Tags()["scalars"]) == seen
+
+
+def test_every_number_of_the_file_is_explained_in_formats(watched: Path) -> None:
+    table = (REPOSITORY / "docs" / "formats.md").read_text()
+    names = {name for kind in ("train", "held_out") for record in read_records(watched, kind) for name in record}
+    assert {"gradient_norm", "epoch"} <= names
+    assert not {name for name in names - {"kind", "step", "tokens"} if f"`{name}" not in table}
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="speaks of a GPU's memory")
+def test_memory_is_the_most_that_was_taken_at_once(watched: Path) -> None:
+    records = read_records(watched, "train")
+    peaks = [record["gpu_memory_gb"] for record in records]
+    assert 0 < peaks[0] <= peaks[-1] == torch.cuda.max_memory_allocated() / 1e9
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="speaks of a machine without a GPU")
+def test_without_a_gpu_nothing_is_said_of_its_memory(watched: Path) -> None:
+    assert not [record for record in read_records(watched, "train") if "gpu_memory_gb" in record]
 
 
 NAMES = {

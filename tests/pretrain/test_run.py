@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from data_prep.command_line import parse_options
 from data_prep.config import ConfigError
 from pretrain.run import REPOSITORY, RunOptions, main, make_plan
 from pretrain.run_folder import read_run, write_run
+from tests.pretrain.conftest import fill
+from tests.pretrain.test_train import Launch, run_arguments
 
 
 def options(shards: Path, output: Path, **changes: object) -> RunOptions:
@@ -63,6 +66,31 @@ def test_an_output_that_can_be_no_folder_is_refused_before_anything_starts(
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=f"output: got {tmp_path / place}, .* but {tmp_path}/file is none"):
         main(options(shards_folder, tmp_path / place, dry_run=dry_run))
+
+
+ROOM = {"not a byte": 0, "the rank's log": 4, "half of the tokenizer": 16, "all but the record of starts": 32}
+"""In KiB; what comes first takes it."""
+
+
+@pytest.mark.parametrize(
+    "room", [pytest.param(room, marks=() if room == "half of the tokenizer" else pytest.mark.long) for room in ROOM]
+)
+def test_a_disk_that_is_full_at_the_start_ends_the_command_in_one_line(
+    room: str, small_disk: Path, shards_folder: Path, launch: Launch
+) -> None:
+    filler, folder = fill(small_disk), small_disk / "run"
+    os.truncate(filler, filler.stat().st_size - 1024 * ROOM[room])
+    process = launch(0, *run_arguments(shards_folder, folder))
+    said, _ = process.communicate(timeout=300)
+    errors = [line for line in said.splitlines() if "error" in line or line.startswith(("Traceback", "  File"))]
+    expected = (
+        f"output: {folder} cannot be written to (No space left on device); make room there, or name another --output"
+    )
+    assert errors == [f"run.py: error: {expected}"], said
+    assert process.returncode == 2
+    filler.unlink()
+    again = parse_options(RunOptions, "", [str(part) for part in run_arguments(shards_folder, folder)[1:]])
+    assert make_plan(again).folder == folder, "what was written keeps no start from it"
 
 
 def test_an_unknown_deepspeed_key_is_refused_by_name(shards_folder: Path, tmp_path: Path) -> None:

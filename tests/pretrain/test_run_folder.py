@@ -62,9 +62,18 @@ def test_another_configuration_or_data_is_refused_naming_every_difference(
 def test_a_folder_that_is_no_run_is_one_clear_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"expected a folder written by pretrain/run\.py"):
         read_run(tmp_path)
-    (tmp_path / "run.json").write_text("{")
-    with pytest.raises(ConfigError, match="cannot read"):
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "{", "null", "[]", '"text"', "[" * 100_000, '{"run": ' + "9" * 10_000 + "}", "\ud800"],
+    ids=lambda content: content[:10],
+)
+def test_a_damaged_description_is_one_line_that_says_what_to_do(content: str, tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_bytes(content.encode(errors="surrogatepass"))
+    with pytest.raises(ConfigError, match=r"run\.json is damaged \(.*\); put a copy .* or remove it") as error:
         read_run(tmp_path)
+    assert len(error.value.problems) == 1 and "\n" not in str(error.value)
 
 
 def test_a_run_of_one_folder_written_before_folders_could_mix_is_the_same_run(

@@ -28,6 +28,13 @@ def test_a_record_reaches_file_terminal_and_tensorboard(tmp_path: Path, capsys: 
     assert board.Scalars("train/discriminator_loss")[0].value == pytest.approx(0.41)
 
 
+def test_a_line_shows_norm_position_and_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    values = {"gradient_norm": 1.234, "epoch": 2.5, "epoch_of_folder": [2.5, 0.1], "gpu_memory_gb": 13.37}
+    RunLog(tmp_path, step=0, total_steps=100).write("train", 10, values)
+    line = capsys.readouterr().out
+    assert "grad 1.23" in line and "epoch 2.5 " in line and "GPU 13.4 GB" in line
+
+
 def test_a_resumed_run_forgets_what_was_logged_after_its_checkpoint(tmp_path: Path) -> None:
     log = RunLog(tmp_path, step=0, total_steps=100)
     for step in (10, 20, 30):

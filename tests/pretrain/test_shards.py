@@ -1,6 +1,10 @@
 """Claims about reading folders of shards: mixtures are exact and stateless, and damage is an error that names it."""
 
+import json
+import resource
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,10 +15,12 @@ import torch
 from data_prep.build_shards import BuildOptions
 from data_prep.build_shards import main as build_shards
 from data_prep.config import ConfigError, LocalProblem
-from data_prep.manifest import load_manifest
+from data_prep.files import sealed
+from data_prep.manifest import load_manifest, save_manifest, sum_shards
 from data_prep.shards import IndexedFile
 from pretrain.data import BatchPlan, TrainingBatches, held_out_batches
 from pretrain.shards import Shards, open_held_out, open_shards
+from tests.conftest import REPOSITORY
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +36,7 @@ def folders(shards_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> li
 
 
 def like(config: dict[str, object], shards_folder: Path, text: Path, output: Path, **changes: object) -> BuildOptions:
-    shared = {name: config[name] for name in ("seq_length", "mask_copies", "held_out", "chunk_mb")}
+    shared = {name: config[name] for name in ("seq_length", "mask_copies", "held_out", "chunk_mb", "shard_mb")}
     vocab = str(shards_folder / "tokenizer")
     return BuildOptions.from_values(
         {**shared, "input": (text,), "output": output, "vocab": vocab, "workers": 1, **changes}
@@ -136,7 +142,7 @@ def test_a_folder_named_twice_is_refused(shards_folder: Path) -> None:
 
 
 def test_missing_shards_are_an_error_that_says_how_to_get_them(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="make quickstart"):
+    with pytest.raises(ConfigError, match=r"--data.*build_shards.py --output .*nothing$"):
         open_shards(tmp_path / "nothing")
 
 
@@ -157,14 +163,6 @@ def swapped(one: str, other: str) -> Callable[[Path], None]:
     return damage
 
 
-def shifted_offsets(folder: Path) -> None:
-    path = folder / "shard-00001.idx"
-    items = len(IndexedFile(folder / "shard-00001"))
-    content = bytearray(path.read_bytes())
-    content[34 + 4 * items + 8] ^= 2  # the second item's offset, after the header and the lengths
-    path.write_bytes(content)
-
-
 def removed(name: str) -> Callable[[Path], None]:
     return lambda folder: (folder / name).unlink()
 
@@ -183,7 +181,6 @@ DAMAGES = {
     "all of another shard": lambda folder: [
         swapped(f"shard-00001{suffix}", f"shard-00000{suffix}")(folder) for suffix in (".bin", ".idx")
     ],
-    "offsets": shifted_offsets,
 }
 
 
@@ -196,6 +193,26 @@ def test_a_damaged_shard_is_an_error_that_names_it_before_anything_is_read(
     with pytest.raises(ConfigError, match="shard-00001") as caught:
         open_shards(folder)
     assert len(caught.value.problems) == 1 and "\n" not in str(caught.value)
+
+
+def shifted_offsets(folder: Path) -> None:
+    path = folder / "shard-00001.idx"
+    items = len(IndexedFile(folder / "shard-00001"))
+    content = bytearray(path.read_bytes())
+    content[34 + 4 * items + 8] ^= 2  # the second item's offset, after the header and the lengths
+    path.write_bytes(content)
+
+
+def test_an_index_that_lost_a_bit_is_an_error_that_names_its_sequence_when_it_is_read(
+    shards_folder: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(shards_folder, tmp_path / "copy")
+    shifted_offsets(folder)
+    shards = open_shards(folder)
+    first = load_manifest(folder).shards[0].sequences
+    shards.read(np.array([first - 1, first + 3]), np.zeros(2, int))
+    with pytest.raises(LocalProblem, match=r"shard-00001\.idx is damaged at sequence [01]"):
+        shards.read(np.array([first + 1, first]), np.zeros(2, int))
 
 
 def overwritten(name: str, first: int, value: int) -> Callable[[Path], None]:
@@ -241,6 +258,111 @@ def test_a_sequence_end_and_a_mask_beyond_it_are_checked(shards_folder: Path, tm
     (folder / "shard-00000.bin").write_bytes(overwrite)
     with pytest.raises(LocalProblem, match=rf"sequence {row} does not end with \[SEP\]"):
         open_shards(folder).read(np.array([row]), np.array([0]))
+
+
+def resealed(folder: Path, **changes: object) -> None:
+    """The manifest with other values, under a checksum that fits them."""
+    values = json.loads((folder / "manifest.json").read_text()) | changes
+    (folder / "manifest.json").write_bytes(sealed({name: values[name] for name in values if name != "sha256"}))
+
+
+@pytest.mark.parametrize("name", ["vocab.txt", "tokenizer.json", "tokenizer_config.json"])
+def test_a_tokenizer_that_was_overwritten_is_refused_by_its_file(
+    name: str, shards_folder: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(shards_folder, tmp_path / "copy")
+    content = (folder / "tokenizer" / name).read_text()
+    (folder / "tokenizer" / name).write_text(content.replace("e", "é", 1) if name == "vocab.txt" else content + "\n")
+    with pytest.raises(ConfigError, match=rf"copy is damaged: .*tokenizer/{name}: missing, or changed"):
+        open_shards(folder)
+
+
+def test_a_manifest_with_other_special_ids_than_its_tokenizer_is_refused(shards_folder: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(shards_folder, tmp_path / "copy")
+    special = load_manifest(folder).special_tokens.model_dump()
+    resealed(folder, special_tokens=special | {"mask": 5})
+    with pytest.raises(ConfigError, match=r"copy is damaged: tokenizer: .* other special ids"):
+        open_shards(folder)
+
+
+FORMAT_1 = Path(__file__).parents[1] / "data_prep" / "format_1" / "shards"
+
+
+def test_a_folder_of_format_1_is_read_like_any_other() -> None:
+    shards, held_out = open_shards(FORMAT_1), open_held_out(FORMAT_1)
+    assert held_out is not None
+    assert (len(shards), len(held_out)) == (sum(shards.sizes), sum(held_out.sizes)) == (55, 35)
+    _, masked_BL, lengths_B = shards.read(np.arange(55), np.arange(55) % 4)
+    assert lengths_B.sum() == shards.manifest.totals.tokens
+    assert masked_BL.any(axis=1).all()
+
+
+@pytest.mark.parametrize("damage", ["special token", "vocabulary"])
+def test_a_folder_of_format_1_is_checked_as_far_as_its_sums_go(damage: str, tmp_path: Path) -> None:
+    folder = shutil.copytree(FORMAT_1, tmp_path / "copy")
+    if damage == "special token":
+        text = (folder / "manifest.json").read_text()
+        assert '"mask": 4' in text
+        (folder / "manifest.json").write_text(text.replace('"mask": 4', '"mask": 5'))
+    else:
+        text = (folder / "tokenizer" / "vocab.txt").read_text()
+        (folder / "tokenizer" / "vocab.txt").write_text(text.replace("##ka", "##kaka"))
+    with pytest.raises(ConfigError, match=r"copy is damaged: tokenizer"):
+        open_shards(folder)
+
+
+def many_times(source: Path, folder: Path, count: int) -> None:
+    """A folder whose shards are all links to the first of another."""
+    shutil.copytree(source / "tokenizer", folder / "tokenizer")
+    manifest = load_manifest(source)
+    first, shards = manifest.shards[0], []
+    for number in range(count):
+        for suffix in first.written:
+            (folder / f"shard-{number:05d}{suffix}").hardlink_to(source / (first.name + suffix))
+        shards.append(first.model_copy(update={"name": f"shard-{number:05d}"}))
+    totals = sum_shards(shards, manifest.seq_length, len(manifest.config.ngram))
+    save_manifest(manifest.model_copy(update={"shards": tuple(shards), "totals": totals}), folder)
+
+
+READS_EVERYTHING = """
+import sys
+from pathlib import Path
+import numpy as np
+from pretrain.shards import open_held_out, open_shards
+
+def held() -> tuple[int, int]:
+    maps = [line for line in Path("/proc/self/maps").read_text().splitlines() if "shard-" in line]
+    return len(list(Path("/proc/self/fd").iterdir())), len(maps)
+
+shards, held_out = open_shards(Path(sys.argv[1])), open_held_out(Path(sys.argv[1]))
+assert len(shards._prefixes) == 1250
+own = len(shards) // 1250
+once = shards.read(np.arange(own), np.zeros(own, int))
+order = np.random.default_rng(0).permutation(len(shards))[:4000]
+most = (0, 0)
+for index in np.split(order, 40):
+    for ours, theirs in zip(shards.read(index, np.zeros(100, int)), once):
+        assert np.array_equal(ours, theirs[index % own])
+    held_out.read(index % len(held_out), np.zeros(100, int))
+    most = max(most, held())
+print(*most)
+"""
+
+
+def test_any_number_of_shards_is_read_under_256_descriptors_and_maps(shards_folder: Path, tmp_path: Path) -> None:
+    for side in ("", "held_out"):
+        (tmp_path / "many" / side).mkdir(parents=True)
+        many_times(shards_folder / side, tmp_path / "many" / side, 1250)
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+
+    command = [sys.executable, "-c", READS_EVERYTHING, str(tmp_path / "many")]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, preexec_fn=limit)
+    assert done.returncode == 0, done.stderr
+    descriptors, maps = map(int, done.stdout.split())
+    assert 100 < maps < 256
+    assert descriptors < 256
 
 
 def test_a_damaged_shard_ends_the_command_with_one_line(

@@ -28,12 +28,21 @@ def test_a_second_interrupt_acts_at_once(tmp_path: Path) -> None:
             os.kill(os.getpid(), signal.SIGINT)
 
 
-def test_a_stop_file_asks_once_and_one_from_before_the_start_does_not(tmp_path: Path) -> None:
+def test_a_stop_file_asks_from_before_the_start_on_until_it_is_withdrawn(tmp_path: Path) -> None:
+    said: list[str] = []
     (tmp_path / "stop").touch()
     with StopRequest(tmp_path) as stop:
-        assert not stop
-        (tmp_path / "stop").touch()
         assert stop
+    stop.withdraw(said.append)
+    assert not stop and said == [f"{tmp_path}/stop is removed: a stop is asked for once"]
+    stop.withdraw(pytest.fail)
+
+
+def test_a_stop_file_that_cannot_be_removed_is_said(tmp_path: Path) -> None:
+    said: list[str] = []
+    (tmp_path / "stop").mkdir()
+    StopRequest(tmp_path).withdraw(said.append)
+    assert len(said) == 1 and said[0].startswith(f"WARNING: {tmp_path}/stop cannot be removed (")
 
 
 def test_signals_act_as_before_once_the_run_is_over(tmp_path: Path) -> None:

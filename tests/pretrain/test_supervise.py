@@ -1,6 +1,7 @@
 """Claims about the supervisor, over small commands, and over the real launcher with a rank killed."""
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from data_prep.config import ConfigError
+from data_prep.locks import Lock
 from pretrain.run import RunOptions, make_plan
 from pretrain.run_folder import write_run
 from pretrain.supervise import run_folder_of
@@ -60,6 +62,17 @@ def test_once_the_last_step_is_saved_only_a_command_that_was_refused_is_no_succe
     assert (tmp_path / "starts").read_text() == "x"
 
 
+def test_what_the_command_and_its_ranks_say_is_shown_without_control_characters(tmp_path: Path, launch: Launch) -> None:
+    (tmp_path / "logs").mkdir()
+    said = "file.write('--- now rank 0 on no\\x1bde, process 1\\nTraceback\\x1b[2J\\n')"
+    log = f"file = open({str(tmp_path / 'logs' / 'rank-0000.log')!r}, 'a'); {said}; file.close()"
+    ending = f"print('\\x1b]0;title\\x07\\u202e', flush=True); {log}; sys.exit(1)"
+    output = finished(supervise(launch, *counting(tmp_path, ending), max_restarts=0), code=1)
+    assert output.replace("\n", "").isprintable(), ascii(output)
+    assert r"\x1b]0;title\x07\u202e" in output
+    assert "supervise: rank 0 on no\\x1bde; the end of" in output and r"    Traceback\x1b[2J" in output
+
+
 @pytest.mark.parametrize("program", ["no/such/deepspeed", "README.md"])
 def test_a_launcher_that_cannot_be_started_is_one_clear_line(program: str, tmp_path: Path, launch: Launch) -> None:
     output = finished(supervise(launch, program, "pretrain/run.py", "--output", tmp_path / "run"), code=2)
@@ -83,6 +96,72 @@ def test_a_signal_reaches_the_command_and_what_it_started_and_ends_in_75(tmp_pat
     finished(process, code=75)
     assert time.monotonic() - started < 20
     assert (tmp_path / "starts").read_text() == "x"
+
+
+def test_a_command_does_not_outlive_a_supervisor_that_is_killed(tmp_path: Path, launch: Launch) -> None:
+    told = "lambda *_: (open(sys.argv[1], 'a').write('told'), sys.exit(75))"
+    ending = f"signal.signal(signal.SIGUSR1, {told}); print('ready', flush=True); time.sleep(60)"
+    process = supervise(launch, *counting(tmp_path, ending))
+    assert process.stdout is not None
+    assert "ready\n" in iter(process.stdout.readline, "")
+    process.kill()
+    process.wait()
+    deadline = time.monotonic() + 20
+    while (said := (tmp_path / "starts").read_text()) != "xtold":
+        assert time.monotonic() < deadline, said
+        time.sleep(0.05)
+
+
+def test_a_restart_waits_until_what_is_left_of_the_run_has_ended(tmp_path: Path, launch: Launch) -> None:
+    with Lock(tmp_path / "lock"):
+        process = supervise(launch, *counting(tmp_path, "sys.exit(1)"), max_restarts=1)
+        assert process.stdout is not None
+        said = iter(process.stdout.readline, "")
+        assert any(f"supervise: waiting up to 120 s for the end of process {os.getpid()} on " in line for line in said)
+        time.sleep(1)
+        assert (tmp_path / "starts").read_text() == "x"
+    finished(process, 1)
+    assert (tmp_path / "starts").read_text() == "xx"
+
+
+long = pytest.mark.long
+
+
+@pytest.mark.parametrize(
+    "how", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=long), pytest.param("stop", marks=long)]
+)
+def test_a_stop_of_the_real_launcher_leaves_the_run_s_own_lines_on_the_terminal(
+    how: signal.Signals | str, shards_folder: Path, tmp_path: Path, launch: Launch
+) -> None:
+    """DeepSpeed's remarks, its error of code 75 and, after Ctrl-C, its traceback are no part of them."""
+    folder = tmp_path / "run"
+    arguments = run_arguments(shards_folder, folder, "optim.steps=3000", "log_every=50")
+    deepspeed = (Path(sys.executable).with_name("deepspeed"), "--num_gpus=2", f"--master_port={free_port()}")
+    process = supervise(launch, *deepspeed, *arguments)
+    wait_for_step(folder, 12)
+    if isinstance(how, signal.Signals):
+        process.send_signal(how)
+    else:
+        (folder / how).touch()
+    output = finished(process, code=75)
+    assert output.startswith("run folder ") and "\nstopped on request after step " in output
+    assert not re.search("ERROR|Traceback|KeyboardInterrupt|\\[INFO\\]|\\[WARNING\\]", output), output
+    assert "[INFO] [launch.py" in (folder / "logs" / "launcher.log").read_text()
+
+
+def test_remarks_of_the_launcher_are_kept_and_its_errors_shown(tmp_path: Path, launch: Launch) -> None:
+    begin = "[2026-11-22 10:04:47,490]"
+    remarks = (
+        f"{begin} [INFO] [launch.py:253:sigkill_handler] Killing subprocess 7",
+        f"{begin} [WARNING] [runner.py:214:fetch_hostfile] Unable to find hostfile",
+        f"{begin} [ERROR] [launch.py:259:sigkill_handler] ['python', 'run.py'] exits with return code = 75",
+    )
+    shown = (f"{begin} [ERROR] [launch.py:259:sigkill_handler] ['python'] exits with return code = 7", "step 1/2")
+    (tmp_path / "logs").mkdir()
+    ending = f"print({chr(10).join((*remarks, *shown))!r}); sys.exit(75)"
+    output = finished(supervise(launch, *counting(tmp_path, ending)), code=75)
+    assert output.splitlines() == ["start 1", *shown]
+    assert (tmp_path / "logs" / "launcher.log").read_text().splitlines() == [*remarks]
 
 
 @pytest.mark.parametrize(

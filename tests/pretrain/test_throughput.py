@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -68,6 +69,30 @@ def test_rates_and_sums_are_of_what_was_done(shards_folder: Path) -> None:
     assert values["tokens_so_far"] == pytest.approx(110 * run.batch_size * shards.mean_length, abs=1)
     assert values["flops_so_far"] == pytest.approx(values["tokens_so_far"] * per_token, rel=1e-4)
     assert throughput.end(111, 2_000, 2_000)["samples_per_second"] == pytest.approx(run.batch_size)
+
+
+def test_position_in_the_data_is_counted_in_epochs_of_each_folder(shards_folder: Path) -> None:
+    run, size = PRESETS["tiny"].run, len(Shards(shards_folder))
+    values = Throughput(run, Shards(shards_folder), step=0, peak=1e12).end(100, 1, 1)
+    assert values["epoch"] == pytest.approx(100 * run.batch_size / size)
+    assert "epoch_of_folder" not in values
+
+    held_out = shards_folder / "held_out"  # another folder of the same make
+    mixed = Shards(shards_folder, held_out, weights=(1, 3))
+    values = Throughput(run, mixed, step=0, peak=1e12).end(100, 1, 1)
+    index, _ = mixed.shuffled(np.arange(100 * run.batch_size), seed=0)
+    read = [np.sum(index < size) / size, np.sum(index >= size) / len(Shards(held_out))]
+    assert values["epoch_of_folder"] == pytest.approx(read, rel=1e-3)
+    assert values["epoch"] == max(values["epoch_of_folder"])
+
+
+def test_the_fewest_days_are_those_of_the_steps_left_at_the_peak(shards_folder: Path) -> None:
+    run, shards = PRESETS["tiny"].run, Shards(shards_folder)
+    half = Throughput(run, shards, step=run.optim.steps // 2, peak=1e6)
+    operations = half.end(run.optim.steps, 1, 1)["flops_so_far"]
+    assert Throughput(run, shards, step=run.optim.steps // 2, peak=1e6).fewest_days == pytest.approx(
+        operations / 2 / 1e6 / 86_400
+    )
 
 
 def test_the_peak_is_what_a_product_here_reaches_and_draws_nothing_from_the_run() -> None:

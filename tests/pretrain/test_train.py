@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -14,11 +15,15 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from data_prep.command_line import parse_options
+from pretrain.checkpoint import newest_valid
+from pretrain.engine import StepResult
+from pretrain.models import load_trained
+from pretrain.presets import PRESETS
 from pretrain.processes import start_processes
 from pretrain.run import RunOptions, build_training, make_plan
 from pretrain.run_log import flat, read_records
 from pretrain.stragglers import OwnTime
-from pretrain.train import Due, train
+from pretrain.train import Due, Progress, progress_values, train
 from pretrain.watchdog import Watchdog
 from tests.pretrain.zero_worker import OBJECTIVES, ONE_RANK, TWO_RANKS
 
@@ -30,6 +35,7 @@ CLOCK = {
     "samples_per_second",
     "tflops",
     "peak_share",
+    "gpu_memory_gb",
     "slowest_rank",
     "slowest_rank_seconds",
     "median_rank_seconds",
@@ -124,17 +130,82 @@ def test_a_requested_stop_saves_exits_75_and_resumes_as_if_nothing_had_been(
     assert "stopped on request" in finished(process, code=75)
     saved = [path.name for path in (stopped / "checkpoints").iterdir()]
     assert len(saved) == 1 and saved[0] < "step-00000024"
-    finished(launch(0, *run_arguments(shards_folder, stopped)))
+    output = finished(launch(0, *run_arguments(shards_folder, stopped)))
+    assert f"resumed from step {int(saved[0][5:])} ({stopped}/checkpoints/{saved[0]})\n" in output
     assert losses(stopped) == losses(whole)
+
+
+def test_a_stop_asked_for_during_the_start_is_honoured_once(
+    shards_folder: Path, tmp_path: Path, launch: Launch
+) -> None:
+    folder = tmp_path / "run"
+    process = launch(0, *run_arguments(shards_folder, folder))
+    while not (folder / "logs" / "rank-0000.log").exists():  # long before the first step
+        assert process.poll() is None
+        time.sleep(0.01)
+    (folder / "stop").touch()
+    assert read_complete(folder) == []
+    output = finished(process, code=75)
+    assert "stopped on request after step 1;" in output and f"{folder}/stop is removed" in output
+    assert [path.name for path in (folder / "checkpoints").iterdir()] == ["step-00000001"]
+    finished(launch(0, *run_arguments(shards_folder, folder)))
+    assert [record["step"] for record in read_records(folder, "train")] == list(range(1, 25))
+
+
+def test_a_run_whose_folder_is_removed_under_it_makes_it_again_for_its_last_checkpoint(
+    shards_folder: Path, tmp_path: Path, launch: Launch
+) -> None:
+    folder = tmp_path / "run"
+    process = launch(0, *run_arguments(shards_folder, folder, "optim.steps=60", "checkpoint_every=60"))
+    wait_for_step(folder, 3)
+    shutil.rmtree(folder)
+    output = finished(process)
+    assert f"WARNING: {folder} was removed while the run went on; it is made again" in output
+    found = newest_valid(folder / "checkpoints", say=pytest.fail)
+    assert found is not None and found.step == 60
+    assert load_trained(folder)[1] == 60
+
+
+def test_where_every_checkpoint_is_damaged_all_ranks_end_with_2_and_nothing_is_overwritten(
+    shards_folder: Path, tmp_path: Path, launch: Launch
+) -> None:
+    folder = tmp_path / "run"
+    finished(launch(0, *run_arguments(shards_folder, folder)))
+    for path in (folder / "checkpoints").glob("*/weights.safetensors"):
+        path.write_bytes(path.read_bytes()[:-1])
+    before = {path: path.read_bytes() for path in folder.glob("[cm]*/**/*") if path.is_file()}
+    records = (folder / "metrics.jsonl").read_bytes()
+    output = finished(launch(2, *run_arguments(shards_folder, folder)), code=2)
+    errors = [line for line in output.splitlines() if "run.py: error: " in line]
+    assert len(errors) == 1 and f"none in {folder}/checkpoints is whole: step-00000024 (" in errors[0]
+    assert "Traceback" not in output
+    assert {path: path.read_bytes() for path in folder.glob("[cm]*/**/*") if path.is_file()} == before
+    assert (folder / "metrics.jsonl").read_bytes() == records
+
+
+def test_a_start_says_what_it_does_and_from_which_checkpoint_where_the_newest_is_damaged_too(
+    shards_folder: Path, tmp_path: Path, launch: Launch
+) -> None:
+    command = run_arguments(shards_folder, tmp_path / "run", "optim.warmup_steps=20")
+    output = finished(launch(0, *command))
+    assert output.startswith(f"run folder  {tmp_path / 'run'}\n")
+    assert output.count("WARNING: ") == 1
+    assert "WARNING: optim.warmup_steps: got 20 of 24 steps" in output
+    assert "\nstarts at step 0\nstep 1/24 " in output
+    newest, before = (tmp_path / "run" / "checkpoints" / f"step-{step:08d}" for step in (24, 16))
+    (newest / "weights.safetensors").write_bytes(b"damaged")
+    lines = finished(launch(0, *command)).splitlines()
+    resumed = lines.index(f"resumed from step 16 ({before})")
+    assert lines[resumed - 1].startswith(f"checkpoint {newest} is not used: ")
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_and_names_step_and_samples(
     shards_folder: Path, tmp_path: Path, launch: Launch
 ) -> None:
     folder = tmp_path / "run"
-    output = finished(launch(0, *run_arguments(shards_folder, folder, "objective.lambda2=1e39")), code=1)
-    assert "step 0: the gradient is not finite" in output
-    named = json.loads((folder / "nonfinite-step-0.json").read_text())
+    output = finished(launch(0, *run_arguments(shards_folder, folder, "optim.lr=1e30")), code=1)
+    assert "step 1: the gradient is not finite" in output
+    named = json.loads((folder / "nonfinite-step-1.json").read_text())
     assert len(named["sequences"]) == 8
     assert not (folder / "checkpoints").exists()
 
@@ -240,6 +311,14 @@ def test_compiled_layers_give_the_same_losses_within_rounding(
     assert compiled[0]["generator_loss"] == pytest.approx(eager[0]["generator_loss"], rel=1e-5)
     for ours, reference in zip(compiled, eager, strict=True):  # a replacement drawn otherwise moves a loss this far
         assert ours["discriminator_loss"] == pytest.approx(reference["discriminator_loss"], rel=2e-2)
+
+
+def test_the_norm_of_an_overflow_which_json_cannot_hold_is_left_out() -> None:
+    run, progress = PRESETS["tiny"].run, Progress(step=2, updates=1)
+    for norm, told in ((0.5, True), (float("inf"), False)):
+        values = progress_values(run, progress, StepResult(told, not told, norm, 1.0))
+        assert ("gradient_norm" in values) == told
+        json.dumps(values, allow_nan=False)
 
 
 def test_what_is_due_every_n_steps_is_due_after_the_last_too() -> None:

@@ -69,6 +69,39 @@ def test_the_error_of_one_rank_ends_the_others_with_its_words(tmp_path: Path) ->
     assert "Traceback" in ended(processes[1], within=6 * HANG_TIMEOUT)
 
 
+STRANGER = """
+import json, sys, time
+from torch.distributed import TCPStore
+store = TCPStore("127.0.0.1", int(sys.argv[1]), is_master=False, wait_for_workers=False)
+end = time.monotonic() + 4
+while time.monotonic() < end:
+    for word in (json.dumps(["\\x1b[31mbad usage", 2]), b"\\xff" * 500, "0" * 64 + "[1, 2]"):
+        store.set("watchdog/attempt-0/failure", word)
+        store.set("watchdog/attempt-0/1", word)
+        time.sleep(0.1)
+print(sorted(store.list_keys()))
+"""
+"""Knows the port, and from the store itself every name in it."""
+
+
+def test_a_stranger_at_the_store_ends_no_job_and_the_ranks_still_hear_why_it_fails(tmp_path: Path) -> None:
+    processes = start("raises", 2, tmp_path)
+    wait_for_start(processes)
+    port = dict(part.split("=", 1) for part in environment_of(processes[0]))["MASTER_PORT"]
+    stranger = subprocess.run([sys.executable, "-c", STRANGER, port], capture_output=True, text=True, check=True)
+    assert "watchdog/attempt-0/failure" in stranger.stdout, "it has reached the store"
+    said = ended(processes[0], within=6 * HANG_TIMEOUT)
+    assert processes[0].returncode == 1
+    assert "WARNING: somebody else writes to this job's store at 127.0.0.1:" in said
+    assert "OSError: no space left on device" in said, "the failure of a rank, of which the stranger had the place"
+    assert "bad usage" not in said and "\x1b" not in said
+    ended(processes[1], within=6 * HANG_TIMEOUT)
+
+
+def environment_of(process: subprocess.Popen[str]) -> list[str]:
+    return Path(f"/proc/{process.pid}/environ").read_text().split("\0")[:-1]
+
+
 @pytest.mark.long
 def test_a_job_that_torchrun_starts_again_does_not_end_of_what_ended_it_before(tmp_path: Path) -> None:
     launcher = ["-m", "torch.distributed.run", "--nproc_per_node=2", "--max_restarts=1", f"--master_port={free_port()}"]
