@@ -6,24 +6,25 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from data_prep.command_line import HIDDEN
-from data_prep.config import StrictConfig
+from data_prep.config import MOST, FileName, StrictConfig
 
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
+Count = Annotated[int, Field(ge=1, le=MOST)]
 
 
 class FinetuneConfig(StrictConfig):
     """Everything that decides a run's result, task, model and seed apart; `presets.py` fills it."""
 
-    learning_rate: Annotated[float, Field(gt=0)]
+    learning_rate: Annotated[float, Field(ge=1e-30, le=1e30)]
     """Peak learning rate of the task head; layers below it get less (`layer_decay`)."""
-    epochs: Annotated[int, Field(ge=1)]
+    epochs: Annotated[int, Field(ge=1, le=2**20)]
     """Passes over the training examples."""
-    batch_size: Annotated[int, Field(ge=1)]
+    batch_size: Annotated[int, Field(ge=1, le=2**20)]
     """Examples an update, over all processes."""
-    weight_decay: Annotated[float, Field(ge=0)]
+    weight_decay: Annotated[float, Field(ge=0, le=100)]
     """Decoupled weight decay, none on LayerNorm and biases."""
-    max_length: Annotated[int, Field(ge=8)]
+    max_length: Annotated[int, Field(ge=8, le=MOST)]
     """Word pieces a sequence at most, special tokens included; longer inputs are cut."""
     layer_decay: Annotated[float, Field(gt=0, le=1)] = 0.8
     """Learning-rate factor from each layer to the one below it (paper's fine-tuning table)."""
@@ -35,13 +36,13 @@ class FinetuneConfig(StrictConfig):
     """Dropout of hidden states and before the head (paper's fine-tuning table)."""
     attention_dropout: Fraction = 0.1
     """Dropout of attention weights (paper's fine-tuning table)."""
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[Fraction, Fraction] = (0.9, 0.999)
     """Adam's decay rates (paper's fine-tuning table)."""
-    eps: Annotated[float, Field(gt=0)] = 1e-6
+    eps: Annotated[float, Field(ge=1e-30, le=1)] = 1e-6
     """Adam's epsilon (paper's fine-tuning table)."""
     gradient_clipping: Annotated[float, Field(gt=0)] = 1.0
     """Largest global gradient norm (not in the paper; google-research/electra `model/optimization.py`)."""
-    length_pool: Annotated[int, Field(ge=1)] = 50
+    length_pool: Count = 50
     """Batches whose examples are sorted by length together, so that each needs little padding; 1 sorts nothing.
     (50 is Hugging Face Trainer's number where it groups by length.)"""
 
@@ -60,13 +61,13 @@ class GlueConfig(FinetuneConfig):
 class SquadConfig(FinetuneConfig):
     """A run on SQuAD; the defaults that `presets.py` fills in are google-research/electra's."""
 
-    max_question: Annotated[int, Field(ge=1)]
+    max_question: Count
     """Word pieces of a question at most; the rest is cut."""
-    stride: Annotated[int, Field(ge=1)]
+    stride: Count
     """Word pieces from the start of one window on a paragraph to the next."""
-    max_answer: Annotated[int, Field(ge=1)]
+    max_answer: Count
     """Word pieces of a predicted answer at most."""
-    n_best: Annotated[int, Field(ge=1)]
+    n_best: Count
     """Answers kept of each window and of each question."""
     null_threshold: float = -2.75
     """A question whose answerability logit lies above it is given no answer."""
@@ -77,7 +78,7 @@ class SquadConfig(FinetuneConfig):
 class FinetuneOptions(StrictConfig):
     """What both command lines share; `None` takes the paper's value for the model's size (`presets.py`)."""
 
-    model: str
+    model: FileName
     """exported folder, or the hub name of a stock Hugging Face ELECTRA"""
     seeds: tuple[Seed, ...] = (1, 2, 3, 4, 5)
     """one run a task and seed; the paper reports the median of five"""
@@ -115,8 +116,6 @@ class GlueOptions(FinetuneOptions):
     """GLUE tasks by name, such as CoLA RTE, or all"""
     data_dir: str = "data/glue"
     """folder of TASK/train.tsv, dev.tsv (or .jsonl, .parquet), or hub, or hub:NAME"""
-    skip_malformed: bool = False
-    """leave malformed rows out, counted and named, instead of refusing them"""
     predict_test: bool = False
     """predict the test sets too, in GLUE's submission format; with MNLI also AX"""
     head: Literal["electra", "hf"] | None = None

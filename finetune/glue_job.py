@@ -1,6 +1,6 @@
 """A GLUE task as a run needs it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
@@ -38,6 +38,7 @@ class GlueJob:
     dev: dict[str, Features]
     pad_id: int
     tests: dict[str, tuple[UnseenSet, Features]] = field(default_factory=dict)
+    left_out: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def unit(self) -> float:
@@ -100,4 +101,5 @@ def make_job(task: Task, data: TaskData, tokenizer: Any, settings: GlueConfig) -
         {split: features(examples) for split, examples in data.dev.items()},
         tokenizer.pad_token_id,
         {path: (tests, features(tests.examples)) for path, tests in data.tests_by_path().items()},
+        data.left_out,
     )

@@ -44,6 +44,10 @@ class Job(Protocol):
         """Examples as the task counts them; features may be more."""
 
     @property
+    def left_out(self) -> Mapping[str, int]:
+        """Malformed rows that are not among its examples, by file."""
+
+    @property
     def train(self) -> Features: ...
 
     @property

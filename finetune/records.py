@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.config import ConfigError, StrictConfig
-from data_prep.shards import write_atomically
+from data_prep.files import write_atomically
 from finetune.config import GlueConfig, SquadConfig
 from finetune.presets import ModelSize
 
@@ -51,6 +51,8 @@ class RunRecord(StrictConfig):
     model_size: ModelSize
     """The size whose rows of the paper it stands beside."""
     train_examples: int
+    left_out: dict[str, int] = {}
+    """Malformed rows that none of the numbers below knows of, by file."""
     last: Metrics
     """Dev scores after the last epoch: what is reported."""
     best: Metrics
@@ -92,7 +94,7 @@ def append_record(path: Path, record: RunRecord) -> None:
     line = record.model_dump_json().encode() + b"\n"
     with path.open("a+b", buffering=0) as file:
         with contextlib.suppress(OSError):  # a file system without locks: one write at the end is whole all the same
-            fcntl.flock(file, fcntl.LOCK_EX)
+            fcntl.lockf(file, fcntl.LOCK_EX)
         size = file.seek(0, os.SEEK_END)
         if size and os.pread(file.fileno(), 1, size - 1) != b"\n":
             line = b"\n" + line

@@ -137,6 +137,12 @@ def notes(rows: Sequence[Row], tables: Sequence[Table]) -> list[str]:
             "",
             "† not trained on the official training set (by its size): not comparable with the paper.",
         ]
+    records = [record for cell in cells for record in cell.records]
+    if left_out := {file: count for record in records for file, count in record.left_out.items()}:
+        lines += [
+            "",
+            f"Malformed rows left out: {', '.join(f'{count} of {file}' for file, count in left_out.items())}.",
+        ]
     if "STS-B Pearson" in titles:
         lines += [
             "",

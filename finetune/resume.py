@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from finetune.records import Metrics
-from pretrain.checkpoint import load, newest_valid, save
+from pretrain.checkpoint import restore, save
 from pretrain.engine import Engine
 
 CHECKPOINT_EVERY = 1_000
@@ -49,14 +49,13 @@ class Keeper:
         self.folder, self.stop, self.every = folder, stop, every
 
     def resume(self, engine: Engine) -> RunState:
-        """Loads the newest whole checkpoint into the engine; a run without one starts anew. Collective."""
-        checkpoint = newest_valid(self.folder) if engine.world.is_first else None
-        state, extra = load(checkpoint) if checkpoint else (None, None)
-        values = engine.world.share(extra)
-        if values is None:
-            return RunState()
-        engine.load_full_state(state)
-        return RunState(**values)
+        """Loads the newest whole checkpoint into the engine; a run without any starts anew. Collective.
+
+        Raises:
+            ConfigError: there are checkpoints and none is whole.
+        """
+        values = restore(self.folder, engine)
+        return RunState() if values is None else RunState(**values)
 
     def after_batch(self, engine: Engine, state: RunState, stopping: bool) -> None:
         """Saves where it is due, and where some rank was asked to stop. Collective.

@@ -23,7 +23,6 @@ from finetune.presets import paper_grid, settings_for
 from finetune.records import RunIdentity
 from finetune.tasks.glue import TASKS, Task, TaskData, select_tasks
 from finetune.tasks.glue_files import load_task, missing_from
-from finetune.tasks.glue_rows import Reading
 
 if TYPE_CHECKING:
     from finetune.glue_job import GlueJob
@@ -50,8 +49,7 @@ def run_queue(options: GlueOptions) -> int:
     from finetune.model_folder import open_model
 
     model = open_model(options.model)
-    reading = Reading(options.skip_malformed, options.predict_test)
-    data = {task.name: load_task(task, options.data_dir, reading) for task in tasks}
+    data = {task.name: load_task(task, options.data_dir, tests=options.predict_test) for task in tasks}
     planned = [run for task in tasks for run in plan(options, model, task, data[task.name])]
     from finetune.glue_job import make_job
     from finetune.run_list import run_unfinished

@@ -1,14 +1,15 @@
 """The runs of a launch: what is asked for, what is done already, and the rest one after another.
 
 A finished run is a line of OUTPUT/results.jsonl; its answers lie in OUTPUT/predictions, what a killed one goes on from
-in OUTPUT/checkpoints. Several launches with one OUTPUT share the runs (`claims.py`).
+in OUTPUT/checkpoints. Several launches with one OUTPUT share the runs (OUTPUT/locks).
 """
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
-from finetune.claims import Claim, any_living, is_taken, take
+from data_prep.locks import Held, Lock, confirm, holder
 from finetune.config import FinetuneOptions
 from finetune.job import Job
 from finetune.model_folder import ModelFolder
@@ -20,7 +21,7 @@ from pretrain.deepspeed_config import resolve
 from pretrain.processes import World, start_processes
 from pretrain.stopping import EXIT_STOPPED, StopRequest
 
-CHECKPOINTS, CLAIMS = "checkpoints", "claims"
+CHECKPOINTS, LOCKS = "checkpoints", "locks"
 
 PLAIN_DEEPSPEED_CONFIG = Path(__file__).resolve().parents[1] / "ds_configs" / "zero0_fp32.json"
 """Where none is named: the models fit one machine, and fp32 runs on all of them."""
@@ -73,7 +74,7 @@ class Queue:
         self._job: tuple[RunIdentity, Job] | None = None
 
     def work(self) -> int:
-        """Does every run that is neither done nor under way elsewhere; a claim may be orphaned in the meantime."""
+        """Does every run that is neither done nor under way elsewhere; a lock may come free in the meantime."""
         waiting = self.unfinished()
         self.say(f"{len(waiting)} of {len(self.runs)} runs to do, results in {self.output / FILE_NAME}")
         if self.world.is_first:
@@ -92,30 +93,34 @@ class Queue:
         return 0
 
     def stop_request(self) -> StopRequest:
-        """To be entered, which removes a stop file of earlier processes. Collective.
+        """To be entered; a stop file of earlier processes is removed. Collective.
 
         Raises:
             Stopped: the file asks processes that are at work now, and so this one too.
         """
         request = StopRequest(self.output)
-        if self.world.share(bool(request) and any_living(self.output / CLAIMS)):
+        if self.world.share(bool(request) and any(map(holder, (self.output / LOCKS).glob("*")))):
             raise Stopped
+        request.withdraw(self.say)
         return request
 
     def clear_up(self, waiting: Sequence[int]) -> None:
         """Removes what is left of done runs whose process was killed before it could. First rank only."""
         for place, run in enumerate(self.runs):
-            if place not in waiting and is_taken(self.output / CLAIMS, run.folder_name()):
+            if place not in waiting and self.keeper(run).folder.exists():
                 self.take(run)
 
-    def take(self, run: RunIdentity) -> Claim | None:
-        """The claim on a run that is free and not done; what is left of a done one is removed. First rank only."""
-        claim = take(self.output / CLAIMS, run.folder_name())
-        if claim and is_done(run, self.output, self.files):
-            self.keeper(run).forget()
-            claim.release()
+    def take(self, run: RunIdentity) -> Lock | None:
+        """The lock of a run that is free and not done; what is left of a done one is removed. First rank only."""
+        try:
+            lock = Lock(self.output / LOCKS / run.folder_name())
+        except Held:
             return None
-        return claim
+        if is_done(run, self.output, self.files):
+            self.keeper(run).forget()
+            lock.release()
+            return None
+        return lock
 
     def keeper(self, run: RunIdentity, stop: Callable[[], bool] = never) -> Keeper:
         """What keeps the run's checkpoints."""
@@ -123,15 +128,12 @@ class Queue:
 
     def do_if_free(self, run: RunIdentity, stop: StopRequest) -> bool:
         """Does a run unless another process has done it or is at it. Collective."""
-        claim = self.take(run) if self.world.is_first else None
-        try:
-            free = self.world.share(claim is not None)
+        lock = self.take(run) if self.world.is_first else None
+        with lock or nullcontext():
+            free: bool = self.world.share(lock is not None)
             if free:
                 self.do(run, self.keeper(run, lambda: bool(stop)))
             return free
-        finally:
-            if claim:
-                claim.release()
 
     def do(self, run: RunIdentity, keeper: Keeper) -> None:
         """A run to its end, and what is kept of it.
@@ -153,6 +155,7 @@ class Queue:
         )
         if self.world.is_first:
             seconds = time.monotonic() - started
+            confirm(self.output / LOCKS / run.folder_name())
             write_files(self.output / PREDICTIONS / run.folder_name(), outcome.files)
             record = make_record(self.options.model, self.model, run, job, outcome, seconds, self.world)
             append_record(self.output / FILE_NAME, record)
@@ -200,6 +203,7 @@ def make_record(
         model=name,
         model_size=size_of(model.config.hidden_size),
         train_examples=job.train_examples,
+        left_out=dict(job.left_out),
         seconds=round(seconds, 2),
         world_size=world.world_size,
         **{key: value for key, value in outcome._asdict().items() if key != "files"},

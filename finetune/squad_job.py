@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -45,6 +45,8 @@ class SquadJob:
     dev: Windows
     pad_id: int
     test: tuple[SquadFile, Windows] | None = None
+    left_out: Mapping[str, int] = field(default_factory=dict)
+    """None: a malformed entry is refused."""
 
     def build(self, encoder: ElectraEncoder) -> QuestionAnswerer:
         return QuestionAnswerer(encoder, HEAD_KINDS[self.settings.head])

@@ -2,7 +2,7 @@
 
 The definition is that of Rajpurkar et al. 2016 (exact match and F1 after normalization, best over the reference
 answers) and 2018 (a question without answer is answered by the empty text; thresholds on a null score). Sums run in
-the official order, so rounding falls alike.
+the official order and round at every addition, which `sum` of Python 3.12 and later no longer does.
 """
 
 import math
@@ -10,6 +10,8 @@ import re
 import string
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from functools import reduce
+from operator import add
 
 from finetune.tasks.squad import Question
 
@@ -136,7 +138,8 @@ def _apply_threshold(
 def _summary(final: Mapping[str, Scores], chosen: Iterable[str]) -> dict[str, float]:
     chosen = list(chosen)
     means = {
-        name: 100.0 * sum(scores[identifier] for identifier in chosen) / len(chosen) for name, scores in final.items()
+        name: 100.0 * reduce(add, (scores[identifier] for identifier in chosen), 0.0) / len(chosen)
+        for name, scores in final.items()
     }
     return means | {"total": len(chosen)}
 

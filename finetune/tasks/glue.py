@@ -167,6 +167,8 @@ class TaskData(NamedTuple):
     dev: dict[str, list[Example]]
     tests: dict[str, UnseenSet] = {}
     """By the file that its predictions go into."""
+    left_out: dict[str, int] = {}
+    """Malformed rows that are not among the examples, by source."""
 
     def fingerprint(self) -> str:
         """SHA-256 over every training and dev example: runs with the same one saw the same data, from anywhere."""

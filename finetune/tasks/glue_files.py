@@ -14,7 +14,7 @@ from typing import Any
 from data_prep.config import ConfigError
 from finetune.tasks.glue import AX, Example, Task, TaskData, UnseenSet, labelled_example, unseen_example
 from finetune.tasks.glue_hub import HUB_DATASET, load_from_hub
-from finetune.tasks.glue_rows import PLAIN, NumberedRow, Reading, parse
+from finetune.tasks.glue_rows import NumberedRow, parse
 
 HUB = "hub"
 AX_FOLDERS, AX_NAMES = ("AX", "diagnostic", "MNLI"), ("diagnostic-full", "diagnostic")
@@ -24,25 +24,26 @@ MICROSOFT_IDS = ("#1 ID", "#2 ID")
 DEV_IDS = "dev_ids.tsv"
 
 
-def load_task(task: Task, data_dir: str, reading: Reading = PLAIN) -> TaskData:
+def load_task(task: Task, data_dir: str, *, tests: bool = False) -> TaskData:
     """The examples of a task from `data_dir`/<TASK>, or from the hub when `data_dir` is `hub` or `hub:NAME`.
 
     Raises:
-        ConfigError: a missing folder or file, malformed rows, or a hub that cannot be reached.
+        ConfigError: a missing folder or file, too many malformed rows, or a hub that cannot be reached.
     """
+    left_out: dict[str, int] = {}
     if on_hub(data_dir):
-        return load_from_hub(task, data_dir.partition(":")[2] or HUB_DATASET, reading)
+        return load_from_hub(task, data_dir.partition(":")[2] or HUB_DATASET, left_out, tests=tests)
     folder = Path(data_dir) / task.name
     if not folder.is_dir():
         raise ConfigError(
             f"data_dir: no folder {folder}; expected train.tsv in it, in GLUE's layout, or --data_dir hub"
         )
     if task.name == "MRPC" and not _find(folder, "train") and (train := _microsoft_file(folder, MICROSOFT_TRAIN)):
-        data = _load_from_microsoft(task, folder, train, reading)
+        data = _load_from_microsoft(task, folder, train, left_out)
     else:
-        train_examples, *dev = (read_split(folder, split, task, reading) for split in ("train", *task.dev_splits))
+        train_examples, *dev = (read_split(folder, split, task, left_out) for split in ("train", *task.dev_splits))
         data = TaskData(train_examples, dict(zip(task.dev_splits, dev, strict=True)))
-    return data._replace(tests=_load_tests(folder, task, reading)) if reading.tests else data
+    return data._replace(tests=_load_tests(folder, task, left_out) if tests else {}, left_out=left_out)
 
 
 def on_hub(data_dir: str) -> bool:
@@ -61,18 +62,18 @@ def missing_from(task: Task, data_dir: str) -> str | None:
     return None if found else f"no training file in {folder}"
 
 
-def read_split(folder: Path, split: str, task: Task, reading: Reading) -> list[Example]:
+def read_split(folder: Path, split: str, task: Task, left_out: dict[str, int]) -> list[Example]:
     """The labelled examples of one split, in whatever format the folder has it.
 
     Raises:
-        ConfigError: no file, or malformed rows.
+        ConfigError: no file, or too many malformed rows.
     """
     files = _find(folder, split)
     if not files:
         raise ConfigError(
             f"data_dir: cannot read {folder / split}.tsv (no such file); expected GLUE's, or .jsonl or .parquet"
         )
-    return [example for path in files for example in read_file(path, task, reading)]
+    return [example for path in files for example in read_file(path, task, left_out)]
 
 
 def _find(folder: Path, split: str) -> list[Path]:
@@ -86,16 +87,16 @@ def _find(folder: Path, split: str) -> list[Path]:
     return []
 
 
-def read_file(path: Path, task: Task, reading: Reading = PLAIN) -> list[Example]:
+def read_file(path: Path, task: Task, left_out: dict[str, int]) -> list[Example]:
     """The labelled examples of one file.
 
     Raises:
-        ConfigError: an unreadable file, or malformed rows, each named by its line.
+        ConfigError: an unreadable file, or too many malformed rows.
     """
-    return parse(path, _rows(path, task, task.header), lambda row, place: labelled_example(row, task), reading)
+    return parse(path, _rows(path, task, task.header), lambda row, place: labelled_example(row, task), left_out)
 
 
-def read_unseen(paths: Sequence[Path], task: Task, reading: Reading = PLAIN) -> UnseenSet:
+def read_unseen(paths: Sequence[Path], task: Task, left_out: dict[str, int]) -> UnseenSet:
     """The examples of a test set's files; they keep a label they have.
 
     Raises:
@@ -105,7 +106,7 @@ def read_unseen(paths: Sequence[Path], task: Task, reading: Reading = PLAIN) -> 
     places = count()
     for path in paths:
         rows = _rows(path, task, None)
-        found += parse(path, rows, lambda row, place: unseen_example(row, task, place), reading, places)
+        found += parse(path, rows, lambda row, place: unseen_example(row, task, place), left_out, places)
     return UnseenSet(task, [index for index, _ in found], [example for _, example in found])
 
 
@@ -155,18 +156,18 @@ def _parquet_rows(path: Path) -> Iterator[NumberedRow]:
         yield from enumerate(rows, 1)
 
 
-def _load_tests(folder: Path, task: Task, reading: Reading) -> dict[str, UnseenSet]:
+def _load_tests(folder: Path, task: Task, left_out: dict[str, int]) -> dict[str, UnseenSet]:
     """The test sets that are there, and AX with MNLI, by the file of a submission each goes into."""
     tests = {}
     for split, file in task.test_files.items():
         if paths := _find(folder, split):
-            tests[file] = read_unseen(paths, task, reading)
+            tests[file] = read_unseen(paths, task, left_out)
     if task.name == "MRPC" and not tests and (path := _microsoft_file(folder, MICROSOFT_TEST)):
-        tests["MRPC.tsv"] = read_unseen([path], task, reading)
+        tests["MRPC.tsv"] = read_unseen([path], task, left_out)
     if task.name == "MNLI":
         places = [folder.parent / place / f"{name}.tsv" for place in AX_FOLDERS for name in AX_NAMES]
         if found := [place for place in places if place.is_file()]:
-            tests["AX.tsv"] = read_unseen(found[:1], AX, reading)
+            tests["AX.tsv"] = read_unseen(found[:1], AX, left_out)
     return tests
 
 
@@ -175,7 +176,7 @@ def _microsoft_file(folder: Path, name: str) -> Path | None:
     return next((path for path in (folder / name, folder / "original" / name) if path.is_file()), None)
 
 
-def _load_from_microsoft(task: Task, folder: Path, train: Path, reading: Reading) -> TaskData:
+def _load_from_microsoft(task: Task, folder: Path, train: Path, left_out: dict[str, int]) -> TaskData:
     """MRPC as GLUE divides it where GLUE's dev ids are there, otherwise as Microsoft does, whose test set is then dev.
 
     Both of Microsoft's files are labelled; GLUE's dev set is a part of the first, its test set the second.
@@ -188,14 +189,14 @@ def _load_from_microsoft(task: Task, folder: Path, train: Path, reading: Reading
         first, second = (row[name] for name in MICROSOFT_IDS)
         return (first, second), labelled_example(row, task)
 
-    rows = parse(train, _rows(train, task, None), make, reading)
+    rows = parse(train, _rows(train, task, None), make, left_out)
     dev_file = next((path for name in (DEV_IDS, "dev.tsv") if (path := folder / name).is_file()), None)
     if dev_file is None:
         test = _microsoft_file(folder, MICROSOFT_TEST)
         if test is None:
             raise ConfigError(f"data_dir: {folder} has neither {DEV_IDS} (GLUE's dev pairs) nor {MICROSOFT_TEST}")
         print(f"{folder}: no {DEV_IDS}, so MRPC as Microsoft divides it, not as GLUE does", flush=True)
-        return TaskData([example for _, example in rows], {"dev": read_file(test, task, reading)})
+        return TaskData([example for _, example in rows], {"dev": read_file(test, task, left_out)})
     dev_pairs = _pairs_of_ids(dev_file)
     parts: dict[bool, list[Example]] = {False: [], True: []}
     for ids, example in rows:

@@ -12,5 +12,15 @@ from finetune.squad_job import SquadJob
 @pytest.mark.parametrize("kind", [GlueJob, SquadJob])
 def test_every_job_has_what_a_run_needs(kind: type) -> None:
     needed = {name for name, _ in inspect.getmembers(Job) if not name.startswith("_")}
-    assert needed == {"task", "train_examples", "train", "pad_id", "build", "losses", "evaluate", "predict_tests"}
+    assert needed == {
+        "task",
+        "train_examples",
+        "left_out",
+        "train",
+        "pad_id",
+        "build",
+        "losses",
+        "evaluate",
+        "predict_tests",
+    }
     assert needed <= set(dir(kind)) | set(kind.__annotations__)

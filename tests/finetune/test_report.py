@@ -68,6 +68,13 @@ def test_another_training_set_is_marked_as_not_comparable() -> None:
     assert "†" not in report(make_record())
 
 
+def test_rows_left_out_are_said() -> None:
+    assert "Malformed rows left out: 22 of glue/QQP/train.tsv." in report(
+        make_record(left_out={"glue/QQP/train.tsv": 22})
+    )
+    assert "left out" not in report(make_record())
+
+
 def test_a_task_with_several_splits_and_metrics_fills_several_columns() -> None:
     mnli = {"dev_matched": {"accuracy": 0.8}, "dev_mismatched": {"accuracy": 0.81}}
     stsb = {"dev": {"spearman": 0.86, "pearson": 0.87}}

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from data_prep.config import ConfigError
 from finetune.glue_job import GlueJob, make_job
 from finetune.model_folder import load_tokenizer
 from finetune.resume import Keeper, Stopped
@@ -17,6 +18,7 @@ from pretrain.huggingface import load_encoder
 from pretrain.processes import World, start_processes
 from tests.finetune.conftest import two_ranks
 from tests.finetune.test_train import SETTINGS, deepspeed_file, read_job
+from tests.pretrain.test_checkpoint import flip_bit
 
 WITH_DROPOUT = SETTINGS.model_copy(update={"dropout": 0.1, "attention_dropout": 0.1, "learning_rate": 1e-2})
 BATCHES = 26  # an epoch of 203 examples, eight at a time
@@ -88,6 +90,17 @@ def test_a_killed_run_goes_on_from_its_last_checkpoint(
     assert go(stock_model, job, world, tmp_path, keeper) == whole
     keeper.forget()
     assert not (tmp_path / "run").exists()
+
+
+def test_a_run_whose_checkpoint_is_damaged_does_not_start_anew_over_it(
+    stock_model: Path, job: GlueJob, world: World, tmp_path: Path
+) -> None:
+    with pytest.raises(Stopped):
+        go(stock_model, job, world, tmp_path, Keeper(tmp_path / "run", Stop(4)))
+    flip_bit(tmp_path / "run" / "step-00000004" / "state.json")
+    with pytest.raises(ConfigError, match=r"checkpoints: none in .*run is whole: step-00000004 \(.*state\.json"):
+        go(stock_model, job, world, tmp_path, Keeper(tmp_path / "run"))
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["step-00000004"]
 
 
 def test_a_run_without_checkpoints_starts_anew(

@@ -1,10 +1,8 @@
 """finetune/run_glue.py: one launch does all runs, the next one what is left; mistakes cost one line."""
 
 import itertools
-import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +11,7 @@ from typing import Any
 import pytest
 
 from data_prep.config import ConfigError
+from data_prep.locks import Lock
 from finetune.config import GlueOptions
 from finetune.records import RunRecord, read_records
 from finetune.run_glue import run_queue
@@ -42,6 +41,23 @@ def test_a_launch_runs_all_seeds_and_the_next_only_what_is_missing(
     records = run_here(stock_model, cola_folder, tmp_path, seeds=(1, 2, 3))
     assert "1 of 3 runs to do" in capsys.readouterr().out
     assert [(record.run.seed, record.world_size) for record in records] == [(1, 2), (2, 2), (3, 1)]
+
+
+def test_rows_of_qqp_that_a_question_of_two_lines_breaks_stop_no_run_and_are_kept_in_its_results(
+    stock_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "glue" / "QQP"
+    folder.mkdir(parents=True)
+    header, row = "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate\n", "0\t1\t2\tgood ?\tbad ?\t1\n"
+    (folder / "train.tsv").write_text(header + row * 999 + '0\t1\t2\t"good\n"\tbad ?\t0\n' + row * 999)
+    (folder / "dev.tsv").write_text(header + row * 4)
+    options = {"task": ("all",), "seeds": (1,), "batch_size": 999, "epochs": 1}
+    (record,) = run_here(stock_model, tmp_path / "glue", tmp_path / "out", **options)
+    assert (record.run.task, record.train_examples) == ("QQP", 1_998)
+    assert record.left_out == {str(folder / "train.tsv"): 2}
+    said = capsys.readouterr().out
+    assert f"{folder / 'train.tsv'}: 2 malformed rows left out:" in said
+    assert "line 1001: 4 columns, expected 6" in said and "line 1002: 3 columns, expected 6" in said
 
 
 def test_random_weights_are_another_run_and_follow_the_seed(
@@ -139,7 +155,6 @@ def test_several_commands_share_the_runs_of_one_output(stock_model: Path, cola_f
     assert sorted(seeds) == [1, 2, 3, 4, 5, 6]
     assert [text.count("epoch 4, ") for text in said] != [0, 0]
     assert sum(text.count("epoch 4, ") for text in said) == 6  # none was run twice
-    assert not (tmp_path / "claims").exists()
 
 
 def test_a_terminated_run_exits_75_and_goes_on(
@@ -151,7 +166,6 @@ def test_a_terminated_run_exits_75_and_goes_on(
     said = process.communicate(timeout=200)[0]
     assert (process.returncode, "stopped on request" in said) == (75, True)
     assert not (tmp_path / "results.jsonl").exists()
-    assert not (tmp_path / "claims").exists()
     (record,) = run_here(stock_model, cola_folder, tmp_path, seeds=(1,), epochs=12)
     assert "goes on after step" in capsys.readouterr().out
     assert len(record.train_losses) == 12
@@ -187,29 +201,38 @@ def test_a_command_with_nothing_to_do_leaves_the_stop_file(
     assert (tmp_path / "stop").exists()
 
 
-def leave_run(output: Path, name: str, pid: int) -> tuple[Path, Path]:
-    """A run's claim by a process of this machine, and a checkpoint of it."""
-    claim, checkpoint = output / "claims" / f"{name}.1", output / "checkpoints" / name / "step-00000001"
-    claim.parent.mkdir(exist_ok=True)
-    claim.write_text(json.dumps({"host": socket.gethostname(), "pid": pid}))
+def leave_checkpoint(output: Path, name: str) -> Path:
+    """What a process leaves of a run when it is killed before it could clear up."""
+    checkpoint = output / "checkpoints" / name / "step-00000001"
     checkpoint.mkdir(parents=True)
-    return claim, checkpoint
+    return checkpoint
 
 
 def test_what_a_process_killed_at_the_end_of_a_run_left_is_removed_by_the_next_command(
     stock_model: Path, cola_folder: Path, tmp_path: Path
 ) -> None:
     records = run_here(stock_model, cola_folder, tmp_path, seeds=(1, 2))
-    ended = subprocess.Popen([sys.executable, "-c", ""])
-    ended.wait()
     names = [record.run.folder_name() for record in records]
-    dead, living = (leave_run(tmp_path, name, pid) for name, pid in zip(names, (ended.pid, os.getpid()), strict=True))
-    assert run_here(stock_model, cola_folder, tmp_path, seeds=(1, 2)) == records
-    assert [path.exists() for path in (*dead, *living)] == [False, False, True, True]
-    living[0].unlink()
-    dead = leave_run(tmp_path, names[0], ended.pid)
-    assert len(run_here(stock_model, cola_folder, tmp_path, seeds=(1, 3))) == 3
-    assert not any(path.exists() for path in dead)
+    dead, living = (leave_checkpoint(tmp_path, name) for name in names)
+    with Lock(tmp_path / "locks" / names[1]):
+        assert run_here(stock_model, cola_folder, tmp_path, seeds=(1, 2)) == records
+    assert (dead.exists(), living.exists()) == (False, True)
+    assert len(run_here(stock_model, cola_folder, tmp_path, seeds=(1, 2, 3))) == 3
+    assert not living.exists()
+
+
+def test_a_run_whose_process_is_killed_is_taken_over_at_once_where_it_stood(
+    stock_model: Path, cola_folder: Path, tmp_path: Path
+) -> None:
+    arguments = (stock_model, cola_folder, tmp_path, "--epochs", "40", "--seeds", "1")
+    first = start(*arguments)
+    await_epoch(first, 2)
+    second = start(*arguments)
+    assert "1 runs are under way in other processes" in second.communicate(timeout=200)[0]
+    first.kill()
+    first.wait()
+    (record,) = run_here(stock_model, cola_folder, tmp_path, seeds=(1,), epochs=40)
+    assert len(record.train_losses) == 40
 
 
 def test_test_sets_are_predicted_on_request_also_of_finished_runs(

@@ -12,7 +12,6 @@ import pytest
 from data_prep.config import ConfigError
 from finetune.tasks.glue import AX, TASKS, Example
 from finetune.tasks.glue_files import load_task, missing_from, read_file, read_unseen
-from finetune.tasks.glue_rows import Reading
 
 # One training row of each task in the official layout: header, row, what it must become.
 LAYOUTS = {
@@ -74,7 +73,7 @@ def write(path: Path, *lines: str | None) -> Path:
 @pytest.mark.parametrize("name", TASKS)
 def test_every_task_is_read_in_its_official_layout(name: str, tmp_path: Path) -> None:
     header, row, expected = LAYOUTS[name]
-    assert read_file(write(tmp_path / "train.tsv", header, row), TASKS[name]) == [expected]
+    assert read_file(write(tmp_path / "train.tsv", header, row), TASKS[name], {}) == [expected]
 
 
 def test_the_dev_files_of_mnli_with_their_extra_columns_are_read(tmp_path: Path) -> None:
@@ -92,10 +91,18 @@ def test_the_dev_files_of_mnli_with_their_extra_columns_are_read(tmp_path: Path)
 
 @pytest.mark.parametrize("name", REAL_ROWS)
 def test_no_row_of_the_real_files_is_lost_or_joined(name: str, shared_data: Path) -> None:
-    data = load_task(TASKS[name], str(shared_data / "glue"))
+    data = load_task(TASKS[name], str(shared_data / "glue"), tests=True)
+    assert not data.left_out
     assert (len(data.train), len(data.dev["dev"])) == REAL_ROWS[name]
     assert len(data.train) == TASKS[name].official_examples
     assert all(text.strip() for example in data.train for text in example.texts)
+
+
+def test_the_real_files_of_qnli_are_read_whole_without_a_training_file(shared_data: Path) -> None:
+    folder, left_out = shared_data / "glue" / "QNLI", dict[str, int]()
+    assert len(read_file(folder / "dev.tsv", TASKS["QNLI"], left_out)) == 5_463
+    assert len(read_unseen([folder / "test.tsv"], TASKS["QNLI"], left_out).examples) == 5_463
+    assert not left_out
 
 
 def test_quotation_marks_of_real_mrpc_stay_text(shared_data: Path) -> None:
@@ -106,7 +113,7 @@ def test_quotation_marks_of_real_mrpc_stay_text(shared_data: Path) -> None:
 
 def test_a_line_separator_inside_a_sentence_does_not_end_the_row(tmp_path: Path) -> None:
     path = write(tmp_path / "train.tsv", "sentence\tlabel", "one\u2028two\x85three\t1")
-    assert read_file(path, TASKS["SST-2"]) == [Example(("one\u2028two\x85three",), 1.0)]
+    assert read_file(path, TASKS["SST-2"], {}) == [Example(("one\u2028two\x85three",), 1.0)]
 
 
 @pytest.mark.parametrize("score", ["5.001", "-1", "high", "nan"])
@@ -114,7 +121,7 @@ def test_a_score_outside_its_range_is_refused(score: str, tmp_path: Path) -> Non
     header, row, _ = LAYOUTS["STS-B"]
     path = write(tmp_path / "train.tsv", header, row.replace("3.750", score))
     with pytest.raises(ConfigError, match=r"line 2: score .*expected a number from 0 to 5"):
-        read_file(path, TASKS["STS-B"])
+        read_file(path, TASKS["STS-B"], {})
 
 
 @pytest.mark.parametrize(
@@ -130,7 +137,7 @@ def test_a_file_that_is_not_the_tasks_is_refused(content: bytes, message: str, t
     path = tmp_path / "train.tsv"
     path.write_bytes(content)
     with pytest.raises(ConfigError, match=message):
-        read_file(path, TASKS["SST-2"])
+        read_file(path, TASKS["SST-2"], {})
 
 
 def test_a_missing_folder_or_file_is_named(tmp_path: Path) -> None:
@@ -165,12 +172,12 @@ def test_json_lines_and_parquet_hold_the_same_examples_under_the_names_of_either
 def test_malformed_json_lines_are_named(tmp_path: Path) -> None:
     path = write(tmp_path / "train.jsonl", json.dumps(ROWS[0]), "{", "[1]", '{"premise": "a"}', '{"premise": 1}')
     with pytest.raises(ConfigError) as caught:
-        read_file(path, TASKS["MNLI"])
+        read_file(path, TASKS["MNLI"], {})
     assert [problem.split(", line ")[1][0] for problem in caught.value.problems[:4]] == ["2", "3", "4", "5"]
     junk = tmp_path / "train.parquet"
     junk.write_bytes(b"junk")
     with pytest.raises(ConfigError, match=r"cannot read .*train\.parquet"):
-        read_file(junk, TASKS["MNLI"])
+        read_file(junk, TASKS["MNLI"], {})
 
 
 UNSEEN_LAYOUTS = {
@@ -196,7 +203,7 @@ def test_every_test_set_is_read_in_its_official_layout(name: str, tmp_path: Path
     for split in task.test_files:
         write(folder / f"{split}.tsv", *UNSEEN_LAYOUTS[name])
     assert load_task(task, str(tmp_path)).tests == {}
-    tests = load_task(task, str(tmp_path), Reading(tests=True)).tests
+    tests = load_task(task, str(tmp_path), tests=True).tests
     assert list(tests) == list(task.test_files.values())
     for found in tests.values():
         assert found.indices == ["4"]
@@ -213,12 +220,12 @@ def test_mnli_brings_the_diagnostic_set_wherever_it_lies(place: str, tmp_path: P
     path = tmp_path / f"{place}.tsv"
     path.parent.mkdir(exist_ok=True)
     write(path, "index\tsentence1\tsentence2", "0\tA.\tB.")
-    tests = load_task(TASKS["MNLI"], str(tmp_path), Reading(tests=True)).tests
+    tests = load_task(TASKS["MNLI"], str(tmp_path), tests=True).tests
     assert list(tests) == ["AX.tsv"]
     assert math.isnan(tests["AX.tsv"].examples[0].target)
     columns = "Lexical Semantics\tPredicate-Argument Structure\tLogic\tKnowledge\tDomain\tPremise\tHypothesis\tLabel"
     write(tmp_path / f"{place}-full.tsv", columns, "\t\tNegation\t\tNews\tA.\tB.\tentailment")
-    full = load_task(TASKS["MNLI"], str(tmp_path), Reading(tests=True)).tests["AX.tsv"]
+    full = load_task(TASKS["MNLI"], str(tmp_path), tests=True).tests["AX.tsv"]
     assert (full.task, full.indices, full.examples) == (AX, ["0"], [Example(("A.", "B."), 0.0)])
 
 
@@ -226,24 +233,65 @@ def test_a_test_set_in_parts_is_counted_through(tmp_path: Path) -> None:
     paths = [tmp_path / f"test-0000{part}-of-00002.parquet" for part in range(2)]
     for path in paths:
         write_parquet(path, [{"sentence": "a", "label": -1}] * 2)
-    assert read_unseen(paths, TASKS["CoLA"]).indices == ["0", "1", "2", "3"]
+    assert read_unseen(paths, TASKS["CoLA"], {}).indices == ["0", "1", "2", "3"]
 
 
 def test_a_row_left_out_of_a_test_set_keeps_its_number(tmp_path: Path) -> None:
-    rows = ({"sentence": "a"}, {"sentence": None}, {"sentence": "b"})
+    rows = ({"sentence": "a"}, {"sentence": None}, *[{"sentence": "b"}] * 998)
     paths = [write(tmp_path / f"test-{part}.jsonl", *map(json.dumps, rows)) for part in range(2)]
-    assert read_unseen(paths, TASKS["CoLA"], Reading(skip_malformed=True)).indices == ["0", "2", "3", "5"]
-    table = write(tmp_path / "test.tsv", "sentence", "a", "b\tc", "d")
-    assert read_unseen([table], TASKS["CoLA"], Reading(skip_malformed=True)).indices == ["0", "2"]
+    left_out: dict[str, int] = {}
+    kept = [place for place in range(2_000) if place not in (1, 1_001)]
+    assert read_unseen(paths, TASKS["CoLA"], left_out).indices == list(map(str, kept))
+    assert left_out == {str(path): 1 for path in paths}
+    table = write(tmp_path / "test.tsv", "sentence", "a", "b\tc", *"d" * 998)
+    assert read_unseen([table], TASKS["CoLA"], {}).indices == ["0", *map(str, range(2, 1_000))]
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_the_official_layout_with_a_row_cut_short_is_taken_without_it(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    task, (header, row, expected) = TASKS[name], LAYOUTS[name]
+    folder = tmp_path / name
+    folder.mkdir()
+    for split in ("train", *task.dev_splits):
+        write(folder / f"{split}.tsv", header, *[row] * 999, row.rpartition("\t")[0], *[row] * 999)
+    data = load_task(task, str(tmp_path))
+    assert data.train == [expected] * 1_998
+    assert data.left_out == {str(folder / f"{split}.tsv"): 1 for split in ("train", *task.dev_splits)}
+    assert f"{folder / 'train.tsv'}: 1 malformed rows left out" in capsys.readouterr().out
+
+
+def test_qqp_is_taken_as_it_is_with_the_rows_that_questions_of_several_lines_break(tmp_path: Path) -> None:
+    """The official layout and size, for the file is not here, and such a row as nyu-mll/GLUE-baselines #5 shows."""
+    header, row, expected = LAYOUTS["QQP"]
+    first = '133273\t213221\t213222\t"Was Muhammad a real historical figure?'
+    second = '"\tWas Muhammad a real historical figure? What is the evidence for his existence?\t0'
+    rows, pairs = TASKS["QQP"].official_examples, 11
+    path = tmp_path / "QQP" / "train.tsv"
+    path.parent.mkdir()
+    write(path, header, *[row] * 97_928, *[first, second] * pairs, *[row] * (rows - 97_928))
+    write(path.with_name("dev.tsv"), header, row)
+    data = load_task(TASKS["QQP"], str(tmp_path))
+    assert (len(data.train), set(data.train)) == (rows, {expected})
+    assert data.left_out == {str(path): 2 * pairs}
+
+
+@pytest.mark.parametrize(("name", "other"), [("QQP", "MRPC"), ("RTE", "CoLA"), ("CoLA", "SST-2"), ("QNLI", "RTE")])
+def test_the_file_of_another_task_is_refused_by_name(name: str, other: str, tmp_path: Path) -> None:
+    header, row, _ = LAYOUTS[other]
+    path = write(tmp_path / "train.tsv", header, *[row] * 2_000)
+    with pytest.raises(ConfigError, match=r"train\.tsv: \d+ of \d+ rows are malformed"):
+        read_file(path, TASKS[name], {})
 
 
 def test_microsofts_files_are_divided_as_glue_divides_them(shared_data: Path, tmp_path: Path) -> None:
-    official = load_task(TASKS["MRPC"], str(shared_data / "glue"), Reading(tests=True))
+    official = load_task(TASKS["MRPC"], str(shared_data / "glue"), tests=True)
     folder = tmp_path / "MRPC"
     shutil.copytree(shared_data / "glue" / "MRPC" / "original", folder)
     rows = [line.split("\t") for line in (shared_data / "glue/MRPC/dev.tsv").read_text("utf-8-sig").splitlines()]
     (folder / "dev_ids.tsv").write_text("".join(f"{row[1]}\t{row[2]}\n" for row in rows[1:]))
-    data = load_task(TASKS["MRPC"], str(tmp_path), Reading(tests=True))
+    data = load_task(TASKS["MRPC"], str(tmp_path), tests=True)
     assert sorted(data.train) == sorted(official.train)
     assert sorted(data.dev["dev"]) == sorted(official.dev["dev"])
     assert data.tests["MRPC.tsv"].indices == official.tests["MRPC.tsv"].indices
@@ -266,7 +314,7 @@ def test_microsofts_file_without_its_header_is_refused_in_one_sentence(tmp_path:
     (tmp_path / "MRPC").mkdir()
     path = write(tmp_path / "MRPC" / "msr_paraphrase_train.txt", "1\t7\t8\tA.\tB.", "0\t9\t10\tC.\tD.")
     with pytest.raises(ConfigError) as caught:
-        load_task(TASKS["MRPC"], str(tmp_path), Reading(skip_malformed=True))
+        load_task(TASKS["MRPC"], str(tmp_path))
     expected = "expected its header line: Quality, #1 ID, #2 ID, #1 String, #2 String"
     assert caught.value.problems == (f"data_dir: {path} has no column '#1 ID'; {expected}",)
 

@@ -10,32 +10,36 @@ from data_prep.config import ConfigError
 from finetune.tasks.glue import TASKS, Example
 from finetune.tasks.glue_files import load_task
 from finetune.tasks.glue_hub import from_hub, unseen_set
-from finetune.tasks.glue_rows import Reading
 
 
 def test_rows_of_the_hub_become_the_same_examples() -> None:
     pairs = datasets.Dataset.from_dict(
         {"premise": ["It rained."], "hypothesis": ["It was dry."], "label": [2], "idx": [0]}
     )
-    assert from_hub("hub", pairs, task=TASKS["MNLI"]) == [Example(("It rained.", "It was dry."), 2.0)]
+    assert from_hub("hub", pairs, task=TASKS["MNLI"], left_out={}) == [Example(("It rained.", "It was dry."), 2.0)]
     scores = datasets.Dataset.from_dict(
         {"sentence1": ["A man plays."], "sentence2": ["Someone plays."], "label": [3.75]}
     )
-    assert from_hub("hub", scores, task=TASKS["STS-B"]) == [Example(("A man plays.", "Someone plays."), 0.75)]
+    assert from_hub("hub", scores, task=TASKS["STS-B"], left_out={}) == [
+        Example(("A man plays.", "Someone plays."), 0.75)
+    ]
 
 
 def test_malformed_rows_of_the_hub_are_refused_or_left_out_as_those_of_files() -> None:
-    rows = datasets.Dataset.from_dict({"sentence": ["a", "b", "c"], "label": [1, -1, 0]})
+    some = {"sentence": ["a", "b", "c"], "label": [1, -1, 0]}
     with pytest.raises(ConfigError, match=r"data_dir: copy cola train, line 2: label -1, expected one of 0, 1"):
-        from_hub("copy cola train", rows, task=TASKS["CoLA"])
-    kept = from_hub("copy cola train", rows, task=TASKS["CoLA"], reading=Reading(skip_malformed=True))
-    assert [example.texts[0] for example in kept] == ["a", "c"]
+        from_hub("copy cola train", datasets.Dataset.from_dict(some), task=TASKS["CoLA"], left_out={})
+    many = datasets.Dataset.from_dict({name: values + values[:1] * 997 for name, values in some.items()})
+    left_out: dict[str, int] = {}
+    kept = from_hub("copy cola train", many, task=TASKS["CoLA"], left_out=left_out)
+    assert [example.texts[0] for example in kept] == ["a", "c"] + ["a"] * 997
+    assert left_out == {"copy cola train": 1}
 
 
 def test_a_row_left_out_of_a_test_set_of_the_hub_keeps_its_number() -> None:
-    rows = datasets.Dataset.from_dict({"sentence": ["a", None, "c"], "label": [-1, -1, -1]})
-    found = unseen_set("copy cola test", rows, task=TASKS["CoLA"], reading=Reading(skip_malformed=True))
-    assert found.indices == ["0", "2"]
+    rows = datasets.Dataset.from_dict({"sentence": ["a", None, *["c"] * 998], "label": [-1] * 1_000})
+    found = unseen_set("copy cola test", rows, task=TASKS["CoLA"], left_out={})
+    assert found.indices == ["0", *map(str, range(2, 1_000))]
 
 
 def test_a_copy_by_another_name_is_asked_for_each_split_and_the_diagnostic_set(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,7 +51,7 @@ def test_a_copy_by_another_name_is_asked_for_each_split_and_the_diagnostic_set(m
         return datasets.Dataset.from_dict({"premise": ["a"], "hypothesis": ["b"], "label": [label], "idx": [8]})
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    data = load_task(TASKS["MNLI"], "hub:someone/copy", Reading(tests=True))
+    data = load_task(TASKS["MNLI"], "hub:someone/copy", tests=True)
     assert asked == [
         ("someone/copy", configuration, split)
         for configuration, split in (
