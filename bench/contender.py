@@ -176,13 +176,13 @@ def parts(run: RunConfig, batch: Batch, options: StepOptions, step: Callable[[],
     )
     tokens_BK = batch.input_ids_BL.gather(1, batch.masked_positions_BK)
     hidden_BKH = masked_states(model.generator, batch, MASK, 0.0).detach().requires_grad_()
-    works: dict[str, Callable[[], torch.Tensor]] = {
-        "generator": lambda: masked_states(model.generator, batch, MASK, 0.0),
-        "heads and sampling": lambda: heads_and_sampling(plain, batch, hidden_BKH),
-        "sampling head": lambda: heads_and_sampling(model, batch, hidden_BKH),
-        "discriminator": lambda: model.discriminate(batch, tokens_BK)[0],
+    works: dict[str, Callable[[], None]] = {
+        "generator": lambda: train(model, lambda: masked_states(model.generator, batch, MASK, 0.0)),
+        "heads and sampling": lambda: train(plain, lambda: heads_and_sampling(plain, batch, hidden_BKH)),
+        "sampling head": lambda: train(model, lambda: heads_and_sampling(model, batch, hidden_BKH)),
+        "discriminator": lambda: train(model, lambda: model.discriminate(batch, tokens_BK)[0]),
     }
-    turns = [[seconds_of(lambda work=work: train(model, work)) for work in works.values()] for _ in range(1 + REPEATS)]
+    turns = [[seconds_of(work) for work in works.values()] for _ in range(1 + REPEATS)]
     with Collectives(world_size=1) as collectives:
         step()
     host_batch = batch.to(torch.device("cpu")).pinned()

@@ -26,7 +26,7 @@ from pydantic import Field
 
 from data_prep.command_line import HIDDEN, run_command
 from data_prep.config import StrictConfig
-from data_prep.shards import write_atomically
+from data_prep.files import write_atomically
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 STEP = (sys.executable, "bench/step.py")

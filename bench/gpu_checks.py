@@ -22,7 +22,7 @@ from bench.gpu import CHECKS
 from bench.gpu_setting import Setting, new_batch, new_model, setting
 from bench.matrix_rate import DTYPES
 from bench.models import CONFIGS, new_engine
-from data_prep.shards import write_atomically
+from data_prep.files import write_atomically
 from pretrain.config import ObjectiveName
 from pretrain.data import Batch
 from pretrain.electra import Electra

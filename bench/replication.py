@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from data_prep.config import ConfigError
+from data_prep.files import write_atomically
 from data_prep.manifest import load_manifest
-from data_prep.shards import IndexedFile, write_atomically
+from data_prep.shards import IndexedFile
 from finetune.records import FILE_NAME, read_records
 from pretrain.markdown_table import markdown_table
 

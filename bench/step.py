@@ -27,7 +27,7 @@ from pydantic import Field
 from bench.contender import CONTENDERS, PEERS, Contender, Name, StepOptions, serve
 from bench.matrix_rate import matrix_rates
 from data_prep.command_line import HIDDEN, run_command
-from data_prep.shards import write_atomically
+from data_prep.files import write_atomically
 
 
 class StepBenchOptions(StepOptions):

@@ -14,6 +14,7 @@ if not __package__:  # run as a script: import from the repository, never from t
 
 from data_prep.command_line import run_command
 from data_prep.config import ConfigError, StrictConfig
+from data_prep.defaults import QUICKSTART
 
 SENTENCE_END = re.compile(r"(?<=[.!?]) (?=[A-Z])")
 WORD = re.compile(r"[A-Za-z'’-]+")
@@ -28,9 +29,9 @@ INTACT, SWAPPED = 1, 0  # CoLA's labels: acceptable, unacceptable
 class AcceptabilityOptions(StrictConfig):
     """Options of the task."""
 
-    input: Path = Path("data/quickstart/task.txt")
+    input: Path = QUICKSTART / "task.txt"
     """text that pre-training never sees"""
-    output: Path = Path("data/quickstart/glue/CoLA")
+    output: Path = QUICKSTART / "glue" / "CoLA"
     """folder for train.tsv and dev.tsv"""
     seed: int = 0
     """seed of the choice of sentences and of the swaps"""

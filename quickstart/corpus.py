@@ -19,6 +19,7 @@ if not __package__:  # run as a script: import from the repository, never from t
 
 from data_prep.command_line import run_command
 from data_prep.config import ConfigError, StrictConfig
+from data_prep.defaults import QUICKSTART, QUICKSTART_RAW
 from quickstart.prose import paragraphs
 
 # Installed packages with much prose: dependencies of the project, and of those.
@@ -35,9 +36,9 @@ SET_ASIDE_SHARE = 12  # one document in so many goes to the task and is never pr
 class CorpusOptions(StrictConfig):
     """Options of the corpus."""
 
-    output: Path = Path("data/raw")
+    output: Path = QUICKSTART_RAW
     """folder for the text files, one per package"""
-    set_aside: Path = Path("data/quickstart/task.txt")
+    set_aside: Path = QUICKSTART / "task.txt"
     """file for the documents kept out of pre-training, for the acceptability task"""
 
 

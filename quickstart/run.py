@@ -2,8 +2,8 @@
 
 Run: python quickstart/run.py [--short]
 
-Runs the commands that a user would type, printing each. Starts afresh every time. Ends with one table, and
-with exit code 1 when what was learned falls short of it.
+Runs the commands that a user would type, printing each. Empties data/quickstart and runs/quickstart first, and
+touches no other folder. Ends with one table, and with exit code 1 when what was learned falls short of it.
 """
 
 import os
@@ -20,12 +20,13 @@ from typing import NamedTuple
 if not __package__:  # run as a script: import from the repository, never from the script's own folder
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
+from data_prep import defaults
 from data_prep.command_line import run_command
-from data_prep.config import StrictConfig
+from data_prep.config import ConfigError, StrictConfig
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-DATA = Path("data/quickstart")
-RAW, VOCAB, SHARDS = DATA / "raw", DATA / "vocab", DATA / "shards"
+DATA = defaults.QUICKSTART
+RAW, VOCAB, SHARDS = defaults.QUICKSTART_RAW, defaults.QUICKSTART_VOCAB, defaults.QUICKSTART_SHARDS
 TASK_TEXT, TASKS = DATA / "task.txt", DATA / "glue"
 RUNS = Path("runs/quickstart")
 RUN, EXPORTED, SCORES = RUNS / "tiny", RUNS / "exported", RUNS / "glue"
@@ -52,9 +53,7 @@ class Stage(NamedTuple):
 def main(options: QuickstartOptions) -> int:
     """Runs every stage and prints the table; 1 when a stage fails or a demand is not met."""
     os.chdir(REPOSITORY)
-    for folder in (DATA, RUNS):
-        shutil.rmtree(folder, ignore_errors=True)
-    link_default_folders()
+    start_afresh()
     seconds = {}
     for stage in stages(options.short):
         print(f"\n$ {stage.command}", flush=True)
@@ -67,12 +66,20 @@ def main(options: QuickstartOptions) -> int:
     return summarise(seconds)
 
 
-def link_default_folders() -> None:
-    """Lets `build_shards.py` without options find the small corpus where there is no other input."""
-    for default, ours in ((Path("data/raw"), RAW), (Path("data/vocab"), VOCAB)):
-        if not default.is_symlink() and not default.exists():
-            default.parent.mkdir(exist_ok=True)
-            default.symlink_to(ours.relative_to("data"))
+def start_afresh() -> None:
+    """Removes what an earlier quickstart has left in its own folders.
+
+    Raises:
+        ConfigError: a folder of the user's leads into them, as an early version linked it: its text would be lost.
+    """
+    for folder in (defaults.RAW, defaults.VOCAB, defaults.SHARDS):
+        if folder.is_symlink() and folder.resolve().is_relative_to(DATA.resolve()):
+            raise ConfigError(
+                f"{folder}: is a link into {DATA}, which the quickstart empties, expected a folder of your own; move"
+                f" your text out of {folder.resolve()}, if there is any, and remove the link: rm {folder}"
+            )
+    for folder in (DATA, RUNS):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def stages(short: bool) -> Iterator[Stage]:
@@ -88,12 +95,10 @@ def stages(short: bool) -> Iterator[Stage]:
         f" --seq_length {SEQ_LENGTH} --held_out {HELD_OUT}",
     )
     yield Stage("inspection", f"python data_prep/inspect_shards.py {SHARDS} --verify --show 2")
-    if not Path("data/wikibooks").exists():
-        yield Stage("default shards", "python data_prep/build_shards.py")
     steps = f" --set optim.steps={SHORT_STEPS}" if short else ""
     yield Stage(
         "pre-training",
-        f"deepspeed --num_gpus {processes()} --master_port {free_port()} pretrain/run.py --preset tiny"
+        f"deepspeed --quiet --num_gpus {processes()} --master_port {free_port()} pretrain/run.py --preset tiny"
         f" --data {SHARDS} --output {RUN}{steps}",
     )
     yield Stage("evaluation", f"python pretrain/evaluate.py {RUN}")

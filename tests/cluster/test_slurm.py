@@ -104,6 +104,20 @@ def test_a_job_a_rank_of_which_is_killed_starts_it_again(
 
 
 @pytest.mark.long
+def test_a_job_whose_supervisor_is_killed_has_saved_where_it_stands(
+    slurm: Slurm, shards_folder: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    job = submit_training(slurm, shards_folder, folder, *SLOW_RUN)
+    wait_for(lambda: len(losses(folder)) >= 2)
+    (supervisor,) = slurm.hosts.processes("node1", "python pretrain/supervise.py")
+    os.kill(supervisor, signal.SIGKILL)
+    wait_for_end(slurm, job, tmp_path, state="FAILED")
+    wait_for(lambda: not slurm.hosts.processes("node1", "pretrain/run.py"), 40)
+    assert saved_step(folder) == max(losses(folder))
+
+
+@pytest.mark.long
 def test_a_job_that_is_cancelled_has_saved_where_it_stands(slurm: Slurm, shards_folder: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     job = submit_training(slurm, shards_folder, folder, *SLOW_RUN)
@@ -126,7 +140,7 @@ def test_a_mistake_ends_the_job_at_once(slurm: Slurm, tmp_path: Path) -> None:
 def test_a_build_spreads_over_the_nodes(slurm: Slurm, shards_folder: Path, tmp_path: Path) -> None:
     raw, vocab = shards_folder.parent / "raw", shards_folder.parent / "vocab"
     options = ["--input", raw, "--vocab", vocab, "--output", tmp_path / "shards", "--seq_length", "32"]
-    options += ["--held_out", "0.1", "--chunk_mb", "0.1", "--workers", "1"]
+    options += ["--held_out", "0.1", "--chunk_mb", "0.1", "--shard_mb", "0.15", "--workers", "1"]
     job = submit(slurm, tmp_path, "--nodes=2", "--ntasks=2", "cluster/build.sbatch", *options)
     wait_for_end(slurm, job, tmp_path)
     for path in shards_folder.glob("shard-*"):
@@ -143,7 +157,7 @@ def test_a_build_that_is_signalled_goes_on_at_its_first_unfinished_shard(
         for path in (shards_folder.parent / "raw").iterdir():
             (raw / f"{number}-{path.name}").write_bytes(path.read_bytes())
     options = ["--input", raw, "--vocab", shards_folder.parent / "vocab", "--seq_length", "32", "--chunk_mb", "0.1"]
-    options += ["--workers", "1", "--output"]
+    options += ["--shard_mb", "0.15", "--workers", "1", "--output"]
     folder = tmp_path / "shards"
     job = submit(slurm, tmp_path, "--nodes=2", "--ntasks=2", "cluster/build.sbatch", *options, folder)
     wait_for(lambda: len(list(folder.glob("shard-*.mask.idx"))) >= 4)

@@ -52,13 +52,14 @@ def test_ranks_save_and_end_when_their_launcher_is_killed(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("launcher", ["bin/deepspeed ", "pdsh -S"])
+@pytest.mark.parametrize("launcher", ["bin/deepspeed ", "pdsh -S", f"{REPOSITORY}/pretrain/supervise.py"])
 def test_no_rank_of_two_hosts_outlives_what_launched_it_and_the_same_command_finishes_the_run(
     launcher: str, two_hosts: TwoHosts, shards_folder: Path, tmp_path: Path, whole_longer: Path
 ) -> None:
     folder = tmp_path / "run"
     command = [*deepspeed("--hostfile", two_hosts.hostfile), *training(shards_folder, folder, *LONGER)]
-    process = two_hosts.start(command, tmp_path)
+    supervised = ["python", REPOSITORY / "pretrain/supervise.py", "--", *command]
+    process = two_hosts.start(supervised if "supervise" in launcher else command, tmp_path)
     kill(two_hosts, launcher, folder)
     process.communicate(timeout=60)
     assert saved_step(folder) == max(losses(folder)) < 200

@@ -1,13 +1,31 @@
 """Claims about the stages of the quickstart; the stages themselves are run by `make quickstart`."""
 
+import os
+import pydoc_data.topics
 import re
 import shlex
+import shutil
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from data_prep.config import ConfigError
 from pretrain.presets import TINY
-from quickstart.run import REPOSITORY, SHORT_STEPS, QuickstartOptions, Stage, link_default_folders, run_stage, stages
+from quickstart.run import REPOSITORY, SHORT_STEPS, QuickstartOptions, Stage, run_stage, stages, start_afresh
+
+OWN = ("data/quickstart", "runs/quickstart")
+ELSEWHERE = {
+    "corpus": ("--output", "--set_aside"),
+    "vocabulary": ("--input", "--output"),
+    "shards": ("--input", "--output", "--vocab"),
+    "pre-training": ("--data", "--output"),
+    "task": ("--input", "--output"),
+    "fine-tuning": ("--data_dir", "--output"),
+    "untrained encoder": ("--data_dir", "--output"),
+}
+"""Options of each stage that would lead elsewhere if they were left out."""
 
 
 @pytest.fixture
@@ -42,21 +60,94 @@ def test_the_untrained_encoder_is_fine_tuned_by_the_same_command(folder):
     assert commands()["untrained encoder"].replace("--random_weights ", "") == commands()["fine-tuning"]
 
 
-def test_default_folders_lead_to_the_small_corpus_where_there_is_nothing_else(folder):
-    link_default_folders()
-    link_default_folders()
-    assert {name: str((folder / "data" / name).readlink()) for name in ("raw", "vocab")} == {
-        "raw": "quickstart/raw",
-        "vocab": "quickstart/vocab",
-    }
+def contents(folder):
+    """Every file below the folder with its bytes, and where every link leads."""
+    paths = sorted(folder.rglob("*"))
+    return {path: path.readlink() if path.is_symlink() else path.is_file() and path.read_bytes() for path in paths}
 
 
-def test_a_folder_of_the_users_own_is_left_alone(folder):
-    (folder / "data" / "raw").mkdir(parents=True)
-    (folder / "data" / "wikibooks").mkdir()
-    link_default_folders()
-    assert not (folder / "data" / "raw").is_symlink()
-    assert "default shards" not in commands()
+def write_users_files(folder):
+    """What a user may have in a clone, with the quickstart's leavings beside it."""
+    for name in ("data/raw/book.txt", "data/vocab/vocab.txt", "data/wikibooks/manifest.json", "runs/base/run.json"):
+        (folder / name).parent.mkdir(parents=True)
+        (folder / name).write_text(f"the user's {name}")
+    before = contents(folder)
+    for name in ("data/quickstart/raw/python.txt", "runs/quickstart/tiny/metrics.jsonl"):
+        (folder / name).parent.mkdir(parents=True)
+        (folder / name).write_text("of an earlier quickstart")
+    return before
+
+
+def test_a_users_files_are_left_as_they_are_and_what_an_earlier_quickstart_left_is_removed(folder):
+    before = write_users_files(folder)
+    start_afresh()
+    assert contents(folder) == before
+
+
+def test_every_stage_reads_and_writes_in_the_quickstarts_own_folders_alone(folder):
+    words = {name: shlex.split(command) for name, command in commands().items()}
+    for name, options in ELSEWHERE.items():
+        assert set(options) <= set(words[name]), name
+    paths = {word for command in words.values() for word in command if word.startswith(("data/", "runs/"))}
+    assert paths
+    assert not {path for path in paths if not path.startswith(OWN)}
+
+
+@pytest.mark.parametrize("name", ["data/raw", "data/vocab"])
+def test_a_users_folder_that_an_early_version_linked_to_the_quickstarts_own_keeps_its_text(name, folder):
+    (folder / "data/quickstart/raw").mkdir(parents=True)
+    (folder / name).symlink_to("quickstart/raw")
+    (folder / name / "book.txt").write_text("the user's")
+    before = contents(folder)
+    with pytest.raises(ConfigError, match=f"^{name}: is a link into data/quickstart.*: rm {name}$"):
+        start_afresh()
+    assert contents(folder) == before
+
+
+def clone_into(folder):
+    """The sources alone, with no data and no run; copied, for the quickstart works where its own script lies."""
+    for name in ("data_prep", "pretrain", "finetune", "quickstart", "ds_configs"):
+        shutil.copytree(REPOSITORY / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+
+
+def typed(command, folder):
+    """A command typed in this folder, in a shell whose `python` is this one, which leaves no bytecode."""
+    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
+    environment = os.environ | {"PATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(command, shell=True, cwd=folder, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def type_own_text_commands(folder):
+    """What the README prints for one's own text, typed line by line with text in data/raw."""
+    (folder / "data/raw").mkdir(parents=True)
+    (folder / "data/raw/topics.txt").write_text("\n\n".join(pydoc_data.topics.topics.values()))
+    section = (REPOSITORY / "README.md").read_text().partition("## Your own text")[2].partition("\n## ")[0]
+    commands = re.search(r"```\n(.*?)```", section, re.DOTALL)[1].splitlines()
+    assert len(commands) == 4
+    for command in commands:
+        typed(command, folder)
+    assert (folder / "data/wikibooks/manifest.json").is_file()
+
+
+def test_the_own_text_commands_of_the_readme_work_as_printed(tmp_path):
+    clone_into(tmp_path)
+    type_own_text_commands(tmp_path)
+
+
+@pytest.mark.long
+def test_a_whole_quickstart_touches_nothing_of_the_users_and_the_own_text_commands_work_after_it(tmp_path):
+    clone_into(tmp_path)
+    write_users_files(tmp_path)
+    before = contents(tmp_path)
+    typed("python quickstart/run.py --short", tmp_path)
+    after = contents(tmp_path)
+    changed = {path for path in before | after if before.get(path) != after.get(path)}
+    assert {path for path in changed if not str(path.relative_to(tmp_path)).startswith(OWN)} == set()
+    assert all((tmp_path / name).is_dir() for name in OWN)
+    for name in ("data/raw", "data/vocab", "data/wikibooks"):
+        shutil.rmtree(tmp_path / name)
+    type_own_text_commands(tmp_path)
 
 
 def test_a_stage_runs_with_this_python_and_gives_back_its_exit_code(folder):

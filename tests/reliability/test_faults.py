@@ -13,9 +13,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from pretrain.checkpoint import Checkpoint
 from pretrain.run_log import read_records
 from tests.conftest import REPOSITORY
+from tests.pretrain.test_checkpoint import sign
 from tests.pretrain.test_supervise import rank_of
 from tests.pretrain.test_train import read_complete, run_arguments, wait_for_step
 from tests.reliability.runs import (
@@ -29,7 +29,6 @@ from tests.reliability.runs import (
     supervised,
     tell,
 )
-from tests.reliability.test_trust import sign
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 HANG_TIMEOUT = 10
@@ -47,7 +46,7 @@ def test_a_killed_rank_is_named_and_its_run_restarted(
     os.kill(rank_of(folder, rank), signal.SIGKILL)
     named = run.wait_for(f"supervise: rank {rank} on ", moment)
     restarted = run.wait_for("supervise: restart 1 of 1, from step-00000020", moment)
-    detected = run.wait_for("Killing subprocess", moment)
+    detected = run.wait_for("supervise: the command ended", moment)
     output = run.ended(0)
     assert output.count("supervise: rank ") == 1 and "ended without a word" in output
     assert_nothing_was_lost(folder, whole)
@@ -153,7 +152,7 @@ def test_weights_that_are_not_finite_stop_every_rank_before_an_update(
     weights = load_file(path)
     next(iter(weights.values())).view(-1)[0] = torch.nan
     save_file(weights, path)
-    sign(Checkpoint(path.parent, 40), path.name)
+    sign(path.parent)
     before = path.read_bytes()
     output = on_two_ranks(launch, shards_folder, folder).ended(1)
     assert "step 40: the gradient is not finite (loss nan, loss scale 1 cannot fall further)" in output
@@ -183,7 +182,7 @@ def test_a_loss_that_jumps_is_said_and_counted(
     folder = as_killed_after(80, whole_alone, tmp_path / "run")
     path = checkpoint_of(folder, 80) / "weights.safetensors"
     save_file({name: 3 * tensor for name, tensor in load_file(path).items()}, path)
-    sign(Checkpoint(path.parent, 80), path.name)
+    sign(path.parent)
     output = alone(launch, shards_folder, folder).ended(0)
     (warning,) = [line for line in output.splitlines() if "is a spike" in line and "step 81:" in line]
     assert warning.startswith("WARNING: step 81: loss ") and "the last 64 steps had" in warning

@@ -1,19 +1,38 @@
 """Claims about what is trusted: nothing that is loaded is unpickled, and nothing pickled runs."""
 
 import ast
-import hashlib
 import json
+import os
 import pickle
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
-from pretrain.checkpoint import Checkpoint, load, load_weights, save
+from data_prep.config import ConfigError
+from data_prep.files import file_sha256
+from data_prep.manifest import load_manifest, save_manifest
+from data_prep.tokens import open_tokenizer
+from finetune.model_folder import open_model
+from pretrain.checkpoint import EngineState, load, load_weights, save
+from pretrain.export import ExportOptions
+from pretrain.export import main as export
+from pretrain.huggingface import MODEL_CODE
+from pretrain.models import build_model
+from pretrain.presets import PRESETS, with_objective
+from pretrain.run_folder import CHECKPOINTS, RunDescription, describe, write_run
+from pretrain.shards import Shards
 from tests.conftest import REPOSITORY
-from tests.pretrain.test_checkpoint import state_of
+from tests.pretrain.test_checkpoint import sign, state_of
 
 PACKAGES = ("data_prep", "pretrain", "finetune", "quickstart")
+TOKENIZER = {"vocab.txt", "tokenizer.json", "tokenizer_config.json"}
+"""What a tokenizer folder of ours holds."""
 UNPICKLERS = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
 
 
@@ -36,7 +55,7 @@ def test_a_pickle_in_a_checkpoint_with_the_right_checksum_does_not_run(name: str
         torch.save(Malicious(traces), path)
     else:
         path.write_bytes(pickle.dumps(Malicious(traces)))
-    sign(checkpoint, name)
+    sign(checkpoint.folder)
     with pytest.raises(Exception, match=r"(?i)header|json|utf-8|codec|expecting"):
         load(checkpoint)
     if name == "weights.safetensors":
@@ -45,14 +64,6 @@ def test_a_pickle_in_a_checkpoint_with_the_right_checksum_does_not_run(name: str
     assert not traces.exists()
     pickle.loads(pickle.dumps(Malicious(traces)))
     assert traces.exists(), "otherwise it would have said nothing"
-
-
-def sign(checkpoint: Checkpoint, name: str) -> None:
-    """Gives the marker the size and checksum of the file as it is now."""
-    marker, content = checkpoint.folder / "complete.json", (checkpoint.folder / name).read_bytes()
-    values = json.loads(marker.read_text())
-    values["files"][name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-    marker.write_text(json.dumps(values))
 
 
 @pytest.mark.parametrize("package", PACKAGES)
@@ -66,3 +77,122 @@ def test_no_module_unpickles(package: str) -> None:
             elif isinstance(node, ast.Call):
                 assert ast.unparse(node.func) != "torch.load", path
                 assert not [word for word in node.keywords if word.arg == "allow_pickle"], path
+
+
+def plant(folder: Path, marker: Path) -> None:
+    """Puts code beside a tokenizer that writes the marker when it is imported, and what asks for its import."""
+    names = ("AutoConfig", "AutoModel", "AutoModelForPreTraining", "AutoModelForMaskedLM")
+    (folder / "planted.py").write_text(f"open({str(marker)!r}, 'w').close()\nclass Planted: ...\n")
+    (folder / "exported_model.py").write_text((folder / "planted.py").read_text())
+    config = {"model_type": "electra_sampler", "auto_map": dict.fromkeys(names, "planted.Planted")}
+    (folder / "config.json").write_text(json.dumps(config))
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    settings["auto_map"] = {"AutoTokenizer": ["planted.Planted", "planted.Planted"]}
+    settings["tokenizer_class"] = "Planted"
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    (folder / "deeper").mkdir()
+    (folder / "deeper" / "planted.py").write_text((folder / "planted.py").read_text())
+
+
+def bind_tokenizer(shards: Path) -> None:
+    """Has the manifest name the tokenizer's files as they are: who plants code can do that too."""
+    manifest = load_manifest(shards)
+    names = {name: file_sha256(shards / "tokenizer" / name) for name in manifest.tokenizer_files}
+    save_manifest(manifest.model_copy(update={"tokenizer_files": names}), shards)
+
+
+def untouched_run(folder: Path, shards: Path, objective: str) -> RunDescription:
+    """A run folder with a checkpoint of the model as it starts."""
+    description = describe(with_objective(PRESETS["tiny"].run, objective), Shards(shards))
+    write_run(folder, description, {})
+    weights = {name: parameter.detach().clone() for name, parameter in build_model(description).named_parameters()}
+    save(folder / CHECKPOINTS, 1, EngineState(1, {}, weights, {"exp_avg": weights}), {}, keep_last=1)
+    return description
+
+
+def files(folder: Path) -> set[str]:
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()}
+
+
+def snippets(card: Path) -> Iterator[str]:
+    yield from re.findall(r"```python\n(.*?)```", card.read_text(), re.DOTALL)
+
+
+def follow(card: Path, marker: Path) -> str:
+    """Runs what the model card says in a process of its own; whether planted code ran, or what it said."""
+    (snippet,) = snippets(card)
+    done = subprocess.run(
+        [sys.executable, "-c", snippet.replace("FOLDER", repr(str(card.parent)))],
+        cwd=card.parent,
+        env=os.environ | {"HF_HOME": str(marker.parent / "cache"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    return "planted code ran" if marker.exists() else done.stderr if done.returncode else ""
+
+
+@pytest.mark.parametrize("objective", ["hp_loss", "mlm"])
+def test_what_is_planted_beside_a_tokenizer_neither_travels_nor_runs(
+    objective: str, shards_folder: Path, tmp_path: Path
+) -> None:
+    """Into the folders of the vocabulary, the shards and the run; the way goes from each to the next."""
+    marker = tmp_path / "it ran"
+    shutil.copytree(shards_folder, tmp_path / "shards")
+    plant(tmp_path / "shards" / "tokenizer", marker)
+    bind_tokenizer(tmp_path / "shards")
+    untouched_run(tmp_path / "run", tmp_path / "shards", objective)
+    travelled = files(tmp_path / "run" / "tokenizer")
+    shutil.rmtree(tmp_path / "run" / "tokenizer")
+    shutil.copytree(tmp_path / "shards" / "tokenizer", tmp_path / "run" / "tokenizer")
+    export(ExportOptions(run=tmp_path / "run", out=tmp_path / "out"))
+    assert follow(tmp_path / "out" / "README.md", marker) == ""
+    assert travelled == TOKENIZER
+    model = {"config.json", "model.safetensors", *MODEL_CODE, *TOKENIZER}
+    within = {f"generator/{name}" for name in model} if objective == "hp_loss" else set()
+    assert files(tmp_path / "out") == model | {"README.md"} | within
+    for folder in (tmp_path / "out", tmp_path / "out" / "generator"):
+        for name in TOKENIZER if folder.is_dir() else ():
+            assert (folder / name).read_bytes() == (shards_folder / "tokenizer" / name).read_bytes()
+
+
+def test_planted_code_would_run_otherwise(shards_folder: Path, tmp_path: Path) -> None:
+    """What the test above would not see were this not so: the card trusts the code of the folder."""
+    untouched_run(tmp_path / "run", shards_folder, "hp_loss")
+    export(ExportOptions(run=tmp_path / "run", out=tmp_path / "out"))
+    plant(tmp_path / "out", tmp_path / "it ran")
+    assert follow(tmp_path / "out" / "README.md", tmp_path / "it ran") == "planted code ran"
+
+
+def test_a_vocabulary_folder_gives_its_vocabulary_alone(shards_folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(shards_folder / "tokenizer", tmp_path / "vocab")
+    plant(tmp_path / "vocab", tmp_path / "it ran")
+    open_tokenizer(str(tmp_path / "vocab")).save(tmp_path / "saved")
+    assert files(tmp_path / "saved") == TOKENIZER
+    assert "auto_map" not in json.loads((tmp_path / "saved" / "tokenizer_config.json").read_text())
+
+
+def test_fine_tuning_runs_no_code_that_its_model_names(shards_folder: Path, tmp_path: Path) -> None:
+    untouched_run(tmp_path / "run", shards_folder, "hp_loss")
+    export(ExportOptions(run=tmp_path / "run", out=tmp_path / "out"))
+    config = (tmp_path / "out" / "config.json").read_text()
+    plant(tmp_path / "out", tmp_path / "it ran")
+    (tmp_path / "out" / "config.json").write_text(config)
+    assert open_model(str(tmp_path / "out")).tokenizer("the").input_ids[0] == 2
+    assert not (tmp_path / "it ran").exists()
+
+
+@pytest.mark.parametrize("name", sorted(TOKENIZER))
+def test_a_link_out_of_a_tokenizers_folder_is_not_followed(name: str, shards_folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(shards_folder, tmp_path / "shards")
+    description = describe(PRESETS["tiny"].run, Shards(tmp_path / "shards"))
+    path = tmp_path / "shards" / "tokenizer" / name
+    path.rename(tmp_path / "elsewhere")
+    path.symlink_to(tmp_path / "elsewhere")
+    refused = f"{name}: a link out of its folder; copy the file in its place"
+    with pytest.raises(ConfigError, match=refused):
+        Shards(tmp_path / "shards")
+    with pytest.raises(ConfigError, match=refused):
+        write_run(tmp_path / "run", description, {})
+    assert not (tmp_path / "run").exists()

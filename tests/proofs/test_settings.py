@@ -1,0 +1,219 @@
+"""Every key that a user can set, at values that nobody sets on purpose: refused in one line, or it works.
+
+What is refused is refused before anything of its size is allocated; what is taken is started for real.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pydantic import BaseModel
+
+from data_prep.command_line import parse_options
+from data_prep.config import ConfigError, StrictConfig
+from finetune.config import GlueConfig, GlueOptions, SquadConfig, SquadOptions
+from finetune.presets import settings_for, squad_settings_for
+from finetune.train import optimization
+from pretrain.deepspeed_config import resolve
+from pretrain.deepspeed_keys import DeepSpeedConfig, Section
+from pretrain.engine import Engine
+from pretrain.evaluate import EvaluateOptions
+from pretrain.guards import NotFinite
+from pretrain.models import build_model
+from pretrain.optim import OptimConfig, parameter_groups
+from pretrain.presets import PRESETS
+from pretrain.processes import start_processes
+from pretrain.run import RunOptions, build_training, make_plan
+from pretrain.train import train
+from pretrain.watchdog import Watchdog
+from tests.conftest import REPOSITORY
+from tests.pretrain import engine_worker as worker
+from tests.pretrain.conftest import shards_folder
+from tests.proofs.extremes import TEXTS, assert_clear
+
+__all__ = ["shards_folder"]
+FP32 = REPOSITORY / "ds_configs/zero1_fp32.json"
+OPTIM = OptimConfig(lr=2e-4, steps=1000, warmup_steps=10)
+START = ("optim.steps=2", "optim.warmup_steps=1", "batch_size=4", "evaluate_sequences=4", "histogram_every=1")
+
+
+def keys_of(values: dict[str, Any], path: str = "") -> Iterator[str]:
+    for key, value in values.items():
+        if isinstance(value, dict):
+            yield from keys_of(value, f"{path}{key}.")
+        else:
+            yield path + key
+
+
+RUN_KEYS = list(keys_of(PRESETS["tiny"].run.model_dump()))
+LENGTHENING = ("optim.steps", "batch_size")
+"""Of which a large value is a long run; what they decide beside that is in the plan."""
+
+
+def options(shards: Path, folder: Path, objective: str, *overrides: str, **changes: Any) -> RunOptions:
+    values = {"preset": "tiny", "data": (shards,), "output": folder / "run", "deepspeed_config": FP32, **changes}
+    return RunOptions.from_values(values | {"set": overrides, "objective": objective})
+
+
+def objective_of(key: str) -> str:
+    """One that has a use for the key."""
+    return "hp_dist" if key in ("objective.mixture", "objective.ratio_clip") else "hp_loss"
+
+
+@pytest.mark.parametrize("key", RUN_KEYS)
+def test_every_setting_of_a_run_is_refused_in_one_line_or_planned(
+    key: str, shards_folder: Path, tmp_path: Path
+) -> None:
+    for text in TEXTS:
+        try:
+            chosen = options(shards_folder, tmp_path, objective_of(key), f"{key}={text}", preset="small", dry_run=True)
+            plan = make_plan(chosen)
+        except ConfigError as error:
+            assert_clear(error, key.rpartition(".")[2])
+            continue
+        assert json.loads(plan.run.model_dump_json()) == json.loads(json.dumps(plan.run.model_dump()))
+        if key.startswith("model."):
+            with torch.device("meta"):
+                build_model(plan.description)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("key", [key for key in RUN_KEYS if key not in LENGTHENING])
+def test_every_setting_that_is_taken_trains(key: str, shards_folder: Path, tmp_path: Path) -> None:
+    for number, text in enumerate(TEXTS):
+        folder = tmp_path / str(number)
+        start = [part for part in START if not part.startswith(f"{key}=")]
+        try:
+            plan = make_plan(options(shards_folder, folder, objective_of(key), *start, f"{key}={text}"))
+        except ConfigError:
+            continue
+        watchdog = Watchdog(start_processes(), 600, folder)
+        try:
+            assert train(build_training(plan, start_processes(), watchdog)) == 0, text
+        except NotFinite:
+            assert key == "optim.lr", "a rate at which a run diverges, which ends it by name, depends on the run"
+
+
+def deepspeed_keys(schema: type[BaseModel] = DeepSpeedConfig, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    for name, field in schema.model_fields.items():
+        yield (*path, name)
+        for part in (field.annotation, *getattr(field.annotation, "__args__", ())):
+            if isinstance(part, type) and issubclass(part, Section):
+                yield from deepspeed_keys(part, (*path, name))
+
+
+NEEDED: dict[str, dict[str, Any]] = {
+    "fp16": {"enabled": False},
+    "bf16": {"enabled": False},
+    "flops_profiler": {"enabled": False},
+    "comms_logger": {"enabled": False},
+    "offload_optimizer": {"device": "none"},
+}
+"""What a section holds beside the key that is tried in it."""
+
+
+def with_key(path: tuple[str, ...], value: Any, stage: int = 1) -> dict[str, Any]:
+    values = json.loads((REPOSITORY / f"ds_configs/zero{stage}_fp32.json").read_text())
+    section = values
+    for name in path[:-1]:
+        section = section.setdefault(name, dict(NEEDED.get(name, {})))
+    section[path[-1]] = value
+    return values | {"train_micro_batch_size_per_gpu": values["train_micro_batch_size_per_gpu"]}
+
+
+def as_json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def resolved(path: tuple[str, ...]) -> Iterator[dict[str, Any]]:
+    """What is taken of the extreme values of a key, as the engine gets it; what is refused, is so in one line."""
+    stage = 3 if path[-1].startswith(("stage3_", "sub_group")) else 1
+    for text in TEXTS:
+        values = with_key(path, as_json(text), stage)
+        try:
+            yield resolve(values, batch_size=worker.BATCH, world_size=1, device_type="cpu", optim=OPTIM)
+        except ConfigError as error:
+            assert_clear(error, path[-1], "batch_size")
+
+
+KEYS = list(deepspeed_keys())
+
+
+@pytest.mark.parametrize("path", KEYS, ids=".".join)
+def test_every_key_of_deepspeeds_file_is_refused_in_one_line_or_taken(path: tuple[str, ...]) -> None:
+    assert len(list(resolved(path))) < len(TEXTS), "some of them are refused"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("path", KEYS, ids=".".join)
+def test_what_is_taken_of_deepspeeds_file_starts_an_engine(
+    path: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for config in resolved(path):
+        model = worker.small_model()
+        engine = Engine(model, parameter_groups(model, OPTIM.weight_decay), config, start_processes())
+        assert len(worker.Runner(engine).train(range(1))) == 1
+
+
+@pytest.mark.parametrize("text", ["{" * 100_000, "\ud800", "[" * 100_000, "9" * 5000, '{"a\\n": 1}', "\x00"])
+def test_a_deepspeed_file_of_anything_is_refused_in_one_line(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "ds.json"
+    path.write_text(text, errors="surrogatepass")
+    with pytest.raises(ConfigError) as caught:
+        resolve(path, batch_size=8, world_size=1, device_type="cpu", optim=OPTIM)
+    assert_clear(caught.value, "ds.json")
+
+
+OPTIONS: list[tuple[type[StrictConfig], dict[str, list[str]]]] = [
+    (GlueOptions, {"model": ["m"]}),
+    (SquadOptions, {"model": ["m"]}),
+    (EvaluateOptions, {"runs": ["r"]}),
+    (RunOptions, {}),
+]
+
+
+@pytest.mark.parametrize(
+    ("options_class", "name"),
+    [(options_class, name) for options_class, _ in OPTIONS for name in options_class.model_fields],
+)
+def test_every_option_is_refused_in_one_line_or_taken(options_class: type[StrictConfig], name: str) -> None:
+    needed = {**dict(OPTIONS)[options_class]}
+    for text in TEXTS:
+        given = needed | (
+            {name: []} if options_class.model_fields[name].annotation in (bool, bool | None) else {name: [text]}
+        )
+        words = [part for key, values in given.items() for part in (*([] if key == "runs" else [f"--{key}"]), *values)]
+        try:
+            chosen = parse_options(options_class, "", words)
+            if isinstance(chosen, GlueOptions):
+                settings_for("CoLA", 256, 512, chosen.overrides())
+            elif isinstance(chosen, SquadOptions):
+                squad_settings_for(256, 512, chosen.overrides())
+        except ConfigError as error:
+            assert_clear(error, name, text[:20], "max_length")
+
+
+FINETUNED = {"learning_rate": 1e-3, "epochs": 1, "batch_size": 4, "weight_decay": 0.1, "max_length": 16}
+SQUAD = FINETUNED | {"max_question": 8, "stride": 8, "max_answer": 8, "n_best": 2}
+
+
+@pytest.mark.parametrize(
+    ("config", "name"), [(config, name) for config in (GlueConfig, SquadConfig) for name in config.model_fields]
+)
+def test_every_setting_of_fine_tuning_is_refused_in_one_line_or_optimises(
+    config: type[GlueConfig | SquadConfig], name: str
+) -> None:
+    for text in TEXTS:
+        try:
+            settings = config.from_values((FINETUNED if config is GlueConfig else SQUAD) | {name: as_json(text)})
+        except ConfigError as error:
+            assert_clear(error, name)
+            continue
+        assert optimization(settings, steps=10).lr == settings.learning_rate

@@ -1,0 +1,21 @@
+"""A run that loses its folder's lock once it has begun, of test_two_commands.py: options as of pretrain/run.py."""
+
+import sys
+import threading
+from pathlib import Path
+
+sys.path[0] = str(Path(__file__).resolve().parents[2])
+
+from data_prep.command_line import parse_options, run_command
+from pretrain.run import RunOptions, main
+from tests.pretrain.test_train import wait_for_step
+
+
+def lose(folder: Path) -> None:
+    wait_for_step(folder, 1)
+    (folder / "lock").read_bytes()
+
+
+if __name__ == "__main__":
+    threading.Thread(target=lose, args=(parse_options(RunOptions, None).output,), daemon=True).start()
+    sys.exit(run_command(main, RunOptions, __doc__))

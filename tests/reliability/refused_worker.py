@@ -1,0 +1,16 @@
+"""A rank that has found the run folder free and meets the others, of test_two_commands.py.
+
+deepspeed tests/reliability/refused_worker.py OPTIONS        those of pretrain/run.py
+"""
+
+import sys
+from pathlib import Path
+
+sys.path[0] = str(Path(__file__).resolve().parents[2])
+
+from data_prep.command_line import run_command
+from pretrain.processes import start_processes
+from pretrain.run import RunOptions, make_plan, take_folder
+
+if __name__ == "__main__":
+    run_command(lambda options: take_folder(make_plan(options), start_processes()) and 0, RunOptions, __doc__)

@@ -1,0 +1,237 @@
+"""Claims about damage of every kind to checkpoints: one is verified whole, or the one before is used, or nothing is."""
+
+import json
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from data_prep.config import ConfigError
+from pretrain.checkpoint import NotSaved, all_valid, load, newest_valid, save
+from tests.pretrain.conftest import mounted
+from tests.pretrain.test_checkpoint import names, same, sign, state_of
+from tests.pretrain.test_marker import flips, later, of_version_0_1
+
+SAMPLED = 300
+"""Bits of a file of tensors; with all of a small file's every kind of byte is met."""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Checkpoints of steps 10 and 20."""
+    for step in (10, 20):
+        save(tmp_path, step, state_of(step), {}, keep_last=3)
+    return tmp_path
+
+
+def content_of(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("version", ["0.1", "now"])
+@pytest.mark.parametrize("name", ["complete.json", "state.json"])
+def test_after_a_flip_of_any_bit_the_one_before_is_used(name: str, version: str, folder: Path) -> None:
+    checkpoint = folder / "step-00000020"
+    if version == "0.1":
+        files = json.loads((checkpoint / "complete.json").read_text())["files"]
+        (checkpoint / "complete.json").write_bytes(of_version_0_1(files))
+    content = (checkpoint / name).read_bytes()
+    for flipped in flips(content):
+        (checkpoint / name).write_bytes(flipped)
+        found = newest_valid(folder, say=lambda line: None)
+        assert found is not None and found.step == 10
+    (checkpoint / name).write_bytes(content)
+    assert newest_valid(folder, say=pytest.fail).step == 20  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("name", ["weights.safetensors", "optimizer.safetensors"])
+def test_after_a_flip_of_a_bit_of_the_tensors_the_one_before_is_used(name: str, folder: Path) -> None:
+    path = folder / "step-00000020" / name
+    for flipped in random.Random(0).sample(list(flips(path.read_bytes())), SAMPLED):
+        path.write_bytes(flipped)
+        found = newest_valid(folder, say=lambda line: None)
+        assert found is not None and found.step == 10
+
+
+def test_a_checkpoint_under_another_steps_name_is_not_used(folder: Path) -> None:
+    shutil.copytree(folder / "step-00000010", folder / "step-00000030")
+    said: list[str] = []
+    found = newest_valid(folder, said.append)
+    assert found is not None and found.step == 20
+    assert len(said) == 1 and "step-00000030 is not used: state.json is of step 10; looking" in said[0]
+
+
+NO_STATES = {
+    "null": "null",
+    "a list": "[]",
+    "empty": "{}",
+    "nested without end": "[" * 100_000,
+    "parts missing": '{"step": 20}',
+    "a part is null": '{"step": 20, "adam_steps": 1, "loss_scale": {}, "extra": null}',
+    "no whole number": '{"step": 2e1, "adam_steps": 1, "loss_scale": {}, "extra": {}}',
+    "a huge number": '{"step": ' + "9" * 10_000 + "}",
+}
+
+
+@pytest.mark.parametrize("state", NO_STATES.values(), ids=NO_STATES)
+def test_numbers_that_are_none_are_not_used_though_their_checksum_is_right(state: str, folder: Path) -> None:
+    (folder / "step-00000020" / "state.json").write_text(state)
+    sign(folder / "step-00000020")
+    said: list[str] = []
+    assert newest_valid(folder, said.append).step == 10  # type: ignore[union-attr]
+    assert "state.json does not tell where a run stands" in said[0]
+
+
+def test_a_file_beside_those_of_a_checkpoint_changes_nothing(folder: Path) -> None:
+    (folder / "step-00000020" / "notes.txt").write_text("the good one")
+    assert newest_valid(folder, say=pytest.fail).step == 20  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("what", ["folder", "link to nowhere", "link to itself"])
+def test_a_file_that_cannot_be_read_is_damage(what: str, folder: Path) -> None:
+    path = folder / "step-00000020" / "weights.safetensors"
+    size = path.stat().st_size
+    path.unlink()
+    if what == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to(path if what == "link to itself" else "nowhere")
+    said: list[str] = []
+    assert newest_valid(folder, said.append).step == 10  # type: ignore[union-attr]
+    assert len(said) == 1 and "weights.safetensors" in said[0] and size
+
+
+def damage_all(folder: Path, how: str) -> None:
+    for checkpoint in folder.iterdir():
+        if how == "no marker":
+            (checkpoint / "complete.json").unlink()
+        else:
+            (checkpoint / "weights.safetensors").write_bytes(bytes(10))
+
+
+@pytest.mark.parametrize("how", ["no marker", "changed"])
+@pytest.mark.parametrize("find", [newest_valid, lambda folder, say: [*all_valid(folder, say)]], ids=["newest", "all"])
+def test_where_none_is_whole_that_is_an_error_and_nothing_is_touched(
+    how: str,
+    find: Callable[..., object],
+    folder: Path,
+) -> None:
+    damage_all(folder, how)
+    before, said = content_of(folder), []
+    with pytest.raises(
+        ConfigError, match=rf"none in {folder} is whole: step-00000020 \(.*\), step-00000010 \(.*move .* aside to begin"
+    ):
+        find(folder, said.append)
+    assert len(said) == 2 and content_of(folder) == before
+
+
+def test_what_a_first_save_that_was_cut_short_leaves_is_no_checkpoint(tmp_path: Path) -> None:
+    save(tmp_path, 10, state_of(10), {}, keep_last=1)
+    (tmp_path / "step-00000010").rename(tmp_path / "step-00000010.saving")
+    (tmp_path / "step-00000010.saving" / "complete.json").unlink()
+    assert newest_valid(tmp_path, say=pytest.fail) is None
+    save(tmp_path, 10, state_of(10), {}, keep_last=1)
+    assert names(tmp_path) == ["step-00000010"]
+
+
+def test_names_that_no_save_gives_are_no_checkpoints(folder: Path) -> None:
+    for name in ("step-30", "step-٠٠٠٠٠٠٣٠", "step-000000040", "step--0000050", "step-00000060 copy", "step-"):
+        shutil.copytree(folder / "step-00000020", folder / name)
+    assert newest_valid(folder, say=pytest.fail).step == 20  # type: ignore[union-attr]
+
+
+def elsewhere(folder: Path, step: int, place: Path) -> Path:
+    """Moves a checkpoint to where there is more room, and leaves a link."""
+    checkpoint = folder / f"step-{step:08d}"
+    place.mkdir(exist_ok=True)
+    moved = checkpoint.rename(place / checkpoint.name)
+    checkpoint.symlink_to(moved)
+    return moved
+
+
+def test_a_checkpoint_behind_a_link_is_read_and_its_link_alone_is_removed(
+    folder: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    far = tmp_path_factory.mktemp("far")
+    moved = elsewhere(folder, 20, far)
+    found = newest_valid(folder, say=pytest.fail)
+    assert found is not None and found.step == 20 and same(load(found)[0], state_of(20))
+    before = content_of(moved)
+    for step in (30, 40):
+        save(folder, step, state_of(step), {}, keep_last=1, say=pytest.fail)
+    assert names(folder) == ["step-00000040"] and content_of(moved) == before
+
+
+@pytest.mark.parametrize("broken", ["damaged", "gone"])
+def test_a_damaged_checkpoint_behind_a_link_is_replaced_and_left_where_it_is(
+    broken: str,
+    folder: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    moved = elsewhere(folder, 20, tmp_path_factory.mktemp("far"))
+    if broken == "gone":
+        shutil.rmtree(moved)
+    else:
+        (moved / "state.json").write_text("{}")
+    assert newest_valid(folder, say=lambda line: None).step == 10  # type: ignore[union-attr]
+    save(folder, 20, state_of(20), {}, keep_last=3, say=pytest.fail)
+    assert newest_valid(folder, say=pytest.fail).step == 20  # type: ignore[union-attr]
+    assert not (folder / "step-00000020").is_symlink()
+    assert broken == "gone" or (moved / "state.json").read_text() == "{}"
+
+
+def test_all_checkpoints_may_lie_behind_a_link_and_a_disk_that_is_not_mounted_is_no_new_run(
+    folder: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    link = tmp_path_factory.mktemp("run") / "checkpoints"
+    link.symlink_to(folder)
+    save(link, 30, state_of(30), {}, keep_last=1, say=pytest.fail)
+    assert names(folder) == ["step-00000030"] and link.is_symlink()
+    folder.rename(folder.with_name("unmounted"))
+    with pytest.raises(ConfigError, match=rf"checkpoints: {link} is a link to {folder}, which is not there"):
+        newest_valid(link)
+    with pytest.raises(NotSaved, match="no checkpoint could be written"):
+        save(link, 40, state_of(40), {}, keep_last=1)
+    link.unlink()
+    link.write_text("no folder")
+    with pytest.raises(ConfigError, match=rf"checkpoints: {link} cannot be read \(Not a directory\)"):
+        newest_valid(link)
+
+
+def test_an_old_checkpoint_that_cannot_be_removed_is_said_and_costs_neither_save_nor_run(folder: Path) -> None:
+    said: list[str] = []
+    with mounted(folder / "step-00000005.removing", "64k"):
+        save(folder, 30, state_of(30), {}, keep_last=1, say=said.append)
+    assert said and all("step-00000005.removing cannot be removed (Device or resource busy)" in line for line in said)
+    assert newest_valid(folder, say=pytest.fail).step == 30  # type: ignore[union-attr]
+    save(folder, 40, state_of(40), {}, keep_last=1, say=pytest.fail)
+    assert names(folder) == ["step-00000040"]
+
+
+def test_an_old_checkpoint_that_keeps_its_name_is_said_and_costs_neither_save_nor_run(folder: Path) -> None:
+    said: list[str] = []
+    with mounted(folder / "step-00000005", "64k"):
+        save(folder, 30, state_of(30), {}, keep_last=1, say=said.append)
+    assert len(said) == 1 and "old checkpoints stay" in said[0] and "busy" in said[0]
+    assert newest_valid(folder, say=pytest.fail).step == 30  # type: ignore[union-attr]
+    save(folder, 40, state_of(40), {}, keep_last=1, say=pytest.fail)
+    assert names(folder) == ["step-00000040"]
+
+
+def test_a_removal_cut_short_before_that_of_the_same_step_is_no_obstacle(folder: Path) -> None:
+    shutil.copytree(folder / "step-00000010", folder / "step-00000010.removing")
+    save(folder, 30, state_of(30), {}, keep_last=1, say=pytest.fail)
+    assert names(folder) == ["step-00000030"]
+
+
+def test_among_the_steps_of_a_later_version_nothing_is_guessed(folder: Path) -> None:
+    marker = folder / "step-00000020" / "complete.json"
+    marker.write_bytes(later({}, version=3))
+    before = content_of(folder)
+    with pytest.raises(ConfigError, match="format version 3"):
+        newest_valid(folder)
+    assert content_of(folder) == before

@@ -1,0 +1,142 @@
+"""Claims about two commands with one run folder, and about a command whose supervisor is killed."""
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from data_prep.locks import Lock, holder
+from pretrain.checkpoint import newest_valid
+from tests.cluster.runs import wait_for
+from tests.pretrain.test_train import finished, losses, run_arguments, wait_for_step
+from tests.reliability.runs import Launch, assert_nothing_was_lost, on_two_ranks, supervised
+
+
+@pytest.fixture(scope="module")
+def whole_short(shards_folder: Path, tmp_path_factory: pytest.TempPathFactory, launch: Launch) -> Path:
+    """The folder of one process's run that nothing disturbed."""
+    folder = tmp_path_factory.mktemp("two") / "whole"
+    finished(launch(0, *run_arguments(shards_folder, folder)))
+    return folder
+
+
+def errors(output: str) -> list[str]:
+    return [line for line in output.splitlines() if "error: " in line]
+
+
+@contextmanager
+def held_still(folder: Path) -> Iterator[int]:
+    """The process that has the folder's lock, once it trains: stopped for so long, as one that is slow."""
+    wait_for_step(folder, 1)
+    pid = json.loads((folder / "lock").read_text())["pid"]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield pid
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def test_of_two_commands_begun_together_one_trains_and_the_other_is_refused(
+    whole_short: Path, shards_folder: Path, tmp_path: Path, launch: Launch
+) -> None:
+    folder = tmp_path / "run"
+    processes = {process.pid: process for process in (launch(0, *run_arguments(shards_folder, folder)) for _ in "12")}
+    with held_still(folder) as pid:
+        trained = processes.pop(pid)
+        (refused,) = processes.values()
+        (line,) = finished(refused, 2).splitlines()
+    finished(trained)
+    assert line.startswith(f"run.py: error: output: {folder} is in use by process {pid} on ")
+    assert "pretrain/run.py" in line and f"`touch {folder}/stop`" in line
+    assert losses(folder) == losses(whole_short)
+    assert holder(folder / "lock") is None
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    """Every file, but for TensorBoard's: a thread of its own still empties its queue."""
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and "tensorboard" not in path.parts}
+
+
+def test_a_command_that_comes_later_is_refused_within_seconds_and_changes_nothing(
+    whole_short: Path, shards_folder: Path, tmp_path: Path, launch: Launch
+) -> None:
+    folder = tmp_path / "run"
+    first = launch(0, *run_arguments(shards_folder, folder))
+    with held_still(folder):
+        before = contents(folder)
+        started = time.monotonic()
+        later = launch(0, "pretrain/supervise.py", "--", "python", *run_arguments(shards_folder, folder))
+        assert len(errors(output := finished(later, code=2))) == len(output.splitlines()) == 1
+        assert time.monotonic() - started < 60
+        assert contents(folder) == before
+    finished(first)
+    assert losses(folder) == losses(whole_short)
+
+
+@pytest.mark.long
+def test_where_the_first_rank_is_refused_all_ranks_end_together_with_its_one_line(
+    shards_folder: Path, tmp_path: Path, launch: Launch
+) -> None:
+    """The ranks have met: another command took the folder after they looked."""
+    folder = tmp_path / "run"
+    with Lock(folder / "lock"):
+        output = finished(
+            launch(2, "tests/reliability/refused_worker.py", *run_arguments(shards_folder, folder)[1:]), 2
+        )
+    assert len(errors(output)) == 1 and f"is in use by process {os.getpid()} on " in output
+    assert "Traceback" not in output
+    assert [path.name for path in folder.iterdir()] == ["lock"]
+
+
+@pytest.mark.long
+def test_a_run_whose_folder_another_process_has_taken_writes_no_checkpoint_there(
+    shards_folder: Path, tmp_path: Path, launch: Launch
+) -> None:
+    """As after a while without the file server; here the lock is lost by closing its file a second time."""
+    folder = tmp_path / "run"
+    arguments = run_arguments(shards_folder, folder, "optim.steps=400", "checkpoint_every=400", "evaluate_every=400")
+    process = launch(0, "tests/reliability/losing_worker.py", *arguments[1:])
+    wait_for_step(folder, 1)
+    with Lock(folder / "lock", patience=60):
+        assert f"Lost: the lock on {folder}/lock was lost" in finished(process, code=1)
+    assert not (folder / "checkpoints").exists()
+
+
+@pytest.mark.long
+def test_two_jobs_of_two_ranks_begun_together_end_as_one_would(
+    whole: Path, shards_folder: Path, tmp_path: Path, launch: Launch
+) -> None:
+    folder = tmp_path / "run"
+    runs = [on_two_ranks(launch, shards_folder, folder) for _ in range(2)]
+    with held_still(folder):
+        wait_for(lambda: any(run.process.poll() is not None for run in runs))
+    trained, refused = sorted(runs, key=lambda run: run.process.wait(timeout=400))
+    output = refused.ended(2)
+    assert len(errors(output)) == 1 and "is in use by process" in output, output
+    assert "Traceback" not in output
+    trained.ended(0)
+    assert_nothing_was_lost(folder, whole)
+
+
+@pytest.mark.long
+def test_a_run_whose_supervisor_is_killed_saves_and_ends_and_the_same_command_goes_on(
+    whole: Path, shards_folder: Path, tmp_path: Path, launch: Launch
+) -> None:
+    folder = tmp_path / "run"
+    run = supervised(launch, shards_folder, folder)
+    wait_for_step(folder, 30)
+    killed = time.monotonic()
+    run.process.kill()
+    while holder(folder / "lock"):
+        assert time.monotonic() < killed + 60, "it trains on"
+        time.sleep(0.05)
+    saved = newest_valid(folder / "checkpoints")
+    assert saved and saved.step % 20, "not where a checkpoint was due"
+    assert "stopped on request after step" in (folder / "logs" / "rank-0000.log").read_text()
+    supervised(launch, shards_folder, folder).ended(0)
+    assert_nothing_was_lost(folder, whole)
