@@ -26,6 +26,7 @@ def test_waiting_for_data_and_computing_count_and_waiting_for_others_does_not(ow
             time.sleep(0.1)
             yield step
 
+    started = time.monotonic()
     for _ in own_time.reading(slow_data(2)):  # type: ignore[arg-type]
         with own_time.computing():
             time.sleep(0.2)
@@ -33,7 +34,7 @@ def test_waiting_for_data_and_computing_count_and_waiting_for_others_does_not(ow
     values = own_time.end()
     assert values["slowest_rank"] == 0
     assert values["slowest_rank_seconds"] == values["median_rank_seconds"]
-    assert 0.3 <= values["slowest_rank_seconds"] < 0.6
+    assert 0.3 <= values["slowest_rank_seconds"] <= (time.monotonic() - started) / 2 - 0.4
 
 
 def test_each_look_starts_anew(own_time: OwnTime) -> None:
@@ -41,7 +42,8 @@ def test_each_look_starts_anew(own_time: OwnTime) -> None:
         with own_time.computing():
             time.sleep(0.3)
     own_time.end()
+    started = time.monotonic()
     for _ in own_time.reading(range(1)):
         with own_time.computing():
             torch.ones(2)
-    assert own_time.end()["slowest_rank_seconds"] < 0.2
+    assert own_time.end()["slowest_rank_seconds"] <= time.monotonic() - started
