@@ -1,4 +1,4 @@
-# Each target makes its own virtual environment when there is none; nothing but Python 3.11 or 3.12 is needed.
+# Each target makes its own virtual environment when there is none; nothing but Python 3.11, 3.12 or 3.13 is needed.
 #   make quickstart      the whole road on a small corpus, with its result at the end
 #   make test            the tests that fit in 15 minutes      (PYTEST="-k masking" for some of them)
 #   make test-long       the tests that do not

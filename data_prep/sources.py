@@ -86,11 +86,10 @@ def _matches(given: Path) -> tuple[Path, list[Path]]:
     signs = [number for number, part in enumerate(given.parts) if any(sign in part for sign in "*?[")]
     if not signs:
         return given.parent, []
-    root, pattern = Path(*given.parts[: signs[0]]), str(Path(*given.parts[signs[0] :]))
-    try:
-        return root, [path for path in root.glob(pattern) if not path.is_dir()]
-    except ValueError as error:
-        raise ConfigError(f"input: {given} is no glob ({error}); write it as folder/**/*.txt") from None
+    root, pattern = Path(*given.parts[: signs[0]]), given.parts[signs[0] :]
+    if any("**" in part and part != "**" for part in pattern):  # Python 3.13 reads it as *, those before not at all
+        raise ConfigError(f"input: {given} is no glob: ** stands only as a whole folder; write it as folder/**/*.txt")
+    return root, [path for path in root.glob(str(Path(*pattern))) if not path.is_dir()]
 
 
 def _walk(folder: Path) -> Iterator[Path]:
