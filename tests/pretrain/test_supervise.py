@@ -87,7 +87,7 @@ def test_a_code_of_0_before_the_last_step_is_no_success(tmp_path: Path, launch: 
 
 
 def test_a_signal_reaches_the_command_and_what_it_started_and_ends_in_75(tmp_path: Path, launch: Launch) -> None:
-    process = supervise(launch, *counting(tmp_path, "child = os.fork(); print('ready', flush=True); time.sleep(60)"))
+    process = supervise(launch, *counting(tmp_path, r"child = os.fork(); os.write(1, b'ready\n'); time.sleep(60)"))
     assert process.stdout is not None
     assert [process.stdout.readline() for _ in range(3)].count("ready\n") == 2
     started = time.monotonic()
