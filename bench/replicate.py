@@ -24,6 +24,7 @@ from pydantic import Field
 from bench.replication import METHODS, run_name
 from data_prep.command_line import run_command
 from data_prep.config import StrictConfig
+from pretrain.presets import PRESETS
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
@@ -51,7 +52,7 @@ class ReplicateOptions(StrictConfig):
     """folder of all that is made"""
     seeds: tuple[int, ...] = (0, 1, 2)
     """of pre-training; every method runs with each"""
-    steps: int = Field(default=3000, ge=CHECKPOINTS)
+    steps: int = Field(default=3000, gt=PRESETS["tiny"].run.optim.warmup_steps)
     """optimizer steps of each run"""
     jobs: int | None = Field(default=None, ge=1)
     """commands at a time (GPUs, or cores)"""

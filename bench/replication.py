@@ -17,6 +17,7 @@ from data_prep.files import write_atomically
 from data_prep.manifest import load_manifest
 from data_prep.shards import IndexedFile
 from finetune.records import FILE_NAME, read_records
+from pretrain.intervals import Interval
 from pretrain.markdown_table import markdown_table
 
 BASELINE = "electra"
@@ -25,7 +26,6 @@ LEAST_GAIN = 0.5
 MOST_OF_ENTROPY = 0.95
 PROBE_METRICS = {"CoLA": "matthews", "SST-2": "accuracy"}
 MEASURES = {"accuracy_masked": "masked detection accuracy", "auc_all": "AUC"}
-Interval = list[float]
 
 
 class Method(NamedTuple):
@@ -191,7 +191,7 @@ def claims(found: Replication) -> Iterator[Claim]:
         yield Claim(
             f"HP_Loss + focal: correlation of estimated and actual loss {text} is above 0",
             _of_runs(found, "hp_loss-focal", "estimate_quality", "pearson", group),
-            lambda value: value[1] > 0,
+            lambda value: value is not None and value[1] > 0,
         )
 
 
@@ -248,14 +248,16 @@ def _method(run: str) -> str:
 
 
 def _below_zero(value: Interval) -> bool:
-    return value[2] < 0
+    return value is not None and value[2] < 0
 
 
 def _not_below_zero(value: Interval) -> bool:
-    return value[2] >= 0
+    return value is not None and value[2] >= 0
 
 
 def _show(value: Interval, digits: int = 3, signed: bool = False) -> str:
+    if value is None:
+        return "undefined"
     sign = "+" if signed else ""
     middle, low, high = (f"{number:{sign}.{digits}f}" for number in value)
     return f"{middle} ({low} to {high})"

@@ -136,6 +136,7 @@ def test_the_own_text_commands_of_the_readme_work_as_printed(tmp_path):
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1800)
 def test_a_whole_quickstart_touches_nothing_of_the_users_and_the_own_text_commands_work_after_it(tmp_path):
     clone_into(tmp_path)
     write_users_files(tmp_path)
