@@ -17,20 +17,12 @@ from pydantic import Field
 
 from data_prep.command_line import POSITIONAL, printable, run_command
 from data_prep.config import StrictConfig
-from data_prep.inspection import (
-    Figures,
-    checksum_problems,
-    megatron_problems,
-    problems_of,
-    read_rows,
-    sample_rows,
-    tokenizer_problems,
-)
-from data_prep.manifest import HELD_OUT_NAME, MANIFEST_NAME, Books, Ledger, Manifest, load_manifest
+from data_prep.inspection import Figures, read_rows, sample_rows
+from data_prep.manifest import HELD_OUT_NAME, MANIFEST_NAME, Books, Manifest, load_manifest
 from data_prep.mask_statistics import MaskStatistics
-from data_prep.progress import Progress
-from data_prep.records import LOG_NAME, RecordLog
 from data_prep.tokens import CONTINUATION, SPECIAL_TOKENS, TOKENIZER_NAME, WordPiece
+from data_prep.verification import verify
+from data_prep.workers import Pool, start_pool
 
 _PROBLEMS_SHOWN = 20
 _INPUTS_SHOWN = 20
@@ -52,12 +44,15 @@ class InspectOptions(StrictConfig):
     """sequences to print, masked tokens marked"""
     figure: Path | None = None
     """PNG to write: where the masks fall"""
+    workers: int = Field(os.cpu_count() or 1, ge=1, le=4096)
+    """processes that verify"""
 
 
 def main(options: InspectOptions) -> int:
     """Prints the figures of a folder and of its held-out part; returns 1 where a check fails."""
     try:
-        return _inspect_all(options)
+        with start_pool(options.workers if options.verify else 1) as pool:
+            return _inspect_all(options, pool) if pool else 0
     except BrokenPipeError:
         raise
     except OSError as error:
@@ -65,11 +60,11 @@ def main(options: InspectOptions) -> int:
         return 1
 
 
-def _inspect_all(options: InspectOptions) -> int:
-    problems = _inspect(options.folder, options)
+def _inspect_all(options: InspectOptions, pool: Pool) -> int:
+    problems = _inspect(options.folder, options, pool)
     if (options.folder / HELD_OUT_NAME / MANIFEST_NAME).is_file():
         print()
-        problems += _inspect(options.folder / HELD_OUT_NAME, options)
+        problems += _inspect(options.folder / HELD_OUT_NAME, options, pool)
     for problem in problems[:_PROBLEMS_SHOWN]:
         print(f"inspect_shards: {printable(problem)}", file=sys.stderr)
     if len(problems) > _PROBLEMS_SHOWN:
@@ -80,16 +75,15 @@ def _inspect_all(options: InspectOptions) -> int:
     return 1 if problems else 0
 
 
-def _inspect(folder: Path, options: InspectOptions) -> list[str]:
+def _inspect(folder: Path, options: InspectOptions, pool: Pool) -> list[str]:
     manifest = load_manifest(folder)
     _print_manifest(folder, manifest)
     tokenizer = WordPiece.load(folder / TOKENIZER_NAME)
-    expected = manifest.totals.sequences if options.verify else min(manifest.totals.sequences, _BLOCKS * _BLOCK)
-    figures, masks = Figures(), MaskStatistics(expected)
     problems: list[str] = []
     if options.verify:
-        problems = _verify(folder, manifest, tokenizer, figures, masks)
+        problems, figures, masks = verify(folder, manifest, pool)
     else:
+        figures, masks = Figures(), MaskStatistics(min(manifest.totals.sequences, _BLOCKS * _BLOCK))
         for rows in sample_rows(folder, manifest, _BLOCKS, _BLOCK):
             figures.add(rows, manifest)
             masks.add(rows, manifest, tokenizer)
@@ -105,53 +99,19 @@ def _inspect(folder: Path, options: InspectOptions) -> list[str]:
     return problems
 
 
-def _verify(
-    folder: Path, manifest: Manifest, tokenizer: WordPiece, figures: Figures, masks: MaskStatistics
-) -> list[str]:
-    """Everything that can be found wrong with a folder; counts its sequences into `figures` and `masks`."""
-    problems = [f"{folder}/{problem}" for problem in tokenizer_problems(folder, manifest)]
-    if (folder / LOG_NAME).is_file():
-        with RecordLog(folder, "rb") as log:
-            if log.damaged or sum((record.books for record in log.chunks()), Books()) != manifest.books:
-                problems.append(f"{log.path}: damaged, or not of this build")
-    with Progress(sum(sum(shard.sizes.values()) for shard in manifest.shards), "verify") as progress:
-        for shard in manifest.shards:
-            found = checksum_problems(folder, shard)
-            if not found:
-                for rows in read_rows(folder, shard, manifest):
-                    found += problems_of(rows, manifest)
-                    if not found:
-                        figures.add(rows, manifest)
-                        masks.add(rows, manifest, tokenizer)
-                found += megatron_problems(folder, shard)
-            problems += [f"{folder / shard.name}: {problem}" for problem in found]
-            progress.advance(sum(shard.sizes.values()))
-    if not problems and (figures.sequences, figures.tokens) != (
-        manifest.totals.sequences,
-        manifest.totals.tokens,
-    ):
-        problems.append(f"{folder}: manifest.json counts other sequences or tokens than the shards hold")
-    if not all(ledger.balances for ledger in _ledgers(manifest).values()):
-        problems.append(f"{folder}: the books in manifest.json do not balance")
-    return problems
-
-
-def _ledgers(manifest: Manifest) -> dict[str, Ledger]:
-    books = manifest.books
-    return {"documents": books.documents, "characters": books.characters, "word pieces": books.word_pieces}
-
-
 def _print_manifest(folder: Path, manifest: Manifest) -> None:
     totals = manifest.totals
     size, name = sum(sum(shard.sizes.values()) for shard in manifest.shards), printable(str(folder))
     print(f"{name}: {totals.sequences:,} sequences in {len(manifest.shards)} shards, {size / 1e6:,.1f} MB")
-    for name, ledger in _ledgers(manifest).items():
+    books = manifest.books
+    ledgers = {"documents": books.documents, "characters": books.characters, "word pieces": books.word_pieces}
+    for name, ledger in ledgers.items():
         dropped = ", ".join(f"{count:,} {reason}" for reason, count in ledger.dropped.items() if count) or "none"
         print(
             f"  {name:<12} {ledger.read:>15,} read = {ledger.train:,} to train on + "
             f"{ledger.held_out:,} held out + dropped: {dropped}"
         )
-    _print_books(manifest.books)
+    _print_books(books)
     drawn = " ".join(f"{count / max(1, sum(totals.ngrams)):.4f}" for count in totals.ngrams)
     asked = " ".join(f"{chance:.4f}" for chance in manifest.config.ngram)
     print(f"  unknown words   {totals.unknown_share:.4%} of the word pieces")

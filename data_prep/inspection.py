@@ -116,10 +116,20 @@ class Figures:
         self.pairs += int(((rows.ids == manifest.special_tokens.sep).sum(1) == 2).sum())
         self.masked += int(rows.masked.sum())
         self.mask_sites += int(rows.lengths.sum()) * manifest.mask_copies
-        runs = run_lengths(rows.masked)
-        counts = np.bincount(runs, minlength=len(self.runs))
-        counts[: len(self.runs)] += self.runs
-        self.runs = counts
+        self.runs = add_counts(self.runs, np.bincount(run_lengths(rows.masked)))
+
+    def join(self, other: "Figures") -> None:
+        """Counts in what was counted elsewhere."""
+        for name in ("sequences", "tokens", "pairs", "masked", "mask_sites"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.runs = add_counts(self.runs, other.runs)
+
+
+def add_counts(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """The sum of two arrays of counts, of which the shorter has none beyond its end."""
+    length = max(len(left), len(right))
+    total: np.ndarray = np.pad(left, (0, length - len(left))) + np.pad(right, (0, length - len(right)))
+    return total
 
 
 def run_lengths(masked: np.ndarray) -> np.ndarray:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from data_prep.inspection import Rows, run_lengths
+from data_prep.inspection import Rows, add_counts, run_lengths
 from data_prep.manifest import Manifest
 from data_prep.masking import masked_count
 from data_prep.tokens import WordPiece
@@ -23,7 +23,8 @@ _DRAWS = 4  # masks simulated for each
 class MaskStatistics:
     """Counts over the sequences seen; `chance` arrays are what the counts should be.
 
-    `expected` is how many sequences will be seen: masks are simulated for some of them only.
+    `expected` is how many sequences will be seen in all: masks are simulated for some of them only. `seen` begins with
+    those that are counted elsewhere before.
     """
 
     expected: int = _SIMULATED
@@ -49,10 +50,8 @@ class MaskStatistics:
         chance_SP = np.where(maskable_SP, chance_S[:, None], 0.0)
         count_SP = masked_SCP.sum(1)
         self.masks += len(rows.lengths) * manifest.mask_copies
-        if not len(self.position):
-            self.position, self.position_chance = np.zeros(length), np.zeros(length)
-        self.position += count_SP.sum(0)
-        self.position_chance += chance_SP.sum(0)
+        self.position = add_counts(self.position, count_SP.sum(0))
+        self.position_chance = add_counts(self.position_chance, chance_SP.sum(0))
         first_SP = np.maximum.accumulate(np.where(start_SP, np.arange(length), 0), axis=1)
         piece_M = np.minimum(np.arange(length) - first_SP, PIECES - 1)[maskable_SP]
         self.piece += np.bincount(piece_M, count_SP[maskable_SP], PIECES)
@@ -79,9 +78,15 @@ class MaskStatistics:
             random = np.random.default_rng(numbers[row])
             for _ in range(_DRAWS):
                 masked = simulated_mask(maskable_SP[row], start_SP[row], int(rows.lengths[row]), ngram, random)
-                runs = np.bincount(run_lengths(masked[None, None]), minlength=len(self.simulated_runs))
-                runs[: len(self.simulated_runs)] += self.simulated_runs
-                self.simulated_runs = runs
+                self.simulated_runs = add_counts(self.simulated_runs, np.bincount(run_lengths(masked[None, None])))
+
+    def join(self, other: "MaskStatistics") -> None:
+        """Counts in what was counted elsewhere."""
+        for name in ("masks", "words_masked", "words_cut"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.most_cut = max(self.most_cut, other.most_cut)
+        for name in ("position", "position_chance", "piece", "piece_chance", "simulated_runs"):
+            setattr(self, name, add_counts(getattr(self, name), getattr(other, name)))
 
 
 def simulated_mask(
