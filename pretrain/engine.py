@@ -6,9 +6,8 @@ checkpoint needs is gathered by `full_state`, by name and in full, whatever the 
 
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from pretrain.checkpoint import EngineState
 from pretrain.encoder import LayerStack
 from pretrain.gradients import squared_norm
 from pretrain.optim import UNSCALED, AdamScale, require_complete
+from pretrain.partitions import Partitions
 from pretrain.processes import World
 
 # Told what it runs on, DeepSpeed neither searches for accelerators nor warns that it found none.
@@ -103,9 +103,14 @@ class Engine:
         self.micro_batch_size: int = self._deepspeed.train_micro_batch_size_per_gpu()
         self.accumulation_steps: int = self._deepspeed.gradient_accumulation_steps()
         self._adam_numbers = [(group["eps"], group["weight_decay"]) for group in self._optimizer.param_groups]
+        self._partitions = None  # of stages 1 and 2
+        if self.stage in (1, 2):
+            groups = self._optimizer.bit16_groups_flat
+            self._partitions = Partitions(dict(self._parameters()), groups, self._masters(), world)
         self._start_adam()
         self._spare_passes()
-        if self.dtype != torch.float32:  # DeepSpeed made the master weights of the rounded ones
+        # In half precision DeepSpeed made the master weights of the rounded ones; at stage 3 each rank keeps its own.
+        if self.dtype != torch.float32 or self.stage == 3:
             self._load_weights(initial)
         if scaler := self._dynamic_loss_scaler():
             scaler.raise_error_at_min_scale = False  # an exception that names no step; see `StepResult.fatal`
@@ -168,15 +173,15 @@ class Engine:
 
     @torch.no_grad()
     def full_state(self) -> EngineState:
-        """The state of the whole job. Collective; other ranks hold one full tensor at a time."""
+        """The state of the whole job. Collective; at stage 3 the other ranks hold one full tensor at a time."""
         counts = {int(state["step"]) for state in self._adam_state().values()} or {0}
         if len(counts) > 1:
             raise RuntimeError(f"Adam has counted different numbers of updates: {sorted(counts)}")
         return EngineState(
             adam_steps=counts.pop(),
             loss_scale=self._loss_scale_state(),
-            weights=self._gather(self._full_weight),
-            moments={key: self._gather(partial(self._full_moment, key)) for key in MOMENTS},
+            weights=self._gather(),
+            moments={key: self._gather(key) for key in MOMENTS},
         )
 
     @torch.no_grad()
@@ -194,10 +199,8 @@ class Engine:
         for adam in self._adam_state().values():
             adam["step"].fill_(adam_steps)
         self._load_weights(state.weights if state else None)
-        for name, parameter in self._parameters():
-            for key in MOMENTS:
-                moment = self._spread(parameter, state.moments[key][name] if state else None)
-                self._set_moment(parameter, key, moment)
+        for key in MOMENTS:
+            self._spread(state.moments[key] if state else None, key)
         if scaler := self._dynamic_loss_scaler():
             for key, value in loss_scale.items():
                 setattr(scaler, key, value)
@@ -216,19 +219,17 @@ class Engine:
             return self._optimizer.fp32_partitioned_groups_flat
         return self._optimizer.single_partition_of_fp32_groups
 
-    def _start_adam(self) -> None:
-        """Creates Adam's state before its first update would.
+    def _parts(self, moment: str | None) -> list[Tensor]:
+        """Master weights on this rank, or one of their moments."""
+        return [self._adam_state()[master][moment] if moment else master for master in self._masters()]
 
-        DeepSpeed links parameters to that state once, after the first group's first update, when the other
-        groups have none yet: reading theirs would fail ever after.
-        """
+    def _start_adam(self) -> None:
+        """Creates Adam's state before its first update would: a checkpoint may be saved or loaded earlier."""
         fused = self._deepspeed.basic_optimizer.defaults["fused"]
         for master in self._masters():
             state = self._adam_state()[master]
             state["step"] = torch.zeros((), device=master.device if fused else "cpu")
             state |= {key: torch.zeros_like(master) for key in MOMENTS}
-        if self.stage in (1, 2):
-            self._optimizer._lazy_init_hp_params_optimizer_state()
 
     def _spare_passes(self) -> None:
         """Has DeepSpeed leave out what a step does not need, thousands of kernels of it (docs/scaling.md).
@@ -267,53 +268,51 @@ class Engine:
         scaler = getattr(self._optimizer, "loss_scaler", None)
         return scaler if getattr(scaler, "dynamic", False) else None
 
-    def _gather(self, full: Callable[[nn.Parameter], Tensor]) -> dict[str, Tensor]:
-        """`full(parameter)` by name on the first rank; the others take part and keep nothing."""
+    def _gather(self, moment: str | None = None) -> dict[str, Tensor]:
+        """Master weights or a moment in full, by name on the first rank; the others take part and keep nothing."""
+        if self._partitions:
+            return self._partitions.gather(self._parts(moment))
         gathered = {}
         for name, parameter in self._parameters():
-            tensor = full(parameter)
+            tensor = self._full(parameter, moment)
             if self.world.is_first:
                 gathered[name] = tensor.to("cpu", torch.float32, copy=True)
         return gathered
 
-    def _full_weight(self, parameter: nn.Parameter) -> Tensor:
-        return parameter if self.stage == 0 else sharded.safe_get_full_fp32_param(parameter)
-
-    def _full_moment(self, key: str, parameter: nn.Parameter) -> Tensor:
+    def _full(self, parameter: nn.Parameter, moment: str | None) -> Tensor:
         if self.stage == 0:
-            return self._adam_state()[parameter][key]
-        return sharded.safe_get_full_optimizer_state(parameter, key)
-
-    def _spread(self, parameter: nn.Parameter, tensor: Tensor | None) -> Tensor:
-        """The first rank's full tensor on every rank."""
-        shape = getattr(parameter, "ds_shape", parameter.shape)
-        full = torch.empty(shape, device=self.device) if tensor is None else tensor.to(self.device, copy=True)
-        dist.broadcast(full, src=0)
-        return full
+            return self._adam_state()[parameter][moment] if moment else parameter
+        if moment:
+            return sharded.safe_get_full_optimizer_state(parameter, moment)
+        return sharded.safe_get_full_fp32_param(parameter)
 
     @torch.no_grad()
     def _load_weights(self, weights: Mapping[str, Tensor] | None) -> None:
         """The first rank's full tensors, by name, as master weights, and rounded in the module."""
-        for name, parameter in self._parameters():
-            self._set_weight(parameter, self._spread(parameter, weights[name] if weights else None))
+        self._spread(weights)
+        if self._partitions:
+            self._optimizer.update_lp_params()  # each rank rounds its own part, and all gather them
 
-    def _set_weight(self, parameter: nn.Parameter, full: Tensor) -> None:
-        if self.stage == 3:
+    def _spread(self, named: Mapping[str, Tensor] | None, moment: str | None = None) -> None:
+        """The first rank's full tensors, by name, as master weights or a moment, on every rank that holds them."""
+        if self._partitions:
+            self._partitions.scatter(self._parts(moment), named)
+            return
+        for name, parameter in self._parameters():
+            shape = getattr(parameter, "ds_shape", parameter.shape)
+            full = torch.empty(shape, device=self.device) if named is None else named[name].to(self.device, copy=True)
+            dist.broadcast(full, src=0)
+            self._set(parameter, moment, full)
+
+    def _set(self, parameter: nn.Parameter, moment: str | None, full: Tensor) -> None:
+        if self.stage == 0:
+            self._full(parameter, moment).copy_(full)
+        elif moment:
+            sharded.safe_set_local_optimizer_state(parameter, self._own_part(parameter, full), moment)
+        else:
             sharded.safe_set_local_fp32_param(parameter, self._own_part(parameter, full))
             with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0):
                 parameter.copy_(full)
-            return
-        if self.stage:
-            sharded.safe_set_full_fp32_param(parameter, full)
-        parameter.copy_(full)
-
-    def _set_moment(self, parameter: nn.Parameter, key: str, full: Tensor) -> None:
-        if self.stage == 0:
-            self._adam_state()[parameter][key].copy_(full)
-        elif self.stage == 3:
-            sharded.safe_set_local_optimizer_state(parameter, self._own_part(parameter, full), key)
-        else:
-            sharded.safe_set_full_optimizer_state(parameter, full, key)
 
     def _own_part(self, parameter: Any, full: Tensor) -> Tensor:
         """A ZeRO-3 parameter's part on this rank; the last is padded, which DeepSpeed's setter forgets."""
