@@ -268,7 +268,9 @@ so about e^-2 of the weight remains at three pieces away. Chosen on the tiny pre
 
 @torch.no_grad()
 def initialize_relative_bias(table: nn.Embedding, config: EncoderConfig) -> None:
-    """Fills the table [buckets, N] as `relative_bias_init` says."""
+    """Fills the table [buckets, N] as `relative_bias_init` says; one without memory is left."""
+    if table.weight.is_meta:
+        return
     if config.relative_bias_init == "t5":
         nn.init.normal_(table.weight, std=config.hidden_size**-0.5)
         return

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from pretrain.processes import World
     from pretrain.run_folder import RunDescription
     from pretrain.shards import Shards
+    from pretrain.startup import Startup
     from pretrain.train import Training
     from pretrain.watchdog import Watchdog
 
@@ -82,17 +83,20 @@ def main(options: RunOptions) -> int:
     from pretrain.processes import leave, start_processes
     from pretrain.rank_log import keep_rank_log
     from pretrain.run_folder import require_free, writing
+    from pretrain.startup import Startup
     from pretrain.train import train
     from pretrain.watchdog import Watchdog
 
+    startup = Startup()
     require_free(plan.folder)  # before the ranks meet: the run that goes on there may have the port
     world = start_processes()
+    startup.done("meeting")
     lock = take_folder(plan, world)
     with Watchdog(world, options.hang_timeout, plan.folder) as watchdog:
         with writing(plan.folder):
             keep_rank_log(plan.folder, world.rank)
         with lock:
-            code = train(build_training(plan, world, watchdog, options.compile))
+            code = train(build_training(plan, world, watchdog, startup, options.compile))
         return leave(code)
 
 
@@ -216,29 +220,35 @@ def choose_run(options: RunOptions) -> "RunConfig":
     return with_overrides(run, options.set)
 
 
-def build_training(plan: Plan, world: "World", watchdog: "Watchdog", compiled: bool = False) -> "Training":
+def build_training(
+    plan: Plan, world: "World", watchdog: "Watchdog", startup: "Startup", compiled: bool = False
+) -> "Training":
     """The model under its engine, the data's plan and the run folder, ready to train; says what it is. Collective."""
     from pretrain.data import BatchPlan
     from pretrain.engine import Engine
-    from pretrain.models import compile_layers, initial_model
+    from pretrain.models import compile_layers, empty_model, initial_model
     from pretrain.optim import parameter_groups
     from pretrain.run_folder import write_run, writing
     from pretrain.train import Training
 
-    model = initial_model(plan.description, say=print if world.is_first else lambda line: None)
+    model = initial_model(plan.description) if world.is_first else empty_model(plan.description)
     if world.is_first:
         announce(plan, model, world)
     if compiled:
         compile_layers(model)
     groups = parameter_groups(model, plan.run.optim.weight_decay)
+    startup.done("model")
     engine = Engine(model, groups, plan.deepspeed, world)
     write_folder = partial(write_run, plan.folder, plan.description, plan.deepspeed)
     if world.is_first:
         with writing(plan.folder):
             write_folder()
     engine.barrier()
+    startup.done("engine")
     batch_plan = BatchPlan(plan.run.batch_size, engine.micro_batch_size, world.world_size, world.rank)
-    return Training(plan.run, engine, plan.shards, plan.held_out, batch_plan, plan.folder, watchdog, write_folder)
+    return Training(
+        plan.run, engine, plan.shards, plan.held_out, batch_plan, plan.folder, watchdog, write_folder, startup
+    )
 
 
 def announce(plan: Plan, model: "Module", world: "World") -> None:

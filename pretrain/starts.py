@@ -5,6 +5,7 @@ import os
 import platform
 import socket
 import subprocess
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,16 @@ PREFIXES = ("CUDA_", "NCCL_", "TORCH_", "DS_", "OMP_", "SLURM_JOB", "MASTER_", "
 """Of the environment, what can change speed, memory or results."""
 
 
-def record_start(folder: Path, engine: Engine, step: int, matrix_peak: float) -> None:
-    """Adds this start, from `step` on, to the run folder; for the first rank alone."""
+def record_start(
+    folder: Path, engine: Engine, step: int, matrix_peak: float, seconds: Mapping[str, Sequence[float]]
+) -> None:
+    """Adds this start, from `step` on, to the run folder, with the seconds of its phases on every rank.
+
+    For the first rank alone.
+    """
+    record = _describe(engine, step, matrix_peak) | {"start_seconds": seconds}
     with (folder / STARTS).open("a") as file:
-        file.write(json.dumps(_describe(engine, step, matrix_peak)) + "\n")
+        file.write(json.dumps(record) + "\n")
 
 
 def _describe(engine: Engine, step: int, matrix_peak: float) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from pretrain.run_folder import CHECKPOINTS, DESCRIPTION, LOCK, writing
 from pretrain.run_log import RunLog
 from pretrain.shards import Shards
 from pretrain.starts import record_start
+from pretrain.startup import Startup, describe_start
 from pretrain.stopping import EXIT_STOPPED, StopRequest
 from pretrain.stragglers import OwnTime
 from pretrain.throughput import Throughput, matrix_peak
@@ -43,6 +44,7 @@ class Training(NamedTuple):
     watchdog: Watchdog
     write_folder: Callable[[], None]
     """Writes what describes the run to its folder."""
+    startup: Startup
 
 
 @dataclass
@@ -71,6 +73,7 @@ class Progress:
 def train(training: Training) -> int:
     """Trains to the last step or to a request to stop; returns the process's exit code."""
     progress = resume(training)
+    training.startup.done("resume")
     silent = not training.engine.world.is_first
     with writing(training.folder):
         log = RunLog(training.folder, progress.step, training.run.optim.steps, silent=silent)
@@ -124,9 +127,12 @@ def begin(training: Training, step: int, log: RunLog) -> Throughput:
     """Measures the machine and records the start. Collective."""
     engine = training.engine
     peak = matrix_peak(engine)
+    training.startup.done("matrix peak")
+    seconds = training.startup.of_ranks(engine)
     if engine.world.is_first:
         with writing(training.folder):
-            record_start(training.folder, engine, step, peak)
+            record_start(training.folder, engine, step, peak, seconds)
+    log.say(describe_start(seconds))
     throughput = Throughput(training.run, training.shards, step, peak)
     for doubt in too_long(throughput.fewest_days, "this machine at the best"):
         log.say(f"WARNING: {doubt}")

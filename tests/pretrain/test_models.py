@@ -2,11 +2,12 @@
 
 from pathlib import Path
 
+import pytest
 import torch
 
-from pretrain.config import with_overrides
-from pretrain.models import build_model
-from pretrain.presets import PRESETS
+from pretrain.config import ObjectiveName, with_overrides
+from pretrain.models import build_model, empty_model
+from pretrain.presets import PRESETS, with_objective
 from pretrain.run_folder import describe
 from pretrain.shards import Shards
 
@@ -19,3 +20,15 @@ def test_initial_weights_follow_from_the_seed_alone(shards_folder: Path) -> None
     table = "discriminator.embeddings.word_embeddings.weight"
     assert not torch.equal(first.state_dict()[table], other.state_dict()[table])
     assert first.special_mask_id == shards.manifest.special_tokens.mask
+
+
+@pytest.mark.parametrize("objective", ["hp_loss", "mlm"])
+def test_an_empty_model_has_the_shapes_and_the_shared_parameters_of_one_with_weights(
+    objective: ObjectiveName, shards_folder: Path
+) -> None:
+    description = describe(with_objective(PRESETS["tiny"].run, objective), Shards(shards_folder))
+    full, empty = (
+        {name: (parameter.shape, parameter.dtype, parameter.device) for name, parameter in model.named_parameters()}
+        for model in (build_model(description), empty_model(description))
+    )
+    assert empty == full

@@ -13,6 +13,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from pretrain.processes import start_processes
 from pretrain.run import RunOptions, build_training, make_plan
 from pretrain.run_log import flat, read_records
+from pretrain.startup import Startup
 from pretrain.train import train
 from pretrain.watchdog import Watchdog
 from tests.conftest import REPOSITORY
@@ -43,7 +44,7 @@ def run(shards_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
         }
         plan, world = make_plan(RunOptions.from_values(options)), start_processes()
         with Watchdog(world, HANG_TIMEOUT, plan.folder) as watchdog:
-            assert train(build_training(plan, world, watchdog)) == 0
+            assert train(build_training(plan, world, watchdog, Startup())) == 0
         return folder / "run"
 
     return start

@@ -1,4 +1,4 @@
-"""What the ranks of test_train.py do: the same 20 steps of the real model in every setting, in one launch.
+"""What the ranks of test_train.py do: the same 12 steps of the real model in every setting, in one launch.
 
     deepspeed --num_gpus 2 tests/pretrain/zero_worker.py SHARDS RESULT.json     or plain python, alone
     ...                    tests/pretrain/zero_worker.py SHARDS RESULT.json SETTING FIRST LAST CHECKPOINTS
@@ -34,7 +34,7 @@ from pretrain.run_folder import describe
 from pretrain.shards import Shards
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-STEPS, BATCH_SIZE, DRAWS = 20, 8, 5  # 5 masked at most of 32
+STEPS, BATCH_SIZE, DRAWS = 12, 8, 5  # 5 masked at most of 32
 OBJECTIVES = ("hp_loss", "hp_dist")
 
 

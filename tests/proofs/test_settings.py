@@ -27,6 +27,7 @@ from pretrain.optim import OptimConfig, parameter_groups
 from pretrain.presets import PRESETS
 from pretrain.processes import start_processes
 from pretrain.run import RunOptions, build_training, make_plan
+from pretrain.startup import Startup
 from pretrain.train import train
 from pretrain.watchdog import Watchdog
 from tests.conftest import REPOSITORY
@@ -92,7 +93,7 @@ def test_every_setting_that_is_taken_trains(key: str, shards_folder: Path, tmp_p
             continue
         watchdog = Watchdog(start_processes(), 600, folder)
         try:
-            assert train(build_training(plan, start_processes(), watchdog)) == 0, text
+            assert train(build_training(plan, start_processes(), watchdog, Startup())) == 0, text
         except NotFinite:
             assert key == "optim.lr", "a rate at which a run diverges, which ends it by name, depends on the run"
 
