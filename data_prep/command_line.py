@@ -65,6 +65,7 @@ def run_command(main: Callable[[Options], int | None], options_class: type[Optio
     Under a launcher the first rank of each machine speaks for the others there, which find the same mistakes; a
     `LocalProblem` may be another's.
     """
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch remarks on every address that has no name
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a file's name need not be text: it may fail no print

@@ -100,7 +100,7 @@ def _impossible(config: DeepSpeedConfig, device_type: str) -> Iterator[str]:
     if fp16 and bf16:
         yield "fp16.enabled and bf16.enabled: both true, expected at most one"
     if fp16 and device_type == "cpu":
-        yield "fp16.enabled: true without a GPU; use ds_configs/zero1_bf16.json or ds_configs/zero1_fp32.json"
+        yield "fp16.enabled: true without a GPU; add --deepspeed_config ds_configs/zero1_bf16.json"
     if fp16 and stage == 0:
         yield (
             "zero_optimization.stage: 0 with fp16, where DeepSpeed divides gradients by a loss scale it never"

@@ -132,7 +132,7 @@ def find_differences(
     if slots > (theirs["gpus"] or theirs["cores"]):
         yield f"hostfile: {host} slots={slots}, but it has {_processors(theirs)}; give it at most so many slots"
     if precision == "fp16" and not theirs["gpus"]:
-        yield f"deepspeed_config: fp16, but {host} has no GPU; use ds_configs/zero1_bf16.json or zero1_fp32.json"
+        yield f"deepspeed_config: fp16, but {host} has no GPU; add --deepspeed_config ds_configs/zero1_bf16.json"
 
 
 def _keep_alive_notes(slots: Slots) -> Iterator[str]:

@@ -12,6 +12,7 @@ Should these threads not run themselves, because something holds Python's lock, 
 """
 
 import contextlib
+import logging
 import math
 import os
 import secrets
@@ -153,7 +154,7 @@ class Watchdog:
         return f"{Path(frame.f_code.co_filename).name} line {frame.f_lineno}" if frame else "its end"
 
     def _fail(self, reason: str) -> NoReturn:
-        self._report(reason)
+        say(f"{self._state.name} ends: {reason}\n{self._stand()}")
         self._tell(f"{self._state.name}: {reason}", EXIT_FAILED)
         if self._meeting:
             time.sleep(2 * BEAT)  # for the others to hear it: the store ends with rank 0
@@ -167,10 +168,13 @@ class Watchdog:
             telling.join(2 * BEAT)
 
     def _end(self, reason: str, code: int) -> NoReturn:
-        self._report(reason)
+        """Where another rank has failed this one's stack is in its log alone: thousands may end so at once."""
+        say(f"{self._state.name} ends: {reason}")
+        logging.getLogger(__name__).warning(self._stand())
         os._exit(code)
 
-    def _report(self, reason: str) -> None:
+    def _stand(self) -> str:
+        """How far this rank has come, and where it is."""
         frame = sys._current_frames().get(self._main_thread)
         stack = "".join(traceback.format_stack(frame)[-STACK_LINES:])
-        say(f"{self._state.name} ends: {reason}\n{self._state.name} stands, after {self._state.where}, at\n{stack}")
+        return f"{self._state.name} stands, after {self._state.where}, at\n{stack}"

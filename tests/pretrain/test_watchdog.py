@@ -66,6 +66,8 @@ def test_the_error_of_one_rank_ends_the_others_with_its_words(tmp_path: Path) ->
     said = ended(processes[0], within=6 * HANG_TIMEOUT)
     assert processes[0].returncode == 1
     assert "rank 1 on " in said and "OSError: no space left on device" in said
+    stack = "stands, after "
+    assert stack not in said and stack in (tmp_path / "logs" / "rank-0000.log").read_text(), "its own log alone"
     assert "Traceback" in ended(processes[1], within=6 * HANG_TIMEOUT)
 
 
