@@ -221,6 +221,7 @@ def test_what_a_process_killed_at_the_end_of_a_run_left_is_removed_by_the_next_c
     assert not living.exists()
 
 
+@pytest.mark.long
 def test_a_run_whose_process_is_killed_is_taken_over_at_once_where_it_stood(
     stock_model: Path, cola_folder: Path, tmp_path: Path
 ) -> None:

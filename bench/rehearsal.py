@@ -1,0 +1,151 @@
+"""Dress rehearsal: the whole pipeline at its real size, from text to a fine-tuned model, measured throughout.
+
+    python bench/rehearsal.py --sources DATA [--work runs/rehearsal] [--gigabytes 20]
+
+Makes 20 GB of text, builds its shards with the defaults (killed once in the middle), and pre-trains the base model by
+`deepspeed --hostfile hostfiles/16v100 pretrain/run.py` with 16 ranks on two hosts, which are network namespaces of this
+machine. Then evaluates, exports, loads and fine-tunes it. The same command resumes after the last finished stage; at
+the end WORK/rehearsal.md holds the report. Needs root, the packages that `tests/cluster/hosts.py` names, 24 GB of
+memory and 45 GB of disk.
+"""
+
+import importlib.metadata
+import json
+import os
+import platform
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+if not __package__:  # run as a script: import from the repository, never from the script's own folder
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+import psutil
+from pydantic import Field
+
+from bench.enlarge import enlarge
+from bench.rehearsal_report import report
+from bench.rehearsal_stages import BUILD, Stages
+from data_prep.command_line import run_command
+from data_prep.config import ConfigError, StrictConfig
+from data_prep.files import write_atomically
+from pretrain.starts import code_version
+from tests.cluster.hosts import missing
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+GB = 10**9
+DISK_PER_TEXT = 2.2
+"""Text and, at the most, shards and the parts they are merged from, over the text; seen, see docs."""
+OTHER_DISK = 10 * GB
+"""Checkpoints, exports, what is fine-tuned."""
+
+
+class RehearsalOptions(StrictConfig):
+    """The command line of the rehearsal."""
+
+    sources: Path
+    """folder with wiki/*.xz, books/, vocab/vocab.txt and glue/RTE"""
+    work: Path = Path("runs/rehearsal")
+    """folder of all that is made"""
+    gigabytes: float = Field(20.0, gt=0)
+    """text to make"""
+    batch_size: int = Field(16, ge=16)
+    """sequences a step; a multiple of 16"""
+    preset: Literal["small", "base"] = "base"
+    """model to train; small only to try this script"""
+    keep: bool = False
+    """keep text and shards at the end"""
+
+
+def main(options: RehearsalOptions) -> None:
+    if problem := missing():
+        raise ConfigError(f"rehearsal: this machine cannot carry two hosts: {problem}; install or allow them")
+    work = options.work.resolve()
+    prepare(work, options)
+    records = Records(work / "stages")
+    records.once("text", lambda: make_text(work, options))
+    with Stages(work, options.preset, options.batch_size) as stages:
+        for name in (*BUILD, "refused", "planned", "whole", "killed", "resumed", "evaluated", "exported", "loaded"):
+            records.once(name, getattr(stages, name))
+        records.once("fine_tuned", lambda: stages.fine_tuned(options.sources / "glue" / "RTE"))
+        records.once("left", stages.left)
+    write_atomically(work / "rehearsal.md", report(records.all(), machine(options)).encode())
+    print(f"the report is in {work / 'rehearsal.md'}")
+    if not options.keep:
+        shutil.rmtree(work / "data")
+
+
+class Records:
+    """What each finished stage found, a JSON file each."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        folder.mkdir(exist_ok=True)
+
+    def once(self, name: str, stage: Callable[[], dict[str, Any]]) -> None:
+        """Runs a stage that has not finished yet."""
+        path = self._folder / f"{name}.json"
+        if path.exists():
+            print(f"{name}: finished before", flush=True)
+            return
+        print(f"{name} ...", flush=True)
+        found = stage()
+        write_atomically(path, json.dumps(found, indent=2).encode())
+        print(f"{name}: {found['seconds']:.0f} s", flush=True)
+
+    def all(self) -> dict[str, dict[str, Any]]:
+        """By stage."""
+        return {path.stem: json.loads(path.read_text()) for path in self._folder.glob("*.json")}
+
+
+def prepare(work: Path, options: RehearsalOptions) -> None:
+    """A folder in which the commands of the README can be typed as they are printed.
+
+    Raises:
+        ConfigError: sources are missing, or disk.
+    """
+    for name in ("wiki", "books", "vocab/vocab.txt", "glue/RTE"):
+        if not (options.sources / name).exists():
+            raise ConfigError(f"sources: {options.sources} has no {name}; name a folder that has")
+    work.mkdir(parents=True, exist_ok=True)
+    for name in ("data_prep", "pretrain", "finetune", "ds_configs", "hostfiles"):
+        if not (work / name).exists():
+            (work / name).symlink_to(REPOSITORY / name)
+    (work / "data").mkdir(exist_ok=True)
+    if not (work / "data/vocab").exists():
+        shutil.copytree(options.sources / "vocab", work / "data/vocab")
+    if (work / "stages").exists():
+        return  # what the disk needs is there already, as far as it came
+    needed, free = options.gigabytes * GB * DISK_PER_TEXT + OTHER_DISK, shutil.disk_usage(work).free
+    if free < needed:
+        raise ConfigError(
+            f"work: {needed / GB:.0f} GB of disk are needed, but {free / GB:.0f} are free at {work}; name another"
+            " folder, or fewer --gigabytes"
+        )
+
+
+def machine(options: RehearsalOptions) -> str:
+    """What it ran on, in two sentences."""
+    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("torch", "deepspeed"))
+    memory = psutil.virtual_memory().total / GB
+    return (
+        f"`python bench/rehearsal.py --gigabytes {options.gigabytes:g} --preset {options.preset} --batch_size"
+        f" {options.batch_size}` on {os.cpu_count()} cores without a GPU, {memory:.0f} GB of memory. Python"
+        f" {platform.python_version()}, {versions}, commit {code_version()}."
+    )
+
+
+def make_text(work: Path, options: RehearsalOptions) -> dict[str, Any]:
+    """The corpus: altered copies of the sources."""
+    started = time.monotonic()
+    wiki = sorted((options.sources / "wiki").glob("enwiki-*.xz"))
+    raw, size = work / "data/raw", int(options.gigabytes * GB)
+    written = enlarge(wiki, options.sources / "books", raw, size, seed=0, processes=os.cpu_count() or 1)
+    return {"seconds": time.monotonic() - started, "bytes": written, "files": sum(1 for _ in raw.rglob("*.*"))}
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main, RehearsalOptions, __doc__))

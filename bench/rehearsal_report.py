@@ -1,0 +1,187 @@
+"""The report of a rehearsal, in Markdown: what each stage took, beside what was predicted."""
+
+import re
+import statistics
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from data_prep.progress import duration
+from pretrain.estimates import GIB
+from pretrain.markdown_table import markdown_table
+
+Stage = Mapping[str, Any]
+GB, MB = 1e9, 1e6
+RANKS = 16
+CLOSE = 0.1
+"""A prediction further off than this needs a reason."""
+STAGES = {
+    "text": "make the text",
+    "build_planned": "`build_shards.py --dry_run`",
+    "build_killed": "`build_shards.py`, killed in the middle",
+    "build": "`build_shards.py` again",
+    "build_again": "`build_shards.py` on the complete folder",
+    "verified": "`inspect_shards.py --verify`",
+    "refused": "`deepspeed --hostfile hostfiles/16v100 pretrain/run.py`, refused",
+    "planned": "`pretrain/run.py --dry_run --hostfile hostfiles/16v100`",
+    "whole": "16 ranks, two steps",
+    "killed": "the same, a rank killed after the first step",
+    "resumed": "the same command again",
+    "evaluated": "`evaluate.py`",
+    "exported": "`export.py`",
+    "loaded": "loaded by Hugging Face",
+    "fine_tuned": "RTE, ten updates, two ranks",
+}
+
+
+def report(stages: Mapping[str, Stage], machine: str) -> str:
+    """The page.
+
+    Args:
+        stages: what each found, by name.
+        machine: the machine and the versions, in a sentence.
+    """
+    sections = {
+        "What each stage took": _usage(stages),
+        "Predicted and measured": _predictions(stages),
+        "The shards": ["```", *_text(stages["verified"]), "```"],
+        "Refused without a GPU": ["```", *_text(stages["refused"]), "```"],
+        "Killed and resumed": _resumed(stages),
+        "The start of 16 ranks": _start(stages["whole"]),
+        "Bytes on the wire": _wire(stages["whole"]),
+        "The model": [
+            "```",
+            *_text(stages["evaluated"]),
+            *_text(stages["loaded"]),
+            *_text(stages["fine_tuned"]),
+            "```",
+        ],
+        "Left behind": _left(stages["left"]),
+    }
+    lines = ["# Dress rehearsal", "", machine]
+    for title, content in sections.items():
+        lines += ["", f"## {title}", "", *content]
+    return "\n".join(lines) + "\n"
+
+
+NOISE = re.compile(r"\[(INFO|WARNING)\]|it/s\]$|^\[transformers\]")
+"""Remarks of launchers and libraries."""
+
+
+def _text(stage: Stage) -> list[str]:
+    """What a command printed, without the remarks of launchers and libraries."""
+    return [line["text"] for line in stage["lines"] if line["text"] and not NOISE.search(line["text"])]
+
+
+def _usage(stages: Mapping[str, Stage]) -> list[str]:
+    head = ["stage", "time", "CPU time", "processes", "largest", "together", "machine", "descriptors", "maps", "disk"]
+    rows = []
+    for name, title in STAGES.items():
+        stage = stages[name]
+        if "cpu_seconds" not in stage:
+            rows.append([title, duration(stage["seconds"]), *[""] * 7, f"{stage['bytes'] / GB:.1f} GB"])
+            continue
+        rows.append(
+            [
+                title,
+                duration(stage["seconds"]),
+                duration(stage["cpu_seconds"]),
+                str(stage["processes"]),
+                *(f"{value / GB:.2f} GB" for value in (stage["largest"]["value"], stage["together"], stage["machine"])),
+                str(stage["descriptors"]["value"]),
+                f"{stage['maps']['value']:,}",
+                f"{stage['disk'] / GB:.1f} GB",
+            ]
+        )
+    return [
+        *markdown_table(head, rows),
+        "",
+        "Memory is the peak PSS: of the largest process, of all processes together, and what the machine had in use",
+        "beyond what it had before. Descriptors and maps are those of the process with the most. Disk is what a stage",
+        "added at its peak.",
+    ]
+
+
+def _predictions(stages: Mapping[str, Stage]) -> list[str]:
+    build, planned = "\n".join(_text(stages["build_planned"])), "\n".join(_text(stages["planned"]))
+    both = stages["build_killed"]["seconds"] + stages["build"]["seconds"]
+    whole = stages["whole"]
+    rows = [
+        ("text", _number(r"about ([\d,.]+) MB of text", build) * MB, stages["text"]["bytes"], GB, "GB"),
+        ("shards", _number(r"about ([\d,.]+) MB of shards", build) * MB, stages["build"]["shards_bytes"], GB, "GB"),
+        ("build, both parts", _seconds(r"about (\d+:\d\d:\d\d) with", build), both, 60, "min"),
+        (
+            "memory of a rank",
+            _number(r"memory\s+([\d.]+) GiB", planned) * GIB,
+            whole["largest"]["value"],
+            GB,
+            "GB",
+        ),
+        (
+            "all checkpoints there at once",
+            _number(r"disk\s+([\d.]+) GiB for checkpoints", planned) * GIB,
+            4 * whole["checkpoint_bytes"],
+            GB,
+            "GB",
+        ),
+    ]
+    return markdown_table(
+        ["what", "predicted", "measured", "difference"],
+        (
+            [what, f"{predicted / unit:.2f} {name}", f"{measured / unit:.2f} {name}", _difference(predicted, measured)]
+            for what, predicted, measured, unit, name in rows
+        ),
+    )
+
+
+def _number(pattern: str, text: str) -> float:
+    found = re.search(pattern, text)
+    return float(found[1].replace(",", "")) if found else float("nan")
+
+
+def _seconds(pattern: str, text: str) -> float:
+    found = re.search(pattern, text)
+    hours, minutes, seconds = map(int, found[1].split(":")) if found else (0, 0, 0)
+    return 3600 * hours + 60 * minutes + seconds
+
+
+def _difference(predicted: float, measured: float) -> str:
+    share = measured / predicted - 1
+    return f"{share:+.0%}" if abs(share) <= CLOSE else f"**{share:+.0%}**"
+
+
+def _resumed(stages: Mapping[str, Stage]) -> list[str]:
+    whole, resumed = stages["whole"], stages["resumed"]
+    losses = [stage["state"]["extra"]["recent_losses"] for stage in (whole, resumed)]
+    equal = whole["sums"] == resumed["sums"] and losses[0] == losses[1]
+    return [
+        f"Losses of the two steps, undisturbed: {losses[0]}; killed after the first and resumed: {losses[1]}.",
+        f"Weights, moments and state after the second step are {'bitwise equal' if equal else '**not equal**'}.",
+    ]
+
+
+def _start(whole: Stage) -> list[str]:
+    seconds: dict[str, list[float]] = whole["starts"][-1]["start_seconds"]
+    totals = [sum(phases) for phases in zip(*seconds.values(), strict=True)]
+    rows = [[phase, *_spread(of_ranks)] for phase, of_ranks in (seconds | {"all": totals}).items()]
+    return markdown_table(["seconds", "fastest rank", "median", "slowest"], rows)
+
+
+def _spread(values: list[float]) -> Iterable[str]:
+    return (f"{value:.1f}" for value in (min(values), statistics.median(values), max(values)))
+
+
+def _wire(whole: Stage) -> Iterator[str]:
+    before = {"seconds": 0.0, "sent": whole["lines"][0]["sent"]}
+    rows = []
+    for line in whole["lines"]:
+        if line["sent"] - before["sent"] > 0.01 * GB:
+            gigabytes = (line["sent"] - before["sent"]) / GB
+            rows.append(
+                [f"{gigabytes:.2f} GB", f"{line['seconds'] - before['seconds']:.0f} s", f"`{line['text'][:80]}`"]
+            )
+        before = line
+    yield from markdown_table(["sent by all ranks", "in", "until"], rows)
+
+
+def _left(left: Stage) -> list[str]:
+    return [f"Processes: {len(left['processes'])}. Files in shared memory: {', '.join(left['shared']) or 'none'}."]

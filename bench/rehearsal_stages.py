@@ -1,0 +1,251 @@
+"""The stages of the rehearsal: each runs one command as a user types it, and returns what was measured."""
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import psutil
+
+from bench.resources import Finished, Line, disk_of, measure, start
+from data_prep.records import LOG_NAME, RecordLog
+from tests.cluster.hosts import ADDRESSES, TwoHosts
+
+PYTHON = Path(sys.executable)
+HOSTFILE = "hostfiles/16v100"
+BUILD = ("build_planned", "build_killed", "build", "build_again", "verified")
+SETTINGS = ("optim.steps=2", "optim.warmup_steps=1", "checkpoint_every=1", "evaluate_sequences=64")
+"""Two steps, each saved; an evaluation of 512 sequences would take longer than both."""
+MARKED = "ELECTRA_SAMPLER_REHEARSAL"
+"""In the environment of all that the rehearsal starts."""
+TRAIN_ROWS, DEV_ROWS = 320, 64
+"""Of RTE: ten updates of 32."""
+
+
+class Stages:
+    """The commands, over the hosts that they run on; a context that takes the hosts down again."""
+
+    def __init__(self, work: Path, preset: str, batch_size: int) -> None:
+        self.work, self.preset = work, preset
+        self.settings = (*SETTINGS, f"batch_size={batch_size}")
+        self._shared_before = shared_memory()
+        self._hosts: TwoHosts | None = None
+        os.environ[MARKED] = str(work)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._hosts:
+            self._hosts.close()
+
+    @property
+    def hosts(self) -> TwoHosts:
+        """node1 and node2, which the shipped hostfile names; up from the first use."""
+        if self._hosts is None:
+            folder = self.work / "hosts"
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+            self._hosts = TwoHosts(folder)
+        return self._hosts
+
+    # Data
+
+    def build_planned(self) -> dict[str, Any]:
+        return self._local("data_prep/build_shards.py", "--dry_run")
+
+    def build_killed(self) -> dict[str, Any]:
+        """The build, killed with all its workers when half of the text is done."""
+        chunks = sum(path.stat().st_size for path in (self.work / "data/raw").rglob("*.*")) // 16_000_000
+        log = self.work / "data/wikibooks" / LOG_NAME
+
+        def kill(process: "subprocess.Popen[str]") -> None:
+            with contextlib.suppress(OSError):
+                if log.read_bytes().count(b"\n") > chunks // 2:
+                    os.killpg(process.pid, signal.SIGKILL)
+
+        return self._local("data_prep/build_shards.py", poll=kill, code=-signal.SIGKILL)
+
+    def build(self) -> dict[str, Any]:
+        """The same command again."""
+        with RecordLog(self.work / "data/wikibooks", mode="rb") as log:
+            before = len(log)
+        return self._local("data_prep/build_shards.py") | {"chunks_before": before} | self._shards()
+
+    def build_again(self) -> dict[str, Any]:
+        """The same command on a complete folder, which compares all text and all shards."""
+        return self._local("data_prep/build_shards.py")
+
+    def verified(self) -> dict[str, Any]:
+        return self._local("data_prep/inspect_shards.py", "data/wikibooks", "--verify")
+
+    def _shards(self) -> dict[str, Any]:
+        folder = self.work / "data/wikibooks"
+        manifest = json.loads((folder / "manifest.json").read_text())
+        totals = {key: value for key, value in manifest.items() if isinstance(value, (int, float))}
+        return {"shards_bytes": disk_of(folder), "shards": len(list(folder.glob("*.bin"))) // 2, "manifest": totals}
+
+    # Pre-training
+
+    @property
+    def literal(self) -> list[str]:
+        """The README's command."""
+        preset = [] if self.preset == "base" else ["--preset", self.preset]
+        return ["deepspeed", "--hostfile", HOSTFILE, "pretrain/run.py", *preset]
+
+    @property
+    def added(self) -> list[str]:
+        """What a machine without a GPU, and an evening, need besides."""
+        path = self.work / "rehearsal.json"
+        values = json.loads(Path(self.work / "ds_configs/zero1_bf16_recompute.json").read_text())
+        path.write_text(json.dumps(values | {"train_micro_batch_size_per_gpu": 1}, indent=2))
+        return ["--deepspeed_config", path.name, "--set", *self.settings]
+
+    def refused(self) -> dict[str, Any]:
+        """The command as it is printed, on hosts that have no GPU."""
+        return self._on_hosts(self.literal, code=2)
+
+    def planned(self) -> dict[str, Any]:
+        """What the dry run predicts of the run."""
+        options = [part for part in self.literal[3:] if part != "pretrain/run.py"]
+        command = [PYTHON, "pretrain/run.py", *options, *self.added, "--dry_run", "--hostfile", HOSTFILE]
+        return self._on_hosts(command, code=2)  # each host has fewer cores than slots, and the dry run says so
+
+    def whole(self) -> dict[str, Any]:
+        """A run that nothing disturbs."""
+        self._remove("runs/whole")
+        return self._on_hosts([*self.literal, "--output", "runs/whole", *self.added]) | self._saved("runs/whole")
+
+    def killed(self) -> dict[str, Any]:
+        """One of which a rank is killed once its first step is saved."""
+        self._remove(f"runs/{self.preset}")
+
+        def kill(process: "subprocess.Popen[str]", line: Line) -> None:
+            if "saved " in line.text and "step-00000001" in line.text:
+                ranks = self.hosts.processes("node2", "pretrain/run.py --local_rank=7")
+                os.kill(max(ranks), signal.SIGKILL)
+
+        return self._on_hosts([*self.literal, *self.added], act=kill, code=None)
+
+    def resumed(self) -> dict[str, Any]:
+        """The same command again."""
+        return self._on_hosts([*self.literal, *self.added]) | self._saved(f"runs/{self.preset}")
+
+    def _saved(self, run: str) -> dict[str, Any]:
+        """Sums of the last checkpoint's files: weights, moments, and in the state the losses of the last steps."""
+        folder = max((self.work / run / "checkpoints").glob("step-*[0-9]"))
+        return {
+            "checkpoint": folder.name,
+            "checkpoint_bytes": disk_of(folder),
+            "sums": json.loads((folder / "complete.json").read_text()),
+            "state": json.loads((folder / "state.json").read_text()),
+            "starts": [json.loads(line) for line in (self.work / run / "starts.jsonl").read_text().splitlines()],
+        }
+
+    # The model
+
+    def evaluated(self) -> dict[str, Any]:
+        return self._local("pretrain/evaluate.py", f"runs/{self.preset}", "--sequences", "64", "--batch_size", "8")
+
+    def exported(self) -> dict[str, Any]:
+        self._remove("exported")
+        return self._local("pretrain/export.py", f"runs/{self.preset}", "exported")
+
+    def loaded(self) -> dict[str, Any]:
+        """By Hugging Face, in a process that knows nothing of this project."""
+        script = (
+            "from transformers import AutoModelForPreTraining, AutoTokenizer; code = {'trust_remote_code': True};"
+            " tokenizer = AutoTokenizer.from_pretrained('.', **code);"
+            " model = AutoModelForPreTraining.from_pretrained('.', **code);"
+            " logits = model(**tokenizer('the quick brown fox', return_tensors='pt')).logits;"
+            " print(type(model).__name__, tuple(logits.shape))"
+        )
+        return self._run(lambda: start([PYTHON, "-c", script], self.work / "exported"), code=0)
+
+    def fine_tuned(self, rte: Path) -> dict[str, Any]:
+        """Ten updates on RTE with two ranks."""
+        self._remove("runs/glue")
+        folder = self.work / "data/glue/RTE"
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, rows in (("train", TRAIN_ROWS), ("dev", DEV_ROWS)):
+            lines = (rte / f"{name}.tsv").read_text().splitlines(keepends=True)
+            (folder / f"{name}.tsv").write_text("".join(lines[: rows + 1]))
+        options = ("--model", "exported", "--task", "RTE", "--data_dir", "data/glue", "--seeds", "1", "--epochs", "1")
+        command = [PYTHON.with_name("deepspeed"), "--num_gpus", "2", "finetune/run_glue.py", *options]
+        return self._run(lambda: start([*command, "--output", "runs/glue"], self.work, OMP_NUM_THREADS="1"), code=0)
+
+    def left(self) -> dict[str, Any]:
+        """What is still there of the processes and of shared memory when all is over."""
+        if self._hosts:
+            self._hosts.close()
+            self._hosts = None
+        mine = [process for process in psutil.process_iter() if _is_marked(process, self.work)]
+        return {
+            "seconds": 0.0,
+            "processes": [" ".join(process.cmdline()) for process in mine if process.pid != os.getpid()],
+            "shared": sorted(shared_memory() - self._shared_before),
+        }
+
+    # How a command is run
+
+    def _remove(self, folder: str) -> None:
+        """What an attempt at the stage left that did not finish."""
+        shutil.rmtree(self.work / folder, ignore_errors=True)
+
+    def _local(self, script: str, *arguments: str, code: int = 0, **watched: Any) -> dict[str, Any]:
+        return self._run(lambda: start([PYTHON, script, *arguments], self.work), code, **watched)
+
+    def _on_hosts(self, command: Sequence[object], code: int | None = 0, **watched: Any) -> dict[str, Any]:
+        hosts, mark, before = self.hosts, {MARKED: str(self.work)}, self._sent()
+
+        def sent() -> int:
+            return self._sent() - before
+
+        return self._run(lambda: hosts.start(command, self.work, **mark), code, sent=sent, **watched)
+
+    def _run(self, started: Any, code: int | None, **watched: Any) -> dict[str, Any]:
+        """Measures a command that ends with `code`; `None`: with any but 0.
+
+        Raises:
+            RuntimeError: it ended otherwise.
+        """
+        finished = measure(started, self.work, **watched)
+        if finished.code != code and (code is not None or finished.code == 0):
+            raise RuntimeError(f"ended with {finished.code}, expected {code}:\n{finished.output}")
+        return record_of(finished)
+
+    def _sent(self) -> int:
+        """Bytes that both hosts have sent, to each other and within themselves."""
+        return sum(_sent_bytes(self.hosts.hosts[name].pid) for name in ADDRESSES)
+
+
+def record_of(finished: Finished) -> dict[str, Any]:
+    """What a command took, for the stage's file."""
+    usage = finished.usage._asdict()
+    for name in ("largest", "descriptors", "maps"):
+        usage[name] = usage[name]._asdict()
+    return {**usage, "code": finished.code, "lines": [line._asdict() for line in finished.lines]}
+
+
+def _sent_bytes(process: int) -> int:
+    """Of the interfaces of a process's network, by the kernel's own count."""
+    lines = Path(f"/proc/{process}/net/dev").read_text().splitlines()[2:]
+    return sum(int(re.split(r":\s*|\s+", line.strip())[9]) for line in lines)
+
+
+def shared_memory() -> set[str]:
+    """Names of the files in shared memory."""
+    return {path.name for path in Path("/dev/shm").iterdir()}
+
+
+def _is_marked(process: psutil.Process, work: Path) -> bool:
+    with contextlib.suppress(psutil.Error, OSError):
+        return process.environ().get(MARKED) == str(work)
+    return False

@@ -1,0 +1,200 @@
+"""What a command takes while it runs: time, processors, memory, files, disk and bytes between processes.
+
+Read from /proc twice a second, of every process that descends from this one, in whatever namespace: on Linux alone.
+"""
+
+import contextlib
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+
+EVERY = 0.5
+"""Seconds between two looks at the processes."""
+DISK_EVERY = 10
+"""Looks at the processes between two at the disk, which take longer."""
+
+
+class Peak(NamedTuple):
+    """The most of something that any one process had."""
+
+    value: int = 0
+    process: str = ""
+
+
+class Usage(NamedTuple):
+    """Of a command and all it started."""
+
+    seconds: float
+    cpu_seconds: float
+    processes: int
+    """At once, at the most."""
+    largest: Peak
+    """Bytes of one process: PSS, where memory that several share counts in parts."""
+    together: int
+    """Bytes, PSS of all processes."""
+    machine: int
+    """Bytes of the machine in use, beyond those before the start."""
+    descriptors: Peak
+    maps: Peak
+    disk: int
+    """Bytes of the folder at the most, beyond those before the start."""
+
+
+class Line(NamedTuple):
+    """What a command printed, when, and what its processes had sent by then."""
+
+    text: str
+    seconds: float
+    sent: int
+
+
+class Finished(NamedTuple):
+    """A command that has ended."""
+
+    code: int
+    lines: list[Line]
+    usage: Usage
+
+    @property
+    def output(self) -> str:
+        return "\n".join(line.text for line in self.lines)
+
+    def first(self, text: str) -> Line:
+        """The first line that contains `text`.
+
+        Raises:
+            RuntimeError: there is none.
+        """
+        for line in self.lines:
+            if text in line.text:
+                return line
+        raise RuntimeError(f"no line has {text!r}:\n{self.output}")
+
+
+def measure(
+    start: Callable[[], "subprocess.Popen[str]"],
+    folder: Path,
+    sent: Callable[[], int] = lambda: 0,
+    act: Callable[["subprocess.Popen[str]", Line], None] = lambda process, line: None,
+    poll: Callable[["subprocess.Popen[str]"], None] = lambda process: None,
+) -> Finished:
+    """Runs a command to its end and watches what it takes.
+
+    Args:
+        start: starts it, with its output in a pipe.
+        folder: where it writes, for the disk.
+        sent: bytes that its processes have sent so far.
+        act: called with every line that it prints.
+        poll: called twice a second.
+    """
+    watch = _Watch(folder, sent)
+    process = start()
+    assert process.stdout is not None
+    watching = threading.Thread(target=watch.run, args=(process, poll), daemon=True)
+    watching.start()
+    lines = []
+    for text in process.stdout:
+        lines.append(Line(text.rstrip("\n"), watch.seconds, sent()))
+        act(process, lines[-1])
+    code = process.wait()
+    watch.ended.set()
+    watching.join()
+    return Finished(code, lines, watch.usage())
+
+
+class _Watch:
+    """Looks at the processes until `ended`."""
+
+    def __init__(self, folder: Path, sent: Callable[[], int]) -> None:
+        self.ended = threading.Event()
+        self._folder, self._sent = folder, sent
+        self._started = time.monotonic()
+        self._machine_before, self._disk_before = _machine(), disk_of(folder)
+        self._peaks: dict[str, int] = dict.fromkeys(("processes", "together", "machine", "disk"), 0)
+        self._single: dict[str, Peak] = dict.fromkeys(("largest", "descriptors", "maps"), Peak())
+        self._cpu: dict[tuple[int, float], float] = {}
+        self._others = set(psutil.Process().children(recursive=True))
+        """Here before the command, such as the hosts it runs on."""
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._started
+
+    def run(self, process: "subprocess.Popen[str]", poll: Callable[["subprocess.Popen[str]"], None]) -> None:
+        looks = 0
+        while not self.ended.wait(EVERY):
+            self._look(with_disk=looks % DISK_EVERY == 0)
+            poll(process)
+            looks += 1
+        self._look(with_disk=True)
+
+    def _look(self, with_disk: bool) -> None:
+        found = [child for child in psutil.Process().children(recursive=True) if child not in self._others]
+        sizes = [size for child in found if (size := self._see(child)) is not None]
+        self._raise("processes", len(sizes))
+        self._raise("together", sum(sizes))
+        self._raise("machine", _machine() - self._machine_before)
+        if with_disk:
+            self._raise("disk", disk_of(self._folder) - self._disk_before)
+
+    def _see(self, child: psutil.Process) -> int | None:
+        """Notes what one process has; returns its PSS, or None if it has ended meanwhile."""
+        with contextlib.suppress(psutil.Error, OSError, ValueError):
+            times, folder = child.cpu_times(), Path(f"/proc/{child.pid}")
+            self._cpu[child.pid, child.create_time()] = times.user + times.system
+            rollup = (folder / "smaps_rollup").read_text()
+            size = 1024 * int(rollup.split("\nPss:", 1)[1].split(None, 1)[0])
+            values = {"largest": size, "descriptors": sum(1 for _ in (folder / "fd").iterdir())}
+            values["maps"] = (folder / "maps").read_text().count("\n")
+            for name, value in values.items():
+                if value > self._single[name].value:
+                    self._single[name] = Peak(value, " ".join(child.cmdline())[-120:])
+            return size
+        return None
+
+    def _raise(self, name: str, value: int) -> None:
+        self._peaks[name] = max(self._peaks[name], value)
+
+    def usage(self) -> Usage:
+        values: dict[str, Any] = {**self._peaks, **self._single}
+        return Usage(seconds=self.seconds, cpu_seconds=sum(self._cpu.values()), **values)
+
+
+def _machine() -> int:
+    memory = psutil.virtual_memory()
+    return int(memory.total - memory.available)
+
+
+def disk_of(folder: Path) -> int:
+    """Bytes that a folder takes on the disk; links are not followed."""
+    total, open_folders = 0, [folder]
+    while open_folders:
+        with contextlib.suppress(OSError), os.scandir(open_folders.pop()) as entries:
+            for entry in entries:
+                with contextlib.suppress(OSError):  # removed meanwhile
+                    if entry.is_dir(follow_symlinks=False):
+                        open_folders.append(Path(entry.path))
+                    else:
+                        total += entry.stat(follow_symlinks=False).st_blocks * 512
+    return total
+
+
+def start(command: Sequence[object], folder: Path, **environment: str) -> "subprocess.Popen[str]":
+    """Starts a command in a folder, its output in a pipe, in a process group of its own."""
+    return subprocess.Popen(
+        list(map(str, command)),
+        cwd=folder,
+        env=os.environ | environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
