@@ -5,7 +5,7 @@
 Makes 20 GB of text, builds its shards with the defaults (killed once in the middle), and pre-trains the base model by
 `deepspeed --hostfile hostfiles/16v100 pretrain/run.py` with 16 ranks on two hosts, which are network namespaces of this
 machine. Then evaluates, exports, loads and fine-tunes it. The same command resumes after the last finished stage; at
-the end WORK/rehearsal.md holds the report. Needs root, the packages that `tests/cluster/hosts.py` names, 24 GB of
+the end WORK/rehearsal.md holds the report. Needs root, the packages that `bench/two_hosts.py` names, 24 GB of
 memory and 45 GB of disk.
 """
 
@@ -29,11 +29,11 @@ from pydantic import Field
 from bench.enlarge import enlarge
 from bench.rehearsal_report import report
 from bench.rehearsal_stages import BUILD, Stages
+from bench.two_hosts import missing
 from data_prep.command_line import run_command
 from data_prep.config import ConfigError, StrictConfig
 from data_prep.files import write_atomically
 from pretrain.starts import code_version
-from tests.cluster.hosts import missing
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 GB = 10**9

@@ -15,8 +15,8 @@ from typing import Any, Self
 import psutil
 
 from bench.resources import Finished, Line, disk_of, measure, start
+from bench.two_hosts import ADDRESSES, TwoHosts
 from data_prep.records import LOG_NAME, RecordLog
-from tests.cluster.hosts import ADDRESSES, TwoHosts
 
 PYTHON = Path(sys.executable)
 HOSTFILE = "hostfiles/16v100"

@@ -10,8 +10,8 @@ import pytest
 
 from bench.enlarge import enlarge
 from bench.resources import measure, start
+from bench.two_hosts import missing
 from data_prep.formats import Format, Reading, parse
-from tests.cluster.hosts import missing
 from tests.conftest import REPOSITORY
 
 MB = 10**6

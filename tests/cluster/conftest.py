@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.hosts import COMMANDS, SLURM_COMMANDS, Slurm, TwoHosts, missing
+from bench.two_hosts import COMMANDS, SLURM_COMMANDS, Slurm, TwoHosts, missing
 from tests.cluster.runs import LONGER, deepspeed, training
 from tests.finetune.conftest import cola_folder, squad_folder, stock_model
 from tests.pretrain.conftest import shards_folder

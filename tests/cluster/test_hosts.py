@@ -3,7 +3,7 @@
 import subprocess
 from pathlib import Path
 
-from tests.cluster.hosts import Slurm, TwoHosts
+from bench.two_hosts import Slurm, TwoHosts
 
 
 def test_pdsh_reaches_both_hosts_and_each_knows_its_own_name_and_address(two_hosts: TwoHosts, tmp_path: Path) -> None:

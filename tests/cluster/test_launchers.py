@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.cluster.hosts import ADDRESSES, Slurm, TwoHosts
+from bench.two_hosts import ADDRESSES, Slurm, TwoHosts
 from tests.cluster.runs import deepspeed, wait_for
 from tests.conftest import REPOSITORY
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.hosts import ADDRESSES, TwoHosts
+from bench.two_hosts import ADDRESSES, TwoHosts
 from tests.cluster.runs import HANG_TIMEOUT, LONGER, SLOW_RUN, deepspeed, losses, saved_step, training, wait_for
 from tests.conftest import REPOSITORY
 

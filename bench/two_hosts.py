@@ -2,7 +2,7 @@
 
 A host has its own network, processes, host name and mounts, so that pdsh, ssh, `hostname -I` and Slurm act as they do
 between machines; files and Python are shared, as on a cluster's network file system. Everything hangs on the standard
-input of one process a namespace: when the tests end, however they end, the kernel takes all of it away.
+input of one process a namespace: when the program ends, however it does, the kernel takes all of it away.
 """
 
 import os
