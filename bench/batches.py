@@ -3,7 +3,7 @@
 import torch
 
 from data_prep.masking import masked_count
-from pretrain.data import Batch
+from pretrain.data.batches import Batch
 
 VOCABULARY, MASK = 30_522, 103  # BERT's uncased vocabulary, which the paper uses, and its id of [MASK]
 

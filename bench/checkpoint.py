@@ -17,13 +17,13 @@ if not __package__:  # run as a script: import from the repository, never from t
 from bench.batches import MASK, VOCABULARY
 from bench.models import CONFIGS, new_engine
 from bench.timing import seconds_of
-from data_prep.command_line import run_command
-from data_prep.config import StrictConfig
-from pretrain.checkpoint import load, newest_valid, save
-from pretrain.electra import Electra
-from pretrain.engine import Engine
+from foundation.command_line import run_command
+from foundation.config import StrictConfig
+from pretrain.engine.checkpoint import load, newest_valid, save
+from pretrain.engine.engine import Engine
+from pretrain.job.processes import start_processes
+from pretrain.method.electra import Electra
 from pretrain.presets import preset
-from pretrain.processes import start_processes
 
 REPEATS = 3
 CONVERTER = "from deepspeed.checkpoint.ds_to_universal import main, parse_arguments; main(parse_arguments())"

@@ -20,16 +20,16 @@ from bench.matrix_rate import DTYPES
 from bench.memory import peak_mb
 from bench.models import CONFIGS, new_engine
 from bench.timing import seconds_of
-from data_prep.config import StrictConfig
+from foundation.config import StrictConfig
 from pretrain.config import RunConfig
-from pretrain.data import Batch
-from pretrain.electra import Electra
-from pretrain.estimates import flops_per_token
-from pretrain.masked_lm import masked_states
-from pretrain.models import compile_layers
+from pretrain.data.batches import Batch
+from pretrain.job.processes import World, start_processes
+from pretrain.method.electra import Electra
+from pretrain.method.masked_lm import masked_states
+from pretrain.method.sampling import draw
 from pretrain.presets import preset, with_objective
-from pretrain.processes import World, start_processes
-from pretrain.sampling import draw
+from pretrain.training.estimates import flops_per_token
+from pretrain.training.models import compile_layers
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 Name = Literal["eager", "compiled", "electra", "hp_loss", "hp_dist", "hp_loss_compiled"]

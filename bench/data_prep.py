@@ -31,8 +31,6 @@ import numpy as np
 from pydantic import Field
 
 from data_prep.chunks import sample_documents
-from data_prep.command_line import run_command
-from data_prep.config import ConfigError, StrictConfig
 from data_prep.formats import Reading
 from data_prep.manifest import load_manifest
 from data_prep.masking import Masker
@@ -40,6 +38,8 @@ from data_prep.sentences import find_model, save_model, train_model
 from data_prep.shards import IndexedFile
 from data_prep.sources import find_sources
 from data_prep.tokens import WordPiece, open_tokenizer
+from foundation.command_line import run_command
+from foundation.config import ConfigError, StrictConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 PEERS = ROOT / "bench" / "peers"

@@ -27,15 +27,15 @@ from bench.batches import MASK, VOCABULARY, random_batch
 from bench.matrix_rate import DTYPES
 from bench.models import CONFIGS, new_engine
 from bench.timing import seconds_of
-from data_prep.command_line import run_command
-from data_prep.config import StrictConfig
+from foundation.command_line import run_command
+from foundation.config import StrictConfig
 from pretrain.config import RunConfig
-from pretrain.data import Batch, BatchPlan, TrainingBatches
-from pretrain.electra import Electra
-from pretrain.estimates import precision_of
+from pretrain.data.batches import Batch, BatchPlan, TrainingBatches
+from pretrain.data.shards import open_shards
+from pretrain.job.processes import World, start_processes
+from pretrain.method.electra import Electra
 from pretrain.presets import preset
-from pretrain.processes import World, start_processes
-from pretrain.shards import open_shards
+from pretrain.training.estimates import precision_of
 
 LEARNING_RATE = 1e-4
 TURNS = 4

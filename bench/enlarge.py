@@ -14,7 +14,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-from data_prep.files import TEMPORARY_SUFFIX, make_folder, with_suffix
+from foundation.files import TEMPORARY_SUFFIX, make_folder, with_suffix
 
 EXCHANGED = 20
 """One word in so many is one of a pair that changes places."""

@@ -21,16 +21,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 if not __package__:  # run as a script: import from the repository, never from the script's own folder
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from data_prep.command_line import HIDDEN, run_command
-from data_prep.config import ConfigError, StrictConfig
 from finetune.config import GlueConfig, SquadConfig
+from finetune.glue.files import load_task
+from finetune.glue.tasks import TASKS, TaskData
 from finetune.presets import settings_for, squad_settings_for
-from finetune.tasks.glue import TASKS, TaskData
-from finetune.tasks.glue_files import load_task
-from finetune.tasks.squad import VERSIONS, SquadData, SquadFile, load_squad
+from finetune.squad.files import VERSIONS, SquadData, SquadFile, load_squad
+from foundation.command_line import HIDDEN, run_command
+from foundation.config import ConfigError, StrictConfig
 
 if TYPE_CHECKING:
-    from finetune.model_folder import ModelFolder
+    from finetune.running.model_folder import ModelFolder
 
 FP32 = Path(__file__).resolve().parents[1] / "ds_configs" / "zero0_fp32.json"
 OURS, PEER = "this code", "Hugging Face"
@@ -125,7 +125,7 @@ def take_turns(options: FinetuneBenchOptions, task: str, model: Path) -> dict[st
 def train_once(options: FinetuneBenchOptions) -> Training:
     """One training by the contender named, in this process, which imports nothing of the other's."""
     from bench.memory import peak_mb
-    from finetune.model_folder import open_model
+    from finetune.running.model_folder import open_model
 
     assert options.model
     model = open_model(str(options.model))
@@ -160,10 +160,11 @@ def train_ours(
     """Seconds of each epoch, and the score."""
     import torch
 
-    from finetune import glue_job, squad_job
-    from finetune.train import Run
-    from pretrain.huggingface import load_encoder
-    from pretrain.processes import start_processes
+    from finetune.glue import job as glue_job
+    from finetune.running.train import Run
+    from finetune.squad import job as squad_job
+    from pretrain.huggingface.folders import load_encoder
+    from pretrain.job.processes import start_processes
 
     job: Any
     if isinstance(settings, GlueConfig):
@@ -192,9 +193,9 @@ def train_theirs(
     import numpy as np
 
     from bench.peers.trainer import classification_rows, question_rows, train_peer
-    from finetune.features import tokenize_examples
-    from finetune.metrics import matthews
-    from finetune.squad_features import make_windows
+    from finetune.glue.metrics import matthews
+    from finetune.squad.features import make_windows
+    from finetune.tokens.features import tokenize_examples
 
     tokenizer = model.tokenizer
     with tempfile.TemporaryDirectory() as output:

@@ -9,13 +9,13 @@ from typing import NamedTuple
 
 from data_prep.masking import masked_count
 from pretrain.config import RunConfig
-from pretrain.estimates import flops_per_token, least_traffic
+from pretrain.training.estimates import flops_per_token, least_traffic
 
 DAY = 86_400.0
 KERNELS = 3_247
 """Of a whole step of small under the engine, 16 x 128, bf16, ZeRO-1: what PyTorch is asked for, views apart, as
-`bench/engine.py` counts it, alone and on a CPU, without what is for CPUs alone: `pretrain/half_precision.py`, and the
-words that `pretrain/dropout.py` makes its factors of."""
+`bench/engine.py` counts it, alone and on a CPU, without what is for CPUs alone: `pretrain/model/half_precision.py`,
+and the words that `pretrain/model/dropout.py` makes its factors of."""
 LAUNCH = 5e-6
 """Seconds to launch one in eager mode: assumed. CUDA graphs and fused kernels take less."""
 

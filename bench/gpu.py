@@ -24,9 +24,9 @@ if not __package__:  # run as a script: import from the repository, never from t
 
 from pydantic import Field
 
-from data_prep.command_line import HIDDEN, run_command
-from data_prep.config import StrictConfig
-from data_prep.files import write_atomically
+from foundation.command_line import HIDDEN, run_command
+from foundation.config import StrictConfig
+from foundation.files import write_atomically
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 STEP = (sys.executable, "bench/step.py")

@@ -17,20 +17,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-import pretrain.sampling
+import pretrain.method.sampling
 from bench.gpu import CHECKS
 from bench.gpu_setting import Setting, new_batch, new_model, setting
 from bench.matrix_rate import DTYPES
 from bench.models import CONFIGS, new_engine
-from data_prep.files import write_atomically
-from pretrain.config import ObjectiveName
-from pretrain.data import Batch
-from pretrain.electra import Electra
-from pretrain.engine import BF16_CAPABILITY, Engine
-from pretrain.gradients import squared_norm
-from pretrain.models import compile_layers
-from pretrain.optim import parameter_groups
-from pretrain.replacement import Sampled, sample
+from foundation.files import write_atomically
+from pretrain.data.batches import Batch
+from pretrain.engine.engine import BF16_CAPABILITY, Engine
+from pretrain.engine.gradients import squared_norm
+from pretrain.engine.optim import parameter_groups
+from pretrain.method.electra import Electra
+from pretrain.method.objectives import ObjectiveName
+from pretrain.method.replacement import Sampled, sample
+from pretrain.training.models import compile_layers
 
 OBJECTIVES: tuple[ObjectiveName, ...] = ("electra", "hp_loss", "hp_dist")
 LEARNING_RATE = 1e-3  # so large that updates show in bf16 weights of 0.1, which are 0.0005 apart
@@ -112,10 +112,10 @@ class Forced:
     """Replacements that follow from the uniforms alone, while the block lasts."""
 
     def __enter__(self) -> None:
-        pretrain.sampling.sample = forced_sample
+        pretrain.method.sampling.sample = forced_sample
 
     def __exit__(self, *error: object) -> None:
-        pretrain.sampling.sample = sample
+        pretrain.method.sampling.sample = sample
 
 
 def forced_sample(weights_XV: Tensor, uniform_X: Tensor) -> Sampled:

@@ -8,7 +8,7 @@ from bench.batches import MASK
 from bench.gpu_checks import engine_step
 from bench.gpu_setting import new_batch, setting
 from bench.models import CONFIGS, new_engine
-from pretrain.electra import Electra
+from pretrain.method.electra import Electra
 from pretrain.presets import preset, with_objective
 
 PROFILED_STEPS = 3

@@ -6,11 +6,12 @@ import torch
 from torch import nn
 
 from bench.batches import MASK, VOCABULARY, random_batch
-from pretrain.config import ObjectiveName, RunConfig, with_overrides
-from pretrain.data import Batch
-from pretrain.electra import Electra
+from pretrain.config import RunConfig, with_overrides
+from pretrain.data.batches import Batch
+from pretrain.job.processes import World, start_processes
+from pretrain.method.electra import Electra
+from pretrain.method.objectives import ObjectiveName
 from pretrain.presets import preset, with_objective
-from pretrain.processes import World, start_processes
 
 
 class Setting(NamedTuple):

@@ -24,18 +24,18 @@ from bench.batches import VOCABULARY
 from bench.contender import StepOptions
 from bench.matrix_rate import DTYPES
 from bench.timing import seconds_of
-from data_prep.command_line import run_command
 from data_prep.masking import masked_count
-from pretrain.attention import attend
-from pretrain.dropout import Dropout
-from pretrain.encoder import EncoderConfig
-from pretrain.half_precision import LayerNorm, look_up
-from pretrain.linear import linear
-from pretrain.losses import log_probability
+from foundation.command_line import run_command
+from pretrain.job.processes import start_processes
+from pretrain.method.losses import log_probability
+from pretrain.method.replacement import sample
+from pretrain.method.vocabulary import largest
+from pretrain.model.attention import attend
+from pretrain.model.dropout import Dropout
+from pretrain.model.encoder import EncoderConfig
+from pretrain.model.half_precision import LayerNorm, look_up
+from pretrain.model.linear import linear
 from pretrain.presets import preset
-from pretrain.processes import start_processes
-from pretrain.replacement import sample
-from pretrain.vocabulary import largest
 
 P = 0.1
 """Dropout of the paper's runs."""

@@ -24,15 +24,15 @@ from pydantic import Field
 from bench.timing import median_seconds
 from data_prep.build_shards import BuildOptions
 from data_prep.build_shards import main as build_shards
-from data_prep.command_line import run_command
-from data_prep.config import StrictConfig
 from data_prep.manifest import MANIFEST_NAME, load_manifest, save_manifest, sum_shards
 from data_prep.tokens import SPECIAL_TOKENS
+from foundation.command_line import run_command
+from foundation.config import StrictConfig
 from pretrain.config import with_overrides
-from pretrain.data import Batch, BatchPlan, TrainingBatches
-from pretrain.electra import Electra
+from pretrain.data.batches import Batch, BatchPlan, TrainingBatches
+from pretrain.data.shards import Shards, open_shards
+from pretrain.method.electra import Electra
 from pretrain.presets import preset, with_objective
-from pretrain.shards import Shards, open_shards
 
 TRAINING_STEPS = 3  # counted, after one that is not
 LARGE_SHARDS = 7_500  # of 1 GB: 10 TB of text at 4.4 bytes a word piece, 2 bytes of id and 1.3 of masks each

@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.config import RunConfig
-from pretrain.deepspeed_config import resolve
-from pretrain.electra import Electra
-from pretrain.engine import Engine
-from pretrain.optim import parameter_groups
-from pretrain.processes import World
+from pretrain.engine.deepspeed_config import resolve
+from pretrain.engine.engine import Engine
+from pretrain.engine.optim import parameter_groups
+from pretrain.job.processes import World
+from pretrain.method.electra import Electra
 
 CONFIGS = Path(__file__).resolve().parents[1] / "ds_configs"
 

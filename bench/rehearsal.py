@@ -30,10 +30,10 @@ from bench.enlarge import enlarge
 from bench.rehearsal_report import report
 from bench.rehearsal_stages import BUILD, Stages
 from bench.two_hosts import missing
-from data_prep.command_line import run_command
-from data_prep.config import ConfigError, StrictConfig
-from data_prep.files import write_atomically
-from pretrain.starts import code_version
+from foundation.command_line import run_command
+from foundation.config import ConfigError, StrictConfig
+from foundation.files import write_atomically
+from pretrain.training.starts import code_version
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 GB = 10**9

@@ -5,9 +5,9 @@ import statistics
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from data_prep.progress import duration
-from pretrain.estimates import GIB
-from pretrain.markdown_table import markdown_table
+from foundation.markdown_table import markdown_table
+from foundation.progress import duration
+from pretrain.training.estimates import GIB
 
 Stage = Mapping[str, Any]
 GB, MB = 1e9, 1e6

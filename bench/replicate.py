@@ -22,8 +22,8 @@ if not __package__:  # run as a script: import from the repository, never from t
 from pydantic import Field
 
 from bench.replication import METHODS, run_name
-from data_prep.command_line import run_command
-from data_prep.config import StrictConfig
+from foundation.command_line import run_command
+from foundation.config import StrictConfig
 from pretrain.presets import PRESETS
 
 REPOSITORY = Path(__file__).resolve().parents[1]

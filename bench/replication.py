@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from data_prep.config import ConfigError
-from data_prep.files import write_atomically
 from data_prep.manifest import load_manifest
 from data_prep.shards import IndexedFile
-from finetune.records import FILE_NAME, read_records
-from pretrain.intervals import Interval
-from pretrain.markdown_table import markdown_table
+from finetune.running.records import FILE_NAME, read_records
+from foundation.config import ConfigError
+from foundation.files import write_atomically
+from foundation.intervals import Interval
+from foundation.markdown_table import markdown_table
 
 BASELINE = "electra"
 LEAST_GAIN = 0.5

@@ -26,12 +26,12 @@ from torch import multiprocessing
 from bench.batches import MASK, VOCABULARY, random_batch
 from bench.forecast import PAPER_RUNS, Costs, Work, forecast
 from bench.timing import median_seconds
-from data_prep.command_line import run_command
-from data_prep.config import StrictConfig
+from foundation.command_line import run_command
+from foundation.config import StrictConfig
 from pretrain.config import RunConfig
-from pretrain.electra import Electra
+from pretrain.job.processes import start_processes
+from pretrain.method.electra import Electra
 from pretrain.presets import preset, with_objective
-from pretrain.processes import start_processes
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 LENGTH = 128

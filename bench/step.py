@@ -26,8 +26,8 @@ from pydantic import Field
 
 from bench.contender import CONTENDERS, PEERS, Contender, Name, StepOptions, serve
 from bench.matrix_rate import matrix_rates
-from data_prep.command_line import HIDDEN, run_command
-from data_prep.files import write_atomically
+from foundation.command_line import HIDDEN, run_command
+from foundation.files import write_atomically
 
 
 class StepBenchOptions(StepOptions):

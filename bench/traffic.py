@@ -21,11 +21,11 @@ if not __package__:  # run as a script: import from the repository, never from t
 
 from pydantic import Field
 
-from data_prep.command_line import HIDDEN, run_command
-from data_prep.config import ConfigError, StrictConfig
+from foundation.command_line import HIDDEN, run_command
+from foundation.config import ConfigError, StrictConfig
 
 if TYPE_CHECKING:
-    from pretrain.processes import World
+    from pretrain.job.processes import World
 
 FOLDER = Path(__file__).resolve().parents[1] / "ds_configs"
 CONFIGS = ("zero0_fp32", "zero1_fp32", "zero2_fp32", "zero3_fp32", "zero1_bf16", "zero2_bf16", "zero3_bf16")
@@ -69,7 +69,7 @@ class Traffic(NamedTuple):
 
 
 def main(options: TrafficOptions) -> int:
-    from pretrain.processes import leave, start_processes
+    from pretrain.job.processes import leave, start_processes
 
     world = start_processes()
     if world.device.type != "cpu" or world.world_size == 1:
@@ -88,9 +88,9 @@ def measure(path: Path, options: TrafficOptions, world: "World") -> Traffic:
     from bench.batches import MASK, random_batch
     from bench.collectives import Collectives
     from bench.models import new_engine
-    from pretrain.electra import Electra
-    from pretrain.estimates import least_traffic
+    from pretrain.method.electra import Electra
     from pretrain.presets import preset
+    from pretrain.training.estimates import least_traffic
 
     run = preset(options.preset).run
     torch.manual_seed(0)

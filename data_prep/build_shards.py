@@ -24,15 +24,12 @@ from pydantic import Field, field_validator, model_validator
 
 from data_prep.building import make_shards
 from data_prep.chunks import sample_documents
-from data_prep.command_line import printable, run_command
-from data_prep.config import ConfigError, StrictConfig
 from data_prep.defaults import RAW, SHARDS, VOCAB, require_text, require_vocab
 from data_prep.estimate import SAMPLE, estimate
 from data_prep.formats import Boundary, Reading
 from data_prep.manifest import MANIFEST_NAME, BuildConfig, Dedup, Manifest
 from data_prep.output import finish, locked, open_log, prepare, refuse_another
 from data_prep.pipeline import PUNKT_NAME
-from data_prep.progress import duration
 from data_prep.punkt import PunktModel
 from data_prep.records import Plan
 from data_prep.sentences import Sentences, find_model, load_model, model_sha256, train_model
@@ -40,6 +37,9 @@ from data_prep.sequences import Builder, Packing
 from data_prep.sources import Source, find_sources
 from data_prep.tokens import WordPiece, open_tokenizer
 from data_prep.workers import Pool, start_pool
+from foundation.command_line import printable, run_command
+from foundation.config import ConfigError, StrictConfig
+from foundation.progress import duration
 
 _PUNKT_SAMPLE = 4_000_000  # bytes: Punkt learns at 0.6 MB/s, and its lists hardly grow after a few megabytes
 _MOST_WORDS = 100  # masked at once; a word's number in its n-gram is kept in a byte

@@ -11,17 +11,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 from data_prep.chunks import Chunk, read_chunks
-from data_prep.config import ConfigError
 from data_prep.duplicates import Duplicates, hash_chunk
 from data_prep.formats import Reading
 from data_prep.inspection import checksum_problems
 from data_prep.manifest import BuildConfig, ShardEntry
 from data_prep.merging import Merge, ShardCutter, merge_parts
 from data_prep.pipeline import WORK_NAME, ChunkTask, do_chunk, part_path
-from data_prep.progress import Progress
 from data_prep.records import SIDES, ChunkRecord, RecordLog, folder_of
 from data_prep.sources import Source
 from data_prep.workers import Pool
+from foundation.config import ConfigError
+from foundation.progress import Progress
 
 
 class ShardCheck(NamedTuple):

@@ -12,7 +12,6 @@ from itertools import islice
 from typing import Any, BinaryIO
 
 from data_prep.cleaning import clean
-from data_prep.config import ConfigError
 from data_prep.formats import (
     BEGINNING,
     END_OF_DOCUMENT,
@@ -32,6 +31,7 @@ from data_prep.formats import (
 from data_prep.rows import read_rows
 from data_prep.sources import Source
 from data_prep.unpacking import DAMAGED, opened, unpacked
+from foundation.config import ConfigError
 
 _BLOCK = 1 << 20  # bytes read at a time
 _OVERLAP = 80  # bytes searched again with the next block: a document's end may lie across two

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from data_prep.config import ConfigError
+from foundation.config import ConfigError
 
 RAW, VOCAB, SHARDS = Path("data/raw"), Path("data/vocab"), Path("data/wikibooks")
 """The user's own: text, tokenizer folder or vocab.txt, and shards."""

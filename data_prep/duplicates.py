@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from data_prep.chunks import Chunk
-from data_prep.files import write_atomically
 from data_prep.formats import Reading
+from foundation.files import write_atomically
 
 _SORTED_AT_ONCE = 1 << 23  # hashes, 32 bytes each with all that sorting needs
 _UNUSED = bytes(8)  # stands for a document that is dropped anyway, and is no copy of any

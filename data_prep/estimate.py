@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from data_prep.chunks import Chunk, sample_pieces
-from data_prep.config import ConfigError
 from data_prep.formats import Reading
 from data_prep.output import prepare
 from data_prep.pipeline import build_chunk, load_tools
-from data_prep.progress import duration
 from data_prep.punkt import PunktModel
 from data_prep.records import Plan
 from data_prep.sources import Source
 from data_prep.tokens import WordPiece
+from foundation.config import ConfigError
+from foundation.progress import duration
 
 SAMPLE = 1_000_000  # bytes
 

@@ -15,9 +15,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
-from data_prep.config import ConfigError
 from data_prep.unpacking import SUFFIXES, not_text
 from data_prep.wikitext import page_text
+from foundation.config import ConfigError
 
 Boundary = Literal["blank_line", "file"]
 

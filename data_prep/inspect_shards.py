@@ -15,14 +15,14 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from data_prep.command_line import POSITIONAL, printable, run_command
-from data_prep.config import StrictConfig
 from data_prep.inspection import Figures, read_rows, sample_rows
 from data_prep.manifest import HELD_OUT_NAME, MANIFEST_NAME, Books, Manifest, load_manifest
 from data_prep.mask_statistics import MaskStatistics
 from data_prep.tokens import CONTINUATION, SPECIAL_TOKENS, TOKENIZER_NAME, WordPiece
 from data_prep.verification import verify
 from data_prep.workers import Pool, start_pool
+from foundation.command_line import POSITIONAL, printable, run_command
+from foundation.config import StrictConfig
 
 _PROBLEMS_SHOWN = 20
 _INPUTS_SHOWN = 20

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
-from data_prep.config import ConfigError
-from data_prep.files import file_sha256
 from data_prep.manifest import Manifest, ShardEntry
 from data_prep.masking import bytes_per_copy, masked_count
 from data_prep.shards import IndexedFile
 from data_prep.tokens import TOKENIZER_NAME, WordPiece
+from foundation.config import ConfigError
+from foundation.files import file_sha256
 
 _BATCH = 4096  # sequences looked at together
 

@@ -8,11 +8,11 @@ import numpy as np
 
 from data_prep.chunks import Chunk, Piece
 from data_prep.cleaning import Cleaned, clean, decode
-from data_prep.config import ConfigError
 from data_prep.formats import RECORD_FORMATS, Document, Reading
 from data_prep.manifest import Books, BuildConfig, Ledger, Share
 from data_prep.records import HELD_OUT, TRAIN, PartEntry
 from data_prep.sides import Side
+from foundation.config import ConfigError
 
 _BATCH = 1 << 20  # characters of a batch
 _WEIGHT = 256  # characters that a document counts beside its text: its objects take that much however short it is

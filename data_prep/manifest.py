@@ -8,12 +8,12 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from data_prep.config import ConfigError, StrictRecord
-from data_prep.files import sealed, unsealed, write_if_other
 from data_prep.formats import Boundary
 from data_prep.sentences import Sentences
 from data_prep.sequences import Builder, Packing
 from data_prep.tokens import LARGEST_VOCABULARY, SpecialTokens
+from foundation.config import ConfigError, StrictRecord
+from foundation.files import sealed, unsealed, write_if_other
 
 FORMAT_VERSION: Literal[2] = 2
 _VERSION = re.compile(rb'\{\s*"format_version": (\d{1,9}),')  # the first key after the seal

@@ -9,8 +9,8 @@ matplotlib.use("Agg")  # no display on a cluster
 import matplotlib.pyplot as plt
 import numpy as np
 
-from data_prep.config import ConfigError
 from data_prep.mask_statistics import PIECES, MaskStatistics
+from foundation.config import ConfigError
 
 _BITMAPS, _EXPECTED = "#2a6f97", "#c1440e"
 _LONGEST_RUN = 12  # longer ones are rare

@@ -7,9 +7,6 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from data_prep.config import ConfigError
-from data_prep.files import TEMPORARY_SUFFIX
-from data_prep.locks import Held, Lock
 from data_prep.manifest import (
     FORMAT_VERSION,
     HELD_OUT_NAME,
@@ -25,6 +22,9 @@ from data_prep.punkt import PunktModel
 from data_prep.records import HELD_OUT, LOG_NAME, TRAIN, Plan, RecordLog
 from data_prep.sentences import save_model
 from data_prep.tokens import TOKENIZER_NAME, WordPiece
+from foundation.config import ConfigError
+from foundation.files import TEMPORARY_SUFFIX
+from foundation.locks import Held, Lock
 
 LOCK_NAME = ".lock"
 _OLD_RECORDS = ".records"  # of a build of format 1 that is not complete

@@ -13,8 +13,8 @@ from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
-from data_prep.files import TEMPORARY_SUFFIX, flush, with_suffix
 from data_prep.records import PartEntry
+from foundation.files import TEMPORARY_SUFFIX, flush, with_suffix
 
 _HEADER = struct.Struct("<II")
 

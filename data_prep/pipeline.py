@@ -13,14 +13,14 @@ from typing import NamedTuple
 import numpy as np
 
 from data_prep.chunks import Chunk
-from data_prep.config import ConfigError
-from data_prep.files import file_sha256
 from data_prep.intake import Intake, Text
 from data_prep.manifest import BuildConfig
 from data_prep.records import HELD_OUT, SIDES, TRAIN, ChunkRecord
 from data_prep.sentences import Sentences, SentenceSplitter
 from data_prep.sides import Side
 from data_prep.tokens import TOKENIZER_NAME, WordPiece
+from foundation.config import ConfigError
+from foundation.files import file_sha256
 
 WORK_NAME = ".build"  # folder of parts and hashes; gone once the manifest is written
 PUNKT_NAME = "punkt"

@@ -17,9 +17,9 @@ from typing import BinaryIO, Literal, Self
 
 from pydantic import ValidationError
 
-from data_prep.config import ConfigError, StrictRecord
-from data_prep.files import TEMPORARY_SUFFIX, flush, with_suffix
 from data_prep.manifest import HELD_OUT_NAME, Books, BuildConfig, ShardEntry
+from foundation.config import ConfigError, StrictRecord
+from foundation.files import TEMPORARY_SUFFIX, flush, with_suffix
 
 LOG_NAME = "records.log"
 TRAIN, HELD_OUT = "train", "held_out"

@@ -4,11 +4,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from data_prep.config import ConfigError
 from data_prep.formats import LONGEST_RECORD
 from data_prep.parquet_pages import page_sizes
 from data_prep.sources import HUB, Source
 from data_prep.unpacking import opened
+from foundation.config import ConfigError
 
 _BATCH = 1 << 22  # bytes of text read at a time, and bytes of a file
 _MOST_ROWS = 64  # in a batch, however short they seem

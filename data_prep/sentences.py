@@ -9,9 +9,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
-from data_prep.config import ConfigError
-from data_prep.files import write_if_other
 from data_prep.punkt import Punkt, PunktModel
+from foundation.config import ConfigError
+from foundation.files import write_if_other
 
 Sentences = Literal["punkt", "line"]
 

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.config import ConfigError
-from data_prep.files import TEMPORARY_SUFFIX, flush, with_suffix
+from foundation.config import ConfigError
+from foundation.files import TEMPORARY_SUFFIX, flush, with_suffix
 
 _MAGIC = b"MMIDIDX\x00\x00"
 _HEADER = struct.Struct("<9sQBQQ")

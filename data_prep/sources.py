@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from data_prep.config import ConfigError
 from data_prep.unpacking import SUFFIXES
+from foundation.config import ConfigError
 
 HUB = "hub:"  # before the name of a dataset on the Hugging Face hub
 # WikiExtractor names its files without a suffix; Wikipedia's dumps are called ....xml-p1p41242.bz2.

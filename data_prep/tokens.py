@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from data_prep.config import ConfigError, StrictRecord
-from data_prep.files import write_if_other
+from foundation.config import ConfigError, StrictRecord
+from foundation.files import write_if_other
 
 if TYPE_CHECKING:
     from nanotoken import WordPieceTokenizer

@@ -16,13 +16,13 @@ from pydantic import Field
 from tokenizers import Tokenizer, trainers
 
 from data_prep.chunks import sample_documents
-from data_prep.command_line import printable, run_command
-from data_prep.config import ConfigError, StrictConfig
 from data_prep.defaults import RAW, VOCAB, require_text
 from data_prep.formats import Reading
 from data_prep.output import locked
 from data_prep.sources import find_sources
 from data_prep.tokens import CONTINUATION, LARGEST_VOCABULARY, SPECIAL_TOKENS, WordPiece, from_vocabulary
+from foundation.command_line import printable, run_command
+from foundation.config import ConfigError, StrictConfig
 
 _LARGEST_ALPHABET = 1000  # rarer characters become [UNK]; the default of tokenizers' BertWordPieceTokenizer
 _LEAST_COUNT = 2  # of a pair of pieces to be joined; the same

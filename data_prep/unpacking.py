@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from data_prep.config import ConfigError
+from foundation.config import ConfigError
 
 SUFFIXES = {".gz", ".bz2", ".xz", ".zst"}
 DAMAGED = (EOFError, OSError, lzma.LZMAError, zlib.error)  # what reading damaged compressed data raises

@@ -14,10 +14,10 @@ from data_prep.inspection import (
 )
 from data_prep.manifest import Books, Manifest, ShardEntry
 from data_prep.mask_statistics import MaskStatistics
-from data_prep.progress import Progress
 from data_prep.records import LOG_NAME, RecordLog
 from data_prep.tokens import TOKENIZER_NAME, WordPiece
 from data_prep.workers import Pool
+from foundation.progress import Progress
 
 
 class Verified(NamedTuple):

@@ -5,8 +5,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from data_prep.command_line import HIDDEN
-from data_prep.config import MOST, FileName, StrictConfig
+from foundation.command_line import HIDDEN
+from foundation.config import MOST, FileName, StrictConfig
 
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]

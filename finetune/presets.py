@@ -7,8 +7,8 @@ Where the paper searches a grid, the default is the grid's value that google-res
 import itertools
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from data_prep.config import ConfigError, StrictConfig
 from finetune.config import FinetuneConfig, GlueConfig, SquadConfig
+from foundation.config import ConfigError, StrictConfig
 
 ModelSize = Literal["small", "base"]
 Settings = TypeVar("Settings", bound=FinetuneConfig)

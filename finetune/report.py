@@ -12,13 +12,13 @@ if not __package__:  # run as a script: import from the repository, never from t
 from collections.abc import Sequence
 from typing import Annotated
 
-from data_prep.command_line import POSITIONAL, run_command
-from data_prep.config import ConfigError, StrictConfig
-from finetune.comparisons import differences
-from finetune.paper_tables import TABLES, Column, Table
-from finetune.report_sections import collapsed_lines, difference_lines, setting_lines
-from finetune.results import Cell, Row, load_runs, make_rows, shared_folder
-from pretrain.markdown_table import markdown_table
+from finetune.reporting.comparisons import differences
+from finetune.reporting.paper_tables import TABLES, Column, Table
+from finetune.reporting.results import Cell, Row, load_runs, make_rows, shared_folder
+from finetune.reporting.sections import collapsed_lines, difference_lines, setting_lines
+from foundation.command_line import POSITIONAL, run_command
+from foundation.config import ConfigError, StrictConfig
+from foundation.markdown_table import markdown_table
 
 
 class ReportOptions(StrictConfig):
@@ -41,7 +41,7 @@ def main(options: ReportOptions) -> None:
         output.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"output: cannot write {output}: {error}; give another FILE") from None
-    from finetune.report_figure import draw  # matplotlib, which --help need not wait for
+    from finetune.reporting.figure import draw  # matplotlib, which --help need not wait for
 
     panels = [table for table in shown_tables(rows) if not table.whole]  # the others repeat their columns
     draw(rows, panels, output.with_suffix(".png"))

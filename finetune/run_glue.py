@@ -16,22 +16,22 @@ from typing import TYPE_CHECKING
 if not __package__:  # run as a script: import from the repository, never from the script's own folder
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from data_prep.command_line import run_command
-from data_prep.config import ConfigError
 from finetune.config import GlueConfig, GlueOptions
+from finetune.glue.files import load_task, missing_from
+from finetune.glue.tasks import TASKS, Task, TaskData, select_tasks
 from finetune.presets import paper_grid, settings_for
-from finetune.records import RunIdentity
-from finetune.tasks.glue import TASKS, Task, TaskData, select_tasks
-from finetune.tasks.glue_files import load_task, missing_from
+from finetune.running.records import RunIdentity
+from foundation.command_line import run_command
+from foundation.config import ConfigError
 
 if TYPE_CHECKING:
-    from finetune.glue_job import GlueJob
-    from finetune.model_folder import ModelFolder
+    from finetune.glue.job import GlueJob
+    from finetune.running.model_folder import ModelFolder
 
 
 def main(options: GlueOptions) -> None:
     code = run_queue(options)
-    from pretrain.processes import leave
+    from pretrain.job.processes import leave
 
     leave(code)
 
@@ -42,17 +42,17 @@ def run_queue(options: GlueOptions) -> int:
     Raises:
         ConfigError: a wrong task, model, file or setting; all data is read before the first run.
     """
-    from pretrain.run_folder import require_folder
+    from foundation.files import require_folder
 
     require_folder(options.output)
     tasks = present(select_tasks(options.task), options)
-    from finetune.model_folder import open_model
+    from finetune.running.model_folder import open_model
 
     model = open_model(options.model)
     data = {task.name: load_task(task, options.data_dir, tests=options.predict_test) for task in tasks}
     planned = [run for task in tasks for run in plan(options, model, task, data[task.name])]
-    from finetune.glue_job import make_job
-    from finetune.run_list import run_unfinished
+    from finetune.glue.job import make_job
+    from finetune.running.run_list import run_unfinished
 
     def prepare(run: RunIdentity) -> "GlueJob":
         assert isinstance(run.settings, GlueConfig)

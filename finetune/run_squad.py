@@ -14,19 +14,19 @@ from typing import TYPE_CHECKING
 if not __package__:  # run as a script: import from the repository, never from the script's own folder
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from data_prep.command_line import run_command
 from finetune.config import SquadConfig, SquadOptions
 from finetune.presets import paper_grid, squad_settings_for
-from finetune.records import RunIdentity
-from finetune.tasks.squad import VERSIONS, load_squad, read_squad
+from finetune.running.records import RunIdentity
+from finetune.squad.files import VERSIONS, load_squad, read_squad
+from foundation.command_line import run_command
 
 if TYPE_CHECKING:
-    from finetune.squad_job import SquadJob
+    from finetune.squad.job import SquadJob
 
 
 def main(options: SquadOptions) -> None:
     code = run_queue(options)
-    from pretrain.processes import leave
+    from pretrain.job.processes import leave
 
     leave(code)
 
@@ -37,8 +37,8 @@ def run_queue(options: SquadOptions) -> int:
     Raises:
         ConfigError: a wrong model, file or setting; all data is read before the first run.
     """
-    from finetune.model_folder import open_model
-    from pretrain.run_folder import require_folder
+    from finetune.running.model_folder import open_model
+    from foundation.files import require_folder
 
     require_folder(options.output)
     model = open_model(options.model)
@@ -57,8 +57,8 @@ def run_queue(options: SquadOptions) -> int:
         settings=wanted[0],
     )
     planned = [first.model_copy(update={"settings": settings}) for settings in dict.fromkeys(wanted)]
-    from finetune.run_list import run_unfinished
-    from finetune.squad_job import answer_paths, make_job
+    from finetune.running.run_list import run_unfinished
+    from finetune.squad.job import answer_paths, make_job
 
     def prepare(run: RunIdentity) -> "SquadJob":
         assert isinstance(run.settings, SquadConfig)

@@ -1,25 +1,26 @@
 """Pre-training with learned replacement sampling: where each part of the paper stands in the code.
 
-| paper (Hao et al., Findings of ACL 2021)                    | code                                                  |
-|-------------------------------------------------------------|-------------------------------------------------------|
-| masked language model p_G(x, c), section 2                  | `masked_lm`, `heads.VocabularyScores`                 |
-| discriminator D(x, c) = sigmoid(-d), L_D                    | `heads.DiscriminatorHead`, `losses.discriminator_loss`|
-| p_S proportional to p_G x L_D minimizes the variance,       | `replacement.hp_loss_weights`                         |
-| the proposition of section 3; its estimator                 | `replacement.importance_weights` (off by default)     |
-| HP_Loss: estimate D_hat = sigmoid(e(x')·h_S), L_S           | `heads.VocabularyTransform`,                          |
-|                                                             | `losses.hp_loss_sampler_loss`                         |
-| HP_Dist: p_S = softmax(e(x')·h_S), L_S                      | `sampling.draw_from_head`,                            |
-|                                                             | `losses.hp_dist_sampler_loss`                         |
-| focal loss L_G, constant and piecewise gamma                | `losses.focal_loss`                                   |
-| sampling x' from p_S; a sampled original counts as original | `sampling`, `replacement.sample`, `.replace`          |
-| total L_G + lambda1 L_S + lambda2 L_D                       | `electra.Electra.forward`                             |
-| shared embeddings (after ELECTRA)                           | `encoder.Embeddings`, `encoder.TiedEmbedding`         |
-| relative position (after T5)                                | `encoder.relative_bucket`, `encoder.LayerStack`       |
-| n-gram masking, 15%                                         | `data_prep.masking`                                   |
-| hyper-parameters, both tables; the rows of the result tables| `presets.PRESETS`, `presets.ROWS`                     |
-| detection accuracy, correlation of the estimate, maximum    | `metrics`, `observation`, `analysis`, `intervals`     |
-| probability of p_S, section 5                               |                                                       |
-| discriminators under p_G and p_S, appendix                  | `crossing`                                            |
+| paper (Hao et al., Findings of ACL 2021)                     | code                                               |
+|--------------------------------------------------------------|----------------------------------------------------|
+| masked language model p_G(x, c), section 2                   | `method.masked_lm`, `model.heads.VocabularyScores` |
+| discriminator D(x, c) = sigmoid(-d), L_D                     | `model.heads.DiscriminatorHead`,                   |
+|                                                              | `method.losses.discriminator_loss`                 |
+| p_S proportional to p_G x L_D minimizes the variance,        | `method.replacement.hp_loss_weights`               |
+| the proposition of section 3; its estimator                  | `method.replacement.importance_weights` (off)      |
+| HP_Loss: estimate D_hat = sigmoid(e(x')·h_S), L_S            | `model.heads.VocabularyTransform`,                 |
+|                                                              | `method.losses.hp_loss_sampler_loss`               |
+| HP_Dist: p_S = softmax(e(x')·h_S), L_S                       | `method.sampling.draw_from_head`,                  |
+|                                                              | `method.losses.hp_dist_sampler_loss`               |
+| focal loss L_G, constant and piecewise gamma                 | `method.losses.focal_loss`                         |
+| sampling x' from p_S; a sampled original counts as original  | `method.sampling`, `method.replacement`            |
+| total L_G + lambda1 L_S + lambda2 L_D                        | `method.electra.Electra.forward`                   |
+| shared embeddings (after ELECTRA)                            | `model.encoder.Embeddings`, `.TiedEmbedding`       |
+| relative position (after T5)                                 | `model.encoder.relative_bucket`, `.LayerStack`     |
+| n-gram masking, 15%                                          | `data_prep.masking`                                |
+| hyper-parameters, both tables; the rows of the result tables | `presets.PRESETS`, `presets.ROWS`                  |
+| detection accuracy, correlation of the estimate, maximum     | `training.metrics`, `analysis.observation`,        |
+| probability of p_S, section 5                                | `analysis.analysis`, `foundation.intervals`        |
+| discriminators under p_G and p_S, appendix                   | `analysis.crossing`                                |
 
 A run reads from `run.main`: configuration, data, processes, model under its engine, then `train.train`.
 """

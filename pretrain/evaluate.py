@@ -16,18 +16,18 @@ if not __package__:  # run as a script: import from the repository, never from t
 
 from pydantic import Field
 
-from data_prep.command_line import POSITIONAL, run_command
-from data_prep.config import MOST, ConfigError, StrictConfig
+from foundation.command_line import POSITIONAL, run_command
+from foundation.config import MOST, ConfigError, StrictConfig
 
 if TYPE_CHECKING:
     import torch
 
-    from pretrain.checkpoint import Checkpoint
-    from pretrain.crossing import Candidate, Entry
-    from pretrain.data import Batch
-    from pretrain.observation import Observed
-    from pretrain.run_folder import RunDescription
-    from pretrain.shards import Shards
+    from pretrain.analysis.crossing import Candidate, Entry
+    from pretrain.analysis.observation import Observed
+    from pretrain.data.batches import Batch
+    from pretrain.data.shards import Shards
+    from pretrain.engine.checkpoint import Checkpoint
+    from pretrain.training.run_folder import RunDescription
 
 EVALUATION_SEED = 1
 """Keys the draws: every run is asked about the same positions with the same uniforms."""
@@ -60,7 +60,8 @@ class Evaluation(NamedTuple):
 
 
 def main(options: EvaluateOptions) -> None:
-    from pretrain.run_folder import read_run, require_folder
+    from foundation.files import require_folder
+    from pretrain.training.run_folder import read_run
 
     runs = {run: read_run(run) for run in options.runs}
     crossing_folder = options.output or options.runs[0] / "evaluation"
@@ -98,8 +99,8 @@ def choose_checkpoints(run: Path, steps: Sequence[str]) -> "list[Checkpoint]":
     Raises:
         ConfigError: there is none, or none at one of the steps.
     """
-    from pretrain.checkpoint import all_valid
-    from pretrain.run_folder import CHECKPOINTS
+    from pretrain.engine.checkpoint import all_valid
+    from pretrain.training.run_folder import CHECKPOINTS
 
     found = all_valid(run / CHECKPOINTS)
     chosen = list(islice(found, 1) if tuple(steps) == ("newest",) else found)[::-1]
@@ -122,8 +123,8 @@ def evaluate_run(
     """Evaluates the chosen checkpoints; writes the newest's `metrics.json` and figures to RUN/evaluation, and where
     there are several, all of them as `steps.json` and `steps.png`.
     """
-    from pretrain.figures import draw_steps, draw_training
-    from pretrain.run_folder import write_json
+    from pretrain.analysis.figures import draw_steps, draw_training
+    from pretrain.training.run_folder import write_json
 
     folder = run / "evaluation"
     folder.mkdir(exist_ok=True)
@@ -151,11 +152,11 @@ def evaluate_checkpoint(
     draw: bool,
 ) -> Evaluation:
     """The numbers of the paper's analysis for one checkpoint; with `draw`, its figures too."""
-    from pretrain.analysis import PAPER, analyse, as_json, generator, headline
-    from pretrain.crossing import Candidate
-    from pretrain.masked_lm import MaskedLM
-    from pretrain.models import load_checkpoint
-    from pretrain.observation import observe, observe_masked_lm
+    from pretrain.analysis.analysis import PAPER, analyse, as_json, generator, headline
+    from pretrain.analysis.crossing import Candidate
+    from pretrain.analysis.observation import observe, observe_masked_lm
+    from pretrain.method.masked_lm import MaskedLM
+    from pretrain.training.models import load_checkpoint
 
     device = find_device()
     model, read = load_checkpoint(description, checkpoint).to(device), batches(shards, options)
@@ -183,7 +184,7 @@ def open_matching(folder: Path | None, description: "RunDescription") -> "Shards
     Raises:
         ConfigError: they were made with another tokenizer than the run's, or hold longer sequences than its model.
     """
-    from pretrain.shards import Shards, open_held_out
+    from pretrain.data.shards import Shards, open_held_out
 
     shards = Shards(folder) if folder else open_held_out(*map(Path, description.data))
     if shards is None:
@@ -210,7 +211,7 @@ def batches(shards: "Shards", options: EvaluateOptions) -> "Iterator[Batch]":
     """The first sequences of the folder, in order, each with its first mask."""
     import numpy as np
 
-    from pretrain.data import make_batch
+    from pretrain.data.batches import make_batch
 
     last = min(options.sequences, len(shards))
     for start in range(0, last, options.batch_size):
@@ -220,7 +221,7 @@ def batches(shards: "Shards", options: EvaluateOptions) -> "Iterator[Batch]":
 
 def cross_runs(candidates: "list[Candidate]", shards: "Shards", options: EvaluateOptions) -> dict[str, Any] | None:
     """What `crossing.json` holds: the runs at each step that all were evaluated at; `None` without such a step."""
-    from pretrain.crossing import cross, crossing
+    from pretrain.analysis.crossing import cross, crossing
 
     runs = {part.run for part in candidates}
     common = set.intersection(*({part.checkpoint.step for part in candidates if part.run == run} for run in runs))
@@ -236,9 +237,9 @@ def cross_runs(candidates: "list[Candidate]", shards: "Shards", options: Evaluat
 
 def write_crossing(crossed: dict[str, Any], newest: list[dict[str, Any]], folder: Path) -> None:
     """`crossing.json`, its tables on the terminal, and the figures that lay the runs beside each other."""
-    from pretrain.crossing import tables
-    from pretrain.figures import draw_crossing, draw_max_probability
-    from pretrain.run_folder import write_json
+    from pretrain.analysis.crossing import tables
+    from pretrain.analysis.figures import draw_crossing, draw_max_probability
+    from pretrain.training.run_folder import write_json
 
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "crossing.json", crossed)
@@ -268,7 +269,7 @@ def find_device() -> "torch.device":
 
 def draw_figures(result: dict[str, Any], observed: "Observed", folder: Path) -> None:
     """Every figure the run has the material for."""
-    from pretrain.figures import draw_comparison, draw_detection, draw_estimate
+    from pretrain.analysis.figures import draw_comparison, draw_detection, draw_estimate
 
     draw_detection(observed.learned.judgement, folder / "detection.png")
     draw_comparison(result, folder / "comparison.png")

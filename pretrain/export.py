@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING, Annotated
 if not __package__:  # run as a script: import from the repository, never from the script's own folder
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from data_prep.command_line import POSITIONAL, run_command
-from data_prep.config import ConfigError, StrictConfig
+from foundation.command_line import POSITIONAL, run_command
+from foundation.config import ConfigError, StrictConfig
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from pretrain.electra import Electra
-    from pretrain.encoder import EncoderConfig
-    from pretrain.masked_lm import MaskedLM
+    from pretrain.method.electra import Electra
+    from pretrain.method.masked_lm import MaskedLM
+    from pretrain.model.encoder import EncoderConfig
 
     Part = tuple[str, str, EncoderConfig, dict[str, Tensor]]
 
@@ -39,9 +39,10 @@ class ExportOptions(StrictConfig):
 
 
 def main(options: ExportOptions) -> None:
-    from pretrain.model_card import model_card
-    from pretrain.models import load_trained
-    from pretrain.run_folder import read_run, require_folder
+    from foundation.files import require_folder
+    from pretrain.analysis.model_card import model_card
+    from pretrain.training.models import load_trained
+    from pretrain.training.run_folder import read_run
 
     if options.out.exists() and any(options.out.iterdir() if options.out.is_dir() else [options.out]):
         raise ConfigError(f"out: {options.out} exists already; name another folder or remove it")
@@ -56,7 +57,7 @@ def main(options: ExportOptions) -> None:
 def export(model: "Electra | MaskedLM", pad_token_id: int, tokenizer: Path, card: str, out: Path) -> None:
     """Writes the folder, complete or not at all."""
     from data_prep.tokens import WordPiece
-    from pretrain.huggingface import save_folder
+    from pretrain.huggingface.folders import save_folder
 
     word_piece = WordPiece.load(tokenizer)
     unfinished = out.with_name(out.name + ".tmp")
@@ -71,7 +72,7 @@ def export(model: "Electra | MaskedLM", pad_token_id: int, tokenizer: Path, card
 
 def parts_of(model: "Electra | MaskedLM") -> "list[Part]":
     """Folder inside OUT, Hugging Face class, configuration and weights of each model that is exported."""
-    from pretrain.masked_lm import MaskedLM
+    from pretrain.method.masked_lm import MaskedLM
 
     if isinstance(model, MaskedLM):
         return [(".", "ElectraForMaskedLM", model.electra.config, model.state_dict())]

@@ -6,9 +6,11 @@
 
 from typing import NamedTuple, get_args
 
-from data_prep.config import ConfigError
-from pretrain.config import ModelConfig, ObjectiveConfig, ObjectiveName, RunConfig
-from pretrain.optim import OptimConfig
+from foundation.config import ConfigError
+from pretrain.config import RunConfig
+from pretrain.engine.optim import OptimConfig
+from pretrain.method.objectives import ObjectiveConfig, ObjectiveName
+from pretrain.model.config import ModelConfig
 
 
 class Preset(NamedTuple):

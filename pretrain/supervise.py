@@ -27,11 +27,11 @@ if not __package__:  # run as a script: import from the repository, never from t
 
 from pydantic import Field
 
-from data_prep.command_line import EXIT_BAD_USAGE, POSITIONAL, parse_options, printable, run_command
-from data_prep.config import ConfigError, StrictConfig
-from data_prep.locks import LOOK_EVERY, holder
-from pretrain.last_words import LastWords, Listening, blamed
-from pretrain.rank_log import LOGS, printable_lines
+from foundation.command_line import EXIT_BAD_USAGE, POSITIONAL, parse_options, printable, run_command
+from foundation.config import ConfigError, StrictConfig
+from foundation.locks import LOOK_EVERY, holder
+from pretrain.job.last_words import LastWords, Listening, blamed
+from pretrain.job.rank_log import LOGS, printable_lines
 
 EXIT_FAILED, EXIT_STOPPED = 1, 75  # see stopping.py, which needs no import of torch either
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
@@ -178,7 +178,7 @@ def _end_with(supervisor: int) -> Callable[[], None]:
 
 def wait_for_end(folder: Path) -> None:
     """Waits for a first rank that another host has, and that has yet to save or to notice, as long as it may take."""
-    from pretrain.run_folder import LOCK
+    from pretrain.training.run_folder import LOCK
 
     deadline = time.monotonic() + GRACE
     if who := holder(folder / LOCK):
@@ -193,7 +193,7 @@ def run_folder_of(command: Sequence[str]) -> Path:
     Raises:
         ConfigError: the command starts no pre-training, or gives it options it does not know.
     """
-    from pretrain.run import RunOptions
+    from pretrain.training.plan import RunOptions
 
     script = next((place for place, part in enumerate(command) if part.endswith("pretrain/run.py")), None)
     if script is None:
@@ -220,7 +220,7 @@ def _indented(title: str, lines: Iterable[str]) -> list[str]:
 
 def is_complete(folder: Path) -> bool:
     """Whether the run's last step has its checkpoint; the exit code does not say so: a killed launcher can give 0."""
-    from pretrain.run_folder import read_run
+    from pretrain.training.run_folder import read_run
 
     try:
         steps = read_run(folder).run.optim.steps

@@ -17,9 +17,9 @@ from pathlib import Path
 if not __package__:  # run as a script: import from the repository, never from the script's own folder
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from data_prep.command_line import run_command
-from data_prep.config import ConfigError, StrictConfig
 from data_prep.defaults import QUICKSTART, QUICKSTART_RAW
+from foundation.command_line import run_command
+from foundation.config import ConfigError, StrictConfig
 from quickstart.prose import paragraphs
 
 # Installed packages with much prose: dependencies of the project, and of those.

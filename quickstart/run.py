@@ -21,8 +21,8 @@ if not __package__:  # run as a script: import from the repository, never from t
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from data_prep import defaults
-from data_prep.command_line import run_command
-from data_prep.config import ConfigError, StrictConfig
+from foundation.command_line import run_command
+from foundation.config import ConfigError, StrictConfig
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 DATA = defaults.QUICKSTART

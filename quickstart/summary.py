@@ -5,9 +5,9 @@ import statistics
 from pathlib import Path
 from typing import NamedTuple
 
-from data_prep.config import StrictConfig
-from finetune.records import FILE_NAME, read_records
-from pretrain.run_log import read_records as read_log
+from finetune.running.records import FILE_NAME, read_records
+from foundation.config import StrictConfig
+from pretrain.training.run_log import read_records as read_log
 
 LEAST_AUC = 0.65
 MOST_OF_ENTROPY = 0.95  # a discriminator that has learned nothing has a loss of 1.00 entropies, yet is 85% right

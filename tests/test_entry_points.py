@@ -10,7 +10,7 @@ import pytest
 
 from tests.conftest import REPOSITORY, free_port
 
-PACKAGES = ("data_prep", "pretrain", "finetune", "quickstart")
+PACKAGES = ("foundation", "data_prep", "pretrain", "finetune", "quickstart")
 SCRIPTS = [
     path.relative_to(REPOSITORY).as_posix()
     for package in PACKAGES
@@ -172,7 +172,7 @@ def test_ranks_that_train_import_only_what_they_use_and_tensorboard_on_the_first
     assert process.returncode == 0, process.stdout
     imported = Counter(line.split("|")[-1].strip() for line in process.stderr.splitlines() if "|" in line)
     assert not NOT_FOR_TRAINING.intersection(imported)
-    assert imported["pretrain.train"] == 2
+    assert imported["pretrain.training.train"] == 2
     assert imported["torch.utils.tensorboard.writer"] == 1
 
 

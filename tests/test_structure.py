@@ -8,8 +8,25 @@ import pytest
 
 from tests.conftest import REPOSITORY
 
-# Each package may import itself and those after it.
-PACKAGES = ("quickstart", "finetune", "pretrain", "data_prep")
+PACKAGES = ("foundation", "data_prep", "pretrain", "finetune", "quickstart")
+# The rooms from the ground up: each may import itself and those before it. A package's own modules are its commands.
+ROOMS = (
+    *("foundation", "data_prep"),
+    *("pretrain/model", "pretrain/data", "pretrain/method", "pretrain/job", "pretrain/engine"),
+    *("pretrain/config", "pretrain/presets", "pretrain/huggingface", "pretrain/training", "pretrain/analysis"),
+    "pretrain",
+    *("finetune/config", "finetune/presets", "finetune/tokens", "finetune/running"),
+    *("finetune/glue", "finetune/squad", "finetune/reporting"),
+    "finetune",
+    "quickstart",
+)
+# What a room, or every room of a package, may not import although it stands below.
+FORBIDDEN = {
+    "pretrain/job": ("pretrain/model", "pretrain/data", "pretrain/method"),
+    "pretrain/engine": ("pretrain/data", "pretrain/method"),
+    "finetune": ("pretrain/method", "data_prep"),
+    "finetune/squad": ("finetune/glue",),
+}
 PROLOGUE = """
 if not __package__:  # run as a script: import from the repository, never from the script's own folder
     sys.path[0] = str(Path(__file__).resolve().parents[1])
@@ -17,7 +34,7 @@ if not __package__:  # run as a script: import from the repository, never from t
 
 
 NAMED_FILE = re.compile(
-    r"\b(?:(?:data_prep|pretrain|finetune|quickstart|ds_configs|hostfiles|cluster|docs|tests)/[\w./]*\w)"
+    r"\b(?:(?:foundation|data_prep|pretrain|finetune|quickstart|ds_configs|hostfiles|cluster|docs|tests)/[\w./]*\w)"
 )
 
 
@@ -26,31 +43,81 @@ def modules(*packages):
     return sorted(path.relative_to(REPOSITORY) for path in paths)
 
 
-def imported_packages(module):
+def imported(module):
+    """The dotted names of all that a module imports, wherever in it."""
     for node in ast.walk(ast.parse((REPOSITORY / module).read_text())):
         if isinstance(node, ast.Import):
-            yield from (alias.name.split(".")[0] for alias in node.names)
+            yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.level == 0:
-            yield node.module.split(".")[0]
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             pytest.fail(f"{module}:{node.lineno}: a relative import; name the package")
 
 
-@pytest.mark.parametrize("package", PACKAGES)
-def test_imports_run_one_way(package):
-    forbidden = PACKAGES[: PACKAGES.index(package)]
-    wrong = [
-        f"{module} imports {name}"
-        for module in modules(package)
-        for name in imported_packages(module)
-        if name in forbidden or name == "tests"
-    ]
-    assert not wrong
+def imported_packages(module):
+    return {name.split(".")[0] for name in imported(module)}
+
+
+def room_of(name):
+    """The room of a module by its dotted name, or of what it defines; none where it is not the project's."""
+    parts = name.split(".")
+    return next((room for room in ("/".join(parts[:2]), parts[0]) if room in ROOMS), None)
+
+
+def own_modules(room):
+    return [module for module in modules(*PACKAGES) if room_of(".".join(module.with_suffix("").parts)) == room]
+
+
+def rooms_imported(room):
+    """The other rooms that a room imports, each with a module that does."""
+    found = {room_of(name): module for module in own_modules(room) for name in imported(module)}
+    return {other: module for other, module in found.items() if other not in (None, room)}
+
+
+def test_every_folder_is_a_room():
+    folders = {module.parent.as_posix() for module in modules(*PACKAGES)}
+    assert folders == {room for room in ROOMS if (REPOSITORY / room).is_dir()}
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_imports_only_rooms_below_it(room):
+    """In one order of all of them: so no two import each other, nor any circle of them."""
+    forbidden = {*FORBIDDEN.get(room, ()), *FORBIDDEN.get(room.split("/")[0], ())}
+    below = set(ROOMS[: ROOMS.index(room)]) - forbidden
+    assert not {other: str(module) for other, module in rooms_imported(room).items() if other not in below}
+
+
+def test_nothing_imports_the_tests():
+    assert not [str(module) for module in modules(*PACKAGES, "bench") if "tests" in imported_packages(module)]
+
+
+def test_the_model_imports_the_foundation_and_torch_alone():
+    """And, beside Python's own, what torch works with and its configuration is made of."""
+    allowed = {"foundation", "pretrain", "torch", "numpy", "pydantic", *sys.stdlib_module_names}
+    assert not rooms_imported("pretrain/model").keys() - {"foundation"}
+    assert not set().union(*map(imported_packages, own_modules("pretrain/model"))) - allowed
 
 
 def test_only_the_engine_imports_deepspeed():
     users = {module.as_posix() for module in modules(*PACKAGES, "bench") if "deepspeed" in imported_packages(module)}
-    assert users <= {"pretrain/engine.py"}
+    assert users <= {"pretrain/engine/engine.py"}
+
+
+def test_the_job_never_uses_torch_nn():
+    uses = re.compile(r"\btorch\.nn\b|\bfrom torch import .*\bnn\b")
+    assert not [str(module) for module in own_modules("pretrain/job") if uses.search((REPOSITORY / module).read_text())]
+
+
+def test_the_house_is_drawn_as_it_is():
+    """CONTRIBUTING.md lists every room from the ground up, with the rooms that it imports; all may the foundation."""
+    page = (REPOSITORY / "CONTRIBUTING.md").read_text()
+    rows = re.findall(r"^\| ([\w/]+)(?:\.py)? \| .+ \| ?(.*?) ?\|$", page, re.MULTILINE)
+    drawn = {room: imports for room, imports in rows if room in ROOMS}
+    assert tuple(drawn) == ROOMS
+    for room, imports in drawn.items():
+        package = room.split("/")[0]
+        named = [name if name in ROOMS else f"{package}/{name}" for name in imports.split(", ") if name]
+        assert named == [other for other in ROOMS if other in rooms_imported(room) and other != "foundation"], room
 
 
 def test_every_module_has_its_test_file():

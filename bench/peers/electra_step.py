@@ -11,8 +11,8 @@ from torch import nn
 from transformers import ElectraConfig, ElectraForMaskedLM, ElectraForPreTraining
 
 from bench.batches import MASK, VOCABULARY
-from pretrain.config import ModelConfig
-from pretrain.data import Batch
+from pretrain.data.batches import Batch
+from pretrain.model.config import ModelConfig
 
 LAMBDA = 50.0  # ELECTRA's weight of the discriminator's loss
 LEARNING_RATE = 1e-4

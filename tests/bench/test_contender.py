@@ -8,7 +8,7 @@ import torch
 import bench.contender
 from bench.batches import random_batch
 from bench.contender import StepOptions, ours, parts, train
-from pretrain.encoder import Layer
+from pretrain.model.encoder import Layer
 from pretrain.presets import preset, with_objective
 
 

@@ -10,8 +10,8 @@ import torch
 
 from bench.batches import random_batch
 from bench.engine import EngineOptions, engine_step, hand_step, new_model, operations
+from pretrain.job.processes import start_processes
 from pretrain.presets import preset
-from pretrain.processes import start_processes
 from tests.conftest import REPOSITORY
 
 

@@ -13,8 +13,8 @@ import bench.gpu_checks
 from bench.gpu import GpuOptions, Part, chosen_parts, failures, run_part, with_seconds
 from bench.gpu_checks import MISSED, check_distribution, check_draws, check_precision, missed_by, outcome
 from bench.gpu_setting import setting
-from pretrain.encoder import ElectraEncoder
-from pretrain.replacement import sample
+from pretrain.method.replacement import sample
+from pretrain.model.encoder import ElectraEncoder
 from tests.conftest import REPOSITORY
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from bench.replication import read_crossing, write_report
-from data_prep.config import ConfigError
+from foundation.config import ConfigError
 
 
 def write_crossing(folder: Path, measure: str) -> Path:

@@ -16,7 +16,7 @@ from bench.batches import MASK, VOCABULARY, random_batch
 from bench.contender import Contender
 from bench.peers.electra_step import shared_pair
 from bench.step import StepBenchOptions, figures, table, take_turns
-from pretrain.electra import Electra
+from pretrain.method.electra import Electra
 from pretrain.presets import preset, with_objective
 from tests.conftest import REPOSITORY
 

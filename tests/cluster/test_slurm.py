@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bench.two_hosts import Slurm
-from finetune.records import read_records
+from finetune.running.records import read_records
 from tests.cluster.runs import LONGER, SLOW_RUN, losses, saved_step, training, wait_for
 from tests.conftest import REPOSITORY
 

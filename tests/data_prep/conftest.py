@@ -110,7 +110,7 @@ import re
 import sys
 from pathlib import Path
 from data_prep.chunks import read_chunks
-from data_prep.config import ConfigError
+from foundation.config import ConfigError
 from data_prep.formats import Reading
 from data_prep.sources import find_sources
 

@@ -17,12 +17,12 @@ import pytest
 from pyarrow import parquet
 
 from data_prep.build_shards import BuildOptions, main
-from data_prep.config import ConfigError
 from data_prep.inspection import checksum_problems, problems_of, read_rows
 from data_prep.manifest import load_manifest
 from data_prep.output import LOCK_NAME, locked
 from data_prep.pipeline import build_chunk, do_chunk
 from data_prep.records import RecordLog
+from foundation.config import ConfigError
 
 from .conftest import REPOSITORY, command_of, contents, finished_chunks, limit_file_size, run_script
 from .malformed import malformed_file

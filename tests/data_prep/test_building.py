@@ -5,8 +5,8 @@ import json
 import pytest
 
 from data_prep.build_shards import BuildOptions, main
-from data_prep.config import ConfigError
 from data_prep.manifest import load_manifest
+from foundation.config import ConfigError
 from tests.data_prep.conftest import contents
 
 

@@ -8,9 +8,9 @@ import lzma
 import pytest
 
 from data_prep.chunks import read_chunks, sample_documents
-from data_prep.config import ConfigError
 from data_prep.formats import Reading
 from data_prep.sources import find_sources
+from foundation.config import ConfigError
 
 from .conftest import peak_of_reading
 

@@ -11,7 +11,16 @@ import pytest
 
 from tests.conftest import REPOSITORY
 
-SOURCES = ("data_prep", "pretrain", "ds_configs", "Makefile", "setup.cfg", "pyproject.toml", "constraints.txt")
+SOURCES = (
+    "foundation",
+    "data_prep",
+    "pretrain",
+    "ds_configs",
+    "Makefile",
+    "setup.cfg",
+    "pyproject.toml",
+    "constraints.txt",
+)
 SCRIPTS = ("data_prep/train_vocab", "data_prep/build_shards", "pretrain/run")
 FEW_STEPS = " --set optim.steps=2 optim.warmup_steps=1 batch_size=4 evaluate_sequences=2"
 

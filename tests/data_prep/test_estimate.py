@@ -8,8 +8,8 @@ import pytest
 from pyarrow import parquet
 
 from data_prep.build_shards import main
-from data_prep.config import ConfigError
 from data_prep.manifest import load_manifest
+from foundation.config import ConfigError
 
 
 def dry_run(options, output, *inputs, **changes):

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from data_prep import formats
-from data_prep.config import ConfigError
 from data_prep.formats import Document, Format, Reading, cut_point, format_of, parse, split_long
+from foundation.config import ConfigError
 
 
 def contents(form, text, **reading):

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from data_prep.build_shards import main as build
-from data_prep.files import sealed
 from data_prep.inspect_shards import InspectOptions, main
 from data_prep.manifest import load_manifest
 from data_prep.masking import bytes_per_copy, masked_count
 from data_prep.shards import IndexedFile
+from foundation.files import sealed
 
 from .conftest import REPOSITORY, run_script, write_indexed
 

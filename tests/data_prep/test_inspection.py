@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from data_prep.config import ConfigError
 from data_prep.inspection import Figures, checksum_problems, megatron_problems, problems_of, read_rows, sample_rows
 from data_prep.manifest import load_manifest
 from data_prep.masking import masked_count
+from foundation.config import ConfigError
 from tests.data_prep.conftest import write_indexed
 
 

@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 
 from data_prep.chunks import read_chunks
-from data_prep.config import ConfigError
 from data_prep.formats import Reading
 from data_prep.intake import Intake
 from data_prep.manifest import load_manifest
@@ -14,6 +13,7 @@ from data_prep.pipeline import build_chunk
 from data_prep.sentences import find_model, load_model
 from data_prep.sources import find_sources
 from data_prep.tokens import WordPiece, open_tokenizer
+from foundation.config import ConfigError
 
 
 @pytest.fixture

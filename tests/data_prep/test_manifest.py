@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.config import ConfigError
-from data_prep.files import sealed
 from data_prep.manifest import Books, Ledger, load_manifest, save_manifest
+from foundation.config import ConfigError
+from foundation.files import sealed
 
 
 def test_a_manifest_survives_saving_and_loading(built, tmp_path):

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from data_prep.config import ConfigError
 from data_prep.inspect_shards import InspectOptions, main
 from data_prep.mask_figure import draw_masks
 from data_prep.mask_statistics import MaskStatistics
+from foundation.config import ConfigError
 
 
 def test_the_picture_is_a_png_of_three_panels(built, tmp_path):

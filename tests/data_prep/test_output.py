@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.config import ConfigError
 from data_prep.manifest import load_manifest
 from data_prep.output import locked, open_log, prepare, refuse_another
 from data_prep.records import Plan
 from data_prep.sentences import load_model
 from data_prep.tokens import WordPiece
+from foundation.config import ConfigError
 
 FORMAT_1 = Path(__file__).parent / "format_1"
 

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from data_prep.chunks import read_chunks
-from data_prep.config import ConfigError
 from data_prep.formats import Reading
 from data_prep.manifest import HELD_OUT_NAME, load_manifest
 from data_prep.masking import bytes_per_copy
@@ -16,6 +15,7 @@ from data_prep.pipeline import ChunkTask, do_chunk, part_path
 from data_prep.sentences import SentenceSplitter, load_model
 from data_prep.sources import find_sources
 from data_prep.tokens import WordPiece
+from foundation.config import ConfigError
 
 
 @pytest.fixture

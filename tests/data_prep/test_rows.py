@@ -7,10 +7,10 @@ import pytest
 from pyarrow import parquet
 
 from data_prep.chunks import read_chunks
-from data_prep.config import ConfigError
 from data_prep.formats import Reading
 from data_prep.rows import hub_name, read_rows
 from data_prep.sources import find_sources
+from foundation.config import ConfigError
 
 from .conftest import peak_of_reading
 

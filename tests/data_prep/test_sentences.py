@@ -6,7 +6,6 @@ import sys
 import pytest
 
 from data_prep.build_shards import BuildOptions, main
-from data_prep.config import ConfigError
 from data_prep.manifest import load_manifest
 from data_prep.sentences import (
     SentenceSplitter,
@@ -16,6 +15,7 @@ from data_prep.sentences import (
     save_model,
     train_model,
 )
+from foundation.config import ConfigError
 
 TEXT = (
     "Dr. Adams met Mr. Brown at 5 p.m. in the U.S. embassy. They talked. Dr. Adams left. Mr. Brown stayed.\n"

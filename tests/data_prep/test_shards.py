@@ -5,8 +5,8 @@ import warnings
 import numpy as np
 import pytest
 
-from data_prep.config import ConfigError
 from data_prep.shards import IndexedFile
+from foundation.config import ConfigError
 from tests.data_prep.conftest import write_indexed
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
-from data_prep.config import ConfigError
 from data_prep.tokens import SPECIAL_TOKENS, WordPiece, from_vocabulary, open_tokenizer
+from foundation.config import ConfigError
 
 from .real_text import corpus_files, fuzz_documents, lines_of, some_files
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from data_prep.config import ConfigError
 from data_prep.tokens import SPECIAL_TOKENS, open_tokenizer
 from data_prep.train_vocab import VocabularyOptions, main, train_vocabulary
+from foundation.config import ConfigError
 
 from .conftest import limit_file_size, run_script
 

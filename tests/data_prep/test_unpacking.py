@@ -9,8 +9,8 @@ import zlib
 import pyarrow
 import pytest
 
-from data_prep.config import ConfigError
 from data_prep.unpacking import DAMAGED, not_text, opened, unpacked
+from foundation.config import ConfigError
 
 PACKERS = {
     "gz": gzip.compress,

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.config import ConfigError
 from data_prep.workers import start_pool
+from foundation.config import ConfigError
 
 
 def add(item, constant):

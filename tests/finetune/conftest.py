@@ -16,7 +16,7 @@ from data_prep.build_shards import main as build_shards
 from data_prep.train_vocab import VocabularyOptions
 from data_prep.train_vocab import main as train_vocab
 from finetune.presets import settings_for, squad_settings_for
-from finetune.records import RunIdentity, RunRecord
+from finetune.running.records import RunIdentity, RunRecord
 from pretrain.export import ExportOptions
 from pretrain.export import main as export
 from tests.conftest import REPOSITORY, free_port

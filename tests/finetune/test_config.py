@@ -2,9 +2,9 @@
 
 import pytest
 
-from data_prep.command_line import parse_options
-from data_prep.config import ConfigError
 from finetune.config import FinetuneConfig, GlueConfig, GlueOptions, SquadConfig, SquadOptions
+from foundation.command_line import parse_options
+from foundation.config import ConfigError
 
 
 def test_only_what_the_command_line_gives_overrides_the_presets() -> None:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from data_prep.config import ConfigError
 from finetune.presets import HEAD_KINDS, paper_grid, settings_for, squad_settings_for
+from foundation.config import ConfigError
 
 
 def test_a_small_model_takes_the_papers_small_settings() -> None:

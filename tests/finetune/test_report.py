@@ -4,9 +4,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from finetune.records import RunRecord, append_record
 from finetune.report import markdown
-from finetune.results import make_rows
+from finetune.reporting.results import make_rows
+from finetune.running.records import RunRecord, append_record
 from tests.conftest import REPOSITORY
 from tests.finetune.conftest import make_record, squad_record
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from data_prep.config import ConfigError
-from data_prep.locks import Lock
 from finetune.config import GlueOptions
-from finetune.records import RunRecord, read_records
 from finetune.run_glue import run_queue
+from finetune.running.records import RunRecord, read_records
+from foundation.config import ConfigError
+from foundation.locks import Lock
 from tests.conftest import REPOSITORY
 from tests.finetune.conftest import launch
 

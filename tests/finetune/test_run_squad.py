@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from data_prep.config import ConfigError
 from finetune.config import SquadOptions
-from finetune.records import RunRecord, read_records
 from finetune.run_squad import run_queue
-from finetune.squad_metrics import evaluate, evaluate_squad1
-from finetune.tasks.squad import read_squad
+from finetune.running.records import RunRecord, read_records
+from finetune.squad.files import read_squad
+from finetune.squad.metrics import evaluate, evaluate_squad1
+from foundation.config import ConfigError
 from tests.conftest import REPOSITORY
 from tests.finetune.conftest import launch
 

@@ -15,9 +15,10 @@ from data_prep.build_shards import BuildOptions
 from data_prep.build_shards import main as build_shards
 from data_prep.train_vocab import VocabularyOptions
 from data_prep.train_vocab import main as train_vocab
-from pretrain.config import ModelConfig, ObjectiveConfig
-from pretrain.data import Batch
-from pretrain.electra import Electra
+from pretrain.data.batches import Batch
+from pretrain.method.electra import Electra
+from pretrain.method.objectives import ObjectiveConfig
+from pretrain.model.config import ModelConfig
 from tests.conftest import REPOSITORY, free_port
 
 VOCABULARY = 7  # [PAD] [UNK] [CLS] [SEP] [MASK] and two words: small enough for brute force

@@ -11,14 +11,14 @@ import pytest
 import torch
 from transformers import ElectraForMaskedLM
 
-from data_prep.config import ConfigError
+from foundation.config import ConfigError
 from pretrain.evaluate import EvaluateOptions, main
 from pretrain.export import ExportOptions
 from pretrain.export import main as export
-from pretrain.huggingface import load_encoder
-from pretrain.models import build_model, load_trained
-from pretrain.run_folder import read_run
-from tests.pretrain.test_checkpoint import flip_bit
+from pretrain.huggingface.folders import load_encoder
+from pretrain.training.models import build_model, load_trained
+from pretrain.training.run_folder import read_run
+from tests.pretrain.engine.test_checkpoint import flip_bit
 
 FIGURES = ("training.png", "detection.png", "estimate.png", "comparison.png")
 

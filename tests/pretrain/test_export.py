@@ -7,12 +7,12 @@ import pytest
 import torch
 from transformers import AutoModel, AutoTokenizer, ElectraForMaskedLM, ElectraForPreTraining
 
-from data_prep.config import ConfigError
-from pretrain.config import ObjectiveConfig
-from pretrain.data import Batch
-from pretrain.electra import Electra
+from foundation.config import ConfigError
+from pretrain.data.batches import Batch
 from pretrain.export import ExportOptions, export, main
-from pretrain.huggingface import load_encoder
+from pretrain.huggingface.folders import load_encoder
+from pretrain.method.electra import Electra
+from pretrain.method.objectives import ObjectiveConfig
 from tests.pretrain.conftest import MASK, SMALL_MODEL, VOCABULARY
 
 

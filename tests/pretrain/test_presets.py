@@ -3,8 +3,8 @@
 import pytest
 from transformers import ElectraConfig, ElectraModel
 
-from data_prep.config import ConfigError
-from pretrain.electra import Electra
+from foundation.config import ConfigError
+from pretrain.method.electra import Electra
 from pretrain.presets import PRESETS, ROWS, preset, with_objective, with_row
 
 

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.config import ConfigError
-from data_prep.locks import Lock
-from pretrain.run import RunOptions, make_plan
-from pretrain.run_folder import write_run
+from foundation.config import ConfigError
+from foundation.locks import Lock
 from pretrain.supervise import run_folder_of
+from pretrain.training.plan import RunOptions, make_plan
+from pretrain.training.run_folder import write_run
 from tests.conftest import free_port
-from tests.pretrain.test_train import finished, losses, run_arguments, wait_for_step
+from tests.pretrain.training.test_train import finished, losses, run_arguments, wait_for_step
 
 Launch = Callable[..., subprocess.Popen[str]]
 

@@ -1,6 +1,6 @@
 """Values that nobody sets on purpose, and what is said of one that is refused."""
 
-from data_prep.config import ConfigError
+from foundation.config import ConfigError
 
 TEXTS = [
     *("0", "-1", "1", "17", "0.5", "-0.0", "1e30", "-1e308", "1e308", "1e400", "1e-300", "nan", "NaN", "Infinity"),

@@ -16,8 +16,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from torch.overrides import TorchFunctionMode
 
-from data_prep.command_line import run_command
-from pretrain.run import RunOptions, main
+from foundation.command_line import run_command
+from pretrain.run import main
+from pretrain.training.plan import RunOptions
 
 WAITING = {
     *("item", "tolist", "numpy", "cpu", "nonzero", "equal", "allclose", "unique", "masked_select", "__array__"),
@@ -36,7 +37,9 @@ class HostReads(TorchFunctionMode):
         name = getattr(function, "__name__", "")
         if name in WAITING:
             caller = traceback.extract_stack(limit=2)[0]
-            self.counts[f"{'/'.join(Path(caller.filename).parts[-2:])} {name}"] += 1
+            parts = Path(caller.filename).parts
+            place = parts[-3:] if parts[-3] == "pretrain" else parts[-2:]  # a module in its room
+            self.counts[f"{'/'.join(place)} {name}"] += 1
         return function(*arguments, **(options or {}))
 
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from pretrain.data import Batch
-from pretrain.electra import Electra, ElectraOutput
-from pretrain.replacement import hp_loss_weights
+from pretrain.data.batches import Batch
+from pretrain.method.electra import Electra, ElectraOutput
+from pretrain.method.replacement import hp_loss_weights
 from tests.pretrain.conftest import CLS, SEP, VOCABULARY
 
 SEEDS = (0, 1, 2)

@@ -4,17 +4,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from pretrain.config import ObjectiveConfig
-from pretrain.heads import full_precision
-from pretrain.losses import (
+from pretrain.method.losses import (
     discriminator_loss,
     focal_loss,
     hp_dist_sampler_loss,
     hp_loss_sampler_loss,
     log_probability,
 )
-from pretrain.masked_lm import Prediction
-from pretrain.sampling import draw
+from pretrain.method.masked_lm import Prediction
+from pretrain.method.objectives import ObjectiveConfig
+from pretrain.method.sampling import draw
+from pretrain.model.heads import full_precision
 
 FP16 = torch.finfo(torch.float16)
 VALUES = torch.tensor([FP16.max, FP16.min, FP16.tiny, -FP16.tiny, FP16.smallest_normal, 0.0, 11.0, -11.0, 600.0])

@@ -12,11 +12,11 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from pretrain.config import ObjectiveConfig
-from pretrain.data import Batch
-from pretrain.electra import Electra
-from pretrain.masked_lm import MaskedLM
-from pretrain.replacement import ENTROPY_ROWS
+from pretrain.data.batches import Batch
+from pretrain.method.electra import Electra
+from pretrain.method.masked_lm import MaskedLM
+from pretrain.method.objectives import ObjectiveConfig
+from pretrain.method.replacement import ENTROPY_ROWS
 from tests.pretrain.conftest import MASK, SMALL_MODEL
 
 VOCABULARY = 1009

@@ -12,27 +12,28 @@ import pytest
 import torch
 from pydantic import BaseModel
 
-from data_prep.command_line import parse_options
-from data_prep.config import ConfigError, StrictConfig
 from finetune.config import GlueConfig, GlueOptions, SquadConfig, SquadOptions
 from finetune.presets import settings_for, squad_settings_for
-from finetune.train import optimization
-from pretrain.deepspeed_config import resolve
-from pretrain.deepspeed_keys import DeepSpeedConfig, Section
-from pretrain.engine import Engine
+from finetune.running.train import optimization
+from foundation.command_line import parse_options
+from foundation.config import ConfigError, StrictConfig
+from pretrain.engine.deepspeed_config import resolve
+from pretrain.engine.deepspeed_keys import DeepSpeedConfig, Section
+from pretrain.engine.engine import Engine
+from pretrain.engine.optim import OptimConfig, parameter_groups
 from pretrain.evaluate import EvaluateOptions
-from pretrain.guards import NotFinite
-from pretrain.models import build_model
-from pretrain.optim import OptimConfig, parameter_groups
+from pretrain.job.processes import start_processes
+from pretrain.job.watchdog import Watchdog
 from pretrain.presets import PRESETS
-from pretrain.processes import start_processes
-from pretrain.run import RunOptions, build_training, make_plan
-from pretrain.startup import Startup
-from pretrain.train import train
-from pretrain.watchdog import Watchdog
+from pretrain.run import build_training
+from pretrain.training.guards import NotFinite
+from pretrain.training.models import build_model
+from pretrain.training.plan import RunOptions, make_plan
+from pretrain.training.startup import Startup
+from pretrain.training.train import train
 from tests.conftest import REPOSITORY
-from tests.pretrain import engine_worker as worker
 from tests.pretrain.conftest import shards_folder
+from tests.pretrain.engine import engine_worker as worker
 from tests.proofs.extremes import TEXTS, assert_clear
 
 __all__ = ["shards_folder"]

@@ -19,14 +19,14 @@ from transformers import (
 )
 
 from finetune.config import GlueConfig
-from finetune.features import Features
-from finetune.glue_job import GlueJob, make_job
-from finetune.model_folder import load_tokenizer
-from finetune.tasks.glue import TASKS, TaskData
-from finetune.tasks.glue_files import load_task
-from finetune.train import Run, train
-from pretrain.huggingface import load_encoder
-from pretrain.processes import start_processes
+from finetune.glue.files import load_task
+from finetune.glue.job import GlueJob, make_job
+from finetune.glue.tasks import TASKS, TaskData
+from finetune.running.model_folder import load_tokenizer
+from finetune.running.train import Run, train
+from finetune.tokens.features import Features
+from pretrain.huggingface.folders import load_encoder
+from pretrain.job.processes import start_processes
 from tests.conftest import REPOSITORY
 from tests.finetune.conftest import cola_folder, stock_model  # noqa: F401  (fixtures)
 

@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from data_prep.config import ConfigError
+from foundation.config import ConfigError
 from quickstart.acceptability import (
     DEV_SIZE,
     INTACT,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.config import ConfigError
+from foundation.config import ConfigError
 from pretrain.presets import TINY
 from quickstart.run import REPOSITORY, SHORT_STEPS, QuickstartOptions, Stage, run_stage, stages, start_afresh
 
@@ -106,7 +106,7 @@ def test_a_users_folder_that_an_early_version_linked_to_the_quickstarts_own_keep
 
 def clone_into(folder):
     """The sources alone, with no data and no run; copied, for the quickstart works where its own script lies."""
-    for name in ("data_prep", "pretrain", "finetune", "quickstart", "ds_configs"):
+    for name in ("foundation", "data_prep", "pretrain", "finetune", "quickstart", "ds_configs"):
         shutil.copytree(REPOSITORY / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
 
 

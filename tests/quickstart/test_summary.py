@@ -5,7 +5,7 @@ import json
 import pytest
 
 from finetune.config import GlueConfig
-from finetune.records import RunIdentity, RunRecord, append_record
+from finetune.running.records import RunIdentity, RunRecord, append_record
 from quickstart.summary import Losses, Results, median_score, read_results, show, table
 
 

@@ -6,10 +6,11 @@ from typing import Any
 
 sys.path[0] = str(Path(__file__).resolve().parents[2])
 
-from data_prep.command_line import run_command
-from pretrain import deepspeed_config, engine  # the engine before DeepSpeed: it says on what it runs
-from pretrain.run import RunOptions, main
-from tests.pretrain.engine_worker import allow_fp16_on_cpu
+from foundation.command_line import run_command
+from pretrain.engine import deepspeed_config, engine  # the engine before DeepSpeed: it says on what it runs
+from pretrain.run import main
+from pretrain.training.plan import RunOptions
+from tests.pretrain.engine.engine_worker import allow_fp16_on_cpu
 
 resolve = deepspeed_config.resolve
 

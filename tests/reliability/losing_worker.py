@@ -6,9 +6,10 @@ from pathlib import Path
 
 sys.path[0] = str(Path(__file__).resolve().parents[2])
 
-from data_prep.command_line import parse_options, run_command
-from pretrain.run import RunOptions, main
-from tests.pretrain.test_train import wait_for_step
+from foundation.command_line import parse_options, run_command
+from pretrain.run import main
+from pretrain.training.plan import RunOptions
+from tests.pretrain.training.test_train import wait_for_step
 
 
 def lose(folder: Path) -> None:

@@ -8,9 +8,10 @@ from pathlib import Path
 
 sys.path[0] = str(Path(__file__).resolve().parents[2])
 
-from data_prep.command_line import run_command
-from pretrain.processes import start_processes
-from pretrain.run import RunOptions, make_plan, take_folder
+from foundation.command_line import run_command
+from pretrain.job.processes import start_processes
+from pretrain.run import take_folder
+from pretrain.training.plan import RunOptions, make_plan
 
 if __name__ == "__main__":
     run_command(lambda options: take_folder(make_plan(options), start_processes()) and 0, RunOptions, __doc__)

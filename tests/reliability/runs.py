@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from pretrain.checkpoint import newest_valid
+from pretrain.engine.checkpoint import newest_valid
 from tests.conftest import free_port
-from tests.pretrain.test_train import losses, run_arguments
+from tests.pretrain.training.test_train import losses, run_arguments
 
 Launch = Callable[..., subprocess.Popen[str]]
 STEPS, EVERY = 120, 20

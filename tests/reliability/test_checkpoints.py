@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.config import ConfigError
-from pretrain.checkpoint import NotSaved, all_valid, load, newest_valid, save
+from foundation.config import ConfigError
+from pretrain.engine.checkpoint import NotSaved, all_valid, load, newest_valid, save
 from tests.pretrain.conftest import mounted
-from tests.pretrain.test_checkpoint import names, same, sign, state_of
-from tests.pretrain.test_marker import flips, later, of_version_0_1
+from tests.pretrain.engine.test_checkpoint import names, same, sign, state_of
+from tests.pretrain.engine.test_marker import flips, later, of_version_0_1
 
 SAMPLED = 300
 """Bits of a file of tensors; with all of a small file's every kind of byte is met."""

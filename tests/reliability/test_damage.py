@@ -12,10 +12,10 @@ from data_prep.build_shards import BuildOptions
 from data_prep.build_shards import main as build_shards
 from data_prep.train_vocab import VocabularyOptions
 from data_prep.train_vocab import main as train_vocab
-from pretrain.checkpoint import newest_valid
+from pretrain.engine.checkpoint import newest_valid
 from tests.pretrain.conftest import fill, mounted
-from tests.pretrain.test_checkpoint import flip_bit, truncate
-from tests.pretrain.test_train import wait_for_step
+from tests.pretrain.engine.test_checkpoint import flip_bit, truncate
+from tests.pretrain.training.test_train import wait_for_step
 from tests.reliability.runs import (
     EVERY,
     STEPS,

@@ -13,11 +13,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from pretrain.run_log import read_records
+from pretrain.training.run_log import read_records
 from tests.conftest import REPOSITORY
-from tests.pretrain.test_checkpoint import sign
+from tests.pretrain.engine.test_checkpoint import sign
 from tests.pretrain.test_supervise import rank_of
-from tests.pretrain.test_train import read_complete, run_arguments, wait_for_step
+from tests.pretrain.training.test_train import read_complete, run_arguments, wait_for_step
 from tests.reliability.runs import (
     Heard,
     Launch,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import free_port
-from tests.pretrain.test_train import run_arguments, wait_for_step
+from tests.pretrain.training.test_train import run_arguments, wait_for_step
 from tests.reliability.runs import SCHEDULE, Heard, Launch, assert_nothing_was_lost
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]

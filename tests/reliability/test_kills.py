@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from pretrain.checkpoint import newest_valid
+from pretrain.engine.checkpoint import newest_valid
 from tests.conftest import REPOSITORY
-from tests.pretrain.test_train import finished, losses, run_arguments
+from tests.pretrain.training.test_train import finished, losses, run_arguments
 
 Launch = Callable[..., subprocess.Popen[str]]
 SMALLEST = ("model.layers=2", "model.hidden_size=32", "model.intermediate_size=64", "model.generator_hidden_size=16")

@@ -1,6 +1,6 @@
 """Every file of ds_configs/ in a whole run of one process; those of fp16 past the refusals of it on a CPU.
 
-On two ranks every file is used in tests/pretrain/test_engine.py.
+On two ranks every file is used in tests/pretrain/engine/test_engine.py.
 """
 
 import json
@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from pretrain.run_log import read_records
+from pretrain.training.run_log import read_records
 from tests.conftest import REPOSITORY
-from tests.pretrain.test_train import finished, run_arguments
+from tests.pretrain.training.test_train import finished, run_arguments
 from tests.reliability.runs import Launch
 
 FILES = sorted((REPOSITORY / "ds_configs").glob("*.json"))

@@ -14,23 +14,23 @@ from pathlib import Path
 import pytest
 import torch
 
-from data_prep.config import ConfigError
-from data_prep.files import file_sha256
 from data_prep.manifest import load_manifest, save_manifest
 from data_prep.tokens import open_tokenizer
-from finetune.model_folder import open_model
-from pretrain.checkpoint import EngineState, load, load_weights, save
+from finetune.running.model_folder import open_model
+from foundation.config import ConfigError
+from foundation.files import file_sha256
+from pretrain.data.shards import Shards
+from pretrain.engine.checkpoint import EngineState, load, load_weights, save
 from pretrain.export import ExportOptions
 from pretrain.export import main as export
-from pretrain.huggingface import MODEL_CODE
-from pretrain.models import build_model
+from pretrain.huggingface.folders import MODEL_CODE
 from pretrain.presets import PRESETS, with_objective
-from pretrain.run_folder import CHECKPOINTS, RunDescription, describe, write_run
-from pretrain.shards import Shards
+from pretrain.training.models import build_model
+from pretrain.training.run_folder import CHECKPOINTS, RunDescription, describe, write_run
 from tests.conftest import REPOSITORY
-from tests.pretrain.test_checkpoint import sign, state_of
+from tests.pretrain.engine.test_checkpoint import sign, state_of
 
-PACKAGES = ("data_prep", "pretrain", "finetune", "quickstart")
+PACKAGES = ("foundation", "data_prep", "pretrain", "finetune", "quickstart")
 TOKENIZER = {"vocab.txt", "tokenizer.json", "tokenizer_config.json"}
 """What a tokenizer folder of ours holds."""
 UNPICKLERS = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
@@ -149,7 +149,7 @@ def test_what_is_planted_beside_a_tokenizer_neither_travels_nor_runs(
     export(ExportOptions(run=tmp_path / "run", out=tmp_path / "out"))
     assert follow(tmp_path / "out" / "README.md", marker) == ""
     assert travelled == TOKENIZER
-    model = {"config.json", "model.safetensors", *MODEL_CODE, *TOKENIZER}
+    model = {"config.json", "model.safetensors", *(Path(place).name for place in MODEL_CODE), *TOKENIZER}
     within = {f"generator/{name}" for name in model} if objective == "hp_loss" else set()
     assert files(tmp_path / "out") == model | {"README.md"} | within
     for folder in (tmp_path / "out", tmp_path / "out" / "generator"):

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.locks import Lock, holder
-from pretrain.checkpoint import newest_valid
+from foundation.locks import Lock, holder
+from pretrain.engine.checkpoint import newest_valid
 from tests.cluster.runs import wait_for
-from tests.pretrain.test_train import finished, losses, run_arguments, wait_for_step
+from tests.pretrain.training.test_train import finished, losses, run_arguments, wait_for_step
 from tests.reliability.runs import Launch, assert_nothing_was_lost, on_two_ranks, supervised
 
 

@@ -1,14 +1,15 @@
 """A run on two ranks, then one, then two, stopped in between, beside one that stayed on two.
 
-That every draw is the same up to counted flips is claimed in tests/pretrain/test_train.py, which sees the draws.
+That every draw is the same up to counted flips is claimed in tests/pretrain/training/test_train.py, which sees
+the draws.
 """
 
 from pathlib import Path
 
 import pytest
 
-from pretrain.run_log import read_records
-from tests.pretrain.test_train import wait_for_step
+from pretrain.training.run_log import read_records
+from tests.pretrain.training.test_train import wait_for_step
 from tests.reliability.runs import STEPS, Heard, Launch, alone, checkpoint_of, on_two_ranks
 
 FP32 = ("--deepspeed_config", "ds_configs/zero1_fp32.json")

@@ -1,0 +1,1 @@
+"""GLUE: its files, examples, head and metrics, as a run needs them."""

@@ -1,0 +1,78 @@
+"""The figure of a report: every seed a dot, or a cross where it collapsed, every median a bar, the paper's a line."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from finetune.reporting.paper_tables import Column, Table
+from finetune.reporting.results import Cell, Row
+
+PAPER_STYLES = {"ELECTRA (reimplementation)": ":", "HP_Loss + Focal": "--", "HP_Dist + Focal": "-."}
+PAPER_COLOURS = {"small": "black", "base": "dimgrey"}
+ACROSS = 5
+"""Panels side by side."""
+LEAST_SPAN = 4
+"""Points that a panel shows at least, lest noise look like a difference."""
+
+
+def draw(rows: Sequence[Row], tables: Sequence[Table], path: Path) -> None:
+    """Writes the figure as PNG."""
+    figure = draw_figure(rows, tables)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def draw_figure(rows: Sequence[Row], tables: Sequence[Table]) -> Figure:
+    """A panel a column, each with a scale of its own; a colour and a place in every panel a model."""
+    chosen = [(table, column) for table in tables for column in table.columns]
+    across, down = min(len(chosen), ACROSS), math.ceil(len(chosen) / ACROSS)
+    size = (3.5 + (1.6 + 0.15 * len(rows)) * across, 2.5 * down + 0.5)
+    figure, panels = plt.subplots(down, across, figsize=size, layout="constrained", squeeze=False)
+    for axes in panels.flat[len(chosen) :]:
+        axes.remove()
+    palette = plt.get_cmap("tab10" if len(rows) <= 10 else "tab20")
+    for axes, (table, column) in zip(panels.flat, chosen, strict=False):
+        axes.set_title(column.title, fontsize="medium")
+        axes.set_xticks([])
+        axes.set_xlim(-0.7, len(rows) - 0.3)
+        axes.grid(axis="y", alpha=0.3)
+        for index, row in enumerate(rows):
+            if cell := row.cells.get(column.title):
+                _draw_cell(axes, index, cell, palette(index % palette.N), row.label)
+        _draw_paper(axes, rows, table, column)
+        low, high = axes.get_ylim()
+        axes.set_ylim(min(low, (low + high - LEAST_SPAN) / 2), max(high, (low + high + LEAST_SPAN) / 2))
+    figure.supylabel("dev score, per cent", fontsize="medium")
+    labels: dict[str, Artist] = {}
+    for axes in figure.axes:
+        labels |= {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    figure.legend(labels.values(), labels.keys(), loc="outside right upper", fontsize="small")
+    return figure
+
+
+def _draw_cell(axes: Axes, index: int, cell: Cell, colour: tuple[float, ...], label: str) -> None:
+    for score, collapsed in zip(cell.scores, cell.collapsed, strict=True):
+        axes.plot(index, score, "X" if collapsed else "o", alpha=0.5, color=colour, zorder=3)
+    axes.plot([index - 0.4, index + 0.4], [cell.median] * 2, linewidth=2, color=colour, label=label)
+
+
+def _draw_paper(axes: Axes, rows: Sequence[Row], table: Table, column: Column) -> None:
+    """The paper's medians, where it has the column and one of our models was trained on the official data."""
+    cells = [row.cells[column.title] for row in rows if column.title in row.cells]
+    if column.paper_index is None or not any(cell.official_data for cell in cells):
+        return
+    for size in dict.fromkeys(row.size for row in rows):
+        for label, style in PAPER_STYLES.items():
+            value = table.paper_rows[size][label][column.paper_index]
+            assert value is not None  # these rows of the paper are whole
+            axes.axhline(
+                value, linestyle=style, linewidth=1, color=PAPER_COLOURS[size], label=f"paper, {size}: {label}"
+            )

@@ -1,0 +1,142 @@
+"""What finished runs came to: one row a model, one cell a column of the table, the seeds' scores in it."""
+
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import takewhile
+from pathlib import Path, PurePath
+
+from finetune.config import GlueConfig, SquadConfig
+from finetune.glue.tasks import TASKS, Task
+from finetune.presets import ModelSize
+from finetune.reporting.paper_tables import COLUMNS, Column
+from finetune.running.records import FILE_NAME, RunRecord, read_records
+from finetune.squad.files import VERSIONS, SquadVersion
+from foundation.config import ConfigError
+
+ALL_TASKS: dict[str, Task | SquadVersion] = {**TASKS, **{version.name: version for version in VERSIONS.values()}}
+OFFICIAL_TOLERANCE = 0.01
+"""Share by which a training set may differ from the official size: copies lack a few damaged rows."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One model in one column: the seeds' scores, in per cent, under the best setting (`make_cell`)."""
+
+    scores: tuple[float, ...]
+    records: tuple[RunRecord, ...]
+    """The runs they are of."""
+    tried: tuple[GlueConfig | SquadConfig, ...]
+    official_data: bool
+
+    @property
+    def setting(self) -> GlueConfig | SquadConfig:
+        """The one with the best median."""
+        return self.records[0].run.settings
+
+    @property
+    def collapsed(self) -> tuple[bool, ...]:
+        """Which of the scores are those of collapsed runs."""
+        return tuple(record.collapsed is not None for record in self.records)
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.scores)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One model: its cells by column title."""
+
+    label: str
+    size: ModelSize
+    cells: dict[str, Cell] = field(default_factory=dict)
+    collapsed: tuple[RunRecord, ...] = ()
+    """Every collapsed run, whatever its setting."""
+
+
+def load_runs(paths: Iterable[Path]) -> list[RunRecord]:
+    """The records of every folder or file named, each run once.
+
+    Raises:
+        ConfigError: a path without results.
+    """
+    records: dict[str, RunRecord] = {}
+    for path in paths:
+        file = path / FILE_NAME if path.is_dir() else path
+        found = read_records(file)
+        if not found:
+            raise ConfigError(
+                f"runs: no results in {file}; expected the --output folder of run_glue.py or run_squad.py"
+            )
+        records.update({record.run.model_dump_json(): record for record in found})
+    return list(records.values())
+
+
+def make_rows(records: Sequence[RunRecord]) -> list[Row]:
+    """One row a model, trained or with random weights, in order of appearance; its first name is its label."""
+    models: dict[tuple[str, bool], list[RunRecord]] = {}
+    for record in records:
+        models.setdefault((record.run.model_sha256, record.run.random_weights), []).append(record)
+    versions = [(runs[0].model, random) for (_, random), runs in models.items()]
+    shared = len(shared_folder(records).parts)
+    rows = []
+    for (digest, random), runs in models.items():
+        name = runs[0].model
+        version = f" {digest[:7]}" if versions.count((name, random)) > 1 else ""
+        label = str(PurePath(*PurePath(name).parts[shared:])) + version + (" (random weights)" if random else "")
+        row = Row(label, runs[0].model_size, collapsed=tuple(run for run in runs if run.collapsed))
+        for column in COLUMNS:
+            of_task = [record for record in runs if record.run.task == column.task]
+            if any(has_score(record, column) for record in of_task):
+                row.cells[column.title] = make_cell(of_task, column)
+        rows.append(row)
+    return rows
+
+
+def shared_folder(records: Iterable[RunRecord]) -> PurePath:
+    """The folder that all models lie in, which tells none from another; empty for one model."""
+    folders = [name.parts[:-1] for name in {PurePath(record.model) for record in records}]
+    levels = zip(*folders, strict=False) if len(folders) > 1 else ()
+    return PurePath(*(level[0] for level in takewhile(lambda level: len(set(level)) == 1, levels)))
+
+
+def make_cell(records: Sequence[RunRecord], column: Column) -> Cell:
+    """The best setting's scores, as the paper takes the best of its grid, of those that ran with the most seeds.
+
+    Raises:
+        ConfigError: runs on different data, which no median may mix.
+    """
+    records = [record for record in records if has_score(record, column)]
+    if len({record.run.data_sha256 for record in records}) > 1:
+        raise ConfigError(f"runs: {records[0].model} was trained on different {column.task} data; report them apart")
+    by_setting: dict[str, list[RunRecord]] = {}
+    for record in records:
+        by_setting.setdefault(record.run.settings.model_dump_json(), []).append(record)
+    task = ALL_TASKS[column.task]
+    split, metric = task.dev_splits[0], task.metrics[0]
+    most = max(len(runs) for runs in by_setting.values())  # a lucky seed alone is no better setting
+    whole = [runs for runs in by_setting.values() if len(runs) == most]
+    chosen = max(whole, key=lambda runs: statistics.median(scores_of(runs, split, metric)))
+    return Cell(
+        scores=scores_of(chosen, column.split, column.metric),
+        records=tuple(chosen),
+        tried=tuple(runs[0].run.settings for runs in by_setting.values()),
+        official_data=is_official(chosen[0]),
+    )
+
+
+def has_score(record: RunRecord, column: Column) -> bool:
+    """Whether a run has a column's score: on a dev set of answerable questions alone there is no NoAns."""
+    return column.metric in record.last.get(column.split, {})
+
+
+def is_official(record: RunRecord) -> bool:
+    """Whether the training set has the official one's size."""
+    official = ALL_TASKS[record.run.task].official_examples
+    return abs(record.train_examples - official) <= OFFICIAL_TOLERANCE * official
+
+
+def scores_of(records: Iterable[RunRecord], split: str, metric: str) -> tuple[float, ...]:
+    """The last epoch's scores, in per cent."""
+    return tuple(100 * record.last[split][metric] for record in records)

@@ -1,0 +1,218 @@
+"""The runs of a launch: what is asked for, what is done already, and the rest one after another.
+
+A finished run is a line of OUTPUT/results.jsonl; its answers lie in OUTPUT/predictions, what a killed one goes on from
+in OUTPUT/checkpoints. Several launches with one OUTPUT share the runs (OUTPUT/locks).
+"""
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+
+from finetune.config import FinetuneOptions
+from finetune.presets import size_of
+from finetune.running.job import Job
+from finetune.running.model_folder import ModelFolder
+from finetune.running.records import (
+    FILE_NAME,
+    PREDICTIONS,
+    RunIdentity,
+    RunRecord,
+    append_record,
+    read_records,
+    write_files,
+)
+from finetune.running.resume import Keeper, Stopped, never
+from finetune.running.train import Outcome, optimization, train
+from foundation.locks import Held, Lock, confirm, holder
+from pretrain.engine.deepspeed_config import resolve
+from pretrain.job.processes import World, start_processes
+from pretrain.job.stopping import EXIT_STOPPED, StopRequest
+
+CHECKPOINTS, LOCKS = "checkpoints", "locks"
+
+PLAIN_DEEPSPEED_CONFIG = Path(__file__).resolve().parents[2] / "ds_configs" / "zero0_fp32.json"
+"""Where none is named: the models fit one machine, and fp32 runs on all of them."""
+
+
+def run_unfinished(
+    tasks: Iterable[RunIdentity],
+    make_job: Callable[[RunIdentity], Job],
+    files: Mapping[str, Sequence[str]],
+    model: ModelFolder,
+    options: FinetuneOptions,
+    output: Path,
+) -> int:
+    """Runs each of `tasks` with every seed of the options, but for what the output folder has.
+
+    `files` names, by task, what a finished run has in its folder of predictions. Returns the process's exit code.
+
+    Raises:
+        ConfigError: a model, DeepSpeed configuration or setting that does not fit.
+    """
+    runs = [task.model_copy(update={"seed": seed}) for task in tasks for seed in dict.fromkeys(options.seeds)]
+    queue = Queue(runs, make_job, files, model, options, output)
+    return queue.work()
+
+
+class Queue:
+    """The runs of one launch, and what they share."""
+
+    def __init__(
+        self,
+        runs: Sequence[RunIdentity],
+        make_job: Callable[[RunIdentity], Job],
+        files: Mapping[str, Sequence[str]],
+        model: ModelFolder,
+        options: FinetuneOptions,
+        output: Path,
+    ) -> None:
+        self.runs, self.files, self.model, self.options, self.output = runs, files, model, options, output
+        self.world = start_processes()
+        self.deepspeed_config = options.deepspeed_config or PLAIN_DEEPSPEED_CONFIG
+        for settings in dict.fromkeys(run.settings for run in runs):  # a mistake shows before anything is written
+            resolve(
+                self.deepspeed_config,
+                batch_size=settings.batch_size,
+                world_size=self.world.world_size,
+                device_type=self.world.device.type,
+                optim=optimization(settings, steps=1),
+            )
+        self._make_job = make_job
+        self._job: tuple[RunIdentity, Job] | None = None
+
+    def work(self) -> int:
+        """Does every run that is neither done nor under way elsewhere; a lock may come free in the meantime."""
+        waiting = self.unfinished()
+        self.say(f"{len(waiting)} of {len(self.runs)} runs to do, results in {self.output / FILE_NAME}")
+        if self.world.is_first:
+            self.clear_up(waiting)
+        if not waiting:
+            return 0
+        try:
+            with self.stop_request() as stop:
+                while any(self.do_if_free(self.runs[place], stop) for place in waiting):
+                    waiting = self.unfinished()
+        except Stopped:
+            self.say("stopped on request; the same command goes on from there")
+            return EXIT_STOPPED
+        if waiting:
+            self.say(f"{len(waiting)} runs are under way in other processes")
+        return 0
+
+    def stop_request(self) -> StopRequest:
+        """To be entered; a stop file of earlier processes is removed. Collective.
+
+        Raises:
+            Stopped: the file asks processes that are at work now, and so this one too.
+        """
+        request = StopRequest(self.output)
+        if self.world.share(bool(request) and any(map(holder, (self.output / LOCKS).glob("*")))):
+            raise Stopped
+        request.withdraw(self.say)
+        return request
+
+    def clear_up(self, waiting: Sequence[int]) -> None:
+        """Removes what is left of done runs whose process was killed before it could. First rank only."""
+        for place, run in enumerate(self.runs):
+            if place not in waiting and self.keeper(run).folder.exists():
+                self.take(run)
+
+    def take(self, run: RunIdentity) -> Lock | None:
+        """The lock of a run that is free and not done; what is left of a done one is removed. First rank only."""
+        try:
+            lock = Lock(self.output / LOCKS / run.folder_name())
+        except Held:
+            return None
+        if is_done(run, self.output, self.files):
+            self.keeper(run).forget()
+            lock.release()
+            return None
+        return lock
+
+    def keeper(self, run: RunIdentity, stop: Callable[[], bool] = never) -> Keeper:
+        """What keeps the run's checkpoints."""
+        return Keeper(self.output / CHECKPOINTS / run.folder_name(), stop)
+
+    def do_if_free(self, run: RunIdentity, stop: StopRequest) -> bool:
+        """Does a run unless another process has done it or is at it. Collective."""
+        lock = self.take(run) if self.world.is_first else None
+        with lock or nullcontext():
+            free: bool = self.world.share(lock is not None)
+            if free:
+                self.do(run, self.keeper(run, lambda: bool(stop)))
+            return free
+
+    def do(self, run: RunIdentity, keeper: Keeper) -> None:
+        """A run to its end, and what is kept of it.
+
+        Raises:
+            Stopped: on request, with everything saved.
+        """
+        started = time.monotonic()
+        job = self.job(run)
+        outcome = train(
+            self.model.path,
+            run.random_weights,
+            job,
+            run.settings,
+            run.seed,
+            self.deepspeed_config,
+            self.world,
+            keeper,
+        )
+        if self.world.is_first:
+            seconds = time.monotonic() - started
+            confirm(self.output / LOCKS / run.folder_name())
+            write_files(self.output / PREDICTIONS / run.folder_name(), outcome.files)
+            record = make_record(self.options.model, self.model, run, job, outcome, seconds, self.world)
+            append_record(self.output / FILE_NAME, record)
+            keeper.forget()
+
+    def job(self, run: RunIdentity) -> Job:
+        """The run's task with its data, kept for the next seed."""
+        task = run.model_copy(update={"seed": None})
+        if self._job is None or self._job[0] != task:
+            self._job = None  # frees the memory first
+            self._job = (task, self._make_job(run))
+        return self._job[1]
+
+    def unfinished(self) -> list[int]:
+        """Places of the runs that are not done; the same on every rank."""
+        return self.world.share(unfinished(self.runs, self.output, self.files) if self.world.is_first else None)
+
+    def say(self, line: str) -> None:
+        if self.world.is_first:
+            print(line, flush=True)
+
+
+def unfinished(runs: Sequence[RunIdentity], output: Path, files: Mapping[str, Sequence[str]]) -> list[int]:
+    """Places in `runs` of those that the output folder lacks, or lacks a file of."""
+    done = [record.run for record in read_records(output / FILE_NAME)]
+    return [
+        place
+        for place, run in enumerate(runs)
+        if run not in done
+        or not all((output / PREDICTIONS / run.folder_name() / name).is_file() for name in files.get(run.task, ()))
+    ]
+
+
+def is_done(run: RunIdentity, output: Path, files: Mapping[str, Sequence[str]]) -> bool:
+    """Whether the output folder has all of a run."""
+    return not unfinished([run], output, files)
+
+
+def make_record(
+    name: str, model: ModelFolder, run: RunIdentity, job: Job, outcome: Outcome, seconds: float, world: World
+) -> RunRecord:
+    """The line that is kept of a run."""
+    return RunRecord(
+        run=run,
+        model=name,
+        model_size=size_of(model.config.hidden_size),
+        train_examples=job.train_examples,
+        left_out=dict(job.left_out),
+        seconds=round(seconds, 2),
+        world_size=world.world_size,
+        **{key: value for key, value in outcome._asdict().items() if key != "files"},
+    )

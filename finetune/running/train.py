@@ -1,0 +1,243 @@
+"""One fine-tuning run: a task, a seed, a model -> dev scores after each epoch.
+
+Every rank holds all examples and takes its part of each batch; the loss is the mean over the whole batch, so
+neither the number of ranks nor the micro-batch changes what is learned. All randomness derives from (seed, batch).
+"""
+
+import gc
+import math
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+
+from finetune.config import FinetuneConfig
+from finetune.running.job import Evaluation, Job
+from finetune.running.layer_decay import layer_scale
+from finetune.running.records import Metrics
+from finetune.running.resume import Keeper, RunState
+from finetune.tokens.batches import epoch_batches
+from finetune.tokens.features import collate
+from foundation.ordering import key_of
+from pretrain.engine.deepspeed_config import resolve
+from pretrain.engine.engine import Engine
+from pretrain.engine.optim import OptimConfig, learning_rate, parameter_groups
+from pretrain.huggingface.folders import load_encoder
+from pretrain.job.processes import World
+from pretrain.model.encoder import ElectraEncoder
+
+REPORT_SECONDS = 30.0
+"""Between two lines of progress within an epoch."""
+
+
+class Outcome(NamedTuple):
+    """What a run came to; fields as in `records.RunRecord`."""
+
+    last: Metrics
+    best: Metrics
+    train_losses: tuple[float | None, ...]
+    collapsed: str | None
+    precision: str
+    files: Mapping[str, Any]
+    """What to keep of the answers: file name -> text, or a value that JSON can hold."""
+
+
+def train(
+    folder: Path,
+    random_weights: bool,
+    job: Job,
+    settings: FinetuneConfig,
+    seed: int,
+    deepspeed_config: Path,
+    world: World,
+    keeper: Keeper | None = None,
+) -> Outcome:
+    """One run, on every rank: from its start, or from where `keeper` has it.
+
+    Raises:
+        ConfigError: a model or DeepSpeed configuration that does not fit.
+        Stopped: `keeper` was asked to stop, and has the run.
+    """
+    torch.manual_seed(key_of(seed, 0))
+    encoder = load_encoder(
+        folder,
+        random_weights=random_weights,
+        hidden_dropout_prob=settings.dropout,
+        attention_probs_dropout_prob=settings.attention_dropout,
+    )
+    run = Run(encoder, job, settings, seed, deepspeed_config, world, keeper)
+    try:
+        return run.train()
+    finally:
+        del run
+        gc.collect()  # DeepSpeed's engine holds itself in cycles; the next run needs its memory
+
+
+class Run:
+    """The engine of one run, and where it stands."""
+
+    def __init__(
+        self,
+        encoder: ElectraEncoder,
+        job: Job,
+        settings: FinetuneConfig,
+        seed: int,
+        deepspeed_config: Path,
+        world: World,
+        keeper: Keeper | None = None,
+    ) -> None:
+        self.job, self.settings, self.seed, self.world, self.keeper = job, settings, seed, world, keeper
+        self.batches_per_epoch = math.ceil(len(job.train.targets) / settings.batch_size)
+        self.optim = optimization(settings, self.batches_per_epoch * settings.epochs)
+        model = job.build(encoder)
+        self.engine = Engine(
+            model, groups(model, encoder.config.num_hidden_layers, settings), self._resolve(deepspeed_config), world
+        )
+        self.state = keeper.resume(self.engine) if keeper else RunState()
+        self.stopping = False  # whether some rank was asked to stop, as of the last update
+        title = f"{job.task.name} seed {seed}"
+        self.progress = Progress(world, self.state.batches, self.optim.steps, title, job.task.metrics)
+
+    def _resolve(self, deepspeed_config: Path) -> dict[str, Any]:
+        return resolve(
+            deepspeed_config,
+            batch_size=self.settings.batch_size,
+            world_size=self.world.world_size,
+            device_type=self.world.device.type,
+            optim=self.optim,
+        )
+
+    def train(self) -> Outcome:
+        """All epochs, an evaluation after each; a loss that is not finite ends the run."""
+        state, evaluation = self.state, None
+        for epoch in range(len(state.losses), self.settings.epochs):
+            loss = self.train_epoch(epoch)
+            self.engine.module.eval()
+            evaluation = self.job.evaluate(self.engine)
+            state.losses.append(loss if math.isfinite(loss) else None)
+            state.metrics.append(evaluation.metrics)
+            self.progress.epoch(epoch, loss, evaluation.metrics)
+            if state.losses[-1] is None:
+                break
+        assert evaluation is not None  # a checkpoint of the last epoch lies before its evaluation
+        return self._outcome(evaluation)
+
+    def _outcome(self, last: Evaluation) -> Outcome:
+        collapsed = "constant prediction" if last.constant else None
+        tests = self.job.predict_tests(self.engine)
+        return Outcome(
+            last=last.metrics | tests.metrics,
+            best=max(self.state.metrics, key=self._headline),
+            train_losses=tuple(self.state.losses),
+            collapsed="non-finite loss" if self.state.losses[-1] is None else collapsed,
+            precision=str(self.engine.dtype).removeprefix("torch."),
+            files={**last.files, **tests.files},
+        )
+
+    def _headline(self, metrics: Metrics) -> float:
+        return metrics[self.job.task.dev_splits[0]][self.job.task.metrics[0]]
+
+    def batches(self, epoch: int) -> list[np.ndarray]:
+        """The examples of each batch of an epoch, in their order."""
+        lengths = [len(ids) for ids in self.job.train.input_ids]
+        return epoch_batches(lengths, self.settings.batch_size, self.settings.length_pool, self.seed, epoch)
+
+    def train_epoch(self, epoch: int) -> float:
+        """What is left of a pass over the training examples; the mean loss over the whole of it."""
+        self.engine.module.train()
+        state = self.state
+        for chosen in self.batches(epoch)[state.batches - epoch * self.batches_per_epoch :]:
+            state.loss_sum += self.update(chosen)
+            self.progress.step()
+            if self.keeper:
+                self.keeper.after_batch(self.engine, state, self.stopping)
+        loss_sum, state.loss_sum = state.loss_sum, 0.0
+        return loss_sum / len(self.job.train.targets)
+
+    def update(self, chosen: np.ndarray) -> float:
+        """One update on the examples `chosen`; returns the sum of their losses.
+
+        The ranks agree on it, and on whether any is to stop, by one sum just before the update, where the host waits
+        for the device in any case.
+        """
+        engine = self.engine
+        parts = self.world.world_size * engine.accumulation_steps
+        loss_sum = torch.zeros((), dtype=torch.float64, device=self.world.device)
+        rate = learning_rate(
+            self.state.updates,
+            base=self.optim.lr,
+            warmup_steps=self.optim.warmup_steps,
+            total_steps=self.optim.steps,
+        )
+        for number, part in enumerate(range(self.world.rank, parts, self.world.world_size)):
+            if number:
+                engine.step(rate)  # ends the part before, without an update
+            torch.manual_seed(key_of(self.seed, 1, self.state.batches, part))  # dropout's only source
+            batch = collate(self.job.train, chosen[part::parts], self.job.pad_id, self.world.device)
+            loss_B = self.job.losses(engine.forward(batch), batch) * batch.weight_B
+            # DeepSpeed takes the mean over parts of unequal size: undo it, divide by the true count.
+            engine.backward(loss_B.sum() * parts / len(chosen))
+            loss_sum += loss_B.detach().sum()
+        wanted = torch.full_like(loss_sum, self.keeper is not None and self.keeper.stop())
+        total, stopping = engine.sum_over_ranks(torch.stack([loss_sum, wanted])).tolist()
+        self.stopping = stopping > 0
+        self.state.updates += engine.step(rate).updated
+        self.state.batches += 1
+        return total
+
+
+def optimization(settings: FinetuneConfig, steps: int) -> OptimConfig:
+    """The settings as the engine's optimizer takes them."""
+    return OptimConfig(
+        lr=settings.learning_rate,
+        steps=steps,
+        warmup_steps=int(settings.warmup_fraction * steps),
+        betas=settings.betas,
+        eps=settings.eps,
+        weight_decay=settings.weight_decay,
+        gradient_clipping=settings.gradient_clipping,
+    )
+
+
+def groups(model: nn.Module, num_layers: int, settings: FinetuneConfig) -> list[dict[str, Any]]:
+    """Parameter groups with layer-wise learning-rate decay."""
+    return parameter_groups(
+        model,
+        settings.weight_decay,
+        lambda name: layer_scale(name, num_layers, settings.layer_decay, settings.legacy_layer_decay),
+    )
+
+
+class Progress:
+    """Lines of progress on the first rank: one an epoch, and one now and then in between."""
+
+    def __init__(self, world: World, done: int, steps: int, title: str, shown: tuple[str, ...]) -> None:
+        self.speaks, self.steps, self.title, self.shown = world.is_first, steps, title, shown
+        self.done = self.resumed = done
+        self.started = self.spoken = time.monotonic()
+        if done and self.speaks:
+            print(f"{title}: goes on after step {done}/{steps}", flush=True)
+
+    def step(self) -> None:
+        """Counts an update."""
+        self.done += 1
+        now = time.monotonic()
+        if self.speaks and now - self.spoken > REPORT_SECONDS:
+            self.spoken = now
+            left = (now - self.started) / (self.done - self.resumed) * (self.steps - self.done)
+            print(f"{self.title}: step {self.done}/{self.steps}, {left:.0f} s left", flush=True)
+
+    def epoch(self, epoch: int, loss: float, metrics: Metrics) -> None:
+        """Says what an epoch came to."""
+        if self.speaks:
+            self.spoken = time.monotonic()
+            scores = [f"{split} {name} {values[name]:.4f}" for split, values in metrics.items() for name in self.shown]
+            seconds = self.spoken - self.started
+            print(
+                f"{self.title}: epoch {epoch + 1}, loss {loss:.4f}, {', '.join(scores)} ({seconds:.0f} s)",
+                flush=True,
+            )

@@ -1,0 +1,137 @@
+"""SQuAD questions -> windows of token ids, and stretches of word pieces -> the original text.
+
+A window is [CLS] question [SEP] part of the paragraph [SEP]. Windows start `stride` pieces apart and together hold the
+whole paragraph; google-research/electra's `qa_tasks.py` (after BERT's `run_squad.py`) sets the rules.
+"""
+
+import unicodedata
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from finetune.config import SquadConfig
+from finetune.presets import HEAD_KINDS
+from finetune.squad.files import SquadFile
+from finetune.tokens.features import Features
+
+TEXTS_AT_ONCE = 1_000
+"""Texts tokenised in one call: its offsets are Python objects, ten times the size of the arrays kept of them."""
+
+
+class Pieces(NamedTuple):
+    """A text's word pieces: their ids, and the characters [begin, end) of the original text each stands for."""
+
+    ids: np.ndarray
+    begin: np.ndarray
+    end: np.ndarray
+
+    def covering(self, begin: int, end: int) -> tuple[int, int] | None:
+        """First and last of the pieces that share a character with [begin, end); none when there are none."""
+        inside = np.flatnonzero((self.end > begin) & (self.begin < end))
+        return (int(inside[0]), int(inside[-1])) if len(inside) else None
+
+    def text(self, original: str, first: int, last: int) -> str:
+        """The stretch of the original text from the first to the last of these pieces."""
+        return original[self.begin[first] : self.end[last]]
+
+
+class Window(NamedTuple):
+    """A part of a paragraph that a model sees at once."""
+
+    question: int
+    """Place of its question in the file."""
+    pieces: range
+    """The paragraph's pieces that it holds."""
+    position: int
+    """Where the first of them stands in the input."""
+    best: np.ndarray
+    """Whether each piece has more context here than in any other window: only there may an answer start at it."""
+
+
+class Windows(NamedTuple):
+    """All windows of a file. Targets are (start, end, unanswerable): positions in the input, 0 ([CLS]) for neither."""
+
+    windows: list[Window]
+    features: Features
+    paragraphs: list[Pieces]
+
+
+def cut_into_pieces(texts: Sequence[str], tokenizer: Any) -> Iterator[Pieces]:
+    """Word pieces with their place in the text.
+
+    A combining mark, which the tokenizer drops, belongs to the piece before it.
+    """
+    for start in range(0, len(texts), TEXTS_AT_ONCE):
+        part = list(texts[start : start + TEXTS_AT_ONCE])
+        encoded = tokenizer(part, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        for text, ids, offsets in zip(part, encoded["input_ids"], encoded["offset_mapping"], strict=True):
+            places = np.array(offsets, dtype=np.int32).reshape(-1, 2)
+            ends = [_end_with_marks(text, end) for end in places[:, 1]]
+            yield Pieces(np.array(ids, dtype=np.int32), places[:, 0], np.array(ends, dtype=np.int32))
+
+
+def _end_with_marks(text: str, end: int) -> int:
+    while end < len(text) and unicodedata.category(text[end]) == "Mn":
+        end += 1
+    return end
+
+
+def cut_into_windows(size: int, capacity: int, stride: int) -> list[range]:
+    """Ranges of at most `capacity` that start `stride` apart and cover range(size); at least one, maybe empty."""
+    starts = [0]
+    while starts[-1] + capacity < size:
+        starts.append(starts[-1] + min(stride, capacity))
+    return [range(start, min(start + capacity, size)) for start in starts]
+
+
+def window_of_most_context(windows: Sequence[range], size: int) -> np.ndarray:
+    """For each piece, the window in which it has most context; of equals the first.
+
+    Context is the smaller of the numbers of pieces to its left and right, plus a hundredth of the window's length.
+    """
+    piece = np.arange(size)
+    context = [
+        np.where(
+            (piece >= window.start) & (piece < window.stop),
+            np.minimum(piece - window.start, window.stop - 1 - piece) + 0.01 * len(window),
+            -1.0,
+        )
+        for window in windows
+    ]
+    return np.argmax(context, axis=0)
+
+
+def make_windows(file: SquadFile, tokenizer: Any, settings: SquadConfig, *, training: bool) -> Windows:
+    """The windows of every question; the targets hold its first answer in training, else nothing."""
+    paragraphs = list(cut_into_pieces(file.paragraphs, tokenizer))
+    made = Windows([], Features([], [], []), paragraphs)
+    texts = [question.text for question in file.questions]
+    for place, asked in enumerate(cut_into_pieces(texts, tokenizer)):
+        question, paragraph = file.questions[place], paragraphs[file.questions[place].paragraph]
+        head = [tokenizer.cls_token_id, *asked.ids[: settings.max_question], tokenizer.sep_token_id]
+        ranges = cut_into_windows(len(paragraph.ids), settings.max_length - len(head) - 1, settings.stride)
+        owner = window_of_most_context(ranges, len(paragraph.ids))
+        answer = question.answers[0] if training and question.answers else None
+        span = paragraph.covering(answer.start, answer.start + len(answer.text)) if answer else None
+        for number, pieces in enumerate(ranges):
+            window = Window(place, pieces, len(head), owner[pieces.start : pieces.stop] == number)
+            ids = np.concatenate([head, paragraph.ids[pieces.start : pieces.stop], [tokenizer.sep_token_id]])
+            made.windows.append(window)
+            made.features.input_ids.append(ids.astype(np.int32))
+            made.features.token_type_ids.append((np.arange(len(ids)) >= len(head)).astype(np.int8))
+            made.features.targets.append(target(window, span, not question.answers, settings))
+    return made
+
+
+def target(
+    window: Window, span: tuple[int, int] | None, unanswerable: bool, settings: SquadConfig
+) -> tuple[int, int, bool]:
+    """(start, end, unanswerable) of a window whose question is answered by the paragraph's pieces `span`.
+
+    A window that does not hold the whole answer points to [CLS], and counts as answerable or not as the settings say.
+    """
+    if span and span[0] in window.pieces and span[1] in window.pieces:
+        shift = window.position - window.pieces.start
+        return span[0] + shift, span[1] + shift, False
+    return 0, 0, unanswerable or HEAD_KINDS[settings.head].unanswerable_outside

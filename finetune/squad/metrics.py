@@ -1,0 +1,163 @@
+"""SQuAD's exact match and F1, equal to the official evaluations to the last digit.
+
+The definition is that of Rajpurkar et al. 2016 (exact match and F1 after normalization, best over the reference
+answers) and 2018 (a question without answer is answered by the empty text; thresholds on a null score). Sums run in
+the official order and round at every addition, which `sum` of Python 3.12 and later no longer does.
+"""
+
+import math
+import re
+import string
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from functools import reduce
+from operator import add
+
+from finetune.squad.files import Question
+
+_ARTICLE = re.compile(r"\b(a|an|the)\b")
+_WITHOUT_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+Scores = dict[str, float]
+"""Question id -> score in [0, 1]."""
+
+
+def normalize(text: str) -> str:
+    """Lower case, no ASCII punctuation, no articles, single spaces; in this order."""
+    return " ".join(_ARTICLE.sub(" ", text.lower().translate(_WITHOUT_PUNCTUATION)).split())
+
+
+def exact_match(reference: str, predicted: str) -> float:
+    """1 where both normalize to the same text, else 0."""
+    return float(normalize(reference) == normalize(predicted))
+
+
+def f1(reference: str, predicted: str) -> float:
+    """Harmonic mean of precision and recall of the words, counted with multiplicity; without words, `exact_match`."""
+    wanted, given = normalize(reference).split(), normalize(predicted).split()
+    if not wanted or not given:
+        return float(wanted == given)
+    shared = sum((Counter(wanted) & Counter(given)).values())
+    if not shared:
+        return 0.0
+    precision, recall = shared / len(given), shared / len(wanted)
+    return 2 * precision * recall / (precision + recall)
+
+
+def references(question: Question) -> list[str]:
+    """The texts that count as right; the empty one for a question without answer."""
+    return [answer.text for answer in question.answers if normalize(answer.text)] or [""]
+
+
+def evaluate(
+    questions: Sequence[Question],
+    predicted: Mapping[str, str],
+    null_scores: Mapping[str, float] | None = None,
+    threshold: float = 1.0,
+) -> dict[str, float]:
+    """SQuAD 2.0's official metrics, in per cent and under their official names, of one predicted text a question id.
+
+    Given `null_scores`, a question whose score lies above `threshold` counts as answered by the empty text, and
+    `best_exact` and `best_f1` are the scores under the thresholds that suit each best. (1 is the official default,
+    which leaves probabilities as they are.)
+
+    Raises:
+        KeyError: a question without a prediction.
+    """
+    answerable = {question.id: bool(question.answers) for question in questions}
+    raw = question_scores(questions, predicted)
+    final = {name: _apply_threshold(scores, answerable, null_scores or {}, threshold) for name, scores in raw.items()}
+    result = _summary(final, answerable)
+    for prefix, kind in (("HasAns", True), ("NoAns", False)):
+        chosen = [identifier for identifier, has_answer in answerable.items() if has_answer is kind]
+        if chosen:
+            result |= {f"{prefix}_{name}": value for name, value in _summary(final, chosen).items()}
+    for name, scores in raw.items() if null_scores is not None else ():
+        best, at = _best_threshold(scores, answerable, predicted, null_scores or {})
+        result |= {f"best_{name}": best, f"best_{name}_thresh": at}
+    return result
+
+
+def best_threshold(metrics: Mapping[str, float]) -> float:
+    """The threshold at which `evaluate` comes to the `best_f1` it reported.
+
+    Where no answer at all is best, the official threshold is 0: below every probability, but not below a logit.
+    """
+    nothing_answered = 100.0 * metrics.get("NoAns_total", 0) / metrics["total"]
+    return -math.inf if metrics["best_f1"] == nothing_answered else metrics["best_f1_thresh"]
+
+
+def question_scores(questions: Sequence[Question], predicted: Mapping[str, str]) -> dict[str, Scores]:
+    """Exact match and F1 of each question, by metric and id.
+
+    Raises:
+        KeyError: a question without a prediction.
+    """
+    return {
+        "exact": {q.id: max(exact_match(text, predicted[q.id]) for text in references(q)) for q in questions},
+        "f1": {q.id: max(f1(text, predicted[q.id]) for text in references(q)) for q in questions},
+    }
+
+
+def evaluate_squad1(questions: Sequence[Question], predicted: Mapping[str, str]) -> dict[str, float]:
+    """SQuAD 1.1's official metrics, in per cent, of one predicted text a question id.
+
+    Raises:
+        KeyError: a question without a prediction.
+    """
+    scores = question_scores_squad1(questions, predicted)
+    return _summary(scores, scores["exact"])
+
+
+def question_scores_squad1(questions: Sequence[Question], predicted: Mapping[str, str]) -> dict[str, Scores]:
+    """Exact match and F1 of each question, by metric and id.
+
+    They differ from `question_scores` for answers that normalize to nothing, such as "a": exact match takes them as
+    they are, F1 gives them nothing.
+
+    Raises:
+        KeyError: a question without a prediction.
+    """
+    exact, overlap = {}, {}
+    for question in questions:
+        given = predicted[question.id]
+        exact[question.id] = max(exact_match(answer.text, given) for answer in question.answers)
+        overlap[question.id] = max((f1(a.text, given) for a in question.answers if normalize(a.text)), default=0.0)
+    return {"exact": exact, "f1": overlap}
+
+
+def _apply_threshold(
+    scores: Scores, answerable: Mapping[str, bool], null_scores: Mapping[str, float], threshold: float
+) -> Scores:
+    return {
+        identifier: float(not answerable[identifier]) if null_scores.get(identifier, threshold) > threshold else value
+        for identifier, value in scores.items()
+    }
+
+
+def _summary(final: Mapping[str, Scores], chosen: Iterable[str]) -> dict[str, float]:
+    chosen = list(chosen)
+    means = {
+        name: 100.0 * reduce(add, (scores[identifier] for identifier in chosen), 0.0) / len(chosen)
+        for name, scores in final.items()
+    }
+    return means | {"total": len(chosen)}
+
+
+def _best_threshold(
+    scores: Scores, answerable: Mapping[str, bool], predicted: Mapping[str, str], null_scores: Mapping[str, float]
+) -> tuple[float, float]:
+    """The best score in per cent over all thresholds, and the lowest threshold that reaches it.
+
+    From "nothing is answered" on, answers come in one by one in the order of their null scores.
+    """
+    current = best = float(sum(not has_answer for has_answer in answerable.values()))
+    threshold = 0.0
+    for identifier in sorted(null_scores, key=null_scores.__getitem__):
+        if answerable[identifier]:
+            current += scores[identifier]
+        elif predicted[identifier]:
+            current -= 1
+        if current > best:
+            best, threshold = current, null_scores[identifier]
+    return 100.0 * best / len(scores), threshold

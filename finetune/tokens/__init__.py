@@ -1,0 +1,1 @@
+"""Examples of any task as token ids and batches."""

@@ -1,0 +1,76 @@
+"""Examples -> token ids, and token ids -> padded batches.
+
+Shape letters: B batch, L length.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from finetune.tokens.examples import Example
+from pretrain.job.processes import World
+
+
+class Features(NamedTuple):
+    """Tokenised examples: ids and segments of [CLS] A [SEP] (B [SEP]), and the targets, a number or several each."""
+
+    input_ids: list[Any]
+    token_type_ids: list[Any]
+    targets: list[Any]
+
+
+class Batch(NamedTuple):
+    """A padded batch; `weight_B` is 1, or 0 for an example that only fills the batch and counts nowhere.
+
+    `target_B` has a second dimension where a task has several targets.
+    """
+
+    input_ids_BL: Tensor
+    attention_mask_BL: Tensor
+    token_type_ids_BL: Tensor
+    target_B: Tensor
+    weight_B: Tensor
+
+
+def tokenize_examples(examples: Sequence[Example], tokenizer: Any, max_length: int) -> Features:
+    """Tokenises one text or a pair; a pair too long loses pieces from the end of the longer text."""
+    columns = [list(column) for column in zip(*(example.texts for example in examples), strict=True)]
+    encoded = tokenizer(
+        *columns,
+        truncation="longest_first",
+        max_length=max_length,
+        return_token_type_ids=True,
+        return_attention_mask=False,
+    )
+    return Features(encoded["input_ids"], encoded["token_type_ids"], [example.target for example in examples])
+
+
+def collate(features: Features, indices: Sequence[int] | np.ndarray, pad_id: int, device: torch.device) -> Batch:
+    """The examples `indices`, padded to the longest of them; no index gives one example of weight 0."""
+    chosen = indices if len(indices) else [0]
+    ids = [torch.as_tensor(features.input_ids[i], dtype=torch.long) for i in chosen]
+    segments = [torch.as_tensor(features.token_type_ids[i], dtype=torch.long) for i in chosen]
+    lengths_B = torch.tensor([len(row) for row in ids])
+    input_ids_BL = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True, padding_value=pad_id)
+    batch = Batch(
+        input_ids_BL,
+        torch.arange(input_ids_BL.shape[1])[None, :] < lengths_B[:, None],
+        torch.nn.utils.rnn.pad_sequence(segments, batch_first=True),
+        torch.tensor([features.targets[i] for i in chosen], dtype=torch.float),
+        torch.full((len(chosen),), float(len(indices) > 0)),
+    )
+    return Batch(*(tensor.to(device, non_blocking=True) for tensor in batch))
+
+
+def shares(features: Features, world: World, size: int) -> Iterator[np.ndarray]:
+    """Index arrays of this rank's batches of `size`, like lengths together; together the ranks hold each example once.
+
+    As many on every rank, so some may be empty: under ZeRO-3 every forward is collective.
+    """
+    order = np.argsort([len(ids) for ids in features.input_ids], kind="stable")
+    step = size * world.world_size
+    for start in range(0, len(order), step):
+        yield order[start + world.rank : start + step : world.world_size]

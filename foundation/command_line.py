@@ -1,0 +1,205 @@
+"""The command line of every entry point, derived from a `StrictConfig`: names, types, defaults and help in one place.
+
+A field is an option `--field`; `Annotated[..., POSITIONAL]` makes it an argument without a flag and
+`Annotated[..., HIDDEN]` leaves it out of `--help`. A tuple of any length may come in parts, `--set a=1 --set b=2`; any
+other option stands there once. Exit codes: 0 done, 1 failed, 2 bad usage or configuration, 75 stopped on request with a
+checkpoint written, 130 interrupted, 141 what it prints is read no further.
+"""
+
+import argparse
+import io
+import os
+import select
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin
+
+from pydantic.fields import FieldInfo
+
+from foundation.config import ConfigError, LocalProblem, StrictConfig
+
+POSITIONAL = "command line: an argument without a flag"
+HIDDEN = "command line: not shown by --help"
+
+EXIT_FAILED = 1
+EXIT_BAD_USAGE = 2
+LAST_TO_LEAVE = 5.0
+"""Seconds that a rank with nothing to say leaves later: its launcher ends the others of its machine with it."""
+EXIT_INTERRUPTED = 130  # the shell's convention for a process ended by Ctrl-C: 128 + SIGINT
+EXIT_UNREAD = 141  # the same for one whose output goes into a pipe that was closed, as by `| head`: 128 + SIGPIPE
+
+Options = TypeVar("Options", bound=StrictConfig)
+_OUTPUTS = (1, 2)  # file numbers of what a process prints
+_METAVARS = {int: "N", float: "X", Path: "PATH", str: "NAME"}
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message}; see --help")
+
+
+class _Once(argparse.Action):
+    """Keeps the value of an option that may stand there once: the last of several would silence the others."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
+    ) -> None:
+        value = True if self.nargs == 0 else values
+        if hasattr(namespace, self.dest):
+            first = getattr(namespace, self.dest)
+            raise ConfigError(f"{self.dest}: got {first!r} and {value!r}, expected {option} once; leave one out")
+        setattr(namespace, self.dest, value)
+
+
+class _OneLineHelp(argparse.HelpFormatter):
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=28)
+
+
+def run_command(main: Callable[[Options], int | None], options_class: type[Options], description: str | None) -> int:
+    """Parses `sys.argv`, runs `main`, and returns the process's exit code; a `ConfigError` prints one line each.
+
+    Under a launcher the first rank of each machine speaks for the others there, which find the same mistakes; a
+    `LocalProblem` may be another's.
+    """
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch remarks on every address that has no name
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a file's name need not be text: it may fail no print
+    try:
+        try:
+            code = _run(main, options_class, description)
+        finally:
+            written = _written()
+        return code if written else code or EXIT_FAILED
+    except BrokenPipeError:
+        if not _unread():
+            raise
+        return EXIT_UNREAD
+
+
+def _run(main: Callable[[Options], int | None], options_class: type[Options], description: str | None) -> int:
+    try:
+        return main(parse_options(options_class, description)) or 0
+    except ConfigError as error:
+        if isinstance(error, LocalProblem) or os.environ.get("LOCAL_RANK", "0") == "0":
+            print_problems(error.problems)
+        else:
+            time.sleep(LAST_TO_LEAVE)
+        return EXIT_BAD_USAGE
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+
+
+def _written() -> bool:
+    """Whether what was printed is written: a file that it goes into may lie on a full disk."""
+    try:
+        print(end="", flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        _send_nowhere(1)
+        print(f"{Path(sys.argv[0]).name}: error: the output cannot be written ({error.strerror})", file=sys.stderr)
+        return False
+    return True
+
+
+def _unread() -> bool:
+    """Whether nobody reads what this process prints; from then on it goes nowhere."""
+    streams = select.poll()
+    for number in _OUTPUTS:
+        streams.register(number, 0)
+    closed = [number for number, event in streams.poll(0) if event & select.POLLERR]
+    for number in closed:
+        _send_nowhere(number)
+    return bool(closed)
+
+
+def _send_nowhere(number: int) -> None:
+    """Lets what is printed from here on, and what is left at exit, go nowhere."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, number)
+    os.close(nowhere)
+
+
+def print_problems(problems: Iterable[str]) -> None:
+    """The mistakes of a user, one line each."""
+    for problem in problems:
+        print(f"{Path(sys.argv[0]).name}: error: {printable(problem)}", file=sys.stderr)
+
+
+def printable(text: str) -> str:
+    """The text as one line that only shows: control characters and bytes that are no text become escapes.
+
+    For what others named, such as files and hosts: such a name could move the cursor, or fake a line of its own.
+    """
+    return "".join(character if character.isprintable() else _escaped(character) for character in text)
+
+
+def _escaped(character: str) -> str:
+    """As Python writes it; a byte of a name that is not UTF-8, which Python keeps as a surrogate, as the byte."""
+    if "\udc80" <= character <= "\udcff":
+        return f"\\x{ord(character) - 0xDC00:02x}"
+    return character.encode("unicode_escape").decode()
+
+
+def parse_options(
+    options_class: type[Options], description: str | None, arguments: Sequence[str] | None = None
+) -> Options:
+    """The validated options of a command line.
+
+    Raises:
+        ConfigError: an unknown option, one given twice, or a value outside what its field allows.
+    """
+    parser = _Parser(
+        description=(description or "").strip().split("\n\n")[0],
+        formatter_class=_OneLineHelp,
+        allow_abbrev=False,
+        argument_default=argparse.SUPPRESS,
+    )
+    for name, field in options_class.model_fields.items():
+        _add_option(parser, name, field)
+    return options_class.from_values(vars(parser.parse_args(arguments)))
+
+
+def _add_option(parser: argparse.ArgumentParser, name: str, field: FieldInfo) -> None:
+    settings: dict[str, Any] = {"help": argparse.SUPPRESS if HIDDEN in field.metadata else _help(field)}
+    annotation = _bare(field.annotation)
+    if annotation is bool:
+        parser.add_argument(f"--{name}", action=_Once, nargs=0, **settings)
+        return
+    if get_origin(annotation) is tuple:
+        inner = get_args(annotation)
+        settings["nargs"] = "+" if Ellipsis in inner else len(inner)
+        annotation = _bare(inner[0])
+    if get_origin(annotation) is Literal:
+        settings["metavar"] = "|".join(str(choice) for choice in get_args(annotation))
+    elif POSITIONAL not in field.metadata:
+        settings["metavar"] = _METAVARS.get(annotation, "VALUE") if annotation else "VALUE"
+    if POSITIONAL not in field.metadata:
+        action = "extend" if settings.get("nargs") == "+" else _Once
+        parser.add_argument(f"--{name}", action=action, required=field.is_required(), **settings)
+        return
+    if not field.is_required():
+        settings["nargs"] = "*" if settings.get("nargs") == "+" else "?"
+    parser.add_argument(name, **settings)
+
+
+def _bare(annotation: Any) -> Any:
+    """The type itself, without `None` and without bounds."""
+    if get_origin(annotation) in (Union, UnionType):
+        return _bare(next(part for part in get_args(annotation) if part is not type(None)))
+    return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
+
+
+def _help(field: FieldInfo) -> str:
+    text = (field.description or "").strip().replace("%", "%%")
+    default = field.default
+    if field.is_required() or default in (None, (), False):
+        return text
+    shown = " ".join(str(part) for part in default) if isinstance(default, tuple) else default
+    return f"{text} ({shown})"

@@ -1,0 +1,173 @@
+"""What the paper's analysis asks of a trained model: detection, how well the sampling head knows the loss, and how
+sure the sampling distribution is; each number with its bootstrap over sequences.
+
+Shape letters: C columns to sum, S sequences.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from foundation.intervals import Estimate, Interval, auc, correlation, estimate, mean, sums
+from pretrain.analysis.observation import Judgement, Observations, Observed, Predictions
+
+BINS = 10
+"""Of the maximum probability (paper, figure of the sampling distribution)."""
+
+PAPER: dict[str, Any] = {
+    "detection": {
+        "p_G": {"accuracy_masked": 0.81, "accuracy_all": 0.96},
+        "p_S": {"accuracy_masked": 0.72, "accuracy_all": 0.95},
+    },
+    "estimate_quality": {"pearson": {"original": 0.78, "replaced": 0.61, "all": 0.64}},
+}
+"""Paper, section 5: detection by ELECTRA under its p_G and by HP_Loss + focal under its p_S; HP_Loss's correlations."""
+
+
+def generator(predictions: Predictions) -> dict[str, Estimate]:
+    """Accuracy and cross-entropy (nats a position) of the generator, or of an mlm run's model, at masked positions."""
+    log_p_original, predicted, sequence = predictions
+    columns = (predicted, -log_p_original.astype(np.float64), np.ones(len(predicted)))
+    sums_CS = sums(sequence, int(sequence[-1]) + 1, *columns)
+    return {"mlm_accuracy": estimate(sums_CS[[0, 2]], mean), "mlm_loss": estimate(sums_CS[[1, 2]], mean)}
+
+
+def detection(judgement: Judgement) -> dict[str, Estimate]:
+    """How well replaced and original tokens are told apart; losses and entropies in nats a position.
+
+    `discriminator_entropy` is that of the replaced share: the discriminator's loss if it knew that share and nothing
+    else.
+    """
+    d, replaced, masked, sequence = judgement
+    sequences = int(sequence[-1]) + 1
+    right, loss = (d > 0) == replaced, np.logaddexp(0, np.where(replaced, -d, d).astype(np.float64))
+    of_all, of_masked = (
+        sums(sequence[group], sequences, *(column[group] for column in (np.ones_like(loss), right, replaced, loss)))
+        for group in (np.ones_like(masked), masked)
+    )
+    return {
+        "accuracy_masked": estimate(of_masked[[1, 0]], mean),
+        "accuracy_all": estimate(of_all[[1, 0]], mean),
+        "auc_all": auc(d, replaced, sequence, sequences),
+        "auc_masked": auc(d[masked], replaced[masked], sequence[masked], sequences),
+        "discriminator_loss": estimate(of_all[[3, 0]], mean),
+        "discriminator_entropy": estimate(of_all[[2, 0]], _entropy),
+        "loss_over_entropy": estimate(of_all[[3, 2, 0]], lambda part: part[0] / part[2] / _entropy(part[1:])),
+        "replaced_share": estimate(of_all[[2, 0]], mean),
+    }
+
+
+def _entropy(sums_CS: np.ndarray) -> np.ndarray:
+    """Of a share, in nats."""
+    from scipy.special import entr
+
+    share = mean(sums_CS)
+    return entr(share) + entr(1 - share)
+
+
+def estimate_quality(observations: Observations) -> dict[str, dict[str, Estimate]]:
+    """Correlation of estimated and actual discriminator loss at the sampled tokens (paper section 5), by class of the
+    token, original or replaced, and over both: Pearson's and Spearman's; nothing where the objective estimates nothing.
+
+    `class_means` predicts for each sampled token the mean loss of its class and knows nothing else: fitted here, on the
+    very losses it is judged by, which flatters it. Spearman's resamples keep the ranks of the whole.
+    """
+    from scipy.stats import rankdata
+
+    estimated, actual, other = observations.estimated_loss, observations.actual_loss, observations.sampled_other
+    if not len(estimated):
+        return {}
+    sequence, sequences = observations.sequence, observations.sequences
+    result: dict[str, dict[str, Estimate]] = {"pearson": {}, "spearman": {}}
+    for name, group in {"original": ~other, "replaced": other, "all": np.ones_like(other)}.items():
+        a, b, where = estimated[group], actual[group], sequence[group]
+        result["pearson"][name] = correlation(a, b, where, sequences)
+        result["spearman"][name] = correlation(rankdata(a), rankdata(b), where, sequences)
+    means = np.where(other, *(actual[group].mean() if group.any() else 0.0 for group in (other, ~other)))
+    pearson = result["pearson"]
+    pearson["class_means"] = correlation(means, actual, sequence, sequences)
+    pearson["all_minus_class_means"] = pearson["all"].minus(pearson["class_means"])
+    return result
+
+
+def entropy(observations: Observations) -> Estimate:
+    """Of the distribution sampled from, in nats a masked position."""
+    columns = (observations.entropy_q, np.ones(len(observations.entropy_q)))
+    return estimate(sums(observations.sequence, observations.sequences, *columns), mean)
+
+
+def max_probability(observed: Observed) -> dict[str, list[Estimate]]:
+    """Share of masked positions whose most likely token has a probability in each tenth of [0, 1]."""
+    largest = {name: seen.largest_q for name, seen in observed.under.items()}
+    return {name: _shares(observed.under[name], values) for name, values in largest.items()}
+
+
+def _shares(observations: Observations, values: np.ndarray) -> list[Estimate]:
+    tenths = np.minimum((values * BINS).astype(int), BINS - 1)
+    columns = (np.ones(len(values)), *(tenths == number for number in range(BINS)))
+    counts_CS = sums(observations.sequence, observations.sequences, *columns)
+    return [estimate(counts_CS[[1 + number, 0]], mean) for number in range(BINS)]
+
+
+def loss_estimate(observations: Observations) -> dict[str, Estimate]:
+    """The estimate of E_{p_G}[L_D] at masked positions by weighing each sample with p_G over its probability.
+
+    `variance` is of one sample; `effective_share` is the effective sample size (Kish) over the number of samples.
+    """
+    weight = observations.ratio.astype(np.float64)
+    values = weight * observations.actual_loss
+    columns = (values, np.ones_like(values), values**2, weight, weight**2)
+    sums_CS = sums(observations.sequence, observations.sequences, *columns)
+    return {
+        "mean": estimate(sums_CS[:2], mean),
+        "variance": estimate(sums_CS[:3], lambda part: part[2] / part[1] - mean(part) ** 2),
+        "effective_share": estimate(sums_CS[[3, 4, 1]], lambda part: part[0] ** 2 / part[1] / part[2]),
+    }
+
+
+def analyse(observed: Observed) -> dict[str, Any]:
+    """Every number of the analysis, in sections; where there is a p_S, `p_S_minus_p_G` holds the differences of
+    what is under both, paired by sequence.
+    """
+    found: dict[str, Any] = {
+        "detection": {name: detection(seen.judgement) for name, seen in observed.under.items()},
+        "loss_estimate": {name: loss_estimate(seen) for name, seen in observed.under.items()},
+        "max_probability": max_probability(observed),
+        "entropy": {name: entropy(seen) for name, seen in observed.under.items()},
+    }
+    if "p_S" in observed.under:
+        found["p_S_minus_p_G"] = {name: _minus(part["p_S"], part["p_G"]) for name, part in found.items()}
+    found["estimate_quality"] = estimate_quality(observed.learned)
+    return {"generator": generator(observed.learned.predictions)} | found
+
+
+def _minus(a: Any, b: Any) -> Any:
+    if isinstance(a, Estimate):
+        return a.minus(b)
+    if isinstance(a, dict):
+        return {name: _minus(a[name], b[name]) for name in a}
+    return [_minus(*pair) for pair in zip(a, b, strict=True)]
+
+
+def as_json(value: Any) -> Any:
+    """The same with each estimate as `[value, low, high]`."""
+    if isinstance(value, Estimate):
+        return value.interval()
+    if isinstance(value, dict):
+        return {name: as_json(part) for name, part in value.items()}
+    return [as_json(part) for part in value]
+
+
+def headline(numbers: dict[str, Any]) -> dict[str, Any]:
+    """What the model card and the quickstart show of the JSON: under what the objective samples from, no intervals."""
+    detection = numbers["detection"].get("p_S", numbers["detection"]["p_G"])
+    pearson = numbers["estimate_quality"].get("pearson", {})
+    return {
+        "auc_all": _value(detection["auc_all"]),
+        "auc_masked": _value(detection["auc_masked"]),
+        "estimate_correlation": {name: _value(pearson.get(name)) for name in ("original", "replaced", "all")},
+    }
+
+
+def _value(interval: Interval) -> float | None:
+    return None if interval is None else interval[0]

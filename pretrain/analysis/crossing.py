@@ -1,0 +1,141 @@
+"""Runs crossed: each run's discriminator judges the replacements that each run's sampler draws, at the same masked
+positions with the same uniforms (paper, appendix: each discriminator under p_G and under p_S).
+
+`crossing.json`:
+
+    {"sequences": 4096,
+     "entries": [{"discriminator": RUN, "sampler": RUN, "distribution": "p_G" or "p_S", "step": 1000,
+                  "accuracy_masked": [value, low, high], "accuracy_all": [...], "auc_all": [...], "auc_masked": [...],
+                  "discriminator_loss": [...], "loss_over_entropy": [...], "replaced_share": [...],
+                  "discriminator_entropy": value}],
+     "differences": [{"discriminator": A, "minus": B, "sampler": RUN, "distribution": ..., "step": ...,
+                      "accuracy_masked": [difference, low, high], ...}],
+     "paper": {"p_G": {"accuracy_masked": ..., "accuracy_all": ...}, "p_S": ...}}
+
+RUN is a run folder as given. A run that learns no sampling has no p_S: it samples from p_G. `auc_all` is over all
+positions, as losses are; `auc_masked` over the masked ones. In a difference A stands after B among the runs, both judge
+the very same replacements, and its interval is of the paired bootstrap over sequences.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import combinations
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from foundation.intervals import Estimate
+from foundation.markdown_table import markdown_table
+from pretrain.analysis.analysis import PAPER, as_json, detection
+from pretrain.analysis.observation import judge
+from pretrain.data.batches import Batch
+from pretrain.engine.checkpoint import Checkpoint
+from pretrain.method.electra import Electra
+from pretrain.training.models import load_checkpoint
+from pretrain.training.run_folder import RunDescription
+
+COMPARED = (
+    "accuracy_masked",
+    "accuracy_all",
+    "auc_all",
+    "auc_masked",
+    "discriminator_loss",
+    "loss_over_entropy",
+)
+"""What a difference is taken of: the others are the replacements' alone."""
+
+SHOWN = {"accuracy_masked": "masked", "accuracy_all": "all", "auc_all": "AUC", "discriminator_loss": "L_D"}
+HEAD = ("discriminator", "replacements", "step", *SHOWN.values())
+
+
+class Candidate(NamedTuple):
+    """A checkpoint of a run, already evaluated by itself."""
+
+    run: str
+    description: RunDescription
+    checkpoint: Checkpoint
+    tokens: dict[str, Tensor]
+    """Replacements it draws [S, K], by distribution."""
+    detection: dict[str, dict[str, Estimate]]
+    """What its own discriminator makes of these, by distribution."""
+
+
+class Entry(NamedTuple):
+    """What one discriminator makes of one sampler's replacements."""
+
+    discriminator: str
+    sampler: str
+    distribution: str
+    step: int
+    found: dict[str, Estimate]
+
+    @property
+    def replacements(self) -> dict[str, Any]:
+        """Which ones it judged."""
+        return {"sampler": self.sampler, "distribution": self.distribution, "step": self.step}
+
+
+def cross(
+    candidates: Sequence[Candidate], read: Callable[[], Iterable[Batch]], device: torch.device
+) -> Iterator[Entry]:
+    """Every discriminator on every sampler's replacements; all candidates are at the same step.
+
+    One model at a time is in memory, and of the replacements' judgements only their sums and resamples stay.
+    """
+    for judging in candidates:
+        found = {judging.run: judging.detection}
+        if others := [part for part in candidates if part is not judging]:
+            model = load_checkpoint(judging.description, judging.checkpoint)
+            assert isinstance(model, Electra)
+            model.to(device)
+            for other in others:
+                found[other.run] = {
+                    name: detection(judge(model, read(), tokens_SK, device)) for name, tokens_SK in other.tokens.items()
+                }
+        for drawing in candidates:
+            for name, estimates in found[drawing.run].items():
+                yield Entry(judging.run, drawing.run, name, judging.checkpoint.step, estimates)
+
+
+def crossing(entries: Sequence[Entry], sequences: int) -> dict[str, Any]:
+    """The content of `crossing.json`."""
+    return {
+        "sequences": sequences,
+        "entries": [
+            {"discriminator": entry.discriminator, **entry.replacements}
+            | as_json(entry.found)
+            | {"discriminator_entropy": entry.found["discriminator_entropy"].value}
+            for entry in entries
+        ],
+        "differences": [
+            {"discriminator": a.discriminator, "minus": b.discriminator, **a.replacements}
+            | {name: a.found[name].minus(b.found[name]).interval() for name in COMPARED}
+            for b, a in combinations(entries, 2)
+            if a.replacements == b.replacements
+        ],
+        "paper": PAPER["detection"],
+    }
+
+
+def tables(crossed: dict[str, Any]) -> str:
+    """Markdown: every discriminator on every sampler's replacements, and its difference from the first run's."""
+    entries, differences = crossed["entries"], crossed["differences"]
+    first = entries[0]["discriminator"]
+    rows = [[*_row(entry), f"{entry['discriminator_entropy']:.4f}"] for entry in entries]
+    against = [_row(part, sign="+") for part in differences if part["minus"] == first]
+    lines = markdown_table([*HEAD, "entropy"], rows)
+    if against:
+        lines += ["", f"minus {first}:", "", *markdown_table(HEAD, against)]
+    return "\n".join(lines)
+
+
+def _row(part: dict[str, Any], sign: str = "") -> list[str]:
+    source = f"{part['distribution']} of {part['sampler']}"
+    return [part["discriminator"], source, str(part["step"]), *(_text(part[name], sign) for name in SHOWN)]
+
+
+def _text(interval: list[float] | None, sign: str = "") -> str:
+    if interval is None:
+        return "-"
+    value, low, high = (f"{number:{sign}.4f}" for number in interval)
+    return f"{value} ({low} to {high})"

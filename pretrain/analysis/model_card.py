@@ -1,0 +1,88 @@
+"""The page of an exported model, `README.md` in its folder: what it is, how it was trained, what it scored."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from foundation.markdown_table import markdown_table
+from pretrain.training.run_folder import RunDescription
+from pretrain.training.run_log import read_records
+
+NAMES = {
+    "hp_loss": "ELECTRA with replacements sampled by estimated loss (HP_Loss)",
+    "hp_dist": "ELECTRA with replacements sampled by a learned distribution (HP_Dist)",
+    "electra": "ELECTRA",
+    "mlm": "masked language model",
+}
+SCORES = {
+    "mlm_loss": "MLM cross-entropy, nats a masked position",
+    "mlm_accuracy": "MLM accuracy",
+    "discriminator_loss": "discriminator loss, nats a position",
+    "replaced_share": "share of positions replaced",
+    "accuracy_masked": "detection accuracy, masked positions",
+    "accuracy_all": "detection accuracy, all positions",
+    "auc_all": "detection AUC, all positions",
+}
+
+
+def model_card(run: Path, description: RunDescription, step: int) -> str:
+    """Markdown with Hugging Face's header; scores are those of `evaluate.py`, or else of the run's own evaluation."""
+    config = description.run
+    trusts = "" if not config.model.relative_position else ", trust_remote_code=True"
+    auto = "AutoModelForMaskedLM" if config.objective.name == "mlm" else "AutoModelForPreTraining"
+    data = ", ".join(f"`{Path(folder).name}`" for folder in description.data)
+    versions = ", ".join(f"{name} {version}" for name, version in description.versions.items())
+    return f"""---
+library_name: transformers
+pipeline_tag: {"fill-mask" if config.objective.name == "mlm" else "feature-extraction"}
+tags: [electra, {config.objective.name}]
+---
+
+# {NAMES[config.objective.name]}
+
+Pre-trained for {step:,} of {config.optim.steps:,} steps of {config.batch_size} sequences of at most \
+{description.seq_length} word pieces, on {data} (manifest {description.data_sha256[:12]}), \
+after "Learning to Sample Replacements for ELECTRA Pre-Training" (Hao et al., Findings of ACL 2021).
+
+```python
+from transformers import {auto}, AutoTokenizer
+
+model = {auto}.from_pretrained(FOLDER{trusts})
+tokenizer = AutoTokenizer.from_pretrained(FOLDER)
+```
+
+## Settings
+
+{_table(_flat(config.model_dump(mode="json")))}
+
+## Scores on held-out text
+
+{_table(_scores(run, step)) or "None were taken."}
+
+Made with {versions}.
+"""
+
+
+def _scores(run: Path, step: int) -> dict[str, Any]:
+    """Of this step alone: what an earlier checkpoint scored is another model's."""
+    evaluated = run / "evaluation" / "metrics.json"
+    found = [record for record in read_records(run, "held_out") if record["step"] == step]
+    if evaluated.is_file():
+        values = json.loads(evaluated.read_text())
+        found += [values] if values.get("step") == step else []
+    return {label: f"{found[-1][key]:.4f}" for key, label in SCORES.items() if found and found[-1].get(key) is not None}
+
+
+def _table(rows: dict[str, Any]) -> str:
+    return "\n".join(markdown_table(("", ""), ((key, str(value)) for key, value in rows.items()))) if rows else ""
+
+
+def _flat(sections: dict[str, Any]) -> dict[str, Any]:
+    """The mathematics of the run by `section.key`, without how often it reported and saved."""
+    flat = {
+        f"{name}.{key}": value
+        for name, section in sections.items()
+        if isinstance(section, dict)
+        for key, value in section.items()
+    }
+    return flat | {key: sections[key] for key in ("batch_size", "seed")}

@@ -1,0 +1,133 @@
+"""Batches from memory-mapped shards: stateless order, precomputed masks, keyed uniforms, global counts.
+
+A sample's place in training is its number s = step x batch_size + row: its epoch is s div n, and its sequence is a
+bijection of (seed, epoch, s mod n); where folders mix, s and n are those of the sample's own folder. Nothing is stored,
+so a resume needs the step alone, at any world size.
+
+Shape letters: B batch, L length, K masked positions a sequence.
+"""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from data_prep.masking import masked_count
+from foundation.ordering import uniforms
+from pretrain.data.shards import Shards
+
+
+class Batch(NamedTuple):
+    """One micro-batch of one rank; slots beyond a sequence's masked positions point at 0 and are not valid."""
+
+    input_ids_BL: Tensor
+    """Original ids, int64."""
+    attention_mask_BL: Tensor
+    """True on non-pad positions."""
+    token_type_ids_BL: Tensor
+    """1 after the first [SEP], int64."""
+    masked_positions_BK: Tensor
+    """int64."""
+    masked_valid_BK: Tensor
+    """bool."""
+    uniforms_BK: Tensor
+    """fp32 in (0, 1): one draw a masked position, keyed by (seed, sequence, epoch, position)."""
+    masked_count: float
+    """Masked positions of the whole optimizer step over its number of micro-batches (all ranks)."""
+    token_count: float
+    """Non-pad positions, likewise."""
+
+    def to(self, device: torch.device) -> "Batch":
+        return Batch._make(part.to(device, non_blocking=True) if isinstance(part, Tensor) else part for part in self)
+
+    def pinned(self) -> "Batch":
+        """The same where a GPU reads it while the host goes on; without a GPU, this."""
+        if not torch.cuda.is_available():
+            return self
+        return Batch._make(part.pin_memory() if isinstance(part, Tensor) else part for part in self)
+
+
+class BatchPlan(NamedTuple):
+    """How an optimizer step's sequences are spread: row = (micro-step x world + rank) x micro_batch_size + i."""
+
+    batch_size: int
+    micro_batch_size: int
+    world_size: int
+    rank: int
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches of a step over all ranks."""
+        return self.batch_size // self.micro_batch_size
+
+    def rows(self, micro_step: int) -> np.ndarray:
+        start = (micro_step * self.world_size + self.rank) * self.micro_batch_size
+        return np.arange(start, start + self.micro_batch_size)
+
+
+class TrainingBatches:
+    """The micro-batches of every step, for one rank; the same samples a step whatever the plan."""
+
+    def __init__(self, shards: Shards, plan: BatchPlan, seed: int) -> None:
+        self.shards, self.plan, self.seed = shards, plan, seed
+
+    def sequences(self, step: int) -> tuple[np.ndarray, np.ndarray]:
+        """Sequence index and epoch of every sample of the step, each int64 [batch_size]."""
+        sample = np.arange(step * self.plan.batch_size, (step + 1) * self.plan.batch_size)
+        return self.shards.shuffled(sample, self.seed)
+
+    def step(self, step: int) -> list[Batch]:
+        """The micro-batches of a step that are this rank's, on the CPU."""
+        index, epoch = self.sequences(step)
+        plan = self.plan
+        micro_steps = range(plan.micro_batches // plan.world_size)
+        lengths = self.shards.lengths(index)
+        counts = (np.sum(masked_count(lengths)) / plan.micro_batches, lengths.sum() / plan.micro_batches)
+        parts = [plan.rows(micro_step) for micro_step in micro_steps]
+        return [make_batch(self.shards, index[rows], epoch[rows], self.seed, counts).pinned() for rows in parts]
+
+    def from_step(self, start: int, end: int) -> Iterator[list[Batch]]:
+        """The steps start..end-1 in order, the next one read in the background while the caller works."""
+        with ThreadPoolExecutor(max_workers=1, thread_name_prefix="batches") as reader:
+            waiting = [reader.submit(self.step, step) for step in range(start, end)[:1]]
+            for following in range(start + 1, end + 1):
+                batches = waiting.pop().result()
+                if following < end:
+                    waiting.append(reader.submit(self.step, following))
+                yield batches
+
+
+def make_batch(
+    shards: Shards, index: np.ndarray, epoch: np.ndarray, seed: int, counts: tuple[float, float] | None = None
+) -> Batch:
+    """The batch of these sequences; without `counts` the losses are means over the batch itself."""
+    special, copies = shards.manifest.special_tokens, shards.manifest.mask_copies
+    ids_BL, masked_BL, lengths = shards.read(index, epoch % copies)
+    slots = int(masked_count(shards.manifest.seq_length))
+    positions_BK = np.argsort(~masked_BL, axis=1, kind="stable")[:, :slots]
+    valid_BK = np.arange(slots) < masked_BL.sum(axis=1)[:, None]
+    is_separator_BL = ids_BL == special.sep
+    attention_BL = np.arange(ids_BL.shape[1]) < lengths[:, None]
+    segment_BL = (np.cumsum(is_separator_BL, axis=1) - is_separator_BL > 0) & attention_BL
+    masked, tokens = counts or (masked_BL.sum(), lengths.sum())
+    return Batch(
+        input_ids_BL=torch.from_numpy(ids_BL),
+        attention_mask_BL=torch.from_numpy(attention_BL),
+        token_type_ids_BL=torch.from_numpy(segment_BL.astype(np.int64)),
+        masked_positions_BK=torch.from_numpy(np.where(valid_BK, positions_BK, 0)),
+        masked_valid_BK=torch.from_numpy(valid_BK),
+        uniforms_BK=torch.from_numpy(uniforms(seed, index, epoch, positions_BK)),
+        masked_count=float(masked),
+        token_count=float(tokens),
+    )
+
+
+def held_out_batches(shards: Shards, sequences: int, plan: BatchPlan, seed: int) -> Iterator[Batch]:
+    """Batches of one rank over the first `sequences` (wrapping round smaller shards), whole micro-batches only."""
+    group = plan.micro_batch_size * plan.world_size
+    for micro_step in range(max(1, min(sequences, len(shards)) // group)):
+        index = shards.in_turn(plan.rows(micro_step))
+        yield make_batch(shards, index, np.zeros_like(index), seed)

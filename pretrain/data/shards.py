@@ -1,0 +1,278 @@
+"""Folders of shards as one collection of sequences, read through memory maps and checked as they are read.
+
+Opening reads the manifests and the sizes of the files. A shard is mapped when a sequence of it is asked for. The first
+`OPEN_SHARDS` stay mapped, any other is mapped anew for each batch, so any number of shards takes few descriptors and
+maps. (Sequences are drawn at random: no other choice of those that stay would be asked for more often.)
+
+Several folders mix by weights. Which folder a sample of a run comes from, and how many of that folder came before it,
+follow from the sample's number alone (`ordering.dealt`): each folder has its own epochs, and nothing is stored.
+
+Shape letters: B batch, L length.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from functools import cached_property
+from itertools import pairwise
+from math import isfinite
+from pathlib import Path
+
+import numpy as np
+
+from data_prep.defaults import require_shards
+from data_prep.inspection import size_problems, tokenizer_problems
+from data_prep.manifest import HELD_OUT_NAME, MANIFEST_NAME, Manifest, load_manifest
+from data_prep.masking import bytes_per_copy, masked_count
+from data_prep.shards import IndexedFile, mapped
+from foundation.config import ConfigError, LocalProblem
+from foundation.files import with_suffix
+from foundation.ordering import dealt, key_of, permuted
+
+OPEN_SHARDS = 32
+"""Shards that stay mapped: three descriptors and three maps each, for training and held-out text 192 of either."""
+SHARE_UNIT = 1 << 30
+"""Weights become whole numbers of about this sum, right to one sample in a billion, for exact arithmetic."""
+ALIKE = ("tokenizer_sha256", "vocab_size", "seq_length", "mask_copies")
+"""What folders that are read together have in common."""
+SHOWN = 3
+REPAIR = "run build_shards.py with its options again, which repairs it, or put the right files back"
+VERIFY = "`python data_prep/inspect_shards.py --verify` tells all that is wrong, and build_shards.py repairs it"
+
+
+class Shards:
+    """One folder of shards, or several, as one collection: sequences are numbered through all of them.
+
+    Args:
+        folders: written by build_shards, alike in tokenizer, length and mask copies.
+        weights: how often each folder is sampled, relative to the others; none: as often as it has sequences.
+
+    Attributes:
+        manifest: the first folder's; what it says of tokens and masks holds for all.
+        sizes: sequences of each folder. shares: `weights` as whole numbers.
+
+    Raises:
+        ConfigError: a folder is incomplete, manifest, tokenizer and shards are not of one build, or the folders do not
+            go together.
+    """
+
+    def __init__(self, *folders: Path, weights: Sequence[float] = ()) -> None:
+        self.folders = folders
+        manifests = [load_manifest(folder) for folder in folders]
+        self.manifest = manifests[0]
+        _require_alike(folders, manifests)
+        for folder, part in zip(folders, manifests, strict=True):
+            _require_one_build(folder, part)
+        shards = [(folder, shard) for folder, part in zip(folders, manifests, strict=True) for shard in part.shards]
+        self._prefixes = [folder / shard.name for folder, shard in shards]
+        self._starts = np.cumsum([0, *(shard.sequences for _, shard in shards)])
+        self._mapped: dict[int, _MappedShard] = {}
+        self.sizes = [sum(shard.sequences for shard in part.shards) for part in manifests]
+        for folder, size in zip(folders, self.sizes, strict=True):
+            if not size:
+                raise ConfigError(f"data: {folder} holds no sequence; build it from more text")
+        self.shares = _whole_shares(folders, weights) if weights else self.sizes
+        self._tokens = [sum(shard.tokens for shard in part.shards) for part in manifests]
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    @property
+    def mean_length(self) -> float:
+        """Tokens of a sampled sequence on average."""
+        return float(np.average(np.divide(self._tokens, self.sizes), weights=self.shares))
+
+    @property
+    def mixture(self) -> list[tuple[Path, int, float]]:
+        """Each folder, its sequences, and its share of the samples."""
+        shares = (share / sum(self.shares) for share in self.shares)
+        return list(zip(self.folders, self.sizes, shares, strict=True))
+
+    def sha256(self) -> str:
+        """Names the folders' manifests, which hold the checksum of every shard."""
+        return hashlib.sha256(b"".join((folder / MANIFEST_NAME).read_bytes() for folder in self.folders)).hexdigest()
+
+    def shuffled(self, sample_B: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
+        """Sequence and epoch of these samples of a run, each int64 [B]: a folder's epoch has all its sequences once."""
+        folder_B, number_B = dealt(sample_B, self.shares)
+        epoch_B, place_B = np.divmod(number_B, np.array(self.sizes)[folder_B])
+        index_B = np.empty_like(place_B)
+        for folder, start in enumerate(self._folder_starts):
+            order_seed = key_of(seed, folder) if folder else seed  # folders of one size need not go in one order
+            for epoch in np.unique(epoch_B[folder_B == folder]):
+                rows = (folder_B == folder) & (epoch_B == epoch)
+                index_B[rows] = start + permuted(place_B[rows], self.sizes[folder], order_seed, int(epoch))
+        return index_B, epoch_B
+
+    def in_turn(self, sample_B: np.ndarray) -> np.ndarray:
+        """Sequences of these samples where each folder is read from its beginning, over and over; int64 [B]."""
+        folder_B, number_B = dealt(sample_B, self.shares)
+        return np.array(self._folder_starts)[folder_B] + number_B % np.array(self.sizes)[folder_B]
+
+    @property
+    def _folder_starts(self) -> list[int]:
+        """Number of each folder's first sequence."""
+        return np.cumsum([0, *self.sizes[:-1]]).tolist()
+
+    def lengths(self, index_B: np.ndarray) -> np.ndarray:
+        """Length of each sequence in tokens, int64."""
+        shard_B = self._shard_of(index_B)
+        lengths_B = np.empty(len(index_B), dtype=np.int64)
+        for shard in np.unique(shard_B):
+            rows = shard_B == shard
+            lengths_B[rows] = self._open(int(shard)).lengths_of(index_B[rows] - self._starts[shard])
+        return lengths_B
+
+    def read(self, index_B: np.ndarray, copy_B: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Ids [B, L], padded, booleans [B, L] of the positions that the asked mask copy masks, and lengths [B].
+
+        Raises:
+            LocalProblem: a sequence or its mask is not as build_shards writes it; names shard and sequence.
+        """
+        length = self.manifest.seq_length
+        ids_BL = np.full((len(index_B), length), self.manifest.special_tokens.pad, dtype=np.int64)
+        masked_BL = np.zeros((len(index_B), length), dtype=bool)
+        lengths_B = np.empty(len(index_B), dtype=np.int64)
+        shard_B = self._shard_of(index_B)
+        for shard in np.unique(shard_B):
+            rows = np.flatnonzero(shard_B == shard)
+            items = index_B[rows] - self._starts[shard]
+            file = self._open(int(shard))
+            lengths_B[rows] = file.gather_ids(items, rows, ids_BL)
+            masked_BL[rows] = file.gather_masks(items, copy_B[rows], length)
+        self._require_sound(index_B, ids_BL, masked_BL, lengths_B)
+        return ids_BL, masked_BL, lengths_B
+
+    def _open(self, shard: int) -> "_MappedShard":
+        if shard in self._mapped:
+            return self._mapped[shard]
+        sequences = int(self._starts[shard + 1] - self._starts[shard])
+        opened = _MappedShard(self._prefixes[shard], sequences, self.manifest)
+        if len(self._mapped) < OPEN_SHARDS:
+            self._mapped[shard] = opened
+        return opened
+
+    def _shard_of(self, index_B: np.ndarray) -> np.ndarray:
+        return np.searchsorted(self._starts, index_B, side="right") - 1
+
+    def _require_sound(
+        self, index_B: np.ndarray, ids_BL: np.ndarray, masked_BL: np.ndarray, lengths_B: np.ndarray
+    ) -> None:
+        """What is cheap to see in every batch; `inspect_shards.py --verify` sees everything."""
+        special, rows = self.manifest.special_tokens, np.arange(len(index_B))
+        checks = {
+            "does not begin with [CLS]": ids_BL[:, 0] != special.cls,
+            "does not end with [SEP]": ids_BL[rows, lengths_B - 1] != special.sep,
+            "has an id beyond the vocabulary": ids_BL.max(axis=1) >= self.manifest.vocab_size,
+            "has not ceil(0.15 n) masked positions": masked_BL.sum(axis=1) != masked_count(lengths_B),
+            "has a mask beyond its end": masked_BL.shape[1] - masked_BL[:, ::-1].argmax(axis=1) > lengths_B,
+        }
+        for problem, wrong_B in checks.items():
+            if wrong_B.any():
+                index = index_B[np.argmax(wrong_B)]
+                shard = int(self._shard_of(index))
+                sequence = index - self._starts[shard]
+                raise LocalProblem(f"data: {self._prefixes[shard]} is damaged: sequence {sequence} {problem}; {VERIFY}")
+
+
+def _require_alike(folders: Sequence[Path], manifests: Sequence[Manifest]) -> None:
+    problems = []
+    for folder, manifest in zip(folders[1:], manifests[1:], strict=True):
+        for name in ALIKE:
+            first, other = getattr(manifests[0], name), getattr(manifest, name)
+            if other != first:
+                problems.append(
+                    f"data: {folder} has {name} {other}, expected {first} as {folders[0]} has; build it again like the "
+                    "first, or leave it out"
+                )
+    twice = {
+        str(first) for first, second in pairwise(sorted(folder.resolve() for folder in folders)) if first == second
+    }
+    problems += [f"data: {folder} is named twice; give it once, with a larger weight" for folder in sorted(twice)]
+    if problems:
+        raise ConfigError(*problems)
+
+
+def _whole_shares(folders: Sequence[Path], weights: Sequence[float]) -> list[int]:
+    if len(weights) != len(folders) or not all(isfinite(weight) and weight > 0 for weight in weights):
+        raise ConfigError(
+            f"data_weights: got {' '.join(map(str, weights))}, expected a number above 0 for each folder of --data, "
+            f"{len(folders)} in all"
+        )
+    return [max(1, round(weight / sum(weights) * SHARE_UNIT)) for weight in weights]
+
+
+class _MappedShard:
+    """One shard, memory-mapped: the index of its ids now, ids and masks when they are asked for."""
+
+    def __init__(self, prefix: Path, sequences: int, manifest: Manifest) -> None:
+        self._prefix = prefix
+        try:
+            self._ids = IndexedFile(prefix)
+        except ConfigError as error:
+            raise LocalProblem(f"data: {error}") from None
+        if (self._ids.dtype, len(self._ids)) != (np.uint16, sequences):
+            raise LocalProblem(f"data: {prefix}.idx is not the index of {sequences} sequences; {VERIFY}")
+        self._longest = manifest.seq_length
+        self._copies, self._width = manifest.mask_copies, bytes_per_copy(manifest.seq_length)
+
+    @cached_property
+    def _masks(self) -> np.ndarray:
+        """Bytes of the bitmaps, [sequences, copies, width]."""
+        path = with_suffix(self._prefix, ".mask.bin")
+        try:
+            return mapped(path, np.dtype(np.uint8)).reshape(len(self._ids), self._copies, self._width)
+        except (OSError, ValueError) as error:
+            raise LocalProblem(f"data: {path} cannot be read ({error}); {VERIFY}") from None
+
+    def lengths_of(self, items: np.ndarray) -> np.ndarray:
+        """Lengths of these sequences in tokens.
+
+        Raises:
+            LocalProblem: the index is damaged there.
+        """
+        lengths = self._ids.lengths[items]
+        starts = self._ids.offsets[items]
+        last = len(self._ids) - 1
+        following = np.where(items < last, self._ids.offsets[np.minimum(items + 1, last)], self._ids.size)
+        wrong = (lengths < 3) | (lengths > self._longest) | (starts % 2 != 0) | (following != starts + 2 * lengths)
+        if wrong.any():
+            item = items[np.argmax(wrong)]
+            raise LocalProblem(f"data: {self._prefix}.idx is damaged at sequence {item}; {VERIFY}")
+        return lengths
+
+    def gather_ids(self, items: np.ndarray, rows: np.ndarray, out_BL: np.ndarray) -> np.ndarray:
+        """Copies the sequences into the rows of `out_BL`, as one gather from the memory map; returns their lengths."""
+        lengths = self.lengths_of(items)
+        starts = self._ids.offsets[items] // 2
+        columns = np.arange(out_BL.shape[1])
+        inside = columns < lengths[:, None]
+        flat = np.minimum(starts[:, None] + columns, len(self._ids.data) - 1)
+        out_BL[rows] = np.where(inside, self._ids.data[flat], out_BL[rows])
+        return lengths
+
+    def gather_masks(self, items: np.ndarray, copies: np.ndarray, length: int) -> np.ndarray:
+        """The bitmap of one copy of each sequence, unpacked to booleans [B, length]."""
+        return np.unpackbits(self._masks[items, copies], axis=1, count=length, bitorder="little").astype(bool)
+
+
+def _require_one_build(folder: Path, manifest: Manifest) -> None:
+    """Refuses a folder whose tokenizer or shards are not those of its manifest, as far as sizes tell of shards."""
+    problems = tokenizer_problems(folder, manifest)
+    problems += [problem for shard in manifest.shards for problem in size_problems(folder, shard)]
+    if problems:
+        more = f", and {len(problems) - SHOWN} more problems" if len(problems) > SHOWN else ""
+        raise ConfigError(f"data: {folder} is damaged: {'; '.join(problems[:SHOWN])}{more}; {REPAIR}")
+
+
+def open_shards(*folders: Path, weights: Sequence[float] = ()) -> Shards:
+    """The training shards of a run."""
+    for folder in folders:
+        require_shards(folder)
+    return Shards(*folders, weights=weights)
+
+
+def open_held_out(*folders: Path) -> Shards | None:
+    """The held-out shards of every build that set documents aside, all sequences alike; None where none did."""
+    held_out = [folder / HELD_OUT_NAME for folder in folders]
+    found = [folder for folder in held_out if (folder / MANIFEST_NAME).is_file()]
+    return Shards(*found) if found else None

@@ -1,0 +1,1 @@
+"""DeepSpeed behind one seam, the only room that imports it; its configuration, checkpoints, optimization."""

@@ -1,0 +1,296 @@
+"""Checkpoints: full tensors by name, whatever ZeRO stage and world size wrote them, checksummed, no pickle.
+
+    RUN/checkpoints/step-00001000/weights.safetensors     fp32 master weights
+                                  optimizer.safetensors   exp_avg/NAME and exp_avg_sq/NAME, fp32
+                                  state.json              step, Adam's count, loss scale, the run's own
+                                  complete.json           marker.py: size and sha256 of each file; written last
+
+A checkpoint without its marker, or with a file that differs from it, does not count: the one before is used. Where
+none is whole a run does not begin anew over them, but ends. A checkpoint may be a link to where there is more room.
+A save writes beside, flushes to the disk and renames: at any instant the last good checkpoint is whole.
+"""
+
+import json
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from foundation.config import ConfigError
+from foundation.files import flush, make_folder, remove
+from pretrain.engine.marker import MARKER, Damaged, fingerprint, marker_text, read_marker
+
+if TYPE_CHECKING:
+    from pretrain.engine.engine import Engine
+
+WEIGHTS, OPTIMIZER, STATE = FILES = ("weights.safetensors", "optimizer.safetensors", "state.json")
+_SAVING, _REMOVING = ".saving", ".removing"
+
+
+@dataclass
+class EngineState:
+    """What an engine needs to go on bitwise; tensors are fp32, on the CPU, and on the first rank alone."""
+
+    adam_steps: int
+    """Updates Adam has counted."""
+    loss_scale: dict[str, float]
+    """The dynamic loss scaler's numbers; empty without one."""
+    weights: dict[str, Tensor]
+    """Master weights by parameter name; a shared parameter stands once."""
+    moments: dict[str, dict[str, Tensor]]
+    """`exp_avg` and `exp_avg_sq`, each by parameter name."""
+
+    def mismatch(self, shapes: Mapping[str, tuple[int, ...]]) -> str | None:
+        """What is wrong with it for a model whose parameters have these shapes, if anything is."""
+        saved = {name: tuple(tensor.shape) for name, tensor in self.weights.items()}
+        different = sorted(name for name in shapes.keys() | saved if shapes.get(name) != saved.get(name))
+        if not different:
+            return None
+        first = different[0]
+        return (
+            f"checkpoint: {len(different)} parameters differ from this model's, first {first}: saved"
+            f" {saved.get(first)}, expected {shapes.get(first)}; use the configuration it was saved under"
+        )
+
+
+class Checkpoint(NamedTuple):
+    """A checkpoint on disk, verified when it was found."""
+
+    folder: Path
+    step: int
+
+
+class NotSaved(RuntimeError):
+    """The disk did not take a checkpoint; nothing of it is left, and those before are as they were."""
+
+
+def save(
+    folder: Path,
+    step: int,
+    state: EngineState,
+    extra: dict[str, Any],
+    *,
+    keep_last: int,
+    keep_every: int = 0,
+    say: Callable[[str], None] = print,
+) -> Checkpoint:
+    """Writes the checkpoint of `step` under `folder` and removes those older than the newest `keep_last`.
+
+    Those of steps that `keep_every` divides stay for good (0: none). `extra` is what the run remembers besides the
+    engine, as JSON. An undamaged checkpoint of this step stays; later ones, left by a run that went back to an earlier
+    one, are removed; what cannot be removed is said. For the first rank alone.
+
+    Raises:
+        NotSaved: the disk is full, or fails otherwise.
+    """
+    final = folder / _name(step)
+    if _damage(final, step) is None:
+        return Checkpoint(final, step)
+    partial = folder / (final.name + _SAVING)
+    try:
+        remove(partial)
+        make_folder(folder)
+        _write(partial, step, state, extra)
+        remove(final)  # if there, it is damaged
+        partial.rename(final)
+        flush(folder)
+    except (OSError, SafetensorError) as error:
+        with suppress(OSError):
+            remove(partial)
+        raise NotSaved(f"step {step}: {_why_not(folder, state, error)}") from error
+    _prune(folder, step, keep_last, keep_every, say)
+    return Checkpoint(final, step)
+
+
+def _write(partial: Path, step: int, state: EngineState, extra: dict[str, Any]) -> None:
+    """The files of a checkpoint, on the disk when this returns."""
+    partial.mkdir()
+    moments = {f"{key}/{name}": tensor for key, named in state.moments.items() for name, tensor in named.items()}
+    numbers = {"step": step, "adam_steps": state.adam_steps, "loss_scale": state.loss_scale, "extra": extra}
+    save_file(state.weights, partial / WEIGHTS)
+    save_file(moments, partial / OPTIMIZER)
+    (partial / STATE).write_text(json.dumps(numbers, indent=1))
+    files = {name: fingerprint(partial / name) for name in FILES}
+    for name in FILES:
+        flush(partial / name)
+    (partial / MARKER).write_bytes(marker_text(files))
+    flush(partial / MARKER)
+    flush(partial)
+
+
+def _why_not(folder: Path, state: EngineState, error: Exception) -> str:
+    tensors = [state.weights, *state.moments.values()]
+    needed = sum(tensor.nbytes for named in tensors for tensor in named.values())
+    free = shutil.disk_usage(next(place for place in (folder, *folder.parents) if place.exists())).free
+    before = None
+    with suppress(ConfigError):  # no folder, which the error tells
+        before = next((path for _, path in _by_step(folder)), None)
+    return (
+        f"no checkpoint could be written in {folder} ({error}): it takes {needed / 1e6:,.1f} MB, and"
+        f" {free / 1e6:,.1f} MB are free; " + (f"{before} is as it was" if before else "there is none before it")
+    )
+
+
+def newest_valid(folder: Path, say: Callable[[str], None] = print) -> Checkpoint | None:
+    """The newest checkpoint that is as it was written, byte for byte; says which it passes over, and why.
+
+    Raises:
+        ConfigError: as `all_valid`.
+    """
+    return next(all_valid(folder, say), None)
+
+
+def all_valid(folder: Path, say: Callable[[str], None] = print) -> Iterator[Checkpoint]:
+    """Every checkpoint that is as it was written, the newest first; each is verified when it is asked for.
+
+    Raises:
+        ConfigError: there are checkpoints and none is whole, one is a later version's, or the folder cannot be read.
+    """
+    damaged, checkpoints = [], _by_step(folder)
+    for step, candidate in checkpoints:
+        problem = _damage(candidate, step)
+        if problem is None:
+            yield Checkpoint(candidate, step)
+        else:
+            say(f"checkpoint {candidate} is not used: {problem}; looking for the one before")
+            damaged.append(f"{candidate.name} ({problem})")
+    if checkpoints and len(damaged) == len(checkpoints):
+        raise ConfigError(
+            f"checkpoints: none in {folder} is whole: {', '.join(damaged)}; put a copy of one in its place, or move"
+            f" {folder} aside to begin anew: nothing was changed"
+        )
+
+
+def restore(folder: Path, engine: "Engine") -> dict[str, Any] | None:
+    """Loads the newest whole checkpoint into the engine; returns its `extra`, or `None` without one. Collective.
+
+    Raises:
+        ConfigError: on every rank, as `newest_valid`; or the checkpoint is another model's.
+    """
+    problems: tuple[str, ...] = ()
+    state, extra = None, None
+    if engine.world.is_first:
+        try:
+            if checkpoint := newest_valid(folder):
+                state, extra = load(checkpoint)
+        except ConfigError as error:
+            problems = error.problems
+    problems, extra = engine.world.share([problems, extra])
+    if problems:
+        raise ConfigError(*problems)
+    if extra is not None:
+        engine.load_full_state(state)
+    return extra
+
+
+def load(checkpoint: Checkpoint) -> tuple[EngineState, dict[str, Any]]:
+    """The engine's state and the run's `extra`, as `save` was given them."""
+    numbers = json.loads((checkpoint.folder / STATE).read_text())
+    moments: dict[str, dict[str, Tensor]] = {}
+    for key_and_name, tensor in load_file(checkpoint.folder / OPTIMIZER).items():
+        key, _, name = key_and_name.partition("/")
+        moments.setdefault(key, {})[name] = tensor
+    state = EngineState(numbers["adam_steps"], numbers["loss_scale"], load_weights(checkpoint), moments)
+    return state, numbers["extra"]
+
+
+def load_weights(checkpoint: Checkpoint) -> dict[str, Tensor]:
+    """The fp32 weights alone, by parameter name; a shared parameter stands once."""
+    return load_file(checkpoint.folder / WEIGHTS)
+
+
+def _name(step: int) -> str:
+    return f"step-{step:08d}"
+
+
+def _by_step(folder: Path) -> list[tuple[int, Path]]:
+    """Finished checkpoints, newest first; a save or removal that was cut short has another name.
+
+    Raises:
+        ConfigError: the folder is there and cannot be read, or is a link to where nothing is.
+    """
+    try:
+        names = [path.name for path in folder.iterdir()]
+    except FileNotFoundError:
+        if not folder.is_symlink():
+            return []
+        raise ConfigError(f"checkpoints: {folder} is a link to {folder.readlink()}, which is not there") from None
+    except OSError as error:
+        raise ConfigError(f"checkpoints: {folder} cannot be read ({error.strerror}), expected a folder") from None
+    numbers = {name: name.removeprefix("step-") for name in names}
+    steps = [int(number) for name, number in numbers.items() if number.isdecimal() and name == _name(int(number))]
+    return [(step, folder / _name(step)) for step in sorted(steps, reverse=True)]
+
+
+def _damage(checkpoint: Path, step: int) -> str | None:
+    """What differs between the checkpoint of a step and its marker, or `None`.
+
+    Raises:
+        ConfigError: a checkpoint of a later format, which is not damage.
+    """
+    try:
+        for name, expected in read_marker(checkpoint / MARKER, FILES).items():
+            _require_file(checkpoint / name, expected)
+        _require_state(checkpoint / STATE, step)
+    except Damaged as damaged:
+        return str(damaged)
+    return None
+
+
+def _require_file(path: Path, expected: dict[str, Any]) -> None:
+    """Refuses a file of a checkpoint that is not the one its marker tells of."""
+    try:
+        size = path.stat().st_size
+        if size != expected["bytes"]:
+            raise Damaged(f"{path.name} has {size} bytes, expected {expected['bytes']}")
+        if fingerprint(path) != expected:
+            raise Damaged(f"the content of {path.name} has changed")
+    except FileNotFoundError:
+        raise Damaged(f"{path.name} is missing") from None
+    except OSError as error:
+        raise Damaged(f"{path.name} cannot be read ({error.strerror})") from None
+
+
+def _require_state(path: Path, step: int) -> None:
+    """Refuses the numbers of another step: what a folder was called when it was written counts."""
+    try:
+        values = json.loads(path.read_bytes())
+        numbers = [values["step"], values["adam_steps"]]
+        parts = [values["loss_scale"], values["extra"]]
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        raise Damaged(f"{path.name} does not tell where a run stands") from None
+    if not all(type(number) is int for number in numbers) or not all(isinstance(part, dict) for part in parts):
+        raise Damaged(f"{path.name} does not tell where a run stands")
+    if numbers[0] != step:
+        raise Damaged(f"{path.name} is of step {numbers[0]}")
+
+
+def _prune(folder: Path, step: int, keep_last: int, keep_every: int, say: Callable[[str], None]) -> None:
+    """Takes names away before files, so that a removal cut short, be it by the power, leaves no half checkpoint."""
+    checkpoints = _by_step(folder)
+    kept = [number for number, _ in checkpoints if number <= step]
+    kept = kept[:keep_last] + [number for number in kept if keep_every and number % keep_every == 0]
+    _clear_up(folder, say)
+    if old := [path for number, path in checkpoints if number not in kept]:
+        try:
+            for path in old:
+                path.rename(path.with_name(path.name + _REMOVING))
+            flush(folder)
+        except OSError as error:
+            say(f"WARNING: {folder}: old checkpoints stay ({error}); the next save tries again")
+        _clear_up(folder, say)
+
+
+def _clear_up(folder: Path, say: Callable[[str], None]) -> None:
+    for path in folder.glob("step-*"):
+        if path.name.endswith((_SAVING, _REMOVING)):
+            try:
+                remove(path)
+            except OSError as error:
+                say(f"WARNING: {path} cannot be removed ({error.strerror}); the next save tries again")

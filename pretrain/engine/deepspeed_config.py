@@ -1,0 +1,165 @@
+"""DeepSpeed's JSON, read strictly: it owns speed and memory, the run's numbers go where it says "auto".
+
+DeepSpeed takes an unknown top-level key in silence and trains without it; here every key of every level is
+known (deepspeed_keys.py), or refused with a reason or the nearest known key. DeepSpeed is not imported: any machine can
+check.
+"""
+
+import difflib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, get_args
+
+from pydantic import BaseModel
+
+from foundation.config import ConfigError, shown
+from pretrain.engine.deepspeed_keys import REFUSED_KEYS, DeepSpeedConfig
+from pretrain.engine.optim import OptimConfig
+
+
+def resolve(
+    source: Path | Mapping[str, Any],
+    *,
+    batch_size: int,
+    world_size: int,
+    device_type: str,
+    optim: OptimConfig,
+) -> dict[str, Any]:
+    """What `deepspeed.initialize` takes: `source` checked, each "auto" filled with the run's value.
+
+    `batch_size` is global; `device_type` is that of the training machines, "cuda" or "cpu".
+
+    Raises:
+        ConfigError: every unknown key, wrong value and impossible combination at once.
+    """
+    name = str(source) if isinstance(source, Path) else "deepspeed config"
+    values = _read(source) if isinstance(source, Path) else dict(source)
+    unknown = list(_unknown_keys(values, DeepSpeedConfig))
+    if unknown:
+        raise ConfigError(*(f"{name}: {problem}" for problem in unknown))
+    config = DeepSpeedConfig.from_values(values, name)
+    problems = [*_impossible(config, device_type), *_indivisible(config, batch_size, world_size)]
+    if problems:
+        raise ConfigError(*(f"{name}: {problem}" for problem in problems))
+    return _fill(config, batch_size, world_size, optim)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(path.read_text(), object_pairs_hook=_without_duplicates)
+    except OSError as error:
+        raise ConfigError(f"deepspeed_config: cannot read {path}: {error.strerror}; see ds_configs/README.md") from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path}: not valid JSON: {error}; see ds_configs/README.md") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path}: got {shown(values)}, expected an object of DeepSpeed's keys")
+    return values
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in values:
+            raise ValueError(f"{shown(key)} stands twice")
+        values[key] = value
+    return values
+
+
+def _unknown_keys(values: Mapping[str, Any], schema: type[BaseModel], path: str = "") -> Iterator[str]:
+    """One sentence for each key, at any level, that the schema lacks."""
+    for key, value in values.items():
+        field = schema.model_fields.get(key)
+        if field is None:
+            name = key if key.isidentifier() and len(key) <= 80 else shown(key)
+            yield f"{path}{name}: {_why_unknown(path + key, schema)}"
+        elif isinstance(value, Mapping) and (inner := _section(field.annotation)):
+            yield from _unknown_keys(value, inner, f"{path}{key}.")
+
+
+def _why_unknown(key_path: str, schema: type[BaseModel]) -> str:
+    if key_path in REFUSED_KEYS:
+        return f"not used here; {REFUSED_KEYS[key_path]}"
+    nearest = difflib.get_close_matches(key_path.rpartition(".")[2].lower(), schema.model_fields, n=1)
+    return (
+        f"unknown key; did you mean {nearest[0]!r}?"
+        if nearest
+        else f"unknown key; known: {', '.join(schema.model_fields)}"
+    )
+
+
+def _section(annotation: Any) -> type[BaseModel] | None:
+    candidates = (annotation, *get_args(annotation))
+    return next((part for part in candidates if isinstance(part, type) and issubclass(part, BaseModel)), None)
+
+
+def _impossible(config: DeepSpeedConfig, device_type: str) -> Iterator[str]:
+    """Combinations that DeepSpeed 0.19.8 takes and then trains wrongly or fails in."""
+    stage = config.zero_optimization.stage
+    fp16, bf16 = bool(config.fp16 and config.fp16.enabled), bool(config.bf16 and config.bf16.enabled)
+    if fp16 and bf16:
+        yield "fp16.enabled and bf16.enabled: both true, expected at most one"
+    if fp16 and device_type == "cpu":
+        yield "fp16.enabled: true without a GPU; add --deepspeed_config ds_configs/zero1_bf16.json"
+    if fp16 and stage == 0:
+        yield (
+            "zero_optimization.stage: 0 with fp16, where DeepSpeed divides gradients by a loss scale it never"
+            " applied; use stage 1"
+        )
+    if bf16 and stage == 0:
+        yield (
+            "zero_optimization.stage: 0 with bf16, where DeepSpeed's first Adam update counts as the second"
+            " (0.74 of its size); use stage 1"
+        )
+    offload = config.zero_optimization.offload_optimizer
+    if offload and offload.device == "cpu" and stage == 0:
+        yield "zero_optimization.offload_optimizer: set at stage 0, which offloads nothing; use stage 1"
+    if fp16 and config.fp16 and config.fp16.loss_scale and config.fp16.loss_scale < 1:
+        yield f"fp16.loss_scale: got {config.fp16.loss_scale}, expected 0 (dynamic) or at least 1"
+    yield from _impossible_gradients(config, bf16, offloaded=bool(offload and offload.device == "cpu"))
+
+
+def _impossible_gradients(config: DeepSpeedConfig, bf16: bool, offloaded: bool) -> Iterator[str]:
+    """Of how gradients are kept and summed."""
+    zero, kept = config.zero_optimization, config.data_types.grad_accum_dtype if config.data_types else None
+    if zero.stage == 0 and kept not in (None, "fp32"):
+        yield f"data_types.grad_accum_dtype: got {kept} at stage 0, which keeps gradients in fp32; leave it out"
+    if zero.stage == 1 and bf16 and kept == "fp32" and not offloaded:
+        yield (
+            "data_types.grad_accum_dtype: got fp32 with bf16 at stage 1, where DeepSpeed takes another optimizer whose"
+            " state no checkpoint here can hold; use stage 2, or leave it out"
+        )
+    if zero.stage < 2 or zero.reduce_scatter is False:
+        return
+    for key, harmless in (("prescale_gradients", False), ("gradient_predivide_factor", 1.0)):
+        if (value := getattr(config, key)) not in (None, harmless):
+            yield (
+                f"{key}: got {json.dumps(value)} at stage {zero.stage}, whose reduce-scatter divides gradients by the"
+                " ranks itself; leave it out, or set zero_optimization.reduce_scatter to false"
+            )
+
+
+def _indivisible(config: DeepSpeedConfig, batch_size: int, world_size: int) -> Iterator[str]:
+    micro = config.train_micro_batch_size_per_gpu
+    per_step = world_size * (1 if micro == "auto" else micro)
+    if batch_size % per_step:
+        yield (
+            f"batch_size: got {batch_size}, expected a multiple of {per_step}"
+            f" (train_micro_batch_size_per_gpu {micro} x {world_size} ranks)"
+        )
+
+
+def _fill(config: DeepSpeedConfig, batch_size: int, world_size: int, optim: OptimConfig) -> dict[str, Any]:
+    values = config.model_dump(exclude_none=True)
+    if config.train_micro_batch_size_per_gpu == "auto":
+        values["train_micro_batch_size_per_gpu"] = batch_size // world_size
+    values["train_batch_size"] = batch_size
+    values["gradient_accumulation_steps"] = batch_size // (world_size * values["train_micro_batch_size_per_gpu"])
+    values["gradient_clipping"] = optim.gradient_clipping
+    values["optimizer"]["params"] |= {
+        "lr": optim.lr,
+        "betas": list(optim.betas),
+        "eps": optim.eps,
+        "weight_decay": optim.weight_decay,
+    }
+    return values

@@ -1,0 +1,328 @@
+"""The seam to DeepSpeed, and the only file that imports it: precision, ZeRO, updates, the job's state.
+
+A step of training is `forward`, `backward`, `step` for each micro-batch; the last of them updates. What a
+checkpoint needs is gathered by `full_state`, by name and in full, whatever the ZeRO stage and world size.
+"""
+
+import os
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from foundation.config import ConfigError
+from pretrain.engine.checkpoint import EngineState
+from pretrain.engine.gradients import squared_norm
+from pretrain.engine.optim import UNSCALED, AdamScale, require_complete
+from pretrain.engine.partitions import Partitions
+from pretrain.job.processes import World
+from pretrain.model.encoder import LayerStack
+
+# Told what it runs on, DeepSpeed neither searches for accelerators nor warns that it found none.
+os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
+os.environ.setdefault("LOCAL_RANK", "0")  # it asks for it even when alone
+import deepspeed
+import deepspeed.utils as sharded
+
+# A kernel for inference, which DeepSpeed would compile at its first start on a CPU (26 s on two cores).
+deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+# Every ZeRO optimizer imports Muon, which hands its functions to the compiler: more than a second of imports a rank.
+deepspeed.runtime.compiler.compile = lambda: deepspeed.runtime.compiler.dummy_decorator
+# torch 2.13 renames two collectives that DeepSpeed 0.19.8 calls by their old names; they work.
+warnings.filterwarnings("ignore", message=r"`torch\.distributed\.\w+` is deprecated", category=FutureWarning)
+
+BF16_CAPABILITY = (8, 0)
+"""First CUDA compute capability that computes in bf16 (Ampere); below it PyTorch emulates, slowly."""
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+"""Adam's two moments, under the names that PyTorch and DeepSpeed give them."""
+
+LOSS_SCALE_FIELDS = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
+"""What DeepSpeed's dynamic loss scaler changes while it runs."""
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What `Engine.step` did."""
+
+    updated: bool
+    """Weights changed: the last micro-batch of a step, and a finite gradient."""
+    overflow: bool
+    """Last micro-batch of a step, but loss or gradient was not finite: no weight changed, in any precision."""
+    gradient_norm: Tensor | float | None
+    """Global norm before clipping: `None` between updates, infinite at an overflow.
+
+    A number at stage 0, a tensor on the host at stages 1 and 2, else one where DeepSpeed leaves it.
+    """
+    loss_scale: float
+    """In force during this step; 1 except with fp16."""
+    fatal: bool = False
+    """An overflow at a loss scale that cannot fall: there is none, it is fixed, or it is at its floor."""
+
+
+class Engine:
+    """A model under DeepSpeed.
+
+    `parameter_groups` come from `optim.parameter_groups`, `resolved_config` from `deepspeed_config.resolve`.
+
+    Raises:
+        ConfigError: bf16 on a GPU that has none.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        parameter_groups: Sequence[Mapping[str, Any]],
+        resolved_config: dict[str, Any],
+        world: World,
+    ) -> None:
+        require_complete(parameter_groups, model)
+        _require_bf16(resolved_config, world.device)
+        self.world = world
+        self._max_norm = resolved_config["gradient_clipping"] or float("inf")
+        config = dict(resolved_config)
+        if config["zero_optimization"]["stage"] == 0:
+            config["gradient_clipping"] = 0.0  # see `_clip_replicated`
+        for module in model.modules():
+            if isinstance(module, LayerStack):
+                module.recompute = "activation_checkpointing" in config
+        initial = {name: p.detach() for name, p in model.named_parameters()} if world.is_first else None
+        deepspeed.init_distributed(dist_init_required=False, verbose=False)
+        self._deepspeed, self._optimizer, *_ = deepspeed.initialize(
+            model=model,
+            model_parameters=[{**group, "params": list(group["params"])} for group in parameter_groups],
+            config=config,
+        )
+        self.stage: int = self._deepspeed.zero_optimization_stage()
+        self.dtype: torch.dtype = self._deepspeed.get_data_types()[0]
+        self.micro_batch_size: int = self._deepspeed.train_micro_batch_size_per_gpu()
+        self.accumulation_steps: int = self._deepspeed.gradient_accumulation_steps()
+        self._adam_numbers = [(group["eps"], group["weight_decay"]) for group in self._optimizer.param_groups]
+        self._partitions = None  # of stages 1 and 2
+        if self.stage in (1, 2):
+            groups = self._optimizer.bit16_groups_flat
+            self._partitions = Partitions(dict(self._parameters()), groups, self._masters(), world)
+        self._start_adam()
+        self._spare_passes()
+        # In half precision DeepSpeed made the master weights of the rounded ones; at stage 3 each rank keeps its own.
+        if self.dtype != torch.float32 or self.stage == 3:
+            self._load_weights(initial)
+        if scaler := self._dynamic_loss_scaler():
+            scaler.raise_error_at_min_scale = False  # an exception that names no step; see `StepResult.fatal`
+
+    @property
+    def device(self) -> torch.device:
+        return self.world.device
+
+    @property
+    def module(self) -> nn.Module:
+        """The model itself, on its device and in its precision; called directly for evaluation."""
+        return self._deepspeed.module
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's output: a tensor, or a (named) tuple, list or dict that holds the loss."""
+        return self._deepspeed(*args, **kwargs)
+
+    def backward(self, loss: Tensor) -> None:
+        """Adds the gradient of `loss`; over ranks and micro-batches DeepSpeed takes the mean.
+
+        The factor is 1, or NaN where the loss is not finite: then neither is the gradient, on any rank.
+        """
+        self._deepspeed.backward(loss * (1 + 0 * loss.detach()))
+
+    def step(self, learning_rate: float, scale: AdamScale = UNSCALED) -> StepResult:
+        """Ends a micro-batch; at the last one of a step, clips and updates with `learning_rate`, times `scale`."""
+        loss_scale = float(getattr(self._optimizer, "loss_scale", 1.0))
+        if not self._deepspeed.is_gradient_accumulation_boundary():
+            self._deepspeed.step()
+            return StepResult(False, False, None, loss_scale)
+        for group, (eps, weight_decay) in zip(self._optimizer.param_groups, self._adam_numbers, strict=True):
+            group["lr"] = learning_rate * group.get("lr_scale", 1.0) * scale.learning_rate
+            group["eps"], group["weight_decay"] = eps * scale.eps, weight_decay * scale.weight_decay
+        norm = self._clip_replicated() if self.stage == 0 else None
+        floor = self._scale_is_at_floor()
+        self._deepspeed.step()
+        overflow = not (self._deepspeed.was_step_applied() if norm is None else norm < float("inf"))
+        if overflow:
+            return StepResult(False, True, float("inf"), loss_scale, floor)
+        return StepResult(True, False, self._deepspeed.get_global_grad_norm() if norm is None else norm, loss_scale)
+
+    def _clip_replicated(self) -> float:
+        """Clipping at stage 0, where DeepSpeed hides the norm and updates even with what is not finite."""
+        parameters = [parameter for _, parameter in self._parameters()]
+        total = squared_norm([p.grad for p in parameters if p.grad is not None]).sqrt().float()
+        nn.utils.clip_grads_with_norm_(parameters, self._max_norm, total)
+        norm = float(total)
+        if not norm < float("inf"):
+            self._deepspeed.zero_grad()  # Adam passes over parameters without a gradient
+        return norm
+
+    def sum_over_ranks(self, tensor: Tensor) -> Tensor:
+        """`tensor` summed over the ranks, in place. Collective."""
+        dist.all_reduce(tensor)
+        return tensor
+
+    def barrier(self) -> None:
+        """Waits for every rank."""
+        dist.barrier()
+
+    @torch.no_grad()
+    def full_state(self) -> EngineState:
+        """The state of the whole job. Collective; at stage 3 the other ranks hold one full tensor at a time."""
+        counts = {int(state["step"]) for state in self._adam_state().values()} or {0}
+        if len(counts) > 1:
+            raise RuntimeError(f"Adam has counted different numbers of updates: {sorted(counts)}")
+        return EngineState(
+            adam_steps=counts.pop(),
+            loss_scale=self._loss_scale_state(),
+            weights=self._gather(),
+            moments={key: self._gather(key) for key in MOMENTS},
+        )
+
+    @torch.no_grad()
+    def load_full_state(self, state: EngineState | None) -> None:
+        """Takes over the first rank's `state`; the other ranks give `None`. Collective, bitwise.
+
+        Raises:
+            ConfigError: the state's parameters are not the model's.
+        """
+        shapes = {name: tuple(getattr(p, "ds_shape", p.shape)) for name, p in self._parameters()}
+        problem = self.world.share(state.mismatch(shapes) if state else None)
+        if problem:
+            raise ConfigError(problem)
+        adam_steps, loss_scale = self.world.share([state.adam_steps, state.loss_scale] if state else None)
+        for adam in self._adam_state().values():
+            adam["step"].fill_(adam_steps)
+        self._load_weights(state.weights if state else None)
+        for key in MOMENTS:
+            self._spread(state.moments[key] if state else None, key)
+        if scaler := self._dynamic_loss_scaler():
+            for key, value in loss_scale.items():
+                setattr(scaler, key, value)
+
+    def _parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        return ((name, p) for name, p in self.module.named_parameters() if p.requires_grad)
+
+    def _adam_state(self) -> dict[Tensor, dict[str, Tensor]]:
+        return self._deepspeed.basic_optimizer.state
+
+    def _masters(self) -> list[Tensor]:
+        """The tensors Adam updates on this rank: parameters at stage 0, else this rank's flat fp32 parts."""
+        if self.stage == 0:
+            return [parameter for _, parameter in self._parameters()]
+        if self.stage == 3:
+            return self._optimizer.fp32_partitioned_groups_flat
+        return self._optimizer.single_partition_of_fp32_groups
+
+    def _parts(self, moment: str | None) -> list[Tensor]:
+        """Master weights on this rank, or one of their moments."""
+        return [self._adam_state()[master][moment] if moment else master for master in self._masters()]
+
+    def _start_adam(self) -> None:
+        """Creates Adam's state before its first update would: a checkpoint may be saved or loaded earlier."""
+        fused = self._deepspeed.basic_optimizer.defaults["fused"]
+        for master in self._masters():
+            state = self._adam_state()[master]
+            state["step"] = torch.zeros((), device=master.device if fused else "cpu")
+            state |= {key: torch.zeros_like(master) for key in MOMENTS}
+
+    def _spare_passes(self) -> None:
+        """Has DeepSpeed leave out what a step does not need, thousands of kernels of it (docs/scaling.md).
+
+        Alone there is nothing to sum, for which it copies every gradient together and back. At stages 1 and 2 it asks
+        each gradient whether all of it is finite, and then takes a norm, which says so too.
+        """
+        alone, zero = self.world.world_size == 1, self._optimizer
+        if self.stage == 0:
+            self._deepspeed.enable_backward_allreduce = not alone
+        elif self.stage < 3 and not zero.cpu_offload:
+            zero.check_overflow = lambda **_: None
+            zero.scaled_global_norm = self._norm_over_ranks
+            if alone:
+                zero.contiguous_gradients = False
+                zero.buffered_reduce_fallback = lambda *_, **__: None
+
+    def _norm_over_ranks(self) -> Tensor:
+        """Of the parts that each rank holds at stages 1 and 2, on the host, where DeepSpeed reads it. Collective."""
+        gradients = [gradient for group in self._optimizer.averaged_gradients.values() for gradient in group]
+        return self.sum_over_ranks(squared_norm(gradients).to(self.device)).sqrt().float().cpu()
+
+    def _loss_scale_state(self) -> dict[str, float]:
+        scaler = self._dynamic_loss_scaler()
+        return {key: getattr(scaler, key) for key in LOSS_SCALE_FIELDS} if scaler else {}
+
+    def _scale_is_at_floor(self) -> bool:
+        """Whether an overflow of this step would leave the loss scale as it is for good."""
+        scaler = self._dynamic_loss_scaler()
+        return scaler is None or (
+            scaler.cur_scale <= scaler.min_scale and 1 in (scaler.delayed_shift, scaler.cur_hysteresis)
+        )
+
+    def _dynamic_loss_scaler(self) -> Any:
+        """DeepSpeed's, with fp16 and no fixed scale, else `None`."""
+        scaler = getattr(self._optimizer, "loss_scaler", None)
+        return scaler if getattr(scaler, "dynamic", False) else None
+
+    def _gather(self, moment: str | None = None) -> dict[str, Tensor]:
+        """Master weights or a moment in full, by name on the first rank; the others take part and keep nothing."""
+        if self._partitions:
+            return self._partitions.gather(self._parts(moment))
+        gathered = {}
+        for name, parameter in self._parameters():
+            tensor = self._full(parameter, moment)
+            if self.world.is_first:
+                gathered[name] = tensor.to("cpu", torch.float32, copy=True)
+        return gathered
+
+    def _full(self, parameter: nn.Parameter, moment: str | None) -> Tensor:
+        if self.stage == 0:
+            return self._adam_state()[parameter][moment] if moment else parameter
+        if moment:
+            return sharded.safe_get_full_optimizer_state(parameter, moment)
+        return sharded.safe_get_full_fp32_param(parameter)
+
+    @torch.no_grad()
+    def _load_weights(self, weights: Mapping[str, Tensor] | None) -> None:
+        """The first rank's full tensors, by name, as master weights, and rounded in the module."""
+        self._spread(weights)
+        if self._partitions:
+            self._optimizer.update_lp_params()  # each rank rounds its own part, and all gather them
+
+    def _spread(self, named: Mapping[str, Tensor] | None, moment: str | None = None) -> None:
+        """The first rank's full tensors, by name, as master weights or a moment, on every rank that holds them."""
+        if self._partitions:
+            self._partitions.scatter(self._parts(moment), named)
+            return
+        for name, parameter in self._parameters():
+            shape = getattr(parameter, "ds_shape", parameter.shape)
+            full = torch.empty(shape, device=self.device) if named is None else named[name].to(self.device, copy=True)
+            dist.broadcast(full, src=0)
+            self._set(parameter, moment, full)
+
+    def _set(self, parameter: nn.Parameter, moment: str | None, full: Tensor) -> None:
+        if self.stage == 0:
+            self._full(parameter, moment).copy_(full)
+        elif moment:
+            sharded.safe_set_local_optimizer_state(parameter, self._own_part(parameter, full), moment)
+        else:
+            sharded.safe_set_local_fp32_param(parameter, self._own_part(parameter, full))
+            with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0):
+                parameter.copy_(full)
+
+    def _own_part(self, parameter: Any, full: Tensor) -> Tensor:
+        """A ZeRO-3 parameter's part on this rank; the last is padded, which DeepSpeed's setter forgets."""
+        size = parameter.ds_tensor.numel()
+        padded = F.pad(full.flatten(), (0, size * self.world.world_size - full.numel()))
+        return padded.narrow(0, size * self.world.rank, size)
+
+
+def _require_bf16(config: Mapping[str, Any], device: torch.device) -> None:
+    wanted = config.get("bf16", {}).get("enabled", False)
+    if wanted and device.type == "cuda" and torch.cuda.get_device_capability(device) < BF16_CAPABILITY:
+        name = torch.cuda.get_device_name(device)
+        raise ConfigError(f"bf16.enabled: {name} does not compute in bf16; use ds_configs/zero1_fp16.json")

@@ -1,0 +1,119 @@
+"""Optimization of a run: learning rate over the steps, and which parameters decay."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+from pydantic import Field, model_validator
+from torch import nn
+
+from foundation.config import MOST, StrictConfig
+
+
+class OptimConfig(StrictConfig):
+    """AdamW with decoupled decay, linear warm-up and linear decay."""
+
+    lr: float = Field(ge=1e-30, le=1e30)
+    """Highest learning rate (paper: 5e-4 small, 1e-4 base); what fp32 can hold."""
+    steps: int = Field(gt=0, le=MOST)
+    """Updates in the whole run (paper: 1M small, 765k base)."""
+    warmup_steps: int = Field(default=10_000, ge=0, le=MOST)
+    """Updates of linear warm-up (paper: 10k)."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """Adam's decay rates of both moments (paper)."""
+    eps: float = Field(default=1e-6, ge=1e-30, le=1)
+    """Adam's epsilon (paper); one that is 0 in fp32 would divide 0 by 0."""
+    weight_decay: float = Field(default=0.01, ge=0, le=100)
+    """Not in the paper; google-research/electra `configure_pretraining.py`."""
+    gradient_clipping: float = Field(default=1.0, ge=0)
+    """Largest global norm of the gradient, 0 for none. Not in the paper; google-research/electra."""
+    multiplicative_warmup: bool = False
+    """Warm-up multiplies a rate that decays from the first update on, as in google-research/electra."""
+    adam_bias_correction: bool = True
+    """Without it the first updates are up to sqrt(10) times as large; google-research/electra has none."""
+
+    @model_validator(mode="after")
+    def _decay_follows_warmup(self) -> "OptimConfig":
+        if self.warmup_steps >= self.steps:
+            raise ValueError(f"warmup_steps: got {self.warmup_steps}, expected fewer than steps ({self.steps})")
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"betas: got {self.betas}, expected two numbers from 0 to below 1")
+        return self
+
+
+def learning_rate(
+    step: int, *, base: float, warmup_steps: int, total_steps: int, multiplicative: bool = False
+) -> float:
+    """Rate of the update that follows `step` updates: linear up over `warmup_steps`, then linear down.
+
+    Never 0 before `total_steps`, 0 from there on. It needs the count of updates alone, so nothing is stored.
+    `multiplicative` is google-research/electra's schedule (`optimization.py`), whose first rate is 0.
+    """
+    if multiplicative:
+        return base * max(0.0, 1 - step / total_steps) * min(1.0, step / max(1, warmup_steps))
+    rising = (step + 1) / max(1, warmup_steps)
+    falling = (total_steps - step) / (total_steps - warmup_steps)
+    return base * max(0.0, min(rising, falling, 1.0))
+
+
+class AdamScale(NamedTuple):
+    """Factors on AdamW's numbers for one update."""
+
+    learning_rate: float = 1.0
+    eps: float = 1.0
+    weight_decay: float = 1.0
+
+
+UNSCALED = AdamScale()
+
+
+def without_bias_correction(updates: int, betas: tuple[float, float]) -> AdamScale:
+    """What makes PyTorch's AdamW, after `updates` updates, take google-research/electra's next one.
+
+    PyTorch: w <- (1 - lr wd) w - lr/c1 m / (sqrt(v)/c2 + eps), c1 = 1 - beta1^t, c2 = sqrt(1 - beta2^t), with
+    t = updates + 1. With lr c1/c2 for lr, eps/c2 for eps and wd c2/c1 for wd, c1 and c2 cancel: the result is exact.
+    """
+    c1, c2 = 1 - betas[0] ** (updates + 1), math.sqrt(1 - betas[1] ** (updates + 1))
+    return AdamScale(c1 / c2, 1 / c2, c2 / c1)
+
+
+def decays(name: str) -> bool:
+    """Whether weight decay acts on a parameter: not on LayerNorms and biases.
+
+    The rule of google-research/electra and UniLM, by name; the table of relative biases is spared too.
+    """
+    return "LayerNorm" not in name and "bias" not in name
+
+
+def parameter_groups(
+    model: nn.Module, weight_decay: float, lr_scale: Callable[[str], float] = lambda name: 1.0
+) -> list[dict[str, Any]]:
+    """Trainable parameters grouped by decay and by `lr_scale` of the name (layer-wise decay in fine-tuning).
+
+    Each group holds `params`, `weight_decay` and `lr_scale`; a shared parameter counts by its first name.
+    """
+    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            groups.setdefault((weight_decay if decays(name) else 0.0, lr_scale(name)), []).append(parameter)
+    return [
+        {"params": parameters, "weight_decay": decay, "lr_scale": scale}
+        for (decay, scale), parameters in groups.items()
+    ]
+
+
+def require_complete(groups: Iterable[Mapping[str, Any]], model: nn.Module) -> None:
+    """Refuses groups in which a trainable parameter is missing, repeated or a stranger.
+
+    Raises:
+        ValueError: names the parameters; without this check a forgotten one would silently never learn.
+    """
+    names = {id(parameter): name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    held = [id(parameter) for group in groups for parameter in group["params"]]
+    missing = [name for key, name in names.items() if key not in held]
+    repeated = [names.get(key, "an unnamed parameter") for key in set(held) if held.count(key) > 1]
+    strangers = len(set(held) - set(names))
+    if missing or repeated or strangers:
+        raise ValueError(
+            f"parameter groups: missing {missing}, in two groups {repeated}, not of the model or frozen: {strangers}"
+        )

@@ -1,0 +1,144 @@
+"""An export with relative position as Hugging Face models: with the other modules of `MODEL_CODE` beside it, all that
+`AutoModel.from_pretrained(FOLDER, trust_remote_code=True)` needs; the project need not be installed.
+
+Parameter names are those of Hugging Face's ELECTRA, plus the table of relative positions.
+Shape letters: B batch, L length, H hidden size, V vocabulary.
+"""
+
+import dataclasses
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import PretrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutput, MaskedLMOutput
+from transformers.models.electra.modeling_electra import ElectraForPreTrainingOutput
+
+from pretrain.model.encoder import ElectraEncoder, EncoderConfig, initialize_matrix
+from pretrain.model.heads import DiscriminatorHead, VocabularyScores, VocabularyTransform
+
+IGNORED_LABEL = -100
+"""Hugging Face's mark of a position without a label."""
+
+DEFAULTS = EncoderConfig(  # Hugging Face's `ElectraConfig`
+    vocab_size=30_522,
+    embedding_size=128,
+    hidden_size=256,
+    num_hidden_layers=12,
+    num_attention_heads=4,
+    intermediate_size=1024,
+)
+
+
+class ElectraSamplerConfig(PretrainedConfig):
+    """The fields of `EncoderConfig` as a Hugging Face configuration."""
+
+    model_type = "electra_sampler"
+
+    def __init__(self, **values: Any) -> None:
+        for name, default in dataclasses.asdict(DEFAULTS).items():
+            setattr(self, name, values.pop(name, default))
+        super().__init__(**values)
+
+    def encoder(self) -> EncoderConfig:
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(EncoderConfig)}
+        return EncoderConfig(**values | {"relative_bias_init": "t5"})  # the table is loaded, not computed
+
+
+class ElectraSamplerPreTrainedModel(PreTrainedModel):
+    """What the models share."""
+
+    config_class = ElectraSamplerConfig
+    base_model_prefix = "electra"
+    _supports_sdpa = True
+
+    def _init_weights(self, module: nn.Module) -> None:
+        """For what a checkpoint lacks, such as a new head."""
+        if isinstance(module, (nn.Linear, nn.Embedding)):
+            initialize_matrix(module, self.config.initializer_range)
+
+
+class ElectraSamplerModel(ElectraSamplerPreTrainedModel):
+    """The encoder, `AutoModel`."""
+
+    def __init__(self, config: ElectraSamplerConfig) -> None:
+        super().__init__(config)
+        for name, part in ElectraEncoder(config.encoder()).named_children():
+            self.add_module(name, part)
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.embeddings.word_embeddings
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        self.embeddings.word_embeddings = value
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        **unused: Any,
+    ) -> BaseModelOutput:
+        """Ids [B, L] -> `last_hidden_state` [B, L, H]; without a mask every position is visible."""
+        visible_BL = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        segments_BL = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
+        return BaseModelOutput(last_hidden_state=ElectraEncoder.forward(self, input_ids, visible_BL, segments_BL))
+
+
+class ElectraSamplerForPreTraining(ElectraSamplerPreTrainedModel):
+    """The discriminator, `AutoModelForPreTraining`."""
+
+    def __init__(self, config: ElectraSamplerConfig) -> None:
+        super().__init__(config)
+        self.electra = ElectraSamplerModel(config)
+        self.discriminator_predictions = DiscriminatorHead(config.encoder())
+        self.post_init()
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        labels: Tensor | None = None,
+        **unused: Any,
+    ) -> ElectraForPreTrainingOutput:
+        """Logits [B, L], above 0 where a token looks replaced; `labels` are 1 there, and padding does not count."""
+        hidden_BLH = self.electra(input_ids, attention_mask, token_type_ids).last_hidden_state
+        d_BL = self.discriminator_predictions(hidden_BLH)
+        loss = None
+        if labels is not None:
+            visible_BL = torch.ones_like(labels) if attention_mask is None else attention_mask
+            chosen = visible_BL.bool()
+            loss = F.binary_cross_entropy_with_logits(d_BL[chosen], labels[chosen].to(d_BL.dtype))
+        return ElectraForPreTrainingOutput(loss=loss, logits=d_BL)
+
+
+class ElectraSamplerForMaskedLM(ElectraSamplerPreTrainedModel):
+    """The generator or a masked language model, `AutoModelForMaskedLM`."""
+
+    def __init__(self, config: ElectraSamplerConfig) -> None:
+        super().__init__(config)
+        self.electra = ElectraSamplerModel(config)
+        self.generator_predictions = VocabularyTransform(config.encoder())
+        self.generator_lm_head = VocabularyScores(config.encoder())
+        self.post_init()
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        labels: Tensor | None = None,
+        **unused: Any,
+    ) -> MaskedLMOutput:
+        """Logits [B, L, V]; `labels` are ids, -100 where none is asked for."""
+        hidden_BLH = self.electra(input_ids, attention_mask, token_type_ids).last_hidden_state
+        logits_BLV = self.generator_lm_head(
+            self.generator_predictions(hidden_BLH), self.electra.embeddings.word_embeddings
+        )
+        loss = None
+        if labels is not None:
+            loss = F.cross_entropy(logits_BLV.flatten(0, 1), labels.flatten(), ignore_index=IGNORED_LABEL)
+        return MaskedLMOutput(loss=loss, logits=logits_BLV)

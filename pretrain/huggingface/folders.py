@@ -1,0 +1,217 @@
+"""Models to and from Hugging Face folders: `config.json` + `model.safetensors` (+ tokenizer files).
+
+Parameter names are Hugging Face's own, so weights travel without renaming. Without relative position a folder is a
+stock `ElectraForPreTraining` / `ElectraForMaskedLM`; with it `model_type` is `electra_sampler`: rather than drop the
+table, `AutoModel` refuses it, unless `trust_remote_code` lets it run the model code that the folder then carries.
+"""
+
+import dataclasses
+import json
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from foundation.config import ConfigError
+from pretrain.model.encoder import ElectraEncoder, EncoderConfig
+
+STOCK_MODEL_TYPE = "electra"
+RELATIVE_MODEL_TYPE = "electra_sampler"
+ENCODER_PREFIX = "electra."
+
+COMPUTED = {
+    "hidden_act": "gelu",
+    "position_embedding_type": "absolute",
+    "is_decoder": False,
+    "add_cross_attention": False,
+    "quantization_config": None,
+}
+"""Settings of Hugging Face that `EncoderConfig` lacks and that change what a model computes: the one value that is
+computed here, which is also what their absence means."""
+BUFFERS = ("embeddings.position_ids", "embeddings.token_type_ids")
+"""Numbers from 0 on, and zeros, that old versions of transformers saved as if they were weights."""
+EXACT = (torch.float32, torch.bfloat16, torch.float16)
+"""What weights may be stored as: fp32 holds each to the bit."""
+
+MODEL_CODE = (
+    "huggingface/exported_model.py",
+    "model/encoder.py",
+    "model/attention.py",
+    "model/dropout.py",
+    "model/linear.py",
+    "model/half_precision.py",
+    "model/heads.py",
+)
+"""What a folder with relative position carries of `pretrain`; the first is what `auto_map` names."""
+AUTO_CLASSES = {
+    "AutoConfig": "ElectraSamplerConfig",
+    "AutoModel": "ElectraSamplerModel",
+    "AutoModelForPreTraining": "ElectraSamplerForPreTraining",
+    "AutoModelForMaskedLM": "ElectraSamplerForMaskedLM",
+}
+
+
+def save_folder(
+    folder: Path, architecture: str, config: EncoderConfig, weights: Mapping[str, Tensor], pad_token_id: int
+) -> None:
+    """Writes `config.json`, `model.safetensors` and the model code; `weights` carry Hugging Face's names."""
+    folder.mkdir(parents=True, exist_ok=True)
+    fields = dataclasses.asdict(config)
+    if config.relative_position:
+        module = Path(MODEL_CODE[0]).stem
+        fields["auto_map"] = {auto: f"{module}.{name}" for auto, name in AUTO_CLASSES.items()}
+        architecture = architecture.replace("Electra", "ElectraSampler")
+        copy_model_code(folder)
+    else:
+        fields = {name: value for name, value in fields.items() if not name.startswith("relative_")}
+    description = {
+        "architectures": [architecture],
+        "model_type": RELATIVE_MODEL_TYPE if config.relative_position else STOCK_MODEL_TYPE,
+        "hidden_act": "gelu",
+        "pad_token_id": pad_token_id,
+        "tie_word_embeddings": True,
+        **fields,
+    }
+    (folder / "config.json").write_text(json.dumps(description, indent=2) + "\n")
+    save_file(
+        {name: weight.contiguous() for name, weight in weights.items()},
+        folder / "model.safetensors",
+        {"format": "pt"},
+    )
+
+
+def copy_model_code(folder: Path) -> None:
+    """The modules of `MODEL_CODE`, importing each other from their folder instead of their rooms."""
+    for place in map(Path, MODEL_CODE):
+        source = (Path(__file__).parents[1] / place).read_text()
+        (folder / place.name).write_text(re.sub(r"^from pretrain\.\w+\.", "from .", source, flags=re.MULTILINE))
+
+
+def load_encoder(folder: str | Path, *, random_weights: bool = False, **changes: Any) -> ElectraEncoder:
+    """The encoder of an exported or stock ELECTRA: a local folder, or a hub name where a network exists.
+
+    `random_weights` keeps the shape and leaves the fresh initialization; `changes` replace `EncoderConfig` fields,
+    such as dropout.
+
+    Raises:
+        ConfigError: no such folder, not an ELECTRA, or weights that do not fit the configuration.
+    """
+    local = find_folder(folder)
+    encoder = ElectraEncoder(dataclasses.replace(read_encoder_config(local), **changes))
+    if random_weights:
+        return encoder
+    weights = read_weights(local)
+    prefix = ENCODER_PREFIX if any(name.startswith(ENCODER_PREFIX) for name in weights) else ""
+    wanted = encoder.state_dict()
+    missing = [name for name in wanted if prefix + name not in weights]
+    if missing:
+        raise ConfigError(f"model: {local} lacks {len(missing)} weights of its configuration, such as {missing[0]}")
+    require_no_others((name for name in weights if name.startswith(prefix)), {prefix + name for name in wanted}, local)
+    try:
+        encoder.load_state_dict({name: weights[prefix + name] for name in wanted})
+    except RuntimeError as error:
+        problem = str(error).splitlines()[-1].strip()
+        raise ConfigError(f"model: weights of {local} do not fit its config.json: {problem}") from None
+    return encoder
+
+
+def find_folder(name: str | Path) -> Path:
+    """A local model folder, or the cached or downloaded snapshot of a hub name."""
+    folder = Path(name)
+    if (folder / "config.json").is_file():
+        return folder
+    if folder.exists() or folder.is_absolute() or len(folder.parts) != 2:
+        raise ConfigError(
+            f"model: {name} has no config.json; expected a folder written by pretrain/export.py or a stock ELECTRA"
+        )
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(str(name), allow_patterns=["*.json", "*.safetensors", "vocab.txt"]))
+    except Exception as error:  # the hub client raises a dozen types; each means the model cannot be had
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"model: {name} is no local folder and cannot be had from the hub: {reason}") from None
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The settings of a folder's `config.json`."""
+    path = folder / "config.json"
+    try:
+        values = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"model: cannot read {path}: {error}") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"model: {path} holds {type(values).__name__}, expected an object of settings")
+    return values
+
+
+def read_encoder_config(folder: Path) -> EncoderConfig:
+    """The `EncoderConfig` of a folder's `config.json`.
+
+    Raises:
+        ConfigError: no ELECTRA, or one that computes what is not computed here.
+    """
+    path, values = folder / "config.json", read_config(folder)
+    if values.get("model_type") not in (STOCK_MODEL_TYPE, RELATIVE_MODEL_TYPE):
+        raise ConfigError(f"model: {path} has model_type {values.get('model_type')!r}; expected an ELECTRA model")
+    fields = {field.name: field.type for field in dataclasses.fields(EncoderConfig)}
+    chosen = {name: value for name, value in values.items() if name in fields}
+    wrong = {name: only for name, only in COMPUTED.items() if values.get(name, only) != only}
+    problems = [
+        f"{name} {values[name]!r}; expected {only!r}, nothing else is computed here" for name, only in wrong.items()
+    ]
+    for name, value in chosen.items():
+        if fields[name] is int and not (type(value) is int and value > 0):
+            problems.append(f"{name} {value!r}; expected a positive whole number")
+        if fields[name] is float and type(value) not in (int, float):
+            problems.append(f"{name} {value!r}; expected a number")
+    if problems:
+        raise ConfigError(*(f"model: {path} has {problem}" for problem in problems))
+    try:
+        return EncoderConfig(**chosen | {"relative_position": values["model_type"] == RELATIVE_MODEL_TYPE})
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"model: {path}: {error}") from None
+
+
+def read_weights(folder: Path) -> dict[str, Tensor]:
+    """The tensors of `model.safetensors`.
+
+    Raises:
+        ConfigError: no such file, a damaged one, or weights that fp32 does not hold as they are.
+    """
+    path = folder / "model.safetensors"
+    if not path.is_file():
+        parts = (folder / "model.safetensors.index.json").is_file()
+        raise ConfigError(
+            f"model: {folder} has its weights in several files; save the model in one, with max_shard_size"
+            if parts
+            else f"model: {folder} has no model.safetensors; save it in that format (no pickled weights are read)"
+        )
+    try:
+        stored = load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise ConfigError(f"model: cannot read {path}: {error}") from None
+    weights = {name: weight for name, weight in stored.items() if not name.endswith(BUFFERS)}
+    for name, weight in weights.items():
+        if weight.dtype not in EXACT:
+            kind = str(weight.dtype).removeprefix("torch.")
+            raise ConfigError(f"model: {path} holds {name} as {kind}; expected float32, bfloat16 or float16")
+    return weights
+
+
+def require_no_others(names: Iterable[str], wanted: set[str], folder: Path) -> None:
+    """Refuses weights that would be dropped without a word.
+
+    Raises:
+        ConfigError: names the first.
+    """
+    if others := sorted(set(names) - wanted):
+        raise ConfigError(
+            f"model: {folder} holds {len(others)} weights for which its config.json has no place, such as {others[0]};"
+            " correct config.json, or save the model without them"
+        )

@@ -1,0 +1,150 @@
+"""Starting from a trained pair: any Hugging Face ELECTRA generator and discriminator, or what `export.py` wrote.
+
+The sizes of the run's model are the pair's; the sampling head is fresh, and samples from p_G as at any start.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from data_prep.tokens import open_tokenizer
+from foundation.config import ConfigError
+from pretrain.config import RunConfig
+from pretrain.huggingface.folders import find_folder, read_config, read_encoder_config, read_weights, require_no_others
+from pretrain.method.electra import Electra
+from pretrain.model.config import ModelConfig
+from pretrain.model.encoder import EncoderConfig
+
+WORDS = "electra.embeddings.word_embeddings.weight"
+OUTPUT_MATRIX = "generator_lm_head.weight"
+TRAINING_ONLY = ("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range", "relative_bias_init")
+"""What the run decides, not the pair: how it trains, and how it would have started."""
+
+
+class Pair(NamedTuple):
+    """Two local folders."""
+
+    generator: Path
+    discriminator: Path
+
+    @property
+    def configs(self) -> tuple[EncoderConfig, EncoderConfig]:
+        return read_encoder_config(self.generator), read_encoder_config(self.discriminator)
+
+
+def find_pair(names: Sequence[str]) -> Pair:
+    """GENERATOR DISCRIMINATOR, or one exported folder with its generator inside; local, or names on the hub.
+
+    Raises:
+        ConfigError: another number of names, or no such model.
+    """
+    if len(names) > 2:
+        raise ConfigError(f"init_from: got {len(names)} names, expected GENERATOR DISCRIMINATOR or one exported folder")
+    discriminator = find_folder(names[-1])
+    return Pair(find_folder(names[0]) if len(names) == 2 else find_folder(discriminator / "generator"), discriminator)
+
+
+def with_sizes_of(run: RunConfig, pair: Pair) -> RunConfig:
+    """`run` with a model of the pair's sizes.
+
+    Raises:
+        ConfigError: an objective without a pair, or sizes that make no model here.
+    """
+    if run.objective.name == "mlm":
+        raise ConfigError("init_from: the objective mlm trains one model; choose another objective")
+    generator, discriminator = pair.configs
+    sizes = {
+        "layers": discriminator.num_hidden_layers,
+        "hidden_size": discriminator.hidden_size,
+        "heads": discriminator.num_attention_heads,
+        "intermediate_size": discriminator.intermediate_size,
+        "embedding_size": discriminator.embedding_size,
+        "generator_hidden_size": generator.hidden_size,
+        "max_positions": discriminator.max_position_embeddings,
+        "relative_position": discriminator.relative_position,
+    }
+    model = ModelConfig.from_values(run.model.model_dump() | sizes, f"init_from: {pair.discriminator}")
+    return run.model_copy(update={"model": model})
+
+
+def require_fit(pair: Pair, model: ModelConfig, vocab_size: int, tokenizer: Path) -> None:
+    """Refuses a pair that is no generator and discriminator of `model` or has other tokens than `tokenizer`.
+
+    Raises:
+        ConfigError: each field that differs, or the vocabulary.
+    """
+    expected = (model.generator(vocab_size), model.discriminator(vocab_size))
+    problems = [
+        f"init_from: {folder} has {field} {theirs}, expected {ours} with this configuration and data"
+        for folder, config, own in zip(pair, pair.configs, expected, strict=True)
+        for field, theirs, ours in _differences(config, own)
+    ]
+    if not read_config(pair.generator).get("tie_word_embeddings", True):
+        problems.append(
+            f"init_from: {pair.generator} has tie_word_embeddings False, expected True: the output matrix is the word"
+            " embeddings here; name a generator trained so"
+        )
+    if problems:
+        raise ConfigError(*problems)
+    has_tokenizer = any((pair.discriminator / name).is_file() for name in ("tokenizer.json", "vocab.txt"))
+    if has_tokenizer and open_tokenizer(str(pair.discriminator)).tokens != open_tokenizer(str(tokenizer)).tokens:
+        raise ConfigError(
+            f"init_from: the vocabulary of {pair.discriminator} is not the data's; build the shards with it as --vocab"
+        )
+
+
+def _differences(theirs: EncoderConfig, ours: EncoderConfig) -> list[tuple[str, object, object]]:
+    values = (
+        (field.name, getattr(theirs, field.name), getattr(ours, field.name)) for field in dataclasses.fields(ours)
+    )
+    return [(name, one, other) for name, one, other in values if one != other and name not in TRAINING_ONLY]
+
+
+def load_pair(model: Electra, pair: Pair, say: Callable[[str], None] = print) -> None:
+    """Gives the model the pair's weights, bit for bit; where their embeddings differ, says that the discriminator's
+    are used.
+
+    Raises:
+        ConfigError: a weight is missing, has another shape, or has no place in the model.
+    """
+    generator, discriminator = read_weights(pair.generator), read_weights(pair.discriminator)
+    parts = {
+        "generator.": (pair.generator, generator, "electra."),
+        "generator_predictions.": (pair.generator, generator, "generator_predictions."),
+        "generator_lm_head.": (pair.generator, generator, "generator_lm_head."),
+        "discriminator.": (pair.discriminator, discriminator, "electra."),  # after the generator: it has the last word
+        "discriminator_predictions.": (pair.discriminator, discriminator, "discriminator_predictions."),
+    }
+    used: dict[Path, set[str]] = {pair.generator: {OUTPUT_MATRIX}, pair.discriminator: set()}
+    for ours, (folder, weights, theirs) in parts.items():
+        wanted = [name for name in model.state_dict() if name.startswith(ours)]
+        renamed = {name: theirs + name.removeprefix(ours) for name in wanted}
+        missing = [name for name in renamed.values() if name not in weights]
+        if missing:
+            raise ConfigError(f"init_from: {folder} lacks {len(missing)} weights, such as {missing[0]}")
+        _copy(model, {name: weights[source] for name, source in renamed.items()}, folder)
+        used[folder] |= set(renamed.values())
+    for folder, weights in zip(pair, (generator, discriminator), strict=True):
+        require_no_others(weights, used[folder], folder)
+    if not torch.equal(generator.get(OUTPUT_MATRIX, generator[WORDS]), generator[WORDS]):
+        raise ConfigError(
+            f"init_from: {OUTPUT_MATRIX} of {pair.generator} differs from its word embeddings, which are the output"
+            " matrix here; name a generator trained so"
+        )
+    shared = [name for name in generator if name.startswith("electra.embeddings.")]
+    if not all(torch.equal(generator[name], discriminator[name]) for name in shared):
+        say(f"embeddings of {pair.generator} and {pair.discriminator} differ: the discriminator's are used for both")
+    if model.objective.learns_to_sample:
+        model.start_at_generator_distribution()
+
+
+def _copy(model: Electra, weights: Mapping[str, Tensor], folder: Path) -> None:
+    try:
+        model.load_state_dict(weights, strict=False)
+    except RuntimeError as error:
+        reason = str(error).splitlines()[-1].strip()
+        raise ConfigError(f"init_from: weights of {folder} do not fit its config.json: {reason}") from None

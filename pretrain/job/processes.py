@@ -1,0 +1,179 @@
+"""The processes of a job: joining them, telling them apart, and leaving together."""
+
+import atexit
+import ctypes
+import errno
+import ipaddress
+import json
+import os
+import socket
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
+from torch.distributed.rendezvous import rendezvous
+
+from foundation.config import ConfigError, shown
+from pretrain.job.launcher import adopt_slurm, number_of
+
+COMMUNICATION_TIMEOUT = timedelta(minutes=30)
+"""Longest wait in a collective of the job's first group (PyTorch's own for gloo); DeepSpeed's ignore it."""
+
+BACKLOG = 4096
+"""Ranks that may be waiting to be let in (PyTorch's own for its store)."""
+KEPT_MEMORY = {-1: 2**31 - 1, -4: 0}
+"""glibc's M_TRIM_THRESHOLD, bytes, and M_MMAP_MAX, blocks outside its heap (malloc.h, mallopt(3))."""
+
+
+@dataclass(frozen=True)
+class World:
+    """One process among the processes of the job."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    device: torch.device
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == 0
+
+    def share(self, value: Any = None) -> Any:
+        """The first rank's `value` on every rank; anything that JSON can hold. Collective."""
+        encoded = torch.tensor(list(json.dumps(value).encode()), dtype=torch.uint8, device=self.device)
+        size = torch.tensor(encoded.numel(), device=self.device)
+        dist.broadcast(size, src=0)
+        if not self.is_first:
+            encoded = torch.empty(int(size), dtype=torch.uint8, device=self.device)
+        dist.broadcast(encoded, src=0)
+        return json.loads(bytes(encoded.tolist()))
+
+
+def start_processes() -> World:
+    """Joins the processes of the job: under `deepspeed`, `torchrun` or `srun`, or alone under plain `python`."""
+    adopt_slurm()
+    rank, world_size, local_rank = (number_of(key, "0") for key in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
+    cuda = torch.cuda.is_available()
+    device = torch.device("cuda", local_rank) if cuda else torch.device("cpu")
+    if cuda:
+        torch.cuda.set_device(device)
+    else:
+        _share_cores()
+        _keep_memory()
+    if not dist.is_initialized():
+        store, group_rank, group_size = _meet() if world_size else (HashStore(), 0, 1)  # alone: no port to agree on
+        dist.init_process_group(
+            "nccl" if cuda else "gloo",
+            timeout=COMMUNICATION_TIMEOUT,
+            store=store,
+            rank=group_rank,
+            world_size=group_size,
+        )
+    return World(rank, max(1, world_size), local_rank, device)
+
+
+def _meet() -> tuple[Store, int, int]:
+    """The job's store, rank and world size, as the launcher's variables say."""
+    rank, world_size = number_of("RANK"), number_of("WORLD_SIZE")
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # torchrun's own, which it listens for
+        store = next(rendezvous("env://", timeout=COMMUNICATION_TIMEOUT))[0]
+    else:
+        if world_size == number_of("LOCAL_SIZE", "0"):  # on one host: nobody else has to reach it
+            os.environ["MASTER_ADDR"] = "127.0.0.1"
+        address, port = os.environ.get("MASTER_ADDR", "localhost"), number_of("MASTER_PORT")
+        if not 0 < port < 2**16:
+            raise ConfigError(f"MASTER_PORT: got {port}, expected a port from 1 to 65535; choose another")
+        store = TCPStore(
+            address,
+            port,
+            world_size,
+            is_master=rank == 0,
+            timeout=COMMUNICATION_TIMEOUT,
+            master_listen_fd=listen(address, port).detach() if rank == 0 else None,
+        )
+    store.set_timeout(COMMUNICATION_TIMEOUT)
+    return PrefixStore(attempt(), store), rank, world_size
+
+
+def listen(address: str, port: int) -> socket.socket:
+    """A socket for the job's store, on the one interface that has the address.
+
+    On all of them where other hosts may call this one otherwise: by a name of several addresses, or of one that is this
+    machine's alone, such as Debian's 127.0.1.1; or by an address that is translated on the way.
+
+    Raises:
+        ConfigError: an unknown name; another program has the port, or the system does not give it.
+    """
+    try:
+        found = {info[4][0] for info in socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)}
+    except OSError as error:
+        raise ConfigError(
+            f"MASTER_ADDR: got {shown(address)}, expected this machine's name or address ({error.strerror}); set it"
+        ) from None
+    try:
+        (only,) = found if len(found) == 1 else ("",)
+        try:
+            if only and (only == address or not ipaddress.ip_address(only).is_loopback):
+                family = socket.AF_INET6 if ":" in str(only) else socket.AF_INET
+                return socket.create_server((str(only), port), family=family, backlog=BACKLOG)
+        except OSError as error:
+            if error.errno != errno.EADDRNOTAVAIL:
+                raise
+        if socket.has_dualstack_ipv6():
+            return socket.create_server(("", port), family=socket.AF_INET6, backlog=BACKLOG, dualstack_ipv6=True)
+        return socket.create_server(("", port), backlog=BACKLOG)
+    except OSError as error:
+        raise ConfigError(
+            f"MASTER_PORT: got {port}, expected a free port of {address} ({os.strerror(error.errno or 0)}); another run"
+            " may have it: choose another by --master_port of deepspeed or torchrun, else by the variable"
+        ) from None
+
+
+def attempt() -> str:
+    """Names this start of the job: torchrun's store outlives its restarts, with the addresses of ranks long gone."""
+    return f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+
+
+def _share_cores() -> None:
+    """Gives each rank of this machine its share of the cores; with more threads they would wait in turn."""
+    if "OMP_NUM_THREADS" not in os.environ:
+        local_ranks = int(os.environ.get("LOCAL_SIZE") or os.environ.get("LOCAL_WORLD_SIZE") or 1)
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // local_ranks))
+
+
+def _keep_memory() -> None:
+    """Has glibc keep the memory that tensors leave and hand it out again.
+
+    By default it returns every large block at once, and each step maps and clears its own anew: a tenth to a fifth of
+    a small model's step (docs/speed.md). A C library without these settings is left as it is.
+    """
+    with suppress(AttributeError):
+        for setting, value in KEPT_MEMORY.items():
+            ctypes.CDLL(None).mallopt(setting, value)
+
+
+def leave(code: int) -> NoReturn:
+    """Ends this rank with `code` once every rank has come here.
+
+    The interpreter's own shutdown sometimes aborts in a thread of the communication library and turns the job's code
+    into a failure (among several ranks 1 in 10, measured; alone seen once in a hundred), so it is skipped.
+    """
+    if not dist.is_initialized():
+        raise SystemExit(code)
+    if dist.get_world_size() == 1:
+        atexit.register(_end_here, code)
+        raise SystemExit(code)
+    dist.barrier()
+    _end_here(code)
+
+
+def _end_here(code: int) -> NoReturn:
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # a full disk, or closed: whoever wrote to it has said so
+            stream.flush()
+    os._exit(code)

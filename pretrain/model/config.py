@@ -1,0 +1,82 @@
+"""Sizes of the models of a run: the discriminator's, from which the generator's follow."""
+
+import math
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from foundation.config import StrictConfig
+from pretrain.model.encoder import EncoderConfig
+
+Width = Annotated[int, Field(gt=0, le=2**17)]
+"""Of a matrix: twice the widest dense model published (PaLM's feed-forward, 73,728)."""
+
+
+class ModelConfig(StrictConfig):
+    """Sizes of the discriminator; the generator follows from them and its width."""
+
+    layers: int = Field(gt=0, le=1024)
+    """Transformer layers, of both encoders; the deepest that was ever trained has 1,000 (DeepNet)."""
+    hidden_size: Width
+    heads: Width
+    """Attention heads of the discriminator; the generator keeps its head size."""
+    intermediate_size: Width
+    """Width of the feed-forward layer."""
+    embedding_size: Width
+    generator_hidden_size: Width
+    """Width of the generator: 1/4 (small) or 1/3 (base) of the discriminator's."""
+    max_positions: Width = 512
+    """Longest sequence, in word pieces (google-research/electra)."""
+    dropout: float = Field(default=0.1, ge=0, lt=1)
+    """Not in the paper; google-research/electra."""
+    attention_dropout: float = Field(default=0.1, ge=0, lt=1)
+    """Not in the paper; google-research/electra."""
+    initializer_range: float = Field(default=0.02, ge=1e-6, le=1)
+    """Deviation of the initial matrices (google-research/electra); narrow models learn sooner near 1/sqrt(width)."""
+    relative_position: bool = True
+    """T5's relative position bias (paper section 4.1)."""
+    relative_bias_init: Literal["t5", "local"] = "t5"
+    """`local` for runs too small to leave the unigram plateau by themselves."""
+
+    @model_validator(mode="after")
+    def _heads_divide_widths(self) -> "ModelConfig":
+        if self.hidden_size % self.heads:
+            raise ValueError(f"hidden_size: got {self.hidden_size}, expected a multiple of heads ({self.heads})")
+        head_size = self.hidden_size // self.heads
+        if self.generator_hidden_size >= head_size and self.generator_hidden_size % head_size:
+            raise ValueError(
+                f"generator_hidden_size: got {self.generator_hidden_size}, expected a multiple of {head_size},"
+                " the head size (hidden_size / heads)"
+            )
+        if self.intermediate_size * self.generator_hidden_size < self.hidden_size:
+            raise ValueError(
+                f"intermediate_size: got {self.intermediate_size}, expected at least"
+                f" {math.ceil(self.hidden_size / self.generator_hidden_size)}: the generator's shrinks with its width,"
+                f" from {self.hidden_size} to {self.generator_hidden_size}, and would be 0"
+            )
+        return self
+
+    def discriminator(self, vocab_size: int) -> EncoderConfig:
+        return self._encoder(vocab_size, self.hidden_size, self.heads, self.intermediate_size)
+
+    def generator(self, vocab_size: int) -> EncoderConfig:
+        """Same depth and head size; heads and feed-forward shrink with the width (as google-research/electra)."""
+        width = self.generator_hidden_size
+        heads = max(1, width * self.heads // self.hidden_size)
+        return self._encoder(vocab_size, width, heads, self.intermediate_size * width // self.hidden_size)
+
+    def _encoder(self, vocab_size: int, hidden_size: int, heads: int, intermediate_size: int) -> EncoderConfig:
+        return EncoderConfig(
+            vocab_size=vocab_size,
+            embedding_size=self.embedding_size,
+            hidden_size=hidden_size,
+            num_hidden_layers=self.layers,
+            num_attention_heads=heads,
+            intermediate_size=intermediate_size,
+            max_position_embeddings=self.max_positions,
+            hidden_dropout_prob=self.dropout,
+            attention_probs_dropout_prob=self.attention_dropout,
+            initializer_range=self.initializer_range,
+            relative_position=self.relative_position,
+            relative_bias_init=self.relative_bias_init,
+        )

@@ -1,0 +1,284 @@
+"""The Transformer encoder shared by generator, discriminator and every fine-tuned model.
+
+Without the rest of the project on purpose: an export carries this file and those it imports. Parameter names are
+those of Hugging Face's `ElectraModel`, so loading and exporting copy weights without renaming; relative position adds
+one table.
+
+Shape letters: B batch, L length, E embedding size, H hidden size, N heads, D head size, F feed-forward size,
+V vocabulary.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from pretrain.model.attention import attend
+from pretrain.model.dropout import Dropout
+from pretrain.model.half_precision import Embedding, LayerNorm, look_up
+from pretrain.model.linear import Linear, linear
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderConfig:
+    """Sizes and switches of one encoder; field names are Hugging Face's `ElectraConfig`'s where it has them."""
+
+    vocab_size: int
+    embedding_size: int
+    hidden_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    intermediate_size: int
+    max_position_embeddings: int = 512
+    type_vocab_size: int = 2
+    hidden_dropout_prob: float = 0.1
+    attention_probs_dropout_prob: float = 0.1
+    initializer_range: float = 0.02
+    layer_norm_eps: float = 1e-12
+    relative_position: bool = True
+    """T5's relative position bias, added to the scaled attention scores; absolute positions stay."""
+    relative_attention_num_buckets: int = 32
+    """T5's value."""
+    relative_attention_max_distance: int = 128
+    """T5's value, in word pieces."""
+    relative_bias_init: Literal["t5", "local"] = "t5"
+    """`t5`: normal with deviation H^-1/2, as T5. `local`: each head starts on its left or right neighbour."""
+
+    def __post_init__(self) -> None:
+        if self.hidden_size % self.num_attention_heads:
+            raise ValueError(
+                f"hidden_size: {self.hidden_size} is not a multiple of num_attention_heads {self.num_attention_heads}"
+            )
+
+
+class Embeddings(nn.Module):
+    """Word + position + segment embedding, LayerNorm, dropout: ids [B, L] -> [B, L, E].
+
+    Generator and discriminator share one instance (paper section 3.1, after ELECTRA).
+    """
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        size = config.embedding_size
+        self.word_embeddings = TiedEmbedding(config.vocab_size, size)
+        self.position_embeddings = Embedding(config.max_position_embeddings, size)
+        self.token_type_embeddings = Embedding(config.type_vocab_size, size)
+        self.LayerNorm = LayerNorm(size, eps=config.layer_norm_eps)
+        self.dropout = Dropout(config.hidden_dropout_prob)
+
+    def forward(self, input_ids_BL: Tensor, token_type_ids_BL: Tensor) -> Tensor:
+        position_L = torch.arange(input_ids_BL.shape[1], device=input_ids_BL.device)
+        embedded_BLE = self.word_embeddings(input_ids_BL) + self.token_type_embeddings(token_type_ids_BL)
+        return self.dropout(self.LayerNorm(embedded_BLE + self.position_embeddings(position_L)))
+
+
+class TiedEmbedding(nn.Embedding):
+    """An embedding that is also the output matrix of the vocabulary heads.
+
+    Both uses run through this module's forward: under ZeRO-3 the weight exists only while its owner runs.
+    """
+
+    def forward(
+        self, input: Tensor, as_output_matrix: bool = False, frozen: bool = False, bias_V: Tensor | None = None
+    ) -> Tensor:
+        """Ids [...] -> [..., E]; with `as_output_matrix`, hidden [..., E] -> scores [..., V] with `bias`.
+
+        `frozen` lets no gradient into the matrix.
+        """
+        weight = self.weight.detach() if frozen else self.weight
+        return linear(input, weight, bias_V) if as_output_matrix else look_up(input, weight)
+
+
+class ElectraEncoder(nn.Module):
+    """Embeddings, their projection when sizes differ, and the Transformer layers; Hugging Face's `ElectraModel`."""
+
+    def __init__(self, config: EncoderConfig, embeddings: Embeddings | None = None) -> None:
+        super().__init__()
+        self.config = config
+        self.embeddings = embeddings if embeddings is not None else Embeddings(config)
+        if config.embedding_size != config.hidden_size:
+            self.embeddings_project = Linear(config.embedding_size, config.hidden_size)
+        self.encoder = LayerStack(config)
+        self.initialize_weights()
+
+    def initialize_weights(self) -> None:
+        """Truncated normal matrices, zero biases, unit LayerNorm (as google-research/electra `modeling.py`)."""
+        for module in self.modules():
+            if isinstance(module, (nn.Linear, nn.Embedding)):
+                initialize_matrix(module, self.config.initializer_range)
+        if self.config.relative_position:
+            initialize_relative_bias(self.encoder.relative_attention_bias, self.config)
+
+    def forward(self, input_ids_BL: Tensor, attention_mask_BL: Tensor, token_type_ids_BL: Tensor) -> Tensor:
+        """Last layer's hidden states [B, L, H]; `attention_mask_BL` is true (or 1) on non-pad positions."""
+        hidden_BLX = self.embeddings(input_ids_BL, token_type_ids_BL)
+        if self.config.embedding_size != self.config.hidden_size:
+            hidden_BLX = self.embeddings_project(hidden_BLX)
+        return self.encoder(hidden_BLX, attention_mask_BL)
+
+
+class LayerStack(nn.Module):
+    """The Transformer layers and the relative position table they share (T5: one table, used by every layer)."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.recompute = False
+        """Each layer keeps its input alone and is computed again in the backward, with the same dropout."""
+        self.layer = nn.ModuleList(Layer(config) for _ in range(config.num_hidden_layers))
+        if config.relative_position:
+            self.relative_attention_bias = Embedding(config.relative_attention_num_buckets, config.num_attention_heads)
+
+    def forward(self, hidden_BLH: Tensor, attention_mask_BL: Tensor) -> Tensor:
+        bias = self.attention_bias(attention_mask_BL.bool(), hidden_BLH.dtype)
+        for layer in self.layer:
+            if self.recompute and torch.is_grad_enabled():
+                hidden_BLH = checkpoint(layer, hidden_BLH, bias, use_reentrant=False)
+            else:
+                hidden_BLH = layer(hidden_BLH, bias)
+        return hidden_BLH
+
+    def attention_bias(self, visible_BL: Tensor, dtype: torch.dtype) -> Tensor:
+        """What is added to the scaled scores, built once for all layers: [B, N, L, L], or [B, 1, 1, L] without
+        relative position.
+        """
+        lowest = torch.finfo(dtype).min
+        hidden_B11L = ~visible_BL[:, None, None, :]
+        if not self.config.relative_position:
+            return torch.zeros_like(hidden_B11L, dtype=dtype).masked_fill_(hidden_B11L, lowest)
+        distance_LL = relative_distance(visible_BL.shape[1], visible_BL.device)
+        bucket_LL = relative_bucket(
+            distance_LL,
+            self.config.relative_attention_num_buckets,
+            self.config.relative_attention_max_distance,
+        )
+        bias_1NLL = self.relative_attention_bias(bucket_LL).permute(2, 0, 1).unsqueeze(0).to(dtype)
+        return bias_1NLL.masked_fill(hidden_B11L, lowest)
+
+
+class Layer(nn.Module):
+    """Self-attention and feed-forward, each followed by dropout, residual and LayerNorm (post-norm, as BERT)."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        self.attention = Attention(config)
+        self.intermediate = Intermediate(config)
+        self.output = ResidualOutput(config.intermediate_size, config)
+
+    def forward(self, hidden_BLH: Tensor, bias: Tensor) -> Tensor:
+        attended_BLH = self.attention(hidden_BLH, bias)
+        return self.output(self.intermediate(attended_BLH), attended_BLH)
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention with its output projection."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        self.self = SelfAttention(config)
+        self.output = ResidualOutput(config.hidden_size, config)
+
+    def forward(self, hidden_BLH: Tensor, bias: Tensor) -> Tensor:
+        return self.output(self.self(hidden_BLH, bias), hidden_BLH)
+
+
+class SelfAttention(nn.Module):
+    """softmax(Q K^T / sqrt(D) + bias) V, heads concatenated."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        self.num_heads = config.num_attention_heads
+        self.dropout = config.attention_probs_dropout_prob
+        self.query = Linear(config.hidden_size, config.hidden_size)
+        self.key = Linear(config.hidden_size, config.hidden_size)
+        self.value = Linear(config.hidden_size, config.hidden_size)
+
+    def forward(self, hidden_BLH: Tensor, bias: Tensor) -> Tensor:
+        context_BNLD = attend(
+            self.split_heads(self.query(hidden_BLH)),
+            self.split_heads(self.key(hidden_BLH)),
+            self.split_heads(self.value(hidden_BLH)),
+            bias,
+            self.dropout if self.training else 0.0,
+        )
+        return context_BNLD.transpose(1, 2).flatten(2)
+
+    def split_heads(self, projected_BLH: Tensor) -> Tensor:
+        return projected_BLH.unflatten(2, (self.num_heads, -1)).transpose(1, 2)
+
+
+class Intermediate(nn.Module):
+    """The feed-forward expansion: erf GELU of a dense layer."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        self.dense = Linear(config.hidden_size, config.intermediate_size)
+
+    def forward(self, hidden_BLH: Tensor) -> Tensor:
+        return F.gelu(self.dense(hidden_BLH))
+
+
+class ResidualOutput(nn.Module):
+    """LayerNorm(residual + dropout(dense(x))): the end of both halves of a layer."""
+
+    def __init__(self, in_features: int, config: EncoderConfig) -> None:
+        super().__init__()
+        self.dense = Linear(in_features, config.hidden_size)
+        self.LayerNorm = LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.dropout = Dropout(config.hidden_dropout_prob)
+
+    def forward(self, x_BLX: Tensor, residual_BLH: Tensor) -> Tensor:
+        return self.LayerNorm(residual_BLH + self.dropout(self.dense(x_BLX)))
+
+
+def initialize_matrix(module: nn.Linear | nn.Embedding, deviation: float) -> None:
+    """Truncated normal at two deviations, zero bias (as google-research/electra `modeling.create_initializer`)."""
+    nn.init.trunc_normal_(module.weight, std=deviation, a=-2 * deviation, b=2 * deviation)
+    if isinstance(module, nn.Linear) and module.bias is not None:
+        nn.init.zeros_(module.bias)
+
+
+def relative_distance(length: int, device: torch.device) -> Tensor:
+    """Key position minus query position, [L, L] (rows are queries)."""
+    position_L = torch.arange(length, device=device)
+    return position_L[None, :] - position_L[:, None]
+
+
+def relative_bucket(distance: Tensor, num_buckets: int, max_distance: int) -> Tensor:
+    """T5's bidirectional bucket of each signed distance: half the buckets a direction, the near half of those exact,
+    the rest spaced logarithmically up to `max_distance` (Raffel et al. 2020, section 2.1).
+    """
+    per_direction = num_buckets // 2
+    exact = per_direction // 2
+    magnitude = distance.abs()
+    growth = torch.log(magnitude.clamp(min=1).float() / exact) / math.log(max_distance / exact)
+    logarithmic = exact + (growth * (per_direction - exact)).long()
+    bucket = torch.where(magnitude < exact, magnitude, logarithmic.clamp(max=per_direction - 1))
+    return bucket + per_direction * (distance > 0)
+
+
+LOCAL_BIAS_SLOPE = 2.0
+"""Fall of a `local` start per e-fold of distance from the preferred neighbour; attention scores start near zero,
+so about e^-2 of the weight remains at three pieces away. Chosen on the tiny preset (docs/reproduction.md)."""
+
+
+@torch.no_grad()
+def initialize_relative_bias(table: nn.Embedding, config: EncoderConfig) -> None:
+    """Fills the table [buckets, N] as `relative_bias_init` says; one without memory is left."""
+    if table.weight.is_meta:
+        return
+    if config.relative_bias_init == "t5":
+        nn.init.normal_(table.weight, std=config.hidden_size**-0.5)
+        return
+    reach = config.relative_attention_max_distance
+    distance = torch.arange(-reach, reach + 1)
+    bucket = relative_bucket(distance, config.relative_attention_num_buckets, reach)
+    for head in range(config.num_attention_heads):
+        neighbour = 1 if head % 2 else -1
+        falling = -LOCAL_BIAS_SLOPE * torch.log1p((distance - neighbour).abs().float())
+        for index in bucket.unique():
+            table.weight[index, head] = falling[bucket == index].mean()

@@ -1,0 +1,68 @@
+"""The heads on top of the encoders; parameter names are Hugging Face ELECTRA's where it has the same head.
+
+Shape letters: X any leading dimensions, H hidden size, E embedding size, V vocabulary.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pretrain.model.encoder import EncoderConfig, TiedEmbedding, initialize_matrix
+from pretrain.model.half_precision import LayerNorm
+from pretrain.model.linear import Linear
+
+
+class VocabularyTransform(nn.Module):
+    """LayerNorm(GELU(dense(h))), [X, H] -> [X, E]: h of the paper's softmax(e(x)·h); `ElectraGeneratorPredictions`."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        self.dense = Linear(config.hidden_size, config.embedding_size)
+        self.LayerNorm = LayerNorm(config.embedding_size, eps=config.layer_norm_eps)
+        initialize_matrix(self.dense, config.initializer_range)
+
+    def forward(self, hidden_XH: Tensor) -> Tensor:
+        return self.LayerNorm(F.gelu(self.dense(hidden_XH)))
+
+
+class VocabularyScores(nn.Module):
+    """e(x)·h + own bias, with the matrix of the shared word embeddings; in fp32 even in a half-precision model."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(config.vocab_size))
+
+    def forward(
+        self, projected_XE: Tensor, embeddings: TiedEmbedding, ids_X: Tensor | None = None, frozen: bool = False
+    ) -> Tensor:
+        """Scores of every token [X, V], or of the given tokens alone [X]: the gradient of one column is then cheap.
+
+        `frozen` lets no gradient into the embeddings.
+        """
+        bias_V = full_precision(self.bias)
+        if ids_X is None:
+            whole = bias_V.dtype == projected_XE.dtype  # else the bias is added to what the product rounded
+            bias = bias_V if whole else None
+            scores_XV = embeddings(projected_XE, as_output_matrix=True, frozen=frozen, bias_V=bias)
+            return scores_XV if whole else full_precision(scores_XV).add_(bias_V)
+        embedded_XE = full_precision(embeddings(ids_X, frozen=frozen))
+        return (embedded_XE * full_precision(projected_XE)).sum(-1) + bias_V[ids_X]
+
+
+class DiscriminatorHead(nn.Module):
+    """dense(GELU(dense(h))), [X, H] -> logit d [X] in fp32, d > 0 "replaced" (`ElectraDiscriminatorPredictions`)."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        self.dense = Linear(config.hidden_size, config.hidden_size)
+        self.dense_prediction = Linear(config.hidden_size, 1)
+        for layer in (self.dense, self.dense_prediction):
+            initialize_matrix(layer, config.initializer_range)
+
+    def forward(self, hidden_XH: Tensor) -> Tensor:
+        return full_precision(self.dense_prediction(F.gelu(self.dense(hidden_XH))).squeeze(-1))
+
+
+def full_precision(values: Tensor) -> Tensor:
+    """fp32 of half precision; what is wider stays, so that a float64 model is one throughout."""
+    return values.to(torch.promote_types(values.dtype, torch.float32))

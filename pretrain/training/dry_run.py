@@ -1,0 +1,108 @@
+"""`run.py --dry_run`: everything that can be known before a run starts, printed; every problem, one line each."""
+
+import shlex
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from foundation.command_line import printable
+from foundation.config import ConfigError
+from foundation.files import existing_part
+from pretrain.job.hostfile import read_hostfile
+from pretrain.job.hosts import check_hosts
+from pretrain.job.launcher import Slots
+from pretrain.job.rank_log import printable_lines
+from pretrain.training.doubts import disk_needed, disk_shortage, doubts, memory_of, too_long
+from pretrain.training.estimates import GIB, SPEEDS, flops_per_token, precision_of
+from pretrain.training.models import build_model
+
+if TYPE_CHECKING:
+    from pretrain.training.plan import Plan
+
+DAY = 86_400
+
+
+def dry_run(plan: "Plan", hostfile: Path | None) -> None:
+    """Prints the plan of a run, what it will need, and how it is launched; starts nothing. Last come the doubts.
+
+    Raises:
+        ConfigError: all that would keep it from running well.
+    """
+    print(printable_lines(str(plan)))
+    parameters = sum(parameter.numel() for parameter in build_model(plan.description).parameters())
+    shortage = list(disk_shortage(plan, parameters))
+    problems = [*shortage]
+    for line in (*_size(plan, parameters), *_memory(plan, parameters), *_time(plan), *_disk(plan, parameters)):
+        print(printable(line))
+    if hostfile:
+        slots = read_hostfile(hostfile)
+        hosts = check_hosts(slots, plan.shards.folders, precision_of(plan.deepspeed))
+        problems += hosts.problems
+        for line in (*_ranks(slots, hosts.found), *hosts.notes):
+            print(printable(line))
+    print(printable(f"launch      {_command(hostfile)}"))
+    warnings = [doubt for doubt in doubts(plan, parameters, on_gpus=True) if doubt not in shortage]
+    warnings += too_long(_days(plan), f"{plan.world_size} {SPEEDS[precision_of(plan.deepspeed)].gpu}")
+    if not problems:
+        print(f"nothing was started; {f'{len(warnings)} warnings:' if warnings else 'no problem was found'}")
+    for warning in warnings:
+        print(printable(f"WARNING: {warning}"))
+    if problems:
+        raise ConfigError(*problems)
+
+
+def _tokens(plan: "Plan") -> float:
+    return plan.run.batch_size * plan.run.optim.steps * plan.shards.mean_length
+
+
+def _flops(plan: "Plan") -> float:
+    seq_length, vocab_size = plan.shards.manifest.seq_length, plan.shards.manifest.vocab_size
+    per_token = flops_per_token(plan.run.model, plan.run.objective, vocab_size, seq_length)
+    return per_token * plan.run.batch_size * plan.run.optim.steps * seq_length  # padding is computed too
+
+
+def _size(plan: "Plan", parameters: int) -> Iterator[str]:
+    yield f"size        {parameters / 1e6:.1f} M parameters; {_tokens(plan):.3g} word pieces, {_flops(plan):.3g} FLOPs"
+
+
+def _memory(plan: "Plan", parameters: int) -> Iterator[str]:
+    memory = memory_of(plan, parameters)
+    parts = ", ".join(f"{name} {value / GIB:.2f}" for name, value in memory._asdict().items())
+    yield f"memory      {memory.total / GIB:.1f} GiB a process at most: {parts} (estimated)"
+
+
+def _days(plan: "Plan") -> float:
+    return _flops(plan) / (SPEEDS[precision_of(plan.deepspeed)].flops * plan.world_size) / DAY
+
+
+def _time(plan: "Plan") -> Iterator[str]:
+    precision = precision_of(plan.deepspeed)
+    speed = SPEEDS[precision]
+    machine = f"{plan.world_size} {speed.gpu} in {precision}"
+    yield f"time        {_days(plan):.2f} days on {machine}, if each reaches {speed.source}"
+    if precision == "fp16" and not torch.cuda.is_available():
+        yield "note        fp16 needs GPUs: this machine has none and would refuse to start this run itself"
+
+
+def _ranks(slots: Slots, found: Mapping[str, str]) -> Iterator[str]:
+    first = 0
+    for host, count in slots.items():
+        ranks = f"ranks {first} to {first + count - 1}" if count > 1 else f"rank {first}"
+        yield f"host        {host}: {ranks}; {found[host]}"
+        first += count
+
+
+def _command(hostfile: Path | None) -> str:
+    """That starts what was checked; with the hostfile among the options each rank compares it once more."""
+    options = [part for part in sys.argv[1:] if part != "--dry_run"]
+    return shlex.join(["deepspeed", *(["--hostfile", str(hostfile)] if hostfile else []), "pretrain/run.py", *options])
+
+
+def _disk(plan: "Plan", parameters: int) -> Iterator[str]:
+    place, needed = existing_part(plan.folder), disk_needed(plan, parameters)
+    free = shutil.disk_usage(place).free
+    yield f"disk        {needed / GIB:.1f} GiB for checkpoints; {free / GIB:.1f} GiB are free at {place}"

@@ -1,0 +1,178 @@
+"""What a run will need, before it runs: floating-point operations, memory of a GPU, disk, days.
+
+Shape letters: B sequences of a micro-batch, L length, H hidden size, A heads, V vocabulary, K masked positions.
+"""
+
+import os
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from data_prep.masking import masked_count
+from foundation.config import ConfigError
+from pretrain.config import RunConfig
+from pretrain.method.objectives import ObjectiveConfig
+from pretrain.model.config import ModelConfig
+from pretrain.model.encoder import EncoderConfig
+
+FORWARD_AND_BACKWARD = 3
+"""A matrix product's gradient takes two more of its size."""
+MASTER_BYTES, MOMENTS_BYTES = 4, 8
+"""A parameter in fp32, and Adam's two moments of it."""
+SCORES_COPIES = 4
+"""Scores over the vocabulary in fp32 held at once: themselves, their logarithms, and a gradient of each."""
+LEAST_ELEMENT = 2
+"""Bytes of a number between layers, in the narrowest precision."""
+GIB = 2**30
+LARGEST_GPU = 1024 * GIB
+"""More than any GPU has."""
+
+
+class Speed(NamedTuple):
+    """What one GPU has been seen to reach in the matrix products of such a run."""
+
+    gpu: str
+    flops: float
+    """A second."""
+    source: str
+    memory: float
+    """Bytes of its largest kind."""
+
+
+SPEEDS = {
+    "fp16": Speed(
+        "V100", 32.8e12, "26% of 125 TFLOP/s: NVIDIA's ELECTRA-base at length 512, 96 sequences/s a V100", 32 * GIB
+    ),
+    "bf16": Speed(
+        "A100", 58.5e12, "19% of 312 TFLOP/s: NVIDIA's ELECTRA-base at length 512, 171 sequences/s an A100", 80 * GIB
+    ),
+    "fp32": Speed(
+        "V100", 3.3e12, "21% of 15.7 TFLOP/s: google-research/electra's small model, 4 days on a V100", 32 * GIB
+    ),
+}
+"""DeepLearningExamples, TensorFlow2 ELECTRA, pre-training performance; google-research/electra's README. Their rates
+times the operations counted here."""
+
+
+def flops_per_token(model: ModelConfig, objective: ObjectiveConfig, vocab_size: int, length: int) -> float:
+    """Operations of a training step for each word piece: matrix products and attention, forward and backward.
+
+    Heads over the vocabulary see masked positions alone; that of HP_Loss samples without a gradient.
+    """
+    generator, discriminator = model.generator(vocab_size), model.discriminator(vocab_size)
+    masked = masked_count(length) / length
+    if objective.name == "mlm":
+        forward = _encoder_flops(discriminator, length) + masked * _vocabulary_head_flops(discriminator)
+        return FORWARD_AND_BACKWARD * float(forward)
+    forward = _encoder_flops(generator, length) + _encoder_flops(discriminator, length)
+    head = masked * _vocabulary_head_flops(generator)
+    sampling_head = {"hp_loss": head, "hp_dist": FORWARD_AND_BACKWARD * head}.get(objective.name, 0.0)
+    return float(FORWARD_AND_BACKWARD * (forward + head) + sampling_head)
+
+
+def _encoder_flops(config: EncoderConfig, length: int) -> float:
+    hidden = config.hidden_size
+    layer = 4 * hidden * hidden + 2 * hidden * config.intermediate_size
+    projection = config.embedding_size * hidden if config.embedding_size != hidden else 0
+    return 2 * (config.num_hidden_layers * (layer + 2 * length * hidden) + projection)
+
+
+def _vocabulary_head_flops(config: EncoderConfig) -> float:
+    return 2 * config.embedding_size * (config.vocab_size + config.hidden_size)
+
+
+def precision_of(deepspeed: Mapping[str, Any]) -> str:
+    """fp16, bf16 or fp32."""
+    return next((name for name in ("fp16", "bf16") if deepspeed.get(name, {}).get("enabled")), "fp32")
+
+
+class Memory(NamedTuple):
+    """Bytes of one GPU, by what holds them."""
+
+    weights: float
+    gradients: float
+    optimizer: float
+    activations: float
+
+    @property
+    def total(self) -> float:
+        return sum(self)
+
+
+def memory_per_gpu(
+    deepspeed: Mapping[str, Any], world_size: int, parameters: int, model: ModelConfig, vocab_size: int, length: int
+) -> Memory:
+    """An estimate from above: states as Rajbhandari et al. 2020 (ZeRO) count them, activations by `_activations`."""
+    zero = deepspeed["zero_optimization"]
+    stage, precision = zero["stage"], precision_of(deepspeed)
+    element = 4 if precision == "fp32" else 2
+    share = {level: 1 / world_size if stage >= level else 1.0 for level in (1, 2, 3)}
+    offloaded = zero.get("offload_optimizer", {}).get("device") == "cpu"
+    master = MASTER_BYTES if stage else 0  # the weights themselves at stage 0, which is fp32
+    return Memory(
+        weights=parameters * element * share[3],
+        gradients=parameters * element * share[2],
+        optimizer=0.0 if offloaded else parameters * (master + MOMENTS_BYTES) * share[1],
+        activations=_activations(deepspeed["train_micro_batch_size_per_gpu"], model, vocab_size, length, element),
+    )
+
+
+def _activations(batch: int, model: ModelConfig, vocab_size: int, length: int, element: int) -> float:
+    """Kept for the backward pass: Korthikanti et al. 2022, equation 2, a layer, and the scores over the vocabulary."""
+    total = 0.0
+    for encoder in (model.generator(vocab_size), model.discriminator(vocab_size)):
+        hidden, heads = encoder.hidden_size, encoder.num_attention_heads
+        per_layer = length * batch * (34 * hidden + 5 * heads * length) * element / 2
+        total += encoder.num_hidden_layers * per_layer
+    return total + SCORES_COPIES * 4 * batch * float(masked_count(length)) * vocab_size
+
+
+def require_memory(run: RunConfig, micro_batch_size: int, vocab_size: int, length: int, on_gpu: bool) -> None:
+    """Refuses a run that this machine cannot even begin, before anything of it is allocated.
+
+    Both are bounds from below: the largest matrices, which each process builds in fp32 on its host, and what enters the
+    layers of one encoder, which is kept for the backward pass whatever is computed again.
+
+    Raises:
+        ConfigError: more than there is.
+    """
+    here = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    weights = MASTER_BYTES * least_parameters(run, vocab_size)
+    if weights > here:
+        raise ConfigError(
+            f"model: got {run.model}, expected one whose weights fit this machine's {here / GIB:,.0f} GiB of memory,"
+            f" not {weights / GIB:,.0f} GiB or more; choose fewer layers or smaller sizes"
+        )
+    room = LARGEST_GPU if on_gpu else here
+    kept = LEAST_ELEMENT * micro_batch_size * length * run.model.layers * run.model.hidden_size
+    if kept > room:
+        raise ConfigError(
+            f"batch_size: got {run.batch_size}, of which a process holds {micro_batch_size} sequences at once, expected"
+            f" what fits {room / GIB:,.0f} GiB, not {kept / GIB:,.0f} GiB or more; set train_micro_batch_size_per_gpu"
+            " in the DeepSpeed file lower, as ds_configs/*_accumulate.json do"
+        )
+
+
+def least_parameters(run: RunConfig, vocab_size: int) -> int:
+    """Elements of the large matrices alone: no more than all parameters, and known before any is made."""
+    encoders = [run.model.discriminator(vocab_size)]
+    if run.objective.name != "mlm":
+        encoders.append(run.model.generator(vocab_size))
+    layers = [4 * encoder.hidden_size**2 + 2 * encoder.hidden_size * encoder.intermediate_size for encoder in encoders]
+    return run.model.layers * sum(layers) + (vocab_size + run.model.max_positions) * run.model.embedding_size
+
+
+def checkpoint_bytes(parameters: int) -> int:
+    """Weights and moments in fp32."""
+    return parameters * (MASTER_BYTES + MOMENTS_BYTES)
+
+
+def least_traffic(stage: int, parameters: int, element: int, world_size: int, micro_batches: int = 1) -> float:
+    """Bytes that each of `world_size` ranks sends in a step of `micro_batches` of its own, at the least.
+
+    A tensor takes (n - 1) / n of its bytes to be summed into parts (reduce-scatter), the same to be gathered from them,
+    and both to be summed for all (Rajbhandari et al. 2020, section 7). Stage 0 sums gradients for all, the others sum
+    them into parts, stages 2 and 3 in every micro-batch, and gather new weights: stage 3 before the first forward,
+    where they stay until the update, as they do in models this small (`stage3_max_live_parameters`).
+    """
+    sums = micro_batches if stage >= 2 else 1
+    return (sums + 1) * parameters * element * (world_size - 1) / world_size

@@ -1,0 +1,76 @@
+"""The model of a run: with its initial weights, or with those of its newest checkpoint."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from foundation.config import ConfigError
+from pretrain.engine.checkpoint import Checkpoint, load_weights, newest_valid
+from pretrain.huggingface.init_from import find_pair, load_pair
+from pretrain.method.electra import Electra
+from pretrain.method.masked_lm import MaskedLM
+from pretrain.model.encoder import Layer
+from pretrain.training.run_folder import CHECKPOINTS, RunDescription, read_run
+
+
+def build_model(description: RunDescription) -> Electra | MaskedLM:
+    """The model of a run's configuration, the same in every process: its fresh weights follow from the seed."""
+    run = description.run
+    torch.manual_seed(run.seed)
+    kind = MaskedLM if run.objective.name == "mlm" else Electra
+    return kind(run.model, run.objective, description.vocab_size, description.mask_token_id)
+
+
+def initial_model(description: RunDescription, say: Callable[[str], None] = print) -> Electra | MaskedLM:
+    """The model a run's first step changes: fresh, or with the weights of the pair it starts from."""
+    model = build_model(description)
+    if description.init_from:
+        assert isinstance(model, Electra)
+        load_pair(model, find_pair(description.init_from), say)
+    return model
+
+
+def empty_model(description: RunDescription) -> Electra | MaskedLM:
+    """The model without weights: of a rank that gets them from the first one.
+
+    To draw base's takes 5 s of a core and twice the memory of the weights that a rank of half precision keeps.
+    """
+    with torch.device("meta"):
+        model = build_model(description)
+    return model.to_empty(device="cpu")
+
+
+def compile_layers(model: torch.nn.Module) -> None:
+    """Has torch.compile fuse each layer of the encoders from its first step on; the same numbers within rounding."""
+    for module in model.modules():
+        if isinstance(module, Layer):
+            module.compile(dynamic=False)
+
+
+def load_trained(folder: Path) -> tuple[Electra | MaskedLM, int]:
+    """The model of a run folder in fp32 on the CPU, and the step its newest whole checkpoint was written at.
+
+    Raises:
+        ConfigError: not a run folder, or no whole checkpoint in it.
+    """
+    description = read_run(folder)
+    checkpoint = newest_valid(folder / CHECKPOINTS)
+    if checkpoint is None:
+        raise ConfigError(f"run: {folder} has no whole checkpoint yet; train on, or name another run")
+    return load_checkpoint(description, checkpoint), checkpoint.step
+
+
+def load_checkpoint(description: RunDescription, checkpoint: Checkpoint) -> Electra | MaskedLM:
+    """The run's model with the weights of this checkpoint, in fp32 on the CPU.
+
+    Raises:
+        ConfigError: the weights are another model's.
+    """
+    model = build_model(description)
+    weights = load_weights(checkpoint)  # a shared parameter stands once, under its first name
+    model.load_state_dict(weights, strict=False)
+    missing = {name for name, _ in model.named_parameters()} ^ weights.keys()
+    if missing:
+        raise ConfigError(f"run: weights of {checkpoint.folder} are not this model's, first {min(missing)}")
+    return model

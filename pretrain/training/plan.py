@@ -1,0 +1,156 @@
+"""The plan of a run: the options of its command, and all that one process can check before anything starts."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+
+from pydantic import Field
+
+from data_prep.defaults import SHARDS
+from foundation.command_line import HIDDEN
+from foundation.config import MOST, ConfigError, FileName, StrictConfig
+from pretrain.job.hostfile import read_hostfile
+from pretrain.job.launcher import number_of
+
+if TYPE_CHECKING:
+    from pretrain.config import RunConfig
+    from pretrain.data.shards import Shards
+    from pretrain.training.run_folder import RunDescription
+
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+class RunOptions(StrictConfig):
+    """The command line of a pre-training run."""
+
+    preset: Literal["tiny", "small", "base"] = "base"
+    """sizes and schedule, from the paper"""
+    data: tuple[Path, ...] = (SHARDS,)
+    """shards written by build_shards.py; several mix"""
+    data_weights: tuple[float, ...] = ()
+    """share of each (by its number of sequences)"""
+    output: Path | None = None
+    """run folder (runs/PRESET)"""
+    objective: Literal["hp_loss", "hp_dist", "electra", "mlm"] | None = None
+    """what is trained (hp_loss)"""
+    row: str | None = None
+    """a row of the paper's tables, such as 'HP_Loss lambda1=10', in place of an objective"""
+    init_from: tuple[FileName, ...] = ()
+    """start from this generator and discriminator, or one exported folder"""
+    deepspeed_config: Path | None = None
+    """speed and memory (the preset's, of ds_configs/)"""
+    set: tuple[str, ...] = ()
+    """overrides, such as optim.lr=2e-4 seed=1"""
+    hostfile: Path | None = None
+    """the launcher's, for --dry_run; in training it is compared with what was launched"""
+    compile: bool = False
+    """fuse each layer with torch.compile: for GPUs; half a minute at every start, and slower on a CPU"""
+    hang_timeout: float = Field(default=600, ge=1, le=MOST)
+    """seconds without progress after which the job ends"""
+    dry_run: bool = False
+    """check everything, print the plan, start nothing"""
+    local_rank: Annotated[int, HIDDEN] = 0
+    """given by the launcher; the environment says the same"""
+
+
+class Plan(NamedTuple):
+    """A run, checked as far as one process can, before anything is started."""
+
+    run: "RunConfig"
+    shards: "Shards"
+    held_out: "Shards | None"
+    description: "RunDescription"
+    deepspeed: dict[str, Any]
+    folder: Path
+    world_size: int
+
+    def __str__(self) -> str:
+        sequences = self.run.batch_size * self.run.optim.steps
+        return "\n".join(
+            (
+                f"run folder  {self.folder}",
+                f"objective   {self.run.objective}",
+                f"model       {self.run.model}",
+                *(
+                    f"data        {folder}: {size:,} sequences, {share:.1%} of the samples,"
+                    f" {sequences * share / size:,.2f} epochs"
+                    for folder, size, share in self.shards.mixture
+                ),
+                f"training    {self.run.optim.steps:,} steps of {self.run.batch_size} sequences,"
+                f" {sequences * self.shards.mean_length:.3g} tokens: {self.shards.mean_length:.1f} a sequence",
+                f"processes   {self.world_size}, each {self.deepspeed['train_micro_batch_size_per_gpu']} sequences"
+                f" x {self.deepspeed['gradient_accumulation_steps']} micro-batches a step",
+            )
+        )
+
+
+def make_plan(options: RunOptions) -> Plan:
+    """Reads and checks configuration, data and run folder.
+
+    Raises:
+        ConfigError: everything a user can have wrong, before the first process group exists.
+    """
+    import torch
+
+    from foundation.files import require_folder
+    from pretrain.data.shards import open_held_out, open_shards
+    from pretrain.engine.deepspeed_config import resolve
+    from pretrain.huggingface.init_from import find_pair, require_fit
+    from pretrain.presets import preset
+    from pretrain.training.estimates import require_memory
+    from pretrain.training.run_folder import describe, require_same_run
+
+    run = choose_run(options)
+    shards = open_shards(*options.data, weights=options.data_weights)
+    if shards.manifest.seq_length > run.model.max_positions:
+        raise ConfigError(
+            f"model.max_positions: got {run.model.max_positions}, but the sequences of {options.data[0]} are"
+            f" {shards.manifest.seq_length} long; use --set model.max_positions={shards.manifest.seq_length}"
+        )
+    world_size = planned_processes(options)
+    on_gpu = options.dry_run or torch.cuda.is_available()  # dry: for other machines
+    deepspeed = resolve(
+        options.deepspeed_config or REPOSITORY / preset(options.preset).deepspeed_config,
+        batch_size=run.batch_size,
+        world_size=world_size,
+        device_type="cuda" if on_gpu else "cpu",
+        optim=run.optim,
+    )
+    micro_batch_size, manifest = deepspeed["train_micro_batch_size_per_gpu"], shards.manifest
+    require_memory(run, micro_batch_size, manifest.vocab_size, manifest.seq_length, on_gpu)
+    if options.init_from:
+        require_fit(find_pair(options.init_from), run.model, shards.manifest.vocab_size, options.data[0] / "tokenizer")
+    folder = options.output or Path("runs") / options.preset
+    require_folder(folder)
+    description = describe(run, shards, options.data_weights, options.init_from)
+    require_same_run(folder, description)
+    return Plan(run, shards, open_held_out(*options.data), description, deepspeed, folder, world_size)
+
+
+def launched_processes() -> int:
+    return number_of("WORLD_SIZE", "1")
+
+
+def planned_processes(options: RunOptions) -> int:
+    """The processes of the job; a dry run plans for the hostfile's."""
+    if options.dry_run and options.hostfile:
+        return sum(read_hostfile(options.hostfile).values())
+    return launched_processes()
+
+
+def choose_run(options: RunOptions) -> "RunConfig":
+    """The preset, with the objective's or the row's weights, the initial pair's sizes and the overrides applied."""
+    from pretrain.config import with_overrides
+    from pretrain.huggingface.init_from import find_pair, with_sizes_of
+    from pretrain.presets import preset, with_objective, with_row
+
+    run = preset(options.preset).run
+    if options.objective is not None and options.row is not None:
+        raise ConfigError(f"row: got {options.row!r} with --objective, which it decides; give one of them")
+    if options.row is not None:
+        run = with_row(run, options.row)
+    if options.objective is not None:
+        run = with_objective(run, options.objective)
+    if options.init_from:
+        run = with_sizes_of(run, find_pair(options.init_from))
+    return with_overrides(run, options.set)

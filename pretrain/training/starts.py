@@ -1,0 +1,65 @@
+"""What each start of a run ran on: RUN/starts.jsonl, one record a start."""
+
+import json
+import os
+import platform
+import socket
+import subprocess
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pretrain.engine.engine import Engine
+
+STARTS = "starts.jsonl"
+REPOSITORY = Path(__file__).resolve().parents[2]
+PREFIXES = ("CUDA_", "NCCL_", "TORCH_", "DS_", "OMP_", "SLURM_JOB", "MASTER_", "PYTORCH_")
+"""Of the environment, what can change speed, memory or results."""
+
+
+def record_start(
+    folder: Path, engine: Engine, step: int, matrix_peak: float, seconds: Mapping[str, Sequence[float]]
+) -> None:
+    """Adds this start, from `step` on, to the run folder, with the seconds of its phases on every rank.
+
+    For the first rank alone.
+    """
+    record = _describe(engine, step, matrix_peak) | {"start_seconds": seconds}
+    with (folder / STARTS).open("a") as file:
+        file.write(json.dumps(record) + "\n")
+
+
+def _describe(engine: Engine, step: int, matrix_peak: float) -> dict[str, Any]:
+    cuda = engine.device.type == "cuda"
+    return {
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "step": step,
+        "processes": engine.world.world_size,
+        "first_host": socket.gethostname(),
+        "device": torch.cuda.get_device_name(engine.device) if cuda else platform.processor() or platform.machine(),
+        "precision": str(engine.dtype).removeprefix("torch."),
+        "zero_stage": engine.stage,
+        "micro_batch_size": engine.micro_batch_size,
+        "accumulation_steps": engine.accumulation_steps,
+        "matrix_peak_tflops": matrix_peak / 1e12,
+        "code": code_version(),
+        "cuda": torch.version.cuda,
+        "environment": {key: value for key, value in sorted(os.environ.items()) if key.startswith(PREFIXES)},
+    }
+
+
+def code_version(repository: Path = REPOSITORY) -> str | None:
+    """The commit this code is of, with "+ changes" where files differ from it; `None` outside a repository."""
+    answers = []
+    for question in (("rev-parse", "HEAD"), ("status", "--porcelain", "--untracked-files=no")):
+        try:
+            asked = subprocess.run(["git", "-C", repository, *question], capture_output=True, text=True, timeout=10)
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        if asked.returncode:
+            return None
+        answers.append(asked.stdout.strip())
+    return answers[0] + (" + changes" if answers[1] else "")

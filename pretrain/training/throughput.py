@@ -1,0 +1,86 @@
+"""How fast a run goes, against what the machine's matrix products reach, and how far it has come in its data."""
+
+import time
+from typing import Any
+
+import torch
+
+from pretrain.config import RunConfig
+from pretrain.data.shards import Shards
+from pretrain.engine.engine import Engine
+from pretrain.model.linear import linear
+from pretrain.training.estimates import flops_per_token
+
+LARGEST = 8192
+"""Rows of the largest product tried: beyond it no GPU gets faster."""
+LONG_ENOUGH = 0.04
+"""Seconds a product takes before a larger one is not tried: five of them keep a start waiting for 0.2 s."""
+REPEATS = 3
+DAY = 86_400
+
+
+def matrix_peak(engine: Engine) -> float:
+    """Operations a second that square products in the run's precision reach, all ranks at once. Collective.
+
+    By the library that the model's own products use.
+    """
+    size, seconds = 256, 0.0
+    while seconds < LONG_ENOUGH and size < LARGEST:
+        size *= 2
+        seconds = _seconds_of_product(size, engine)
+    fastest = min([seconds, *(_seconds_of_product(size, engine) for _ in range(REPEATS - 1))])
+    own = torch.tensor(2 * size**3 / fastest, dtype=torch.float64, device=engine.device)
+    return engine.sum_over_ranks(own).item()
+
+
+def _seconds_of_product(size: int, engine: Engine) -> float:
+    random = torch.Generator(engine.device).manual_seed(0)  # of its own: a run's randomness is not touched
+    left = torch.rand(size, size, generator=random, device=engine.device).to(engine.dtype)
+    _wait_for(left)
+    started = time.perf_counter()
+    _wait_for(linear(left, left))
+    return time.perf_counter() - started
+
+
+def _wait_for(tensor: torch.Tensor) -> None:
+    if tensor.device.type == "cuda":
+        torch.cuda.synchronize(tensor.device)
+
+
+class Throughput:
+    """What a log line says of speed, and of the work done so far."""
+
+    def __init__(self, run: RunConfig, shards: Shards, step: int, peak: float) -> None:
+        """A run that starts or resumes at `step`; `peak`: operations a second, of all ranks."""
+        manifest = shards.manifest
+        self.flops_per_token = flops_per_token(run.model, run.objective, manifest.vocab_size, manifest.seq_length)
+        self._tokens_per_step = run.batch_size * shards.mean_length
+        self._batch_size, self._step, self._peak = run.batch_size, step, peak
+        self._steps = run.optim.steps
+        self._mixture = shards.mixture
+
+    @property
+    def fewest_days(self) -> float:
+        """What the steps that are left take where all operations are as fast as square products."""
+        return (self._steps - self._step) * self._tokens_per_step * self.flops_per_token / self._peak / DAY
+
+    def end(self, step: int, tokens: float, tokens_per_second: float) -> dict[str, Any]:
+        """Of the interval that ends after `step`, and since the run's first step; the next one begins.
+
+        Operations are those of the word pieces, without padding.
+        """
+        steps, self._step = step - self._step, step
+        flops = tokens_per_second * self.flops_per_token
+        return {
+            "samples_per_second": steps * self._batch_size * tokens_per_second / tokens,
+            "tflops": flops / 1e12,
+            "peak_share": flops / self._peak,
+            "tokens_so_far": round(step * self._tokens_per_step),
+            "flops_so_far": step * self._tokens_per_step * self.flops_per_token,
+            **self._epochs(step),
+        }
+
+    def _epochs(self, step: int) -> dict[str, Any]:
+        """How often the data has been gone through; of folders that mix the most, and each in the order given."""
+        epochs = [step * self._batch_size * share / size for _, size, share in self._mixture]
+        return {"epoch": max(epochs), **({"epoch_of_folder": epochs} if len(epochs) > 1 else {})}

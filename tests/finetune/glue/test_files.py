@@ -1,0 +1,328 @@
+"""finetune/glue/files.py: GLUE's files are read as they are, and mistakes in them are named by line."""
+
+import json
+import math
+import shutil
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from finetune.glue.files import load_task, missing_from, read_file, read_unseen
+from finetune.glue.tasks import AX, TASKS
+from finetune.tokens.examples import Example
+from foundation.config import ConfigError
+
+# One training row of each task in the official layout: header, row, what it must become.
+LAYOUTS = {
+    "CoLA": (None, "gj04\t0\t*\tThey caused him to become.", Example(("They caused him to become.",), 0.0)),
+    "SST-2": ("sentence\tlabel", "a charming journey . \t1", Example(("a charming journey . ",), 1.0)),
+    "MRPC": (
+        "\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String",
+        '1\t13\t14\tHe called it "big.\t"It is big," he said.',
+        Example(('He called it "big.', '"It is big," he said.'), 1.0),
+    ),
+    "STS-B": (
+        "index\tgenre\tfilename\tyear\told_index\tsource1\tsource2\tsentence1\tsentence2\tscore",
+        "2\tnews\tMSRpar\t2012test\t0003\tnone\tnone\tA man plays.\tSomeone plays.\t3.750",
+        Example(("A man plays.", "Someone plays."), 0.75),
+    ),
+    "QQP": (
+        "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate",
+        "0\t1\t2\tWhy?\tHow come?\t1",
+        Example(("Why?", "How come?"), 1.0),
+    ),
+    "MNLI": (
+        "index\tpromptID\tpairID\tgenre\tsentence1_binary_parse\tsentence2_binary_parse\tsentence1_parse"
+        "\tsentence2_parse\tsentence1\tsentence2\tlabel1\tgold_label",
+        "0\t1\t1n\tfiction\t( A )\t( B )\t(R A)\t(R B)\tIt rained.\tIt was dry.\tneutral\tcontradiction",
+        Example(("It rained.", "It was dry."), 2.0),
+    ),
+    "QNLI": (
+        "index\tquestion\tsentence\tlabel",
+        "0\tWhen?\tIn 1998.\tnot_entailment",
+        Example(("When?", "In 1998."), 1.0),
+    ),
+    "RTE": (
+        "index\tsentence1\tsentence2\tlabel",
+        "0\tHe died.\tHe lives.\tnot_entailment",
+        Example(("He died.", "He lives."), 1.0),
+    ),
+    "WNLI": (
+        "index\tsentence1\tsentence2\tlabel",
+        "0\tIt fits.\tThe box fits.\t1",
+        Example(("It fits.", "The box fits."), 1.0),
+    ),
+}
+
+# Rows and label shares of the real files, as `wc` and `cut | sort | uniq -c` count them.
+REAL_ROWS = {
+    "CoLA": (8_551, 1_043),
+    "SST-2": (67_349, 872),
+    "MRPC": (3_668, 408),
+    "STS-B": (5_749, 1_500),
+    "RTE": (2_490, 277),
+}
+
+
+def write(path: Path, *lines: str | None) -> Path:
+    path.write_text("".join(f"{line}\n" for line in lines if line is not None), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_every_task_is_read_in_its_official_layout(name: str, tmp_path: Path) -> None:
+    header, row, expected = LAYOUTS[name]
+    assert read_file(write(tmp_path / "train.tsv", header, row), TASKS[name], {}) == [expected]
+
+
+def test_the_dev_files_of_mnli_with_their_extra_columns_are_read(tmp_path: Path) -> None:
+    header, row, expected = LAYOUTS["MNLI"]
+    folder = tmp_path / "MNLI"
+    folder.mkdir()
+    write(folder / "train.tsv", header, row)
+    for split in ("dev_matched", "dev_mismatched"):
+        columns = header.replace("label1", "label1\tlabel2\tlabel3\tlabel4\tlabel5")
+        write(folder / f"{split}.tsv", columns, row.replace("\tneutral\t", "\tneutral\tx\tx\tx\tx\t"))
+    data = load_task(TASKS["MNLI"], str(tmp_path))
+    assert data.train == [expected]
+    assert data.dev == {"dev_matched": [expected], "dev_mismatched": [expected]}
+
+
+@pytest.mark.parametrize("name", REAL_ROWS)
+def test_no_row_of_the_real_files_is_lost_or_joined(name: str, shared_data: Path) -> None:
+    data = load_task(TASKS[name], str(shared_data / "glue"), tests=True)
+    assert not data.left_out
+    assert (len(data.train), len(data.dev["dev"])) == REAL_ROWS[name]
+    assert len(data.train) == TASKS[name].official_examples
+    assert all(text.strip() for example in data.train for text in example.texts)
+
+
+def test_the_real_files_of_qnli_are_read_whole_without_a_training_file(shared_data: Path) -> None:
+    folder, left_out = shared_data / "glue" / "QNLI", dict[str, int]()
+    assert len(read_file(folder / "dev.tsv", TASKS["QNLI"], left_out)) == 5_463
+    assert len(read_unseen([folder / "test.tsv"], TASKS["QNLI"], left_out).examples) == 5_463
+    assert not left_out
+
+
+def test_quotation_marks_of_real_mrpc_stay_text(shared_data: Path) -> None:
+    first = load_task(TASKS["MRPC"], str(shared_data / "glue")).train[0]
+    assert first.texts[0].startswith('Amrozi accused his brother, whom he called "the witness"')
+    assert first.target == 1.0
+
+
+def test_a_line_separator_inside_a_sentence_does_not_end_the_row(tmp_path: Path) -> None:
+    path = write(tmp_path / "train.tsv", "sentence\tlabel", "one\u2028two\x85three\t1")
+    assert read_file(path, TASKS["SST-2"], {}) == [Example(("one\u2028two\x85three",), 1.0)]
+
+
+@pytest.mark.parametrize("score", ["5.001", "-1", "high", "nan"])
+def test_a_score_outside_its_range_is_refused(score: str, tmp_path: Path) -> None:
+    header, row, _ = LAYOUTS["STS-B"]
+    path = write(tmp_path / "train.tsv", header, row.replace("3.750", score))
+    with pytest.raises(ConfigError, match=r"line 2: score .*expected a number from 0 to 5"):
+        read_file(path, TASKS["STS-B"], {})
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "no examples"),
+        (b"sentence\tlabel\n", "no examples"),
+        (b"text\tlabel\na\t1\n", "no column 'sentence'"),
+        (b"\xff\xfe\n", "cannot read"),
+    ],
+)
+def test_a_file_that_is_not_the_tasks_is_refused(content: bytes, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "train.tsv"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=message):
+        read_file(path, TASKS["SST-2"], {})
+
+
+def test_a_missing_folder_or_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no folder .*RTE"):
+        load_task(TASKS["RTE"], str(tmp_path))
+    (tmp_path / "RTE").mkdir()
+    with pytest.raises(ConfigError, match=r"cannot read .*train\.tsv"):
+        load_task(TASKS["RTE"], str(tmp_path))
+
+
+ROWS = [{"premise": "It rained.", "hypothesis": "It was dry.", "label": 2, "idx": 0}]
+
+
+def write_parquet(path: Path, rows: list[dict]) -> None:
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+
+
+def test_json_lines_and_parquet_hold_the_same_examples_under_the_names_of_either(tmp_path: Path) -> None:
+    folder = tmp_path / "MNLI"
+    folder.mkdir()
+    (folder / "train.jsonl").write_text(json.dumps(ROWS[0]) + "\n")
+    official = {"sentence1": "It rained.", "sentence2": "It was dry.", "gold_label": "contradiction"}
+    write_parquet(folder / "dev_matched.parquet", [official])
+    for part in range(2):
+        write_parquet(folder / f"validation_mismatched-0000{part}-of-00002.parquet", ROWS)
+    data = load_task(TASKS["MNLI"], str(tmp_path))
+    expected = LAYOUTS["MNLI"][2]
+    assert data.train == data.dev["dev_matched"] == [expected]
+    assert data.dev["dev_mismatched"] == [expected] * 2
+
+
+def test_malformed_json_lines_are_named(tmp_path: Path) -> None:
+    path = write(tmp_path / "train.jsonl", json.dumps(ROWS[0]), "{", "[1]", '{"premise": "a"}', '{"premise": 1}')
+    with pytest.raises(ConfigError) as caught:
+        read_file(path, TASKS["MNLI"], {})
+    assert [problem.split(", line ")[1][0] for problem in caught.value.problems[:4]] == ["2", "3", "4", "5"]
+    junk = tmp_path / "train.parquet"
+    junk.write_bytes(b"junk")
+    with pytest.raises(ConfigError, match=r"cannot read .*train\.parquet"):
+        read_file(junk, TASKS["MNLI"], {})
+
+
+UNSEEN_LAYOUTS = {
+    "CoLA": ("index\tsentence", "4\tThey left."),
+    "SST-2": ("index\tsentence", "4\tcharming"),
+    "MRPC": ("index\t#1 ID\t#2 ID\t#1 String\t#2 String", "4\t1\t2\tA.\tB."),
+    "STS-B": ("index\tgenre\tsentence1\tsentence2", "4\tnews\tA.\tB."),
+    "QQP": ("id\tquestion1\tquestion2", "4\tWhy?\tHow?"),
+    "MNLI": ("index\tpromptID\tsentence1\tsentence2", "4\t9\tA.\tB."),
+    "QNLI": ("index\tquestion\tsentence", "4\tWhen?\tThen."),
+    "RTE": ("index\tsentence1\tsentence2", "4\tA.\tB."),
+    "WNLI": ("index\tsentence1\tsentence2", "4\tA.\tB."),
+}
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_every_test_set_is_read_in_its_official_layout(name: str, tmp_path: Path) -> None:
+    task, (header, row, _) = TASKS[name], LAYOUTS[name]
+    folder = tmp_path / name
+    folder.mkdir()
+    for split in ("train", *task.dev_splits):
+        write(folder / f"{split}.tsv", header, row)
+    for split in task.test_files:
+        write(folder / f"{split}.tsv", *UNSEEN_LAYOUTS[name])
+    assert load_task(task, str(tmp_path)).tests == {}
+    tests = load_task(task, str(tmp_path), tests=True).tests
+    assert list(tests) == list(task.test_files.values())
+    for found in tests.values():
+        assert found.indices == ["4"]
+        assert found.examples[0].texts == tuple(UNSEEN_LAYOUTS[name][1].split("\t")[-len(task.text_columns) :])
+        assert math.isnan(found.examples[0].target)
+
+
+@pytest.mark.parametrize("place", ["AX/diagnostic", "diagnostic/diagnostic", "MNLI/diagnostic"])
+def test_mnli_brings_the_diagnostic_set_wherever_it_lies(place: str, tmp_path: Path) -> None:
+    header, row, _ = LAYOUTS["MNLI"]
+    (tmp_path / "MNLI").mkdir()
+    for split in ("train", "dev_matched", "dev_mismatched"):
+        write(tmp_path / "MNLI" / f"{split}.tsv", header, row)
+    path = tmp_path / f"{place}.tsv"
+    path.parent.mkdir(exist_ok=True)
+    write(path, "index\tsentence1\tsentence2", "0\tA.\tB.")
+    tests = load_task(TASKS["MNLI"], str(tmp_path), tests=True).tests
+    assert list(tests) == ["AX.tsv"]
+    assert math.isnan(tests["AX.tsv"].examples[0].target)
+    columns = "Lexical Semantics\tPredicate-Argument Structure\tLogic\tKnowledge\tDomain\tPremise\tHypothesis\tLabel"
+    write(tmp_path / f"{place}-full.tsv", columns, "\t\tNegation\t\tNews\tA.\tB.\tentailment")
+    full = load_task(TASKS["MNLI"], str(tmp_path), tests=True).tests["AX.tsv"]
+    assert (full.task, full.indices, full.examples) == (AX, ["0"], [Example(("A.", "B."), 0.0)])
+
+
+def test_a_test_set_in_parts_is_counted_through(tmp_path: Path) -> None:
+    paths = [tmp_path / f"test-0000{part}-of-00002.parquet" for part in range(2)]
+    for path in paths:
+        write_parquet(path, [{"sentence": "a", "label": -1}] * 2)
+    assert read_unseen(paths, TASKS["CoLA"], {}).indices == ["0", "1", "2", "3"]
+
+
+def test_a_row_left_out_of_a_test_set_keeps_its_number(tmp_path: Path) -> None:
+    rows = ({"sentence": "a"}, {"sentence": None}, *[{"sentence": "b"}] * 998)
+    paths = [write(tmp_path / f"test-{part}.jsonl", *map(json.dumps, rows)) for part in range(2)]
+    left_out: dict[str, int] = {}
+    kept = [place for place in range(2_000) if place not in (1, 1_001)]
+    assert read_unseen(paths, TASKS["CoLA"], left_out).indices == list(map(str, kept))
+    assert left_out == {str(path): 1 for path in paths}
+    table = write(tmp_path / "test.tsv", "sentence", "a", "b\tc", *"d" * 998)
+    assert read_unseen([table], TASKS["CoLA"], {}).indices == ["0", *map(str, range(2, 1_000))]
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_the_official_layout_with_a_row_cut_short_is_taken_without_it(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    task, (header, row, expected) = TASKS[name], LAYOUTS[name]
+    folder = tmp_path / name
+    folder.mkdir()
+    for split in ("train", *task.dev_splits):
+        write(folder / f"{split}.tsv", header, *[row] * 999, row.rpartition("\t")[0], *[row] * 999)
+    data = load_task(task, str(tmp_path))
+    assert data.train == [expected] * 1_998
+    assert data.left_out == {str(folder / f"{split}.tsv"): 1 for split in ("train", *task.dev_splits)}
+    assert f"{folder / 'train.tsv'}: 1 malformed rows left out" in capsys.readouterr().out
+
+
+def test_qqp_is_taken_as_it_is_with_the_rows_that_questions_of_several_lines_break(tmp_path: Path) -> None:
+    """The official layout and size, for the file is not here, and such a row as nyu-mll/GLUE-baselines #5 shows."""
+    header, row, expected = LAYOUTS["QQP"]
+    first = '133273\t213221\t213222\t"Was Muhammad a real historical figure?'
+    second = '"\tWas Muhammad a real historical figure? What is the evidence for his existence?\t0'
+    rows, pairs = TASKS["QQP"].official_examples, 11
+    path = tmp_path / "QQP" / "train.tsv"
+    path.parent.mkdir()
+    write(path, header, *[row] * 97_928, *[first, second] * pairs, *[row] * (rows - 97_928))
+    write(path.with_name("dev.tsv"), header, row)
+    data = load_task(TASKS["QQP"], str(tmp_path))
+    assert (len(data.train), set(data.train)) == (rows, {expected})
+    assert data.left_out == {str(path): 2 * pairs}
+
+
+@pytest.mark.parametrize(("name", "other"), [("QQP", "MRPC"), ("RTE", "CoLA"), ("CoLA", "SST-2"), ("QNLI", "RTE")])
+def test_the_file_of_another_task_is_refused_by_name(name: str, other: str, tmp_path: Path) -> None:
+    header, row, _ = LAYOUTS[other]
+    path = write(tmp_path / "train.tsv", header, *[row] * 2_000)
+    with pytest.raises(ConfigError, match=r"train\.tsv: \d+ of \d+ rows are malformed"):
+        read_file(path, TASKS[name], {})
+
+
+def test_microsofts_files_are_divided_as_glue_divides_them(shared_data: Path, tmp_path: Path) -> None:
+    official = load_task(TASKS["MRPC"], str(shared_data / "glue"), tests=True)
+    folder = tmp_path / "MRPC"
+    shutil.copytree(shared_data / "glue" / "MRPC" / "original", folder)
+    rows = [line.split("\t") for line in (shared_data / "glue/MRPC/dev.tsv").read_text("utf-8-sig").splitlines()]
+    (folder / "dev_ids.tsv").write_text("".join(f"{row[1]}\t{row[2]}\n" for row in rows[1:]))
+    data = load_task(TASKS["MRPC"], str(tmp_path), tests=True)
+    assert sorted(data.train) == sorted(official.train)
+    assert sorted(data.dev["dev"]) == sorted(official.dev["dev"])
+    assert data.tests["MRPC.tsv"].indices == official.tests["MRPC.tsv"].indices
+    assert [example.texts for example in data.tests["MRPC.tsv"].examples] == [
+        example.texts for example in official.tests["MRPC.tsv"].examples
+    ]
+
+
+def test_microsofts_files_alone_keep_microsofts_division(
+    shared_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "MRPC").mkdir()
+    shutil.copytree(shared_data / "glue" / "MRPC" / "original", tmp_path / "MRPC" / "original")
+    data = load_task(TASKS["MRPC"], str(tmp_path))
+    assert (len(data.train), len(data.dev["dev"])) == (4_076, 1_725)
+    assert "as Microsoft divides it" in capsys.readouterr().out
+
+
+def test_microsofts_file_without_its_header_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "MRPC").mkdir()
+    path = write(tmp_path / "MRPC" / "msr_paraphrase_train.txt", "1\t7\t8\tA.\tB.", "0\t9\t10\tC.\tD.")
+    with pytest.raises(ConfigError) as caught:
+        load_task(TASKS["MRPC"], str(tmp_path))
+    expected = "expected its header line: Quality, #1 ID, #2 ID, #1 String, #2 String"
+    assert caught.value.problems == (f"data_dir: {path} has no column '#1 ID'; {expected}",)
+
+
+def test_what_a_folder_lacks_is_named(shared_data: Path) -> None:
+    glue = str(shared_data / "glue")
+    assert [name for name, task in TASKS.items() if missing_from(task, glue) is None] == [*REAL_ROWS]
+    assert "no training file in" in str(missing_from(TASKS["QNLI"], glue))
+    assert "no folder" in str(missing_from(TASKS["QQP"], glue))
+    assert missing_from(TASKS["QQP"], "hub") is None

@@ -1,0 +1,76 @@
+"""finetune/glue/heads.py: dropout and one dense layer on [CLS]."""
+
+from typing import Literal
+
+import pytest
+import torch
+import torch.nn.functional as F
+from transformers import ElectraConfig
+from transformers.models.electra.modeling_electra import ElectraClassificationHead
+
+from finetune.glue.heads import SequenceClassifier, example_losses, predictions
+from finetune.tokens.features import Features, collate
+from pretrain.model.encoder import ElectraEncoder, EncoderConfig
+
+FEATURES = Features([[2, 9, 3], [2, 8, 7, 6, 3]], [[0] * 3, [0] * 5], [1.0, 0.0])
+CPU = torch.device("cpu")
+
+
+def model(num_outputs: int, dropout: float = 0.1, head: Literal["electra", "hf"] = "electra") -> SequenceClassifier:
+    torch.manual_seed(0)
+    config = EncoderConfig(
+        vocab_size=10,
+        embedding_size=8,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=8,
+        hidden_dropout_prob=dropout,
+        attention_probs_dropout_prob=dropout,
+    )
+    return SequenceClassifier(ElectraEncoder(config), num_outputs, head)
+
+
+def test_the_output_is_one_dense_layer_of_the_first_hidden_state() -> None:
+    classifier = model(3).eval()
+    batch = collate(FEATURES, [0, 1], 0, CPU)
+    hidden_BLH = classifier.electra(batch.input_ids_BL, batch.attention_mask_BL, batch.token_type_ids_BL)
+    expected_BC = hidden_BLH[:, 0] @ classifier.head.weight.T + classifier.head.bias
+    torch.testing.assert_close(classifier(batch), expected_BC)
+
+
+def test_padding_changes_no_output() -> None:
+    classifier = model(2).eval()
+    together_BC = classifier(collate(FEATURES, [0, 1], 0, CPU))
+    alone_1C = classifier(collate(FEATURES, [0], 0, CPU))
+    torch.testing.assert_close(together_BC[:1], alone_1C, rtol=0, atol=1e-6)
+
+
+def test_hugging_faces_head_is_electras_classification_head() -> None:
+    classifier = model(3, head="hf").eval()
+    reference = ElectraClassificationHead(ElectraConfig(hidden_size=16, num_labels=3)).eval()
+    reference.load_state_dict(classifier.head.state_dict())
+    batch = collate(FEATURES, [0, 1], 0, CPU)
+    hidden_BLH = classifier.electra(batch.input_ids_BL, batch.attention_mask_BL, batch.token_type_ids_BL)
+    torch.testing.assert_close(classifier(batch), reference(hidden_BLH))
+
+
+@pytest.mark.parametrize("head", ["electra", "hf"])
+def test_the_head_drops_out_in_training_only(head: Literal["electra", "hf"]) -> None:
+    classifier = model(2, dropout=0.5, head=head)
+    batch = collate(FEATURES, [0, 1], 0, CPU)
+    assert not torch.equal(classifier.train()(batch), classifier(batch))
+    assert torch.equal(classifier.eval()(batch), classifier(batch))
+
+
+def test_several_outputs_are_classes_and_one_is_a_score() -> None:
+    output_BC = torch.tensor([[0.2, 1.5, -0.3], [2.0, 0.0, 0.1]])
+    target_B = torch.tensor([1.0, 2.0])
+    torch.testing.assert_close(
+        example_losses(output_BC, target_B), -F.log_softmax(output_BC, 1)[torch.arange(2), target_B.long()]
+    )
+    assert predictions(output_BC).tolist() == [1, 0]
+    score_BC = torch.tensor([[0.5], [0.25]])
+    torch.testing.assert_close(example_losses(score_BC, torch.tensor([1.0, 0.25])), torch.tensor([0.25, 0.0]))
+    assert predictions(score_BC).tolist() == [0.5, 0.25]

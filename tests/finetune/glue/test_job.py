@@ -1,0 +1,117 @@
+"""finetune/glue/job.py: predictions in order, scored split by split."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from finetune.glue.heads import SequenceClassifier
+from finetune.glue.job import GlueJob, make_job
+from finetune.glue.metrics import score
+from finetune.glue.tasks import AX, TASKS, TaskData, UnseenSet
+from finetune.running.model_folder import load_tokenizer
+from finetune.running.train import Run
+from finetune.tokens.examples import Example
+from finetune.tokens.features import Features, collate
+from pretrain.huggingface.folders import load_encoder
+from pretrain.job.processes import start_processes
+from tests.conftest import REPOSITORY
+from tests.finetune.running.test_train import SETTINGS
+
+CONFIG = REPOSITORY / "ds_configs" / "zero0_fp32.json"
+
+
+@pytest.fixture(scope="module")
+def run(stock_model: Path) -> Run:
+    """An untrained model and MNLI's two dev splits, of 150 and 20 sequences of many lengths."""
+    random = np.random.default_rng(0)
+
+    def features(count: int) -> Features:
+        ids = [[2, *random.integers(5, 40, size=random.integers(1, 20)), 3] for _ in range(count)]
+        return Features(ids, [[0] * len(row) for row in ids], [float(x) for x in random.integers(3, size=count)])
+
+    dev = {"dev_matched": features(150), "dev_mismatched": features(20)}
+    job = GlueJob(TASKS["MNLI"], SETTINGS, features(30), 30, dev, pad_id=0)
+    made = Run(load_encoder(stock_model), job, SETTINGS, 1, CONFIG, start_processes())
+    torch.manual_seed(0)
+    for weight in made.engine.module.parameters():
+        if weight.dim() > 1:
+            torch.nn.init.normal_(weight)  # so that the answers differ
+    return made
+
+
+def test_the_model_has_an_output_a_class(run: Run) -> None:
+    assert isinstance(run.engine.module, SequenceClassifier)
+    assert run.engine.module.head.out_features == 3
+    assert run.job.train_examples == 30
+
+
+def test_every_example_gets_its_own_prediction_and_each_split_its_scores(run: Run) -> None:
+    run.engine.module.eval()
+    metrics, constant, files = run.job.evaluate(run.engine)
+    assert not constant
+    assert list(files) == ["examples.json"]
+    for split, features in run.job.dev.items():
+        alone = [
+            int(run.engine.module(collate(features, [place], 0, torch.device("cpu"))).argmax())
+            for place in range(len(features.targets))
+        ]
+        assert run.job.predict(features, run.engine).tolist() == alone
+        assert metrics[split] == score(("accuracy",), np.array(features.targets), np.array(alone))
+        assert files["examples.json"][split] == {"predicted": alone, "target": features.targets}
+
+
+@pytest.mark.parametrize(("task", "doubled"), [("MRPC", True), ("STS-B", True), ("RTE", False), ("CoLA", False)])
+def test_unordered_pairs_are_trained_on_in_both_orders_on_request(task: str, doubled: bool, stock_model: Path) -> None:
+    texts = ("word1", "word2 word3")[: len(TASKS[task].text_columns)]
+    data = TaskData([Example(texts, 1.0)], {split: [Example(texts, 1.0)] for split in TASKS[task].dev_splits})
+    plain, both = (
+        make_job(TASKS[task], data, load_tokenizer(stock_model), SETTINGS.model_copy(update={"both_orders": choice}))
+        for choice in (False, True)
+    )
+    assert len(plain.train.targets) == 1
+    assert len(both.train.targets) == 1 + doubled
+    assert both.train_examples == 1
+    assert both.dev == plain.dev
+    if doubled:
+        assert plain.train.input_ids == [[2, 8, 3, 9, 10, 3]]
+        assert both.train.input_ids[1] == [2, 9, 10, 3, 8, 3]
+
+
+def test_plain_scores_are_learned_as_the_file_has_them_and_reported_as_fractions(stock_model: Path) -> None:
+    data = TaskData([Example(("word1", "word2"), 0.5)], {"dev": [Example(("word1", "word2"), 0.5)]})
+    tokenizer = load_tokenizer(stock_model)
+    fraction, plain = (
+        make_job(TASKS["STS-B"], data, tokenizer, SETTINGS.model_copy(update={"plain_scores": choice}))
+        for choice in (False, True)
+    )
+    batch = collate(plain.train, [0], 0, torch.device("cpu"))
+    assert fraction.losses(torch.tensor([[0.5]]), batch).tolist() == [0]
+    assert plain.losses(torch.tensor([[2.5]]), batch).tolist() == [0]
+    made = Run(load_encoder(stock_model), plain, SETTINGS, 1, CONFIG, start_processes())
+    made.engine.module.eval()
+    with torch.no_grad():
+        output = float(made.engine.module(batch))
+    assert plain.predict(plain.train, made.engine).tolist() == pytest.approx([output / 5])
+
+
+def test_unseen_examples_become_a_submission_and_labelled_ones_a_score_too(stock_model: Path) -> None:
+    examples = [Example(("word1", "word2"), 1.0)] * 2
+    unseen = [Example(("word1", "word2"), math.nan)] * 2
+    tests = {
+        "MNLI-m.tsv": UnseenSet(TASKS["MNLI"], ["3", "4"], unseen),
+        "AX.tsv": UnseenSet(AX, ["0", "1"], examples),
+    }
+    data = TaskData(examples, dict.fromkeys(TASKS["MNLI"].dev_splits, examples), tests)
+    made_job = make_job(TASKS["MNLI"], data, load_tokenizer(stock_model), SETTINGS)
+    made = Run(load_encoder(stock_model), made_job, SETTINGS, 1, CONFIG, start_processes())
+    made.engine.module.eval()
+    metrics, files = made_job.predict_tests(made.engine)
+    assert metrics == {"AX": {"matthews": 0.0}}
+    (folder,) = {path.split("/")[0] for path in files}
+    assert list(files) == list(data.tests_by_path()) == [f"{folder}/MNLI-m.tsv", f"{folder}/AX.tsv"]
+    (answer,) = set(files[f"{folder}/MNLI-m.tsv"].split()[3::2])
+    assert answer in TASKS["MNLI"].classes
+    assert files[f"{folder}/AX.tsv"] == f"index\tprediction\n0\t{answer}\n1\t{answer}\n"

@@ -1,0 +1,44 @@
+"""finetune/glue/metrics.py: GLUE's metrics against their definitions, written out."""
+
+import numpy as np
+import pytest
+
+from finetune.glue.metrics import METRICS, is_constant, score
+
+TARGET = np.array([1, 1, 1, 0, 0, 1, 0, 0, 0, 1])
+PREDICTED = np.array([1, 0, 1, 0, 1, 1, 0, 0, 1, 1])  # 4 true and 2 false positives, 1 false and 3 true negatives
+
+
+def test_classification_metrics_follow_their_definitions() -> None:
+    values = score(("accuracy", "f1", "matthews"), TARGET, PREDICTED)
+    assert values["accuracy"] == pytest.approx(7 / 10)
+    assert values["f1"] == pytest.approx(2 * 4 / (2 * 4 + 2 + 1))
+    assert values["matthews"] == pytest.approx((4 * 3 - 2 * 1) / np.sqrt(6 * 5 * 5 * 4))
+
+
+def test_pearson_is_linear_and_spearman_goes_by_rank() -> None:
+    target = np.array([0.1, 0.2, 0.4, 0.9])
+    assert METRICS["pearson"](target, 3 * target - 1) == pytest.approx(1.0)
+    assert METRICS["spearman"](target, np.exp(9 * target)) == pytest.approx(1.0)
+    assert METRICS["pearson"](target, np.exp(9 * target)) == pytest.approx(
+        np.corrcoef(target, np.exp(9 * target))[0, 1]
+    )
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_a_constant_prediction_has_a_finite_score(name: str) -> None:
+    assert np.isfinite(score((name,), TARGET, np.zeros(10))[name])
+
+
+def test_a_constant_prediction_correlates_with_nothing() -> None:
+    assert score(("matthews", "pearson", "spearman"), TARGET, np.ones(10)) == {
+        "matthews": 0,
+        "pearson": 0,
+        "spearman": 0,
+    }
+
+
+def test_constant_means_one_answer_for_all() -> None:
+    assert is_constant(np.ones(5))
+    assert is_constant(np.array([0.5001, 0.5002]))
+    assert not is_constant(np.array([1, 1, 0]))

@@ -1,0 +1,96 @@
+"""finetune/glue/tasks.py: the table of tasks, and rows as examples."""
+
+import math
+
+import pytest
+
+from finetune.glue.tasks import (
+    AX,
+    TASKS,
+    TaskData,
+    UnseenSet,
+    labelled_example,
+    parse_label,
+    select_tasks,
+    unseen_example,
+)
+from finetune.tokens.examples import Example
+from foundation.config import ConfigError
+
+
+def test_tasks_are_chosen_by_name_or_all_together() -> None:
+    assert [task.name for task in select_tasks(["RTE", "CoLA", "RTE"])] == ["RTE", "CoLA"]
+    assert select_tasks(["all"]) == list(TASKS.values())
+    with pytest.raises(ConfigError, match=r"got 'cola'.*CoLA"):
+        select_tasks(["cola"])
+
+
+def test_a_submission_has_the_eleven_files_that_gluebenchmark_names() -> None:
+    files = [file for task in (*TASKS.values(), AX) for file in task.test_files.values()]
+    assert sorted(files) == [
+        "AX.tsv",
+        "CoLA.tsv",
+        "MNLI-m.tsv",
+        "MNLI-mm.tsv",
+        "MRPC.tsv",
+        "QNLI.tsv",
+        "QQP.tsv",
+        "RTE.tsv",
+        "SST-2.tsv",
+        "STS-B.tsv",
+        "WNLI.tsv",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("label", "task", "expected"),
+    [("neutral", "MNLI", 1.0), (1, "MNLI", 1.0), ("1", "CoLA", 1.0), (0, "RTE", 0.0), ("3.75", "STS-B", 0.75)],
+)
+def test_a_label_is_glues_word_or_the_hubs_number(label: str | int, task: str, expected: float) -> None:
+    assert parse_label(label, TASKS[task]) == expected
+
+
+@pytest.mark.parametrize(
+    ("label", "task"), [(3, "MNLI"), (-1, "RTE"), ("yes", "CoLA"), (None, "CoLA"), (None, "STS-B")]
+)
+def test_another_label_is_refused(label: object, task: str) -> None:
+    with pytest.raises(ValueError, match="expected"):
+        parse_label(label, TASKS[task])
+
+
+def test_columns_have_glues_names_or_the_hubs_in_any_case() -> None:
+    expected = Example(("a", "b"), 1.0)
+    assert labelled_example({"sentence1": "a", "sentence2": "b", "gold_label": "neutral"}, TASKS["MNLI"]) == expected
+    assert labelled_example({"premise": "a", "hypothesis": "b", "label": 1}, TASKS["MNLI"]) == expected
+    assert labelled_example({"Premise": "a", "Hypothesis": "b", "Label": "neutral"}, AX) == expected
+    with pytest.raises(ValueError, match="no column 'gold_label' among 'sentence1', 'sentence2'"):
+        labelled_example({"sentence1": "a", "sentence2": "b"}, TASKS["MNLI"])
+    with pytest.raises(ValueError, match="text None, expected a string"):
+        labelled_example({"premise": "a", "hypothesis": None, "label": 1}, TASKS["MNLI"])
+
+
+def test_an_unseen_row_keeps_its_index_and_a_label_that_it_has() -> None:
+    index, example = unseen_example({"index": "7", "sentence": "a"}, TASKS["CoLA"], 3)
+    assert (index, example.texts, math.isnan(example.target)) == ("7", ("a",), True)
+    hub = unseen_example({"idx": 5, "sentence": "a", "label": -1}, TASKS["CoLA"], 3)
+    assert (hub[0], math.isnan(hub[1].target)) == ("5", True)
+    assert unseen_example({"sentence": "a", "label": "1"}, TASKS["CoLA"], 3) == ("3", Example(("a",), 1.0))
+
+
+def test_predictions_of_other_test_sets_have_another_path() -> None:
+    one, other = (Example((text,), math.nan) for text in ("a", "b"))
+    sets = [(["0"], [one]), (["1"], [one]), (["0"], [other])]
+    found = [
+        next(iter(TaskData([], {}, {"CoLA.tsv": UnseenSet(TASKS["CoLA"], *parts)}).tests_by_path()))
+        for parts in (*sets, sets[0])
+    ]
+    assert len(set(found)) == 3
+    assert found[0] == found[3]
+    assert all(path.endswith("/CoLA.tsv") for path in found)
+    assert TaskData([], {}).tests_by_path() == {}
+
+
+def test_the_fingerprint_changes_with_any_example_and_not_with_a_test_set() -> None:
+    examples = [Example(("good",), 1.0), Example(("good",), 0.0), Example(("good.",), 1.0)]
+    assert len({TaskData([example], {"dev": []}).fingerprint() for example in examples}) == 3
+    assert TaskData(examples, {}).fingerprint() == TaskData(examples, {}, tests={"x": None}).fingerprint()  # type: ignore[dict-item]

@@ -1,0 +1,69 @@
+"""finetune/reporting/results.py: every run counted once, in its model's row, never mixed with runs on other data."""
+
+from pathlib import Path
+
+import pytest
+
+from finetune.reporting.results import load_runs, make_rows, shared_folder
+from finetune.running.records import append_record
+from foundation.config import ConfigError
+from tests.finetune.conftest import make_record, squad_record
+
+
+def test_random_weights_make_a_row_of_their_own() -> None:
+    rows = make_rows([make_record(0.3), make_record(0.1, random_weights=True)])
+    assert [row.label for row in rows] == ["runs/small/export", "runs/small/export (random weights)"]
+    assert [row.cells["CoLA"].median for row in rows] == [30.0, 10.0]
+
+
+def test_a_cell_holds_every_seed_of_the_setting_with_the_best_median() -> None:
+    weak = [make_record(score, seed=seed) for seed, score in enumerate((0.2, 0.9, 0.3))]
+    strong = [make_record(score, seed=seed, epochs=5) for seed, score in enumerate((0.5, 0.4, 0.6))]
+    (row,) = make_rows(weak + strong)
+    assert row.cells["CoLA"].scores == (50.0, 40.0, 60.0)
+    assert row.cells["CoLA"].tried[1].epochs == 5
+
+
+def test_a_lucky_seed_alone_is_no_better_setting() -> None:
+    whole = [make_record(score, seed=seed) for seed, score in enumerate((0.2, 0.4, 0.3))]
+    (row,) = make_rows([*whole, make_record(0.9, epochs=5)])
+    assert row.cells["CoLA"].scores == (20.0, 40.0, 30.0)
+    assert len(row.cells["CoLA"].tried) == 2
+
+
+def test_models_of_one_folder_are_named_without_it() -> None:
+    records = [make_record(model=f"/far/away/{name}", model_sha256=name * 64) for name in "ab"]
+    assert [row.label for row in make_rows(records)] == ["a", "b"]
+    assert str(shared_folder(records)) == "/far/away"
+    assert [row.label for row in make_rows(records[:1])] == ["/far/away/a"]
+    mixed = [*records, make_record(model="near/c", model_sha256="c" * 64)]
+    assert [row.label for row in make_rows(mixed)] == ["/far/away/a", "/far/away/b", "near/c"]
+
+
+def test_a_metric_that_a_run_lacks_is_an_empty_cell() -> None:
+    whole = squad_record(0.7)
+    scores = {name: value for name, value in whole.last["dev"].items() if not name.startswith("NoAns")}
+    (row,) = make_rows([whole.model_copy(update={"last": {"dev": scores}})])
+    assert "NoAns" not in row.cells
+    assert (row.cells["SQuAD 2.0 F1"].scores, row.cells["HasAns F1"].scores) == ((70.0,), (70.0,))
+
+
+def test_a_model_given_by_two_paths_is_one_row_under_the_first() -> None:
+    records = [make_record(0.3, model="model"), make_record(0.5, seed=2, model="/absolute/model")]
+    (row,) = make_rows(records)
+    assert (row.label, row.cells["CoLA"].scores) == ("model", (30.0, 50.0))
+
+
+def test_runs_on_different_data_are_not_mixed() -> None:
+    with pytest.raises(ConfigError, match="different CoLA data"):
+        make_rows([make_record(), make_record(seed=2, data_sha256="d" * 64)])
+
+
+def test_a_run_named_twice_counts_once(tmp_path: Path) -> None:
+    append_record(tmp_path / "results.jsonl", make_record())
+    assert len(load_runs([tmp_path, tmp_path / "results.jsonl"])) == 1
+
+
+def test_a_folder_without_results_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no results in"):
+        load_runs([tmp_path])

@@ -1,0 +1,60 @@
+"""finetune/reporting/sections.py: what stands behind a report's medians."""
+
+from finetune.report import markdown
+from finetune.reporting.comparisons import differences
+from finetune.reporting.paper_tables import COLUMNS
+from finetune.reporting.results import make_rows
+from finetune.reporting.sections import collapsed_lines, difference_lines, setting_lines
+from tests.finetune.conftest import make_record
+
+
+def test_the_best_setting_of_each_task_is_shown_with_what_was_varied() -> None:
+    records = [make_record(0.5, epochs=4), make_record(0.7, epochs=5), make_record(0.6)]
+    (line,) = setting_lines(make_rows(records), COLUMNS)[2:]
+    assert line == "| CoLA | runs/small/export | learning_rate 0.0003, epochs 5, weight_decay 0 | 3 |"
+    head = records[1].run.settings.model_copy(update={"head": "hf"})
+    (line,) = setting_lines(make_rows([*records, make_record(0.8, settings=head)]), COLUMNS)[2:]
+    assert "epochs 5, weight_decay 0, head hf | 4 |" in line
+
+
+def test_a_setting_that_all_models_share_stands_once() -> None:
+    other = {"model": "other", "model_sha256": "c" * 64}
+    records = [make_record(0.5), make_record(0.4, **other)]
+    (line,) = setting_lines(make_rows(records), COLUMNS)[2:]
+    assert line == "| CoLA | all | learning_rate 0.0003, epochs 3, weight_decay 0 | 1 |"
+    lines = setting_lines(make_rows([*records, make_record(0.5, epochs=4, **other)]), COLUMNS)[2:]
+    assert [line.split(" | ")[1] for line in lines] == ["runs/small/export", "other"]
+
+
+def test_pairs_stand_in_rows_and_scores_in_columns() -> None:
+    scores = {"dev_matched": {"accuracy": 0.8}, "dev_mismatched": {"accuracy": 0.81}}
+    models = [{"model": name, "model_sha256": name * 64} for name in "abc"]
+    records = [make_record(0.5, **model) for model in models]
+    records += [make_record(task="MNLI", last=scores, **model) for model in models[:2]]
+    lines = difference_lines(differences(make_rows(records), COLUMNS, []))
+    assert lines[:5] == [
+        "| difference | MNLI-m | MNLI-mm | CoLA |",
+        "|---|---|---|---|",
+        "| b - a | +0.0 (1) | +0.0 (1) | +0.0 (1) |",
+        "| c - a | – | – | +0.0 (1) |",
+        "| c - b | – | – | +0.0 (1) |",
+    ]
+
+
+def test_every_collapsed_run_is_listed_also_of_settings_not_chosen() -> None:
+    rows = make_rows([make_record(0.5), make_record(0.0, seed=4, epochs=5, collapsed="constant prediction")])
+    assert collapsed_lines(rows) == [
+        "- CoLA, runs/small/export, seed 4, learning_rate 0.0003, epochs 5, weight_decay 0: constant prediction"
+    ]
+
+
+def test_differences_stand_in_the_report_for_two_models_and_not_for_one() -> None:
+    one = [make_record(score, seed=seed) for seed, score in enumerate((0.5, 0.4, 0.45))]
+    other = [
+        make_record(score, seed=seed, model="other", model_sha256="c" * 64)
+        for seed, score in enumerate((0.6, 0.55, 0.6))
+    ]
+    text = markdown(make_rows(one + other))
+    assert "## GLUE: differences between our own runs" in text
+    assert "| difference | CoLA |\n|---|---|\n| other - runs/small/export | +13.3 (p 0.25; 3) |" in text
+    assert "differences between our own runs" not in markdown(make_rows(one))

@@ -1,0 +1,76 @@
+"""finetune/running/model_folder.py: what can be fine-tuned, and how a model is known again."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from tokenizers import normalizers
+
+from data_prep.tokens import SPECIAL_TOKENS, WordPiece, from_vocabulary
+from finetune.running.model_folder import open_model
+from foundation.config import ConfigError
+
+
+@pytest.fixture
+def copy(stock_model: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(stock_model, tmp_path / "model")
+
+
+def test_a_stock_hugging_face_folder_opens_with_its_tokenizer(stock_model: Path) -> None:
+    model = open_model(str(stock_model))
+    assert (model.config.hidden_size, model.config.relative_position) == (32, False)
+    assert model.tokenizer("good word1 .").input_ids == [2, 5, 8, 47, 3]
+
+
+def test_the_fingerprint_follows_the_content_not_the_place(stock_model: Path, copy: Path) -> None:
+    before = open_model(str(copy)).sha256
+    assert before == open_model(str(stock_model)).sha256
+    weights = copy / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\x01")
+    assert open_model(str(copy)).sha256 != before
+
+
+def test_a_folder_without_tokenizer_is_refused(copy: Path) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json", "vocab.txt"):
+        (copy / name).unlink()
+    with pytest.raises(ConfigError, match=r"no tokenizer, expected one of tokenizer\.json, vocab\.txt"):
+        open_model(str(copy))
+
+
+def test_a_damaged_tokenizer_is_refused(copy: Path) -> None:
+    (copy / "tokenizer.json").write_text("{")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        open_model(str(copy))
+
+
+def test_a_tokenizer_larger_than_the_models_vocabulary_is_refused(copy: Path) -> None:
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps(config | {"vocab_size": 20}))
+    with pytest.raises(ConfigError, match="pieces, expected at most 20"):
+        open_model(str(copy))
+
+
+def test_a_missing_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no config\.json"):
+        open_model(str(tmp_path / "nowhere"))
+
+
+def test_a_tokenizer_that_is_not_berts_own_gives_the_ids_of_the_shards(copy: Path) -> None:
+    made = from_vocabulary([*SPECIAL_TOKENS, "word", "Ⅳ", "iv", "é", "e"])
+    made.normalizer = normalizers.NFKC()
+    tokenizer = WordPiece(made)
+    tokenizer.save(copy)
+    text = "word Ⅳ é iv e"
+    expected = tokenizer.encode([text])[0].tolist()
+    assert open_model(str(copy)).tokenizer(text).input_ids == [2, *expected, 3]
+
+
+def test_a_model_with_code_of_its_own_opens_without_asking_to_run_it(
+    pretrained_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+    monkeypatch.setattr("builtins.input", lambda *prompt: asked.append(prompt) or "n")
+    assert "auto_map" in json.loads((pretrained_model / "config.json").read_text())
+    assert open_model(str(pretrained_model)).config.relative_position
+    assert not asked

@@ -1,0 +1,77 @@
+"""finetune/running/records.py: a finished run is never lost, repeated or garbled."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from finetune.presets import squad_settings_for
+from finetune.running.records import RunRecord, append_record, read_records, write_files
+from foundation.config import ConfigError
+from tests.finetune.conftest import make_record
+
+
+def test_records_come_back_as_they_were_written(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "results.jsonl"
+    records = [
+        make_record(seed=1),
+        make_record(seed=2, train_losses=(0.5, None), collapsed="non-finite loss"),
+        make_record(task="SQuAD 2.0", settings=squad_settings_for(256, 512, {})),
+    ]
+    for record in records:
+        append_record(path, record)
+    assert read_records(path) == records
+
+
+def test_no_file_is_no_records(tmp_path: Path) -> None:
+    assert read_records(tmp_path / "results.jsonl") == []
+
+
+def test_a_line_cut_short_costs_only_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "results.jsonl"
+    append_record(path, make_record(seed=1))
+    whole = path.read_bytes()
+    path.write_bytes(whole + whole[:40])
+    append_record(path, make_record(seed=2))
+    assert [record.run.seed for record in read_records(path)] == [1, 2]
+    assert "results.jsonl, line 2: cut short" in capsys.readouterr().out
+
+
+def test_a_line_that_is_no_record_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    path.write_text('{"task": "CoLA"}\n')
+    with pytest.raises(ConfigError, match=r"results\.jsonl, line 1: .*task: unknown key"):
+        read_records(path)
+
+
+@pytest.mark.parametrize("line", ["3", "null", "[]", '[["run", 1]]'])
+def test_a_line_that_is_no_object_is_refused(line: str, tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    append_record(path, make_record())
+    path.write_text(f"{path.read_text()}{line}\n")
+    with pytest.raises(ConfigError) as caught:
+        read_records(path)
+    assert caught.value.problems == (f"{path}, line 2: got {line}, expected the JSON object of a run; remove the line",)
+
+
+@pytest.mark.parametrize("change", [{"seed": 2}, {"random_weights": True}, {"data_sha256": "x"}, {"epochs": 4}])
+def test_whatever_changes_the_result_makes_another_run(change: dict) -> None:
+    assert make_record(**change).run != make_record().run
+    assert isinstance(make_record(**change), RunRecord)
+
+
+def test_each_run_has_a_folder_name_of_its_own() -> None:
+    names = {
+        make_record(**change).run.folder_name() for change in ({}, {"seed": 2}, {"epochs": 4}, {"data_sha256": "x"})
+    }
+    assert len(names) == 4
+    assert make_record(task="SQuAD 2.0").run.folder_name().startswith("SQuAD-2.0-seed1-")
+
+
+def test_kept_files_are_json_in_plain_letters(tmp_path: Path) -> None:
+    write_files(tmp_path / "new" / "folder", {"a.json": {"q": "é"}})
+    assert json.loads((tmp_path / "new" / "folder" / "a.json").read_text()) == {"q": "é"}
+    write_files(tmp_path / "new", {"part/b.txt": "plain"})
+    assert (tmp_path / "new" / "part" / "b.txt").read_text() == "plain"
+    write_files(tmp_path / "none", {})
+    assert not (tmp_path / "none").exists()

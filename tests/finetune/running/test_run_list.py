@@ -1,0 +1,57 @@
+"""finetune/running/run_list.py: every run once, its answers beside its record, its data prepared once a task."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from finetune.config import SquadOptions
+from finetune.presets import squad_settings_for
+from finetune.running.model_folder import open_model
+from finetune.running.records import RunIdentity, read_records, write_files
+from finetune.running.run_list import run_unfinished, unfinished
+from finetune.squad.files import VERSIONS, load_squad
+from finetune.squad.job import make_job
+from tests.conftest import REPOSITORY
+from tests.finetune.conftest import make_record
+
+
+def test_what_is_in_the_file_is_finished(tmp_path: Path) -> None:
+    runs = [make_record(seed=seed).run for seed in (1, 2, 3)]
+    assert unfinished(runs, tmp_path, {}) == [0, 1, 2]
+    (tmp_path / "results.jsonl").write_text(make_record(seed=2).model_dump_json() + "\n")
+    assert unfinished(runs, tmp_path, {}) == [0, 2]
+    assert unfinished(runs, tmp_path, {"CoLA": ["CoLA.tsv"]}) == [0, 1, 2]
+    write_files(tmp_path / "predictions" / runs[1].folder_name(), {"CoLA.tsv": "index"})
+    assert unfinished(runs, tmp_path, {"CoLA": ["CoLA.tsv"]}) == [0, 2]
+
+
+def test_a_task_is_prepared_once_and_each_run_keeps_its_answers(
+    stock_model: Path, squad_folder: Path, tmp_path: Path
+) -> None:
+    model, data = open_model(str(stock_model)), load_squad(VERSIONS["2.0"], squad_folder)
+    config = REPOSITORY / "ds_configs" / "zero0_fp32.json"
+    options = SquadOptions(model=str(stock_model), seeds=(1, 2, 1), deepspeed_config=config)
+    short, long = (squad_settings_for(32, 32, {"epochs": epochs, "max_question": 8}) for epochs in (1, 2))
+    first = RunIdentity(
+        task="SQuAD 2.0", seed=1, model_sha256="a", random_weights=False, data_sha256="b", settings=short
+    )
+    prepared: list[RunIdentity] = []
+
+    def prepare(run: RunIdentity) -> Any:
+        prepared.append(run)
+        return make_job(VERSIONS["2.0"], data, model.tokenizer, run.settings)
+
+    tasks = [first, first.model_copy(update={"settings": long})]
+    assert run_unfinished(tasks, prepare, {}, model, options, tmp_path) == 0
+    records = read_records(tmp_path / "results.jsonl")
+    assert [(record.run.seed, record.run.settings.epochs) for record in records] == [(1, 1), (2, 1), (1, 2), (2, 2)]
+    assert [run.settings.epochs for run in prepared] == [1, 2]
+    assert [record.train_examples for record in records] == [16] * 4
+    for record in records:
+        folder = tmp_path / "predictions" / record.run.folder_name()
+        official = json.loads((folder / "metrics.json").read_text())
+        assert official["f1"] == pytest.approx(100 * record.last["dev"]["f1"])
+        assert len(json.loads((folder / "predictions.json").read_text())) == 16
+    assert len(list((tmp_path / "predictions").iterdir())) == 4

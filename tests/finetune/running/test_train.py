@@ -1,0 +1,218 @@
+"""finetune/running/train.py: plain AdamW with layer-wise decay, whatever the ranks, micro-batches and ZeRO stage."""
+
+import gc
+import json
+import sys
+import weakref
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from finetune.config import GlueConfig
+from finetune.glue.files import load_task
+from finetune.glue.heads import SequenceClassifier, example_losses
+from finetune.glue.job import GlueJob, make_job
+from finetune.glue.tasks import TASKS
+from finetune.running.layer_decay import layer_scale
+from finetune.running.model_folder import load_tokenizer
+from finetune.running.train import Outcome, Run, train
+from finetune.tokens.batches import epoch_batches
+from finetune.tokens.features import collate
+from foundation.ordering import key_of
+from pretrain.engine.optim import decays, learning_rate
+from pretrain.huggingface.folders import load_encoder, save_folder
+from pretrain.job.processes import World, start_processes
+from pretrain.model.encoder import ElectraEncoder, EncoderConfig
+from tests.conftest import REPOSITORY
+from tests.finetune.conftest import two_ranks
+
+# 27 batches an epoch, the last of 3 examples: every unevenness of a real run.
+SETTINGS = GlueConfig(
+    learning_rate=3e-3,
+    epochs=2,
+    batch_size=8,
+    weight_decay=0.01,
+    max_length=32,
+    dropout=0.0,
+    attention_dropout=0.0,
+    length_pool=5,
+)
+SEED = 3
+
+
+@pytest.fixture(scope="module")
+def world() -> World:
+    return start_processes()
+
+
+@pytest.fixture(scope="module")
+def job(stock_model: Path, cola_folder: Path) -> GlueJob:
+    return read_job(stock_model, cola_folder)
+
+
+def read_job(model: Path, data_folder: Path) -> GlueJob:
+    return make_job(TASKS["CoLA"], load_task(TASKS["CoLA"], str(data_folder)), load_tokenizer(model), SETTINGS)
+
+
+def deepspeed_file(folder: Path, stage: int = 0, micro: int | str = "auto") -> Path:
+    values = json.loads((REPOSITORY / "ds_configs" / f"zero{stage}_fp32.json").read_text())
+    path = folder / f"zero{stage}_{micro}.json"
+    path.write_text(json.dumps(values | {"train_micro_batch_size_per_gpu": micro}))
+    return path
+
+
+def plain_adamw(model: SequenceClassifier, job: GlueJob, settings: GlueConfig) -> None:
+    """The same run without engine, ranks or micro-batches: one parameter a group, the batch at once."""
+    layers = model.electra.config.num_hidden_layers
+    scales = [layer_scale(name, layers, settings.layer_decay) for name, _ in model.named_parameters()]
+    optimizer = torch.optim.AdamW(
+        [
+            {"params": [parameter], "weight_decay": settings.weight_decay if decays(name) else 0.0}
+            for name, parameter in model.named_parameters()
+        ],
+        betas=settings.betas,
+        eps=settings.eps,
+    )
+    size, step = len(job.train.targets), 0
+    total = -(-size // settings.batch_size) * settings.epochs
+    for epoch in range(settings.epochs):
+        lengths = [len(ids) for ids in job.train.input_ids]
+        for chosen in epoch_batches(lengths, settings.batch_size, settings.length_pool, SEED, epoch):
+            batch = collate(job.train, chosen, job.pad_id, torch.device("cpu"))
+            optimizer.zero_grad()
+            example_losses(model(batch), batch.target_B).mean().backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), settings.gradient_clipping)
+            rate = learning_rate(step, base=settings.learning_rate, warmup_steps=int(0.1 * total), total_steps=total)
+            for group, scale in zip(optimizer.param_groups, scales, strict=True):
+                group["lr"] = rate * scale
+            optimizer.step()
+            step += 1
+
+
+def test_a_run_is_plain_adamw_with_layer_wise_decay(
+    stock_model: Path, job: GlueJob, world: World, tmp_path: Path
+) -> None:
+    torch.manual_seed(key_of(SEED, 0))
+    expected = SequenceClassifier(
+        load_encoder(stock_model, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0), 2
+    )
+    plain_adamw(expected, job, SETTINGS)
+
+    torch.manual_seed(key_of(SEED, 0))
+    encoder = load_encoder(stock_model, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    run = Run(encoder, job, SETTINGS, SEED, deepspeed_file(tmp_path, micro=4), world)
+    run.train()
+    for name, weight in run.engine.module.named_parameters():
+        torch.testing.assert_close(weight.data, expected.get_parameter(name).data, rtol=0, atol=2e-5, msg=name)
+
+
+def go(stock_model: Path, job: GlueJob, world: World, config: Path, seed: int = SEED, **changes: Any) -> Outcome:
+    settings = SETTINGS.model_copy(update=changes)
+    return train(stock_model, False, job, settings, seed, config, world)
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_zero_stages_learn_the_same(stage: int, stock_model: Path, job: GlueJob, world: World, tmp_path: Path) -> None:
+    plain = go(stock_model, job, world, deepspeed_file(tmp_path))
+    zero = go(stock_model, job, world, deepspeed_file(tmp_path, stage, micro=4))
+    assert zero.train_losses == pytest.approx(plain.train_losses, abs=1e-5)
+
+
+def test_bf16_learns_the_same_but_for_its_rounding(stock_model: Path, job: GlueJob, world: World) -> None:
+    plain, half = (
+        go(stock_model, job, world, REPOSITORY / "ds_configs" / f"zero1_{precision}.json")
+        for precision in ("fp32", "bf16")
+    )
+    assert (plain.precision, half.precision) == ("float32", "bfloat16")
+    assert half.train_losses != plain.train_losses
+    assert half.train_losses == pytest.approx(plain.train_losses, abs=0.02)
+
+
+def test_the_same_seed_gives_the_same_run_and_another_seed_another(
+    stock_model: Path, job: GlueJob, world: World, tmp_path: Path
+) -> None:
+    config = deepspeed_file(tmp_path)
+    first, again, other = (
+        go(stock_model, job, world, config, seed, dropout=0.1, attention_dropout=0.1) for seed in (1, 1, 2)
+    )
+    assert first == again
+    assert first.train_losses != other.train_losses
+
+
+def test_best_and_last_are_the_scores_of_epochs(stock_model: Path, job: GlueJob, world: World, tmp_path: Path) -> None:
+    outcome = go(stock_model, job, world, deepspeed_file(tmp_path), epochs=6)
+    assert outcome.best["dev"]["matthews"] >= outcome.last["dev"]["matthews"] > 0.5
+    assert outcome.collapsed is None
+    assert len(outcome.train_losses) == 6
+    assert outcome.precision == "float32"
+
+
+def test_one_answer_for_every_example_is_flagged(stock_model: Path, job: GlueJob, world: World, tmp_path: Path) -> None:
+    one_label = replace(job, train=job.train._replace(targets=[1.0] * len(job.train.targets)))
+    outcome = go(stock_model, one_label, world, deepspeed_file(tmp_path))
+    assert outcome.collapsed == "constant prediction"
+    assert outcome.last == {"dev": {"matthews": 0.0}}
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_a_run_that_diverges_ends_and_is_flagged(
+    stage: int, stock_model: Path, job: GlueJob, world: World, tmp_path: Path
+) -> None:
+    outcome = go(stock_model, job, world, deepspeed_file(tmp_path, stage), learning_rate=1e30, epochs=3)
+    assert outcome.collapsed == "non-finite loss"
+    assert outcome.train_losses[-1] is None
+    assert np.isfinite(outcome.last["dev"]["matthews"])
+
+
+def test_a_model_with_relative_position_trains_its_table(job: GlueJob, world: World, tmp_path: Path) -> None:
+    config = EncoderConfig(
+        vocab_size=60,
+        embedding_size=16,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=32,
+    )
+    encoder = ElectraEncoder(config)
+    before = encoder.encoder.relative_attention_bias.weight.detach().clone()
+    weights = {f"electra.{name}": weight for name, weight in encoder.state_dict().items()}
+    save_folder(tmp_path / "ours", "ElectraForPreTraining", config, weights, pad_token_id=0)
+    run = Run(load_encoder(tmp_path / "ours"), job, SETTINGS, SEED, deepspeed_file(tmp_path), world)
+    run.train_epoch(0)
+    after = run.engine.module.electra.encoder.relative_attention_bias.weight
+    assert 1e-5 < (after - before).abs().max() < 0.1
+
+
+def test_a_finished_run_leaves_no_model_behind(stock_model: Path, job: GlueJob, world: World, tmp_path: Path) -> None:
+    run = Run(load_encoder(stock_model), job, SETTINGS, SEED, deepspeed_file(tmp_path), world)
+    run.train_epoch(0)
+    weight = weakref.ref(run.engine.module)
+    del run
+    gc.collect()
+    assert weight() is None
+
+
+def test_two_ranks_learn_what_one_learns(
+    stock_model: Path, cola_folder: Path, job: GlueJob, world: World, tmp_path: Path
+) -> None:
+    alone = go(stock_model, job, world, deepspeed_file(tmp_path))
+    said = two_ranks("tests.finetune.running.test_train", stock_model, cola_folder, deepspeed_file(tmp_path))
+    outcomes = [json.loads(line) for line in said]
+    assert outcomes[0] == outcomes[1]
+    assert outcomes[0]["train_losses"] == pytest.approx(alone.train_losses, abs=1e-5)
+    assert outcomes[0]["last"]["dev"]["matthews"] == pytest.approx(alone.last["dev"]["matthews"], abs=0.05)
+
+
+def one_rank(stock_model: str, cola_folder: str, config: str) -> None:
+    """What each process of `test_two_ranks_learn_what_one_learns` does."""
+    outcome = go(Path(stock_model), read_job(Path(stock_model), Path(cola_folder)), start_processes(), Path(config))
+    print("\n" + json.dumps(outcome._asdict()), flush=True)
+
+
+if __name__ == "__main__":
+    one_rank(*sys.argv[1:])

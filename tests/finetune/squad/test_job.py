@@ -1,0 +1,170 @@
+"""finetune/squad/job.py: from windows to scores, and a model that can learn them by heart."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import BertTokenizerFast
+
+from finetune.presets import squad_settings_for
+from finetune.running.model_folder import load_tokenizer
+from finetune.running.train import Run
+from finetune.squad.files import VERSIONS, SquadData, SquadFile, load_squad, read_squad
+from finetune.squad.job import SquadJob, make_job
+from finetune.squad.metrics import evaluate, evaluate_squad1
+from pretrain.huggingface.folders import load_encoder
+from pretrain.job.processes import World, start_processes
+from pretrain.model.encoder import ElectraEncoder, EncoderConfig
+from tests.conftest import REPOSITORY
+
+FP32 = REPOSITORY / "ds_configs" / "zero0_fp32.json"
+BY_HEART = {"dropout": 0.0, "attention_dropout": 0.0, "layer_decay": 1.0, "batch_size": 16}
+
+
+@pytest.fixture(scope="module")
+def world() -> World:
+    return start_processes()
+
+
+@pytest.fixture(scope="module")
+def data(squad_folder: Path) -> SquadData:
+    return load_squad(VERSIONS["2.0"], squad_folder)
+
+
+def small_job(model: Path, data: SquadData, version: str = "2.0", **changes: Any) -> SquadJob:
+    settings = squad_settings_for(32, 32, {"max_question": 8} | BY_HEART | changes)
+    return make_job(VERSIONS[version], data, load_tokenizer(model), settings)
+
+
+def learn(job: SquadJob, encoder: ElectraEncoder, world: World) -> Run:
+    """A run over all its epochs, without evaluations."""
+    run = Run(encoder, job, job.settings, 1, FP32, world)
+    for epoch in range(job.settings.epochs):
+        run.train_epoch(epoch)
+    run.engine.module.eval()
+    return run
+
+
+def encoder_of(stock_model: Path) -> ElectraEncoder:
+    torch.manual_seed(0)
+    return load_encoder(stock_model, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+
+
+@pytest.mark.parametrize(
+    ("head", "epochs"),
+    [("electra", 50), ("xlnet", 200)],  # XLNet's matrices start so small that a width of 32 takes longer
+)
+def test_a_tiny_model_learns_sixteen_questions_by_heart(
+    head: str, epochs: int, stock_model: Path, data: SquadData, world: World
+) -> None:
+    job = small_job(stock_model, data, head=head, epochs=epochs, learning_rate=1e-2)
+    run = learn(job, encoder_of(stock_model), world)
+    scores = job.evaluate(run.engine).metrics["dev"]
+    assert scores["exact"] > 0.9, scores
+
+
+@pytest.mark.long
+def test_a_tiny_model_learns_fifty_real_questions_by_heart(shared_data: Path, world: World) -> None:
+    file = read_squad(shared_data / "squad" / "article_split" / "train-v2.0.json")
+    few = SquadFile(file.paragraphs, file.questions[:50])
+    tokenizer = BertTokenizerFast(vocab=str(shared_data / "vocab" / "vocab.txt"))
+    settings = squad_settings_for(64, 128, BY_HEART | {"epochs": 60, "learning_rate": 1e-3})
+    job = make_job(VERSIONS["2.0"], SquadData(few, few), tokenizer, settings)
+    assert len(job.train.targets) > 2 * job.train_examples == 100  # several windows a question
+    torch.manual_seed(0)
+    config = EncoderConfig(
+        vocab_size=len(tokenizer),
+        embedding_size=64,
+        hidden_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=256,
+        max_position_embeddings=128,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )
+    scores = job.evaluate(learn(job, ElectraEncoder(config), world).engine).metrics["dev"]
+    assert scores["exact"] > 0.9, scores
+
+
+@pytest.fixture(scope="module")
+def barely_trained(stock_model: Path, data: SquadData, world: World) -> tuple[SquadJob, Run]:
+    """A model that answers some questions wrong, on several windows a question."""
+    job = small_job(stock_model, data, max_length=20, stride=4, epochs=12, learning_rate=1e-2)
+    assert len(job.dev.windows) > 2 * len(data.dev.questions)
+    return job, learn(job, encoder_of(stock_model), world)
+
+
+def test_the_kept_files_give_the_scores(barely_trained: tuple[SquadJob, Run], data: SquadData) -> None:
+    job, run = barely_trained
+    metrics, constant, files = job.evaluate(run.engine)
+    best = {name: answers[0]["text"] for name, answers in files["nbest.json"].items()}
+    nulls, official = files["null_odds.json"], files["metrics.json"]
+    assert official == evaluate(data.dev.questions, best, nulls, -2.75)
+    assert official.items() >= evaluate(data.dev.questions, files["predictions.json"]).items()
+    assert metrics["dev"]["f1"] == official["f1"] / 100
+    at_best = evaluate(data.dev.questions, best, nulls, official["best_f1_thresh"])
+    assert metrics["dev_best_threshold"]["HasAns_exact"] == at_best["HasAns_exact"] / 100
+    assert metrics["dev_best_threshold"]["f1"] == pytest.approx(official["best_f1"] / 100)
+    assert constant == (len(set(files["predictions.json"].values())) == 1)
+    assert json.loads(json.dumps(files)) == files
+
+
+def test_answers_are_stretches_of_their_paragraphs_best_first(
+    barely_trained: tuple[SquadJob, Run], data: SquadData
+) -> None:
+    job, run = barely_trained
+    candidates, _ = job.answer(data.dev, job.dev, run.engine)
+    for question in data.dev.questions:
+        found = candidates[question.id]
+        assert 1 <= len(found) <= job.settings.n_best
+        assert len({candidate.text for candidate in found}) == len(found)
+        assert [candidate.score for candidate in found] == sorted((c.score for c in found), reverse=True)
+        assert all(candidate.text in data.dev.paragraphs[question.paragraph] for candidate in found)
+        assert all(len(candidate.text.split()) <= 30 for candidate in found)
+
+
+def test_ranks_share_the_windows(barely_trained: tuple[SquadJob, Run], monkeypatch: pytest.MonkeyPatch) -> None:
+    job, run = barely_trained
+    spans_WN3, null_W = job.predict(job.dev, run.engine)
+    parts = []
+    for rank in range(3):
+        monkeypatch.setattr(run.engine, "world", World(rank, 3, rank, torch.device("cpu")))
+        parts.append(job.predict(job.dev, run.engine))  # the group of one process leaves each part as it is
+    torch.testing.assert_close(sum(spans for spans, _ in parts), spans_WN3, atol=1e-5, rtol=0)
+    torch.testing.assert_close(sum(nulls for _, nulls in parts), null_W, atol=1e-5, rtol=0)
+
+
+def test_zero_3_learns_and_answers_the_same(
+    barely_trained: tuple[SquadJob, Run], stock_model: Path, world: World
+) -> None:
+    job = barely_trained[0]
+    settings = job.settings.model_copy(update={"epochs": 2})
+    runs = []
+    for stage in (0, 3):
+        config = REPOSITORY / "ds_configs" / f"zero{stage}_fp32.json"
+        run = Run(encoder_of(stock_model), job, settings, 1, config, world)
+        losses = [run.train_epoch(0), run.train_epoch(1)]
+        run.engine.module.eval()
+        runs.append((losses, job.predict(job.dev, run.engine)[1]))
+    assert runs[1][0] == pytest.approx(runs[0][0], abs=1e-5)
+    torch.testing.assert_close(runs[1][1], runs[0][1], atol=1e-4, rtol=0)
+
+
+def test_squad_1_always_answers(stock_model: Path, data: SquadData, world: World) -> None:
+    answered = SquadFile(data.dev.paragraphs, [question for question in data.dev.questions if question.answers])
+    job = small_job(stock_model, SquadData(answered, answered), "1.1", epochs=1, learning_rate=1e-3)
+    evaluation = job.evaluate(learn(job, encoder_of(stock_model), world).engine)
+    assert evaluation.metrics.keys() == {"dev"}
+    given = evaluation.files["predictions.json"]
+    assert evaluation.files["metrics.json"] == evaluate_squad1(answered.questions, given)
+    assert all(given[question.id] for question in answered.questions)
+
+
+def test_a_diverged_model_still_has_scores(stock_model: Path, data: SquadData, world: World) -> None:
+    job = small_job(stock_model, data, epochs=2, learning_rate=1e30)
+    outcome = Run(encoder_of(stock_model), job, job.settings, 1, FP32, world).train()
+    assert outcome.collapsed == "non-finite loss"
+    assert outcome.last["dev"]["NoAns_exact"] == 1

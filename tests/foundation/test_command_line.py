@@ -1,0 +1,291 @@
+"""Claims about the command line that is derived from a configuration."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import pytest
+from pydantic import Field
+
+from foundation.command_line import HIDDEN, POSITIONAL, parse_options, printable, run_command
+from foundation.config import ConfigError, StrictConfig
+from tests.conftest import REPOSITORY
+
+
+class Options(StrictConfig):
+    folders: Annotated[tuple[Path, ...], POSITIONAL] = ()
+    """folders to read"""
+    steps: int = 10
+    """number of steps, 100% of them"""
+    ngram: tuple[float, float, float] = (0.8, 0.1, 0.1)
+    """chances of the lengths"""
+    mode: Literal["fast", "slow"] = "fast"
+    """how to run"""
+    vocab: Path | None = None
+    """vocabulary"""
+    dry_run: bool = False
+    """start nothing"""
+    secret: Annotated[int, HIDDEN] = 7
+    """for tests"""
+
+
+class Several(StrictConfig):
+    seeds: tuple[Annotated[int, Field(ge=0)], ...] = (1, 2)
+    """one run a seed"""
+    data: tuple[Path, ...]
+    """folders of shards"""
+
+
+class Needs(StrictConfig):
+    run: Annotated[Path, POSITIONAL]
+    """run folder"""
+    model: str
+    """model to load"""
+
+
+def parse(*arguments, options=Options):
+    return parse_options(options, "Does something.\n\nAt length.", arguments)
+
+
+def test_no_arguments_give_the_defaults():
+    assert parse() == Options()
+
+
+def test_every_kind_of_option_is_read_with_its_type():
+    arguments = "a b --steps 3 --ngram .5 .3 .2 --mode slow --vocab v --dry_run --secret 1"
+    options = parse(*arguments.split())
+    assert options == Options(
+        folders=(Path("a"), Path("b")),
+        steps=3,
+        ngram=(0.5, 0.3, 0.2),
+        mode="slow",
+        vocab=Path("v"),
+        dry_run=True,
+        secret=1,
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--stpes", "3"], "--stpes"),
+        (["--step", "3"], "--step"),  # no abbreviations: they break when an option is added
+        (["--steps", "many"], "steps: got 'many'"),
+        (["--mode", "medium"], "'fast' or 'slow'"),
+        (["--ngram", "1", "0"], "--ngram"),
+    ],
+)
+def test_a_wrong_argument_is_a_config_error_that_names_it(arguments, named):
+    with pytest.raises(ConfigError) as caught:
+        parse(*arguments)
+    assert named in str(caught.value)
+
+
+def test_a_list_given_in_several_parts_is_all_of_them_without_the_default():
+    options = parse("--data", "a", "b", "--seeds", "3", "--data", "c", "--seeds", "4", options=Several)
+    assert options == Several(seeds=(3, 4), data=(Path("a"), Path("b"), Path("c")))
+    assert parse("--data", "a", options=Several).seeds == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("twice", "problem"),
+    [
+        ("--steps 3 --steps 4", "steps: got '3' and '4', expected --steps once; leave one out"),
+        ("--steps=3 --steps=3", "steps: got '3' and '3', expected --steps once"),
+        ("--ngram 1 0 0 --ngram 0 1 0", "ngram: got ['1', '0', '0'] and ['0', '1', '0'], expected --ngram once"),
+        ("--dry_run --mode fast --dry_run", "dry_run: got True and True, expected --dry_run once"),
+        ("--secret 1 --secret 2", "secret: got '1' and '2'"),
+    ],
+)
+def test_any_other_option_given_twice_is_refused(twice, problem):
+    with pytest.raises(ConfigError) as caught:
+        parse(*twice.split())
+    assert problem in str(caught.value)
+
+
+def test_the_bounds_of_a_list_do_not_hide_its_type_from_the_help(capsys):
+    with pytest.raises(SystemExit):
+        parse("--help", options=Several)
+    assert "--seeds N [N ...]" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("arguments", "named"), [(["run"], "--model"), (["--model", "m"], "run")])
+def test_what_has_no_default_is_required(arguments, named):
+    with pytest.raises(ConfigError, match=f"required.*{named}"):
+        parse(*arguments, options=Needs)
+
+
+@pytest.fixture
+def help_text(capsys):
+    with pytest.raises(SystemExit) as caught:
+        parse("--help")
+    assert caught.value.code == 0
+    return capsys.readouterr().out
+
+
+def test_help_shows_the_first_paragraph_of_the_description_alone(help_text):
+    assert "Does something." in help_text
+    assert "At length." not in help_text
+
+
+def test_help_shows_each_option_with_its_docstring_and_default(help_text):
+    for line in ("number of steps, 100% of them (10)", "chances of the lengths (0.8 0.1 0.1)", "fast|slow"):
+        assert line in help_text
+
+
+def test_a_hidden_option_works_but_is_not_in_the_help(help_text):
+    assert "secret" not in help_text
+    assert parse("--secret", "1").secret == 1
+
+
+@pytest.fixture
+def arguments(monkeypatch):
+    def set_arguments(*values):
+        monkeypatch.setattr("sys.argv", ["folder/program.py", *values])
+
+    set_arguments()
+    return set_arguments
+
+
+def test_a_program_that_returns_nothing_ends_with_0(arguments):
+    assert run_command(lambda options: None, Options, "") == 0
+
+
+def test_the_programs_own_exit_code_is_kept(arguments):
+    assert run_command(lambda options: 75, Options, "") == 75
+
+
+def test_a_config_error_ends_with_2_and_one_line_a_problem(arguments, capsys):
+    def fail(options):
+        raise ConfigError("a: wrong", "b: missing")
+
+    assert run_command(fail, Options, "") == 2
+    assert capsys.readouterr().err == "program.py: error: a: wrong\nprogram.py: error: b: missing\n"
+
+
+@pytest.mark.parametrize(("local_rank", "lines"), [("0", 1), ("1", 0)])
+def test_under_a_launcher_one_rank_of_a_machine_speaks_for_all(arguments, capsys, monkeypatch, local_rank, lines):
+    def fail(options):
+        raise ConfigError("a: wrong")
+
+    monkeypatch.setenv("LOCAL_RANK", local_rank)
+    assert run_command(fail, Options, "") == 2
+    assert len(capsys.readouterr().err.splitlines()) == lines
+
+
+def test_a_bad_option_ends_with_2_before_the_program_starts(arguments, capsys):
+    arguments("--colour=red")
+    assert run_command(pytest.fail, Options, "") == 2
+    assert capsys.readouterr().err == "program.py: error: unrecognized arguments: --colour=red; see --help\n"
+
+
+def test_ctrl_c_ends_with_130_and_no_traceback(arguments, capsys):
+    def interrupt(options):
+        raise KeyboardInterrupt
+
+    assert run_command(interrupt, Options, "") == 130
+    assert capsys.readouterr().err == "interrupted\n"
+
+
+def test_any_other_exception_is_a_fault_of_the_program_and_keeps_its_traceback(arguments):
+    with pytest.raises(ZeroDivisionError):
+        run_command(lambda options: 1 // 0, Options, "")
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("caf\u00e9 \u65e5\u672c \U0001f600 'x' \\", "caf\u00e9 \u65e5\u672c \U0001f600 'x' \\"),
+        ("a\nb\tc\r", r"a\nb\tc\r"),
+        ("\x1b[2J\x00\x7f\x9b", r"\x1b[2J\x00\x7f\x9b"),
+        ("\u202egpj.exe\u2028", r"\u202egpj.exe\u2028"),
+        (b"\xff\xe9.txt".decode("utf-8", "surrogateescape"), r"\xff\xe9.txt"),
+        ("\ud800", r"\ud800"),
+    ],
+)
+def test_what_others_named_is_shown_on_one_line_without_control_characters(text, shown):
+    assert printable(text) == shown
+
+
+def test_an_error_about_a_hostile_name_is_one_line_of_text(arguments, capsys):
+    def fail(options):
+        raise ConfigError("input: a\n\x1b[31mred\udcff.txt is not there")
+
+    assert run_command(fail, Options, "") == 2
+    assert capsys.readouterr().err == "program.py: error: input: a\\n\\x1b[31mred\\xff.txt is not there\n"
+
+
+PROGRAM = """
+import sys
+from foundation.command_line import run_command
+from foundation.config import ConfigError, StrictConfig
+
+def main(options):
+    {body}
+
+sys.exit(run_command(main, StrictConfig, "Does something."))
+"""
+
+
+def run_with_closed_pipe(body, *arguments, stream, unbuffered):
+    """A program of that body whose output (or errors) goes into a pipe that nobody reads."""
+    environment = os.environ | {"PYTHONUNBUFFERED": unbuffered}
+    program = [sys.executable, "-c", PROGRAM.format(body=body), *arguments]
+    other = "stderr" if stream == "stdout" else "stdout"
+    process = subprocess.Popen(
+        program, cwd=REPOSITORY, env=environment, text=True, **{stream: subprocess.PIPE, other: subprocess.PIPE}
+    )
+    getattr(process, stream).close()
+    said = getattr(process, other).read()
+    return process.wait(timeout=60), said
+
+
+@pytest.mark.parametrize(
+    ("body", "stream"),
+    [
+        ("print('x')", "stdout"),  # told at the end, when what was printed is flushed
+        ("print('x' * 100_000); raise AssertionError('went on')", "stdout"),
+        ("raise ConfigError('a: wrong')", "stderr"),
+    ],
+)
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_reader_that_has_enough_ends_the_program_without_a_word(body, stream, unbuffered):
+    assert run_with_closed_pipe(body, stream=stream, unbuffered=unbuffered) == (141, "")
+
+
+def test_a_reader_that_has_enough_of_the_help_ends_it_without_a_word():
+    assert run_with_closed_pipe("pass", "--help", stream="stdout", unbuffered="") == (141, "")
+
+
+def test_output_into_a_file_on_a_full_disk_is_one_line_and_a_failure():
+    program = [sys.executable, "-c", PROGRAM.format(body="print('x')")]
+    environment = os.environ | {"PYTHONUNBUFFERED": ""}
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            program, cwd=REPOSITORY, env=environment, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60
+        )
+    assert (done.returncode, done.stderr) == (1, "-c: error: the output cannot be written (No space left on device)\n")
+
+
+def test_a_program_whose_output_is_closed_runs_all_the_same():
+    program = [sys.executable, "-c", PROGRAM.format(body="print('x')")]
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$@" >&-', "sh", *program], cwd=REPOSITORY, capture_output=True, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_a_broken_pipe_that_is_not_the_output_is_a_fault_and_keeps_its_traceback(arguments):
+    def fail(options):
+        raise BrokenPipeError("a socket of the program's own")
+
+    with pytest.raises(BrokenPipeError):
+        run_command(fail, Options, "")
+
+
+def test_a_name_that_is_no_text_fails_no_print():
+    program = [sys.executable, "-c", PROGRAM.format(body=r"print('\udcff')")]
+    done = subprocess.run(program, cwd=REPOSITORY, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "\\udcff\n", "")

@@ -1,0 +1,89 @@
+"""Claims about strict configuration and its one error."""
+
+from typing import Literal
+
+import pytest
+from pydantic import Field, ValidationError, model_validator
+
+from foundation.config import ConfigError, StrictConfig
+
+
+class Inner(StrictConfig):
+    rate: float = Field(default=0.1, gt=0)
+
+
+class Outer(StrictConfig):
+    steps: int
+    """number of steps"""
+    mode: Literal["fast", "slow"] = "fast"
+    inner: Inner = Inner()
+
+    @model_validator(mode="after")
+    def _check(self):
+        if self.steps == 13:
+            raise ValueError("steps: got 13, expected a luckier number; take 14")
+        return self
+
+
+def problems(values, source=""):
+    with pytest.raises(ConfigError) as caught:
+        Outer.from_values(values, source)
+    return list(caught.value.problems)
+
+
+def test_good_values_make_a_config():
+    config = Outer.from_values({"steps": "5", "inner": {"rate": 0.5}})
+    assert (config.steps, config.mode, config.inner.rate) == (5, "fast", 0.5)
+
+
+def test_a_config_cannot_be_changed():
+    with pytest.raises(ValidationError, match="frozen"):
+        Outer(steps=1).steps = 2
+
+
+def test_a_docstring_is_the_help_of_its_field():
+    assert Outer.model_fields["steps"].description == "number of steps"
+
+
+def test_every_problem_is_reported_at_once():
+    assert len(problems({"mode": "medium", "inner": {"rate": -1}, "colour": "red"})) == 4
+
+
+def test_a_wrong_value_is_named_with_its_field_and_what_was_expected():
+    assert problems({"steps": 1, "inner": {"rate": -1}}) == [
+        "inner.rate: got -1, expected: input should be greater than 0"
+    ]
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), "inf"])
+def test_a_number_that_is_not_finite_is_refused(value):
+    """JSON has no word for it: it would be read back as null."""
+    [problem] = problems({"steps": 1, "inner": {"rate": value}})
+    assert problem.startswith("inner.rate: got") and "expected: input should be a finite number" in problem
+
+
+def test_a_missing_value_is_named():
+    assert problems({}) == ["steps: missing; give it a value"]
+
+
+@pytest.mark.parametrize(
+    ("values", "problem"),
+    [
+        ({"steps": 1, "step": 2}, "step: unknown key; expected one of steps, mode, inner"),
+        ({"steps": 1, "inner": {"rat": 2}}, "inner.rat: unknown key; expected one of rate"),
+    ],
+)
+def test_an_unknown_key_is_refused_at_every_level_and_the_known_ones_listed(values, problem):
+    assert problems(values) == [problem]
+
+
+def test_a_rule_over_several_fields_speaks_in_its_own_words():
+    assert problems({"steps": 13}) == ["steps: got 13, expected a luckier number; take 14"]
+
+
+def test_the_source_of_the_values_stands_before_each_problem():
+    assert problems({"steps": "x"}, source="run.json")[0].startswith("run.json: steps: got 'x'")
+
+
+def test_a_config_error_reads_as_its_problems():
+    assert str(ConfigError("a: wrong", "b: missing")) == "a: wrong; b: missing"

@@ -1,0 +1,108 @@
+"""Claims about files that are whole or absent, and about checksums inside of files."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from foundation.config import ConfigError
+from foundation.files import (
+    flush,
+    make_folder,
+    remove,
+    require_folder,
+    sealed,
+    unsealed,
+    write_atomically,
+    write_if_other,
+)
+
+
+def test_a_file_is_replaced_whole(tmp_path):
+    write_atomically(tmp_path / "file", b"old")
+    write_atomically(tmp_path / "file", b"new content")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert (tmp_path / "file").read_bytes() == b"new content"
+
+
+def test_a_file_that_has_its_content_is_not_touched(tmp_path):
+    write_atomically(tmp_path / "file", b"same")
+    before = (tmp_path / "file").stat()
+    write_if_other(tmp_path / "file", b"same")
+    assert (tmp_path / "file").stat() == before
+    write_if_other(tmp_path / "file", b"other")
+    assert (tmp_path / "file").read_bytes() == b"other"
+
+
+def test_a_seal_is_ordinary_json_and_notices_every_flipped_bit():
+    content = sealed({"name": "shard", "sizes": [1, 2, 3]})
+    assert json.loads(content)["sizes"] == [1, 2, 3]
+    assert json.loads(unsealed(content)) == {"name": "shard", "sizes": [1, 2, 3]}
+    assert json.loads(unsealed(sealed({}))) == {}
+    for bit in range(8 * len(content)):
+        flipped = bytearray(content)
+        flipped[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(ValueError, match="checksum"):
+            unsealed(bytes(flipped))
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b"\xff", sealed({})[:-1], sealed({}) + b" "])
+def test_what_was_cut_or_never_sealed_is_refused(content):
+    with pytest.raises(ValueError, match="checksum"):
+        unsealed(content)
+
+
+def test_what_is_removed_is_the_name_and_never_what_it_points_to(tmp_path: Path) -> None:
+    (tmp_path / "far" / "deep").mkdir(parents=True)
+    (tmp_path / "far" / "deep" / "file").write_text("kept")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "link").symlink_to(tmp_path / "far")
+    (tmp_path / "link").symlink_to(tmp_path / "far")
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "file").touch()
+    for name in ("folder", "link", "dangling", "file", "not there"):
+        remove(tmp_path / name)
+    assert [path.name for path in tmp_path.iterdir()] == ["far"]
+    assert (tmp_path / "far" / "deep" / "file").read_text() == "kept"
+
+
+def test_a_folder_is_made_with_those_it_lies_in_and_each_name_is_flushed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushed, real = [], os.fsync
+
+    def told(descriptor: int) -> None:
+        flushed.append(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", told)
+    make_folder(tmp_path / "a" / "b")
+    assert flushed == [str(tmp_path), str(tmp_path / "a")]
+    make_folder(tmp_path / "a" / "b")
+    assert len(flushed) == 2
+    flush(tmp_path / "a" / "b")
+    assert flushed[-1] == str(tmp_path / "a" / "b")
+
+
+def test_a_link_to_nowhere_is_no_folder_and_none_is_made_behind_it(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "disk that is not mounted")
+    with pytest.raises(FileExistsError):
+        make_folder(tmp_path / "link" / "checkpoints")
+
+
+def test_a_folder_that_cannot_be_made_is_refused_and_another_is_not_made(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
+    for output in ("file", "file/deep/er", "dangling"):
+        with pytest.raises(ConfigError, match=r"output: got .*, expected a folder, but .* is none; name another"):
+            require_folder(tmp_path / output)
+    require_folder(tmp_path / "new" / "folder")
+    require_folder(tmp_path)
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.skipif(os.access("/proc/sys", os.W_OK), reason="here root may write anywhere")
+def test_a_folder_that_cannot_be_written_to_is_refused() -> None:
+    with pytest.raises(ConfigError, match="output: got /proc/sys/out, but /proc/sys cannot be written to"):
+        require_folder(Path("/proc/sys/out"))

@@ -1,0 +1,12 @@
+"""foundation/markdown_table.py: a head, a rule as wide, a line a row."""
+
+from foundation.markdown_table import markdown_table
+
+
+def test_a_table_is_its_head_a_rule_and_its_rows() -> None:
+    rows = (row for row in (("MLM loss", "6.65"), ["AUC", ".73"]))
+    assert markdown_table(("", "value"), rows) == ["|  | value |", "|---|---|", "| MLM loss | 6.65 |", "| AUC | .73 |"]
+
+
+def test_a_table_without_rows_is_its_head() -> None:
+    assert markdown_table(["task", "model", "setting"], []) == ["| task | model | setting |", "|---|---|---|"]

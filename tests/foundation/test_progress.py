@@ -1,0 +1,29 @@
+"""Claims about the progress of a long command."""
+
+import pytest
+
+from foundation import progress
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0:00:00"), (59.6, "0:01:00"), (3661, "1:01:01"), (36000, "10:00:00"), (-1, "0:00:00")],
+)
+def test_durations_are_hours_minutes_and_seconds(seconds, text):
+    assert progress.duration(seconds) == text
+
+
+def test_a_log_gets_plain_lines_with_the_share_the_speed_and_the_time_left(monkeypatch, capsys):
+    clock = iter([0.0, *[50.0] * 9])
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
+    with progress.Progress(400_000_000, "shards") as shown:
+        shown.skip(100_000_000)
+        shown.advance(100_000_000)
+    assert capsys.readouterr().err == "shards: 50%, 2.0 MB/s, 0:01:40 left\n"
+
+
+def test_a_log_is_not_flooded(capsys):
+    with progress.Progress(100, "shards") as shown:
+        for _ in range(100):
+            shown.advance(1)
+    assert capsys.readouterr().err == ""

@@ -1,0 +1,176 @@
+"""Claims about the analysis, against numbers worked out by hand and against known cases."""
+
+import numpy as np
+import pytest
+from sklearn.metrics import roc_auc_score
+
+from pretrain.analysis.analysis import (
+    analyse,
+    as_json,
+    detection,
+    entropy,
+    estimate_quality,
+    generator,
+    headline,
+    loss_estimate,
+    max_probability,
+)
+from pretrain.analysis.observation import Judgement, Observations, Observed
+
+
+def judgement(**changes: np.ndarray) -> Judgement:
+    """Six positions, four of them masked, two replaced; the discriminator orders them perfectly."""
+    values = {
+        "d": np.array([3.0, 2.0, -1.0, -2.0, -3.0, -4.0]),
+        "replaced": np.array([True, True, False, False, False, False]),
+        "masked": np.array([True, True, True, True, False, False]),
+        "sequence": np.array([0, 0, 1, 1, 1, 1]),
+    }
+    return Judgement(**{**values, **changes})
+
+
+def observations(**changes: object) -> Observations:
+    """The four masked positions of `judgement`."""
+    values = {
+        "judgement": judgement(),
+        "estimated_loss": np.array([0.1, 0.4, 0.2, 0.3]),
+        "actual_loss": np.array([0.2, 0.8, 0.7, 0.9]),
+        "sampled_other": np.array([True, True, False, False]),
+        "ratio": np.array([0.5, 2.0, 1.0, 0.5]),
+        "log_p_original": np.log([0.9, 0.5, 0.25, 0.05]),
+        "predicted": np.array([True, True, False, False]),
+        "largest_p_G": np.array([0.95, 0.91, 0.55, 0.05]),
+        "largest_q": np.array([0.65, 0.99, 0.35, 1.0 + 1e-7]),
+        "entropy_q": np.array([1.0, 2.0, 3.0, 6.0]),
+    }
+    return Observations(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def observed(**under: Observations) -> Observed:
+    return Observed(under, {}, {"mlm_accuracy": 0.2})
+
+
+def test_the_generators_numbers_are_means_over_masked_positions() -> None:
+    found = generator(observations().predictions)
+    assert found["mlm_accuracy"].value == 0.5
+    assert as_json(found["mlm_accuracy"])[1:] == [0, 1]  # right in one sequence, wrong in the other
+    assert found["mlm_loss"].value == pytest.approx(-np.log([0.9, 0.5, 0.25, 0.05]).mean())
+
+
+def test_detection_counts_right_answers_masked_and_all_with_an_interval_around_them() -> None:
+    found = detection(judgement(d=np.array([3.0, -2.0, -1.0, -2.0, -3.0, 4.0])))
+    assert found["accuracy_masked"].value == 0.75
+    assert found["accuracy_all"].value == pytest.approx(4 / 6)
+    assert found["replaced_share"].value == pytest.approx(2 / 6)
+    for name in ("accuracy_masked", "accuracy_all", "replaced_share"):
+        value, low, high = as_json(found[name])
+        assert low <= value <= high and low < high
+
+
+def test_detection_has_the_loss_beside_the_entropy_of_the_replaced_share() -> None:
+    found = detection(judgement())
+    loss = np.mean([np.log1p(np.exp(-v)) for v in (3, 2)] * 1 + [np.log1p(np.exp(v)) for v in (-1, -2, -3, -4)])
+    entropy = -(1 / 3 * np.log(1 / 3) + 2 / 3 * np.log(2 / 3))
+    assert found["discriminator_loss"].value == pytest.approx(loss)
+    assert found["discriminator_entropy"].value == pytest.approx(entropy)
+    assert found["loss_over_entropy"].value == pytest.approx(loss / entropy)
+
+
+def test_detection_has_the_auc_of_all_and_of_masked_positions() -> None:
+    seen = judgement(d=np.array([3.0, -1.5, -1.0, -2.0, -3.0, 4.0]))
+    assert detection(seen)["auc_all"].value == pytest.approx(roc_auc_score(seen.replaced, seen.d))
+    assert detection(seen)["auc_masked"].value == pytest.approx(roc_auc_score(seen.replaced[:4], seen.d[:4]))
+    nothing = detection(judgement(replaced=np.zeros(6, dtype=bool)))
+    assert as_json(nothing["auc_all"]) is None and as_json(nothing["auc_masked"]) is None
+
+
+def test_correlations_are_numpys_by_class() -> None:
+    pearson = estimate_quality(observations())["pearson"]
+    assert pearson["replaced"].value == pytest.approx(1.0)
+    assert pearson["original"].value == pytest.approx(1.0)
+    assert pearson["all"].value == pytest.approx(np.corrcoef([0.1, 0.4, 0.2, 0.3], [0.2, 0.8, 0.7, 0.9])[0, 1])
+
+
+def test_an_objective_without_estimate_has_no_correlation() -> None:
+    seen = observations(estimated_loss=np.empty(0))
+    assert estimate_quality(seen) == {}
+    shown = headline(as_json(analyse(observed(p_G=seen))))
+    assert shown["estimate_correlation"] == {"original": None, "replaced": None, "all": None}
+
+
+def test_the_class_mean_predictor_knows_the_class_and_nothing_else() -> None:
+    quality = estimate_quality(observations())
+    means = [0.5, 0.5, 0.8, 0.8]
+    expected = np.corrcoef(means, [0.2, 0.8, 0.7, 0.9])[0, 1]
+    pearson = quality["pearson"]
+    assert pearson["class_means"].value == pytest.approx(expected)
+    assert pearson["all_minus_class_means"].value == pytest.approx(pearson["all"].value - expected)
+    assert quality["spearman"]["all"].value == pytest.approx(np.corrcoef([1, 4, 2, 3], [1, 3, 2, 4])[0, 1])
+
+
+def test_an_estimate_that_follows_the_loss_within_classes_is_above_the_class_means_and_a_blind_one_is_not() -> None:
+    random = np.random.default_rng(0)
+    other = random.random(4000) < 0.5
+    loss = np.where(other, 1.0, 0.3) + random.normal(0, 0.5, 4000)
+    masked, sequence = np.ones(4000, dtype=bool), np.arange(4000) // 8
+    seen = judgement(d=loss, replaced=other, masked=masked, sequence=sequence)
+    common = {"judgement": seen, "actual_loss": loss, "sampled_other": other}
+    knowing = observations(estimated_loss=loss + random.normal(0, 0.3, 4000), **common)
+    blind = observations(estimated_loss=np.where(other, 1.0, 0.3), **common)
+    for seen_by, above in ((knowing, True), (blind, False)):
+        _, low, _ = as_json(estimate_quality(seen_by)["pearson"]["all_minus_class_means"])
+        assert (low > 0) == above
+
+
+def test_shares_of_the_maximum_probability_are_counted_in_tenths() -> None:
+    own, plain = observations(), observations(largest_q=observations().largest_p_G)
+    shares = max_probability(observed(p_G=plain, p_S=own))
+    assert [share.value for share in shares["p_G"]] == [0.25, 0, 0, 0, 0, 0.25, 0, 0, 0, 0.5]
+    assert [share.value for share in shares["p_S"]] == [0, 0, 0, 0.25, 0, 0, 0.25, 0, 0, 0.5]
+    _, low, high = as_json(shares["p_G"][-1])
+    assert (low, high) == (0.0, 1.0)  # both positions of one sequence, none of the other
+
+
+def test_the_entropy_is_the_mean_over_masked_positions() -> None:
+    assert as_json(entropy(observations())) == [3.0, 1.5, 4.5]  # either sequence alone, at the ends
+
+
+def test_the_loss_estimate_weighs_every_sample_by_its_ratio() -> None:
+    values = np.array([0.1, 1.6, 0.7, 0.45])
+    found = {name: part.value for name, part in loss_estimate(observations()).items()}
+    assert found == pytest.approx(
+        {"mean": values.mean(), "variance": values.var(), "effective_share": 4.0**2 / (0.25 + 4 + 1 + 0.25) / 4}
+    )
+
+
+def test_the_weighted_estimate_of_a_better_distribution_has_less_variance_by_more_than_the_interval() -> None:
+    """Two kinds of tokens of loss 0 and 1: drawing the second three times as often leaves a quarter of the variance."""
+    random = np.random.default_rng(0)
+    losses = {name: random.permutation(8000) < share * 8000 for name, share in {"p_G": 0.1, "p_S": 0.3}.items()}
+    under = {
+        name: observations(
+            judgement=judgement(
+                d=np.zeros(8000), replaced=loss, masked=np.ones(8000, dtype=bool), sequence=np.arange(8000) // 8
+            ),
+            actual_loss=loss.astype(float),
+            ratio=np.ones(8000) if name == "p_G" else np.where(loss, 1 / 3, 0.9 / 0.7),
+            estimated_loss=np.empty(0),
+            sampled_other=loss,
+            log_p_original=np.full(8000, -1.0),
+            predicted=loss,
+            largest_q=np.full(8000, 0.9),
+            entropy_q=np.full(8000, 2.0),
+        )
+        for name, loss in losses.items()
+    }
+    found = as_json(analyse(observed(**under)))
+    mean, variance = (found["p_S_minus_p_G"]["loss_estimate"][name] for name in ("mean", "variance"))
+    assert mean[0] == pytest.approx(0, abs=1e-9) and mean[1] < 0 < mean[2]
+    assert variance[0] == pytest.approx((0.3 / 9 - 0.01) - 0.09) and variance[2] < 0
+    assert found["loss_estimate"]["p_G"]["effective_share"] == pytest.approx([1, 1, 1])
+    assert found["loss_estimate"]["p_S"]["effective_share"][2] < 1
+
+
+def test_a_run_that_learns_no_sampling_has_no_p_S_to_compare() -> None:
+    found = analyse(observed(p_G=observations()))
+    assert found["detection"].keys() == {"p_G"} and "p_S_minus_p_G" not in found

@@ -1,0 +1,136 @@
+"""Claims about the crossing of runs, on checkpoints of small models that are loaded from disk as a run's are."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from pretrain.analysis.analysis import analyse, detection
+from pretrain.analysis.crossing import COMPARED, Candidate, Entry, cross, crossing, tables
+from pretrain.analysis.observation import observe
+from pretrain.config import RunConfig
+from pretrain.data.batches import Batch
+from pretrain.engine.checkpoint import EngineState, save
+from pretrain.engine.optim import OptimConfig
+from pretrain.method.electra import Electra
+from pretrain.training.run_folder import RunDescription
+from tests.pretrain.conftest import MASK, PAD, SMALL_MODEL, VOCABULARY
+
+CPU = torch.device("cpu")
+OPTIM = {"steps": 10, "warmup_steps": 1, "lr": 1e-3}
+
+
+def candidate(name: str, model: Electra, batches: list[Batch], folder: Path) -> Candidate:
+    """The model as the checkpoint of a run, evaluated."""
+    description = RunDescription(
+        run=RunConfig(model=SMALL_MODEL, objective=model.objective, optim=OptimConfig.from_values(OPTIM), batch_size=1),
+        data=("data",),
+        data_sha256="",
+        tokenizer_sha256="",
+        seq_length=10,
+        vocab_size=VOCABULARY,
+        mask_token_id=MASK,
+        pad_token_id=PAD,
+    )
+    weights = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    checkpoint = save(folder, 10, EngineState(0, {}, weights, {}), {}, keep_last=1)
+    observed = observe(model, batches, CPU)
+    return Candidate(name, description, checkpoint, observed.tokens, analyse(observed)["detection"])
+
+
+@pytest.fixture
+def batches(batch: Batch) -> list[Batch]:
+    """The same sequences with other draws, eight times."""
+    torch.manual_seed(0)
+    return [batch._replace(uniforms_BK=torch.rand_like(batch.uniforms_BK)) for _ in range(8)]
+
+
+@pytest.fixture
+def models(make_electra: Callable[..., Electra]) -> dict[str, Electra]:
+    """A baseline, and a method whose discriminator says otherwise."""
+    method = make_electra(name="hp_loss")
+    torch.nn.init.normal_(method.discriminator_predictions.dense.weight)
+    return {"base": make_electra(name="electra"), "method": method}
+
+
+@pytest.fixture
+def entries(models: dict[str, Electra], batches: list[Batch], tmp_path: Path) -> list[Entry]:
+    candidates = [candidate(name, model, batches, tmp_path / name) for name, model in models.items()]
+    return list(cross(candidates, lambda: batches, CPU))
+
+
+def test_every_discriminator_judges_every_samplers_replacements(entries: list[Entry]) -> None:
+    sources = [("base", "p_G"), ("method", "p_G"), ("method", "p_S")]  # the baseline has no p_S of its own
+    assert [(entry.discriminator, entry.sampler, entry.distribution) for entry in entries] == [
+        (name, *source) for name in ("base", "method") for source in sources
+    ]
+
+
+def test_the_diagonal_is_what_the_runs_were_evaluated_to_and_the_rest_is_the_other_discriminators_answer(
+    entries: list[Entry], models: dict[str, Electra], batches: list[Batch]
+) -> None:
+    replacements = {name: observe(model, batches, CPU) for name, model in models.items()}
+    for entry in entries:
+        right, losses = [], []
+        for number, batch in enumerate(batches):
+            tokens_BK = replacements[entry.sampler].tokens[entry.distribution][3 * number :][:3].long()
+            with torch.no_grad():
+                d_BL, replaced_BL = models[entry.discriminator].eval().discriminate(batch, tokens_BK)
+            d, replaced = d_BL[batch.attention_mask_BL], replaced_BL[batch.attention_mask_BL]
+            right.append(((d > 0) == replaced).double().mean().item())
+            losses.append(torch.nn.functional.binary_cross_entropy_with_logits(d, replaced.float()).item())
+        assert entry.found["accuracy_all"].value == pytest.approx(np.mean(right))
+        assert entry.found["discriminator_loss"].value == pytest.approx(np.mean(losses), rel=1e-5)
+        own = detection(replacements[entry.sampler].under[entry.distribution].judgement)
+        assert entry.found["replaced_share"].value == own["replaced_share"].value
+
+
+def test_a_difference_is_of_two_discriminators_on_the_very_same_replacements(entries: list[Entry]) -> None:
+    crossed = json.loads(json.dumps(crossing(entries, 24)))
+    found = {
+        (part["discriminator"], part["sampler"], part["distribution"], part["step"]): part
+        for part in crossed["entries"]
+    }
+    assert len(found) == 6 and len(crossed["differences"]) == 3
+    for part in crossed["differences"]:
+        assert (part["discriminator"], part["minus"], part["step"]) == ("method", "base", 10)
+        where = (part["sampler"], part["distribution"], part["step"])
+        a, b = (found[(name, *where)] for name in ("method", "base"))
+        assert a["discriminator_entropy"] == b["discriminator_entropy"]
+        for name in COMPARED:
+            value, low, high = part[name]
+            assert value == pytest.approx(a[name][0] - b[name][0])
+            assert low <= value + 1e-9 and value - 1e-9 <= high
+
+
+def test_one_run_by_itself_is_its_own_diagonal(
+    models: dict[str, Electra], batches: list[Batch], tmp_path: Path
+) -> None:
+    alone = candidate("method", models["method"], batches, tmp_path)
+    entries = list(cross([alone], lambda: pytest.fail("nothing is left to read"), CPU))
+    assert [entry.distribution for entry in entries] == ["p_G", "p_S"]
+    assert crossing(entries, 24)["differences"] == []
+    assert "minus" not in tables(crossing(entries, 24))
+
+
+def test_the_tables_are_markdown_with_every_entry_and_the_differences_from_the_first_run(entries: list[Entry]) -> None:
+    lines = tables(crossing(entries, 24)).splitlines()
+    assert lines[0].startswith("| discriminator | replacements | step |")
+    rows = [line for line in lines if line.startswith("| base") or line.startswith("| method")]
+    assert len(rows) == 6 + 3
+    assert "minus base:" in lines
+    value = next(entry for entry in entries if entry.distribution == "p_S").found["accuracy_masked"].value
+    assert f"| base | p_S of method | 10 | {value:.4f} (" in "\n".join(rows)
+    columns = {line.count("|") for line in lines[: lines.index("")]}
+    assert len(columns) == 1
+
+
+def test_resamples_are_the_same_for_all_so_that_a_discriminator_differs_from_itself_by_nothing(
+    make_electra: Callable[..., Electra], batches: list[Batch], tmp_path: Path
+) -> None:
+    twins = [candidate(name, make_electra(name="hp_loss"), batches, tmp_path / name) for name in ("a", "b")]
+    for part in crossing(list(cross(twins, lambda: batches, CPU)), 24)["differences"]:
+        assert np.allclose([part[name] for name in COMPARED], 0)

@@ -1,0 +1,52 @@
+"""Claims about the model card of an export."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pretrain.analysis.model_card import model_card
+from pretrain.config import with_overrides
+from pretrain.data.shards import Shards
+from pretrain.presets import PRESETS, with_objective
+from pretrain.training.run_folder import RunDescription, describe
+
+
+@pytest.fixture
+def description(shards_folder: Path) -> RunDescription:
+    return describe(PRESETS["tiny"].run, Shards(shards_folder))
+
+
+def test_the_card_has_every_setting_of_the_mathematics_and_no_path_of_the_machine(
+    description: RunDescription, tmp_path: Path
+) -> None:
+    card = model_card(tmp_path, description, step=7)
+    for section in ("model", "objective", "optim"):
+        for name, value in getattr(description.run, section).model_dump(mode="json").items():
+            assert f"| {section}.{name} | {value} |" in card
+    assert "7 of 2,000 steps of 64 sequences" in card
+    assert str(Path(description.data[0]).parent) not in card
+    assert "None were taken." in card
+
+
+def test_the_card_tells_how_to_load_what_it_describes(description: RunDescription, tmp_path: Path) -> None:
+    assert "AutoModelForPreTraining.from_pretrained(FOLDER, trust_remote_code=True)" in model_card(
+        tmp_path, description, 1
+    )
+    stock = with_overrides(with_objective(description.run, "mlm"), ["model.relative_position=false"])
+    card = model_card(tmp_path, description.model_copy(update={"run": stock}), 1)
+    assert "AutoModelForMaskedLM.from_pretrained(FOLDER)" in card
+
+
+def test_scores_are_those_of_the_exported_step_and_an_evaluations_win(
+    description: RunDescription, tmp_path: Path
+) -> None:
+    records = [{"kind": "held_out", "step": step, "accuracy_all": 0.9 + step / 1000} for step in (5, 10)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    (tmp_path / "evaluation").mkdir()
+    evaluated = {"step": 10, "accuracy_all": 0.8, "auc_all": 0.75}
+    (tmp_path / "evaluation" / "metrics.json").write_text(json.dumps(evaluated))
+    assert "| detection accuracy, all positions | 0.9050 |" in model_card(tmp_path, description, 5)
+    card = model_card(tmp_path, description, 10)
+    assert "| detection accuracy, all positions | 0.8000 |" in card
+    assert "| detection AUC, all positions | 0.7500 |" in card

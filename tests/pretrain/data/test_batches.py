@@ -1,0 +1,123 @@
+"""Claims about batches: the same samples on any cluster, masks and segments as the shards say, exact global counts."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from data_prep.shards import IndexedFile
+from foundation.config import ConfigError
+from pretrain.data.batches import (
+    Batch,
+    BatchPlan,
+    TrainingBatches,
+    held_out_batches,
+    make_batch,
+)
+from pretrain.data.shards import Shards, open_held_out, open_shards
+
+
+@pytest.fixture(scope="module")
+def shards(shards_folder: Path) -> Shards:
+    return open_shards(shards_folder)
+
+
+def all_of(shards: Shards, step: int, world_size: int, micro: int, size: int = 24) -> Batch:
+    """One step's samples on every rank, put back in order."""
+    plans = [BatchPlan(size, micro, world_size, rank) for rank in range(world_size)]
+    steps = [TrainingBatches(shards, plan, seed=3).step(step) for plan in plans]
+    ordered = [ranks[number] for number in range(len(steps[0])) for ranks in steps]
+    tensors = [torch.cat(parts) for parts in list(zip(*ordered, strict=True))[:6]]
+    counts = [sum(part[6] for part in ordered), sum(part[7] for part in ordered)]
+    return Batch(*tensors, *counts)
+
+
+@pytest.mark.parametrize(("world_size", "micro"), [(1, 8), (2, 12), (2, 4), (3, 4)])
+def test_a_step_reads_the_same_samples_and_uniforms_on_any_cluster(world_size: int, micro: int, shards: Shards) -> None:
+    whole, spread = all_of(shards, 5, 1, 24), all_of(shards, 5, world_size, micro)
+    for ours, theirs in zip(whole[:6], spread[:6], strict=True):
+        assert torch.equal(ours, theirs)
+    assert spread[6:] == pytest.approx(whole[6:])
+
+
+def test_an_epoch_reads_every_sequence_once_and_the_next_in_another_order(shards: Shards) -> None:
+    batches = TrainingBatches(shards, BatchPlan(10, 10, 1, 0), seed=0)
+    steps = -(-2 * len(shards) // 10)
+    index, epoch = (np.concatenate(part) for part in zip(*map(batches.sequences, range(steps)), strict=True))
+    first, second = index[epoch == 0], index[epoch == 1]
+    assert sorted(first) == sorted(second) == list(range(len(shards)))
+    assert not np.array_equal(first, second)
+
+
+def test_counts_are_those_of_the_whole_step_over_its_micro_batches(shards: Shards) -> None:
+    step = [TrainingBatches(shards, BatchPlan(24, 4, 2, rank), seed=3).step(1) for rank in range(2)]
+    parts = [batch for rank in step for batch in rank]
+    masked = sum(int(batch.masked_valid_BK.sum()) for batch in parts)
+    tokens = sum(int(batch.attention_mask_BL.sum()) for batch in parts)
+    for batch in parts:
+        assert (batch.masked_count, batch.token_count) == pytest.approx((masked / 6, tokens / 6))
+
+
+def test_rows_are_the_shards_own_sequences_and_mask_copies(shards: Shards, shards_folder: Path) -> None:
+    index, epoch = np.array([0, len(shards) - 1, 7]), np.array([0, 13, 2])
+    batch = make_batch(shards, index, epoch, seed=0)
+    last = shards.manifest.shards[-1].name
+    ids, masks = IndexedFile(shards_folder / last), IndexedFile(shards_folder / f"{last}.mask")
+    length = int(batch.attention_mask_BL[1].sum())
+    assert batch.input_ids_BL[1, :length].tolist() == ids[len(ids) - 1].tolist()
+    copies = shards.manifest.mask_copies
+    bitmap = masks[len(masks) - 1].reshape(copies, -1)[13 % copies]
+    expected = np.flatnonzero(np.unpackbits(bitmap, bitorder="little")).tolist()
+    assert batch.masked_positions_BK[1][batch.masked_valid_BK[1]].tolist() == expected
+
+
+def test_masks_are_15_percent_rounded_up_and_never_special_tokens(shards: Shards) -> None:
+    index = np.arange(len(shards))
+    batch = make_batch(shards, index, np.zeros_like(index), seed=0)
+    special = shards.manifest.special_tokens
+    lengths = batch.attention_mask_BL.sum(1)
+    assert torch.equal(batch.masked_valid_BK.sum(1), torch.ceil(lengths * 15 / 100 - 1e-9).long())
+    originals = batch.input_ids_BL.gather(1, batch.masked_positions_BK)[batch.masked_valid_BK]
+    assert not set(originals.tolist()) & {special.pad, special.cls, special.sep, special.mask}
+
+
+def test_segments_change_after_the_first_separator_and_end_with_the_sequence(shards: Shards) -> None:
+    index = np.arange(len(shards))
+    batch = make_batch(shards, index, np.zeros_like(index), seed=0)
+    seen_pairs = 0
+    for row in range(len(index)):
+        ids = batch.input_ids_BL[row].tolist()
+        length = int(batch.attention_mask_BL[row].sum())
+        first = ids.index(shards.manifest.special_tokens.sep)
+        expected = [0] * (first + 1) + [1] * (length - first - 1) + [0] * (len(ids) - length)
+        assert batch.token_type_ids_BL[row].tolist() == expected
+        seen_pairs += first < length - 1
+    assert seen_pairs > 0
+
+
+def test_steps_come_in_order_from_any_start_and_equal_those_read_alone(shards: Shards) -> None:
+    batches = TrainingBatches(shards, BatchPlan(8, 4, 1, 0), seed=0)
+    streamed = list(batches.from_step(3, 6))
+    assert len(streamed) == 3
+    for number, step in enumerate(streamed, 3):
+        alone = batches.step(number)
+        assert all(torch.equal(a.uniforms_BK, b.uniforms_BK) for a, b in zip(step, alone, strict=True))
+
+
+def test_an_evaluation_reads_the_same_held_out_sequences_on_any_cluster(shards_folder: Path) -> None:
+    held_out = open_held_out(shards_folder)
+    assert held_out is not None
+    alone = [row for b in held_out_batches(held_out, 8, BatchPlan(8, 4, 1, 0), 1) for row in b.input_ids_BL.tolist()]
+    spread = [
+        row
+        for rank in range(2)
+        for b in held_out_batches(held_out, 8, BatchPlan(8, 4, 2, rank), 1)
+        for row in b.input_ids_BL.tolist()
+    ]
+    assert sorted(alone) == sorted(spread)
+
+
+def test_missing_shards_are_an_error_that_says_how_to_get_them(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--data.*build_shards.py --output .*nothing$"):
+        open_shards(tmp_path / "nothing")

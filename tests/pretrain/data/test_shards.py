@@ -1,0 +1,378 @@
+"""Claims about reading folders of shards: mixtures are exact and stateless, and damage is an error that names it."""
+
+import json
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from data_prep.build_shards import BuildOptions
+from data_prep.build_shards import main as build_shards
+from data_prep.manifest import load_manifest, save_manifest, sum_shards
+from data_prep.shards import IndexedFile
+from foundation.config import ConfigError, LocalProblem
+from foundation.files import sealed
+from pretrain.data.batches import BatchPlan, TrainingBatches, held_out_batches
+from pretrain.data.shards import Shards, open_held_out, open_shards
+from tests.conftest import REPOSITORY
+
+
+@pytest.fixture(scope="module")
+def folders(shards_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Three folders of different sizes, built like `shards_folder`."""
+    root = tmp_path_factory.mktemp("mixture")
+    text = shards_folder.parent / "raw"
+    (root / "few.txt").write_text((text / "0.txt").read_text()[:8000])
+    inputs = {"a": text / "0.txt", "b": text / "1.txt", "few": root / "few.txt"}
+    for name, path in inputs.items():
+        build_shards(like(load_manifest(shards_folder).config.model_dump(), shards_folder, path, root / name))
+    return [root / name for name in inputs]
+
+
+def like(config: dict[str, object], shards_folder: Path, text: Path, output: Path, **changes: object) -> BuildOptions:
+    shared = {name: config[name] for name in ("seq_length", "mask_copies", "held_out", "chunk_mb", "shard_mb")}
+    vocab = str(shards_folder / "tokenizer")
+    return BuildOptions.from_values(
+        {**shared, "input": (text,), "output": output, "vocab": vocab, "workers": 1, **changes}
+    )
+
+
+def samples_of(shards: Shards, steps: range, size: int = 40) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Folder, sequence and epoch of every sample of these steps."""
+    batches = TrainingBatches(shards, BatchPlan(size, size, 1, 0), seed=5)
+    index, epoch = (np.concatenate(part) for part in zip(*map(batches.sequences, steps), strict=True))
+    return np.searchsorted(np.cumsum(shards.sizes), index, side="right"), index, epoch
+
+
+def test_every_step_has_each_folders_share_and_no_step_strays(folders: list[Path]) -> None:
+    folder, _, _ = samples_of(open_shards(*folders, weights=(0.7, 0.2, 0.1)), range(300))
+    per_step = np.stack([np.bincount(step, minlength=3) for step in folder.reshape(300, 40)])
+    assert np.abs(per_step - np.array([28, 8, 4])).max() <= 3
+    assert np.bincount(folder) == pytest.approx(np.array([0.7, 0.2, 0.1]) * 12_000, abs=2)
+
+
+def test_each_folder_has_every_sequence_once_in_each_of_its_own_epochs(folders: list[Path]) -> None:
+    shards = open_shards(*folders, weights=(1, 1, 2))
+    folder, index, epoch = samples_of(shards, range(140))
+    starts = np.cumsum([0, *shards.sizes])
+    reached = [int(epoch[folder == number].max()) for number in range(3)]
+    assert reached[2] > 10 > reached[0] >= 1, "the small folder has had more epochs"
+    for number, size in enumerate(shards.sizes):
+        for value in range(reached[number]):
+            seen = index[(folder == number) & (epoch == value)]
+            assert sorted(seen) == list(range(starts[number], starts[number] + size))
+
+
+def test_without_weights_folders_count_by_their_sequences_and_end_their_epochs_together(folders: list[Path]) -> None:
+    shards = open_shards(*folders)
+    sample = np.arange(len(shards))
+    assert sorted(shards.shuffled(sample, seed=1)[0]) == sorted(shards.in_turn(sample)) == sample.tolist()
+    assert not shards.shuffled(sample, seed=1)[1].any()
+
+
+def test_a_mixture_needs_the_step_alone_on_any_cluster(folders: list[Path]) -> None:
+    shards = open_shards(*folders, weights=(3, 1, 1))
+    alone = TrainingBatches(shards, BatchPlan(24, 24, 1, 0), seed=2).step(70)
+    spread = [TrainingBatches(shards, BatchPlan(24, 4, 3, rank), seed=2).step(70) for rank in range(3)]
+    ordered = [rank[number] for number in range(2) for rank in spread]
+    for part in range(6):
+        assert torch.equal(alone[0][part], torch.cat([batch[part] for batch in ordered]))
+    masked = sum(int(batch.masked_valid_BK.sum()) for batch in ordered)
+    tokens = sum(int(batch.attention_mask_BL.sum()) for batch in ordered)
+    for batch in ordered:  # the global counts that the losses are divided by
+        assert (batch.masked_count, batch.token_count) == pytest.approx((masked / 6, tokens / 6))
+
+
+def test_a_mixtures_rows_are_the_folders_own_sequences(folders: list[Path]) -> None:
+    shards = open_shards(*folders)
+    starts = np.cumsum([0, *shards.sizes])
+    for number, folder in enumerate(folders):
+        alone = open_shards(folder)
+        own = np.arange(alone.sizes[0])
+        for ours, theirs in zip(shards.read(starts[number] + own, own % 10), alone.read(own, own % 10), strict=True):
+            assert np.array_equal(ours, theirs)
+
+
+def test_held_out_shards_are_read_together_and_a_folder_may_have_none(folders: list[Path], tmp_path: Path) -> None:
+    parts = [open_held_out(folder) for folder in folders]
+    together = open_held_out(*folders)
+    assert together is not None
+    assert len(together) == sum(len(part) for part in parts if part)
+    plan = BatchPlan(10, 5, 1, 0)
+    read = [row for batch in held_out_batches(together, 10, plan, 1) for row in batch.input_ids_BL.tolist()]
+    own = [row for part in parts[:2] if part for row in part.read(np.arange(10), np.zeros(10, int))[0].tolist()]
+    assert all(row in own for row in read if row), "a prefix reads each folder from its beginning"
+    assert open_held_out(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"), [({"seq_length": 16}, "seq_length"), ({"mask_copies": 3}, "mask_copies"), ({}, "tokenizer")]
+)
+def test_folders_that_do_not_go_together_are_refused_by_name(
+    changes: dict[str, object], name: str, shards_folder: Path, tmp_path: Path
+) -> None:
+    if name == "tokenizer":
+        shutil.copytree(shards_folder / "tokenizer", tmp_path / "vocab")
+        tokens = (tmp_path / "vocab" / "vocab.txt").read_text().split("\n")
+        (tmp_path / "vocab" / "tokenizer.json").unlink()
+        (tmp_path / "vocab" / "vocab.txt").write_text("\n".join([*tokens[:20], tokens[21], tokens[20], *tokens[22:]]))
+        changes = {"vocab": str(tmp_path / "vocab")}
+    config = load_manifest(shards_folder).config.model_dump()
+    text = shards_folder.parent / "raw" / "0.txt"
+    build_shards(like(config, shards_folder, text, tmp_path / "other", **changes))
+    with pytest.raises(ConfigError, match=f"data: .*other has {name}.*build it again like the first"):
+        open_shards(shards_folder, tmp_path / "other")
+
+
+@pytest.mark.parametrize("weights", [(1.0,), (1.0, 0.0, 1.0), (1.0, -1.0, 1.0), (1.0, float("nan"), 1.0)])
+def test_weights_are_one_positive_number_a_folder(weights: tuple[float, ...], folders: list[Path]) -> None:
+    with pytest.raises(ConfigError, match=r"data_weights: got .*, expected a number above 0 .* 3 in all"):
+        open_shards(*folders, weights=weights)
+
+
+def test_a_folder_named_twice_is_refused(shards_folder: Path) -> None:
+    with pytest.raises(ConfigError, match="is named twice"):
+        open_shards(shards_folder, shards_folder / ".." / shards_folder.name)
+
+
+def test_missing_shards_are_an_error_that_says_how_to_get_them(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--data.*build_shards.py --output .*nothing$"):
+        open_shards(tmp_path / "nothing")
+
+
+def cut(name: str, size: int) -> Callable[[Path], None]:
+    def damage(folder: Path) -> None:
+        path = folder / name
+        path.write_bytes(path.read_bytes()[:-size])
+
+    return damage
+
+
+def swapped(one: str, other: str) -> Callable[[Path], None]:
+    """As after a copy that went wrong: one shard's file stands under another's name."""
+
+    def damage(folder: Path) -> None:
+        shutil.copy(folder / other, folder / one)
+
+    return damage
+
+
+def removed(name: str) -> Callable[[Path], None]:
+    return lambda folder: (folder / name).unlink()
+
+
+DAMAGES = {
+    "ids cut": cut("shard-00001.bin", 2),
+    "index cut": cut("shard-00001.idx", 8),
+    "ids empty": cut("shard-00001.bin", 10**9),
+    "masks cut": cut("shard-00001.mask.bin", 1),
+    "masks missing": removed("shard-00001.mask.bin"),
+    "index of the masks missing": removed("shard-00001.mask.idx"),
+    "index of another shard": swapped("shard-00001.idx", "shard-00000.idx"),
+    "masks of another shard": lambda folder: [
+        swapped(f"shard-00001.mask{suffix}", f"shard-00000.mask{suffix}")(folder) for suffix in (".bin", ".idx")
+    ],
+    "all of another shard": lambda folder: [
+        swapped(f"shard-00001{suffix}", f"shard-00000{suffix}")(folder) for suffix in (".bin", ".idx")
+    ],
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_shard_is_an_error_that_names_it_before_anything_is_read(
+    damage: str, shards_folder: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(shards_folder, tmp_path / "copy")
+    DAMAGES[damage](folder)
+    with pytest.raises(ConfigError, match="shard-00001") as caught:
+        open_shards(folder)
+    assert len(caught.value.problems) == 1 and "\n" not in str(caught.value)
+
+
+def shifted_offsets(folder: Path) -> None:
+    path = folder / "shard-00001.idx"
+    items = len(IndexedFile(folder / "shard-00001"))
+    content = bytearray(path.read_bytes())
+    content[34 + 4 * items + 8] ^= 2  # the second item's offset, after the header and the lengths
+    path.write_bytes(content)
+
+
+def test_an_index_that_lost_a_bit_is_an_error_that_names_its_sequence_when_it_is_read(
+    shards_folder: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(shards_folder, tmp_path / "copy")
+    shifted_offsets(folder)
+    shards = open_shards(folder)
+    first = load_manifest(folder).shards[0].sequences
+    shards.read(np.array([first - 1, first + 3]), np.zeros(2, int))
+    with pytest.raises(LocalProblem, match=r"shard-00001\.idx is damaged at sequence [01]"):
+        shards.read(np.array([first + 1, first]), np.zeros(2, int))
+
+
+def overwritten(name: str, first: int, value: int) -> Callable[[Path], None]:
+    """As where a disk lost a block: the size is right, the content is not."""
+
+    def damage(folder: Path) -> None:
+        content = bytearray((folder / name).read_bytes())
+        content[first : first + 4096] = bytes([value]) * len(content[first : first + 4096])
+        (folder / name).write_bytes(content)
+
+    return damage
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "problem"),
+    [
+        ("shard-00001.bin", 0, r"does not begin with \[CLS\]"),
+        ("shard-00001.bin", 255, r"does not begin with \[CLS\]|id beyond the vocabulary"),
+        ("shard-00001.mask.bin", 0, "masked positions"),
+        ("shard-00001.mask.bin", 255, "masked positions"),
+    ],
+)
+def test_lost_content_is_found_when_it_is_read_and_its_sequence_named(
+    name: str, value: int, problem: str, shards_folder: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(shards_folder, tmp_path / "copy")
+    overwritten(name, 4096, value)(folder)
+    shards = open_shards(folder)
+    with pytest.raises(LocalProblem, match=rf"shard-00001 is damaged: sequence \d+ .*{problem}"):
+        shards.read(np.arange(len(shards)), np.zeros(len(shards), int))
+    with pytest.raises(LocalProblem, match="shard-00001"):  # also from the thread that reads ahead
+        list(TrainingBatches(shards, BatchPlan(16, 16, 1, 0), seed=0).from_step(0, len(shards) // 16))
+
+
+def test_a_sequence_end_and_a_mask_beyond_it_are_checked(shards_folder: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(shards_folder, tmp_path / "copy")
+    shards = open_shards(folder)
+    row = int(np.argmin(shards.lengths(np.arange(load_manifest(folder).shards[0].sequences))))
+    file = IndexedFile(folder / "shard-00000")
+    last = int(file.offsets[row]) + 2 * int(file.lengths[row]) - 2
+    overwrite = bytearray((folder / "shard-00000.bin").read_bytes())
+    overwrite[last] ^= 1
+    (folder / "shard-00000.bin").write_bytes(overwrite)
+    with pytest.raises(LocalProblem, match=rf"sequence {row} does not end with \[SEP\]"):
+        open_shards(folder).read(np.array([row]), np.array([0]))
+
+
+def resealed(folder: Path, **changes: object) -> None:
+    """The manifest with other values, under a checksum that fits them."""
+    values = json.loads((folder / "manifest.json").read_text()) | changes
+    (folder / "manifest.json").write_bytes(sealed({name: values[name] for name in values if name != "sha256"}))
+
+
+@pytest.mark.parametrize("name", ["vocab.txt", "tokenizer.json", "tokenizer_config.json"])
+def test_a_tokenizer_that_was_overwritten_is_refused_by_its_file(
+    name: str, shards_folder: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(shards_folder, tmp_path / "copy")
+    content = (folder / "tokenizer" / name).read_text()
+    (folder / "tokenizer" / name).write_text(content.replace("e", "é", 1) if name == "vocab.txt" else content + "\n")
+    with pytest.raises(ConfigError, match=rf"copy is damaged: .*tokenizer/{name}: missing, or changed"):
+        open_shards(folder)
+
+
+def test_a_manifest_with_other_special_ids_than_its_tokenizer_is_refused(shards_folder: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(shards_folder, tmp_path / "copy")
+    special = load_manifest(folder).special_tokens.model_dump()
+    resealed(folder, special_tokens=special | {"mask": 5})
+    with pytest.raises(ConfigError, match=r"copy is damaged: tokenizer: .* other special ids"):
+        open_shards(folder)
+
+
+FORMAT_1 = Path(__file__).parents[2] / "data_prep" / "format_1" / "shards"
+
+
+def test_a_folder_of_format_1_is_read_like_any_other() -> None:
+    shards, held_out = open_shards(FORMAT_1), open_held_out(FORMAT_1)
+    assert held_out is not None
+    assert (len(shards), len(held_out)) == (sum(shards.sizes), sum(held_out.sizes)) == (55, 35)
+    _, masked_BL, lengths_B = shards.read(np.arange(55), np.arange(55) % 4)
+    assert lengths_B.sum() == shards.manifest.totals.tokens
+    assert masked_BL.any(axis=1).all()
+
+
+@pytest.mark.parametrize("damage", ["special token", "vocabulary"])
+def test_a_folder_of_format_1_is_checked_as_far_as_its_sums_go(damage: str, tmp_path: Path) -> None:
+    folder = shutil.copytree(FORMAT_1, tmp_path / "copy")
+    if damage == "special token":
+        text = (folder / "manifest.json").read_text()
+        assert '"mask": 4' in text
+        (folder / "manifest.json").write_text(text.replace('"mask": 4', '"mask": 5'))
+    else:
+        text = (folder / "tokenizer" / "vocab.txt").read_text()
+        (folder / "tokenizer" / "vocab.txt").write_text(text.replace("##ka", "##kaka"))
+    with pytest.raises(ConfigError, match=r"copy is damaged: tokenizer"):
+        open_shards(folder)
+
+
+def many_times(source: Path, folder: Path, count: int) -> None:
+    """A folder whose shards are all links to the first of another."""
+    shutil.copytree(source / "tokenizer", folder / "tokenizer")
+    manifest = load_manifest(source)
+    first, shards = manifest.shards[0], []
+    for number in range(count):
+        for suffix in first.written:
+            (folder / f"shard-{number:05d}{suffix}").hardlink_to(source / (first.name + suffix))
+        shards.append(first.model_copy(update={"name": f"shard-{number:05d}"}))
+    totals = sum_shards(shards, manifest.seq_length, len(manifest.config.ngram))
+    save_manifest(manifest.model_copy(update={"shards": tuple(shards), "totals": totals}), folder)
+
+
+READS_EVERYTHING = """
+import sys
+from pathlib import Path
+import numpy as np
+from pretrain.data.shards import open_held_out, open_shards
+
+def held() -> tuple[int, int]:
+    maps = [line for line in Path("/proc/self/maps").read_text().splitlines() if "shard-" in line]
+    return len(list(Path("/proc/self/fd").iterdir())), len(maps)
+
+shards, held_out = open_shards(Path(sys.argv[1])), open_held_out(Path(sys.argv[1]))
+assert len(shards._prefixes) == 1250
+own = len(shards) // 1250
+once = shards.read(np.arange(own), np.zeros(own, int))
+order = np.random.default_rng(0).permutation(len(shards))[:4000]
+most = (0, 0)
+for index in np.split(order, 40):
+    for ours, theirs in zip(shards.read(index, np.zeros(100, int)), once):
+        assert np.array_equal(ours, theirs[index % own])
+    held_out.read(index % len(held_out), np.zeros(100, int))
+    most = max(most, held())
+print(*most)
+"""
+
+
+def test_any_number_of_shards_is_read_under_256_descriptors_and_maps(shards_folder: Path, tmp_path: Path) -> None:
+    for side in ("", "held_out"):
+        (tmp_path / "many" / side).mkdir(parents=True)
+        many_times(shards_folder / side, tmp_path / "many" / side, 1250)
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+
+    command = [sys.executable, "-c", READS_EVERYTHING, str(tmp_path / "many")]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, preexec_fn=limit)
+    assert done.returncode == 0, done.stderr
+    descriptors, maps = map(int, done.stdout.split())
+    assert 100 < maps < 256
+    assert descriptors < 256
+
+
+def test_a_damaged_shard_ends_the_command_with_one_line(
+    shards_folder: Path, tmp_path: Path, launch: Callable[..., object]
+) -> None:
+    folder = shutil.copytree(shards_folder, tmp_path / "copy")
+    overwritten("shard-00000.mask.bin", 0, 0)(folder)
+    overwritten("shard-00001.mask.bin", 0, 0)(folder)
+    arguments = ("--preset", "tiny", "--data", folder, "--output", tmp_path / "run", "--set", "batch_size=64")
+    process = launch(0, "pretrain/run.py", *arguments)
+    output, _ = process.communicate(timeout=200)  # type: ignore[attr-defined]
+    assert process.returncode == 2, output  # type: ignore[attr-defined]
+    assert "Traceback" not in output and "is damaged: sequence" in output

@@ -1,0 +1,328 @@
+"""What the ranks of test_engine.py do: every ZeRO stage and precision in one launch, figures left as JSON.
+
+    deepspeed --num_gpus 2 tests/pretrain/engine/engine_worker.py FOLDER     or plain python, alone
+
+They train a small model with what makes ZeRO-3 hard: two encoders over the same embeddings, whose matrix also
+is the output matrix, used five times a forward, once of these without gradient.
+"""
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+sys.path[0] = str(Path(__file__).resolve().parents[3])
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pretrain.engine.optim import OptimConfig, learning_rate, parameter_groups
+from pretrain.model.encoder import ElectraEncoder, Embeddings, EncoderConfig
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+FP32 = ("zero0_fp32", "zero1_fp32", "zero2_fp32", "zero3_fp32")
+BF16 = ("zero1_bf16", "zero2_bf16", "zero3_bf16")
+FP16 = ("zero1_fp16", "zero2_fp16")
+VARIANTS = tuple(
+    path.stem for path in sorted((REPOSITORY / "ds_configs").glob("zero*.json")) if path.stem.count("_") > 1
+)
+"""Files that change memory and time alone."""
+ALONE = ("zero0_fp32", "zero1_fp32", "zero2_fp32", "zero1_bf16", "zero2_bf16", *FP16)
+"""Files that one process trains under too: it sums gradients with nobody, and takes a shorter way."""
+VOCABULARY, LENGTH, BATCH, MICRO_BATCH = 61, 12, 16, 4
+STEPS, SAVED_AT, RECOMPUTED = 20, 7, 5
+OPTIM = OptimConfig(lr=5e-3, steps=STEPS, warmup_steps=3)
+
+
+class SmallElectra(nn.Module):
+    """The loss is a sum over real tokens; odd sizes leave every stage a padded part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        config = EncoderConfig(
+            vocab_size=VOCABULARY,
+            embedding_size=10,
+            hidden_size=14,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            intermediate_size=22,
+            hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0,
+        )
+        embeddings = Embeddings(config)
+        self.generator = ElectraEncoder(config, embeddings)
+        self.discriminator = ElectraEncoder(config, embeddings)
+        self.projection = nn.Linear(14, 10)
+        self.output_bias = nn.Parameter(torch.zeros(VOCABULARY))
+        self.head = nn.Linear(14, 1)
+
+    def forward(self, ids_BL: Tensor, real_BL: Tensor) -> dict[str, Tensor]:
+        words = self.discriminator.embeddings.word_embeddings
+        segments_BL = torch.zeros_like(ids_BL)
+        masked_ids_BL = torch.where(torch.arange(LENGTH) % 4 == 0, 3, ids_BL)
+        hidden_BLE = self.projection(self.generator(masked_ids_BL, real_BL, segments_BL))
+        scores_BLV = words(hidden_BLE, as_output_matrix=True).float() + self.output_bias.float()
+        with torch.no_grad():
+            words(hidden_BLE, as_output_matrix=True)
+        drawn_BL = (ids_BL * 7 + 1) % VOCABULARY
+        drawn_score_BL = (words(drawn_BL).float() * hidden_BLE.float()).sum(-1)
+        replaced_ids_BL = torch.where(torch.arange(LENGTH) % 4 == 0, drawn_BL, ids_BL)
+        d_BL = self.head(self.discriminator(replaced_ids_BL, real_BL, segments_BL)).squeeze(-1).float()
+        loss_BL = (
+            F.cross_entropy(scores_BLV.transpose(1, 2), ids_BL, reduction="none")
+            + drawn_score_BL.square()
+            + 50 * F.binary_cross_entropy_with_logits(d_BL, (replaced_ids_BL != ids_BL).float(), reduction="none")
+        )
+        return {"loss_sum": loss_BL.where(real_BL, 0.0).sum(), "d_BL": d_BL.detach()}
+
+
+def batch_of(step: int) -> tuple[Tensor, Tensor]:
+    """Ids and which of them are real: sequences of unequal lengths, so micro-batches weigh differently."""
+    generator = torch.Generator().manual_seed(step)
+    ids_BL = torch.randint(5, VOCABULARY, (BATCH, LENGTH), generator=generator)
+    lengths_B1 = torch.randint(2, LENGTH + 1, (BATCH, 1), generator=generator)
+    return ids_BL, torch.arange(LENGTH) < lengths_B1
+
+
+def small_model(seed: int = 0) -> SmallElectra:
+    torch.manual_seed(seed)
+    return SmallElectra()
+
+
+def rate(step: int) -> float:
+    return learning_rate(step, base=OPTIM.lr, warmup_steps=OPTIM.warmup_steps, total_steps=OPTIM.steps)
+
+
+def plain_losses() -> list[float]:
+    """The same training without DeepSpeed: one process, the whole batch at once, PyTorch's AdamW."""
+    model = small_model()
+    optimizer = torch.optim.AdamW(parameter_groups(model, OPTIM.weight_decay), betas=OPTIM.betas, eps=OPTIM.eps)
+    losses = []
+    for step in range(STEPS):
+        ids_BL, real_BL = batch_of(step)
+        loss = model(ids_BL, real_BL)["loss_sum"] / real_BL.sum()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), OPTIM.gradient_clipping)
+        for group in optimizer.param_groups:
+            group["lr"] = rate(step)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+class Runner(NamedTuple):
+    """One engine and its training over any range of steps."""
+
+    engine: Any
+
+    def train(self, steps: range) -> list[float]:
+        return [self.step(step)[0] for step in steps]
+
+    def step(self, step: int, spoil: float = 1.0) -> tuple[float, Any]:
+        """The step's loss and the engine's result; `spoil` multiplies what is differentiated."""
+        engine, world = self.engine, self.engine.world
+        ids_BL, real_BL = batch_of(step)
+        total = torch.zeros(())
+        for micro in range(engine.accumulation_steps):
+            first = (micro * world.world_size + world.rank) * MICRO_BATCH
+            rows = slice(first, first + MICRO_BATCH)
+            loss_sum = engine.forward(ids_BL[rows], real_BL[rows])["loss_sum"]
+            loss = loss_sum * world.world_size * engine.accumulation_steps / real_BL.sum()
+            engine.backward(loss * spoil)
+            result = engine.step(rate(step))
+            total += loss_sum.detach() / real_BL.sum()
+        return float(engine.sum_over_ranks(total)), result
+
+
+def resolved_config(name: str, world_size: int) -> dict[str, Any]:
+    from pretrain.engine.deepspeed_config import resolve
+
+    values = json.loads((REPOSITORY / "ds_configs" / f"{name}.json").read_text())
+    values["train_micro_batch_size_per_gpu"] = MICRO_BATCH
+    device_type = "cuda" if "fp16" in name else "cpu"  # see `allow_fp16_on_cpu`
+    return resolve(values, batch_size=BATCH, world_size=world_size, device_type=device_type, optim=OPTIM)
+
+
+def make_runner(name: str, world: Any, seed: int = 0, lr_scale: Any = lambda name: 1.0, **fp16: float) -> Runner:
+    """`fp16` are changes to that section of the file."""
+    from pretrain.engine.engine import Engine
+
+    model = small_model(seed)
+    groups = parameter_groups(model, OPTIM.weight_decay, lr_scale)
+    config = resolved_config(name, world.world_size)
+    if fp16:
+        config["fp16"] |= fp16
+    return Runner(Engine(model, groups, config, world))
+
+
+def allow_fp16_on_cpu() -> None:
+    """Lets these tests reach the loss scale without a GPU; DeepSpeed and our configuration refuse it."""
+    from deepspeed.accelerator import get_accelerator
+
+    get_accelerator().is_fp16_supported = lambda: True
+
+
+def same_states(one: Any, other: Any) -> bool:
+    """Bitwise, on the first rank, where states are."""
+    pairs = [(one.weights, other.weights), *((one.moments[key], other.moments[key]) for key in one.moments)]
+    return (one.adam_steps, one.loss_scale) == (other.adam_steps, other.loss_scale) and all(
+        left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
+        for left, right in pairs
+    )
+
+
+def train_and_resume(name: str, world: Any, folder: Path) -> dict[str, Any]:
+    """Trains, saving on the way; then a fresh engine with other weights goes on from the saved state."""
+    from pretrain.engine.checkpoint import load, newest_valid, save
+
+    runner = make_runner(name, world)
+    start = runner.engine.full_state().weights
+    losses = runner.train(range(1))
+    first_update = largest_change(start, runner.engine.full_state().weights) / rate(0)
+    losses += runner.train(range(1, SAVED_AT))
+    state = runner.engine.full_state()
+    if world.is_first:
+        save(folder / name, SAVED_AT, state, {"name": name}, keep_last=1)
+    losses += runner.train(range(SAVED_AT, STEPS))
+    end = runner.engine.full_state()
+
+    again = make_runner(name, world, seed=1)
+    found = newest_valid(folder / name) if world.is_first else None
+    again.engine.load_full_state(load(found)[0] if found else None)
+    return {
+        "same_start": is_small_model(start, world),
+        "losses": losses,
+        "first_update": first_update,
+        "resumed": again.train(range(SAVED_AT, STEPS)),
+        "same_end": same_states(end, again.engine.full_state()),
+        "loss_scale": [state.loss_scale, end.loss_scale],
+        "names": sorted(end.weights),
+        "spoiled": spoiled_step(again, end),
+    }
+
+
+def is_small_model(weights: dict[str, Tensor], world: Any) -> bool:
+    """Whether the first rank's weights are those the model was made with, bitwise."""
+    made = dict(small_model().named_parameters()) if world.is_first else {}
+    return weights.keys() == made.keys() and all(torch.equal(weights[name], made[name]) for name in made)
+
+
+def starts_as_made(config: dict[str, Any], world: Any) -> bool:
+    """The same of an engine that has not trained."""
+    from pretrain.engine.engine import Engine
+
+    model = small_model()
+    engine = Engine(model, parameter_groups(model, OPTIM.weight_decay), config, world)
+    return is_small_model(engine.full_state().weights, world)
+
+
+def largest_change(before: dict[str, Tensor], after: dict[str, Tensor]) -> float:
+    """Of the weights without decay, on the first rank."""
+    return max((float((after[n] - before[n]).abs().max()) for n in before if "bias" in n), default=0.0)
+
+
+def spoiled_step(runner: Runner, before: Any) -> dict[str, Any]:
+    """A step whose gradient is NaN on one rank alone; `before` is the state it starts from."""
+    world = runner.engine.world
+    _, result = runner.step(0, float("nan") if world.rank == world.world_size - 1 else 1.0)
+    after = runner.engine.full_state()
+    unchanged = same_states(before, replace(after, loss_scale=before.loss_scale))
+    return {"updated": result.updated, "overflow": result.overflow, "unchanged": unchanged}
+
+
+def loss_scale_under(spoiled: str, name: str, world: Any, **fp16: float) -> dict[str, list[Any]]:
+    """What each step did: of the steps marked x the gradient is infinite on one rank, of those marked n the loss."""
+    runner = make_runner(name, world, **fp16)
+    done = []
+    for step, mark in enumerate(spoiled):
+        last = world.rank == world.world_size - 1
+        factor = {"x": 1e30, "n": float("nan")}.get(mark, 1.0) if last else 1.0
+        done.append(runner.step(step, factor)[1])
+    return {
+        "updated": [result.updated for result in done],
+        "loss_scale": [result.loss_scale for result in done],
+        "fatal": [result.fatal for result in done],
+    }
+
+
+def recomputed_losses(name: str, world: Any) -> list[float]:
+    """The first losses with activation checkpointing."""
+    from pretrain.engine.engine import Engine
+
+    model = small_model()
+    config = resolved_config(name, world.world_size) | {"activation_checkpointing": {}}
+    return Runner(Engine(model, parameter_groups(model, OPTIM.weight_decay), config, world)).train(range(RECOMPUTED))
+
+
+def scale_stories(name: str, world: Any) -> dict[str, Any]:
+    """The dynamic scale falling to its floor, growing, and a fixed one."""
+    small = {"initial_scale_power": 2, "hysteresis": 1}
+    return {
+        "falling": loss_scale_under("xxxx..", name, world, **small),
+        "patient": loss_scale_under("xxxx..", name, world, **(small | {"hysteresis": 2})),
+        "growing": loss_scale_under("...x....", name, world, **small, loss_scale_window=2),
+        "fixed": loss_scale_under(".x.", name, world, loss_scale=64.0),
+        "loss": loss_scale_under(".n.", name, world, **small),
+    }
+
+
+def continue_from(name: str, world: Any, folder: Path) -> list[float]:
+    """Losses of the steps after a checkpoint that another number of ranks wrote."""
+    from pretrain.engine.checkpoint import load, newest_valid
+
+    runner = make_runner(name, world, seed=1)
+    found = newest_valid(folder / name) if world.is_first else None
+    runner.engine.load_full_state(load(found)[0] if found else None)
+    return runner.train(range(SAVED_AT, STEPS))
+
+
+def frozen_by_scale(name: str, world: Any) -> dict[str, bool]:
+    """Which parameters a learning rate scale of 0 on the generator has left alone."""
+    runner = make_runner(name, world, lr_scale=lambda name: 0.0 if name.startswith("generator.encoder") else 1.0)
+    before = runner.engine.full_state().weights
+    runner.train(range(1))
+    after = runner.engine.full_state().weights
+    return {name: torch.equal(before[name], after[name]) for name in before}
+
+
+def main(folder: Path) -> None:
+    from pretrain.job.processes import leave, start_processes
+
+    world = start_processes()
+    allow_fp16_on_cpu()
+    own, other = folder / f"ranks-{world.world_size}", folder / f"ranks-{3 - world.world_size}"
+    names = (*FP32, *BF16, *FP16) if world.world_size > 1 else ALONE
+    continued = {name: continue_from(name, world, other) for name in FP32 if (other / name).is_dir()}
+    known = own / "figures.json"
+    figures = json.loads(known.read_text()) if known.exists() else first_figures(names, world, own)
+    figures["continued"] = continued
+    if world.is_first:
+        known.write_text(json.dumps(figures))
+    leave(0)
+
+
+def first_figures(names: tuple[str, ...], world: Any, own: Path) -> dict[str, Any]:
+    """Of training from the start under each file; checkpoints stay in `own`."""
+    figures: dict[str, Any] = {"train": {name: train_and_resume(name, world, own) for name in names}}
+    figures["frozen"] = {name: frozen_by_scale(name, world) for name in FP32 if name in names}
+    figures["recomputed"] = {name: recomputed_losses(name, world) for name in (*FP32, *BF16) if name in names}
+    figures["variants"] = {
+        name: make_runner(name, world).train(range(STEPS)) for name in VARIANTS if world.world_size > 1
+    }
+    if world.world_size > 1:
+        config = resolved_config("zero3_bf16", world.world_size)
+        config |= {key: resolved_config("zero1_fp16", world.world_size).get(key) for key in ("fp16", "bf16")}
+        figures["starts"] = {"zero3_fp16": starts_as_made({k: v for k, v in config.items() if v}, world)}
+        figures["starts"] |= {name: starts_as_made(resolved_config(name, world.world_size), world) for name in VARIANTS}
+    figures["scales"] = {name: scale_stories(name, world) for name in FP16 if name in names}
+    figures["shared"] = [None] * world.world_size
+    dist.all_gather_object(figures["shared"], world.share({"rank": world.rank}))
+    return figures
+
+
+if __name__ == "__main__":
+    main(Path(next(argument for argument in sys.argv[1:] if not argument.startswith("--"))))

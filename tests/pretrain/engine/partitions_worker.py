@@ -1,0 +1,130 @@
+"""What the ranks of test_partitions.py do: DeepSpeed gathers the same state by its own utilities; what it costs.
+
+deepspeed --num_gpus 2 tests/pretrain/engine/partitions_worker.py RESULT.json
+"""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path[0] = str(Path(__file__).resolve().parents[3])
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from bench.traffic import bytes_sent
+from pretrain.engine import partitions
+from pretrain.engine.checkpoint import EngineState
+from pretrain.engine.engine import MOMENTS, Engine
+from pretrain.engine.optim import parameter_groups
+from pretrain.job.processes import World, leave, start_processes
+from tests.pretrain.engine.engine_worker import OPTIM, Runner, resolved_config, same_states, small_model
+
+FILES = ("zero1_fp32", "zero2_bf16", "zero1_bf16_offload")
+SMALL_PIECES = 202
+"""Values of all ranks: many pieces a group, the last one shorter."""
+STEPS = 4
+
+
+def engine_of(name: str, world: World, seed: int = 0, **zero: Any) -> Engine:
+    """`zero` are changes to that section of the file."""
+    model = small_model(seed)
+    config = resolved_config(name, world.world_size)
+    config["zero_optimization"] |= zero
+    return Engine(model, parameter_groups(model, OPTIM.weight_decay), config, world)
+
+
+def figures_of(name: str, world: World) -> dict[str, Any]:
+    """Saves after two steps, and loads what was saved into an engine that has other weights."""
+    engine, fresh = engine_of(name, world), engine_of(name, world, seed=1)
+    Runner(engine).train(range(2))
+    state, saving = with_traffic(engine, engine.full_state)
+    _, loading = with_traffic(fresh, lambda: fresh.load_full_state(state if world.is_first else None))
+    return {
+        "parameters": sum(parameter.numel() for parameter in engine.module.parameters()),
+        "bytes_per_weight": engine.dtype.itemsize,
+        "saving": saving,
+        "loading": loading,
+        "in_order": list(state.weights) == [name for name, _ in engine.module.named_parameters()],
+        "as_deepspeed": same_states(state, by_deepspeed(engine, state)),
+        "loaded": same_states(state, fresh.full_state()),
+        "rounded": rounds(state, fresh),
+        "in_pieces": same_in_pieces(state, fresh),
+    }
+
+
+def same_in_pieces(state: EngineState, engine: Engine) -> bool:
+    """Whether a save and a load move the same bits by many small collectives."""
+    whole, partitions.AT_ONCE = partitions.AT_ONCE, SMALL_PIECES
+    same = [same_states(state, engine.full_state())]
+    Runner(engine).train(range(2, 3))
+    engine.load_full_state(state if engine.world.is_first else None)
+    partitions.AT_ONCE = whole
+    return all((*same, same_states(state, engine.full_state())))
+
+
+def round_robin(name: str, world: World) -> dict[str, Any]:
+    """Losses with the parameters in DeepSpeed's other order and in the usual one; a save and a load in the other."""
+    engine = engine_of(name, world, round_robin_gradients=True)
+    losses = Runner(engine).train(range(STEPS))
+    state, fresh = engine.full_state(), engine_of(name, world, seed=1, round_robin_gradients=True)
+    fresh.load_full_state(state if world.is_first else None)
+    return {
+        "losses": losses,
+        "usual": Runner(engine_of(name, world)).train(range(STEPS)),
+        "loaded": same_states(state, fresh.full_state()),
+        "rounded": rounds(state, fresh),
+    }
+
+
+def with_traffic(engine: Engine, work: Callable[[], Any]) -> tuple[Any, list[int]]:
+    """The result of `work`, and the bytes that each rank sent for it."""
+    engine.barrier()
+    before = bytes_sent()
+    result = work()
+    engine.barrier()
+    return result, over_ranks(bytes_sent() - before)
+
+
+def over_ranks(value: Any) -> list[Any]:
+    values = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def by_deepspeed(engine: Engine, state: EngineState) -> EngineState:
+    """The same state by an all-reduce for each tensor."""
+    import deepspeed.utils as utilities
+
+    def named(full: Callable[[nn.Parameter], Tensor]) -> dict[str, Tensor]:
+        gathered = {name: full(parameter) for name, parameter in engine.module.named_parameters()}
+        return gathered if engine.world.is_first else {}
+
+    moments = {key: named(lambda p, key=key: utilities.safe_get_full_optimizer_state(p, key)) for key in MOMENTS}
+    return EngineState(state.adam_steps, state.loss_scale, named(utilities.safe_get_full_fp32_param), moments)
+
+
+def rounds(state: EngineState, engine: Engine) -> list[bool]:
+    """Whether every weight of the module is the rounded master weight, by rank."""
+    same = []
+    for name, parameter in engine.module.named_parameters():
+        master = state.weights[name].clone() if engine.world.is_first else torch.empty(parameter.shape)
+        dist.broadcast(master, src=0)
+        same.append(torch.equal(parameter, master.to(parameter.dtype)))
+    return over_ranks(all(same))
+
+
+def main(result: Path) -> None:
+    world = start_processes()
+    figures = {name: figures_of(name, world) for name in FILES}
+    figures["round_robin"] = round_robin("zero2_bf16", world)
+    if world.is_first:
+        result.write_text(json.dumps(figures))
+    leave(0)
+
+
+if __name__ == "__main__":
+    main(Path(next(argument for argument in sys.argv[1:] if not argument.startswith("--"))))

@@ -1,0 +1,245 @@
+"""DeepSpeed's JSON: every mistake is refused with what to do, and what the run owns is filled in."""
+
+import copy
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from foundation.config import ConfigError
+from pretrain.engine.deepspeed_config import resolve
+from pretrain.engine.deepspeed_keys import REFUSED_KEYS
+from pretrain.engine.engine import Engine
+from pretrain.engine.optim import OptimConfig, parameter_groups
+from pretrain.job.processes import start_processes
+from tests.pretrain.engine import engine_worker as worker
+
+FOLDER = Path(__file__).resolve().parents[3] / "ds_configs"
+FILES = sorted(FOLDER.glob("*.json"))
+OPTIM = OptimConfig(lr=2e-4, steps=1000, warmup_steps=10, betas=(0.8, 0.9), eps=1e-7, weight_decay=0.02)
+
+
+ADDITIONS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "offload": lambda values: values["zero_optimization"].get("offload_optimizer", {}).get("device") == "cpu",
+    "recompute": lambda values: "activation_checkpointing" in values,
+    "accumulate": lambda values: values["train_micro_batch_size_per_gpu"] != "auto",
+    "overlap": lambda values: values["zero_optimization"].get("overlap_comm"),
+    "profile": lambda values: values.get("flops_profiler", {}).get("enabled") and values["wall_clock_breakdown"],
+}
+"""What the last part of a file's name says that the file without it does not have."""
+
+
+def values_of(name: str) -> dict[str, Any]:
+    values: dict[str, Any] = json.loads((FOLDER / f"{name}.json").read_text())
+    return values
+
+
+def resolved(source: Any, batch_size: int = 64, world_size: int = 2, device_type: str = "cuda") -> dict[str, Any]:
+    return resolve(source, batch_size=batch_size, world_size=world_size, device_type=device_type, optim=OPTIM)
+
+
+def problems(source: Any, **settings: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        resolved(source, **settings)
+    return "\n".join(caught.value.problems)
+
+
+def key_paths(values: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    for key, value in values.items():
+        yield (*path, key)
+        if isinstance(value, dict):
+            yield from key_paths(value, (*path, key))
+
+
+def renamed(values: dict[str, Any], path: tuple[str, ...], name: str) -> dict[str, Any]:
+    changed = copy.deepcopy(values)
+    section = changed
+    for key in path[:-1]:
+        section = section[key]
+    section[name] = section.pop(path[-1])
+    return changed
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_every_shipped_file_resolves_with_the_numbers_of_the_run(path: Path) -> None:
+    config = resolved(path)
+    assert config["train_batch_size"] == 64
+    micro = 8 if path.stem.endswith("accumulate") else 32
+    assert config["train_micro_batch_size_per_gpu"] == micro
+    assert config["gradient_accumulation_steps"] == 32 // micro
+    assert config["gradient_clipping"] == OPTIM.gradient_clipping
+    params = config["optimizer"]["params"]
+    assert (params["lr"], params["betas"], params["eps"], params["weight_decay"]) == (
+        2e-4,
+        [0.8, 0.9],
+        1e-7,
+        0.02,
+    )
+    assert "auto" not in json.dumps(config)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_every_shipped_file_is_named_for_what_it_is_and_listed(path: Path) -> None:
+    values = json.loads(path.read_text())
+    stage, precision, *addition = path.stem.removeprefix("zero").split("_")
+    assert values["zero_optimization"]["stage"] == int(stage)
+    assert [key for key in ("fp16", "bf16") if key in values] == ([] if precision == "fp32" else [precision])
+    plain = values_of(f"zero{stage}_{precision}")
+    assert "_".join(addition) == "_".join(name for name, has in ADDITIONS.items() if has(values) and not has(plain))
+    assert f"`{path.stem}`" in (FOLDER / "README.md").read_text()
+
+
+@pytest.mark.parametrize("path", list(key_paths(values_of("zero1_fp16"))), ids=".".join)
+def test_a_misspelt_key_at_any_level_is_refused_with_the_right_one(path: tuple[str, ...]) -> None:
+    misspelt = path[-1][:2] + path[-1][3:] if len(path[-1]) > 3 else path[-1] + "x"
+    said = problems(renamed(values_of("zero1_fp16"), path, misspelt))
+    assert ".".join((*path[:-1], misspelt)) in said
+    assert f"did you mean '{path[-1]}'" in said
+
+
+def test_a_key_that_deepspeed_takes_in_silence_is_refused() -> None:
+    said = problems(values_of("zero1_fp32") | {"gradient_cliping": 1.0})
+    assert "gradient_cliping: unknown key; did you mean 'gradient_clipping'?" in said
+
+
+@pytest.mark.parametrize("key", REFUSED_KEYS)
+def test_a_key_with_another_owner_is_refused_with_what_to_do_instead(key: str) -> None:
+    values = values_of("zero1_fp16")
+    *sections, last = key.split(".")
+    section = values
+    for name in sections:
+        section = section.setdefault(name, {})
+    section[last] = {}
+    assert REFUSED_KEYS[key] in problems(values)
+
+
+def test_every_mistake_is_reported_at_once() -> None:
+    values = values_of("zero1_fp32") | {"gradient_cliping": 1.0, "optimzer": {}}
+    values["zero_optimization"]["overlap_com"] = True
+    said = problems(values)
+    assert all(key in said for key in ("gradient_cliping", "optimzer", "zero_optimization.overlap_com"))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("train_batch_size", 64), ("gradient_accumulation_steps", 2), ("gradient_clipping", 1.0)],
+)
+def test_numbers_the_run_owns_stay_auto(key: str, value: float) -> None:
+    assert key in problems(values_of("zero1_fp32") | {key: value})
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_half_precision_without_zero_is_refused_with_the_reason(precision: str) -> None:
+    values = values_of("zero0_fp32") | {precision: {"enabled": True}}
+    assert f"stage: 0 with {precision}" in problems(values)
+
+
+def test_fp16_on_a_cpu_is_refused_with_files_that_work() -> None:
+    said = problems(values_of("zero1_fp16"), device_type="cpu")
+    assert "zero1_bf16.json" in said
+    assert resolved(FOLDER / "zero1_bf16.json", device_type="cpu")
+
+
+def test_both_half_precisions_at_once_are_refused() -> None:
+    assert "at most one" in problems(values_of("zero1_fp16") | {"bf16": {"enabled": True}})
+
+
+def test_offloading_nothing_is_refused() -> None:
+    values = values_of("zero0_fp32")
+    values["zero_optimization"]["offload_optimizer"] = {"device": "cpu"}
+    assert "offload_optimizer" in problems(values)
+
+
+def test_sizes_may_be_written_as_json_powers_of_ten() -> None:
+    values = values_of("zero1_fp32")
+    values["zero_optimization"]["reduce_bucket_size"] = 5e7
+    assert resolved(values)["zero_optimization"]["reduce_bucket_size"] == 50_000_000
+
+
+def changed(name: str, **sections: Any) -> dict[str, Any]:
+    """A shipped file with these keys too, `section__key` for one of a section."""
+    values = values_of(name)
+    for path, value in sections.items():
+        section, _, key = path.rpartition("__")
+        (values.setdefault(section, {}) if section else values)[key] = value
+    return values
+
+
+FP32_GRADIENTS = {"data_types__grad_accum_dtype": "fp32"}
+PREDIVIDED = {"gradient_predivide_factor": 2.0}
+# What DeepSpeed fails in with a bare traceback, and beside it what differs a little and trains.
+FAILS = [
+    ("zero1_bf16", FP32_GRADIENTS, "grad_accum_dtype: got fp32 with bf16 at stage 1"),
+    ("zero0_fp32", {"data_types__grad_accum_dtype": "bf16"}, "grad_accum_dtype: got bf16 at stage 0"),
+    ("zero0_fp32", {"data_types__grad_accum_dtype": "fp16"}, "grad_accum_dtype: got fp16 at stage 0"),
+    ("zero2_fp32", PREDIVIDED, "gradient_predivide_factor: got 2.0 at stage 2"),
+    ("zero2_bf16", {"prescale_gradients": True}, "prescale_gradients: got true at stage 2"),
+    ("zero3_fp32", {"prescale_gradients": True}, "prescale_gradients: got true at stage 3"),
+    ("zero1_fp32", {"zero_optimization__allgather_bucket_size": 7}, "got 7, expected: input should be a multiple of 2"),
+    ("zero3_fp32", {"zero_optimization__reduce_bucket_size": 0}, "got 0, expected: input should be greater than 0"),
+]
+TRAINS = [
+    ("zero2_bf16", FP32_GRADIENTS),
+    ("zero1_bf16", FP32_GRADIENTS | {"zero_optimization__offload_optimizer": {"device": "cpu"}}),
+    ("zero0_fp32", FP32_GRADIENTS | PREDIVIDED),
+    ("zero1_fp32", PREDIVIDED | {"prescale_gradients": True}),
+    ("zero2_fp32", PREDIVIDED | {"zero_optimization__reduce_scatter": False}),
+    ("zero3_fp32", {"gradient_predivide_factor": 1.0, "prescale_gradients": False}),
+    ("zero1_fp32", {"zero_optimization__allgather_bucket_size": 0, "zero_optimization__reduce_bucket_size": 1}),
+]
+
+
+@pytest.mark.parametrize(("name", "changes", "said"), FAILS)
+def test_what_deepspeed_fails_in_is_refused_with_the_remedy(name: str, changes: dict[str, Any], said: str) -> None:
+    assert said in problems(changed(name, **changes))
+
+
+@pytest.mark.parametrize(("name", "changes"), TRAINS)
+def test_what_is_taken_beside_it_trains(name: str, changes: dict[str, Any]) -> None:
+    values = changed(name, train_micro_batch_size_per_gpu=worker.MICRO_BATCH, **changes)
+    config = resolved(values, batch_size=worker.BATCH, world_size=1, device_type="cpu")
+    model = worker.small_model()
+    engine = Engine(model, parameter_groups(model, OPTIM.weight_decay), config, start_processes())
+    losses = worker.Runner(engine).train(range(3))
+    assert losses[-1] < losses[0]
+    assert engine.full_state().adam_steps == 3
+
+
+def test_a_value_of_another_type_is_refused() -> None:
+    values = values_of("zero1_fp16")
+    values["fp16"]["enabled"] = "true"
+    assert "fp16.enabled: got 'true'" in problems(values)
+
+
+def test_a_micro_batch_below_the_share_accumulates() -> None:
+    config = resolved(values_of("zero1_fp32") | {"train_micro_batch_size_per_gpu": 4}, batch_size=64, world_size=2)
+    assert config["gradient_accumulation_steps"] == 8
+
+
+@pytest.mark.parametrize(("micro", "batch_size"), [("auto", 63), (5, 64), (64, 64)])
+def test_a_batch_that_does_not_divide_is_refused(micro: Any, batch_size: int) -> None:
+    values = values_of("zero1_fp32") | {"train_micro_batch_size_per_gpu": micro}
+    assert "expected a multiple of" in problems(values, batch_size=batch_size)
+
+
+@pytest.mark.parametrize("micro", [0, -1, True, "many", 1.5])
+def test_a_micro_batch_that_is_no_count_is_refused(micro: Any) -> None:
+    values = values_of("zero1_fp32") | {"train_micro_batch_size_per_gpu": micro}
+    assert "train_micro_batch_size_per_gpu" in problems(values)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("{", "not valid JSON"), ("[]", "an object"), ('{"fp16": {}, "fp16": {}}', "'fp16' stands twice")],
+)
+def test_a_file_that_is_no_configuration_is_refused(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "mine.json"
+    path.write_text(text)
+    assert said in problems(path)
+    assert str(path) in problems(path)
+
+
+def test_a_missing_file_is_named() -> None:
+    assert "nowhere.json" in problems(Path("nowhere.json"))

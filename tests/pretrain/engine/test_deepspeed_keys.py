@@ -1,0 +1,171 @@
+"""Every key that DeepSpeed knows is known here too: taken, or refused with a reason; and none of its misspellings is.
+
+DeepSpeed itself says what it knows: the sections that are pydantic models list their fields, and of the rest we note
+what its reader asks for.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+from pydantic import BaseModel
+
+from foundation.config import ConfigError
+from pretrain.config import with_overrides
+from pretrain.engine.deepspeed_config import resolve
+from pretrain.engine.deepspeed_keys import REFUSED_KEYS, DeepSpeedConfig, Section
+from pretrain.engine.optim import OptimConfig
+from pretrain.presets import PRESETS
+from tests.conftest import REPOSITORY
+
+LISTING = """
+import copy, json, os, sys, typing
+os.environ["DS_ACCELERATOR"] = "cpu"
+import deepspeed, pydantic
+from deepspeed.comm.config import CommsLoggerConfig
+from deepspeed.runtime.precision_config import DeepSpeedBF16Config, DeepSpeedFP16Config
+from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+from deepspeed.utils.config import DeepSpeedThroughputTimerConfig
+
+class Asked(dict):
+    def __init__(self, values=()):
+        super().__init__(values)
+        self.asked = set(values)
+    def get(self, key, default=None):
+        self.asked.add(key)
+        return super().get(key, default)
+    def __getitem__(self, key):
+        self.asked.add(key)
+        return super().__getitem__(key)
+    def __contains__(self, key):
+        self.asked.add(key)
+        return super().__contains__(key)
+    def keys(self):
+        return self
+    def __copy__(self):
+        return self
+
+parts = {"optimizer": Asked({"type": "AdamW", "params": Asked()}), "data_types": Asked()}
+parts |= {"activation_checkpointing": Asked(), "flops_profiler": Asked()}
+whole = Asked(parts | {"train_batch_size": 8})
+deepspeed.runtime.config.DeepSpeedConfig(whole)
+found = whole.asked | {f"{name}.{key}" for name, part in parts.items() for key in part.asked}
+
+def fields(model, path):
+    for name, field in model.model_fields.items():
+        yield path + (field.alias or name)
+        for part in (field.annotation, *typing.get_args(field.annotation)):
+            if isinstance(part, type) and issubclass(part, pydantic.BaseModel):
+                yield from fields(part, path + (field.alias or name) + ".")
+
+for name, model in {
+    "zero_optimization": DeepSpeedZeroConfig, "fp16": DeepSpeedFP16Config, "bf16": DeepSpeedBF16Config,
+    "comms_logger": CommsLoggerConfig, "timers.throughput": DeepSpeedThroughputTimerConfig,
+}.items():
+    found |= set(fields(model, name + "."))
+print(json.dumps(sorted(map(str, found))), file=sys.stderr)
+"""
+GONE = {"amp", "bfloat16", "zero_optimization.cpu_offload"}
+"""Refused by name, whether or not DeepSpeed still asks for them."""
+
+
+@pytest.fixture(scope="module")
+def documented() -> list[str]:
+    finished = subprocess.run([sys.executable, "-c", LISTING], capture_output=True, text=True, cwd=REPOSITORY)
+    assert finished.returncode == 0, finished.stderr
+    keys: list[str] = json.loads(finished.stderr.splitlines()[-1])
+    return keys
+
+
+def said_of(key: str) -> str:
+    """What is said of a file that has this key too, an empty section as its value."""
+    values = json.loads((REPOSITORY / "ds_configs" / "zero1_fp16.json").read_text())
+    section = values
+    for name in key.split(".")[:-1]:
+        section = section.setdefault(name, {})
+    if not isinstance(section.get(key.split(".")[-1]), dict):
+        section[key.split(".")[-1]] = {}
+    try:
+        resolve(
+            values, batch_size=8, world_size=2, device_type="cuda", optim=OptimConfig(lr=1e-4, steps=10, warmup_steps=1)
+        )
+    except ConfigError as error:
+        return "\n".join(error.problems)
+    return ""
+
+
+def taken(schema: type[BaseModel] = DeepSpeedConfig, path: str = "") -> Iterator[str]:
+    """The paths of every key of our own schema."""
+    for name, field in schema.model_fields.items():
+        yield path + name
+        for part in (field.annotation, *getattr(field.annotation, "__args__", ())):
+            if isinstance(part, type) and issubclass(part, Section):
+                yield from taken(part, f"{path}{name}.")
+
+
+def misspelt(key: str) -> set[str]:
+    name = key.rpartition(".")[2]
+    middle = len(name) // 2
+    changed = {
+        name[:middle] + name[middle + 1 :],
+        name[:middle] + name[middle] + name[middle:],
+        name[: middle - 1] + name[middle] + name[middle - 1] + name[middle + 1 :],
+        name.upper(),
+        name + "s",
+    }
+    return {key[: len(key) - len(name)] + other for other in changed}
+
+
+def test_deepspeed_tells_its_keys(documented: list[str]) -> None:
+    assert len(documented) > 120
+    assert {"zero_optimization.stage3_prefetch_bucket_size", "fp16.hysteresis", "gradient_clipping"} <= set(documented)
+
+
+def test_every_key_that_deepspeed_knows_is_taken_or_refused_with_a_reason(documented: list[str]) -> None:
+    known = set(taken())
+    for key in documented:
+        said = said_of(key)
+        refused = [REFUSED_KEYS[part] for part in parents(key) if part in REFUSED_KEYS]
+        assert "unknown key" not in said, said
+        assert (key in known) != bool(refused), key
+        assert all(reason in said for reason in refused[:1]), key
+
+
+def parents(key: str) -> list[str]:
+    """The key and the sections it stands in, the outermost first."""
+    parts = key.split(".")
+    return [".".join(parts[: end + 1]) for end in range(len(parts))]
+
+
+def test_every_misspelling_of_a_key_is_refused_with_the_key_where_it_is_taken(documented: list[str]) -> None:
+    known = set(documented) | set(taken())
+    tried = 0
+    for key in sorted(known):
+        if any(part in REFUSED_KEYS for part in parents(key)[:-1]):
+            continue  # the whole section is refused
+        for wrong in misspelt(key) - known:
+            said = said_of(wrong)
+            assert f"{wrong}: unknown key" in said, wrong
+            if key in set(taken()):
+                name = key.rpartition(".")[2]
+                assert f"did you mean '{name}'" in said or (len(name) < 4 and f" {name}," in said), said
+            tried += 1
+    assert tried > 400
+
+
+def test_no_reason_is_given_for_a_key_that_never_was(documented: list[str]) -> None:
+    assert set(REFUSED_KEYS) - GONE <= set(documented)
+    assert not set(REFUSED_KEYS) & set(taken())
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_the_overrides_that_a_reason_advises_are_taken_with_every_preset(preset: str) -> None:
+    advised = REFUSED_KEYS["autotuning"].partition("--set ")[2].split()
+    assert with_overrides(PRESETS[preset].run, advised).optim.steps == 50
+
+
+def test_what_is_taken_exists_in_deepspeed(documented: list[str]) -> None:
+    ours = {key for key in taken() if not key.startswith("optimizer.params")}
+    assert ours <= set(documented) | {"timers.throughput"}

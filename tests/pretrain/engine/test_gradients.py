@@ -1,0 +1,52 @@
+"""The norm of gradients against float64 taken at once."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from pretrain.engine.gradients import CHUNK, squared_norm
+
+
+def of_all_sizes(dtype: torch.dtype) -> list[Tensor]:
+    shapes = [(), (0,), (3,), (7, 5), (CHUNK // 512, 512), (CHUNK // 512 + 1, 513)]
+    return [torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype) for shape in shapes]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+def test_squares_add_up_as_in_float64(dtype: torch.dtype) -> None:
+    gradients = of_all_sizes(dtype)
+    expected = torch.cat([gradient.flatten().double() for gradient in gradients]).square().sum()
+    found = squared_norm(gradients)
+    assert found.dtype == torch.float64
+    assert found.item() == pytest.approx(expected.item(), rel=1e-12)
+
+
+def test_the_norm_is_the_same_however_the_values_are_shared_out() -> None:
+    gradients = of_all_sizes(torch.bfloat16)
+    flat = torch.cat([gradient.flatten() for gradient in gradients])
+    shared = [squared_norm(list(flat.split(size))) for size in (1000, CHUNK - 1, len(flat))]
+    assert {part.sqrt().float().item() for part in shared} == {squared_norm(gradients).sqrt().float().item()}
+
+
+def test_a_gradient_that_is_laid_out_otherwise_counts_alike() -> None:
+    gradient = torch.randn(64, 48)
+    assert squared_norm([gradient.T]).item() == pytest.approx(squared_norm([gradient]).item(), rel=1e-14)
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+@pytest.mark.parametrize("place", [0, CHUNK, CHUNK + 4])
+def test_one_value_that_is_not_finite_is_seen_wherever_it_is(value: float, place: int) -> None:
+    gradient = torch.zeros(CHUNK + 5, dtype=torch.bfloat16)
+    gradient[place] = value
+    assert not squared_norm([torch.ones(3, dtype=torch.bfloat16), gradient]).isfinite()
+
+
+def test_the_largest_half_precision_values_do_not_overflow() -> None:
+    largest = torch.full((10,), torch.finfo(torch.bfloat16).max, dtype=torch.bfloat16)
+    assert squared_norm([largest]).item() == pytest.approx(10 * float(largest[0]) ** 2, rel=1e-12)
+
+
+def test_of_no_gradient_it_is_nothing() -> None:
+    assert squared_norm([]) == 0

@@ -1,0 +1,149 @@
+"""Claims about the marker of a checkpoint: with any bit damaged it is none; only a later version's is an error."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from foundation.config import ConfigError
+from foundation.files import sealed
+from pretrain.engine.checkpoint import FILES, MARKER
+from pretrain.engine.marker import Damaged, fingerprint, marker_text, read_marker
+
+Files = dict[str, dict[str, object]]
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Files:
+    """Of a checkpoint whose files hold their names."""
+    for name in FILES:
+        (tmp_path / name).write_text(name)
+    return {name: fingerprint(tmp_path / name) for name in FILES}
+
+
+def of_version_0_1(files: Files) -> bytes:
+    """As it was before the marker had a checksum of its own."""
+    return json.dumps({"format_version": 1, "files": files}, indent=1).encode()
+
+
+def later(files: Files, version: object = 2, **more: object) -> bytes:
+    """What a later version may write: sealed as ours is."""
+    return sealed({"format_version": version, "files": files, **more})
+
+
+def read(folder: Path, content: bytes) -> Files:
+    (folder / MARKER).write_bytes(content)
+    return read_marker(folder / MARKER, FILES)
+
+
+def flips(content: bytes) -> Iterator[bytes]:
+    """The content with each of its bits flipped in turn."""
+    for place in range(8 * len(content)):
+        flipped = bytearray(content)
+        flipped[place // 8] ^= 1 << place % 8
+        yield bytes(flipped)
+
+
+def test_what_was_written_is_read(tmp_path: Path, files: Files) -> None:
+    assert read(tmp_path, marker_text(files)) == files
+    assert json.loads(marker_text(files))["files"] == files
+
+
+def test_a_marker_of_version_0_1_is_read(tmp_path: Path, files: Files) -> None:
+    assert read(tmp_path, of_version_0_1(files)) == files
+
+
+@pytest.mark.parametrize("write", [marker_text, later], ids=["ours", "a later version's"])
+def test_a_sealed_marker_with_any_bit_flipped_is_damaged(tmp_path: Path, files: Files, write) -> None:  # type: ignore[no-untyped-def]
+    content = write(files)
+    for changed in flips(content):
+        with pytest.raises(Damaged, match=MARKER):
+            read(tmp_path, changed)
+    assert len(content) > 400
+
+
+def test_a_marker_of_version_0_1_with_any_bit_flipped_is_damaged_or_fits_no_file(tmp_path: Path, files: Files) -> None:
+    refused = 0
+    for changed in flips(of_version_0_1(files)):
+        try:
+            assert read(tmp_path, changed) != files
+        except Damaged:
+            refused += 1
+    assert refused > 1500
+
+
+def test_a_later_versions_marker_is_an_error_that_names_both_versions(tmp_path: Path, files: Files) -> None:
+    said = rf"{tmp_path}: got a checkpoint of format version 7, expected at most 1; use the version of this"
+    for more in ({}, {"shards": [{"nested": None}]}):
+        with pytest.raises(ConfigError, match=said):
+            read(tmp_path, later(files, 7, **more))
+
+
+@pytest.mark.parametrize("version", [0, -1, True, 1.0, 2.0, "2", None, [2], {}])
+def test_a_version_that_there_cannot_be_is_damage_though_it_is_sealed(
+    tmp_path: Path, files: Files, version: object
+) -> None:
+    with pytest.raises(Damaged):
+        read(tmp_path, later(files, version))
+
+
+def test_a_later_version_without_its_seal_is_damage(tmp_path: Path, files: Files) -> None:
+    with pytest.raises(Damaged):
+        read(tmp_path, of_version_0_1(files).replace(b'"format_version": 1', b'"format_version": 2'))
+
+
+MALFORMED = {
+    "nothing": b"",
+    "null": b"null",
+    "a list": b"[]",
+    "a number": b"1",
+    "a string": b'"format_version"',
+    "nested without end": b"[" * 100_000,
+    "nested without end in an object": b'{"files":' * 100_000,
+    "a huge number": b'{"format_version": ' + b"9" * 10_000 + b"}",
+    "a number out of range": b'{"format_version": 1e999, "files": {}}',
+    "not a number": b'{"format_version": NaN, "files": {}}',
+    "no files": b'{\n "format_version": 1,\n "files": null\n}',
+    "an empty object": b"{}",
+    "not text": bytes(range(256)),
+    "UTF-16": json.dumps({"format_version": 1, "files": {}}).encode("utf-16"),
+    "zeros": bytes(500),
+}
+
+
+@pytest.mark.parametrize("content", MALFORMED.values(), ids=MALFORMED)
+def test_anything_else_is_damage(tmp_path: Path, content: bytes) -> None:
+    with pytest.raises(Damaged, match=MARKER):
+        read(tmp_path, content)
+
+
+@pytest.mark.parametrize(
+    "entry", [None, [], 3, {}, {"bytes": 3}, {"bytes": "3", "sha256": "0" * 64}, {"bytes": 3, "sha256": None}]
+)
+def test_a_file_that_is_told_of_otherwise_is_damage_sealed_or_not(tmp_path: Path, files: Files, entry: object) -> None:
+    wrong = {**files, FILES[1]: entry}
+    for write in (marker_text, of_version_0_1):
+        with pytest.raises(Damaged):
+            read(tmp_path, write(wrong))  # type: ignore[operator]
+
+
+def test_another_set_of_files_is_damage(tmp_path: Path, files: Files) -> None:
+    fewer = {name: files[name] for name in FILES[:2]}
+    more = {**files, "../weights.safetensors": files[FILES[0]]}
+    for wrong in (fewer, more, dict(reversed(files.items()))):
+        with pytest.raises(Damaged):
+            read(tmp_path, marker_text(wrong))
+
+
+def test_a_key_that_stands_twice_is_damage(tmp_path: Path, files: Files) -> None:
+    for content in (marker_text(files), of_version_0_1(files)):
+        with pytest.raises(Damaged):
+            read(tmp_path, content.replace(b'"format_version": 1,', b'"format_version": 2,\n "format_version": 1,'))
+
+
+def test_a_marker_that_is_not_there_or_no_file_is_damage(tmp_path: Path) -> None:
+    for _ in range(2):
+        with pytest.raises(Damaged, match=f"{MARKER} is missing or unreadable"):
+            read_marker(tmp_path / MARKER, FILES)
+        (tmp_path / MARKER).mkdir(exist_ok=True)

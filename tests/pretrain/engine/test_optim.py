@@ -1,0 +1,139 @@
+"""The schedule, and which parameters decay."""
+
+import pytest
+import torch
+from torch import nn
+
+from foundation.config import ConfigError
+from pretrain.engine.optim import (
+    OptimConfig,
+    decays,
+    learning_rate,
+    parameter_groups,
+    require_complete,
+    without_bias_correction,
+)
+from pretrain.model.encoder import ElectraEncoder, Embeddings, EncoderConfig
+
+SIZES = EncoderConfig(
+    vocab_size=30,
+    embedding_size=4,
+    hidden_size=6,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    intermediate_size=8,
+)
+
+
+class TwoEncoders(nn.Module):
+    """Generator and discriminator over shared embeddings."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        embeddings = Embeddings(SIZES)
+        self.generator = ElectraEncoder(SIZES, embeddings)
+        self.discriminator = ElectraEncoder(SIZES, embeddings)
+
+
+def rates(total_steps: int = 100, warmup_steps: int = 10) -> list[float]:
+    return [
+        learning_rate(step, base=2.0, warmup_steps=warmup_steps, total_steps=total_steps)
+        for step in range(total_steps + 1)
+    ]
+
+
+def test_the_rate_rises_linearly_to_its_base_and_falls_linearly_to_zero() -> None:
+    values = rates()
+    assert values[:10] == pytest.approx([2.0 * (step + 1) / 10 for step in range(10)])
+    assert values[10:] == pytest.approx([2.0 * (100 - step) / 90 for step in range(10, 101)])
+
+
+def test_every_update_has_a_rate_above_zero_and_none_above_the_base() -> None:
+    assert all(0 < value <= 2.0 for value in rates()[:-1])
+    assert rates()[-1] == 0
+
+
+def test_without_warmup_the_first_rate_is_the_base() -> None:
+    assert rates(warmup_steps=0)[0] == 2.0
+
+
+def test_multiplicative_warmup_is_googles_product_of_a_rising_and_a_decaying_rate() -> None:
+    values = [
+        learning_rate(step, base=2.0, warmup_steps=10, total_steps=100, multiplicative=True) for step in range(101)
+    ]
+    assert values[:11] == pytest.approx([2.0 * (1 - step / 100) * step / 10 for step in range(11)])
+    assert values[11:] == pytest.approx([2.0 * (1 - step / 100) for step in range(11, 101)])
+
+
+def test_adam_without_bias_correction_is_googles_update_by_hand_in_float64() -> None:
+    """google-research/electra `optimization.py`: w <- w - lr (m / (sqrt(v) + eps) + wd w), no correction of m and v."""
+    torch.manual_seed(0)
+    betas, eps, decay, rate = (0.9, 0.999), 1e-3, 0.1, 0.05  # an eps that matters
+    by_hand = torch.randn(5, dtype=torch.float64)
+    weight = nn.Parameter(by_hand.clone())
+    optimizer = torch.optim.AdamW([weight], betas=betas)
+    m, v = torch.zeros_like(by_hand), torch.zeros_like(by_hand)
+    for updates in range(30):
+        gradient = torch.randn(5, dtype=torch.float64)
+        m, v = betas[0] * m + (1 - betas[0]) * gradient, betas[1] * v + (1 - betas[1]) * gradient**2
+        by_hand = by_hand - rate * (m / (v.sqrt() + eps) + decay * by_hand)
+        scale = without_bias_correction(updates, betas)
+        optimizer.param_groups[0] |= {
+            "lr": rate * scale.learning_rate,
+            "eps": eps * scale.eps,
+            "weight_decay": decay * scale.weight_decay,
+        }
+        weight.grad = gradient
+        optimizer.step()
+        assert weight.tolist() == pytest.approx(by_hand.tolist(), rel=1e-12)
+
+
+def test_every_trainable_parameter_is_in_exactly_one_group() -> None:
+    model = TwoEncoders()
+    held = [id(parameter) for group in parameter_groups(model, 0.01) for parameter in group["params"]]
+    assert sorted(held) == sorted(id(parameter) for parameter in model.parameters())
+
+
+def test_shared_embeddings_are_in_one_group_once() -> None:
+    model = TwoEncoders()
+    shared = model.generator.embeddings.word_embeddings.weight
+    held = [parameter for group in parameter_groups(model, 0.01) for parameter in group["params"]]
+    assert sum(parameter is shared for parameter in held) == 1
+
+
+def test_layer_norms_biases_and_relative_bias_tables_do_not_decay() -> None:
+    model = TwoEncoders()
+    decay_of = {id(p): group["weight_decay"] for group in parameter_groups(model, 0.01) for p in group["params"]}
+    for name, parameter in model.named_parameters():
+        spared = name.endswith("bias") or "LayerNorm" in name or "relative_attention_bias" in name
+        assert decay_of[id(parameter)] == (0.0 if spared else 0.01), name
+
+
+@pytest.mark.parametrize("name", ["embeddings.word_embeddings.weight", "encoder.layer.0.intermediate.dense.weight"])
+def test_matrices_and_embeddings_decay(name: str) -> None:
+    assert decays(name)
+
+
+def test_groups_follow_the_scale_of_each_name() -> None:
+    groups = parameter_groups(TwoEncoders(), 0.01, lambda name: 0.5 if "embeddings." in name else 1.0)
+    assert sorted((group["weight_decay"], group["lr_scale"]) for group in groups) == [
+        (0.0, 0.5), (0.0, 1.0), (0.01, 0.5), (0.01, 1.0),
+    ]  # fmt: skip
+
+
+def test_a_missing_a_repeated_and_a_strange_parameter_are_each_refused() -> None:
+    model = nn.Linear(2, 2)
+    whole = [{"params": [model.weight, model.bias]}]
+    require_complete(whole, model)
+    with pytest.raises(ValueError, match=r"missing \['bias'\]"):
+        require_complete([{"params": [model.weight]}], model)
+    with pytest.raises(ValueError, match=r"in two groups \['weight'\]"):
+        require_complete([*whole, {"params": [model.weight]}], model)
+    with pytest.raises(ValueError, match="not of the model or frozen: 1"):
+        require_complete([*whole, {"params": [nn.Parameter(torch.zeros(1))]}], model)
+
+
+@pytest.mark.parametrize("mistake", [{"warmup_steps": 100}, {"betas": (0.9, 1.0)}, {"lr": 0}, {"warmpu_steps": 1}])
+def test_impossible_optimization_is_refused(mistake: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(mistake))):
+        OptimConfig.from_values({"lr": 1e-3, "steps": 100, "warmup_steps": 10} | mistake)

@@ -1,0 +1,158 @@
+"""Claims about Hugging Face folders, against Hugging Face itself."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import ElectraConfig, ElectraForPreTraining
+
+from foundation.config import ConfigError
+from pretrain.huggingface.folders import load_encoder, save_folder
+
+SIZES = {
+    "vocab_size": 50,
+    "embedding_size": 16,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+}
+
+
+@pytest.fixture
+def stock_folder(tmp_path: Path) -> Path:
+    torch.manual_seed(0)
+    ElectraForPreTraining(ElectraConfig(**SIZES)).save_pretrained(tmp_path / "stock")
+    return tmp_path / "stock"
+
+
+def test_a_stock_electra_loads_with_its_weights_to_the_bit(stock_folder: Path) -> None:
+    theirs = ElectraForPreTraining.from_pretrained(stock_folder).electra.state_dict()
+    ours = load_encoder(stock_folder).state_dict()
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_random_weights_keep_the_shape_and_changes_reach_the_configuration(stock_folder: Path) -> None:
+    fresh = load_encoder(stock_folder, random_weights=True, hidden_dropout_prob=0.3)
+    trained = load_encoder(stock_folder)
+    assert fresh.config.hidden_dropout_prob == 0.3
+    assert [p.shape for p in fresh.parameters()] == [p.shape for p in trained.parameters()]
+    assert not torch.equal(next(fresh.parameters()), next(trained.parameters()))
+
+
+def test_relative_position_survives_the_round_trip(tmp_path: Path, stock_folder: Path) -> None:
+    encoder = load_encoder(stock_folder, random_weights=True)
+    config = encoder.config.__class__(**{**encoder.config.__dict__, "relative_position": True})
+    relative = encoder.__class__(config)
+    weights = {f"electra.{name}": weight for name, weight in relative.state_dict().items()}
+    save_folder(tmp_path / "ours", "ElectraForPreTraining", config, weights, pad_token_id=0)
+    loaded = load_encoder(tmp_path / "ours")
+    assert loaded.config == config
+    table = relative.encoder.relative_attention_bias.weight
+    assert torch.equal(loaded.encoder.relative_attention_bias.weight, table)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        ({"model_type": "bert"}, "model_type 'bert'; expected an ELECTRA model"),
+        ({"hidden_act": "relu"}, "hidden_act 'relu'; expected 'gelu'"),
+        ({"hidden_size": 48}, "do not fit its config.json"),
+        ({"num_hidden_layers": 3}, "lacks 16 weights of its configuration, such as encoder.layer.2"),
+        (
+            {"num_hidden_layers": 1},
+            "16 weights for which its config.json has no place, such as electra.encoder.layer.1",
+        ),
+        ({"position_embedding_type": "relative_key"}, "position_embedding_type 'relative_key'; expected 'absolute'"),
+        ({"is_decoder": True}, "is_decoder True; expected False"),
+        ({"add_cross_attention": True}, "add_cross_attention True; expected False"),
+        ({"quantization_config": {"load_in_8bit": True}}, "quantization_config .*; expected None"),
+        ({"hidden_size": "32"}, "hidden_size '32'; expected a positive whole number"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers 0; expected a positive whole number"),
+        ({"vocab_size": 50.0}, "vocab_size 50.0; expected a positive whole number"),
+        ({"layer_norm_eps": "tiny"}, "layer_norm_eps 'tiny'; expected a number"),
+    ],
+)
+def test_a_folder_that_is_no_fitting_electra_is_one_clear_error(
+    damage: dict[str, object], message: str, stock_folder: Path
+) -> None:
+    path = stock_folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | damage))
+    with pytest.raises(ConfigError, match=message):
+        load_encoder(stock_folder)
+
+
+def test_a_configuration_that_is_no_object_is_one_clear_error(stock_folder: Path) -> None:
+    (stock_folder / "config.json").write_text("[1, 2]")
+    with pytest.raises(ConfigError, match="holds list, expected an object"):
+        load_encoder(stock_folder)
+
+
+def test_pickled_weights_are_not_read(stock_folder: Path) -> None:
+    (stock_folder / "model.safetensors").rename(stock_folder / "pytorch_model.bin")
+    with pytest.raises(ConfigError, match=r"no model\.safetensors"):
+        load_encoder(stock_folder)
+
+
+def test_damaged_weights_are_one_clear_error(stock_folder: Path) -> None:
+    path = stock_folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:1000])
+    with pytest.raises(ConfigError, match="cannot read"):
+        load_encoder(stock_folder)
+
+
+def change_weights(folder: Path, **changed: Tensor) -> None:
+    """Adds these, or puts them in the place of those of the same name, with `__` for a point."""
+    weights = load_file(folder / "model.safetensors")
+    save_file(
+        weights | {name.replace("__", "."): tensor for name, tensor in changed.items()},
+        folder / "model.safetensors",
+        {"format": "pt"},
+    )
+
+
+def test_a_table_of_distances_is_refused_though_the_configuration_is_silent_about_it(stock_folder: Path) -> None:
+    """What `position_embedding_type: relative_key` adds to each layer: without it the model computes something else."""
+    table = torch.zeros(1023, 8)
+    change_weights(stock_folder, electra__encoder__layer__0__attention__self__distance_embedding__weight=table)
+    with pytest.raises(ConfigError, match=r"holds 1 weights for which .* has no place, such as .*distance_embedding"):
+        load_encoder(stock_folder)
+
+
+def test_numbered_positions_that_old_versions_saved_are_no_weights(stock_folder: Path) -> None:
+    before = load_encoder(stock_folder).state_dict()
+    change_weights(stock_folder, electra__embeddings__position_ids=torch.arange(512)[None])
+    after = load_encoder(stock_folder).state_dict()
+    assert before.keys() == after.keys()
+    assert all(torch.equal(after[name], before[name]) for name in before)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float64])
+def test_weights_that_fp32_does_not_hold_as_they_are_are_refused(dtype: torch.dtype, stock_folder: Path) -> None:
+    change_weights(stock_folder, electra__embeddings__LayerNorm__weight=torch.ones(16, dtype=dtype))
+    kind = str(dtype).removeprefix("torch.")
+    with pytest.raises(ConfigError, match=f"LayerNorm.weight as {kind}; expected float32, bfloat16 or float16"):
+        load_encoder(stock_folder)
+
+
+def test_weights_in_half_precision_are_taken_as_they_are(stock_folder: Path) -> None:
+    weight = torch.rand(16).bfloat16()
+    change_weights(stock_folder, electra__embeddings__LayerNorm__weight=weight)
+    assert torch.equal(load_encoder(stock_folder).embeddings.LayerNorm.weight, weight.float())
+
+
+def test_weights_in_several_files_are_refused_with_what_to_do(stock_folder: Path) -> None:
+    model = ElectraForPreTraining.from_pretrained(stock_folder)
+    (stock_folder / "model.safetensors").unlink()
+    model.save_pretrained(stock_folder, max_shard_size="10KB")
+    with pytest.raises(ConfigError, match=r"weights in several files; save the model in one, with max_shard_size"):
+        load_encoder(stock_folder)
+
+
+def test_a_missing_folder_is_one_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"has no config\.json"):
+        load_encoder(tmp_path / "nothing")

@@ -1,0 +1,277 @@
+"""Claims about starting from a trained pair, Hugging Face's or an export of ours."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from transformers import ElectraConfig, ElectraForMaskedLM, ElectraForPreTraining
+
+from foundation.config import ConfigError
+from pretrain.export import export
+from pretrain.huggingface.folders import read_weights
+from pretrain.method.electra import Electra
+from pretrain.training.models import build_model, initial_model, load_trained
+from pretrain.training.plan import RunOptions, make_plan
+from tests.conftest import REPOSITORY
+from tests.pretrain.training.test_train import Launch, finished, run_arguments
+
+STOCK = {"vocab_size": 300, "embedding_size": 24, "num_hidden_layers": 2}
+
+
+@pytest.fixture
+def stock_pair(tmp_path: Path) -> tuple[str, str]:
+    """A generator and a discriminator as Hugging Face saves them, embeddings shared as ELECTRA trains them."""
+    torch.manual_seed(0)
+    discriminator = ElectraForPreTraining(
+        ElectraConfig(**STOCK, hidden_size=64, num_attention_heads=4, intermediate_size=128)
+    )
+    generator = ElectraForMaskedLM(ElectraConfig(**STOCK, hidden_size=16, num_attention_heads=1, intermediate_size=32))
+    generator.electra.embeddings.load_state_dict(discriminator.electra.embeddings.state_dict())
+    torch.nn.init.normal_(generator.generator_lm_head.bias)
+    generator.save_pretrained(tmp_path / "generator")
+    discriminator.save_pretrained(tmp_path / "discriminator")
+    return str(tmp_path / "generator"), str(tmp_path / "discriminator")
+
+
+def options(shards: Path, init_from: tuple[str, ...], **changes: object) -> RunOptions:
+    values = {"preset": "tiny", "data": (shards,), "output": shards / "none", "init_from": init_from, **changes}
+    return RunOptions.from_values(values)
+
+
+def start(shards: Path, init_from: tuple[str, ...], **changes: object) -> Electra:
+    model = initial_model(make_plan(options(shards, init_from, **changes)).description)
+    assert isinstance(model, Electra)
+    return model
+
+
+def exported(model: Electra, shards: Path, out: Path) -> dict[str, dict[str, torch.Tensor]]:
+    export(model, 0, shards / "tokenizer", "", out)
+    return {"generator": read_weights(out / "generator"), "discriminator": read_weights(out)}
+
+
+@pytest.mark.parametrize("objective", ["electra", "hp_loss", "hp_dist"])
+def test_a_stock_pair_comes_back_out_of_an_export_to_the_bit(
+    objective: str, stock_pair: tuple[str, str], shards_folder: Path, tmp_path: Path
+) -> None:
+    weights = exported(start(shards_folder, stock_pair, objective=objective), shards_folder, tmp_path / "out")
+    for name, folder in zip(("generator", "discriminator"), stock_pair, strict=True):
+        before = read_weights(Path(folder))
+        before.pop("generator_lm_head.weight", None)  # the word embeddings again
+        assert before.keys() == weights[name].keys()
+        assert all(torch.equal(weights[name][key], before[key]) for key in before)
+
+
+def test_embeddings_that_differ_are_the_discriminators_and_the_run_says_so(
+    stock_pair: tuple[str, str], shards_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    start(shards_folder, stock_pair)
+    assert "differ" not in capsys.readouterr().out
+    other = ElectraForMaskedLM.from_pretrained(stock_pair[0])
+    torch.nn.init.normal_(other.electra.embeddings.word_embeddings.weight)
+    other.save_pretrained(stock_pair[0])
+    model = start(shards_folder, stock_pair)
+    assert "the discriminator's are used for both" in capsys.readouterr().out
+    theirs = read_weights(Path(stock_pair[1]))["electra.embeddings.word_embeddings.weight"]
+    assert torch.equal(model.generator.embeddings.word_embeddings.weight, theirs)
+
+
+@pytest.mark.parametrize("relative", ["true", "false"])
+def test_an_export_of_ours_goes_round_to_the_bit(relative: str, shards_folder: Path, tmp_path: Path) -> None:
+    first = start(shards_folder, (), set=(f"model.relative_position={relative}", "seed=3"))
+    weights = exported(first, shards_folder, tmp_path / "out")
+    again = exported(start(shards_folder, (str(tmp_path / "out"),)), shards_folder, tmp_path / "again")
+    for name, before in weights.items():
+        assert before.keys() == again[name].keys()
+        assert all(torch.equal(again[name][key], before[key]) for key in before)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "script", "name"),
+    [
+        (0, "pretrain/run.py", "zero1_bf16"),
+        pytest.param(2, "pretrain/run.py", "zero3_bf16", marks=pytest.mark.long),
+        (0, "tests/reliability/fp16_worker.py", "zero1_fp16"),
+    ],
+)
+def test_a_run_in_half_precision_has_the_pairs_weights_to_the_bit(
+    ranks: int, script: str, name: str, stock_pair: tuple[str, str], shards_folder: Path, tmp_path: Path, launch: Launch
+) -> None:
+    """After a step whose learning rate is 0, by the schedule that starts there: as the checkpoint holds them."""
+    schedule = ("optim.steps=1", "optim.warmup_steps=0", "optim.multiplicative_warmup=true")
+    arguments = run_arguments(shards_folder, tmp_path / "run", *schedule)[1:]
+    finished(launch(ranks, script, *arguments, *("--init_from", *stock_pair, "--deepspeed_config", of_name(name))))
+    model, step = load_trained(tmp_path / "run")
+    assert isinstance(model, Electra) and step == 1
+    weights = exported(model, shards_folder, tmp_path / "out")
+    for part, folder in zip(("generator", "discriminator"), stock_pair, strict=True):
+        before = read_weights(Path(folder))
+        different = [key for key, weight in weights[part].items() if not torch.equal(weight, before[key])]
+        assert not different, f"{len(different)} of {len(weights[part])} tensors differ"
+
+
+def of_name(name: str) -> Path:
+    return REPOSITORY / "ds_configs" / f"{name}.json"
+
+
+@pytest.mark.parametrize("objective", ["hp_loss", "hp_dist"])
+def test_the_fresh_sampling_head_samples_from_the_pairs_own_p_g(
+    objective: str, stock_pair: tuple[str, str], shards_folder: Path
+) -> None:
+    model = start(shards_folder, stock_pair, objective=objective).eval()
+    hidden = torch.randn(5, 16)
+    z = model.sampler_scores(model.sampler_transform(hidden), model._word_embeddings)
+    logits = model.generator_lm_head(model.generator_predictions(hidden), model._word_embeddings)
+    assert torch.equal(z, logits) if objective == "hp_dist" else not z.any()
+
+
+def test_the_runs_model_has_the_pairs_sizes_and_its_own_dropout(
+    stock_pair: tuple[str, str], shards_folder: Path
+) -> None:
+    model = make_plan(options(shards_folder, stock_pair, set=("model.dropout=0.25",))).run.model
+    assert (model.layers, model.hidden_size, model.generator_hidden_size, model.embedding_size) == (2, 64, 16, 24)
+    assert (model.relative_position, model.dropout) == (False, 0.25)
+
+
+def test_a_run_without_a_pair_starts_as_before(shards_folder: Path) -> None:
+    description = make_plan(options(shards_folder, ())).description
+    pairs = zip(initial_model(description).parameters(), build_model(description).parameters(), strict=True)
+    assert all(torch.equal(one, other) for one, other in pairs)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        ({"num_attention_heads": 2}, "has num_attention_heads 2, expected 1 with this configuration"),
+        ({"vocab_size": 299}, "has vocab_size 299, expected 300"),
+        ({"num_hidden_layers": 3}, "has num_hidden_layers 3, expected 2"),
+    ],
+)
+def test_a_generator_that_does_not_go_with_its_discriminator_is_refused_by_field(
+    damage: dict[str, int], message: str, stock_pair: tuple[str, str], shards_folder: Path
+) -> None:
+    path = Path(stock_pair[0]) / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | damage))
+    with pytest.raises(ConfigError, match=message):
+        make_plan(options(shards_folder, stock_pair))
+
+
+def test_a_pair_with_other_tokens_is_refused(stock_pair: tuple[str, str], shards_folder: Path, tmp_path: Path) -> None:
+    tokens = (shards_folder / "tokenizer" / "vocab.txt").read_text().splitlines()
+    tokens[-1], tokens[-2] = tokens[-2], tokens[-1]
+    (Path(stock_pair[1]) / "vocab.txt").write_text("\n".join(tokens) + "\n")
+    with pytest.raises(ConfigError, match=r"vocabulary of .* is not the data's"):
+        make_plan(options(shards_folder, stock_pair))
+
+
+def cached(folder: str, cache: Path, name: str) -> None:
+    """Puts a folder where the hub's client keeps what it downloaded under this name."""
+    entry = cache / f"models--{name.replace('/', '--')}"
+    (entry / "refs").mkdir(parents=True)
+    (entry / "refs" / "main").write_text("0123456789abcdef0123456789abcdef01234567")
+    shutil.copytree(folder, entry / "snapshots" / "0123456789abcdef0123456789abcdef01234567")
+
+
+def test_names_on_the_hub_are_found_in_its_cache_and_else_are_one_clear_error(
+    stock_pair: tuple[str, str], shards_folder: Path, tmp_path: Path
+) -> None:
+    """In a process of its own: the hub's client reads its settings once, when it is imported."""
+    cached(stock_pair[0], tmp_path / "hub", "someone/generator")
+    cached(stock_pair[1], tmp_path / "hub", "someone/discriminator")
+    for generator, code, said in (
+        ("someone/generator", 0, "embedding_size=24"),
+        ("someone/missing", 2, "someone/missing is no local folder and cannot be had from the hub"),
+    ):
+        done = subprocess.run(
+            [
+                *(sys.executable, "pretrain/run.py", "--preset", "tiny", "--dry_run", "--data", shards_folder),
+                *("--output", tmp_path / "run", "--init_from", generator, "someone/discriminator"),
+            ],
+            cwd=REPOSITORY,
+            env={**os.environ, "HF_HUB_CACHE": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"},
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == code, done.stderr
+        assert said in done.stdout + done.stderr and "Traceback" not in done.stderr
+
+
+def test_what_is_no_pair_is_one_clear_error(stock_pair: tuple[str, str], shards_folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"generator has no config\.json"):
+        make_plan(options(shards_folder, stock_pair[1:]))
+    with pytest.raises(ConfigError, match="init_from: got 3 names"):
+        make_plan(options(shards_folder, (*stock_pair, "another")))
+    for mlm in ({"objective": "mlm"}, {"row": "BERT"}):
+        with pytest.raises(ConfigError, match="init_from: the objective mlm trains one model"):
+            make_plan(options(shards_folder, stock_pair, **mlm))
+    with pytest.raises(ConfigError, match="use --objective mlm"):
+        make_plan(options(shards_folder, stock_pair, set=("objective.name=mlm",)))
+    weights = Path(stock_pair[0]) / "model.safetensors"
+    weights.write_bytes((Path(stock_pair[1]) / "model.safetensors").read_bytes())
+    with pytest.raises(ConfigError, match=r"weights of .*generator do not fit its config\.json: size mismatch"):
+        start(shards_folder, stock_pair)
+
+
+def change_config(folder: str, **changes: object) -> None:
+    path = Path(folder) / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def test_a_generator_with_an_output_matrix_of_its_own_is_refused(
+    stock_pair: tuple[str, str], shards_folder: Path
+) -> None:
+    generator = ElectraForMaskedLM.from_pretrained(stock_pair[0], tie_word_embeddings=False)
+    torch.nn.init.normal_(generator.generator_lm_head.weight)
+    generator.save_pretrained(stock_pair[0])
+    with pytest.raises(ConfigError, match=r"has tie_word_embeddings False, expected True: the output matrix"):
+        make_plan(options(shards_folder, stock_pair))
+    change_config(stock_pair[0], tie_word_embeddings=True)  # the matrix says the same
+    with pytest.raises(ConfigError, match=r"generator_lm_head\.weight of .* differs from its word embeddings"):
+        start(shards_folder, stock_pair)
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_pair_whose_attention_knows_distances_is_refused(
+    place: int, stock_pair: tuple[str, str], shards_folder: Path
+) -> None:
+    change_config(stock_pair[place], position_embedding_type="relative_key")
+    with pytest.raises(ConfigError, match="position_embedding_type 'relative_key'; expected 'absolute'"):
+        make_plan(options(shards_folder, stock_pair))
+
+
+@pytest.mark.parametrize("changes", [{"layer_norm_eps": 1e-5}, {"type_vocab_size": 3}])
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_pair_that_computes_otherwise_than_this_model_is_refused_by_field(
+    place: int, changes: dict[str, object], stock_pair: tuple[str, str], shards_folder: Path
+) -> None:
+    change_config(stock_pair[place], **changes)
+    (field,) = changes
+    with pytest.raises(ConfigError, match=f"has {field} {changes[field]}, expected"):
+        make_plan(options(shards_folder, stock_pair))
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_weight_that_would_be_dropped_is_refused_by_name(
+    place: int, stock_pair: tuple[str, str], shards_folder: Path
+) -> None:
+    path = Path(stock_pair[place]) / "model.safetensors"
+    save_file(read_weights(path.parent) | {"classifier.weight": torch.ones(2)}, path, {"format": "pt"})
+    with pytest.raises(ConfigError, match=r"holds 1 weights for which .* has no place, such as classifier\.weight"):
+        start(shards_folder, stock_pair)
+
+
+@pytest.mark.parametrize("name", ["word_embeddings", "position_embeddings", "token_type_embeddings", "LayerNorm"])
+def test_whichever_embeddings_differ_the_run_says_so(
+    name: str, stock_pair: tuple[str, str], shards_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = Path(stock_pair[0]) / "model.safetensors"
+    changed = f"electra.embeddings.{name}.weight"
+    weights = {key: weight for key, weight in read_weights(path.parent).items() if key != "generator_lm_head.weight"}
+    save_file(weights | {changed: weights[changed] + 1}, path, {"format": "pt"})
+    start(shards_folder, stock_pair)
+    assert "the discriminator's are used for both" in capsys.readouterr().out

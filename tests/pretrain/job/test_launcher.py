@@ -1,0 +1,148 @@
+"""Claims about finding what launched a rank; DeepSpeed's own processes are met in tests/cluster."""
+
+import base64
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from foundation.config import ConfigError
+from pretrain.job.launcher import Process, adopt_slurm, find_runner, launched_slots, launchers, number_of
+from tests.conftest import REPOSITORY
+
+# What srun gives task 5 of 6, on the second of three nodes.
+TASK = {
+    "SLURM_JOB_ID": "712",
+    "SLURM_STEP_ID": "1",
+    "SLURM_STEP_LAUNCHER_PORT": "41245",
+    "SLURM_PROCID": "3",
+    "SLURM_LOCALID": "1",
+    "SLURM_NODEID": "1",
+    "SLURM_STEP_NUM_TASKS": "6",
+    "SLURM_STEP_TASKS_PER_NODE": "2(x2),1(x2)",
+    "SLURM_STEP_NODELIST": "gpu[03-05],big1",
+}
+
+
+def test_a_task_of_srun_is_a_rank() -> None:
+    environment = dict(TASK)
+    adopt_slurm(environment)
+    assert {key: environment[key] for key in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE", "MASTER_ADDR")} == {
+        "RANK": "3",
+        "WORLD_SIZE": "6",
+        "LOCAL_RANK": "1",
+        "LOCAL_SIZE": "2",
+        "MASTER_ADDR": "gpu03",
+    }
+    assert 1024 < int(environment["MASTER_PORT"]) < 32768  # where no other program's outgoing connection is
+
+
+def test_the_number_of_a_job_does_not_tell_its_port() -> None:
+    steps = [TASK | {"SLURM_STEP_LAUNCHER_PORT": str(port)} for port in (41245, 41245, 52001)]
+    for environment in steps:
+        adopt_slurm(environment)
+    first, same, other = (environment["MASTER_PORT"] for environment in steps)
+    assert first == same != other
+
+
+@pytest.mark.parametrize("value", ["", "x", "-1", "1.5", "٣", "9" * 5000, "1\n2"])
+def test_what_a_launcher_leaves_and_is_no_number_is_named(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", value)
+    with pytest.raises(ConfigError, match=r"WORLD_SIZE: got '.* expected a whole number; start the processes by"):
+        number_of("WORLD_SIZE", "1")
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"), [("gpu1", "gpu1"), ("gpu[1-2]", "gpu1"), ("a[07,09],b1", "a07"), ("big-1,gpu[1-2]", "big-1")]
+)
+def test_the_first_node_is_the_meeting_point(nodes: str, first: str) -> None:
+    environment = TASK | {"SLURM_STEP_NODELIST": nodes}
+    adopt_slurm(environment)
+    assert environment["MASTER_ADDR"] == first
+
+
+@pytest.mark.parametrize("given", [{"RANK": "0"}, {"SLURM_STEP_ID": None}], ids=["another launcher", "batch script"])
+def test_only_a_task_that_srun_itself_started_is_a_rank(given: dict[str, str | None]) -> None:
+    environment = {key: value for key, value in (TASK | given).items() if value is not None}
+    before = dict(environment)
+    adopt_slurm(environment)
+    assert environment == before
+
+
+def test_a_process_that_ended_is_not_alive_though_nobody_has_asked_for_its_end() -> None:
+    child = subprocess.Popen(["sleep", "600"])
+    process = Process(child.pid, int(Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[19]))
+    assert process.is_alive
+    child.send_signal(signal.SIGKILL)
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # a zombie from here on
+    assert not process.is_alive
+    child.wait()
+    assert not process.is_alive
+
+
+def test_a_program_that_deepspeed_did_not_start_has_its_parent_alone() -> None:
+    assert [process.pid for process in launchers()] == [os.getppid()]
+    assert launched_slots() is None
+    assert find_runner() is None
+
+
+ABOVE = """
+import subprocess, sys
+code = "from pretrain.job.launcher import find_runner; found = find_runner(); print(found.hostfile, found.takes_part)"
+sys.exit(subprocess.call([sys.executable, "-c", code]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ("--hostfile hosts", "{folder}/hosts False"),
+        ("--hostfile=/etc/hosts --num_gpus 2", "/etc/hosts True"),
+        ("-H hosts -i node1@node2", "{folder}/hosts True"),
+        ("--master_port 1234", "None False"),
+    ],
+)
+def test_the_command_of_deepspeed_is_read_up_to_its_script(options: str, expected: str, tmp_path: Path) -> None:
+    (tmp_path / "deepspeed").write_text(ABOVE)
+    command = [sys.executable, "deepspeed", *options.split(), "train.py", "--hostfile", "the script's own"]
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+    found = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == expected.format(folder=tmp_path)
+
+
+CALL = "import subprocess, sys; sys.exit(subprocess.call([sys.executable, *sys.argv[1:]]))"
+FOUND = (
+    "from pretrain.job.launcher import find_runner, launched_slots, launchers;"
+    " print(launched_slots(), len(launchers()), find_runner())"
+)
+ODD = b"caf\xe9"  # Latin-1, and no UTF-8
+
+
+def test_a_command_line_or_name_that_is_no_text_stops_no_launch(tmp_path: Path) -> None:
+    """Of a process above the launcher, of the launcher itself, and of a stranger on the same machine."""
+    (tmp_path / "deepspeed").write_text(CALL)
+    shell = tmp_path / os.fsdecode(ODD)
+    shell.symlink_to("/bin/sh")
+    slots = base64.urlsafe_b64encode(b'{"localhost": [0, 1]}').decode()
+    node_launcher = ("-c", CALL, "-c", FOUND, "deepspeed.launcher.launch", f"--world_info={slots}", ODD)
+    stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", ODD])
+    found = subprocess.run(
+        [shell, "-c", '"$@"; exit $?', "sh", sys.executable, tmp_path / "deepspeed", *node_launcher],
+        env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+    )
+    stranger.kill()
+    stranger.wait()
+    assert found.stdout == "{'localhost': 2} 2 Runner(hostfile=None, takes_part=False)\n", found.stderr
+
+
+def test_the_first_process_of_a_container_was_launched_by_nothing() -> None:
+    command = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", FOUND]
+    found = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
+    if "unshare failed" in found.stderr:
+        pytest.skip(f"a process cannot have its own numbering here: {found.stderr.strip()}")
+    assert found.stdout == "None 0 None\n", found.stderr

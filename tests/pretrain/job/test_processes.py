@@ -1,0 +1,113 @@
+"""Joining and leaving a job. Several ranks are tried in test_engine.py, through the launcher."""
+
+import os
+import platform
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from foundation.config import ConfigError
+from pretrain.job.processes import listen, start_processes
+from tests.conftest import free_port
+
+PROGRAM = """
+import atexit, os, torch
+from pretrain.job.processes import leave, start_processes
+world = start_processes()
+assert (world.rank, world.world_size, world.is_first) == (0, 1, True)
+assert world.share({"step": 3}) == {"step": 3}
+print("threads", torch.get_num_threads())
+atexit.register(os.abort)  # in place of a thread of the communication library
+leave(75)
+"""
+
+
+def run_alone(**environment: str) -> subprocess.CompletedProcess[str]:
+    kept = {key: value for key, value in os.environ.items() if key not in ("OMP_NUM_THREADS", "RANK", "WORLD_SIZE")}
+    return subprocess.run(
+        [sys.executable, "-c", PROGRAM], env=kept | environment, capture_output=True, text=True, timeout=120
+    )
+
+
+def test_plain_python_is_a_job_of_one_with_every_core_and_leaves_with_the_code_given_whatever_the_shutdown_does() -> (
+    None
+):
+    finished = run_alone()
+    assert (finished.returncode, finished.stderr) == (75, "")
+    assert finished.stdout == f"threads {len(os.sched_getaffinity(0))}\n"
+
+
+@pytest.mark.parametrize("environment", [{"OMP_NUM_THREADS": "1"}, {"LOCAL_SIZE": "1000"}], ids=str)
+def test_ranks_share_the_cores_unless_told_otherwise(environment: dict[str, str]) -> None:
+    assert run_alone(**environment).stdout == "threads 1\n"
+
+
+def test_joining_twice_is_joining_once() -> None:
+    assert start_processes() == start_processes()
+
+
+def reached(address: str, port: int) -> bool:
+    try:
+        socket.create_connection((address, port), timeout=5).close()
+    except ConnectionRefusedError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(("address", "everywhere"), [("127.0.0.1", False), ("192.0.2.1", True), ("localhost", True)])
+def test_a_job_is_met_at_its_own_address_alone_where_that_is_one_of_this_machine(
+    address: str, everywhere: bool
+) -> None:
+    """192.0.2.1 is nobody's (RFC 5737), as one that is translated on the way; localhost has two."""
+    with listen(address, free_port()) as listening:
+        port = listening.getsockname()[1]
+        assert reached("127.0.0.1", port)
+        assert reached("127.0.0.2", port) == everywhere
+
+
+RANK_0 = "from pretrain.job.processes import start_processes; start_processes()"
+ONE_HOST = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_SIZE": "2"}
+
+
+def test_ranks_of_one_host_meet_where_no_other_host_can_reach_them() -> None:
+    port = free_port()
+    launched = ONE_HOST | {"MASTER_ADDR": socket.gethostname(), "MASTER_PORT": str(port)}
+    rank = subprocess.Popen([sys.executable, "-c", RANK_0], env=os.environ | launched)
+    try:
+        while not reached("127.0.0.1", port):
+            assert rank.poll() is None
+        assert not reached("127.0.0.2", port)
+    finally:
+        rank.kill()
+        rank.wait()
+
+
+@pytest.mark.parametrize("place", ["127.0.0.1", "0.0.0.0"])
+def test_a_port_that_another_program_has_is_named_with_how_to_choose_another(place: str) -> None:
+    with socket.create_server((place, 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(ConfigError, match=rf"MASTER_PORT: got {port}, .*already in use.*--master_port"):
+            listen("127.0.0.1", port)
+
+
+FAULTS = """
+import resource, torch
+from pretrain.job.processes import start_processes
+if {kept}: start_processes()
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    step = [torch.ones(40 * 2**20 // 4) for _ in range(3)]
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+print(sum([faults() for _ in range(20)][-5:]))
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library has other settings")
+def test_memory_that_a_step_leaves_serves_the_next_one_without_page_faults() -> None:
+    def faults(kept: bool) -> int:
+        program = FAULTS.format(kept=kept)
+        return int(subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout)
+
+    assert faults(kept=True) < 30_000 < 150_000 < faults(kept=False)  # five times 120 MB are 153,600 pages of 4 kB

@@ -1,0 +1,118 @@
+"""Claims about each rank's log."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.conftest import REPOSITORY
+
+PROGRAM = """
+import os, signal, sys
+from pathlib import Path
+from pretrain.job.rank_log import keep_rank_log
+keep_rank_log(Path(sys.argv[1]), 3)
+print("a line, and", end=" ")
+print("its end")
+print("an error", file=sys.stderr)
+{end}
+"""
+FULL = """
+import warnings
+from tests.pretrain.conftest import fill
+keep_rank_log(Path(sys.argv[1]), 3)
+fill(Path(sys.argv[1]))
+warnings.warn("w" * 5000)
+print("x" * 5000, file=sys.stderr)  # more than is left of the log's last block
+"""
+
+LIBRARIES = """
+import logging, sys, warnings
+from pathlib import Path
+own = logging.getLogger("DeepSpeed")  # as DeepSpeed makes its own: a handler on the terminal, and none above it
+own.propagate = False
+own.setLevel(logging.INFO)
+own.addHandler(logging.StreamHandler(sys.stdout))
+both = logging.getLogger("both")
+both.addHandler(logging.StreamHandler())
+from pretrain.job.rank_log import keep_rank_log
+keep_rank_log(Path(sys.argv[1]), 3)
+own.info("remark 1")
+own.warning("remark 2")
+both.warning("remark 3")
+logging.getLogger("made.later").warning("remark 4")
+warnings.warn("remark 5")
+print("of the run")
+own.error("mistake 1")
+both.error("mistake 2")
+"""
+
+
+def run(folder: Path, end: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", PROGRAM.format(end=end), str(folder)]
+    return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=60)
+
+
+def test_what_a_rank_prints_is_on_its_terminal_and_in_its_log_with_every_start_told_apart(tmp_path: Path) -> None:
+    for _ in range(2):
+        finished = run(tmp_path, "raise ValueError('nothing moved')")
+        assert finished.stdout == "a line, and its end\n"
+        assert finished.stderr.startswith("an error\nTraceback") and "nothing moved" in finished.stderr
+    log = (tmp_path / "logs" / "rank-0003.log").read_text()
+    assert len(re.findall(r"^--- \S+ rank 3 on \S+, process \d+$", log, re.MULTILINE)) == 2
+    assert log.count("a line, and its end\nan error\nTraceback") == 2
+    assert log.count("ValueError: nothing moved") == 2
+
+
+def test_what_came_from_elsewhere_reaches_neither_terminal_nor_log_as_control_characters(tmp_path: Path) -> None:
+    hostile = r"print('node\x1b[2J\x9b\u202e\nend', flush=True); raise ValueError('a\rb')"
+    finished = run(tmp_path, hostile)
+    shown = r"node\x1b[2J\x9b\u202e" + "\nend\n"
+    log = (tmp_path / "logs" / "rank-0003.log").read_bytes().decode()
+    assert shown in finished.stdout and shown in log
+    assert r"ValueError: a\rb" in finished.stderr
+    for text in (finished.stdout, finished.stderr, log):
+        assert text.replace("\n", "").isprintable()
+
+
+def test_what_libraries_remark_is_in_the_log_alone_and_their_errors_are_on_the_terminal_too(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", LIBRARIES, str(tmp_path)]
+    finished = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=60)
+    assert finished.stdout == "of the run\n"
+    heard = [line.partition("] [")[2] for line in finished.stderr.splitlines()]
+    assert heard == ["ERROR] [DeepSpeed] mistake 1", "ERROR] [both] mistake 2"]
+    log = (tmp_path / "logs" / "rank-0003.log").read_text()
+    for said in (*(f"remark {number}" for number in range(1, 6)), "of the run", "mistake 1", "mistake 2"):
+        assert len(re.findall(rf"{said}$", log, re.MULTILINE)) == 1, said
+    assert "[WARNING] [DeepSpeed] remark 2" in log
+
+
+def test_a_crash_below_python_leaves_its_stack(tmp_path: Path) -> None:
+    run(tmp_path, "os.kill(os.getpid(), signal.SIGSEGV)")
+    log = (tmp_path / "logs" / "rank-0003.log").read_text()
+    assert "Fatal Python error: Segmentation fault" in log and 'File "<string>", line 9' in log
+
+
+def test_a_rank_that_ends_without_cleaning_up_has_said_everything(tmp_path: Path) -> None:
+    run(tmp_path, "os._exit(1)")
+    assert "its end\nan error\n" in (tmp_path / "logs" / "rank-0003.log").read_text()
+
+
+def test_a_log_that_the_disk_does_not_take_ends_no_rank(small_disk: Path) -> None:
+    program = PROGRAM.format(end="print('end')").replace("keep_rank_log(Path(sys.argv[1]), 3)", FULL)
+    command = [sys.executable, "-c", program, str(small_disk)]
+    finished = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=60)
+    assert finished.returncode == 0, finished.stderr
+    assert finished.stdout == "a line, and its end\nend\n"
+
+
+def test_a_rank_whose_terminal_is_gone_goes_on_and_its_log_has_its_words(tmp_path: Path) -> None:
+    """As when its supervisor is killed, which read what it said: it has yet to save."""
+    end = "sys.stdin.read(); print('saved', flush=True); sys.stdout.flush(); os._exit(0)"
+    command = [sys.executable, "-c", PROGRAM.format(end=end), str(tmp_path)]
+    rank = subprocess.Popen(command, cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert rank.stdin is not None and rank.stdout is not None
+    rank.stdout.close()
+    rank.stdin.close()
+    assert rank.wait(60) == 0
+    assert "its end\nan error\nsaved\n" in (tmp_path / "logs" / "rank-0003.log").read_text()

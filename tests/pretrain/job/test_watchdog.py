@@ -1,0 +1,135 @@
+"""Claims about ranks that die, hang or lose their launcher: the job ends in time and says whose fault it was."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import REPOSITORY, free_port
+from tests.pretrain.job.watchdog_worker import BAD_STEP, HANG_TIMEOUT
+
+
+def start(how: str, ranks: int, folder: Path, *prefix: str) -> list[subprocess.Popen[str]]:
+    variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(ranks)}
+    return [
+        subprocess.Popen(
+            [*prefix, sys.executable, str(Path("tests/pretrain/job/watchdog_worker.py")), how, folder],
+            cwd=REPOSITORY,
+            env=os.environ | variables | {"RANK": str(rank), "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(ranks)
+    ]
+
+
+def wait_for_start(processes: list[subprocess.Popen[str]]) -> None:
+    for process in processes:
+        assert process.stdout is not None
+        while "started" not in (line := process.stdout.readline()):
+            assert line, "a rank did not start"
+
+
+def ended(process: subprocess.Popen[str], within: float) -> str:
+    """What a rank said until it ended by itself within so many seconds."""
+    try:
+        return process.communicate(timeout=within)[0]
+    finally:
+        process.kill()
+
+
+@pytest.mark.parametrize(
+    "how", ["is frozen", *(pytest.param(how, marks=pytest.mark.long) for how in ("hangs", "holds Python's lock"))]
+)
+def test_a_rank_that_stands_still_ends_the_job_in_time_and_is_named(how: str, tmp_path: Path) -> None:
+    processes = start(how, 2, tmp_path)
+    wait_for_start(processes)
+    said = ended(processes[0], within=6 * HANG_TIMEOUT)
+    assert processes[0].returncode == 1
+    assert "rank 1 on " in said and f"after step {BAD_STEP}" in said, said
+    assert "all_reduce" in said  # where it waited itself
+    if how == "is frozen":
+        assert "last words" in said
+        processes[1].kill()  # no process ends while it is frozen; launchers kill it
+    else:
+        ended(processes[1], within=6 * HANG_TIMEOUT)
+
+
+def test_the_error_of_one_rank_ends_the_others_with_its_words(tmp_path: Path) -> None:
+    processes = start("raises", 2, tmp_path)
+    wait_for_start(processes)
+    said = ended(processes[0], within=6 * HANG_TIMEOUT)
+    assert processes[0].returncode == 1
+    assert "rank 1 on " in said and "OSError: no space left on device" in said
+    stack = "stands, after "
+    assert stack not in said and stack in (tmp_path / "logs" / "rank-0000.log").read_text(), "its own log alone"
+    assert "Traceback" in ended(processes[1], within=6 * HANG_TIMEOUT)
+
+
+STRANGER = """
+import json, sys, time
+from torch.distributed import TCPStore
+store = TCPStore("127.0.0.1", int(sys.argv[1]), is_master=False, wait_for_workers=False)
+end = time.monotonic() + 4
+while time.monotonic() < end:
+    for word in (json.dumps(["\\x1b[31mbad usage", 2]), b"\\xff" * 500, "0" * 64 + "[1, 2]"):
+        store.set("watchdog/attempt-0/failure", word)
+        store.set("watchdog/attempt-0/1", word)
+        time.sleep(0.1)
+print(sorted(store.list_keys()))
+"""
+"""Knows the port, and from the store itself every name in it."""
+
+
+def test_a_stranger_at_the_store_ends_no_job_and_the_ranks_still_hear_why_it_fails(tmp_path: Path) -> None:
+    processes = start("raises", 2, tmp_path)
+    wait_for_start(processes)
+    port = dict(part.split("=", 1) for part in environment_of(processes[0]))["MASTER_PORT"]
+    stranger = subprocess.run([sys.executable, "-c", STRANGER, port], capture_output=True, text=True, check=True)
+    assert "watchdog/attempt-0/failure" in stranger.stdout, "it has reached the store"
+    said = ended(processes[0], within=6 * HANG_TIMEOUT)
+    assert processes[0].returncode == 1
+    assert "WARNING: somebody else writes to this job's store at 127.0.0.1:" in said
+    assert "OSError: no space left on device" in said, "the failure of a rank, of which the stranger had the place"
+    assert "bad usage" not in said and "\x1b" not in said
+    ended(processes[1], within=6 * HANG_TIMEOUT)
+
+
+def environment_of(process: subprocess.Popen[str]) -> list[str]:
+    return Path(f"/proc/{process.pid}/environ").read_text().split("\0")[:-1]
+
+
+@pytest.mark.long
+def test_a_job_that_torchrun_starts_again_does_not_end_of_what_ended_it_before(tmp_path: Path) -> None:
+    launcher = ["-m", "torch.distributed.run", "--nproc_per_node=2", "--max_restarts=1", f"--master_port={free_port()}"]
+    job = subprocess.Popen(
+        [sys.executable, *launcher, "tests/pretrain/job/watchdog_worker.py", "raises once", tmp_path],
+        cwd=REPOSITORY,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    said = ended(job, within=120)
+    assert job.returncode == 0, said
+    assert "OSError: no space left on device" in said
+    assert said.count("came as far in peace") == 2
+
+
+@pytest.mark.parametrize(("how", "code"), [("stops", 75), ("never stops", 1)])
+def test_a_rank_does_not_outlive_what_launched_it(how: str, code: int, tmp_path: Path) -> None:
+    script = f'"$@" & echo $! > {tmp_path}/rank; wait'
+    (launcher,) = start(how, 1, tmp_path, "sh", "-c", script, "sh")
+    wait_for_start([launcher])
+    time.sleep(0.5)
+    launcher.send_signal(signal.SIGKILL)
+    launcher.wait()
+    said, _ = launcher.communicate(timeout=6 * HANG_TIMEOUT)  # the rank's end closes the output
+    assert "what launched it has ended; saving and stopping" in said
+    assert ("could not save and stop since" in said) == (code == 1)
+    assert not Path("/proc", (tmp_path / "rank").read_text().strip(), "exe").exists()

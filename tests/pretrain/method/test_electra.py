@@ -1,0 +1,238 @@
+"""Claims about the whole forward: the losses, who learns from which, and how the sampler starts."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from pretrain.data.batches import Batch
+from pretrain.method.electra import Electra
+from pretrain.method.objectives import ObjectiveConfig
+from tests.pretrain.conftest import MASK, SMALL_MODEL, VOCABULARY
+
+OBJECTIVES = ("electra", "hp_loss", "hp_dist")
+
+
+def sigmoid(x: float) -> float:
+    return 1 / (1 + math.exp(-x))
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("gamma", [0.0, 1.0, "piecewise"])
+def test_the_loss_is_the_papers_formula_by_brute_force_in_float64(
+    objective: str, gamma: float, batch: Batch, make_electra: Callable[..., Electra]
+) -> None:
+    """Every position is walked in plain Python from the two encoders' states, with the head's own matrices."""
+    model = make_electra(name=objective, gamma=gamma, lambda1=3.0).double().eval()
+    output = model(batch)
+    rows = [(b, k) for b in range(3) for k in range(2) if batch.masked_valid_BK[b, k]]
+    positions = batch.masked_positions_BK
+    masked_ids = batch.input_ids_BL.clone()
+    for b, k in rows:
+        masked_ids[b, positions[b, k]] = MASK
+    states = model.generator(masked_ids, batch.attention_mask_BL, batch.token_type_ids_BL)
+    embeddings = model.discriminator.embeddings.word_embeddings.weight
+
+    replaced_ids, loss_G, sampled = batch.input_ids_BL.clone(), 0.0, {}
+    for b, k in rows:
+        x, h = int(batch.input_ids_BL[b, positions[b, k]]), states[b, positions[b, k]]
+        logits = embeddings @ model.generator_predictions(h) + model.generator_lm_head.bias
+        p_G = [math.exp(v) for v in logits.log_softmax(-1).tolist()]
+        exponent = (3 if p_G[x] > 0.2 else 5) if gamma == "piecewise" else gamma
+        loss_G += -((1 - p_G[x]) ** exponent) * math.log(p_G[x])
+        z = [0.0] * VOCABULARY
+        if objective != "electra":
+            z = (embeddings @ model.sampler_transform(h) + model.sampler_scores.bias).tolist()
+        weights = {
+            "electra": p_G,
+            "hp_loss": [p_G[t] * -math.log(sigmoid(z[t]) if t == x else 1 - sigmoid(z[t])) for t in range(7)],
+            "hp_dist": [math.exp(v) for v in z],
+        }[objective]
+        target, total, token = float(batch.uniforms_BK[b, k]) * sum(weights), 0.0, -1
+        while total <= target:
+            token += 1
+            total += weights[token]
+        assert token == int(output.draw.tokens_BK[b, k])
+        replaced_ids[b, positions[b, k]] = token
+        sampled[b, k] = (token, p_G[token], weights[token] / sum(weights), z[token])
+
+    d = model.discriminator_predictions(
+        model.discriminator(replaced_ids, batch.attention_mask_BL, batch.token_type_ids_BL)
+    ).tolist()
+    loss_D, loss_S, per_position = 0.0, 0.0, {}
+    for b in range(3):
+        for position in range(int(batch.attention_mask_BL[b].sum())):
+            original = bool(replaced_ids[b, position] == batch.input_ids_BL[b, position])
+            per_position[b, position] = -math.log(sigmoid(-d[b][position] if original else d[b][position]))
+            loss_D += per_position[b, position]
+    for (b, k), (_, p_G_sampled, p_S_sampled, z_sampled) in sampled.items():
+        position = int(positions[b, k])
+        if objective == "hp_loss":
+            loss_S += (sigmoid(z_sampled) - sigmoid(-d[b][position])) ** 2
+        elif objective == "hp_dist":
+            loss_S += -(p_G_sampled / p_S_sampled) * per_position[b, position] * math.log(p_S_sampled)
+    expected = loss_G / 5 + 3.0 * loss_S / 5 + 50.0 * loss_D / 23
+    assert output.loss.item() == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_a_sampled_original_counts_as_original(
+    objective: str, batch: Batch, make_electra: Callable[..., Electra]
+) -> None:
+    output = make_electra(name=objective)(batch)
+    drawn_other = torch.zeros_like(batch.attention_mask_BL)
+    for b in range(3):
+        for k in range(2):
+            position = batch.masked_positions_BK[b, k]
+            if batch.masked_valid_BK[b, k]:
+                drawn_other[b, position] = output.draw.tokens_BK[b, k] != batch.input_ids_BL[b, position]
+    assert torch.equal(output.replaced_BL, drawn_other)
+
+
+@pytest.mark.parametrize("objective", ["hp_loss", "hp_dist"])
+def test_the_sampler_starts_at_the_generators_distribution(objective: str, batch: Batch) -> None:
+    torch.manual_seed(0)
+    learned = Electra(SMALL_MODEL, ObjectiveConfig.from_values({"name": objective}), VOCABULARY, MASK)
+    plain = Electra(SMALL_MODEL, ObjectiveConfig(name="electra"), VOCABULARY, MASK)
+    plain.load_state_dict(learned.state_dict(), strict=False)
+    many = batch._replace(uniforms_BK=torch.tensor([[0.03, 0.2], [0.5, 0.75], [0.97, 0.1]]))
+    valid = batch.masked_valid_BK
+    drawn, expected = (model(many).draw for model in (learned, plain))
+    assert drawn.tokens_BK[valid].tolist() == expected.tokens_BK[valid].tolist()
+    assert torch.allclose(drawn.log_q_BK, drawn.log_p_G_BK, atol=1e-6)
+    rows = 2048
+    same = [part[:1].expand(rows, *part.shape[1:]) if isinstance(part, torch.Tensor) else part for part in batch]
+    grid = ((torch.arange(rows) + 0.5) / rows)[:, None].expand(rows, 2)
+    everything = learned(Batch(*same)._replace(uniforms_BK=grid)).draw
+    assert all(set(everything.tokens_BK[:, k].tolist()) == set(range(VOCABULARY)) for k in range(2))
+    assert torch.allclose(everything.log_q_BK, everything.log_p_G_BK, atol=1e-6)
+
+
+def names_with_gradient(model: Electra) -> set[str]:
+    return {name for name, p in model.named_parameters() if p.grad is not None and bool((p.grad != 0).any())}
+
+
+def gradient_of(
+    part: str, batch: Batch, make_electra: Callable[..., Electra], objective: str, **switches: object
+) -> set[str]:
+    """Names of the parameters that the gradient of one of the three losses reaches."""
+    weights = {
+        "lambda1": 1.0 if part == "sampler" else 0.0,
+        "lambda2": 1.0 if part == "discriminator" else 0.0,
+    }
+    model = make_electra(name=objective, **weights, **switches)
+    output = model(batch)
+    if part != "generator":  # L_G has no weight of its own: take its gradient away again
+        everything = torch.autograd.grad(output.loss, list(model.parameters()), allow_unused=True)
+        alone = make_electra(name=objective, lambda1=0.0, lambda2=0.0, **switches)
+        generator_only = torch.autograd.grad(alone(batch).loss, list(alone.parameters()), allow_unused=True)
+        names = [name for name, _ in model.named_parameters()]
+        return {
+            name
+            for name, all_, gen in zip(names, everything, generator_only, strict=True)
+            if all_ is not None and bool((all_ - (gen if gen is not None else 0)).abs().max() > 1e-9)
+        }
+    output.loss.backward()
+    return names_with_gradient(model)
+
+
+def rooms(names: set[str]) -> set[str]:
+    """Parameter names by the part of the model they belong to; the shared embeddings are one part."""
+    return {"embeddings" if ".embeddings." in name else name.split(".")[0] for name in names}
+
+
+@pytest.mark.parametrize("objective", ["hp_loss", "hp_dist"])
+def test_each_loss_teaches_exactly_the_parameters_it_should(
+    objective: str, batch: Batch, make_electra: Callable[..., Electra]
+) -> None:
+    """Every one of these parts, and none of the others."""
+    parts = {
+        "generator": {"embeddings", "generator", "generator_predictions", "generator_lm_head"},
+        "sampler": {"embeddings", "generator", "sampler_transform", "sampler_scores"},
+        "discriminator": {"embeddings", "discriminator", "discriminator_predictions"},
+    }
+    names = {name for name, _ in make_electra(name=objective).named_parameters()}
+    for loss, reached in parts.items():
+        expected = {name for name in names if rooms({name}) <= reached}
+        assert gradient_of(loss, batch, make_electra, objective) == expected
+
+
+@pytest.mark.parametrize("objective", ["hp_loss", "hp_dist"])
+def test_with_its_input_detached_the_sampler_loss_teaches_the_sampling_head_and_its_bias_alone(
+    objective: str, batch: Batch, make_electra: Callable[..., Electra]
+) -> None:
+    model = make_electra(name=objective)
+    head = {name for name, _ in model.named_parameters() if name.startswith("sampler")}
+    assert gradient_of("sampler", batch, make_electra, objective, detach_sampler_input=True) == head
+    generator = {"embeddings", "generator", "generator_predictions", "generator_lm_head"}
+    assert rooms(gradient_of("generator", batch, make_electra, objective, detach_sampler_input=True)) == generator
+
+
+@pytest.mark.parametrize(
+    "switches",
+    [
+        {"name": "hp_loss", "importance_weighting": True},
+        {"name": "hp_dist", "mixture": 0.1, "ratio_clip": 2.0, "importance_weighting": True},
+        {"name": "electra", "temperature": 2.0, "importance_weighting": True},
+        {"name": "hp_loss", "forbid_original": True, "mask_keep_fraction": 0.5},
+    ],
+    ids=lambda switches: " ".join(map(str, switches)),
+)
+def test_no_switch_lets_the_discriminators_loss_into_the_generator_or_the_sampler(
+    switches: dict[str, object], batch: Batch, make_electra: Callable[..., Electra]
+) -> None:
+    objective, others = str(switches["name"]), {key: value for key, value in switches.items() if key != "name"}
+    reached = rooms(gradient_of("discriminator", batch, make_electra, objective, **others))
+    assert reached == {"embeddings", "discriminator", "discriminator_predictions"}
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_the_loss_of_a_step_does_not_depend_on_how_it_is_split(
+    objective: str, batch: Batch, make_electra: Callable[..., Electra]
+) -> None:
+    model = make_electra(name=objective).double().eval()
+    whole = model(batch)
+    parts = []
+    for row in range(3):
+        tensors = [part[row : row + 1] if isinstance(part, torch.Tensor) else part for part in batch]
+        parts.append(model(Batch(*tensors)))
+    total = sum(part.loss for part in parts)
+    assert total.item() == pytest.approx(whole.loss.item(), rel=1e-12)
+    assert_same_gradient(total, whole.loss, model)
+
+
+def assert_same_gradient(one: torch.Tensor, other: torch.Tensor, model: Electra) -> None:
+    gradients = [torch.autograd.grad(loss, list(model.parameters()), allow_unused=True) for loss in (one, other)]
+    for ours, theirs in zip(*gradients, strict=True):
+        assert ours is theirs is None or torch.allclose(ours, theirs, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_padding_changes_nothing(objective: str, batch: Batch, make_electra: Callable[..., Electra]) -> None:
+    model = make_electra(name=objective).double().eval()
+    padded = [
+        torch.nn.functional.pad(part, (0, 4)) if name.endswith("BL") else part
+        for name, part in zip(Batch._fields, batch, strict=True)
+    ]
+    ours, plain = model(Batch(*padded)).loss, model(batch).loss
+    assert ours.item() == pytest.approx(plain.item(), rel=1e-12)
+    assert_same_gradient(ours, plain, model)
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_free_sampling_in_fp32_differs_from_float64_by_counted_flips_alone(
+    objective: str, batch: Batch, make_electra: Callable[..., Electra]
+) -> None:
+    """A draw flips where its uniform lies within rounding of a step of the CDF; the rows without a flip agree."""
+    rows = 2000
+    many = [part[:1].expand(rows, *part.shape[1:]) if isinstance(part, torch.Tensor) else part for part in batch]
+    uniforms = torch.rand(rows, 2, generator=torch.Generator().manual_seed(0))
+    large = Batch(*many)._replace(uniforms_BK=uniforms)
+    model = make_electra(name=objective).eval()
+    single = model(large)
+    exact = model.double()(large)
+    same = (single.draw.tokens_BK == exact.draw.tokens_BK).all(1)
+    assert (~same).sum() <= 0.01 * rows
+    ours, theirs = (output.discriminator_loss_BL[same].double() for output in (single, exact))
+    assert torch.allclose(ours, theirs, atol=1e-4)

@@ -1,0 +1,24 @@
+"""Claims about the sizes of a run's models."""
+
+import pytest
+
+from foundation.config import ConfigError
+from pretrain.model.config import ModelConfig
+from pretrain.presets import PRESETS
+
+RUN = PRESETS["small"].run
+
+
+@pytest.mark.parametrize(("preset", "heads", "feed_forward"), [("small", 1, 256), ("base", 4, 1024)])
+def test_the_generator_keeps_depth_and_head_size_and_shrinks_with_its_width(
+    preset: str, heads: int, feed_forward: int
+) -> None:
+    model = PRESETS[preset].run.model
+    generator = model.generator(100)
+    assert (generator.num_attention_heads, generator.intermediate_size) == (heads, feed_forward)
+    assert (generator.num_hidden_layers, generator.embedding_size) == (model.layers, model.embedding_size)
+
+
+def test_a_generator_width_that_no_whole_head_fits_is_refused() -> None:
+    with pytest.raises(ConfigError, match="generator_hidden_size: got 80, expected a multiple of 64"):
+        ModelConfig.from_values({**RUN.model.model_dump(), "generator_hidden_size": 80})

@@ -1,0 +1,112 @@
+"""Claims about the encoder, against Hugging Face's ELECTRA and T5."""
+
+import torch
+from transformers import ElectraConfig, ElectraModel
+from transformers.models.t5.modeling_t5 import T5Attention
+
+from pretrain.model.encoder import ElectraEncoder, EncoderConfig, relative_bucket, relative_distance
+
+SIZES = {
+    "vocab_size": 99,
+    "embedding_size": 16,
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+    "max_position_embeddings": 40,
+}
+
+
+def example() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    mask_BL = torch.arange(24) < torch.tensor([[24], [13]])
+    segments_BL = (torch.arange(24) > 9).long().expand(2, 24)
+    return torch.randint(1, 99, (2, 24), generator=generator), mask_BL, segments_BL
+
+
+def encoder(**changes: object) -> ElectraEncoder:
+    torch.manual_seed(0)
+    return ElectraEncoder(EncoderConfig(**{**SIZES, **changes})).eval()  # type: ignore[arg-type]
+
+
+def test_without_relative_position_it_is_hugging_faces_electra_to_1e_5() -> None:
+    torch.manual_seed(1)
+    theirs = ElectraModel(ElectraConfig(**SIZES)).eval()
+    ours = encoder(relative_position=False)
+    ours.load_state_dict(theirs.state_dict())
+    ids_BL, mask_BL, segments_BL = example()
+    expected = theirs(ids_BL, attention_mask=mask_BL, token_type_ids=segments_BL).last_hidden_state
+    difference = (ours(ids_BL, mask_BL, segments_BL) - expected)[mask_BL].abs().max()
+    assert difference.item() < 1e-5
+
+
+def test_buckets_are_t5s() -> None:
+    distance_LL = relative_distance(600, torch.device("cpu"))
+    theirs = T5Attention._relative_position_bucket(distance_LL, bidirectional=True, num_buckets=32, max_distance=128)
+    assert torch.equal(relative_bucket(distance_LL, 32, 128), theirs)
+
+
+def test_relative_bias_is_added_to_the_scores_of_every_layer() -> None:
+    """One layer's attention, recomputed from its own projections with the bias added by hand."""
+    model = encoder(num_hidden_layers=1)
+    stack = model.encoder
+    hidden_BLH = torch.randn(1, 9, 32)
+    attention = stack.layer[0].attention.self
+    query, key, value = (
+        attention.split_heads(part(hidden_BLH)) for part in (attention.query, attention.key, attention.value)
+    )
+    bucket_LL = relative_bucket(relative_distance(9, torch.device("cpu")), 32, 128)
+    bias_NLL = stack.relative_attention_bias.weight[bucket_LL].permute(2, 0, 1)
+    scores = query @ key.transpose(-1, -2) / 8**0.5 + bias_NLL
+    expected = (scores.softmax(-1) @ value).transpose(1, 2).flatten(2)
+    bias = stack.attention_bias(torch.ones(1, 9, dtype=torch.bool), torch.float32)
+    assert torch.allclose(attention(hidden_BLH, bias), expected, atol=1e-5)
+
+
+def test_padding_is_invisible() -> None:
+    model = encoder()
+    ids_BL, mask_BL, segments_BL = example()
+    other_BL = torch.where(mask_BL, ids_BL, 7)
+    a, b = model(ids_BL, mask_BL, segments_BL), model(other_BL, mask_BL, segments_BL)
+    assert torch.equal(a[mask_BL], b[mask_BL])
+
+
+def test_a_local_start_prefers_each_heads_neighbour_and_falls_with_distance() -> None:
+    table = encoder(relative_bias_init="local").encoder.relative_attention_bias.weight
+    for head, neighbour in ((0, -1), (1, 1), (2, -1)):
+        bias = {
+            d: table[relative_bucket(torch.tensor(d), 32, 128), head].item() for d in (-60, -9, -2, -1, 0, 1, 2, 9, 60)
+        }
+        assert max(bias, key=bias.__getitem__) == neighbour
+        side = [bias[neighbour * d] for d in (1, 2, 9, 60)]
+        assert side == sorted(side, reverse=True)
+
+
+def test_the_t5_start_has_deviation_one_over_root_width() -> None:
+    table = encoder(hidden_size=256, relative_attention_num_buckets=2048).encoder.relative_attention_bias.weight
+    assert abs(table.std().item() - 256**-0.5) < 0.05 * 256**-0.5
+
+
+def test_recomputing_layers_keeps_less_and_changes_no_bit_with_dropout() -> None:
+    def gradients(recompute: bool) -> tuple[int, list[torch.Tensor]]:
+        model = encoder(hidden_dropout_prob=0.3, attention_probs_dropout_prob=0.3).train()
+        model.encoder.recompute = recompute
+        kept = 0
+
+        def keep(tensor: torch.Tensor) -> torch.Tensor:
+            nonlocal kept
+            kept += tensor.nbytes
+            return tensor
+
+        torch.manual_seed(5)
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            hidden_BLH = model(*example())
+        torch.manual_seed(6)  # what is computed again draws as it did before, not from here
+        hidden_BLH.square().sum().backward()
+        return kept, [hidden_BLH, *(p.grad for p in model.parameters() if p.grad is not None)]
+
+    kept, plain = gradients(recompute=False)
+    kept_less, recomputed = gradients(recompute=True)
+    assert len(plain) == len(recomputed) > 50
+    assert all(torch.equal(one, other) for one, other in zip(plain, recomputed, strict=True))
+    assert kept_less < kept / 3

@@ -1,0 +1,56 @@
+"""Claims about the heads, against Hugging Face's and against the full vocabulary."""
+
+import torch
+from transformers import ElectraConfig
+from transformers.models.electra.modeling_electra import (
+    ElectraDiscriminatorPredictions,
+    ElectraGeneratorPredictions,
+)
+
+from pretrain.model.encoder import EncoderConfig, TiedEmbedding
+from pretrain.model.heads import DiscriminatorHead, VocabularyScores, VocabularyTransform
+
+SIZES = {
+    "vocab_size": 11,
+    "embedding_size": 6,
+    "hidden_size": 8,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 16,
+}
+CONFIG = EncoderConfig(**SIZES)  # type: ignore[arg-type]
+THEIRS = ElectraConfig(**SIZES)
+
+
+def test_transform_and_discriminator_head_are_hugging_faces() -> None:
+    hidden = torch.randn(2, 5, 8)
+    pairs = (
+        (VocabularyTransform(CONFIG), ElectraGeneratorPredictions(THEIRS)),
+        (DiscriminatorHead(CONFIG), ElectraDiscriminatorPredictions(THEIRS)),
+    )
+    for ours, theirs in pairs:
+        ours.load_state_dict(theirs.state_dict())
+        assert torch.allclose(ours(hidden), theirs(hidden), atol=1e-6)
+
+
+def test_scores_of_chosen_tokens_are_those_columns_of_the_full_scores_with_their_gradient() -> None:
+    scores, embeddings = VocabularyScores(CONFIG), TiedEmbedding(11, 6)
+    torch.nn.init.normal_(scores.bias)
+    projected = torch.randn(2, 3, 6, requires_grad=True)
+    ids = torch.tensor([[0, 10, 4], [3, 3, 7]])
+    chosen = scores(projected, embeddings, ids)
+    full = scores(projected, embeddings).gather(-1, ids[..., None]).squeeze(-1)
+    assert torch.allclose(chosen, full, atol=1e-6)
+    parameters = (projected, embeddings.weight, scores.bias)
+    for a, b in zip(
+        torch.autograd.grad(chosen.sum(), parameters),
+        torch.autograd.grad(full.sum(), parameters),
+        strict=True,
+    ):
+        assert torch.allclose(a, b, atol=1e-6)
+
+
+def test_scores_and_logits_are_fp32_in_a_bf16_model() -> None:
+    embeddings = TiedEmbedding(11, 6).bfloat16()
+    assert VocabularyScores(CONFIG).bfloat16()(torch.randn(2, 6).bfloat16(), embeddings).dtype == torch.float32
+    assert DiscriminatorHead(CONFIG).bfloat16()(torch.randn(2, 8).bfloat16()).dtype == torch.float32

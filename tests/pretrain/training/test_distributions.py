@@ -1,0 +1,164 @@
+"""Claims about the running histograms and moments, against scikit-learn and scipy on the same tensors."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import pearsonr
+from sklearn.metrics import roc_auc_score
+from torch import Tensor
+
+from pretrain.data.batches import Batch
+from pretrain.method.electra import Electra, ElectraOutput
+from pretrain.method.masked_lm import MaskedLM
+from pretrain.method.objectives import ObjectiveConfig
+from pretrain.method.sampling import Draw
+from pretrain.training.distributions import LOGIT, PERCENTILES, Bins, Distributions, describe, histograms
+from tests.pretrain.conftest import MASK, SMALL_MODEL, VOCABULARY
+
+B, L, K = 64, 60, 9
+CPU = torch.device("cpu")
+
+
+def random_forward(seed: int) -> tuple[Batch, ElectraOutput]:
+    """What a forward could have said: logits near the truth, estimates near the loss, sequences of any length."""
+    g = torch.Generator().manual_seed(seed)
+    visible = torch.arange(L) < torch.randint(10, L + 1, (B, 1), generator=g)
+    positions = torch.rand(B, L, generator=g).masked_fill(~visible, 2).argsort(1)[:, :K]
+    valid = torch.arange(K) < torch.randint(1, K + 1, (B, 1), generator=g)
+    positions = positions.where(valid, 0)
+    replaced_BK = valid & (torch.rand(B, K, generator=g) < 0.6)
+    replaced = torch.zeros(B, L, dtype=torch.int64).scatter_add(1, positions, replaced_BK.long()) > 0
+    d = torch.randn(B, L, generator=g) * 2 + 2 * replaced - 1
+    loss = torch.nn.functional.binary_cross_entropy_with_logits(d, replaced.float(), reduction="none")
+    z = -d.gather(1, positions) + torch.randn(B, K, generator=g)
+    log_p = [torch.rand(B, K, generator=g).log() for _ in range(4)]
+    drawn = Draw(
+        tokens_BK=torch.zeros(B, K, dtype=torch.int64),
+        log_p_G_BK=log_p[0],
+        log_q_BK=log_p[1],
+        log_max_p_G_BK=log_p[2],
+        log_max_q_BK=log_p[3],
+        entropy_p_G_BK=torch.rand(B, K, generator=g) * 5,
+        entropy_q_BK=torch.rand(B, K, generator=g) * 7,
+        z_BK=z,
+    )
+    ids = torch.zeros(B, L, dtype=torch.int64)
+    batch = Batch(ids, visible, ids, positions, valid, torch.rand(B, K, generator=g), 1.0, 1.0)
+    nothing = torch.zeros(B, K)
+    return batch, ElectraOutput(nothing.sum(), nothing, nothing, loss, nothing, drawn.tokens_BK, drawn, d, replaced)
+
+
+def summed(*forwards: tuple[Batch, ElectraOutput]) -> Tensor:
+    distributions = Distributions(CPU)
+    for batch, output in forwards:
+        distributions.add(batch, output)
+    return distributions.vector
+
+
+def masked_BL(batch: Batch) -> Tensor:
+    masked = torch.zeros_like(batch.attention_mask_BL)
+    for row, (positions, valid) in enumerate(zip(batch.masked_positions_BK, batch.masked_valid_BK, strict=True)):
+        masked[row, positions[valid]] = True
+    return masked
+
+
+def test_the_auc_is_scikit_learns_up_to_the_width_of_a_bin() -> None:
+    batch, output = random_forward(0)
+    values = describe(summed((batch, output)))
+    for name, group in (("auc_all", batch.attention_mask_BL), ("auc_masked", masked_BL(batch))):
+        truth, d = output.replaced_BL[group].numpy(), output.d_BL[group]
+        assert 0.6 < roc_auc_score(truth, d) < 0.95
+        assert values[name] == pytest.approx(roc_auc_score(truth, LOGIT.place(d)), abs=1e-12)
+        assert values[name] == pytest.approx(roc_auc_score(truth, d), abs=1e-3)
+
+
+def test_the_correlations_are_scipys_by_class_of_the_drawn_token() -> None:
+    batch, output = random_forward(1)
+    found = describe(summed((batch, output)))["estimate_correlation"]
+    valid, z = batch.masked_valid_BK, output.draw.z_BK
+    assert z is not None
+    other = output.replaced_BL.gather(1, batch.masked_positions_BK)[valid].numpy()
+    D_hat = 1 / (1 + np.exp(-z[valid].double().numpy()))
+    estimate = np.where(other, -np.log(1 - D_hat), -np.log(D_hat))
+    actual = output.discriminator_loss_BL.gather(1, batch.masked_positions_BK)[valid].double().numpy()
+    for name, group in (("original", ~other), ("replaced", other), ("all", other | ~other)):
+        assert found[name] == pytest.approx(pearsonr(estimate[group], actual[group]).statistic, rel=1e-5)
+
+
+def test_probabilities_entropies_and_ratios_are_numpys() -> None:
+    batch, output = random_forward(2)
+    values, valid, drawn = describe(summed((batch, output))), batch.masked_valid_BK, output.draw
+    assert drawn.entropy_p_G_BK is not None and drawn.entropy_q_BK is not None
+    for name, log_max, entropy in (
+        ("p_G", drawn.log_max_p_G_BK, drawn.entropy_p_G_BK),
+        ("p_S", drawn.log_max_q_BK, drawn.entropy_q_BK),
+    ):
+        counts = np.histogram(log_max[valid].exp().numpy(), np.linspace(0, 1, 11))[0]
+        assert values["max_probability"][name] == pytest.approx(counts / counts.sum())
+        assert values["entropy"][name] == pytest.approx(entropy[valid].mean().item(), rel=1e-6)
+    ratio = drawn.log_ratio_BK[valid].exp()
+    for percentile in PERCENTILES:
+        exact = np.percentile(ratio.numpy(), percentile)
+        assert values[f"ratio_p{percentile}"] == pytest.approx(exact, rel=0.1)
+
+
+def test_parts_and_ranks_add_up_to_the_whole() -> None:
+    forwards = [random_forward(seed) for seed in range(3)]
+    apart = sum((summed(forward) for forward in forwards), torch.zeros(()))
+    assert torch.allclose(summed(*forwards), apart, rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["electra", "hp_loss", "hp_dist", "mlm"])
+def test_each_objective_reports_what_it_has(name: str, batch: Batch, make_electra: Callable[..., Electra]) -> None:
+    objective = ObjectiveConfig.from_values({"name": name})
+    model = MaskedLM(SMALL_MODEL, objective, VOCABULARY, MASK) if name == "mlm" else make_electra(name=name)
+    distributions = Distributions(CPU)
+    for seed in range(9):  # often enough for either class at the masked positions
+        uniforms = torch.rand(3, 2, generator=torch.Generator().manual_seed(seed))
+        distributions.add(batch, model(batch._replace(uniforms_BK=uniforms), entropies=True))
+    values = describe(distributions.vector)
+    both = {"p_G"} if name == "mlm" else {"p_G", "p_S"}
+    assert values["entropy"].keys() == values["max_probability"].keys() == both
+    assert all(sum(shares) == pytest.approx(1) for shares in values["max_probability"].values())
+    judged = {f"ratio_p{percentile}" for percentile in PERCENTILES} | {"auc_all", "auc_masked"}
+    estimated = {"estimate_correlation"} if name == "hp_loss" else set()
+    assert values.keys() == {"entropy", "max_probability"} | (judged if name != "mlm" else set()) | estimated
+    if name == "electra":
+        assert values["entropy"]["p_S"] == pytest.approx(values["entropy"]["p_G"])
+
+
+def test_a_constant_estimate_correlates_with_nothing(batch: Batch) -> None:
+    model = Electra(SMALL_MODEL, ObjectiveConfig(), VOCABULARY, MASK)  # at its start, D_hat is one half everywhere
+    distributions = Distributions(CPU)
+    distributions.add(batch, model(batch, entropies=True))
+    assert "estimate_correlation" not in describe(distributions.vector)
+
+
+def test_histograms_hold_every_value_and_nothing_that_was_not_counted() -> None:
+    batch, output = random_forward(3)
+    found = histograms(summed((batch, output)))
+    visible = batch.attention_mask_BL
+    for name, truth in (("logit/original", False), ("logit/replaced", True)):
+        bins, counts = found[name]
+        edges = np.linspace(bins.low, bins.high, bins.number + 1)
+        d = output.d_BL[visible & (output.replaced_BL == truth)]
+        assert np.abs(counts.numpy() - np.histogram(d.double().numpy(), edges)[0]).sum() <= 2  # on an edge in fp32
+        assert counts.sum() == len(d)
+    assert {bins.number for bins, _ in found.values()} == {10, 100, 120}
+    assert histograms(torch.zeros_like(summed((batch, output)))) == {}
+
+
+def test_what_is_beyond_the_bins_counts_at_their_ends_and_nan_breaks_nothing() -> None:
+    place = Bins(-1.0, 1.0, 4).place(torch.tensor([-torch.inf, -9.0, -0.6, 0.1, 1.0, torch.inf, torch.nan]))
+    assert place.tolist() == [0, 0, 0, 2, 3, 3, 0]
+
+
+def test_counting_waits_for_no_device(batch: Batch, make_electra: Callable[..., Electra]) -> None:
+    """On the meta device there are no values: whoever asks for one, as `bincount` and boolean indexing do, fails."""
+    meta = torch.device("meta")
+    model = make_electra(name="hp_loss").to(meta)
+    distributions = Distributions(meta)
+    distributions.add(batch.to(meta), model(batch.to(meta), entropies=True))
+    assert distributions.vector.is_meta

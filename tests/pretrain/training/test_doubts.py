@@ -1,0 +1,107 @@
+"""Claims about the doubts of a plan: what each is of, and that a sensible plan has none."""
+
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pretrain.training.doubts import doubts, too_long
+from pretrain.training.plan import Plan, RunOptions, make_plan
+
+PARAMETERS = 10**7
+SENSIBLE: dict[str, Any] = {"preset": "tiny"}
+DOUBTFUL: dict[str, tuple[dict[str, Any], str]] = {
+    "epochs": (
+        {"preset": "tiny", "set": ("optim.steps=20000",)},
+        r"^data: \S+ has [\d,]+ sequences, and 20,000 steps would read them 5\d\d times, .* optim.steps=3\d{3} or",
+    ),
+    "batch": (
+        {"preset": "tiny", "set": ("batch_size=4096", "optim.steps=60")},
+        r"^data: \S+ has [\d,]+ sequences, fewer than the 4,096 that a step takes .* --set batch_size lower",
+    ),
+    "warm-up": (
+        {"preset": "tiny", "set": ("optim.steps=80",)},
+        r"^optim.warmup_steps: got 50 of 80 steps, .* --set optim.warmup_steps=8 or lower",
+    ),
+    "vocabulary": (
+        {"preset": "base", "set": ("optim.steps=900", "optim.warmup_steps=9")},
+        r"^data: the vocabulary of \S+ has 300 tokens, expected about 30,522 ",
+    ),
+    "positions": (
+        {"preset": "small", "set": ("optim.steps=900", "optim.warmup_steps=9")},
+        r"^data: the sequences of \S+ have 32 tokens at most, expected 128 to 512 .* --set model.max_positions=32$",
+    ),
+    "memory": (
+        {"preset": "base", "set": ("batch_size=16384", "optim.steps=12", "optim.warmup_steps=1")},
+        r"^deepspeed_config: a process needs about 2\d\d GiB, but a .* has \d+; .*_accumulate",
+    ),
+    "disk": (
+        {"preset": "tiny", "set": ("keep_checkpoints=1000000000",)},
+        r"^output: checkpoints need .* GiB are free at .* --set keep_checkpoints lower",
+    ),
+}
+
+
+def planned(shards: Path, folder: Path, **options: object) -> Plan:
+    values = {"data": (shards,), "dry_run": True, "output": folder / "run", **options}
+    return make_plan(RunOptions.from_values(values))
+
+
+def test_a_sensible_plan_has_none(shards_folder: Path, tmp_path: Path) -> None:
+    assert doubts(planned(shards_folder, tmp_path, **SENSIBLE), PARAMETERS, on_gpus=True) == []
+
+
+@pytest.mark.parametrize("name", DOUBTFUL)
+def test_a_doubt_names_field_value_and_what_to_do(name: str, shards_folder: Path, tmp_path: Path) -> None:
+    options, expected = DOUBTFUL[name]
+    found = doubts(planned(shards_folder, tmp_path, **options), PARAMETERS, on_gpus=True)
+    (one,) = (doubt for doubt in found if re.search(expected, doubt))
+    assert "\n" not in one
+
+
+def test_data_without_a_held_out_part_is_doubtful(shards_folder: Path, tmp_path: Path) -> None:
+    shards = tmp_path / "shards"
+    shutil.copytree(shards_folder, shards, ignore=shutil.ignore_patterns("held_out"))
+    (found,) = doubts(planned(shards, tmp_path, **SENSIBLE), PARAMETERS, on_gpus=True)
+    assert found.startswith(f"run.evaluate_every: got 500, but {shards} has no held-out part")
+    assert "--held_out" in found
+
+
+def test_of_folders_that_mix_the_one_that_is_read_too_often_is_named(shards_folder: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(shards_folder, other)
+    plan = planned(shards_folder, tmp_path, **SENSIBLE, data=(shards_folder, other), data_weights=(99, 1))
+    assert doubts(plan, PARAMETERS, on_gpus=True) == []
+    plan = planned(
+        shards_folder,
+        tmp_path,
+        **SENSIBLE,
+        data=(shards_folder, other),
+        data_weights=(1, 99),
+        set=("optim.steps=4000",),
+    )
+    (found,) = doubts(plan, PARAMETERS, on_gpus=True)
+    assert found.startswith(f"data: {other} has")
+
+
+def test_checkpoints_that_the_run_has_already_are_no_shortage(
+    shards_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk with next to nothing left takes a run that only replaces what it holds."""
+    plan = planned(shards_folder, tmp_path, **SENSIBLE)
+    usage = shutil.disk_usage(tmp_path)._replace(free=10**6)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    assert [doubt.split(":")[0] for doubt in doubts(plan, PARAMETERS, on_gpus=True)] == ["output"]
+    checkpoint = plan.folder / "checkpoints" / "step-00000500"
+    checkpoint.mkdir(parents=True)
+    with (checkpoint / "weights.safetensors").open("wb") as file:
+        file.truncate(48 * PARAMETERS)
+    assert doubts(plan, PARAMETERS, on_gpus=True) == []
+
+
+def test_only_a_run_of_months_is_too_long() -> None:
+    assert list(too_long(40.0, "16 V100")) == []
+    (found,) = too_long(9000.0, "2 V100")
+    assert found.startswith("optim.steps: the run would take 9,000 days on 2 V100")

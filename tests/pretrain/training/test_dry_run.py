@@ -1,0 +1,71 @@
+"""Claims about a dry run; what it finds on other hosts is claimed in tests/cluster/test_dry_run.py."""
+
+from pathlib import Path
+
+import pytest
+
+from foundation.config import ConfigError
+from pretrain.run import main
+from pretrain.training.plan import RunOptions
+
+
+def options(shards: Path, **changes: object) -> RunOptions:
+    return RunOptions.from_values({"data": (shards,), "dry_run": True, **changes})
+
+
+def test_the_paper_s_run_is_planned_on_a_machine_without_a_gpu(
+    shards_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(options(shards_folder, output=tmp_path / "run")) == 0
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+    assert {"size", "memory", "time", "disk", "launch"} <= lines.keys()
+    assert "days on 1 V100 in fp16" in lines["time"]
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_disk_that_cannot_hold_the_checkpoints_is_a_problem(shards_folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"output: checkpoints need .* GiB are free at"):
+        main(options(shards_folder, preset="tiny", output=tmp_path / "run", set=("keep_checkpoints=1000000000",)))
+
+
+def test_the_disk_holds_the_newest_checkpoints_one_more_and_those_kept_for_good(
+    shards_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def needed(*overrides: str) -> float:
+        main(options(shards_folder, preset="small", output=tmp_path / "run", set=overrides))
+        (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("disk "))
+        return float(line.split()[1])
+
+    plain = needed("optim.steps=40000", "checkpoint_every=5000", "keep_checkpoints=3")
+    kept = needed("optim.steps=40000", "checkpoint_every=5000", "keep_checkpoints=3", "keep_every=10000")
+    assert kept == pytest.approx(2 * plain, abs=0.2)  # 4 more than 3 + 1
+
+
+def test_a_host_is_shown_without_control_characters(shards_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text("no\x1b[2Jde\u202e slots=1\n")
+    with pytest.raises(ConfigError, match="hostfile") as caught:
+        main(options(shards_folder, preset="tiny", output=tmp_path / "run", hostfile=tmp_path / "hosts"))
+    assert str(caught.value).isprintable() and r"no\x1b[2Jde\u202e slots=1" in str(caught.value)
+
+
+def test_a_missing_hostfile_is_named(shards_folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"hostfile: cannot read .*16v10"):
+        main(options(shards_folder, preset="tiny", output=tmp_path / "run", hostfile=tmp_path / "16v10"))
+
+
+def test_a_doubtful_plan_ends_with_its_warnings_and_not_with_no_problem(
+    shards_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(options(shards_folder, preset="base", output=tmp_path / "run")) == 0
+    lines = capsys.readouterr().out.splitlines()
+    last = lines[lines.index("nothing was started; 3 warnings:") + 1 :]
+    assert len(last) == 3 and all(line.startswith("WARNING: data: ") for line in last)
+    assert "765,000 steps would read them" in last[0]
+    assert main(options(shards_folder, preset="tiny", output=tmp_path / "run")) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "nothing was started; no problem was found"
+
+
+def test_a_plan_of_months_is_a_warning(shards_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    steps = ("optim.steps=100000000",)
+    assert main(options(shards_folder, preset="base", output=tmp_path / "run", set=steps)) == 0
+    assert "WARNING: optim.steps: the run would take" in capsys.readouterr().out.splitlines()[-1]

@@ -1,0 +1,143 @@
+"""Claims about what a run will need, against counts made otherwise."""
+
+import json
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from foundation.config import ConfigError
+from pretrain.config import with_overrides
+from pretrain.engine.deepspeed_config import resolve
+from pretrain.method.electra import Electra
+from pretrain.method.masked_lm import MaskedLM
+from pretrain.method.objectives import ObjectiveConfig
+from pretrain.model.config import ModelConfig
+from pretrain.model.encoder import ElectraEncoder, Embeddings
+from pretrain.presets import preset, with_objective
+from pretrain.training.estimates import (
+    checkpoint_bytes,
+    flops_per_token,
+    least_parameters,
+    least_traffic,
+    memory_per_gpu,
+    precision_of,
+    require_memory,
+)
+from tests.conftest import REPOSITORY
+
+VOCABULARY, MASK = 30_522, 103
+
+
+@pytest.mark.parametrize(
+    ("name", "length", "objective", "millions"),
+    [
+        # 6 x weights of matrix products + 12 x layers x length x width, and 6 x 15% of each vocabulary head's
+        ("small", 128, "electra", 70.2),
+        ("small", 512, "hp_dist", 91.4),
+        ("base", 512, "electra", 668),
+        ("base", 512, "hp_dist", 689),
+    ],
+)
+def test_operations_a_word_piece_are_those_of_the_usual_formula(
+    name: str, length: int, objective: str, millions: float
+) -> None:
+    run = with_objective(preset(name).run, objective)  # type: ignore[arg-type]
+    counted = flops_per_token(run.model, run.objective, VOCABULARY, length)
+    assert counted == pytest.approx(millions * 1e6, rel=0.01)
+
+
+def test_operations_of_the_forward_pass_are_those_that_pytorch_counts() -> None:
+    model = ModelConfig(
+        layers=2, hidden_size=64, heads=2, intermediate_size=128, embedding_size=32, generator_hidden_size=32
+    )
+    length, config = 32, model.discriminator(100)
+    encoder = ElectraEncoder(config, Embeddings(config)).eval().double()
+    ids_BL = torch.zeros(3, length, dtype=torch.int64)
+    # Of attention in one kernel, and of oneDNN's products in fp32, PyTorch counts nothing on a CPU.
+    with FlopCounterMode(display=False) as counter, torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+        encoder(ids_BL, torch.ones_like(ids_BL, dtype=torch.bool), ids_BL)
+    mlm = ObjectiveConfig(name="mlm", lambda1=0.0)
+    per_token = flops_per_token(model, mlm, 100, length) / 3
+    head = 0.15625 * 2 * 32 * (100 + 64)  # 5 of 32 positions
+    assert counter.get_total_flops() / (3 * length) == pytest.approx(per_token - head)
+
+
+@pytest.mark.parametrize(
+    ("file", "bytes_a_parameter"),
+    [
+        ("zero0_fp32", 4 + 4 + 8),
+        ("zero1_fp32", 4 + 4 + 12 / 4),
+        ("zero1_fp16", 2 + 2 + 12 / 4),
+        ("zero2_bf16", 2 + 2 / 4 + 12 / 4),
+        ("zero3_bf16", 2 / 4 + 2 / 4 + 12 / 4),
+    ],
+)
+def test_states_of_a_gpu_shrink_as_zero_partitions_them(file: str, bytes_a_parameter: float) -> None:
+    run = preset("base").run
+    values = json.loads((REPOSITORY / "ds_configs" / f"{file}.json").read_text())
+    deepspeed = resolve(values, batch_size=64, world_size=4, device_type="cuda", optim=run.optim)
+    memory = memory_per_gpu(deepspeed, 4, 1000, run.model, VOCABULARY, 128)
+    assert memory.weights + memory.gradients + memory.optimizer == pytest.approx(1000 * bytes_a_parameter)
+    assert precision_of(deepspeed) == file[-4:]
+
+
+def test_a_checkpoint_is_weights_and_moments_in_fp32() -> None:
+    run = preset("tiny").run
+    model = Electra(run.model, run.objective, VOCABULARY, MASK)
+    weights = sum(parameter.numel() * 4 for parameter in model.parameters())
+    assert checkpoint_bytes(sum(parameter.numel() for parameter in model.parameters())) == 3 * weights
+
+
+def test_what_ranks_exchange_is_two_passes_over_the_weights_and_one_more_for_each_micro_batch_that_sums() -> None:
+    weights = 1000 * 2 * 7 / 8
+    assert [least_traffic(stage, 1000, element=2, world_size=8) for stage in range(4)] == [2 * weights] * 4
+    assert [least_traffic(stage, 1000, element=2, world_size=8, micro_batches=3) for stage in range(4)] == [
+        2 * weights,
+        2 * weights,
+        4 * weights,
+        4 * weights,
+    ]
+    assert least_traffic(1, 1000, element=2, world_size=1) == 0
+
+
+@pytest.mark.parametrize(
+    "wider", ["model.hidden_size=512", "model.generator_hidden_size=512", "model.embedding_size=64"]
+)
+@pytest.mark.parametrize("objective", ["hp_loss", "hp_dist", "electra", "mlm"])
+def test_the_weights_that_are_counted_before_a_model_is_made_are_no_more_than_it_has(
+    objective: str, wider: str
+) -> None:
+    run = with_overrides(with_objective(preset("small").run, objective), [wider])  # type: ignore[arg-type]
+    kind = MaskedLM if objective == "mlm" else Electra
+    with torch.device("meta"):
+        parameters = sum(p.numel() for p in kind(run.model, run.objective, VOCABULARY, MASK).parameters())
+    assert least_parameters(run, VOCABULARY) <= parameters
+
+
+@pytest.mark.parametrize(
+    ("overrides", "on_gpu", "problem"),
+    [
+        (
+            "model.hidden_size=131072 model.generator_hidden_size=131072",
+            True,
+            r"model: got .*hidden_size=131072.* expected one whose weights fit this",
+        ),
+        (
+            "batch_size=1048576",
+            False,
+            r"batch_size: got 1048576, .* holds 1048576 .* set train_micro_batch_size_per_gpu",
+        ),
+        (
+            "batch_size=1048576",
+            True,
+            r"batch_size: got 1048576, .* expected what fits 1,024 GiB, not 3,072 GiB or more",
+        ),
+    ],
+)
+def test_what_no_memory_holds_is_refused_before_it_is_made(overrides: str, on_gpu: bool, problem: str) -> None:
+    run = with_overrides(preset("small").run, overrides.split())
+    with pytest.raises(ConfigError, match=problem):
+        require_memory(run, run.batch_size, VOCABULARY, 512, on_gpu)
+    require_memory(run.model_copy(update={"model": preset("small").run.model}), 1, VOCABULARY, 512, on_gpu)

@@ -1,0 +1,75 @@
+"""Claims about what a step is checked for. The engine's part is in test_engine.py, the run's in test_train.py."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pretrain.data.batches import BatchPlan, TrainingBatches
+from pretrain.data.shards import Shards
+from pretrain.engine.engine import StepResult
+from pretrain.training.guards import RECENT, NotFinite, require_finite, spike
+from pretrain.training.train import Progress
+
+UPDATED = StepResult(True, False, 1.0, 1.0)
+
+
+def overflow(loss_scale: float, fatal: bool) -> StepResult:
+    return StepResult(False, True, math.inf, loss_scale, fatal)
+
+
+@pytest.fixture
+def batches(shards_folder: Path) -> TrainingBatches:
+    return TrainingBatches(Shards(shards_folder), BatchPlan(8, 4, 2, 0), seed=0)
+
+
+@pytest.mark.parametrize(
+    ("result", "loss", "said"),
+    [
+        (overflow(1, fatal=True), 3.5, r"step 7: .* \(loss 3.5, loss scale 1 cannot fall further\)"),
+        (overflow(1, fatal=True), math.nan, r"step 7: .* \(loss nan, loss scale 1 cannot fall further\)"),
+        (overflow(2**16, fatal=False), math.inf, r"step 7: .* \(loss inf, loss scale 65536\)"),
+    ],
+    ids=["gradient", "loss", "loss under a scale that could fall"],
+)
+def test_what_no_loss_scale_mends_is_an_error_with_step_and_samples(
+    result: StepResult, loss: float, said: str, batches: TrainingBatches, tmp_path: Path
+) -> None:
+    with pytest.raises(NotFinite, match=said):
+        require_finite(result, loss, 7, batches, tmp_path)
+    named = json.loads((tmp_path / "nonfinite-step-7.json").read_text())
+    index, epoch = batches.sequences(7)
+    assert named == {"step": 7, "sequences": index.tolist(), "epochs": epoch.tolist()}
+
+
+@pytest.mark.parametrize("result", [UPDATED, overflow(4, fatal=False)], ids=["update", "overflow"])
+def test_an_update_and_an_overflow_that_a_smaller_scale_mends_pass(
+    result: StepResult, batches: TrainingBatches, tmp_path: Path
+) -> None:
+    require_finite(result, 3.5, 7, batches, tmp_path)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_spike_is_said_once_counted_and_remembered_across_a_checkpoint() -> None:
+    random = np.random.default_rng(0)
+    progress = Progress()
+    for loss in 40 + random.normal(size=500):
+        assert progress.advance(UPDATED, loss) is None, "noise is no spike"
+    progress = Progress(**json.loads(json.dumps(vars(progress))))  # as state.json holds it
+    assert len(progress.recent_losses) == RECENT
+    assert progress.advance(UPDATED, 44.0) is None
+    said = progress.advance(UPDATED, 60.0)
+    assert said is not None and said.startswith("WARNING: step 502: loss 60 is a spike: the last 64 steps had ")
+    assert progress.advance(UPDATED, 40.0) is None
+    assert (progress.step, progress.updates, progress.spikes) == (503, 503, 1)
+
+
+def test_a_fall_is_no_spike_and_neither_is_anything_before_there_is_a_norm() -> None:
+    assert spike(-100.0, [1.0, 2.0] * RECENT) is None
+    assert spike(1e9, [1.0, 2.0] * (RECENT // 2 - 1)) is None
+
+
+def test_a_checkpoint_written_before_losses_were_remembered_goes_on() -> None:
+    assert Progress(**{"step": 5, "updates": 4}).advance(UPDATED, 1.0) is None

@@ -1,0 +1,79 @@
+"""Claims about the running sums."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from scipy.stats import entropy
+from sklearn.metrics import precision_score, recall_score
+
+from pretrain.data.batches import Batch
+from pretrain.method.electra import Electra
+from pretrain.method.masked_lm import MaskedLM
+from pretrain.method.objectives import ObjectiveConfig
+from pretrain.training.metrics import MetricSums, binary_entropy, summary
+from tests.pretrain.conftest import MASK, SMALL_MODEL, VOCABULARY
+
+
+def test_the_summary_is_what_a_walk_over_the_positions_counts(
+    batch: Batch, make_electra: Callable[..., Electra]
+) -> None:
+    output = make_electra(name="hp_loss", gamma=1.0)(batch)
+    sums = MetricSums(torch.device("cpu"))
+    sums.add(batch, output)
+    values = summary(sums.vector)
+    right_masked, right, replaced, loss_D = 0, 0, 0, 0.0
+    for b in range(3):
+        masked = batch.masked_positions_BK[b][batch.masked_valid_BK[b]].tolist()
+        for position in range(int(batch.attention_mask_BL[b].sum())):
+            correct = bool(output.d_BL[b, position] > 0) == bool(output.replaced_BL[b, position])
+            right += correct
+            right_masked += correct and position in masked
+            replaced += bool(output.replaced_BL[b, position])
+            loss_D += output.discriminator_loss_BL[b, position].item()
+    assert values["accuracy_masked"] == pytest.approx(right_masked / 5)
+    assert values["accuracy_all"] == pytest.approx(right / 23)
+    assert values["replaced_share"] == pytest.approx(replaced / 23)
+    assert values["discriminator_loss"] == pytest.approx(loss_D / 23)
+    assert values["replace_rate"] == pytest.approx(replaced / 5)
+    assert values["accuracy_unmasked"] == pytest.approx((right - right_masked) / 18)
+    assert values["discriminator_entropy"] == pytest.approx(entropy([replaced / 23, 1 - replaced / 23]))
+    visible = batch.attention_mask_BL
+    true, said = output.replaced_BL[visible].numpy(), (output.d_BL[visible] > 0).numpy()
+    assert 0 < (true & said).sum() < min(true.sum(), said.sum())
+    assert values["precision"] == pytest.approx(precision_score(true, said))
+    assert values["recall"] == pytest.approx(recall_score(true, said))
+    valid = batch.masked_valid_BK
+    assert values["mlm_loss"] == pytest.approx(-output.log_p_original_BK[valid].mean().item(), rel=1e-6)
+    assert values["generator_loss"] == pytest.approx(output.generator_loss_BK[valid].mean().item(), rel=1e-6)
+
+
+def test_sums_of_parts_are_the_sum_of_the_whole(batch: Batch, make_electra: Callable[..., Electra]) -> None:
+    model = make_electra(name="hp_loss").eval()
+    whole, parts = MetricSums(torch.device("cpu")), MetricSums(torch.device("cpu"))
+    whole.add(batch, model(batch))
+    for row in range(3):
+        part = Batch(*(x[row : row + 1] if isinstance(x, torch.Tensor) else x for x in batch))
+        parts.add(part, model(part))
+    assert torch.allclose(whole.vector, parts.vector, rtol=1e-5)
+
+
+def test_reset_forgets_everything(batch: Batch, make_electra: Callable[..., Electra]) -> None:
+    sums = MetricSums(torch.device("cpu"))
+    sums.add(batch, make_electra(name="electra")(batch))
+    sums.reset()
+    assert sums.vector.abs().sum().item() == 0
+
+
+def test_binary_entropy_is_log_2_at_one_half_and_zero_at_the_ends() -> None:
+    assert binary_entropy(0.5) == pytest.approx(math.log(2))
+    assert binary_entropy(0.0) == binary_entropy(1.0) == 0
+    assert binary_entropy(0.15) == pytest.approx(0.4227, abs=1e-4)
+
+
+def test_without_a_discriminator_only_the_generator_is_summed_up(batch: Batch) -> None:
+    model = MaskedLM(SMALL_MODEL, ObjectiveConfig(name="mlm"), VOCABULARY, MASK)
+    sums = MetricSums(torch.device("cpu"))
+    sums.add(batch, model(batch))
+    assert summary(sums.vector).keys() == {"tokens", "generator_loss", "mlm_loss", "mlm_accuracy"}

@@ -1,0 +1,52 @@
+"""Claims about the plan of a run: options, presets and overrides as one configuration, checked against the data."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from foundation.config import ConfigError
+from pretrain.training.plan import REPOSITORY, RunOptions, make_plan
+
+
+def options(shards: Path, output: Path, **changes: object) -> RunOptions:
+    return RunOptions.from_values({"preset": "tiny", "data": (shards,), "output": output, **changes})
+
+
+def test_the_objective_brings_its_weights_and_overrides_win_over_both(shards_folder: Path, tmp_path: Path) -> None:
+    plain = make_plan(options(shards_folder, tmp_path, objective="hp_dist")).run.objective
+    assert (plain.name, plain.lambda1) == ("hp_dist", 1.0)
+    changed = make_plan(options(shards_folder, tmp_path, objective="hp_dist", set=("objective.lambda1=3",)))
+    assert changed.run.objective.lambda1 == 3.0
+
+
+def test_a_row_of_the_papers_tables_is_an_objective_and_not_given_beside_one(
+    shards_folder: Path, tmp_path: Path
+) -> None:
+    row = make_plan(options(shards_folder, tmp_path, row="HP_Loss lambda1=10")).run.objective
+    assert (row.name, row.lambda1, row.gamma) == ("hp_loss", 10.0, 0.0)
+    with pytest.raises(ConfigError, match="row: got 'ELECTRA' with --objective"):
+        make_plan(options(shards_folder, tmp_path, row="ELECTRA", objective="electra"))
+
+
+def test_the_batch_is_shared_among_the_processes_of_the_launcher(
+    shards_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(os.environ, "WORLD_SIZE", "4")
+    assert make_plan(options(shards_folder, tmp_path)).deepspeed["train_micro_batch_size_per_gpu"] == 16
+    with pytest.raises(ConfigError, match="batch"):
+        make_plan(options(shards_folder, tmp_path, set=("batch_size=30",)))
+
+
+def test_sequences_longer_than_the_model_are_refused(shards_folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"model\.max_positions: got 16, but the sequences .* are 32 long"):
+        make_plan(options(shards_folder, tmp_path, set=("model.max_positions=16",)))
+
+
+def test_an_unknown_deepspeed_key_is_refused_by_name(shards_folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "typo.json"
+    config = json.loads((REPOSITORY / "ds_configs/zero1_bf16.json").read_text())
+    path.write_text(json.dumps({**config, "gradient_cliping": 0.5}))
+    with pytest.raises(ConfigError, match=r"gradient_cliping.*gradient_clipping"):
+        make_plan(options(shards_folder, tmp_path, deepspeed_config=path))

@@ -1,0 +1,87 @@
+"""Claims about the run folder: a run goes on as the same run, or not at all."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from foundation.config import ConfigError
+from pretrain.config import with_overrides
+from pretrain.data.shards import Shards
+from pretrain.presets import PRESETS
+from pretrain.training.run_folder import RunDescription, describe, read_run, require_same_run, write_run
+
+
+@pytest.fixture
+def description(shards_folder: Path) -> RunDescription:
+    return describe(PRESETS["tiny"].run, Shards(shards_folder))
+
+
+def test_a_description_survives_the_folder(tmp_path: Path, description: RunDescription) -> None:
+    write_run(tmp_path / "run", description, {"train_batch_size": 8})
+    assert read_run(tmp_path / "run") == description
+    assert (tmp_path / "run" / "tokenizer" / "vocab.txt").is_file()
+    require_same_run(tmp_path / "run", description)
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "log_every=1",
+        "evaluate_every=7",
+        "checkpoint_every=3",
+        "keep_checkpoints=9",
+        "keep_every=10000",
+        "evaluate_sequences=4",
+    ],
+)
+def test_bookkeeping_may_change_between_starts(override: str, tmp_path: Path, description: RunDescription) -> None:
+    write_run(tmp_path / "run", description, {})
+    changed = description.model_copy(update={"run": with_overrides(description.run, [override])})
+    require_same_run(tmp_path / "run", changed)
+    write_run(tmp_path / "run", changed, {})
+    assert read_run(tmp_path / "run").run == changed.run != description.run
+
+
+def test_another_configuration_or_data_is_refused_naming_every_difference(
+    tmp_path: Path, description: RunDescription
+) -> None:
+    write_run(tmp_path / "run", description, {})
+    other = with_overrides(description.run, ["optim.lr=1e-5", "objective.gamma=piecewise"])
+    changed = description.model_copy(
+        update={"run": other, "data_sha256": "0" * 64, "tokenizer_sha256": "1" * 64, "vocab_size": 301}
+    )
+    with pytest.raises(ConfigError) as error:
+        require_same_run(tmp_path / "run", changed)
+    keys = [problem.split(":")[0] for problem in error.value.problems]
+    assert keys == ["data_sha256", "run.objective.gamma", "run.optim.lr", "tokenizer_sha256", "vocab_size"]
+    assert "use the same value or another --output" in str(error.value)
+
+
+def test_a_folder_that_is_no_run_is_one_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"expected a folder written by pretrain/run\.py"):
+        read_run(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "{", "null", "[]", '"text"', "[" * 100_000, '{"run": ' + "9" * 10_000 + "}", "\ud800"],
+    ids=lambda content: content[:10],
+)
+def test_a_damaged_description_is_one_line_that_says_what_to_do(content: str, tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_bytes(content.encode(errors="surrogatepass"))
+    with pytest.raises(ConfigError, match=r"run\.json is damaged \(.*\); put a copy .* or remove it") as error:
+        read_run(tmp_path)
+    assert len(error.value.problems) == 1 and "\n" not in str(error.value)
+
+
+def test_a_run_of_one_folder_written_before_folders_could_mix_is_the_same_run(
+    tmp_path: Path, description: RunDescription
+) -> None:
+    write_run(tmp_path / "run", description, {})
+    path = tmp_path / "run" / "run.json"
+    values = json.loads(path.read_text())
+    del values["data_weights"]
+    path.write_text(json.dumps(values | {"data": values["data"][0]}))
+    require_same_run(tmp_path / "run", description)
+    assert read_run(tmp_path / "run") == description

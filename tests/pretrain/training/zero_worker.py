@@ -1,0 +1,153 @@
+"""What the ranks of test_train.py do: the same 12 steps of the real model in every setting, in one launch.
+
+    deepspeed --num_gpus 2 tests/pretrain/training/zero_worker.py SHARDS RESULT.json     or plain python, alone
+    ...                    tests/pretrain/training/zero_worker.py SHARDS RESULT.json SETTING FIRST LAST CHECKPOINTS
+
+Two ranks go through the ZeRO stages; one process through the ways to split and to pad the same steps. Dropout is 0.
+The second form does a part of the steps in one setting, from the newest checkpoint to a checkpoint of its own.
+With replacements forced (a function of the uniforms alone) losses must agree; with free sampling the draws that
+flipped are counted.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+sys.path[0] = str(Path(__file__).resolve().parents[3])
+
+import torch
+from torch import Tensor
+
+import pretrain.method.sampling
+from pretrain.data.batches import Batch, BatchPlan, TrainingBatches
+from pretrain.data.shards import Shards
+from pretrain.engine.checkpoint import load, newest_valid, save
+from pretrain.engine.deepspeed_config import resolve
+from pretrain.engine.engine import Engine
+from pretrain.engine.optim import learning_rate, parameter_groups
+from pretrain.job.processes import World, leave, start_processes
+from pretrain.method.replacement import Sampled, sample
+from pretrain.presets import PRESETS
+from pretrain.training.models import build_model
+from pretrain.training.reports import Reported
+from pretrain.training.run_folder import describe
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+STEPS, BATCH_SIZE, DRAWS = 12, 8, 5  # 5 masked at most of 32
+OBJECTIVES = ("hp_loss", "hp_dist")
+
+
+class Setting(NamedTuple):
+    """One way to do the same steps."""
+
+    deepspeed_config: str = "zero0_fp32"
+    micro_batch_size: int = 2
+    padding: int = 0
+    """Columns of padding behind every sequence."""
+
+
+TWO_RANKS = {stage: Setting(stage) for stage in ("zero0_fp32", "zero1_fp32", "zero2_fp32", "zero3_fp32")}
+ONE_RANK = {"whole": Setting(micro_batch_size=8), "split": Setting(), "padded": Setting(padding=9)}
+
+
+def train(
+    setting: Setting,
+    objective: str,
+    shards: Shards,
+    world: World,
+    steps: range = range(STEPS),
+    checkpoints: Path | None = None,
+) -> dict[str, Any]:
+    """The global loss and gradient norm of every step, every token drawn [steps, batch, draws], and what the last
+    step reports. With `checkpoints` it goes on from the newest there and leaves one.
+    """
+    tiny = PRESETS["tiny"].run
+    run = tiny.model_copy(
+        update={
+            "batch_size": BATCH_SIZE,
+            "objective": tiny.objective.model_copy(update={"name": objective}),
+            "optim": tiny.optim.model_copy(update={"steps": STEPS, "warmup_steps": 5, "lr": 5e-4}),
+        }
+    )
+    config = json.loads((REPOSITORY / "ds_configs" / f"{setting.deepspeed_config}.json").read_text())
+    config["train_micro_batch_size_per_gpu"] = setting.micro_batch_size
+    resolved = resolve(
+        config,
+        batch_size=BATCH_SIZE,
+        world_size=world.world_size,
+        device_type=world.device.type,
+        optim=run.optim,
+    )
+    model = build_model(describe(run, shards))
+    engine = Engine(model, parameter_groups(model, run.optim.weight_decay), resolved, world)
+    if checkpoints and steps.start:
+        found = newest_valid(checkpoints) if world.is_first else None
+        engine.load_full_state(load(found)[0] if found else None)
+    plan = BatchPlan(BATCH_SIZE, engine.micro_batch_size, world.world_size, world.rank)
+    batches, losses, norms = TrainingBatches(shards, plan, run.seed), [], []
+    drawn = torch.zeros(len(steps), BATCH_SIZE, DRAWS, dtype=torch.int64)
+    for place, step in enumerate(steps):
+        loss, reported = torch.zeros(1, dtype=torch.float64, device=engine.device), Reported(engine)
+        rate = learning_rate(step, base=run.optim.lr, warmup_steps=5, total_steps=STEPS)
+        for number, batch in enumerate(batches.step(step)):
+            batch = padded(batch.to(engine.device), setting.padding)
+            output = engine.forward(batch, entropies=True)
+            engine.backward(output.loss)
+            result = engine.step(rate)
+            reported.add(batch, output, watched=True)
+            loss += output.loss.detach() / plan.micro_batches
+            drawn[place, plan.rows(number)] = output.draw.tokens_BK.where(batch.masked_valid_BK, 0)
+        losses.append(engine.sum_over_ranks(loss).item())
+        norms.append(float(result.gradient_norm or 0.0))
+    if checkpoints:
+        state = engine.full_state()
+        if world.is_first:
+            save(checkpoints, steps.stop, state, {}, keep_last=1)
+    return {
+        "losses": losses,
+        "norms": norms,
+        "drawn": engine.sum_over_ranks(drawn).tolist(),
+        "reported": reported.values(),
+    }
+
+
+def padded(batch: Batch, columns: int) -> Batch:
+    """The batch with as many columns more that no one sees."""
+    wider = (
+        torch.nn.functional.pad(part, (0, columns)) if name.endswith("BL") else part
+        for name, part in zip(Batch._fields, batch, strict=True)
+    )
+    return Batch(*wider)
+
+
+def forced_sample(weights_XV: Tensor, uniform_X: Tensor) -> Sampled:
+    tokens_X = (uniform_X * weights_XV.shape[-1]).long()
+    return sample(weights_XV, uniform_X)._replace(tokens_X=tokens_X)
+
+
+def main(folder: str, result: str, *part: str) -> None:
+    world, shards = start_processes(), Shards(Path(folder))
+    if part:
+        name, first, last, checkpoints = part
+        setting, steps = (TWO_RANKS | ONE_RANK)[name], range(int(first), int(last))
+        results: Any = train(setting, OBJECTIVES[0], shards, world, steps, Path(checkpoints))
+        if world.is_first:
+            Path(result).write_text(json.dumps(results))
+        leave(0)
+    settings = TWO_RANKS if world.world_size == 2 else ONE_RANK
+    results = {}
+    for how in ("free", "forced"):
+        if how == "forced":
+            pretrain.method.sampling.sample = forced_sample
+        results[how] = {
+            objective: {name: train(setting, objective, shards, world) for name, setting in settings.items()}
+            for objective in OBJECTIVES
+        }
+    if world.is_first:
+        Path(result).write_text(json.dumps(results))
+    leave(0)
+
+
+if __name__ == "__main__":
+    main(*[argument for argument in sys.argv[1:] if not argument.startswith("--local_rank")])
