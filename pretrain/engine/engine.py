@@ -19,7 +19,7 @@ from foundation.config import ConfigError
 from pretrain.engine.checkpoint import EngineState
 from pretrain.engine.gradients import squared_norm
 from pretrain.engine.optim import UNSCALED, AdamScale, require_complete
-from pretrain.engine.partitions import Partitions
+from pretrain.engine.partitions import Partitions, all_gather
 from pretrain.job.processes import World
 from pretrain.model.encoder import LayerStack
 
@@ -28,11 +28,14 @@ os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else
 os.environ.setdefault("LOCAL_RANK", "0")  # it asks for it even when alone
 import deepspeed
 import deepspeed.utils as sharded
+from deepspeed.runtime.zero import stage_1_and_2
 
 # A kernel for inference, which DeepSpeed would compile at its first start on a CPU (26 s on two cores).
 deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 # Every ZeRO optimizer imports Muon, which hands its functions to the compiler: more than a second of imports a rank.
 deepspeed.runtime.compiler.compile = lambda: deepspeed.runtime.compiler.dummy_decorator
+if not torch.cuda.is_available():
+    stage_1_and_2.all_gather_dp_groups = all_gather
 # torch 2.13 renames two collectives that DeepSpeed 0.19.8 calls by their old names; they work.
 warnings.filterwarnings("ignore", message=r"`torch\.distributed\.\w+` is deprecated", category=FutureWarning)
 

@@ -45,11 +45,14 @@ def test_parameters_are_found_cut_out_and_joined_whatever_their_order_sizes_and_
     names = data.draw(st.permutations(list(parameters)))
     places = places_in(flat, elsewhere | {name: parameters[name] for name in names})
     assert [place.name for place in places] == list(parameters)
-    named = cut(flat, places)
+    named = {place.name: torch.full(place.shape, math.nan) for place in places}
+    whole = torch.zeros(len(flat))
+    size = data.draw(st.integers(1, len(flat)))
+    for first in range(0, len(flat), size):
+        cut(flat[first : first + size], first, places, named)
     assert all(torch.equal(named[name], parameters[name]) for name in parameters)
-    whole = join(named, places, len(flat))
-    for tensor in named.values():
-        tensor.zero_()  # a copy
+    for first in range(0, len(flat), size):
+        join(named, places, first, whole[first : first + size])
     assert all(torch.equal(flat[place.first : place.end], whole[place.first : place.end]) for place in places)
     assert int(whole.count_nonzero()) == sum(parameter.numel() for parameter in parameters.values())
 
