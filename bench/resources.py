@@ -65,17 +65,6 @@ class Finished(NamedTuple):
     def output(self) -> str:
         return "\n".join(line.text for line in self.lines)
 
-    def first(self, text: str) -> Line:
-        """The first line that contains `text`.
-
-        Raises:
-            RuntimeError: there is none.
-        """
-        for line in self.lines:
-            if text in line.text:
-                return line
-        raise RuntimeError(f"no line has {text!r}:\n{self.output}")
-
 
 def measure(
     start: Callable[[], "subprocess.Popen[str]"],
@@ -93,7 +82,7 @@ def measure(
         act: called with every line that it prints.
         poll: called twice a second.
     """
-    watch = _Watch(folder, sent)
+    watch = _Watch(folder)
     process = start()
     assert process.stdout is not None
     watching = threading.Thread(target=watch.run, args=(process, poll), daemon=True)
@@ -111,9 +100,9 @@ def measure(
 class _Watch:
     """Looks at the processes until `ended`."""
 
-    def __init__(self, folder: Path, sent: Callable[[], int]) -> None:
+    def __init__(self, folder: Path) -> None:
         self.ended = threading.Event()
-        self._folder, self._sent = folder, sent
+        self._folder = folder
         self._started = time.monotonic()
         self._machine_before, self._disk_before = _machine(), disk_of(folder)
         self._peaks: dict[str, int] = dict.fromkeys(("processes", "together", "machine", "disk"), 0)

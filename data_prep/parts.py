@@ -5,7 +5,6 @@ A block is two uint32, its numbers of sequences and of tokens, then their length
 """
 
 import hashlib
-import os
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import BinaryIO, NamedTuple
 import numpy as np
 
 from data_prep.records import PartEntry
-from foundation.files import TEMPORARY_SUFFIX, flush, with_suffix
+from foundation.files import TEMPORARY_SUFFIX, flush, flush_file, with_suffix
 
 _HEADER = struct.Struct("<II")
 
@@ -49,8 +48,7 @@ class PartWriter:
     def close(self) -> tuple[int, str]:
         """Gives the file its name; returns its size and sha256."""
         if self._file is not None:
-            self._file.flush()
-            os.fsync(self._file.fileno())
+            flush_file(self._file)
             self._file.close()
             with_suffix(self._path, TEMPORARY_SUFFIX).replace(self._path)
             flush(self._path.parent)

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from data_prep.manifest import HELD_OUT_NAME, Books, BuildConfig, ShardEntry
 from foundation.config import ConfigError, StrictRecord
-from foundation.files import TEMPORARY_SUFFIX, flush, with_suffix
+from foundation.files import TEMPORARY_SUFFIX, flush, flush_file, with_suffix
 
 LOG_NAME = "records.log"
 TRAIN, HELD_OUT = "train", "held_out"
@@ -167,8 +167,7 @@ class RecordLog:
             for side in SIDES:
                 for number, entry in sorted(self.shards[side].items()):
                     file.write(_line(side, number, entry))
-            file.flush()
-            os.fsync(file.fileno())
+            flush_file(file)
         if self._is_file(temporary):
             temporary.unlink()
             return

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from foundation.config import ConfigError
-from foundation.files import TEMPORARY_SUFFIX, flush, with_suffix
+from foundation.files import TEMPORARY_SUFFIX, flush, flush_file, with_suffix
 
 _MAGIC = b"MMIDIDX\x00\x00"
 _HEADER = struct.Struct("<9sQBQQ")
@@ -127,8 +127,8 @@ class IndexedWriter:
         index = header + lengths.tobytes() + offsets.tobytes() + marks.tobytes()
         with _temporary(self._prefix, ".idx").open("wb") as file:
             file.write(index)
-            _flush(file)
-        _flush(self._data)
+            flush_file(file)
+        flush_file(self._data)
         self._data.close()
         for suffix in (".bin", ".idx"):
             _temporary(self._prefix, suffix).replace(with_suffix(self._prefix, suffix))
@@ -139,11 +139,6 @@ class IndexedWriter:
 
 def _temporary(prefix: Path, suffix: str) -> Path:
     return with_suffix(prefix, suffix + TEMPORARY_SUFFIX)
-
-
-def _flush(file: Any) -> None:
-    file.flush()
-    os.fsync(file.fileno())
 
 
 def _parse_header(index: np.ndarray, path: Path) -> tuple[np.dtype[Any], int, int]:

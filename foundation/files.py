@@ -7,7 +7,7 @@ import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from foundation.config import ConfigError
 
@@ -21,8 +21,7 @@ def write_atomically(path: Path, content: bytes) -> str:
     temporary = with_suffix(path, TEMPORARY_SUFFIX)
     with temporary.open("wb") as file:
         file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
+        flush_file(file)
     temporary.replace(path)
     flush(path.parent)
     return hashlib.sha256(content).hexdigest()
@@ -32,6 +31,12 @@ def write_if_other(path: Path, content: bytes) -> None:
     """Writes a file as `write_atomically` does; leaves alone one that has this content already."""
     if not path.is_file() or path.read_bytes() != content:
         write_atomically(path, content)
+
+
+def flush_file(file: IO[bytes]) -> None:
+    """Flushes what was written to an open file to the disk."""
+    file.flush()
+    os.fsync(file.fileno())
 
 
 def flush(path: Path) -> None:

@@ -115,9 +115,12 @@ class Partitions:
         named = {place.name: torch.empty(place.shape) for place in places} if self._world.is_first else {}
         for piece in pieces(part, size):
             own = part[piece].to(device)
-            rows = torch.empty(size, own.numel(), device=device) if self._world.is_first else None
-            dist.gather(own, None if rows is None else list(rows))
-            for rank, row in enumerate(() if rows is None else rows.cpu()):
+            if not self._world.is_first:
+                dist.gather(own)
+                continue
+            rows = torch.empty(size, own.numel(), device=device)
+            dist.gather(own, list(rows))
+            for rank, row in enumerate(rows.cpu()):
                 cut(row, rank * part.numel() + piece.start, places, named)
         return named
 
@@ -125,10 +128,13 @@ class Partitions:
         size, device = self._world.world_size, self._world.device
         for piece in pieces(part, size):
             own = torch.empty_like(part[piece], device=device)
-            rows = None if named is None else torch.zeros(size, own.numel())
-            for rank, row in enumerate(() if rows is None else rows):
-                join(named or {}, places, rank * part.numel() + piece.start, row)
-            dist.scatter(own, None if rows is None else list(rows.to(device)))
+            if named is None:
+                dist.scatter(own)
+            else:
+                rows = torch.zeros(size, own.numel())
+                for rank, row in enumerate(rows):
+                    join(named, places, rank * part.numel() + piece.start, row)
+                dist.scatter(own, list(rows.to(device)))
             part[piece] = own
 
 

@@ -83,7 +83,7 @@ def test_a_layout_other_than_deepspeeds_is_refused() -> None:
 def test_the_masters_of_a_rounded_group_are_its_values_in_fp32_nan_too() -> None:
     flat, parameters = group_of([(3, 2), (5,)], [0, 1], torch.bfloat16)
     flat[7] = math.nan
-    partitions(parameters, flat, flat[6:].float())
+    assert isinstance(partitions(parameters, flat, flat[6:].float()), Partitions)
 
 
 @pytest.fixture(scope="module")
