@@ -32,6 +32,20 @@ STAGES = {
     "fine_tuned": "RTE, ten updates, two ranks",
 }
 
+CLUSTER = """\
+Two hosts with eight V100 each run the same command with nothing added. What this machine could not show:
+
+- **Precision.** fp16 with a dynamic loss scale, which DeepSpeed refuses on a CPU; here bf16.
+- **Communication.** NCCL, over NVLink within a host and the network between them, beside the backward pass; here gloo
+  over loopback, one rank after another. The bytes are the same.
+- **Compute.** Fused Adam and attention kernels, a micro-batch of many sequences, activations kept; here one sequence a
+  rank, and activations computed again.
+- **Memory.** Weights, moments and activations lie on the GPU. The host holds what a process and its libraries need,
+  and on the first rank what a checkpoint gathers.
+- **Files.** Each host reads the shards through a shared file system and caches them itself; here both share one disk
+  and one cache.
+- **Faults.** A host can lose its power, its network or its clock. Here a process was killed."""
+
 
 def report(stages: Mapping[str, Stage], machine: str) -> str:
     """The page.
@@ -56,6 +70,7 @@ def report(stages: Mapping[str, Stage], machine: str) -> str:
             "```",
         ],
         "Left behind": _left(stages["left"]),
+        "What a cluster does differently": CLUSTER.splitlines(),
     }
     lines = ["# Dress rehearsal", "", machine]
     for title, content in sections.items():

@@ -158,13 +158,20 @@ def read_chunks(sources: Sequence[Source], budget: int, reading: Reading) -> Ite
 def sample_pieces(sources: Sequence[Source], size: int, reading: Reading) -> Iterator[Piece]:
     """Text of about `size` bytes, from the beginnings of files spread evenly over the corpus.
 
+    A file gives a record at least; after long ones, a novel each, files are passed over: it is never much more text.
+
     Raises:
         ConfigError: as `read_chunks`.
     """
     files = sources[:: max(1, len(sources) // _SAMPLED_FILES)]
     budget = max(1, size // len(files))
-    for source in files:
-        yield from islice(_cut(source, budget, reading, longest=budget), 1)
+    taken = 0
+    for number, source in enumerate(files):
+        if taken > 2 * budget * number:
+            continue
+        for piece in islice(_cut(source, budget, reading, longest=budget), 1):
+            taken += piece.size
+            yield piece
 
 
 def sample_documents(sources: Sequence[Source], size: int, reading: Reading) -> Iterator[str]:

@@ -132,6 +132,15 @@ def test_a_sample_takes_from_all_over_the_corpus(tmp_path):
     assert sum(text.startswith("Document 0.") for text in sample) == 10
 
 
+def test_a_sample_of_long_records_is_not_much_larger_than_asked_for(tmp_path):
+    for number in range(50):
+        (tmp_path / f"{number:02d}.jsonl").write_text(json.dumps({"text": f"{number} " + "word " * 2_000}) + "\n")
+    sample = list(sample_documents(find_sources([tmp_path]), 20_000, Reading()))
+    assert 20_000 < sum(map(len, sample)) < 60_000
+    assert len({text.split()[0] for text in sample}) == len(sample)
+    assert int(sample[-1].split()[0]) > 25
+
+
 @pytest.mark.parametrize("packing", [".gz", ".bz2", ".xz"])
 def test_a_truncated_compressed_file_is_an_error_that_names_it(tmp_path, packing):
     content = PACK[packing]("\n\n".join(many_documents(2000)).encode())
