@@ -9,8 +9,8 @@ PYTHON ?= python3
 PIP_OPTIONS ?=
 QUICKSTART ?=
 PYTEST ?=
-# The replication takes hours, the GPU's script needs one and traffic.py a launcher: docs/replication.md, docs/scaling.md.
-BENCH ?= $(filter-out bench/replica% bench/gpu% bench/traffic.py,$(shell grep -l __main__ bench/*.py))
+# Not the ones that need hours, a GPU, a launcher, root or a second checkout.
+BENCH ?= $(filter-out bench/replica% bench/gpu% bench/traffic.py bench/bitwise.py bench/rehearsal.py,$(shell grep -l __main__ bench/*.py))
 
 # PyTorch's CPU threads spin while they wait for each other; beside other work that made fine-tuning 18 times slower.
 export OMP_WAIT_POLICY ?= passive

@@ -1,0 +1,134 @@
+"""Same bits before and after: trains short runs in two checkouts and compares sums of losses, weights and moments.
+
+    python bench/bitwise.py --before CHECKOUT --data SHARDS [--cells hp_loss/bf16/1 ...]
+
+A change that should alter no number is made in this checkout; `CHECKOUT` holds the commit before it. Each cell names an
+objective, a precision and a ZeRO stage: 20 steps of tiny with dropout by two ranks through DeepSpeed's launcher.
+"""
+
+import hashlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+if not __package__:  # run as a script: import from the repository, never from the script's own folder
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+from foundation.command_line import run_command
+from foundation.config import StrictConfig
+from foundation.markdown_table import markdown_table
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+SETTINGS = (
+    "model.dropout=0.1",
+    "model.attention_dropout=0.1",
+    "optim.steps=20",
+    "optim.warmup_steps=5",
+    "batch_size=8",
+    "log_every=5",
+    "evaluate_every=20",
+    "evaluate_sequences=8",
+    "checkpoint_every=20",
+)
+CELLS = tuple(
+    f"{objective}/{precision}/{stage}"
+    for objective in ("hp_loss", "hp_dist", "electra", "mlm")
+    for precision, stages in (("fp32", (0, 1, 2, 3)), ("bf16", (1, 2, 3)))
+    for stage in stages
+)
+"""bf16 without ZeRO is refused: DeepSpeed keeps no fp32 master weights there."""
+
+
+class BitwiseOptions(StrictConfig):
+    """The command line."""
+
+    before: Path
+    """another checkout"""
+    data: Path
+    """shards that both can read"""
+    cells: tuple[str, ...] = CELLS
+    """objective/precision/stage"""
+
+
+def main(options: BitwiseOptions) -> int:
+    rows, equal = [], True
+    with tempfile.TemporaryDirectory() as folder:
+        for cell in options.cells:
+            sums = [
+                train(
+                    checkout.resolve(), cell, options.data.resolve(), Path(folder) / f"{cell.replace('/', '-')}-{name}"
+                )
+                for name, checkout in (("before", options.before), ("after", REPOSITORY))
+            ]
+            equal &= sums[0] == sums[1]
+            rows.append([cell, sums[0][:16], sums[1][:16], "equal" if sums[0] == sums[1] else "**not equal**"])
+            print(*rows[-1], flush=True)
+    print("\n".join(markdown_table(["run", "before", "after", ""], rows)))
+    return 0 if equal else 1
+
+
+def train(checkout: Path, cell: str, data: Path, output: Path) -> str:
+    """Trains one run in a checkout; the sum of the losses it logged and of its last checkpoint's tensors."""
+    objective, precision, stage = cell.split("/")
+    output.mkdir()
+    (output / "deepspeed.json").write_text(json.dumps(deepspeed_config(precision, int(stage))))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [Path(sys.executable).with_name("deepspeed"), "--num_gpus", "2", "--master_port", port]
+    command += [
+        "pretrain/run.py",
+        "--preset",
+        "tiny",
+        "--data",
+        data,
+        "--output",
+        output / "run",
+        "--objective",
+        objective,
+    ]
+    command += ["--deepspeed_config", output / "deepspeed.json", "--set", *SETTINGS]
+    done = subprocess.run(
+        list(map(str, command)),
+        cwd=checkout,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise RuntimeError(f"{cell} ended with {done.returncode} in {checkout}:\n{done.stdout}")
+    checkpoint = output / "run/checkpoints/step-00000020"
+    digest = hashlib.sha256()
+    digest.update(json.dumps(json.loads((checkpoint / "state.json").read_text())["extra"]["recent_losses"]).encode())
+    for path in sorted(checkpoint.glob("*.safetensors")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def deepspeed_config(precision: str, stage: int) -> dict[str, object]:
+    """As the shipped files."""
+    values: dict[str, object] = dict.fromkeys(
+        (
+            "train_batch_size",
+            "train_micro_batch_size_per_gpu",
+            "gradient_accumulation_steps",
+            "gradient_clipping",
+        ),
+        "auto",
+    )
+    adam = {"torch_adam": True, "fused": True} | dict.fromkeys(("lr", "betas", "eps", "weight_decay"), "auto")
+    values["optimizer"] = {"type": "AdamW", "params": adam}
+    values["zero_optimization"] = {"stage": stage}
+    if precision == "bf16":
+        values["bf16"] = {"enabled": True}
+    return values
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main, BitwiseOptions, __doc__))
