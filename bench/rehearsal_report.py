@@ -3,6 +3,7 @@
 import re
 import statistics
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from foundation.markdown_table import markdown_table
@@ -12,6 +13,7 @@ from pretrain.training.estimates import GIB
 Stage = Mapping[str, Any]
 GB, MB = 1e9, 1e6
 RANKS = 16
+REPOSITORY = Path(__file__).resolve().parents[1]
 CLOSE = 0.1
 """A prediction further off than this needs a reason."""
 STAGES = {
@@ -78,13 +80,14 @@ def report(stages: Mapping[str, Stage], machine: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-NOISE = re.compile(r"\[(INFO|WARNING)\]|it/s\]$|^\[transformers\]")
-"""Remarks of launchers and libraries."""
+NOISE = re.compile(r"\[(INFO|WARNING|ERROR)\]|it/s\]$|^\[transformers\]|^pdsh@|^verify: \d+%|: step \d+/")
+"""Remarks of launchers and libraries, and progress."""
 
 
 def _text(stage: Stage) -> list[str]:
-    """What a command printed, without the remarks of launchers and libraries."""
-    return [line["text"] for line in stage["lines"] if line["text"] and not NOISE.search(line["text"])]
+    """What a command printed, without the remarks of launchers and libraries, and without where the code lies."""
+    texts = [line["text"].replace(f"{REPOSITORY}/", "") for line in stage["lines"]]
+    return [text for text in texts if text and not NOISE.search(text)]
 
 
 def _usage(stages: Mapping[str, Stage]) -> list[str]:
@@ -120,30 +123,64 @@ def _predictions(stages: Mapping[str, Stage]) -> list[str]:
     build, planned = "\n".join(_text(stages["build_planned"])), "\n".join(_text(stages["planned"]))
     both = stages["build_killed"]["seconds"] + stages["build"]["seconds"]
     whole = stages["whole"]
+    ranks, checkpoint = RANKS, whole["checkpoint_bytes"]
+    build_seconds = _seconds(r"about (\d+:\d\d:\d\d) with", build)
+    cpu = stages["build_killed"]["cpu_seconds"] + stages["build"]["cpu_seconds"]
+    workers = _number(r"with (\d+) workers", build)
+    told = ("saved ", "step 2/2 ")  # of each step its checkpoint, and before it its last line
+    sent = [line["sent"] for line in whole["lines"] if line["text"].partition(": ")[2].startswith(told)]
     rows = [
-        ("text", _number(r"about ([\d,.]+) MB of text", build) * MB, stages["text"]["bytes"], GB, "GB"),
-        ("shards", _number(r"about ([\d,.]+) MB of shards", build) * MB, stages["build"]["shards_bytes"], GB, "GB"),
-        ("build, both parts", _seconds(r"about (\d+:\d\d:\d\d) with", build), both, 60, "min"),
+        ("text", _number(r"about ([\d,.]+) MB of text", build) * MB, stages["text"]["bytes"], GB, "GB", ""),
+        ("shards", _number(r"about ([\d,.]+) MB of shards", build) * MB, stages["build"]["shards_bytes"], GB, "GB", ""),
+        ("CPU time of the build", build_seconds * workers, cpu, 60, "min", "reading and merging are not in the sample"),
+        (
+            "time of the build",
+            build_seconds,
+            both,
+            60,
+            "min",
+            f"the dry run takes every core for busy; the build had {cpu / both:.2f} of {workers:g}, and two starts",
+        ),
         (
             "memory of a rank",
             _number(r"memory\s+([\d.]+) GiB", planned) * GIB,
             whole["largest"]["value"],
             GB,
             "GB",
+            f"predicted for a GPU; the first rank has its libraries and {checkpoint / GB:.2f} GB of checkpoint too",
         ),
         (
             "all checkpoints there at once",
             _number(r"disk\s+([\d.]+) GiB for checkpoints", planned) * GIB,
-            4 * whole["checkpoint_bytes"],
+            4 * checkpoint,
             GB,
             "GB",
+            "",
+        ),
+        # By arithmetic: fp32 weights and two moments, of which the first rank has its own part; then bf16 gradients
+        # to the rank that updates them and weights back to all.
+        ("sent for a checkpoint", checkpoint * (ranks - 1) / ranks, sent[-1] - sent[-2], GB, "GB", ""),
+        (
+            "sent by a step",
+            2 * (ranks - 1) * checkpoint / 12 * 2,
+            sent[1] - sent[0],
+            GB,
+            "GB",
+            "an evaluation is in it",
         ),
     ]
+    head = ["what", "predicted", "measured", "difference", "why"]
     return markdown_table(
-        ["what", "predicted", "measured", "difference"],
+        head,
         (
-            [what, f"{predicted / unit:.2f} {name}", f"{measured / unit:.2f} {name}", _difference(predicted, measured)]
-            for what, predicted, measured, unit, name in rows
+            [
+                what,
+                f"{predicted / unit:.2f} {name}",
+                f"{measured / unit:.2f} {name}",
+                _difference(predicted, measured),
+                why,
+            ]
+            for what, predicted, measured, unit, name, why in rows
         ),
     )
 
