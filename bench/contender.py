@@ -142,7 +142,7 @@ class EngineStep:
 
     def __call__(self) -> None:
         self.engine.backward(self.engine.forward(self.batch).loss)
-        self.updating.append(seconds_of(lambda: self.engine.step(LEARNING_RATE)))
+        self.updating.append(seconds_of(lambda: self.engine.update(LEARNING_RATE)))
 
 
 def new_model(run: RunConfig, compiled: bool) -> Electra:

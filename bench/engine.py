@@ -7,7 +7,6 @@ Operations are what PyTorch is asked to compute in a step, views aside: on a GPU
 `--data` the engine then trains on shards, read in the background as in a run, and the wait for them is counted.
 """
 
-import json
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -24,7 +23,6 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bench.batches import MASK, VOCABULARY, random_batch
-from bench.matrix_rate import DTYPES
 from bench.models import CONFIGS, new_engine
 from bench.timing import seconds_of
 from foundation.command_line import run_command
@@ -32,10 +30,10 @@ from foundation.config import StrictConfig
 from pretrain.config import RunConfig
 from pretrain.data.batches import Batch, BatchPlan, TrainingBatches
 from pretrain.data.shards import open_shards
+from pretrain.engine.engine import Engine
 from pretrain.job.processes import World, start_processes
 from pretrain.method.electra import Electra
 from pretrain.presets import preset
-from pretrain.training.estimates import precision_of
 
 LEARNING_RATE = 1e-4
 TURNS = 4
@@ -67,18 +65,19 @@ def main(options: EngineOptions) -> None:
     run = preset(options.preset).run
     shards = open_shards(options.data) if options.data else None
     vocabulary = shards.manifest.vocab_size if shards else VOCABULARY
-    by_hand = hand_step(new_model(run, vocabulary), run, options, world)
-    engine = engine_step(new_model(run, vocabulary), run, options, world)
+    engine = new_engine(new_model(run, vocabulary), run, options.deepspeed_config, options.batch_size, world)
+    by_hand = hand_step(new_model(run, vocabulary), run, engine.device, engine.dtype)
+    by_engine = partial(engine_step, engine)
     batch = random_batch(options.batch_size, options.seq_length, vocabulary).to(world.device)
-    hand_seconds, seconds = take_turns(by_hand, engine, batch, options.steps)
+    hand_seconds, seconds = take_turns(by_hand, by_engine, batch, options.steps)
     shape = f"{options.batch_size} x {options.seq_length}"
     print(f"{options.preset}, {options.deepspeed_config.stem}, {shape}, {world.device}")
-    counts = [operations(partial(step, batch)) for step in (by_hand, engine)]
+    counts = [operations(partial(step, batch)) for step in (by_hand, by_engine)]
     print(f"  by hand {1e3 * hand_seconds:8.1f} ms a step, {counts[0]:,} operations")
     print(f"  engine  {1e3 * seconds:8.1f} ms a step, {counts[1]:,} operations: {seconds / hand_seconds - 1:+.1%}")
     if shards:
         plan = BatchPlan(options.batch_size, options.batch_size, world_size=1, rank=0)
-        share = waiting_share(engine, TrainingBatches(shards, plan, run.seed).from_step(0, WAITING_STEPS), world)
+        share = waiting_share(by_engine, TrainingBatches(shards, plan, run.seed).from_step(0, WAITING_STEPS), world)
         print(f"  waiting for the data of {options.data}: {share:.3%} of the engine's steps")
 
 
@@ -87,10 +86,9 @@ def new_model(run: RunConfig, vocabulary: int) -> Electra:
     return Electra(run.model, run.objective, vocabulary, MASK)
 
 
-def hand_step(model: Electra, run: RunConfig, options: EngineOptions, world: World) -> Step:
+def hand_step(model: Electra, run: RunConfig, device: torch.device, dtype: torch.dtype) -> Step:
     """By PyTorch alone, in the precision of the engine."""
-    wanted = precision_of(json.loads(options.deepspeed_config.read_text()))
-    model = model.to(world.device, DTYPES[wanted])
+    model = model.to(device, dtype)
     pairs = [(weight, weight.detach().float()) for weight in model.parameters()]  # one memory where it is in fp32
     masters = [master for _, master in pairs]
     optimizer = torch.optim.AdamW(masters, lr=LEARNING_RATE, weight_decay=run.optim.weight_decay, eps=1e-6, fused=True)
@@ -110,15 +108,10 @@ def hand_step(model: Electra, run: RunConfig, options: EngineOptions, world: Wor
     return step
 
 
-def engine_step(model: Electra, run: RunConfig, options: EngineOptions, world: World) -> Step:
+def engine_step(engine: Engine, batch: Batch) -> None:
     """The same under DeepSpeed."""
-    engine = new_engine(model, run, options.deepspeed_config, options.batch_size, world)
-
-    def step(batch: Batch) -> None:
-        engine.backward(engine.forward(batch).loss)
-        engine.step(LEARNING_RATE)
-
-    return step
+    engine.backward(engine.forward(batch).loss)
+    engine.update(LEARNING_RATE)
 
 
 def take_turns(by_hand: Step, engine: Step, batch: Batch, steps: int) -> tuple[float, float]:

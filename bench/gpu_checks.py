@@ -258,7 +258,7 @@ def gentle_engine(where: Setting, model: Electra, name: str) -> Engine:
 def engine_step(engine: Engine, batch: Batch) -> Tensor:
     loss = engine.forward(batch).loss
     engine.backward(loss)
-    engine.step(LEARNING_RATE)
+    engine.update(LEARNING_RATE)
     return loss.detach()
 
 
@@ -276,7 +276,7 @@ def check_no_sync(where: Setting) -> dict[str, float]:
                 torch.cuda.set_sync_debug_mode("error")
                 engine.backward(engine.forward(batch).loss)
                 torch.cuda.set_sync_debug_mode("warn")
-                engine.step(LEARNING_RATE)
+                engine.update(LEARNING_RATE)
         finally:
             torch.cuda.set_sync_debug_mode("default")
     return {"waits_in_an_update": len(waits) / STEPS_WITHOUT_SYNC}

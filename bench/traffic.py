@@ -104,7 +104,7 @@ def measure(path: Path, options: TrafficOptions, world: "World") -> Traffic:
     def step() -> None:
         for _ in range(options.micro_batches):
             engine.backward(engine.forward(batch).loss)
-            engine.step(learning_rate=1e-4)
+        engine.update(learning_rate=1e-4)
 
     for _ in range(2):
         step()
@@ -115,7 +115,9 @@ def measure(path: Path, options: TrafficOptions, world: "World") -> Traffic:
             step()
     counts = torch.tensor([collectives.bytes, bytes_sent() - before], dtype=torch.float64)
     asked, sent = (engine.sum_over_ranks(counts) / world.world_size / STEPS).tolist()
-    least = least_traffic(engine.stage, parameters, engine.dtype.itemsize, world.world_size, options.micro_batches)
+    least = least_traffic(
+        engine.config.stage, parameters, engine.dtype.itemsize, world.world_size, options.micro_batches
+    )
     return Traffic(path.stem, parameters, asked, sent, least)
 
 

@@ -97,13 +97,13 @@ def build_training(
     groups = parameter_groups(model, plan.run.optim.weight_decay)
     startup.done("model")
     engine = Engine(model, groups, plan.deepspeed, world)
-    write_folder = partial(write_run, plan.folder, plan.description, plan.deepspeed)
+    write_folder = partial(write_run, plan.folder, plan.description, plan.deepspeed.json)
     if world.is_first:
         with writing(plan.folder):
             write_folder()
     engine.barrier()
     startup.done("engine")
-    batch_plan = BatchPlan(plan.run.batch_size, engine.micro_batch_size, world.world_size, world.rank)
+    batch_plan = BatchPlan(plan.run.batch_size, plan.deepspeed.micro_batch_size, world.world_size, world.rank)
     return Training(
         plan.run, engine, plan.shards, plan.held_out, batch_plan, plan.folder, watchdog, write_folder, startup
     )

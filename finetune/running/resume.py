@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from finetune.running.records import Metrics
-from pretrain.engine.checkpoint import restore, save
+from pretrain.engine.checkpoint import save
 from pretrain.engine.engine import Engine
 
 CHECKPOINT_EVERY = 1_000
@@ -47,15 +47,6 @@ class Keeper:
     def __init__(self, folder: Path, stop: Callable[[], bool] = never, every: int = CHECKPOINT_EVERY) -> None:
         """`stop` tells whether this rank was asked to stop."""
         self.folder, self.stop, self.every = folder, stop, every
-
-    def resume(self, engine: Engine) -> RunState:
-        """Loads the newest whole checkpoint into the engine; a run without any starts anew. Collective.
-
-        Raises:
-            ConfigError: there are checkpoints and none is whole.
-        """
-        values = restore(self.folder, engine)
-        return RunState() if values is None else RunState(**values)
 
     def after_batch(self, engine: Engine, state: RunState, stopping: bool) -> None:
         """Saves where it is due, and where some rank was asked to stop. Collective.

@@ -23,9 +23,8 @@ from finetune.running.records import (
     write_files,
 )
 from finetune.running.resume import Keeper, Stopped, never
-from finetune.running.train import Outcome, optimization, train
+from finetune.running.train import Outcome, resolve_for, train
 from foundation.locks import Held, Lock, confirm, holder
-from pretrain.engine.deepspeed_config import resolve
 from pretrain.job.processes import World, start_processes
 from pretrain.job.stopping import EXIT_STOPPED, StopRequest
 
@@ -71,13 +70,7 @@ class Queue:
         self.world = start_processes()
         self.deepspeed_config = options.deepspeed_config or PLAIN_DEEPSPEED_CONFIG
         for settings in dict.fromkeys(run.settings for run in runs):  # a mistake shows before anything is written
-            resolve(
-                self.deepspeed_config,
-                batch_size=settings.batch_size,
-                world_size=self.world.world_size,
-                device_type=self.world.device.type,
-                optim=optimization(settings, steps=1),
-            )
+            resolve_for(settings, self.deepspeed_config, self.world)
         self._make_job = make_job
         self._job: tuple[RunIdentity, Job] | None = None
 

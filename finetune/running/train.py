@@ -7,13 +7,13 @@ neither the number of ranks nor the micro-batch changes what is learned. All ran
 import gc
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from finetune.config import FinetuneConfig
 from finetune.running.job import Evaluation, Job
@@ -23,9 +23,10 @@ from finetune.running.resume import Keeper, RunState
 from finetune.tokens.batches import epoch_batches
 from finetune.tokens.features import collate
 from foundation.ordering import key_of
-from pretrain.engine.deepspeed_config import resolve
+from pretrain.engine.deepspeed_config import EngineConfig, resolve
 from pretrain.engine.engine import Engine
-from pretrain.engine.optim import OptimConfig, learning_rate, parameter_groups
+from pretrain.engine.loop import optimizer_step, resume
+from pretrain.engine.optim import learning_rate, parameter_groups
 from pretrain.huggingface.folders import load_encoder
 from pretrain.job.processes import World
 from pretrain.model.encoder import ElectraEncoder
@@ -92,24 +93,14 @@ class Run:
     ) -> None:
         self.job, self.settings, self.seed, self.world, self.keeper = job, settings, seed, world, keeper
         self.batches_per_epoch = math.ceil(len(job.train.targets) / settings.batch_size)
-        self.optim = optimization(settings, self.batches_per_epoch * settings.epochs)
+        self.steps = self.batches_per_epoch * settings.epochs
         model = job.build(encoder)
-        self.engine = Engine(
-            model, groups(model, encoder.config.num_hidden_layers, settings), self._resolve(deepspeed_config), world
-        )
-        self.state = keeper.resume(self.engine) if keeper else RunState()
+        config = resolve_for(settings, deepspeed_config, world)
+        self.engine = Engine(model, groups(model, encoder.config.num_hidden_layers, settings), config, world)
+        self.state = resume(keeper.folder, self.engine, RunState) if keeper else RunState()
         self.stopping = False  # whether some rank was asked to stop, as of the last update
         title = f"{job.task.name} seed {seed}"
-        self.progress = Progress(world, self.state.batches, self.optim.steps, title, job.task.metrics)
-
-    def _resolve(self, deepspeed_config: Path) -> dict[str, Any]:
-        return resolve(
-            deepspeed_config,
-            batch_size=self.settings.batch_size,
-            world_size=self.world.world_size,
-            device_type=self.world.device.type,
-            optim=self.optim,
-        )
+        self.progress = Progress(world, self.state.batches, self.steps, title, job.task.metrics)
 
     def train(self) -> Outcome:
         """All epochs, an evaluation after each; a loss that is not finite ends the run."""
@@ -159,47 +150,46 @@ class Run:
         return loss_sum / len(self.job.train.targets)
 
     def update(self, chosen: np.ndarray) -> float:
-        """One update on the examples `chosen`; returns the sum of their losses.
-
-        The ranks agree on it, and on whether any is to stop, by one sum just before the update, where the host waits
-        for the device in any case.
-        """
-        engine = self.engine
-        parts = self.world.world_size * engine.accumulation_steps
-        loss_sum = torch.zeros((), dtype=torch.float64, device=self.world.device)
+        """One update on the examples `chosen`; returns the sum of their losses."""
+        parts = self.world.world_size * self.engine.config.accumulation_steps
         rate = learning_rate(
             self.state.updates,
-            base=self.optim.lr,
-            warmup_steps=self.optim.warmup_steps,
-            total_steps=self.optim.steps,
+            base=self.settings.learning_rate,
+            warmup_steps=int(self.settings.warmup_fraction * self.steps),
+            total_steps=self.steps,
         )
-        for number, part in enumerate(range(self.world.rank, parts, self.world.world_size)):
-            if number:
-                engine.step(rate)  # ends the part before, without an update
+        result, loss_sum, self.stopping = optimizer_step(
+            self.engine,
+            self.losses(chosen, parts),
+            lambda: self.keeper is not None and self.keeper.stop(),
+            rate,
+        )
+        self.state.updates += not result.overflow
+        self.state.batches += 1
+        return loss_sum
+
+    def losses(self, chosen: np.ndarray, parts: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """The forward of each of this rank's parts of a batch: its loss to differentiate, and its examples' sum."""
+        for part in range(self.world.rank, parts, self.world.world_size):
             torch.manual_seed(key_of(self.seed, 1, self.state.batches, part))  # dropout's only source
             batch = collate(self.job.train, chosen[part::parts], self.job.pad_id, self.world.device)
-            loss_B = self.job.losses(engine.forward(batch), batch) * batch.weight_B
+            loss_B = self.job.losses(self.engine.forward(batch), batch) * batch.weight_B
             # DeepSpeed takes the mean over parts of unequal size: undo it, divide by the true count.
-            engine.backward(loss_B.sum() * parts / len(chosen))
-            loss_sum += loss_B.detach().sum()
-        wanted = torch.full_like(loss_sum, self.keeper is not None and self.keeper.stop())
-        total, stopping = engine.sum_over_ranks(torch.stack([loss_sum, wanted])).tolist()
-        self.stopping = stopping > 0
-        self.state.updates += engine.step(rate).updated
-        self.state.batches += 1
-        return total
+            yield loss_B.sum() * parts / len(chosen), loss_B.detach().sum()
 
 
-def optimization(settings: FinetuneConfig, steps: int) -> OptimConfig:
-    """The settings as the engine's optimizer takes them."""
-    return OptimConfig(
-        lr=settings.learning_rate,
-        steps=steps,
-        warmup_steps=int(settings.warmup_fraction * steps),
-        betas=settings.betas,
-        eps=settings.eps,
-        weight_decay=settings.weight_decay,
-        gradient_clipping=settings.gradient_clipping,
+def resolve_for(settings: FinetuneConfig, deepspeed_config: Path, world: World) -> EngineConfig:
+    """The DeepSpeed configuration of runs with these settings.
+
+    Raises:
+        ConfigError: as `deepspeed_config.resolve`.
+    """
+    return resolve(
+        deepspeed_config,
+        batch_size=settings.batch_size,
+        world_size=world.world_size,
+        device_type=world.device.type,
+        optim=settings,
     )
 
 

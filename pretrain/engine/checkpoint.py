@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -25,9 +25,6 @@ from torch import Tensor
 from foundation.config import ConfigError
 from foundation.files import flush, make_folder, remove
 from pretrain.engine.marker import MARKER, Damaged, fingerprint, marker_text, read_marker
-
-if TYPE_CHECKING:
-    from pretrain.engine.engine import Engine
 
 WEIGHTS, OPTIMIZER, STATE = FILES = ("weights.safetensors", "optimizer.safetensors", "state.json")
 _SAVING, _REMOVING = ".saving", ".removing"
@@ -165,28 +162,6 @@ def all_valid(folder: Path, say: Callable[[str], None] = print) -> Iterator[Chec
             f"checkpoints: none in {folder} is whole: {', '.join(damaged)}; put a copy of one in its place, or move"
             f" {folder} aside to begin anew: nothing was changed"
         )
-
-
-def restore(folder: Path, engine: "Engine") -> dict[str, Any] | None:
-    """Loads the newest whole checkpoint into the engine; returns its `extra`, or `None` without one. Collective.
-
-    Raises:
-        ConfigError: on every rank, as `newest_valid`; or the checkpoint is another model's.
-    """
-    problems: tuple[str, ...] = ()
-    state, extra = None, None
-    if engine.world.is_first:
-        try:
-            if checkpoint := newest_valid(folder):
-                state, extra = load(checkpoint)
-        except ConfigError as error:
-            problems = error.problems
-    problems, extra = engine.world.share([problems, extra])
-    if problems:
-        raise ConfigError(*problems)
-    if extra is not None:
-        engine.load_full_state(state)
-    return extra
 
 
 def load(checkpoint: Checkpoint) -> tuple[EngineState, dict[str, Any]]:

@@ -8,6 +8,7 @@ check.
 import difflib
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
@@ -15,7 +16,29 @@ from pydantic import BaseModel
 
 from foundation.config import ConfigError, shown
 from pretrain.engine.deepspeed_keys import REFUSED_KEYS, DeepSpeedConfig
-from pretrain.engine.optim import OptimConfig
+from pretrain.engine.optim import AdamNumbers
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """A DeepSpeed configuration, resolved for one run."""
+
+    json: dict[str, Any]
+    """All of it, as `deepspeed.initialize` takes it; the learning rate comes with each update."""
+    stage: int
+    """ZeRO's."""
+    precision: str
+    """fp32, bf16 or fp16."""
+    micro_batch_size: int
+    """Sequences a rank holds at once."""
+    accumulation_steps: int
+    """Micro-batches of a rank per step."""
+    gradient_clipping: float
+    """Largest global norm of the gradient, 0 for none."""
+    offloads: bool
+    """Master weights and moments are in the host's memory."""
+    recomputes: bool
+    """Each layer is computed again in the backward."""
 
 
 def resolve(
@@ -24,9 +47,9 @@ def resolve(
     batch_size: int,
     world_size: int,
     device_type: str,
-    optim: OptimConfig,
-) -> dict[str, Any]:
-    """What `deepspeed.initialize` takes: `source` checked, each "auto" filled with the run's value.
+    optim: AdamNumbers,
+) -> EngineConfig:
+    """The configuration of a run: `source` checked, each "auto" filled with the run's value.
 
     `batch_size` is global; `device_type` is that of the training machines, "cuda" or "cpu".
 
@@ -111,20 +134,19 @@ def _impossible(config: DeepSpeedConfig, device_type: str) -> Iterator[str]:
             "zero_optimization.stage: 0 with bf16, where DeepSpeed's first Adam update counts as the second"
             " (0.74 of its size); use stage 1"
         )
-    offload = config.zero_optimization.offload_optimizer
-    if offload and offload.device == "cpu" and stage == 0:
+    if config.zero_optimization.offloads and stage == 0:
         yield "zero_optimization.offload_optimizer: set at stage 0, which offloads nothing; use stage 1"
     if fp16 and config.fp16 and config.fp16.loss_scale and config.fp16.loss_scale < 1:
         yield f"fp16.loss_scale: got {config.fp16.loss_scale}, expected 0 (dynamic) or at least 1"
-    yield from _impossible_gradients(config, bf16, offloaded=bool(offload and offload.device == "cpu"))
+    yield from _impossible_gradients(config, bf16)
 
 
-def _impossible_gradients(config: DeepSpeedConfig, bf16: bool, offloaded: bool) -> Iterator[str]:
+def _impossible_gradients(config: DeepSpeedConfig, bf16: bool) -> Iterator[str]:
     """Of how gradients are kept and summed."""
     zero, kept = config.zero_optimization, config.data_types.grad_accum_dtype if config.data_types else None
     if zero.stage == 0 and kept not in (None, "fp32"):
         yield f"data_types.grad_accum_dtype: got {kept} at stage 0, which keeps gradients in fp32; leave it out"
-    if zero.stage == 1 and bf16 and kept == "fp32" and not offloaded:
+    if zero.stage == 1 and bf16 and kept == "fp32" and not zero.offloads:
         yield (
             "data_types.grad_accum_dtype: got fp32 with bf16 at stage 1, where DeepSpeed takes another optimizer whose"
             " state no checkpoint here can hold; use stage 2, or leave it out"
@@ -149,17 +171,25 @@ def _indivisible(config: DeepSpeedConfig, batch_size: int, world_size: int) -> I
         )
 
 
-def _fill(config: DeepSpeedConfig, batch_size: int, world_size: int, optim: OptimConfig) -> dict[str, Any]:
-    values = config.model_dump(exclude_none=True)
+def _fill(config: DeepSpeedConfig, batch_size: int, world_size: int, optim: AdamNumbers) -> EngineConfig:
+    values = config.model_dump(exclude_none=True, exclude={"optimizer": {"params": {"lr"}}})
     if config.train_micro_batch_size_per_gpu == "auto":
         values["train_micro_batch_size_per_gpu"] = batch_size // world_size
     values["train_batch_size"] = batch_size
     values["gradient_accumulation_steps"] = batch_size // (world_size * values["train_micro_batch_size_per_gpu"])
     values["gradient_clipping"] = optim.gradient_clipping
     values["optimizer"]["params"] |= {
-        "lr": optim.lr,
         "betas": list(optim.betas),
         "eps": optim.eps,
         "weight_decay": optim.weight_decay,
     }
-    return values
+    return EngineConfig(
+        values,
+        config.zero_optimization.stage,
+        next((name for name in ("fp16", "bf16") if values.get(name, {}).get("enabled")), "fp32"),
+        values["train_micro_batch_size_per_gpu"],
+        values["gradient_accumulation_steps"],
+        optim.gradient_clipping,
+        offloads=config.zero_optimization.offloads,
+        recomputes=config.activation_checkpointing is not None,
+    )

@@ -75,6 +75,10 @@ class ZeroOptimization(Section):
     stage3_max_reuse_distance: Elements | None = None
     offload_optimizer: OffloadOptimizer | None = None
 
+    @property
+    def offloads(self) -> bool:
+        return self.offload_optimizer is not None and self.offload_optimizer.device == "cpu"
+
 
 class Fp16(Section):
     """`fp16`: half precision with a loss scale; 0 is the dynamic one."""

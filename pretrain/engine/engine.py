@@ -1,11 +1,10 @@
-"""The seam to DeepSpeed, and the only file that imports it: precision, ZeRO, updates, the job's state.
+"""The seam to DeepSpeed: precision, ZeRO, updates, the job's state.
 
-A step of training is `forward`, `backward`, `step` for each micro-batch; the last of them updates. What a
-checkpoint needs is gathered by `full_state`, by name and in full, whatever the ZeRO stage and world size.
+A step of training is `forward` and `backward` for each micro-batch, and one `update`. What a checkpoint needs is
+gathered by `full_state`, by name and in full, whatever the ZeRO stage and world size.
 """
 
 import os
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,9 +16,10 @@ from torch import Tensor, nn
 
 from foundation.config import ConfigError
 from pretrain.engine.checkpoint import EngineState
+from pretrain.engine.deepspeed_config import EngineConfig
 from pretrain.engine.gradients import squared_norm
 from pretrain.engine.optim import UNSCALED, AdamScale, require_complete
-from pretrain.engine.partitions import Partitions, all_gather
+from pretrain.engine.partitions import Partitions
 from pretrain.job.processes import World
 from pretrain.model.encoder import LayerStack
 
@@ -28,16 +28,8 @@ os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else
 os.environ.setdefault("LOCAL_RANK", "0")  # it asks for it even when alone
 import deepspeed
 import deepspeed.utils as sharded
-from deepspeed.runtime.zero import stage_1_and_2
 
-# A kernel for inference, which DeepSpeed would compile at its first start on a CPU (26 s on two cores).
-deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-# Every ZeRO optimizer imports Muon, which hands its functions to the compiler: more than a second of imports a rank.
-deepspeed.runtime.compiler.compile = lambda: deepspeed.runtime.compiler.dummy_decorator
-if not torch.cuda.is_available():
-    stage_1_and_2.all_gather_dp_groups = all_gather
-# torch 2.13 renames two collectives that DeepSpeed 0.19.8 calls by their old names; they work.
-warnings.filterwarnings("ignore", message=r"`torch\.distributed\.\w+` is deprecated", category=FutureWarning)
+from pretrain.engine.deepspeed_patches import patch_engine, patch_modules
 
 BF16_CAPABILITY = (8, 0)
 """First CUDA compute capability that computes in bf16 (Ampere); below it PyTorch emulates, slowly."""
@@ -51,14 +43,12 @@ LOSS_SCALE_FIELDS = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hystere
 
 @dataclass(frozen=True)
 class StepResult:
-    """What `Engine.step` did."""
+    """What `Engine.update` did."""
 
-    updated: bool
-    """Weights changed: the last micro-batch of a step, and a finite gradient."""
     overflow: bool
-    """Last micro-batch of a step, but loss or gradient was not finite: no weight changed, in any precision."""
-    gradient_norm: Tensor | float | None
-    """Global norm before clipping: `None` between updates, infinite at an overflow.
+    """Loss or gradient was not finite: no weight changed, in any precision."""
+    gradient_norm: Tensor | float
+    """Global norm before clipping; infinite at an overflow.
 
     A number at stage 0, a tensor on the host at stages 1 and 2, else one where DeepSpeed leaves it.
     """
@@ -71,7 +61,7 @@ class StepResult:
 class Engine:
     """A model under DeepSpeed.
 
-    `parameter_groups` come from `optim.parameter_groups`, `resolved_config` from `deepspeed_config.resolve`.
+    `parameter_groups` come from `optim.parameter_groups`, `config` from `deepspeed_config.resolve`.
 
     Raises:
         ConfigError: bf16 on a GPU that has none.
@@ -81,40 +71,34 @@ class Engine:
         self,
         model: nn.Module,
         parameter_groups: Sequence[Mapping[str, Any]],
-        resolved_config: dict[str, Any],
+        config: EngineConfig,
         world: World,
     ) -> None:
         require_complete(parameter_groups, model)
-        _require_bf16(resolved_config, world.device)
-        self.world = world
-        self._max_norm = resolved_config["gradient_clipping"] or float("inf")
-        config = dict(resolved_config)
-        if config["zero_optimization"]["stage"] == 0:
-            config["gradient_clipping"] = 0.0  # see `_clip_replicated`
+        _require_bf16(config, world.device)
+        self.config, self.world = config, world
         for module in model.modules():
             if isinstance(module, LayerStack):
-                module.recompute = "activation_checkpointing" in config
+                module.recompute = config.recomputes
+        clipping = {} if config.stage else {"gradient_clipping": 0.0}  # see `_clip_replicated`
         initial = {name: p.detach() for name, p in model.named_parameters()} if world.is_first else None
+        patched = patch_modules(world)
         deepspeed.init_distributed(dist_init_required=False, verbose=False)
         self._deepspeed, self._optimizer, *_ = deepspeed.initialize(
             model=model,
             model_parameters=[{**group, "params": list(group["params"])} for group in parameter_groups],
-            config=config,
+            config=config.json | clipping,
         )
-        self.stage: int = self._deepspeed.zero_optimization_stage()
         self.dtype: torch.dtype = self._deepspeed.get_data_types()[0]
-        self.micro_batch_size: int = self._deepspeed.train_micro_batch_size_per_gpu()
-        self.accumulation_steps: int = self._deepspeed.gradient_accumulation_steps()
         self._adam_numbers = [(group["eps"], group["weight_decay"]) for group in self._optimizer.param_groups]
         self._partitions = None  # of stages 1 and 2
-        if self.stage in (1, 2):
+        if config.stage in (1, 2):
             groups = self._optimizer.bit16_groups_flat
             self._partitions = Partitions(dict(self._parameters()), groups, self._masters(), world)
         self._start_adam()
-        self._spare_passes()
-        # In half precision DeepSpeed made the master weights of the rounded ones; at stage 3 each rank keeps its own.
-        if self.dtype != torch.float32 or self.stage == 3:
-            self._load_weights(initial)
+        if patched:
+            patch_engine(self._deepspeed, world)
+        self._load_weights(initial)  # in full precision: DeepSpeed makes the master weights of rounded ones
         if scaler := self._dynamic_loss_scaler():
             scaler.raise_error_at_min_scale = False  # an exception that names no step; see `StepResult.fatal`
 
@@ -132,34 +116,36 @@ class Engine:
         return self._deepspeed(*args, **kwargs)
 
     def backward(self, loss: Tensor) -> None:
-        """Adds the gradient of `loss`; over ranks and micro-batches DeepSpeed takes the mean.
+        """Adds the gradient of a micro-batch's `loss`; over ranks and micro-batches DeepSpeed takes the mean.
 
         The factor is 1, or NaN where the loss is not finite: then neither is the gradient, on any rank.
         """
         self._deepspeed.backward(loss * (1 + 0 * loss.detach()))
-
-    def step(self, learning_rate: float, scale: AdamScale = UNSCALED) -> StepResult:
-        """Ends a micro-batch; at the last one of a step, clips and updates with `learning_rate`, times `scale`."""
-        loss_scale = float(getattr(self._optimizer, "loss_scale", 1.0))
         if not self._deepspeed.is_gradient_accumulation_boundary():
-            self._deepspeed.step()
-            return StepResult(False, False, None, loss_scale)
+            self._deepspeed.step()  # counts the micro-batch; `update` ends the last one
+
+    def update(self, learning_rate: float, scale: AdamScale = UNSCALED) -> StepResult:
+        """Ends a step, after the backward of its last micro-batch: clips, and updates with `learning_rate`, times
+        `scale`.
+        """
+        loss_scale = float(getattr(self._optimizer, "loss_scale", 1.0))
         for group, (eps, weight_decay) in zip(self._optimizer.param_groups, self._adam_numbers, strict=True):
             group["lr"] = learning_rate * group.get("lr_scale", 1.0) * scale.learning_rate
             group["eps"], group["weight_decay"] = eps * scale.eps, weight_decay * scale.weight_decay
-        norm = self._clip_replicated() if self.stage == 0 else None
+        norm = self._clip_replicated() if self.config.stage == 0 else None
         floor = self._scale_is_at_floor()
         self._deepspeed.step()
         overflow = not (self._deepspeed.was_step_applied() if norm is None else norm < float("inf"))
         if overflow:
-            return StepResult(False, True, float("inf"), loss_scale, floor)
-        return StepResult(True, False, self._deepspeed.get_global_grad_norm() if norm is None else norm, loss_scale)
+            return StepResult(True, float("inf"), loss_scale, floor)
+        return StepResult(False, self._deepspeed.get_global_grad_norm() if norm is None else norm, loss_scale)
 
     def _clip_replicated(self) -> float:
         """Clipping at stage 0, where DeepSpeed hides the norm and updates even with what is not finite."""
         parameters = [parameter for _, parameter in self._parameters()]
+        max_norm = self.config.gradient_clipping or float("inf")
         total = squared_norm([p.grad for p in parameters if p.grad is not None]).sqrt().float()
-        nn.utils.clip_grads_with_norm_(parameters, self._max_norm, total)
+        nn.utils.clip_grads_with_norm_(parameters, max_norm, total)
         norm = float(total)
         if not norm < float("inf"):
             self._deepspeed.zero_grad()  # Adam passes over parameters without a gradient
@@ -180,9 +166,10 @@ class Engine:
         counts = {int(state["step"]) for state in self._adam_state().values()} or {0}
         if len(counts) > 1:
             raise RuntimeError(f"Adam has counted different numbers of updates: {sorted(counts)}")
+        scaler = self._dynamic_loss_scaler()
         return EngineState(
             adam_steps=counts.pop(),
-            loss_scale=self._loss_scale_state(),
+            loss_scale={key: getattr(scaler, key) for key in LOSS_SCALE_FIELDS} if scaler else {},
             weights=self._gather(),
             moments={key: self._gather(key) for key in MOMENTS},
         )
@@ -216,9 +203,9 @@ class Engine:
 
     def _masters(self) -> list[Tensor]:
         """The tensors Adam updates on this rank: parameters at stage 0, else this rank's flat fp32 parts."""
-        if self.stage == 0:
+        if self.config.stage == 0:
             return [parameter for _, parameter in self._parameters()]
-        if self.stage == 3:
+        if self.config.stage == 3:
             return self._optimizer.fp32_partitioned_groups_flat
         return self._optimizer.single_partition_of_fp32_groups
 
@@ -233,31 +220,6 @@ class Engine:
             state = self._adam_state()[master]
             state["step"] = torch.zeros((), device=master.device if fused else "cpu")
             state |= {key: torch.zeros_like(master) for key in MOMENTS}
-
-    def _spare_passes(self) -> None:
-        """Has DeepSpeed leave out what a step does not need, thousands of kernels of it (docs/scaling.md).
-
-        Alone there is nothing to sum, for which it copies every gradient together and back. At stages 1 and 2 it asks
-        each gradient whether all of it is finite, and then takes a norm, which says so too.
-        """
-        alone, zero = self.world.world_size == 1, self._optimizer
-        if self.stage == 0:
-            self._deepspeed.enable_backward_allreduce = not alone
-        elif self.stage < 3 and not zero.cpu_offload:
-            zero.check_overflow = lambda **_: None
-            zero.scaled_global_norm = self._norm_over_ranks
-            if alone:
-                zero.contiguous_gradients = False
-                zero.buffered_reduce_fallback = lambda *_, **__: None
-
-    def _norm_over_ranks(self) -> Tensor:
-        """Of the parts that each rank holds at stages 1 and 2, on the host, where DeepSpeed reads it. Collective."""
-        gradients = [gradient for group in self._optimizer.averaged_gradients.values() for gradient in group]
-        return self.sum_over_ranks(squared_norm(gradients).to(self.device)).sqrt().float().cpu()
-
-    def _loss_scale_state(self) -> dict[str, float]:
-        scaler = self._dynamic_loss_scaler()
-        return {key: getattr(scaler, key) for key in LOSS_SCALE_FIELDS} if scaler else {}
 
     def _scale_is_at_floor(self) -> bool:
         """Whether an overflow of this step would leave the loss scale as it is for good."""
@@ -283,7 +245,7 @@ class Engine:
         return gathered
 
     def _full(self, parameter: nn.Parameter, moment: str | None) -> Tensor:
-        if self.stage == 0:
+        if self.config.stage == 0:
             return self._adam_state()[parameter][moment] if moment else parameter
         if moment:
             return sharded.safe_get_full_optimizer_state(parameter, moment)
@@ -308,7 +270,7 @@ class Engine:
             self._set(parameter, moment, full)
 
     def _set(self, parameter: nn.Parameter, moment: str | None, full: Tensor) -> None:
-        if self.stage == 0:
+        if self.config.stage == 0:
             self._full(parameter, moment).copy_(full)
         elif moment:
             sharded.safe_set_local_optimizer_state(parameter, self._own_part(parameter, full), moment)
@@ -324,8 +286,11 @@ class Engine:
         return padded.narrow(0, size * self.world.rank, size)
 
 
-def _require_bf16(config: Mapping[str, Any], device: torch.device) -> None:
-    wanted = config.get("bf16", {}).get("enabled", False)
-    if wanted and device.type == "cuda" and torch.cuda.get_device_capability(device) < BF16_CAPABILITY:
+def _require_bf16(config: EngineConfig, device: torch.device) -> None:
+    if (
+        config.precision == "bf16"
+        and device.type == "cuda"
+        and torch.cuda.get_device_capability(device) < BF16_CAPABILITY
+    ):
         name = torch.cuda.get_device_name(device)
         raise ConfigError(f"bf16.enabled: {name} does not compute in bf16; use ds_configs/zero1_fp16.json")

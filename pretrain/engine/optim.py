@@ -2,12 +2,21 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from pydantic import Field, model_validator
 from torch import nn
 
 from foundation.config import MOST, StrictConfig
+
+
+class AdamNumbers(Protocol):
+    """AdamW's settings, whose learning rate follows the run's own schedule."""
+
+    betas: tuple[float, float]
+    eps: float
+    weight_decay: float
+    gradient_clipping: float
 
 
 class OptimConfig(StrictConfig):

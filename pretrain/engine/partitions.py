@@ -8,7 +8,7 @@ Each part is sent to the first rank, or from it, once; DeepSpeed's own utilities
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -136,22 +136,6 @@ class Partitions:
                     join(named, places, rank * part.numel() + piece.start, row)
                 dist.scatter(own, list(rows.to(device)))
             part[piece] = own
-
-
-def all_gather(
-    groups_flat: Sequence[Tensor],
-    partitioned_param_groups: Sequence[Sequence[Tensor]],
-    dp_process_group: Sequence[dist.ProcessGroup],
-    **_: Any,
-) -> None:
-    """Gathers the ranks' updated parts of each flat group on every rank, piece by piece; DeepSpeed's own arguments.
-
-    Where DeepSpeed gathers a group at once gloo copies it: a quarter of a gigabyte on every rank for base.
-    """
-    for parts, group in zip(partitioned_param_groups, dp_process_group, strict=True):
-        own = parts[dist.get_rank(group)]
-        for piece in pieces(own, len(parts)) if len(parts) > 1 else ():
-            dist.all_gather([part[piece] for part in parts], own[piece], group)
 
 
 def pieces(part: Tensor, ranks: int) -> Iterator[slice]:

@@ -11,7 +11,7 @@ import torch
 
 from foundation.files import existing_part
 from pretrain.presets import BASE, SMALL
-from pretrain.training.estimates import GIB, SPEEDS, Memory, checkpoint_bytes, memory_per_gpu, precision_of
+from pretrain.training.estimates import GIB, SPEEDS, Memory, checkpoint_bytes, memory_per_gpu
 from pretrain.training.run_folder import CHECKPOINTS
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def _memory(plan: "Plan", parameters: int) -> Iterator[str]:
         device = torch.cuda.get_device_properties(torch.cuda.current_device())
         gpu, there = device.name, float(device.total_memory)
     else:
-        speed = SPEEDS[precision_of(plan.deepspeed)]
+        speed = SPEEDS[plan.deepspeed.precision]
         gpu, there = speed.gpu, speed.memory
     if needed > there:
         yield (

@@ -17,7 +17,7 @@ from pretrain.job.hosts import check_hosts
 from pretrain.job.launcher import Slots
 from pretrain.job.rank_log import printable_lines
 from pretrain.training.doubts import disk_needed, disk_shortage, doubts, memory_of, too_long
-from pretrain.training.estimates import GIB, SPEEDS, flops_per_token, precision_of
+from pretrain.training.estimates import GIB, SPEEDS, flops_per_token
 from pretrain.training.models import build_model
 
 if TYPE_CHECKING:
@@ -40,13 +40,13 @@ def dry_run(plan: "Plan", hostfile: Path | None) -> None:
         print(printable(line))
     if hostfile:
         slots = read_hostfile(hostfile)
-        hosts = check_hosts(slots, plan.shards.folders, precision_of(plan.deepspeed))
+        hosts = check_hosts(slots, plan.shards.folders, plan.deepspeed.precision)
         problems += hosts.problems
         for line in (*_ranks(slots, hosts.found), *hosts.notes):
             print(printable(line))
     print(printable(f"launch      {_command(hostfile)}"))
     warnings = [doubt for doubt in doubts(plan, parameters, on_gpus=True) if doubt not in shortage]
-    warnings += too_long(_days(plan), f"{plan.world_size} {SPEEDS[precision_of(plan.deepspeed)].gpu}")
+    warnings += too_long(_days(plan), f"{plan.world_size} {SPEEDS[plan.deepspeed.precision].gpu}")
     if not problems:
         print(f"nothing was started; {f'{len(warnings)} warnings:' if warnings else 'no problem was found'}")
     for warning in warnings:
@@ -76,11 +76,11 @@ def _memory(plan: "Plan", parameters: int) -> Iterator[str]:
 
 
 def _days(plan: "Plan") -> float:
-    return _flops(plan) / (SPEEDS[precision_of(plan.deepspeed)].flops * plan.world_size) / DAY
+    return _flops(plan) / (SPEEDS[plan.deepspeed.precision].flops * plan.world_size) / DAY
 
 
 def _time(plan: "Plan") -> Iterator[str]:
-    precision = precision_of(plan.deepspeed)
+    precision = plan.deepspeed.precision
     speed = SPEEDS[precision]
     machine = f"{plan.world_size} {speed.gpu} in {precision}"
     yield f"time        {_days(plan):.2f} days on {machine}, if each reaches {speed.source}"

@@ -4,12 +4,12 @@ Shape letters: B sequences of a micro-batch, L length, H hidden size, A heads, V
 """
 
 import os
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from data_prep.masking import masked_count
 from foundation.config import ConfigError
 from pretrain.config import RunConfig
+from pretrain.engine.deepspeed_config import EngineConfig
 from pretrain.method.objectives import ObjectiveConfig
 from pretrain.model.config import ModelConfig
 from pretrain.model.encoder import EncoderConfig
@@ -80,11 +80,6 @@ def _vocabulary_head_flops(config: EncoderConfig) -> float:
     return 2 * config.embedding_size * (config.vocab_size + config.hidden_size)
 
 
-def precision_of(deepspeed: Mapping[str, Any]) -> str:
-    """fp16, bf16 or fp32."""
-    return next((name for name in ("fp16", "bf16") if deepspeed.get(name, {}).get("enabled")), "fp32")
-
-
 class Memory(NamedTuple):
     """Bytes of one GPU, by what holds them."""
 
@@ -99,20 +94,17 @@ class Memory(NamedTuple):
 
 
 def memory_per_gpu(
-    deepspeed: Mapping[str, Any], world_size: int, parameters: int, model: ModelConfig, vocab_size: int, length: int
+    deepspeed: EngineConfig, world_size: int, parameters: int, model: ModelConfig, vocab_size: int, length: int
 ) -> Memory:
     """An estimate from above: states as Rajbhandari et al. 2020 (ZeRO) count them, activations by `_activations`."""
-    zero = deepspeed["zero_optimization"]
-    stage, precision = zero["stage"], precision_of(deepspeed)
-    element = 4 if precision == "fp32" else 2
-    share = {level: 1 / world_size if stage >= level else 1.0 for level in (1, 2, 3)}
-    offloaded = zero.get("offload_optimizer", {}).get("device") == "cpu"
-    master = MASTER_BYTES if stage else 0  # the weights themselves at stage 0, which is fp32
+    element = 4 if deepspeed.precision == "fp32" else 2
+    share = {level: 1 / world_size if deepspeed.stage >= level else 1.0 for level in (1, 2, 3)}
+    master = MASTER_BYTES if deepspeed.stage else 0  # the weights themselves at stage 0, which is fp32
     return Memory(
         weights=parameters * element * share[3],
         gradients=parameters * element * share[2],
-        optimizer=0.0 if offloaded else parameters * (master + MOMENTS_BYTES) * share[1],
-        activations=_activations(deepspeed["train_micro_batch_size_per_gpu"], model, vocab_size, length, element),
+        optimizer=0.0 if deepspeed.offloads else parameters * (master + MOMENTS_BYTES) * share[1],
+        activations=_activations(deepspeed.micro_batch_size, model, vocab_size, length, element),
     )
 
 

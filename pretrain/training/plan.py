@@ -1,7 +1,7 @@
 """The plan of a run: the options of its command, and all that one process can check before anything starts."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -14,6 +14,7 @@ from pretrain.job.launcher import number_of
 if TYPE_CHECKING:
     from pretrain.config import RunConfig
     from pretrain.data.shards import Shards
+    from pretrain.engine.deepspeed_config import EngineConfig
     from pretrain.training.run_folder import RunDescription
 
 
@@ -60,7 +61,7 @@ class Plan(NamedTuple):
     shards: "Shards"
     held_out: "Shards | None"
     description: "RunDescription"
-    deepspeed: dict[str, Any]
+    deepspeed: "EngineConfig"
     folder: Path
     world_size: int
 
@@ -78,8 +79,8 @@ class Plan(NamedTuple):
                 ),
                 f"training    {self.run.optim.steps:,} steps of {self.run.batch_size} sequences,"
                 f" {sequences * self.shards.mean_length:.3g} tokens: {self.shards.mean_length:.1f} a sequence",
-                f"processes   {self.world_size}, each {self.deepspeed['train_micro_batch_size_per_gpu']} sequences"
-                f" x {self.deepspeed['gradient_accumulation_steps']} micro-batches a step",
+                f"processes   {self.world_size}, each {self.deepspeed.micro_batch_size} sequences"
+                f" x {self.deepspeed.accumulation_steps} micro-batches a step",
             )
         )
 
@@ -116,8 +117,8 @@ def make_plan(options: RunOptions) -> Plan:
         device_type="cuda" if on_gpu else "cpu",
         optim=run.optim,
     )
-    micro_batch_size, manifest = deepspeed["train_micro_batch_size_per_gpu"], shards.manifest
-    require_memory(run, micro_batch_size, manifest.vocab_size, manifest.seq_length, on_gpu)
+    manifest = shards.manifest
+    require_memory(run, deepspeed.micro_batch_size, manifest.vocab_size, manifest.seq_length, on_gpu)
     if options.init_from:
         require_fit(find_pair(options.init_from), run.model, shards.manifest.vocab_size, options.data[0] / "tokenizer")
     folder = options.output or Path("runs") / options.preset

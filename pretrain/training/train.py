@@ -1,20 +1,22 @@
-"""The training loop: `train` says when to step, report, evaluate, save and stop; `train_step` is what a step is."""
+"""The training loop: `train` says when to step, report, evaluate, save and stop; `losses` is what a step computes."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from foundation.locks import confirm
 from foundation.ordering import key_of
 from pretrain.config import RunConfig
 from pretrain.data.batches import Batch, BatchPlan, TrainingBatches, held_out_batches
 from pretrain.data.shards import Shards
-from pretrain.engine.checkpoint import NotSaved, restore, save
+from pretrain.engine.checkpoint import NotSaved, save
 from pretrain.engine.engine import Engine, StepResult
+from pretrain.engine.loop import optimizer_step, resume
 from pretrain.engine.optim import UNSCALED, AdamScale, learning_rate, without_bias_correction
 from pretrain.job.stopping import EXIT_STOPPED, StopRequest
 from pretrain.job.watchdog import Watchdog
@@ -63,7 +65,7 @@ class Progress:
     def advance(self, result: StepResult, loss: float) -> str | None:
         """Counts a step that is over; returns what is to be said of its loss."""
         self.step += 1
-        self.updates += result.updated
+        self.updates += not result.overflow
         warning = spike(loss, self.recent_losses)
         self.spikes += warning is not None
         self.recent_losses = [*self.recent_losses, loss][-RECENT:]
@@ -72,7 +74,7 @@ class Progress:
 
 def train(training: Training) -> int:
     """Trains to the last step or to a request to stop; returns the process's exit code."""
-    progress = resume(training)
+    progress = resume(training.folder / CHECKPOINTS, training.engine, Progress)
     training.startup.done("resume")
     silent = not training.engine.world.is_first
     with writing(training.folder):
@@ -98,7 +100,13 @@ def run_steps(training: Training, progress: Progress, log: RunLog, stop: StopReq
     for micro_batches in own_time.reading(batches.from_step(progress.step, run.optim.steps)):
         due = Due(progress.step + 1, run.optim.steps)
         interval.expect(report=due(run.log_every), histograms=due(run.histogram_every))
-        result, loss, stopping = train_step(training, progress, micro_batches, interval, own_time, stop)
+        result, loss, stopping = optimizer_step(
+            engine,
+            losses(training, progress.step, micro_batches, interval, own_time),
+            lambda: bool(stop) or training.watchdog.launcher_gone,
+            rate_after(run, progress.updates),
+            scale_after(run, progress.updates),
+        )
         require_finite(result, loss, progress.step, batches, training.folder)
         if warning := progress.advance(result, loss):
             log.say(warning)
@@ -149,36 +157,19 @@ class Due(NamedTuple):
         return self.step % every == 0 or self.step == self.last
 
 
-def train_step(
-    training: Training,
-    progress: Progress,
-    micro_batches: list[Batch],
-    interval: Interval,
-    own_time: OwnTime,
-    stop: StopRequest,
-) -> tuple[StepResult, float, bool]:
-    """One optimizer step: forward and backward of this rank's micro-batches, and the update after the last.
-
-    Returns what the update did, the loss over all ranks, and whether any of them is to stop. The ranks agree on these
-    two by one sum, read just before the update: the one place where the host waits for the device, as DeepSpeed does.
-    """
-    run, engine = training.run, training.engine
-    loss = torch.zeros((), dtype=torch.float64, device=engine.device)
-    rate, scale = rate_after(run, progress.updates), scale_after(run, progress.updates)
+def losses(
+    training: Training, step: int, micro_batches: list[Batch], interval: Interval, own_time: OwnTime
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """The forward of each of this rank's micro-batches: its loss to differentiate, and its part of the step's."""
+    engine = training.engine
     for number, batch in enumerate(micro_batches):
-        if number:
-            engine.step(rate, scale)  # ends the micro-batch before, without an update
-        torch.manual_seed(key_of(run.seed, progress.step, number, engine.world.rank))  # dropout's only source
-        training.watchdog.progress(f"reading the data of step {progress.step + 1}")
+        torch.manual_seed(key_of(training.run.seed, step, number, engine.world.rank))  # dropout's only source
+        training.watchdog.progress(f"reading the data of step {step + 1}")
         batch = batch.to(engine.device)
         with own_time.computing():
             output = engine.forward(batch, entropies=interval.watching)
-        engine.backward(output.loss)
-        loss += output.loss.detach() / training.plan.micro_batches
+        yield output.loss, output.loss.detach() / training.plan.micro_batches
         interval.see(batch, output)
-    wanted = torch.full_like(loss, bool(stop) or training.watchdog.launcher_gone)
-    total, stopping = engine.sum_over_ranks(torch.stack([loss, wanted])).tolist()
-    return engine.step(rate, scale), total, stopping > 0
 
 
 def rate_after(run: RunConfig, updates: int) -> float:
@@ -200,7 +191,7 @@ def scale_after(run: RunConfig, updates: int) -> AdamScale:
 
 def progress_values(run: RunConfig, progress: Progress, last: StepResult) -> dict[str, float]:
     """What the last step says of the optimization; an overflow has no norm."""
-    norm = float(last.gradient_norm or 0.0)
+    norm = float(last.gradient_norm)
     return {
         "learning_rate": rate_after(run, progress.updates - 1),
         **({"gradient_norm": norm} if math.isfinite(norm) else {}),
@@ -222,16 +213,6 @@ def evaluate(training: Training, held_out: Shards) -> dict[str, Any]:
         reported.add(batch, engine.forward(batch, entropies=True), watched=True)
     engine.module.train()
     return reported.values()
-
-
-def resume(training: Training) -> Progress:
-    """Loads the newest whole checkpoint into the engine; a run without any starts at step 0. Collective.
-
-    Raises:
-        ConfigError: there are checkpoints and none is whole.
-    """
-    progress = restore(training.folder / CHECKPOINTS, training.engine)
-    return Progress() if progress is None else Progress(**progress)
 
 
 def save_progress(training: Training, progress: Progress, log: RunLog, must: bool) -> None:

@@ -56,7 +56,7 @@ def test_once_the_last_step_is_saved_only_a_command_that_was_refused_is_no_succe
     ending: str, code: int, tmp_path: Path, launch: Launch, shards_folder: Path
 ) -> None:
     plan = make_plan(RunOptions(preset="tiny", data=(shards_folder,), output=tmp_path))
-    write_run(tmp_path, plan.description, plan.deepspeed)
+    write_run(tmp_path, plan.description, plan.deepspeed.json)
     (tmp_path / "checkpoints" / f"step-{plan.run.optim.steps:08}").mkdir(parents=True)
     finished(supervise(launch, *counting(tmp_path, ending)), code)
     assert (tmp_path / "starts").read_text() == "x"

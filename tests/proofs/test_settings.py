@@ -14,10 +14,9 @@ from pydantic import BaseModel
 
 from finetune.config import GlueConfig, GlueOptions, SquadConfig, SquadOptions
 from finetune.presets import settings_for, squad_settings_for
-from finetune.running.train import optimization
 from foundation.command_line import parse_options
 from foundation.config import ConfigError, StrictConfig
-from pretrain.engine.deepspeed_config import resolve
+from pretrain.engine.deepspeed_config import EngineConfig, resolve
 from pretrain.engine.deepspeed_keys import DeepSpeedConfig, Section
 from pretrain.engine.engine import Engine
 from pretrain.engine.optim import OptimConfig, parameter_groups
@@ -133,7 +132,7 @@ def as_json(text: str) -> Any:
         return text
 
 
-def resolved(path: tuple[str, ...]) -> Iterator[dict[str, Any]]:
+def resolved(path: tuple[str, ...]) -> Iterator[EngineConfig]:
     """What is taken of the extreme values of a key, as the engine gets it; what is refused, is so in one line."""
     stage = 3 if path[-1].startswith(("stage3_", "sub_group")) else 1
     for text in TEXTS:
@@ -218,4 +217,6 @@ def test_every_setting_of_fine_tuning_is_refused_in_one_line_or_optimises(
         except ConfigError as error:
             assert_clear(error, name)
             continue
-        assert optimization(settings, steps=10).lr == settings.learning_rate
+        shared = settings.model_dump(include=OptimConfig.model_fields.keys() - {"learning_rate"})
+        warmup_steps = int(settings.warmup_fraction * 10)
+        assert OptimConfig(lr=settings.learning_rate, steps=10, warmup_steps=warmup_steps, **shared), "as pre-training"

@@ -15,7 +15,7 @@ from tests.pretrain.engine.engine_worker import allow_fp16_on_cpu
 resolve = deepspeed_config.resolve
 
 
-def resolve_for_a_gpu(*values: Any, **settings: Any) -> dict[str, Any]:
+def resolve_for_a_gpu(*values: Any, **settings: Any) -> deepspeed_config.EngineConfig:
     return resolve(*values, **(settings | {"device_type": "cuda"}))
 
 

@@ -127,23 +127,25 @@ class Runner(NamedTuple):
         engine, world = self.engine, self.engine.world
         ids_BL, real_BL = batch_of(step)
         total = torch.zeros(())
-        for micro in range(engine.accumulation_steps):
+        for micro in range(engine.config.accumulation_steps):
             first = (micro * world.world_size + world.rank) * MICRO_BATCH
             rows = slice(first, first + MICRO_BATCH)
             loss_sum = engine.forward(ids_BL[rows], real_BL[rows])["loss_sum"]
-            loss = loss_sum * world.world_size * engine.accumulation_steps / real_BL.sum()
+            loss = loss_sum * world.world_size * engine.config.accumulation_steps / real_BL.sum()
             engine.backward(loss * spoil)
-            result = engine.step(rate(step))
             total += loss_sum.detach() / real_BL.sum()
-        return float(engine.sum_over_ranks(total)), result
+        return float(engine.sum_over_ranks(total)), engine.update(rate(step))
 
 
-def resolved_config(name: str, world_size: int) -> dict[str, Any]:
+def resolved_config(name: str, world_size: int, **sections: dict[str, Any]) -> Any:
+    """Of a shipped file, with changes to its sections."""
     from pretrain.engine.deepspeed_config import resolve
 
     values = json.loads((REPOSITORY / "ds_configs" / f"{name}.json").read_text())
     values["train_micro_batch_size_per_gpu"] = MICRO_BATCH
-    device_type = "cuda" if "fp16" in name else "cpu"  # see `allow_fp16_on_cpu`
+    for section, changes in sections.items():
+        values[section] = values.get(section, {}) | changes
+    device_type = "cuda" if "fp16" in values else "cpu"  # see `allow_fp16_on_cpu`
     return resolve(values, batch_size=BATCH, world_size=world_size, device_type=device_type, optim=OPTIM)
 
 
@@ -153,9 +155,7 @@ def make_runner(name: str, world: Any, seed: int = 0, lr_scale: Any = lambda nam
 
     model = small_model(seed)
     groups = parameter_groups(model, OPTIM.weight_decay, lr_scale)
-    config = resolved_config(name, world.world_size)
-    if fp16:
-        config["fp16"] |= fp16
+    config = resolved_config(name, world.world_size, **({"fp16": fp16} if fp16 else {}))
     return Runner(Engine(model, groups, config, world))
 
 
@@ -176,10 +176,13 @@ def same_states(one: Any, other: Any) -> bool:
 
 
 def train_and_resume(name: str, world: Any, folder: Path) -> dict[str, Any]:
-    """Trains, saving on the way; then a fresh engine with other weights goes on from the saved state."""
+    """Trains, saving on the way; then a fresh engine with other weights goes on from the saved state.
+
+    Each rank makes another model; the first one's counts.
+    """
     from pretrain.engine.checkpoint import load, newest_valid, save
 
-    runner = make_runner(name, world)
+    runner = make_runner(name, world, seed=world.rank)
     start = runner.engine.full_state().weights
     losses = runner.train(range(1))
     first_update = largest_change(start, runner.engine.full_state().weights) / rate(0)
@@ -211,11 +214,11 @@ def is_small_model(weights: dict[str, Tensor], world: Any) -> bool:
     return weights.keys() == made.keys() and all(torch.equal(weights[name], made[name]) for name in made)
 
 
-def starts_as_made(config: dict[str, Any], world: Any) -> bool:
+def starts_as_made(config: Any, world: Any) -> bool:
     """The same of an engine that has not trained."""
     from pretrain.engine.engine import Engine
 
-    model = small_model()
+    model = small_model(seed=world.rank)
     engine = Engine(model, parameter_groups(model, OPTIM.weight_decay), config, world)
     return is_small_model(engine.full_state().weights, world)
 
@@ -231,7 +234,7 @@ def spoiled_step(runner: Runner, before: Any) -> dict[str, Any]:
     _, result = runner.step(0, float("nan") if world.rank == world.world_size - 1 else 1.0)
     after = runner.engine.full_state()
     unchanged = same_states(before, replace(after, loss_scale=before.loss_scale))
-    return {"updated": result.updated, "overflow": result.overflow, "unchanged": unchanged}
+    return {"overflow": result.overflow, "unchanged": unchanged}
 
 
 def loss_scale_under(spoiled: str, name: str, world: Any, **fp16: float) -> dict[str, list[Any]]:
@@ -243,7 +246,7 @@ def loss_scale_under(spoiled: str, name: str, world: Any, **fp16: float) -> dict
         factor = {"x": 1e30, "n": float("nan")}.get(mark, 1.0) if last else 1.0
         done.append(runner.step(step, factor)[1])
     return {
-        "updated": [result.updated for result in done],
+        "overflow": [result.overflow for result in done],
         "loss_scale": [result.loss_scale for result in done],
         "fatal": [result.fatal for result in done],
     }
@@ -254,7 +257,7 @@ def recomputed_losses(name: str, world: Any) -> list[float]:
     from pretrain.engine.engine import Engine
 
     model = small_model()
-    config = resolved_config(name, world.world_size) | {"activation_checkpointing": {}}
+    config = resolved_config(name, world.world_size, activation_checkpointing={})
     return Runner(Engine(model, parameter_groups(model, OPTIM.weight_decay), config, world)).train(range(RECOMPUTED))
 
 
@@ -314,9 +317,9 @@ def first_figures(names: tuple[str, ...], world: Any, own: Path) -> dict[str, An
         name: make_runner(name, world).train(range(STEPS)) for name in VARIANTS if world.world_size > 1
     }
     if world.world_size > 1:
-        config = resolved_config("zero3_bf16", world.world_size)
-        config |= {key: resolved_config("zero1_fp16", world.world_size).get(key) for key in ("fp16", "bf16")}
-        figures["starts"] = {"zero3_fp16": starts_as_made({k: v for k, v in config.items() if v}, world)}
+        fp16 = resolved_config("zero1_fp16", world.world_size).json["fp16"]
+        config = resolved_config("zero3_bf16", world.world_size, bf16={"enabled": False}, fp16=fp16)
+        figures["starts"] = {"zero3_fp16": starts_as_made(config, world)}
         figures["starts"] |= {name: starts_as_made(resolved_config(name, world.world_size), world) for name in VARIANTS}
     figures["scales"] = {name: scale_stories(name, world) for name in FP16 if name in names}
     figures["shared"] = [None] * world.world_size

@@ -32,8 +32,7 @@ STEPS = 4
 def engine_of(name: str, world: World, seed: int = 0, **zero: Any) -> Engine:
     """`zero` are changes to that section of the file."""
     model = small_model(seed)
-    config = resolved_config(name, world.world_size)
-    config["zero_optimization"] |= zero
+    config = resolved_config(name, world.world_size, zero_optimization=zero)
     return Engine(model, parameter_groups(model, OPTIM.weight_decay), config, world)
 
 

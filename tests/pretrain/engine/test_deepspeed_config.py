@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from foundation.config import ConfigError
-from pretrain.engine.deepspeed_config import resolve
+from pretrain.engine.deepspeed_config import EngineConfig, resolve
 from pretrain.engine.deepspeed_keys import REFUSED_KEYS
 from pretrain.engine.engine import Engine
 from pretrain.engine.optim import OptimConfig, parameter_groups
@@ -36,7 +36,7 @@ def values_of(name: str) -> dict[str, Any]:
     return values
 
 
-def resolved(source: Any, batch_size: int = 64, world_size: int = 2, device_type: str = "cuda") -> dict[str, Any]:
+def resolved(source: Any, batch_size: int = 64, world_size: int = 2, device_type: str = "cuda") -> EngineConfig:
     return resolve(source, batch_size=batch_size, world_size=world_size, device_type=device_type, optim=OPTIM)
 
 
@@ -65,25 +65,27 @@ def renamed(values: dict[str, Any], path: tuple[str, ...], name: str) -> dict[st
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_every_shipped_file_resolves_with_the_numbers_of_the_run(path: Path) -> None:
     config = resolved(path)
-    assert config["train_batch_size"] == 64
     micro = 8 if path.stem.endswith("accumulate") else 32
-    assert config["train_micro_batch_size_per_gpu"] == micro
-    assert config["gradient_accumulation_steps"] == 32 // micro
-    assert config["gradient_clipping"] == OPTIM.gradient_clipping
-    params = config["optimizer"]["params"]
-    assert (params["lr"], params["betas"], params["eps"], params["weight_decay"]) == (
-        2e-4,
-        [0.8, 0.9],
-        1e-7,
-        0.02,
-    )
-    assert "auto" not in json.dumps(config)
+    assert (config.micro_batch_size, config.accumulation_steps) == (micro, 32 // micro)
+    assert config.gradient_clipping == OPTIM.gradient_clipping
+    values = config.json
+    assert values["train_batch_size"] == 64
+    assert values["train_micro_batch_size_per_gpu"] == micro
+    assert values["gradient_accumulation_steps"] == 32 // micro
+    assert values["gradient_clipping"] == OPTIM.gradient_clipping
+    params = values["optimizer"]["params"]
+    assert params.keys() == {"torch_adam", "fused", "betas", "eps", "weight_decay"}  # the rate comes with each update
+    assert (params["betas"], params["eps"], params["weight_decay"]) == ([0.8, 0.9], 1e-7, 0.02)
+    assert "auto" not in json.dumps(values)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_every_shipped_file_is_named_for_what_it_is_and_listed(path: Path) -> None:
     values = json.loads(path.read_text())
     stage, precision, *addition = path.stem.removeprefix("zero").split("_")
+    config = resolved(path)
+    assert (str(config.stage), config.precision) == (stage, precision)
+    assert (config.offloads, config.recomputes) == ("offload" in addition, "recompute" in addition)
     assert values["zero_optimization"]["stage"] == int(stage)
     assert [key for key in ("fp16", "bf16") if key in values] == ([] if precision == "fp32" else [precision])
     plain = values_of(f"zero{stage}_{precision}")
@@ -155,7 +157,7 @@ def test_offloading_nothing_is_refused() -> None:
 def test_sizes_may_be_written_as_json_powers_of_ten() -> None:
     values = values_of("zero1_fp32")
     values["zero_optimization"]["reduce_bucket_size"] = 5e7
-    assert resolved(values)["zero_optimization"]["reduce_bucket_size"] == 50_000_000
+    assert resolved(values).json["zero_optimization"]["reduce_bucket_size"] == 50_000_000
 
 
 def changed(name: str, **sections: Any) -> dict[str, Any]:
@@ -215,7 +217,7 @@ def test_a_value_of_another_type_is_refused() -> None:
 
 def test_a_micro_batch_below_the_share_accumulates() -> None:
     config = resolved(values_of("zero1_fp32") | {"train_micro_batch_size_per_gpu": 4}, batch_size=64, world_size=2)
-    assert config["gradient_accumulation_steps"] == 8
+    assert config.accumulation_steps == 8
 
 
 @pytest.mark.parametrize(("micro", "batch_size"), [("auto", 63), (5, 64), (64, 64)])

@@ -22,7 +22,6 @@ from pretrain.training.estimates import (
     least_parameters,
     least_traffic,
     memory_per_gpu,
-    precision_of,
     require_memory,
 )
 from tests.conftest import REPOSITORY
@@ -80,7 +79,7 @@ def test_states_of_a_gpu_shrink_as_zero_partitions_them(file: str, bytes_a_param
     deepspeed = resolve(values, batch_size=64, world_size=4, device_type="cuda", optim=run.optim)
     memory = memory_per_gpu(deepspeed, 4, 1000, run.model, VOCABULARY, 128)
     assert memory.weights + memory.gradients + memory.optimizer == pytest.approx(1000 * bytes_a_parameter)
-    assert precision_of(deepspeed) == file[-4:]
+    assert deepspeed.precision == file[-4:]
 
 
 def test_a_checkpoint_is_weights_and_moments_in_fp32() -> None:

@@ -13,11 +13,11 @@ from pretrain.engine.engine import StepResult
 from pretrain.training.guards import RECENT, NotFinite, require_finite, spike
 from pretrain.training.train import Progress
 
-UPDATED = StepResult(True, False, 1.0, 1.0)
+UPDATED = StepResult(False, 1.0, 1.0)
 
 
 def overflow(loss_scale: float, fatal: bool) -> StepResult:
-    return StepResult(False, True, math.inf, loss_scale, fatal)
+    return StepResult(True, math.inf, loss_scale, fatal)
 
 
 @pytest.fixture

@@ -34,7 +34,7 @@ def test_the_batch_is_shared_among_the_processes_of_the_launcher(
     shards_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(os.environ, "WORLD_SIZE", "4")
-    assert make_plan(options(shards_folder, tmp_path)).deepspeed["train_micro_batch_size_per_gpu"] == 16
+    assert make_plan(options(shards_folder, tmp_path)).deepspeed.micro_batch_size == 16
     with pytest.raises(ConfigError, match="batch"):
         make_plan(options(shards_folder, tmp_path, set=("batch_size=30",)))
 

@@ -84,7 +84,7 @@ def train(
     if checkpoints and steps.start:
         found = newest_valid(checkpoints) if world.is_first else None
         engine.load_full_state(load(found)[0] if found else None)
-    plan = BatchPlan(BATCH_SIZE, engine.micro_batch_size, world.world_size, world.rank)
+    plan = BatchPlan(BATCH_SIZE, engine.config.micro_batch_size, world.world_size, world.rank)
     batches, losses, norms = TrainingBatches(shards, plan, run.seed), [], []
     drawn = torch.zeros(len(steps), BATCH_SIZE, DRAWS, dtype=torch.int64)
     for place, step in enumerate(steps):
@@ -94,12 +94,12 @@ def train(
             batch = padded(batch.to(engine.device), setting.padding)
             output = engine.forward(batch, entropies=True)
             engine.backward(output.loss)
-            result = engine.step(rate)
             reported.add(batch, output, watched=True)
             loss += output.loss.detach() / plan.micro_batches
             drawn[place, plan.rows(number)] = output.draw.tokens_BK.where(batch.masked_valid_BK, 0)
+        result = engine.update(rate)
         losses.append(engine.sum_over_ranks(loss).item())
-        norms.append(float(result.gradient_norm or 0.0))
+        norms.append(float(result.gradient_norm))
     if checkpoints:
         state = engine.full_state()
         if world.is_first:

@@ -1,0 +1,82 @@
+"""Claims about an optimizer step and a resume, in one process; both trainings' own tests have several."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from torch import Tensor
+
+from foundation.config import ConfigError
+from pretrain.engine.checkpoint import save
+from pretrain.engine.engine import Engine
+from pretrain.engine.loop import optimizer_step, resume
+from pretrain.engine.optim import parameter_groups
+from pretrain.job.processes import start_processes
+from tests.pretrain.engine import engine_worker as worker
+from tests.pretrain.engine.test_checkpoint import flip_bit
+
+
+@dataclass
+class Steps:
+    """A run's progress."""
+
+    done: int = 0
+
+
+def new_engine(seed: int = 0) -> Engine:
+    model = worker.small_model(seed)
+    config = worker.resolved_config("zero1_fp32", world_size=1)
+    return Engine(model, parameter_groups(model, worker.OPTIM.weight_decay), config, start_processes())
+
+
+def losses(engine: Engine, step: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """As `worker.Runner` takes them."""
+    ids_BL, real_BL = worker.batch_of(step)
+    for rows in zip(ids_BL.split(worker.MICRO_BATCH), real_BL.split(worker.MICRO_BATCH), strict=True):
+        loss_sum = engine.forward(*rows)["loss_sum"]
+        yield loss_sum * engine.config.accumulation_steps / real_BL.sum(), loss_sum.detach() / real_BL.sum()
+
+
+def test_a_step_is_one_update_by_the_mean_over_its_micro_batches() -> None:
+    engine, other = new_engine(), new_engine()
+    assert engine.config.accumulation_steps > 1
+    for step in range(3):
+        result, loss, stopping = optimizer_step(engine, losses(engine, step), lambda: False, worker.rate(step))
+        assert loss == pytest.approx(worker.Runner(other).step(step)[0], rel=1e-6)
+        assert (result.overflow, stopping) == (False, False)
+    assert engine.full_state().adam_steps == 3
+    assert worker.same_states(engine.full_state(), other.full_state())
+
+
+def test_a_request_to_stop_during_the_step_is_told_with_it() -> None:
+    engine, asked = new_engine(), []
+
+    def asked_at_the_end() -> Iterator[tuple[Tensor, Tensor]]:
+        yield from losses(engine, 0)
+        asked.append(True)
+
+    assert optimizer_step(engine, asked_at_the_end(), lambda: bool(asked), worker.rate(0))[2]
+    assert engine.full_state().adam_steps == 1
+
+
+def test_a_resume_loads_engine_and_progress_and_without_a_checkpoint_both_stay_new(tmp_path: Path) -> None:
+    trained, fresh = new_engine(), new_engine(seed=1)
+    worker.Runner(trained).train(range(2))
+    start = fresh.full_state()
+    assert resume(tmp_path, fresh, Steps) == Steps(0)
+    assert worker.same_states(fresh.full_state(), start)
+    save(tmp_path, 2, trained.full_state(), {"done": 2}, keep_last=1)
+    assert resume(tmp_path, fresh, Steps) == Steps(2)
+    assert worker.same_states(fresh.full_state(), trained.full_state())
+
+
+def test_a_resume_takes_the_checkpoint_before_a_damaged_one_but_never_begins_anew(tmp_path: Path) -> None:
+    engine = new_engine()
+    for step in (1, 2):
+        save(tmp_path, step, engine.full_state(), {"done": step}, keep_last=2)
+    flip_bit(tmp_path / "step-00000002" / "weights.safetensors")
+    assert resume(tmp_path, engine, Steps) == Steps(1)
+    flip_bit(tmp_path / "step-00000001" / "weights.safetensors")
+    with pytest.raises(ConfigError, match=r"none in .* is whole"):
+        resume(tmp_path, engine, Steps)
