@@ -23,7 +23,7 @@ from finetune.running.resume import Keeper, RunState
 from finetune.tokens.batches import epoch_batches
 from finetune.tokens.features import collate
 from foundation.ordering import key_of
-from pretrain.engine.deepspeed_config import resolve
+from pretrain.engine.deepspeed_config import Source, resolve
 from pretrain.engine.engine import Engine
 from pretrain.engine.optim import OptimConfig, learning_rate, parameter_groups
 from pretrain.huggingface.folders import load_encoder
@@ -52,7 +52,7 @@ def train(
     job: Job,
     settings: FinetuneConfig,
     seed: int,
-    deepspeed_config: Path,
+    deepspeed_config: Source,
     world: World,
     keeper: Keeper | None = None,
 ) -> Outcome:
@@ -86,7 +86,7 @@ class Run:
         job: Job,
         settings: FinetuneConfig,
         seed: int,
-        deepspeed_config: Path,
+        deepspeed_config: Source,
         world: World,
         keeper: Keeper | None = None,
     ) -> None:
@@ -102,7 +102,7 @@ class Run:
         title = f"{job.task.name} seed {seed}"
         self.progress = Progress(world, self.state.batches, self.optim.steps, title, job.task.metrics)
 
-    def _resolve(self, deepspeed_config: Path) -> dict[str, Any]:
+    def _resolve(self, deepspeed_config: Source) -> dict[str, Any]:
         return resolve(
             deepspeed_config,
             batch_size=self.settings.batch_size,
