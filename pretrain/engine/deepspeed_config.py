@@ -5,7 +5,6 @@ known (deepspeed_keys.py), or refused with the nearest known key. `--set deepspe
 DeepSpeed is not imported: any machine can check.
 """
 
-import copy
 import difflib
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -102,9 +101,7 @@ def _unreadable(path: Path, reason: str | None) -> str:
     return f"{path} was removed; use --deepspeed_config {instead} --set {' '.join(overrides)}"
 
 
-def _with_overrides(values: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """A copy with the overrides in it; what is no section becomes one, for the check to refuse."""
-    changed = copy.deepcopy(dict(values))
+def _with_overrides(values: Mapping[str, Any], overrides: Sequence[str]) -> Mapping[str, Any]:
     for override in overrides:
         path, value = parse_override(override) or ("", None)
         if not path.startswith(OVERRIDE):
@@ -112,14 +109,15 @@ def _with_overrides(values: Mapping[str, Any], overrides: Sequence[str]) -> dict
                 f"--set: got {shown(override)}, expected deepspeed.KEY=VALUE, for example"
                 " deepspeed.train_micro_batch_size_per_gpu=8"
             )
-        *sections, key = path.removeprefix(OVERRIDE).split(".")
-        section = changed
-        for name in sections:
-            if not isinstance(section.get(name), dict):
-                section[name] = {}
-            section = section[name]
-        section[key] = value
-    return changed
+        values = _with_value(values, path.removeprefix(OVERRIDE).split("."), value)
+    return values
+
+
+def _with_value(section: Any, keys: Sequence[str], value: Any) -> dict[str, Any]:
+    """A copy with the value in its place; what is no section becomes one, for the check to refuse."""
+    copy = dict(section) if isinstance(section, Mapping) else {}
+    copy[keys[0]] = _with_value(copy.get(keys[0]), keys[1:], value) if keys[1:] else value
+    return copy
 
 
 def _check(values: Mapping[str, Any], place: str) -> DeepSpeedConfig:
