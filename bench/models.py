@@ -1,11 +1,9 @@
 """A model under DeepSpeed's engine, as the benchmarks train it."""
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from pretrain.config import RunConfig
-from pretrain.engine.deepspeed_config import resolve
+from pretrain.engine.deepspeed_config import Source, resolve
 from pretrain.engine.engine import Engine
 from pretrain.engine.optim import parameter_groups
 from pretrain.job.processes import World
@@ -14,9 +12,7 @@ from pretrain.method.electra import Electra
 CONFIGS = Path(__file__).resolve().parents[1] / "ds_configs"
 
 
-def new_engine(
-    model: Electra, run: RunConfig, config: Path | Mapping[str, Any], batch_size: int, world: World
-) -> Engine:
+def new_engine(model: Electra, run: RunConfig, config: Source, batch_size: int, world: World) -> Engine:
     """Trains `model` with the optimizer of `run` under a DeepSpeed file; `batch_size` is that of all ranks.
 
     Raises:

@@ -1,6 +1,6 @@
 """Bytes that a rank sends in a training step, beside the least that its ZeRO stage needs.
 
-    deepspeed --num_gpus 2 bench/traffic.py [--config ds_configs/zero1_bf16.json ...] [--preset small]
+    deepspeed --num_gpus 2 bench/traffic.py [--config zero1_bf16.json ...] [--preset small]
 
 Counted twice. `asked`: what the collectives that DeepSpeed calls take where each is done as well as it can be, as NCCL
 does. `sent`: the payload of this process's TCP connections by the system's count; on CPUs gloo's collectives run over
@@ -8,7 +8,6 @@ them, of which a reduce-scatter is an all-reduce (twice the bytes) and a reduce 
 """
 
 import contextlib
-import json
 import os
 import socket
 import stat
@@ -28,7 +27,15 @@ if TYPE_CHECKING:
     from pretrain.job.processes import World
 
 FOLDER = Path(__file__).resolve().parents[1] / "ds_configs"
-CONFIGS = ("zero0_fp32", "zero1_fp32", "zero2_fp32", "zero3_fp32", "zero1_bf16", "zero2_bf16", "zero3_bf16")
+CONFIGS = (
+    "zero0_fp32.json",
+    "zero1_fp32.json",
+    "zero1_fp32.json,deepspeed.zero_optimization.stage=2",
+    "zero3_bf16.json,deepspeed.bf16=null",
+    "zero1_bf16.json",
+    "zero1_bf16.json,deepspeed.zero_optimization.stage=2",
+    "zero3_bf16.json",
+)
 SEQ_LENGTH = 32  # what travels does not depend on it
 STEPS = 2  # counted, after two that are not: ZeRO-3 learns in them the order in which weights are used
 
@@ -39,8 +46,8 @@ BYTES_SENT = slice(200, 208)  # tcpi_bytes_sent of Linux's struct tcp_info (incl
 class TrafficOptions(StrictConfig):
     """The command line of the benchmark."""
 
-    config: tuple[Path, ...] = tuple(FOLDER / f"{name}.json" for name in CONFIGS)
-    """DeepSpeed files (a stage each)"""
+    config: tuple[str, ...] = CONFIGS
+    """files of ds_configs/, each with overrides after commas"""
     preset: Literal["tiny", "small", "base"] = "tiny"
     """model sizes"""
     vocabulary: int = Field(30_522, ge=200)
@@ -52,7 +59,7 @@ class TrafficOptions(StrictConfig):
 
 
 class Traffic(NamedTuple):
-    """Of one DeepSpeed file: bytes a rank and step, the mean over ranks."""
+    """Of one DeepSpeed configuration: bytes a rank and step, the mean over ranks."""
 
     config: str
     parameters: int
@@ -62,7 +69,7 @@ class Traffic(NamedTuple):
 
     def __str__(self) -> str:
         return (
-            f"{self.config:14} {self.parameters:11,} parameters  least {self.least / 1e6:8.3f} MB"
+            f"{self.config:51} {self.parameters:11,} parameters  least {self.least / 1e6:8.3f} MB"
             f"  asked {self.asked / 1e6:8.3f} ({self.asked / self.least:.3f})"
             f"  sent {self.sent / 1e6:8.3f} ({self.sent / self.least:.3f})"
         )
@@ -74,20 +81,21 @@ def main(options: TrafficOptions) -> int:
     world = start_processes()
     if world.device.type != "cpu" or world.world_size == 1:
         raise ConfigError("processes: expected several on CPUs; use deepspeed --num_gpus 2 bench/traffic.py")
-    for path in options.config:
-        traffic = measure(path, options, world)
+    for config in options.config:
+        traffic = measure(config, options, world)
         if world.is_first:
             print(traffic, flush=True)
     leave(0)
 
 
-def measure(path: Path, options: TrafficOptions, world: "World") -> Traffic:
-    """Trains a few steps under this file. Collective."""
+def measure(config: str, options: TrafficOptions, world: "World") -> Traffic:
+    """Trains a few steps under this file and its overrides. Collective."""
     import torch
 
     from bench.batches import MASK, random_batch
     from bench.collectives import Collectives
     from bench.models import new_engine
+    from pretrain.engine.deepspeed_config import read
     from pretrain.method.electra import Electra
     from pretrain.presets import preset
     from pretrain.training.estimates import least_traffic
@@ -97,8 +105,9 @@ def measure(path: Path, options: TrafficOptions, world: "World") -> Traffic:
     model = Electra(run.model, run.objective, options.vocabulary, MASK)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     batch_size = world.world_size * options.micro_batches
-    config = json.loads(path.read_text()) | {"train_micro_batch_size_per_gpu": 1}
-    engine = new_engine(model, run, config, batch_size, world)
+    name, *overrides = config.split(",")
+    deepspeed = read(FOLDER / name, (*overrides, "deepspeed.train_micro_batch_size_per_gpu=1"))
+    engine = new_engine(model, run, deepspeed, batch_size, world)
     batch = random_batch(1, SEQ_LENGTH, options.vocabulary)
 
     def step() -> None:
@@ -118,7 +127,7 @@ def measure(path: Path, options: TrafficOptions, world: "World") -> Traffic:
     least = least_traffic(
         engine.config.stage, parameters, engine.dtype.itemsize, world.world_size, options.micro_batches
     )
-    return Traffic(path.stem, parameters, asked, sent, least)
+    return Traffic(config, parameters, asked, sent, least)
 
 
 def bytes_sent() -> int:

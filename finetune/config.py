@@ -100,6 +100,8 @@ class FinetuneOptions(StrictConfig):
     """run every setting that the paper searched, not the default alone"""
     deepspeed_config: Path | None = None
     """precision, ZeRO stage, micro-batch (ds_configs/zero0_fp32.json)"""
+    set: tuple[str, ...] = ()
+    """overrides of that file, such as deepspeed.train_micro_batch_size_per_gpu=8"""
     local_rank: Annotated[int, HIDDEN] = 0
 
     def overrides(self) -> dict[str, Any]:

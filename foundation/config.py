@@ -1,5 +1,6 @@
 """How the project reads configuration: strict, frozen, and every mistake reported as one `ConfigError`."""
 
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -86,6 +87,27 @@ def shown(value: Any) -> str:
     """A value as an error shows it: in one line, without control characters, and not all of a long one."""
     text = repr(str(value) if isinstance(value, Path) else value)
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}... ({len(text):,} characters)"
+
+
+def parse_override(override: str) -> tuple[str, Any] | None:
+    """`key.path=value` of `--set` as path and value: JSON where it parses as JSON, else text. `None` without a `=`."""
+    path, equals, text = override.partition("=")
+    if not equals:
+        return None
+    try:
+        return path, json.loads(text, object_pairs_hook=without_duplicates)
+    except (ValueError, RecursionError):
+        return path, text
+
+
+def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """For `json.loads`, which would keep the last of a key's values in silence."""
+    values: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in values:
+            raise ValueError(f"duplicate key {shown(key)}")
+        values[key] = value
+    return values
 
 
 def _shown_key(part: Any) -> str:

@@ -1,15 +1,15 @@
 """What a pre-training run is: model, objective, optimization and bookkeeping, each a strict frozen configuration.
 
-The numbers of the paper live in `presets.py`; speed and memory live in `ds_configs/*.json`.
+The numbers of the paper live in `presets.py`; speed and memory live in `ds_configs/*.json` and
+`--set deepspeed.KEY=VALUE`.
 """
 
-import json
 from collections.abc import Sequence
 from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
-from foundation.config import MOST, ConfigError, StrictConfig, shown
+from foundation.config import MOST, ConfigError, StrictConfig, parse_override, shown
 from pretrain.engine.optim import OptimConfig
 from pretrain.method.objectives import ObjectiveConfig
 from pretrain.model.config import ModelConfig
@@ -76,11 +76,12 @@ def with_overrides(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
 
 def _apply(values: dict[str, Any], override: str) -> str | None:
     """Sets one override in place; returns the problem if there is one."""
-    path, equals, text = override.partition("=")
-    if not equals:
+    parsed = parse_override(override)
+    if parsed is None:
         return f"--set: got {shown(override)}, expected key=value, for example optim.lr=2e-4"
+    path, value = parsed
     if path == "objective.name":
-        option = f"--objective {shown(text)[1:-1]}"
+        option = f"--objective {shown(str(value))[1:-1]}"
         return f"--set: got {shown(override)}, which would keep the weights of another objective; use {option}"
     *parents, key = path.split(".")
     section: Any = values
@@ -88,10 +89,7 @@ def _apply(values: dict[str, Any], override: str) -> str | None:
         section = section.get(part) if isinstance(section, dict) else None
     if problem := _no_value_of(section, path):
         return f"--set: got {problem}"
-    try:
-        section[key] = json.loads(text)
-    except (ValueError, RecursionError):
-        section[key] = text
+    section[key] = value
     return None
 
 

@@ -25,6 +25,7 @@ from finetune.running.records import (
 from finetune.running.resume import Keeper, Stopped, never
 from finetune.running.train import Outcome, resolve_for, train
 from foundation.locks import Held, Lock, confirm, holder
+from pretrain.engine.deepspeed_config import read
 from pretrain.job.processes import World, start_processes
 from pretrain.job.stopping import EXIT_STOPPED, StopRequest
 
@@ -68,7 +69,7 @@ class Queue:
     ) -> None:
         self.runs, self.files, self.model, self.options, self.output = runs, files, model, options, output
         self.world = start_processes()
-        self.deepspeed_config = options.deepspeed_config or PLAIN_DEEPSPEED_CONFIG
+        self.deepspeed_config = read(options.deepspeed_config or PLAIN_DEEPSPEED_CONFIG, options.set)
         for settings in dict.fromkeys(run.settings for run in runs):  # a mistake shows before anything is written
             resolve_for(settings, self.deepspeed_config, self.world)
         self._make_job = make_job

@@ -23,7 +23,7 @@ from finetune.running.resume import Keeper, RunState
 from finetune.tokens.batches import epoch_batches
 from finetune.tokens.features import collate
 from foundation.ordering import key_of
-from pretrain.engine.deepspeed_config import EngineConfig, resolve
+from pretrain.engine.deepspeed_config import EngineConfig, Source, resolve
 from pretrain.engine.engine import Engine
 from pretrain.engine.loop import optimizer_step, resume
 from pretrain.engine.optim import learning_rate, parameter_groups
@@ -53,7 +53,7 @@ def train(
     job: Job,
     settings: FinetuneConfig,
     seed: int,
-    deepspeed_config: Path,
+    deepspeed_config: Source,
     world: World,
     keeper: Keeper | None = None,
 ) -> Outcome:
@@ -87,7 +87,7 @@ class Run:
         job: Job,
         settings: FinetuneConfig,
         seed: int,
-        deepspeed_config: Path,
+        deepspeed_config: Source,
         world: World,
         keeper: Keeper | None = None,
     ) -> None:
@@ -178,7 +178,7 @@ class Run:
             yield loss_B.sum() * parts / len(chosen), loss_B.detach().sum()
 
 
-def resolve_for(settings: FinetuneConfig, deepspeed_config: Path, world: World) -> EngineConfig:
+def resolve_for(settings: FinetuneConfig, deepspeed_config: Source, world: World) -> EngineConfig:
     """The DeepSpeed configuration of runs with these settings.
 
     Raises:

@@ -1,20 +1,20 @@
 """DeepSpeed's JSON, read strictly: it owns speed and memory, the run's numbers go where it says "auto".
 
 DeepSpeed takes an unknown top-level key in silence and trains without it; here every key of every level is
-known (deepspeed_keys.py), or refused with a reason or the nearest known key. DeepSpeed is not imported: any machine can
-check.
+known (deepspeed_keys.py), or refused with the nearest known key. `--set deepspeed.KEY=VALUE` replaces single values.
+DeepSpeed is not imported: any machine can check.
 """
 
 import difflib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
 from pydantic import BaseModel
 
-from foundation.config import ConfigError, shown
+from foundation.config import ConfigError, parse_override, shown, without_duplicates
 from pretrain.engine.deepspeed_keys import REFUSED_KEYS, DeepSpeedConfig
 from pretrain.engine.optim import AdamNumbers
 
@@ -41,8 +41,49 @@ class EngineConfig:
     """Each layer is computed again in the backward."""
 
 
+Source = Path | Mapping[str, Any] | DeepSpeedConfig
+"""A file, its values, or the same already read."""
+OVERRIDE = "deepspeed."
+"""The start of an override of `--set` that changes DeepSpeed's values."""
+
+_ADDED = {
+    "accumulate": ("deepspeed.train_micro_batch_size_per_gpu=8",),
+    "offload": ("deepspeed.zero_optimization.offload_optimizer.device=cpu",),
+    "profile": (
+        "deepspeed.flops_profiler.enabled=true",
+        "deepspeed.flops_profiler.profile_step=10",
+        "deepspeed.flops_profiler.module_depth=3",
+        "deepspeed.flops_profiler.top_modules=3",
+        "deepspeed.flops_profiler.detailed=false",
+        "deepspeed.wall_clock_breakdown=true",
+    ),
+    "recompute": ("deepspeed.activation_checkpointing={}",),
+}
+REMOVED_FILES: dict[str, tuple[str, tuple[str, ...]]] = {
+    **{f"zero1_{kind}_{name}": (f"zero1_{kind}", added) for kind in ("fp16", "bf16") for name, added in _ADDED.items()},
+    "zero1_bf16_overlap": ("zero1_bf16", ("deepspeed.zero_optimization.overlap_comm=true",)),
+    **{
+        f"zero2_{kind}": (f"zero1_{kind}", ("deepspeed.zero_optimization.stage=2",))
+        for kind in ("fp16", "bf16", "fp32")
+    },
+    "zero3_fp32": ("zero3_bf16", ("deepspeed.bf16=null",)),
+}
+"""Files that ds_configs/ once had: the file and the overrides that resolve to the same configuration."""
+
+
+def read(source: Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> DeepSpeedConfig:
+    """The values of a file with those of `--set deepspeed.KEY=VALUE` in their place; null leaves a key out.
+
+    Raises:
+        ConfigError: every unknown key and wrong value of the file at once, else those of the overrides.
+    """
+    values = _load(source) if isinstance(source, Path) else source
+    _check(values, f"{source if isinstance(source, Path) else 'deepspeed config'}: ")
+    return _check(_with_overrides(values, overrides), f"--set {OVERRIDE}")
+
+
 def resolve(
-    source: Path | Mapping[str, Any],
+    source: Source,
     *,
     batch_size: int,
     world_size: int,
@@ -54,25 +95,21 @@ def resolve(
     `batch_size` is global; `device_type` is that of the training machines, "cuda" or "cpu".
 
     Raises:
-        ConfigError: every unknown key, wrong value and impossible combination at once.
+        ConfigError: as `read`, or every impossible combination at once.
     """
-    name = str(source) if isinstance(source, Path) else "deepspeed config"
-    values = _read(source) if isinstance(source, Path) else dict(source)
-    unknown = list(_unknown_keys(values, DeepSpeedConfig))
-    if unknown:
-        raise ConfigError(*(f"{name}: {problem}" for problem in unknown))
-    config = DeepSpeedConfig.from_values(values, name)
-    problems = [*_impossible(config, device_type), *_indivisible(config, batch_size, world_size)]
+    config = source if isinstance(source, DeepSpeedConfig) else read(source)
+    problems = [OVERRIDE + problem for problem in _impossible(config, device_type)]
+    problems += _indivisible(config, batch_size, world_size)
     if problems:
-        raise ConfigError(*(f"{name}: {problem}" for problem in problems))
+        raise ConfigError(*problems)
     return _fill(config, batch_size, world_size, optim)
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _load(path: Path) -> dict[str, Any]:
     try:
-        values = json.loads(path.read_text(), object_pairs_hook=_without_duplicates)
+        values = json.loads(path.read_text(), object_pairs_hook=without_duplicates)
     except OSError as error:
-        raise ConfigError(f"deepspeed_config: cannot read {path}: {error.strerror}; see ds_configs/README.md") from None
+        raise ConfigError(f"deepspeed_config: {_unreadable(path, error.strerror)}") from None
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: not valid JSON: {error}; see ds_configs/README.md") from None
     if not isinstance(values, dict):
@@ -80,13 +117,45 @@ def _read(path: Path) -> dict[str, Any]:
     return values
 
 
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    values: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in values:
-            raise ValueError(f"{shown(key)} stands twice")
-        values[key] = value
+def _unreadable(path: Path, reason: str | None) -> str:
+    base, overrides = REMOVED_FILES.get(path.stem, ("", ()))
+    instead = path.with_name(f"{base}.json")
+    if path.exists() or not instead.is_file():
+        return f"cannot read {path}: {reason}; see ds_configs/README.md"
+    return f"{path} was removed; use --deepspeed_config {instead} --set {' '.join(overrides)}"
+
+
+def _with_overrides(values: Mapping[str, Any], overrides: Sequence[str]) -> Mapping[str, Any]:
+    for override in overrides:
+        path, value = parse_override(override) or ("", None)
+        if not path.startswith(OVERRIDE):
+            raise ConfigError(
+                f"--set: got {shown(override)}, expected deepspeed.KEY=VALUE, for example"
+                " deepspeed.train_micro_batch_size_per_gpu=8"
+            )
+        values = _with_value(values, path.removeprefix(OVERRIDE).split("."), value)
     return values
+
+
+def _with_value(section: Any, keys: Sequence[str], value: Any) -> dict[str, Any]:
+    """A copy with the value in its place; what is no section becomes one, for the check to refuse."""
+    copy = dict(section) if isinstance(section, Mapping) else {}
+    copy[keys[0]] = _with_value(copy.get(keys[0]), keys[1:], value) if keys[1:] else value
+    return copy
+
+
+def _check(values: Mapping[str, Any], place: str) -> DeepSpeedConfig:
+    """The configuration of the values; `place` begins each problem.
+
+    Raises:
+        ConfigError: every unknown key at once, else every wrong value.
+    """
+    try:
+        if unknown := list(_unknown_keys(values, DeepSpeedConfig)):
+            raise ConfigError(*unknown)
+        return DeepSpeedConfig.from_values(values)
+    except ConfigError as error:
+        raise ConfigError(*(place + problem for problem in error.problems)) from None
 
 
 def _unknown_keys(values: Mapping[str, Any], schema: type[BaseModel], path: str = "") -> Iterator[str]:
@@ -107,7 +176,7 @@ def _why_unknown(key_path: str, schema: type[BaseModel]) -> str:
     return (
         f"unknown key; did you mean {nearest[0]!r}?"
         if nearest
-        else f"unknown key; known: {', '.join(schema.model_fields)}"
+        else f"unknown key; known here: {', '.join(schema.model_fields)}"
     )
 
 

@@ -1,6 +1,6 @@
-"""The keys of DeepSpeed's JSON: those the file may hold, and for every other the reason why not.
+"""The keys of DeepSpeed's JSON that are supported here; any other is refused, a few with what to use instead.
 
-A test feeds every key that DeepSpeed 0.19.8 knows: each is here, or refused with a reason.
+A test feeds every key that DeepSpeed 0.19.8 knows: each is here, or refused.
 """
 
 import sys
@@ -175,101 +175,18 @@ class DeepSpeedConfig(Section):
     timers: Timers = Timers()
 
 
-_PARALLEL = "the models here fit every GPU: ranks share the batch, not the layers"
-_OTHER_MODELS = "for models or data that are not trained here"
-_OTHER_ZERO = (
-    "for models far larger than ELECTRA's, and not tried with these checkpoints; use stages 1 to 3 as they are"
-)
-_NVME = "these models' state fits the host's memory: use device cpu"
-
 REFUSED_KEYS = {
     "scheduler": "the run owns the learning rate: set optim.lr, optim.warmup_steps and optim.steps",
+    "steps_per_print": "the run prints its own lines: set log_every",
+    "checkpoint": "the run writes its own checkpoints: set checkpoint_every, keep_checkpoints and keep_every",
     "tensorboard": "the run writes its own TensorBoard log",
     "csv_monitor": "the run writes metrics.jsonl",
-    "wandb": "the run writes TensorBoard and metrics.jsonl; read those",
-    "comet": "the run writes TensorBoard and metrics.jsonl; read those",
-    "steps_per_print": "the run prints its own lines: set log_every",
-    "log_level": "the run prints its own lines, and DeepSpeed's warnings",
     "dump_state": "the resolved configuration is in the run folder's deepspeed.json",
-    "checkpoint": "the run writes its own checkpoints: set checkpoint_every, keep_checkpoints and keep_every",
-    "nebula": "the run writes its own checkpoints: set checkpoint_every, keep_checkpoints and keep_every",
-    "datastates_ckpt": "the run writes its own checkpoints: set checkpoint_every, keep_checkpoints and keep_every",
-    "torch_autocast": "precision is set by fp16 or bf16",
-    "amp": "removed from DeepSpeed; use fp16 or bf16",
-    "bfloat16": "renamed by DeepSpeed: use bf16",
-    "zero_allow_untested_optimizer": "the optimizer here is one that ZeRO supports",
-    "zero_force_ds_cpu_optimizer": "the optimizer here is PyTorch's, offloaded or not",
-    "gradient_allreduce_op": "losses are scaled for the mean, DeepSpeed's default",
-    "managed_gradient_accumulation": "the run's own steps end an accumulation",
-    "sparse_gradients": "the embeddings are tied to the vocabulary heads, whose gradient is dense",
-    "disable_allgather": "removed from DeepSpeed",
-    "disable_python_gc": "the run leaves Python's collector alone",
-    "dataloader_drop_last": "the run reads its own shards; every step has a whole batch",
-    "vocabulary_size": "the vocabulary is the shards'",
     "elasticity": "a run goes on with any number of ranks that divides its batch: just start it on them",
     "autotuning": "it starts runs of its own; try ds_configs/*.json with --set optim.steps=50 optim.warmup_steps=1",
-    "aio": _NVME,
-    "compile": "not tried with DeepSpeed's compiled passes",
-    "graph_harvesting": "not tried with CUDA graphs: the masked positions change their number",
-    "pipeline": _PARALLEL,
-    "tensor_parallel": _PARALLEL,
-    "expert_parallel": _PARALLEL,
-    "use_data_before_expert_parallelism": _PARALLEL,
-    "seq_parallel_communication_data_type": _PARALLEL,
-    "hybrid_engine": _OTHER_MODELS,
-    "sparse_attention": _OTHER_MODELS,
-    "data_efficiency": "the order of the data follows from (seed, step)",
-    "curriculum_learning": "the order of the data follows from (seed, step)",
-    "progressive_layer_drop": "it changes what is trained",
-    "eigenvalue": "it changes what is trained",
-    "quantize_training": "it changes what is trained",
-    "weight_quantization": "it changes what is trained",
-    "compression_training": "it changes what is trained",
-    "optimizer.legacy_fusion": "acts on DeepSpeed's own Adam, which is not used here",
-    "fp16.auto_cast": "the inputs are ids, nothing is to be cast",
-    "fp16.fp16_master_weights_and_grads": "master weights are fp32: checkpoints go from one precision to another",
-    "bf16.bf16_master_weights_and_grads": "master weights are fp32: checkpoints go from one precision to another",
-    "bf16.bf16_optimizer_states": "Adam's moments are fp32: checkpoints go from one precision to another",
-    "bf16.immediate_grad_update": "acts on one of DeepSpeed's optimizers only, which is not used here",
-    "bf16.check_grad_overflow": "a gradient that is not finite always ends the run before its update",
-    "data_types.param_dtype": "set by fp16 or bf16",
-    "data_types.buffer_dtype": "set by fp16 or bf16",
-    "data_types.keep_in_fp32_modules": "the losses and the softmax are computed in fp32 as they are",
-    "activation_checkpointing.number_checkpoints": "every layer is a checkpoint",
+    "amp": "removed from DeepSpeed; use fp16 or bf16",
+    "bfloat16": "renamed by DeepSpeed: use bf16",
     "zero_optimization.cpu_offload": "renamed by DeepSpeed: use zero_optimization.offload_optimizer",
-    "zero_optimization.cpu_offload_param": "the models here fit every GPU; offload_optimizer saves more",
-    "zero_optimization.cpu_offload_use_pin_memory": "renamed by DeepSpeed: use offload_optimizer.pin_memory",
-    "zero_optimization.offload_param": "the models here fit every GPU; offload_optimizer saves more",
-    "zero_optimization.offload_optimizer.nvme_path": _NVME,
-    "zero_optimization.offload_optimizer.buffer_count": _NVME,
-    "zero_optimization.offload_optimizer.pipeline_read": _NVME,
-    "zero_optimization.offload_optimizer.pipeline_write": _NVME,
-    "zero_optimization.offload_optimizer.fast_init": _NVME,
-    "zero_optimization.offload_optimizer.ratio": "acts on DeepSpeed's own Adam, which is not used here",
-    "zero_optimization.offload_optimizer.super_offload": "acts on DeepSpeed's own Adam, which is not used here",
-    "zero_optimization.offload_optimizer.cpuadam_cores_perc": "acts on DeepSpeed's own Adam, which is not used here",
-    "zero_optimization.stage3_module_granularity_threshold": "DeepSpeed 0.19.8 fails with it on a CPU",
-    "zero_optimization.elastic_checkpoint": "checkpoints go from any number of ranks to any other as they are",
-    "zero_optimization.load_from_fp32_weights": "a resumed run always takes the fp32 weights",
-    "zero_optimization.pipeline_loading_checkpoint": "the run reads its own checkpoints",
-    "zero_optimization.stage3_gather_16bit_weights_on_model_save": "checkpoints hold the fp32 weights in full",
-    "zero_optimization.stage3_gather_fp16_weights_on_model_save": "checkpoints hold the fp32 weights in full",
-    "zero_optimization.save_muon_momentum_buffer_in_memory": "acts on another optimizer",
-    "zero_optimization.compute_grad_norm": "the norm is always computed: it clips, and finds what is not finite",
-    "zero_optimization.ignore_unused_parameters": "every parameter takes part in every step",
-    "zero_optimization.legacy_stage1": "removed from DeepSpeed: use stage 1",
-    "zero_optimization.parameter_alignment": _OTHER_ZERO,
-    "zero_optimization.zenflow": "it changes what is trained",
-    "zero_optimization.zero_hpz_partition_size": _OTHER_ZERO,
-    "zero_optimization.zero_quantized_weights": "it changes what is trained",
-    "zero_optimization.zero_quantized_nontrainable_weights": "it changes what is trained",
-    "zero_optimization.zero_quantized_gradients": "it changes what is trained",
-    "zero_optimization.memory_efficient_linear": _OTHER_ZERO,
-    "zero_optimization.override_module_apply": _OTHER_ZERO,
-    "zero_optimization.stage3_use_all_reduce_for_fetch_params": _OTHER_ZERO,
-    "zero_optimization.stage3_allgather_sequential": _OTHER_ZERO,
-    "zero_optimization.log_trace_cache_warnings": _OTHER_ZERO,
-    "zero_optimization.enable_sanity_checks": _OTHER_ZERO,
-    "zero_optimization.leaf_module": _OTHER_ZERO,
+    "zero_optimization.offload_param": "the models here fit every GPU; use zero_optimization.offload_optimizer",
 }
-"""Keys of DeepSpeed that mean something there and have another owner here, with what to do instead."""
+"""Keys of DeepSpeed that have another owner here, with what to do instead."""

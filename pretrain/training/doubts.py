@@ -107,8 +107,8 @@ def _memory(plan: "Plan", parameters: int) -> Iterator[str]:
     if needed > there:
         yield (
             f"deepspeed_config: a process needs about {needed / GIB:,.0f} GiB, but a {gpu} has {there / GIB:,.0f}; take"
-            " more processes, or a file of ds_configs/ with a smaller train_micro_batch_size_per_gpu (*_accumulate) or"
-            " activation checkpointing (*_recompute)"
+            " more processes, smaller micro-batches (--set deepspeed.train_micro_batch_size_per_gpu=N) or recompute"
+            " activations (--set deepspeed.activation_checkpointing={})"
         )
 
 

@@ -139,8 +139,8 @@ def require_memory(run: RunConfig, micro_batch_size: int, vocab_size: int, lengt
     if kept > room:
         raise ConfigError(
             f"batch_size: got {run.batch_size}, of which a process holds {micro_batch_size} sequences at once, expected"
-            f" what fits {room / GIB:,.0f} GiB, not {kept / GIB:,.0f} GiB or more; set train_micro_batch_size_per_gpu"
-            " in the DeepSpeed file lower, as ds_configs/*_accumulate.json do"
+            f" what fits {room / GIB:,.0f} GiB, not {kept / GIB:,.0f} GiB or more; lower it with"
+            " --set deepspeed.train_micro_batch_size_per_gpu=N"
         )
 
 

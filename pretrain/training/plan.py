@@ -41,7 +41,7 @@ class RunOptions(StrictConfig):
     deepspeed_config: Path | None = None
     """speed and memory (the preset's, of ds_configs/)"""
     set: tuple[str, ...] = ()
-    """overrides, such as optim.lr=2e-4 seed=1"""
+    """overrides, such as optim.lr=2e-4 seed=1 deepspeed.zero_optimization.stage=2"""
     hostfile: Path | None = None
     """the launcher's, for --dry_run; in training it is compared with what was launched"""
     compile: bool = False
@@ -95,7 +95,7 @@ def make_plan(options: RunOptions) -> Plan:
 
     from foundation.files import require_folder
     from pretrain.data.shards import open_held_out, open_shards
-    from pretrain.engine.deepspeed_config import resolve
+    from pretrain.engine.deepspeed_config import OVERRIDE, read, resolve
     from pretrain.huggingface.init_from import find_pair, require_fit
     from pretrain.presets import preset
     from pretrain.training.estimates import require_memory
@@ -111,7 +111,10 @@ def make_plan(options: RunOptions) -> Plan:
     world_size = planned_processes(options)
     on_gpu = options.dry_run or torch.cuda.is_available()  # dry: for other machines
     deepspeed = resolve(
-        options.deepspeed_config or REPOSITORY / preset(options.preset).deepspeed_config,
+        read(
+            options.deepspeed_config or REPOSITORY / preset(options.preset).deepspeed_config,
+            [override for override in options.set if override.startswith(OVERRIDE)],
+        ),
         batch_size=run.batch_size,
         world_size=world_size,
         device_type="cuda" if on_gpu else "cpu",
@@ -142,6 +145,7 @@ def planned_processes(options: RunOptions) -> int:
 def choose_run(options: RunOptions) -> "RunConfig":
     """The preset, with the objective's or the row's weights, the initial pair's sizes and the overrides applied."""
     from pretrain.config import with_overrides
+    from pretrain.engine.deepspeed_config import OVERRIDE
     from pretrain.huggingface.init_from import find_pair, with_sizes_of
     from pretrain.presets import preset, with_objective, with_row
 
@@ -154,4 +158,4 @@ def choose_run(options: RunOptions) -> "RunConfig":
         run = with_objective(run, options.objective)
     if options.init_from:
         run = with_sizes_of(run, find_pair(options.init_from))
-    return with_overrides(run, options.set)
+    return with_overrides(run, [override for override in options.set if not override.startswith(OVERRIDE)])

@@ -77,6 +77,15 @@ def test_the_default_deepspeed_file_is_found_from_any_folder(
     assert record.precision == "float32"
 
 
+def test_an_override_of_the_deepspeed_file_is_used_and_makes_no_other_run(
+    stock_model: Path, cola_folder: Path, tmp_path: Path
+) -> None:
+    overrides = ("deepspeed.zero_optimization.stage=1", "deepspeed.bf16.enabled=true")
+    (record,) = run_here(stock_model, cola_folder, tmp_path, seeds=(1,), set=overrides)
+    assert record.precision == "bfloat16"
+    assert run_here(stock_model, cola_folder, tmp_path, seeds=(1,)) == [record]
+
+
 def test_a_changed_model_is_another_run(stock_model: Path, cola_folder: Path, tmp_path: Path) -> None:
     run_here(stock_model, cola_folder, tmp_path, seeds=(1,))
     other = tmp_path / "model"
@@ -103,6 +112,9 @@ def test_an_output_that_is_a_file_is_refused_before_model_and_data_are_read(tmp_
         ({"max_length": 64}, "max_length: got 64, expected at most the model's 32"),
         ({"deepspeed_config": "nowhere.json"}, "deepspeed_config: cannot read nowhere.json"),
         ({"batch_size": 9, "deepspeed_config": "ds.json"}, "batch_size: got 9, expected a multiple of 2"),
+        ({"set": ("deepspeed.train_micro_batch_size_per_gpu=3",)}, "batch_size: got 8, expected a multiple of 3"),
+        ({"set": ("deepspeed.bf16.enable=true",)}, "--set deepspeed.bf16.enable: unknown key; did you mean 'enabled'?"),
+        ({"set": ("epochs=2",)}, "--set: got 'epochs=2', expected deepspeed.KEY=VALUE"),
     ],
 )
 def test_a_mistake_is_named_before_anything_is_written(

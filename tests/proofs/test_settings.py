@@ -16,7 +16,7 @@ from finetune.config import GlueConfig, GlueOptions, SquadConfig, SquadOptions
 from finetune.presets import settings_for, squad_settings_for
 from foundation.command_line import parse_options
 from foundation.config import ConfigError, StrictConfig
-from pretrain.engine.deepspeed_config import EngineConfig, resolve
+from pretrain.engine.deepspeed_config import EngineConfig, read, resolve
 from pretrain.engine.deepspeed_keys import DeepSpeedConfig, Section
 from pretrain.engine.engine import Engine
 from pretrain.engine.optim import OptimConfig, parameter_groups
@@ -31,6 +31,7 @@ from pretrain.training.plan import RunOptions, make_plan
 from pretrain.training.startup import Startup
 from pretrain.training.train import train
 from tests.conftest import REPOSITORY
+from tests.deepspeed_values import values_of
 from tests.pretrain.conftest import shards_folder
 from tests.pretrain.engine import engine_worker as worker
 from tests.proofs.extremes import TEXTS, assert_clear
@@ -106,23 +107,14 @@ def deepspeed_keys(schema: type[BaseModel] = DeepSpeedConfig, path: tuple[str, .
                 yield from deepspeed_keys(part, (*path, name))
 
 
-NEEDED: dict[str, dict[str, Any]] = {
-    "fp16": {"enabled": False},
-    "bf16": {"enabled": False},
-    "flops_profiler": {"enabled": False},
-    "comms_logger": {"enabled": False},
-    "offload_optimizer": {"device": "none"},
+NEEDED = {
+    "fp16": "deepspeed.fp16.enabled=false",
+    "bf16": "deepspeed.bf16.enabled=false",
+    "flops_profiler": "deepspeed.flops_profiler.enabled=false",
+    "comms_logger": "deepspeed.comms_logger.enabled=false",
+    "offload_optimizer": "deepspeed.zero_optimization.offload_optimizer.device=none",
 }
 """What a section holds beside the key that is tried in it."""
-
-
-def with_key(path: tuple[str, ...], value: Any, stage: int = 1) -> dict[str, Any]:
-    values = json.loads((REPOSITORY / f"ds_configs/zero{stage}_fp32.json").read_text())
-    section = values
-    for name in path[:-1]:
-        section = section.setdefault(name, dict(NEEDED.get(name, {})))
-    section[path[-1]] = value
-    return values | {"train_micro_batch_size_per_gpu": values["train_micro_batch_size_per_gpu"]}
 
 
 def as_json(text: str) -> Any:
@@ -134,11 +126,12 @@ def as_json(text: str) -> Any:
 
 def resolved(path: tuple[str, ...]) -> Iterator[EngineConfig]:
     """What is taken of the extreme values of a key, as the engine gets it; what is refused, is so in one line."""
-    stage = 3 if path[-1].startswith(("stage3_", "sub_group")) else 1
+    values = values_of("zero3_fp32" if path[-1].startswith(("stage3_", "sub_group")) else "zero1_fp32")
+    needed = [NEEDED[name] for name in path[:-1] if name in NEEDED]
     for text in TEXTS:
-        values = with_key(path, as_json(text), stage)
         try:
-            yield resolve(values, batch_size=worker.BATCH, world_size=1, device_type="cpu", optim=OPTIM)
+            config = read(values, [*needed, f"deepspeed.{'.'.join(path)}={text}"])
+            yield resolve(config, batch_size=worker.BATCH, world_size=1, device_type="cpu", optim=OPTIM)
         except ConfigError as error:
             assert_clear(error, path[-1], "batch_size")
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from pretrain.engine.checkpoint import newest_valid
-from tests.conftest import REPOSITORY
+from tests.deepspeed_values import values_of
 from tests.pretrain.training.test_train import finished, losses, run_arguments
 
 Launch = Callable[..., subprocess.Popen[str]]
@@ -31,10 +31,9 @@ SCHEDULE = (
 
 
 def accumulating(stage: int, folder: Path) -> Path:
-    """The shipped fp32 file of a stage, with half of a rank's share at once."""
-    values = json.loads((REPOSITORY / "ds_configs" / f"zero{stage}_fp32.json").read_text())
+    """A stage in fp32, with half of a rank's share at once."""
     path = folder / "deepspeed.json"
-    path.write_text(json.dumps(values | {"train_micro_batch_size_per_gpu": 2}))
+    path.write_text(json.dumps(values_of(f"zero{stage}_fp32") | {"train_micro_batch_size_per_gpu": 2}))
     return path
 
 

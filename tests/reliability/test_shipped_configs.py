@@ -1,4 +1,6 @@
-"""Every file of ds_configs/ in a whole run of one process; those of fp16 past the refusals of it on a CPU.
+"""Every file of ds_configs/, and what replaces each removed one, in a whole run of one process.
+
+Those of fp16 run past the refusals of it on a CPU.
 
 On two ranks every file is used in tests/pretrain/engine/test_engine.py.
 """
@@ -8,21 +10,23 @@ from pathlib import Path
 
 import pytest
 
+from pretrain.engine.deepspeed_config import REMOVED_FILES
 from pretrain.training.run_log import read_records
 from tests.conftest import REPOSITORY
 from tests.pretrain.training.test_train import finished, run_arguments
 from tests.reliability.runs import Launch
 
-FILES = sorted((REPOSITORY / "ds_configs").glob("*.json"))
+NAMES = sorted({path.stem for path in (REPOSITORY / "ds_configs").glob("*.json")} | REMOVED_FILES.keys())
 STEPS = 12
 """DeepSpeed's table of FLOPs comes at step 10."""
 
 
 def run(name: str, shards: Path, folder: Path, launch: Launch) -> str:
-    """What the run says; the accumulating files get a share of the batch that they split."""
+    """What the run says; where it accumulates, it gets a share of the batch to be split."""
     script = "tests/reliability/fp16_worker.py" if "fp16" in name else "pretrain/run.py"
     overrides = (f"optim.steps={STEPS}", "batch_size=16", "model.dropout=0", "model.attention_dropout=0")
-    options = (*run_arguments(shards, folder, *overrides)[1:], "--deepspeed_config", f"ds_configs/{name}.json")
+    file, added = REMOVED_FILES.get(name, (name, ()))
+    options = (*run_arguments(shards, folder, *overrides, *added)[1:], "--deepspeed_config", f"ds_configs/{file}.json")
     return finished(launch(0, script, *options))
 
 
@@ -39,8 +43,8 @@ def values(folder: Path, name: str) -> list[float]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", [path.stem for path in FILES if path.stem != "zero0_fp32"])
-def test_a_shipped_file_trains_as_the_plainest_does(
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "zero0_fp32"])
+def test_a_shipped_file_and_its_overrides_train_as_the_plainest_does(
     name: str, plain: list[float], shards_folder: Path, tmp_path: Path, launch: Launch
 ) -> None:
     output = run(name, shards_folder, tmp_path / "run", launch)

@@ -28,6 +28,7 @@ from pretrain.huggingface.folders import load_encoder, save_folder
 from pretrain.job.processes import World, start_processes
 from pretrain.model.encoder import ElectraEncoder, EncoderConfig
 from tests.conftest import REPOSITORY
+from tests.deepspeed_values import values_of
 from tests.finetune.conftest import two_ranks
 
 # 27 batches an epoch, the last of 3 examples: every unevenness of a real run.
@@ -59,9 +60,8 @@ def read_job(model: Path, data_folder: Path) -> GlueJob:
 
 
 def deepspeed_file(folder: Path, stage: int = 0, micro: int | str = "auto") -> Path:
-    values = json.loads((REPOSITORY / "ds_configs" / f"zero{stage}_fp32.json").read_text())
     path = folder / f"zero{stage}_{micro}.json"
-    path.write_text(json.dumps(values | {"train_micro_batch_size_per_gpu": micro}))
+    path.write_text(json.dumps(values_of(f"zero{stage}_fp32") | {"train_micro_batch_size_per_gpu": micro}))
     return path
 
 

@@ -18,6 +18,7 @@ from pretrain.huggingface.folders import load_encoder
 from pretrain.job.processes import World, start_processes
 from pretrain.model.encoder import ElectraEncoder, EncoderConfig
 from tests.conftest import REPOSITORY
+from tests.deepspeed_values import values_of
 
 FP32 = REPOSITORY / "ds_configs" / "zero0_fp32.json"
 BY_HEART = {"dropout": 0.0, "attention_dropout": 0.0, "layer_decay": 1.0, "batch_size": 16}
@@ -144,8 +145,7 @@ def test_zero_3_learns_and_answers_the_same(
     settings = job.settings.model_copy(update={"epochs": 2})
     runs = []
     for stage in (0, 3):
-        config = REPOSITORY / "ds_configs" / f"zero{stage}_fp32.json"
-        run = Run(encoder_of(stock_model), job, settings, 1, config, world)
+        run = Run(encoder_of(stock_model), job, settings, 1, values_of(f"zero{stage}_fp32"), world)
         losses = [run.train_epoch(0), run.train_epoch(1)]
         run.engine.module.eval()
         runs.append((losses, job.predict(job.dev, run.engine)[1]))

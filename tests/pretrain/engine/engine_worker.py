@@ -19,19 +19,19 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from pretrain.engine.deepspeed_config import REMOVED_FILES, resolve
 from pretrain.engine.optim import OptimConfig, learning_rate, parameter_groups
 from pretrain.model.encoder import ElectraEncoder, Embeddings, EncoderConfig
+from tests.deepspeed_values import values_of
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 FP32 = ("zero0_fp32", "zero1_fp32", "zero2_fp32", "zero3_fp32")
 BF16 = ("zero1_bf16", "zero2_bf16", "zero3_bf16")
 FP16 = ("zero1_fp16", "zero2_fp16")
-VARIANTS = tuple(
-    path.stem for path in sorted((REPOSITORY / "ds_configs").glob("zero*.json")) if path.stem.count("_") > 1
-)
-"""Files that change memory and time alone."""
+VARIANTS = tuple(name for name in sorted(REMOVED_FILES) if name.count("_") > 1)
+"""Overrides that change memory and time alone."""
 ALONE = ("zero0_fp32", "zero1_fp32", "zero2_fp32", "zero1_bf16", "zero2_bf16", *FP16)
-"""Files that one process trains under too: it sums gradients with nobody, and takes a shorter way."""
+"""Of these, what one process trains under too: it sums gradients with nobody, and takes a shorter way."""
 VOCABULARY, LENGTH, BATCH, MICRO_BATCH = 61, 12, 16, 4
 STEPS, SAVED_AT, RECOMPUTED = 20, 7, 5
 OPTIM = OptimConfig(lr=5e-3, steps=STEPS, warmup_steps=3)
@@ -137,15 +137,9 @@ class Runner(NamedTuple):
         return float(engine.sum_over_ranks(total)), engine.update(rate(step))
 
 
-def resolved_config(name: str, world_size: int, **sections: dict[str, Any]) -> Any:
-    """Of a shipped file, with changes to its sections."""
-    from pretrain.engine.deepspeed_config import resolve
-
-    values = json.loads((REPOSITORY / "ds_configs" / f"{name}.json").read_text())
-    values["train_micro_batch_size_per_gpu"] = MICRO_BATCH
-    for section, changes in sections.items():
-        values[section] = values.get(section, {}) | changes
-    device_type = "cuda" if "fp16" in values else "cpu"  # see `allow_fp16_on_cpu`
+def resolved_config(name: str, world_size: int) -> Any:
+    values = values_of(name) | {"train_micro_batch_size_per_gpu": MICRO_BATCH}
+    device_type = "cuda" if "fp16" in name else "cpu"  # see `allow_fp16_on_cpu`
     return resolve(values, batch_size=BATCH, world_size=world_size, device_type=device_type, optim=OPTIM)
 
 

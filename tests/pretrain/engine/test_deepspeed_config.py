@@ -8,12 +8,16 @@ from typing import Any
 
 import pytest
 
+from finetune.config import GlueOptions
+from foundation.command_line import parse_options
 from foundation.config import ConfigError
-from pretrain.engine.deepspeed_config import EngineConfig, resolve
+from pretrain.engine.deepspeed_config import REMOVED_FILES, EngineConfig, read, resolve
 from pretrain.engine.deepspeed_keys import REFUSED_KEYS
 from pretrain.engine.engine import Engine
 from pretrain.engine.optim import OptimConfig, parameter_groups
 from pretrain.job.processes import start_processes
+from pretrain.training.plan import RunOptions
+from tests.deepspeed_values import values_of
 from tests.pretrain.engine import engine_worker as worker
 
 FOLDER = Path(__file__).resolve().parents[3] / "ds_configs"
@@ -28,12 +32,7 @@ ADDITIONS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "overlap": lambda values: values["zero_optimization"].get("overlap_comm"),
     "profile": lambda values: values.get("flops_profiler", {}).get("enabled") and values["wall_clock_breakdown"],
 }
-"""What the last part of a file's name says that the file without it does not have."""
-
-
-def values_of(name: str) -> dict[str, Any]:
-    values: dict[str, Any] = json.loads((FOLDER / f"{name}.json").read_text())
-    return values
+"""What the last part of a removed file's name says that the file without it does not have."""
 
 
 def resolved(source: Any, batch_size: int = 64, world_size: int = 2, device_type: str = "cuda") -> EngineConfig:
@@ -65,13 +64,12 @@ def renamed(values: dict[str, Any], path: tuple[str, ...], name: str) -> dict[st
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_every_shipped_file_resolves_with_the_numbers_of_the_run(path: Path) -> None:
     config = resolved(path)
-    micro = 8 if path.stem.endswith("accumulate") else 32
-    assert (config.micro_batch_size, config.accumulation_steps) == (micro, 32 // micro)
+    assert (config.micro_batch_size, config.accumulation_steps) == (32, 1)
     assert config.gradient_clipping == OPTIM.gradient_clipping
     values = config.json
     assert values["train_batch_size"] == 64
-    assert values["train_micro_batch_size_per_gpu"] == micro
-    assert values["gradient_accumulation_steps"] == 32 // micro
+    assert values["train_micro_batch_size_per_gpu"] == 32
+    assert values["gradient_accumulation_steps"] == 1
     assert values["gradient_clipping"] == OPTIM.gradient_clipping
     params = values["optimizer"]["params"]
     assert params.keys() == {"torch_adam", "fused", "betas", "eps", "weight_decay"}  # the rate comes with each update
@@ -81,16 +79,115 @@ def test_every_shipped_file_resolves_with_the_numbers_of_the_run(path: Path) -> 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_every_shipped_file_is_named_for_what_it_is_and_listed(path: Path) -> None:
-    values = json.loads(path.read_text())
-    stage, precision, *addition = path.stem.removeprefix("zero").split("_")
-    config = resolved(path)
+    assert_named_for_what_it_is(path.stem, json.loads(path.read_text()))
+    assert f"`{path.stem}`" in (FOLDER / "README.md").read_text()
+
+
+def assert_named_for_what_it_is(name: str, values: dict[str, Any]) -> None:
+    stage, precision, *addition = name.removeprefix("zero").split("_")
+    config = resolved(values)
     assert (str(config.stage), config.precision) == (stage, precision)
     assert (config.offloads, config.recomputes) == ("offload" in addition, "recompute" in addition)
     assert values["zero_optimization"]["stage"] == int(stage)
     assert [key for key in ("fp16", "bf16") if key in values] == ([] if precision == "fp32" else [precision])
     plain = values_of(f"zero{stage}_{precision}")
     assert "_".join(addition) == "_".join(name for name, has in ADDITIONS.items() if has(values) and not has(plain))
-    assert f"`{path.stem}`" in (FOLDER / "README.md").read_text()
+
+
+@pytest.mark.parametrize("options_class", [RunOptions, GlueOptions])
+@pytest.mark.parametrize("name", REMOVED_FILES)
+def test_a_removed_files_name_is_answered_with_options_that_do_what_it_did(
+    name: str, options_class: type[RunOptions | GlueOptions]
+) -> None:
+    said = problems(FOLDER / f"{name}.json")
+    before, _, advice = said.partition(" was removed; use ")
+    assert before == f"deepspeed_config: {FOLDER / name}.json"
+    options = parse_options(
+        options_class, None, [*advice.split(), *(["--model", "m"] * (options_class is GlueOptions))]
+    )
+    assert options.deepspeed_config
+    config = read(options.deepspeed_config, options.set)
+    assert resolved(config)
+    assert_named_for_what_it_is(name, config.model_dump(exclude_none=True))
+    assert len(said.splitlines()) == 1
+
+
+def test_a_file_of_ones_own_may_have_a_removed_files_name(tmp_path: Path) -> None:
+    path = tmp_path / "zero2_bf16.json"
+    assert f"cannot read {path}" in problems(path)
+    path.write_text((FOLDER / "zero1_bf16.json").read_text())
+    assert resolved(path)
+
+
+OFFLOAD = "zero_optimization.offload_optimizer"
+
+
+def test_an_override_reaches_every_level_makes_its_sections_and_keeps_the_rest() -> None:
+    config = resolved(
+        read(
+            FOLDER / "zero1_fp16.json",
+            (
+                f"deepspeed.{OFFLOAD}.device=cpu",
+                "deepspeed.train_micro_batch_size_per_gpu=4",
+                "deepspeed.zero_optimization.overlap_comm=null",
+                "deepspeed.activation_checkpointing={}",
+                "deepspeed.fp16.loss_scale=1",
+                "deepspeed.fp16.loss_scale=128",
+            ),
+        )
+    )
+    expected = resolved(FOLDER / "zero1_fp16.json")
+    expected |= {"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 8}
+    expected["zero_optimization"]["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
+    del expected["zero_optimization"]["overlap_comm"]
+    expected["fp16"]["loss_scale"] = 128
+    checkpointing = config.pop("activation_checkpointing")
+    assert checkpointing and not any(checkpointing.values())
+    assert config == expected
+
+
+WRONG_OVERRIDES = [
+    ("gradient_cliping=1", "gradient_cliping: unknown key; did you mean 'gradient_clipping'?"),
+    ("zero_optimization.overlap_com=true", "zero_optimization.overlap_com: unknown key; did you mean 'overlap_comm'?"),
+    ("scheduler.type=WarmupLR", "scheduler: not used here; the run owns the learning rate: set optim.lr"),
+    ("gradient_clipping=1", "gradient_clipping: got 1, expected: input should be 'auto'"),
+    ("zero_optimization.stage=4", "zero_optimization.stage: got 4, expected: input should be 0, 1, 2 or 3"),
+    ("zero_optimization.stage.x=1", "zero_optimization.stage: got {'x': 1}, expected: input should be 0, 1, 2 or 3"),
+    ("zero_optimization=2", "zero_optimization: got 2, expected: input should be"),
+    ("zero_optimization.stage=null", "zero_optimization.stage: got None, expected"),
+    ("optimizer=null", "optimizer: got None, expected"),
+    ("flops_profiler.profile_step=10", "flops_profiler.enabled: missing; give it a value"),
+    ('flops_profiler={"enabled": true, "enabled": false}', "flops_profiler: got '{"),
+    (f"{OFFLOAD}.device=nvme", f"{OFFLOAD}.device: got 'nvme', expected: input should be 'none' or 'cpu'"),
+    ("bf16.enabled=True", "bf16.enabled: got 'True', expected: input should be a valid boolean"),
+    (".stage=1", "'': unknown key; known here: train_batch_size"),
+    ("=1", "'': unknown key; known here: train_batch_size"),
+]
+
+
+@pytest.mark.parametrize(("override", "said"), WRONG_OVERRIDES)
+def test_a_wrong_override_is_refused_as_a_wrong_file_is_and_named(override: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read(FOLDER / "zero1_fp32.json", ("deepspeed.zero_optimization.overlap_comm=true", f"deepspeed.{override}"))
+    (problem,) = caught.value.problems
+    assert problem.startswith(f"--set deepspeed.{said}")
+
+
+@pytest.mark.parametrize("override", ["seed=1", "deepspeed", "deepspeed=1", "deepspeed.fp16", ""])
+def test_what_is_no_override_of_deepspeeds_is_refused(override: str) -> None:
+    with pytest.raises(ConfigError, match=r"--set: got '.*', expected deepspeed\.KEY=VALUE, for example deepspeed\."):
+        read(FOLDER / "zero1_fp32.json", (override,))
+
+
+def test_a_mistake_of_the_file_is_the_files_whatever_is_set() -> None:
+    with pytest.raises(ConfigError, match=r"^deepspeed config: gradient_cliping: unknown key"):
+        read(values_of("zero1_fp32") | {"gradient_cliping": 1.0}, ("deepspeed.zero_optimization.stage=2",))
+
+
+def test_an_override_may_make_a_file_possible_or_impossible() -> None:
+    assert resolved(read(FOLDER / "zero1_fp16.json", ("deepspeed.fp16=null",)), device_type="cpu")
+    impossible = read(FOLDER / "zero1_fp16.json", ("deepspeed.zero_optimization.stage=0",))
+    assert problems(impossible).startswith("deepspeed.zero_optimization.stage: 0 with fp16")
 
 
 @pytest.mark.parametrize("path", list(key_paths(values_of("zero1_fp16"))), ids=".".join)
@@ -234,7 +331,7 @@ def test_a_micro_batch_that_is_no_count_is_refused(micro: Any) -> None:
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [("{", "not valid JSON"), ("[]", "an object"), ('{"fp16": {}, "fp16": {}}', "'fp16' stands twice")],
+    [("{", "not valid JSON"), ("[]", "an object"), ('{"fp16": {}, "fp16": {}}', "duplicate key 'fp16'")],
 )
 def test_a_file_that_is_no_configuration_is_refused(tmp_path: Path, text: str, said: str) -> None:
     path = tmp_path / "mine.json"

@@ -14,6 +14,7 @@ from torch import nn
 
 from foundation.config import ConfigError
 from pretrain.engine.checkpoint import Checkpoint, load
+from pretrain.engine.deepspeed_config import REMOVED_FILES
 from pretrain.engine.engine import Engine
 from pretrain.engine.optim import parameter_groups, without_bias_correction
 from pretrain.job.processes import start_processes
@@ -86,14 +87,14 @@ def test_recomputed_activations_change_no_bit(two: Figures, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", worker.VARIANTS)
-def test_files_for_memory_and_time_alone_change_no_loss(two: Figures, name: str) -> None:
+def test_overrides_for_memory_and_time_alone_change_no_loss(two: Figures, name: str) -> None:
     plain = name.rpartition("_")[0]
     assert two["variants"][name] == pytest.approx(two["train"][plain]["losses"], rel=1e-3)
 
 
-def test_every_shipped_file_was_used(two: Figures) -> None:
+def test_every_shipped_file_was_used_and_all_that_replaces_a_removed_one(two: Figures) -> None:
     files = {path.stem for path in (worker.REPOSITORY / "ds_configs").glob("*.json")}
-    assert two["train"].keys() | two["variants"].keys() == files
+    assert two["train"].keys() | two["variants"].keys() == files | REMOVED_FILES.keys()
 
 
 @pytest.mark.parametrize("name", (*worker.FP32, *worker.BF16, *worker.FP16))
@@ -127,7 +128,7 @@ def test_the_master_weights_start_as_the_model_was_made_to_the_bit(two: Figures,
         assert figures["same_start"]
 
 
-def test_so_they_do_under_every_other_file_and_at_stage_3_in_fp16(two: Figures) -> None:
+def test_so_they_do_under_every_override_and_at_stage_3_in_fp16(two: Figures) -> None:
     assert two["starts"].keys() == {*worker.VARIANTS, "zero3_fp16"}
     assert all(two["starts"].values()), two["starts"]
 

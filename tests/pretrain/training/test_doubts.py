@@ -35,7 +35,7 @@ DOUBTFUL: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "memory": (
         {"preset": "base", "set": ("batch_size=16384", "optim.steps=12", "optim.warmup_steps=1")},
-        r"^deepspeed_config: a process needs about 2\d\d GiB, but a .* has \d+; .*_accumulate",
+        r"^deepspeed_config: a process needs about 2\d\d GiB, but a .* has \d+; .* deepspeed.activation_checkpointing",
     ),
     "disk": (
         {"preset": "tiny", "set": ("keep_checkpoints=1000000000",)},

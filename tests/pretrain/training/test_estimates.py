@@ -1,7 +1,5 @@
 """Claims about what a run will need, against counts made otherwise."""
 
-import json
-
 import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -24,7 +22,7 @@ from pretrain.training.estimates import (
     memory_per_gpu,
     require_memory,
 )
-from tests.conftest import REPOSITORY
+from tests.deepspeed_values import values_of
 
 VOCABULARY, MASK = 30_522, 103
 
@@ -75,8 +73,7 @@ def test_operations_of_the_forward_pass_are_those_that_pytorch_counts() -> None:
 )
 def test_states_of_a_gpu_shrink_as_zero_partitions_them(file: str, bytes_a_parameter: float) -> None:
     run = preset("base").run
-    values = json.loads((REPOSITORY / "ds_configs" / f"{file}.json").read_text())
-    deepspeed = resolve(values, batch_size=64, world_size=4, device_type="cuda", optim=run.optim)
+    deepspeed = resolve(values_of(file), batch_size=64, world_size=4, device_type="cuda", optim=run.optim)
     memory = memory_per_gpu(deepspeed, 4, 1000, run.model, VOCABULARY, 128)
     assert memory.weights + memory.gradients + memory.optimizer == pytest.approx(1000 * bytes_a_parameter)
     assert deepspeed.precision == file[-4:]
@@ -126,7 +123,7 @@ def test_the_weights_that_are_counted_before_a_model_is_made_are_no_more_than_it
         (
             "batch_size=1048576",
             False,
-            r"batch_size: got 1048576, .* holds 1048576 .* set train_micro_batch_size_per_gpu",
+            r"batch_size: got 1048576, .* holds 1048576 .* --set deepspeed.train_micro_batch_size_per_gpu=N",
         ),
         (
             "batch_size=1048576",

@@ -44,6 +44,24 @@ def test_sequences_longer_than_the_model_are_refused(shards_folder: Path, tmp_pa
         make_plan(options(shards_folder, tmp_path, set=("model.max_positions=16",)))
 
 
+def test_overrides_of_deepspeeds_values_change_speed_and_memory_and_not_the_run(
+    shards_folder: Path, tmp_path: Path
+) -> None:
+    plain = make_plan(options(shards_folder, tmp_path, set=("seed=3",)))
+    overrides = ("deepspeed.train_micro_batch_size_per_gpu=8", "seed=3", "deepspeed.zero_optimization.stage=2")
+    changed = make_plan(options(shards_folder, tmp_path, set=overrides))
+    assert changed.description == plain.description
+    assert changed.run.seed == 3
+    assert changed.deepspeed["train_micro_batch_size_per_gpu"] == 8
+    assert changed.deepspeed["gradient_accumulation_steps"] == 8 * plain.deepspeed["gradient_accumulation_steps"]
+    assert changed.deepspeed["zero_optimization"] == plain.deepspeed["zero_optimization"] | {"stage": 2}
+
+
+def test_a_wrong_override_of_deepspeeds_values_is_refused_by_name(shards_folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^--set deepspeed\.gradient_cliping: unknown key; did you mean"):
+        make_plan(options(shards_folder, tmp_path, set=("deepspeed.gradient_cliping=1",)))
+
+
 def test_an_unknown_deepspeed_key_is_refused_by_name(shards_folder: Path, tmp_path: Path) -> None:
     path = tmp_path / "typo.json"
     config = json.loads((REPOSITORY / "ds_configs/zero1_bf16.json").read_text())

@@ -1,6 +1,5 @@
 """Claims about what a run reports, from whole runs in this process, read back with TensorBoard's own reader."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,17 +29,16 @@ def run(shards_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
 
     def start(objective: str, *overrides: str) -> Path:
         folder = tmp_path_factory.mktemp("reports")
-        config = json.loads((REPOSITORY / "ds_configs" / "zero2_fp32.json").read_text())
-        (folder / "two.json").write_text(json.dumps(config | {"train_micro_batch_size_per_gpu": 4}))
         options = {
             "preset": "tiny",
             "data": [str(shards_folder)],
             "output": str(folder / "run"),
             "objective": objective,
-            "deepspeed_config": str(folder / "two.json"),
+            "deepspeed_config": str(REPOSITORY / "ds_configs/zero1_fp32.json"),
             "set": [
                 *(f"optim.steps={STEPS}", "optim.warmup_steps=2", "batch_size=8", "model.dropout=0.1"),
                 *("checkpoint_every=3", "evaluate_every=3", "evaluate_sequences=8", "log_every=1", *overrides),
+                *("deepspeed.zero_optimization.stage=2", "deepspeed.train_micro_batch_size_per_gpu=4"),
             ],
         }
         plan, world = make_plan(RunOptions.from_values(options)), start_processes()

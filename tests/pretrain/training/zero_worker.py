@@ -32,6 +32,7 @@ from pretrain.presets import PRESETS
 from pretrain.training.models import build_model
 from pretrain.training.reports import Reported
 from pretrain.training.run_folder import describe
+from tests.deepspeed_values import values_of
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 STEPS, BATCH_SIZE, DRAWS = 12, 8, 5  # 5 masked at most of 32
@@ -70,10 +71,8 @@ def train(
             "optim": tiny.optim.model_copy(update={"steps": STEPS, "warmup_steps": 5, "lr": 5e-4}),
         }
     )
-    config = json.loads((REPOSITORY / "ds_configs" / f"{setting.deepspeed_config}.json").read_text())
-    config["train_micro_batch_size_per_gpu"] = setting.micro_batch_size
     resolved = resolve(
-        config,
+        values_of(setting.deepspeed_config) | {"train_micro_batch_size_per_gpu": setting.micro_batch_size},
         batch_size=BATCH_SIZE,
         world_size=world.world_size,
         device_type=world.device.type,
