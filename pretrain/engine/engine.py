@@ -21,6 +21,7 @@ from pretrain.engine.gradients import squared_norm
 from pretrain.engine.optim import UNSCALED, AdamScale, require_complete
 from pretrain.engine.partitions import Partitions, all_gather
 from pretrain.job.processes import World
+from pretrain.model import cpu_ops
 from pretrain.model.encoder import LayerStack
 
 # Told what it runs on, DeepSpeed neither searches for accelerators nor warns that it found none.
@@ -86,6 +87,8 @@ class Engine:
     ) -> None:
         require_complete(parameter_groups, model)
         _require_bf16(resolved_config, world.device)
+        if world.device.type == "cpu":
+            cpu_ops.use()
         self.world = world
         self._max_norm = resolved_config["gradient_clipping"] or float("inf")
         config = dict(resolved_config)

@@ -7,9 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from pretrain.model import ops
 from pretrain.model.encoder import EncoderConfig, TiedEmbedding, initialize_matrix
-from pretrain.model.half_precision import LayerNorm
-from pretrain.model.linear import Linear
 
 
 class VocabularyTransform(nn.Module):
@@ -17,8 +16,8 @@ class VocabularyTransform(nn.Module):
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
-        self.dense = Linear(config.hidden_size, config.embedding_size)
-        self.LayerNorm = LayerNorm(config.embedding_size, eps=config.layer_norm_eps)
+        self.dense = ops.Linear(config.hidden_size, config.embedding_size)
+        self.LayerNorm = ops.LayerNorm(config.embedding_size, eps=config.layer_norm_eps)
         initialize_matrix(self.dense, config.initializer_range)
 
     def forward(self, hidden_XH: Tensor) -> Tensor:
@@ -54,8 +53,8 @@ class DiscriminatorHead(nn.Module):
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
-        self.dense = Linear(config.hidden_size, config.hidden_size)
-        self.dense_prediction = Linear(config.hidden_size, 1)
+        self.dense = ops.Linear(config.hidden_size, config.hidden_size)
+        self.dense_prediction = ops.Linear(config.hidden_size, 1)
         for layer in (self.dense, self.dense_prediction):
             initialize_matrix(layer, config.initializer_range)
 
