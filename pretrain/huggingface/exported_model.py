@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
-from transformers.modeling_outputs import BaseModelOutput, MaskedLMOutput
+from transformers.modeling_outputs import BaseModelOutput, MaskedLMOutput, ModelOutput
+from transformers.models.electra.modeling_electra import ElectraForPreTrainingOutput
 
 from pretrain.model.encoder import ElectraEncoder, EncoderConfig, initialize_matrix
 from pretrain.model.heads import DiscriminatorHead, VocabularyScores, VocabularyTransform
@@ -87,6 +88,7 @@ class ElectraSamplerWithHeads(ElectraSamplerPreTrainedModel):
     """The encoder, heads that give each position scores, and their loss where there are labels."""
 
     heads: dict[str, type[nn.Module]]
+    output: type[ModelOutput]
 
     def __init__(self, config: ElectraSamplerConfig) -> None:
         super().__init__(config)
@@ -102,11 +104,11 @@ class ElectraSamplerWithHeads(ElectraSamplerPreTrainedModel):
         token_type_ids: Tensor | None = None,
         labels: Tensor | None = None,
         **unused: Any,
-    ) -> MaskedLMOutput:
+    ) -> ModelOutput:
         visible_BL = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         logits = self.scores(self.electra(input_ids, visible_BL, token_type_ids).last_hidden_state)
         loss = None if labels is None else self.loss(logits, labels, visible_BL.bool())
-        return MaskedLMOutput(loss=loss, logits=logits)
+        return self.output(loss=loss, logits=logits)
 
 
 class ElectraSamplerForPreTraining(ElectraSamplerWithHeads):
@@ -116,6 +118,7 @@ class ElectraSamplerForPreTraining(ElectraSamplerWithHeads):
     """
 
     heads = {"discriminator_predictions": DiscriminatorHead}
+    output = ElectraForPreTrainingOutput
 
     def scores(self, hidden_BLH: Tensor) -> Tensor:
         return self.discriminator_predictions(hidden_BLH)
@@ -131,10 +134,10 @@ class ElectraSamplerForMaskedLM(ElectraSamplerWithHeads):
     """
 
     heads = {"generator_predictions": VocabularyTransform, "generator_lm_head": VocabularyScores}
+    output = MaskedLMOutput
 
     def scores(self, hidden_BLH: Tensor) -> Tensor:
-        words = self.electra.embeddings.word_embeddings
-        return self.generator_lm_head(self.generator_predictions(hidden_BLH), words)
+        return self.generator_lm_head(self.generator_predictions(hidden_BLH), self.electra.embeddings.word_embeddings)
 
     def loss(self, logits_BLV: Tensor, labels_BL: Tensor, visible_BL: Tensor) -> Tensor:
         return F.cross_entropy(logits_BLV.flatten(0, 1), labels_BL.flatten())

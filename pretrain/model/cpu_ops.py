@@ -21,7 +21,8 @@ ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_li
 """Not so in PyTorch's builds for other processors than x86 and Arm."""
 BITS = 16
 """Random bits of a value that dropout decides on, and of its probability: 0.1 becomes 6554 / 65536."""
-LANES = 64 // BITS
+HALF = (torch.bfloat16, torch.float16)
+"""Precisions in which PyTorch's gradients of LayerNorm and of a table add up the tokens in the precision itself."""
 
 
 def use() -> None:
@@ -89,7 +90,7 @@ def dropout(values: Tensor, p: float) -> Tensor:
 def kept(shape: torch.Size, p: float, dtype: torch.dtype) -> Tensor:
     """Random factors: 0 with probability `p`, else 1 / (1 - p); keyed by PyTorch's default generator."""
     count = math.prod(shape)
-    bits = _random_words(-(-count // LANES)).view(torch.int16)[:count]
+    bits = _random_words(-(-count * BITS // 64)).view(torch.int16)[:count]
     dropped = min(round(p * 2**BITS), 2**BITS - 1)
     first_kept, factor = dropped - 2 ** (BITS - 1), 2**BITS / (2**BITS - dropped)
     if dtype.itemsize == 2 and dropped:  # in place: 0 or 1, times the bits of the factor
@@ -106,12 +107,12 @@ def _random_words(count: int) -> Tensor:
 
 
 def layer_norm(input_XH: Tensor, weight_H: Tensor, bias_H: Tensor, eps: float) -> Tensor:
-    """The gradients of weight and bias add up the tokens in fp32, in half precision too; PyTorch's do so in the latter.
+    """The gradients of weight and bias add up the tokens in fp32, in half precision too.
 
     In bf16 a sum of terms alike stands still at 256 of them: with 2,048 word pieces the gradient of a bias came out
     half as large as it is.
     """
-    if not (_adds_in_half(input_XH) and torch.is_grad_enabled()):
+    if input_XH.dtype not in HALF or not torch.is_grad_enabled():
         return F.layer_norm(input_XH, weight_H.shape, weight_H, bias_H, eps)
     return _LayerNorm.apply(input_XH, weight_H, bias_H, eps)
 
@@ -140,16 +141,12 @@ class _LayerNorm(torch.autograd.Function):
 
 def look_up(ids_X: Tensor, table_VE: Tensor) -> Tensor:
     """The gradient of the table adds up the tokens in fp32, in half precision too: see `layer_norm`."""
-    if not _adds_in_half(table_VE):
+    if table_VE.dtype not in HALF:
         return F.embedding(ids_X, table_VE)
     if len(table_VE) <= ids_X.numel():
         return F.embedding(ids_X, table_VE.float()).to(table_VE.dtype)
     used, place_X = ids_X.unique(return_inverse=True)  # the whole of a large table in fp32 would cost more
     return F.embedding(place_X, F.embedding(used, table_VE).float()).to(table_VE.dtype)
-
-
-def _adds_in_half(tensor: Tensor) -> bool:
-    return tensor.dtype in (torch.bfloat16, torch.float16)
 
 
 def linear(input_XI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:

@@ -99,15 +99,11 @@ class ElectraEncoder(nn.Module):
         if config.embedding_size != config.hidden_size:
             self.embeddings_project = ops.Linear(config.embedding_size, config.hidden_size)
         self.encoder = LayerStack(config)
-        self.initialize_weights()
-
-    def initialize_weights(self) -> None:
-        """Truncated normal matrices, zero biases, unit LayerNorm (as google-research/electra `modeling.py`)."""
-        for module in self.modules():
+        for module in self.modules():  # LayerNorms start at 1 and 0, as in google-research/electra
             if isinstance(module, (nn.Linear, nn.Embedding)):
-                initialize_matrix(module, self.config.initializer_range)
-        if self.config.relative_position:
-            initialize_relative_bias(self.encoder.relative_attention_bias, self.config)
+                initialize_matrix(module, config.initializer_range)
+        if config.relative_position:
+            initialize_relative_bias(self.encoder.relative_attention_bias, config)
 
     def forward(self, input_ids_BL: Tensor, attention_mask_BL: Tensor, token_type_ids_BL: Tensor) -> Tensor:
         """Last layer's hidden states [B, L, H]; `attention_mask_BL` is true (or 1) on non-pad positions."""

@@ -41,8 +41,7 @@ class VocabularyScores(nn.Module):
         bias_V = full_precision(self.bias)
         if ids_X is None:
             whole = bias_V.dtype == projected_XE.dtype  # else the bias is added to what the product rounded
-            bias = bias_V if whole else None
-            scores_XV = embeddings(projected_XE, as_output_matrix=True, frozen=frozen, bias_V=bias)
+            scores_XV = embeddings(projected_XE, as_output_matrix=True, frozen=frozen, bias_V=bias_V if whole else None)
             return scores_XV if whole else full_precision(scores_XV).add_(bias_V)
         embedded_XE = full_precision(embeddings(ids_X, frozen=frozen))
         return (embedded_XE * full_precision(projected_XE)).sum(-1) + bias_V[ids_X]

@@ -70,7 +70,7 @@ def test_no_step_is_forecast_to_take_less_than_the_launch_of_its_kernels() -> No
 
 def test_the_kernels_that_it_counts_on_are_those_of_a_whole_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of those that a GPU is asked for too: dropout's factors in one, sums of half precision in PyTorch's own."""
-    monkeypatch.setattr(cpu_ops, "_adds_in_half", lambda tensor: False)
+    monkeypatch.setattr(cpu_ops, "HALF", ())
     monkeypatch.setattr(cpu_ops, "kept", lambda shape, p, dtype: torch.empty(shape, dtype=dtype).bernoulli_(1 - p))
     run, batch = preset("small").run, random_batch(1, 128)
     options = EngineOptions(preset="small", batch_size=1, deepspeed_config=CONFIGS / "zero1_bf16.json")
