@@ -106,6 +106,12 @@ def test_the_operations_of_the_model_are_named_in_their_module():
     assert not [str(module) for module, names in taken.items() if any("pretrain.model.ops." in name for name in names)]
 
 
+def test_every_dense_layer_and_layer_norm_is_the_models():
+    """`ops.Linear`, in the heads of tasks too: `nn.Linear` would be another where faster forms take their place."""
+    built = re.compile(r"\bnn\.(?:Linear|LayerNorm)\(")
+    assert not [str(module) for module in modules(*PACKAGES) if built.search((REPOSITORY / module).read_text())]
+
+
 def test_only_the_engine_imports_deepspeed():
     users = {module.as_posix() for module in modules(*PACKAGES, "bench") if "deepspeed" in imported_packages(module)}
     assert users <= {"pretrain/engine/engine.py"}

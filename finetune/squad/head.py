@@ -53,7 +53,7 @@ class PairScorer(nn.Module):
         self.activation = {"gelu": nn.GELU, "tanh": nn.Tanh}[kind.activation]()
         self.LayerNorm = ops.LayerNorm(size, eps=1e-12) if layer_norm else nn.Identity()
         self.dropout = nn.Dropout(dropout)
-        self.logit = nn.Linear(size, 1, bias=bias)
+        self.logit = ops.Linear(size, 1, bias=bias)
         initialize(kind, self.first, self.second)
         initialize(kind, self.logit)
 
@@ -69,7 +69,7 @@ class SpanHead(nn.Module):
     def __init__(self, hidden_size: int, kind: HeadKind, dropout: float) -> None:
         super().__init__()
         self.beam = kind.beam
-        self.start = nn.Linear(hidden_size, 1)
+        self.start = ops.Linear(hidden_size, 1)
         initialize(kind, self.start)
         self.end = PairScorer(hidden_size, kind, layer_norm=kind.end_layer_norm)
         self.unanswerable = PairScorer(
