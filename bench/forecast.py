@@ -14,8 +14,8 @@ from pretrain.training.estimates import flops_per_token, least_traffic
 DAY = 86_400.0
 KERNELS = 3_247
 """Of a whole step of small under the engine, 16 x 128, bf16, ZeRO-1: what PyTorch is asked for, views apart, as
-`bench/engine.py` counts it, alone and on a CPU, without what is for CPUs alone: `pretrain/model/half_precision.py`,
-and the words that `pretrain/model/dropout.py` makes its factors of."""
+`bench/engine.py` counts it, alone and on a CPU, without what is for CPUs alone (`pretrain/model/cpu_ops.py`): sums of
+half precision, and the words that dropout makes its factors of."""
 LAUNCH = 5e-6
 """Seconds to launch one in eager mode: assumed. CUDA graphs and fused kernels take less."""
 

@@ -11,6 +11,7 @@ from pretrain.data.batches import Batch
 from pretrain.job.processes import World, start_processes
 from pretrain.method.electra import Electra
 from pretrain.method.objectives import ObjectiveName
+from pretrain.model import cpu_ops
 from pretrain.presets import preset, with_objective
 
 
@@ -38,6 +39,7 @@ def setting(device: str) -> Setting:
     run = with_overrides(run, ["model.dropout=0", "model.attention_dropout=0"])
     if device == "cuda":
         return Setting(world.device, world, run, VOCABULARY, 16, 128)
+    cpu_ops.use()
     return Setting(world.device, world, run, 500, 8, 128)  # as many word pieces as a sum in bf16 would lose
 
 

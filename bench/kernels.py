@@ -18,7 +18,7 @@ if not __package__:  # run as a script: import from the repository, never from t
 import torch
 import torch.nn.functional as F
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 
 from bench.batches import VOCABULARY
 from bench.contender import StepOptions
@@ -30,11 +30,8 @@ from pretrain.job.processes import start_processes
 from pretrain.method.losses import log_probability
 from pretrain.method.replacement import sample
 from pretrain.method.vocabulary import largest
-from pretrain.model.attention import attend
-from pretrain.model.dropout import Dropout
+from pretrain.model import cpu_ops
 from pretrain.model.encoder import EncoderConfig
-from pretrain.model.half_precision import LayerNorm, look_up
-from pretrain.model.linear import linear
 from pretrain.presets import preset
 
 P = 0.1
@@ -87,13 +84,14 @@ def attention(config: EncoderConfig, options: KernelOptions, dtype: torch.dtype)
     def theirs() -> Tensor:
         return F.scaled_dot_product_attention(*parts, attn_mask=bias, dropout_p=P)
 
-    return Pair("attention, learned bias and dropout", backward(theirs), backward(lambda: attend(*parts, bias, P)))
+    return Pair(
+        "attention, learned bias and dropout", backward(theirs), backward(lambda: cpu_ops.attend(*parts, bias, P))
+    )
 
 
 def dropout(config: EncoderConfig, options: KernelOptions, dtype: torch.dtype) -> Pair:
     values = torch.randn(options.batch_size, options.seq_length, config.hidden_size, dtype=dtype, requires_grad=True)
-    layer = Dropout(P)
-    return Pair("dropout", backward(lambda: F.dropout(values, P)), backward(lambda: layer(values)))
+    return Pair("dropout", backward(lambda: F.dropout(values, P)), backward(lambda: cpu_ops.dropout(values, P)))
 
 
 def dense(config: EncoderConfig, options: KernelOptions, dtype: torch.dtype) -> Pair:
@@ -101,23 +99,23 @@ def dense(config: EncoderConfig, options: KernelOptions, dtype: torch.dtype) -> 
     values = torch.randn(options.batch_size, options.seq_length, inputs, dtype=dtype, requires_grad=True)
     weight = torch.randn(outputs, inputs, dtype=dtype, requires_grad=True)
     bias = torch.randn(outputs, dtype=dtype, requires_grad=True)
-    return Pair(
-        "dense layer", backward(lambda: F.linear(values, weight, bias)), backward(lambda: linear(values, weight, bias))
-    )
+    given = (values, weight, bias)
+    return Pair("dense layer", backward(lambda: F.linear(*given)), backward(lambda: cpu_ops.linear(*given)))
 
 
 def norm(config: EncoderConfig, options: KernelOptions, dtype: torch.dtype) -> Pair:
     shape = (options.batch_size, options.seq_length, config.hidden_size)
     values = torch.randn(shape, dtype=dtype, requires_grad=True)
-    layer = LayerNorm(config.hidden_size, dtype=dtype)
-    theirs = partial(F.layer_norm, values, layer.normalized_shape, layer.weight, layer.bias, layer.eps)
-    return Pair("LayerNorm", backward(theirs), backward(lambda: layer(values)))
+    layer = nn.LayerNorm(config.hidden_size, dtype=dtype)
+    ours = partial(cpu_ops.layer_norm, values, layer.weight, layer.bias, layer.eps)
+    return Pair("LayerNorm", backward(lambda: layer(values)), backward(ours))
 
 
 def words(config: EncoderConfig, options: KernelOptions, dtype: torch.dtype) -> Pair:
     ids = torch.randint(VOCABULARY, (options.batch_size, options.seq_length))
     table = torch.randn(VOCABULARY, config.embedding_size, dtype=dtype, requires_grad=True)
-    return Pair("embeddings of words", backward(lambda: F.embedding(ids, table)), backward(lambda: look_up(ids, table)))
+    given = (ids, table)
+    return Pair("embeddings of words", backward(lambda: F.embedding(*given)), backward(lambda: cpu_ops.look_up(*given)))
 
 
 def sampling(options: KernelOptions) -> Pair:

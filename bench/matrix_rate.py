@@ -5,21 +5,20 @@ from collections.abc import Callable
 import torch
 
 from bench.timing import seconds_of
-from pretrain.model.linear import linear
+from pretrain.model import cpu_ops, ops
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 SIZES = {"cpu": (2048, 4096), "cuda": (4096, 8192, 16384)}
 REPEATS = 3
 Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-PRODUCTS: dict[str, Product] = {"torch.mm": torch.mm, "linear": linear}
-"""In fp32 on a CPU the second is oneDNN's; else they are the same."""
 
 
 def matrix_rates(precision: str) -> dict[str, float]:
-    """Operations a second of the fastest product of several sizes: PyTorch's, and the model's own."""
+    """Operations a second of the fastest product of several sizes: PyTorch's, and the model's, on a CPU oneDNN's."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     squares = [torch.rand(size, size, device=device).to(DTYPES[precision]) for size in SIZES[device]]
-    return {name: max(_rate(product, left) for left in squares) for name, product in PRODUCTS.items()}
+    products = {"torch.mm": torch.mm, "linear": cpu_ops.linear if device == "cpu" else ops.linear}
+    return {name: max(_rate(product, left) for left in squares) for name, product in products.items()}
 
 
 def _rate(product: Product, left: torch.Tensor) -> float:

@@ -31,6 +31,7 @@ from foundation.config import StrictConfig
 from pretrain.config import RunConfig
 from pretrain.job.processes import start_processes
 from pretrain.method.electra import Electra
+from pretrain.model import cpu_ops
 from pretrain.presets import preset, with_objective
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -76,7 +77,8 @@ class Shape(NamedTuple):
 
 
 def main(options: ScalingOptions) -> None:
-    start_processes()  # as a run sets up its process
+    start_processes()  # as a run sets up its process, and its engine the operations
+    cpu_ops.use()
     torch.set_num_threads(options.threads)
     run = with_objective(preset(options.preset).run, "hp_loss")
     print(

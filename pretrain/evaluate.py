@@ -61,8 +61,11 @@ class Evaluation(NamedTuple):
 
 def main(options: EvaluateOptions) -> None:
     from foundation.files import require_folder
+    from pretrain.model import cpu_ops
     from pretrain.training.run_folder import read_run
 
+    if find_device().type == "cpu":
+        cpu_ops.use()
     runs = {run: read_run(run) for run in options.runs}
     crossing_folder = options.output or options.runs[0] / "evaluation"
     for folder in (crossing_folder, *(run / "evaluation" for run in runs)):

@@ -92,10 +92,24 @@ def test_nothing_imports_the_tests():
 
 
 def test_the_model_imports_the_foundation_and_torch_alone():
-    """And, beside Python's own, what torch works with and its configuration is made of."""
-    allowed = {"foundation", "pretrain", "torch", "numpy", "pydantic", *sys.stdlib_module_names}
+    """Beside Python's own, its configuration what that is made of, and its forms for a CPU what draws random words."""
+    more = {"config": {"pydantic"}, "cpu_ops": {"numpy"}}
+    allowed = {"foundation", "pretrain", "torch", *sys.stdlib_module_names}
     assert not rooms_imported("pretrain/model").keys() - {"foundation"}
-    assert not set().union(*map(imported_packages, own_modules("pretrain/model"))) - allowed
+    for module in own_modules("pretrain/model"):
+        assert not imported_packages(module) - allowed - more.get(module.stem, set()), module
+
+
+def test_the_operations_of_the_model_are_named_in_their_module():
+    """A name imported from there would stay the plain operation where a faster one takes its place."""
+    taken = {module: set(imported(module)) for module in modules(*PACKAGES, "bench")}
+    assert not [str(module) for module, names in taken.items() if any("pretrain.model.ops." in name for name in names)]
+
+
+def test_every_dense_layer_and_layer_norm_is_the_models():
+    """`ops.Linear`, in the heads of tasks too: `nn.Linear` would be another where faster forms take their place."""
+    built = re.compile(r"\bnn\.(?:Linear|LayerNorm)\(")
+    assert not [str(module) for module in modules(*PACKAGES) if built.search((REPOSITORY / module).read_text())]
 
 
 def test_only_the_engine_imports_deepspeed():

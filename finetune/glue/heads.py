@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from finetune.tokens.features import Batch
+from pretrain.model import ops
 from pretrain.model.encoder import ElectraEncoder
 
 
@@ -24,7 +25,7 @@ class SequenceClassifier(nn.Module):
         if head == "hf":
             self.head: nn.Module = HuggingFaceHead(encoder, num_outputs)
         else:
-            self.head = nn.Linear(encoder.config.hidden_size, num_outputs)
+            self.head = ops.Linear(encoder.config.hidden_size, num_outputs)
             nn.init.xavier_uniform_(self.head.weight)  # TensorFlow's default, which google-research/electra leaves
             nn.init.zeros_(self.head.bias)
 
@@ -39,9 +40,9 @@ class HuggingFaceHead(nn.Module):
     def __init__(self, encoder: ElectraEncoder, num_outputs: int) -> None:
         super().__init__()
         size = encoder.config.hidden_size
-        self.dense = nn.Linear(size, size)
+        self.dense = ops.Linear(size, size)
         self.dropout = nn.Dropout(encoder.config.hidden_dropout_prob)
-        self.out_proj = nn.Linear(size, num_outputs)
+        self.out_proj = ops.Linear(size, num_outputs)
         for layer in (self.dense, self.out_proj):
             nn.init.normal_(layer.weight, std=encoder.config.initializer_range)
             nn.init.zeros_(layer.bias)

@@ -13,9 +13,8 @@ from torch import Tensor, nn
 
 from finetune.presets import HeadKind
 from finetune.tokens.features import Batch
+from pretrain.model import ops
 from pretrain.model.encoder import ElectraEncoder
-from pretrain.model.half_precision import LayerNorm
-from pretrain.model.linear import Linear
 
 UNANSWERABLE_WEIGHT = 0.5  # of the answerability loss: google-research/electra `configure_finetuning.py`, and XLNet
 
@@ -49,12 +48,12 @@ class PairScorer(nn.Module):
     ) -> None:
         super().__init__()
         size = kind.hidden_size or hidden_size
-        self.first = Linear(hidden_size, size, bias=False)
-        self.second = Linear(hidden_size, size)
+        self.first = ops.Linear(hidden_size, size, bias=False)
+        self.second = ops.Linear(hidden_size, size)
         self.activation = {"gelu": nn.GELU, "tanh": nn.Tanh}[kind.activation]()
-        self.LayerNorm = LayerNorm(size, eps=1e-12) if layer_norm else nn.Identity()
+        self.LayerNorm = ops.LayerNorm(size, eps=1e-12) if layer_norm else nn.Identity()
         self.dropout = nn.Dropout(dropout)
-        self.logit = nn.Linear(size, 1, bias=bias)
+        self.logit = ops.Linear(size, 1, bias=bias)
         initialize(kind, self.first, self.second)
         initialize(kind, self.logit)
 
@@ -70,7 +69,7 @@ class SpanHead(nn.Module):
     def __init__(self, hidden_size: int, kind: HeadKind, dropout: float) -> None:
         super().__init__()
         self.beam = kind.beam
-        self.start = nn.Linear(hidden_size, 1)
+        self.start = ops.Linear(hidden_size, 1)
         initialize(kind, self.start)
         self.end = PairScorer(hidden_size, kind, layer_norm=kind.end_layer_norm)
         self.unanswerable = PairScorer(

@@ -21,6 +21,7 @@ from pretrain.engine.gradients import squared_norm
 from pretrain.engine.optim import UNSCALED, AdamScale, require_complete
 from pretrain.engine.partitions import Partitions
 from pretrain.job.processes import World
+from pretrain.model import cpu_ops
 from pretrain.model.encoder import LayerStack
 
 # Told what it runs on, DeepSpeed neither searches for accelerators nor warns that it found none.
@@ -76,6 +77,8 @@ class Engine:
     ) -> None:
         require_complete(parameter_groups, model)
         _require_bf16(config, world.device)
+        if world.device.type == "cpu":
+            cpu_ops.use()
         self.config, self.world = config, world
         for module in model.modules():
             if isinstance(module, LayerStack):

@@ -1,5 +1,5 @@
-"""An export with relative position as Hugging Face models: with the other modules of `MODEL_CODE` beside it, all that
-`AutoModel.from_pretrained(FOLDER, trust_remote_code=True)` needs; the project need not be installed.
+"""An export with relative position as Hugging Face models, for `AutoModel.from_pretrained(FOLDER,
+trust_remote_code=True)` where the project is not installed: the last part of the one file that the folder carries.
 
 Parameter names are those of Hugging Face's ELECTRA, plus the table of relative positions.
 Shape letters: B batch, L length, H hidden size, V vocabulary.
@@ -12,14 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
-from transformers.modeling_outputs import BaseModelOutput, MaskedLMOutput
+from transformers.modeling_outputs import BaseModelOutput, MaskedLMOutput, ModelOutput
 from transformers.models.electra.modeling_electra import ElectraForPreTrainingOutput
 
 from pretrain.model.encoder import ElectraEncoder, EncoderConfig, initialize_matrix
 from pretrain.model.heads import DiscriminatorHead, VocabularyScores, VocabularyTransform
-
-IGNORED_LABEL = -100
-"""Hugging Face's mark of a position without a label."""
 
 DEFAULTS = EncoderConfig(  # Hugging Face's `ElectraConfig`
     vocab_size=30_522,
@@ -87,13 +84,17 @@ class ElectraSamplerModel(ElectraSamplerPreTrainedModel):
         return BaseModelOutput(last_hidden_state=ElectraEncoder.forward(self, input_ids, visible_BL, segments_BL))
 
 
-class ElectraSamplerForPreTraining(ElectraSamplerPreTrainedModel):
-    """The discriminator, `AutoModelForPreTraining`."""
+class ElectraSamplerWithHeads(ElectraSamplerPreTrainedModel):
+    """The encoder, heads that give each position scores, and their loss where there are labels."""
+
+    heads: dict[str, type[nn.Module]]
+    output: type[ModelOutput]
 
     def __init__(self, config: ElectraSamplerConfig) -> None:
         super().__init__(config)
         self.electra = ElectraSamplerModel(config)
-        self.discriminator_predictions = DiscriminatorHead(config.encoder())
+        for name, head in self.heads.items():
+            self.add_module(name, head(config.encoder()))
         self.post_init()
 
     def forward(
@@ -103,42 +104,40 @@ class ElectraSamplerForPreTraining(ElectraSamplerPreTrainedModel):
         token_type_ids: Tensor | None = None,
         labels: Tensor | None = None,
         **unused: Any,
-    ) -> ElectraForPreTrainingOutput:
-        """Logits [B, L], above 0 where a token looks replaced; `labels` are 1 there, and padding does not count."""
-        hidden_BLH = self.electra(input_ids, attention_mask, token_type_ids).last_hidden_state
-        d_BL = self.discriminator_predictions(hidden_BLH)
-        loss = None
-        if labels is not None:
-            visible_BL = torch.ones_like(labels) if attention_mask is None else attention_mask
-            chosen = visible_BL.bool()
-            loss = F.binary_cross_entropy_with_logits(d_BL[chosen], labels[chosen].to(d_BL.dtype))
-        return ElectraForPreTrainingOutput(loss=loss, logits=d_BL)
+    ) -> ModelOutput:
+        visible_BL = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        logits = self.scores(self.electra(input_ids, visible_BL, token_type_ids).last_hidden_state)
+        loss = None if labels is None else self.loss(logits, labels, visible_BL.bool())
+        return self.output(loss=loss, logits=logits)
 
 
-class ElectraSamplerForMaskedLM(ElectraSamplerPreTrainedModel):
-    """The generator or a masked language model, `AutoModelForMaskedLM`."""
+class ElectraSamplerForPreTraining(ElectraSamplerWithHeads):
+    """The discriminator, `AutoModelForPreTraining`: logits [B, L], above 0 where a token looks replaced.
 
-    def __init__(self, config: ElectraSamplerConfig) -> None:
-        super().__init__(config)
-        self.electra = ElectraSamplerModel(config)
-        self.generator_predictions = VocabularyTransform(config.encoder())
-        self.generator_lm_head = VocabularyScores(config.encoder())
-        self.post_init()
+    `labels` are 1 there, and padding does not count.
+    """
 
-    def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        labels: Tensor | None = None,
-        **unused: Any,
-    ) -> MaskedLMOutput:
-        """Logits [B, L, V]; `labels` are ids, -100 where none is asked for."""
-        hidden_BLH = self.electra(input_ids, attention_mask, token_type_ids).last_hidden_state
-        logits_BLV = self.generator_lm_head(
-            self.generator_predictions(hidden_BLH), self.electra.embeddings.word_embeddings
-        )
-        loss = None
-        if labels is not None:
-            loss = F.cross_entropy(logits_BLV.flatten(0, 1), labels.flatten(), ignore_index=IGNORED_LABEL)
-        return MaskedLMOutput(loss=loss, logits=logits_BLV)
+    heads = {"discriminator_predictions": DiscriminatorHead}
+    output = ElectraForPreTrainingOutput
+
+    def scores(self, hidden_BLH: Tensor) -> Tensor:
+        return self.discriminator_predictions(hidden_BLH)
+
+    def loss(self, d_BL: Tensor, labels_BL: Tensor, visible_BL: Tensor) -> Tensor:
+        return F.binary_cross_entropy_with_logits(d_BL[visible_BL], labels_BL[visible_BL].to(d_BL.dtype))
+
+
+class ElectraSamplerForMaskedLM(ElectraSamplerWithHeads):
+    """The generator or a masked language model, `AutoModelForMaskedLM`: logits [B, L, V].
+
+    `labels` are ids, -100 where none is asked for, which PyTorch leaves out.
+    """
+
+    heads = {"generator_predictions": VocabularyTransform, "generator_lm_head": VocabularyScores}
+    output = MaskedLMOutput
+
+    def scores(self, hidden_BLH: Tensor) -> Tensor:
+        return self.generator_lm_head(self.generator_predictions(hidden_BLH), self.electra.embeddings.word_embeddings)
+
+    def loss(self, logits_BLV: Tensor, labels_BL: Tensor, visible_BL: Tensor) -> Tensor:
+        return F.cross_entropy(logits_BLV.flatten(0, 1), labels_BL.flatten())

@@ -5,9 +5,9 @@ stock `ElectraForPreTraining` / `ElectraForMaskedLM`; with it `model_type` is `e
 table, `AutoModel` refuses it, unless `trust_remote_code` lets it run the model code that the folder then carries.
 """
 
+import ast
 import dataclasses
 import json
-import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -38,16 +38,10 @@ BUFFERS = ("embeddings.position_ids", "embeddings.token_type_ids")
 EXACT = (torch.float32, torch.bfloat16, torch.float16)
 """What weights may be stored as: fp32 holds each to the bit."""
 
-MODEL_CODE = (
-    "huggingface/exported_model.py",
-    "model/encoder.py",
-    "model/attention.py",
-    "model/dropout.py",
-    "model/linear.py",
-    "model/half_precision.py",
-    "model/heads.py",
-)
-"""What a folder with relative position carries of `pretrain`; the first is what `auto_map` names."""
+MODEL_FILE = "exported_model.py"
+"""What a folder with relative position carries as its code, and `auto_map` names: one file, of these parts."""
+MODEL_PARTS = ("model/ops.py", "model/encoder.py", "model/heads.py", "huggingface/exported_model.py")
+"""Each may import those before it, as `from pretrain.`..., torch and transformers; no two define the same name."""
 AUTO_CLASSES = {
     "AutoConfig": "ElectraSamplerConfig",
     "AutoModel": "ElectraSamplerModel",
@@ -63,10 +57,9 @@ def save_folder(
     folder.mkdir(parents=True, exist_ok=True)
     fields = dataclasses.asdict(config)
     if config.relative_position:
-        module = Path(MODEL_CODE[0]).stem
-        fields["auto_map"] = {auto: f"{module}.{name}" for auto, name in AUTO_CLASSES.items()}
+        fields["auto_map"] = {auto: f"{Path(MODEL_FILE).stem}.{name}" for auto, name in AUTO_CLASSES.items()}
         architecture = architecture.replace("Electra", "ElectraSampler")
-        copy_model_code(folder)
+        (folder / MODEL_FILE).write_bytes(b"\n\n".join(map(model_part, MODEL_PARTS)))
     else:
         fields = {name: value for name, value in fields.items() if not name.startswith("relative_")}
     description = {
@@ -85,11 +78,18 @@ def save_folder(
     )
 
 
-def copy_model_code(folder: Path) -> None:
-    """The modules of `MODEL_CODE`, importing each other from their folder instead of their rooms."""
-    for place in map(Path, MODEL_CODE):
-        source = (Path(__file__).parents[1] / place).read_text()
-        (folder / place.name).write_text(re.sub(r"^from pretrain\.\w+\.", "from .", source, flags=re.MULTILINE))
+def model_part(place: str) -> bytes:
+    """The source of a part without its imports of parts before it, and `ops.linear` as `linear`: one file has both."""
+    source = (Path(__file__).parents[1] / place).read_bytes()
+    lines, tree = source.splitlines(keepends=True), ast.parse(source)
+    named = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "ops"]
+    for node in sorted(named, key=lambda node: -node.col_offset):
+        line = lines[node.lineno - 1]
+        lines[node.lineno - 1] = line[: node.col_offset] + line[node.col_offset + len("ops.") :]
+    for statement in reversed(tree.body):
+        if isinstance(statement, ast.ImportFrom) and str(statement.module).startswith("pretrain."):
+            del lines[statement.lineno - 1 : statement.end_lineno]
+    return b"".join(lines)
 
 
 def load_encoder(folder: str | Path, *, random_weights: bool = False, **changes: Any) -> ElectraEncoder:

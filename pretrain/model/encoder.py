@@ -1,8 +1,7 @@
 """The Transformer encoder shared by generator, discriminator and every fine-tuned model.
 
-Without the rest of the project on purpose: an export carries this file and those it imports. Parameter names are
-those of Hugging Face's `ElectraModel`, so loading and exporting copy weights without renaming; relative position adds
-one table.
+Parameter names are those of Hugging Face's `ElectraModel`, so loading and exporting copy weights without renaming;
+relative position adds one table. It imports `ops` alone of the project, so that an export can carry it.
 
 Shape letters: B batch, L length, E embedding size, H hidden size, N heads, D head size, F feed-forward size,
 V vocabulary.
@@ -17,10 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from pretrain.model.attention import attend
-from pretrain.model.dropout import Dropout
-from pretrain.model.half_precision import Embedding, LayerNorm, look_up
-from pretrain.model.linear import Linear, linear
+from pretrain.model import ops
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,10 +61,10 @@ class Embeddings(nn.Module):
         super().__init__()
         size = config.embedding_size
         self.word_embeddings = TiedEmbedding(config.vocab_size, size)
-        self.position_embeddings = Embedding(config.max_position_embeddings, size)
-        self.token_type_embeddings = Embedding(config.type_vocab_size, size)
-        self.LayerNorm = LayerNorm(size, eps=config.layer_norm_eps)
-        self.dropout = Dropout(config.hidden_dropout_prob)
+        self.position_embeddings = ops.Embedding(config.max_position_embeddings, size)
+        self.token_type_embeddings = ops.Embedding(config.type_vocab_size, size)
+        self.LayerNorm = ops.LayerNorm(size, eps=config.layer_norm_eps)
+        self.dropout = ops.Dropout(config.hidden_dropout_prob)
 
     def forward(self, input_ids_BL: Tensor, token_type_ids_BL: Tensor) -> Tensor:
         position_L = torch.arange(input_ids_BL.shape[1], device=input_ids_BL.device)
@@ -90,7 +86,7 @@ class TiedEmbedding(nn.Embedding):
         `frozen` lets no gradient into the matrix.
         """
         weight = self.weight.detach() if frozen else self.weight
-        return linear(input, weight, bias_V) if as_output_matrix else look_up(input, weight)
+        return ops.linear(input, weight, bias_V) if as_output_matrix else ops.look_up(input, weight)
 
 
 class ElectraEncoder(nn.Module):
@@ -101,17 +97,13 @@ class ElectraEncoder(nn.Module):
         self.config = config
         self.embeddings = embeddings if embeddings is not None else Embeddings(config)
         if config.embedding_size != config.hidden_size:
-            self.embeddings_project = Linear(config.embedding_size, config.hidden_size)
+            self.embeddings_project = ops.Linear(config.embedding_size, config.hidden_size)
         self.encoder = LayerStack(config)
-        self.initialize_weights()
-
-    def initialize_weights(self) -> None:
-        """Truncated normal matrices, zero biases, unit LayerNorm (as google-research/electra `modeling.py`)."""
-        for module in self.modules():
+        for module in self.modules():  # LayerNorms start at 1 and 0, as in google-research/electra
             if isinstance(module, (nn.Linear, nn.Embedding)):
-                initialize_matrix(module, self.config.initializer_range)
-        if self.config.relative_position:
-            initialize_relative_bias(self.encoder.relative_attention_bias, self.config)
+                initialize_matrix(module, config.initializer_range)
+        if config.relative_position:
+            initialize_relative_bias(self.encoder.relative_attention_bias, config)
 
     def forward(self, input_ids_BL: Tensor, attention_mask_BL: Tensor, token_type_ids_BL: Tensor) -> Tensor:
         """Last layer's hidden states [B, L, H]; `attention_mask_BL` is true (or 1) on non-pad positions."""
@@ -131,7 +123,9 @@ class LayerStack(nn.Module):
         """Each layer keeps its input alone and is computed again in the backward, with the same dropout."""
         self.layer = nn.ModuleList(Layer(config) for _ in range(config.num_hidden_layers))
         if config.relative_position:
-            self.relative_attention_bias = Embedding(config.relative_attention_num_buckets, config.num_attention_heads)
+            self.relative_attention_bias = ops.Embedding(
+                config.relative_attention_num_buckets, config.num_attention_heads
+            )
 
     def forward(self, hidden_BLH: Tensor, attention_mask_BL: Tensor) -> Tensor:
         bias = self.attention_bias(attention_mask_BL.bool(), hidden_BLH.dtype)
@@ -147,17 +141,17 @@ class LayerStack(nn.Module):
         relative position.
         """
         lowest = torch.finfo(dtype).min
-        hidden_B11L = ~visible_BL[:, None, None, :]
+        invisible_B11L = ~visible_BL[:, None, None, :]
         if not self.config.relative_position:
-            return torch.zeros_like(hidden_B11L, dtype=dtype).masked_fill_(hidden_B11L, lowest)
-        distance_LL = relative_distance(visible_BL.shape[1], visible_BL.device)
+            return torch.zeros_like(invisible_B11L, dtype=dtype).masked_fill_(invisible_B11L, lowest)
+        position_L = torch.arange(visible_BL.shape[1], device=visible_BL.device)
         bucket_LL = relative_bucket(
-            distance_LL,
+            position_L[None, :] - position_L[:, None],  # of the key, minus that of the query
             self.config.relative_attention_num_buckets,
             self.config.relative_attention_max_distance,
         )
         bias_1NLL = self.relative_attention_bias(bucket_LL).permute(2, 0, 1).unsqueeze(0).to(dtype)
-        return bias_1NLL.masked_fill(hidden_B11L, lowest)
+        return bias_1NLL.masked_fill(invisible_B11L, lowest)
 
 
 class Layer(nn.Module):
@@ -193,12 +187,12 @@ class SelfAttention(nn.Module):
         super().__init__()
         self.num_heads = config.num_attention_heads
         self.dropout = config.attention_probs_dropout_prob
-        self.query = Linear(config.hidden_size, config.hidden_size)
-        self.key = Linear(config.hidden_size, config.hidden_size)
-        self.value = Linear(config.hidden_size, config.hidden_size)
+        self.query = ops.Linear(config.hidden_size, config.hidden_size)
+        self.key = ops.Linear(config.hidden_size, config.hidden_size)
+        self.value = ops.Linear(config.hidden_size, config.hidden_size)
 
     def forward(self, hidden_BLH: Tensor, bias: Tensor) -> Tensor:
-        context_BNLD = attend(
+        context_BNLD = ops.attend(
             self.split_heads(self.query(hidden_BLH)),
             self.split_heads(self.key(hidden_BLH)),
             self.split_heads(self.value(hidden_BLH)),
@@ -216,7 +210,7 @@ class Intermediate(nn.Module):
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
-        self.dense = Linear(config.hidden_size, config.intermediate_size)
+        self.dense = ops.Linear(config.hidden_size, config.intermediate_size)
 
     def forward(self, hidden_BLH: Tensor) -> Tensor:
         return F.gelu(self.dense(hidden_BLH))
@@ -227,9 +221,9 @@ class ResidualOutput(nn.Module):
 
     def __init__(self, in_features: int, config: EncoderConfig) -> None:
         super().__init__()
-        self.dense = Linear(in_features, config.hidden_size)
-        self.LayerNorm = LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.dropout = Dropout(config.hidden_dropout_prob)
+        self.dense = ops.Linear(in_features, config.hidden_size)
+        self.LayerNorm = ops.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.dropout = ops.Dropout(config.hidden_dropout_prob)
 
     def forward(self, x_BLX: Tensor, residual_BLH: Tensor) -> Tensor:
         return self.LayerNorm(residual_BLH + self.dropout(self.dense(x_BLX)))
@@ -240,12 +234,6 @@ def initialize_matrix(module: nn.Linear | nn.Embedding, deviation: float) -> Non
     nn.init.trunc_normal_(module.weight, std=deviation, a=-2 * deviation, b=2 * deviation)
     if isinstance(module, nn.Linear) and module.bias is not None:
         nn.init.zeros_(module.bias)
-
-
-def relative_distance(length: int, device: torch.device) -> Tensor:
-    """Key position minus query position, [L, L] (rows are queries)."""
-    position_L = torch.arange(length, device=device)
-    return position_L[None, :] - position_L[:, None]
 
 
 def relative_bucket(distance: Tensor, num_buckets: int, max_distance: int) -> Tensor:

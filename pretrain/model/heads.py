@@ -7,9 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from pretrain.model import ops
 from pretrain.model.encoder import EncoderConfig, TiedEmbedding, initialize_matrix
-from pretrain.model.half_precision import LayerNorm
-from pretrain.model.linear import Linear
 
 
 class VocabularyTransform(nn.Module):
@@ -17,8 +16,8 @@ class VocabularyTransform(nn.Module):
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
-        self.dense = Linear(config.hidden_size, config.embedding_size)
-        self.LayerNorm = LayerNorm(config.embedding_size, eps=config.layer_norm_eps)
+        self.dense = ops.Linear(config.hidden_size, config.embedding_size)
+        self.LayerNorm = ops.LayerNorm(config.embedding_size, eps=config.layer_norm_eps)
         initialize_matrix(self.dense, config.initializer_range)
 
     def forward(self, hidden_XH: Tensor) -> Tensor:
@@ -42,8 +41,7 @@ class VocabularyScores(nn.Module):
         bias_V = full_precision(self.bias)
         if ids_X is None:
             whole = bias_V.dtype == projected_XE.dtype  # else the bias is added to what the product rounded
-            bias = bias_V if whole else None
-            scores_XV = embeddings(projected_XE, as_output_matrix=True, frozen=frozen, bias_V=bias)
+            scores_XV = embeddings(projected_XE, as_output_matrix=True, frozen=frozen, bias_V=bias_V if whole else None)
             return scores_XV if whole else full_precision(scores_XV).add_(bias_V)
         embedded_XE = full_precision(embeddings(ids_X, frozen=frozen))
         return (embedded_XE * full_precision(projected_XE)).sum(-1) + bias_V[ids_X]
@@ -54,8 +52,8 @@ class DiscriminatorHead(nn.Module):
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
-        self.dense = Linear(config.hidden_size, config.hidden_size)
-        self.dense_prediction = Linear(config.hidden_size, 1)
+        self.dense = ops.Linear(config.hidden_size, config.hidden_size)
+        self.dense_prediction = ops.Linear(config.hidden_size, 1)
         for layer in (self.dense, self.dense_prediction):
             initialize_matrix(layer, config.initializer_range)
 

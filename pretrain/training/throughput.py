@@ -8,7 +8,7 @@ import torch
 from pretrain.config import RunConfig
 from pretrain.data.shards import Shards
 from pretrain.engine.engine import Engine
-from pretrain.model.linear import linear
+from pretrain.model import ops
 from pretrain.training.estimates import flops_per_token
 
 LARGEST = 8192
@@ -38,7 +38,7 @@ def _seconds_of_product(size: int, engine: Engine) -> float:
     left = torch.rand(size, size, generator=random, device=engine.device).to(engine.dtype)
     _wait_for(left)
     started = time.perf_counter()
-    _wait_for(linear(left, left))
+    _wait_for(ops.linear(left, left))
     return time.perf_counter() - started
 
 

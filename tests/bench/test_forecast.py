@@ -5,9 +5,6 @@ from functools import partial
 import pytest
 import torch
 
-import pretrain.model.attention
-import pretrain.model.dropout
-import pretrain.model.half_precision
 from bench.batches import VOCABULARY, random_batch
 from bench.engine import EngineOptions, engine_step, new_model, operations
 from bench.forecast import (
@@ -28,6 +25,7 @@ from bench.forecast import (
 from bench.forecast import forecast as forecast_of
 from bench.models import CONFIGS
 from pretrain.job.processes import start_processes
+from pretrain.model import cpu_ops
 from pretrain.presets import preset, with_objective
 
 COSTS = Costs(token=1e-3, pair=1e-6, score=1e-8, update=1e-9, sent_byte=1e-9)
@@ -72,9 +70,8 @@ def test_no_step_is_forecast_to_take_less_than_the_launch_of_its_kernels() -> No
 
 def test_the_kernels_that_it_counts_on_are_those_of_a_whole_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of those that a GPU is asked for too: dropout's factors in one, sums of half precision in PyTorch's own."""
-    monkeypatch.setattr(pretrain.model.half_precision, "_adds_in_half", lambda tensor: False)
-    for module in (pretrain.model.dropout, pretrain.model.attention):
-        monkeypatch.setattr(module, "kept", lambda shape, p, dtype: torch.empty(shape, dtype=dtype).bernoulli_(1 - p))
+    monkeypatch.setattr(cpu_ops, "HALF", ())
+    monkeypatch.setattr(cpu_ops, "kept", lambda shape, p, dtype: torch.empty(shape, dtype=dtype).bernoulli_(1 - p))
     run, batch = preset("small").run, random_batch(1, 128)
     options = EngineOptions(preset="small", batch_size=1, deepspeed_config=CONFIGS / "zero1_bf16.json")
     step = engine_step(new_model(run, VOCABULARY), run, options, start_processes())

@@ -29,5 +29,5 @@ def test_in_100_steps_the_host_reads_the_loss_and_the_norm_of_each_and_nothing_e
     loss_and_stop, norm = "pretrain/training/train.py tolist", "pretrain/engine/engine.py cpu"
     assert ours == {loss_and_stop: STEPS, norm: STEPS}
     of_norm = "runtime/utils.py __bool__"  # which is on the host by then
-    on_cpu = "torch/overrides.py unique"  # in half precision on a CPU alone (pretrain/model/half_precision.py)
+    on_cpu = "torch/overrides.py unique"  # in half precision on a CPU alone (pretrain/model/cpu_ops.py)
     assert every_step.keys() == {loss_and_stop, norm, of_norm, on_cpu}

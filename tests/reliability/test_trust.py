@@ -23,7 +23,7 @@ from pretrain.data.shards import Shards
 from pretrain.engine.checkpoint import EngineState, load, load_weights, save
 from pretrain.export import ExportOptions
 from pretrain.export import main as export
-from pretrain.huggingface.folders import MODEL_CODE
+from pretrain.huggingface.folders import MODEL_FILE
 from pretrain.presets import PRESETS, with_objective
 from pretrain.training.models import build_model
 from pretrain.training.run_folder import CHECKPOINTS, RunDescription, describe, write_run
@@ -149,7 +149,7 @@ def test_what_is_planted_beside_a_tokenizer_neither_travels_nor_runs(
     export(ExportOptions(run=tmp_path / "run", out=tmp_path / "out"))
     assert follow(tmp_path / "out" / "README.md", marker) == ""
     assert travelled == TOKENIZER
-    model = {"config.json", "model.safetensors", *(Path(place).name for place in MODEL_CODE), *TOKENIZER}
+    model = {"config.json", "model.safetensors", MODEL_FILE, *TOKENIZER}
     within = {f"generator/{name}" for name in model} if objective == "hp_loss" else set()
     assert files(tmp_path / "out") == model | {"README.md"} | within
     for folder in (tmp_path / "out", tmp_path / "out" / "generator"):

@@ -1,5 +1,6 @@
 """Claims about the model code that an export with relative position carries, where this project is not installed."""
 
+import ast
 import json
 import os
 import subprocess
@@ -9,9 +10,15 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from pretrain.data.batches import Batch
 from pretrain.export import export
+from pretrain.huggingface.exported_model import (
+    ElectraSamplerConfig,
+    ElectraSamplerForMaskedLM,
+    ElectraSamplerForPreTraining,
+)
 from pretrain.huggingface.folders import load_encoder
 from pretrain.method.electra import Electra
 
@@ -98,14 +105,38 @@ def test_auto_model_loads_an_export_where_this_project_is_not_installed(
     assert all(torch.equal(again[name], weight) for name, weight in model.discriminator.state_dict().items())
 
 
-def test_the_carried_code_names_no_module_of_this_project(
+def test_the_carried_code_is_one_file_that_imports_torch_and_transformers_alone(
     make_electra: Callable[..., Electra], tokenizer: Path, tmp_path: Path
 ) -> None:
     export(make_electra(), 0, tokenizer, "# card\n", tmp_path / "out")
     for folder in (tmp_path / "out", tmp_path / "out" / "generator"):
-        mapped = set(json.loads((folder / "config.json").read_text())["auto_map"].values())
-        code = (folder / "exported_model.py").read_text()
-        assert all(f"class {name.split('.')[1]}(" in code for name in mapped)
-        for path in folder.glob("*.py"):
-            assert "from pretrain" not in path.read_text()
-            assert "from data_prep" not in path.read_text()
+        (path,) = folder.rglob("*.py") if folder.name == "generator" else folder.glob("*.py")
+        body = ast.parse(path.read_text()).body
+        imported = [alias.name for node in body if isinstance(node, ast.Import) for alias in node.names]
+        imported += [str(node.module) for node in body if isinstance(node, ast.ImportFrom)]
+        assert {name.split(".")[0] for name in imported} - sys.stdlib_module_names == {"torch", "transformers"}
+        assert "torch.ops" not in path.read_text()
+        defined = [node.name for node in body if isinstance(node, ast.ClassDef | ast.FunctionDef)]
+        assert len(defined) == len(set(defined)), "a part hides what another defines"
+        for name in json.loads((folder / "config.json").read_text())["auto_map"].values():
+            module, model = name.split(".")
+            assert module == path.stem and model in defined
+
+
+def test_losses_are_over_visible_positions_and_over_those_with_a_label() -> None:
+    torch.manual_seed(0)
+    config = ElectraSamplerConfig(
+        vocab_size=9, embedding_size=4, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8
+    )
+    ids_BL = torch.randint(9, (2, 6))
+    visible_BL = torch.arange(6) < torch.tensor([[6], [4]])
+    replaced_BL = torch.randint(2, (2, 6))
+    judged = ElectraSamplerForPreTraining(config).eval()(ids_BL, visible_BL, labels=replaced_BL)
+    log_p_BL = F.logsigmoid(torch.where(replaced_BL.bool(), judged.logits, -judged.logits))
+    torch.testing.assert_close(judged.loss, -log_p_BL[visible_BL].mean())
+    masked_BL = torch.rand(2, 6) < 0.5
+    labels_BL = ids_BL.masked_fill(~masked_BL, -100)
+    predicted = ElectraSamplerForMaskedLM(config).eval()(ids_BL, visible_BL, labels=labels_BL)
+    log_p_BL = predicted.logits.log_softmax(-1).gather(-1, ids_BL[..., None]).squeeze(-1)
+    torch.testing.assert_close(predicted.loss, -log_p_BL[masked_BL].mean())
+    assert ElectraSamplerForMaskedLM(config)(ids_BL).loss is None

@@ -4,7 +4,7 @@ import torch
 from transformers import ElectraConfig, ElectraModel
 from transformers.models.t5.modeling_t5 import T5Attention
 
-from pretrain.model.encoder import ElectraEncoder, EncoderConfig, relative_bucket, relative_distance
+from pretrain.model.encoder import ElectraEncoder, EncoderConfig, relative_bucket
 
 SIZES = {
     "vocab_size": 99,
@@ -41,9 +41,9 @@ def test_without_relative_position_it_is_hugging_faces_electra_to_1e_5() -> None
 
 
 def test_buckets_are_t5s() -> None:
-    distance_LL = relative_distance(600, torch.device("cpu"))
-    theirs = T5Attention._relative_position_bucket(distance_LL, bidirectional=True, num_buckets=32, max_distance=128)
-    assert torch.equal(relative_bucket(distance_LL, 32, 128), theirs)
+    distance = torch.arange(-600, 601)
+    theirs = T5Attention._relative_position_bucket(distance, bidirectional=True, num_buckets=32, max_distance=128)
+    assert torch.equal(relative_bucket(distance, 32, 128), theirs)
 
 
 def test_relative_bias_is_added_to_the_scores_of_every_layer() -> None:
@@ -55,8 +55,8 @@ def test_relative_bias_is_added_to_the_scores_of_every_layer() -> None:
     query, key, value = (
         attention.split_heads(part(hidden_BLH)) for part in (attention.query, attention.key, attention.value)
     )
-    bucket_LL = relative_bucket(relative_distance(9, torch.device("cpu")), 32, 128)
-    bias_NLL = stack.relative_attention_bias.weight[bucket_LL].permute(2, 0, 1)
+    distance_LL = torch.tensor([[key - query for key in range(9)] for query in range(9)])
+    bias_NLL = stack.relative_attention_bias.weight[relative_bucket(distance_LL, 32, 128)].permute(2, 0, 1)
     scores = query @ key.transpose(-1, -2) / 8**0.5 + bias_NLL
     expected = (scores.softmax(-1) @ value).transpose(1, 2).flatten(2)
     bias = stack.attention_bias(torch.ones(1, 9, dtype=torch.bool), torch.float32)

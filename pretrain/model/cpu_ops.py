@@ -1,0 +1,187 @@
+"""The operations of `ops` for a CPU, where PyTorch's own are slow, or add up in half precision.
+
+Under torch.compile they are PyTorch's, which the compiler fuses. What each gains: docs/speed.md, `bench/kernels.py`.
+
+Shape letters: X any leading dimensions, R rows (their product), I inputs, O outputs, H hidden size, V rows of a table,
+E embedding size; B batch, N heads, L length, D head size, Y for B x N.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from pretrain.model import ops
+
+ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+"""Not so in PyTorch's builds for other processors than x86 and Arm."""
+BITS = 16
+"""Random bits of a value that dropout decides on, and of its probability: 0.1 becomes 6554 / 65536."""
+HALF = (torch.bfloat16, torch.float16)
+"""Precisions in which PyTorch's gradients of LayerNorm and of a table add up the tokens in the precision itself."""
+
+
+def use() -> None:
+    """Has every model of this process compute by these from here on."""
+    for form in (attend, dropout, layer_norm, linear, look_up):
+        setattr(ops, form.__name__, form)
+
+
+def attend(query_BNLD: Tensor, key_BNLD: Tensor, value_BNLD: Tensor, bias: Tensor, dropout: float) -> Tensor:
+    """For a learned bias or dropout PyTorch has no fast kernel, and takes the products of bf16 in fp32."""
+    learning = torch.is_grad_enabled() and (dropout > 0 or bias.requires_grad)
+    if not learning or torch.compiler.is_compiling():
+        return F.scaled_dot_product_attention(query_BNLD, key_BNLD, value_BNLD, attn_mask=bias, dropout_p=dropout)
+    bias_BNLL = bias.expand(*query_BNLD.shape[:3], key_BNLD.shape[2])
+    return _Attend.apply(query_BNLD, key_BNLD, value_BNLD, bias_BNLL, dropout)
+
+
+class _Attend(torch.autograd.Function):
+    """Keeps the probabilities and what dropout left of them."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, query_BNLD: Tensor, key_BNLD: Tensor, value_BNLD: Tensor, bias_BNLL: Tensor, dropout: float
+    ) -> Tensor:
+        query_YLD, key_YLD, value_YLD = (part.flatten(0, 1) for part in (query_BNLD, key_BNLD, value_BNLD))
+        scale = query_YLD.shape[-1] ** -0.5
+        scores_YLL = torch.baddbmm(bias_BNLL.flatten(0, 1), query_YLD, key_YLD.mT, alpha=scale)
+        p_YLL = scores_YLL.softmax(-1)
+        kept_YLL = kept(p_YLL.shape, dropout, p_YLL.dtype) if dropout else None
+        ctx.save_for_backward(query_YLD, key_YLD, value_YLD, p_YLL, kept_YLL)
+        return torch.bmm(_times(p_YLL, kept_YLL), value_YLD).view_as(query_BNLD)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient_BNLD: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None, None]:
+        query_YLD, key_YLD, value_YLD, p_YLL, kept_YLL = ctx.saved_tensors
+        gradient_YLD = gradient_BNLD.flatten(0, 1)
+        scale = query_YLD.shape[-1] ** -0.5
+        gradient_value_YLD = torch.bmm(_times(p_YLL, kept_YLL).mT, gradient_YLD)
+        gradient_p_YLL = _times(torch.bmm(gradient_YLD, value_YLD.mT), kept_YLL)
+        gradient_YLL = torch._softmax_backward_data(gradient_p_YLL, p_YLL, -1, p_YLL.dtype)
+        gradient_query_YLD = torch.bmm(gradient_YLL, key_YLD).mul_(scale)
+        gradient_key_YLD = torch.bmm(gradient_YLL.mT, query_YLD).mul_(scale)
+        batch = gradient_BNLD.shape[:2]
+        return (
+            gradient_query_YLD.unflatten(0, batch),
+            gradient_key_YLD.unflatten(0, batch),
+            gradient_value_YLD.unflatten(0, batch),
+            gradient_YLL.unflatten(0, batch) if ctx.needs_input_grad[3] else None,
+            None,
+        )
+
+
+def _times(values: Tensor, factors: Tensor | None) -> Tensor:
+    return values if factors is None else values * factors
+
+
+def dropout(values: Tensor, p: float) -> Tensor:
+    """By 16 random bits a value; PyTorch draws many times as long for as many values."""
+    if torch.compiler.is_compiling():
+        return F.dropout(values, p)
+    return values * kept(values.shape, p, values.dtype) if p else values
+
+
+def kept(shape: torch.Size, p: float, dtype: torch.dtype) -> Tensor:
+    """Random factors: 0 with probability `p`, else 1 / (1 - p); keyed by PyTorch's default generator."""
+    count = math.prod(shape)
+    bits = _random_words(-(-count * BITS // 64)).view(torch.int16)[:count]
+    dropped = min(round(p * 2**BITS), 2**BITS - 1)
+    first_kept, factor = dropped - 2 ** (BITS - 1), 2**BITS / (2**BITS - dropped)
+    if dtype.itemsize == 2 and dropped:  # in place: 0 or 1, times the bits of the factor
+        pattern = int(torch.tensor(factor, dtype=dtype).view(torch.int16))
+        return bits.clamp_(first_kept - 1, first_kept).sub_(first_kept - 1).mul_(pattern).view(dtype).view(shape)
+    return torch.ge(bits, first_kept, out=torch.empty(count, dtype=dtype)).mul_(factor).view(shape)
+
+
+def _random_words(count: int) -> Tensor:
+    """`count` random int64 from NumPy's SFC64, twice as fast as PyTorch's Mersenne Twister, which draws its seed."""
+    seed = int(torch.empty((), dtype=torch.int64).random_(-(2**63), None))
+    random = np.random.Generator(np.random.SFC64(seed % 2**64))
+    return torch.from_numpy(random.integers(-(2**63), 2**63, count))
+
+
+def layer_norm(input_XH: Tensor, weight_H: Tensor, bias_H: Tensor, eps: float) -> Tensor:
+    """The gradients of weight and bias add up the tokens in fp32, in half precision too.
+
+    In bf16 a sum of terms alike stands still at 256 of them: with 2,048 word pieces the gradient of a bias came out
+    half as large as it is.
+    """
+    if input_XH.dtype not in HALF or not torch.is_grad_enabled():
+        return F.layer_norm(input_XH, weight_H.shape, weight_H, bias_H, eps)
+    return _LayerNorm.apply(input_XH, weight_H, bias_H, eps)
+
+
+class _LayerNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, input_XH: Tensor, weight_H: Tensor, bias_H: Tensor, eps: float) -> Tensor:
+        output_XH, mean_X1, inverse_deviation_X1 = torch.native_layer_norm(
+            input_XH, weight_H.shape, weight_H, bias_H, eps
+        )
+        ctx.save_for_backward(input_XH, weight_H, mean_X1, inverse_deviation_X1)
+        ctx.eps = eps
+        return output_XH
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient_XH: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        input_XH, weight_H, mean_X1, inverse_deviation_X1 = ctx.saved_tensors
+        gradient_input_XH, *_ = torch.ops.aten.native_layer_norm_backward(
+            gradient_XH, input_XH, weight_H.shape, mean_X1, inverse_deviation_X1, weight_H, None, [True, False, False]
+        )
+        gradient_RH = gradient_XH.flatten(0, -2)
+        normal_RH = F.layer_norm(input_XH.flatten(0, -2), weight_H.shape, eps=ctx.eps)  # cheaper made again than kept
+        return gradient_input_XH, normal_RH.mul_(gradient_RH).sum(0), gradient_RH.sum(0), None
+
+
+def look_up(ids_X: Tensor, table_VE: Tensor) -> Tensor:
+    """The gradient of the table adds up the tokens in fp32, in half precision too: see `layer_norm`."""
+    if table_VE.dtype not in HALF:
+        return F.embedding(ids_X, table_VE)
+    if len(table_VE) <= ids_X.numel():
+        return F.embedding(ids_X, table_VE.float()).to(table_VE.dtype)
+    used, place_X = ids_X.unique(return_inverse=True)  # the whole of a large table in fp32 would cost more
+    return F.embedding(place_X, F.embedding(used, table_VE).float()).to(table_VE.dtype)
+
+
+def linear(input_XI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
+    """In fp32 by oneDNN's products; PyTorch takes MKL's, which on an AMD processor reach half the speed."""
+    fp32 = input_XI.dtype == weight_OI.dtype == torch.float32
+    if not (ONEDNN and fp32 and input_XI.numel()) or torch.compiler.is_compiling():
+        return F.linear(input_XI, weight_OI, bias_O)
+    return _Linear.apply(input_XI.flatten(0, -2), weight_OI, bias_O).unflatten(0, input_XI.shape[:-1])
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, input_RI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
+        ctx.save_for_backward(input_RI, weight_OI)
+        return _product(input_RI, weight_OI, bias_O)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient_RO: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        input_RI, weight_OI = ctx.saved_tensors
+        needs_input, needs_weight, needs_bias = ctx.needs_input_grad
+        return (
+            _product(gradient_RO, weight_OI.T) if needs_input else None,
+            _transposed_product(gradient_RO, input_RI) if needs_weight else None,
+            gradient_RO.sum(0) if needs_bias else None,
+        )
+
+
+def _transposed_product(left_RO: Tensor, right_RI: Tensor) -> Tensor:
+    """Returns left^T right, [O, I]; by the transpose of the result where that has fewer rows, which is faster."""
+    if left_RO.shape[1] > right_RI.shape[1]:
+        return _product(right_RI.T, left_RO.T).T
+    return _product(left_RO.T, right_RI.T)
+
+
+def _product(left_RI: Tensor, right_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
+    """Returns left right^T + bias, [R, O]."""
+    return torch.ops.mkldnn._linear_pointwise(left_RI, right_OI, bias_O, "none", [], "")
