@@ -85,16 +85,15 @@ def measure(path: Path, options: TrafficOptions, world: "World") -> Traffic:
     """Trains a few steps under this file. Collective."""
     import torch
 
-    from bench.batches import MASK, random_batch
+    from bench.batches import random_batch
     from bench.collectives import Collectives
-    from bench.models import new_engine
-    from pretrain.method.electra import Electra
+    from bench.models import fresh_model, new_engine
     from pretrain.presets import preset
     from pretrain.training.estimates import least_traffic
 
     run = preset(options.preset).run
     torch.manual_seed(0)
-    model = Electra(run.model, run.objective, options.vocabulary, MASK)
+    model = fresh_model(run, options.vocabulary)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     batch_size = world.world_size * options.micro_batches
     config = json.loads(path.read_text()) | {"train_micro_batch_size_per_gpu": 1}
