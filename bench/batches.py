@@ -19,6 +19,7 @@ def random_batch(batch_size: int, seq_length: int, vocabulary: int = VOCABULARY)
         masked_positions_BK=positions_BK,
         masked_valid_BK=torch.ones_like(positions_BK, dtype=torch.bool),
         uniforms_BK=torch.rand(positions_BK.shape),
+        keep_uniforms_BK=torch.ones(positions_BK.shape),
         masked_count=float(positions_BK.numel()),
         token_count=float(batch_size * seq_length),
     )

@@ -14,15 +14,13 @@ from typing import Literal
 if not __package__:  # run as a script: import from the repository, never from the script's own folder
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from bench.batches import MASK, VOCABULARY
-from bench.models import CONFIGS, new_engine
+from bench.models import CONFIGS, fresh_model, new_engine
 from bench.timing import seconds_of
 from foundation.command_line import run_command
 from foundation.config import StrictConfig
 from pretrain.engine.checkpoint import load, newest_valid, save
 from pretrain.engine.engine import Engine
 from pretrain.job.processes import start_processes
-from pretrain.method.electra import Electra
 from pretrain.presets import preset
 
 REPEATS = 3
@@ -89,8 +87,7 @@ def report(
 def build_engine(name: str) -> Engine:
     """The preset's model under its engine, with Adam's state."""
     run = preset(name).run
-    model = Electra(run.model, run.objective, VOCABULARY, MASK)
-    return new_engine(model, run, CONFIGS / "zero1_fp32.json", run.batch_size, start_processes())
+    return new_engine(fresh_model(run), run, CONFIGS / "zero1_fp32.json", run.batch_size, start_processes())
 
 
 if __name__ == "__main__":

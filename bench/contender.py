@@ -18,15 +18,14 @@ from bench.batches import MASK, VOCABULARY, random_batch
 from bench.collectives import Collectives
 from bench.matrix_rate import DTYPES
 from bench.memory import peak_mb
-from bench.models import CONFIGS, new_engine
+from bench.models import CONFIGS, fresh_model, new_engine
 from bench.timing import seconds_of
 from foundation.config import StrictConfig
 from pretrain.config import RunConfig
 from pretrain.data.batches import Batch
 from pretrain.job.processes import World, start_processes
-from pretrain.method.electra import Electra
-from pretrain.method.masked_lm import masked_states
-from pretrain.method.sampling import draw
+from pretrain.method.electra import Electra, masked_states
+from pretrain.method.sampling import predict
 from pretrain.presets import preset, with_objective
 from pretrain.training.estimates import flops_per_token
 from pretrain.training.models import compile_layers
@@ -146,7 +145,7 @@ class EngineStep:
 
 
 def new_model(run: RunConfig, compiled: bool) -> Electra:
-    model = Electra(run.model, run.objective, VOCABULARY, MASK)
+    model = fresh_model(run)
     if compiled:
         compile_layers(model)
     return model
@@ -198,9 +197,10 @@ def parts(run: RunConfig, batch: Batch, options: StepOptions, step: Callable[[],
 
 def heads_and_sampling(model: Electra, batch: Batch, hidden_BKH: torch.Tensor) -> torch.Tensor:
     """All that is differentiated of the vocabulary heads and the draw."""
-    prediction, scores = model.heads(batch, hidden_BKH)
-    drawn = draw(prediction, scores, batch.uniforms_BK, model.objective)
-    differentiated = (prediction.log_p_original_BK, drawn.z_BK, drawn.log_p_S_BK)
+    words = model.generator.embeddings.word_embeddings
+    prediction = predict(batch, model.generator_lm_head(model.generator_predictions(hidden_BKH), words))
+    drawn = model.draw(hidden_BKH, prediction, batch.uniforms_BK)
+    differentiated = (prediction.log_p_original_BK, drawn.head_BK)
     return torch.stack([values_BK for values_BK in differentiated if values_BK is not None])
 
 

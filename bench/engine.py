@@ -22,8 +22,8 @@ from pydantic import Field
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bench.batches import MASK, VOCABULARY, random_batch
-from bench.models import CONFIGS, new_engine
+from bench.batches import VOCABULARY, random_batch
+from bench.models import CONFIGS, fresh_model, new_engine
 from bench.timing import seconds_of
 from foundation.command_line import run_command
 from foundation.config import StrictConfig
@@ -83,7 +83,7 @@ def main(options: EngineOptions) -> None:
 
 def new_model(run: RunConfig, vocabulary: int) -> Electra:
     torch.manual_seed(run.seed)
-    return Electra(run.model, run.objective, vocabulary, MASK)
+    return fresh_model(run, vocabulary)
 
 
 def hand_step(model: Electra, run: RunConfig, device: torch.device, dtype: torch.dtype) -> Step:

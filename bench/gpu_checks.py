@@ -28,11 +28,10 @@ from pretrain.engine.engine import BF16_CAPABILITY, Engine
 from pretrain.engine.gradients import squared_norm
 from pretrain.engine.optim import parameter_groups
 from pretrain.method.electra import Electra
-from pretrain.method.objectives import ObjectiveName
-from pretrain.method.replacement import Sampled, sample
+from pretrain.method.sampling import inverse_cdf
 from pretrain.training.models import compile_layers
 
-OBJECTIVES: tuple[ObjectiveName, ...] = ("electra", "hp_loss", "hp_dist")
+OBJECTIVES = ("electra", "hp_loss", "hp_dist")
 LEARNING_RATE = 1e-3  # so large that updates show in bf16 weights of 0.1, which are 0.0005 apart
 ROUNDINGS = 16
 """A result through a dozen layers may be off by so many roundings of its precision (fp32: of TF32, where it is on)."""
@@ -112,16 +111,14 @@ class Forced:
     """Replacements that follow from the uniforms alone, while the block lasts."""
 
     def __enter__(self) -> None:
-        pretrain.method.sampling.sample = forced_sample
+        pretrain.method.sampling.inverse_cdf = forced_draw
 
     def __exit__(self, *error: object) -> None:
-        pretrain.method.sampling.sample = sample
+        pretrain.method.sampling.inverse_cdf = inverse_cdf
 
 
-def forced_sample(weights_XV: Tensor, uniform_X: Tensor) -> Sampled:
-    tokens_X = (uniform_X * weights_XV.shape[-1]).long()
-    p_X = weights_XV.gather(-1, tokens_X[..., None]).squeeze(-1) / weights_XV.sum(-1)
-    return sample(weights_XV, uniform_X)._replace(tokens_X=tokens_X, log_probability_X=p_X.log())
+def forced_draw(weights_XV: Tensor, uniform_X: Tensor) -> tuple[Tensor, Tensor]:
+    return (uniform_X * weights_XV.shape[-1]).long(), weights_XV.sum(-1)
 
 
 def loss_and_gradient(model: nn.Module, batch: Batch, scale: float = 1.0) -> tuple[Tensor, Tensor]:
@@ -133,7 +130,7 @@ def loss_and_gradient(model: nn.Module, batch: Batch, scale: float = 1.0) -> tup
     return loss.detach().float(), torch.cat([gradient.float().flatten() for gradient in gradients]) / scale
 
 
-def check_precision(where: Setting, objective: ObjectiveName, dtype: torch.dtype) -> dict[str, float]:
+def check_precision(where: Setting, objective: str, dtype: torch.dtype) -> dict[str, float]:
     """Loss and gradient in half precision against fp32 from the same, rounded, weights."""
     model, reference = (new_model(where, objective).to(dtype) for _ in range(2))
     loss, gradient = loss_and_gradient(model, new_batch(where), LOSS_SCALE if dtype == torch.float16 else 1.0)
@@ -141,7 +138,7 @@ def check_precision(where: Setting, objective: ObjectiveName, dtype: torch.dtype
     return within({"loss": off(loss, expected_loss), "gradient": off(gradient, expected)}, roundings(dtype))
 
 
-def check_compiled(where: Setting, objective: ObjectiveName) -> dict[str, float]:
+def check_compiled(where: Setting, objective: str) -> dict[str, float]:
     """Loss and gradient of the model with its layers compiled (`--compile`) against the same in eager mode, in fp32."""
     if where.device.type == "cpu":
         raise SkippedError("compiling for a CPU is slow and gains nothing")
@@ -189,7 +186,7 @@ def random_weights(where: Setting) -> tuple[Tensor, Tensor]:
 def check_draws(where: Setting) -> dict[str, float]:
     """Every uniform draws the token whose part of the total weight it lies in, but for the rounding of the sums."""
     weights_XV, uniform_X = random_weights(where)
-    tokens_X = sample(weights_XV.to(where.device), uniform_X.to(where.device)).tokens_X.cpu()
+    tokens_X = inverse_cdf(weights_XV.to(where.device), uniform_X.to(where.device))[0].cpu()
     return within({"missed": float(missed_by(weights_XV, uniform_X, tokens_X).max())}, MISSED)
 
 
@@ -205,7 +202,7 @@ def check_distribution(where: Setting) -> dict[str, float]:
     """Many draws from one row: the statistic of chi squared over its degrees of freedom; 1 expected."""
     row_V = random_weights(where)[0][0, :50].to(where.device)
     uniforms_X = torch.rand(DRAWS, generator=torch.Generator().manual_seed(3)).to(where.device)
-    tokens_X = sample(row_V.expand(DRAWS, -1).clone(), uniforms_X).tokens_X
+    tokens_X = inverse_cdf(row_V.expand(DRAWS, -1).clone(), uniforms_X)[0]
     expected_V = row_V.double() / row_V.double().sum() * DRAWS
     enough_V = expected_V >= 5
     counted_V = tokens_X.bincount(minlength=len(row_V))
@@ -225,7 +222,7 @@ def check_norm(where: Setting, dtype: torch.dtype) -> dict[str, float]:
     return within({"norm": off(found, expected)}, 1e-9)
 
 
-def check_engine(where: Setting, config: str, objective: ObjectiveName) -> dict[str, float]:
+def check_engine(where: Setting, config: str, objective: str) -> dict[str, float]:
     """The losses of a few steps under DeepSpeed against PyTorch alone in fp32."""
     if where.device.type == "cpu" and "fp16" in config:
         raise SkippedError("DeepSpeed has no fp16 on a CPU")

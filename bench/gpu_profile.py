@@ -4,11 +4,9 @@ from pathlib import Path
 
 import torch
 
-from bench.batches import MASK
 from bench.gpu_checks import engine_step
 from bench.gpu_setting import new_batch, setting
-from bench.models import CONFIGS, new_engine
-from pretrain.method.electra import Electra
+from bench.models import CONFIGS, fresh_model, new_engine
 from pretrain.presets import preset, with_objective
 
 PROFILED_STEPS = 3
@@ -20,8 +18,7 @@ def run_profile(device: str, output: Path) -> int:
     if device == "cuda":
         where = where._replace(run=preset("base").run, batch_size=32, length=512)
     torch.manual_seed(0)
-    objective = with_objective(where.run, "hp_loss")
-    model = Electra(objective.model, objective.objective, where.vocabulary, MASK)
+    model = fresh_model(with_objective(where.run, "hp_loss"), where.vocabulary)
     engine = new_engine(model, where.run, CONFIGS / "zero1_bf16.json", where.batch_size, where.world)
     batch = new_batch(where)
     for _ in range(2):

@@ -5,12 +5,12 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from bench.batches import MASK, VOCABULARY, random_batch
+from bench.batches import VOCABULARY, random_batch
+from bench.models import fresh_model
 from pretrain.config import RunConfig, with_overrides
 from pretrain.data.batches import Batch
 from pretrain.job.processes import World, start_processes
 from pretrain.method.electra import Electra
-from pretrain.method.objectives import ObjectiveName
 from pretrain.model import cpu_ops
 from pretrain.presets import preset, with_objective
 
@@ -43,11 +43,10 @@ def setting(device: str) -> Setting:
     return Setting(world.device, world, run, 500, 8, 128)  # as many word pieces as a sum in bf16 would lose
 
 
-def new_model(where: Setting, objective: ObjectiveName = "hp_loss") -> Electra:
+def new_model(where: Setting, objective: str = "hp_loss") -> Electra:
     """The same weights each time, in fp32; the sampling head, which starts without effect, is given one."""
     torch.manual_seed(0)
-    run = with_objective(where.run, objective)
-    model = Electra(run.model, run.objective, where.vocabulary, MASK)
+    model = fresh_model(with_objective(where.run, objective), where.vocabulary)
     for name, parameter in model.named_parameters():
         if name.startswith("sampler_"):
             nn.init.normal_(parameter, std=0.05)

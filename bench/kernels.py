@@ -27,9 +27,7 @@ from bench.timing import seconds_of
 from data_prep.masking import masked_count
 from foundation.command_line import run_command
 from pretrain.job.processes import start_processes
-from pretrain.method.losses import log_probability
-from pretrain.method.replacement import sample
-from pretrain.method.vocabulary import largest
+from pretrain.method.sampling import inverse_cdf, largest, log_probability
 from pretrain.model import cpu_ops
 from pretrain.model.encoder import EncoderConfig
 from pretrain.presets import preset
@@ -123,7 +121,7 @@ def sampling(options: KernelOptions) -> Pair:
     return Pair(
         "a token of each row, by its weight",
         lambda: torch.multinomial(p_XV, 1),
-        lambda: sample(p_XV, uniform_X),
+        lambda: inverse_cdf(p_XV, uniform_X),
     )
 
 

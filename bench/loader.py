@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from pydantic import Field
 
+from bench.models import fresh_model
 from bench.timing import median_seconds
 from data_prep.build_shards import BuildOptions
 from data_prep.build_shards import main as build_shards
@@ -31,7 +32,6 @@ from foundation.config import StrictConfig
 from pretrain.config import with_overrides
 from pretrain.data.batches import Batch, BatchPlan, TrainingBatches
 from pretrain.data.shards import Shards, open_shards
-from pretrain.method.electra import Electra
 from pretrain.presets import preset, with_objective
 
 TRAINING_STEPS = 3  # counted, after one that is not
@@ -103,8 +103,8 @@ def training_seconds(batch: Batch, shards: Shards) -> float:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     run = with_overrides(preset("tiny").run, [f"model.max_positions={shards.manifest.seq_length}"])
-    objective = with_objective(run, "electra").objective
-    model = Electra(run.model, objective, shards.manifest.vocab_size, shards.manifest.special_tokens.mask).to(device)
+    manifest = shards.manifest
+    model = fresh_model(with_objective(run, "electra"), manifest.vocab_size, manifest.special_tokens.mask).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
 
     def step() -> None:

@@ -1,15 +1,23 @@
-"""A model under DeepSpeed's engine, as the benchmarks train it."""
+"""A run's model, and the same under DeepSpeed's engine, as the benchmarks train it."""
 
 from pathlib import Path
+from typing import Any
 
+from bench.batches import MASK, VOCABULARY
 from pretrain.config import RunConfig
 from pretrain.engine.deepspeed_config import Source, resolve
 from pretrain.engine.engine import Engine
 from pretrain.engine.optim import parameter_groups
 from pretrain.job.processes import World
 from pretrain.method.electra import Electra
+from pretrain.method.objectives import objective_class
 
 CONFIGS = Path(__file__).resolve().parents[1] / "ds_configs"
+
+
+def fresh_model(run: RunConfig, vocabulary: int = VOCABULARY, mask: int = MASK) -> Any:
+    """The untrained model of a run."""
+    return objective_class(run.objective.name)(run.model, run.objective, vocabulary, mask)
 
 
 def new_engine(model: Electra, run: RunConfig, config: Source, batch_size: int, world: World) -> Engine:

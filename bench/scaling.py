@@ -23,8 +23,9 @@ import torch.distributed as dist
 from pydantic import Field
 from torch import multiprocessing
 
-from bench.batches import MASK, VOCABULARY, random_batch
+from bench.batches import VOCABULARY, random_batch
 from bench.forecast import PAPER_RUNS, Costs, Work, forecast
+from bench.models import fresh_model
 from bench.timing import median_seconds
 from foundation.command_line import run_command
 from foundation.config import StrictConfig
@@ -122,7 +123,7 @@ def measured_costs(run: RunConfig, options: ScalingOptions) -> Costs:
 def new_model(run: RunConfig, vocabulary: int) -> Electra:
     torch.manual_seed(0)
     model = run.model.model_copy(update={"max_positions": OTHER_LENGTH})
-    return Electra(model, run.objective, vocabulary, MASK)
+    return fresh_model(run.model_copy(update={"model": model}), vocabulary)
 
 
 def count(model: Electra) -> int:

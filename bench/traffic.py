@@ -92,17 +92,16 @@ def measure(config: str, options: TrafficOptions, world: "World") -> Traffic:
     """Trains a few steps under this file and its overrides. Collective."""
     import torch
 
-    from bench.batches import MASK, random_batch
+    from bench.batches import random_batch
     from bench.collectives import Collectives
-    from bench.models import new_engine
+    from bench.models import fresh_model, new_engine
     from pretrain.engine.deepspeed_config import read
-    from pretrain.method.electra import Electra
     from pretrain.presets import preset
     from pretrain.training.estimates import least_traffic
 
     run = preset(options.preset).run
     torch.manual_seed(0)
-    model = Electra(run.model, run.objective, options.vocabulary, MASK)
+    model = fresh_model(run, options.vocabulary)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     batch_size = world.world_size * options.micro_batches
     name, *overrides = config.split(",")

@@ -2,17 +2,18 @@
 
 | paper (Hao et al., Findings of ACL 2021)                     | code                                               |
 |--------------------------------------------------------------|----------------------------------------------------|
-| masked language model p_G(x, c), section 2                   | `method.masked_lm`, `model.heads.VocabularyScores` |
+| masked language model p_G(x, c), section 2                   | `method.sampling.predict`,                         |
+|                                                              | `model.heads.VocabularyScores`                     |
 | discriminator D(x, c) = sigmoid(-d), L_D                     | `model.heads.DiscriminatorHead`,                   |
 |                                                              | `method.losses.discriminator_loss`                 |
-| p_S proportional to p_G x L_D minimizes the variance,        | `method.replacement.hp_loss_weights`               |
-| the proposition of section 3; its estimator                  | `method.replacement.importance_weights` (off)      |
-| HP_Loss: estimate D_hat = sigmoid(e(x')·h_S), L_S            | `model.heads.VocabularyTransform`,                 |
-|                                                              | `method.losses.hp_loss_sampler_loss`               |
-| HP_Dist: p_S = softmax(e(x')·h_S), L_S                       | `method.sampling.draw_from_head`,                  |
-|                                                              | `method.losses.hp_dist_sampler_loss`               |
+| p_S proportional to p_G x L_D minimizes the variance,        | `method.sampling.hp_loss_weights`                  |
+| the proposition of section 3; its estimator                  | `method.sampling.importance_weights` (off)         |
+| HP_Loss: estimate D_hat = sigmoid(e(x')·h_S), L_S            | `method.objectives.hardness.HPLoss`,               |
+|                                                              | `.hp_loss_sampler_loss`                            |
+| HP_Dist: p_S = softmax(e(x')·h_S), L_S                       | `method.objectives.hardness.HPDist`,               |
+|                                                              | `.hp_dist_sampler_loss`                            |
 | focal loss L_G, constant and piecewise gamma                 | `method.losses.focal_loss`                         |
-| sampling x' from p_S; a sampled original counts as original  | `method.sampling`, `method.replacement`            |
+| sampling x' from p_S; a sampled original counts as original  | `method.sampling.draw_from`, `.replace`            |
 | total L_G + lambda1 L_S + lambda2 L_D                        | `method.electra.Electra.forward`                   |
 | shared embeddings (after ELECTRA)                            | `model.encoder.Embeddings`, `.TiedEmbedding`       |
 | relative position (after T5)                                 | `model.encoder.relative_bucket`, `.LayerStack`     |

@@ -7,13 +7,25 @@ The numbers of the paper live in `presets.py`; speed and memory live in `ds_conf
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializeAsAny, field_validator, model_validator
 
 from foundation.config import MOST, ConfigError, StrictConfig, parse_override, shown
 from pretrain.engine.optim import OptimConfig
-from pretrain.method.objectives import ObjectiveConfig
+from pretrain.method.objectives import OBJECTIVES, objective_class
+from pretrain.method.objectives.objective import ObjectiveConfig
 from pretrain.model.config import ModelConfig
 
+OLD_SWITCHES = {
+    "temperature": 1.0,
+    "forbid_original": False,
+    "importance_weighting": False,
+    "detach_sampler_input": False,
+    "mixture": 0.0,
+    "ratio_clip": None,
+}
+"""What run.json held, up to 0.2, of switches that mean nothing to an objective; read without them."""
+OLD_WEIGHTS = ("lambda1", "lambda2")
+"""The same of losses that an objective does not have, at any value."""
 Count = Annotated[int, Field(gt=0, le=MOST)]
 
 
@@ -21,7 +33,8 @@ class RunConfig(StrictConfig):
     """Everything that decides a run's mathematics, and how often it reports and saves."""
 
     model: ModelConfig
-    objective: ObjectiveConfig
+    objective: SerializeAsAny[ObjectiveConfig]
+    """The registry's configurations as one union, told apart by `name`."""
     optim: OptimConfig
     batch_size: int = Field(gt=0, le=2**20)
     """Sequences an optimizer step, over all ranks and micro-batches; each rank holds the places of all of them."""
@@ -41,6 +54,20 @@ class RunConfig(StrictConfig):
     """Newest checkpoints kept."""
     keep_every: int = Field(default=0, ge=0, le=MOST)
     """Steps between checkpoints that are kept for good; 0 keeps none but the newest."""
+
+    @field_validator("objective", mode="before")
+    @classmethod
+    def _is_what_its_name_says(cls, objective: Any) -> Any:
+        if isinstance(objective, ObjectiveConfig):
+            return objective
+        name = objective.get("name") if isinstance(objective, dict) else None
+        if name not in tuple(OBJECTIVES):
+            raise ValueError(f"got name {shown(name)}, expected one of {', '.join(OBJECTIVES)}")
+        own = objective_class(name).Config
+        old = {key for key in objective if key in OLD_WEIGHTS or (key, objective[key]) in OLD_SWITCHES.items()}
+        return own.model_validate(
+            {key: objective[key] for key in objective if key not in old - own.model_fields.keys()}
+        )
 
     @model_validator(mode="after")
     def _kept_checkpoints_are_written(self) -> "RunConfig":
@@ -88,9 +115,17 @@ def _apply(values: dict[str, Any], override: str) -> str | None:
     for part in parents:
         section = section.get(part) if isinstance(section, dict) else None
     if problem := _no_value_of(section, path):
-        return f"--set: got {problem}"
+        return f"--set: got {_switch_of_others(override, key, section) or problem}"
     section[key] = value
     return None
+
+
+def _switch_of_others(override: str, key: str, section: Any) -> str | None:
+    """What is wrong with a switch that means something, but not to the objective whose `section` it is set in."""
+    others = [name for name in OBJECTIVES if key in objective_class(name).Config.model_fields]
+    if not others or not override.startswith(f"objective.{key}="):
+        return None
+    return f"{shown(override)}, which {section['name']} has no use for; leave it out or choose {' or '.join(others)}"
 
 
 def _no_value_of(section: Any, path: str) -> str | None:

@@ -74,9 +74,9 @@ def main(options: EvaluateOptions) -> None:
     shards = {run: open_matching(options.data, description) for run, description in runs.items()}
     chosen = {run: choose_checkpoints(run, options.steps) for run in runs}
     evaluations = [evaluate_run(run, runs[run], shards[run], chosen[run], options) for run in runs]
-    for run, description in runs.items():
-        if description.run.objective.name == "mlm":
-            print(f"{run} has no discriminator to cross: objective mlm replaces nothing")
+    for run, parts in zip(options.runs, evaluations, strict=True):
+        if parts[-1].candidate is None:
+            print(f"{run} has no discriminator to cross: objective {runs[run].run.objective.name} replaces nothing")
     candidates = [part.candidate for parts in evaluations for part in parts if part.candidate]
     if candidates and (crossed := cross_runs(candidates, shards[options.runs[0]], options)):
         newest = [parts[-1].result for parts in evaluations if parts[-1].candidate]
@@ -158,7 +158,7 @@ def evaluate_checkpoint(
     from pretrain.analysis.analysis import PAPER, analyse, as_json, generator, headline
     from pretrain.analysis.crossing import Candidate
     from pretrain.analysis.observation import observe, observe_masked_lm
-    from pretrain.method.masked_lm import MaskedLM
+    from pretrain.method.electra import Electra
     from pretrain.training.models import load_checkpoint
 
     device = find_device()
@@ -169,7 +169,7 @@ def evaluate_checkpoint(
         "step": checkpoint.step,
         "sequences": min(options.sequences, len(shards)),
     }
-    if isinstance(model, MaskedLM):
+    if not isinstance(model, Electra):
         predictions, metrics = observe_masked_lm(model, read, device)
         return Evaluation(about | metrics | {"generator": as_json(generator(predictions))}, None)
     observed = observe(model, read, device)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from pretrain.method.electra import Electra
-    from pretrain.method.masked_lm import MaskedLM
+    from pretrain.method.objectives.objective import Objective
     from pretrain.model.encoder import EncoderConfig
 
     Part = tuple[str, str, EncoderConfig, dict[str, Tensor]]
@@ -54,7 +54,7 @@ def main(options: ExportOptions) -> None:
     print(f"exported step {step} of {options.run} to {options.out}")
 
 
-def export(model: "Electra | MaskedLM", pad_token_id: int, tokenizer: Path, card: str, out: Path) -> None:
+def export(model: "Objective", pad_token_id: int, tokenizer: Path, card: str, out: Path) -> None:
     """Writes the folder, complete or not at all."""
     from data_prep.tokens import WordPiece
     from pretrain.huggingface.folders import save_folder
@@ -70,12 +70,14 @@ def export(model: "Electra | MaskedLM", pad_token_id: int, tokenizer: Path, card
     unfinished.rename(out)
 
 
-def parts_of(model: "Electra | MaskedLM") -> "list[Part]":
+def parts_of(model: "Objective") -> "list[Part]":
     """Folder inside OUT, Hugging Face class, configuration and weights of each model that is exported."""
-    from pretrain.method.masked_lm import MaskedLM
+    from pretrain.method.electra import Electra
+    from pretrain.method.objectives.mlm import MaskedLM
 
     if isinstance(model, MaskedLM):
         return [(".", "ElectraForMaskedLM", model.electra.config, model.state_dict())]
+    assert isinstance(model, Electra)
     return [
         (".", "ElectraForPreTraining", model.discriminator.config, discriminator_weights(model)),
         ("generator", "ElectraForMaskedLM", model.generator.config, generator_weights(model)),

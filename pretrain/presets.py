@@ -4,12 +4,15 @@
 (batch size, sequence length, weight decay, dropout, clipping).
 """
 
-from typing import NamedTuple, get_args
+from typing import NamedTuple
 
 from foundation.config import ConfigError
 from pretrain.config import RunConfig
 from pretrain.engine.optim import OptimConfig
-from pretrain.method.objectives import ObjectiveConfig, ObjectiveName
+from pretrain.method.objectives import objective_class
+from pretrain.method.objectives.electra import PlainElectra
+from pretrain.method.objectives.hardness import HPDist, HPLoss
+from pretrain.method.objectives.mlm import MaskedLM
 from pretrain.model.config import ModelConfig
 
 
@@ -19,6 +22,14 @@ class Preset(NamedTuple):
     run: RunConfig
     deepspeed_config: str
 
+
+PAPER = {
+    "hp_loss": HPLoss.Config(lambda1=5.0, lambda2=50.0, gamma=1.0),  # paper section 4.1
+    "hp_dist": HPDist.Config(lambda1=1.0, lambda2=50.0, gamma=1.0),  # paper section 4.1
+    "electra": PlainElectra.Config(lambda2=50.0, gamma=0.0),  # cross-entropy; so is the next
+    "mlm": MaskedLM.Config(gamma=0.0),
+}
+"""What each objective is trained with unless told otherwise."""
 
 TINY = RunConfig(
     # Ours: the smallest model seen to detect replacements within five minutes on two CPU cores (docs/reproduction.md).
@@ -34,7 +45,7 @@ TINY = RunConfig(
         initializer_range=0.1,
         relative_bias_init="local",
     ),
-    objective=ObjectiveConfig(),
+    objective=PAPER["hp_loss"],
     optim=OptimConfig(lr=2e-3, warmup_steps=50, steps=2000),
     batch_size=64,
     log_every=50,
@@ -52,7 +63,7 @@ SMALL = RunConfig(
         embedding_size=128,
         generator_hidden_size=64,  # 1/4
     ),
-    objective=ObjectiveConfig(),  # paper: HP_Loss, gamma 1, lambda1 5, lambda2 50
+    objective=PAPER["hp_loss"],
     optim=OptimConfig(lr=5e-4, warmup_steps=10_000, steps=1_000_000),  # paper
     batch_size=128,  # GOO
 )
@@ -66,7 +77,7 @@ BASE = RunConfig(
         embedding_size=768,
         generator_hidden_size=256,  # 1/3
     ),
-    objective=ObjectiveConfig(),  # paper: HP_Loss, gamma 1, lambda1 5, lambda2 50
+    objective=PAPER["hp_loss"],
     optim=OptimConfig(lr=1e-4, warmup_steps=10_000, steps=765_000),  # paper
     batch_size=256,  # GOO
 )
@@ -77,22 +88,19 @@ PRESETS = {
     "base": Preset(BASE, "ds_configs/zero1_fp16.json"),
 }
 
-LAMBDA1 = {"hp_loss": 5.0, "hp_dist": 1.0, "electra": 0.0, "mlm": 0.0}  # paper section 4.1; the others sample nothing
-GAMMA = {"hp_loss": 1.0, "hp_dist": 1.0, "electra": 0.0, "mlm": 0.0}  # paper section 4.1; the others: cross-entropy
-
 ROWS = {
     # GLUE and SQuAD 2.0 tables, small and base
-    "BERT": ObjectiveConfig(name="mlm", lambda1=0.0, gamma=0.0),
-    "ELECTRA": ObjectiveConfig(name="electra", lambda1=0.0, gamma=0.0),
-    "HP_Loss + Focal": ObjectiveConfig(name="hp_loss", lambda1=5.0, gamma=1.0),
-    "HP_Dist + Focal": ObjectiveConfig(name="hp_dist", lambda1=1.0, gamma=1.0),
+    "BERT": PAPER["mlm"],
+    "ELECTRA": PAPER["electra"],
+    "HP_Loss + Focal": PAPER["hp_loss"],
+    "HP_Dist + Focal": PAPER["hp_dist"],
     # ablation table, small: lambda1 without focal loss, then the focal loss
-    "HP_Loss lambda1=5": ObjectiveConfig(name="hp_loss", lambda1=5.0, gamma=0.0),
-    "HP_Loss lambda1=10": ObjectiveConfig(name="hp_loss", lambda1=10.0, gamma=0.0),
-    "HP_Loss lambda1=20": ObjectiveConfig(name="hp_loss", lambda1=20.0, gamma=0.0),
-    "HP_Loss gamma=piecewise": ObjectiveConfig(name="hp_loss", lambda1=5.0, gamma="piecewise"),
-    "HP_Loss gamma=1": ObjectiveConfig(name="hp_loss", lambda1=5.0, gamma=1.0),
-    "HP_Loss gamma=4": ObjectiveConfig(name="hp_loss", lambda1=5.0, gamma=4.0),
+    "HP_Loss lambda1=5": HPLoss.Config(lambda1=5.0, gamma=0.0),
+    "HP_Loss lambda1=10": HPLoss.Config(lambda1=10.0, gamma=0.0),
+    "HP_Loss lambda1=20": HPLoss.Config(lambda1=20.0, gamma=0.0),
+    "HP_Loss gamma=piecewise": HPLoss.Config(lambda1=5.0, gamma="piecewise"),
+    "HP_Loss gamma=1": HPLoss.Config(lambda1=5.0, gamma=1.0),
+    "HP_Loss gamma=4": HPLoss.Config(lambda1=5.0, gamma=4.0),
 }
 """The rows of the paper's tables, in their order, each with any preset's sizes. The paper quotes BERT from its authors:
 the row here is a masked language model of the discriminator's size on the same data."""
@@ -120,8 +128,6 @@ def with_row(run: RunConfig, name: str) -> RunConfig:
     return run.model_copy(update={"objective": ROWS[name]})
 
 
-def with_objective(run: RunConfig, name: ObjectiveName) -> RunConfig:
+def with_objective(run: RunConfig, name: str) -> RunConfig:
     """`run` trained towards another objective, with the paper's weights for it."""
-    assert name in get_args(ObjectiveName)
-    objective = run.objective.model_copy(update={"name": name, "lambda1": LAMBDA1[name], "gamma": GAMMA[name]})
-    return run.model_copy(update={"objective": objective})
+    return run.model_copy(update={"objective": PAPER.get(name) or objective_class(name).Config.from_values({})})

@@ -5,15 +5,12 @@ from pathlib import Path
 from typing import Any
 
 from foundation.markdown_table import markdown_table
+from pretrain.method.objectives import objective_class
 from pretrain.training.run_folder import RunDescription
 from pretrain.training.run_log import read_records
 
-NAMES = {
-    "hp_loss": "ELECTRA with replacements sampled by estimated loss (HP_Loss)",
-    "hp_dist": "ELECTRA with replacements sampled by a learned distribution (HP_Dist)",
-    "electra": "ELECTRA",
-    "mlm": "masked language model",
-}
+TASKS = {"AutoModelForPreTraining": "feature-extraction", "AutoModelForMaskedLM": "fill-mask"}
+"""What Hugging Face's hub calls the use of a model."""
 SCORES = {
     "mlm_loss": "MLM cross-entropy, nats a masked position",
     "mlm_accuracy": "MLM accuracy",
@@ -29,16 +26,17 @@ def model_card(run: Path, description: RunDescription, step: int) -> str:
     """Markdown with Hugging Face's header; scores are those of `evaluate.py`, or else of the run's own evaluation."""
     config = description.run
     trusts = "" if not config.model.relative_position else ", trust_remote_code=True"
-    auto = "AutoModelForMaskedLM" if config.objective.name == "mlm" else "AutoModelForPreTraining"
+    trained = objective_class(config.objective.name)
+    auto = trained.auto_class
     data = ", ".join(f"`{Path(folder).name}`" for folder in description.data)
     versions = ", ".join(f"{name} {version}" for name, version in description.versions.items())
     return f"""---
 library_name: transformers
-pipeline_tag: {"fill-mask" if config.objective.name == "mlm" else "feature-extraction"}
+pipeline_tag: {TASKS[auto]}
 tags: [electra, {config.objective.name}]
 ---
 
-# {NAMES[config.objective.name]}
+# {trained.title}
 
 Pre-trained for {step:,} of {config.optim.steps:,} steps of {config.batch_size} sequences of at most \
 {description.seq_length} word pieces, on {data} (manifest {description.data_sha256[:12]}), \

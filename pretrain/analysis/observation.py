@@ -3,23 +3,19 @@
 Shape letters: B batch, L length, K masked positions a sequence, S sequences, N positions of all sequences.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from pretrain.data.batches import Batch
 from pretrain.method.electra import Electra, ElectraOutput
-from pretrain.method.masked_lm import MaskedLM, MaskedLMOutput
-from pretrain.method.objectives import ObjectiveConfig
-from pretrain.method.sampling import draw, draw_from_generator
+from pretrain.method.objectives.mlm import MaskedLMOutput
+from pretrain.method.objectives.objective import Objective
 from pretrain.training.metrics import MetricSums, summary
-
-SAMPLERS = {"p_G": draw_from_generator, "p_S": draw}
-"""Who draws replacements: the generator, or what the objective learned to sample from."""
 
 
 class Judgement(NamedTuple):
@@ -98,34 +94,26 @@ class Observed(NamedTuple):
         return self.under.get("p_S", self.under["p_G"])
 
 
-def distributions(objective: ObjectiveConfig) -> list[str]:
-    """What replacements can be drawn from; where nothing is learned, p_S is p_G and not listed."""
-    return ["p_G", "p_S"] if objective.learns_to_sample else ["p_G"]
-
-
 @torch.no_grad()
 def observe(model: Electra, batches: Iterable[Batch], device: torch.device) -> Observed:
     """Runs the model in evaluation mode over the batches: the generator once, the discriminator once a distribution."""
     model.eval()
-    names = distributions(model.objective)
     metrics, sequences = MetricSums(device), 0
-    parts: dict[str, list[tuple[Tensor, ...]]] = {name: [] for name in names}
-    tokens: dict[str, list[Tensor]] = {name: [] for name in names}
+    parts: dict[str, list[tuple[Tensor, ...]]] = defaultdict(list)
+    tokens: dict[str, list[Tensor]] = defaultdict(list)
     for batch in batches:
         batch = batch.to(device)
-        prediction, scores = model.generate(batch, entropies=True)
-        for name in names:
-            drawn = SAMPLERS[name](prediction, scores, batch.uniforms_BK, model.objective)
+        hidden_BKH, prediction = model.generate(batch, entropies=True)
+        for name, drawn in model.draws(hidden_BKH, prediction, batch.uniforms_BK).items():
             output = model.judge(batch, prediction, drawn)
-            if name == names[-1]:
-                metrics.add(batch, output)
             seen = _judgement(batch, output.d_BL, output.replaced_BL, sequences)
             parts[name].append(tuple(part.cpu() for part in (*seen, *_observe_masked(batch, output))))
             tokens[name].append(drawn.tokens_BK.to("cpu", torch.int32))
+        metrics.add(batch, output)  # of the last: what the objective samples from
         sequences += len(batch.input_ids_BL)
     return Observed(
-        {name: _observations(parts[name]) for name in names},
-        {name: torch.cat(tokens[name]) for name in names},
+        {name: _observations(columns) for name, columns in parts.items()},
+        {name: torch.cat(drawn) for name, drawn in tokens.items()},
         summary(metrics.vector),
     )
 
@@ -146,7 +134,7 @@ def judge(model: Electra, batches: Iterable[Batch], tokens_SK: Tensor, device: t
 
 @torch.no_grad()
 def observe_masked_lm(
-    model: MaskedLM, batches: Iterable[Batch], device: torch.device
+    model: Objective, batches: Iterable[Batch], device: torch.device
 ) -> tuple[Predictions, dict[str, float]]:
     """What a model that replaces nothing predicts, and the metrics training reports of it."""
     model.eval()
@@ -188,12 +176,8 @@ def _observe_masked(batch: Batch, output: ElectraOutput) -> tuple[Tensor, ...]:
     valid_BK, drawn = batch.masked_valid_BK, output.draw
     assert drawn.entropy_q_BK is not None  # asked for by `observe`
     other_BK = output.replaced_BL.gather(1, batch.masked_positions_BK)
-    if drawn.z_BK is None:
-        estimate_X = output.d_BL.new_empty(0)
-    else:
-        estimate_X = F.softplus(torch.where(other_BK, drawn.z_BK, -drawn.z_BK))[valid_BK]
     return (
-        estimate_X,
+        output.d_BL.new_empty(0) if drawn.estimated_loss_BK is None else drawn.estimated_loss_BK[valid_BK],
         output.discriminator_loss_BL.gather(1, batch.masked_positions_BK)[valid_BK],
         other_BK[valid_BK],
         drawn.log_ratio_BK.exp()[valid_BK],

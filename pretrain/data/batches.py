@@ -16,8 +16,11 @@ import torch
 from torch import Tensor
 
 from data_prep.masking import masked_count
-from foundation.ordering import uniforms
+from foundation.ordering import key_of, uniforms
 from pretrain.data.shards import Shards
+
+KEEP = 1
+"""Keys a second decision at a masked position, independent of the first."""
 
 
 class Batch(NamedTuple):
@@ -35,6 +38,8 @@ class Batch(NamedTuple):
     """bool."""
     uniforms_BK: Tensor
     """fp32 in (0, 1): one draw a masked position, keyed by (seed, sequence, epoch, position)."""
+    keep_uniforms_BK: Tensor
+    """Another, of its own key: below `mask_keep_fraction` the position keeps its token as the generator's input."""
     masked_count: float
     """Masked positions of the whole optimizer step over its number of micro-batches (all ranks)."""
     token_count: float
@@ -120,6 +125,7 @@ def make_batch(
         masked_positions_BK=torch.from_numpy(np.where(valid_BK, positions_BK, 0)),
         masked_valid_BK=torch.from_numpy(valid_BK),
         uniforms_BK=torch.from_numpy(uniforms(seed, index, epoch, positions_BK)),
+        keep_uniforms_BK=torch.from_numpy(uniforms(key_of(seed, KEEP), index, epoch, positions_BK)),
         masked_count=float(masked),
         token_count=float(tokens),
     )

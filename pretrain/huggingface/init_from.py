@@ -16,6 +16,7 @@ from foundation.config import ConfigError
 from pretrain.config import RunConfig
 from pretrain.huggingface.folders import find_folder, read_config, read_encoder_config, read_weights, require_no_others
 from pretrain.method.electra import Electra
+from pretrain.method.objectives import objective_class
 from pretrain.model.config import ModelConfig
 from pretrain.model.encoder import EncoderConfig
 
@@ -54,8 +55,8 @@ def with_sizes_of(run: RunConfig, pair: Pair) -> RunConfig:
     Raises:
         ConfigError: an objective without a pair, or sizes that make no model here.
     """
-    if run.objective.name == "mlm":
-        raise ConfigError("init_from: the objective mlm trains one model; choose another objective")
+    if not issubclass(objective_class(run.objective.name), Electra):
+        raise ConfigError(f"init_from: the objective {run.objective.name} trains one model; choose another objective")
     generator, discriminator = pair.configs
     sizes = {
         "layers": discriminator.num_hidden_layers,
@@ -138,8 +139,7 @@ def load_pair(model: Electra, pair: Pair, say: Callable[[str], None] = print) ->
     shared = [name for name in generator if name.startswith("electra.embeddings.")]
     if not all(torch.equal(generator[name], discriminator[name]) for name in shared):
         say(f"embeddings of {pair.generator} and {pair.discriminator} differ: the discriminator's are used for both")
-    if model.objective.learns_to_sample:
-        model.start_at_generator_distribution()
+    model.start()
 
 
 def _copy(model: Electra, weights: Mapping[str, Tensor], folder: Path) -> None:

@@ -1,25 +1,47 @@
-"""Generator, sampling head and discriminator as one module: one forward, one loss (paper section 3).
+"""Generator, sampling and discriminator as one module: one forward, one loss (paper section 3).
 
-    masked ids -> generator -> p_G, D_hat -> p_S -> replaced ids -> discriminator -> L_G + lambda1 L_S + lambda2 L_D
+    masked ids -> generator -> p_G -> x' -> replaced ids -> discriminator -> L_G + lambda1 L_S + lambda2 L_D
 
-Shape letters: B batch, L length, K masked positions a sequence, H hidden size, E embedding size, V vocabulary.
+Shape letters: B batch, L length, K masked positions a sequence, H hidden size, V vocabulary.
 """
 
-from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from pydantic import Field, ValidationInfo, field_validator
+from torch import Tensor
 
 from pretrain.data.batches import Batch
-from pretrain.method.losses import discriminator_loss, focal_loss, hp_dist_sampler_loss, hp_loss_sampler_loss
-from pretrain.method.masked_lm import Prediction, masked_states, masked_sum, predict
-from pretrain.method.objectives import ObjectiveConfig
-from pretrain.method.replacement import importance_weights, replace
-from pretrain.method.sampling import Draw, Scores, draw
+from pretrain.method.losses import discriminator_loss, focal_loss
+from pretrain.method.objectives.objective import Objective, ObjectiveConfig
+from pretrain.method.sampling import Draw, Prediction, draw_from, importance_weights, predict, replace, tempered
 from pretrain.model.config import ModelConfig
-from pretrain.model.encoder import ElectraEncoder, Embeddings
+from pretrain.model.encoder import ElectraEncoder, Embeddings, EncoderConfig
 from pretrain.model.heads import DiscriminatorHead, VocabularyScores, VocabularyTransform
+
+
+class ReplacementConfig(ObjectiveConfig):
+    """The switches of an objective that replaces tokens."""
+
+    lambda2: float = Field(default=50.0, ge=0, le=1e6)
+    """Weight of the discriminator's loss (paper and ELECTRA: 50)."""
+    temperature: float = Field(default=1.0, gt=0)
+    """Of the sampling distribution: p_G^(1/T) before it is reweighed, p_S^(1/T) for HP_Dist (ELECTRA: 1)."""
+    forbid_original: bool = False
+    """The original token is never sampled (google-research/electra `disallow_correct`)."""
+    importance_weighting: bool = False
+    """L_D of a masked position is weighed by p_G/p_S of its token: the estimator of the paper's proposition.
+
+    Its expectation is the masked position's loss under p_G exactly where a sequence has one mask; with several it is
+    approximate, because the loss also depends on what was drawn at the other masks. Unmasked positions weigh 1.
+    """
+
+    @field_validator("importance_weighting")
+    @classmethod
+    def _weighs_originals_too(cls, weighs: bool, info: ValidationInfo) -> bool:
+        if weighs and info.data.get("forbid_original"):
+            raise ValueError("true with forbid_original, which samples no original to weigh; switch one off")
+        return weighs
 
 
 class ElectraOutput(NamedTuple):
@@ -38,72 +60,78 @@ class ElectraOutput(NamedTuple):
     replaced_BL: Tensor
 
 
-class Electra(nn.Module):
-    """The model of the paper; `special_mask_id` is the id of [MASK].
+class Electra(Objective):
+    """The model of the paper, without its sampling head: x' comes from p_G, as in ELECTRA, unless an objective says
+    otherwise by its own `draw`.
 
     Word, position and segment embeddings with their LayerNorm are shared by both encoders; the vocabulary heads use
     the word embeddings as output matrix with a bias of their own.
     """
 
-    def __init__(self, model: ModelConfig, objective: ObjectiveConfig, vocab_size: int, special_mask_id: int) -> None:
-        super().__init__()
-        self.objective = objective
-        self.special_mask_id = special_mask_id
-        generator, discriminator = model.generator(vocab_size), model.discriminator(vocab_size)
+    auto_class = "AutoModelForPreTraining"
+    objective: ReplacementConfig
+    sampler_weight = 0.0
+    """lambda1, where there is a sampling head."""
+
+    def __init__(self, model: ModelConfig, objective: Any, vocab_size: int, special_mask_id: int) -> None:
+        super().__init__(model, objective, vocab_size, special_mask_id)
+        generator, discriminator = self.encoders(model, vocab_size)
         embeddings = Embeddings(discriminator)
         self.generator = ElectraEncoder(generator, embeddings)
         self.generator_predictions = VocabularyTransform(generator)
         self.generator_lm_head = VocabularyScores(generator)
         self.discriminator = ElectraEncoder(discriminator, embeddings)
         self.discriminator_predictions = DiscriminatorHead(discriminator)
-        if objective.learns_to_sample:
-            self.sampler_transform = VocabularyTransform(generator)
-            self.sampler_scores = VocabularyScores(generator)
-            self.start_at_generator_distribution()
 
-    @torch.no_grad()
-    def start_at_generator_distribution(self) -> None:
-        """Both heads start with p_S = p_G: a constant estimate (HP_Loss), a copy of the MLM head (HP_Dist)."""
-        if self.objective.name == "hp_loss":
-            self.sampler_transform.LayerNorm.weight.zero_()
-        else:
-            self.sampler_transform.load_state_dict(self.generator_predictions.state_dict())
-            self.sampler_scores.load_state_dict(self.generator_lm_head.state_dict())
+    @staticmethod
+    def encoders(model: ModelConfig, vocab_size: int) -> tuple[EncoderConfig, ...]:
+        return model.generator(vocab_size), model.discriminator(vocab_size)
+
+    def start(self) -> None:
+        """Initializes the objective's own parameters, given the generator's."""
 
     def forward(self, batch: Batch, entropies: bool = False) -> ElectraOutput:
         """One micro-batch; with `entropies` those of p_G and of what x' is drawn from come along, no more."""
-        prediction, scores = self.generate(batch, entropies)
-        return self.judge(batch, prediction, draw(prediction, scores, batch.uniforms_BK, self.objective))
+        hidden_BKH, prediction = self.generate(batch, entropies)
+        drawn = self.draw(hidden_BKH, prediction, batch.uniforms_BK)
+        return self.judge(batch, prediction, drawn)
 
-    def generate(self, batch: Batch, entropies: bool = False) -> tuple[Prediction, Scores | None]:
-        """What replacements are drawn from: p_G at the masked positions and, if there is one, the sampling head."""
+    def generate(self, batch: Batch, entropies: bool = False) -> tuple[Tensor, Prediction]:
+        """The generator's states at the masked positions, and what it predicts there."""
         hidden_BKH = masked_states(self.generator, batch, self.special_mask_id, self.objective.mask_keep_fraction)
-        return self.heads(batch, hidden_BKH, entropies)
+        words = self.generator.embeddings.word_embeddings
+        logits_BKV = self.generator_lm_head(self.generator_predictions(hidden_BKH), words)
+        return hidden_BKH, predict(batch, logits_BKV, entropies)
 
-    def heads(self, batch: Batch, hidden_BKH: Tensor, entropies: bool = False) -> tuple[Prediction, Scores | None]:
-        """The same from the generator's states at the masked positions."""
-        logits_BKV = self.generator_lm_head(self.generator_predictions(hidden_BKH), self._word_embeddings)
-        return predict(batch, logits_BKV, entropies), self._sampler_scores(hidden_BKH)
+    def draw(self, hidden_BKH: Tensor, prediction: Prediction, uniforms_BK: Tensor, from_p_G: bool = False) -> Draw:
+        """Draws x' as training does, or from p_G all the same; without a sampling head there is nothing else."""
+        weights_BKV = tempered(prediction.p_BKV, self.objective.temperature)
+        return draw_from(weights_BKV, prediction, uniforms_BK, self.objective.forbid_original)
+
+    def draws(self, hidden_BKH: Tensor, prediction: Prediction, uniforms_BK: Tensor) -> dict[str, Draw]:
+        """Draws x' from every distribution there is, that of training last: p_G, and p_S where one is learned."""
+        return {"p_G": self.draw(hidden_BKH, prediction, uniforms_BK)}
 
     def judge(self, batch: Batch, prediction: Prediction, drawn: Draw) -> ElectraOutput:
         """The losses where the masked positions hold what was drawn."""
-        log_p_original_BK = prediction.log_p_original_BK
+        positions_BK, valid_BK = batch.masked_positions_BK, batch.masked_valid_BK
         d_BL, replaced_BL = self.discriminate(batch, drawn.tokens_BK)
-
-        loss_D_BL = discriminator_loss(d_BL, replaced_BL)
-        loss_G_BK = focal_loss(log_p_original_BK, self.objective.gamma)
-        loss_S_BK = self._sampler_loss(drawn, d_BL, loss_D_BL, batch.masked_positions_BK)
-        weighed_loss_D_BL = loss_D_BL
+        loss_D_BL = weighed_loss_D_BL = discriminator_loss(d_BL, replaced_BL)
+        loss_G_BK = focal_loss(prediction.log_p_original_BK, self.objective.gamma)
+        loss_S_BK = self.sampler_loss(drawn, d_BL.gather(1, positions_BK), loss_D_BL.gather(1, positions_BK))
         if self.objective.importance_weighting:
             weighed_loss_D_BL = loss_D_BL * importance_weights(drawn.log_ratio_BK, batch)
         return ElectraOutput(
-            loss=self._total(batch, loss_G_BK, loss_S_BK, weighed_loss_D_BL),
+            # this micro-batch's share of the means over the whole step
+            loss=loss_G_BK.where(valid_BK, 0.0).sum() / batch.masked_count
+            + self.sampler_weight * loss_S_BK.where(valid_BK, 0.0).sum() / batch.masked_count
+            + self.objective.lambda2 * weighed_loss_D_BL.where(batch.attention_mask_BL, 0.0).sum() / batch.token_count,
             generator_loss_BK=loss_G_BK.detach(),
             sampler_loss_BK=loss_S_BK.detach(),
             discriminator_loss_BL=loss_D_BL.detach(),
-            log_p_original_BK=log_p_original_BK.detach(),
+            log_p_original_BK=prediction.log_p_original_BK.detach(),
             top_BK=prediction.top_BK,
-            draw=drawn.detach(),
+            draw=drawn._replace(head_BK=None),
             d_BL=d_BL.detach(),
             replaced_BL=replaced_BL,
         )
@@ -116,30 +144,16 @@ class Electra(nn.Module):
         hidden_BLH = self.discriminator(input_ids_BL, batch.attention_mask_BL, batch.token_type_ids_BL)
         return self.discriminator_predictions(hidden_BLH), input_ids_BL != batch.input_ids_BL
 
-    def _total(self, batch: Batch, loss_G_BK: Tensor, loss_S_BK: Tensor, loss_D_BL: Tensor) -> Tensor:
-        """L_G + lambda1 L_S + lambda2 L_D, this micro-batch's share of the means over the whole step."""
-        return (
-            masked_sum(loss_G_BK, batch.masked_valid_BK) / batch.masked_count
-            + self.objective.lambda1 * masked_sum(loss_S_BK, batch.masked_valid_BK) / batch.masked_count
-            + self.objective.lambda2 * masked_sum(loss_D_BL, batch.attention_mask_BL) / batch.token_count
-        )
-
-    @property
-    def _word_embeddings(self) -> nn.Module:
-        return self.discriminator.embeddings.word_embeddings
-
-    def _sampler_scores(self, hidden_BKH: Tensor) -> Scores | None:
-        """e(x)·h_S of all tokens or chosen ones; `None` without a sampling head."""
-        if not self.objective.learns_to_sample:
-            return None
-        alone = self.objective.detach_sampler_input
-        projected_BKE = self.sampler_transform(hidden_BKH.detach() if alone else hidden_BKH)
-        return partial(self.sampler_scores, projected_BKE, self._word_embeddings, frozen=alone)
-
-    def _sampler_loss(self, drawn: Draw, d_BL: Tensor, loss_D_BL: Tensor, positions_BK: Tensor) -> Tensor:
-        loss_D_BK = loss_D_BL.gather(1, positions_BK)
-        if drawn.z_BK is not None:
-            return hp_loss_sampler_loss(drawn.z_BK, d_BL.gather(1, positions_BK))
-        if drawn.log_p_S_BK is not None:
-            return hp_dist_sampler_loss(drawn.log_p_S_BK, drawn.log_ratio_BK, loss_D_BK, self.objective.ratio_clip)
+    def sampler_loss(self, drawn: Draw, d_BK: Tensor, loss_D_BK: Tensor) -> Tensor:
+        """L_S of the sampling head, given the discriminator's answers at the masked positions; 0 without a head."""
         return torch.zeros_like(loss_D_BK)
+
+
+def masked_states(encoder: ElectraEncoder, batch: Batch, special_mask_id: int, keep_fraction: float) -> Tensor:
+    """The encoder's states at the masked positions [B, K, H]; the vocabulary heads see no other position."""
+    mask_BK = torch.full_like(batch.masked_positions_BK, special_mask_id)
+    change_BK = batch.masked_valid_BK & (batch.keep_uniforms_BK >= keep_fraction)
+    masked_ids_BL = replace(batch.input_ids_BL, batch.masked_positions_BK, change_BK, mask_BK)
+    hidden_BLH = encoder(masked_ids_BL, batch.attention_mask_BL, batch.token_type_ids_BL)
+    index_BKH = batch.masked_positions_BK[..., None].expand(-1, -1, hidden_BLH.shape[-1])
+    return hidden_BLH.gather(1, index_BKH)

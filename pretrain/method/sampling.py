@@ -1,34 +1,57 @@
-"""Where the replacements x' come from: p_G itself (ELECTRA), p_G reweighed by the estimated loss (HP_Loss), or the
-sampling head's own distribution (HP_Dist).
+"""Distributions over the vocabulary as pure functions: what is predicted, p_S, the draw, the replaced sequence.
 
-Shape letters: B batch, K masked positions a sequence, V vocabulary.
+Everything here runs in fp32 or wider; sampling carries no gradient, for it is not differentiated (paper section 3.2).
+A distribution is given by weights: probabilities up to a factor, of which a row's largest is a normal number.
+Shape letters: X any leading dimensions, V vocabulary, B batch, L length, K masked positions a sequence, N blocks of a
+row, S tokens of a block. A tensor [X, V] is the largest of a step: each is made once and worked on in place.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
-from pretrain.method.losses import log_probability
-from pretrain.method.masked_lm import Prediction, log_at
-from pretrain.method.objectives import ObjectiveConfig
-from pretrain.method.replacement import Sampled, entropy, hp_loss_weights, mixture, sample, tempered, without_original
-from pretrain.method.vocabulary import largest
+from pretrain.data.batches import Batch
 
-Scores = Callable[[Tensor | None], Tensor]
-"""The sampling head's logits: of every token [B, K, V], or of the given ids alone [B, K]."""
+LEAST_LOSS = 1e-30
+"""Under L_hat: times the largest p_G, at least 1/V, it is still a normal number of fp32. It changes p_S where all that
+p_G holds likely is estimated to cost the discriminator less than that."""
+ENTROPY_ROWS = 64
+"""Rows whose entropy is taken at once: 8 MB of fp32 with 30,522 tokens, where a whole micro-batch has hundreds."""
+BLOCK = 128  # near the root of 30,522 tokens; from 64 to 512 the time is the same
+
+
+class Prediction(NamedTuple):
+    """What a masked language model says of the masked positions."""
+
+    p_BKV: Tensor
+    """Of every token, without gradient."""
+    log_p_original_BK: Tensor
+    """Of the original tokens, differentiable."""
+    original_BK: Tensor
+    top_BK: Tensor
+    """The most likely ids."""
+    entropy_BK: Tensor | None = None
+    """In nats, where it was asked for: it costs a pass over the vocabulary."""
+
+    @property
+    def log_max_p_BK(self) -> Tensor:
+        """Log-probability of the most likely token."""
+        return log_at(self.p_BKV, self.top_BK)
 
 
 class Draw(NamedTuple):
-    """Replacements of the masked positions and what was believed of them."""
+    """Replacements of the masked positions and what was believed of them; without gradient but for `head_BK`."""
 
     tokens_BK: Tensor
     """Sampled ids x'."""
     log_p_G_BK: Tensor
-    """log p_G(x'), without gradient."""
+    """log p_G(x')."""
     log_q_BK: Tensor
-    """Log-probability of x' under the distribution it was drawn from, without gradient."""
+    """Log-probability of x' under the distribution it was drawn from."""
     log_max_p_G_BK: Tensor
     """log p_G of the generator's most likely token."""
     log_max_q_BK: Tensor
@@ -37,77 +60,186 @@ class Draw(NamedTuple):
     """In nats, where the prediction was asked for it."""
     entropy_q_BK: Tensor | None
     """The same of the distribution x' was drawn from."""
-    log_p_S_BK: Tensor | None = None
-    """log p_S(x'), HP_Dist alone; differentiable inside the forward."""
-    z_BK: Tensor | None = None
-    """The sampling head's logit of x', HP_Loss alone: D_hat = sigmoid(z); differentiable inside the forward."""
+    head_BK: Tensor | None = None
+    """What a sampling head says of x', for its own loss; differentiable, and gone when the forward is over."""
+    estimated_loss_BK: Tensor | None = None
+    """L_hat(x'), by a sampling head that estimates the discriminator's loss."""
 
     @property
     def log_ratio_BK(self) -> Tensor:
         """Log of p_G over the distribution x' was drawn from, at x'."""
         return self.log_p_G_BK - self.log_q_BK
 
-    def detach(self) -> "Draw":
-        """The same numbers without their gradient."""
-        return Draw._make(None if part is None else part.detach() for part in self)
 
-
-def draw(prediction: Prediction, scores: Scores | None, uniforms_BK: Tensor, objective: ObjectiveConfig) -> Draw:
-    """Samples as the objective says; `scores` is `None` where it learns no sampling."""
-    if scores is None:
-        return draw_from_generator(prediction, None, uniforms_BK, objective)
-    learned = {"hp_loss": draw_by_estimated_loss, "hp_dist": draw_from_head}
-    return learned[objective.name](prediction, scores, uniforms_BK, objective)
-
-
-def draw_from_generator(
-    prediction: Prediction, scores: Scores | None, uniforms_BK: Tensor, objective: ObjectiveConfig
-) -> Draw:
-    """ELECTRA: x' from p_G; with `scores`, what HP_Loss's head estimates of it comes along."""
-    weights_BKV = tempered(prediction.p_BKV, objective.temperature)
-    sampled = _sample(weights_BKV, prediction, uniforms_BK, objective)
-    z_BK = scores(sampled.tokens_X) if scores is not None and objective.name == "hp_loss" else None
-    return _draw(prediction, sampled, z_BK=z_BK)
-
-
-def draw_by_estimated_loss(
-    prediction: Prediction, scores: Scores, uniforms_BK: Tensor, objective: ObjectiveConfig
-) -> Draw:
-    """HP_Loss: x' in proportion to p_G L_hat; the gradient of L_S is kept for the sampled column alone."""
-    with torch.no_grad():
-        z_BKV = scores(None)
-    weights_BKV = hp_loss_weights(prediction.p_BKV, z_BKV, prediction.original_BK, objective.temperature)
-    sampled = _sample(weights_BKV, prediction, uniforms_BK, objective)
-    return _draw(prediction, sampled, z_BK=scores(sampled.tokens_X))
-
-
-def draw_from_head(prediction: Prediction, scores: Scores, uniforms_BK: Tensor, objective: ObjectiveConfig) -> Draw:
-    """HP_Dist: x' from p_S, or from a proposal around it that leaves L_S unbiased."""
-    scores_BKV = scores(None)
-    p_S_BKV = scores_BKV.detach().softmax(-1)
-    weights_BKV = tempered(p_S_BKV, objective.temperature)
-    if objective.mixture:
-        weights_BKV = mixture(weights_BKV / weights_BKV.sum(-1, keepdim=True), prediction.p_BKV, objective.mixture)
-    sampled = _sample(weights_BKV, prediction, uniforms_BK, objective)
-    log_p_S_BK = log_probability(scores_BKV, p_S_BKV, largest(scores_BKV), sampled.tokens_X)
-    return _draw(prediction, sampled, log_p_S_BK=log_p_S_BK)
-
-
-def _sample(weights_BKV: Tensor, prediction: Prediction, uniforms_BK: Tensor, objective: ObjectiveConfig) -> Sampled:
-    if objective.forbid_original:
-        weights_BKV = without_original(weights_BKV, prediction.original_BK)
-    sampled = sample(weights_BKV, uniforms_BK)
-    return sampled if prediction.entropy_BK is None else sampled._replace(entropy_X=entropy(weights_BKV))
-
-
-def _draw(prediction: Prediction, sampled: Sampled, **beliefs: Tensor | None) -> Draw:
-    return Draw(
-        tokens_BK=sampled.tokens_X,
-        log_p_G_BK=log_at(prediction.p_BKV, sampled.tokens_X),
-        log_q_BK=sampled.log_probability_X,
-        log_max_p_G_BK=prediction.log_max_p_BK,
-        log_max_q_BK=sampled.log_largest_X,
-        entropy_p_G_BK=prediction.entropy_BK,
-        entropy_q_BK=sampled.entropy_X,
-        **beliefs,
+def predict(batch: Batch, logits_BKV: Tensor, with_entropy: bool = False) -> Prediction:
+    """The distribution that the logits stand for."""
+    original_BK = batch.input_ids_BL.gather(1, batch.masked_positions_BK)
+    p_BKV, top_BK = logits_BKV.detach().softmax(-1), largest(logits_BKV)
+    return Prediction(
+        p_BKV=p_BKV,
+        log_p_original_BK=log_probability(logits_BKV, p_BKV, top_BK, original_BK),
+        original_BK=original_BK,
+        top_BK=top_BK,
+        entropy_BK=entropy(p_BKV) if with_entropy else None,
     )
+
+
+@torch.no_grad()
+def draw_from(weights_BKV: Tensor, prediction: Prediction, uniforms_BK: Tensor, forbid_original: bool = False) -> Draw:
+    """Draws one token a position in proportion to its weight by inverse CDF.
+
+    Of weights that are not finite some token is drawn, with probability NaN: the loss shall say it, not an index beyond
+    the vocabulary.
+    """
+    if forbid_original:
+        weights_BKV = without_original(weights_BKV, prediction.original_BK)
+    tokens_BK, total_BK = inverse_cdf(weights_BKV, uniforms_BK)
+    total_BK = total_BK + 0 * total_BK  # infinity becomes NaN
+    weight_BK = weights_BKV.gather(-1, tokens_BK[..., None]).squeeze(-1)
+    return Draw(
+        tokens_BK=tokens_BK,
+        log_p_G_BK=log_at(prediction.p_BKV, tokens_BK),
+        log_q_BK=(weight_BK / total_BK).log(),
+        log_max_p_G_BK=prediction.log_max_p_BK,
+        log_max_q_BK=(weights_BKV.amax(-1) / total_BK).log(),
+        entropy_p_G_BK=prediction.entropy_BK,
+        entropy_q_BK=None if prediction.entropy_BK is None else entropy(weights_BKV),
+    )
+
+
+@torch.no_grad()
+def hp_loss_weights(p_G_XV: Tensor, z_XV: Tensor, original_X: Tensor) -> Tensor:
+    """HP_Loss: p_G L_hat, [X, V], where p_G may be tempered; made in place of z.
+
+    L_hat = -log D_hat = softplus(-z) for the original token and -log(1 - D_hat) = softplus(z) for every other
+    (paper, equations of section 3.3), with D_hat = sigmoid(z).
+    """
+    original_X1 = original_X[..., None]
+    of_original_X1 = F.softplus(-z_XV.gather(-1, original_X1))
+    loss_XV = torch.ops.aten.softplus.out(z_XV, out=z_XV).scatter_(-1, original_X1, of_original_X1)
+    return loss_XV.clamp_(min=LEAST_LOSS).mul_(p_G_XV)
+
+
+@torch.no_grad()
+def tempered(p_XV: Tensor, temperature: float) -> Tensor:
+    """Weights of p^(1/T); the largest is 1 where T is not."""
+    return p_XV if temperature == 1 else (p_XV / p_XV.amax(-1, keepdim=True)).pow_(1 / temperature)
+
+
+@torch.no_grad()
+def without_original(weights_XV: Tensor, original_X: Tensor) -> Tensor:
+    """The same weights but zero for the original token (google-research/electra `disallow_correct`).
+
+    Beside an original that leaves the others no weight at all, they are equally likely.
+    """
+    return weights_XV.clamp(min=torch.finfo(weights_XV.dtype).tiny).scatter_(-1, original_X[..., None], 0.0)
+
+
+@torch.no_grad()
+def mixture(p_S_XV: Tensor, p_G_XV: Tensor, share: float) -> Tensor:
+    """(1 - share) p_S + share p_G; both normalized, and so is the result."""
+    return p_S_XV.lerp(p_G_XV, share)
+
+
+@torch.no_grad()
+def importance_weights(log_ratio_BK: Tensor, batch: Batch) -> Tensor:
+    """p_G/p_S at the masked positions and 1 elsewhere, [B, L]."""
+    excess_BK = torch.where(batch.masked_valid_BK, torch.expm1(log_ratio_BK), 0.0)
+    ones_BL = torch.ones_like(batch.input_ids_BL, dtype=log_ratio_BK.dtype)
+    return ones_BL.scatter_add(1, batch.masked_positions_BK, excess_BK)
+
+
+@torch.no_grad()
+def replace(input_ids_BL: Tensor, positions_BK: Tensor, valid_BK: Tensor, tokens_BK: Tensor) -> Tensor:
+    """`input_ids` with `tokens` at the valid masked positions, [B, L]; slots that are not valid change nothing."""
+    current_BK = input_ids_BL.gather(1, positions_BK)
+    change_BK = torch.where(valid_BK, tokens_BK - current_BK, 0)
+    return input_ids_BL.scatter_add(1, positions_BK, change_BK)
+
+
+def log_at(p_XV: Tensor, ids_X: Tensor) -> Tensor:
+    """Log-probability of one token a row; of one too small for its type, of the least it can hold."""
+    p_X = p_XV.gather(-1, ids_X[..., None]).squeeze(-1)
+    return p_X.clamp(min=torch.finfo(p_X.dtype).tiny).log()
+
+
+def log_probability(logits_XV: Tensor, p_XV: Tensor, top_X: Tensor, ids_X: Tensor) -> Tensor:
+    """Of one token a row, [X]: the value and the gradient of `logits.log_softmax(-1).gather(-1, ids)`.
+
+    `p` is the softmax, without gradient, and `top` the most likely token, whose probability is no rounding of zero. The
+    backward makes one tensor [X, V] where autograd makes three.
+    """
+    return _LogProbability.apply(logits_XV, p_XV, top_X, ids_X)
+
+
+class _LogProbability(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits_XV: Tensor, p_XV: Tensor, top_X: Tensor, ids_X: Tensor) -> Tensor:
+        ctx.save_for_backward(p_XV, ids_X)
+        top_X1, ids_X1 = top_X[..., None], ids_X[..., None]
+        below_top_X1 = logits_XV.gather(-1, ids_X1) - logits_XV.gather(-1, top_X1)
+        return (below_top_X1 + p_XV.gather(-1, top_X1).log()).squeeze(-1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient_X: Tensor) -> tuple[Tensor, None, None, None]:
+        """(1 where it is the token, else 0) - p, times what comes from above."""
+        p_XV, ids_X = ctx.saved_tensors
+        gradient_X1 = gradient_X[..., None]
+        gradient_XV = (p_XV * -gradient_X1).scatter_add_(-1, ids_X[..., None], gradient_X1)
+        return gradient_XV, None, None, None
+
+
+@torch.no_grad()
+def entropy(weights_XV: Tensor) -> Tensor:
+    """Of the distribution in proportion to the weights, in nats [X]; a few rows at a time."""
+    rows = [_row_entropy(part_RV) for part_RV in weights_XV.flatten(0, -2).split(ENTROPY_ROWS)]
+    return torch.cat(rows).view(weights_XV.shape[:-1])
+
+
+def _row_entropy(weights_RV: Tensor) -> Tensor:
+    p_RV = weights_RV / weights_RV.sum(-1, keepdim=True)
+    return -torch.xlogy(p_RV, p_RV).sum(-1)  # 0 log 0 is 0
+
+
+@torch.no_grad()
+def largest(values_XV: Tensor) -> Tensor:
+    """The id of each row's largest value, the first of several [X]; on a CPU in a third of `argmax`'s time."""
+    block_X1 = _by_block(torch.amax, values_XV).argmax(-1, keepdim=True)
+    place_X1 = _block(values_XV, block_X1, fill=-torch.inf).argmax(-1, keepdim=True)
+    return (block_X1 * BLOCK + place_X1).squeeze(-1)
+
+
+@torch.no_grad()
+def inverse_cdf(weights_XV: Tensor, uniform_X: Tensor) -> tuple[Tensor, Tensor]:
+    """The token at which a row's running sum first exceeds the share `uniform` of its total; and the totals. Both [X].
+
+    `uniform` lies in [0, 1) with at most 24 bits, so that what is sought stays below the total and a token of weight
+    zero, at which the sum does not grow, is never found. Of weights that are not finite it is some token.
+    """
+    cdf_XN = _by_block(torch.sum, weights_XV).cumsum(-1)
+    total_X1 = cdf_XN[..., -1:]
+    sought_X1 = uniform_X[..., None] * total_X1
+    block_X1 = torch.searchsorted(cdf_XN, sought_X1, right=True).clamp_(max=cdf_XN.shape[-1] - 1)
+    sought_X1 = sought_X1 - F.pad(cdf_XN, (1, 0)).gather(-1, block_X1)
+    cdf_XS = _block(weights_XV, block_X1, fill=0.0).cumsum_(-1)
+    end_X1 = cdf_XS[..., -1:]  # the block's sum but for rounding: nothing at or beyond it may be sought
+    sought_X1 = sought_X1.minimum(end_X1.nextafter(torch.zeros_like(end_X1)))
+    place_X1 = torch.searchsorted(cdf_XS, sought_X1, right=True)
+    token_X1 = (block_X1 * BLOCK + place_X1).clamp_(max=weights_XV.shape[-1] - 1)
+    return token_X1.squeeze(-1), total_X1.squeeze(-1)
+
+
+def _by_block(reduce: Callable[..., Tensor], values_XV: Tensor) -> Tensor:
+    """`reduce` of each block [X, N]; the last may be a short one."""
+    whole = values_XV.shape[-1] // BLOCK
+    reduced_XN = reduce(values_XV[..., : whole * BLOCK].unflatten(-1, (whole, BLOCK)), -1)
+    rest_XS = values_XV[..., whole * BLOCK :]
+    return torch.cat((reduced_XN, reduce(rest_XS, -1, keepdim=True)), -1) if rest_XS.shape[-1] else reduced_XN
+
+
+def _block(values_XV: Tensor, block_X1: Tensor, fill: float) -> Tensor:
+    """One block of each row [X, S], filled up where the row ends first."""
+    ids_XS = block_X1 * BLOCK + torch.arange(BLOCK, device=block_X1.device)
+    vocabulary = values_XV.shape[-1]
+    return values_XV.gather(-1, ids_XS.clamp(max=vocabulary - 1)).masked_fill_(ids_XS >= vocabulary, fill)

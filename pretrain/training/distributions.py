@@ -7,12 +7,11 @@ Shape letters: B batch, L length, K masked positions a sequence, N any positions
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from pretrain.data.batches import Batch
 from pretrain.method.electra import ElectraOutput
-from pretrain.method.masked_lm import MaskedLMOutput
+from pretrain.method.objectives.mlm import MaskedLMOutput
 
 
 class Bins(NamedTuple):
@@ -76,8 +75,8 @@ class Distributions:
         self._count_masked(batch, "log_ratio", LOG_RATIO, output.draw.log_ratio_BK)
         self._add_entropy(batch, "entropy_p_S", output.draw.entropy_q_BK)
         self._count_logits(batch, output)
-        if output.draw.z_BK is not None:
-            self._add_estimate(batch, output, output.draw.z_BK)
+        if output.draw.estimated_loss_BK is not None:
+            self._add_estimate(batch, output, output.draw.estimated_loss_BK)
 
     def reset(self) -> None:
         self.vector.zero_()
@@ -100,11 +99,11 @@ class Distributions:
         index_BL = class_BL * LOGIT.number + LOGIT.place(output.d_BL)
         self._count("logit", index_BL, batch.attention_mask_BL)
 
-    def _add_estimate(self, batch: Batch, output: ElectraOutput, z_BK: Tensor) -> None:
+    def _add_estimate(self, batch: Batch, output: ElectraOutput, estimate_BK: Tensor) -> None:
         """Estimated and actual L_D at the drawn tokens, by class."""
         positions_BK, valid_BK = batch.masked_positions_BK, batch.masked_valid_BK
         other_BK = output.replaced_BL.gather(1, positions_BK)
-        a_N = F.softplus(torch.where(other_BK, z_BK, -z_BK)).double().flatten()
+        a_N = estimate_BK.double().flatten()
         b_N = output.discriminator_loss_BL.gather(1, positions_BK).double().flatten()
         features_N6 = torch.stack((torch.ones_like(a_N), a_N, b_N, a_N * a_N, b_N * b_N, a_N * b_N), dim=1)
         classes_2N = torch.stack((valid_BK & ~other_BK, valid_BK & other_BK)).flatten(1).double()

@@ -10,7 +10,8 @@ from data_prep.masking import masked_count
 from foundation.config import ConfigError
 from pretrain.config import RunConfig
 from pretrain.engine.deepspeed_config import EngineConfig
-from pretrain.method.objectives import ObjectiveConfig
+from pretrain.method.objectives import objective_class
+from pretrain.method.objectives.objective import ObjectiveConfig
 from pretrain.model.config import ModelConfig
 from pretrain.model.encoder import EncoderConfig
 
@@ -56,17 +57,13 @@ times the operations counted here."""
 def flops_per_token(model: ModelConfig, objective: ObjectiveConfig, vocab_size: int, length: int) -> float:
     """Operations of a training step for each word piece: matrix products and attention, forward and backward.
 
-    Heads over the vocabulary see masked positions alone; that of HP_Loss samples without a gradient.
+    Heads over the vocabulary see masked positions alone.
     """
-    generator, discriminator = model.generator(vocab_size), model.discriminator(vocab_size)
-    masked = masked_count(length) / length
-    if objective.name == "mlm":
-        forward = _encoder_flops(discriminator, length) + masked * _vocabulary_head_flops(discriminator)
-        return FORWARD_AND_BACKWARD * float(forward)
-    forward = _encoder_flops(generator, length) + _encoder_flops(discriminator, length)
-    head = masked * _vocabulary_head_flops(generator)
-    sampling_head = {"hp_loss": head, "hp_dist": FORWARD_AND_BACKWARD * head}.get(objective.name, 0.0)
-    return float(FORWARD_AND_BACKWARD * (forward + head) + sampling_head)
+    trained = objective_class(objective.name)
+    encoders = trained.encoders(model, vocab_size)
+    forward = sum(_encoder_flops(encoder, length) for encoder in encoders)
+    head = masked_count(length) / length * _vocabulary_head_flops(encoders[0])
+    return float(FORWARD_AND_BACKWARD * (forward + head) + trained.sampling_passes * head)
 
 
 def _encoder_flops(config: EncoderConfig, length: int) -> float:
@@ -146,9 +143,7 @@ def require_memory(run: RunConfig, micro_batch_size: int, vocab_size: int, lengt
 
 def least_parameters(run: RunConfig, vocab_size: int) -> int:
     """Elements of the large matrices alone: no more than all parameters, and known before any is made."""
-    encoders = [run.model.discriminator(vocab_size)]
-    if run.objective.name != "mlm":
-        encoders.append(run.model.generator(vocab_size))
+    encoders = objective_class(run.objective.name).encoders(run.model, vocab_size)
     layers = [4 * encoder.hidden_size**2 + 2 * encoder.hidden_size * encoder.intermediate_size for encoder in encoders]
     return run.model.layers * sum(layers) + (vocab_size + run.model.max_positions) * run.model.embedding_size
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from data_prep.tokens import CONTINUATION
 from pretrain.data.batches import Batch
 from pretrain.method.electra import ElectraOutput
-from pretrain.method.masked_lm import MaskedLMOutput
+from pretrain.method.objectives.mlm import MaskedLMOutput
 
 
 class Example(NamedTuple):

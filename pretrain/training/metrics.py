@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pretrain.data.batches import Batch
 from pretrain.method.electra import ElectraOutput
-from pretrain.method.masked_lm import MaskedLMOutput
+from pretrain.method.objectives.mlm import MaskedLMOutput
 
 SUMS = (
     "masked",

@@ -9,20 +9,21 @@ from foundation.config import ConfigError
 from pretrain.engine.checkpoint import Checkpoint, load_weights, newest_valid
 from pretrain.huggingface.init_from import find_pair, load_pair
 from pretrain.method.electra import Electra
-from pretrain.method.masked_lm import MaskedLM
+from pretrain.method.objectives import objective_class
+from pretrain.method.objectives.objective import Objective
 from pretrain.model.encoder import Layer
 from pretrain.training.run_folder import CHECKPOINTS, RunDescription, read_run
 
 
-def build_model(description: RunDescription) -> Electra | MaskedLM:
+def build_model(description: RunDescription) -> Objective:
     """The model of a run's configuration, the same in every process: its fresh weights follow from the seed."""
     run = description.run
     torch.manual_seed(run.seed)
-    kind = MaskedLM if run.objective.name == "mlm" else Electra
-    return kind(run.model, run.objective, description.vocab_size, description.mask_token_id)
+    trained = objective_class(run.objective.name)
+    return trained(run.model, run.objective, description.vocab_size, description.mask_token_id)
 
 
-def initial_model(description: RunDescription, say: Callable[[str], None] = print) -> Electra | MaskedLM:
+def initial_model(description: RunDescription, say: Callable[[str], None] = print) -> Objective:
     """The model a run's first step changes: fresh, or with the weights of the pair it starts from."""
     model = build_model(description)
     if description.init_from:
@@ -31,7 +32,7 @@ def initial_model(description: RunDescription, say: Callable[[str], None] = prin
     return model
 
 
-def empty_model(description: RunDescription) -> Electra | MaskedLM:
+def empty_model(description: RunDescription) -> Objective:
     """The model without weights: of a rank that gets them from the first one.
 
     To draw base's takes 5 s of a core and twice the memory of the weights that a rank of half precision keeps.
@@ -48,7 +49,7 @@ def compile_layers(model: torch.nn.Module) -> None:
             module.compile(dynamic=False)
 
 
-def load_trained(folder: Path) -> tuple[Electra | MaskedLM, int]:
+def load_trained(folder: Path) -> tuple[Objective, int]:
     """The model of a run folder in fp32 on the CPU, and the step its newest whole checkpoint was written at.
 
     Raises:
@@ -61,7 +62,7 @@ def load_trained(folder: Path) -> tuple[Electra | MaskedLM, int]:
     return load_checkpoint(description, checkpoint), checkpoint.step
 
 
-def load_checkpoint(description: RunDescription, checkpoint: Checkpoint) -> Electra | MaskedLM:
+def load_checkpoint(description: RunDescription, checkpoint: Checkpoint) -> Objective:
     """The run's model with the weights of this checkpoint, in fp32 on the CPU.
 
     Raises:

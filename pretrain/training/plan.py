@@ -10,6 +10,7 @@ from foundation.command_line import HIDDEN
 from foundation.config import MOST, ConfigError, FileName, StrictConfig
 from pretrain.job.hostfile import read_hostfile
 from pretrain.job.launcher import number_of
+from pretrain.method.objectives import OBJECTIVES
 
 if TYPE_CHECKING:
     from pretrain.config import RunConfig
@@ -32,7 +33,7 @@ class RunOptions(StrictConfig):
     """share of each (by its number of sequences)"""
     output: Path | None = None
     """run folder (runs/PRESET)"""
-    objective: Literal["hp_loss", "hp_dist", "electra", "mlm"] | None = None
+    objective: Literal[tuple(OBJECTIVES)] | None = None  # type: ignore[valid-type]
     """what is trained (hp_loss)"""
     row: str | None = None
     """a row of the paper's tables, such as 'HP_Loss lambda1=10', in place of an objective"""

@@ -13,7 +13,7 @@ from data_prep.tokens import open_tokenizer
 from pretrain.data.batches import Batch
 from pretrain.engine.engine import Engine
 from pretrain.method.electra import ElectraOutput
-from pretrain.method.masked_lm import MaskedLMOutput
+from pretrain.method.objectives.mlm import MaskedLMOutput
 from pretrain.training.distributions import Distributions, describe, histograms
 from pretrain.training.example import Example
 from pretrain.training.metrics import MetricSums, summary

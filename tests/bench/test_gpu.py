@@ -13,7 +13,7 @@ import bench.gpu_checks
 from bench.gpu import GpuOptions, Part, chosen_parts, failures, run_part, with_seconds
 from bench.gpu_checks import MISSED, check_distribution, check_draws, check_precision, missed_by, outcome
 from bench.gpu_setting import setting
-from pretrain.method.replacement import sample
+from pretrain.method.sampling import inverse_cdf
 from pretrain.model.encoder import ElectraEncoder
 from tests.conftest import REPOSITORY
 
@@ -86,19 +86,19 @@ def test_all_parts_together_have_no_more_than_the_time_there_is(tmp_path):
 def test_a_sampler_that_is_off_is_noticed(monkeypatch):
     where = setting("cpu")
     assert outcome(partial(check_distribution, where))["outcome"] == "passed"
-    monkeypatch.setattr(bench.gpu_checks, "sample", lambda weights_XV, uniform_X: sample(weights_XV**0.95, uniform_X))
+    monkeypatch.setattr(bench.gpu_checks, "inverse_cdf", lambda p_XV, uniform_X: inverse_cdf(p_XV**0.95, uniform_X))
     assert outcome(partial(check_distribution, where))["outcome"] == "failed"
 
 
 def test_a_sampler_that_draws_one_wrong_token_is_noticed(monkeypatch):
     def wrong_once(weights_XV, uniform_X):
-        drawn = sample(weights_XV, uniform_X)
-        drawn.tokens_X[7] += 1
-        return drawn
+        tokens_X, total_X = inverse_cdf(weights_XV, uniform_X)
+        tokens_X[7] += 1
+        return tokens_X, total_X
 
     where = setting("cpu")
     assert outcome(partial(check_draws, where))["outcome"] == "passed"
-    monkeypatch.setattr(bench.gpu_checks, "sample", wrong_once)
+    monkeypatch.setattr(bench.gpu_checks, "inverse_cdf", wrong_once)
     assert outcome(partial(check_draws, where))["outcome"] == "failed"
 
 

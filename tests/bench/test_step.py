@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.batches import MASK, VOCABULARY, random_batch
+from bench.batches import random_batch
 from bench.contender import Contender
+from bench.models import fresh_model
 from bench.peers.electra_step import shared_pair
 from bench.step import StepBenchOptions, figures, table, take_turns
-from pretrain.method.electra import Electra
 from pretrain.presets import preset, with_objective
 from tests.conftest import REPOSITORY
 
@@ -40,7 +40,7 @@ def test_the_command_prints_ratios_shares_memory_and_parts() -> None:
 
 def test_peer_and_ours_have_the_same_sizes() -> None:
     run = with_objective(preset("small").run, "electra")
-    ours = Electra(run.model, run.objective, VOCABULARY, MASK)
+    ours = fresh_model(run)
     theirs = torch.nn.ModuleList(shared_pair(run.model))
     table = sum(p.numel() for name, p in ours.named_parameters() if "relative_attention_bias" in name)
     assert sum(p.numel() for p in ours.parameters()) - table == sum(p.numel() for p in theirs.parameters())

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from data_prep.train_vocab import VocabularyOptions
 from data_prep.train_vocab import main as train_vocab
 from pretrain.data.batches import Batch
 from pretrain.method.electra import Electra
-from pretrain.method.objectives import ObjectiveConfig
+from pretrain.method.objectives import objective_class
 from pretrain.model.config import ModelConfig
 from tests.conftest import REPOSITORY, free_port
 
@@ -55,18 +56,27 @@ def batch() -> Batch:
         masked_positions_BK=torch.tensor([[2, 5], [1, 6], [3, 0]]),
         masked_valid_BK=torch.tensor([[True, True], [True, True], [True, False]]),
         uniforms_BK=torch.rand(3, 2, generator=generator),
+        keep_uniforms_BK=torch.rand(3, 2, generator=generator),
         masked_count=5.0,
         token_count=23.0,
     )
+
+
+def new_model(
+    name: str = "hp_loss", model: ModelConfig = SMALL_MODEL, vocabulary: int = VOCABULARY, **switches: object
+) -> Any:
+    """A model trained towards an objective, as it starts."""
+    trained = objective_class(name)
+    return trained(model, trained.Config.from_values(switches), vocabulary, MASK)
 
 
 @pytest.fixture
 def make_electra() -> Callable[..., Electra]:
     """Builds a model of the seven-token vocabulary; keyword arguments are the objective's."""
 
-    def make(**objective: object) -> Electra:
+    def make(**objective: Any) -> Electra:
         torch.manual_seed(0)
-        model = Electra(SMALL_MODEL, ObjectiveConfig.from_values(objective), VOCABULARY, MASK)
+        model = new_model(**objective)
         if hasattr(model, "sampler_transform"):  # away from the start, where p_S = p_G would hide mistakes
             torch.nn.init.normal_(model.sampler_transform.LayerNorm.weight, std=1.0)
             torch.nn.init.normal_(model.sampler_scores.bias, std=0.5)

@@ -4,7 +4,7 @@ import pytest
 
 from foundation.config import ConfigError
 from pretrain.config import with_overrides
-from pretrain.presets import PRESETS
+from pretrain.presets import PRESETS, with_objective
 
 RUN = PRESETS["small"].run
 
@@ -34,6 +34,11 @@ def test_overrides_reach_every_level_and_keep_the_rest() -> None:
         ("model.layers.x.y=1", "unknown key 'model.layers.x.y'; model.layers.x is no section"),
         ("objective.name.x=1", "unknown key 'objective.name.x'; objective.name is no section"),
         ('objective={"name": "electra"}', "the section 'objective'; set its keys one by one, such as objective.name"),
+        (
+            "objective.mixture=0.1",
+            "got 'objective.mixture=0.1', which hp_loss has no use for; leave it out or choose hp_dist",
+        ),
+        ("objective.mixtur=0.1", "unknown key 'objective.mixtur'; expected one of name, gamma"),
         ("objective.name=electra", "keep the weights of another objective; use --objective electra"),
         ("seed=100000000000000000000", "seed: got 100000000000000000000, expected"),
         (f"seed={'9' * 5000}", "seed: got '999"),
@@ -52,6 +57,18 @@ def test_all_wrong_overrides_are_reported_at_once() -> None:
     with pytest.raises(ConfigError) as error:
         with_overrides(RUN, ["sed=1", "optim.lr=1e-4", "nothing"])
     assert len(error.value.problems) == 2
+
+
+def test_an_objective_takes_its_own_switches_and_refuses_those_of_others_all_at_once() -> None:
+    run = with_objective(RUN, "hp_dist")
+    assert with_overrides(run, ["objective.mixture=0.1"]).objective.mixture == 0.1
+    with pytest.raises(ConfigError) as error:
+        with_overrides(with_objective(RUN, "mlm"), ["objective.lambda1=1", "objective.ratio_clip=2", "sed=1"])
+    assert [problem.partition(" has")[0] for problem in error.value.problems[:2]] == [
+        "--set: got 'objective.lambda1=1', which mlm",
+        "--set: got 'objective.ratio_clip=2', which mlm",
+    ]
+    assert len(error.value.problems) == 3
 
 
 def test_a_step_without_a_checkpoint_cannot_be_kept() -> None:

@@ -12,8 +12,7 @@ from pretrain.data.batches import Batch
 from pretrain.export import ExportOptions, export, main
 from pretrain.huggingface.folders import load_encoder
 from pretrain.method.electra import Electra
-from pretrain.method.objectives import ObjectiveConfig
-from tests.pretrain.conftest import MASK, SMALL_MODEL, VOCABULARY
+from tests.pretrain.conftest import SMALL_MODEL, new_model
 
 
 @pytest.fixture
@@ -21,7 +20,7 @@ def stock_shaped() -> Electra:
     """A model without relative position: its export is a stock Hugging Face ELECTRA."""
     torch.manual_seed(0)
     model = SMALL_MODEL.model_copy(update={"relative_position": False})
-    return Electra(model, ObjectiveConfig(), VOCABULARY, MASK).eval()
+    return new_model("hp_loss", model).eval()
 
 
 @pytest.fixture

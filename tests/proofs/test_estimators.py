@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pretrain.data.batches import Batch
 from pretrain.method.electra import Electra, ElectraOutput
-from pretrain.method.replacement import hp_loss_weights
+from pretrain.method.sampling import hp_loss_weights
 from tests.pretrain.conftest import CLS, SEP, VOCABULARY
 
 SEEDS = (0, 1, 2)
@@ -88,6 +88,7 @@ def sequences(masks: int, rows: int, uniforms_BK: Tensor) -> Batch:
         masked_positions_BK=torch.arange(1, masks + 1).expand(rows, masks),
         masked_valid_BK=torch.ones(rows, masks, dtype=torch.bool),
         uniforms_BK=uniforms_BK,
+        keep_uniforms_BK=torch.ones_like(uniforms_BK),
         masked_count=1.0,
         token_count=1.0,
     )

@@ -4,17 +4,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from pretrain.method.losses import (
-    discriminator_loss,
-    focal_loss,
-    hp_dist_sampler_loss,
-    hp_loss_sampler_loss,
-    log_probability,
-)
-from pretrain.method.masked_lm import Prediction
-from pretrain.method.objectives import ObjectiveConfig
-from pretrain.method.sampling import draw
+from pretrain.method.losses import discriminator_loss, focal_loss
+from pretrain.method.objectives.hardness import SamplingHead
+from pretrain.method.sampling import Prediction, log_probability
 from pretrain.model.heads import full_precision
+from tests.pretrain.conftest import SMALL_MODEL, new_model
 
 FP16 = torch.finfo(torch.float16)
 VALUES = torch.tensor([FP16.max, FP16.min, FP16.tiny, -FP16.tiny, FP16.smallest_normal, 0.0, 11.0, -11.0, 600.0])
@@ -42,7 +36,6 @@ SETTINGS: list[dict[str, object]] = [
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: " ".join(map(str, setting.values())))
 @pytest.mark.parametrize("gamma", [0.0, 1.0, "piecewise"])
 def test_nothing_overflows_at_the_ends_of_fp16(setting: dict[str, object], gamma: float) -> None:
-    objective = ObjectiveConfig.from_values(setting | {"gamma": gamma})
     logits, z, d = rows(0), rows(1), rows(2)[..., 0].detach().requires_grad_()
     original = torch.randint(7, (1, ROWS), generator=torch.Generator().manual_seed(3))
     p, top = full_precision(logits.detach()).softmax(-1), logits.detach().argmax(-1)
@@ -50,24 +43,25 @@ def test_nothing_overflows_at_the_ends_of_fp16(setting: dict[str, object], gamma
     prediction = Prediction(p, log_p_original, original, top)
     wide = full_precision(z)
 
-    def scores(ids: Tensor | None) -> Tensor:
-        return wide if ids is None else wide.gather(-1, ids[..., None]).squeeze(-1)
+    def scores(projected: Tensor, ids: Tensor | None = None) -> Tensor:
+        return wide.clone() if ids is None else wide.gather(-1, ids[..., None]).squeeze(-1)
 
     uniforms = torch.rand(1, ROWS, generator=torch.Generator().manual_seed(4))
-    drawn = draw(prediction, scores if objective.learns_to_sample else None, uniforms, objective)
+    model = new_model(**setting | {"gamma": gamma})
+    learns = isinstance(model, SamplingHead)
+    if learns:
+        model.score = scores
+    drawn = model.draw(torch.zeros(1, ROWS, SMALL_MODEL.generator_hidden_size), prediction, uniforms)
     replaced = drawn.tokens_BK != original
     loss_D = discriminator_loss(full_precision(d), replaced)
-    loss = focal_loss(prediction.log_p_original_BK, gamma) + loss_D
-    if drawn.z_BK is not None:
-        loss = loss + hp_loss_sampler_loss(drawn.z_BK, full_precision(d))
-    if drawn.log_p_S_BK is not None:
-        loss = loss + hp_dist_sampler_loss(drawn.log_p_S_BK, drawn.log_ratio_BK, loss_D)
+    loss_S = model.sampler_loss(drawn, full_precision(d), loss_D)
+    loss = focal_loss(prediction.log_p_original_BK, gamma) + loss_D + loss_S
     assert torch.isfinite(drawn.log_q_BK).all()
     assert (drawn.log_q_BK <= 1e-6).all()
     assert torch.isfinite(loss).all()
     loss.mean().backward()
-    for scored in (logits, d, *((z,) if objective.learns_to_sample else ())):
+    for scored in (logits, d, *((z,) if learns else ())):
         assert scored.grad is not None
         assert torch.isfinite(scored.grad).all()
-    if objective.forbid_original:
+    if model.objective.forbid_original:
         assert replaced.all()

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from pretrain.method.losses import hp_dist_sampler_loss
-from pretrain.method.replacement import mixture, tempered
+from pretrain.method.objectives.hardness import hp_dist_sampler_loss
+from pretrain.method.sampling import mixture, tempered
 
 SEEDS = (0, 1, 2)
 EXACT = 1e-14

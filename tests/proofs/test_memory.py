@@ -13,11 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from pretrain.data.batches import Batch
-from pretrain.method.electra import Electra
-from pretrain.method.masked_lm import MaskedLM
-from pretrain.method.objectives import ObjectiveConfig
-from pretrain.method.replacement import ENTROPY_ROWS
-from tests.pretrain.conftest import MASK, SMALL_MODEL
+from pretrain.method.sampling import ENTROPY_ROWS
+from tests.pretrain.conftest import new_model
 
 VOCABULARY = 1009
 COUNTS = {
@@ -55,10 +52,9 @@ class LargeTensors(TorchDispatchMode):
         return self.alive
 
 
-def build(name: str) -> Electra | MaskedLM:
+def build(name: str) -> Any:
     torch.manual_seed(0)
-    kind = MaskedLM if name == "mlm" else Electra
-    return kind(SMALL_MODEL, ObjectiveConfig.from_values({"name": name}), VOCABULARY, MASK)
+    return new_model(name, vocabulary=VOCABULARY)
 
 
 @pytest.mark.parametrize("name", COUNTS)

@@ -23,7 +23,7 @@ from pretrain.engine.optim import OptimConfig, parameter_groups
 from pretrain.evaluate import EvaluateOptions
 from pretrain.job.processes import start_processes
 from pretrain.job.watchdog import Watchdog
-from pretrain.presets import PRESETS
+from pretrain.presets import PAPER, PRESETS
 from pretrain.run import build_training
 from pretrain.training.guards import NotFinite
 from pretrain.training.models import build_model
@@ -50,7 +50,7 @@ def keys_of(values: dict[str, Any], path: str = "") -> Iterator[str]:
             yield path + key
 
 
-RUN_KEYS = list(keys_of(PRESETS["tiny"].run.model_dump()))
+RUN_KEYS = list(keys_of(PRESETS["tiny"].run.model_dump() | {"objective": PAPER["hp_dist"].model_dump()}))
 LENGTHENING = ("optim.steps", "batch_size")
 """Of which a large value is a long run; what they decide beside that is in the plan."""
 

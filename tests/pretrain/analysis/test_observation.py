@@ -9,6 +9,7 @@ import torch
 from pretrain.analysis.observation import judge, observe
 from pretrain.data.batches import Batch
 from pretrain.method.electra import Electra
+from pretrain.method.objectives.hardness import HPLoss
 
 CPU = torch.device("cpu")
 
@@ -38,12 +39,14 @@ def test_an_objective_that_learns_no_sampling_is_observed_under_p_G_alone(
 
 
 def test_observations_are_the_models_own_numbers_at_each_masked_position(
-    batch: Batch, make_electra: Callable[..., Electra]
+    batch: Batch, make_electra: Callable[..., HPLoss]
 ) -> None:
     model = make_electra(name="hp_loss").eval()
     everything = observe(model, [batch, batch], CPU)
     observed = everything.under["p_S"]
     output = model(batch)
+    hidden_BKH, prediction = model.generate(batch)
+    z_BK = model.score(model.project(hidden_BKH), output.draw.tokens_BK)
     assert len(observed.judgement.d) == 2 * 23 and len(observed.actual_loss) == 2 * 5
     assert observed.judgement.masked.sum() == 10 and everything.metrics["tokens"] == 46
     assert torch.equal(everything.tokens["p_S"][:3], output.draw.tokens_BK.int())
@@ -53,11 +56,10 @@ def test_observations_are_the_models_own_numbers_at_each_masked_position(
             if not batch.masked_valid_BK[b, k]:
                 continue
             position = batch.masked_positions_BK[b, k]
-            assert output.draw.z_BK is not None
-            estimate = torch.sigmoid(output.draw.z_BK[b, k])
+            estimate = torch.sigmoid(z_BK[b, k])
             other = bool(output.replaced_BL[b, position])
             assert observed.sampled_other[row] == other
-            p_V = model.generate(batch)[0].p_BKV[b, k]
+            p_V = prediction.p_BKV[b, k]
             expected_entropy = -(p_V * p_V.log()).sum().item()
             assert everything.under["p_G"].entropy_q[row] == pytest.approx(expected_entropy, rel=1e-4)
             expected = -torch.log(1 - estimate if other else estimate)

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from scipy.stats import chisquare
 
 from data_prep.shards import IndexedFile
 from foundation.config import ConfigError
@@ -28,17 +29,30 @@ def all_of(shards: Shards, step: int, world_size: int, micro: int, size: int = 2
     plans = [BatchPlan(size, micro, world_size, rank) for rank in range(world_size)]
     steps = [TrainingBatches(shards, plan, seed=3).step(step) for plan in plans]
     ordered = [ranks[number] for number in range(len(steps[0])) for ranks in steps]
-    tensors = [torch.cat(parts) for parts in list(zip(*ordered, strict=True))[:6]]
-    counts = [sum(part[6] for part in ordered), sum(part[7] for part in ordered)]
+    tensors = [torch.cat(parts) for parts in list(zip(*ordered, strict=True))[:7]]
+    counts = [sum(part.masked_count for part in ordered), sum(part.token_count for part in ordered)]
     return Batch(*tensors, *counts)
 
 
 @pytest.mark.parametrize(("world_size", "micro"), [(1, 8), (2, 12), (2, 4), (3, 4)])
 def test_a_step_reads_the_same_samples_and_uniforms_on_any_cluster(world_size: int, micro: int, shards: Shards) -> None:
     whole, spread = all_of(shards, 5, 1, 24), all_of(shards, 5, world_size, micro)
-    for ours, theirs in zip(whole[:6], spread[:6], strict=True):
+    for ours, theirs in zip(whole[:7], spread[:7], strict=True):
         assert torch.equal(ours, theirs)
-    assert spread[6:] == pytest.approx(whole[6:])
+    assert spread[7:] == pytest.approx(whole[7:])
+
+
+def test_whether_a_token_is_kept_says_nothing_about_the_draw_there(shards: Shards) -> None:
+    """Over epochs, so that there are many: both uniform, and as often together as apart."""
+    batches = TrainingBatches(shards, BatchPlan(256, 256, 1, 0), seed=3)
+    steps = [batches.step(step)[0] for step in range(40)]
+    draw, keep = (
+        torch.cat([getattr(batch, name)[batch.masked_valid_BK] for batch in steps]).numpy()
+        for name in ("uniforms_BK", "keep_uniforms_BK")
+    )
+    assert len(draw) > 20_000
+    counts = np.histogram2d(draw, keep, bins=10, range=((0, 1), (0, 1)))[0]
+    assert chisquare(counts.flatten()).pvalue > 1e-4
 
 
 def test_an_epoch_reads_every_sequence_once_and_the_next_in_another_order(shards: Shards) -> None:

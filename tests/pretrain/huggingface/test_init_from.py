@@ -125,8 +125,8 @@ def test_the_fresh_sampling_head_samples_from_the_pairs_own_p_g(
 ) -> None:
     model = start(shards_folder, stock_pair, objective=objective).eval()
     hidden = torch.randn(5, 16)
-    z = model.sampler_scores(model.sampler_transform(hidden), model._word_embeddings)
-    logits = model.generator_lm_head(model.generator_predictions(hidden), model._word_embeddings)
+    z = model.sampler_scores(model.sampler_transform(hidden), model.generator.embeddings.word_embeddings)
+    logits = model.generator_lm_head(model.generator_predictions(hidden), model.generator.embeddings.word_embeddings)
     assert torch.equal(z, logits) if objective == "hp_dist" else not z.any()
 
 

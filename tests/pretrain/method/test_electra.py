@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from pretrain.data.batches import Batch
-from pretrain.method.electra import Electra
-from pretrain.method.objectives import ObjectiveConfig
-from tests.pretrain.conftest import MASK, SMALL_MODEL, VOCABULARY
+from pretrain.method.electra import Electra, masked_states
+from tests.pretrain.conftest import MASK, VOCABULARY, new_model
 
 OBJECTIVES = ("electra", "hp_loss", "hp_dist")
 
@@ -24,7 +23,8 @@ def test_the_loss_is_the_papers_formula_by_brute_force_in_float64(
     objective: str, gamma: float, batch: Batch, make_electra: Callable[..., Electra]
 ) -> None:
     """Every position is walked in plain Python from the two encoders' states, with the head's own matrices."""
-    model = make_electra(name=objective, gamma=gamma, lambda1=3.0).double().eval()
+    weight = {} if objective == "electra" else {"lambda1": 3.0}
+    model = make_electra(name=objective, gamma=gamma, **weight).double().eval()
     output = model(batch)
     rows = [(b, k) for b in range(3) for k in range(2) if batch.masked_valid_BK[b, k]]
     positions = batch.masked_positions_BK
@@ -93,8 +93,7 @@ def test_a_sampled_original_counts_as_original(
 @pytest.mark.parametrize("objective", ["hp_loss", "hp_dist"])
 def test_the_sampler_starts_at_the_generators_distribution(objective: str, batch: Batch) -> None:
     torch.manual_seed(0)
-    learned = Electra(SMALL_MODEL, ObjectiveConfig.from_values({"name": objective}), VOCABULARY, MASK)
-    plain = Electra(SMALL_MODEL, ObjectiveConfig(name="electra"), VOCABULARY, MASK)
+    learned, plain = new_model(objective), new_model("electra")
     plain.load_state_dict(learned.state_dict(), strict=False)
     many = batch._replace(uniforms_BK=torch.tensor([[0.03, 0.2], [0.5, 0.75], [0.97, 0.1]]))
     valid = batch.masked_valid_BK
@@ -117,15 +116,14 @@ def gradient_of(
     part: str, batch: Batch, make_electra: Callable[..., Electra], objective: str, **switches: object
 ) -> set[str]:
     """Names of the parameters that the gradient of one of the three losses reaches."""
-    weights = {
-        "lambda1": 1.0 if part == "sampler" else 0.0,
-        "lambda2": 1.0 if part == "discriminator" else 0.0,
-    }
+    weights = {"lambda2": 1.0 if part == "discriminator" else 0.0}
+    if objective != "electra":
+        weights["lambda1"] = 1.0 if part == "sampler" else 0.0
     model = make_electra(name=objective, **weights, **switches)
     output = model(batch)
     if part != "generator":  # L_G has no weight of its own: take its gradient away again
         everything = torch.autograd.grad(output.loss, list(model.parameters()), allow_unused=True)
-        alone = make_electra(name=objective, lambda1=0.0, lambda2=0.0, **switches)
+        alone = make_electra(name=objective, **dict.fromkeys(weights, 0.0), **switches)
         generator_only = torch.autograd.grad(alone(batch).loss, list(alone.parameters()), allow_unused=True)
         names = [name for name, _ in model.named_parameters()]
         return {
@@ -236,3 +234,21 @@ def test_free_sampling_in_fp32_differs_from_float64_by_counted_flips_alone(
     assert (~same).sum() <= 0.01 * rows
     ours, theirs = (output.discriminator_loss_BL[same].double() for output in (single, exact))
     assert torch.allclose(ours, theirs, atol=1e-4)
+
+
+def test_kept_positions_show_their_token_and_are_still_predicted(
+    batch: Batch, make_electra: Callable[..., Electra]
+) -> None:
+    model = make_electra(name="electra", mask_keep_fraction=0.5).eval()
+    kept = (batch.keep_uniforms_BK < 0.5) & batch.masked_valid_BK
+    assert 0 < kept.sum() < batch.masked_valid_BK.sum()
+    ids = batch.input_ids_BL.clone()
+    for row, slot in (batch.masked_valid_BK & ~kept).nonzero().tolist():
+        ids[row, batch.masked_positions_BK[row, slot]] = MASK
+    seen = model.generator(ids, batch.attention_mask_BL, batch.token_type_ids_BL)
+    states = masked_states(model.generator, batch, MASK, keep_fraction=0.5)
+    for row, slot in batch.masked_valid_BK.nonzero().tolist():
+        assert torch.equal(states[row, slot], seen[row, batch.masked_positions_BK[row, slot]])
+    valid = batch.masked_valid_BK
+    plain = make_electra(name="electra").eval()(batch)
+    assert not torch.equal(model(batch).log_p_original_BK[valid], plain.log_p_original_BK[valid])

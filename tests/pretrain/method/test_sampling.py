@@ -1,115 +1,247 @@
-"""Claims about where replacements come from, for each objective and switch, against the distributions written out."""
+"""Claims about p_S, the draw from it, the replaced sequence, and rows searched by blocks: the same as whole ones."""
 
-from collections.abc import Callable
+import math
 
 import pytest
+import scipy.stats
 import torch
-from scipy.stats import chisquare, entropy
+from scipy.stats import chisquare
 from torch import Tensor
 
-from pretrain.method.masked_lm import Prediction
-from pretrain.method.objectives import ObjectiveConfig
-from pretrain.method.sampling import Draw, draw, draw_from_generator
+from pretrain.data.batches import Batch
+from pretrain.method.sampling import (
+    BLOCK,
+    ENTROPY_ROWS,
+    Draw,
+    Prediction,
+    draw_from,
+    entropy,
+    hp_loss_weights,
+    importance_weights,
+    inverse_cdf,
+    largest,
+    log_probability,
+    mixture,
+    replace,
+    tempered,
+)
 
 SEEDS = (0, 1, 2)
-DRAWS, VOCABULARY, ORIGINAL = 60_000, 9, 4
-RARE = 5e-4
-"""Cells of a lower expected share are merged before the chi-square test."""
+LENGTHS = (1, 7, BLOCK - 1, BLOCK, BLOCK + 1, 5 * BLOCK + 17)
 
 
-def prediction(seed: int) -> Prediction:
-    logits = torch.randn(VOCABULARY, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * 2
-    p = logits.softmax(-1).expand(1, DRAWS, VOCABULARY)
-    return Prediction(p, p[..., ORIGINAL].log(), torch.full((1, DRAWS), ORIGINAL), p.argmax(-1))
+def brute_force_p_S(p_G: list[float], D_hat: list[float], original: int, temperature: float) -> list[float]:
+    weights = [
+        p ** (1 / temperature) * (-math.log(d) if token == original else -math.log(1 - d))
+        for token, (p, d) in enumerate(zip(p_G, D_hat, strict=True))
+    ]
+    return [weight / sum(weights) for weight in weights]
 
 
-def head(seed: int) -> Callable[[Tensor | None], Tensor]:
-    """A sampling head whose logits are the same at every position."""
-    z = torch.randn(VOCABULARY, generator=torch.Generator().manual_seed(100 + seed), dtype=torch.float64) * 2
-    return lambda ids: z.expand(1, DRAWS, VOCABULARY).clone() if ids is None else z[ids]
+def drawn_from(weights: torch.Tensor, uniforms: torch.Tensor, forbid_original: int | None = None) -> Draw:
+    """One draw a row [X, V], beside any prediction."""
+    shape = weights.shape[:-1]
+    original = torch.full(shape, forbid_original or 0)
+    prediction = Prediction(torch.ones_like(weights), torch.zeros(shape), original, original)
+    return draw_from(weights, prediction, uniforms, forbid_original is not None)
 
 
-def expected(seed: int, objective: ObjectiveConfig) -> Tensor:
-    """The sampling distribution, from the formulas of the paper and of the switches."""
-    p_G, z = prediction(seed).p_BKV[0, 0], head(seed)(None)[0, 0]
-    D = torch.sigmoid(z)
-    if objective.name == "hp_loss":
-        loss = -torch.log(1 - D)
-        loss[ORIGINAL] = -torch.log(D[ORIGINAL])
-        weights = p_G ** (1 / objective.temperature) * loss
-    elif objective.name == "hp_dist":
-        weights = z.softmax(-1) ** (1 / objective.temperature)
-        weights = (1 - objective.mixture) * weights / weights.sum() + objective.mixture * p_G
-    else:
-        weights = p_G ** (1 / objective.temperature)
-    if objective.forbid_original:
-        weights[ORIGINAL] = 0
-    return weights / weights.sum()
+def normalized(weights: torch.Tensor) -> torch.Tensor:
+    return weights / weights.sum(-1, keepdim=True)
 
 
-def draws(seed: int, objective: ObjectiveConfig) -> Draw:
-    uniforms = torch.rand(1, DRAWS, generator=torch.Generator().manual_seed(seed))
-    return draw(prediction(seed), head(seed) if objective.learns_to_sample else None, uniforms, objective)
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_p_s_sums_to_one_and_is_proportional_to_p_g_times_the_estimated_loss(temperature: float) -> None:
+    torch.manual_seed(0)
+    logits, z = torch.randn(4, 7, dtype=torch.float64) * 3, torch.randn(4, 7, dtype=torch.float64) * 4
+    original = torch.tensor([0, 3, 6, 2])
+    p_S = normalized(hp_loss_weights(tempered(logits.softmax(-1), temperature), z.clone(), original))
+    for row in range(4):
+        p_G, D_hat = logits[row].softmax(-1).tolist(), torch.sigmoid(z[row]).tolist()
+        expected = brute_force_p_S(p_G, D_hat, int(original[row]), temperature)
+        assert p_S[row].tolist() == pytest.approx(expected, rel=1e-9)
 
 
-SETTINGS: list[dict[str, object]] = [
-    {"name": "electra"},
-    {"name": "electra", "temperature": 2.0, "forbid_original": True},
-    {"name": "hp_loss"},
-    {"name": "hp_loss", "temperature": 0.7, "forbid_original": True},
-    {"name": "hp_dist"},
-    {"name": "hp_dist", "mixture": 0.2},
-    {"name": "hp_dist", "temperature": 1.5, "mixture": 0.2, "forbid_original": True},
-]
+def test_a_constant_estimate_leaves_p_g_unchanged() -> None:
+    p_G = torch.randn(3, 7).softmax(-1)
+    p_S = normalized(hp_loss_weights(p_G, torch.zeros(3, 7), torch.tensor([1, 2, 3])))
+    assert torch.allclose(p_S, p_G, atol=1e-6)
 
 
-@pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: " ".join(map(str, setting.values())))
-@pytest.mark.parametrize("seed", SEEDS)
-def test_sampled_frequencies_and_reported_probabilities_are_those_of_the_distribution(
-    seed: int, setting: dict[str, object]
+@pytest.mark.parametrize("z", [-1e4, -60.0, -20.0, 0.0, 20.0, 1e4])
+def test_an_estimate_of_any_size_leaves_weights_to_draw_by(z: float) -> None:
+    """Of both signs: the original's loss is small where the others' is large; fp32 against float64."""
+    p_G, original = torch.tensor([[0.98, 0.02, 0.0], [1 / 3, 1 / 3, 1 / 3]]), torch.tensor([0, 1])
+    p_S = normalized(hp_loss_weights(p_G, torch.full((2, 3), z), original))
+    wide = torch.full((2, 3), z, dtype=torch.float64)
+    loss = torch.nn.functional.softplus(torch.where(torch.arange(3) == original[:, None], -wide, wide))
+    expected = normalized(p_G.double() * loss.clamp(min=1e-30))
+    assert p_S.double().numpy() == pytest.approx(expected.numpy(), rel=1e-6)
+    assert drawn_from(p_S, torch.tensor([0.5, 0.999])).log_q_BK.isfinite().all()
+
+
+def test_a_mass_of_losses_too_small_for_fp32_is_drawn_from_as_by_p_g() -> None:
+    p_G = torch.tensor([0.5, 0.3, 0.2])
+    p_S = normalized(hp_loss_weights(p_G, torch.tensor([200.0, -200.0, -300.0]), torch.tensor(0)))
+    assert torch.allclose(p_S, p_G)
+
+
+@pytest.mark.parametrize("place", [3, 300])
+@pytest.mark.parametrize("weight", [math.nan, math.inf])
+def test_of_weights_that_are_not_finite_a_token_of_the_vocabulary_is_drawn_with_probability_nan(
+    weight: float, place: int
 ) -> None:
-    objective = ObjectiveConfig.from_values(setting)
-    p, drawn = expected(seed, objective), draws(seed, objective)
-    counts = torch.bincount(drawn.tokens_BK.flatten(), minlength=VOCABULARY)
-    assert not counts[p == 0].any()
-    often = p > RARE
-    observed = torch.cat((counts[often], counts[~often].sum()[None])).double()
-    wanted = torch.cat((p[often], p[~often].sum()[None])) * DRAWS
-    keep = wanted > 0
-    assert chisquare(observed[keep].numpy(), wanted[keep].numpy()).pvalue > 1e-4
-    assert torch.allclose(drawn.log_q_BK.exp(), p[drawn.tokens_BK], rtol=1e-6)
-    assert torch.allclose(drawn.log_max_q_BK.exp(), p.max(), rtol=1e-6)
-    log_p_G = prediction(seed).p_BKV[0, 0].log()
-    assert torch.equal(drawn.log_p_G_BK, log_p_G[drawn.tokens_BK])
-    assert torch.equal(drawn.log_max_p_G_BK[0, 0], log_p_G.max())
+    weights = torch.ones(2, 301)
+    weights[1, place] = weight
+    drawn = drawn_from(weights, torch.tensor([0.5, 0.5]))
+    assert drawn.tokens_BK[0] == 150 and 0 <= drawn.tokens_BK[1] < 301
+    assert drawn.log_q_BK[0].isfinite() and drawn.log_q_BK[1].isnan()
 
 
-@pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: " ".join(map(str, setting.values())))
-def test_entropies_come_along_where_they_are_asked_for_and_change_nothing(setting: dict[str, object]) -> None:
-    objective = ObjectiveConfig.from_values(setting)
-    silent = draws(0, objective)
-    assert silent.entropy_p_G_BK is silent.entropy_q_BK is None
-    asked = prediction(0)._replace(entropy_BK=torch.full((1, DRAWS), 1.5))
-    scores = head(0) if objective.learns_to_sample else None
-    uniforms = torch.rand(1, DRAWS, generator=torch.Generator().manual_seed(0))
-    drawn = draw(asked, scores, uniforms, objective)
-    assert torch.equal(drawn.tokens_BK, silent.tokens_BK) and torch.equal(drawn.log_q_BK, silent.log_q_BK)
-    assert drawn.entropy_p_G_BK is asked.entropy_BK
-    assert drawn.entropy_q_BK is not None
-    assert drawn.entropy_q_BK.numpy() == pytest.approx(entropy(expected(0, objective).numpy()), rel=1e-6)
+@pytest.mark.parametrize("temperature", [1.0, 2.0, 0.05])
+def test_the_probability_of_the_drawn_token_and_the_largest_are_the_tempered_softmax(temperature: float) -> None:
+    torch.manual_seed(1)
+    logits = torch.randn(50, 7, dtype=torch.float64) * 3
+    sampled = drawn_from(tempered(logits.softmax(-1), temperature), torch.rand(50))
+    p = (logits / temperature).softmax(-1)
+    drawn = p.gather(-1, sampled.tokens_BK[:, None]).squeeze(-1)
+    assert sampled.log_q_BK.exp().tolist() == pytest.approx(drawn.tolist(), rel=1e-9)
+    assert sampled.log_max_q_BK.exp().tolist() == pytest.approx(p.amax(-1).tolist(), rel=1e-9)
 
 
-def test_a_mixture_bounds_the_ratio_by_its_inverse() -> None:
-    objective = ObjectiveConfig(name="hp_dist", mixture=0.1)
-    bounded, free = (draws(0, o).log_ratio_BK.exp().max().item() for o in (objective, ObjectiveConfig(name="hp_dist")))
-    assert bounded <= 10 < free
+@pytest.mark.parametrize("rows", [1, ENTROPY_ROWS, 2 * ENTROPY_ROWS + 1])
+def test_the_entropy_is_scipys_also_where_probabilities_are_zero(rows: int) -> None:
+    weights = (torch.randn(rows, 3, 11, generator=torch.Generator().manual_seed(rows), dtype=torch.float64) * 4).exp()
+    weights[:, 0, :5] = 0
+    weights[:, 1, 1:] = 0
+    expected = scipy.stats.entropy(weights.numpy(), axis=-1)
+    assert entropy(weights).numpy() == pytest.approx(expected, abs=1e-12)
+    assert not entropy(weights)[:, 1].any()
 
 
-@pytest.mark.parametrize("name", ["hp_loss", "hp_dist"])
-def test_any_objective_can_be_asked_for_the_generators_own_samples(name: str) -> None:
-    objective = ObjectiveConfig.from_values({"name": name})
-    uniforms = torch.rand(1, DRAWS, generator=torch.Generator().manual_seed(0))
-    drawn = draw_from_generator(prediction(0), head(0), uniforms, objective)
-    assert torch.equal(drawn.tokens_BK, draws(0, ObjectiveConfig(name="electra")).tokens_BK)
-    assert torch.allclose(drawn.log_ratio_BK, torch.zeros(1, DRAWS, dtype=torch.float64), atol=1e-6)
-    assert (drawn.z_BK is not None) == (name == "hp_loss")
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_forbidden_original_is_never_drawn_and_the_others_keep_their_proportions(seed: int) -> None:
+    p = torch.tensor([0.02, 0.9, 0.05, 0.03])
+    uniforms = torch.rand(100_000, generator=torch.Generator().manual_seed(seed))
+    draws = drawn_from(p.expand(100_000, 4), uniforms, forbid_original=1).tokens_BK
+    counts = torch.bincount(draws, minlength=4).tolist()
+    assert counts[1] == 0
+    assert chisquare([counts[0], *counts[2:]], [20_000, 50_000, 30_000]).pvalue > 1e-4
+
+
+def test_beside_a_forbidden_original_that_is_all_there_is_the_others_are_equally_likely() -> None:
+    certain = torch.tensor([0.0, 1.0, 0.0, 0.0]).expand(3, 4)
+    drawn = drawn_from(certain, torch.tensor([0.1, 0.5, 0.9]), forbid_original=1)
+    assert drawn.tokens_BK.tolist() == [0, 2, 3]
+    assert drawn.log_q_BK.exp().tolist() == pytest.approx([1 / 3] * 3)
+
+
+def test_the_mixture_is_the_weighted_mean_of_both_distributions() -> None:
+    torch.manual_seed(2)
+    p_S, p_G = (torch.randn(3, 7, dtype=torch.float64).softmax(-1) for _ in range(2))
+    mixed = mixture(p_S, p_G, 0.2)
+    assert torch.allclose(mixed, 0.8 * p_S + 0.2 * p_G, rtol=1e-12)
+    assert (p_G / mixed).max() <= 5
+
+
+def test_importance_weights_are_the_ratio_at_masked_positions_and_one_elsewhere(batch: Batch) -> None:
+    ratio = torch.tensor([[0.5, 2.0], [1.0, 4.0], [0.1, 99.0]])
+    weights = importance_weights(ratio.log(), batch)
+    expected = torch.ones(3, 10)
+    for b, k in ((0, 0), (0, 1), (1, 0), (1, 1), (2, 0)):  # the sixth slot is not valid
+        expected[b, batch.masked_positions_BK[b, k]] = ratio[b, k]
+    assert torch.allclose(weights, expected)
+
+
+def test_replace_changes_the_valid_positions_alone() -> None:
+    ids = torch.tensor([[2, 5, 6, 3], [2, 6, 3, 0]])
+    replaced = replace(
+        ids,
+        torch.tensor([[1, 2], [1, 0]]),
+        torch.tensor([[True, True], [True, False]]),
+        torch.tensor([[6, 6], [5, 9]]),
+    )
+    assert replaced.tolist() == [[2, 6, 6, 3], [2, 5, 3, 0]]
+    assert ids.tolist() == [[2, 5, 6, 3], [2, 6, 3, 0]]
+
+
+def test_the_log_probability_and_its_gradient_are_autograds() -> None:
+    torch.manual_seed(0)
+    logits = (torch.randn(4, 3, 11, dtype=torch.float64) * 5).requires_grad_()
+    ids, above = torch.randint(11, (4, 3)), torch.randn(4, 3, dtype=torch.float64)
+    ours = log_probability(logits, logits.detach().softmax(-1), logits.argmax(-1), ids)
+    theirs = logits.log_softmax(-1).gather(-1, ids[..., None]).squeeze(-1)
+    assert torch.allclose(ours, theirs, rtol=1e-14)
+    gradients = [torch.autograd.grad(value, logits, above)[0] for value in (ours, theirs)]
+    assert torch.allclose(*gradients, rtol=1e-12, atol=1e-15)
+
+
+def test_the_log_probability_is_exact_where_the_probability_is_a_rounding_of_zero_or_one() -> None:
+    logits = torch.tensor([300.0, 0.0, 299.5])
+    p, top = logits.softmax(-1), torch.tensor(0)
+    found = [log_probability(logits, p, top, torch.tensor(token)).item() for token in range(3)]
+    assert p[1] == 0
+    assert found == pytest.approx(logits.double().log_softmax(-1).tolist(), rel=1e-6)
+
+
+def keyed(number: int, seed: int) -> Tensor:
+    """Of 24 bits, the lowest set, as training's; the least and the greatest among them."""
+    random = torch.Generator().manual_seed(seed)
+    bits = torch.randint(2**23, (number,), generator=random).mul(2).add(1)
+    bits[0], bits[-1] = 1, 2**24 - 1
+    return bits.float() / 2**24
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_the_largest_is_argmaxs_and_of_equal_ones_the_first(length: int) -> None:
+    random = torch.Generator().manual_seed(length)
+    values = torch.randn(2, 30, length, generator=random)
+    coarse = values.mul(2).round()  # many equal ones
+    assert torch.equal(largest(values), values.argmax(-1))
+    assert torch.equal(largest(coarse), coarse.argmax(-1))
+    assert not largest(torch.full((3, length), -math.inf)).any()
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_token_is_that_of_the_exact_cdf_but_for_its_rounding(seed: int, length: int) -> None:
+    """No further from the uniform than a few roundings of fp32 from where float64 sees the token's share."""
+    weights = torch.randn(2000, length, generator=torch.Generator().manual_seed(seed)).mul(3).exp()
+    uniform = keyed(2000, seed)
+    token, total = inverse_cdf(weights, uniform)
+    share = weights.double() / weights.double().sum(-1, keepdim=True)
+    end = share.cumsum(-1).gather(-1, token[:, None]).squeeze(-1)
+    start = end - share.gather(-1, token[:, None]).squeeze(-1)
+    assert torch.maximum(start - uniform, uniform - end).max() < 1e-6
+    assert torch.allclose(total.double(), weights.double().sum(-1), rtol=1e-6)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_found_frequencies_follow_the_weights(seed: int) -> None:
+    length, draws = 2 * BLOCK + 9, 400_000
+    weights = torch.rand(length, generator=torch.Generator().manual_seed(seed)) + 0.1
+    token, _ = inverse_cdf(weights.expand(draws, length), keyed(draws, seed))
+    counts = torch.bincount(token, minlength=length).numpy()
+    assert chisquare(counts, (weights.double() / weights.double().sum() * draws).numpy()).pvalue > 1e-4
+
+
+@pytest.mark.parametrize("scale", [1e-37, 1.0, 1e37])
+@pytest.mark.parametrize("only", [(0,), (BLOCK,), (3, BLOCK - 1, 2 * BLOCK), (3 * BLOCK + 4,)])
+def test_a_token_of_weight_zero_is_never_found_even_at_the_ends_of_a_block(only: tuple[int, ...], scale: float) -> None:
+    weights = torch.zeros(3 * BLOCK + 5)
+    weights[list(only)] = torch.rand(len(only), generator=torch.Generator().manual_seed(1)) * scale
+    token, _ = inverse_cdf(weights.expand(50_000, -1), keyed(50_000, 0))
+    assert set(token.tolist()) == set(only)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_no_rounding_of_a_block_leads_past_its_end(seed: int) -> None:
+    """A block's sum and its running sum round differently: who seeks its very end must not find a weight of zero."""
+    random = torch.Generator().manual_seed(seed)
+    weights = torch.rand(20_000, 2 * BLOCK, generator=random)
+    weights[:, BLOCK - 1] = weights[:, -1] = 0
+    ends = weights[:, :BLOCK].sum(-1) / weights.sum(-1)
+    near = (ends * 2**24).round().add(torch.randint(-1, 2, ends.shape, generator=random)) / 2**24
+    token, _ = inverse_cdf(weights, near.clamp(max=1 - 2**-24))
+    assert not ((token == BLOCK - 1) | (token == 2 * BLOCK - 1)).any()
+    assert ((token >= BLOCK - 4) & (token <= BLOCK + 2)).float().mean() > 0.99

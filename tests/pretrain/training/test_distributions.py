@@ -11,11 +11,9 @@ from torch import Tensor
 
 from pretrain.data.batches import Batch
 from pretrain.method.electra import Electra, ElectraOutput
-from pretrain.method.masked_lm import MaskedLM
-from pretrain.method.objectives import ObjectiveConfig
 from pretrain.method.sampling import Draw
 from pretrain.training.distributions import LOGIT, PERCENTILES, Bins, Distributions, describe, histograms
-from tests.pretrain.conftest import MASK, SMALL_MODEL, VOCABULARY
+from tests.pretrain.conftest import new_model
 
 B, L, K = 64, 60, 9
 CPU = torch.device("cpu")
@@ -42,10 +40,11 @@ def random_forward(seed: int) -> tuple[Batch, ElectraOutput]:
         log_max_q_BK=log_p[3],
         entropy_p_G_BK=torch.rand(B, K, generator=g) * 5,
         entropy_q_BK=torch.rand(B, K, generator=g) * 7,
-        z_BK=z,
+        estimated_loss_BK=torch.nn.functional.softplus(torch.where(replaced_BK, z, -z)),
     )
     ids = torch.zeros(B, L, dtype=torch.int64)
-    batch = Batch(ids, visible, ids, positions, valid, torch.rand(B, K, generator=g), 1.0, 1.0)
+    uniforms = torch.rand(2, B, K, generator=g)
+    batch = Batch(ids, visible, ids, positions, valid, *uniforms, 1.0, 1.0)
     nothing = torch.zeros(B, K)
     return batch, ElectraOutput(nothing.sum(), nothing, nothing, loss, nothing, drawn.tokens_BK, drawn, d, replaced)
 
@@ -77,11 +76,10 @@ def test_the_auc_is_scikit_learns_up_to_the_width_of_a_bin() -> None:
 def test_the_correlations_are_scipys_by_class_of_the_drawn_token() -> None:
     batch, output = random_forward(1)
     found = describe(summed((batch, output)))["estimate_correlation"]
-    valid, z = batch.masked_valid_BK, output.draw.z_BK
-    assert z is not None
+    valid, estimates = batch.masked_valid_BK, output.draw.estimated_loss_BK
+    assert estimates is not None
     other = output.replaced_BL.gather(1, batch.masked_positions_BK)[valid].numpy()
-    D_hat = 1 / (1 + np.exp(-z[valid].double().numpy()))
-    estimate = np.where(other, -np.log(1 - D_hat), -np.log(D_hat))
+    estimate = estimates[valid].double().numpy()
     actual = output.discriminator_loss_BL.gather(1, batch.masked_positions_BK)[valid].double().numpy()
     for name, group in (("original", ~other), ("replaced", other), ("all", other | ~other)):
         assert found[name] == pytest.approx(pearsonr(estimate[group], actual[group]).statistic, rel=1e-5)
@@ -112,8 +110,7 @@ def test_parts_and_ranks_add_up_to_the_whole() -> None:
 
 @pytest.mark.parametrize("name", ["electra", "hp_loss", "hp_dist", "mlm"])
 def test_each_objective_reports_what_it_has(name: str, batch: Batch, make_electra: Callable[..., Electra]) -> None:
-    objective = ObjectiveConfig.from_values({"name": name})
-    model = MaskedLM(SMALL_MODEL, objective, VOCABULARY, MASK) if name == "mlm" else make_electra(name=name)
+    model = new_model(name) if name == "mlm" else make_electra(name=name)
     distributions = Distributions(CPU)
     for seed in range(9):  # often enough for either class at the masked positions
         uniforms = torch.rand(3, 2, generator=torch.Generator().manual_seed(seed))
@@ -130,7 +127,7 @@ def test_each_objective_reports_what_it_has(name: str, batch: Batch, make_electr
 
 
 def test_a_constant_estimate_correlates_with_nothing(batch: Batch) -> None:
-    model = Electra(SMALL_MODEL, ObjectiveConfig(), VOCABULARY, MASK)  # at its start, D_hat is one half everywhere
+    model = new_model("hp_loss")  # at its start, D_hat is one half everywhere
     distributions = Distributions(CPU)
     distributions.add(batch, model(batch, entropies=True))
     assert "estimate_correlation" not in describe(distributions.vector)

@@ -8,9 +8,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from foundation.config import ConfigError
 from pretrain.config import with_overrides
 from pretrain.engine.deepspeed_config import resolve
-from pretrain.method.electra import Electra
-from pretrain.method.masked_lm import MaskedLM
-from pretrain.method.objectives import ObjectiveConfig
+from pretrain.method.objectives import objective_class
+from pretrain.method.objectives.hardness import HPLoss
+from pretrain.method.objectives.mlm import MaskedLM
 from pretrain.model.config import ModelConfig
 from pretrain.model.encoder import ElectraEncoder, Embeddings
 from pretrain.presets import preset, with_objective
@@ -40,7 +40,7 @@ VOCABULARY, MASK = 30_522, 103
 def test_operations_a_word_piece_are_those_of_the_usual_formula(
     name: str, length: int, objective: str, millions: float
 ) -> None:
-    run = with_objective(preset(name).run, objective)  # type: ignore[arg-type]
+    run = with_objective(preset(name).run, objective)
     counted = flops_per_token(run.model, run.objective, VOCABULARY, length)
     assert counted == pytest.approx(millions * 1e6, rel=0.01)
 
@@ -55,8 +55,7 @@ def test_operations_of_the_forward_pass_are_those_that_pytorch_counts() -> None:
     # Of attention in one kernel, and of oneDNN's products in fp32, PyTorch counts nothing on a CPU.
     with FlopCounterMode(display=False) as counter, torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
         encoder(ids_BL, torch.ones_like(ids_BL, dtype=torch.bool), ids_BL)
-    mlm = ObjectiveConfig(name="mlm", lambda1=0.0)
-    per_token = flops_per_token(model, mlm, 100, length) / 3
+    per_token = flops_per_token(model, MaskedLM.Config(), 100, length) / 3
     head = 0.15625 * 2 * 32 * (100 + 64)  # 5 of 32 positions
     assert counter.get_total_flops() / (3 * length) == pytest.approx(per_token - head)
 
@@ -81,7 +80,7 @@ def test_states_of_a_gpu_shrink_as_zero_partitions_them(file: str, bytes_a_param
 
 def test_a_checkpoint_is_weights_and_moments_in_fp32() -> None:
     run = preset("tiny").run
-    model = Electra(run.model, run.objective, VOCABULARY, MASK)
+    model = HPLoss(run.model, run.objective, VOCABULARY, MASK)
     weights = sum(parameter.numel() * 4 for parameter in model.parameters())
     assert checkpoint_bytes(sum(parameter.numel() for parameter in model.parameters())) == 3 * weights
 
@@ -105,10 +104,10 @@ def test_what_ranks_exchange_is_two_passes_over_the_weights_and_one_more_for_eac
 def test_the_weights_that_are_counted_before_a_model_is_made_are_no_more_than_it_has(
     objective: str, wider: str
 ) -> None:
-    run = with_overrides(with_objective(preset("small").run, objective), [wider])  # type: ignore[arg-type]
-    kind = MaskedLM if objective == "mlm" else Electra
+    run = with_overrides(with_objective(preset("small").run, objective), [wider])
     with torch.device("meta"):
-        parameters = sum(p.numel() for p in kind(run.model, run.objective, VOCABULARY, MASK).parameters())
+        trained = objective_class(objective)
+        parameters = sum(p.numel() for p in trained(run.model, run.objective, VOCABULARY, MASK).parameters())
     assert least_parameters(run, VOCABULARY) <= parameters
 
 

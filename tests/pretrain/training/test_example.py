@@ -6,10 +6,8 @@ import torch
 
 from pretrain.data.batches import Batch
 from pretrain.method.electra import Electra
-from pretrain.method.masked_lm import MaskedLM
-from pretrain.method.objectives import ObjectiveConfig
 from pretrain.training.example import Example
-from tests.pretrain.conftest import MASK, SMALL_MODEL, VOCABULARY
+from tests.pretrain.conftest import new_model
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "un", "##able", "cat", "dog"]
 
@@ -44,7 +42,7 @@ def test_it_is_the_first_sequence_of_the_forward(batch: Batch, make_electra: Cal
 
 
 def test_a_masked_language_model_shows_what_it_thinks_likeliest(batch: Batch) -> None:
-    output = MaskedLM(SMALL_MODEL, ObjectiveConfig(name="mlm"), VOCABULARY, MASK)(batch)
+    output = new_model("mlm")(batch)
     taken = Example.of(batch, output)
     assert torch.equal(taken.tokens_K, output.top_BK[0])
     assert "!" not in taken.text(WORDS)

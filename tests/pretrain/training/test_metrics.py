@@ -10,10 +10,8 @@ from sklearn.metrics import precision_score, recall_score
 
 from pretrain.data.batches import Batch
 from pretrain.method.electra import Electra
-from pretrain.method.masked_lm import MaskedLM
-from pretrain.method.objectives import ObjectiveConfig
 from pretrain.training.metrics import MetricSums, binary_entropy, summary
-from tests.pretrain.conftest import MASK, SMALL_MODEL, VOCABULARY
+from tests.pretrain.conftest import new_model
 
 
 def test_the_summary_is_what_a_walk_over_the_positions_counts(
@@ -73,7 +71,7 @@ def test_binary_entropy_is_log_2_at_one_half_and_zero_at_the_ends() -> None:
 
 
 def test_without_a_discriminator_only_the_generator_is_summed_up(batch: Batch) -> None:
-    model = MaskedLM(SMALL_MODEL, ObjectiveConfig(name="mlm"), VOCABULARY, MASK)
+    model = new_model("mlm")
     sums = MetricSums(torch.device("cpu"))
     sums.add(batch, model(batch))
     assert summary(sums.vector).keys() == {"tokens", "generator_loss", "mlm_loss", "mlm_accuracy"}

@@ -7,7 +7,6 @@ import torch
 
 from pretrain.config import with_overrides
 from pretrain.data.shards import Shards
-from pretrain.method.objectives import ObjectiveName
 from pretrain.presets import PRESETS, with_objective
 from pretrain.training.models import build_model, empty_model
 from pretrain.training.run_folder import describe
@@ -25,7 +24,7 @@ def test_initial_weights_follow_from_the_seed_alone(shards_folder: Path) -> None
 
 @pytest.mark.parametrize("objective", ["hp_loss", "mlm"])
 def test_an_empty_model_has_the_shapes_and_the_shared_parameters_of_one_with_weights(
-    objective: ObjectiveName, shards_folder: Path
+    objective: str, shards_folder: Path
 ) -> None:
     description = describe(with_objective(PRESETS["tiny"].run, objective), Shards(shards_folder))
     full, empty = (

@@ -8,7 +8,7 @@ import pytest
 from foundation.config import ConfigError
 from pretrain.config import with_overrides
 from pretrain.data.shards import Shards
-from pretrain.presets import PRESETS
+from pretrain.presets import PRESETS, with_objective
 from pretrain.training.run_folder import RunDescription, describe, read_run, require_same_run, write_run
 
 
@@ -85,3 +85,47 @@ def test_a_run_of_one_folder_written_before_folders_could_mix_is_the_same_run(
     path.write_text(json.dumps(values | {"data": values["data"][0]}))
     require_same_run(tmp_path / "run", description)
     assert read_run(tmp_path / "run") == description
+
+
+OLD_SWITCHES = (
+    '"temperature": 1.0, "forbid_original": false, "importance_weighting": false, "detach_sampler_input": false, '
+    '"mixture": 0.0, "ratio_clip": null, "mask_keep_fraction": 0.0'
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "weights"),
+    [
+        ("hp_loss", '"gamma": 1.0, "lambda1": 5.0, "lambda2": 50.0'),
+        ("hp_dist", '"gamma": 1.0, "lambda1": 1.0, "lambda2": 50.0'),
+        ("electra", '"gamma": 0.0, "lambda1": 0.0, "lambda2": 50.0'),
+        ("mlm", '"gamma": 0.0, "lambda1": 3.0, "lambda2": 7.0'),  # by --set, without effect
+    ],
+)
+def test_a_run_written_when_every_objective_had_every_switch_is_the_same_run(
+    name: str, weights: str, tmp_path: Path, description: RunDescription
+) -> None:
+    now = description.model_copy(update={"run": with_objective(description.run, name)})
+    write_run(tmp_path / "run", now, {})
+    path = tmp_path / "run" / "run.json"
+    values = json.loads(path.read_text())
+    values["run"]["objective"] = json.loads(f'{{"name": "{name}", {weights}, {OLD_SWITCHES}}}')
+    path.write_text(json.dumps(values))
+    require_same_run(tmp_path / "run", now)
+    assert read_run(tmp_path / "run") == now
+
+
+def test_a_switch_that_an_old_run_could_not_have_had_is_refused(tmp_path: Path, description: RunDescription) -> None:
+    write_run(tmp_path / "run", description, {})
+    path = tmp_path / "run" / "run.json"
+    for objective, problem in (
+        ({"name": "hp_loss", "mixture": 0.1}, r"run\.objective\.mixture: unknown key"),
+        ({"name": "hp_los"}, r"run\.objective: got name 'hp_los', expected one of hp_loss, hp_dist, electra, mlm"),
+        ({"name": []}, r"run\.objective: got name \[\], expected one of hp_loss"),
+        (None, r"run\.objective: got name None, expected one of hp_loss"),
+    ):
+        values = json.loads(path.read_text())
+        values["run"]["objective"] = objective
+        (tmp_path / "run.json").write_text(json.dumps(values))
+        with pytest.raises(ConfigError, match=problem):
+            read_run(tmp_path)

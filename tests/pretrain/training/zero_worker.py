@@ -27,7 +27,8 @@ from pretrain.engine.deepspeed_config import resolve
 from pretrain.engine.engine import Engine
 from pretrain.engine.optim import learning_rate, parameter_groups
 from pretrain.job.processes import World, leave, start_processes
-from pretrain.method.replacement import Sampled, sample
+from pretrain.method.objectives import objective_class
+from pretrain.method.sampling import inverse_cdf
 from pretrain.presets import PRESETS
 from pretrain.training.models import build_model
 from pretrain.training.reports import Reported
@@ -67,7 +68,7 @@ def train(
     run = tiny.model_copy(
         update={
             "batch_size": BATCH_SIZE,
-            "objective": tiny.objective.model_copy(update={"name": objective}),
+            "objective": objective_class(objective).Config(),
             "optim": tiny.optim.model_copy(update={"steps": STEPS, "warmup_steps": 5, "lr": 5e-4}),
         }
     )
@@ -120,9 +121,8 @@ def padded(batch: Batch, columns: int) -> Batch:
     return Batch(*wider)
 
 
-def forced_sample(weights_XV: Tensor, uniform_X: Tensor) -> Sampled:
-    tokens_X = (uniform_X * weights_XV.shape[-1]).long()
-    return sample(weights_XV, uniform_X)._replace(tokens_X=tokens_X)
+def forced_draw(weights_XV: Tensor, uniform_X: Tensor) -> tuple[Tensor, Tensor]:
+    return (uniform_X * weights_XV.shape[-1]).long(), inverse_cdf(weights_XV, uniform_X)[1]
 
 
 def main(folder: str, result: str, *part: str) -> None:
@@ -138,7 +138,7 @@ def main(folder: str, result: str, *part: str) -> None:
     results = {}
     for how in ("free", "forced"):
         if how == "forced":
-            pretrain.method.sampling.sample = forced_sample
+            pretrain.method.sampling.inverse_cdf = forced_draw
         results[how] = {
             objective: {name: train(setting, objective, shards, world) for name, setting in settings.items()}
             for objective in OBJECTIVES

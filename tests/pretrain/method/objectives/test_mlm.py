@@ -1,4 +1,4 @@
-"""Claims about the masked language model: the baseline of objective `mlm`, and masks that keep their token."""
+"""Claims about the masked language model, the baseline of objective `mlm`."""
 
 from collections.abc import Callable
 
@@ -8,16 +8,14 @@ from transformers import ElectraConfig, ElectraForMaskedLM
 
 from pretrain.data.batches import Batch
 from pretrain.method.electra import Electra
-from pretrain.method.masked_lm import MaskedLM, masked_states
-from pretrain.method.objectives import ObjectiveConfig
-from pretrain.method.replacement import keeps_token
+from pretrain.method.objectives.mlm import MaskedLM
 from tests.pretrain.conftest import MASK, SMALL_MODEL, VOCABULARY
 
 
-def make_mlm(**objective: object) -> MaskedLM:
+def make_mlm(**switches: object) -> MaskedLM:
     torch.manual_seed(0)
-    config = ObjectiveConfig.from_values({"name": "mlm", **objective})
-    return MaskedLM(SMALL_MODEL.model_copy(update={"relative_position": False}), config, VOCABULARY, MASK)
+    stock = SMALL_MODEL.model_copy(update={"relative_position": False})
+    return MaskedLM(stock, MaskedLM.Config.from_values(switches), VOCABULARY, MASK)
 
 
 def masked_ids(batch: Batch) -> torch.Tensor:
@@ -62,18 +60,3 @@ def test_focal_loss_applies_to_the_baseline_too(batch: Batch) -> None:
     log_p = make_mlm(gamma=0.0)(batch).log_p_original_BK
     focal = make_mlm(gamma=2.0)(batch).generator_loss_BK
     assert torch.allclose(focal, -((1 - log_p.exp()) ** 2) * log_p)
-
-
-def test_kept_positions_show_their_token_and_are_still_predicted(batch: Batch) -> None:
-    model = make_mlm().eval()
-    kept = keeps_token(batch.uniforms_BK, 0.5) & batch.masked_valid_BK
-    assert 0 < kept.sum() < batch.masked_valid_BK.sum()
-    ids = masked_ids(batch)
-    for row, slot in kept.nonzero().tolist():
-        position = batch.masked_positions_BK[row, slot]
-        ids[row, position] = batch.input_ids_BL[row, position]
-    seen = model.electra(ids, batch.attention_mask_BL, batch.token_type_ids_BL)
-    states = masked_states(model.electra, batch, MASK, keep_fraction=0.5)
-    for row, slot in batch.masked_valid_BK.nonzero().tolist():
-        assert torch.equal(states[row, slot], seen[row, batch.masked_positions_BK[row, slot]])
-    assert make_mlm(mask_keep_fraction=0.5)(batch).generator_loss_BK.shape == batch.masked_positions_BK.shape

@@ -1,0 +1,67 @@
+"""The masked language model as a baseline (BERT's, RoBERTa's): an encoder of the discriminator's size learns L_G alone.
+
+Shape letters: B batch, K masked positions a sequence.
+"""
+
+from typing import Any, Literal, NamedTuple
+
+from torch import Tensor
+
+from pretrain.data.batches import Batch
+from pretrain.method.electra import masked_states
+from pretrain.method.losses import focal_loss
+from pretrain.method.objectives.objective import Objective, ObjectiveConfig
+from pretrain.method.sampling import predict
+from pretrain.model.config import ModelConfig
+from pretrain.model.encoder import ElectraEncoder, EncoderConfig
+from pretrain.model.heads import VocabularyScores, VocabularyTransform
+
+
+class MaskedLMOutput(NamedTuple):
+    """The loss to differentiate, and per-position tensors (detached) for the metrics."""
+
+    loss: Tensor
+    generator_loss_BK: Tensor
+    log_p_original_BK: Tensor
+    top_BK: Tensor
+    log_max_p_G_BK: Tensor
+    entropy_p_G_BK: Tensor | None
+
+
+class MaskedLM(Objective):
+    """Replaces nothing; parameter names are `ElectraForMaskedLM`'s."""
+
+    title = "masked language model"
+    auto_class = "AutoModelForMaskedLM"
+    sampling_passes = 0
+
+    class Config(ObjectiveConfig):
+        name: Literal["mlm"] = "mlm"
+
+    objective: Config
+
+    def __init__(self, model: ModelConfig, objective: Any, vocab_size: int, special_mask_id: int) -> None:
+        super().__init__(model, objective, vocab_size, special_mask_id)
+        (config,) = self.encoders(model, vocab_size)
+        self.electra = ElectraEncoder(config)
+        self.generator_predictions = VocabularyTransform(config)
+        self.generator_lm_head = VocabularyScores(config)
+
+    @staticmethod
+    def encoders(model: ModelConfig, vocab_size: int) -> tuple[EncoderConfig, ...]:
+        return (model.discriminator(vocab_size),)
+
+    def forward(self, batch: Batch, entropies: bool = False) -> MaskedLMOutput:
+        hidden_BKH = masked_states(self.electra, batch, self.special_mask_id, self.objective.mask_keep_fraction)
+        words = self.electra.embeddings.word_embeddings
+        prediction = predict(batch, self.generator_lm_head(self.generator_predictions(hidden_BKH), words), entropies)
+        log_p_original_BK = prediction.log_p_original_BK
+        loss_BK = focal_loss(log_p_original_BK, self.objective.gamma)
+        return MaskedLMOutput(
+            loss=loss_BK.where(batch.masked_valid_BK, 0.0).sum() / batch.masked_count,
+            generator_loss_BK=loss_BK.detach(),
+            log_p_original_BK=log_p_original_BK.detach(),
+            top_BK=prediction.top_BK,
+            log_max_p_G_BK=prediction.log_max_p_BK,
+            entropy_p_G_BK=prediction.entropy_BK,
+        )

@@ -1,0 +1,174 @@
+"""Claims about the paper's objectives, with each switch: x' follows the distributions written out, and what the head
+says of it comes along.
+"""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from scipy.stats import chisquare, entropy
+from torch import Tensor
+
+from pretrain.method.electra import Electra
+from pretrain.method.objectives.hardness import hp_dist_sampler_loss, hp_loss_sampler_loss
+from pretrain.method.sampling import Draw, Prediction
+from tests.pretrain.conftest import SMALL_MODEL, new_model
+
+SEEDS = (0, 1, 2)
+DRAWS, VOCABULARY, ORIGINAL = 60_000, 9, 4
+RARE = 5e-4
+"""Cells of a lower expected share are merged before the chi-square test."""
+
+
+def prediction(seed: int) -> Prediction:
+    logits = torch.randn(VOCABULARY, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * 2
+    p = logits.softmax(-1).expand(1, DRAWS, VOCABULARY)
+    return Prediction(p, p[..., ORIGINAL].log(), torch.full((1, DRAWS), ORIGINAL), p.argmax(-1))
+
+
+def model_of(seed: int, setting: dict[str, Any]) -> Any:
+    """Its sampling head away from the start, where p_S = p_G would hide mistakes."""
+    torch.manual_seed(100 + seed)
+    model = new_model(vocabulary=VOCABULARY, **setting).double()
+    for name, parameter in model.named_parameters():
+        if name.startswith(("sampler_scores", "sampler_transform.LayerNorm")):
+            torch.nn.init.normal_(parameter, std=1.5)
+    return model
+
+
+HIDDEN = torch.randn(SMALL_MODEL.generator_hidden_size, dtype=torch.float64).expand(1, DRAWS, -1)
+"""The same at every position."""
+
+
+def scores_of(model: Any) -> Tensor:
+    """The sampling head's, of every token."""
+    return model.score(model.project(HIDDEN[:, :1]))[0, 0].detach()
+
+
+def expected(seed: int, model: Electra) -> Tensor:
+    """The sampling distribution, from the formulas of the paper and of the switches."""
+    p_G, switches = prediction(seed).p_BKV[0, 0], model.objective
+    weights = p_G ** (1 / switches.temperature)
+    if switches.name == "hp_loss":
+        D = torch.sigmoid(scores_of(model))
+        loss = -torch.log(1 - D)
+        loss[ORIGINAL] = -torch.log(D[ORIGINAL])
+        weights = weights * loss
+    elif switches.name == "hp_dist":
+        weights = scores_of(model).softmax(-1) ** (1 / switches.temperature)
+        weights = (1 - switches.mixture) * weights / weights.sum() + switches.mixture * p_G
+    if switches.forbid_original:
+        weights[ORIGINAL] = 0
+    return weights / weights.sum()
+
+
+def draws(seed: int, model: Electra, said: Prediction | None = None) -> Draw:
+    uniforms = torch.rand(1, DRAWS, generator=torch.Generator().manual_seed(seed))
+    return model.draw(HIDDEN, said or prediction(seed), uniforms)
+
+
+SETTINGS: list[dict[str, object]] = [
+    {"name": "electra"},
+    {"name": "electra", "temperature": 2.0, "forbid_original": True},
+    {"name": "hp_loss"},
+    {"name": "hp_loss", "temperature": 0.7, "forbid_original": True},
+    {"name": "hp_dist"},
+    {"name": "hp_dist", "mixture": 0.2},
+    {"name": "hp_dist", "temperature": 1.5, "mixture": 0.2, "forbid_original": True},
+]
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: " ".join(map(str, setting.values())))
+@pytest.mark.parametrize("seed", SEEDS)
+def test_sampled_frequencies_and_reported_probabilities_are_those_of_the_distribution(
+    seed: int, setting: dict[str, object]
+) -> None:
+    model = model_of(seed, setting)
+    p, drawn = expected(seed, model), draws(seed, model)
+    counts = torch.bincount(drawn.tokens_BK.flatten(), minlength=VOCABULARY)
+    assert not counts[p == 0].any()
+    often = p > RARE
+    observed = torch.cat((counts[often], counts[~often].sum()[None])).double()
+    wanted = torch.cat((p[often], p[~often].sum()[None])) * DRAWS
+    keep = wanted > 0
+    assert chisquare(observed[keep].numpy(), wanted[keep].numpy()).pvalue > 1e-4
+    assert torch.allclose(drawn.log_q_BK.exp(), p[drawn.tokens_BK], rtol=1e-6)
+    assert torch.allclose(drawn.log_max_q_BK.exp(), p.max(), rtol=1e-6)
+    log_p_G = prediction(seed).p_BKV[0, 0].log()
+    assert torch.equal(drawn.log_p_G_BK, log_p_G[drawn.tokens_BK])
+    assert torch.equal(drawn.log_max_p_G_BK[0, 0], log_p_G.max())
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: " ".join(map(str, setting.values())))
+def test_entropies_come_along_where_they_are_asked_for_and_change_nothing(setting: dict[str, object]) -> None:
+    model = model_of(0, setting)
+    silent = draws(0, model)
+    assert silent.entropy_p_G_BK is silent.entropy_q_BK is None
+    asked = prediction(0)._replace(entropy_BK=torch.full((1, DRAWS), 1.5))
+    drawn = draws(0, model, asked)
+    assert torch.equal(drawn.tokens_BK, silent.tokens_BK) and torch.equal(drawn.log_q_BK, silent.log_q_BK)
+    assert drawn.entropy_p_G_BK is asked.entropy_BK
+    assert drawn.entropy_q_BK is not None
+    assert drawn.entropy_q_BK.numpy() == pytest.approx(entropy(expected(0, model).numpy()), rel=1e-6)
+
+
+def test_a_mixture_bounds_the_ratio_by_its_inverse() -> None:
+    settings: list[dict[str, object]] = [{"name": "hp_dist", "mixture": 0.1}, {"name": "hp_dist"}]
+    bounded, free = (draws(0, model_of(0, setting)).log_ratio_BK.exp().max().item() for setting in settings)
+    assert bounded <= 10 < free
+
+
+@pytest.mark.parametrize("name", ["hp_loss", "hp_dist"])
+def test_either_draws_from_the_generator_too_with_what_the_head_says_of_these_tokens(name: str) -> None:
+    model = model_of(0, {"name": name})
+    uniforms = torch.rand(1, DRAWS, generator=torch.Generator().manual_seed(0))
+    both = model.draws(HIDDEN, prediction(0), uniforms)
+    drawn = both["p_G"]
+    assert list(both) == ["p_G", "p_S"] and torch.equal(both["p_S"].tokens_BK, draws(0, model).tokens_BK)
+    assert torch.equal(drawn.tokens_BK, draws(0, model_of(0, {"name": "electra"})).tokens_BK)
+    assert torch.allclose(drawn.log_ratio_BK, torch.zeros(1, DRAWS, dtype=torch.float64), atol=1e-6)
+    z = scores_of(model)
+    said = {"hp_loss": z, "hp_dist": z.log_softmax(-1)}[name][drawn.tokens_BK]
+    assert drawn.head_BK is not None and torch.allclose(drawn.head_BK, said)
+
+
+def test_hp_loss_alone_estimates_the_discriminators_loss_of_what_it_drew() -> None:
+    assert draws(0, model_of(0, {"name": "hp_dist"})).estimated_loss_BK is None
+    model = model_of(0, {"name": "hp_loss"})
+    drawn, D_hat = draws(0, model), torch.sigmoid(scores_of(model))
+    loss = -torch.log(1 - D_hat)
+    loss[ORIGINAL] = -torch.log(D_hat[ORIGINAL])
+    assert drawn.estimated_loss_BK is not None
+    assert torch.allclose(drawn.estimated_loss_BK, loss[drawn.tokens_BK])
+
+
+def test_hp_loss_compares_estimate_and_discriminator_and_spares_the_discriminator() -> None:
+    z = torch.tensor([0.4], dtype=torch.float64, requires_grad=True)
+    d = torch.tensor([1.5], dtype=torch.float64, requires_grad=True)
+    loss = hp_loss_sampler_loss(z, d)
+    estimate, actual = 1 / (1 + math.exp(-0.4)), 1 / (1 + math.exp(1.5))
+    assert loss.item() == pytest.approx((estimate - actual) ** 2, rel=1e-9)
+    loss.sum().backward()
+    assert z.grad is not None
+    assert z.grad.item() == pytest.approx(2 * (estimate - actual) * estimate * (1 - estimate), rel=1e-9)
+    assert d.grad is None
+
+
+def test_hp_dist_weighs_log_p_s_by_a_detached_ratio_and_loss() -> None:
+    log_p_S = torch.tensor([-1.0], dtype=torch.float64, requires_grad=True)
+    log_p_G = torch.tensor([-2.0], dtype=torch.float64, requires_grad=True)
+    loss_D = torch.tensor([0.7], dtype=torch.float64, requires_grad=True)
+    loss = hp_dist_sampler_loss(log_p_S, log_p_G - log_p_S, loss_D)
+    assert loss.item() == pytest.approx(math.exp(-1.0) * 0.7 * 1.0, rel=1e-9)
+    loss.sum().backward()
+    assert log_p_S.grad is not None
+    assert log_p_S.grad.item() == pytest.approx(-math.exp(-1.0) * 0.7, rel=1e-9)
+    assert log_p_G.grad is None
+    assert loss_D.grad is None
+
+
+def test_a_ratio_above_the_clip_weighs_as_the_clip() -> None:
+    log_p_S, loss_D = torch.tensor([-3.0, -1.0]), torch.tensor([0.5, 0.5])
+    loss = hp_dist_sampler_loss(log_p_S, torch.tensor([5.0, 0.1]), loss_D, ratio_clip=4.0)
+    assert loss.tolist() == pytest.approx([4.0 * 0.5 * 3.0, math.exp(0.1) * 0.5 * 1.0])

@@ -1,0 +1,49 @@
+"""Claims about what every objective is, and about the registry."""
+
+from typing import get_args
+
+import pytest
+
+from foundation.config import ConfigError
+from pretrain.method.objectives import OBJECTIVES, objective_class
+from pretrain.method.objectives.objective import Objective
+from tests.pretrain.conftest import SMALL_MODEL, VOCABULARY
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_every_objective_of_the_registry_says_all_that_is_asked_of_one(name: str) -> None:
+    trained = objective_class(name)
+    assert issubclass(trained, Objective)
+    assert get_args(trained.Config.model_fields["name"].annotation) == (name,)
+    assert trained.Config.from_values({}).name == name
+    assert trained.title and trained.auto_class.startswith("AutoModel") and trained.sampling_passes >= 0
+    assert trained.encoders(SMALL_MODEL, VOCABULARY)
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "message"),
+    [
+        *(
+            (name, {"importance_weighting": True, "forbid_original": True}, "importance_weighting: true with forbid_")
+            for name in ("hp_loss", "hp_dist", "electra")
+        ),
+        ("hp_loss", {"mixture": 0.1}, "mixture: unknown key; expected one of name, gamma"),
+        ("electra", {"ratio_clip": 4.0}, "ratio_clip: unknown key"),
+        ("electra", {"detach_sampler_input": True}, "detach_sampler_input: unknown key"),
+        ("mlm", {"temperature": 2.0}, "temperature: unknown key"),
+        ("mlm", {"lambda2": 2.0}, "lambda2: unknown key"),
+        ("hp_dist", {"mixture": 1.0}, "mixture: got 1.0, expected"),
+        *((name, {"mask_keep_fraction": 1.0}, "mask_keep_fraction: got 1.0, expected") for name in OBJECTIVES),
+        *((name, {"gamma": 101.0}, "gamma: got 101.0, expected 0, a positive number to 100") for name in OBJECTIVES),
+    ],
+)
+def test_switches_that_do_not_fit_the_objective_are_refused(name: str, values: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        objective_class(name).Config.from_values(values)
+
+
+def test_all_that_is_wrong_with_the_switches_is_said_at_once() -> None:
+    wrong = {"gamma": -1.0, "importance_weighting": True, "forbid_original": True, "mixture": 0.1}
+    with pytest.raises(ConfigError) as error:
+        objective_class("electra").Config.from_values(wrong)
+    assert len(error.value.problems) == 3
