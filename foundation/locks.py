@@ -1,9 +1,10 @@
-"""Lock that one process has on a folder's work, released by the system when its holder dies.
+"""A lock that one process has on a folder's work, released by the system when its holder dies.
 
-A POSIX record lock on a file that is never removed. This kind because every shared file system that has locks carries
-it from host to host, the file server itself sees it, and no child inherits it: it ends with its holder, whatever that
-has started. It would also end if its holder closed the file a second time, so none but this module opens it. The file
-says who has the lock, for the message to others; emptied on release, it tells of a holder that was killed.
+A POSIX record lock on a file that is never removed: every shared file system that has locks carries it from host to
+host, the file server itself sees it, and no child inherits it. The package `filelock` takes flock(2) instead, which a
+forked child keeps after its parent was killed and some cluster file systems keep to each host. The lock would also end
+if its holder closed the file a second time, so only this module opens it. The file says who has the lock, for the
+message to others; emptied on release, it tells of a holder that was killed.
 
 Which file systems carry it, and what happens on one without locks: docs/operations.md.
 """
@@ -40,7 +41,7 @@ _held: dict[tuple[int, int], "Lock"] = {}
 
 
 class Held(Exception):
-    """The lock is another's; the message is who that is, in one line."""
+    """Another process has the lock; the message is which, in one line."""
 
 
 class Lost(RuntimeError):
@@ -57,11 +58,17 @@ class Lock:
             Held: it is another's.
             ConfigError: the file cannot be made or written to.
         """
-        self._path, self.words = path, _own_words()
+        since, command = datetime.now(UTC).isoformat(timespec="seconds"), shlex.join(sys.orig_argv)
+        self.words: dict[str, Any] = {
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "since": since,
+            "command": command,
+        }
         deadline = time.monotonic() + patience
-        while (holder := self._try(path)) is not None:
+        while (who := self._try(path)) is not None:
             if time.monotonic() >= deadline:
-                raise Held(holder)
+                raise Held(who)
             time.sleep(LOOK_EVERY)
 
     def _try(self, path: Path) -> str | None:
@@ -79,18 +86,14 @@ class Lock:
             fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             if error.errno in HELD:
-                holder = _described(_read(self._file))
+                who = _described(_read(self._file))
                 os.close(self._file)
-                return holder
+                return who
             if error.errno not in NO_LOCKS:
                 raise
             _warn_once(path.parent.resolve(), os.strerror(error.errno))
-        self._hold(path)
-        return None
-
-    def _hold(self, path: Path) -> None:
         before = _read(self._file)
-        if before.get("host", socket.gethostname()) != socket.gethostname():
+        if before.get("host", self.words["host"]) != self.words["host"]:
             print(
                 f"{path}: taken over from {_described(before)}, which did not release it; if it is still at work, this"
                 " file system keeps locks to each host (docs/operations.md): stop one of the two",
@@ -100,25 +103,25 @@ class Lock:
         self._key = status.st_dev, status.st_ino
         _held[self._key] = self
         with contextlib.suppress(OSError):  # a full disk: others are refused all the same, without a name
-            _write(self._file, json.dumps(self.words).encode())
+            self._write(json.dumps(self.words).encode())
+        return None
 
-    def confirm(self) -> None:
+    def try_again(self) -> None:
         """Asks for the lock again, which changes nothing while it is this process's."""
-        try:
-            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno not in NO_LOCKS:
-                raise Lost(
-                    f"the lock on {self._path} was lost while the file server was out of reach, and another process has"
-                    " it now; nothing more is written"
-                ) from error
+        fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def release(self) -> None:
         """Gives it up."""
         with contextlib.suppress(OSError):
-            _write(self._file, b"")
+            self._write(b"")
         os.close(self._file)
         del _held[self._key]
+
+    def _write(self, text: bytes) -> None:
+        """On the disk when this returns: another host reads what the server has."""
+        os.ftruncate(self._file, 0)
+        os.pwrite(self._file, text, 0)
+        os.fsync(self._file)
 
     def __enter__(self) -> Self:
         return self
@@ -147,6 +150,14 @@ def holder(path: Path) -> str | None:
         os.close(file)
 
 
+def still_held(path: Path, patience: float) -> str | None:
+    """Who has the lock on `path`, asked until nobody has or so many seconds are over."""
+    deadline = time.monotonic() + patience
+    while (who := holder(path)) and time.monotonic() < deadline:
+        time.sleep(LOOK_EVERY)
+    return who
+
+
 def confirm(path: Path) -> None:
     """Makes sure of a lock of this process, before it writes: a host cut off from its file server for longer than the
     server's lease has lost it, and so has one whose folder was removed and made again.
@@ -155,7 +166,14 @@ def confirm(path: Path) -> None:
         Lost: another process has it.
     """
     if lock := _held_here(path):
-        lock.confirm()
+        try:
+            lock.try_again()
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise Lost(
+                    f"the lock on {path} was lost while the file server was out of reach, and another process has it"
+                    " now; nothing more is written"
+                ) from error
     elif who := holder(path):
         raise Lost(f"the lock on {path} was removed, and {who} has made it anew; nothing more is written")
 
@@ -166,18 +184,6 @@ def _held_here(path: Path) -> Lock | None:
     except OSError:
         return None
     return _held.get((status.st_dev, status.st_ino))
-
-
-def _own_words() -> dict[str, Any]:
-    since = datetime.now(UTC).isoformat(timespec="seconds")
-    return {"host": socket.gethostname(), "pid": os.getpid(), "since": since, "command": shlex.join(sys.orig_argv)}
-
-
-def _write(file: int, text: bytes) -> None:
-    """On the disk when this returns: another host reads what the server has."""
-    os.ftruncate(file, 0)
-    os.pwrite(file, text, 0)
-    os.fsync(file)
 
 
 def _read(file: int) -> dict[str, Any]:
@@ -201,17 +207,12 @@ def _described(words: dict[str, Any]) -> str:
 
 @functools.cache
 def _warn_once(folder: Path, why: str) -> None:
+    mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
+    over = [(place, kind) for _, place, kind, *_ in mounts if folder.is_relative_to(place)]
+    place, kind = max(over, key=lambda mount: len(mount[0]), default=("?", "of unknown type"))
     print(
-        f"WARNING: {folder} lies on a file system without locks ({_file_system(folder)}; {why}): nothing keeps a second"
+        f"WARNING: {folder} lies on a file system without locks ({kind} at {place}; {why}): nothing keeps a second"
         " command out of it; see to it that none is started while this one runs (docs/operations.md)",
         file=sys.stderr,
         flush=True,
     )
-
-
-def _file_system(folder: Path) -> str:
-    """Its type and where it is mounted."""
-    mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
-    over = [(place, kind) for _, place, kind, *_ in mounts if folder.is_relative_to(place)]
-    place, kind = max(over, key=lambda mount: len(mount[0]), default=("?", "of unknown type"))
-    return f"{kind} at {place}"

@@ -57,6 +57,7 @@ def main(options: RunOptions) -> int:
             keep_rank_log(plan.folder, world.rank)
         with lock:
             code = train(build_training(plan, world, watchdog, startup, options.compile))
+        watchdog.record("stopped" if code else "done", code, f"ended with exit code {code}")
         return leave(code)
 
 

@@ -9,6 +9,7 @@ What DeepSpeed's launcher remarks is in RUN/logs/launcher.log.
 
 import contextlib
 import ctypes
+import json
 import os
 import re
 import signal
@@ -27,27 +28,25 @@ if not __package__:  # run as a script: import from the repository, never from t
 
 from pydantic import Field
 
-from foundation.command_line import EXIT_BAD_USAGE, POSITIONAL, parse_options, printable, run_command
+from foundation.command_line import EXIT_BAD_USAGE, EXIT_FAILED, POSITIONAL, parse_options, printable, run_command
 from foundation.config import ConfigError, StrictConfig
-from foundation.locks import LOOK_EVERY, holder
-from pretrain.job.last_words import LastWords, Listening, blamed
-from pretrain.job.rank_log import LOGS, printable_lines
+from foundation.locks import holder, still_held
+from pretrain.job.end_record import LOGS, EndRecord, first_causes, read_records
+from pretrain.job.rank_log import last_lines, printable_lines, rank_log
+from pretrain.job.stopping import EXIT_STOPPED, SIGNALS
+from pretrain.training.plan import RunOptions
 
-EXIT_FAILED, EXIT_STOPPED = 1, 75  # see stopping.py, which needs no import of torch either
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 GRACE = 120.0
 """Seconds that what the command leaves behind has to end by itself: ranks whose launcher is gone save first."""
 PR_SET_PDEATHSIG = 1
 """Of Linux's prctl(2)."""
-SHOWN_LINES = 15
-"""Last lines shown of a rank that ended the job, or of a command whose ranks do not tell."""
-
+SHOWN_LINES = 25
+"""Last lines shown of a rank's log, or of a command whose ranks left no record; they hold the stack of a crash."""
 MOST_NAMED = 3
 REMARK = re.compile(r"\[[\d-]+ [\d:,]+\] \[(?:DEBUG|INFO|WARNING)\] \[\w+\.py:\d+:")
-"""How DeepSpeed's launcher begins a line that nobody need read."""
+"""Begins a line of DeepSpeed's launcher that nobody need read."""
 ENDED = re.compile(r"\[[\d-]+ [\d:,]+\] \[ERROR\] \[launch\.py:.* exits with return code = (-?\d+)$")
-"""How it says with which code a rank has ended."""
-LAUNCHER_LOG = "launcher.log"
+"""The launcher's line about the exit code of a rank."""
 
 
 class SuperviseOptions(StrictConfig):
@@ -61,23 +60,28 @@ class SuperviseOptions(StrictConfig):
 
 def main(options: SuperviseOptions) -> int:
     folder = run_folder_of(options.command)
-    supervised = Supervised(options.command, folder / LOGS / LAUNCHER_LOG)
+    supervised = Supervised(options.command, folder / LOGS / "launcher.log")
     for restarts in range(options.max_restarts + 1):
-        started, listening = time.monotonic(), Listening(folder)
+        started, before = time.monotonic(), read_records(folder)
         code = supervised.run()
-        ended = f"after {time.monotonic() - started:.0f} s with code {code}"
+        seconds = time.monotonic() - started
         if code == EXIT_BAD_USAGE:
             return code
         if is_complete(folder):
             return 0
         if supervised.stopping or code == EXIT_STOPPED:
             return EXIT_STOPPED
-        _say(f"the command ended {ended} before the run's last step")
-        _say(*accounts(listening.words()) or _indented("its last lines:", supervised.last_lines))
+        _say(f"the command ended after {seconds:.0f} s with code {code} before the run's last step")
+        causes = first_causes([record for record in read_records(folder) if record not in before])
+        _say(*accounts(folder, causes) or _indented("its last lines:", supervised.last_lines))
         if restarts < options.max_restarts:
-            wait_for_end(folder)
-            _say(f"restart {restarts + 1} of {options.max_restarts}, from {_newest(folder)}")
-    _say(f"gave up after {options.max_restarts} restarts; the whole output of each rank is in {folder / 'logs'}")
+            if who := holder(folder / "lock"):  # a first rank on another host, which has yet to save or to notice
+                _say(f"waiting up to {GRACE:g} s for the end of {who}")
+                still_held(folder / "lock", GRACE)
+            newest = max(folder.glob("checkpoints/step-*[0-9]"), default=None)
+            begin = newest.name if newest else "the start: no checkpoint was written yet"
+            _say(f"restart {restarts + 1} of {options.max_restarts}, from {begin}")
+    _say(f"gave up after {options.max_restarts} restarts; the full output of each rank is in {folder / LOGS}")
     return EXIT_FAILED
 
 
@@ -90,7 +94,6 @@ class Supervised:
         self.stopping = False
         """A signal asked for a stop."""
         self.last_lines: deque[str] = deque(maxlen=SHOWN_LINES)
-        self._remarks: list[str] = []
         self._process: subprocess.Popen[str] | None = None
         for number in SIGNALS:
             signal.signal(number, self._pass_on)
@@ -103,7 +106,8 @@ class Supervised:
         """
         self.last_lines.clear()
         process = self._process = self._start()
-        reading = threading.Thread(target=self._pass_through, args=(process.stdout,), daemon=True)
+        remarks: list[str] = []
+        reading = threading.Thread(target=self._pass_through, args=(process.stdout, remarks), daemon=True)
         reading.start()
         process.wait()
         reading.join(GRACE)  # the output ends when the last process that holds it does
@@ -112,7 +116,9 @@ class Supervised:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         reading.join()
-        self._keep_remarks()
+        if remarks:
+            with contextlib.suppress(OSError), self._log.open("a") as file:
+                file.writelines(remarks)
         return process.returncode
 
     def _start(self) -> subprocess.Popen[str]:
@@ -132,26 +138,15 @@ class Supervised:
                 " as .venv/bin/deepspeed, or activate the environment that has it"
             ) from None
 
-    def _pass_through(self, output: IO[str]) -> None:
+    def _pass_through(self, output: IO[str], remarks: list[str]) -> None:
         for line in output:
             self.last_lines.append(line.rstrip())
-            if self._is_remark(line):
-                self._remarks.append(line)
+            ended = ENDED.match(line)
+            asked_for = ended is not None and (self.stopping or int(ended[1]) == EXIT_STOPPED)  # which is no error
+            if asked_for or REMARK.match(line):
+                remarks.append(line)
             else:
                 print(printable_lines(line), end="", flush=True)
-
-    def _is_remark(self, line: str) -> bool:
-        """Whether a line is the launcher's and nobody need read it: an end that was asked for is no error."""
-        ended = ENDED.match(line)
-        asked_for = ended is not None and (self.stopping or int(ended[1]) == EXIT_STOPPED)
-        return asked_for or REMARK.match(line) is not None
-
-    def _keep_remarks(self) -> None:
-        if not self._remarks:
-            return
-        with contextlib.suppress(OSError), self._log.open("a") as file:
-            file.writelines(self._remarks)
-        self._remarks.clear()
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
         """Ctrl-C goes on as SIGUSR1, at first: by it `deepspeed` dies silently, and `srun` tells its ranks."""
@@ -176,25 +171,12 @@ def _end_with(supervisor: int) -> Callable[[], None]:
     return tie
 
 
-def wait_for_end(folder: Path) -> None:
-    """Waits for a first rank that another host has, and that has yet to save or to notice, as long as it may take."""
-    from pretrain.training.run_folder import LOCK
-
-    deadline = time.monotonic() + GRACE
-    if who := holder(folder / LOCK):
-        _say(f"waiting up to {GRACE:g} s for the end of {who}")
-    while time.monotonic() < deadline and holder(folder / LOCK):
-        time.sleep(LOOK_EVERY)
-
-
 def run_folder_of(command: Sequence[str]) -> Path:
     """Where the supervised run writes.
 
     Raises:
         ConfigError: the command starts no pre-training, or gives it options it does not know.
     """
-    from pretrain.training.plan import RunOptions
-
     script = next((place for place, part in enumerate(command) if part.endswith("pretrain/run.py")), None)
     if script is None:
         raise ConfigError(
@@ -205,33 +187,26 @@ def run_folder_of(command: Sequence[str]) -> Path:
     return options.output or Path("runs") / options.preset
 
 
-def accounts(ranks: list[LastWords]) -> list[str]:
-    """The last words of the ranks that ended the job, each under its name; empty where the logs do not tell."""
+def is_complete(folder: Path) -> bool:
+    """Whether the run's last step has its checkpoint; the exit code does not say so: a killed launcher can give 0."""
+    try:
+        steps = json.loads((folder / "run.json").read_text())["run"]["optim"]["steps"]
+        return (folder / "checkpoints" / f"step-{steps:08d}").is_dir()
+    except (OSError, ValueError, LookupError, TypeError):  # there is no run yet, or its description is damaged
+        return False
+
+
+def accounts(folder: Path, causes: Sequence[EndRecord]) -> list[str]:
+    """Why each of these ranks ended, and the end of its log."""
     lines = []
-    for rank in blamed(ranks)[:MOST_NAMED]:
-        how = "" if rank.tells_of_its_end else " ended without a word, as a process does that is killed"
-        lines += _indented(f"{rank.name}{how}; the end of {rank.log}:", rank.last_lines(SHOWN_LINES))
+    for end in causes[:MOST_NAMED]:
+        title = f"{end.name}: {end.sentence}; the end of {rank_log(folder, end.rank)}:"
+        lines += _indented(title, last_lines(folder, end.rank, SHOWN_LINES))
     return lines
 
 
 def _indented(title: str, lines: Iterable[str]) -> list[str]:
     return [title, *(f"    {line}" for line in lines)]
-
-
-def is_complete(folder: Path) -> bool:
-    """Whether the run's last step has its checkpoint; the exit code does not say so: a killed launcher can give 0."""
-    from pretrain.training.run_folder import read_run
-
-    try:
-        steps = read_run(folder).run.optim.steps
-    except ConfigError:
-        return False
-    return (folder / "checkpoints" / f"step-{steps:08d}").is_dir()
-
-
-def _newest(folder: Path) -> str:
-    names = sorted(path.name for path in folder.glob("checkpoints/step-*") if path.suffix == "")
-    return names[-1] if names else "the start: no checkpoint was written yet"
 
 
 def _say(*lines: str) -> None:

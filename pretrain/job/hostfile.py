@@ -1,7 +1,7 @@
-"""Hostfiles: machines and how many processes each takes, one `host slots=GPUs` a line.
+"""Hostfiles: machines and how many processes each takes, one `host slots=GPUs` per line.
 
-DeepSpeed trains on the local machine in silence when the hostfile is missing, and reads of a line with two hosts the
-first alone; here each of these is a mistake with a name.
+DeepSpeed silently trains on the local machine when the hostfile is missing, and reads only the first of two hosts in a
+line; here each of these is an error.
 """
 
 import re
@@ -19,7 +19,7 @@ def read_hostfile(path: Path) -> Slots:
     """Slots of each host, in order; empty lines and lines that start with # mean nothing.
 
     Raises:
-        ConfigError: no such file, no host, a host that stands twice, and every line that is not `host slots=N`.
+        ConfigError: no such file, no host, a duplicate host, and every line that is not `host slots=N`.
     """
     try:
         lines = [line.strip() for line in path.read_text(encoding="utf-8").split("\n")]
@@ -37,7 +37,7 @@ def read_hostfile(path: Path) -> Slots:
     ]
     hosts = [(matched[1], int(matched[2])) for _, _, matched in matches if matched]
     problems += [
-        f"hostfile: {path}: {host} stands {times} times, expected once, with all its slots"
+        f"hostfile: {path}: {host} is listed {times} times; give it one line with all its slots"
         for host, times in Counter(host for host, _ in hosts).items()
         if times > 1
     ]
@@ -68,13 +68,10 @@ def require_launch(hostfile: Path | None, world_size: int) -> None:
 def _compare(path: Path, wanted: Slots, world_size: int) -> None:
     launched = launched_slots()
     if launched not in (None, wanted):
-        raise ConfigError(f"hostfile: {path} says {_text(wanted)}, but DeepSpeed has started {_text(launched or {})}")
+        both = (", ".join(f"{host} slots={n}" for host, n in (slots or {}).items()) for slots in (wanted, launched))
+        raise ConfigError(f"hostfile: {path} says {', but DeepSpeed has started '.join(both)}")
     if sum(wanted.values()) != world_size:
         raise ConfigError(
             f"hostfile: {path} has {sum(wanted.values())} slots, but {world_size} processes were started; start them by"
             f" `deepspeed --hostfile {path} ...`, or check without starting by --dry_run"
         )
-
-
-def _text(slots: Slots) -> str:
-    return ", ".join(f"{host} slots={count}" for host, count in slots.items())

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from foundation.config import shown
+from foundation.files import file_sha256
 from pretrain.job.launcher import Slots
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -29,8 +30,8 @@ KEEP_ALIVE = "ServerAliveInterval"
 
 
 def facts(data: Sequence[str]) -> dict[str, Any]:
-    """What must be alike on every host, what its time is, and how many GPUs it has."""
-    manifests = [Path(folder, "manifest.json") for folder in data]
+    """What must be the same on every host, and its time, GPUs and cores."""
+    manifests = {folder: Path(folder, "manifest.json") for folder in data}
     code = hashlib.sha256()
     for path in sorted(path for pattern in CODE for path in REPOSITORY.glob(pattern)):
         code.update(path.relative_to(REPOSITORY).as_posix().encode() + path.read_bytes())
@@ -38,34 +39,33 @@ def facts(data: Sequence[str]) -> dict[str, Any]:
         "code": code.hexdigest()[:12],
         "python": platform.python_version(),
         **{package: importlib.metadata.version(package) for package in PACKAGES},
-        **{f"data {path.parent}": _digest(path) for path in manifests},
+        **{f"data {key}": file_sha256(path)[:12] if path.is_file() else "missing" for key, path in manifests.items()},
         "time": time.time(),
         "gpus": len(list(Path("/dev").glob("nvidia[0-9]*"))),
         "cores": os.cpu_count(),
     }
 
 
-def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:12] if path.is_file() else "missing"
-
-
 class Hosts(NamedTuple):
-    """What was found of the machines of a hostfile."""
+    """What was found out about the machines of a hostfile, one line each."""
 
     problems: list[str]
-    """One line each."""
     found: dict[str, str]
-    """Of each host in a few words; in the order of their ranks."""
+    """By host, in the order of their ranks."""
     notes: list[str]
 
 
 def check_hosts(slots: Slots, data: Sequence[Path], precision: str) -> Hosts:
     """Asks all hosts at once whether they can train together in this precision."""
-    ours = facts([str(folder.resolve()) for folder in data])
+    folders = [str(folder.resolve()) for folder in data]
+    ours = facts(folders)
     with ThreadPoolExecutor(max_workers=32) as pool:
-        answers = dict(zip(slots, pool.map(lambda host: _ask(host, data), slots), strict=True))
-    problems = list(_launcher_problems(slots))
-    found = {}
+        answers = dict(zip(slots, pool.map(lambda host: _ask(host, folders), slots), strict=True))
+    problems, found = [], {}
+    if len(slots) > 1 and not shutil.which("pdsh"):
+        problems.append(
+            "hostfile: there is no pdsh on this machine, by which DeepSpeed starts several hosts; install it"
+        )
     for host, answer in answers.items():
         if isinstance(answer, str):
             found[host], differences = "not checked", [answer]
@@ -77,18 +77,12 @@ def check_hosts(slots: Slots, data: Sequence[Path], precision: str) -> Hosts:
     return Hosts(problems, found, list(_keep_alive_notes(slots)))
 
 
-def _launcher_problems(slots: Slots) -> Iterator[str]:
-    if len(slots) > 1 and not shutil.which("pdsh"):
-        yield "hostfile: there is no pdsh on this machine, by which DeepSpeed starts several hosts; install it"
-
-
 def _processors(host: Mapping[str, Any]) -> str:
     return f"{host['gpus']} GPUs" if host["gpus"] else f"{host['cores']} cores and no GPU"
 
 
-def _ask(host: str, data: Sequence[Path]) -> dict[str, Any] | str:
+def _ask(host: str, folders: list[str]) -> dict[str, Any] | str:
     """The host's facts, and how its clock differs from ours; or why it has not told them."""
-    folders = [str(folder.resolve()) for folder in data]
     program = f"import json; from pretrain.job.hosts import facts; print(json.dumps(facts({folders!r})))"
     command = f"cd {shlex.quote(str(REPOSITORY))} && {shlex.quote(sys.executable)} -c {shlex.quote(program)}"
     options = ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={REACH_SECONDS}"]

@@ -1,6 +1,6 @@
-"""What launched this rank: DeepSpeed's processes above it, or Slurm's variables around it.
+"""The launcher of this rank: DeepSpeed's processes above it, or Slurm's variables around it.
 
-DeepSpeed gives its program neither the hostfile nor word of its own end, so both are read from Linux's /proc:
+DeepSpeed gives its program neither the hostfile nor word of its own end, so both are read from the processes above:
 
     one machine        deepspeed -> deepspeed.launcher.launch -> ranks
     several, by pdsh   deepspeed -> pdsh -> ssh  ~~>  sshd -> shell -> deepspeed.launcher.launch -> ranks
@@ -12,39 +12,20 @@ import contextlib
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, MutableMapping
 from pathlib import Path
 from typing import NamedTuple
+
+import psutil
 
 from foundation.config import ConfigError, shown
 
 NODE_LAUNCHER = "deepspeed.launcher.launch"
 RUNNERS = ("deepspeed", "ds", "deepspeed.launcher.runner")
 SHELLS = ("bash", "dash", "ksh", "sh", "zsh")
-ENDED_STATES = "ZX"
-"""Of /proc/PID/stat: a zombie waits for its parent, a dead process for nothing."""
 
 Slots = dict[str, int]
 """Processes on each host, in the order of their ranks."""
-
-
-class Process(NamedTuple):
-    """A process, told apart from a later one of the same number by its start."""
-
-    pid: int
-    started: int
-    """Clock ticks after the machine's start."""
-
-    @property
-    def is_alive(self) -> bool:
-        try:
-            return _started(self.pid) == self.started
-        except OSError:
-            return False
-
-    @property
-    def arguments(self) -> list[str]:
-        return _read(self.pid, "cmdline").split("\0")[:-1]
 
 
 class Runner(NamedTuple):
@@ -52,10 +33,10 @@ class Runner(NamedTuple):
 
     hostfile: Path | None
     takes_part: bool
-    """Told to use some of the hosts or slots alone."""
+    """Told to use only some of the hosts or slots."""
 
 
-def launchers() -> list[Process]:
+def launchers() -> list[psutil.Process]:
     """The processes that this rank should not outlive: its parent, and as much as this machine shows of DeepSpeed's.
 
     Of a launch by pdsh the machine it was typed on shows pdsh and the runner, any other the end of the ssh connection.
@@ -64,38 +45,37 @@ def launchers() -> list[Process]:
     ancestors = list(_ancestors())
     if not ancestors:
         return []
-    parent, *above = ancestors
-    if NODE_LAUNCHER not in parent.arguments:
+    (parent, arguments), *above = ancestors
+    found = next(((process, given) for process, given in above if Path(given[0]).name not in SHELLS), None)
+    if NODE_LAUNCHER not in arguments or not found or not (_is_runner(found[1]) or found[1][0].startswith("sshd")):
         return [parent]
-    started_by = next((process for process in above if Path(process.arguments[0]).name not in SHELLS), None)
-    if started_by is None or not (_is_runner(started_by.arguments) or started_by.arguments[0].startswith("sshd")):
-        return [parent]
-    return [parent, started_by, *_pdsh_of(parent)]
+    job = {part for part in arguments if part.startswith(("--world_info=", "--master_"))}
+    launching = [parent, found[0]]
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if (given := process.cmdline()) and Path(given[0]).name == "pdsh" and job <= set(given):
+                launching += filter(None, (process, process.parent()))
+    return launching
 
 
-def _pdsh_of(node_launcher: Process) -> list[Process]:
-    """The pdsh on this machine that started this node launcher, and what started pdsh."""
-    job = {part for part in node_launcher.arguments if part.startswith(("--world_info=", "--master_"))}
-    found = []
-    for path in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            arguments = _read(int(path.name), "cmdline").split("\0")
-            if Path(arguments[0]).name == "pdsh" and job <= set(arguments):
-                found += [_process(int(path.name)), _process(_parent(int(path.name)))]
-    return found
+def is_alive(process: psutil.Process) -> bool:
+    """Whether a process has not ended; one that nobody has waited for has."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.is_running() and process.status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    return False
 
 
 def find_runner() -> Runner | None:
     """The `deepspeed` command above this rank; with several hosts it is above none of theirs."""
-    for process in _ancestors():
-        if _is_runner(process.arguments):
-            return _read_runner(process.arguments, Path(f"/proc/{process.pid}/cwd").readlink())
+    for process, arguments in _ancestors():
+        if _is_runner(arguments):
+            return _read_runner(arguments, Path(process.cwd()))
     return None
 
 
 def launched_slots() -> Slots | None:
     """How many processes DeepSpeed has started on each host; `None` under anything else."""
-    arguments = next((process.arguments for process in _ancestors()), [])
+    arguments = next((given for _, given in _ancestors()), [])
     encoded = [argument.partition("=")[2] for argument in arguments if argument.startswith("--world_info=")]
     if NODE_LAUNCHER not in arguments or not encoded:
         return None
@@ -106,35 +86,22 @@ def adopt_slurm(environment: MutableMapping[str, str] = os.environ) -> None:
     """Tells PyTorch and DeepSpeed in their variables what Slurm says in its own; for a task that `srun` started."""
     if "RANK" in environment or "SLURM_STEP_NUM_TASKS" not in environment or "SLURM_STEP_ID" not in environment:
         return
-    port = 20_000 + (int(environment["SLURM_JOB_ID"]) * 16 + _drawn_for_step(environment)) % 10_000
+    # The port that srun got for its output: all tasks of a step know it, and the job's number does not tell it.
+    drawn = int(environment["SLURM_STEP_ID"]) + int(environment.get("SLURM_STEP_LAUNCHER_PORT", "0"))
+    counts = re.findall(r"(\d+)(?:\(x(\d+)\))?", environment["SLURM_STEP_TASKS_PER_NODE"])  # 8(x2),4: 8, 8 and 4
+    tasks = [tasks for tasks, nodes in counts for _ in range(int(nodes or 1))]
+    first = re.match(r"([^\[,]+)(?:\[([^\],-]+))?", environment["SLURM_STEP_NODELIST"])  # gpu[03-07,12],login: gpu03
+    assert first is not None
     found = {
         "RANK": environment["SLURM_PROCID"],
         "WORLD_SIZE": environment["SLURM_STEP_NUM_TASKS"],
         "LOCAL_RANK": environment["SLURM_LOCALID"],
-        "LOCAL_SIZE": _tasks_on_node(environment["SLURM_STEP_TASKS_PER_NODE"], int(environment["SLURM_NODEID"])),
-        "MASTER_ADDR": _first_host(environment["SLURM_STEP_NODELIST"]),
-        "MASTER_PORT": str(port),
+        "LOCAL_SIZE": tasks[int(environment["SLURM_NODEID"])],
+        "MASTER_ADDR": "".join(first.groups("")),
+        "MASTER_PORT": str(20_000 + (int(environment["SLURM_JOB_ID"]) * 16 + drawn) % 10_000),
     }
     for key, value in found.items():
         environment.setdefault(key, value)
-
-
-def _drawn_for_step(environment: Mapping[str, str]) -> int:
-    """What all tasks of a step know and its job's number does not tell: the port that srun got for their output."""
-    return int(environment["SLURM_STEP_ID"]) + int(environment.get("SLURM_STEP_LAUNCHER_PORT", "0"))
-
-
-def _first_host(hosts: str) -> str:
-    """Of Slurm's short form: gpu[03-07,12],login -> gpu03."""
-    matched = re.match(r"([^\[,]+)(?:\[([^\],-]+))?", hosts)
-    assert matched is not None
-    return matched[1] + (matched[2] or "")
-
-
-def _tasks_on_node(counts: str, node: int) -> str:
-    """Of Slurm's short form: 8(x2),4 has 8 tasks on nodes 0 and 1, and 4 on node 2."""
-    matches = re.findall(r"(\d+)(?:\(x(\d+)\))?", counts)
-    return [tasks for tasks, nodes in matches for _ in range(int(nodes or 1))][node]
 
 
 def number_of(name: str, default: str | None = None) -> int:
@@ -153,40 +120,12 @@ def number_of(name: str, default: str | None = None) -> int:
     return int(value)
 
 
-def _ancestors() -> Iterator[Process]:
-    """From the parent up."""
-    pid = os.getppid()
-    with contextlib.suppress(OSError):  # it has just ended
-        while pid > 0:
-            process = _process(pid)
-            if process.arguments:
-                yield process
-            pid = _parent(pid)
-
-
-def _process(pid: int) -> Process:
-    return Process(pid, _started(pid))
-
-
-def _parent(pid: int) -> int:
-    return int(_stat(pid)[1])
-
-
-def _started(pid: int) -> int:
-    fields = _stat(pid)
-    if fields[0] in ENDED_STATES:
-        raise ProcessLookupError(pid)
-    return int(fields[19])
-
-
-def _stat(pid: int) -> list[str]:
-    """Fields of /proc/PID/stat from the third, the state, on; the second may hold anything but a last bracket."""
-    return _read(pid, "stat").rpartition(")")[2].split()
-
-
-def _read(pid: int, name: str) -> str:
-    """A file of /proc/PID; what any program put into its command line or name need not be text."""
-    return Path(f"/proc/{pid}/{name}").read_text(errors="surrogateescape")
+def _ancestors() -> Iterator[tuple[psutil.Process, list[str]]]:
+    """From the parent up, each with its command line."""
+    for process in psutil.Process().parents():
+        with contextlib.suppress(psutil.Error):  # it has just ended
+            if arguments := process.cmdline():
+                yield process, arguments
 
 
 def _is_runner(arguments: list[str]) -> bool:

@@ -1,8 +1,8 @@
-"""What the ranks of a job tell each other at its store, beside the collectives: how far each has come, why it ends.
+"""Messages between the ranks of a job at its store, beside the collectives: how far each has come, why it ends.
 
 The store is torch's: whoever reaches its port can read, write, list and delete everything in it (docs/operations.md).
-So each word carries the signature of a key that the ranks share over the connections between them and never write
-there; words without it are passed over. That keeps strangers from speaking for a rank, not from silencing one.
+So each message is signed with a key that the ranks share over the connections between them and never write there;
+messages without the signature are ignored. That keeps strangers from speaking for a rank, not from silencing one.
 """
 
 import contextlib
@@ -21,14 +21,17 @@ from torch.distributed import DistError
 from pretrain.job.processes import World, attempt
 from pretrain.job.rank_log import printable_lines
 
+BEAT = 1.0
+"""Seconds between two looks at the others."""
+QUIET = 3 * BEAT
+"""A rank that was not heard from for so long may be gone: its word takes a beat to write and one to read."""
 MOST_NAMED = 8
 FAILURE = "failure"
 """Where the first rank that fails says why."""
 SIGNATURE = 2 * hashlib.sha256().digest_size
 """Characters, before the word itself."""
 ANSWER = timedelta(seconds=2)
-LONGEST_REASON = 20_000
-"""Characters."""
+LONGEST_REASON = 20_000  # characters
 
 
 class RankState(NamedTuple):
@@ -36,23 +39,24 @@ class RankState(NamedTuple):
 
     name: str
     where: str
-    """The last of them."""
+    """The last progress it reported."""
     place: str = ""
-    """The line it stands at."""
+    """The line it is at."""
 
 
 class Meeting:
-    """One rank's place at the store, over a connection of its own."""
+    """One rank at the store, over a connection of its own."""
 
     def __init__(self, world: World, key: bytes) -> None:
-        """`key` is known to the ranks of this start of the job alone, so nothing said at another start counts."""
+        """`key` is known only to the ranks of this start of the job, so nothing said at another start counts."""
         self.failure: tuple[str, int] | None = None
         """Why the job ends, and its exit code."""
         self._rank, self._key = world.rank, key
-        self._others = range(1, world.world_size) if world.is_first else range(1)
-        self.known = {rank: RankState(f"rank {rank}", "its start") for rank in self._others}
-        self._heard = dict.fromkeys(self._others, time.monotonic())
-        self._last = dict.fromkeys(self._others, 0)
+        self._everyone = [rank for rank in range(world.world_size) if rank != world.rank]
+        self._others = self._everyone if world.is_first else [0]
+        self.known = {rank: RankState(f"rank {rank}", "its start", "an unknown line") for rank in self._everyone}
+        self._heard = dict.fromkeys(self._everyone, time.monotonic())
+        self._last = dict.fromkeys(self._everyone, 0)
         self._beats = 0
         self._store: Store | None = None
         self._warned = False
@@ -66,7 +70,7 @@ class Meeting:
         return self._store
 
     def hold(self, state: RankState) -> None:
-        """Says how far this rank has come, and listens for the others."""
+        """Says how far this rank has come, and reads how far the others have: rank 0 all, the rest rank 0."""
         self._beats += 1
         self._write(str(self._rank), [self._beats, *state])
         for rank in self._others:
@@ -113,12 +117,19 @@ class Meeting:
             )
 
     def silent_since(self, moment: float) -> list[int]:
-        """The ranks that were last heard of before `moment`; the first few."""
-        return [rank for rank, heard in self._heard.items() if heard < moment][:MOST_NAMED]
+        """The ranks that were last heard from before `moment`; the first few."""
+        return [rank for rank in self._others if self._heard[rank] < moment][:MOST_NAMED]
 
     def elsewhere(self, place: str) -> list[int]:
-        """The ranks that stand elsewhere than this one, which waits for them; the first few."""
-        return [rank for rank, state in self.known.items() if state.place != place][:MOST_NAMED]
+        """The ranks that are at another line than this one; the first few."""
+        return [rank for rank in self._others if self.known[rank].place != place][:MOST_NAMED]
+
+    def gone(self) -> list[int]:
+        """The ranks that fall silent from here on, for one whose connection has failed; listens to all for a while."""
+        self._heard, self._others = dict.fromkeys(self._everyone, time.monotonic()), self._everyone
+        time.sleep(QUIET + BEAT)
+        silent = self.silent_since(time.monotonic() - QUIET)
+        return [0] if 0 in silent else silent  # the store ends with rank 0, and nobody is heard without it
 
 
 def say(text: str) -> None:

@@ -63,7 +63,9 @@ def start_processes() -> World:
     if cuda:
         torch.cuda.set_device(device)
     else:
-        _share_cores()
+        if "OMP_NUM_THREADS" not in os.environ:  # each rank of this machine its share: more would wait in turn
+            local_ranks = int(os.environ.get("LOCAL_SIZE") or os.environ.get("LOCAL_WORLD_SIZE") or 1)
+            torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // local_ranks))
         _keep_memory()
     if not dist.is_initialized():
         store, group_rank, group_size = _meet() if world_size else (HashStore(), 0, 1)  # alone: no port to agree on
@@ -137,13 +139,6 @@ def listen(address: str, port: int) -> socket.socket:
 def attempt() -> str:
     """Names this start of the job: torchrun's store outlives its restarts, with the addresses of ranks long gone."""
     return f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
-
-
-def _share_cores() -> None:
-    """Gives each rank of this machine its share of the cores; with more threads they would wait in turn."""
-    if "OMP_NUM_THREADS" not in os.environ:
-        local_ranks = int(os.environ.get("LOCAL_SIZE") or os.environ.get("LOCAL_WORLD_SIZE") or 1)
-        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // local_ranks))
 
 
 def _keep_memory() -> None:

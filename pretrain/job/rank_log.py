@@ -1,47 +1,36 @@
-"""What each rank says, kept in the run folder: RUN/logs/rank-0000.log, one start after the other.
+"""Everything each rank prints, kept in the run folder: RUN/logs/rank-0000.log, one start after the other.
 
-The terminal hears the run itself and errors; what libraries merely remark is in the log alone.
+The terminal shows the run itself and errors; what libraries log below an error is in the log only.
 """
 
 import contextlib
 import faulthandler
 import io
 import logging
-import os
-import re
-import socket
 import sys
-from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO
 
 from foundation.command_line import printable
+from pretrain.job.end_record import LOGS, begin_record
 
-LOGS = "logs"
 REMARK = "[%(asctime)s] [%(levelname)s] [%(name)s] %(message)s"
-HEADER = re.compile(r"^--- \S+ (rank \d+ on \S+), process \d+$", re.MULTILINE)
-"""The first line of each start; the group is the rank's name."""
 
 
 def keep_rank_log(folder: Path, rank: int) -> None:
     """From here on everything this rank prints is also in its log, and the stack of a crash such as SIGSEGV.
 
-    What libraries log below an error, and Python's warnings, are in the log alone.
+    What libraries log below an error, and Python's warnings, are in the log only.
     """
     (folder / LOGS).mkdir(parents=True, exist_ok=True)
+    record = begin_record(folder, rank)
     log = rank_log(folder, rank).open("a", buffering=1)
-    now = datetime.now(UTC).isoformat(timespec="seconds")
-    log.write(f"--- {now} rank {rank} on {socket.gethostname()}, process {os.getpid()}\n")
+    log.write(f"--- {record.time} {record.name}, process {record.process}\n")
     sys.stdout, sys.stderr = Both(sys.stdout, log), Both(sys.stderr, log)
-    faulthandler.enable(log)
-    _divert_remarks(log)
-
-
-def _divert_remarks(log: IO[str]) -> None:
-    """For every logger there is: those that libraries make later pass on to the root, whose handlers these are too."""
+    faulthandler.enable(log, all_threads=False)
+    # Every logger there is: those that libraries make later pass on to the root, whose handlers these are too.
     remarks, errors = logging.StreamHandler(Both(None, log)), logging.StreamHandler(sys.stderr)
-    remarks.addFilter(lambda record: record.levelno < logging.ERROR)
+    remarks.addFilter(lambda remark: remark.levelno < logging.ERROR)
     errors.setLevel(logging.ERROR)
     for handler in (remarks, errors):
         handler.setFormatter(logging.Formatter(REMARK))
@@ -58,11 +47,6 @@ def last_lines(folder: Path, rank: int, count: int) -> list[str]:
         return rank_log(folder, rank).read_text(errors="replace").splitlines()[-count:]
     except OSError:
         return []
-
-
-def rank_logs(folder: Path) -> Iterator[Path]:
-    """The logs there are, in the order of ranks."""
-    yield from sorted((folder / LOGS).glob("rank-*.log"))
 
 
 def rank_log(folder: Path, rank: int) -> Path:

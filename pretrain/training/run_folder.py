@@ -12,7 +12,6 @@ RUN/lock              held by the first rank of the command that trains here
 import importlib.metadata
 import json
 import platform
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,7 +22,7 @@ from pydantic import field_validator
 from data_prep.tokens import WordPiece
 from foundation.config import ConfigError, StrictConfig
 from foundation.files import make_folder, write_atomically
-from foundation.locks import LOOK_EVERY, Held, Lock, holder
+from foundation.locks import Held, Lock, still_held
 from pretrain.config import RunConfig
 from pretrain.data.shards import Shards
 
@@ -140,11 +139,8 @@ def require_free(folder: Path) -> None:
     Raises:
         ConfigError: names that command.
     """
-    deadline = time.monotonic() + PATIENCE
-    while who := holder(folder / LOCK):
-        if time.monotonic() > deadline:
-            raise _in_use(folder, who)
-        time.sleep(LOOK_EVERY)
+    if who := still_held(folder / LOCK, PATIENCE):
+        raise _in_use(folder, who)
 
 
 def lock_run(folder: Path, description: RunDescription) -> Lock:

@@ -81,14 +81,14 @@ def train(training: Training) -> int:
         log = RunLog(training.folder, progress.step, training.run.optim.steps, silent=silent)
     checkpoint = training.folder / CHECKPOINTS / f"step-{progress.step:08d}"
     log.say(f"resumed from step {progress.step} ({checkpoint})" if progress.step else "starts at step 0")
-    try:
-        with StopRequest(training.folder) as stop:
+    with StopRequest(training.folder) as stop:
+        try:
             code = run_steps(training, progress, log, stop)
-        if training.engine.world.is_first:
-            stop.withdraw(log.say)
-        return code
-    finally:
-        log.close()  # among several ranks the interpreter's own shutdown, which would flush the curves, is skipped
+        finally:
+            log.close()  # among several ranks the interpreter's own shutdown, which would flush the curves, is skipped
+    if training.engine.world.is_first:
+        stop.withdraw(log.say)
+    return code
 
 
 def run_steps(training: Training, progress: Progress, log: RunLog, stop: StopRequest) -> int:

@@ -47,7 +47,7 @@ def test_ranks_save_and_end_when_their_launcher_is_killed(
     process = two_hosts.start([*deepspeed("--num_gpus=2"), *training(shards_folder, folder, *SLOW_RUN)], tmp_path)
     kill(two_hosts, "bin/deepspeed ", folder)
     output, _ = process.communicate(timeout=60)
-    assert "what launched it has ended" in output
+    assert "its launcher has exited" in output
     assert saved_step(folder) == max(losses(folder))
 
 

@@ -1,5 +1,6 @@
 """Claims about the supervisor, over small commands, and over the real launcher with a rank killed."""
 
+import json
 import os
 import re
 import signal
@@ -14,6 +15,7 @@ import pytest
 
 from foundation.config import ConfigError
 from foundation.locks import Lock
+from pretrain.job.end_record import EndRecord
 from pretrain.supervise import run_folder_of
 from pretrain.training.plan import RunOptions, make_plan
 from pretrain.training.run_folder import write_run
@@ -64,13 +66,20 @@ def test_once_the_last_step_is_saved_only_a_command_that_was_refused_is_no_succe
 
 def test_what_the_command_and_its_ranks_say_is_shown_without_control_characters(tmp_path: Path, launch: Launch) -> None:
     (tmp_path / "logs").mkdir()
-    said = "file.write('--- now rank 0 on no\\x1bde, process 1\\nTraceback\\x1b[2J\\n')"
-    log = f"file = open({str(tmp_path / 'logs' / 'rank-0000.log')!r}, 'a'); {said}; file.close()"
-    ending = f"print('\\x1b]0;title\\x07\\u202e', flush=True); {log}; sys.exit(1)"
+    record = EndRecord(0, "no\x1bde", 1, "now")
+    script = (
+        f"from pathlib import Path; logs = Path({str(tmp_path / 'logs')!r});"
+        f" (logs / 'rank-0000.json').write_text({json.dumps(record._asdict())!r});"
+        " (logs / 'rank-0000.log').write_text('Traceback\\x1b[2J\\n')"
+    )
+    ending = f"print('\\x1b]0;title\\x07\\u202e', flush=True); {script}; sys.exit(1)"
     output = finished(supervise(launch, *counting(tmp_path, ending), max_restarts=0), code=1)
     assert output.replace("\n", "").isprintable(), ascii(output)
     assert r"\x1b]0;title\x07\u202e" in output
-    assert "supervise: rank 0 on no\\x1bde; the end of" in output and r"    Traceback\x1b[2J" in output
+    assert (
+        "supervise: rank 0 on no\\x1bde: exited without a message (probably killed); the end of" in output
+        and r"    Traceback\x1b[2J" in output
+    )
 
 
 @pytest.mark.parametrize("program", ["no/such/deepspeed", "README.md"])
@@ -193,9 +202,11 @@ def test_a_rank_killed_under_the_real_launcher_costs_nothing_but_time(
     os.kill(rank_of(killed, 1), signal.SIGKILL)
     output = finished(process)
     assert "supervise: restart 1 of 2, from step-00000008" in output
-    blamed = f"supervise: rank 1 on {socket.gethostname()} ended without a word, as a process does that is killed"
-    assert f"{blamed}; the end of {killed}/logs/rank-0001.log:\nsupervise:     --- " in output
+    killed_rank = f"supervise: rank 1 on {socket.gethostname()}: exited without a message (probably killed)"
+    assert f"{killed_rank}; the end of {killed}/logs/rank-0001.log:\nsupervise:     --- " in output
     assert "supervise: rank 0" not in output
+    name = f"rank 1 on {socket.gethostname()}"
+    assert f"rank 0 on {socket.gethostname()} lost the connection to {name}; failed after " in output
     assert losses(killed) == losses(whole)
     assert (killed / "logs" / "rank-0001.log").read_text().count("--- ") == 2
 

@@ -25,7 +25,7 @@ def test_the_hostfiles_that_come_with_the_project_can_be_read(name: str) -> None
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("node1 slots=8\nnode1 slots=8\n", "node1 stands 2 times"),
+        ("node1 slots=8\nnode1 slots=8\n", "node1 is listed 2 times"),
         ("node1 slot=8\n", r"line 1: got 'node1 slot=8'"),
         ("node1 slots=8 node2 slots=8\n", r"line 1: got 'node1 slots=8 node2 slots=8'"),
         ("node1 slots=8x\n", r"line 1: got 'node1 slots=8x'"),

@@ -7,10 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from foundation.config import ConfigError
-from pretrain.job.launcher import Process, adopt_slurm, find_runner, launched_slots, launchers, number_of
+from pretrain.job.launcher import adopt_slurm, find_runner, is_alive, launched_slots, launchers, number_of
 from tests.conftest import REPOSITORY
 
 # What srun gives task 5 of 6, on the second of three nodes.
@@ -74,13 +75,13 @@ def test_only_a_task_that_srun_itself_started_is_a_rank(given: dict[str, str | N
 
 def test_a_process_that_ended_is_not_alive_though_nobody_has_asked_for_its_end() -> None:
     child = subprocess.Popen(["sleep", "600"])
-    process = Process(child.pid, int(Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[19]))
-    assert process.is_alive
+    process = psutil.Process(child.pid)
+    assert is_alive(process)
     child.send_signal(signal.SIGKILL)
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # a zombie from here on
-    assert not process.is_alive
+    assert not is_alive(process)
     child.wait()
-    assert not process.is_alive
+    assert not is_alive(process)
 
 
 def test_a_program_that_deepspeed_did_not_start_has_its_parent_alone() -> None:

@@ -3,22 +3,22 @@
 import os
 import signal
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from pretrain.job.stopping import SIGNALS, StopRequest
-from tests.conftest import REPOSITORY
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_a_signal_is_remembered_and_does_not_interrupt(number: signal.Signals, tmp_path: Path) -> None:
+def test_a_signal_is_remembered_and_named_and_does_not_interrupt(
+    number: signal.Signals, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with StopRequest(tmp_path) as stop:
         assert not stop
         os.kill(os.getpid(), number)
         assert stop
+    assert capsys.readouterr().out == f"rank 0 on {socket.gethostname()}: {number.name} received; saving and stopping\n"
 
 
 def test_a_second_interrupt_acts_at_once(tmp_path: Path) -> None:
@@ -50,25 +50,3 @@ def test_signals_act_as_before_once_the_run_is_over(tmp_path: Path) -> None:
     with StopRequest(tmp_path):
         os.kill(os.getpid(), signal.SIGINT)
     assert {number: signal.getsignal(number) for number in SIGNALS} == before
-
-
-WAITING = """
-import hashlib, sys
-from pathlib import Path
-from pretrain.job.stopping import StopRequest
-with StopRequest(Path(sys.argv[1])):
-    print("entered", flush=True)
-    hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)  # many minutes, and no signal interrupts it
-"""
-
-
-def test_a_rank_that_stands_below_python_says_which_signal_has_come(tmp_path: Path) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", WAITING, str(tmp_path)], cwd=REPOSITORY, stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "entered\n"
-        process.send_signal(signal.SIGTERM)
-        said = process.stdout.readline()
-        process.kill()
-    assert said == f"rank 0 on {socket.gethostname()}: SIGTERM received; saving and stopping\n"

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from pretrain.job.end_record import first_causes, read_records
 from tests.conftest import REPOSITORY, free_port
 from tests.pretrain.job.watchdog_worker import BAD_STEP, HANG_TIMEOUT
 
@@ -53,11 +54,32 @@ def test_a_rank_that_stands_still_ends_the_job_in_time_and_is_named(how: str, tm
     assert processes[0].returncode == 1
     assert "rank 1 on " in said and f"after step {BAD_STEP}" in said, said
     assert "all_reduce" in said  # where it waited itself
+    record = read_records(tmp_path)[0]
+    assert (record.exit_code, record.step) == (1, BAD_STEP) and "rank 1 on " in record.sentence, record
     if how == "is frozen":
         assert "last words" in said
         processes[1].kill()  # no process ends while it is frozen; launchers kill it
+        assert [record.rank for record in first_causes(read_records(tmp_path))] == [1]
     else:
         ended(processes[1], within=6 * HANG_TIMEOUT)
+
+
+@pytest.mark.parametrize(("how", "killed"), [("is killed", 1), ("is killed with the store", 0)])
+def test_a_rank_that_was_killed_is_told_from_one_that_lost_its_connection_to_it(
+    how: str, killed: int, tmp_path: Path
+) -> None:
+    processes = start(how, 2, tmp_path)
+    wait_for_start(processes)
+    survivor = processes[1 - killed]
+    assert processes[killed].wait(6 * HANG_TIMEOUT) == -signal.SIGKILL
+    survivor.terminate()  # as its launcher does, before it has said why it ends
+    said = ended(survivor, within=6 * HANG_TIMEOUT)
+    assert survivor.returncode == 1
+    records = read_records(tmp_path)
+    assert f"lost the connection to {records[killed].name}; failed after step {BAD_STEP}: " in said
+    assert [record.reason for record in records] == (["lost", None] if killed else [None, "lost"])
+    (cause,) = first_causes(records)
+    assert (cause.rank, cause.sentence) == (killed, "exited without a message (probably killed)")
 
 
 def test_the_error_of_one_rank_ends_the_others_with_its_words(tmp_path: Path) -> None:
@@ -66,9 +88,12 @@ def test_the_error_of_one_rank_ends_the_others_with_its_words(tmp_path: Path) ->
     said = ended(processes[0], within=6 * HANG_TIMEOUT)
     assert processes[0].returncode == 1
     assert "rank 1 on " in said and "OSError: no space left on device" in said
-    stack = "stands, after "
+    stack = " is, after "
     assert stack not in said and stack in (tmp_path / "logs" / "rank-0000.log").read_text(), "its own log alone"
     assert "Traceback" in ended(processes[1], within=6 * HANG_TIMEOUT)
+    told, failed = read_records(tmp_path)
+    assert (told.reason, failed.reason) == ("told", "error") and first_causes([told, failed]) == [failed]
+    assert failed.sentence == f"failed after step {BAD_STEP}: OSError: no space left on device"
 
 
 STRANGER = """
@@ -130,6 +155,6 @@ def test_a_rank_does_not_outlive_what_launched_it(how: str, code: int, tmp_path:
     launcher.send_signal(signal.SIGKILL)
     launcher.wait()
     said, _ = launcher.communicate(timeout=6 * HANG_TIMEOUT)  # the rank's end closes the output
-    assert "what launched it has ended; saving and stopping" in said
-    assert ("could not save and stop since" in said) == (code == 1)
+    assert "its launcher has exited; saving and stopping" in said
+    assert ("could not save and stop" in said) == (code == 1)
     assert not Path("/proc", (tmp_path / "rank").read_text().strip(), "exe").exists()

@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from pretrain.job.processes import leave, start_processes
 from pretrain.job.rank_log import keep_rank_log
+from pretrain.job.stopping import StopRequest
 from pretrain.job.watchdog import Watchdog
 
 HANG_TIMEOUT = 5.0
@@ -31,6 +32,8 @@ def misbehave(how: str) -> None:
         os.kill(os.getpid(), signal.SIGSTOP)
     elif how == "holds Python's lock":
         re.match(r"(a+)+$", "a" * 60 + "b")
+    elif how.startswith("is killed"):
+        os.kill(os.getpid(), signal.SIGKILL)
     elif how in ("raises", "raises once"):
         raise OSError("no space left on device")
 
@@ -39,13 +42,13 @@ def main(how: str, folder: Path) -> None:
     world = start_processes()
     keep_rank_log(folder, world.rank)
     print("started", flush=True)
-    with Watchdog(world, HANG_TIMEOUT, folder) as watchdog:
+    with Watchdog(world, HANG_TIMEOUT, folder) as watchdog, StopRequest(folder):
         for step in range(1000):
             watchdog.step_done(step)
             if step == BAD_STEP and how == "raises once" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "1":
                 print("came as far in peace", flush=True)
                 leave(0)
-            if step == BAD_STEP and world.rank == 1:
+            if step == BAD_STEP and world.rank == (0 if how == "is killed with the store" else 1):
                 misbehave(how)
             if step == BAD_STEP and how == "raises":
                 time.sleep(600)  # in no collective, which would notice by itself

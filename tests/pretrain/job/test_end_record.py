@@ -1,0 +1,61 @@
+"""Claims about the records of why ranks ended; those of real ranks in test_watchdog.py and tests/reliability."""
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from pretrain.job.end_record import EndRecord, Reason, begin_record, complete_record, first_causes, read_records
+
+
+def ends(*reasons: Reason | None) -> list[EndRecord]:
+    return [EndRecord(rank, f"node{rank}", 7, "now", reason) for rank, reason in enumerate(reasons)]
+
+
+@pytest.mark.parametrize(
+    ("reasons", "ranks"),
+    [
+        (("lost", None, "lost"), [1]),
+        (("told", "error", "told"), [1]),
+        (("told", "refused", "lost"), [1]),
+        (("lost", "error", "told"), [1]),
+        (("hang", "told", "told"), [0]),
+        (("lost", "lost"), [0, 1]),
+        (("stopped", "stopped"), []),
+        (("done", "done"), []),
+        ((None,), [0]),
+        ((), []),
+    ],
+    ids=str,
+)
+def test_a_rank_that_ended_the_job_is_told_from_those_that_ended_because_of_it(
+    reasons: tuple[Reason | None, ...], ranks: list[int]
+) -> None:
+    assert [end.rank for end in first_causes(ends(*reasons))] == ranks
+
+
+def test_a_rank_that_does_not_say_why_it_ended_was_probably_killed(tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    complete_record(tmp_path, EndRecord.of(3)._replace(reason="hang", sentence="no progress"))
+    begin_record(tmp_path, 3)
+    (record,) = read_records(tmp_path)
+    assert (record.name, record.process) == (f"rank 3 on {socket.gethostname()}", os.getpid())
+    assert record.sentence == "exited without a message (probably killed)"
+
+
+def test_why_a_rank_ended_is_read_as_it_was_written(tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    record = begin_record(tmp_path, 3)._replace(reason="error", exit_code=1, step=7, sentence="failed: no\x1b\nroom")
+    complete_record(tmp_path, record)
+    (found,) = read_records(tmp_path)
+    assert found._replace(time=record.time) == record
+    complete_record(tmp_path / "no folder", record)  # nothing is raised: the rank is to end
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"rank": 0}', '{"rank": 0, "later": 1}', "\udcff"], ids=ascii)
+def test_a_damaged_record_is_passed_over(text: str, tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "rank-0000.json").write_bytes(os.fsencode(text))
+    begin_record(tmp_path, 1)
+    assert [record.rank for record in read_records(tmp_path)] == [1]
