@@ -6,10 +6,12 @@ Shape letters: B batch, L length, K masked positions a sequence, N any positions
 
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from foundation.stats import auc_of_counts, pearson
 from pretrain.data.batches import Batch
 from pretrain.method.electra import ElectraOutput
 from pretrain.method.masked_lm import MaskedLMOutput
@@ -129,6 +131,10 @@ def describe(vector: Tensor) -> dict[str, Any]:
     return values
 
 
+def _existing(values: dict[str, np.ndarray]) -> dict[str, float]:
+    return {name: float(value) for name, value in values.items() if np.isfinite(value)}
+
+
 def _beliefs(parts: dict[str, Tensor], name: str) -> dict[str, Any]:
     """Mean entropy in nats and the share of maximum probabilities in each tenth, of p_G or p_S."""
     counts = parts[f"max_{name}"]
@@ -144,14 +150,9 @@ def auc(logit_counts: Tensor) -> dict[str, float]:
 
     Two logits in one bin count half, as equal ones do: off by half the share of such pairs at most.
     """
-    unmasked, original, replaced = logit_counts.view(len(CLASSES), LOGIT.number)
-    areas = {}
-    for name, negative in (("auc_all", unmasked + original), ("auc_masked", original)):
-        pairs = replaced.sum() * negative.sum()
-        if pairs:
-            below = negative.cumsum(0) - negative / 2
-            areas[name] = ((replaced * below).sum() / pairs).item()
-    return areas
+    unmasked, original, replaced = logit_counts.view(len(CLASSES), LOGIT.number).numpy()
+    negatives = {"auc_all": unmasked + original, "auc_masked": original}
+    return _existing({name: auc_of_counts(negative, replaced) for name, negative in negatives.items()})
 
 
 def ratio_percentiles(counts: Tensor) -> dict[str, float]:
@@ -162,18 +163,10 @@ def ratio_percentiles(counts: Tensor) -> dict[str, float]:
 
 
 def estimate_correlation(moments: Tensor) -> dict[str, float]:
-    """Pearson's, of estimated and actual L_D at the drawn tokens (paper section 5), where both vary."""
-    original, replaced = moments.view(2, MOMENTS)
+    """Pearson correlation of estimated and actual L_D at the drawn tokens (paper section 5), where both vary."""
+    original, replaced = moments.view(2, MOMENTS).numpy()
     groups = {"original": original, "replaced": replaced, "all": original + replaced}
-    found = {name: _correlation(*group.tolist()) for name, group in groups.items()}
-    return {name: value for name, value in found.items() if value is not None}
-
-
-def _correlation(n: float, a: float, b: float, aa: float, bb: float, ab: float) -> float | None:
-    spread_a, spread_b = n * aa - a * a, n * bb - b * b
-    if spread_a <= 1e-12 * n * aa or spread_b <= 1e-12 * n * bb:  # below is rounding: a constant has no correlation
-        return None
-    return (n * ab - a * b) / (spread_a * spread_b) ** 0.5
+    return _existing({name: pearson(group) for name, group in groups.items()})
 
 
 class Histogram(NamedTuple):
