@@ -70,7 +70,10 @@ class StrictConfig(StrictRecord):
 
 def _describe(config_class: type[BaseModel], item: Any) -> str:
     """One pydantic error as `field: got value, expected what`."""
-    field = ".".join(map(_shown_key, item["loc"])) or config_class.__name__
+    field = (
+        ".".join(key if key.isprintable() and len(key) <= SHOWN else shown(key) for key in map(str, item["loc"]))
+        or config_class.__name__
+    )
     if item["type"] == "extra_forbidden":
         return f"{field}: unknown key; {_known_fields(config_class, item['loc'])}"
     if item["type"] == "missing":
@@ -86,12 +89,6 @@ def shown(value: Any) -> str:
     """A value as an error shows it: in one line, without control characters, and not all of a long one."""
     text = repr(str(value) if isinstance(value, Path) else value)
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}... ({len(text):,} characters)"
-
-
-def _shown_key(part: Any) -> str:
-    """A part of a field's path; of an unknown field it may be anything."""
-    text = str(part)
-    return text if text.isprintable() and len(text) <= SHOWN else shown(text)
 
 
 def require_file_name(name: str) -> str:

@@ -57,7 +57,13 @@ class Lock:
             Held: it is another's.
             ConfigError: the file cannot be made or written to.
         """
-        self._path, self.words = path, _own_words()
+        self._path = path
+        self.words: dict[str, Any] = {
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "since": datetime.now(UTC).isoformat(timespec="seconds"),
+            "command": shlex.join(sys.orig_argv),
+        }
         deadline = time.monotonic() + patience
         while (holder := self._try(path)) is not None:
             if time.monotonic() >= deadline:
@@ -166,11 +172,6 @@ def _held_here(path: Path) -> Lock | None:
     except OSError:
         return None
     return _held.get((status.st_dev, status.st_ino))
-
-
-def _own_words() -> dict[str, Any]:
-    since = datetime.now(UTC).isoformat(timespec="seconds")
-    return {"host": socket.gethostname(), "pid": os.getpid(), "since": since, "command": shlex.join(sys.orig_argv)}
 
 
 def _write(file: int, text: bytes) -> None:

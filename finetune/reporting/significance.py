@@ -66,11 +66,6 @@ def scores(examples: Examples, metric: str, count_RN: np.ndarray) -> np.ndarray:
     return _ratio(count_RN @ (np.asarray(examples[name]) * chosen), count_RN @ chosen)
 
 
-def _f1(target: np.ndarray, predicted: np.ndarray, count_RN: np.ndarray) -> np.ndarray:
-    both, either = (target == 1) & (predicted == 1), (target == 1).astype(float) + (predicted == 1)
-    return _ratio(2 * (count_RN @ both), count_RN @ either)
-
-
 def _matthews(target: np.ndarray, predicted: np.ndarray, count_RN: np.ndarray) -> np.ndarray:
     """For any number of classes, as scikit-learn defines it."""
     classes = np.union1d(target, predicted)
@@ -105,7 +100,9 @@ def _ratio(above: np.ndarray, below: np.ndarray) -> np.ndarray:
 
 _METRICS: Mapping[str, Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]] = {
     "accuracy": lambda target, predicted, count_RN: _ratio(count_RN @ (target == predicted), count_RN.sum(1)),
-    "f1": _f1,
+    "f1": lambda target, predicted, count_RN: _ratio(
+        2 * (count_RN @ ((target == 1) & (predicted == 1))), count_RN @ ((target == 1).astype(float) + (predicted == 1))
+    ),
     "matthews": _matthews,
     "pearson": _correlation,
     "spearman": lambda target, predicted, count_RN: _correlation(

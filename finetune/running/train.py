@@ -100,7 +100,7 @@ class Run:
         self.state = keeper.resume(self.engine) if keeper else RunState()
         self.stopping = False  # whether some rank was asked to stop, as of the last update
         title = f"{job.task.name} seed {seed}"
-        self.progress = Progress(world, self.state.batches, self.optim.steps, title, job.task.metrics)
+        self.progress = ProgressLines(world, self.state.batches, self.optim.steps, title, job.task.metrics)
 
     def _resolve(self, deepspeed_config: Path) -> dict[str, Any]:
         return resolve(
@@ -128,18 +128,15 @@ class Run:
 
     def _outcome(self, last: Evaluation) -> Outcome:
         collapsed = "constant prediction" if last.constant else None
-        tests = self.job.predict_tests(self.engine)
+        tests, task = self.job.predict_tests(self.engine), self.job.task
         return Outcome(
             last=last.metrics | tests.metrics,
-            best=max(self.state.metrics, key=self._headline),
+            best=max(self.state.metrics, key=lambda metrics: metrics[task.dev_splits[0]][task.metrics[0]]),
             train_losses=tuple(self.state.losses),
             collapsed="non-finite loss" if self.state.losses[-1] is None else collapsed,
             precision=str(self.engine.dtype).removeprefix("torch."),
             files={**last.files, **tests.files},
         )
-
-    def _headline(self, metrics: Metrics) -> float:
-        return metrics[self.job.task.dev_splits[0]][self.job.task.metrics[0]]
 
     def batches(self, epoch: int) -> list[np.ndarray]:
         """The examples of each batch of an epoch, in their order."""
@@ -212,7 +209,7 @@ def groups(model: nn.Module, num_layers: int, settings: FinetuneConfig) -> list[
     )
 
 
-class Progress:
+class ProgressLines:
     """Lines of progress on the first rank: one an epoch, and one now and then in between."""
 
     def __init__(self, world: World, done: int, steps: int, title: str, shown: tuple[str, ...]) -> None:
