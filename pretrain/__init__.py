@@ -22,5 +22,6 @@
 | probability of p_S, section 5                                | `analysis.analysis`, `foundation.stats`            |
 | discriminators under p_G and p_S, appendix                   | `analysis.crossing`                                |
 
-A run reads from `run.main`: configuration, data, processes, model under its engine, then `train.train`.
+A run reads from `run.main`: the plan (configuration and data), then `training.train.train_rank`: processes, model under
+its engine, the loop.
 """

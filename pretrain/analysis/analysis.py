@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from foundation.stats import Interval, Resampled, auc, binary_entropy, correlation, mean, resample, sums
-from pretrain.analysis.observation import Judgement, Observations, Observed, Predictions
+from pretrain.analysis.observation import Judgement, Observations, Observed, OriginalTokens
 
 BINS = 10
 """Of the maximum probability (paper, figure of the sampling distribution)."""
@@ -24,9 +24,9 @@ PAPER: dict[str, Any] = {
 """Paper, section 5: detection by ELECTRA under its p_G and by HP_Loss + focal under its p_S; HP_Loss's correlations."""
 
 
-def generator(predictions: Predictions) -> dict[str, Resampled]:
+def generator(originals: OriginalTokens) -> dict[str, Resampled]:
     """Accuracy and cross-entropy (nats a position) of the generator, or of an mlm run's model, at masked positions."""
-    log_p_original, predicted, sequence = predictions
+    log_p_original, predicted, sequence = originals
     columns = (predicted, -log_p_original.astype(np.float64), np.ones(len(predicted)))
     sums_CS = sums(sequence, int(sequence[-1]) + 1, *columns)
     return {"mlm_accuracy": resample(sums_CS[[0, 2]], mean), "mlm_loss": resample(sums_CS[[1, 2]], mean)}
@@ -124,7 +124,8 @@ def analyse(observed: Observed) -> dict[str, Any]:
     if "p_S" in observed.under:
         found["p_S_minus_p_G"] = {name: _minus(part["p_S"], part["p_G"]) for name, part in found.items()}
     found["estimate_quality"] = estimate_quality(observed.learned)
-    return {"generator": generator(observed.learned.predictions)} | found
+    seen = observed.learned
+    return {"generator": generator(OriginalTokens(seen.log_p_original, seen.predicted, seen.sequence))} | found
 
 
 def _minus(a: Any, b: Any) -> Any:

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from foundation.markdown_table import markdown_table
-from foundation.stats import Interval, Resampled
+from foundation.stats import Resampled
 from pretrain.analysis.analysis import PAPER, as_json, detection
 from pretrain.analysis.observation import judge
 from pretrain.data.batches import Batch
@@ -131,11 +131,8 @@ def tables(crossed: dict[str, Any]) -> str:
 
 def _row(part: dict[str, Any], sign: str = "") -> list[str]:
     source = f"{part['distribution']} of {part['sampler']}"
-    return [part["discriminator"], source, str(part["step"]), *(_text(part[name], sign) for name in SHOWN)]
-
-
-def _text(interval: Interval, sign: str = "") -> str:
-    if interval is None:
-        return "-"
-    value, low, high = (f"{number:{sign}.4f}" for number in interval)
-    return f"{value} ({low} to {high})"
+    texts = []
+    for name in SHOWN:
+        numbers = [f"{number:{sign}.4f}" for number in part[name] or ()]
+        texts.append("{} ({} to {})".format(*numbers) if numbers else "-")
+    return [part["discriminator"], source, str(part["step"]), *texts]

@@ -14,7 +14,6 @@ from torch import Tensor
 from pretrain.data.batches import Batch
 from pretrain.method.electra import Electra, ElectraOutput
 from pretrain.method.masked_lm import MaskedLM, MaskedLMOutput
-from pretrain.method.objectives import ObjectiveConfig
 from pretrain.method.sampling import draw, draw_from_generator
 from pretrain.training.metrics import MetricSums, summary
 
@@ -34,8 +33,8 @@ class Judgement(NamedTuple):
     """Number of the sequence."""
 
 
-class Predictions(NamedTuple):
-    """What a masked language model says of the originals; one value a masked position."""
+class OriginalTokens(NamedTuple):
+    """The original tokens under a masked language model; one value per masked position."""
 
     log_p_original: np.ndarray
     predicted: np.ndarray
@@ -73,11 +72,6 @@ class Observations(NamedTuple):
         return self.judgement.sequence[self.judgement.masked]
 
     @property
-    def predictions(self) -> Predictions:
-        """Of the generator."""
-        return Predictions(self.log_p_original, self.predicted, self.sequence)
-
-    @property
     def sequences(self) -> int:
         return int(self.judgement.sequence[-1]) + 1
 
@@ -98,16 +92,11 @@ class Observed(NamedTuple):
         return self.under.get("p_S", self.under["p_G"])
 
 
-def distributions(objective: ObjectiveConfig) -> list[str]:
-    """What replacements can be drawn from; where nothing is learned, p_S is p_G and not listed."""
-    return ["p_G", "p_S"] if objective.learns_to_sample else ["p_G"]
-
-
 @torch.no_grad()
 def observe(model: Electra, batches: Iterable[Batch], device: torch.device) -> Observed:
     """Runs the model in evaluation mode over the batches: the generator once, the discriminator once a distribution."""
     model.eval()
-    names = distributions(model.objective)
+    names = ["p_G", "p_S"] if model.objective.learns_to_sample else ["p_G"]  # where nothing is learned, p_S is p_G
     metrics, sequences = MetricSums(device), 0
     parts: dict[str, list[tuple[Tensor, ...]]] = {name: [] for name in names}
     tokens: dict[str, list[Tensor]] = {name: [] for name in names}
@@ -123,8 +112,9 @@ def observe(model: Electra, batches: Iterable[Batch], device: torch.device) -> O
             parts[name].append(tuple(part.cpu() for part in (*seen, *_observe_masked(batch, output))))
             tokens[name].append(drawn.tokens_BK.to("cpu", torch.int32))
         sequences += len(batch.input_ids_BL)
+    judged, columns = len(Judgement._fields), {name: _joined(parts[name]) for name in names}
     return Observed(
-        {name: _observations(parts[name]) for name in names},
+        {name: Observations(Judgement(*columns[name][:judged]), *columns[name][judged:]) for name in names},
         {name: torch.cat(tokens[name]) for name in names},
         summary(metrics.vector),
     )
@@ -147,7 +137,7 @@ def judge(model: Electra, batches: Iterable[Batch], tokens_SK: Tensor, device: t
 @torch.no_grad()
 def observe_masked_lm(
     model: MaskedLM, batches: Iterable[Batch], device: torch.device
-) -> tuple[Predictions, dict[str, float]]:
+) -> tuple[OriginalTokens, dict[str, float]]:
     """What a model that replaces nothing predicts, and the metrics training reports of it."""
     model.eval()
     metrics, parts, sequences = MetricSums(device), [], 0
@@ -160,13 +150,7 @@ def observe_masked_lm(
         columns = (*_predictions(batch, output), rows_B[:, None].expand_as(valid_BK)[valid_BK])
         parts.append(tuple(column.cpu() for column in columns))
         sequences += len(valid_BK)
-    return Predictions(*_joined(parts)), summary(metrics.vector)
-
-
-def _observations(parts: list[tuple[Tensor, ...]]) -> Observations:
-    columns = _joined(parts)
-    seen = len(Judgement._fields)
-    return Observations(Judgement(*columns[:seen]), *columns[seen:])
+    return OriginalTokens(*_joined(parts)), summary(metrics.vector)
 
 
 def _joined(parts: list[tuple[Tensor, ...]]) -> list[np.ndarray]:

@@ -125,8 +125,14 @@ def describe(vector: Tensor) -> dict[str, Any]:
     if parts["max_p_S"].sum():
         ours = _beliefs(parts, "p_S")
         values = {name: values[name] | ours[name] for name in values}
-        values |= auc(parts["logit"]) | ratio_percentiles(parts["log_ratio"])
-    if correlations := estimate_correlation(parts["estimate"]):
+        targets = torch.tensor(PERCENTILES, dtype=torch.float64) / 100 * parts["log_ratio"].sum()
+        ratios = LOG_RATIO.middles()[torch.searchsorted(parts["log_ratio"].cumsum(0), targets)].exp()
+        values |= auc(parts["logit"])
+        values |= {f"ratio_p{name}": value for name, value in zip(PERCENTILES, ratios.tolist(), strict=True)}
+    # Pearson correlation of estimated and actual L_D at the drawn tokens (paper section 5), where both vary
+    original, replaced = parts["estimate"].view(2, MOMENTS).numpy()
+    groups = {"original": original, "replaced": replaced, "all": original + replaced}
+    if correlations := _existing({name: pearson(group) for name, group in groups.items()}):
         values["estimate_correlation"] = correlations
     return values
 
@@ -153,20 +159,6 @@ def auc(logit_counts: Tensor) -> dict[str, float]:
     unmasked, original, replaced = logit_counts.view(len(CLASSES), LOGIT.number).numpy()
     negatives = {"auc_all": unmasked + original, "auc_masked": original}
     return _existing({name: auc_of_counts(negative, replaced) for name, negative in negatives.items()})
-
-
-def ratio_percentiles(counts: Tensor) -> dict[str, float]:
-    """Ratio below which each percentage of the draws lies."""
-    targets = torch.tensor(PERCENTILES, dtype=counts.dtype) / 100 * counts.sum()
-    ratios = LOG_RATIO.middles()[torch.searchsorted(counts.cumsum(0), targets)].exp()
-    return {f"ratio_p{name}": value for name, value in zip(PERCENTILES, ratios.tolist(), strict=True)}
-
-
-def estimate_correlation(moments: Tensor) -> dict[str, float]:
-    """Pearson correlation of estimated and actual L_D at the drawn tokens (paper section 5), where both vary."""
-    original, replaced = moments.view(2, MOMENTS).numpy()
-    groups = {"original": original, "replaced": replaced, "all": original + replaced}
-    return _existing({name: pearson(group) for name, group in groups.items()})
 
 
 class Histogram(NamedTuple):

@@ -14,7 +14,7 @@ from pretrain.analysis.analysis import (
     headline,
     weighted_loss,
 )
-from pretrain.analysis.observation import Judgement, Observations, Observed
+from pretrain.analysis.observation import Judgement, Observations, Observed, OriginalTokens
 
 
 def judgement(**changes: np.ndarray) -> Judgement:
@@ -50,7 +50,8 @@ def observed(**under: Observations) -> Observed:
 
 
 def test_the_generators_numbers_are_means_over_masked_positions() -> None:
-    found = generator(observations().predictions)
+    seen = observations()
+    found = generator(OriginalTokens(seen.log_p_original, seen.predicted, seen.sequence))
     assert found["mlm_accuracy"].value == 0.5
     assert as_json(found["mlm_accuracy"])[1:] == [0, 1]  # right in one sequence, wrong in the other
     assert found["mlm_loss"].value == pytest.approx(-np.log([0.9, 0.5, 0.25, 0.05]).mean())

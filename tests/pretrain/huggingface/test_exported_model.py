@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from pretrain.data.batches import Batch
-from pretrain.export import export
+from pretrain.huggingface.export import export
 from pretrain.huggingface.folders import load_encoder
 from pretrain.method.electra import Electra
 

@@ -30,8 +30,8 @@ from pretrain.job.processes import World, leave, start_processes
 from pretrain.method.replacement import Sampled, sample
 from pretrain.presets import PRESETS
 from pretrain.training.models import build_model
-from pretrain.training.reports import Reported
 from pretrain.training.run_folder import describe
+from pretrain.training.telemetry import Reported
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 STEPS, BATCH_SIZE, DRAWS = 12, 8, 5  # 5 masked at most of 32
