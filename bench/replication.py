@@ -17,8 +17,8 @@ from data_prep.shards import IndexedFile
 from finetune.running.records import FILE_NAME, read_records
 from foundation.config import ConfigError
 from foundation.files import write_atomically
-from foundation.intervals import Interval
 from foundation.markdown_table import markdown_table
+from foundation.stats import Interval
 
 BASELINE = "electra"
 LEAST_GAIN = 0.5

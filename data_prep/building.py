@@ -105,8 +105,13 @@ class _Merging:
         }
 
     def sides_of(self, chunk: int) -> frozenset[str]:
-        """Sides on which a whole shard holds the chunk's part."""
-        return frozenset(side for side, ranges in self._ranges.items() if _covers(ranges, chunk))
+        """Sides on which a whole shard holds the chunk's part; a side's ranges are sorted and do not overlap."""
+        sides = []
+        for side, ranges in self._ranges.items():
+            place = bisect_right(ranges, chunk, key=lambda pair: pair[0])
+            if place > 0 and chunk <= ranges[place - 1][1]:
+                sides.append(side)
+        return frozenset(sides)
 
     def add(self, record: ChunkRecord, is_old: bool) -> None:
         """Records a finished chunk."""
@@ -147,12 +152,6 @@ class _Merging:
             part_path(self._output, merge.side, chunk).unlink(missing_ok=True)
 
 
-def _covers(ranges: Sequence[tuple[int, int]], number: int) -> bool:
-    """Whether one of the sorted ranges, none of which overlap, has the number."""
-    place = bisect_right(ranges, number, key=lambda pair: pair[0])
-    return place > 0 and number <= ranges[place - 1][1]
-
-
 def _drop_damaged(output: Path, log: RecordLog, pool: Pool) -> int:
     """Strikes from the log the shards that are missing or damaged, and says so; returns how many."""
     checks = [ShardCheck(side, number, entry) for side in SIDES for number, entry in sorted(log.shards[side].items())]
@@ -161,7 +160,7 @@ def _drop_damaged(output: Path, log: RecordLog, pool: Pool) -> int:
         for check, problems in pool.run(_check_shard, checks, output):
             progress.advance(sum(check.entry.sizes.values()))
             if problems:
-                log.drop_shard(check.side, check.number)
+                del log.shards[check.side][check.number]  # until it is merged again
                 print(f"{folder_of(output, check.side)}: {'; '.join(problems)}; its text is built again")
                 dropped += 1
     return dropped

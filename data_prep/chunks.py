@@ -8,7 +8,7 @@ cannot be sought in (compressed files, tables) is read once, by the reader of ch
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Any, BinaryIO
 
 from data_prep.cleaning import clean
@@ -24,7 +24,6 @@ from data_prep.formats import (
     Reading,
     cut_point,
     format_of,
-    longest_record,
     parse,
     split_long,
 )
@@ -66,12 +65,16 @@ class Piece:
         """
         content = self.loaded().content
         if isinstance(content, tuple):
-            yield from _row_documents(content, self.start)
+            place = self.start
+            for row in content:
+                yield from split_long(Document((row or b"").strip(), place, None if row is not None else "no_text"))
+                place += len(row or b"")
             return
         assert content is not None
-        long = self.format in RECORD_FORMATS and len(content) > LONGEST_RECORD
-        if long and longest_record(self.format, content) > LONGEST_RECORD:
-            raise _too_long(self.source, self.format)
+        if self.format in RECORD_FORMATS and len(content) > LONGEST_RECORD:
+            ends = [0, *(found.end() for found in END_OF_DOCUMENT[self.format].finditer(content)), len(content)]
+            if max(end - start for start, end in pairwise(ends)) > LONGEST_RECORD:
+                raise _too_long(self.source, self.format)
         yield from parse(self.format, content, self.start, reading)
 
     def loaded(self) -> "Piece":
@@ -284,9 +287,3 @@ def _cut_rows(source: Source, budget: int, reading: Reading) -> Iterator[Piece]:
             start, size, disk_start, held = start + size, 0, disk_end, []
     if held:
         yield Piece(source, Format.ROWS, start, start + size, source.size - disk_start, tuple(held))
-
-
-def _row_documents(rows: tuple[bytes | None, ...], place: int) -> Iterator[Document]:
-    for row in rows:
-        yield from split_long(Document((row or b"").strip(), place, None if row is not None else "no_text"))
-        place += len(row or b"")

@@ -8,10 +8,9 @@ document that is not to be used says why, so that the books can count it.
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
@@ -134,12 +133,6 @@ def parse(form: Format, text: bytes, place: int, reading: Reading) -> Iterator[D
         yield from split_long(document)
 
 
-def longest_record(form: Format, text: bytes) -> int:
-    """Bytes of the longest record of the text."""
-    ends = [0, *(found.end() for found in END_OF_DOCUMENT[form].finditer(text)), len(text)]
-    return max(end - start for start, end in pairwise(ends))
-
-
 def split_long(document: Document) -> Iterator[Document]:
     """The document, in several parts where it is too long."""
     limit = LONGEST_PAGE if document.wikitext else LONGEST_DOCUMENT
@@ -160,15 +153,10 @@ def cut_point(text: bytes) -> int:
     return end
 
 
-def _text_documents(text: bytes, place: int) -> Iterator[Document]:
-    for start, part in _parts(END_OF_DOCUMENT[Format.TEXT], text):
+def _text_documents(parts: Iterable[tuple[int, bytes]], place: int) -> Iterator[Document]:
+    for start, part in parts:
         if content := part.strip():
             yield Document(content, place + start + len(part.rstrip()) - len(content))
-
-
-def _one_document(text: bytes, place: int) -> Iterator[Document]:
-    if content := text.strip():
-        yield Document(content, place + len(text.rstrip()) - len(content))
 
 
 def _wiki_extractor_documents(text: bytes, place: int) -> Iterator[Document]:
@@ -219,8 +207,8 @@ def _parts(pattern: re.Pattern[bytes], text: bytes) -> Iterator[tuple[int, bytes
 
 
 _PARSERS: dict[Format, Callable[[bytes, int], Iterator[Document]]] = {
-    Format.TEXT: _text_documents,
-    Format.ONE_DOCUMENT: _one_document,
+    Format.TEXT: lambda text, place: _text_documents(_parts(END_OF_DOCUMENT[Format.TEXT], text), place),
+    Format.ONE_DOCUMENT: lambda text, place: _text_documents([(0, text)], place),
     Format.WIKI_EXTRACTOR: _wiki_extractor_documents,
     Format.MEDIAWIKI: _pages,
 }

@@ -88,7 +88,9 @@ def _inspect(folder: Path, options: InspectOptions, pool: Pool) -> list[str]:
             figures.add(rows, manifest)
             masks.add(rows, manifest, tokenizer)
     if not problems:
-        _print_figures(figures, manifest)
+        print(f"  of {figures.sequences:,} sequences and {manifest.mask_copies} masks each:")
+        print(f"  two segments    {figures.pairs / max(1, figures.sequences):.1%}")
+        print(f"  masked          {figures.masked / max(1, figures.mask_sites):.4%} of the tokens")
         _print_masks(figures, masks)
         if options.figure is not None and folder == options.folder:
             from data_prep.mask_figure import draw_masks  # matplotlib takes a second to import
@@ -133,12 +135,6 @@ def _print_books(books: Books) -> None:
         )
     if len(books.inputs) > _INPUTS_SHOWN:
         print(f"  and {len(books.inputs) - _INPUTS_SHOWN:,} inputs more")
-
-
-def _print_figures(figures: Figures, manifest: Manifest) -> None:
-    print(f"  of {figures.sequences:,} sequences and {manifest.mask_copies} masks each:")
-    print(f"  two segments    {figures.pairs / max(1, figures.sequences):.1%}")
-    print(f"  masked          {figures.masked / max(1, figures.mask_sites):.4%} of the tokens")
 
 
 def _print_masks(figures: Figures, masks: MaskStatistics) -> None:

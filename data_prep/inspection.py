@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from data_prep.manifest import Manifest, ShardEntry
-from data_prep.masking import bytes_per_copy, masked_count
+from data_prep.masking import bytes_per_copy, mask_size
 from data_prep.shards import IndexedFile
 from data_prep.tokens import TOKENIZER_NAME, WordPiece
 from foundation.config import ConfigError
@@ -81,7 +81,8 @@ def open_shard(folder: Path, shard: ShardEntry, manifest: Manifest) -> tuple[Ind
     ids, masks = IndexedFile(path), IndexedFile(folder / f"{shard.name}.mask")
     ids.require_sound()
     masks.require_sound()
-    if masks.dtype != np.uint8 or len(masks) != len(ids) or (masks.lengths != _mask_bytes(manifest)).any():
+    mask_bytes = manifest.mask_copies * bytes_per_copy(manifest.seq_length)
+    if masks.dtype != np.uint8 or len(masks) != len(ids) or (masks.lengths != mask_bytes).any():
         raise ConfigError(f"{path}.mask: has not one row of masks per sequence; build the shards again")
     if ids.dtype != np.uint16 or (len(ids), len(ids.data)) != (shard.sequences, shard.tokens):
         raise ConfigError(
@@ -91,11 +92,6 @@ def open_shard(folder: Path, shard: ShardEntry, manifest: Manifest) -> tuple[Ind
     if len(ids) and not 2 < ids.lengths.min() <= ids.lengths.max() <= manifest.seq_length:
         raise ConfigError(f"{path}: a sequence's length is out of bounds; build the shards again")
     return ids, masks
-
-
-def _mask_bytes(manifest: Manifest) -> int:
-    """Bytes of the masks of one sequence."""
-    return manifest.mask_copies * bytes_per_copy(manifest.seq_length)
 
 
 @dataclass
@@ -157,9 +153,9 @@ def problems_of(rows: Rows, manifest: Manifest) -> list[str]:
         "has an id beyond the vocabulary": (rows.ids >= manifest.vocab_size).any(1),
         "has a mask beyond its end": beyond | (masked & ~inside[:, None]).any((1, 2)),
         "has a special token masked": (masked & (inside & forbidden)[:, None]).any((1, 2)),
-        "has not ceil(0.15 n) masked positions": (
-            masked.sum(-1) != np.asarray(masked_count(rows.lengths))[:, None]
-        ).any(1),
+        "has not ceil(0.15 n) masked positions": (masked.sum(-1) != np.asarray(mask_size(rows.lengths))[:, None]).any(
+            1
+        ),
     }
     return [
         f"sequence {rows.first + int(np.argmax(wrong))} {problem}" for problem, wrong in checks.items() if wrong.any()
@@ -181,13 +177,8 @@ def tokenizer_problems(folder: Path, manifest: Manifest) -> list[str]:
     return problems
 
 
-def size_problems(folder: Path, shard: ShardEntry) -> list[str]:
-    """Files of a shard that are missing or have not the size that was written."""
-    found = (_size_problem(folder / name, size) for name, size in shard.sizes.items())
-    return [problem for problem in found if problem is not None]
-
-
-def _size_problem(path: Path, expected: int) -> str | None:
+def size_problem(path: Path, expected: int) -> str | None:
+    """Of a file that is missing or has not the size that was written."""
     try:
         size = path.stat().st_size
     except OSError as error:
@@ -199,7 +190,7 @@ def checksum_problems(folder: Path, shard: ShardEntry) -> list[str]:
     """Files of a shard that are missing or not those that were written."""
     problems = []
     for name, expected in shard.files.items():
-        if problem := _size_problem(folder / name, shard.sizes[name]):
+        if problem := size_problem(folder / name, shard.sizes[name]):
             problems.append(problem)
         elif file_sha256(folder / name) != expected:
             problems.append(f"{name}: changed since it was written (sha256)")

@@ -63,15 +63,14 @@ class Intake:
                 self._count(cleaned, document)
                 if self._strict:
                     _refuse_malformed(piece, document, cleaned)
-                if reason := reason or self._reason_against(cleaned.text):
+                if not reason and (not cleaned.text or cleaned.text.isspace()):
+                    reason = "empty"
+                elif not reason and len(cleaned.text) < self._config.min_document_length:
+                    reason = "short"
+                if reason:
                     self._drop(reason, cleaned)
                 else:
                     yield Text(piece.source.origin, document, cleaned)
-
-    def _reason_against(self, text: str) -> str | None:
-        if not text or text.isspace():
-            return "empty"
-        return "short" if len(text) < self._config.min_document_length else None
 
     def _count(self, cleaned: Cleaned, document: Document) -> None:
         self._read["documents"] += 1

@@ -92,7 +92,10 @@ class Ledger(StrictRecord):
             read=self.read + other.read,
             train=self.train + other.train,
             held_out=self.held_out + other.held_out,
-            dropped=_add_counts(self.dropped, other.dropped),
+            dropped={
+                key: self.dropped.get(key, 0) + other.dropped.get(key, 0)
+                for key in sorted(self.dropped.keys() | other.dropped.keys())
+            },
         )
 
     @property
@@ -282,7 +285,3 @@ def _reason(error: Exception) -> str:
 def save_manifest(manifest: Manifest, folder: Path) -> None:
     """Writes `manifest.json`, which declares the folder complete."""
     write_if_other(folder / MANIFEST_NAME, sealed(manifest.model_dump(mode="json")))
-
-
-def _add_counts(left: dict[str, int], right: dict[str, int]) -> dict[str, int]:
-    return {key: left.get(key, 0) + right.get(key, 0) for key in sorted(left.keys() | right.keys())}

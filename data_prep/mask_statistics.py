@@ -11,7 +11,7 @@ import numpy as np
 
 from data_prep.inspection import Rows, add_counts, run_lengths
 from data_prep.manifest import Manifest
-from data_prep.masking import masked_count
+from data_prep.masking import mask_size
 from data_prep.tokens import WordPiece
 
 PIECES = 5  # the first four pieces of a word, and all later ones together
@@ -46,7 +46,7 @@ class MaskStatistics:
         maskable_SP = (np.arange(length) < rows.lengths[:, None]) & ~tokenizer.never_masked[rows.ids]
         start_SP = maskable_SP & ~tokenizer.continuation[rows.ids]
         start_SP[:, 1:] |= maskable_SP[:, 1:] & ~maskable_SP[:, :-1]
-        chance_S = np.asarray(masked_count(rows.lengths)) / maskable_SP.sum(1) * manifest.mask_copies
+        chance_S = np.asarray(mask_size(rows.lengths)) / maskable_SP.sum(1) * manifest.mask_copies
         chance_SP = np.where(maskable_SP, chance_S[:, None], 0.0)
         count_SP = masked_SCP.sum(1)
         self.masks += len(rows.lengths) * manifest.mask_copies
@@ -113,5 +113,5 @@ def simulated_mask(
     circle = [position for number in random.permutation(len(grams)) for position in grams[number]]
     start = int(random.integers(len(circle)))
     masked = np.zeros(len(maskable), np.bool_)
-    masked[(circle[start:] + circle[:start])[: int(masked_count(length))]] = True
+    masked[(circle[start:] + circle[:start])[: int(mask_size(length))]] = True
     return masked

@@ -52,15 +52,17 @@ def do_chunk(task: ChunkTask, config: BuildConfig, output: Path, strict: bool = 
                 f"input: the text of {names} is not what {output} was built from; put the old text back, or build into "
                 "another --output"
             )
-        if all(side in task.merged or _is_whole(output, side, record) for side in SIDES):
+        written = {
+            part_path(output, side, record.number): part
+            for side in SIDES
+            if side not in task.merged and (part := record.part(side))
+        }
+        if all(
+            path.is_file() and path.stat().st_size == part.size and file_sha256(path) == part.sha256
+            for path, part in written.items()
+        ):
             return record
     return build_chunk(chunk, text, config, output, strict)
-
-
-def _is_whole(output: Path, side: str, record: ChunkRecord) -> bool:
-    """Whether the part of this side, if it has one, is as it was written."""
-    part, path = record.part(side), part_path(output, side, record.number)
-    return part is None or (path.is_file() and path.stat().st_size == part.size and file_sha256(path) == part.sha256)
 
 
 def build_chunk(chunk: Chunk, text: str, config: BuildConfig, output: Path, strict: bool = False) -> ChunkRecord:

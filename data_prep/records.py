@@ -152,10 +152,6 @@ class RecordLog:
         self._flush()
         self.shards[side][number] = entry
 
-    def drop_shard(self, side: str, number: int) -> None:
-        """Forgets a shard that is damaged, until it is merged again."""
-        del self.shards[side][number]
-
     def put_in_order(self) -> None:
         """Rewrites the log as plan, chunks and shards by number, so that equal builds have equal logs."""
         assert self.plan is not None

@@ -32,7 +32,8 @@ def _parquet_rows(path: Path, column: str) -> Iterator[tuple[bytes | None, float
     try:
         with opened(path) as raw, parquet.ParquetFile(raw, buffer_size=_BATCH) as file:
             schema = file.schema_arrow
-            _check_column(path, column, {field.name: _is_text(field.type) for field in schema})
+            texts = {"string", "large_string", "binary", "large_binary"}
+            _check_column(path, column, {field.name: str(field.type) in texts for field in schema})
             done = 0
             for group in range(file.num_row_groups):
                 rows = _rows_at_once(path, file.metadata.row_group(group), column)
@@ -74,10 +75,6 @@ def _record(path: Path, text: bytes | None) -> bytes | None:
             "to be read within a worker's memory; cut it in parts, or take it out"
         )
     return text
-
-
-def _is_text(arrow_type: Any) -> bool:
-    return str(arrow_type) in {"string", "large_string", "binary", "large_binary"}
 
 
 def _check_column(path: Path, column: str, columns: dict[str, bool]) -> None:

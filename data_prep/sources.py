@@ -72,7 +72,8 @@ def _files_of(given: Path) -> Iterator[tuple[str, Path]]:
         relative = path.relative_to(root)
         if any(part.startswith(".") for part in relative.parts):
             continue
-        if not _is_text(path):
+        unpacked = path.with_suffix("") if path.suffix in SUFFIXES else path
+        if not _TEXT_SUFFIX.fullmatch(unpacked.suffix):
             raise ConfigError(
                 f"input: {path} does not look like text: its suffix is not .txt, .json, .jsonl, .xml, .parquet or "
                 "none, perhaps with .gz, .bz2, .xz or .zst after it; take it away, or name the right files by a "
@@ -114,8 +115,3 @@ def _walk(folder: Path) -> Iterator[Path]:
 def _as_text(name: str) -> str:
     """The name, with bytes that are not UTF-8 as escapes: what is hashed and written into JSON is text."""
     return os.fsencode(name).decode("utf-8", "backslashreplace")
-
-
-def _is_text(path: Path) -> bool:
-    name = path.with_suffix("") if path.suffix in SUFFIXES else path
-    return _TEXT_SUFFIX.fullmatch(name.suffix) is not None

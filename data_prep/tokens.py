@@ -168,7 +168,12 @@ def open_tokenizer(vocab: str) -> WordPiece:
             tokenizer = from_vocabulary(_read_vocabulary(path))
         elif path.is_dir():
             tokenizer = _from_folder(path)
-        elif _may_be_hub_name(path):
+        elif (  # `name` or `owner/name`; never a path into a folder that exists here, which is a slip of the pen
+            not path.is_absolute()
+            and len(path.parts) <= 2
+            and path.suffix != ".txt"
+            and not os.path.lexists(path.parts[0])
+        ):
             logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # its retries are not the user's mistake
             tokenizer = Tokenizer.from_pretrained(vocab)
         else:
@@ -252,13 +257,6 @@ def _read_vocabulary(path: Path) -> list[str]:
 
 def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
-
-
-def _may_be_hub_name(path: Path) -> bool:
-    """`name` or `owner/name`; never a path into a folder that exists here, which is a slip of the pen."""
-    return (
-        not path.is_absolute() and len(path.parts) <= 2 and path.suffix != ".txt" and not os.path.lexists(path.parts[0])
-    )
 
 
 def _check(tokenizer: Tokenizer, vocab: str) -> None:

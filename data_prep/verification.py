@@ -1,6 +1,6 @@
 """A folder of shards read to the last byte, shard by shard on any number of workers."""
 
-from collections.abc import Iterator
+from itertools import accumulate, count
 from pathlib import Path
 from typing import NamedTuple
 
@@ -47,7 +47,9 @@ def verify(folder: Path, manifest: Manifest, pool: Pool) -> Verified:
     plain = manifest.model_copy(update={"shards": ()})  # what a worker is sent with each shard
     parts: dict[int, Verified] = {}
     with Progress(sum(map(_size, manifest.shards)), "verify") as progress:
-        for number, part in pool.run(_verify_shard, _parts(manifest), folder, plain, manifest.totals.sequences):
+        firsts = accumulate((shard.sequences for shard in manifest.shards), initial=0)
+        tasks = map(_Part, count(), manifest.shards, firsts)
+        for number, part in pool.run(_verify_shard, tasks, folder, plain, manifest.totals.sequences):
             parts[number] = part
             progress.advance(_size(manifest.shards[number]))
     figures, masks = Figures(), MaskStatistics()
@@ -60,13 +62,6 @@ def verify(folder: Path, manifest: Manifest, pool: Pool) -> Verified:
     if not manifest.books.balance:
         problems.append(f"{folder}: the books in manifest.json do not balance")
     return Verified(problems, figures, masks)
-
-
-def _parts(manifest: Manifest) -> Iterator[_Part]:
-    first = 0
-    for number, shard in enumerate(manifest.shards):
-        yield _Part(number, shard, first)
-        first += shard.sequences
 
 
 def _size(shard: ShardEntry) -> int:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Annotated
 
 from finetune.reporting.comparisons import differences
-from finetune.reporting.paper_tables import TABLES, Column, Table
+from finetune.reporting.paper_tables import TABLES, Table
 from finetune.reporting.results import Cell, Row, load_runs, make_rows, shared_folder
 from finetune.reporting.sections import collapsed_lines, difference_lines, setting_lines
 from foundation.command_line import POSITIONAL, run_command
@@ -41,10 +41,10 @@ def main(options: ReportOptions) -> None:
         output.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"output: cannot write {output}: {error}; give another FILE") from None
-    from finetune.reporting.figure import draw  # matplotlib, which --help need not wait for
+    from finetune.reporting.figure import draw_figure  # matplotlib, which --help need not wait for
 
     panels = [table for table in shown_tables(rows) if not table.whole]  # the others repeat their columns
-    draw(rows, panels, output.with_suffix(".png"))
+    draw_figure(rows, panels).savefig(output.with_suffix(".png"), dpi=150)
     print(f"{text}\nwritten to {output} and {output.with_suffix('.png')}")
 
 
@@ -78,7 +78,8 @@ def table_lines(table: Table, rows: Sequence[Row]) -> list[str]:
     shown = [[row.label, *(_show(row.cells.get(column.title)) for column in table.columns)] for row in own]
     for size in dict.fromkeys(row.size for row in own):
         for label, values in table.paper_rows.get(size, {}).items():
-            shown.append([f"*paper, {size}: {label}*", *(_show_paper(values, column) for column in table.columns)])
+            paper = (None if column.paper_index is None else values[column.paper_index] for column in table.columns)
+            shown.append([f"*paper, {size}: {label}*", *("–" if value is None else f"{value:.1f}" for value in paper)])
     return markdown_table(["model", *(column.title for column in table.columns)], shown)
 
 
@@ -105,11 +106,6 @@ def _show(cell: Cell | None) -> str:
     collapsed = f", {sum(cell.collapsed)} collapsed" if any(cell.collapsed) else ""
     spread = f"{min(cell.scores):.1f}–{max(cell.scores):.1f}"
     return f"**{cell.median:.1f}**{marks} ({spread}; {len(cell.scores)}{collapsed})"
-
-
-def _show_paper(values: Sequence[float | None], column: Column) -> str:
-    value = None if column.paper_index is None else values[column.paper_index]
-    return "–" if value is None else f"{value:.1f}"
 
 
 def notes(rows: Sequence[Row], tables: Sequence[Table]) -> list[str]:

@@ -13,6 +13,7 @@ import select
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin
@@ -52,11 +53,6 @@ class _Once(argparse.Action):
             first = getattr(namespace, self.dest)
             raise ConfigError(f"{self.dest}: got {first!r} and {value!r}, expected {option} once; leave one out")
         setattr(namespace, self.dest, value)
-
-
-class _OneLineHelp(argparse.HelpFormatter):
-    def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=28)
 
 
 def run_command(main: Callable[[Options], int | None], options_class: type[Options], description: str | None) -> int:
@@ -157,7 +153,7 @@ def parse_options(
     """
     parser = _Parser(
         description=(description or "").strip().split("\n\n")[0],
-        formatter_class=_OneLineHelp,
+        formatter_class=partial(argparse.HelpFormatter, max_help_position=28),
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
     )

@@ -71,7 +71,10 @@ class StrictConfig(StrictRecord):
 
 def _describe(config_class: type[BaseModel], item: Any) -> str:
     """One pydantic error as `field: got value, expected what`."""
-    field = ".".join(map(_shown_key, item["loc"])) or config_class.__name__
+    field = (
+        ".".join(key if key.isprintable() and len(key) <= SHOWN else shown(key) for key in map(str, item["loc"]))
+        or config_class.__name__
+    )
     if item["type"] == "extra_forbidden":
         return f"{field}: unknown key; {_known_fields(config_class, item['loc'])}"
     if item["type"] == "missing":
@@ -108,12 +111,6 @@ def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
             raise ValueError(f"duplicate key {shown(key)}")
         values[key] = value
     return values
-
-
-def _shown_key(part: Any) -> str:
-    """A part of a field's path; of an unknown field it may be anything."""
-    text = str(part)
-    return text if text.isprintable() and len(text) <= SHOWN else shown(text)
 
 
 def require_file_name(name: str) -> str:

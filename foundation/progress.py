@@ -43,13 +43,11 @@ class Progress:
             self._bar.update(amount)
         elif time.monotonic() - self._last_line >= _SECONDS_BETWEEN_LINES:
             self._last_line = time.monotonic()
-            print(self._line(), file=sys.stderr, flush=True)
-
-    def _line(self) -> str:
-        speed = self._done / (time.monotonic() - self._start)
-        done = self._done + self._skipped
-        left = duration((self._total - done) / speed) if speed else "?"
-        return f"{self._what}: {done / max(1, self._total):.0%}, {speed / 1e6:.1f} MB/s, {left} left"
+            speed = self._done / (time.monotonic() - self._start)
+            done = self._done + self._skipped
+            left = duration((self._total - done) / speed) if speed else "?"
+            line = f"{self._what}: {done / max(1, self._total):.0%}, {speed / 1e6:.1f} MB/s, {left} left"
+            print(line, file=sys.stderr, flush=True)
 
 
 def duration(seconds: float) -> str:

@@ -20,8 +20,9 @@
 | n-gram masking, 15%                                          | `data_prep.masking`                                |
 | hyper-parameters, both tables; the rows of the result tables | `presets.PRESETS`, `presets.ROWS`                  |
 | detection accuracy, correlation of the estimate, maximum     | `training.metrics`, `analysis.observation`,        |
-| probability of p_S, section 5                                | `analysis.analysis`, `foundation.intervals`        |
+| probability of p_S, section 5                                | `analysis.analysis`, `foundation.stats`            |
 | discriminators under p_G and p_S, appendix                   | `analysis.crossing`                                |
 
-A run reads from `run.main`: configuration, data, processes, model under its engine, then `train.train`.
+A run reads from `run.main`: the plan (configuration and data), then `training.train.train_rank`: processes, model under
+its engine, the loop.
 """

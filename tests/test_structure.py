@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from tests.conftest import REPOSITORY
+from tests.definitions import imports_inside_functions, short_and_used_once
 
 PACKAGES = ("foundation", "data_prep", "pretrain", "finetune", "quickstart")
 # The rooms from the ground up: each may import itself and those before it. A package's own modules are its commands.
@@ -31,6 +32,10 @@ PROLOGUE = """
 if not __package__:  # run as a script: import from the repository, never from the script's own folder
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 """
+
+MOST_IMPORTS_INSIDE = 25
+MOST_SHORT_ONCE = 60
+"""To fall to 20."""
 
 
 NAMED_FILE = re.compile(
@@ -164,3 +169,15 @@ def test_every_file_that_a_page_names_exists(page):
     named = set(NAMED_FILE.findall((REPOSITORY / page).read_text())) - {"ds_configs/NAME.json", "hostfiles/NAME"}
     assert named
     assert not [name for name in sorted(named) if not (REPOSITORY / name).exists()]
+
+
+def test_few_imports_of_the_project_stand_inside_functions():
+    """A command's one lazy import, so that `--help` answers at once, and what else must wait."""
+    found = [*imports_inside_functions()]
+    assert len(found) <= MOST_IMPORTS_INSIDE, "\n".join(found)
+
+
+def test_few_short_definitions_are_used_once():
+    """A helper of five lines used once belongs inline; how they are counted: definitions.py."""
+    found = [*short_and_used_once()]
+    assert len(found) <= MOST_SHORT_ONCE, "\n".join(found)

@@ -198,16 +198,12 @@ def _load_from_microsoft(task: Task, folder: Path, train: Path, left_out: dict[s
             raise ConfigError(f"data_dir: {folder} has neither {DEV_IDS} (GLUE's dev pairs) nor {MICROSOFT_TEST}")
         print(f"{folder}: no {DEV_IDS}, so MRPC as Microsoft divides it, not as GLUE does", flush=True)
         return TaskData([example for _, example in rows], {"dev": read_file(test, task, left_out)})
-    dev_pairs = _pairs_of_ids(dev_file)
+    ids_of_dev = (line.rstrip("\r\n").split("\t") for line in dev_file.read_text(encoding="utf-8-sig").split("\n"))
+    # two columns in GLUE's `dev_ids.tsv`; in its `dev.tsv` the second and third
+    dev_pairs = {tuple(row if len(row) == 2 else row[1:3]) for row in ids_of_dev}
     parts: dict[bool, list[Example]] = {False: [], True: []}
     for ids, example in rows:
         parts[ids in dev_pairs].append(example)
     if not parts[True]:
         raise ConfigError(f"data_dir: none of the pairs of {dev_file} is in {train}; expected GLUE's pairs of ids")
     return TaskData(parts[False], {"dev": parts[True]})
-
-
-def _pairs_of_ids(path: Path) -> set[tuple[str, ...]]:
-    """The pairs of ids in GLUE's `dev_ids.tsv` (two columns), or in its `dev.tsv` (second and third column)."""
-    rows = (line.rstrip("\r\n").split("\t") for line in path.read_text(encoding="utf-8-sig").split("\n"))
-    return {tuple(row if len(row) == 2 else row[1:3]) for row in rows}

@@ -1,5 +1,6 @@
-"""A GLUE task as a run needs it."""
+"""A GLUE task as a run needs it, and the runs that a command asks for."""
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
@@ -8,15 +9,21 @@ from typing import Any
 import numpy as np
 import torch
 
-from finetune.config import GlueConfig
+from finetune.config import GlueConfig, GlueOptions
+from finetune.glue.files import load_task, missing_from
 from finetune.glue.heads import SequenceClassifier, example_losses, predictions
 from finetune.glue.metrics import is_constant, score
 from finetune.glue.submission import submission
-from finetune.glue.tasks import Task, TaskData, UnseenSet
-from finetune.running.job import Evaluation, Predicted
-from finetune.running.records import EXAMPLES, Metrics
+from finetune.glue.tasks import TASKS, Task, TaskData, UnseenSet, select_tasks
+from finetune.presets import paper_grid, settings_for
+from finetune.running.job import Evaluation, UnseenResults
+from finetune.running.model_folder import ModelFolder, open_model
+from finetune.running.records import EXAMPLES, Metrics, RunIdentity
+from finetune.running.run_list import run_unfinished
 from finetune.tokens.examples import Example
 from finetune.tokens.features import Batch, Features, collate, shares, tokenize_examples
+from foundation.config import ConfigError
+from foundation.files import require_folder
 from pretrain.engine.engine import Engine
 from pretrain.model.encoder import ElectraEncoder
 
@@ -47,7 +54,11 @@ class GlueJob:
         return self.task.max_score if self.task.max_score and self.settings.plain_scores else 1.0
 
     def build(self, encoder: ElectraEncoder) -> SequenceClassifier:
-        return SequenceClassifier(encoder, self.task.num_outputs, self.settings.head)
+        return SequenceClassifier(
+            encoder,
+            len(self.task.classes) or 1,  # the score of a regression
+            self.settings.head,
+        )
 
     def losses(self, output_BC: torch.Tensor, batch: Batch) -> torch.Tensor:
         return example_losses(output_BC, batch.target_B * self.unit)
@@ -63,7 +74,7 @@ class GlueJob:
             constant &= is_constant(predicted)
         return Evaluation(metrics, constant, {EXAMPLES: examples})
 
-    def predict_tests(self, engine: Engine) -> Predicted:
+    def predict_tests(self, engine: Engine) -> UnseenResults:
         metrics: Metrics = {}
         files = {}
         for path, (tests, features) in self.tests.items():
@@ -72,7 +83,7 @@ class GlueJob:
             target = np.array(features.targets)
             if not np.isnan(target).any():
                 metrics[PurePath(path).stem] = score(tests.task.metrics, target, predicted)
-        return Predicted(metrics, files)
+        return UnseenResults(metrics, files)
 
     @torch.inference_mode()
     def predict(self, features: Features, engine: Engine) -> np.ndarray:
@@ -104,3 +115,66 @@ def make_job(task: Task, data: TaskData, tokenizer: Any, settings: GlueConfig) -
         {path: (tests, features(tests.examples)) for path, tests in data.tests_by_path().items()},
         data.left_out,
     )
+
+
+def run_queue(options: GlueOptions) -> int:
+    """Runs what the options ask for and the output folder does not have yet; returns the exit code.
+
+    Raises:
+        ConfigError: a wrong task, model, file or setting; all data is read before the first run.
+    """
+    require_folder(options.output)
+    tasks = present(select_tasks(options.task), options)
+    model = open_model(options.model)
+    data = {task.name: load_task(task, options.data_dir, tests=options.predict_test) for task in tasks}
+    planned = [run for task in tasks for run in plan(options, model, task, data[task.name])]
+
+    def prepare(run: RunIdentity) -> GlueJob:
+        assert isinstance(run.settings, GlueConfig)
+        return make_job(TASKS[run.task], data[run.task], model.tokenizer, run.settings)
+
+    files = {name: list(examples.tests_by_path()) for name, examples in data.items()}
+    return run_unfinished(planned, prepare, files, model, options, options.output)
+
+
+def present(tasks: list[Task], options: GlueOptions) -> list[Task]:
+    """All tasks asked for by name; of `all`, those that the data folder has, the others named in a line each.
+
+    Raises:
+        ConfigError: `all`, and not one is there.
+    """
+    if "all" not in options.task:
+        return tasks
+    missing = {task.name: missing_from(task, options.data_dir) for task in tasks}
+    if all(missing.values()):
+        raise ConfigError(f"data_dir: {options.data_dir} has no task of GLUE; expected folders such as CoLA in it")
+    if os.environ.get("RANK", "0") == "0":
+        for name, problem in missing.items():
+            if problem:
+                print(f"{name} is left out: {problem}", flush=True)
+    return [task for task in tasks if missing[task.name] is None]
+
+
+def plan(options: GlueOptions, model: ModelFolder, task: Task, data: TaskData) -> list[RunIdentity]:
+    """What is asked for on one task, each setting with the first seed.
+
+    Raises:
+        ConfigError: a setting out of range.
+    """
+    hidden_size, positions = model.config.hidden_size, model.config.max_position_embeddings
+    points = paper_grid(task.name, hidden_size) if options.grid else [{}]
+    given = options.overrides()
+    if not task.unordered:
+        given.pop("both_orders", None)  # says nothing about this task: not another run
+    if task.classes:
+        given.pop("plain_scores", None)
+    wanted = [settings_for(task.name, hidden_size, positions, point | given) for point in points]
+    first = RunIdentity(
+        task=task.name,
+        seed=options.seeds[0],
+        model_sha256=model.sha256,
+        random_weights=options.random_weights,
+        data_sha256=data.fingerprint(),
+        settings=wanted[0],
+    )
+    return [first.model_copy(update={"settings": settings}) for settings in dict.fromkeys(wanted)]

@@ -9,11 +9,10 @@ from finetune.glue.tasks import Task
 
 def submission(task: Task, indices: Iterable[str], predicted: np.ndarray) -> str:
     """The file's content; class numbers or fractions of the highest score become GLUE's words or scores."""
-    lines = (f"{index}\t{_label(task, value)}" for index, value in zip(indices, predicted.tolist(), strict=True))
-    return "".join(f"{line}\n" for line in ("index\tprediction", *lines))
-
-
-def _label(task: Task, value: float) -> str:
+    values = predicted.tolist()
     if task.classes:
-        return task.classes[int(value)]
-    return f"{task.max_score * min(max(value, 0.0), 1.0):.3f}"
+        labels = [task.classes[int(value)] for value in values]
+    else:
+        labels = [f"{task.max_score * min(max(value, 0.0), 1.0):.3f}" for value in values]
+    lines = (f"{index}\t{label}" for index, label in zip(indices, labels, strict=True))
+    return "".join(f"{line}\n" for line in ("index\tprediction", *lines))

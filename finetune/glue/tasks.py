@@ -45,11 +45,6 @@ class Task:
     """Rows of the official train.tsv, to tell it from another set in the same format."""
 
     @property
-    def num_outputs(self) -> int:
-        """Outputs of the task head: one a class, or the score."""
-        return len(self.classes) or 1
-
-    @property
     def test_files(self) -> dict[str, str]:
         """Test split -> file of a submission."""
         return dict(self.submissions or (("test", f"{self.name}.tsv"),))

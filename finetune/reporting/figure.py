@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 
 import matplotlib
 
@@ -13,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from finetune.reporting.paper_tables import Column, Table
-from finetune.reporting.results import Cell, Row
+from finetune.reporting.results import Row
 
 PAPER_STYLES = {"ELECTRA (reimplementation)": ":", "HP_Loss + Focal": "--", "HP_Dist + Focal": "-."}
 PAPER_COLOURS = {"small": "black", "base": "dimgrey"}
@@ -21,13 +20,6 @@ ACROSS = 5
 """Panels side by side."""
 LEAST_SPAN = 4
 """Points that a panel shows at least, lest noise look like a difference."""
-
-
-def draw(rows: Sequence[Row], tables: Sequence[Table], path: Path) -> None:
-    """Writes the figure as PNG."""
-    figure = draw_figure(rows, tables)
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
 
 
 def draw_figure(rows: Sequence[Row], tables: Sequence[Table]) -> Figure:
@@ -46,7 +38,11 @@ def draw_figure(rows: Sequence[Row], tables: Sequence[Table]) -> Figure:
         axes.grid(axis="y", alpha=0.3)
         for index, row in enumerate(rows):
             if cell := row.cells.get(column.title):
-                _draw_cell(axes, index, cell, palette(index % palette.N), row.label)
+                colour = palette(index % palette.N)
+                for score, collapsed in zip(cell.scores, cell.collapsed, strict=True):
+                    axes.plot(index, score, "X" if collapsed else "o", alpha=0.5, color=colour, zorder=3)
+                median = [cell.median] * 2
+                axes.plot([index - 0.4, index + 0.4], median, linewidth=2, color=colour, label=row.label)
         _draw_paper(axes, rows, table, column)
         low, high = axes.get_ylim()
         axes.set_ylim(min(low, (low + high - LEAST_SPAN) / 2), max(high, (low + high + LEAST_SPAN) / 2))
@@ -56,12 +52,6 @@ def draw_figure(rows: Sequence[Row], tables: Sequence[Table]) -> Figure:
         labels |= {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
     figure.legend(labels.values(), labels.keys(), loc="outside right upper", fontsize="small")
     return figure
-
-
-def _draw_cell(axes: Axes, index: int, cell: Cell, colour: tuple[float, ...], label: str) -> None:
-    for score, collapsed in zip(cell.scores, cell.collapsed, strict=True):
-        axes.plot(index, score, "X" if collapsed else "o", alpha=0.5, color=colour, zorder=3)
-    axes.plot([index - 0.4, index + 0.4], [cell.median] * 2, linewidth=2, color=colour, label=label)
 
 
 def _draw_paper(axes: Axes, rows: Sequence[Row], table: Table, column: Column) -> None:

@@ -118,23 +118,18 @@ def make_cell(records: Sequence[RunRecord], column: Column) -> Cell:
     most = max(len(runs) for runs in by_setting.values())  # a lucky seed alone is no better setting
     whole = [runs for runs in by_setting.values() if len(runs) == most]
     chosen = max(whole, key=lambda runs: statistics.median(scores_of(runs, split, metric)))
+    off_by = abs(chosen[0].train_examples - task.official_examples)
     return Cell(
         scores=scores_of(chosen, column.split, column.metric),
         records=tuple(chosen),
         tried=tuple(runs[0].run.settings for runs in by_setting.values()),
-        official_data=is_official(chosen[0]),
+        official_data=off_by <= OFFICIAL_TOLERANCE * task.official_examples,
     )
 
 
 def has_score(record: RunRecord, column: Column) -> bool:
     """Whether a run has a column's score: on a dev set of answerable questions alone there is no NoAns."""
     return column.metric in record.last.get(column.split, {})
-
-
-def is_official(record: RunRecord) -> bool:
-    """Whether the training set has the official one's size."""
-    official = ALL_TASKS[record.run.task].official_examples
-    return abs(record.train_examples - official) <= OFFICIAL_TOLERANCE * official
 
 
 def scores_of(records: Iterable[RunRecord], split: str, metric: str) -> tuple[float, ...]:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from finetune.config import GlueConfig, SquadConfig
 from finetune.reporting.comparisons import Difference
 from finetune.reporting.paper_tables import Column
-from finetune.reporting.results import Cell, Row
+from finetune.reporting.results import Row
 from foundation.markdown_table import markdown_table
 
 SHOWN_SETTINGS = ("learning_rate", "epochs", "weight_decay")
@@ -16,7 +16,10 @@ def difference_lines(differences: Iterable[Difference]) -> list[str]:
     """A table of the differences, a row a pair of models and a column a score, and how to read it."""
     by_pair: dict[str, dict[str, str]] = {}
     for found in differences:
-        by_pair.setdefault(f"{found.second.label} - {found.first.label}", {})[found.column.title] = _show(found)
+        interval = () if found.interval is None else ("{:+.1f} to {:+.1f}".format(*found.interval),)
+        p = () if found.p is None else (f"p {found.p:.3g}",)
+        cells = by_pair.setdefault(f"{found.second.label} - {found.first.label}", {})
+        cells[found.column.title] = f"{found.mean:+.1f} ({'; '.join((*interval, *p, str(found.seeds)))})"
     if not by_pair:
         return []
     titles = list(dict.fromkeys(title for cells in by_pair.values() for title in cells))
@@ -31,12 +34,6 @@ def difference_lines(differences: Iterable[Difference]) -> list[str]:
     ]
 
 
-def _show(difference: Difference) -> str:
-    interval = () if difference.interval is None else ("{:+.1f} to {:+.1f}".format(*difference.interval),)
-    p = () if difference.p is None else (f"p {difference.p:.3g}",)
-    return f"{difference.mean:+.1f} ({'; '.join((*interval, *p, str(difference.seeds)))})"
-
-
 def setting_lines(rows: Sequence[Row], columns: Sequence[Column]) -> list[str]:
     """Each task's best setting for each model, or for all at once; a task's first column stands for it."""
     first_columns: dict[str, Column] = {}
@@ -47,17 +44,15 @@ def setting_lines(rows: Sequence[Row], columns: Sequence[Column]) -> list[str]:
         models: dict[tuple[str, int], list[str]] = {}
         for row in rows:
             if cell := row.cells.get(column.title):
-                models.setdefault((_setting(cell), len(cell.tried)), []).append(row.label)
+                fields = type(cell.setting).model_fields
+                varied = [name for name in fields if len({_value(one, name) for one in cell.tried}) > 1]
+                names = dict.fromkeys([*SHOWN_SETTINGS, *varied])
+                setting = ", ".join(f"{name} {_value(cell.setting, name)}" for name in names)
+                models.setdefault((setting, len(cell.tried)), []).append(row.label)
         for (setting, tried), labels in models.items():
             shown = "all" if len(models) == 1 and len(labels) > 1 else ", ".join(labels)
             found.append((task, shown, setting, str(tried)))
     return markdown_table(("task", "model", "setting", "tried"), found) if found else []
-
-
-def _setting(cell: Cell) -> str:
-    varied = [name for name in type(cell.setting).model_fields if len({_value(one, name) for one in cell.tried}) > 1]
-    names = dict.fromkeys([*SHOWN_SETTINGS, *varied])
-    return ", ".join(f"{name} {_value(cell.setting, name)}" for name in names)
 
 
 def _value(setting: GlueConfig | SquadConfig, name: str) -> str:

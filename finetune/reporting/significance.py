@@ -4,15 +4,16 @@ Shape letters: R resamples, N examples, K classes.
 """
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from foundation.stats import RESAMPLES, bounds, counts_RS, moments, pearson
+
 EXACT_UP_TO = 16
 """Seeds up to which every assignment of signs is tried: 65,536 of them."""
 SIGN_SAMPLES = 20_000
-RESAMPLES = 1_000
 _RESAMPLES_AT_ONCE = 100
 """Bounds the memory: 100 resamples of QQP's 40,430 dev examples are 32 MB."""
 
@@ -35,27 +36,19 @@ def permutation_p(differences: Sequence[float]) -> float:
     return float(np.mean(np.abs(signs @ difference_S) >= abs(difference_S.sum()) - tolerance))
 
 
-def bootstrap_interval(pairs: Sequence[tuple[Examples, Examples]], metric: str, seed: int = 0) -> tuple[float, float]:
+def bootstrap_interval(pairs: Sequence[tuple[Examples, Examples]], metric: str) -> tuple[float, float]:
     """95% interval of the mean difference, second minus first, over paired resamples of the examples.
 
     `pairs` holds two runs a seed; all of them are scored on the same resamples.
     """
-    size = examples_count(pairs[0][0])
-    random = np.random.default_rng(seed)
+    all_RN = counts_RS(len(next(iter(pairs[0][0].values()))))
     differences = []
-    for _ in range(0, RESAMPLES, _RESAMPLES_AT_ONCE):
-        drawn = [np.bincount(random.integers(size, size=size), minlength=size) for _ in range(_RESAMPLES_AT_ONCE)]
-        count_RN = np.array(drawn, dtype=np.float64)
+    for count_RN in np.split(all_RN, RESAMPLES // _RESAMPLES_AT_ONCE):
+        count_RN = count_RN.astype(np.float64)
         differences.append(
             np.mean([scores(b, metric, count_RN) - scores(a, metric, count_RN) for a, b in pairs], axis=0)
         )
-    low, high = np.percentile(np.concatenate(differences), (2.5, 97.5))
-    return float(low), float(high)
-
-
-def examples_count(examples: Examples) -> int:
-    """How many examples a split has."""
-    return len(next(iter(examples.values())))
+    return bounds(np.concatenate(differences))
 
 
 def has_examples(examples: Examples, metric: str) -> bool:
@@ -73,15 +66,6 @@ def scores(examples: Examples, metric: str, count_RN: np.ndarray) -> np.ndarray:
     return _ratio(count_RN @ (np.asarray(examples[name]) * chosen), count_RN @ chosen)
 
 
-def _accuracy(target: np.ndarray, predicted: np.ndarray, count_RN: np.ndarray) -> np.ndarray:
-    return _ratio(count_RN @ (target == predicted), count_RN.sum(1))
-
-
-def _f1(target: np.ndarray, predicted: np.ndarray, count_RN: np.ndarray) -> np.ndarray:
-    both, either = (target == 1) & (predicted == 1), (target == 1).astype(float) + (predicted == 1)
-    return _ratio(2 * (count_RN @ both), count_RN @ either)
-
-
 def _matthews(target: np.ndarray, predicted: np.ndarray, count_RN: np.ndarray) -> np.ndarray:
     """For any number of classes, as scikit-learn defines it."""
     classes = np.union1d(target, predicted)
@@ -90,14 +74,6 @@ def _matthews(target: np.ndarray, predicted: np.ndarray, count_RN: np.ndarray) -
     covariance = right * total - (target_RK * predicted_RK).sum(1)
     variances = [total**2 - (counts_RK**2).sum(1) for counts_RK in (target_RK, predicted_RK)]
     return _ratio(covariance, np.sqrt(variances[0] * variances[1]))
-
-
-def _pearson(target: np.ndarray, predicted: np.ndarray, count_RN: np.ndarray) -> np.ndarray:
-    return _correlation(np.broadcast_to(target, count_RN.shape), np.broadcast_to(predicted, count_RN.shape), count_RN)
-
-
-def _spearman(target: np.ndarray, predicted: np.ndarray, count_RN: np.ndarray) -> np.ndarray:
-    return _correlation(_ranks(target, count_RN), _ranks(predicted, count_RN), count_RN)
 
 
 def _ranks(values: np.ndarray, count_RN: np.ndarray) -> np.ndarray:
@@ -111,12 +87,10 @@ def _ranks(values: np.ndarray, count_RN: np.ndarray) -> np.ndarray:
     return ranks
 
 
-def _correlation(x_RN: np.ndarray, y_RN: np.ndarray, count_RN: np.ndarray) -> np.ndarray:
-    """Pearson's; 0 where a side is constant."""
-    total = count_RN.sum(1, keepdims=True)
-    x_RN, y_RN = (v_RN - (v_RN * count_RN).sum(1, keepdims=True) / total for v_RN in (x_RN, y_RN))
-    covariance = (count_RN * x_RN * y_RN).sum(1)
-    return _ratio(covariance, np.sqrt((count_RN * x_RN**2).sum(1) * (count_RN * y_RN**2).sum(1)))
+def _correlation(x_XN: np.ndarray, y_XN: np.ndarray, count_RN: np.ndarray) -> np.ndarray:
+    """Pearson correlation; 0 where a side is constant."""
+    centred = (values_XN - values_XN.mean(-1, keepdims=True) for values_XN in (x_XN, y_XN))  # against cancellation
+    return np.nan_to_num(pearson(np.stack([(column_XN * count_RN).sum(-1) for column_XN in moments(*centred)])))
 
 
 def _ratio(above: np.ndarray, below: np.ndarray) -> np.ndarray:
@@ -124,4 +98,14 @@ def _ratio(above: np.ndarray, below: np.ndarray) -> np.ndarray:
     return np.divide(above, below, out=np.zeros(len(below)), where=below != 0)
 
 
-_METRICS = {"accuracy": _accuracy, "f1": _f1, "matthews": _matthews, "pearson": _pearson, "spearman": _spearman}
+_METRICS: Mapping[str, Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]] = {
+    "accuracy": lambda target, predicted, count_RN: _ratio(count_RN @ (target == predicted), count_RN.sum(1)),
+    "f1": lambda target, predicted, count_RN: _ratio(
+        2 * (count_RN @ ((target == 1) & (predicted == 1))), count_RN @ ((target == 1).astype(float) + (predicted == 1))
+    ),
+    "matthews": _matthews,
+    "pearson": _correlation,
+    "spearman": lambda target, predicted, count_RN: _correlation(
+        _ranks(target, count_RN), _ranks(predicted, count_RN), count_RN
+    ),
+}

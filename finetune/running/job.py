@@ -35,8 +35,8 @@ class Evaluation(NamedTuple):
     """What to keep of the answers: file name -> text, or a value that JSON can hold."""
 
 
-class Predicted(NamedTuple):
-    """What the finished model says of test sets; both empty without any."""
+class UnseenResults(NamedTuple):
+    """The finished model on test sets; both empty without any."""
 
     metrics: Metrics
     """Scores where the labels are known."""
@@ -74,5 +74,5 @@ class Job(Protocol):
     def evaluate(self, engine: Engine) -> Evaluation:
         """Scores the dev set. Collective: the ranks share the examples and all know the result."""
 
-    def predict_tests(self, engine: Engine) -> Predicted:
+    def predict_tests(self, engine: Engine) -> UnseenResults:
         """Predicts whatever test sets the run was given. Collective."""

@@ -80,7 +80,9 @@ class Queue:
         waiting = self.unfinished()
         self.say(f"{len(waiting)} of {len(self.runs)} runs to do, results in {self.output / FILE_NAME}")
         if self.world.is_first:
-            self.clear_up(waiting)
+            for place, run in enumerate(self.runs):  # removes what a process killed too early left of a done run
+                if place not in waiting and self.keeper(run).folder.exists():
+                    self.take(run)
         if not waiting:
             return 0
         try:
@@ -106,19 +108,13 @@ class Queue:
         request.withdraw(self.say)
         return request
 
-    def clear_up(self, waiting: Sequence[int]) -> None:
-        """Removes what is left of done runs whose process was killed before it could. First rank only."""
-        for place, run in enumerate(self.runs):
-            if place not in waiting and self.keeper(run).folder.exists():
-                self.take(run)
-
     def take(self, run: RunIdentity) -> Lock | None:
         """The lock of a run that is free and not done; what is left of a done one is removed. First rank only."""
         try:
             lock = Lock(self.output / LOCKS / run.folder_name())
         except Held:
             return None
-        if is_done(run, self.output, self.files):
+        if not unfinished([run], self.output, self.files):
             self.keeper(run).forget()
             lock.release()
             return None
@@ -189,11 +185,6 @@ def unfinished(runs: Sequence[RunIdentity], output: Path, files: Mapping[str, Se
         if run not in done
         or not all((output / PREDICTIONS / run.folder_name() / name).is_file() for name in files.get(run.task, ()))
     ]
-
-
-def is_done(run: RunIdentity, output: Path, files: Mapping[str, Sequence[str]]) -> bool:
-    """Whether the output folder has all of a run."""
-    return not unfinished([run], output, files)
 
 
 def make_record(

@@ -100,7 +100,7 @@ class Run:
         self.state = resume(keeper.folder, self.engine, RunState) if keeper else RunState()
         self.stopping = False  # whether some rank was asked to stop, as of the last update
         title = f"{job.task.name} seed {seed}"
-        self.progress = Progress(world, self.state.batches, self.steps, title, job.task.metrics)
+        self.progress = ProgressLines(world, self.state.batches, self.steps, title, job.task.metrics)
 
     def train(self) -> Outcome:
         """All epochs, an evaluation after each; a loss that is not finite ends the run."""
@@ -119,18 +119,15 @@ class Run:
 
     def _outcome(self, last: Evaluation) -> Outcome:
         collapsed = "constant prediction" if last.constant else None
-        tests = self.job.predict_tests(self.engine)
+        tests, task = self.job.predict_tests(self.engine), self.job.task
         return Outcome(
             last=last.metrics | tests.metrics,
-            best=max(self.state.metrics, key=self._headline),
+            best=max(self.state.metrics, key=lambda metrics: metrics[task.dev_splits[0]][task.metrics[0]]),
             train_losses=tuple(self.state.losses),
             collapsed="non-finite loss" if self.state.losses[-1] is None else collapsed,
             precision=str(self.engine.dtype).removeprefix("torch."),
             files={**last.files, **tests.files},
         )
-
-    def _headline(self, metrics: Metrics) -> float:
-        return metrics[self.job.task.dev_splits[0]][self.job.task.metrics[0]]
 
     def batches(self, epoch: int) -> list[np.ndarray]:
         """The examples of each batch of an epoch, in their order."""
@@ -202,7 +199,7 @@ def groups(model: nn.Module, num_layers: int, settings: FinetuneConfig) -> list[
     )
 
 
-class Progress:
+class ProgressLines:
     """Lines of progress on the first rank: one an epoch, and one now and then in between."""
 
     def __init__(self, world: World, done: int, steps: int, title: str, shown: tuple[str, ...]) -> None:

@@ -151,17 +151,18 @@ def read_squad(path: Path, *, labelled: bool = True) -> SquadFile:
         _refuse(path, places)
     paragraphs = [paragraph for article in layout.data for paragraph in article.paragraphs]
     questions = [
-        Question(entry.id, entry.question, place, tuple(_answers(entry)) if labelled else ())
+        Question(
+            entry.id,
+            entry.question,
+            place,
+            tuple(Answer(answer.text, answer.answer_start) for answer in entry.answers or () if labelled),
+        )
         for place, paragraph in enumerate(paragraphs)
         for entry in paragraph.qas
     ]
     entries = [entry for paragraph in paragraphs for entry in paragraph.qas]
     _refuse(path, _contradictions(entries, labelled) if entries else ["no questions"])
     return SquadFile([paragraph.context for paragraph in paragraphs], questions)
-
-
-def _answers(entry: _Entry) -> Iterator[Answer]:
-    return (Answer(answer.text, answer.answer_start) for answer in entry.answers or ())
 
 
 def _contradictions(entries: list[_Entry], labelled: bool) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""SQuAD as a run needs it."""
+"""SQuAD as a run needs it, and the runs that a command asks for."""
 
 import math
 from collections.abc import Mapping
@@ -7,13 +7,15 @@ from typing import Any
 
 import torch
 
-from finetune.config import SquadConfig
-from finetune.presets import HEAD_KINDS
-from finetune.running.job import Evaluation, Predicted
-from finetune.running.records import EXAMPLES
+from finetune.config import SquadConfig, SquadOptions
+from finetune.presets import HEAD_KINDS, paper_grid, squad_settings_for
+from finetune.running.job import Evaluation, UnseenResults
+from finetune.running.model_folder import open_model
+from finetune.running.records import EXAMPLES, RunIdentity
+from finetune.running.run_list import run_unfinished
 from finetune.squad.answers import Candidate, best_spans, merge, with_probabilities
 from finetune.squad.features import Windows, make_windows
-from finetune.squad.files import SquadData, SquadFile, SquadVersion
+from finetune.squad.files import VERSIONS, SquadData, SquadFile, SquadVersion, load_squad, read_squad
 from finetune.squad.head import QuestionAnswerer, SpanLogits, span_losses
 from finetune.squad.metrics import (
     best_threshold,
@@ -24,6 +26,7 @@ from finetune.squad.metrics import (
 )
 from finetune.tokens.examples import answers_folder
 from finetune.tokens.features import Batch, Features, collate, shares
+from foundation.files import require_folder
 from pretrain.engine.engine import Engine
 from pretrain.model.encoder import ElectraEncoder
 
@@ -75,11 +78,11 @@ class SquadJob:
         }
         return Evaluation(metrics, len(set(final.values())) == 1, files)
 
-    def predict_tests(self, engine: Engine) -> Predicted:
+    def predict_tests(self, engine: Engine) -> UnseenResults:
         if self.test is None:
-            return Predicted({}, {})
+            return UnseenResults({}, {})
         files = self.answer_files(*self.answer(*self.test, engine))
-        return Predicted({}, dict(zip(answer_paths(self.test[0]), files.values(), strict=True)))
+        return UnseenResults({}, dict(zip(answer_paths(self.test[0]), files.values(), strict=True)))
 
     def answer_files(
         self, candidates: Mapping[str, list[Candidate]], null_scores: Mapping[str, float]
@@ -155,3 +158,35 @@ def answer_paths(test: SquadFile) -> list[str]:
 def fractions(scores: dict[str, float]) -> dict[str, float]:
     """The scores among the official metrics, as fractions of 1."""
     return {name: value / 100 for name, value in scores.items() if not name.endswith(("total", "thresh"))}
+
+
+def run_queue(options: SquadOptions) -> int:
+    """Runs what the options ask for and the output folder does not have yet; returns the exit code.
+
+    Raises:
+        ConfigError: a wrong model, file or setting; all data is read before the first run.
+    """
+    require_folder(options.output)
+    model = open_model(options.model)
+    version = VERSIONS[options.version]
+    data = load_squad(version, options.data_dir)
+    test = read_squad(options.test_file, labelled=False) if options.test_file else None
+    hidden_size, positions = model.config.hidden_size, model.config.max_position_embeddings
+    points = paper_grid(version.name, hidden_size) if options.grid else [{}]
+    wanted = [squad_settings_for(hidden_size, positions, point | options.overrides()) for point in points]
+    first = RunIdentity(
+        task=version.name,
+        seed=options.seeds[0],
+        model_sha256=model.sha256,
+        random_weights=options.random_weights,
+        data_sha256=data.fingerprint(),
+        settings=wanted[0],
+    )
+    planned = [first.model_copy(update={"settings": settings}) for settings in dict.fromkeys(wanted)]
+
+    def prepare(run: RunIdentity) -> SquadJob:
+        assert isinstance(run.settings, SquadConfig)
+        return make_job(version, data, model.tokenizer, run.settings, test)
+
+    files = {version.name: answer_paths(test) if test else []}
+    return run_unfinished(planned, prepare, files, model, options, options.output)

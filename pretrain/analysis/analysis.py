@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from foundation.intervals import Estimate, Interval, auc, correlation, estimate, mean, sums
-from pretrain.analysis.observation import Judgement, Observations, Observed, Predictions
+from foundation.stats import Interval, Resampled, auc, binary_entropy, correlation, mean, resample, sums
+from pretrain.analysis.observation import Judgement, Observations, Observed, OriginalTokens
 
 BINS = 10
 """Of the maximum probability (paper, figure of the sampling distribution)."""
@@ -24,15 +24,15 @@ PAPER: dict[str, Any] = {
 """Paper, section 5: detection by ELECTRA under its p_G and by HP_Loss + focal under its p_S; HP_Loss's correlations."""
 
 
-def generator(predictions: Predictions) -> dict[str, Estimate]:
+def generator(originals: OriginalTokens) -> dict[str, Resampled]:
     """Accuracy and cross-entropy (nats a position) of the generator, or of an mlm run's model, at masked positions."""
-    log_p_original, predicted, sequence = predictions
+    log_p_original, predicted, sequence = originals
     columns = (predicted, -log_p_original.astype(np.float64), np.ones(len(predicted)))
     sums_CS = sums(sequence, int(sequence[-1]) + 1, *columns)
-    return {"mlm_accuracy": estimate(sums_CS[[0, 2]], mean), "mlm_loss": estimate(sums_CS[[1, 2]], mean)}
+    return {"mlm_accuracy": resample(sums_CS[[0, 2]], mean), "mlm_loss": resample(sums_CS[[1, 2]], mean)}
 
 
-def detection(judgement: Judgement) -> dict[str, Estimate]:
+def detection(judgement: Judgement) -> dict[str, Resampled]:
     """How well replaced and original tokens are told apart; losses and entropies in nats a position.
 
     `discriminator_entropy` is that of the replaced share: the discriminator's loss if it knew that share and nothing
@@ -46,26 +46,20 @@ def detection(judgement: Judgement) -> dict[str, Estimate]:
         for group in (np.ones_like(masked), masked)
     )
     return {
-        "accuracy_masked": estimate(of_masked[[1, 0]], mean),
-        "accuracy_all": estimate(of_all[[1, 0]], mean),
+        "accuracy_masked": resample(of_masked[[1, 0]], mean),
+        "accuracy_all": resample(of_all[[1, 0]], mean),
         "auc_all": auc(d, replaced, sequence, sequences),
         "auc_masked": auc(d[masked], replaced[masked], sequence[masked], sequences),
-        "discriminator_loss": estimate(of_all[[3, 0]], mean),
-        "discriminator_entropy": estimate(of_all[[2, 0]], _entropy),
-        "loss_over_entropy": estimate(of_all[[3, 2, 0]], lambda part: part[0] / part[2] / _entropy(part[1:])),
-        "replaced_share": estimate(of_all[[2, 0]], mean),
+        "discriminator_loss": resample(of_all[[3, 0]], mean),
+        "discriminator_entropy": resample(of_all[[2, 0]], lambda part: binary_entropy(mean(part))),
+        "loss_over_entropy": resample(
+            of_all[[3, 2, 0]], lambda part: part[0] / part[2] / binary_entropy(mean(part[1:]))
+        ),
+        "replaced_share": resample(of_all[[2, 0]], mean),
     }
 
 
-def _entropy(sums_CS: np.ndarray) -> np.ndarray:
-    """Of a share, in nats."""
-    from scipy.special import entr
-
-    share = mean(sums_CS)
-    return entr(share) + entr(1 - share)
-
-
-def estimate_quality(observations: Observations) -> dict[str, dict[str, Estimate]]:
+def estimate_quality(observations: Observations) -> dict[str, dict[str, Resampled]]:
     """Correlation of estimated and actual discriminator loss at the sampled tokens (paper section 5), by class of the
     token, original or replaced, and over both: Pearson's and Spearman's; nothing where the objective estimates nothing.
 
@@ -78,7 +72,7 @@ def estimate_quality(observations: Observations) -> dict[str, dict[str, Estimate
     if not len(estimated):
         return {}
     sequence, sequences = observations.sequence, observations.sequences
-    result: dict[str, dict[str, Estimate]] = {"pearson": {}, "spearman": {}}
+    result: dict[str, dict[str, Resampled]] = {"pearson": {}, "spearman": {}}
     for name, group in {"original": ~other, "replaced": other, "all": np.ones_like(other)}.items():
         a, b, where = estimated[group], actual[group], sequence[group]
         result["pearson"][name] = correlation(a, b, where, sequences)
@@ -90,26 +84,17 @@ def estimate_quality(observations: Observations) -> dict[str, dict[str, Estimate
     return result
 
 
-def entropy(observations: Observations) -> Estimate:
-    """Of the distribution sampled from, in nats a masked position."""
-    columns = (observations.entropy_q, np.ones(len(observations.entropy_q)))
-    return estimate(sums(observations.sequence, observations.sequences, *columns), mean)
+def certainty(observations: Observations) -> tuple[list[Resampled], Resampled]:
+    """Share of masked positions whose most likely token has a probability in each tenth of [0, 1], and the entropy in
+    nats a masked position: of the distribution sampled from.
+    """
+    tenths = np.minimum((observations.largest_q * BINS).astype(int), BINS - 1)
+    columns = (np.ones(len(tenths)), observations.entropy_q, *(tenths == number for number in range(BINS)))
+    sums_CS = sums(observations.sequence, observations.sequences, *columns)
+    return [resample(sums_CS[[2 + number, 0]], mean) for number in range(BINS)], resample(sums_CS[[1, 0]], mean)
 
 
-def max_probability(observed: Observed) -> dict[str, list[Estimate]]:
-    """Share of masked positions whose most likely token has a probability in each tenth of [0, 1]."""
-    largest = {name: seen.largest_q for name, seen in observed.under.items()}
-    return {name: _shares(observed.under[name], values) for name, values in largest.items()}
-
-
-def _shares(observations: Observations, values: np.ndarray) -> list[Estimate]:
-    tenths = np.minimum((values * BINS).astype(int), BINS - 1)
-    columns = (np.ones(len(values)), *(tenths == number for number in range(BINS)))
-    counts_CS = sums(observations.sequence, observations.sequences, *columns)
-    return [estimate(counts_CS[[1 + number, 0]], mean) for number in range(BINS)]
-
-
-def loss_estimate(observations: Observations) -> dict[str, Estimate]:
+def weighted_loss(observations: Observations) -> dict[str, Resampled]:
     """The estimate of E_{p_G}[L_D] at masked positions by weighing each sample with p_G over its probability.
 
     `variance` is of one sample; `effective_share` is the effective sample size (Kish) over the number of samples.
@@ -119,9 +104,9 @@ def loss_estimate(observations: Observations) -> dict[str, Estimate]:
     columns = (values, np.ones_like(values), values**2, weight, weight**2)
     sums_CS = sums(observations.sequence, observations.sequences, *columns)
     return {
-        "mean": estimate(sums_CS[:2], mean),
-        "variance": estimate(sums_CS[:3], lambda part: part[2] / part[1] - mean(part) ** 2),
-        "effective_share": estimate(sums_CS[[3, 4, 1]], lambda part: part[0] ** 2 / part[1] / part[2]),
+        "mean": resample(sums_CS[:2], mean),
+        "variance": resample(sums_CS[:3], lambda part: part[2] / part[1] - mean(part) ** 2),
+        "effective_share": resample(sums_CS[[3, 4, 1]], lambda part: part[0] ** 2 / part[1] / part[2]),
     }
 
 
@@ -129,20 +114,22 @@ def analyse(observed: Observed) -> dict[str, Any]:
     """Every number of the analysis, in sections; where there is a p_S, `p_S_minus_p_G` holds the differences of
     what is under both, paired by sequence.
     """
+    certain = {name: certainty(seen) for name, seen in observed.under.items()}
     found: dict[str, Any] = {
         "detection": {name: detection(seen.judgement) for name, seen in observed.under.items()},
-        "loss_estimate": {name: loss_estimate(seen) for name, seen in observed.under.items()},
-        "max_probability": max_probability(observed),
-        "entropy": {name: entropy(seen) for name, seen in observed.under.items()},
+        "loss_estimate": {name: weighted_loss(seen) for name, seen in observed.under.items()},
+        "max_probability": {name: shares for name, (shares, _) in certain.items()},
+        "entropy": {name: entropy for name, (_, entropy) in certain.items()},
     }
     if "p_S" in observed.under:
         found["p_S_minus_p_G"] = {name: _minus(part["p_S"], part["p_G"]) for name, part in found.items()}
     found["estimate_quality"] = estimate_quality(observed.learned)
-    return {"generator": generator(observed.learned.predictions)} | found
+    seen = observed.learned
+    return {"generator": generator(OriginalTokens(seen.log_p_original, seen.predicted, seen.sequence))} | found
 
 
 def _minus(a: Any, b: Any) -> Any:
-    if isinstance(a, Estimate):
+    if isinstance(a, Resampled):
         return a.minus(b)
     if isinstance(a, dict):
         return {name: _minus(a[name], b[name]) for name in a}
@@ -150,8 +137,8 @@ def _minus(a: Any, b: Any) -> Any:
 
 
 def as_json(value: Any) -> Any:
-    """The same with each estimate as `[value, low, high]`."""
-    if isinstance(value, Estimate):
+    """The same with each number as `[value, low, high]`."""
+    if isinstance(value, Resampled):
         return value.interval()
     if isinstance(value, dict):
         return {name: as_json(part) for name, part in value.items()}

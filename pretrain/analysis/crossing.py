@@ -24,8 +24,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from foundation.intervals import Estimate
 from foundation.markdown_table import markdown_table
+from foundation.stats import Resampled
 from pretrain.analysis.analysis import PAPER, as_json, detection
 from pretrain.analysis.observation import judge
 from pretrain.data.batches import Batch
@@ -56,7 +56,7 @@ class Candidate(NamedTuple):
     checkpoint: Checkpoint
     tokens: dict[str, Tensor]
     """Replacements it draws [S, K], by distribution."""
-    detection: dict[str, dict[str, Estimate]]
+    detection: dict[str, dict[str, Resampled]]
     """What its own discriminator makes of these, by distribution."""
 
 
@@ -67,7 +67,7 @@ class Entry(NamedTuple):
     sampler: str
     distribution: str
     step: int
-    found: dict[str, Estimate]
+    found: dict[str, Resampled]
 
     @property
     def replacements(self) -> dict[str, Any]:
@@ -131,11 +131,8 @@ def tables(crossed: dict[str, Any]) -> str:
 
 def _row(part: dict[str, Any], sign: str = "") -> list[str]:
     source = f"{part['distribution']} of {part['sampler']}"
-    return [part["discriminator"], source, str(part["step"]), *(_text(part[name], sign) for name in SHOWN)]
-
-
-def _text(interval: list[float] | None, sign: str = "") -> str:
-    if interval is None:
-        return "-"
-    value, low, high = (f"{number:{sign}.4f}" for number in interval)
-    return f"{value} ({low} to {high})"
+    texts = []
+    for name in SHOWN:
+        numbers = [f"{number:{sign}.4f}" for number in part[name] or ()]
+        texts.append("{} ({} to {})".format(*numbers) if numbers else "-")
+    return [part["discriminator"], source, str(part["step"]), *texts]

@@ -162,15 +162,8 @@ def _across(results: list[dict[str, Any]], *keys: str | int) -> list[list[float]
     """One number at every step; `None` where a run has no such number."""
     values: list[Any] = results
     for key in keys:
-        values = [_part(value, key) for value in values]
+        values = [value[int(key)] if isinstance(value, list) else (value or {}).get(key) for value in values]
     return values
-
-
-def _part(value: Any, key: str | int) -> Any:
-    """Of an object or a list, if it has such a part."""
-    if isinstance(value, list):
-        return value[int(key)]
-    return None if value is None else value.get(key)
 
 
 def _under(results: list[dict[str, Any]], section: str, key: str | int) -> dict[str, list[list[float] | None]]:

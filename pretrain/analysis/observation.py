@@ -30,8 +30,8 @@ class Judgement(NamedTuple):
     """Number of the sequence."""
 
 
-class Predictions(NamedTuple):
-    """What a masked language model says of the originals; one value a masked position."""
+class OriginalTokens(NamedTuple):
+    """The original tokens under a masked language model; one value per masked position."""
 
     log_p_original: np.ndarray
     predicted: np.ndarray
@@ -67,11 +67,6 @@ class Observations(NamedTuple):
     def sequence(self) -> np.ndarray:
         """Number of the sequence of each masked position."""
         return self.judgement.sequence[self.judgement.masked]
-
-    @property
-    def predictions(self) -> Predictions:
-        """Of the generator."""
-        return Predictions(self.log_p_original, self.predicted, self.sequence)
 
     @property
     def sequences(self) -> int:
@@ -111,8 +106,9 @@ def observe(model: Electra, batches: Iterable[Batch], device: torch.device) -> O
             tokens[name].append(drawn.tokens_BK.to("cpu", torch.int32))
         metrics.add(batch, output)  # of the last: what the objective samples from
         sequences += len(batch.input_ids_BL)
+    judged, columns = len(Judgement._fields), {name: _joined(parts[name]) for name in parts}
     return Observed(
-        {name: _observations(columns) for name, columns in parts.items()},
+        {name: Observations(Judgement(*columns[name][:judged]), *columns[name][judged:]) for name in parts},
         {name: torch.cat(drawn) for name, drawn in tokens.items()},
         summary(metrics.vector),
     )
@@ -135,7 +131,7 @@ def judge(model: Electra, batches: Iterable[Batch], tokens_SK: Tensor, device: t
 @torch.no_grad()
 def observe_masked_lm(
     model: Objective, batches: Iterable[Batch], device: torch.device
-) -> tuple[Predictions, dict[str, float]]:
+) -> tuple[OriginalTokens, dict[str, float]]:
     """What a model that replaces nothing predicts, and the metrics training reports of it."""
     model.eval()
     metrics, parts, sequences = MetricSums(device), [], 0
@@ -148,13 +144,7 @@ def observe_masked_lm(
         columns = (*_predictions(batch, output), rows_B[:, None].expand_as(valid_BK)[valid_BK])
         parts.append(tuple(column.cpu() for column in columns))
         sequences += len(valid_BK)
-    return Predictions(*_joined(parts)), summary(metrics.vector)
-
-
-def _observations(parts: list[tuple[Tensor, ...]]) -> Observations:
-    columns = _joined(parts)
-    seen = len(Judgement._fields)
-    return Observations(Judgement(*columns[:seen]), *columns[seen:])
+    return OriginalTokens(*_joined(parts)), summary(metrics.vector)
 
 
 def _joined(parts: list[tuple[Tensor, ...]]) -> list[np.ndarray]:

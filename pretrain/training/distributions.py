@@ -6,9 +6,11 @@ Shape letters: B batch, L length, K masked positions a sequence, N any positions
 
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from foundation.stats import auc_of_counts, pearson
 from pretrain.data.batches import Batch
 from pretrain.method.electra import ElectraOutput
 from pretrain.method.objectives.mlm import MaskedLMOutput
@@ -122,10 +124,20 @@ def describe(vector: Tensor) -> dict[str, Any]:
     if parts["max_p_S"].sum():
         ours = _beliefs(parts, "p_S")
         values = {name: values[name] | ours[name] for name in values}
-        values |= auc(parts["logit"]) | ratio_percentiles(parts["log_ratio"])
-    if correlations := estimate_correlation(parts["estimate"]):
+        targets = torch.tensor(PERCENTILES, dtype=torch.float64) / 100 * parts["log_ratio"].sum()
+        ratios = LOG_RATIO.middles()[torch.searchsorted(parts["log_ratio"].cumsum(0), targets)].exp()
+        values |= auc(parts["logit"])
+        values |= {f"ratio_p{name}": value for name, value in zip(PERCENTILES, ratios.tolist(), strict=True)}
+    # Pearson correlation of estimated and actual L_D at the drawn tokens (paper section 5), where both vary
+    original, replaced = parts["estimate"].view(2, MOMENTS).numpy()
+    groups = {"original": original, "replaced": replaced, "all": original + replaced}
+    if correlations := _existing({name: pearson(group) for name, group in groups.items()}):
         values["estimate_correlation"] = correlations
     return values
+
+
+def _existing(values: dict[str, np.ndarray]) -> dict[str, float]:
+    return {name: float(value) for name, value in values.items() if np.isfinite(value)}
 
 
 def _beliefs(parts: dict[str, Tensor], name: str) -> dict[str, Any]:
@@ -143,36 +155,9 @@ def auc(logit_counts: Tensor) -> dict[str, float]:
 
     Two logits in one bin count half, as equal ones do: off by half the share of such pairs at most.
     """
-    unmasked, original, replaced = logit_counts.view(len(CLASSES), LOGIT.number)
-    areas = {}
-    for name, negative in (("auc_all", unmasked + original), ("auc_masked", original)):
-        pairs = replaced.sum() * negative.sum()
-        if pairs:
-            below = negative.cumsum(0) - negative / 2
-            areas[name] = ((replaced * below).sum() / pairs).item()
-    return areas
-
-
-def ratio_percentiles(counts: Tensor) -> dict[str, float]:
-    """Ratio below which each percentage of the draws lies."""
-    targets = torch.tensor(PERCENTILES, dtype=counts.dtype) / 100 * counts.sum()
-    ratios = LOG_RATIO.middles()[torch.searchsorted(counts.cumsum(0), targets)].exp()
-    return {f"ratio_p{name}": value for name, value in zip(PERCENTILES, ratios.tolist(), strict=True)}
-
-
-def estimate_correlation(moments: Tensor) -> dict[str, float]:
-    """Pearson's, of estimated and actual L_D at the drawn tokens (paper section 5), where both vary."""
-    original, replaced = moments.view(2, MOMENTS)
-    groups = {"original": original, "replaced": replaced, "all": original + replaced}
-    found = {name: _correlation(*group.tolist()) for name, group in groups.items()}
-    return {name: value for name, value in found.items() if value is not None}
-
-
-def _correlation(n: float, a: float, b: float, aa: float, bb: float, ab: float) -> float | None:
-    spread_a, spread_b = n * aa - a * a, n * bb - b * b
-    if spread_a <= 1e-12 * n * aa or spread_b <= 1e-12 * n * bb:  # below is rounding: a constant has no correlation
-        return None
-    return (n * ab - a * b) / (spread_a * spread_b) ** 0.5
+    unmasked, original, replaced = logit_counts.view(len(CLASSES), LOGIT.number).numpy()
+    negatives = {"auc_all": unmasked + original, "auc_masked": original}
+    return _existing({name: auc_of_counts(negative, replaced) for name, negative in negatives.items()})
 
 
 class Histogram(NamedTuple):

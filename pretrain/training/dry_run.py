@@ -36,7 +36,7 @@ def dry_run(plan: "Plan", hostfile: Path | None) -> None:
     parameters = sum(parameter.numel() for parameter in build_model(plan.description).parameters())
     shortage = list(disk_shortage(plan, parameters))
     problems = [*shortage]
-    for line in (*_size(plan, parameters), *_memory(plan, parameters), *_time(plan), *_disk(plan, parameters)):
+    for line in _needs(plan, parameters):
         print(printable(line))
     if hostfile:
         slots = read_hostfile(hostfile)
@@ -44,7 +44,10 @@ def dry_run(plan: "Plan", hostfile: Path | None) -> None:
         problems += hosts.problems
         for line in (*_ranks(slots, hosts.found), *hosts.notes):
             print(printable(line))
-    print(printable(f"launch      {_command(hostfile)}"))
+    # with the hostfile among the options each rank compares it once more
+    given = [*(["--hostfile", str(hostfile)] if hostfile else []), "pretrain/run.py", *sys.argv[1:]]
+    command = shlex.join(["deepspeed", *(part for part in given if part != "--dry_run")])
+    print(printable(f"launch      {command}"))
     warnings = [doubt for doubt in doubts(plan, parameters, on_gpus=True) if doubt not in shortage]
     warnings += too_long(_days(plan), f"{plan.world_size} {SPEEDS[plan.deepspeed.precision].gpu}")
     if not problems:
@@ -55,37 +58,31 @@ def dry_run(plan: "Plan", hostfile: Path | None) -> None:
         raise ConfigError(*problems)
 
 
-def _tokens(plan: "Plan") -> float:
-    return plan.run.batch_size * plan.run.optim.steps * plan.shards.mean_length
-
-
 def _flops(plan: "Plan") -> float:
     seq_length, vocab_size = plan.shards.manifest.seq_length, plan.shards.manifest.vocab_size
     per_token = flops_per_token(plan.run.model, plan.run.objective, vocab_size, seq_length)
     return per_token * plan.run.batch_size * plan.run.optim.steps * seq_length  # padding is computed too
 
 
-def _size(plan: "Plan", parameters: int) -> Iterator[str]:
-    yield f"size        {parameters / 1e6:.1f} M parameters; {_tokens(plan):.3g} word pieces, {_flops(plan):.3g} FLOPs"
-
-
-def _memory(plan: "Plan", parameters: int) -> Iterator[str]:
-    memory = memory_of(plan, parameters)
-    parts = ", ".join(f"{name} {value / GIB:.2f}" for name, value in memory._asdict().items())
-    yield f"memory      {memory.total / GIB:.1f} GiB a process at most: {parts} (estimated)"
-
-
 def _days(plan: "Plan") -> float:
     return _flops(plan) / (SPEEDS[plan.deepspeed.precision].flops * plan.world_size) / DAY
 
 
-def _time(plan: "Plan") -> Iterator[str]:
+def _needs(plan: "Plan", parameters: int) -> Iterator[str]:
+    tokens = plan.run.batch_size * plan.run.optim.steps * plan.shards.mean_length
+    yield f"size        {parameters / 1e6:.1f} M parameters; {tokens:.3g} word pieces, {_flops(plan):.3g} FLOPs"
+    memory = memory_of(plan, parameters)
+    parts = ", ".join(f"{name} {value / GIB:.2f}" for name, value in memory._asdict().items())
+    yield f"memory      {memory.total / GIB:.1f} GiB a process at most: {parts} (estimated)"
     precision = plan.deepspeed.precision
     speed = SPEEDS[precision]
     machine = f"{plan.world_size} {speed.gpu} in {precision}"
     yield f"time        {_days(plan):.2f} days on {machine}, if each reaches {speed.source}"
     if precision == "fp16" and not torch.cuda.is_available():
         yield "note        fp16 needs GPUs: this machine has none and would refuse to start this run itself"
+    place, needed = existing_part(plan.folder), disk_needed(plan, parameters)
+    free = shutil.disk_usage(place).free
+    yield f"disk        {needed / GIB:.1f} GiB for checkpoints; {free / GIB:.1f} GiB are free at {place}"
 
 
 def _ranks(slots: Slots, found: Mapping[str, str]) -> Iterator[str]:
@@ -94,15 +91,3 @@ def _ranks(slots: Slots, found: Mapping[str, str]) -> Iterator[str]:
         ranks = f"ranks {first} to {first + count - 1}" if count > 1 else f"rank {first}"
         yield f"host        {host}: {ranks}; {found[host]}"
         first += count
-
-
-def _command(hostfile: Path | None) -> str:
-    """That starts what was checked; with the hostfile among the options each rank compares it once more."""
-    options = [part for part in sys.argv[1:] if part != "--dry_run"]
-    return shlex.join(["deepspeed", *(["--hostfile", str(hostfile)] if hostfile else []), "pretrain/run.py", *options])
-
-
-def _disk(plan: "Plan", parameters: int) -> Iterator[str]:
-    place, needed = existing_part(plan.folder), disk_needed(plan, parameters)
-    free = shutil.disk_usage(place).free
-    yield f"disk        {needed / GIB:.1f} GiB for checkpoints; {free / GIB:.1f} GiB are free at {place}"

@@ -6,7 +6,7 @@ Shape letters: B sequences of a micro-batch, L length, H hidden size, A heads, V
 import os
 from typing import NamedTuple
 
-from data_prep.masking import masked_count
+from data_prep.masking import mask_size
 from foundation.config import ConfigError
 from pretrain.config import RunConfig
 from pretrain.engine.deepspeed_config import EngineConfig
@@ -62,7 +62,7 @@ def flops_per_token(model: ModelConfig, objective: ObjectiveConfig, vocab_size: 
     trained = objective_class(objective.name)
     encoders = trained.encoders(model, vocab_size)
     forward = sum(_encoder_flops(encoder, length) for encoder in encoders)
-    head = masked_count(length) / length * _vocabulary_head_flops(encoders[0])
+    head = mask_size(length) / length * _vocabulary_head_flops(encoders[0])
     return float(FORWARD_AND_BACKWARD * (forward + head) + trained.sampling_passes * head)
 
 
@@ -112,7 +112,7 @@ def _activations(batch: int, model: ModelConfig, vocab_size: int, length: int, e
         hidden, heads = encoder.hidden_size, encoder.num_attention_heads
         per_layer = length * batch * (34 * hidden + 5 * heads * length) * element / 2
         total += encoder.num_hidden_layers * per_layer
-    return total + SCORES_COPIES * 4 * batch * float(masked_count(length)) * vocab_size
+    return total + SCORES_COPIES * 4 * batch * float(mask_size(length)) * vocab_size
 
 
 def require_memory(run: RunConfig, micro_batch_size: int, vocab_size: int, length: int, on_gpu: bool) -> None:

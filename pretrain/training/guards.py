@@ -1,4 +1,4 @@
-"""What every step is checked for: a loss or gradient that is not finite ends the run, a loss that jumps is said."""
+"""Checks of every step: a loss or gradient that is not finite ends the run; warns when the loss spikes."""
 
 import json
 import math
@@ -42,7 +42,7 @@ def require_finite(result: StepResult, loss: float, step: int, batches: Training
 
 
 def spike(loss: float, recent: Sequence[float]) -> str | None:
-    """Says how far `loss` stands above the `recent` ones, if that is out of all proportion; `None` without enough."""
+    """A warning if `loss` is far above the `recent` ones; `None` if not, or with too few to tell."""
     if len(recent) < RECENT:
         return None
     middle = median(recent)

@@ -3,12 +3,12 @@
 Shape letters: B batch, L length, K masked positions a sequence.
 """
 
-import math
 from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
+from foundation.stats import binary_entropy
 from pretrain.data.batches import Batch
 from pretrain.method.electra import ElectraOutput
 from pretrain.method.objectives.mlm import MaskedLMOutput
@@ -94,7 +94,7 @@ def summary(vector: Tensor) -> dict[str, float]:
     return generator | {
         "sampler_loss": sums["sampler_loss"] / masked,
         "discriminator_loss": sums["discriminator_loss"] / tokens,
-        "discriminator_entropy": binary_entropy(replaced_share),
+        "discriminator_entropy": float(binary_entropy(replaced_share)),
         "replaced_share": replaced_share,
         "replace_rate": sums["replaced"] / masked,
         "accuracy_masked": sums["detected_masked"] / masked,
@@ -103,8 +103,3 @@ def summary(vector: Tensor) -> dict[str, float]:
         "precision": sums["found"] / max(sums["suspected"], 1.0),
         "recall": sums["found"] / max(sums["replaced"], 1.0),
     }
-
-
-def binary_entropy(share: float) -> float:
-    """-p log p - (1 - p) log(1 - p), in nats."""
-    return -sum(p * math.log(p) for p in (share, 1 - share) if p > 0)

@@ -8,6 +8,7 @@ from pydantic import Field
 from data_prep.defaults import SHARDS
 from foundation.command_line import HIDDEN
 from foundation.config import MOST, ConfigError, FileName, StrictConfig
+from foundation.files import require_folder
 from pretrain.job.hostfile import read_hostfile
 from pretrain.job.launcher import number_of
 from pretrain.method.objectives import OBJECTIVES
@@ -94,7 +95,6 @@ def make_plan(options: RunOptions) -> Plan:
     """
     import torch
 
-    from foundation.files import require_folder
     from pretrain.data.shards import open_held_out, open_shards
     from pretrain.engine.deepspeed_config import OVERRIDE, read, resolve
     from pretrain.huggingface.init_from import find_pair, require_fit
@@ -109,7 +109,9 @@ def make_plan(options: RunOptions) -> Plan:
             f"model.max_positions: got {run.model.max_positions}, but the sequences of {options.data[0]} are"
             f" {shards.manifest.seq_length} long; use --set model.max_positions={shards.manifest.seq_length}"
         )
-    world_size = planned_processes(options)
+    world_size = number_of("WORLD_SIZE", "1")
+    if options.dry_run and options.hostfile:
+        world_size = sum(read_hostfile(options.hostfile).values())
     on_gpu = options.dry_run or torch.cuda.is_available()  # dry: for other machines
     deepspeed = resolve(
         read(
@@ -130,17 +132,6 @@ def make_plan(options: RunOptions) -> Plan:
     description = describe(run, shards, options.data_weights, options.init_from)
     require_same_run(folder, description)
     return Plan(run, shards, open_held_out(*options.data), description, deepspeed, folder, world_size)
-
-
-def launched_processes() -> int:
-    return number_of("WORLD_SIZE", "1")
-
-
-def planned_processes(options: RunOptions) -> int:
-    """The processes of the job; a dry run plans for the hostfile's."""
-    if options.dry_run and options.hostfile:
-        return sum(read_hostfile(options.hostfile).values())
-    return launched_processes()
 
 
 def choose_run(options: RunOptions) -> "RunConfig":

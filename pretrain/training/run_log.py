@@ -1,4 +1,4 @@
-"""What a run says while it trains: one line an interval, `metrics.jsonl`, and TensorBoard; on the first rank alone."""
+"""Training log: one line per interval, `metrics.jsonl` and TensorBoard; first rank only."""
 
 import json
 import os
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foundation.files import write_atomically
+from foundation.progress import duration
 
 if TYPE_CHECKING:
     from pretrain.training.distributions import Histogram
@@ -39,7 +40,7 @@ SHOWN = {
 
 
 class RunLog:
-    """Writes the records of a run that starts or resumes at `step`; what lies beyond it is from a lost future."""
+    """Writes the records of a run that starts or resumes at `step`; discards those after it, of an interrupted run."""
 
     def __init__(self, folder: Path, step: int, total_steps: int, silent: bool = False) -> None:
         """`silent` on every rank but the first."""
@@ -48,15 +49,12 @@ class RunLog:
         if silent:
             return
         self.path = folder / RECORDS
-        self._forget_after(step)
+        kept = [line for line, record in _whole_lines(self.path) if record["step"] <= step]
+        write_atomically(self.path, "".join(line + "\n" for line in kept).encode())
         self._file, self._unwritten = self.path.open("ab", buffering=0), b""
         self._open_board(step + 1)
         self._gap = 0
         """The last step that TensorBoard's file did not take."""
-
-    def _forget_after(self, step: int) -> None:
-        lines = [line for line, record in _whole_lines(self.path) if record["step"] <= step]
-        write_atomically(self.path, "".join(line + "\n" for line in lines).encode())
 
     def write(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
         """One record of `kind` ("train" or "held_out"), to all three places; values may be nested."""
@@ -66,7 +64,11 @@ class RunLog:
         for name, value in flat(values):
             self._draw("scalar", f"{kind}/{name}", value, global_step=step)
         shown = [text.format(values[name], **values) for name, text in SHOWN.items() if values.get(name)]
-        left = self._time_left(step) if kind == "train" else "held out"
+        left = "held out"
+        if kind == "train":
+            started, first = self._started
+            seconds = (time.monotonic() - started) / max(1, step - first) * (self.total_steps - step)
+            left = f"{duration(seconds)} left"
         self.say(f"step {step}/{self.total_steps}  {'  '.join(shown)}  {left}")
 
     def write_histograms(self, kind: str, step: int, histograms: "Mapping[str, Histogram]") -> None:
@@ -121,7 +123,7 @@ class RunLog:
             self._gap = global_step
 
     def _open_board(self, step: int) -> None:
-        """What the curves have from `step` on is from a lost future."""
+        """Curves from `step` on are discarded: an interrupted run's."""
         from torch.utils.tensorboard import SummaryWriter
 
         self._board = SummaryWriter(str(self.path.with_name("tensorboard")), purge_step=step)
@@ -133,13 +135,8 @@ class RunLog:
             except BrokenPipeError:  # what launched the run has ended: the run shall stop as it should, unheard
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
-    def _time_left(self, step: int) -> str:
-        started, first = self._started
-        seconds = (time.monotonic() - started) / max(1, step - first) * (self.total_steps - step)
-        hours, minutes = divmod(int(seconds) // 60, 60)
-        return f"{hours}h{minutes:02d}m left" if hours else f"{minutes}m{int(seconds) % 60:02d}s left"
-
     def close(self) -> None:
+        """Flushes the curves; the interpreter's own shutdown, which would, is skipped among several ranks."""
         if not self.silent:
             self._write_waiting()
             self._file.close()

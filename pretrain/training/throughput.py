@@ -71,16 +71,13 @@ class Throughput:
         """
         steps, self._step = step - self._step, step
         flops = tokens_per_second * self.flops_per_token
+        epochs = [step * self._batch_size * share / size for _, size, share in self._mixture]
         return {
             "samples_per_second": steps * self._batch_size * tokens_per_second / tokens,
             "tflops": flops / 1e12,
             "peak_share": flops / self._peak,
             "tokens_so_far": round(step * self._tokens_per_step),
             "flops_so_far": step * self._tokens_per_step * self.flops_per_token,
-            **self._epochs(step),
+            "epoch": max(epochs),  # of folders that mix the most
+            **({"epoch_of_folder": epochs} if len(epochs) > 1 else {}),
         }
-
-    def _epochs(self, step: int) -> dict[str, Any]:
-        """How often the data has been gone through; of folders that mix the most, and each in the order given."""
-        epochs = [step * self._batch_size * share / size for _, size, share in self._mixture]
-        return {"epoch": max(epochs), **({"epoch_of_folder": epochs} if len(epochs) > 1 else {})}

@@ -14,7 +14,7 @@ import pytest
 from data_prep.build_shards import main as build
 from data_prep.inspect_shards import InspectOptions, main
 from data_prep.manifest import load_manifest
-from data_prep.masking import bytes_per_copy, masked_count
+from data_prep.masking import bytes_per_copy, mask_size
 from data_prep.shards import IndexedFile
 from foundation.files import sealed
 
@@ -38,7 +38,7 @@ def test_shown_sequences_have_their_masked_tokens_marked(built, capsys):
     assert main(InspectOptions(folder=built, show=2)) == 0
     shown = re.search(r"shard-00000, sequence 0, (\d+) tokens\n(\[CLS\] .*)\n", capsys.readouterr().out)
     text = re.sub(r"\[(CLS|SEP|UNK)\]", r"\1", shown[2])
-    assert text.count("[") == masked_count(int(shown[1]))
+    assert text.count("[") == mask_size(int(shown[1]))
 
 
 def test_the_figures_printed_are_those_of_the_manifest(built, capsys):
@@ -70,7 +70,7 @@ def masks_at_the_beginning(folder):
         lengths = IndexedFile(folder / shard.name).lengths
         width = bytes_per_copy(manifest.seq_length)
         positions = np.arange(8 * width)
-        masked = (positions >= 1) & (positions <= np.asarray(masked_count(lengths.astype(int)))[:, None])
+        masked = (positions >= 1) & (positions <= np.asarray(mask_size(lengths.astype(int)))[:, None])
         bitmaps = np.tile(np.packbits(masked, axis=1, bitorder="little"), manifest.mask_copies)
         sizes = np.full(len(lengths), bitmaps.shape[1], np.int32)
         write_indexed(folder / f"{shard.name}.mask", bitmaps.ravel(), sizes)

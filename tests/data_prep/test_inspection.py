@@ -7,7 +7,7 @@ import pytest
 
 from data_prep.inspection import Figures, checksum_problems, megatron_problems, problems_of, read_rows, sample_rows
 from data_prep.manifest import load_manifest
-from data_prep.masking import masked_count
+from data_prep.masking import mask_size
 from foundation.config import ConfigError
 from tests.data_prep.conftest import write_indexed
 
@@ -111,7 +111,7 @@ def test_figures_count_what_is_there(manifest, rows):
     figures.add(rows, manifest)
     assert figures.sequences == 2 * manifest.shards[0].sequences
     assert figures.tokens == 2 * manifest.shards[0].tokens
-    assert figures.masked == 2 * manifest.mask_copies * int(np.asarray(masked_count(rows.lengths)).sum())
+    assert figures.masked == 2 * manifest.mask_copies * int(np.asarray(mask_size(rows.lengths)).sum())
     assert (figures.runs * np.arange(len(figures.runs))).sum() == figures.masked
 
 

@@ -8,7 +8,7 @@ import pytest
 from data_prep.inspection import read_rows, run_lengths
 from data_prep.manifest import load_manifest
 from data_prep.mask_statistics import MaskStatistics, simulated_mask
-from data_prep.masking import Masker, masked_count
+from data_prep.masking import Masker, mask_size
 from data_prep.tokens import WordPiece
 
 STARTS = np.array([False, True, False, True, True, False, False, True, False, True, True, False])
@@ -42,7 +42,7 @@ def test_masks_that_prefer_the_beginning_are_seen(shard):
     rows, manifest, tokenizer = shard
     masked = np.zeros_like(rows.masked)
     for row, length in enumerate(rows.lengths):
-        masked[row, :, 1 : 1 + int(masked_count(length))] = True
+        masked[row, :, 1 : 1 + int(mask_size(length))] = True
     statistics = statistics_of(replace(rows, masked=masked), manifest, tokenizer)
     assert statistics.position[1] > 4 * statistics.position_chance[1]
 
@@ -59,7 +59,7 @@ def test_words_cut_are_counted(shard):
 def test_a_simulated_mask_is_k_tokens_that_may_be_masked():
     for seed in range(50):
         masked = simulated_mask(MASKABLE, STARTS & MASKABLE, 12, (0.8, 0.1, 0.1), np.random.default_rng(seed))
-        assert masked.sum() == masked_count(12)
+        assert masked.sum() == mask_size(12)
         assert not (masked & ~MASKABLE).any()
 
 

@@ -1,90 +1,11 @@
-"""Claims about an export: Hugging Face loads it and gives the model's own outputs back."""
+"""Claims about the export command; what it writes is claimed in huggingface/test_export.py."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
-from transformers import AutoModel, AutoTokenizer, ElectraForMaskedLM, ElectraForPreTraining
 
 from foundation.config import ConfigError
-from pretrain.data.batches import Batch
-from pretrain.export import ExportOptions, export, main
-from pretrain.huggingface.folders import load_encoder
-from pretrain.method.electra import Electra
-from tests.pretrain.conftest import SMALL_MODEL, new_model
-
-
-@pytest.fixture
-def stock_shaped() -> Electra:
-    """A model without relative position: its export is a stock Hugging Face ELECTRA."""
-    torch.manual_seed(0)
-    model = SMALL_MODEL.model_copy(update={"relative_position": False})
-    return new_model("hp_loss", model).eval()
-
-
-@pytest.fixture
-def tokenizer(tmp_path: Path) -> Path:
-    from data_prep.tokens import open_tokenizer
-
-    vocabulary = tmp_path / "vocab.txt"
-    vocabulary.write_text("\n".join(("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "yes", "no")) + "\n")
-    open_tokenizer(str(vocabulary)).save(tmp_path / "tokenizer")
-    return tmp_path / "tokenizer"
-
-
-def inputs(batch: Batch) -> dict[str, torch.Tensor]:
-    return {
-        "input_ids": batch.input_ids_BL,
-        "attention_mask": batch.attention_mask_BL,
-        "token_type_ids": batch.token_type_ids_BL,
-    }
-
-
-def test_hugging_face_gives_the_exported_discriminators_logits_back(
-    stock_shaped: Electra, tokenizer: Path, batch: Batch, tmp_path: Path
-) -> None:
-    export(stock_shaped, 0, tokenizer, "# card\n", tmp_path / "out")
-    theirs, loading = ElectraForPreTraining.from_pretrained(tmp_path / "out", output_loading_info=True)
-    assert not loading["missing_keys"] and not loading["unexpected_keys"]
-    visible = batch.attention_mask_BL
-    originals_BK = batch.input_ids_BL.gather(1, batch.masked_positions_BK)
-    ours = stock_shaped.discriminate(batch, originals_BK)[0][visible]
-    assert (theirs.eval()(**inputs(batch)).logits[visible] - ours).abs().max().item() < 1e-5
-
-
-def test_hugging_face_gives_the_exported_generators_logits_back(
-    stock_shaped: Electra, tokenizer: Path, batch: Batch, tmp_path: Path
-) -> None:
-    export(stock_shaped, 0, tokenizer, "# card\n", tmp_path / "out")
-    theirs, loading = ElectraForMaskedLM.from_pretrained(tmp_path / "out" / "generator", output_loading_info=True)
-    assert not loading["missing_keys"] and not loading["unexpected_keys"]
-    hidden = stock_shaped.generator(*inputs(batch).values())
-    projected = stock_shaped.generator_predictions(hidden)
-    ours = stock_shaped.generator_lm_head(projected, stock_shaped.generator.embeddings.word_embeddings)
-    visible = batch.attention_mask_BL
-    assert (theirs.eval()(**inputs(batch)).logits - ours)[visible].abs().max().item() < 1e-5
-
-
-def test_weights_are_equal_to_the_bit_and_the_tokenizer_travels_along(
-    stock_shaped: Electra, tokenizer: Path, tmp_path: Path
-) -> None:
-    export(stock_shaped, 0, tokenizer, "# card\n", tmp_path / "out")
-    loaded = load_encoder(tmp_path / "out").state_dict()
-    assert all(torch.equal(loaded[name], weight) for name, weight in stock_shaped.discriminator.state_dict().items())
-    assert AutoTokenizer.from_pretrained(tmp_path / "out")("yes no")["input_ids"] == [2, 5, 6, 3]
-
-
-def test_a_model_with_relative_position_is_not_mistaken_for_a_stock_one(
-    make_electra: Callable[..., Electra], tokenizer: Path, tmp_path: Path
-) -> None:
-    """Stock classes would drop the table in silence and compute something else."""
-    model = make_electra()
-    export(model, 0, tokenizer, "# card\n", tmp_path / "out")
-    with pytest.raises(ValueError, match="trust_remote_code"):
-        AutoModel.from_pretrained(tmp_path / "out", trust_remote_code=False)
-    table = load_encoder(tmp_path / "out").encoder.relative_attention_bias.weight
-    assert torch.equal(table, model.discriminator.encoder.relative_attention_bias.weight)
+from pretrain.export import ExportOptions, main
 
 
 def test_an_export_below_a_file_is_refused(tmp_path: Path) -> None:

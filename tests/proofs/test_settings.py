@@ -24,11 +24,11 @@ from pretrain.evaluate import EvaluateOptions
 from pretrain.job.processes import start_processes
 from pretrain.job.watchdog import Watchdog
 from pretrain.presets import PAPER, PRESETS
-from pretrain.run import build_training
+from pretrain.training.assembly import build_training
 from pretrain.training.guards import NotFinite
 from pretrain.training.models import build_model
 from pretrain.training.plan import RunOptions, make_plan
-from pretrain.training.startup import Startup
+from pretrain.training.starts import Startup
 from pretrain.training.train import train
 from tests.conftest import REPOSITORY
 from tests.deepspeed_values import values_of

@@ -10,7 +10,7 @@ sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 from foundation.command_line import run_command
 from pretrain.job.processes import start_processes
-from pretrain.run import take_folder
+from pretrain.training.assembly import take_folder
 from pretrain.training.plan import RunOptions, make_plan
 
 if __name__ == "__main__":

@@ -7,15 +7,14 @@ from sklearn.metrics import roc_auc_score
 from pretrain.analysis.analysis import (
     analyse,
     as_json,
+    certainty,
     detection,
-    entropy,
     estimate_quality,
     generator,
     headline,
-    loss_estimate,
-    max_probability,
+    weighted_loss,
 )
-from pretrain.analysis.observation import Judgement, Observations, Observed
+from pretrain.analysis.observation import Judgement, Observations, Observed, OriginalTokens
 
 
 def judgement(**changes: np.ndarray) -> Judgement:
@@ -51,7 +50,8 @@ def observed(**under: Observations) -> Observed:
 
 
 def test_the_generators_numbers_are_means_over_masked_positions() -> None:
-    found = generator(observations().predictions)
+    seen = observations()
+    found = generator(OriginalTokens(seen.log_p_original, seen.predicted, seen.sequence))
     assert found["mlm_accuracy"].value == 0.5
     assert as_json(found["mlm_accuracy"])[1:] == [0, 1]  # right in one sequence, wrong in the other
     assert found["mlm_loss"].value == pytest.approx(-np.log([0.9, 0.5, 0.25, 0.05]).mean())
@@ -124,7 +124,7 @@ def test_an_estimate_that_follows_the_loss_within_classes_is_above_the_class_mea
 
 def test_shares_of_the_maximum_probability_are_counted_in_tenths() -> None:
     own, plain = observations(), observations(largest_q=observations().largest_p_G)
-    shares = max_probability(observed(p_G=plain, p_S=own))
+    shares = {name: certainty(seen)[0] for name, seen in (("p_G", plain), ("p_S", own))}
     assert [share.value for share in shares["p_G"]] == [0.25, 0, 0, 0, 0, 0.25, 0, 0, 0, 0.5]
     assert [share.value for share in shares["p_S"]] == [0, 0, 0, 0.25, 0, 0, 0.25, 0, 0, 0.5]
     _, low, high = as_json(shares["p_G"][-1])
@@ -132,12 +132,12 @@ def test_shares_of_the_maximum_probability_are_counted_in_tenths() -> None:
 
 
 def test_the_entropy_is_the_mean_over_masked_positions() -> None:
-    assert as_json(entropy(observations())) == [3.0, 1.5, 4.5]  # either sequence alone, at the ends
+    assert as_json(certainty(observations())[1]) == [3.0, 1.5, 4.5]  # either sequence alone, at the ends
 
 
 def test_the_loss_estimate_weighs_every_sample_by_its_ratio() -> None:
     values = np.array([0.1, 1.6, 0.7, 0.45])
-    found = {name: part.value for name, part in loss_estimate(observations()).items()}
+    found = {name: part.value for name, part in weighted_loss(observations()).items()}
     assert found == pytest.approx(
         {"mean": values.mean(), "variance": values.var(), "effective_share": 4.0**2 / (0.25 + 4 + 1 + 0.25) / 4}
     )

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from pretrain.data.batches import Batch
-from pretrain.export import export
+from pretrain.huggingface.export import export
 from pretrain.huggingface.exported_model import (
     ElectraSamplerConfig,
     ElectraSamplerForMaskedLM,

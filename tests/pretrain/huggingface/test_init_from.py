@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from transformers import ElectraConfig, ElectraForMaskedLM, ElectraForPreTraining
 
 from foundation.config import ConfigError
-from pretrain.export import export
+from pretrain.huggingface.export import export
 from pretrain.huggingface.folders import read_weights
 from pretrain.method.electra import Electra
 from pretrain.training.models import build_model, initial_model, load_trained

@@ -4,14 +4,12 @@ import json
 import math
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from pretrain.data.batches import BatchPlan, TrainingBatches
 from pretrain.data.shards import Shards
 from pretrain.engine.engine import StepResult
 from pretrain.training.guards import RECENT, NotFinite, require_finite, spike
-from pretrain.training.train import Progress
 
 UPDATED = StepResult(False, 1.0, 1.0)
 
@@ -52,24 +50,6 @@ def test_an_update_and_an_overflow_that_a_smaller_scale_mends_pass(
     assert not [*tmp_path.iterdir()]
 
 
-def test_a_spike_is_said_once_counted_and_remembered_across_a_checkpoint() -> None:
-    random = np.random.default_rng(0)
-    progress = Progress()
-    for loss in 40 + random.normal(size=500):
-        assert progress.advance(UPDATED, loss) is None, "noise is no spike"
-    progress = Progress(**json.loads(json.dumps(vars(progress))))  # as state.json holds it
-    assert len(progress.recent_losses) == RECENT
-    assert progress.advance(UPDATED, 44.0) is None
-    said = progress.advance(UPDATED, 60.0)
-    assert said is not None and said.startswith("WARNING: step 502: loss 60 is a spike: the last 64 steps had ")
-    assert progress.advance(UPDATED, 40.0) is None
-    assert (progress.step, progress.updates, progress.spikes) == (503, 503, 1)
-
-
 def test_a_fall_is_no_spike_and_neither_is_anything_before_there_is_a_norm() -> None:
     assert spike(-100.0, [1.0, 2.0] * RECENT) is None
     assert spike(1e9, [1.0, 2.0] * (RECENT // 2 - 1)) is None
-
-
-def test_a_checkpoint_written_before_losses_were_remembered_goes_on() -> None:
-    assert Progress(**{"step": 5, "updates": 4}).advance(UPDATED, 1.0) is None

@@ -1,6 +1,5 @@
 """Claims about the running sums."""
 
-import math
 from collections.abc import Callable
 
 import pytest
@@ -10,7 +9,7 @@ from sklearn.metrics import precision_score, recall_score
 
 from pretrain.data.batches import Batch
 from pretrain.method.electra import Electra
-from pretrain.training.metrics import MetricSums, binary_entropy, summary
+from pretrain.training.metrics import MetricSums, summary
 from tests.pretrain.conftest import new_model
 
 
@@ -62,12 +61,6 @@ def test_reset_forgets_everything(batch: Batch, make_electra: Callable[..., Elec
     sums.add(batch, make_electra(name="electra")(batch))
     sums.reset()
     assert sums.vector.abs().sum().item() == 0
-
-
-def test_binary_entropy_is_log_2_at_one_half_and_zero_at_the_ends() -> None:
-    assert binary_entropy(0.5) == pytest.approx(math.log(2))
-    assert binary_entropy(0.0) == binary_entropy(1.0) == 0
-    assert binary_entropy(0.15) == pytest.approx(0.4227, abs=1e-4)
 
 
 def test_without_a_discriminator_only_the_generator_is_summed_up(batch: Batch) -> None:

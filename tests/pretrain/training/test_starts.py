@@ -1,17 +1,19 @@
-"""Claims about the record of each start."""
+"""Claims about the record of each start, and where its time goes; of two launched ranks in test_train.py."""
 
 import json
 import shutil
 import subprocess
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 from torch import nn
 
 from pretrain.engine.engine import Engine
 from pretrain.engine.optim import parameter_groups
 from pretrain.job.processes import start_processes
-from pretrain.training.starts import code_version, record_start
+from pretrain.training.starts import Startup, code_version, describe_start, record_start
 from tests.pretrain.engine import engine_worker as worker
 
 
@@ -51,3 +53,21 @@ def test_the_code_is_named_by_its_commit_and_changes_are_said(tmp_path: Path) ->
     assert code_version(tmp_path) == git("rev-parse", "HEAD")
     (tmp_path / "file").write_text("two")
     assert code_version(tmp_path) == git("rev-parse", "HEAD") + " + changes"
+
+
+def test_the_phases_follow_each_other_from_the_beginning_of_the_process() -> None:
+    model = nn.Linear(2, 2)
+    config = worker.resolved_config("zero1_fp32", world_size=1)
+    engine = Engine(model, parameter_groups(model, 0.01), config, start_processes())
+    startup = Startup()
+    time.sleep(0.1)
+    startup.done("nap")
+    since = time.time() - psutil.Process().create_time()
+    seconds = startup.of_ranks(engine)
+    assert list(seconds) == ["imports and plan", "nap"]
+    assert seconds["nap"][0] >= 0.1
+    assert sum(phase for (phase,) in seconds.values()) == pytest.approx(since, abs=0.05)
+
+
+def test_the_line_tells_of_the_slowest_rank() -> None:
+    assert describe_start({"plan": [1.0, 3.0], "engine": [4.0, 0.5]}) == "started in 5.0 s: plan 1.0, engine 4.0"

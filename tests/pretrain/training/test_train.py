@@ -17,17 +17,15 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from foundation.command_line import parse_options
 from pretrain.engine.checkpoint import newest_valid
-from pretrain.engine.engine import StepResult
 from pretrain.job.processes import start_processes
 from pretrain.job.watchdog import Watchdog
-from pretrain.presets import PRESETS
-from pretrain.run import build_training
+from pretrain.training.assembly import build_training
 from pretrain.training.models import load_trained
 from pretrain.training.plan import RunOptions, make_plan
 from pretrain.training.run_log import flat, read_records
-from pretrain.training.startup import Startup
+from pretrain.training.starts import Startup
 from pretrain.training.stragglers import OwnTime
-from pretrain.training.train import Due, Progress, progress_values, train
+from pretrain.training.train import train
 from tests.pretrain.training.zero_worker import OBJECTIVES, ONE_RANK, STEPS, TWO_RANKS
 
 Launch = Callable[..., subprocess.Popen[str]]
@@ -224,7 +222,7 @@ def test_alone_a_rank_is_compared_with_no_other_and_its_own_time_starts_anew_at_
             steps.append(self._steps)
             return super().end()
 
-    monkeypatch.setattr("pretrain.training.train.OwnTime", Told)
+    monkeypatch.setattr("pretrain.training.telemetry.OwnTime", Told)
     arguments = run_arguments(shards_folder, tmp_path, "optim.steps=6", "optim.warmup_steps=1", "log_every=4")
     plan, world = make_plan(parse_options(RunOptions, None, [*map(str, arguments[1:])])), start_processes()
     with Watchdog(world, 120, plan.folder) as watchdog:
@@ -314,15 +312,3 @@ def test_compiled_layers_give_the_same_losses_within_rounding(
     assert compiled[0]["generator_loss"] == pytest.approx(eager[0]["generator_loss"], rel=1e-5)
     for ours, reference in zip(compiled, eager, strict=True):  # a replacement drawn otherwise moves a loss this far
         assert ours["discriminator_loss"] == pytest.approx(reference["discriminator_loss"], rel=2e-2)
-
-
-def test_the_norm_of_an_overflow_which_json_cannot_hold_is_left_out() -> None:
-    run, progress = PRESETS["tiny"].run, Progress(step=2, updates=1)
-    for norm, told in ((0.5, True), (float("inf"), False)):
-        values = progress_values(run, progress, StepResult(not told, norm, 1.0))
-        assert ("gradient_norm" in values) == told
-        json.dumps(values, allow_nan=False)
-
-
-def test_what_is_due_every_n_steps_is_due_after_the_last_too() -> None:
-    assert [step for step in range(1, 12) if Due(step, 11)(4)] == [4, 8, 11]

@@ -31,8 +31,8 @@ from pretrain.method.objectives import objective_class
 from pretrain.method.sampling import inverse_cdf
 from pretrain.presets import PRESETS
 from pretrain.training.models import build_model
-from pretrain.training.reports import Reported
 from pretrain.training.run_folder import describe
+from pretrain.training.telemetry import Reported
 from tests.deepspeed_values import values_of
 
 REPOSITORY = Path(__file__).resolve().parents[3]

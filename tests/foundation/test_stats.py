@@ -1,19 +1,20 @@
 """Claims about the bootstrap."""
 
+import math
 import time
 
 import numpy as np
 import pytest
 from sklearn.metrics import roc_auc_score
 
-from foundation.intervals import Estimate, auc, correlation, estimate, mean, sums
+from foundation.stats import Resampled, auc, binary_entropy, correlation, mean, resample, sums
 
 
-def mean_of(values: np.ndarray, sequence: np.ndarray) -> Estimate:
-    return estimate(sums(sequence, int(sequence.max()) + 1, values, np.ones(len(values))), mean)
+def mean_of(values: np.ndarray, sequence: np.ndarray) -> Resampled:
+    return resample(sums(sequence, int(sequence.max()) + 1, values, np.ones(len(values))), mean)
 
 
-def interval(found: Estimate) -> list[float]:
+def interval(found: Resampled) -> list[float]:
     result = found.interval()
     assert result is not None
     return result
@@ -83,11 +84,17 @@ def test_the_resamples_of_auc_are_those_of_drawing_whole_sequences() -> None:
     assert low < value < high
 
 
+def test_binary_entropy_is_log_2_at_one_half_and_zero_at_the_ends() -> None:
+    assert binary_entropy(0.5) == pytest.approx(math.log(2))
+    assert binary_entropy(0.0) == binary_entropy(1.0) == 0
+    assert binary_entropy(np.array([0.15, 0.85])) == pytest.approx(0.4227, abs=1e-4)
+
+
 def test_what_does_not_exist_has_no_interval() -> None:
     sequence = np.arange(5)
     assert auc(np.arange(5.0), np.zeros(5, dtype=bool), sequence, 5).interval() is None
     assert correlation(np.ones(5), np.arange(5.0), sequence, 5).interval() is None
-    assert estimate(np.zeros((2, 5)), mean).interval() is None
+    assert resample(np.zeros((2, 5)), mean).interval() is None
 
 
 def test_a_thousand_resamples_of_half_a_million_positions_take_seconds() -> None:

@@ -11,10 +11,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from pretrain.job.processes import start_processes
 from pretrain.job.watchdog import Watchdog
-from pretrain.run import build_training
+from pretrain.training.assembly import build_training
 from pretrain.training.plan import RunOptions, make_plan
 from pretrain.training.run_log import flat, read_records
-from pretrain.training.startup import Startup
+from pretrain.training.starts import Startup
 from pretrain.training.train import train
 from tests.conftest import REPOSITORY
 

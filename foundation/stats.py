@@ -1,0 +1,135 @@
+"""AUC, correlation and entropy, and their confidence intervals by bootstrap.
+
+Positions of one sequence are not independent, so whole sequences are resampled. A number is computed from sums over all
+sequences; a resample only changes how often each of them counts. Every number is computed on the same resamples, so the
+difference of two has an interval of its own: paired, hence narrower than theirs.
+
+Shape letters: C columns to sum, S sequences, R resamples, N positions.
+"""
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+RESAMPLES = 1000
+LEVEL = 95.0
+"""Percent."""
+AUC_BINS = 512
+ROUNDING = 1e-12
+"""Spread of a column, relative to its sum of squares, that is rounding error: the column is constant."""
+
+Interval = list[float] | None
+"""[value, low, high] as in JSON; `None` where the value does not exist."""
+
+
+class Resampled(NamedTuple):
+    """A number and its value on each resample."""
+
+    value: float
+    """Not a number where it does not exist."""
+    resampled_R: np.ndarray
+
+    def minus(self, other: "Resampled") -> "Resampled":
+        """The difference, resample by resample."""
+        return Resampled(self.value - other.value, self.resampled_R - other.resampled_R)
+
+    def interval(self) -> Interval:
+        """The value with its interval, over the resamples on which it exists."""
+        exists_R = self.resampled_R[np.isfinite(self.resampled_R)]
+        if not np.isfinite(self.value) or not len(exists_R):
+            return None
+        return [self.value, *bounds(exists_R)]
+
+
+def bounds(values_R: np.ndarray) -> tuple[float, float]:
+    """Percentiles that hold `LEVEL` of the resampled values between them."""
+    outside = (100 - LEVEL) / 2
+    low, high = np.percentile(values_R, [outside, 100 - outside])
+    return float(low), float(high)
+
+
+@lru_cache(maxsize=1)
+def counts_RS(number: int) -> np.ndarray:
+    """How often each of `number` items is in each resample, the same on every call. fp32: exact, and fast."""
+    random = np.random.default_rng(0)
+    counts = np.empty((RESAMPLES, number), dtype=np.float32)
+    for count_S in counts:
+        count_S[:] = np.bincount(random.integers(number, size=number, dtype=np.int32), minlength=number)
+    return counts
+
+
+def sums(sequence_N: np.ndarray, sequences: int, *columns_N: np.ndarray) -> np.ndarray:
+    """Each column summed within each of the `sequences`, [C, S]; `sequence` is the sequence of each position."""
+    return np.stack([np.bincount(sequence_N, weights=column, minlength=sequences) for column in columns_N])
+
+
+def resample(sums_CS: np.ndarray, statistic: Callable[[np.ndarray], np.ndarray]) -> Resampled:
+    """`statistic` of the sums over sequences: it maps [C, any] to [any]."""
+    with np.errstate(invalid="ignore", divide="ignore"):  # what does not exist is not a number
+        value = float(statistic(sums_CS.sum(axis=1, keepdims=True))[0])
+        return Resampled(value, statistic(sums_CS @ counts_RS(sums_CS.shape[1]).T))
+
+
+def mean(sums_CS: np.ndarray) -> np.ndarray:
+    """Mean from the sum of values and their number."""
+    return sums_CS[0] / sums_CS[1]
+
+
+def binary_entropy(share: np.ndarray | float) -> np.ndarray:
+    """-p log p - (1 - p) log(1 - p), in nats."""
+    p = np.stack((share, 1 - np.asarray(share)))
+    return -(p * np.log(np.where(p > 0, p, 1))).sum(0)
+
+
+def moments(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, ...]:
+    """The columns whose sums `pearson` takes."""
+    return np.ones_like(a), a, b, a * a, b * b, a * b
+
+
+def pearson(sums_C: np.ndarray) -> np.ndarray:
+    """Pearson correlation from the summed `moments`; not a number where a side is constant."""
+    n, a, b, aa, bb, ab = sums_C
+    spread_a, spread_b = n * aa - a * a, n * bb - b * b
+    varies = (spread_a > ROUNDING * n * aa) & (spread_b > ROUNDING * n * bb)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.where(varies, (n * ab - a * b) / np.sqrt(spread_a * spread_b), np.nan)
+
+
+def correlation(a_N: np.ndarray, b_N: np.ndarray, sequence_N: np.ndarray, sequences: int) -> Resampled:
+    """Pearson correlation with its resamples."""
+    if len(a_N) < 2 or not np.ptp(a_N) or not np.ptp(b_N):
+        return Resampled(np.nan, np.full(RESAMPLES, np.nan))
+    a_N, b_N = ((values - values.mean()) / values.std() for values in (a_N, b_N))  # against cancellation in the sums
+    return resample(sums(sequence_N, sequences, *moments(a_N, b_N)), pearson)
+
+
+def auc_of_counts(negative_XB: np.ndarray, positive_XB: np.ndarray) -> np.ndarray:
+    """Area under the ROC curve from counts in ascending bins of the score; a pair in one bin counts half."""
+    below_XB = negative_XB.cumsum(axis=-1) - negative_XB / 2
+    with np.errstate(invalid="ignore"):  # not a number without a pair
+        return (positive_XB * below_XB).sum(axis=-1) / (positive_XB.sum(axis=-1) * negative_XB.sum(axis=-1))
+
+
+def auc(score_N: np.ndarray, positive_N: np.ndarray, sequence_N: np.ndarray, sequences: int) -> Resampled:
+    """Area under the ROC curve: how often a positive scores above a negative, ties counting half.
+
+    The value is exact. The resamples know scores by `AUC_BINS` quantiles, and ties within those count half too; what
+    this changes in the value is taken off them.
+    """
+    from scipy.stats import rankdata
+
+    positives, negatives = positive_N.sum(), (~positive_N).sum()
+    if not positives or not negatives:
+        return Resampled(np.nan, np.full(RESAMPLES, np.nan))
+    ranks_N = rankdata(score_N)
+    value = (ranks_N[positive_N].sum() - positives * (positives + 1) / 2) / (positives * negatives)
+    bins_N = ((ranks_N - 0.5) * AUC_BINS / len(ranks_N)).astype(np.int64)
+    cells_N = (sequence_N * 2 + positive_N) * AUC_BINS + bins_N
+    counts_SC = np.bincount(cells_N, minlength=sequences * 2 * AUC_BINS).reshape(sequences, 2 * AUC_BINS)
+    resampled_RC = (counts_RS(sequences) @ counts_SC.astype(np.float32)).astype(np.float64)
+    binned, resampled_R = (
+        auc_of_counts(*np.split(counts_XC, 2, axis=-1)) for counts_XC in (counts_SC.sum(axis=0), resampled_RC)
+    )
+    return Resampled(float(value), resampled_R + (value - binned))

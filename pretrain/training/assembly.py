@@ -1,0 +1,77 @@
+"""A run put together from its plan: the run folder taken, the model under its engine, the data's plan."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from foundation.command_line import EXIT_BAD_USAGE, print_problems
+from foundation.config import ConfigError
+from pretrain.config import RunConfig
+from pretrain.data.batches import BatchPlan
+from pretrain.data.shards import Shards
+from pretrain.engine.engine import Engine
+from pretrain.engine.optim import parameter_groups
+from pretrain.job.processes import World, leave
+from pretrain.job.watchdog import Watchdog
+from pretrain.training.doubts import doubts
+from pretrain.training.models import compile_layers, empty_model, initial_model
+from pretrain.training.plan import Plan
+from pretrain.training.run_folder import lock_run, write_run, writing
+from pretrain.training.starts import Startup
+
+
+class Training(NamedTuple):
+    """The parts of a run, built."""
+
+    run: RunConfig
+    engine: Engine
+    shards: Shards
+    held_out: Shards | None
+    plan: BatchPlan
+    folder: Path
+    watchdog: Watchdog
+    write_folder: Callable[[], None]
+    """Writes what describes the run to its folder."""
+    startup: Startup
+
+
+def take_folder(plan: Plan, world: World) -> AbstractContextManager[object]:
+    """The run folder's lock, held by the first rank; where it is refused, every rank exits. Collective."""
+    lock: AbstractContextManager[object] = nullcontext()
+    problems: tuple[str, ...] = ()
+    if world.is_first:
+        try:
+            lock = lock_run(plan.folder, plan.description)
+        except ConfigError as error:
+            problems = error.problems
+            print_problems(problems)
+    if world.share(problems):
+        leave(EXIT_BAD_USAGE)
+    return lock
+
+
+def build_training(plan: Plan, world: World, watchdog: Watchdog, startup: Startup, compiled: bool = False) -> Training:
+    """The model under its engine, the data's plan and the run folder, ready to train; prints the plan. Collective."""
+    model = initial_model(plan.description) if world.is_first else empty_model(plan.description)
+    if world.is_first:
+        parameters = sum(parameter.numel() for parameter in model.parameters())
+        print(plan, flush=True)
+        for doubt in doubts(plan, parameters, on_gpus=world.device.type == "cuda"):
+            print(f"WARNING: {doubt}", flush=True)
+    if compiled:
+        compile_layers(model)
+    groups = parameter_groups(model, plan.run.optim.weight_decay)
+    startup.done("model")
+    engine = Engine(model, groups, plan.deepspeed, world)
+    write_folder = partial(write_run, plan.folder, plan.description, plan.deepspeed.json)
+    if world.is_first:
+        with writing(plan.folder):
+            write_folder()
+    engine.barrier()
+    startup.done("engine")
+    batch_plan = BatchPlan(plan.run.batch_size, plan.deepspeed.micro_batch_size, world.world_size, world.rank)
+    return Training(
+        plan.run, engine, plan.shards, plan.held_out, batch_plan, plan.folder, watchdog, write_folder, startup
+    )
