@@ -193,9 +193,9 @@ def train_theirs(
     import numpy as np
 
     from bench.peers.trainer import classification_rows, question_rows, train_peer
-    from finetune.glue.metrics import matthews
+    from finetune.glue.job import tokenize_examples
+    from finetune.glue.metrics import METRICS
     from finetune.squad.features import make_windows
-    from finetune.tokens.features import tokenize_examples
 
     tokenizer = model.tokenizer
     with tempfile.TemporaryDirectory() as output:
@@ -208,7 +208,7 @@ def train_theirs(
         rows = classification_rows(train)
         trainer, seconds = train_peer(model.path, tokenizer, rows, settings, Path(output), seed=1)
         answers = trainer.predict(classification_rows(dev)).predictions.argmax(1)
-        return seconds, matthews(np.array(dev.targets), answers)
+        return seconds, METRICS["matthews"](np.array(dev.targets), answers)
 
 
 def report(task: str, found: dict[str, list[Training]], options: FinetuneBenchOptions) -> None:

@@ -10,23 +10,20 @@ finetune/report.py.
 
 import os
 import sys
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import cast
 
 if not __package__:  # run as a script: import from the repository, never from the script's own folder
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from finetune.config import GlueConfig, GlueOptions
 from finetune.glue.files import load_task, missing_from
-from finetune.glue.tasks import TASKS, Task, TaskData, select_tasks
-from finetune.presets import paper_grid, settings_for
-from finetune.running.records import RunIdentity
+from finetune.glue.tasks import TASKS, GlueTask, select_tasks
+from finetune.presets import settings_for
 from foundation.command_line import run_command
 from foundation.config import ConfigError
-
-if TYPE_CHECKING:
-    from finetune.glue.job import GlueJob
-    from finetune.running.model_folder import ModelFolder
+from foundation.files import require_folder
 
 
 def main(options: GlueOptions) -> None:
@@ -42,27 +39,31 @@ def run_queue(options: GlueOptions) -> int:
     Raises:
         ConfigError: a wrong task, model, file or setting; all data is read before the first run.
     """
-    from foundation.files import require_folder
-
     require_folder(options.output)
     tasks = present(select_tasks(options.task), options)
-    from finetune.running.model_folder import open_model
+    from finetune.glue.job import make_job
+    from finetune.running.model_folder import open_model, plan_runs
+    from finetune.running.run_list import run_unfinished
 
     model = open_model(options.model)
     data = {task.name: load_task(task, options.data_dir, tests=options.predict_test) for task in tasks}
-    planned = [run for task in tasks for run in plan(options, model, task, data[task.name])]
-    from finetune.glue.job import make_job
-    from finetune.running.run_list import run_unfinished
+    planned = []
+    for task in tasks:
+        idle = {"both_orders": not task.unordered, "plain_scores": bool(task.classes)}  # here they change no run
+        given = {name: value for name, value in options.overrides().items() if not idle.get(name)}
+        settings = partial(settings_for, task.name)
+        planned += plan_runs(options, model, task.name, data[task.name].fingerprint(), settings, given)
+    return run_unfinished(
+        planned,
+        lambda run: make_job(TASKS[run.task], data[run.task], model.tokenizer, cast(GlueConfig, run.settings)),
+        {name: list(examples.tests_by_path()) for name, examples in data.items()},
+        model,
+        options,
+        options.output,
+    )
 
-    def prepare(run: RunIdentity) -> "GlueJob":
-        assert isinstance(run.settings, GlueConfig)
-        return make_job(TASKS[run.task], data[run.task], model.tokenizer, run.settings)
 
-    files = {name: list(examples.tests_by_path()) for name, examples in data.items()}
-    return run_unfinished(planned, prepare, files, model, options, options.output)
-
-
-def present(tasks: list[Task], options: GlueOptions) -> list[Task]:
+def present(tasks: list[GlueTask], options: GlueOptions) -> list[GlueTask]:
     """All tasks asked for by name; of `all`, those that the data folder has, the others named in a line each.
 
     Raises:
@@ -70,39 +71,12 @@ def present(tasks: list[Task], options: GlueOptions) -> list[Task]:
     """
     if "all" not in options.task:
         return tasks
-    missing = {task.name: missing_from(task, options.data_dir) for task in tasks}
-    if all(missing.values()):
+    missing = {task.name: problem for task in tasks if (problem := missing_from(task, options.data_dir))}
+    if len(missing) == len(tasks):
         raise ConfigError(f"data_dir: {options.data_dir} has no task of GLUE; expected folders such as CoLA in it")
-    if os.environ.get("RANK", "0") == "0":
-        for name, problem in missing.items():
-            if problem:
-                print(f"{name} is left out: {problem}", flush=True)
-    return [task for task in tasks if missing[task.name] is None]
-
-
-def plan(options: GlueOptions, model: "ModelFolder", task: Task, data: TaskData) -> list[RunIdentity]:
-    """What is asked for on one task, each setting with the first seed.
-
-    Raises:
-        ConfigError: a setting out of range.
-    """
-    hidden_size, positions = model.config.hidden_size, model.config.max_position_embeddings
-    points = paper_grid(task.name, hidden_size) if options.grid else [{}]
-    given = options.overrides()
-    if not task.unordered:
-        given.pop("both_orders", None)  # says nothing about this task: not another run
-    if task.classes:
-        given.pop("plain_scores", None)
-    wanted = [settings_for(task.name, hidden_size, positions, point | given) for point in points]
-    first = RunIdentity(
-        task=task.name,
-        seed=options.seeds[0],
-        model_sha256=model.sha256,
-        random_weights=options.random_weights,
-        data_sha256=data.fingerprint(),
-        settings=wanted[0],
-    )
-    return [first.model_copy(update={"settings": settings}) for settings in dict.fromkeys(wanted)]
+    for name, problem in missing.items() if os.environ.get("RANK", "0") == "0" else ():
+        print(f"{name} is left out: {problem}", flush=True)
+    return [task for task in tasks if task.name not in missing]
 
 
 if __name__ == "__main__":

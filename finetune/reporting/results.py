@@ -7,14 +7,14 @@ from itertools import takewhile
 from pathlib import Path, PurePath
 
 from finetune.config import GlueConfig, SquadConfig
-from finetune.glue.tasks import TASKS, Task
+from finetune.glue.tasks import TASKS
 from finetune.presets import ModelSize
 from finetune.reporting.paper_tables import COLUMNS, Column
-from finetune.running.records import FILE_NAME, RunRecord, read_records
-from finetune.squad.files import VERSIONS, SquadVersion
+from finetune.running.records import FILE_NAME, RunRecord, Task, read_records
+from finetune.squad.files import VERSIONS
 from foundation.config import ConfigError
 
-ALL_TASKS: dict[str, Task | SquadVersion] = {**TASKS, **{version.name: version for version in VERSIONS.values()}}
+ALL_TASKS: dict[str, Task] = {**TASKS, **{version.name: version for version in VERSIONS.values()}}
 OFFICIAL_TOLERANCE = 0.01
 """Share by which a training set may differ from the official size: copies lack a few damaged rows."""
 
