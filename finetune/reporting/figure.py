@@ -2,13 +2,11 @@
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 
 import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -23,15 +21,8 @@ LEAST_SPAN = 4
 """Points that a panel shows at least, lest noise look like a difference."""
 
 
-def draw(rows: Sequence[Row], tables: Sequence[Table], path: Path) -> None:
-    """Writes the figure as PNG."""
-    figure = draw_figure(rows, tables)
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
-
-
-def draw_figure(rows: Sequence[Row], tables: Sequence[Table]) -> Figure:
-    """A panel a column, each with a scale of its own; a colour and a place in every panel a model."""
+def draw(rows: Sequence[Row], tables: Sequence[Table]) -> Figure:
+    """One panel per column, each with its own scale; each model has one colour and one place in every panel."""
     chosen = [(table, column) for table in tables for column in table.columns]
     across, down = min(len(chosen), ACROSS), math.ceil(len(chosen) / ACROSS)
     size = (3.5 + (1.6 + 0.15 * len(rows)) * across, 2.5 * down + 0.5)
@@ -51,9 +42,8 @@ def draw_figure(rows: Sequence[Row], tables: Sequence[Table]) -> Figure:
         low, high = axes.get_ylim()
         axes.set_ylim(min(low, (low + high - LEAST_SPAN) / 2), max(high, (low + high + LEAST_SPAN) / 2))
     figure.supylabel("dev score, per cent", fontsize="medium")
-    labels: dict[str, Artist] = {}
-    for axes in figure.axes:
-        labels |= {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    legends = (zip(*axes.get_legend_handles_labels(), strict=True) for axes in figure.axes)
+    labels = {label: handle for legend in legends for handle, label in legend}
     figure.legend(labels.values(), labels.keys(), loc="outside right upper", fontsize="small")
     return figure
 
