@@ -193,9 +193,9 @@ def train_theirs(
     import numpy as np
 
     from bench.peers.trainer import classification_rows, question_rows, train_peer
+    from finetune.glue.job import tokenize_examples
     from finetune.glue.metrics import METRICS
     from finetune.squad.features import make_windows
-    from finetune.tokens.features import tokenize_examples
 
     tokenizer = model.tokenizer
     with tempfile.TemporaryDirectory() as output:

@@ -21,7 +21,7 @@ class FinetuneConfig(StrictConfig):
     epochs: Annotated[int, Field(ge=1, le=2**20)]
     """Passes over the training examples."""
     batch_size: Annotated[int, Field(ge=1, le=2**20)]
-    """Examples an update, over all processes."""
+    """Examples per update, over all processes."""
     weight_decay: Annotated[float, Field(ge=0, le=100)]
     """Decoupled weight decay, none on LayerNorm and biases."""
     max_length: Annotated[int, Field(ge=8, le=MOST)]
@@ -76,12 +76,12 @@ class SquadConfig(FinetuneConfig):
 
 
 class FinetuneOptions(StrictConfig):
-    """What both command lines share; `None` takes the paper's value for the model's size (`presets.py`)."""
+    """Options of both command lines; `None` takes the paper's value for the model's size (`presets.py`)."""
 
     model: FileName
     """exported folder, or the hub name of a stock Hugging Face ELECTRA"""
     seeds: tuple[Seed, ...] = (1, 2, 3, 4, 5)
-    """one run a task and seed; the paper reports the median of five"""
+    """one run per task and seed; the paper reports the median of five"""
     random_weights: bool = False
     """fine-tune an untrained encoder of the same shape: the baseline"""
     learning_rate: float | None = None
@@ -89,7 +89,7 @@ class FinetuneOptions(StrictConfig):
     epochs: int | None = None
     """passes over the training examples"""
     batch_size: int | None = None
-    """examples an update, over all processes"""
+    """examples per update, over all processes"""
     weight_decay: float | None = None
     """decoupled weight decay"""
     max_length: int | None = None
@@ -97,7 +97,7 @@ class FinetuneOptions(StrictConfig):
     legacy_layer_decay: bool | None = None
     """layer-wise decay as google-research/electra counts it, one layer off"""
     grid: Literal["paper"] | None = None
-    """run every setting that the paper searched, not the default alone"""
+    """run every setting that the paper searched, not only the default"""
     deepspeed_config: Path | None = None
     """precision, ZeRO stage, micro-batch (ds_configs/zero0_fp32.json)"""
     set: tuple[str, ...] = ()
@@ -106,9 +106,7 @@ class FinetuneOptions(StrictConfig):
 
     def overrides(self) -> dict[str, Any]:
         """The settings given on the command line, by their name in `GlueConfig` or `SquadConfig`."""
-        names = SquadConfig.model_fields | GlueConfig.model_fields
-        named = {name: getattr(self, name) for name in names if hasattr(self, name)}
-        return {name: value for name, value in named.items() if value is not None}
+        return self.model_dump(include={*GlueConfig.model_fields, *SquadConfig.model_fields}, exclude_none=True)
 
 
 class GlueOptions(FinetuneOptions):

@@ -8,25 +8,16 @@ import itertools
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from finetune.config import FinetuneConfig, GlueConfig, SquadConfig
-from foundation.config import ConfigError, StrictConfig
+from foundation.config import ConfigError
 
 ModelSize = Literal["small", "base"]
 Settings = TypeVar("Settings", bound=FinetuneConfig)
 
 
-class Grid(StrictConfig):
-    """The values the paper searched (fine-tuning table); the first of each is the default here."""
-
-    learning_rate: tuple[float, ...]
-    weight_decay: tuple[float, ...]
-    epochs: tuple[int, ...] = (3, 4, 5)
-    epochs_rte: tuple[int, ...] = (10, 15, 20)
-
-
-GRIDS: dict[ModelSize, Grid] = {
-    "small": Grid(learning_rate=(3e-4,), weight_decay=(0.0,)),
-    "base": Grid(learning_rate=(1e-4, 5e-5, 1.5e-4), weight_decay=(0.01, 0.0)),
-}
+# The values the paper searched (fine-tuning table); the first of each is the default here.
+LEARNING_RATES: dict[ModelSize, tuple[float, ...]] = {"small": (3e-4,), "base": (1e-4, 5e-5, 1.5e-4)}
+WEIGHT_DECAYS: dict[ModelSize, tuple[float, ...]] = {"small": (0.0,), "base": (0.01, 0.0)}
+EPOCHS, EPOCHS_RTE = (3, 4, 5), (10, 15, 20)
 
 BATCH_SIZE = 32  # paper's fine-tuning table
 MAX_LENGTH = 128  # not in the paper; google-research/electra `configure_finetuning.py`
@@ -103,9 +94,10 @@ def settings_for(task: str, hidden_size: int, max_positions: int, overrides: dic
     Raises:
         ConfigError: an override out of range, or a length the model has no positions for.
     """
-    values = paper_grid(task, hidden_size)[0] | {
+    values = {
         "batch_size": BATCH_SIZE,
         "max_length": min(MAX_LENGTH, max_positions),
+        **paper_grid(task, hidden_size)[0],
     }
     return _fitting(GlueConfig.from_values(values | overrides), max_positions)
 
@@ -135,12 +127,10 @@ def squad_settings_for(hidden_size: int, max_positions: int, overrides: dict[str
 
 def paper_grid(task: str, hidden_size: int) -> list[dict[str, Any]]:
     """Every setting that the paper searched for a task and a model of this size, the default first."""
-    grid = GRIDS[size_of(hidden_size)]
-    epochs = grid.epochs_rte if task == "RTE" else grid.epochs
-    names = ("learning_rate", "weight_decay", "epochs")
+    size, epochs = size_of(hidden_size), EPOCHS_RTE if task == "RTE" else EPOCHS
     return [
-        dict(zip(names, values, strict=True))
-        for values in itertools.product(grid.learning_rate, grid.weight_decay, epochs)
+        {"learning_rate": rate, "weight_decay": decay, "epochs": count}
+        for rate, decay, count in itertools.product(LEARNING_RATES[size], WEIGHT_DECAYS[size], epochs)
     ]
 
 

@@ -19,10 +19,7 @@ from foundation.config import ConfigError, StrictConfig
 SENTENCE_END = re.compile(r"(?<=[.!?]) (?=[A-Z])")
 WORD = re.compile(r"[A-Za-z'’-]+")
 FEWEST_WORDS, MOST_WORDS = 5, 20
-DEV_SIZE, TRAIN_SIZE = (
-    750,
-    3000,
-)  # Matthews' standard error on 750 sentences is about 0.036
+DEV_SIZE, TRAIN_SIZE = 750, 3000  # Matthews' standard error on 750 sentences is about 0.036
 INTACT, SWAPPED = 1, 0  # CoLA's labels: acceptable, unacceptable
 
 
@@ -70,9 +67,7 @@ def sentences(text: str) -> Iterator[str]:
 def examples(texts: list[str], rng: random.Random) -> list[tuple[int, str]]:
     """(label, sentence) in random order, each text once; labels take turns, so any stretch is balanced."""
     shuffled = rng.sample(texts, len(texts))
-    labels = [INTACT if i % 2 else SWAPPED for i in range(len(texts))]
-    pairs = zip(labels, shuffled, strict=True)
-    return [(label, text if label == INTACT else swap_two_words(text, rng)) for label, text in pairs]
+    return [(INTACT, text) if i % 2 else (SWAPPED, swap_two_words(text, rng)) for i, text in enumerate(shuffled)]
 
 
 def swap_two_words(sentence: str, rng: random.Random) -> str:
@@ -87,8 +82,7 @@ def swap_two_words(sentence: str, rng: random.Random) -> str:
 def write_rows(path: Path, rows: list[tuple[int, str]]) -> None:
     """CoLA's columns, no header: source, label, the author's mark ('*' when unacceptable), sentence."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    marks = {INTACT: "", SWAPPED: "*"}
-    lines = (f"docs\t{label}\t{marks[label]}\t{sentence}\n" for label, sentence in rows)
+    lines = (f"docs\t{label}\t{'' if label == INTACT else '*'}\t{sentence}\n" for label, sentence in rows)
     path.write_text("".join(lines), encoding="utf-8")
 
 

@@ -8,6 +8,7 @@ as English prose, each once (inherited docstrings repeat), one a line, with a bl
 
 import ast
 import hashlib
+import re
 import sys
 import sysconfig
 from collections.abc import Iterable, Iterator
@@ -20,7 +21,6 @@ if not __package__:  # run as a script: import from the repository, never from t
 from data_prep.defaults import QUICKSTART, QUICKSTART_RAW
 from foundation.command_line import run_command
 from foundation.config import ConfigError, StrictConfig
-from quickstart.prose import paragraphs
 
 # Installed packages with much prose: dependencies of the project, and of those.
 PACKAGES = (
@@ -31,6 +31,23 @@ SKIPPED_FOLDERS = {"test", "tests", "testing", "site-packages", "dist-packages",
 SHORTEST_DOCUMENT = 200  # characters: less is a sentence or two, no document
 LEAST_CORPUS = 5_000_000  # bytes: below it the tiny preset has too little to learn from
 SET_ASIDE_SHARE = 12  # one document in so many goes to the task and is never pre-trained on
+
+# What reads as English prose in a docstring, and its markup.
+BULLET = re.compile(r"^(\s*)([-*+•]|\d+[.)]|\[\d+\]|\.\. \[\w+\])(\s+)")
+ROLE = re.compile(r":[a-zA-Z:]+:`~?([^`<]*?)(?:\s*<[^`]*>)?`")  # :func:`sum` -> sum
+LINK = re.compile(r"\[([^\]]+)\]\((?:[^)]*)\)|`([^`<]+?)\s*<[^`>]*>`_*")  # Markdown's and reST's -> their text
+MARKUP = re.compile(r"`+|\*\*|(?<!\w)\*(?=\w)|(?<=\w)\*(?!\w)|(?<=\w)_+(?!\w)")
+REFUSED = re.compile(r">>>|://|www\.|::|[{}|\\=<>\[\]@#$^~]|\w\(|__|--|\.\.\.|\w_\w|\d{4,}")
+WORD = re.compile(r"[A-Za-z]+(?:['’-][A-Za-z]+)*[,.;:!?)\"']*|\([A-Za-z'-]+[).,;:]*|\"[A-Za-z'-]+[\".,;:]*")
+_FUNCTION_WORDS = """
+    a an and are as at be been but by can could do does each for from has have how if in into is it its may
+    more must no not of on one only or other should so such than that the their then there these they this to
+    use used was we when where which while will with without would you your
+"""
+FUNCTION_WORDS = frozenset(_FUNCTION_WORDS.split())
+FEWEST_WORDS = 6
+WORD_SHARE = 0.9  # of a paragraph's tokens that are plain words: formulas, signatures and tables fall below
+FUNCTION_WORD_SHARE = 0.25  # running English has 40-50%; lists of names have next to none
 
 
 class CorpusOptions(StrictConfig):
@@ -58,8 +75,11 @@ def main(options: CorpusOptions) -> None:
         size += write_documents(options.output / f"{name}.txt", corpus_documents)
         count += len(corpus_documents)
     task_size = write_documents(options.set_aside, task_documents)
-    print(f"{options.output}: {size / 1e6:.1f} MB in {count:,} documents")
-    print(f"{options.set_aside}: {task_size / 1e6:.1f} MB in {len(task_documents):,} documents")
+    print(
+        f"{options.output}: {size / 1e6:.1f} MB in {count:,} documents",
+        f"{options.set_aside}: {task_size / 1e6:.1f} MB in {len(task_documents):,} documents",
+        sep="\n",
+    )
     if size < LEAST_CORPUS:
         raise ConfigError(
             f"{options.output}: got {size:,} bytes of prose, expected at least {LEAST_CORPUS:,}; "
@@ -88,16 +108,11 @@ def documents(files: list[Path], seen: set[str]) -> Iterator[str]:
     """One document a file, its paragraphs one a line; `seen` holds the paragraphs met so far, and grows."""
     with Pool() as pool:
         for candidates in pool.imap(prose_of, files, chunksize=16):
-            document = "\n".join(_first_seen(candidates, seen))
+            fresh = [text for text in dict.fromkeys(candidates) if text not in seen]
+            seen.update(fresh)
+            document = "\n".join(fresh)
             if len(document) >= SHORTEST_DOCUMENT:
                 yield document
-
-
-def _first_seen(texts: Iterable[str], seen: set[str]) -> Iterator[str]:
-    for text in texts:
-        if text not in seen:
-            seen.add(text)
-            yield text
 
 
 def prose_of(path: Path) -> list[str]:
@@ -106,24 +121,61 @@ def prose_of(path: Path) -> list[str]:
         tree = ast.parse(path.read_bytes())
     except (SyntaxError, ValueError):  # a template, or another Python's syntax: nothing to read
         return []
-    strings = _constants(tree) if path.parts[-2:] == ("pydoc_data", "topics.py") else _docstrings(tree)
+    strings: Iterable[str] = _docstrings(tree)
+    if path.parts[-2:] == ("pydoc_data", "topics.py"):  # the language reference, kept as strings
+        constants = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant))
+        strings = (value for value in constants if isinstance(value, str))
     return [paragraph for text in strings for paragraph in paragraphs(text)]
 
 
-def _constants(tree: ast.Module) -> Iterator[str]:
-    """Every string of `pydoc_data.topics`: the language reference, kept as data."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            yield node.value
-
-
 def _docstrings(node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[str]:
-    docstring = ast.get_docstring(node)
-    if docstring:
+    if docstring := ast.get_docstring(node):
         yield docstring
     for child in node.body:
         if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             yield from _docstrings(child)
+
+
+def paragraphs(text: str) -> Iterator[str]:
+    """The paragraphs of a docstring that read as prose, each on one line and free of markup."""
+    return filter(is_prose, map(_plain, _blocks(text)))
+
+
+def is_prose(paragraph: str) -> bool:
+    """Whether a paragraph reads as running English: whole sentences, plain words, enough function words."""
+    if not paragraph[:1].isupper() or paragraph[-1] not in ".!?" or REFUSED.search(paragraph):
+        return False
+    tokens = paragraph.split()
+    words = [token for token in tokens if WORD.fullmatch(token)]
+    if len(tokens) < FEWEST_WORDS or len(words) < WORD_SHARE * len(tokens):
+        return False
+    function_words = sum(word.lower().rstrip(",.;:") in FUNCTION_WORDS for word in words)
+    return function_words >= FUNCTION_WORD_SHARE * len(tokens)
+
+
+def _blocks(text: str) -> Iterator[list[str]]:
+    """Runs of lines of one indentation between blank lines; a list item is a run of its own."""
+    block: list[str] = []
+    indent = -1
+    for raw in text.expandtabs().splitlines():
+        item = BULLET.match(raw)
+        line = " " * item.end() + raw[item.end() :] if item else raw
+        line_indent = len(line) - len(line.lstrip())
+        if block and (not line.strip() or item or line_indent != indent):
+            yield block
+            block = []
+        if line.strip():
+            block.append(line.strip())
+            indent = line_indent
+    if block:
+        yield block
+
+
+def _plain(block: list[str]) -> str:
+    """The block as one line without reST or Markdown markup."""
+    text = ROLE.sub(r"\1", " ".join(block))
+    text = LINK.sub(lambda match: match[1] or match[2], text)
+    return " ".join(MARKUP.sub("", text).split())
 
 
 def is_set_aside(document: str) -> bool:

@@ -1,4 +1,4 @@
-"""Walks the whole road on a small corpus, offline: from text to a fine-tuned score.
+"""Runs the whole pipeline on a small corpus, offline: from text to a fine-tuned score.
 
 Run: python quickstart/run.py [--short]
 
@@ -13,9 +13,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 if not __package__:  # run as a script: import from the repository, never from the script's own folder
     sys.path[0] = str(Path(__file__).resolve().parents[1])
@@ -43,26 +41,20 @@ class QuickstartOptions(StrictConfig):
     """pre-train for half of the steps, as continuous integration does"""
 
 
-class Stage(NamedTuple):
-    """One command and its name in the table of times."""
-
-    name: str
-    command: str
-
-
 def main(options: QuickstartOptions) -> int:
     """Runs every stage and prints the table; 1 when a stage fails or a demand is not met."""
     os.chdir(REPOSITORY)
     start_afresh()
     seconds = {}
-    for stage in stages(options.short):
-        print(f"\n$ {stage.command}", flush=True)
+    for name, command in stages(options.short).items():
+        with socket.create_server(("127.0.0.1", 0)) as server:  # DeepSpeed's own port may be taken by another run
+            command = command.format(port=server.getsockname()[1])
+        print(f"\n$ {command}", flush=True)
         started = time.monotonic()
-        code = run_stage(stage)
-        if code:
-            print(f"quickstart: {stage.name} ended with exit code {code}", file=sys.stderr)
+        if code := run_stage(command):
+            print(f"quickstart: {name} ended with exit code {code}", file=sys.stderr)
             return 1
-        seconds[stage.name] = time.monotonic() - started
+        seconds[name] = time.monotonic() - started
     return summarise(seconds)
 
 
@@ -82,51 +74,34 @@ def start_afresh() -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def stages(short: bool) -> Iterator[Stage]:
-    """The commands in order."""
-    yield Stage("corpus", f"python quickstart/corpus.py --output {RAW} --set_aside {TASK_TEXT}")
-    yield Stage(
-        "vocabulary",
-        f"python data_prep/train_vocab.py --input {RAW} --output {VOCAB} --size {VOCAB_SIZE}",
-    )
-    yield Stage(
-        "shards",
-        f"python data_prep/build_shards.py --input {RAW} --output {SHARDS} --vocab {VOCAB}"
-        f" --seq_length {SEQ_LENGTH} --held_out {HELD_OUT}",
-    )
-    yield Stage("inspection", f"python data_prep/inspect_shards.py {SHARDS} --verify --show 2")
-    steps = f" --set optim.steps={SHORT_STEPS}" if short else ""
-    yield Stage(
-        "pre-training",
-        f"deepspeed --quiet --num_gpus {processes()} --master_port {free_port()} pretrain/run.py --preset tiny"
-        f" --data {SHARDS} --output {RUN}{steps}",
-    )
-    yield Stage("evaluation", f"python pretrain/evaluate.py {RUN}")
-    yield Stage("export", f"python pretrain/export.py {RUN} {EXPORTED}")
-    yield Stage("task", f"python quickstart/acceptability.py --input {TASK_TEXT} --output {TASKS}/CoLA")
-    glue = f"python finetune/run_glue.py --model {EXPORTED} --task CoLA --data_dir {TASKS} --seeds 1 2 3"
-    yield Stage("fine-tuning", f"{glue} --output {SCORES}")
-    yield Stage("untrained encoder", f"{glue} --random_weights --output {SCORES}")
-    yield Stage("report", f"python finetune/report.py {SCORES}")
-
-
-def processes() -> int:
-    """Processes of the pre-training run: one a GPU, or two on the CPU."""
+def stages(short: bool) -> dict[str, str]:
+    """The command of each stage in order, by its name in the table of times; `{port}` is for a free one."""
     import torch
 
-    return torch.cuda.device_count() or 2
+    processes = torch.cuda.device_count() or 2
+    steps = f" --set optim.steps={SHORT_STEPS}" if short else ""
+    glue = f"python finetune/run_glue.py --model {EXPORTED} --task CoLA --data_dir {TASKS} --seeds 1 2 3"
+    return {
+        "corpus": f"python quickstart/corpus.py --output {RAW} --set_aside {TASK_TEXT}",
+        "vocabulary": f"python data_prep/train_vocab.py --input {RAW} --output {VOCAB} --size {VOCAB_SIZE}",
+        "shards": f"python data_prep/build_shards.py --input {RAW} --output {SHARDS} --vocab {VOCAB}"
+        f" --seq_length {SEQ_LENGTH} --held_out {HELD_OUT}",
+        "inspection": f"python data_prep/inspect_shards.py {SHARDS} --verify --show 2",
+        "pre-training": f"deepspeed --quiet --num_gpus {processes} --master_port {{port}} pretrain/run.py"
+        f" --preset tiny --data {SHARDS} --output {RUN}{steps}",
+        "evaluation": f"python pretrain/evaluate.py {RUN}",
+        "export": f"python pretrain/export.py {RUN} {EXPORTED}",
+        "task": f"python quickstart/acceptability.py --input {TASK_TEXT} --output {TASKS}/CoLA",
+        "fine-tuning": f"{glue} --output {SCORES}",
+        "untrained encoder": f"{glue} --random_weights --output {SCORES}",
+        "report": f"python finetune/report.py {SCORES}",
+    }
 
 
-def free_port() -> int:
-    """A port for the ranks to meet at: DeepSpeed's own may be taken by another run on this machine."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
-
-
-def run_stage(stage: Stage) -> int:
+def run_stage(command: str) -> int:
     """Runs a command with this Python's `python` and `deepspeed`; returns its exit code."""
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
-    return subprocess.run(shlex.split(stage.command), env=os.environ | {"PATH": path}).returncode
+    return subprocess.run(shlex.split(command), env=os.environ | {"PATH": path}).returncode
 
 
 def summarise(seconds: dict[str, float]) -> int:
@@ -134,12 +109,15 @@ def summarise(seconds: dict[str, float]) -> int:
     from quickstart.summary import read_results, show, table
 
     rows = table(read_results(RUN, SCORES))
-    print(f"\n{show(rows)}\n")
-    print("seconds  " + ", ".join(f"{name} {spent:.0f}" for name, spent in seconds.items()))
-    print(f"in all   {sum(seconds.values()) / 60:.1f} minutes")
-    print(f"figures  {RUN}/evaluation/*.png, {SCORES}/report.png")
-    print(f"scores   {SCORES}/report.md")
-    print(f"curves   tensorboard --logdir {RUN}/tensorboard")
+    print(
+        f"\n{show(rows)}\n",
+        "seconds  " + ", ".join(f"{name} {spent:.0f}" for name, spent in seconds.items()),
+        f"in all   {sum(seconds.values()) / 60:.1f} minutes",
+        f"figures  {RUN}/evaluation/*.png, {SCORES}/report.png",
+        f"scores   {SCORES}/report.md",
+        f"curves   tensorboard --logdir {RUN}/tensorboard",
+        sep="\n",
+    )
     return int(any(row.passed is False for row in rows))
 
 

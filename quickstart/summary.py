@@ -1,41 +1,25 @@
-"""What the quickstart shows at its end: one table of what was learned, and whether that is enough."""
+"""The table at the end of the quickstart: what was learned, and whether that is enough."""
 
 import json
 import statistics
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from finetune.running.records import FILE_NAME, read_records
-from foundation.config import StrictConfig
 from pretrain.training.run_log import read_records as read_log
 
 LEAST_AUC = 0.65
 MOST_OF_ENTROPY = 0.95  # a discriminator that has learned nothing has a loss of 1.00 entropies, yet is 85% right
 
 
-class Losses(StrictConfig):
-    """One record of the training log, nats a position."""
-
-    step: int
-    generator_loss: float
-    sampler_loss: float
-    discriminator_loss: float
-    discriminator_entropy: float
-    """Loss of a discriminator that knows the share of replaced positions and nothing else."""
-
-
-class Results(StrictConfig):
+class Results(NamedTuple):
     """What the stages of the quickstart left behind."""
 
-    first: Losses
-    last: Losses
-    held_out_loss: float
-    held_out_entropy: float
-    auc: float
-    accuracy_masked: float
-    accuracy_all: float
-    correlation: dict[str, float | None]
-    """Of estimated and actual discriminator loss, by class of the sampled token."""
+    first: dict[str, Any]
+    last: dict[str, Any]
+    """The first and last record of the training log."""
+    held_out: dict[str, Any]
+    """`metrics.json` of the evaluation."""
     score_pretrained: float
     """Matthews correlation, median over the seeds."""
     score_untrained: float
@@ -52,20 +36,10 @@ class Row(NamedTuple):
 
 def read_results(run: Path, glue: Path) -> Results:
     """Collects the results from the folders of the pre-training run and of the fine-tuning runs."""
-    log = [{name: record[name] for name in Losses.model_fields} for record in read_log(run, "train")]
-    metrics = json.loads((run / "evaluation" / "metrics.json").read_text())
-    return Results(
-        first=Losses.from_values(log[0]),
-        last=Losses.from_values(log[-1]),
-        held_out_loss=metrics["discriminator_loss"],
-        held_out_entropy=metrics["discriminator_entropy"],
-        auc=metrics["auc_all"],
-        accuracy_masked=metrics["accuracy_masked"],
-        accuracy_all=metrics["accuracy_all"],
-        correlation=metrics["estimate_correlation"],
-        score_pretrained=median_score(glue, random_weights=False),
-        score_untrained=median_score(glue, random_weights=True),
-    )
+    log = read_log(run, "train")
+    held_out = json.loads((run / "evaluation" / "metrics.json").read_text())
+    pretrained, untrained = (median_score(glue, random_weights=random) for random in (False, True))
+    return Results(log[0], log[-1], held_out, pretrained, untrained)
 
 
 def median_score(glue: Path, random_weights: bool) -> float:
@@ -76,17 +50,17 @@ def median_score(glue: Path, random_weights: bool) -> float:
 
 def table(results: Results) -> list[Row]:
     """Every line of the summary, the demands among them."""
-    first, last = results.first, results.last
-    share = results.held_out_loss / results.held_out_entropy
+    first, last, held_out = results.first, results.last, results.held_out
+    share = held_out["discriminator_loss"] / held_out["discriminator_entropy"]
+    shown = {
+        "generator loss L_G": "generator_loss",
+        "sampling head loss L_S": "sampler_loss",
+        "discriminator loss L_D": "discriminator_loss",
+        "entropy of the replaced share": "discriminator_entropy",  # L_D of one that knows this share and nothing else
+    }
     return [
-        Row(f"pre-training, step {first.step} -> {last.step}", ""),
-        Row("  generator loss L_G", _change(first.generator_loss, last.generator_loss)),
-        Row("  sampling head loss L_S", _change(first.sampler_loss, last.sampler_loss)),
-        Row("  discriminator loss L_D", _change(first.discriminator_loss, last.discriminator_loss)),
-        Row(
-            "  entropy of the replaced share",
-            _change(first.discriminator_entropy, last.discriminator_entropy),
-        ),
+        Row(f"pre-training, step {first['step']} -> {last['step']}", ""),
+        *(Row(f"  {name}", f"{first[key]:.3f} -> {last[key]:.3f}") for name, key in shown.items()),
         Row("held-out text", ""),
         Row(
             "  L_D / entropy of the replaced share",
@@ -94,14 +68,19 @@ def table(results: Results) -> list[Row]:
             f"below {MOST_OF_ENTROPY}",
             share < MOST_OF_ENTROPY,
         ),
-        Row("  detection AUC", f"{results.auc:.3f}", f"at least {LEAST_AUC}", results.auc >= LEAST_AUC),
+        Row(
+            "  detection AUC",
+            f"{held_out['auc_all']:.3f}",
+            f"at least {LEAST_AUC}",
+            held_out["auc_all"] >= LEAST_AUC,
+        ),
         Row(
             "  detection accuracy, masked / all",
-            f"{results.accuracy_masked:.3f} / {results.accuracy_all:.3f}",
+            f"{held_out['accuracy_masked']:.3f} / {held_out['accuracy_all']:.3f}",
         ),
         *(
             Row(f"  correlation of the estimate, {name}", "-" if value is None else f"{value:.3f}")
-            for name, value in results.correlation.items()
+            for name, value in held_out["estimate_correlation"].items()
         ),
         Row("acceptability (Matthews, median of the seeds)", ""),
         Row("  the same head on an untrained encoder", f"{results.score_untrained:.3f}"),
@@ -112,10 +91,6 @@ def table(results: Results) -> list[Row]:
             results.score_pretrained > results.score_untrained,
         ),
     ]
-
-
-def _change(first: float, last: float) -> str:
-    return f"{first:.3f} -> {last:.3f}"
 
 
 def show(rows: list[Row]) -> str:

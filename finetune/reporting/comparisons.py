@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from finetune.reporting.paper_tables import Column
-from finetune.reporting.results import Cell, Row
+from finetune.reporting.results import Row
 from finetune.reporting.significance import Examples, bootstrap_interval, has_examples, permutation_p
 from finetune.running.records import EXAMPLES, PREDICTIONS, RunRecord
 
@@ -19,41 +19,36 @@ class Difference(NamedTuple):
     first: Row
     second: Row
     seeds: int
-    """That both models were run with, under their best settings."""
+    """Seeds that both models were run with, under their best settings."""
     mean: float
     p: float | None
-    """Of the paired permutation test over seeds; none for fewer than two."""
+    """From the paired permutation test over seeds; none for fewer than two."""
     interval: tuple[float, float] | None
-    """95%, of the paired bootstrap over examples; none where their predictions are not at hand."""
+    """95%, from the paired bootstrap over examples; none without their predictions."""
 
 
 def differences(rows: Sequence[Row], columns: Sequence[Column], outputs: Sequence[Path]) -> Iterator[Difference]:
-    """Of every two models in every column, where both ran on the same data with a seed in common.
+    """Every two models in every column, where both ran on the same data with a seed in common.
 
     `outputs` are the folders that may hold the runs' predictions.
     """
     for column in columns:
-        for first, second in itertools.combinations(rows, 2):
-            cells = [row.cells.get(column.title) for row in (first, second)]
-            if cells[0] and cells[1]:
-                yield from _difference(column, first, second, cells[0], cells[1], outputs)
-
-
-def _difference(
-    column: Column, first: Row, second: Row, one: Cell, other: Cell, outputs: Sequence[Path]
-) -> Iterator[Difference]:
-    by_seed = [{record.run.seed: record for record in cell.records} for cell in (one, other)]
-    pairs = [(by_seed[0][seed], by_seed[1][seed]) for seed in sorted(by_seed[0].keys() & by_seed[1])]
-    if not pairs or pairs[0][0].run.data_sha256 != pairs[0][1].run.data_sha256:
-        return
-    found = [100 * (_score(b, column) - _score(a, column)) for a, b in pairs]
-    p = permutation_p(found) if len(found) > 1 else None
-    interval = _interval(pairs, column, outputs)
-    yield Difference(column, first, second, len(pairs), sum(found) / len(found), p, interval)
-
-
-def _score(record: RunRecord, column: Column) -> float:
-    return record.last[column.split][column.metric]
+        scored = [row for row in rows if column.title in row.cells]
+        for first, second in itertools.combinations(scored, 2):
+            one, other = ({run.run.seed: run for run in row.cells[column.title].records} for row in (first, second))
+            pairs = [(one[seed], other[seed]) for seed in sorted(one.keys() & other)]
+            if pairs and pairs[0][0].run.data_sha256 == pairs[0][1].run.data_sha256:
+                scores = [[run.last[column.split][column.metric] for run in pair] for pair in pairs]
+                found = [100 * (b - a) for a, b in scores]
+                yield Difference(
+                    column,
+                    first,
+                    second,
+                    seeds=len(pairs),
+                    mean=sum(found) / len(found),
+                    p=permutation_p(found) if len(found) > 1 else None,
+                    interval=_interval(pairs, column, outputs),
+                )
 
 
 def _interval(
@@ -68,9 +63,7 @@ def _interval(
 
 
 def load_examples(record: RunRecord, split: str, outputs: Sequence[Path]) -> Examples | None:
-    """What a run said of each example of a split, if one of the folders has it."""
-    for output in outputs:
-        path = output / PREDICTIONS / record.run.folder_name() / EXAMPLES
-        if path.is_file():
-            return json.loads(path.read_text(encoding="utf-8")).get(split)
-    return None
+    """A run's answer to each example of a split, if one of the folders has it."""
+    paths = (output / PREDICTIONS / record.run.folder_name() / EXAMPLES for output in outputs)
+    found = next(filter(Path.is_file, paths), None)
+    return json.loads(found.read_text(encoding="utf-8")).get(split) if found else None

@@ -7,12 +7,11 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from finetune.reporting.paper_tables import Column, Table
-from finetune.reporting.results import Row
+from finetune.reporting.results import Cell, Row
 
 PAPER_STYLES = {"ELECTRA (reimplementation)": ":", "HP_Loss + Focal": "--", "HP_Dist + Focal": "-."}
 PAPER_COLOURS = {"small": "black", "base": "dimgrey"}
@@ -22,8 +21,8 @@ LEAST_SPAN = 4
 """Points that a panel shows at least, lest noise look like a difference."""
 
 
-def draw_figure(rows: Sequence[Row], tables: Sequence[Table]) -> Figure:
-    """A panel a column, each with a scale of its own; a colour and a place in every panel a model."""
+def draw(rows: Sequence[Row], tables: Sequence[Table]) -> Figure:
+    """One panel per column, each with its own scale; each model has one colour and one place in every panel."""
     chosen = [(table, column) for table in tables for column in table.columns]
     across, down = min(len(chosen), ACROSS), math.ceil(len(chosen) / ACROSS)
     size = (3.5 + (1.6 + 0.15 * len(rows)) * across, 2.5 * down + 0.5)
@@ -38,20 +37,21 @@ def draw_figure(rows: Sequence[Row], tables: Sequence[Table]) -> Figure:
         axes.grid(axis="y", alpha=0.3)
         for index, row in enumerate(rows):
             if cell := row.cells.get(column.title):
-                colour = palette(index % palette.N)
-                for score, collapsed in zip(cell.scores, cell.collapsed, strict=True):
-                    axes.plot(index, score, "X" if collapsed else "o", alpha=0.5, color=colour, zorder=3)
-                median = [cell.median] * 2
-                axes.plot([index - 0.4, index + 0.4], median, linewidth=2, color=colour, label=row.label)
+                _draw_cell(axes, index, cell, palette(index % palette.N), row.label)
         _draw_paper(axes, rows, table, column)
         low, high = axes.get_ylim()
         axes.set_ylim(min(low, (low + high - LEAST_SPAN) / 2), max(high, (low + high + LEAST_SPAN) / 2))
     figure.supylabel("dev score, per cent", fontsize="medium")
-    labels: dict[str, Artist] = {}
-    for axes in figure.axes:
-        labels |= {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    legends = (zip(*axes.get_legend_handles_labels(), strict=True) for axes in figure.axes)
+    labels = {label: handle for legend in legends for handle, label in legend}
     figure.legend(labels.values(), labels.keys(), loc="outside right upper", fontsize="small")
     return figure
+
+
+def _draw_cell(axes: Axes, index: int, cell: Cell, colour: tuple[float, ...], label: str) -> None:
+    for score, collapsed in zip(cell.scores, cell.collapsed, strict=True):
+        axes.plot(index, score, "X" if collapsed else "o", alpha=0.5, color=colour, zorder=3)
+    axes.plot([index - 0.4, index + 0.4], [cell.median] * 2, linewidth=2, color=colour, label=label)
 
 
 def _draw_paper(axes: Axes, rows: Sequence[Row], table: Table, column: Column) -> None:

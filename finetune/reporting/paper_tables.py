@@ -1,11 +1,13 @@
-"""The paper's results on GLUE and SQuAD, and which task, dev split and metric each of their columns is.
+"""The report's columns, each a dev split and metric of a task, and the paper's results under them.
 
 Source: "Learning to Sample Replacements for ELECTRA Pre-Training" (Findings of ACL 2021), its results of small and of
 base models: dev sets, medians over five seeds, per cent.
 """
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
+from finetune.glue.tasks import AX, TASKS, tasks_predicted_with
 from finetune.presets import ModelSize
 
 
@@ -33,23 +35,24 @@ class Table(NamedTuple):
     """Shown only for models that have a score in every column."""
 
 
-# STS-B: the paper's table says Pearson, its text Spearman; its number stands under both.
-GLUE_COLUMNS = (
-    Column("MNLI-m", "MNLI", "dev_matched", "accuracy", 0),
-    Column("MNLI-mm", "MNLI", "dev_mismatched", "accuracy", 1),
-    Column("AX", "MNLI", "AX", "matthews"),
-    Column("QNLI", "QNLI", "dev", "accuracy", 2),
-    Column("QQP", "QQP", "dev", "accuracy", 3),
-    Column("QQP F1", "QQP", "dev", "f1"),
-    Column("RTE", "RTE", "dev", "accuracy", 4),
-    Column("SST-2", "SST-2", "dev", "accuracy", 5),
-    Column("MRPC", "MRPC", "dev", "accuracy", 6),
-    Column("MRPC F1", "MRPC", "dev", "f1"),
-    Column("CoLA", "CoLA", "dev", "matthews", 7),
-    Column("STS-B Spearman", "STS-B", "dev", "spearman", 8),
-    Column("STS-B Pearson", "STS-B", "dev", "pearson", 8),
-    Column("WNLI", "WNLI", "dev", "accuracy"),
-)
+PAPER_GLUE = ("MNLI-m", "MNLI-mm", "QNLI", "QQP", "RTE", "SST-2", "MRPC", "CoLA", "STS-B")
+"""The paper's columns, under the names of GLUE's submission files."""
+
+
+def _glue_columns() -> Iterator[Column]:
+    """Every dev split and metric of every task, the paper's tasks first; MNLI brings the diagnostic set."""
+    places = {title: place for place, title in enumerate(PAPER_GLUE)}
+    titles = {task: [file.removesuffix(".tsv") for file in task.test_files.values()] for task in (*TASKS.values(), AX)}
+    for task in sorted(TASKS.values(), key=lambda task: places.get(titles[task][0], len(places))):
+        for of in tasks_predicted_with(task):
+            for split, title in zip(of.dev_splits, titles[of], strict=True):
+                for metric in of.metrics:
+                    named = title if metric in ("accuracy", "matthews") else f"{title} {metric.capitalize()}"
+                    # STS-B: the paper's table says Pearson, its text Spearman; its number stands under both.
+                    yield Column(named, task.name, split, metric, None if metric == "f1" else places.get(title))
+
+
+GLUE_COLUMNS = tuple(_glue_columns())
 
 GLUE_ROWS: dict[ModelSize, dict[str, _Row]] = {
     "small": {

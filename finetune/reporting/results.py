@@ -1,20 +1,20 @@
-"""What finished runs came to: one row a model, one cell a column of the table, the seeds' scores in it."""
+"""Results of finished runs: one row per model, one cell per column of the table, the seeds' scores in it."""
 
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path, PurePath
 
 from finetune.config import GlueConfig, SquadConfig
-from finetune.glue.tasks import TASKS, Task
+from finetune.glue.tasks import TASKS
 from finetune.presets import ModelSize
 from finetune.reporting.paper_tables import COLUMNS, Column
-from finetune.running.records import FILE_NAME, RunRecord, read_records
-from finetune.squad.files import VERSIONS, SquadVersion
+from finetune.running.records import FILE_NAME, RunRecord, Task, read_records
+from finetune.squad.files import VERSIONS
 from foundation.config import ConfigError
 
-ALL_TASKS: dict[str, Task | SquadVersion] = {**TASKS, **{version.name: version for version in VERSIONS.values()}}
+ALL_TASKS: dict[str, Task] = {**TASKS, **{version.name: version for version in VERSIONS.values()}}
 OFFICIAL_TOLERANCE = 0.01
 """Share by which a training set may differ from the official size: copies lack a few damaged rows."""
 
@@ -50,8 +50,8 @@ class Row:
 
     label: str
     size: ModelSize
-    cells: dict[str, Cell] = field(default_factory=dict)
-    collapsed: tuple[RunRecord, ...] = ()
+    cells: dict[str, Cell]
+    collapsed: tuple[RunRecord, ...]
     """Every collapsed run, whatever its setting."""
 
 
@@ -64,8 +64,7 @@ def load_runs(paths: Iterable[Path]) -> list[RunRecord]:
     records: dict[str, RunRecord] = {}
     for path in paths:
         file = path / FILE_NAME if path.is_dir() else path
-        found = read_records(file)
-        if not found:
+        if not (found := read_records(file)):
             raise ConfigError(
                 f"runs: no results in {file}; expected the --output folder of run_glue.py or run_squad.py"
             )
@@ -74,7 +73,7 @@ def load_runs(paths: Iterable[Path]) -> list[RunRecord]:
 
 
 def make_rows(records: Sequence[RunRecord]) -> list[Row]:
-    """One row a model, trained or with random weights, in order of appearance; its first name is its label."""
+    """One row per model, trained or with random weights, in order of appearance; its first name is its label."""
     models: dict[tuple[str, bool], list[RunRecord]] = {}
     for record in records:
         models.setdefault((record.run.model_sha256, record.run.random_weights), []).append(record)
@@ -85,12 +84,8 @@ def make_rows(records: Sequence[RunRecord]) -> list[Row]:
         name = runs[0].model
         version = f" {digest[:7]}" if versions.count((name, random)) > 1 else ""
         label = str(PurePath(*PurePath(name).parts[shared:])) + version + (" (random weights)" if random else "")
-        row = Row(label, runs[0].model_size, collapsed=tuple(run for run in runs if run.collapsed))
-        for column in COLUMNS:
-            of_task = [record for record in runs if record.run.task == column.task]
-            if any(has_score(record, column) for record in of_task):
-                row.cells[column.title] = make_cell(of_task, column)
-        rows.append(row)
+        cells = {column.title: make_cell(scored, column) for column in COLUMNS if (scored := with_score(runs, column))}
+        rows.append(Row(label, runs[0].model_size, cells, tuple(run for run in runs if run.collapsed)))
     return rows
 
 
@@ -107,29 +102,27 @@ def make_cell(records: Sequence[RunRecord], column: Column) -> Cell:
     Raises:
         ConfigError: runs on different data, which no median may mix.
     """
-    records = [record for record in records if has_score(record, column)]
     if len({record.run.data_sha256 for record in records}) > 1:
         raise ConfigError(f"runs: {records[0].model} was trained on different {column.task} data; report them apart")
     by_setting: dict[str, list[RunRecord]] = {}
     for record in records:
         by_setting.setdefault(record.run.settings.model_dump_json(), []).append(record)
     task = ALL_TASKS[column.task]
-    split, metric = task.dev_splits[0], task.metrics[0]
     most = max(len(runs) for runs in by_setting.values())  # a lucky seed alone is no better setting
     whole = [runs for runs in by_setting.values() if len(runs) == most]
-    chosen = max(whole, key=lambda runs: statistics.median(scores_of(runs, split, metric)))
-    off_by = abs(chosen[0].train_examples - task.official_examples)
+    chosen = max(whole, key=lambda runs: statistics.median(scores_of(runs, task.dev_splits[0], task.metrics[0])))
     return Cell(
         scores=scores_of(chosen, column.split, column.metric),
         records=tuple(chosen),
         tried=tuple(runs[0].run.settings for runs in by_setting.values()),
-        official_data=off_by <= OFFICIAL_TOLERANCE * task.official_examples,
+        official_data=abs(chosen[0].train_examples / task.official_examples - 1) <= OFFICIAL_TOLERANCE,
     )
 
 
-def has_score(record: RunRecord, column: Column) -> bool:
-    """Whether a run has a column's score: on a dev set of answerable questions alone there is no NoAns."""
-    return column.metric in record.last.get(column.split, {})
+def with_score(records: Iterable[RunRecord], column: Column) -> list[RunRecord]:
+    """The runs that have a column's score: a dev set of answerable questions only has no NoAns."""
+    of_task = (record for record in records if record.run.task == column.task)
+    return [record for record in of_task if column.metric in record.last.get(column.split, {})]
 
 
 def scores_of(records: Iterable[RunRecord], split: str, metric: str) -> tuple[float, ...]:

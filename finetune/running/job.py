@@ -1,78 +1,74 @@
-"""What a run needs of its task: a model to train, a loss, scores on the dev set."""
+"""A task as a run needs it: a model to train, a loss, scores on the dev set."""
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
+import numpy as np
+import torch
 from torch import Tensor, nn
 
-from finetune.running.records import Metrics
-from finetune.tokens.features import Batch, Features
+from finetune.running.records import Metrics, Task
+from finetune.tokens.features import Batch, Features, collate, shares
 from pretrain.engine.engine import Engine
 from pretrain.model.encoder import ElectraEncoder
 
 
-class Task(Protocol):
-    """What a run knows of its task; `glue.tasks.Task` and `squad.files.SquadVersion` are the two."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def dev_splits(self) -> tuple[str, ...]: ...
-
-    @property
-    def metrics(self) -> tuple[str, ...]:
-        """Those that are shown; the first chooses the best epoch."""
-
-
 class Evaluation(NamedTuple):
-    """Dev scores after an epoch."""
-
-    metrics: Metrics
-    constant: bool
-    """Whether every example got one and the same answer."""
-    files: Mapping[str, Any]
-    """What to keep of the answers: file name -> text, or a value that JSON can hold."""
-
-
-class UnseenResults(NamedTuple):
-    """The finished model on test sets; both empty without any."""
+    """Scores and answers of a model on the dev set or on test sets."""
 
     metrics: Metrics
     """Scores where the labels are known."""
     files: Mapping[str, Any]
-    """As in `Evaluation`."""
+    """Answers to keep: file name -> text, or a value that JSON can hold."""
+    constant: bool = False
+    """Whether every dev example got one and the same answer."""
 
 
-class Job(Protocol):
-    """A task with its data in token ids; `glue.job.GlueJob` and `squad.job.SquadJob` are the two."""
+@dataclass(frozen=True)
+class Job(ABC):
+    """A task with its data in token ids."""
 
-    @property
-    def task(self) -> Task:
-        """Its name, its dev splits, and the metrics that are shown; the first of each chooses the best epoch."""
+    task: Task
+    train: Features
+    train_examples: int
+    """Examples as the task counts them; features may be more."""
+    left_out: Mapping[str, int]
+    """Number of malformed rows left out, by file."""
+    pad_id: int
 
-    @property
-    def train_examples(self) -> int:
-        """Examples as the task counts them; features may be more."""
-
-    @property
-    def left_out(self) -> Mapping[str, int]:
-        """Malformed rows that are not among its examples, by file."""
-
-    @property
-    def train(self) -> Features: ...
-
-    @property
-    def pad_id(self) -> int: ...
-
+    @abstractmethod
     def build(self, encoder: ElectraEncoder) -> nn.Module:
         """The model: `encoder` as its `electra`, the rest as its `head`."""
 
+    @abstractmethod
     def losses(self, output: Any, batch: Batch) -> Tensor:
-        """The loss of each feature of a batch [B], from what the model made of it."""
+        """The loss of each feature of a batch [B], from the model's output."""
 
+    @abstractmethod
     def evaluate(self, engine: Engine) -> Evaluation:
         """Scores the dev set. Collective: the ranks share the examples and all know the result."""
 
-    def predict_tests(self, engine: Engine) -> UnseenResults:
-        """Predicts whatever test sets the run was given. Collective."""
+    @abstractmethod
+    def predict_tests(self, engine: Engine) -> Evaluation:
+        """Predicts the test sets that the run was given, if any. Collective."""
+
+    @torch.inference_mode()
+    def answer_all(
+        self,
+        features: Features,
+        engine: Engine,
+        batch_size: int,
+        width: int,
+        answer: Callable[[Any, Batch, np.ndarray], Tensor],
+    ) -> Tensor:
+        """`answer(output, batch, indices)` of all features [features, width], in order, on every rank, in fp64."""
+        device = engine.world.device
+        answers = torch.zeros(len(features.targets), width, dtype=torch.float64, device=device)
+        for own in shares(features, engine.world, batch_size):
+            batch = collate(features, own, self.pad_id, device)
+            output = engine.module(batch)  # collective under ZeRO-3, so also without examples
+            if len(own):
+                answers[torch.from_numpy(own)] = answer(output, batch, own).double()
+        return engine.sum_over_ranks(answers).cpu()

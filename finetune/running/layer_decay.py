@@ -7,7 +7,6 @@ skips a depth below the head, so that the top layer learns at .64 and the embedd
 
 import re
 
-HEAD_PREFIX = "head."
 _LAYER = re.compile(r"\.layer\.(\d+)\.")
 
 
@@ -17,7 +16,7 @@ def layer_scale(name: str, num_layers: int, decay: float, legacy: bool = False) 
     What lies below every layer or serves them all (embeddings, their projection, the relative position table)
     takes the lowest factor.
     """
-    if name.startswith(HEAD_PREFIX):
+    if name.startswith("head."):
         return 1.0
     layer = _LAYER.search(name)
     below_head = num_layers - int(layer[1]) if layer else num_layers + 1

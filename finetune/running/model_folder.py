@@ -1,12 +1,17 @@
-"""The model to fine-tune: its folder, tokenizer and shape, and a fingerprint to know finished runs by."""
+"""The model to fine-tune, known by its content, and the runs of it that a command line asks for."""
 
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from finetune.config import FinetuneOptions, GlueConfig, SquadConfig
+from finetune.presets import paper_grid
+from finetune.running.records import RunIdentity
 from foundation.config import ConfigError
+from foundation.files import file_sha256
 from pretrain.huggingface.folders import find_folder, read_encoder_config
 from pretrain.model.encoder import EncoderConfig
 
@@ -59,7 +64,34 @@ def fingerprint(path: Path) -> str:
     """SHA-256 over the names and contents of the folder's files."""
     digest = hashlib.sha256()
     for file in sorted(entry for entry in path.iterdir() if entry.is_file()):
-        digest.update(file.name.encode())
-        with file.open("rb") as content:
-            digest.update(hashlib.file_digest(content, "sha256").digest())
+        digest.update(file.name.encode() + bytes.fromhex(file_sha256(file)))
     return digest.hexdigest()
+
+
+def plan_runs(
+    options: FinetuneOptions,
+    model: ModelFolder,
+    task: str,
+    data_sha256: str,
+    settings_for: Callable[[int, int, dict[str, Any]], GlueConfig | SquadConfig],
+    overrides: dict[str, Any],
+) -> list[RunIdentity]:
+    """The runs asked for on one task, with the first seed: one per setting.
+
+    Raises:
+        ConfigError: a setting out of range.
+    """
+    hidden_size, positions = model.config.hidden_size, model.config.max_position_embeddings
+    points = paper_grid(task, hidden_size) if options.grid else [{}]
+    wanted = [settings_for(hidden_size, positions, point | overrides) for point in points]
+    return [
+        RunIdentity(
+            task=task,
+            seed=options.seeds[0],
+            model_sha256=model.sha256,
+            random_weights=options.random_weights,
+            data_sha256=data_sha256,
+            settings=settings,
+        )
+        for settings in dict.fromkeys(wanted)
+    ]

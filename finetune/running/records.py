@@ -1,11 +1,12 @@
-"""What is kept of a finished run: one line of `results.jsonl`, from which `report.py` makes its tables, and files."""
+"""Record of a finished run: one line of `results.jsonl`, from which `report.py` makes its tables, and files."""
 
 import contextlib
 import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,24 +17,50 @@ from foundation.files import write_atomically
 
 FILE_NAME = "results.jsonl"
 PREDICTIONS = "predictions"
-"""Folder, beside the file, of what runs leave besides their line."""
+"""Folder, beside the file, of everything else that runs leave."""
 EXAMPLES = "examples.json"
-"""In a run's folder there: what it said of each dev example, for paired tests (`significance.py`)."""
+"""File in a run's folder there: its answer to each dev example, for paired tests."""
 
 Metrics = dict[str, dict[str, float]]
 """Dev split -> metric -> value, as fractions of 1."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """Fields that every task has; GLUE and SQuAD add their own."""
+
+    name: str
+    metrics: tuple[str, ...] = ("accuracy",)
+    """Those shown while a run trains; the first chooses the best epoch."""
+    dev_splits: tuple[str, ...] = ("dev",)
+    """Splits that are scored; the first chooses the best epoch."""
+    official_examples: int
+    """Examples of the official training file, to tell it from another in the same layout."""
+
+
+def sha256_of(parts: Iterable[object]) -> str:
+    """SHA-256 over the `repr` of each part: the same examples have the same one, wherever they were read from."""
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(repr(part).encode())
+    return digest.hexdigest()
+
+
+def answers_folder(tests: Iterable[object]) -> str:
+    """Name of the subfolder of a run's predictions for these test examples; other examples have another."""
+    return f"test-{sha256_of(tests)[:10]}"
+
+
 class RunIdentity(StrictConfig):
-    """What decides a run's result; a run whose identity is in the file already is not repeated."""
+    """Everything that decides a run's result; a run whose identity is in the file already is not repeated."""
 
     task: str
     seed: int
     model_sha256: str
-    """Of the model folder's files."""
+    """Digest of the model folder's files."""
     random_weights: bool
     data_sha256: str
-    """Of the examples."""
+    """Digest of the examples."""
     settings: SquadConfig | GlueConfig
 
     def folder_name(self) -> str:
@@ -49,10 +76,10 @@ class RunRecord(StrictConfig):
     model: str
     """As named on the command line."""
     model_size: ModelSize
-    """The size whose rows of the paper it stands beside."""
+    """The size of the paper's models that it is compared with."""
     train_examples: int
     left_out: dict[str, int] = {}
-    """Malformed rows that none of the numbers below knows of, by file."""
+    """Number of malformed rows left out of all below, by file."""
     last: Metrics
     """Dev scores after the last epoch: what is reported."""
     best: Metrics

@@ -7,9 +7,10 @@ from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
-from pydantic import BaseModel, ValidationError
+import pydantic.dataclasses
+from pydantic import BaseModel, Field, ValidationError
 
-from finetune.tokens.examples import sha256_of
+from finetune.running.records import Task, sha256_of
 from foundation.config import ConfigError
 
 PROBLEMS_SHOWN = 5
@@ -17,43 +18,25 @@ PROBLEMS_SHOWN = 5
 
 
 @dataclass(frozen=True, kw_only=True)
-class SquadVersion:
-    """One of the two releases: its files, and what its results are known by."""
+class SquadVersion(Task):
+    """One of the two releases."""
 
-    name: str
-    train_file: str
-    dev_file: str
-    has_unanswerable: bool
-    official_examples: int
-    """Questions of the official training file, to tell it from another in the same layout."""
     metrics: tuple[str, ...] = ("f1", "exact")
-    """Names in `metrics.py`; the first chooses the best epoch."""
-    dev_splits: tuple[str, ...] = ("dev",)
+    has_unanswerable: bool
 
 
 VERSIONS = {
-    "2.0": SquadVersion(
-        name="SQuAD 2.0",
-        train_file="train-v2.0.json",
-        dev_file="dev-v2.0.json",
-        has_unanswerable=True,
-        official_examples=130_319,
-    ),
-    "1.1": SquadVersion(
-        name="SQuAD 1.1",
-        train_file="train-v1.1.json",
-        dev_file="dev-v1.1.json",
-        has_unanswerable=False,
-        official_examples=87_599,
-    ),
+    "2.0": SquadVersion(name="SQuAD 2.0", has_unanswerable=True, official_examples=130_319),
+    "1.1": SquadVersion(name="SQuAD 1.1", has_unanswerable=False, official_examples=87_599),
 }
 
 
-class Answer(NamedTuple):
+@pydantic.dataclasses.dataclass(frozen=True)
+class Answer:
     """A stretch of the paragraph: its text, and the character it starts at."""
 
     text: str
-    start: int
+    start: int = Field(alias="answer_start")
 
 
 class Question(NamedTuple):
@@ -86,40 +69,32 @@ class SquadData(NamedTuple):
 def load_squad(version: SquadVersion, data_dir: str | Path) -> SquadData:
     """Reads the version's two files in `data_dir`.
 
-    Training learns from the place of each answer and so refuses a wrong one; scoring goes by the text alone.
+    Training learns from the place of each answer and so refuses a wrong one; scoring goes by the text only.
 
     Raises:
         ConfigError: a missing or malformed file.
     """
-    train, dev = (_read_version(version, Path(data_dir) / name) for name in (version.train_file, version.dev_file))
-    problems = [
-        f"question {question.id}: answer {answer.text!r} does not stand at character {answer.start} of its paragraph"
+    paths = [Path(data_dir) / f"{part}-v{version.name.split()[-1]}.json" for part in ("train", "dev")]
+    train, dev = files = [read_squad(path) for path in paths]
+    for path, file in zip(paths, files, strict=True):
+        if not version.has_unanswerable:
+            bare = (question.id for question in file.questions if not question.answers)
+            problems = (f"question {name}: no answer, expected one in {version.name}; leave it out" for name in bare)
+            _refuse(path, problems)
+    misplaced = (
+        f"question {question.id}: answer {answer.text!r} is not at character {answer.start} of its paragraph"
         for question in train.questions
         for answer in question.answers[:1]
         if not train.paragraphs[question.paragraph].startswith(answer.text, answer.start)
-    ]
-    _refuse(Path(data_dir) / version.train_file, problems)
+    )
+    _refuse(paths[0], misplaced)
     return SquadData(train, dev)
-
-
-def _read_version(version: SquadVersion, path: Path) -> SquadFile:
-    """A file whose questions all have an answer where the version says so."""
-    file = read_squad(path)
-    if not version.has_unanswerable:
-        bare = (question.id for question in file.questions if not question.answers)
-        _refuse(path, (f"question {name}: no answer, expected one in {version.name}; leave it out" for name in bare))
-    return file
-
-
-class _Answer(BaseModel):
-    text: str
-    answer_start: int
 
 
 class _Entry(BaseModel):
     id: str
     question: str
-    answers: list[_Answer] | None = None
+    answers: tuple[Answer, ...] | None = None
     is_impossible: bool = False
 
 
@@ -151,12 +126,7 @@ def read_squad(path: Path, *, labelled: bool = True) -> SquadFile:
         _refuse(path, places)
     paragraphs = [paragraph for article in layout.data for paragraph in article.paragraphs]
     questions = [
-        Question(
-            entry.id,
-            entry.question,
-            place,
-            tuple(Answer(answer.text, answer.answer_start) for answer in entry.answers or () if labelled),
-        )
+        Question(entry.id, entry.question, place, (entry.answers or ()) if labelled else ())
         for place, paragraph in enumerate(paragraphs)
         for entry in paragraph.qas
     ]
@@ -168,7 +138,7 @@ def read_squad(path: Path, *, labelled: bool = True) -> SquadFile:
 def _contradictions(entries: list[_Entry], labelled: bool) -> Iterator[str]:
     for identifier, times in Counter(entry.id for entry in entries).items():
         if times > 1:
-            yield f"question {identifier}: its id stands there {times} times, expected once"
+            yield f"question {identifier}: its id is listed {times} times, expected once"
     for entry in entries if labelled else ():
         if entry.answers is None:
             yield f"question {entry.id}: no answers"

@@ -1,106 +1,87 @@
-"""SQuAD as a run needs it, and the runs that a command asks for."""
+"""SQuAD as a run needs it: from windows to each question's best answers, in the words of its paragraph, and scores.
+
+Shape letters: B windows of a batch, W windows of a file, L length, K beam, N best spans.
+"""
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
-from finetune.config import SquadConfig, SquadOptions
-from finetune.presets import HEAD_KINDS, paper_grid, squad_settings_for
-from finetune.running.job import Evaluation, UnseenResults
-from finetune.running.model_folder import open_model
-from finetune.running.records import EXAMPLES, RunIdentity
-from finetune.running.run_list import run_unfinished
-from finetune.squad.answers import Candidate, best_spans, merge, with_probabilities
-from finetune.squad.features import Windows, make_windows
-from finetune.squad.files import VERSIONS, SquadData, SquadFile, SquadVersion, load_squad, read_squad
-from finetune.squad.head import QuestionAnswerer, SpanLogits, span_losses
-from finetune.squad.metrics import (
-    best_threshold,
-    evaluate,
-    evaluate_squad1,
-    question_scores,
-    question_scores_squad1,
-)
-from finetune.tokens.examples import answers_folder
-from finetune.tokens.features import Batch, Features, collate, shares
-from foundation.files import require_folder
+from finetune.config import SquadConfig
+from finetune.presets import HEAD_KINDS
+from finetune.running.job import Evaluation, Job
+from finetune.running.records import EXAMPLES, answers_folder
+from finetune.squad.features import Pieces, Window, Windows, make_windows
+from finetune.squad.files import SquadData, SquadFile, SquadVersion
+from finetune.squad.head import QuestionAnswerer, SpanBeams, SpanLogits, span_losses
+from finetune.squad.metrics import best_threshold, evaluate, evaluate_squad1, question_scores
+from finetune.tokens.features import Batch
 from pretrain.engine.engine import Engine
 from pretrain.model.encoder import ElectraEncoder
 
 EVALUATION_BATCH = 32
-"""Windows a rank scores at once: google-research/electra's number; the beams hold 20 states a window and position."""
+"""Windows per rank and forward pass (google-research/electra); the beams hold 20 states per window and position."""
 ANSWER_FILES = ("predictions.json", "null_odds.json", "nbest.json")
-"""What is kept of the answers to a file's questions."""
+"""Files of the answers to a file's questions."""
+
+
+Candidates = list[dict[str, Any]]
+"""Answers to a question, best first: text, probability (the share among them), score (log-probability of the span)."""
 
 
 @dataclass(frozen=True)
-class SquadJob:
-    """The training windows, and the dev questions with theirs; maybe those of a test file too."""
+class SquadJob(Job):
+    """The training windows, and dev questions with theirs; those of a test file too where there is one."""
 
     task: SquadVersion
     settings: SquadConfig
-    train: Features
-    train_examples: int
     dev_file: SquadFile
     dev: Windows
-    pad_id: int
-    test: tuple[SquadFile, Windows] | None = None
-    left_out: Mapping[str, int] = field(default_factory=dict)
-    """None: a malformed entry is refused."""
+    test: tuple[SquadFile, Windows] | None
 
     def build(self, encoder: ElectraEncoder) -> QuestionAnswerer:
         return QuestionAnswerer(encoder, HEAD_KINDS[self.settings.head])
 
-    def losses(self, output: SpanLogits, batch: Batch) -> torch.Tensor:
+    def losses(self, output: SpanLogits, batch: Batch) -> Tensor:
         return span_losses(output, batch.target_B)
 
     def evaluate(self, engine: Engine) -> Evaluation:
-        candidates, null_scores = self.answer(self.dev_file, self.dev, engine)
-        best = {name: found[0].text if found else "" for name, found in candidates.items()}
-        questions = self.dev_file.questions
-        if self.task.has_unanswerable:
-            scores = evaluate(questions, best, null_scores, self.settings.null_threshold)
+        answers = self.answer(self.dev_file, self.dev, engine)
+        best, null_scores, questions = texts(answers[0]), answers[1], self.dev_file.questions
+        squad1, threshold = not self.task.has_unanswerable, self.settings.null_threshold
+        scores = evaluate_squad1(questions, best) if squad1 else evaluate(questions, best, null_scores, threshold)
+        metrics = {"dev": fractions(scores)}
+        if not squad1:
             at_best = evaluate(questions, best, null_scores, best_threshold(scores))
-            metrics = {"dev": fractions(scores), "dev_best_threshold": fractions(at_best)}
-        else:
-            scores = evaluate_squad1(questions, best)
-            metrics = {"dev": fractions(scores)}
-        final = self.final(best, null_scores)
-        score_each = question_scores if self.task.has_unanswerable else question_scores_squad1
-        examples = {name: list(by_id.values()) for name, by_id in score_each(questions, final).items()}
-        files: dict[str, Any] = {
-            "metrics.json": scores,
-            **self.answer_files(candidates, null_scores),
-            EXAMPLES: {"dev": examples | {"answerable": [bool(question.answers) for question in questions]}},
-        }
-        return Evaluation(metrics, len(set(final.values())) == 1, files)
+            metrics["dev_best_threshold"] = fractions(at_best)
+        files = {"metrics.json": scores, **self.answer_files(*answers)}
+        final = files["predictions.json"]
+        by_id = question_scores(questions, final, squad1=squad1)
+        examples = {name: list(values.values()) for name, values in by_id.items()}
+        examples["answerable"] = [bool(question.answers) for question in questions]
+        return Evaluation(metrics, files | {EXAMPLES: {"dev": examples}}, constant=len(set(final.values())) == 1)
 
-    def predict_tests(self, engine: Engine) -> UnseenResults:
+    def predict_tests(self, engine: Engine) -> Evaluation:
         if self.test is None:
-            return UnseenResults({}, {})
+            return Evaluation({}, {})
         files = self.answer_files(*self.answer(*self.test, engine))
-        return UnseenResults({}, dict(zip(answer_paths(self.test[0]), files.values(), strict=True)))
+        return Evaluation({}, dict(zip(answer_paths(self.test[0]), files.values(), strict=True)))
 
-    def answer_files(
-        self, candidates: Mapping[str, list[Candidate]], null_scores: Mapping[str, float]
-    ) -> dict[str, Any]:
-        """The content of each of `ANSWER_FILES`."""
-        best = {name: found[0].text if found else "" for name, found in candidates.items()}
-        n_best = {name: with_probabilities(found) for name, found in candidates.items()}
-        return dict(zip(ANSWER_FILES, (self.final(best, null_scores), null_scores, n_best), strict=True))
-
-    def final(self, best: Mapping[str, str], null_scores: Mapping[str, float]) -> dict[str, str]:
-        """The official predictions: the best text, or none where the threshold says so."""
+    def answer_files(self, candidates: Mapping[str, Candidates], null_scores: Mapping[str, float]) -> dict[str, Any]:
+        """The content of each of `ANSWER_FILES`. The final text is empty where the null score exceeds the threshold."""
         threshold = self.settings.null_threshold if self.task.has_unanswerable else math.inf
-        return {name: "" if null_scores[name] > threshold else text for name, text in best.items()}
+        final = {name: "" if null_scores[name] > threshold else text for name, text in texts(candidates).items()}
+        return dict(zip(ANSWER_FILES, (final, null_scores, candidates), strict=True))
 
     def answer(
         self, file: SquadFile, windows: Windows, engine: Engine
-    ) -> tuple[dict[str, list[Candidate]], dict[str, float]]:
-        """Each question's best answers, and the least of its windows' answerability logits; by id, on every rank."""
+    ) -> tuple[dict[str, Candidates], dict[str, float]]:
+        """Each question's best answers, and the least answerability logit of its windows; by id, on every rank."""
         spans_WN3, null_W = self.predict(windows, engine)
         windows_of: dict[int, list[int]] = {}
         for place, window in enumerate(windows.windows):
@@ -113,24 +94,18 @@ class SquadJob:
             null_scores[question.id] = float(null_W[own].min())
         return candidates, null_scores
 
-    @torch.inference_mode()
-    def predict(self, windows: Windows, engine: Engine) -> tuple[torch.Tensor, torch.Tensor]:
+    def predict(self, windows: Windows, engine: Engine) -> tuple[Tensor, Tensor]:
         """Best spans and answerability logit of every window, in order, on every rank."""
-        world, settings = engine.world, self.settings
-        count = len(windows.windows)
-        spans_WN3 = torch.zeros(count, settings.n_best, 3, dtype=torch.float64, device=world.device)
-        null_W = torch.zeros(count, dtype=torch.float64, device=world.device)
-        for own in shares(windows.features, world, EVALUATION_BATCH):
-            batch = collate(windows.features, own, self.pad_id, world.device)
-            beams = engine.module(batch)
-            if len(own):
-                chosen = [windows.windows[place] for place in own]
-                length = batch.input_ids_BL.shape[1]
-                spans_WN3[torch.from_numpy(own)] = best_spans(
-                    beams, chosen, length, settings.max_answer, settings.n_best
-                )
-                null_W[torch.from_numpy(own)] = beams.unanswerable_B.double().nan_to_num()  # a diverged run says 0
-        return engine.sum_over_ranks(spans_WN3).cpu(), engine.sum_over_ranks(null_W).cpu()
+        max_answer, n_best = self.settings.max_answer, self.settings.n_best
+
+        def answer(beams: SpanBeams, batch: Batch, own: np.ndarray) -> Tensor:
+            chosen = [windows.windows[place] for place in own]
+            spans_BN3 = best_spans(beams, chosen, batch.input_ids_BL.shape[1], max_answer, n_best)
+            null_B = beams.unanswerable_B.double().nan_to_num()  # a diverged run says 0
+            return torch.cat([spans_BN3.flatten(1), null_B[:, None]], dim=1)
+
+        answers = self.answer_all(windows.features, engine, EVALUATION_BATCH, 3 * n_best + 1, answer)
+        return answers[:, :-1].unflatten(1, (n_best, 3)), answers[:, -1]
 
 
 def make_job(
@@ -138,19 +113,20 @@ def make_job(
 ) -> SquadJob:
     """Cuts the files into windows."""
     return SquadJob(
-        version,
-        settings,
-        make_windows(data.train, tokenizer, settings, training=True).features,
-        len(data.train.questions),
-        data.dev,
-        make_windows(data.dev, tokenizer, settings, training=False),
-        tokenizer.pad_token_id,
-        (test, make_windows(test, tokenizer, settings, training=False)) if test else None,
+        task=version,
+        settings=settings,
+        train=make_windows(data.train, tokenizer, settings, training=True).features,
+        train_examples=len(data.train.questions),
+        left_out={},  # a malformed entry is refused
+        pad_id=tokenizer.pad_token_id,
+        dev_file=data.dev,
+        dev=make_windows(data.dev, tokenizer, settings, training=False),
+        test=(test, make_windows(test, tokenizer, settings, training=False)) if test else None,
     )
 
 
 def answer_paths(test: SquadFile) -> list[str]:
-    """Where, in a run's folder, the answers to a test file's questions go."""
+    """Paths, in a run's folder, of the answers to a test file's questions."""
     folder = answers_folder((*test.paragraphs, *test.questions))
     return [f"{folder}/{name}" for name in ANSWER_FILES]
 
@@ -160,33 +136,53 @@ def fractions(scores: dict[str, float]) -> dict[str, float]:
     return {name: value / 100 for name, value in scores.items() if not name.endswith(("total", "thresh"))}
 
 
-def run_queue(options: SquadOptions) -> int:
-    """Runs what the options ask for and the output folder does not have yet; returns the exit code.
+def texts(candidates: Mapping[str, Candidates]) -> dict[str, str]:
+    """The best answer to each question, empty where there is none."""
+    return {name: found[0]["text"] if found else "" for name, found in candidates.items()}
 
-    Raises:
-        ConfigError: a wrong model, file or setting; all data is read before the first run.
+
+def best_spans(beams: SpanBeams, windows: Sequence[Window], length: int, max_answer: int, n_best: int) -> Tensor:
+    """The best spans of each window [B, N, 3]: score, first and last piece of the paragraph; -inf where there are none.
+
+    A span starts where its window gives most context, ends in the paragraph, and has at most `max_answer` pieces.
     """
-    require_folder(options.output)
-    model = open_model(options.model)
-    version = VERSIONS[options.version]
-    data = load_squad(version, options.data_dir)
-    test = read_squad(options.test_file, labelled=False) if options.test_file else None
-    hidden_size, positions = model.config.hidden_size, model.config.max_position_embeddings
-    points = paper_grid(version.name, hidden_size) if options.grid else [{}]
-    wanted = [squad_settings_for(hidden_size, positions, point | options.overrides()) for point in points]
-    first = RunIdentity(
-        task=version.name,
-        seed=options.seeds[0],
-        model_sha256=model.sha256,
-        random_weights=options.random_weights,
-        data_sha256=data.fingerprint(),
-        settings=wanted[0],
+    device = beams.start_BK.device
+    opens_BL = torch.zeros(len(windows), length, dtype=torch.bool)
+    for place, window in enumerate(windows):
+        opens_BL[place, window.position : window.position + len(window.pieces)] = torch.from_numpy(window.best)
+    stop_B = torch.tensor([window.position + len(window.pieces) for window in windows], device=device)
+    shift_B11 = torch.tensor([window.pieces.start - window.position for window in windows], device=device)[
+        :, None, None
+    ]
+
+    start_BKK = beams.start_BK[:, :, None].expand_as(beams.end_BKK)
+    valid_BKK = (
+        opens_BL.to(device).gather(1, beams.start_BK)[:, :, None]
+        & (beams.end_BKK >= start_BKK)
+        & (beams.end_BKK < start_BKK + max_answer)
+        & (beams.end_BKK < stop_B[:, None, None])
     )
-    planned = [first.model_copy(update={"settings": settings}) for settings in dict.fromkeys(wanted)]
+    score_BKK = (beams.start_log_p_BK[:, :, None] + beams.end_log_p_BKK).double()
+    score_BKK = score_BKK.masked_fill(~valid_BKK | score_BKK.isnan(), -math.inf)
 
-    def prepare(run: RunIdentity) -> SquadJob:
-        assert isinstance(run.settings, SquadConfig)
-        return make_job(version, data, model.tokenizer, run.settings, test)
+    score_BN, chosen_BN = score_BKK.flatten(1).topk(min(n_best, score_BKK[0].numel()))
+    columns = [(place_BKK + shift_B11).flatten(1).gather(1, chosen_BN) for place_BKK in (start_BKK, beams.end_BKK)]
+    spans_BN3 = torch.stack([score_BN, *(column.double() for column in columns)], dim=2)
+    missing = n_best - spans_BN3.shape[1]
+    return torch.nn.functional.pad(spans_BN3, (0, 0, 0, missing), value=-math.inf)
 
-    files = {version.name: answer_paths(test) if test else []}
-    return run_unfinished(planned, prepare, files, model, options, options.output)
+
+def merge(spans: Tensor, pieces: Pieces, paragraph: str, n_best: int) -> Candidates:
+    """The best answers among the spans [..., 3] of all windows of a question, each text once."""
+    found = [
+        (score, int(first), int(last)) for score, first, last in spans.reshape(-1, 3).tolist() if score > -math.inf
+    ]
+    scores: dict[str, float] = {}
+    for score, first, last in sorted(found, key=lambda span: -span[0]):
+        scores.setdefault(pieces.text(paragraph, first, last), score)
+    best = list(scores.items())[:n_best]
+    weights = [math.exp(score - best[0][1]) for _, score in best]
+    return [
+        {"text": text, "probability": weight / sum(weights), "score": score}
+        for (text, score), weight in zip(best, weights, strict=True)
+    ]

@@ -9,7 +9,7 @@ import math
 import re
 import string
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import reduce
 from operator import add
 
@@ -44,18 +44,13 @@ def f1(reference: str, predicted: str) -> float:
     return 2 * precision * recall / (precision + recall)
 
 
-def references(question: Question) -> list[str]:
-    """The texts that count as right; the empty one for a question without answer."""
-    return [answer.text for answer in question.answers if normalize(answer.text)] or [""]
-
-
 def evaluate(
     questions: Sequence[Question],
     predicted: Mapping[str, str],
     null_scores: Mapping[str, float] | None = None,
     threshold: float = 1.0,
 ) -> dict[str, float]:
-    """SQuAD 2.0's official metrics, in per cent and under their official names, of one predicted text a question id.
+    """SQuAD 2.0's official metrics, in per cent and under their official names, of one predicted text per question id.
 
     Given `null_scores`, a question whose score lies above `threshold` counts as answered by the empty text, and
     `best_exact` and `best_f1` are the scores under the thresholds that suit each best. (1 is the official default,
@@ -66,15 +61,18 @@ def evaluate(
     """
     answerable = {question.id: bool(question.answers) for question in questions}
     raw = question_scores(questions, predicted)
-    final = {name: _apply_threshold(scores, answerable, null_scores or {}, threshold) for name, scores in raw.items()}
+    empty = {name for name, value in (null_scores or {}).items() if value > threshold}
+    final = {
+        metric: {name: float(not answerable[name]) if name in empty else value for name, value in scores.items()}
+        for metric, scores in raw.items()
+    }
     result = _summary(final, answerable)
     for prefix, kind in (("HasAns", True), ("NoAns", False)):
-        chosen = [identifier for identifier, has_answer in answerable.items() if has_answer is kind]
-        if chosen:
+        if chosen := [name for name, has_answer in answerable.items() if has_answer is kind]:
             result |= {f"{prefix}_{name}": value for name, value in _summary(final, chosen).items()}
-    for name, scores in raw.items() if null_scores is not None else ():
+    for metric, scores in raw.items() if null_scores is not None else ():
         best, at = _best_threshold(scores, answerable, predicted, null_scores or {})
-        result |= {f"best_{name}": best, f"best_{name}_thresh": at}
+        result |= {f"best_{metric}": best, f"best_{metric}_thresh": at}
     return result
 
 
@@ -87,33 +85,23 @@ def best_threshold(metrics: Mapping[str, float]) -> float:
     return -math.inf if metrics["best_f1"] == nothing_answered else metrics["best_f1_thresh"]
 
 
-def question_scores(questions: Sequence[Question], predicted: Mapping[str, str]) -> dict[str, Scores]:
-    """Exact match and F1 of each question, by metric and id.
-
-    Raises:
-        KeyError: a question without a prediction.
-    """
-    return {
-        "exact": {q.id: max(exact_match(text, predicted[q.id]) for text in references(q)) for q in questions},
-        "f1": {q.id: max(f1(text, predicted[q.id]) for text in references(q)) for q in questions},
-    }
-
-
 def evaluate_squad1(questions: Sequence[Question], predicted: Mapping[str, str]) -> dict[str, float]:
-    """SQuAD 1.1's official metrics, in per cent, of one predicted text a question id.
+    """SQuAD 1.1's official metrics, in per cent, of one predicted text per question id.
 
     Raises:
         KeyError: a question without a prediction.
     """
-    scores = question_scores_squad1(questions, predicted)
+    scores = question_scores(questions, predicted, squad1=True)
     return _summary(scores, scores["exact"])
 
 
-def question_scores_squad1(questions: Sequence[Question], predicted: Mapping[str, str]) -> dict[str, Scores]:
+def question_scores(
+    questions: Sequence[Question], predicted: Mapping[str, str], *, squad1: bool = False
+) -> dict[str, Scores]:
     """Exact match and F1 of each question, by metric and id.
 
-    They differ from `question_scores` for answers that normalize to nothing, such as "a": exact match takes them as
-    they are, F1 gives them nothing.
+    The versions differ in reference answers that normalize to nothing, such as "a". SQuAD 2.0 drops them; where none
+    is left, the empty text is right. SQuAD 1.1's exact match takes them as they are, its F1 gives them nothing.
 
     Raises:
         KeyError: a question without a prediction.
@@ -121,22 +109,14 @@ def question_scores_squad1(questions: Sequence[Question], predicted: Mapping[str
     exact, overlap = {}, {}
     for question in questions:
         given = predicted[question.id]
-        exact[question.id] = max(exact_match(answer.text, given) for answer in question.answers)
-        overlap[question.id] = max((f1(a.text, given) for a in question.answers if normalize(a.text)), default=0.0)
+        references = [answer.text for answer in question.answers]
+        worded = [text for text in references if normalize(text)] or ([] if squad1 else [""])
+        exact[question.id] = max(exact_match(text, given) for text in (references if squad1 else worded))
+        overlap[question.id] = max((f1(text, given) for text in worded), default=0.0)
     return {"exact": exact, "f1": overlap}
 
 
-def _apply_threshold(
-    scores: Scores, answerable: Mapping[str, bool], null_scores: Mapping[str, float], threshold: float
-) -> Scores:
-    return {
-        identifier: float(not answerable[identifier]) if null_scores.get(identifier, threshold) > threshold else value
-        for identifier, value in scores.items()
-    }
-
-
-def _summary(final: Mapping[str, Scores], chosen: Iterable[str]) -> dict[str, float]:
-    chosen = list(chosen)
+def _summary(final: Mapping[str, Scores], chosen: Collection[str]) -> dict[str, float]:
     means = {
         name: 100.0 * reduce(add, (scores[identifier] for identifier in chosen), 0.0) / len(chosen)
         for name, scores in final.items()

@@ -1,4 +1,4 @@
-"""Examples -> token ids, and token ids -> padded batches.
+"""Token ids as padded batches.
 
 Shape letters: B batch, L length.
 """
@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from finetune.tokens.examples import Example
 from pretrain.job.processes import World
 
 
@@ -33,19 +32,6 @@ class Batch(NamedTuple):
     token_type_ids_BL: Tensor
     target_B: Tensor
     weight_B: Tensor
-
-
-def tokenize_examples(examples: Sequence[Example], tokenizer: Any, max_length: int) -> Features:
-    """Tokenises one text or a pair; a pair too long loses pieces from the end of the longer text."""
-    columns = [list(column) for column in zip(*(example.texts for example in examples), strict=True)]
-    encoded = tokenizer(
-        *columns,
-        truncation="longest_first",
-        max_length=max_length,
-        return_token_type_ids=True,
-        return_attention_mask=False,
-    )
-    return Features(encoded["input_ids"], encoded["token_type_ids"], [example.target for example in examples])
 
 
 def collate(features: Features, indices: Sequence[int] | np.ndarray, pad_id: int, device: torch.device) -> Batch:

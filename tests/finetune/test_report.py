@@ -4,8 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from finetune.report import markdown
 from finetune.reporting.results import make_rows
+from finetune.reporting.tables import markdown
 from finetune.running.records import RunRecord, append_record
 from tests.conftest import REPOSITORY
 from tests.finetune.conftest import make_record, squad_record

@@ -9,9 +9,9 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from finetune.glue.files import load_task, missing_from, read_file, read_unseen
-from finetune.glue.tasks import AX, TASKS
-from finetune.tokens.examples import Example
+from finetune.glue.files import load_task, missing_from
+from finetune.glue.rows import open_file, read
+from finetune.glue.tasks import AX, TASKS, Example, ExampleSet, GlueTask
 from foundation.config import ConfigError
 
 # One training row of each task in the official layout: header, row, what it must become.
@@ -69,6 +69,14 @@ REAL_ROWS = {
 def write(path: Path, *lines: str | None) -> Path:
     path.write_text("".join(f"{line}\n" for line in lines if line is not None), encoding="utf-8")
     return path
+
+
+def read_file(path: Path, task: GlueTask, left_out: dict[str, int]) -> list[Example]:
+    return read(task, [open_file(path, task)], left_out).examples
+
+
+def read_unseen(paths: list[Path], task: GlueTask, left_out: dict[str, int]) -> ExampleSet:
+    return read(task, [open_file(path, task, labelled=False) for path in paths], left_out, labelled=False)
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -323,6 +331,6 @@ def test_microsofts_file_without_its_header_is_refused_in_one_sentence(tmp_path:
 def test_what_a_folder_lacks_is_named(shared_data: Path) -> None:
     glue = str(shared_data / "glue")
     assert [name for name, task in TASKS.items() if missing_from(task, glue) is None] == [*REAL_ROWS]
-    assert "no training file in" in str(missing_from(TASKS["QNLI"], glue))
+    assert "QNLI/train.tsv (no such file)" in str(missing_from(TASKS["QNLI"], glue))
     assert "no folder" in str(missing_from(TASKS["QQP"], glue))
     assert missing_from(TASKS["QQP"], "hub") is None

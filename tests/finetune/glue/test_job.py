@@ -1,4 +1,4 @@
-"""finetune/glue/job.py: predictions in order, scored split by split."""
+"""finetune/glue/job.py: examples become BERT's token ids; predictions in order, scored split by split."""
 
 import math
 from pathlib import Path
@@ -6,14 +6,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from transformers import BertTokenizerFast
 
+from finetune.glue.files import load_task
 from finetune.glue.heads import SequenceClassifier
-from finetune.glue.job import GlueJob, make_job
+from finetune.glue.job import GlueJob, make_job, tokenize_examples
 from finetune.glue.metrics import score
-from finetune.glue.tasks import AX, TASKS, TaskData, UnseenSet
+from finetune.glue.tasks import AX, TASKS, Example, ExampleSet, TaskData
 from finetune.running.model_folder import load_tokenizer
 from finetune.running.train import Run
-from finetune.tokens.examples import Example
 from finetune.tokens.features import Features, collate
 from pretrain.huggingface.folders import load_encoder
 from pretrain.job.processes import start_processes
@@ -33,7 +34,16 @@ def run(stock_model: Path) -> Run:
         return Features(ids, [[0] * len(row) for row in ids], [float(x) for x in random.integers(3, size=count)])
 
     dev = {"dev_matched": features(150), "dev_mismatched": features(20)}
-    job = GlueJob(TASKS["MNLI"], SETTINGS, features(30), 30, dev, pad_id=0)
+    job = GlueJob(
+        task=TASKS["MNLI"],
+        settings=SETTINGS,
+        train=features(30),
+        train_examples=30,
+        left_out={},
+        pad_id=0,
+        dev=dev,
+        tests={},
+    )
     made = Run(load_encoder(stock_model), job, SETTINGS, 1, CONFIG, start_processes())
     torch.manual_seed(0)
     for weight in made.engine.module.parameters():
@@ -50,7 +60,7 @@ def test_the_model_has_an_output_a_class(run: Run) -> None:
 
 def test_every_example_gets_its_own_prediction_and_each_split_its_scores(run: Run) -> None:
     run.engine.module.eval()
-    metrics, constant, files = run.job.evaluate(run.engine)
+    metrics, files, constant = run.job.evaluate(run.engine)
     assert not constant
     assert list(files) == ["examples.json"]
     for split, features in run.job.dev.items():
@@ -101,17 +111,52 @@ def test_unseen_examples_become_a_submission_and_labelled_ones_a_score_too(stock
     examples = [Example(("word1", "word2"), 1.0)] * 2
     unseen = [Example(("word1", "word2"), math.nan)] * 2
     tests = {
-        "MNLI-m.tsv": UnseenSet(TASKS["MNLI"], ["3", "4"], unseen),
-        "AX.tsv": UnseenSet(AX, ["0", "1"], examples),
+        "MNLI-m.tsv": ExampleSet(TASKS["MNLI"], ["3", "4"], unseen),
+        "AX.tsv": ExampleSet(AX, ["0", "1"], examples),
     }
     data = TaskData(examples, dict.fromkeys(TASKS["MNLI"].dev_splits, examples), tests)
     made_job = make_job(TASKS["MNLI"], data, load_tokenizer(stock_model), SETTINGS)
     made = Run(load_encoder(stock_model), made_job, SETTINGS, 1, CONFIG, start_processes())
     made.engine.module.eval()
-    metrics, files = made_job.predict_tests(made.engine)
+    metrics, files, _ = made_job.predict_tests(made.engine)
     assert metrics == {"AX": {"matthews": 0.0}}
     (folder,) = {path.split("/")[0] for path in files}
     assert list(files) == list(data.tests_by_path()) == [f"{folder}/MNLI-m.tsv", f"{folder}/AX.tsv"]
     (answer,) = set(files[f"{folder}/MNLI-m.tsv"].split()[3::2])
     assert answer in TASKS["MNLI"].classes
     assert files[f"{folder}/AX.tsv"] == f"index\tprediction\n0\t{answer}\n1\t{answer}\n"
+
+
+@pytest.fixture(scope="module")
+def tokenizer(shared_data: Path) -> BertTokenizerFast:
+    return BertTokenizerFast(vocab=str(shared_data / "vocab" / "vocab.txt"))
+
+
+def pieces(tokenizer: BertTokenizerFast, texts: tuple[str, ...], max_length: int = 128) -> str:
+    features = tokenize_examples([Example(texts, 1.0)], tokenizer, max_length)
+    return " ".join(tokenizer.convert_ids_to_tokens(features.input_ids[0]))
+
+
+def test_one_text_and_a_pair_have_berts_form(tokenizer: BertTokenizerFast) -> None:
+    assert pieces(tokenizer, ("The unaffable man",)) == "[CLS] the una ##ffa ##ble man [SEP]"
+    assert pieces(tokenizer, ("A man", "Two men")) == "[CLS] a man [SEP] two men [SEP]"
+
+
+def test_segments_and_targets_stand_beside_the_ids(tokenizer: BertTokenizerFast) -> None:
+    features = tokenize_examples([Example(("A man", "Two men"), 0.5)], tokenizer, 128)
+    assert features.token_type_ids == [[0, 0, 0, 0, 1, 1, 1]]
+    assert features.targets == [0.5]
+
+
+def test_a_long_pair_loses_the_end_of_its_longer_text(tokenizer: BertTokenizerFast) -> None:
+    assert pieces(tokenizer, ("one two", "a b c d e f g h"), 10) == "[CLS] one two [SEP] a b c d e [SEP]"
+
+
+def test_real_pairs_fit_the_length_and_keep_both_texts(tokenizer: BertTokenizerFast, shared_data: Path) -> None:
+    examples = load_task(TASKS["RTE"], str(shared_data / "glue")).dev["dev"]
+    features = tokenize_examples(examples, tokenizer, 64)
+    assert max(map(len, features.input_ids)) == 64
+    assert all(
+        ids.count(tokenizer.sep_token_id) == 2 and ids[-1] == tokenizer.sep_token_id for ids in features.input_ids
+    )
+    assert all(1 in segments for segments in features.token_type_ids)

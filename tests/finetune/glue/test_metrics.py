@@ -1,9 +1,10 @@
-"""finetune/glue/metrics.py: GLUE's metrics against their definitions, written out."""
+"""finetune/glue/metrics.py: GLUE's metrics against their definitions; the words and scores of a submission."""
 
 import numpy as np
 import pytest
 
-from finetune.glue.metrics import METRICS, is_constant, score
+from finetune.glue.metrics import METRICS, is_constant, score, submission
+from finetune.glue.tasks import AX, TASKS, GlueTask
 
 TARGET = np.array([1, 1, 1, 0, 0, 1, 0, 0, 0, 1])
 PREDICTED = np.array([1, 0, 1, 0, 1, 1, 0, 0, 1, 1])  # 4 true and 2 false positives, 1 false and 3 true negatives
@@ -42,3 +43,21 @@ def test_constant_means_one_answer_for_all() -> None:
     assert is_constant(np.ones(5))
     assert is_constant(np.array([0.5001, 0.5002]))
     assert not is_constant(np.array([1, 1, 0]))
+
+
+@pytest.mark.parametrize(
+    ("task", "predicted", "labels"),
+    [
+        (TASKS["CoLA"], [1.0, 0.0], ["1", "0"]),
+        (TASKS["MNLI"], [0.0, 2.0], ["entailment", "contradiction"]),
+        (TASKS["QNLI"], [0.0, 1.0], ["entailment", "not_entailment"]),
+        (AX, [1.0, 1.0], ["neutral", "neutral"]),
+        (TASKS["STS-B"], [0.75, 1.2], ["3.750", "5.000"]),
+        (TASKS["STS-B"], [-0.1, 0.12345], ["0.000", "0.617"]),
+    ],
+)
+def test_a_file_holds_glues_index_and_glues_word_or_score(
+    task: GlueTask, predicted: list[float], labels: list[str]
+) -> None:
+    text = submission(task, ["0", "17"], np.array(predicted))
+    assert text == f"index\tprediction\n0\t{labels[0]}\n17\t{labels[1]}\n"

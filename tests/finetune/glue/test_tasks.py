@@ -7,14 +7,13 @@ import pytest
 from finetune.glue.tasks import (
     AX,
     TASKS,
+    Example,
+    ExampleSet,
     TaskData,
-    UnseenSet,
-    labelled_example,
     parse_label,
+    read_example,
     select_tasks,
-    unseen_example,
 )
-from finetune.tokens.examples import Example
 from foundation.config import ConfigError
 
 
@@ -60,28 +59,27 @@ def test_another_label_is_refused(label: object, task: str) -> None:
 
 def test_columns_have_glues_names_or_the_hubs_in_any_case() -> None:
     expected = Example(("a", "b"), 1.0)
-    assert labelled_example({"sentence1": "a", "sentence2": "b", "gold_label": "neutral"}, TASKS["MNLI"]) == expected
-    assert labelled_example({"premise": "a", "hypothesis": "b", "label": 1}, TASKS["MNLI"]) == expected
-    assert labelled_example({"Premise": "a", "Hypothesis": "b", "Label": "neutral"}, AX) == expected
+    assert read_example({"sentence1": "a", "sentence2": "b", "gold_label": "neutral"}, TASKS["MNLI"]) == expected
+    assert read_example({"premise": "a", "hypothesis": "b", "label": 1}, TASKS["MNLI"]) == expected
+    assert read_example({"Premise": "a", "Hypothesis": "b", "Label": "neutral"}, AX) == expected
     with pytest.raises(ValueError, match="no column 'gold_label' among 'sentence1', 'sentence2'"):
-        labelled_example({"sentence1": "a", "sentence2": "b"}, TASKS["MNLI"])
+        read_example({"sentence1": "a", "sentence2": "b"}, TASKS["MNLI"])
     with pytest.raises(ValueError, match="text None, expected a string"):
-        labelled_example({"premise": "a", "hypothesis": None, "label": 1}, TASKS["MNLI"])
+        read_example({"premise": "a", "hypothesis": None, "label": 1}, TASKS["MNLI"])
 
 
-def test_an_unseen_row_keeps_its_index_and_a_label_that_it_has() -> None:
-    index, example = unseen_example({"index": "7", "sentence": "a"}, TASKS["CoLA"], 3)
-    assert (index, example.texts, math.isnan(example.target)) == ("7", ("a",), True)
-    hub = unseen_example({"idx": 5, "sentence": "a", "label": -1}, TASKS["CoLA"], 3)
-    assert (hub[0], math.isnan(hub[1].target)) == ("5", True)
-    assert unseen_example({"sentence": "a", "label": "1"}, TASKS["CoLA"], 3) == ("3", Example(("a",), 1.0))
+def test_a_row_that_may_lack_its_label_keeps_one_that_it_has() -> None:
+    for row in ({"index": "7", "sentence": "a"}, {"idx": 5, "sentence": "a", "label": -1}):
+        example = read_example(row, TASKS["CoLA"], labelled=False)
+        assert (example.texts, math.isnan(example.target)) == (("a",), True)
+    assert read_example({"sentence": "a", "label": "1"}, TASKS["CoLA"], labelled=False) == Example(("a",), 1.0)
 
 
 def test_predictions_of_other_test_sets_have_another_path() -> None:
     one, other = (Example((text,), math.nan) for text in ("a", "b"))
     sets = [(["0"], [one]), (["1"], [one]), (["0"], [other])]
     found = [
-        next(iter(TaskData([], {}, {"CoLA.tsv": UnseenSet(TASKS["CoLA"], *parts)}).tests_by_path()))
+        next(iter(TaskData([], {}, {"CoLA.tsv": ExampleSet(TASKS["CoLA"], *parts)}).tests_by_path()))
         for parts in (*sets, sets[0])
     ]
     assert len(set(found)) == 3

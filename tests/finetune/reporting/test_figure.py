@@ -3,9 +3,9 @@
 import matplotlib.pyplot as plt
 import pytest
 
-from finetune.report import shown_tables
-from finetune.reporting.figure import draw_figure
+from finetune.reporting.figure import draw
 from finetune.reporting.results import make_rows
+from finetune.reporting.tables import shown_tables
 from tests.finetune.conftest import make_record, squad_record
 
 
@@ -16,7 +16,7 @@ def test_seeds_are_dots_and_the_paper_is_drawn_on_official_data_only(train_examp
         [make_record(score, seed=seed, train_examples=train_examples) for seed, score in enumerate(scores)]
         + [make_record(0.1, random_weights=True, train_examples=train_examples)]
     )
-    figure = draw_figure(rows, shown_tables(rows))
+    figure = draw(rows, shown_tables(rows))
     (axes,) = figure.axes
     drawn = {round(float(y), 6) for line in axes.lines for y in line.get_ydata()}
     assert {31.0, 42.0, 53.0, 10.0} <= drawn
@@ -27,7 +27,7 @@ def test_seeds_are_dots_and_the_paper_is_drawn_on_official_data_only(train_examp
 
 def test_each_column_is_a_panel_with_its_own_scale_and_each_model_stands_once_in_the_legend() -> None:
     rows = make_rows([make_record(0.3), squad_record(0.6), make_record(0.2, random_weights=True)])
-    figure = draw_figure(rows, shown_tables(rows))
+    figure = draw(rows, shown_tables(rows))
     assert [axes.get_title() for axes in figure.axes[:3]] == ["CoLA", "SQuAD 2.0 EM", "SQuAD 2.0 F1"]
     assert len(figure.axes) == 1 + 7
     assert figure.axes[0].get_ylim() != figure.axes[1].get_ylim()

@@ -18,6 +18,26 @@ def test_every_task_and_metric_has_its_column() -> None:
     assert wanted | diagnostic == {(column.task, column.split, column.metric) for column in GLUE_COLUMNS}
 
 
+def test_the_papers_columns_come_first_in_its_order_and_what_it_lacks_has_no_place() -> None:
+    places = {column.title: column.paper_index for column in GLUE_COLUMNS}
+    assert list(places.items()) == [
+        ("MNLI-m", 0),
+        ("MNLI-mm", 1),
+        ("AX", None),
+        ("QNLI", 2),
+        ("QQP", 3),
+        ("QQP F1", None),
+        ("RTE", 4),
+        ("SST-2", 5),
+        ("MRPC", 6),
+        ("MRPC F1", None),
+        ("CoLA", 7),
+        ("STS-B Spearman", 8),
+        ("STS-B Pearson", 8),
+        ("WNLI", None),
+    ]
+
+
 def test_the_papers_gains_follow_from_its_rows() -> None:
     """Its text claims +0.9 on MNLI-m for small models, and +0.6 and +0.4 on the average of eight tasks."""
     for size, gain in (("small", 0.6), ("base", 0.4)):

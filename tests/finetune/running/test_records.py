@@ -6,7 +6,14 @@ from pathlib import Path
 import pytest
 
 from finetune.presets import squad_settings_for
-from finetune.running.records import RunRecord, append_record, read_records, write_files
+from finetune.running.records import (
+    RunRecord,
+    answers_folder,
+    append_record,
+    read_records,
+    sha256_of,
+    write_files,
+)
 from foundation.config import ConfigError
 from tests.finetune.conftest import make_record
 
@@ -75,3 +82,13 @@ def test_kept_files_are_json_in_plain_letters(tmp_path: Path) -> None:
     assert (tmp_path / "new" / "part" / "b.txt").read_text() == "plain"
     write_files(tmp_path / "none", {})
     assert not (tmp_path / "none").exists()
+
+
+def test_whatever_a_part_holds_and_their_order_change_the_fingerprint() -> None:
+    assert sha256_of(["a", 1]) == sha256_of(iter(["a", 1]))
+    assert len({sha256_of(parts) for parts in ([], ["a", 1], [1, "a"], ["a", "1"], ["a", 1, None])}) == 5
+
+
+def test_other_test_examples_have_another_folder() -> None:
+    assert answers_folder(["a"]) == answers_folder(["a"]) != answers_folder(["b"])
+    assert answers_folder(["a"]).startswith("test-")

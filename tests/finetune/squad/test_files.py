@@ -65,7 +65,7 @@ def test_whatever_is_in_the_files_changes_the_fingerprint(tmp_path: Path) -> Non
     [
         ([entry(question=None)], r"data\.0\.paragraphs\.0\.qas\.0\.question: Input should be a valid string"),
         ([entry(answers=[{"text": "cat"}])], r"qas\.0\.answers\.0\.answer_start: Field required"),
-        ([entry(), entry()], "question q1: its id stands there 2 times, expected once"),
+        ([entry(), entry()], "question q1: its id is listed 2 times, expected once"),
         ([entry(answers=[])], "question q1: is_impossible is False with 0 answers"),
         ([entry(is_impossible=True)], "question q1: is_impossible is True with 1 answers"),
         ([entry(answers=[{"text": " ", "answer_start": 3}])], "question q1: an answer without text"),
@@ -87,7 +87,7 @@ def test_a_misplaced_answer_is_refused_for_training_and_not_for_scoring(tmp_path
     with pytest.raises(ConfigError) as error:
         load_squad(VERSIONS["2.0"], tmp_path)
     assert len(error.value.problems) == 6
-    assert "question q0: answer 'cat' does not stand at character 5" in error.value.problems[0]
+    assert "question q0: answer 'cat' is not at character 5" in error.value.problems[0]
     assert "3 more malformed entries" in error.value.problems[5]
 
 

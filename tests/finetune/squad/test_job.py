@@ -1,9 +1,12 @@
-"""finetune/squad/job.py: from windows to scores, and a model that can learn them by heart."""
+"""finetune/squad/job.py: from windows to answers and scores, and a model that can learn them by heart."""
 
+import itertools
 import json
+import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import BertTokenizerFast
@@ -11,8 +14,10 @@ from transformers import BertTokenizerFast
 from finetune.presets import squad_settings_for
 from finetune.running.model_folder import load_tokenizer
 from finetune.running.train import Run
+from finetune.squad.features import Pieces, Window
 from finetune.squad.files import VERSIONS, SquadData, SquadFile, load_squad, read_squad
-from finetune.squad.job import SquadJob, make_job
+from finetune.squad.head import SpanBeams
+from finetune.squad.job import SquadJob, best_spans, make_job, merge
 from finetune.squad.metrics import evaluate, evaluate_squad1
 from pretrain.huggingface.folders import load_encoder
 from pretrain.job.processes import World, start_processes
@@ -100,7 +105,7 @@ def barely_trained(stock_model: Path, data: SquadData, world: World) -> tuple[Sq
 
 def test_the_kept_files_give_the_scores(barely_trained: tuple[SquadJob, Run], data: SquadData) -> None:
     job, run = barely_trained
-    metrics, constant, files = job.evaluate(run.engine)
+    metrics, files, constant = job.evaluate(run.engine)
     best = {name: answers[0]["text"] for name, answers in files["nbest.json"].items()}
     nulls, official = files["null_odds.json"], files["metrics.json"]
     assert official == evaluate(data.dev.questions, best, nulls, -2.75)
@@ -121,10 +126,11 @@ def test_answers_are_stretches_of_their_paragraphs_best_first(
     for question in data.dev.questions:
         found = candidates[question.id]
         assert 1 <= len(found) <= job.settings.n_best
-        assert len({candidate.text for candidate in found}) == len(found)
-        assert [candidate.score for candidate in found] == sorted((c.score for c in found), reverse=True)
-        assert all(candidate.text in data.dev.paragraphs[question.paragraph] for candidate in found)
-        assert all(len(candidate.text.split()) <= 30 for candidate in found)
+        texts, scores = ([answer[key] for answer in found] for key in ("text", "score"))
+        assert len(set(texts)) == len(found)
+        assert scores == sorted(scores, reverse=True)
+        assert all(text in data.dev.paragraphs[question.paragraph] for text in texts)
+        assert all(len(text.split()) <= 30 for text in texts)
 
 
 def test_ranks_share_the_windows(barely_trained: tuple[SquadJob, Run], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,3 +174,62 @@ def test_a_diverged_model_still_has_scores(stock_model: Path, data: SquadData, w
     outcome = Run(encoder_of(stock_model), job, job.settings, 1, FP32, world).train()
     assert outcome.collapsed == "non-finite loss"
     assert outcome.last["dev"]["NoAns_exact"] == 1
+
+
+LENGTH, BEAM = 12, 5
+# Paragraph pieces 4..10 stand at input positions 3..9; those up to 7 have more context elsewhere.
+WINDOWS = [
+    Window(0, range(7), 3, np.ones(7, dtype=bool)),
+    Window(0, range(4, 11), 3, np.array([False] * 4 + [True] * 3)),
+]
+
+
+def beams(seed: int = 0) -> SpanBeams:
+    torch.manual_seed(seed)
+    starts = torch.stack([torch.randperm(LENGTH)[:BEAM] for _ in WINDOWS])
+    ends = torch.stack([torch.stack([torch.randperm(LENGTH)[:BEAM] for _ in range(BEAM)]) for _ in WINDOWS])
+    return SpanBeams(starts, -torch.rand(2, BEAM), ends, -torch.rand(2, BEAM, BEAM), torch.zeros(2))
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("n_best", [3, 40])
+def test_spans_are_the_best_that_the_rules_allow(seed: int, n_best: int) -> None:
+    given = beams(seed)
+    spans_BN3 = best_spans(given, WINDOWS, LENGTH, max_answer=3, n_best=n_best)
+    assert spans_BN3.shape == (2, n_best, 3)
+    for row, window in enumerate(WINDOWS):
+        expected = []
+        for i, j in itertools.product(range(BEAM), repeat=2):
+            first = int(given.start_BK[row, i]) - window.position
+            last = int(given.end_BKK[row, i, j]) - window.position
+            inside = 0 <= first < 7 and last < 7
+            if inside and window.best[first] and first <= last < first + 3:
+                score = float(given.start_log_p_BK[row, i].double() + given.end_log_p_BKK[row, i, j].double())
+                expected.append((score, first + window.pieces.start, last + window.pieces.start))
+        found = [tuple(span) for span in spans_BN3[row].tolist() if span[0] > -math.inf]
+        assert len(found) == min(n_best, len(expected))
+        for span, wanted in zip(found, sorted(expected, reverse=True), strict=False):
+            assert span == pytest.approx(wanted, abs=1e-6)
+
+
+def test_scores_that_are_no_numbers_are_no_answers() -> None:
+    given = beams()._replace(start_log_p_BK=torch.full((2, BEAM), math.nan))
+    assert (best_spans(given, WINDOWS, LENGTH, 3, 4)[:, :, 0] == -math.inf).all()
+
+
+def test_merged_answers_stand_once_under_their_best_score_in_the_texts_own_words() -> None:
+    paragraph = "Émile  and Émile"
+    pieces = Pieces(np.arange(3), np.array([0, 7, 11]), np.array([5, 10, 16]))
+    spans = torch.tensor([[[-1.0, 2, 2], [-2.0, 0, 1]], [[-0.5, 0, 0], [-math.inf, -math.inf, -math.inf]]])
+    found = merge(spans, pieces, paragraph, 5)
+    assert [(answer["text"], answer["score"]) for answer in found] == [("Émile", -0.5), ("Émile  and", -2.0)]
+    assert [answer["text"] for answer in merge(spans, pieces, paragraph, 1)] == ["Émile"]
+    assert merge(spans[1:, 1:], pieces, paragraph, 1) == []
+
+
+def test_probabilities_are_shares_among_the_candidates() -> None:
+    pieces = Pieces(np.arange(2), np.array([0, 2]), np.array([1, 3]))
+    spans = torch.tensor([[math.log(0.3), 0, 0], [math.log(0.1), 1, 1]], dtype=torch.float64)
+    found = merge(spans, pieces, "a b", 5)
+    assert [answer["text"] for answer in found] == ["a", "b"]
+    assert [answer["probability"] for answer in found] == pytest.approx([0.75, 0.25])

@@ -1,10 +1,9 @@
-"""finetune/reporting/sections.py: what stands behind a report's medians."""
+"""finetune/reporting/tables.py: what stands behind a report's medians."""
 
-from finetune.report import markdown
 from finetune.reporting.comparisons import differences
 from finetune.reporting.paper_tables import COLUMNS
 from finetune.reporting.results import make_rows
-from finetune.reporting.sections import collapsed_lines, difference_lines, setting_lines
+from finetune.reporting.tables import collapsed_lines, difference_lines, markdown, setting_lines
 from tests.finetune.conftest import make_record
 
 

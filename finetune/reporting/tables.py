@@ -1,0 +1,166 @@
+"""The text of a report: tables beside the paper's rows, differences between models, settings, collapsed runs."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from finetune.config import GlueConfig, SquadConfig
+from finetune.reporting.comparisons import Difference, differences
+from finetune.reporting.paper_tables import TABLES, Column, Table
+from finetune.reporting.results import Cell, Row
+from foundation.markdown_table import markdown_table
+
+SHOWN_SETTINGS = ("learning_rate", "epochs", "weight_decay")
+"""Those that the paper's grid varies; others are shown where the runs vary them."""
+
+
+def markdown(rows: Sequence[Row], outputs: Sequence[Path] = (), folder: str = ".") -> str:
+    """The tables, our rows first, their notes, and the sections behind them.
+
+    `outputs` are the folders that may hold the runs' predictions, `folder` is the one that all models lie in.
+    """
+    tables = shown_tables(rows)
+    lines = ["# Fine-tuning results", ""]
+    for table in tables:
+        lines += [f"## {table.title}", "", *table_lines(table, rows), ""]
+    lines += [*notes(rows, tables), ""]
+    if folder != ".":
+        lines += [f"The models lie in {folder}.", ""]
+    scored = [table for table in tables if not table.whole]  # the others repeat their columns
+    columns = [column for table in scored for column in table.columns]
+    compared = [(table.title, difference_lines(differences(rows, table.columns, outputs))) for table in scored]
+    for title, section in (
+        *((f"{title}: differences between our own runs", section) for title, section in compared),
+        ("Best settings", setting_lines(rows, columns)),
+        ("Collapsed runs", collapsed_lines(rows)),
+    ):
+        lines += [f"## {title}", "", *section, ""] if section else []
+    return "\n".join(lines)
+
+
+def table_lines(table: Table, rows: Sequence[Row]) -> list[str]:
+    """One table, of the models that belong in it."""
+    own = members(table, rows)
+    shown = [[row.label, *(_show_cell(row.cells.get(column.title)) for column in table.columns)] for row in own]
+    for size in dict.fromkeys(row.size for row in own):
+        for label, values in table.paper_rows.get(size, {}).items():
+            theirs = [None if column.paper_index is None else values[column.paper_index] for column in table.columns]
+            shown.append([f"*paper, {size}: {label}*", *("–" if value is None else f"{value:.1f}" for value in theirs)])
+    return markdown_table(["model", *(column.title for column in table.columns)], shown)
+
+
+def shown_tables(rows: Sequence[Row]) -> list[Table]:
+    """The tables that some model belongs in, with the columns in which one has a score."""
+    filled = {title for row in rows for title in row.cells}
+    return [
+        table._replace(columns=tuple(column for column in table.columns if column.title in filled))
+        for table in TABLES
+        if members(table, rows)
+    ]
+
+
+def members(table: Table, rows: Sequence[Row]) -> list[Row]:
+    """The models with a score in some column, or in every one."""
+    enough = all if table.whole else any
+    return [row for row in rows if enough(column.title in row.cells for column in table.columns)]
+
+
+def _show_cell(cell: Cell | None) -> str:
+    if cell is None:
+        return "–"
+    marks = ("*" if len(cell.tried) > 1 else "") + ("" if cell.official_data else "†")
+    collapsed = f", {sum(cell.collapsed)} collapsed" if any(cell.collapsed) else ""
+    spread = f"{min(cell.scores):.1f}–{max(cell.scores):.1f}"
+    return f"**{cell.median:.1f}**{marks} ({spread}; {len(cell.scores)}{collapsed})"
+
+
+def notes(rows: Sequence[Row], tables: Sequence[Table]) -> list[str]:
+    """Notes that a reader needs to compare the rows."""
+    cells = [cell for row in rows for cell in row.cells.values()]
+    titles = {column.title for table in tables for column in table.columns}
+    left_out = {file: count for cell in cells for run in cell.records for file, count in run.left_out.items()}
+    listed = ", ".join(f"{count} of {file}" for file, count in left_out.items())
+    wanted = {
+        "Collapsed: the model gives every example the same answer, or its loss was no longer finite; the run is "
+        "counted all the same.": any(any(cell.collapsed) for cell in cells),
+        "\\* the best median of several settings, of those run with the most seeds; chosen on the dev set itself, "
+        "as the paper does.": any(len(cell.tried) > 1 for cell in cells),
+        "† not trained on the official training set (by its size): not comparable with the paper.": not all(
+            cell.official_data for cell in cells
+        ),
+        f"Malformed rows left out: {listed}.": bool(left_out),
+        "STS-B: the paper's table says Pearson, its text Spearman; its number stands under both.": (
+            "STS-B Pearson" in titles
+        ),
+        "SQuAD 2.0: EM, F1, HasAns and NoAns at the fixed threshold on the null score. The paper does not name "
+        "its threshold; its numbers stand under the fixed and the best one.": "SQuAD 2.0 EM" in titles,
+    }
+    return [
+        "Dev sets, per cent: **median** (lowest–highest; number of seeds), after the last epoch.",
+        "The paper's rows are medians over five seeds; no difference from them is claimed.",
+        *(line for note, holds in wanted.items() if holds for line in ("", note)),
+    ]
+
+
+def difference_lines(differences: Iterable[Difference]) -> list[str]:
+    """A table of the differences, one row per pair of models and one column per score, and how to read it."""
+    by_pair: dict[str, dict[str, str]] = {}
+    for found in differences:
+        cells = by_pair.setdefault(f"{found.second.label} - {found.first.label}", {})
+        cells[found.column.title] = _show_difference(found)
+    if not by_pair:
+        return []
+    titles = list(dict.fromkeys(title for cells in by_pair.values() for title in cells))
+    rows = [[pair, *(cells.get(title, "–") for title in titles)] for pair, cells in by_pair.items()]
+    return [
+        *markdown_table(["difference", *titles], rows),
+        "",
+        "In points: the mean over the seeds both were run with, each under its best setting (95% interval of the "
+        "paired bootstrap over the dev examples, the same resamples for both; p of the two-sided paired permutation "
+        "test over seeds, with five of them never below .0625; number of seeds). Neither is corrected for the number "
+        "of differences, nor for having chosen the settings.",
+    ]
+
+
+def _show_difference(difference: Difference) -> str:
+    interval = () if difference.interval is None else ("{:+.1f} to {:+.1f}".format(*difference.interval),)
+    p = () if difference.p is None else (f"p {difference.p:.3g}",)
+    return f"{difference.mean:+.1f} ({'; '.join((*interval, *p, str(difference.seeds)))})"
+
+
+def setting_lines(rows: Sequence[Row], columns: Sequence[Column]) -> list[str]:
+    """Each task's best setting for each model, or for all at once; a task's first column stands for it."""
+    first_columns: dict[str, Column] = {}
+    for column in columns:
+        first_columns.setdefault(column.task, column)
+    found = []
+    for task, column in first_columns.items():
+        models: dict[tuple[str, int], list[str]] = {}
+        for row in rows:
+            if cell := row.cells.get(column.title):
+                models.setdefault((_setting(cell), len(cell.tried)), []).append(row.label)
+        for (setting, tried), labels in models.items():
+            shown = "all" if len(models) == 1 and len(labels) > 1 else ", ".join(labels)
+            found.append((task, shown, setting, str(tried)))
+    return markdown_table(("task", "model", "setting", "tried"), found) if found else []
+
+
+def _setting(cell: Cell) -> str:
+    names = type(cell.setting).model_fields
+    varied = [name for name in names if len({_shown(one, [name]) for one in cell.tried}) > 1]
+    return _shown(cell.setting, dict.fromkeys([*SHOWN_SETTINGS, *varied]))
+
+
+def _shown(setting: GlueConfig | SquadConfig, names: Iterable[str]) -> str:
+    values = {name: getattr(setting, name) for name in names}
+    return ", ".join(
+        f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}" for name, value in values.items()
+    )
+
+
+def collapsed_lines(rows: Sequence[Row]) -> list[str]:
+    """Every collapsed run, of whatever setting."""
+    return [
+        f"- {run.task}, {row.label}, seed {run.seed}, {_shown(run.settings, SHOWN_SETTINGS)}: {record.collapsed}"
+        for row in rows
+        for run, record in ((record.run, record) for record in row.collapsed)
+    ]
