@@ -1,20 +1,28 @@
-"""A GLUE task as a run needs it."""
+"""A GLUE task as a run needs it, and the runs that a command asks for."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import PurePath
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 
-from finetune.config import GlueConfig
+from finetune.config import GlueConfig, GlueOptions
+from finetune.glue.files import load_task, missing_from
 from finetune.glue.heads import SequenceClassifier, example_losses, predictions
 from finetune.glue.metrics import is_constant, score, submission
-from finetune.glue.tasks import Example, ExampleSet, GlueTask, TaskData
+from finetune.glue.tasks import TASKS, Example, ExampleSet, GlueTask, TaskData, select_tasks
+from finetune.presets import settings_for
 from finetune.running.job import Evaluation, Job
+from finetune.running.model_folder import open_model, plan_runs
 from finetune.running.records import EXAMPLES, Metrics
+from finetune.running.run_list import run_unfinished
 from finetune.tokens.features import Batch, Features
+from foundation.config import ConfigError
+from foundation.files import require_folder
 from pretrain.engine.engine import Engine
 from pretrain.model.encoder import ElectraEncoder
 
@@ -109,3 +117,45 @@ def tokenize_examples(examples: Sequence[Example], tokenizer: Any, max_length: i
         return_attention_mask=False,
     )
     return Features(encoded["input_ids"], encoded["token_type_ids"], [example.target for example in examples])
+
+
+def run_queue(options: GlueOptions) -> int:
+    """Runs what the options ask for and the output folder does not have yet; returns the exit code.
+
+    Raises:
+        ConfigError: a wrong task, model, file or setting; all data is read before the first run.
+    """
+    require_folder(options.output)
+    tasks = present(select_tasks(options.task), options)
+    model = open_model(options.model)
+    data = {task.name: load_task(task, options.data_dir, tests=options.predict_test) for task in tasks}
+    planned = []
+    for task in tasks:
+        idle = {"both_orders": not task.unordered, "plain_scores": bool(task.classes)}  # here they change no run
+        given = {name: value for name, value in options.overrides().items() if not idle.get(name)}
+        settings = partial(settings_for, task.name)
+        planned += plan_runs(options, model, task.name, data[task.name].fingerprint(), settings, given)
+    return run_unfinished(
+        planned,
+        lambda run: make_job(TASKS[run.task], data[run.task], model.tokenizer, cast(GlueConfig, run.settings)),
+        {name: list(examples.tests_by_path()) for name, examples in data.items()},
+        model,
+        options,
+        options.output,
+    )
+
+
+def present(tasks: list[GlueTask], options: GlueOptions) -> list[GlueTask]:
+    """All tasks asked for by name; of `all`, those that the data folder has, the others named in a line each.
+
+    Raises:
+        ConfigError: `all`, and not one is there.
+    """
+    if "all" not in options.task:
+        return tasks
+    missing = {task.name: problem for task in tasks if (problem := missing_from(task, options.data_dir))}
+    if len(missing) == len(tasks):
+        raise ConfigError(f"data_dir: {options.data_dir} has no task of GLUE; expected folders such as CoLA in it")
+    for name, problem in missing.items() if os.environ.get("RANK", "0") == "0" else ():
+        print(f"{name} is left out: {problem}", flush=True)
+    return [task for task in tasks if task.name not in missing]

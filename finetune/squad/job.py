@@ -6,21 +6,24 @@ Shape letters: B windows of a batch, W windows of a file, L length, K beam, N be
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from finetune.config import SquadConfig
-from finetune.presets import HEAD_KINDS
+from finetune.config import SquadConfig, SquadOptions
+from finetune.presets import HEAD_KINDS, squad_settings_for
 from finetune.running.job import Evaluation, Job
+from finetune.running.model_folder import open_model, plan_runs
 from finetune.running.records import EXAMPLES, answers_folder
+from finetune.running.run_list import run_unfinished
 from finetune.squad.features import Pieces, Window, Windows, make_windows
-from finetune.squad.files import SquadData, SquadFile, SquadVersion
+from finetune.squad.files import VERSIONS, SquadData, SquadFile, SquadVersion, load_squad, read_squad
 from finetune.squad.head import QuestionAnswerer, SpanBeams, SpanLogits, span_losses
 from finetune.squad.metrics import best_threshold, evaluate, evaluate_squad1, question_scores
 from finetune.tokens.features import Batch
+from foundation.files import require_folder
 from pretrain.engine.engine import Engine
 from pretrain.model.encoder import ElectraEncoder
 
@@ -186,3 +189,24 @@ def merge(spans: Tensor, pieces: Pieces, paragraph: str, n_best: int) -> Candida
         {"text": text, "probability": weight / sum(weights), "score": score}
         for (text, score), weight in zip(best, weights, strict=True)
     ]
+
+
+def run_queue(options: SquadOptions) -> int:
+    """Runs what the options ask for and the output folder does not have yet; returns the exit code.
+
+    Raises:
+        ConfigError: a wrong model, file or setting; all data is read before the first run.
+    """
+    require_folder(options.output)
+    model = open_model(options.model)
+    version = VERSIONS[options.version]
+    data = load_squad(version, options.data_dir)
+    test = read_squad(options.test_file, labelled=False) if options.test_file else None
+    return run_unfinished(
+        plan_runs(options, model, version.name, data.fingerprint(), squad_settings_for, options.overrides()),
+        lambda run: make_job(version, data, model.tokenizer, cast(SquadConfig, run.settings), test),
+        {version.name: answer_paths(test) if test else []},
+        model,
+        options,
+        options.output,
+    )

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from finetune.config import GlueOptions
-from finetune.run_glue import run_queue
+from finetune.glue.job import run_queue
 from finetune.running.records import RunRecord, read_records
 from foundation.config import ConfigError
 from foundation.locks import Lock

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from finetune.config import SquadOptions
-from finetune.run_squad import run_queue
 from finetune.running.records import RunRecord, read_records
 from finetune.squad.files import read_squad
+from finetune.squad.job import run_queue
 from finetune.squad.metrics import evaluate, evaluate_squad1
 from foundation.config import ConfigError
 from tests.conftest import REPOSITORY

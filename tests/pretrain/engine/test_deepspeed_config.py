@@ -136,14 +136,20 @@ def test_an_override_reaches_every_level_makes_its_sections_and_keeps_the_rest()
             ),
         )
     )
-    expected = resolved(FOLDER / "zero1_fp16.json")
+    values, expected = dict(config.json), resolved(FOLDER / "zero1_fp16.json").json
     expected |= {"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 8}
     expected["zero_optimization"]["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
     del expected["zero_optimization"]["overlap_comm"]
     expected["fp16"]["loss_scale"] = 128
-    checkpointing = config.pop("activation_checkpointing")
+    checkpointing = values.pop("activation_checkpointing")
     assert checkpointing and not any(checkpointing.values())
-    assert config == expected
+    assert values == expected
+    assert (config.micro_batch_size, config.accumulation_steps, config.offloads, config.recomputes) == (
+        4,
+        8,
+        True,
+        True,
+    )
 
 
 WRONG_OVERRIDES = [

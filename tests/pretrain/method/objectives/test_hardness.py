@@ -37,7 +37,9 @@ def model_of(seed: int, setting: dict[str, Any]) -> Any:
     return model
 
 
-HIDDEN = torch.randn(SMALL_MODEL.generator_hidden_size, dtype=torch.float64).expand(1, DRAWS, -1)
+HIDDEN = torch.randn(
+    SMALL_MODEL.generator_hidden_size, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+).expand(1, DRAWS, -1)
 """The same at every position."""
 
 
@@ -115,7 +117,7 @@ def test_entropies_come_along_where_they_are_asked_for_and_change_nothing(settin
 
 def test_a_mixture_bounds_the_ratio_by_its_inverse() -> None:
     settings: list[dict[str, object]] = [{"name": "hp_dist", "mixture": 0.1}, {"name": "hp_dist"}]
-    bounded, free = (draws(0, model_of(0, setting)).log_ratio_BK.exp().max().item() for setting in settings)
+    bounded, free = (draws(1, model_of(1, setting)).log_ratio_BK.exp().max().item() for setting in settings)
     assert bounded <= 10 < free
 
 
