@@ -101,7 +101,7 @@ class Engine:
         self._start_adam()
         if patched:
             patch_engine(self._deepspeed, world)
-        self._load_weights(initial)  # in full precision: DeepSpeed makes the master weights of rounded ones
+        self._load_weights(initial)  # in full precision: DeepSpeed has made the master weights of rounded ones
         if scaler := self._dynamic_loss_scaler():
             scaler.raise_error_at_min_scale = False  # an exception that names no step; see `StepResult.fatal`
 
