@@ -9,16 +9,24 @@ import pytest
 import torch
 
 from bench.batches import random_batch
-from bench.engine import EngineOptions, engine_step, hand_step, new_model, operations
+from bench.engine import Step, engine_step, hand_step, new_model, operations
+from bench.models import CONFIGS, new_engine
+from pretrain.config import RunConfig
 from pretrain.job.processes import start_processes
+from pretrain.method.electra import Electra
 from pretrain.presets import preset
 from tests.conftest import REPOSITORY
 
 
+def both_steps(run: RunConfig, models: list[Electra], config: str) -> tuple[Step, Step]:
+    """By hand and under the engine, a model for each."""
+    engine = new_engine(models[1], run, CONFIGS / f"{config}.json", 2, start_processes())
+    return hand_step(models[0], run, engine.device, engine.dtype), partial(engine_step, engine)
+
+
 def test_by_hand_and_under_the_engine_the_weights_end_alike() -> None:
-    world, run, options = start_processes(), preset("tiny").run, EngineOptions(preset="tiny", batch_size=2)
-    models = [new_model(run, 300) for _ in range(2)]
-    steps = [make(model, run, options, world) for make, model in zip((hand_step, engine_step), models, strict=True)]
+    run, models = preset("tiny").run, [new_model(preset("tiny").run, 300) for _ in range(2)]
+    steps = both_steps(run, models, "zero1_fp32")
     for _ in range(3):
         batch = random_batch(2, 16, 300)
         for step in steps:
@@ -29,11 +37,9 @@ def test_by_hand_and_under_the_engine_the_weights_end_alike() -> None:
 
 def test_the_engine_asks_for_few_operations_a_parameter_more_than_a_step_by_hand() -> None:
     """DeepSpeed by itself asks for fifteen, most of them to see whether each gradient is finite."""
-    world, run, batch = start_processes(), preset("tiny").run, random_batch(2, 16, 300)
-    bf16 = REPOSITORY / "ds_configs/zero1_bf16.json"
-    options = EngineOptions(preset="tiny", batch_size=2, deepspeed_config=bf16)
+    run, batch = preset("tiny").run, random_batch(2, 16, 300)
     models = [new_model(run, 300) for _ in range(2)]
-    by_hand, engine = hand_step(models[0], run, options, world), engine_step(models[1], run, options, world)
+    by_hand, engine = both_steps(run, models, "zero1_bf16")
     for step in (by_hand, engine):
         step(batch)
     more = operations(partial(engine, batch)) - operations(partial(by_hand, batch))

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bench.batches import VOCABULARY, random_batch
-from bench.engine import EngineOptions, engine_step, new_model, operations
+from bench.engine import engine_step, new_model, operations
 from bench.forecast import (
     DAY,
     GOOGLE_V100,
@@ -23,7 +23,7 @@ from bench.forecast import (
     Work,
 )
 from bench.forecast import forecast as forecast_of
-from bench.models import CONFIGS
+from bench.models import CONFIGS, new_engine
 from pretrain.job.processes import start_processes
 from pretrain.model import cpu_ops
 from pretrain.presets import preset, with_objective
@@ -73,10 +73,9 @@ def test_the_kernels_that_it_counts_on_are_those_of_a_whole_step(monkeypatch: py
     monkeypatch.setattr(cpu_ops, "HALF", ())
     monkeypatch.setattr(cpu_ops, "kept", lambda shape, p, dtype: torch.empty(shape, dtype=dtype).bernoulli_(1 - p))
     run, batch = preset("small").run, random_batch(1, 128)
-    options = EngineOptions(preset="small", batch_size=1, deepspeed_config=CONFIGS / "zero1_bf16.json")
-    step = engine_step(new_model(run, VOCABULARY), run, options, start_processes())
-    step(batch)
-    assert operations(partial(step, batch)) == pytest.approx(KERNELS, rel=0.05)
+    engine = new_engine(new_model(run, VOCABULARY), run, CONFIGS / "zero1_bf16.json", 1, start_processes())
+    engine_step(engine, batch)
+    assert operations(partial(engine_step, engine, batch)) == pytest.approx(KERNELS, rel=0.05)
 
 
 def test_the_exchange_between_machines_is_as_long_as_the_slowest_link_makes_it() -> None:
