@@ -10,6 +10,7 @@ P segments, N windows (one mask copy each), U tokens of the windows.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
@@ -20,9 +21,11 @@ _STARTS_WORD, _SPECIAL = np.uint8(0), np.uint8(2)  # kinds of token; 1 continues
 # of a sort key: sequence | random | number of the n-gram, which makes every key distinct
 _RANDOM_BITS, _NGRAM_BITS = 36, 16
 
+Length = TypeVar("Length", int, np.ndarray)
 
-def masked_count(length: np.ndarray | int) -> np.ndarray | int:
-    """Tokens to mask of n: ceil(0.15 n), exactly; n counts [CLS] and [SEP], as google-research/electra."""
+
+def tokens_to_mask(length: Length) -> Length:
+    """Tokens to mask of n: ceil(0.15 n), exactly; n counts [CLS] and [SEP], as google-research/electra does."""
     return (3 * length + 19) // 20
 
 
@@ -108,17 +111,12 @@ class _Batch:
             ids_T=ids_T,
             lengths_S=lengths_S,
             masker=masker,
-            k_S=np.asarray(masked_count(lengths_S.astype(np.int64))),
+            k_S=tokens_to_mask(lengths_S.astype(np.int64)),
             m_S=m_S,
             position_M=token_M - np.repeat(first_T_S, m_S),
             word_M_W=word_M_W,
             first_W_P=_indices(segment_start_M[word_M_W]),
         )
-
-    @property
-    def disjoint_S(self) -> np.ndarray:
-        """Windows of k tokens that fit on the circle without touching twice."""
-        return np.minimum(self.m_S // self.k_S, COPIES_PER_SHUFFLE)
 
     def mask(
         self,
@@ -134,7 +132,7 @@ class _Batch:
         """
         circle_M = self._shuffled_tokens(random, drawn)
         turn_S = random.integers(0, self.m_S)
-        windows_S = np.minimum(self.disjoint_S, copies_S)
+        windows_S = np.minimum(np.minimum(self.m_S // self.k_S, COPIES_PER_SHUFFLE), copies_S)  # none touches another
         width = bytes_per_copy(self.masker.seq_length) * 8
         position_U = self.position_M[circle_M[self._used_places(turn_S, windows_S * self.k_S)]]
         row_N = np.repeat(np.arange(len(windows_S)), windows_S)  # N: windows of all sequences

@@ -74,6 +74,10 @@ class _Token(NamedTuple):
         return self.base if self.ends else self.kind
 
 
+_END = _Token("!", "!", "!", ends=True, abbreviated=False, initial=False)
+"""Stands for any token that ends a sentence whatever follows."""
+
+
 class Punkt:
     """Finds the sentences of lines."""
 
@@ -81,7 +85,7 @@ class Punkt:
         self._model = model
         self._undecided = model.abbrev_types | {first for first, _ in model.collocations} | {_NUMBER}
         remember = lru_cache(_REMEMBERED)
-        self._last_token: Callable[[str], _Token | bool] = remember(self._find_last_token)
+        self._last_token: Callable[[str], _Token | None] = remember(self._find_last_token)
         self._follower: Callable[[str], tuple[_Token, bool]] = remember(self._analyse_follower)
 
     def sentences(self, line: str) -> list[str]:
@@ -109,35 +113,35 @@ class Punkt:
             end = match.end()
             word = line[start:end]
             last = self._last_token(word) if len(word) <= _LONGEST else self._find_last_token(word)
-            if last is True or self._ends_before(last, word, match):
+            if last is _END or self._ends_before(last, word, match):
                 found.append((end, max(end, match.start(1))))
         return found
 
-    def _ends_before(self, last: _Token | bool, word: str, match: re.Match[str]) -> bool:
+    def _ends_before(self, last: _Token | None, word: str, match: re.Match[str]) -> bool:
         """Whether a sentence ends after the word, or, as NLTK has it, anywhere inside what follows it."""
         following = match[1] or match.string[match.end()]
-        if not isinstance(last, _Token):
+        if last is None:
             gap = match.string[match.end() : max(match.start(1), match.end())]
             return self._has_end(self._tokens(word + gap + following))
         follower = self._follower if len(following) <= _LONGEST else self._analyse_follower
         first, ends_inside = follower(following)
         return ends_inside or self._ends_between(last, first)
 
-    def _find_last_token(self, word: str) -> _Token | bool:
-        """The last token of a word that ends with a mark; True where a sentence ends there whatever follows.
+    def _find_last_token(self, word: str) -> _Token | None:
+        """The last token of a word that ends with a mark; `_END` where a sentence ends there whatever follows.
 
-        False where it can only be told with what follows: white space other than a blank, such as a no-break space,
-        is inside the word, and dots with such spaces between them are one token.
+        None where the token depends on what follows: white space other than a blank, such as a no-break space, is
+        inside the word, and dots with such spaces between them are one token.
         """
         stem = word[:-1].lower()
         if len(stem) > 1 and stem.isascii() and stem.isalpha() and stem not in self._undecided:
-            return True
+            return _END
         if _SPACE_INSIDE.search(word):
-            return False
+            return None
         tokens = self._tokens(word)
         last = tokens[-1]
         decided = last.ends and not (last.text.endswith(".") and (last.initial or last.base in self._undecided))
-        return True if decided or self._has_end(tokens) else last
+        return _END if decided or self._has_end(tokens) else last
 
     def _analyse_follower(self, text: str) -> tuple[_Token, bool]:
         """The first token of the text after a space, and whether a sentence ends inside that text."""
@@ -151,7 +155,7 @@ class Punkt:
         return [self._token(found) for found in _TOKEN.findall(text)]
 
     def _token(self, text: str) -> _Token:
-        """First pass of the paper: by the token alone."""
+        """First pass of the paper: by the token itself."""
         kind = _NUMERIC.sub(_NUMBER, text.lower())
         stem = text[:-1].lower()
         is_word = text.endswith(".") and not text.endswith("..") and text != "."

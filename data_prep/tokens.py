@@ -7,21 +7,18 @@ work; a sample of every batch goes through both, and a difference ends the build
 import hashlib
 import json
 import logging
-import os
 import sys
 from collections.abc import Sequence
 from itertools import chain
+from os.path import lexists
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from foundation.config import ConfigError, StrictRecord
 from foundation.files import write_if_other
-
-if TYPE_CHECKING:
-    from nanotoken import WordPieceTokenizer
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")  # BERT's
 LARGEST_VOCABULARY = 1 << 16  # ids are stored as uint16
@@ -47,7 +44,7 @@ class WordPiece:
 
     Attributes:
         special: ids of the special tokens. vocab_size: number of ids. never_masked: bool [vocab_size]: [PAD],
-        [CLS], [SEP], [MASK]. [UNK] stands for a word and may be masked, as
+        [CLS], [SEP], [MASK]. [UNK] is a word and may be masked, as
             in google-research/electra's get_candidates_mask.
         continuation: bool [vocab_size]: `##` pieces.
         slow_because: why Hugging Face's encoder does the work; None where nanotoken does.
@@ -168,7 +165,8 @@ def open_tokenizer(vocab: str) -> WordPiece:
             tokenizer = from_vocabulary(_read_vocabulary(path))
         elif path.is_dir():
             tokenizer = _from_folder(path)
-        elif _may_be_hub_name(path):
+        # never a path into a folder that exists here, which is a slip of the pen
+        elif not path.is_absolute() and len(path.parts) <= 2 and path.suffix != ".txt" and not lexists(path.parts[0]):
             logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # its retries are not the user's mistake
             tokenizer = Tokenizer.from_pretrained(vocab)
         else:
@@ -215,7 +213,7 @@ def _class_settings(settings: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _fast_encoder(tokenizer: Tokenizer) -> tuple["WordPieceTokenizer | None", str | None]:
+def _fast_encoder(tokenizer: Tokenizer) -> tuple[Any, str | None]:
     """The encoder of nanotoken for the same tokenizer, or why there is none."""
     try:
         from nanotoken import WordPieceTokenizer
@@ -230,7 +228,7 @@ def _fast_encoder(tokenizer: Tokenizer) -> tuple["WordPieceTokenizer | None", st
         return None, f"nanotoken cannot take this tokenizer ({error})"
 
 
-def _encode_fast(encoder: "WordPieceTokenizer", texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+def _encode_fast(encoder: Any, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
     ids, ends = encoder.encode_batch(texts, add_special_tokens=False, parallel=False)  # the workers fill the cores
     return ids.astype(np.uint16), np.diff(ends)
 
@@ -246,19 +244,12 @@ def _from_folder(folder: Path) -> Tokenizer:
 
 
 def _read_vocabulary(path: Path) -> list[str]:
-    """A token a line: of the signs that Unicode ends lines with, some are tokens."""
+    """One token per line: some of the characters that Unicode ends lines with are tokens."""
     return path.read_text("utf-8").removesuffix("\n").split("\n")
 
 
 def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
-
-
-def _may_be_hub_name(path: Path) -> bool:
-    """`name` or `owner/name`; never a path into a folder that exists here, which is a slip of the pen."""
-    return (
-        not path.is_absolute() and len(path.parts) <= 2 and path.suffix != ".txt" and not os.path.lexists(path.parts[0])
-    )
 
 
 def _check(tokenizer: Tokenizer, vocab: str) -> None:

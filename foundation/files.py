@@ -27,6 +27,33 @@ def write_atomically(path: Path, content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
+class NewFile:
+    """A file written piece by piece: absent until it is closed, whole from then on. Nothing written, no file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._temporary = path, with_suffix(path, TEMPORARY_SUFFIX)
+        self._file: IO[bytes] | None = None
+        self._digest = hashlib.sha256()
+        self._size = 0
+
+    def write(self, content: bytes) -> None:
+        """Appends some bytes."""
+        if self._file is None:
+            self._file = self._temporary.open("wb")
+        self._file.write(content)
+        self._digest.update(content)
+        self._size += len(content)
+
+    def close(self) -> tuple[int, str]:
+        """Gives the file its name, once it is on the disk; returns its size and sha256."""
+        if self._file is not None:
+            flush_file(self._file)
+            self._file.close()
+            self._temporary.replace(self._path)
+            flush(self._path.parent)
+        return self._size, self._digest.hexdigest()
+
+
 def write_if_other(path: Path, content: bytes) -> None:
     """Writes a file as `write_atomically` does; leaves alone one that has this content already."""
     if not path.is_file() or path.read_bytes() != content:

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 
 from data_prep.build_shards import main as build
-from data_prep.inspect_shards import InspectOptions, main
+from data_prep.inspect_shards import InspectOptions, main, verify
 from data_prep.manifest import load_manifest
-from data_prep.masking import bytes_per_copy, masked_count
+from data_prep.masking import bytes_per_copy, tokens_to_mask
 from data_prep.shards import IndexedFile
+from data_prep.workers import start_pool
 from foundation.files import sealed
 
 from .conftest import REPOSITORY, run_script, write_indexed
@@ -38,7 +39,7 @@ def test_shown_sequences_have_their_masked_tokens_marked(built, capsys):
     assert main(InspectOptions(folder=built, show=2)) == 0
     shown = re.search(r"shard-00000, sequence 0, (\d+) tokens\n(\[CLS\] .*)\n", capsys.readouterr().out)
     text = re.sub(r"\[(CLS|SEP|UNK)\]", r"\1", shown[2])
-    assert text.count("[") == masked_count(int(shown[1]))
+    assert text.count("[") == tokens_to_mask(int(shown[1]))
 
 
 def test_the_figures_printed_are_those_of_the_manifest(built, capsys):
@@ -70,7 +71,7 @@ def masks_at_the_beginning(folder):
         lengths = IndexedFile(folder / shard.name).lengths
         width = bytes_per_copy(manifest.seq_length)
         positions = np.arange(8 * width)
-        masked = (positions >= 1) & (positions <= np.asarray(masked_count(lengths.astype(int)))[:, None])
+        masked = (positions >= 1) & (positions <= np.asarray(tokens_to_mask(lengths.astype(int)))[:, None])
         bitmaps = np.tile(np.packbits(masked, axis=1, bitorder="little"), manifest.mask_copies)
         sizes = np.full(len(lengths), bitmaps.shape[1], np.int32)
         write_indexed(folder / f"{shard.name}.mask", bitmaps.ravel(), sizes)
@@ -176,3 +177,34 @@ def test_output_into_a_file_on_a_full_disk_is_told_in_words(built, unbuffered):
     assert done.returncode == 1
     said = done.stderr.splitlines()
     assert said and all("No space left on device" in line for line in said), done.stderr
+
+
+@pytest.fixture(scope="module")
+def alone(built):
+    with start_pool(1) as pool:
+        return verify(built, load_manifest(built), pool)
+
+
+def test_every_sequence_is_counted_whatever_the_number_of_workers(built, alone):
+    manifest = load_manifest(built)
+    assert len(manifest.shards) > 1
+    with start_pool(2) as pool:
+        several = verify(built, manifest, pool)
+    (problems, ours), (others, theirs) = alone, several
+    assert problems == others == []
+    assert ours.sequences == manifest.totals.sequences
+    for name, value in vars(ours).items():
+        np.testing.assert_array_equal(value, getattr(theirs, name), name)
+
+
+def test_damage_in_several_shards_is_told_in_their_order(built, tmp_path):
+    copy = shutil.copytree(built, tmp_path / "copy")
+    manifest = load_manifest(copy)
+    damaged = [manifest.shards[number].name for number in (0, -1)]
+    for name in damaged:
+        with (copy / f"{name}.bin").open("r+b") as file:
+            file.write(b"\xff\xff")
+    with start_pool(2) as pool:
+        found, _ = verify(copy, manifest, pool)
+    assert [problem.split(":")[0] for problem in found[:2]] == [str(copy / name) for name in damaged]
+    assert all("changed since it was written (sha256)" in problem for problem in found[:2])

@@ -5,7 +5,7 @@ import pytest
 from scipy.stats import chi2
 
 from data_prep import masking
-from data_prep.masking import COPIES_PER_SHUFFLE, Masker, bytes_per_copy, masked_count
+from data_prep.masking import COPIES_PER_SHUFFLE, Masker, bytes_per_copy, tokens_to_mask
 from data_prep.sequences import TokenStream, build_sequences
 
 CLS, SEP, WORD, PIECE = 0, 1, 2, 3
@@ -39,13 +39,13 @@ def sequences():
 
 def test_the_masked_count_is_fifteen_percent_rounded_up_in_exact_arithmetic():
     lengths = np.arange(1, 5000)
-    assert (masked_count(lengths) == [-(-15 * int(length) // 100) for length in lengths]).all()
+    assert (tokens_to_mask(lengths) == [-(-15 * int(length) // 100) for length in lengths]).all()
 
 
 def test_every_copy_masks_exactly_k_positions(sequences):
     masked, _ = draw(sequences)
     lengths = np.array([len(sequence) for sequence in sequences])
-    assert (masked.sum(-1) == np.asarray(masked_count(lengths))[:, None]).all()
+    assert (masked.sum(-1) == np.asarray(tokens_to_mask(lengths))[:, None]).all()
 
 
 def test_special_tokens_and_positions_beyond_the_end_are_never_masked(sequences):
@@ -59,7 +59,7 @@ def test_special_tokens_and_positions_beyond_the_end_are_never_masked(sequences)
 def test_copies_of_one_shuffle_are_disjoint(sequences):
     masked, _ = draw(sequences, copies=COPIES_PER_SHUFFLE)
     for sequence, copies in zip(sequences, masked, strict=True):
-        fitting = min(COPIES_PER_SHUFFLE, int((~SPECIAL[sequence]).sum()) // masked_count(len(sequence)))
+        fitting = min(COPIES_PER_SHUFFLE, int((~SPECIAL[sequence]).sum()) // tokens_to_mask(len(sequence)))
         assert copies[:fitting].sum(0).max() == 1
 
 
@@ -77,7 +77,7 @@ def test_every_token_has_the_same_chance_of_being_masked(ngram):
     draws, copies = 6000, 3
     masked, _ = draw([sequence] * draws, copies=copies, ngram=ngram)
     counts = masked[:, :, : len(sequence)].sum((0, 1))[~SPECIAL[sequence]]
-    k, m = masked_count(len(sequence)), len(counts)
+    k, m = tokens_to_mask(len(sequence)), len(counts)
     expected = draws * copies * k / m
     # the copies are disjoint, so their sum is as even as one window of k * copies tokens
     share = k * copies / m
@@ -160,16 +160,15 @@ class Corpus:
         every = np.cumsum(np.ceil(random.lognormal(1.5, 1.2, len(sentence_ends))).astype(int))
         document_ends = np.append(sentence_ends[every[every < len(sentence_ends)] - 1], word_ends[-1])
         stream = TokenStream(ids, piece == 0, sentence_ends, np.unique(document_ends))
-        built = build_sequences(stream, self.seq_length, "documents", "lossless", 0, 1, random)
-        self.ids, self.lengths = built.ids, built.lengths
-        self.text_T = ~self.special[built.ids]
-        self.sequence_T = np.repeat(np.arange(len(built.lengths)), built.lengths)[self.text_T]
-        self.place_T = (np.arange(len(built.ids)) - np.repeat(np.cumsum(built.lengths) - built.lengths, built.lengths))[
+        self.ids, self.lengths = build_sequences(stream, self.seq_length, "documents", "lossless", 0, 1, random)
+        self.text_T = ~self.special[self.ids]
+        self.sequence_T = np.repeat(np.arange(len(self.lengths)), self.lengths)[self.text_T]
+        self.place_T = (np.arange(len(self.ids)) - np.repeat(np.cumsum(self.lengths) - self.lengths, self.lengths))[
             self.text_T
         ]
         type_of = np.repeat(np.arange(self.words), size_of)
-        self.word_T = type_of[built.ids[self.text_T] - 2]
-        self.piece_T = built.ids[self.text_T] - first_id[self.word_T]
+        self.word_T = type_of[self.ids[self.text_T] - 2]
+        self.piece_T = self.ids[self.text_T] - first_id[self.word_T]
         self.pieces_T = size_of[self.word_T]
 
     def cells(self):
@@ -197,7 +196,7 @@ class Corpus:
         bitmaps, _ = masker.draw(self.ids, self.lengths, np.random.Generator(np.random.Philox(seed)))
         shape = (len(self.lengths), copies, -1)
         times = np.unpackbits(bitmaps.reshape(shape), axis=-1, bitorder="little").sum(1)[self.sequence_T, self.place_T]
-        chance = copies * np.asarray(masked_count(self.lengths)) / np.bincount(self.sequence_T)
+        chance = copies * np.asarray(tokens_to_mask(self.lengths)) / np.bincount(self.sequence_T)
         return {
             name: self.p_value(cell_T, times - chance[self.sequence_T], chance[self.sequence_T])
             for name, cell_T in self.cells().items()
