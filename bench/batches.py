@@ -2,7 +2,7 @@
 
 import torch
 
-from data_prep.masking import tokens_to_mask
+from data_prep.masking import mask_size
 from pretrain.data.batches import Batch
 
 VOCABULARY, MASK = 30_522, 103  # BERT's uncased vocabulary, which the paper uses, and its id of [MASK]
@@ -10,7 +10,7 @@ VOCABULARY, MASK = 30_522, 103  # BERT's uncased vocabulary, which the paper use
 
 def random_batch(batch_size: int, seq_length: int, vocabulary: int = VOCABULARY) -> Batch:
     """Full sequences of random ids, 15% of the positions masked."""
-    shape, slots = (batch_size, seq_length), int(tokens_to_mask(seq_length))
+    shape, slots = (batch_size, seq_length), int(mask_size(seq_length))
     positions_BK = torch.rand(shape).argsort(1)[:, :slots].sort().values
     return Batch(
         input_ids_BL=torch.randint(MASK + 1, vocabulary, shape),

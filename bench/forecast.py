@@ -7,7 +7,7 @@ takes to launch the kernels, and what the ranks exchange over the vendor's figur
 
 from typing import NamedTuple
 
-from data_prep.masking import tokens_to_mask
+from data_prep.masking import mask_size
 from pretrain.config import RunConfig
 from pretrain.training.estimates import flops_per_token, least_traffic
 
@@ -30,7 +30,7 @@ class Work(NamedTuple):
     @property
     def scores(self) -> float:
         """Positions that the heads see, times the tokens each has a score for."""
-        return self.tokens / self.length * float(tokens_to_mask(self.length)) * self.vocabulary
+        return self.tokens / self.length * float(mask_size(self.length)) * self.vocabulary
 
 
 class Costs(NamedTuple):

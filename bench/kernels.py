@@ -24,7 +24,7 @@ from bench.batches import VOCABULARY
 from bench.contender import StepOptions
 from bench.matrix_rate import DTYPES
 from bench.timing import seconds_of
-from data_prep.masking import tokens_to_mask
+from data_prep.masking import mask_size
 from foundation.command_line import run_command
 from pretrain.job.processes import start_processes
 from pretrain.method.losses import log_probability
@@ -153,7 +153,7 @@ def scores(options: KernelOptions) -> Tensor:
 
 
 def masked(options: KernelOptions) -> int:
-    return options.batch_size * int(tokens_to_mask(options.seq_length))
+    return options.batch_size * int(mask_size(options.seq_length))
 
 
 def backward(forward: Callable[[], Tensor]) -> Callable[[], None]:

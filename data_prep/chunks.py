@@ -8,7 +8,7 @@ cannot be sought in (compressed files, tables) is read once, by the reader of ch
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, islice
+from itertools import chain, islice, pairwise
 from typing import Any, BinaryIO
 
 from data_prep.cleaning import clean
@@ -24,7 +24,6 @@ from data_prep.formats import (
     Reading,
     cut_point,
     format_of,
-    longest_record,
     parse,
     split_long,
 )
@@ -71,9 +70,10 @@ class Piece:
                 place += len(row or b"")
             return
         assert content is not None
-        long = self.format in RECORD_FORMATS and len(content) > LONGEST_RECORD
-        if long and longest_record(self.format, content) > LONGEST_RECORD:
-            raise _too_long(self.source, self.format)
+        if self.format in RECORD_FORMATS and len(content) > LONGEST_RECORD:
+            ends = [0, *(found.end() for found in END_OF_DOCUMENT[self.format].finditer(content)), len(content)]
+            if max(end - start for start, end in pairwise(ends)) > LONGEST_RECORD:
+                raise _too_long(self.source, self.format)
         yield from parse(self.format, content, place, reading)
 
     def loaded(self) -> "Piece":

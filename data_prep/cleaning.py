@@ -63,7 +63,10 @@ def clean(content: bytes, *, wikitext: bool = False) -> Cleaned:
     if _CONTROL.search(text):
         cleaned.keep(text := _CONTROL.sub("", text), "control")
     if not text.isascii() and not unicodedata.is_normalized("NFC", text):
-        cleaned.text, cleaned.normalized = _to_nfc(text), True
+        # Python's NFC takes a time that grows with the square of a run of marks out of order, so a long run is put in
+        # order first: which form of equivalent text NFC is given makes no difference to it
+        cleaned.text = unicodedata.normalize("NFC", _long_runs().sub(_in_order, text))
+        cleaned.normalized = True
     if len(cleaned.text) > LONGEST_LINE:
         lines = cleaned.text.split("\n")
         cut = [piece for line in lines for piece in pieces(line, LONGEST_LINE, " ", least=1)]
@@ -80,13 +83,6 @@ def decode(content: bytes) -> Cleaned:
         text = content.decode(errors="replace")
         invalid = text.count("\ufffd") - content.count("\ufffd".encode())
         return Cleaned(text, len(text), invalid_utf8=invalid, first_invalid=error.start)
-
-
-def _to_nfc(text: str) -> str:
-    """Unicode's NFC. Python's takes a time that grows with the square of a run of marks out of order, so a long run is
-    put in order here: which form of equivalent text NFC is given makes no difference to it.
-    """
-    return unicodedata.normalize("NFC", _long_runs().sub(_in_order, text))
 
 
 def _in_order(run: re.Match[str]) -> str:

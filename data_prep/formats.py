@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from itertools import chain, pairwise
+from itertools import chain
 from pathlib import Path
 from typing import Literal
 
@@ -135,12 +135,6 @@ def parse(form: Format, text: bytes, place: int, reading: Reading) -> Iterator[D
         if document:
             yield from split_long(document)
         start = end.end() if end else len(text)
-
-
-def longest_record(form: Format, text: bytes) -> int:
-    """Bytes of the longest record of the text."""
-    ends = [0, *(found.end() for found in END_OF_DOCUMENT[form].finditer(text)), len(text)]
-    return max(end - start for start, end in pairwise(ends))
 
 
 def split_long(document: Document) -> Iterator[Document]:

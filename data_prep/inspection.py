@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from data_prep.manifest import Manifest, ShardEntry
-from data_prep.masking import bytes_per_copy, tokens_to_mask
+from data_prep.masking import bytes_per_copy, mask_size
 from data_prep.shards import IndexedFile
 from data_prep.tokens import TOKENIZER_NAME, WordPiece
 from foundation.config import ConfigError
@@ -112,7 +112,7 @@ def problems_of(rows: Rows, manifest: Manifest) -> list[str]:
         "has an id beyond the vocabulary": (rows.ids >= manifest.vocab_size).any(1),
         "has a mask beyond its end": beyond | (masked & ~inside[:, None]).any((1, 2)),
         "has a special token masked": (masked & (inside & forbidden)[:, None]).any((1, 2)),
-        "has not ceil(0.15 n) masked positions": (masked.sum(-1) != tokens_to_mask(rows.lengths)[:, None]).any(1),
+        "has not ceil(0.15 n) masked positions": (masked.sum(-1) != mask_size(rows.lengths)[:, None]).any(1),
     }
     return [
         f"sequence {rows.first + int(np.argmax(wrong))} {problem}" for problem, wrong in checks.items() if wrong.any()

@@ -11,7 +11,7 @@ import numpy as np
 
 from data_prep.inspection import Rows
 from data_prep.manifest import Manifest
-from data_prep.masking import tokens_to_mask
+from data_prep.masking import mask_size
 from data_prep.tokens import WordPiece
 from foundation.config import ConfigError
 
@@ -53,7 +53,7 @@ class MaskStatistics:
         maskable_SP = (np.arange(length) < rows.lengths[:, None]) & ~tokenizer.never_masked[rows.ids]
         start_SP = maskable_SP & ~tokenizer.continuation[rows.ids]
         start_SP[:, 1:] |= maskable_SP[:, 1:] & ~maskable_SP[:, :-1]
-        chance_S = tokens_to_mask(rows.lengths) / maskable_SP.sum(1) * manifest.mask_copies
+        chance_S = mask_size(rows.lengths) / maskable_SP.sum(1) * manifest.mask_copies
         chance_SP = np.where(maskable_SP, chance_S[:, None], 0.0)
         count_SP = masked_SCP.sum(1)
         self.position += count_SP.sum(0)
@@ -122,7 +122,7 @@ def simulated_mask(
     circle = [position for number in random.permutation(len(grams)) for position in grams[number]]
     start = int(random.integers(len(circle)))
     masked = np.zeros(len(maskable), np.bool_)
-    masked[(circle[start:] + circle[:start])[: int(tokens_to_mask(length))]] = True
+    masked[(circle[start:] + circle[:start])[: int(mask_size(length))]] = True
     return masked
 
 

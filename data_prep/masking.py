@@ -24,7 +24,7 @@ _RANDOM_BITS, _NGRAM_BITS = 36, 16
 Length = TypeVar("Length", int, np.ndarray)
 
 
-def tokens_to_mask(length: Length) -> Length:
+def mask_size(length: Length) -> Length:
     """Tokens to mask of n: ceil(0.15 n), exactly; n counts [CLS] and [SEP], as google-research/electra does."""
     return (3 * length + 19) // 20
 
@@ -111,7 +111,7 @@ class _Batch:
             ids_T=ids_T,
             lengths_S=lengths_S,
             masker=masker,
-            k_S=tokens_to_mask(lengths_S.astype(np.int64)),
+            k_S=mask_size(lengths_S.astype(np.int64)),
             m_S=m_S,
             position_M=token_M - np.repeat(first_T_S, m_S),
             word_M_W=word_M_W,
@@ -132,7 +132,8 @@ class _Batch:
         """
         circle_M = self._shuffled_tokens(random, drawn)
         turn_S = random.integers(0, self.m_S)
-        windows_S = np.minimum(np.minimum(self.m_S // self.k_S, COPIES_PER_SHUFFLE), copies_S)  # none touches another
+        # windows of k tokens that fit on the circle without touching twice
+        windows_S = np.minimum(np.minimum(self.m_S // self.k_S, COPIES_PER_SHUFFLE), copies_S)
         width = bytes_per_copy(self.masker.seq_length) * 8
         position_U = self.position_M[circle_M[self._used_places(turn_S, windows_S * self.k_S)]]
         row_N = np.repeat(np.arange(len(windows_S)), windows_S)  # N: windows of all sequences

@@ -74,10 +74,6 @@ class _Token(NamedTuple):
         return self.base if self.ends else self.kind
 
 
-_END = _Token("!", "!", "!", ends=True, abbreviated=False, initial=False)
-"""Stands for any token that ends a sentence whatever follows."""
-
-
 class Punkt:
     """Finds the sentences of lines."""
 
@@ -85,7 +81,7 @@ class Punkt:
         self._model = model
         self._undecided = model.abbrev_types | {first for first, _ in model.collocations} | {_NUMBER}
         remember = lru_cache(_REMEMBERED)
-        self._last_token: Callable[[str], _Token | None] = remember(self._find_last_token)
+        self._word: Callable[[str], tuple[bool, _Token | None]] = remember(self._analyse_word)
         self._follower: Callable[[str], tuple[_Token, bool]] = remember(self._analyse_follower)
 
     def sentences(self, line: str) -> list[str]:
@@ -112,8 +108,9 @@ class Punkt:
         for start, match in _candidates(line):
             end = match.end()
             word = line[start:end]
-            last = self._last_token(word) if len(word) <= _LONGEST else self._find_last_token(word)
-            if last is _END or self._ends_before(last, word, match):
+            analyse = self._word if len(word) <= _LONGEST else self._analyse_word
+            ends, last = analyse(word)
+            if ends or self._ends_before(last, word, match):
                 found.append((end, max(end, match.start(1))))
         return found
 
@@ -127,21 +124,21 @@ class Punkt:
         first, ends_inside = follower(following)
         return ends_inside or self._ends_between(last, first)
 
-    def _find_last_token(self, word: str) -> _Token | None:
-        """The last token of a word that ends with a mark; `_END` where a sentence ends there whatever follows.
+    def _analyse_word(self, word: str) -> tuple[bool, _Token | None]:
+        """Whether a sentence ends after a word that ends with a mark, whatever follows; its last token if it may.
 
-        None where the token depends on what follows: white space other than a blank, such as a no-break space, is
-        inside the word, and dots with such spaces between them are one token.
+        There is no such token where white space other than a blank, such as a no-break space, is inside the word: dots
+        with such spaces between them are one token, which can only be told with what follows.
         """
         stem = word[:-1].lower()
         if len(stem) > 1 and stem.isascii() and stem.isalpha() and stem not in self._undecided:
-            return _END
+            return True, None
         if _SPACE_INSIDE.search(word):
-            return None
+            return False, None
         tokens = self._tokens(word)
         last = tokens[-1]
         decided = last.ends and not (last.text.endswith(".") and (last.initial or last.base in self._undecided))
-        return _END if decided or self._has_end(tokens) else last
+        return decided or self._has_end(tokens), last
 
     def _analyse_follower(self, text: str) -> tuple[_Token, bool]:
         """The first token of the text after a space, and whether a sentence ends inside that text."""

@@ -7,10 +7,10 @@ work; a sample of every batch goes through both, and a difference ends the build
 import hashlib
 import json
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from itertools import chain
-from os.path import lexists
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +122,6 @@ class WordPiece:
             )
 
     def _agree(self, texts: Sequence[str]) -> bool:
-        assert self._fast is not None
         pairs = zip(self._encode_slowly(texts), _encode_fast(self._fast, texts), strict=True)
         return all(np.array_equal(slow, fast) for slow, fast in pairs)
 
@@ -165,8 +164,12 @@ def open_tokenizer(vocab: str) -> WordPiece:
             tokenizer = from_vocabulary(_read_vocabulary(path))
         elif path.is_dir():
             tokenizer = _from_folder(path)
-        # never a path into a folder that exists here, which is a slip of the pen
-        elif not path.is_absolute() and len(path.parts) <= 2 and path.suffix != ".txt" and not lexists(path.parts[0]):
+        elif (  # `name` or `owner/name`; never a path into a folder that exists here, which is a slip of the pen
+            not path.is_absolute()
+            and len(path.parts) <= 2
+            and path.suffix != ".txt"
+            and not os.path.lexists(path.parts[0])
+        ):
             logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # its retries are not the user's mistake
             tokenizer = Tokenizer.from_pretrained(vocab)
         else:

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 from pydantic import Field
-from tokenizers import Tokenizer, trainers
+from tokenizers import trainers
 
 from data_prep.chunks import sample_documents
 from data_prep.defaults import RAW, VOCAB, require_text
@@ -103,14 +103,14 @@ def _alphabet(texts: Iterator[str]) -> list[str]:
     # sorted before it is cut, so that equally rare characters do not depend on the order of the text
     commonest = sorted(counts, key=lambda character: (-counts[character], character))[:_LARGEST_ALPHABET]
     characters = sorted(character for character in commonest if not character.isspace())
-    inside = [CONTINUATION + character for character in characters if _stays_in_word(tokenizer, character)]
+    after_letter = {character: tokenizer.normalizer.normalize_str(f"a{character}") for character in characters}
+    # neither punctuation nor Chinese, which would not stay in the letter's word
+    inside = [
+        CONTINUATION + character
+        for character, text in after_letter.items()
+        if len(tokenizer.pre_tokenizer.pre_tokenize_str(text)) == 1
+    ]
     return characters + inside
-
-
-def _stays_in_word(tokenizer: Tokenizer, character: str) -> bool:
-    """Whether a character after a letter belongs to its word: not punctuation, not Chinese."""
-    text = tokenizer.normalizer.normalize_str(f"a{character}")
-    return len(tokenizer.pre_tokenizer.pre_tokenize_str(text)) == 1
 
 
 if __name__ == "__main__":

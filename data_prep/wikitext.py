@@ -110,40 +110,29 @@ def _section_text(section: str) -> str:
 
 
 def _render(code: Any) -> str:
-    return "".join(_RENDERERS[name](node) for node in code.nodes if (name := type(node).__name__) in _RENDERERS)
+    return "".join(map(_render_node, code.nodes))
 
 
-def _render_tag(node: Any) -> str:
-    name = str(node.tag).strip().lower()
-    if name == "br":
-        return "\n"
-    return "" if name in _DROPPED_TAGS or node.contents is None else _render(node.contents)
-
-
-def _render_link(node: Any) -> str:
-    if _LINK_ASIDE.match(str(node.title)):
-        return ""
-    return _render(node.title).lstrip(":") if node.text is None else _render(node.text)
-
-
-def _render_external_link(node: Any) -> str:
-    if node.title is not None:
-        return _render(node.title)
-    return "" if node.brackets else str(node.url)
-
-
-def _render_entity(node: Any) -> str:
-    try:
-        return str(node.normalize())
-    except (ValueError, OverflowError):  # a number that is no character
-        return str(node)
-
-
-_RENDERERS = {
-    "Text": lambda node: str(node.value),
-    "Tag": _render_tag,
-    "Wikilink": _render_link,
-    "ExternalLink": _render_external_link,
-    "HTMLEntity": _render_entity,
-    "Heading": lambda node: _render(node.title).strip(),
-}  # every other node (template, argument, comment) leaves nothing
+def _render_node(node: Any) -> str:
+    match type(node).__name__:
+        case "Text":
+            return str(node.value)
+        case "Tag":
+            name = str(node.tag).strip().lower()
+            if name == "br":
+                return "\n"
+            return "" if name in _DROPPED_TAGS or node.contents is None else _render(node.contents)
+        case "Wikilink" if not _LINK_ASIDE.match(str(node.title)):
+            return _render(node.title).lstrip(":") if node.text is None else _render(node.text)
+        case "ExternalLink" if node.title is not None:
+            return _render(node.title)
+        case "ExternalLink" if not node.brackets:
+            return str(node.url)
+        case "HTMLEntity":
+            try:
+                return str(node.normalize())
+            except (ValueError, OverflowError):  # a number that is no character
+                return str(node)
+        case "Heading":
+            return _render(node.title).strip()
+    return ""  # every other node (template, argument, comment) leaves nothing

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from data_prep.masking import tokens_to_mask
+from data_prep.masking import mask_size
 from foundation.ordering import uniforms
 from pretrain.data.shards import Shards
 
@@ -85,7 +85,7 @@ class TrainingBatches:
         plan = self.plan
         micro_steps = range(plan.micro_batches // plan.world_size)
         lengths = self.shards.lengths(index)
-        counts = (np.sum(tokens_to_mask(lengths)) / plan.micro_batches, lengths.sum() / plan.micro_batches)
+        counts = (np.sum(mask_size(lengths)) / plan.micro_batches, lengths.sum() / plan.micro_batches)
         parts = [plan.rows(micro_step) for micro_step in micro_steps]
         return [make_batch(self.shards, index[rows], epoch[rows], self.seed, counts).pinned() for rows in parts]
 
@@ -106,7 +106,7 @@ def make_batch(
     """The batch of these sequences; without `counts` the losses are means over the batch itself."""
     special, copies = shards.manifest.special_tokens, shards.manifest.mask_copies
     ids_BL, masked_BL, lengths = shards.read(index, epoch % copies)
-    slots = int(tokens_to_mask(shards.manifest.seq_length))
+    slots = int(mask_size(shards.manifest.seq_length))
     positions_BK = np.argsort(~masked_BL, axis=1, kind="stable")[:, :slots]
     valid_BK = np.arange(slots) < masked_BL.sum(axis=1)[:, None]
     is_separator_BL = ids_BL == special.sep

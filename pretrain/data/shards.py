@@ -22,7 +22,7 @@ import numpy as np
 from data_prep.defaults import require_shards
 from data_prep.inspection import file_problems, tokenizer_problems
 from data_prep.manifest import HELD_OUT_NAME, MANIFEST_NAME, Manifest, load_manifest
-from data_prep.masking import bytes_per_copy, tokens_to_mask
+from data_prep.masking import bytes_per_copy, mask_size
 from data_prep.shards import IndexedFile, mapped
 from foundation.config import ConfigError, LocalProblem
 from foundation.files import with_suffix
@@ -163,7 +163,7 @@ class Shards:
             "does not begin with [CLS]": ids_BL[:, 0] != special.cls,
             "does not end with [SEP]": ids_BL[rows, lengths_B - 1] != special.sep,
             "has an id beyond the vocabulary": ids_BL.max(axis=1) >= self.manifest.vocab_size,
-            "has not ceil(0.15 n) masked positions": masked_BL.sum(axis=1) != tokens_to_mask(lengths_B),
+            "has not ceil(0.15 n) masked positions": masked_BL.sum(axis=1) != mask_size(lengths_B),
             "has a mask beyond its end": masked_BL.shape[1] - masked_BL[:, ::-1].argmax(axis=1) > lengths_B,
         }
         for problem, wrong_B in checks.items():

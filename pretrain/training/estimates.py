@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from data_prep.masking import tokens_to_mask
+from data_prep.masking import mask_size
 from foundation.config import ConfigError
 from pretrain.config import RunConfig
 from pretrain.method.objectives import ObjectiveConfig
@@ -59,7 +59,7 @@ def flops_per_token(model: ModelConfig, objective: ObjectiveConfig, vocab_size: 
     Heads over the vocabulary see masked positions alone; that of HP_Loss samples without a gradient.
     """
     generator, discriminator = model.generator(vocab_size), model.discriminator(vocab_size)
-    masked = tokens_to_mask(length) / length
+    masked = mask_size(length) / length
     if objective.name == "mlm":
         forward = _encoder_flops(discriminator, length) + masked * _vocabulary_head_flops(discriminator)
         return FORWARD_AND_BACKWARD * float(forward)
@@ -123,7 +123,7 @@ def _activations(batch: int, model: ModelConfig, vocab_size: int, length: int, e
         hidden, heads = encoder.hidden_size, encoder.num_attention_heads
         per_layer = length * batch * (34 * hidden + 5 * heads * length) * element / 2
         total += encoder.num_hidden_layers * per_layer
-    return total + SCORES_COPIES * 4 * batch * float(tokens_to_mask(length)) * vocab_size
+    return total + SCORES_COPIES * 4 * batch * float(mask_size(length)) * vocab_size
 
 
 def require_memory(run: RunConfig, micro_batch_size: int, vocab_size: int, length: int, on_gpu: bool) -> None:

@@ -14,7 +14,7 @@ import pytest
 from data_prep.build_shards import main as build
 from data_prep.inspect_shards import InspectOptions, main, verify
 from data_prep.manifest import load_manifest
-from data_prep.masking import bytes_per_copy, tokens_to_mask
+from data_prep.masking import bytes_per_copy, mask_size
 from data_prep.shards import IndexedFile
 from data_prep.workers import start_pool
 from foundation.files import sealed
@@ -39,7 +39,7 @@ def test_shown_sequences_have_their_masked_tokens_marked(built, capsys):
     assert main(InspectOptions(folder=built, show=2)) == 0
     shown = re.search(r"shard-00000, sequence 0, (\d+) tokens\n(\[CLS\] .*)\n", capsys.readouterr().out)
     text = re.sub(r"\[(CLS|SEP|UNK)\]", r"\1", shown[2])
-    assert text.count("[") == tokens_to_mask(int(shown[1]))
+    assert text.count("[") == mask_size(int(shown[1]))
 
 
 def test_the_figures_printed_are_those_of_the_manifest(built, capsys):
@@ -71,7 +71,7 @@ def masks_at_the_beginning(folder):
         lengths = IndexedFile(folder / shard.name).lengths
         width = bytes_per_copy(manifest.seq_length)
         positions = np.arange(8 * width)
-        masked = (positions >= 1) & (positions <= np.asarray(tokens_to_mask(lengths.astype(int)))[:, None])
+        masked = (positions >= 1) & (positions <= np.asarray(mask_size(lengths.astype(int)))[:, None])
         bitmaps = np.tile(np.packbits(masked, axis=1, bitorder="little"), manifest.mask_copies)
         sizes = np.full(len(lengths), bitmaps.shape[1], np.int32)
         write_indexed(folder / f"{shard.name}.mask", bitmaps.ravel(), sizes)

@@ -9,7 +9,7 @@ from data_prep.inspect_shards import InspectOptions, main
 from data_prep.inspection import read_rows
 from data_prep.manifest import load_manifest
 from data_prep.mask_statistics import MaskStatistics, draw_masks, run_lengths, simulated_mask
-from data_prep.masking import Masker, tokens_to_mask
+from data_prep.masking import Masker, mask_size
 from data_prep.tokens import WordPiece
 from foundation.config import ConfigError
 
@@ -43,7 +43,7 @@ def test_masks_that_prefer_the_beginning_are_seen(shard):
     rows, manifest, tokenizer = shard
     masked = np.zeros_like(rows.masked)
     for row, length in enumerate(rows.lengths):
-        masked[row, :, 1 : 1 + int(tokens_to_mask(length))] = True
+        masked[row, :, 1 : 1 + int(mask_size(length))] = True
     statistics = statistics_of(replace(rows, masked=masked), manifest, tokenizer)
     assert statistics.position[1] > 4 * statistics.position_chance[1]
 
@@ -60,7 +60,7 @@ def test_words_cut_are_counted(shard):
 def test_a_simulated_mask_is_k_tokens_that_may_be_masked():
     for seed in range(50):
         masked = simulated_mask(MASKABLE, STARTS & MASKABLE, 12, (0.8, 0.1, 0.1), np.random.default_rng(seed))
-        assert masked.sum() == tokens_to_mask(12)
+        assert masked.sum() == mask_size(12)
         assert not (masked & ~MASKABLE).any()
 
 
@@ -87,7 +87,7 @@ def test_every_sequence_token_and_mask_is_counted(shard):
     statistics.add(rows, manifest, tokenizer)
     assert statistics.sequences == 2 * manifest.shards[1].sequences
     assert statistics.tokens == 2 * manifest.shards[1].tokens
-    masked = 2 * manifest.mask_copies * int(tokens_to_mask(rows.lengths).sum())
+    masked = 2 * manifest.mask_copies * int(mask_size(rows.lengths).sum())
     assert statistics.position.sum() == masked
     assert (statistics.runs * np.arange(len(statistics.runs))).sum() == masked
 

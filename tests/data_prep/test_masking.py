@@ -5,7 +5,7 @@ import pytest
 from scipy.stats import chi2
 
 from data_prep import masking
-from data_prep.masking import COPIES_PER_SHUFFLE, Masker, bytes_per_copy, tokens_to_mask
+from data_prep.masking import COPIES_PER_SHUFFLE, Masker, bytes_per_copy, mask_size
 from data_prep.sequences import TokenStream, build_sequences
 
 CLS, SEP, WORD, PIECE = 0, 1, 2, 3
@@ -39,13 +39,13 @@ def sequences():
 
 def test_the_masked_count_is_fifteen_percent_rounded_up_in_exact_arithmetic():
     lengths = np.arange(1, 5000)
-    assert (tokens_to_mask(lengths) == [-(-15 * int(length) // 100) for length in lengths]).all()
+    assert (mask_size(lengths) == [-(-15 * int(length) // 100) for length in lengths]).all()
 
 
 def test_every_copy_masks_exactly_k_positions(sequences):
     masked, _ = draw(sequences)
     lengths = np.array([len(sequence) for sequence in sequences])
-    assert (masked.sum(-1) == np.asarray(tokens_to_mask(lengths))[:, None]).all()
+    assert (masked.sum(-1) == np.asarray(mask_size(lengths))[:, None]).all()
 
 
 def test_special_tokens_and_positions_beyond_the_end_are_never_masked(sequences):
@@ -59,7 +59,7 @@ def test_special_tokens_and_positions_beyond_the_end_are_never_masked(sequences)
 def test_copies_of_one_shuffle_are_disjoint(sequences):
     masked, _ = draw(sequences, copies=COPIES_PER_SHUFFLE)
     for sequence, copies in zip(sequences, masked, strict=True):
-        fitting = min(COPIES_PER_SHUFFLE, int((~SPECIAL[sequence]).sum()) // tokens_to_mask(len(sequence)))
+        fitting = min(COPIES_PER_SHUFFLE, int((~SPECIAL[sequence]).sum()) // mask_size(len(sequence)))
         assert copies[:fitting].sum(0).max() == 1
 
 
@@ -77,7 +77,7 @@ def test_every_token_has_the_same_chance_of_being_masked(ngram):
     draws, copies = 6000, 3
     masked, _ = draw([sequence] * draws, copies=copies, ngram=ngram)
     counts = masked[:, :, : len(sequence)].sum((0, 1))[~SPECIAL[sequence]]
-    k, m = tokens_to_mask(len(sequence)), len(counts)
+    k, m = mask_size(len(sequence)), len(counts)
     expected = draws * copies * k / m
     # the copies are disjoint, so their sum is as even as one window of k * copies tokens
     share = k * copies / m
@@ -196,7 +196,7 @@ class Corpus:
         bitmaps, _ = masker.draw(self.ids, self.lengths, np.random.Generator(np.random.Philox(seed)))
         shape = (len(self.lengths), copies, -1)
         times = np.unpackbits(bitmaps.reshape(shape), axis=-1, bitorder="little").sum(1)[self.sequence_T, self.place_T]
-        chance = copies * np.asarray(tokens_to_mask(self.lengths)) / np.bincount(self.sequence_T)
+        chance = copies * np.asarray(mask_size(self.lengths)) / np.bincount(self.sequence_T)
         return {
             name: self.p_value(cell_T, times - chance[self.sequence_T], chance[self.sequence_T])
             for name, cell_T in self.cells().items()
