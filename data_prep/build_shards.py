@@ -1,6 +1,6 @@
 """Turns text files into training shards: sentences, word pieces, sequences and n-gram masks.
 
-Run it again to go on where it stopped. Under mpirun the same command spreads over the ranks:
+Run the same command again to resume. Under mpirun the same command spreads over the ranks:
 
     python data_prep/build_shards.py --input data/raw --output data/wikibooks --vocab data/vocab
     mpirun -np 16 python data_prep/build_shards.py
@@ -14,6 +14,7 @@ if not __package__:  # run as a script: import from the repository, never from t
 
 import os
 import platform
+import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import BrokenExecutor
@@ -23,17 +24,14 @@ from typing import Self
 from pydantic import Field, field_validator, model_validator
 
 from data_prep.building import make_shards
-from data_prep.chunks import sample_documents
+from data_prep.chunks import Chunk, sample_documents, sample_pieces
 from data_prep.defaults import RAW, SHARDS, VOCAB, require_text, require_vocab
-from data_prep.estimate import SAMPLE, estimate
-from data_prep.formats import Boundary, Reading
-from data_prep.manifest import MANIFEST_NAME, BuildConfig, Dedup, Manifest
+from data_prep.manifest import MANIFEST_NAME, BuildConfig, Choices, Manifest
 from data_prep.output import finish, locked, open_log, prepare, refuse_another
-from data_prep.pipeline import PUNKT_NAME
+from data_prep.pipeline import PUNKT_NAME, build_chunk, load_tools
 from data_prep.punkt import PunktModel
-from data_prep.records import Plan
+from data_prep.records import PLAN, Plan
 from data_prep.sentences import Sentences, find_model, load_model, model_sha256, train_model
-from data_prep.sequences import Builder, Packing
 from data_prep.sources import Source, find_sources
 from data_prep.tokens import WordPiece, open_tokenizer
 from data_prep.workers import Pool, start_pool
@@ -41,14 +39,13 @@ from foundation.command_line import printable, run_command
 from foundation.config import ConfigError, StrictConfig
 from foundation.progress import duration
 
+_SAMPLE = 1_000_000  # bytes of a dry run
 _PUNKT_SAMPLE = 4_000_000  # bytes: Punkt learns at 0.6 MB/s, and its lists hardly grow after a few megabytes
 _MOST_WORDS = 100  # masked at once; a word's number in its n-gram is kept in a byte
 
 
-class BuildOptions(StrictConfig):
-    """Options of build_shards."""
-
-    takes_any_name = True
+class _Places(StrictConfig):
+    """The options that come first in the help."""
 
     input: tuple[Path, ...] = (RAW,)
     """files, folders, globs, hub:OWNER/NAME[:CONFIG][@REVISION]"""
@@ -57,46 +54,22 @@ class BuildOptions(StrictConfig):
     vocab: str = str(VOCAB)
     """vocab.txt, tokenizer folder or hub name"""
     sentences: Sentences = "punkt"
-    """line: the text has one a line already"""
+    """line: the text has one per line already"""
     punkt: Path | None = None
     """folder of a Punkt model (default: learn one)"""
-    documents: Boundary = "blank_line"
-    """what ends a document in plain text"""
-    text_column: str = "text"
-    """text's key in JSON lines, column in Parquet"""
-    min_document_length: int = Field(0, ge=0)
-    """characters; shorter documents are dropped"""
-    dedup: Dedup = "none"
-    """exact: drop documents seen before"""
+
+
+class BuildOptions(Choices, _Places):
+    """Options of build_shards."""
+
+    takes_any_name = True
+
     strict: bool = False
     """refuse malformed UTF-8 and records"""
-    seq_length: int = Field(512, ge=8, le=65_535)
-    """longest sequence in tokens"""
-    packing: Packing = "documents"
-    """full: sequences run across documents"""
-    builder: Builder = "lossless"
-    """electra: truncate overflow as Google does"""
-    mask_copies: int = Field(10, ge=1, le=255)
-    """masks drawn for each sequence"""
-    ngram: tuple[float, ...] = (0.8, 0.1, 0.1)
-    """chances of masking 1, 2, ... words at once"""
-    held_out: float = Field(0.005, ge=0, lt=1)
-    """share of documents never trained on"""
-    seed: int = 0
-    """of every random choice"""
-    chunk_mb: float = Field(16.0, gt=0, le=64)
-    """text per unit of work, in MB"""
-    shard_mb: float = Field(1000.0, gt=0, le=16_000)
-    """size of a shard, in MB"""
     workers: int = Field(os.cpu_count() or 1, ge=1, le=4096)
     """processes; does not change the result"""
     dry_run: bool = False
     """check all, estimate time and disk, write nothing"""
-
-    @property
-    def reading(self) -> Reading:
-        """How the input is read."""
-        return Reading(self.documents, self.text_column)
 
     @field_validator("ngram")
     @classmethod
@@ -125,15 +98,14 @@ def main(options: BuildOptions) -> int:
         require_vocab(options.vocab, options.input)
         tokenizer = open_tokenizer(options.vocab)
         if options.dry_run:
-            punkt = _punkt(options, sources, None, SAMPLE)
-            print(estimate(_plan(options, sources, tokenizer, punkt), sources, tokenizer, punkt, pool.size))
+            print(_estimate(options, sources, tokenizer, pool.size))
             print("nothing was written")
             return 0
         try:
             _build(options, sources, tokenizer, pool)
         except (OSError, BrokenExecutor) as error:
             print(
-                f"build_shards: stopped: {printable(str(error))}; mend it and run the same command to go on",
+                f"build_shards: stopped: {printable(str(error))}; fix it and run the same command to resume",
                 file=sys.stderr,
             )
             return 1
@@ -154,7 +126,7 @@ def _build(options: BuildOptions, sources: list[Source], tokenizer: WordPiece, p
         punkt = _punkt(options, sources, log.plan, _PUNKT_SAMPLE)
         plan = _plan(options, sources, tokenizer, punkt)
         if log.plan is None:
-            log.add_plan(plan)
+            log.add(PLAN, 0, plan)
         else:
             refuse_another(plan, log.plan, options.output)
         was_complete = (options.output / MANIFEST_NAME).is_file()
@@ -182,9 +154,8 @@ def _punkt(options: BuildOptions, sources: Sequence[Source], earlier: Plan | Non
 
 
 def _plan(options: BuildOptions, sources: Sequence[Source], tokenizer: WordPiece, punkt: PunktModel | None) -> Plan:
-    shared = options.model_dump(include=set(BuildConfig.model_fields) - {"punkt"})
     config = BuildConfig(
-        **shared,
+        **options.model_dump(include={"sentences", *Choices.model_fields}),
         tokenizer_sha256=tokenizer.sha256(),
         punkt="none" if punkt is None else "learned" if options.punkt is None else "given",
         punkt_sha256="" if punkt is None else model_sha256(punkt),
@@ -192,6 +163,51 @@ def _plan(options: BuildOptions, sources: Sequence[Source], tokenizer: WordPiece
     versions = {name: version(name) for name in ("numpy", "nltk", "tokenizers")}
     versions["python"] = ".".join(platform.python_version_tuple()[:2])
     return Plan(config=config, versions=versions, inputs={source.key: source.size for source in sources})
+
+
+def _estimate(options: BuildOptions, sources: Sequence[Source], tokenizer: WordPiece, workers: int) -> str:
+    """What a build would take, by building a sample: files, chunks, time and disk, a line each.
+
+    How much a dataset on the hub holds is known once it is streamed.
+
+    Raises:
+        ConfigError: the input cannot be read, or there is no text in the sample.
+    """
+    punkt = _punkt(options, sources, None, _SAMPLE)
+    config = _plan(options, sources, tokenizer, punkt).config
+    pieces = tuple(sample_pieces(sources, _SAMPLE, options.reading))
+    sample = sum(piece.size for piece in pieces)
+    if not sample:
+        raise ConfigError("dry_run: a sample of the input has no text; build without --dry_run to see what is there")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        prepare(folder, tokenizer, punkt)
+        load_tools(folder, config.sentences)
+        started = time.monotonic()
+        record = build_chunk(Chunk(0, pieces), "", config, folder)
+        seconds = time.monotonic() - started
+    index = 2 * 20 - 4  # bytes a sequence has in the two indices, less its length in the part
+    written = sum(part.size + index * part.sequences for part in (record.train, record.held_out) if part)
+    speed = f"{sample / seconds / 1e6:.1f} MB/s each"
+    on_disk = sum(source.size for source in sources)
+    sample_on_disk = sum(piece.disk_bytes for piece in pieces)
+    lines = []
+    if sample_on_disk:
+        text = sum(piece.size for piece in pieces if not piece.source.on_hub) * on_disk / sample_on_disk
+        lines = [
+            f"{sum(not source.on_hub for source in sources):,} files, {on_disk / 1e6:,.1f} MB on disk, about "
+            f"{text / 1e6:,.1f} MB of text",
+            f"about {max(1, round(text / config.chunk_mb / 1e6)):,} chunks of {config.chunk_mb:g} MB",
+            f"about {duration(text * seconds / sample / workers)} with {workers} workers at {speed}",
+            f"about {text * written / sample / 1e6:,.1f} MB of shards",
+        ]
+    if streamed := [str(source.path) for source in sources if source.on_hub]:
+        lines.append(
+            f"{', '.join(streamed)}: its size is not known before it is streamed; 1,000 MB of text take about "
+            f"{duration(1e9 * seconds / sample / workers)} with {workers} workers at {speed}, if the network keeps up, "
+            f"and {1000 * written / sample:,.0f} MB of shards"
+        )
+    return "\n".join(lines)
 
 
 def _summary(manifest: Manifest) -> str:

@@ -4,32 +4,22 @@ A build that is resumed, or run again when it is complete, is the same work with
 every part and shard is compared with what the log recorded, and what is missing or damaged is made again.
 """
 
-from bisect import bisect_right
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
-from data_prep.chunks import Chunk, read_chunks
+from data_prep.chunks import read_chunks
 from data_prep.duplicates import Duplicates, hash_chunk
-from data_prep.formats import Reading
-from data_prep.inspection import checksum_problems
+from data_prep.inspection import file_problems
 from data_prep.manifest import BuildConfig, ShardEntry
-from data_prep.merging import Merge, ShardCutter, merge_parts
-from data_prep.pipeline import WORK_NAME, ChunkTask, do_chunk, part_path
-from data_prep.records import SIDES, ChunkRecord, RecordLog, folder_of
+from data_prep.parts import WORK_NAME, Merge, ShardCutter, merge_parts, part_path
+from data_prep.pipeline import ChunkTask, do_chunk
+from data_prep.records import CHUNK, SIDES, ChunkRecord, RecordLog, folder_of
 from data_prep.sources import Source
 from data_prep.workers import Pool
 from foundation.config import ConfigError
 from foundation.progress import Progress
-
-
-class ShardCheck(NamedTuple):
-    """A merged shard to compare with what was recorded of it."""
-
-    side: str
-    number: int
-    entry: ShardEntry
 
 
 def make_shards(
@@ -41,49 +31,43 @@ def make_shards(
         ConfigError: the input cannot be read, or is not what the log's chunks were built from.
         OSError: the disk does not take what is written.
     """
-    repaired = _drop_damaged(output, log, pool)
-    reading = Reading(config.documents, config.text_column)
-    duplicates = _find_duplicates(output, config, reading, sources, pool) if config.dedup == "exact" else None
+    made = _drop_damaged(output, log, pool)
+    budget = int(config.chunk_mb * 1e6)
+    duplicates = _find_duplicates(output, config, sources, pool) if config.dedup == "exact" else None
     merging = _Merging(output, log, config)
-    made = 0
-    sizes: dict[int, int] = {}
+
+    def tasks() -> Iterator[ChunkTask | Merge]:
+        for chunk in read_chunks(sources, budget, config.reading):
+            yield from merging.take()
+            if duplicates is not None:
+                chunk = replace(chunk, duplicates=duplicates.of(chunk.number))
+            yield ChunkTask(chunk, log.chunk(chunk.number), merging.sides_of(chunk.number))
+
     with Progress(sum(source.size for source in sources), "shards") as progress:
-
-        def tasks() -> Iterator[ChunkTask | Merge]:
-            for chunk in read_chunks(sources, int(config.chunk_mb * 1e6), reading):
-                yield from merging.take()
-                sizes[chunk.number] = chunk.disk_bytes
-                if duplicates is not None:
-                    chunk = replace(chunk, duplicates=duplicates.of(chunk.number))
-                yield ChunkTask(chunk, log.chunk(chunk.number), merging.sides_of(chunk.number))
-
-        for done in pool.run(_perform, tasks(), config, output, strict):
-            if isinstance(done, ChunkRecord):
-                is_old = done == log.chunk(done.number)
-                made += not is_old
-                merging.add(done, is_old)
-                (progress.skip if is_old else progress.advance)(sizes.pop(done.number))
-            else:
+        for task, done in pool.run(_perform, tasks(), config, output, strict):
+            if isinstance(task, Merge):
+                merging.finish(task, done)
                 made += 1
-                merging.finish(*done)
+                continue
+            is_old = done == task.record
+            made += not is_old
+            merging.add(done, is_old)
+            (progress.skip if is_old else progress.advance)(task.chunk.disk_bytes)
     if merging.next_chunk != len(log):
         raise ConfigError(
             f"input: {output} was built from {len(log)} chunks of text, and there are {merging.next_chunk} now; put "
             "the old text back, or build into another --output"
         )
-    for done in pool.run(_perform, merging.end(), config, output, strict):
-        assert not isinstance(done, ChunkRecord)
+    for merge, entry in pool.run(_perform, merging.end(), config, output, strict):
+        merging.finish(merge, entry)
         made += 1
-        merging.finish(*done)
-    return made + repaired
+    return made
 
 
-def _perform(
-    task: ChunkTask | Merge, config: BuildConfig, output: Path, strict: bool
-) -> ChunkRecord | tuple[Merge, ShardEntry]:
+def _perform(task: ChunkTask | Merge, config: BuildConfig, output: Path, strict: bool) -> ChunkRecord | ShardEntry:
     """What a worker does."""
     if isinstance(task, Merge):
-        return task, merge_parts(task, config, output)
+        return merge_parts(task, config, output)
     return do_chunk(task, config, output, strict)
 
 
@@ -97,26 +81,21 @@ class _Merging:
     def __init__(self, output: Path, log: RecordLog, config: BuildConfig) -> None:
         self._output, self._log = output, log
         self._cutters = {side: ShardCutter(side, config.shard_mb * 1e6) for side in SIDES}
-        self._waiting: list[Merge] = []
+        self._waiting: deque[Merge] = deque()
         self._finished: set[int] = set()
         self.next_chunk = 0
-        self._ranges = {
-            side: sorted((entry.first_chunk, entry.last_chunk) for entry in log.shards[side].values()) for side in SIDES
-        }
 
     def sides_of(self, chunk: int) -> frozenset[str]:
-        """Sides on which a whole shard holds the chunk's part; a side's ranges are sorted and do not overlap."""
-        sides = []
-        for side, ranges in self._ranges.items():
-            place = bisect_right(ranges, chunk, key=lambda pair: pair[0])
-            if place > 0 and chunk <= ranges[place - 1][1]:
-                sides.append(side)
-        return frozenset(sides)
+        """Sides on which a whole shard holds the chunk's part."""
+        shards = self._log.shards.items()
+        return frozenset(
+            side for side, entries in shards if any(e.first_chunk <= chunk <= e.last_chunk for e in entries.values())
+        )
 
     def add(self, record: ChunkRecord, is_old: bool) -> None:
         """Records a finished chunk."""
         if not is_old:
-            self._log.add_chunk(record)
+            self._log.add(CHUNK, record.number, record)
         self._finished.add(record.number)
         while self.next_chunk in self._finished:
             self._finished.remove(self.next_chunk)
@@ -129,7 +108,7 @@ class _Merging:
     def take(self) -> Iterator[Merge]:
         """The shards that have all their parts, and are not there yet."""
         while self._waiting:
-            merge = self._waiting.pop(0)
+            merge = self._waiting.popleft()
             entry = self._log.shards[merge.side].get(merge.number)
             if entry is None or (entry.first_chunk, entry.last_chunk) != (merge.first_chunk, merge.last_chunk):
                 yield merge
@@ -140,11 +119,11 @@ class _Merging:
         """The same, once no chunk is left: with the last shards, which are not full."""
         for cutter in self._cutters.values():
             self._waiting += cutter.end()
-        yield from self.take()
+        return self.take()
 
     def finish(self, merge: Merge, entry: ShardEntry) -> None:
         """Records a merged shard; its parts go."""
-        self._log.add_shard(merge.side, merge.number, entry)
+        self._log.add(merge.side, merge.number, entry)
         self._remove_parts(merge)
 
     def _remove_parts(self, merge: Merge) -> None:
@@ -154,35 +133,29 @@ class _Merging:
 
 def _drop_damaged(output: Path, log: RecordLog, pool: Pool) -> int:
     """Strikes from the log the shards that are missing or damaged, and says so; returns how many."""
-    checks = [ShardCheck(side, number, entry) for side in SIDES for number, entry in sorted(log.shards[side].items())]
+    checks = [(side, number, entry) for side in SIDES for number, entry in sorted(log.shards[side].items())]
     dropped = 0
-    with Progress(sum(sum(check.entry.sizes.values()) for check in checks), "check of shards") as progress:
-        for check, problems in pool.run(_check_shard, checks, output):
-            progress.advance(sum(check.entry.sizes.values()))
+    with Progress(sum(entry.size for *_, entry in checks), "check of shards") as progress:
+        for (side, number, entry), problems in pool.run(_check_shard, checks, output):
+            progress.advance(entry.size)
             if problems:
-                del log.shards[check.side][check.number]  # until it is merged again
-                print(f"{folder_of(output, check.side)}: {'; '.join(problems)}; its text is built again")
+                del log.shards[side][number]
+                print(f"{folder_of(output, side)}: {'; '.join(problems)}; its text is built again")
                 dropped += 1
     return dropped
 
 
-def _check_shard(check: ShardCheck, output: Path) -> tuple[ShardCheck, list[str]]:
-    return check, checksum_problems(folder_of(output, check.side), check.entry)
+def _check_shard(check: tuple[str, int, ShardEntry], output: Path) -> list[str]:
+    side, _, entry = check
+    return file_problems(folder_of(output, side), entry)
 
 
-def _find_duplicates(
-    output: Path, config: BuildConfig, reading: Reading, sources: Sequence[Source], pool: Pool
-) -> Duplicates:
+def _find_duplicates(output: Path, config: BuildConfig, sources: Sequence[Source], pool: Pool) -> Duplicates:
     """The first pass over the input, which only hashes."""
-    folder = output / WORK_NAME
-    sizes: dict[int, int] = {}
+    folder, count = output / WORK_NAME, 0
     with Progress(sum(source.size for source in sources), "hashes") as progress:
-
-        def chunks() -> Iterator[Chunk]:
-            for chunk in read_chunks(sources, int(config.chunk_mb * 1e6), reading):
-                sizes[chunk.number] = chunk.disk_bytes
-                yield chunk
-
-        for number in pool.run(hash_chunk, chunks(), reading, folder):
-            progress.advance(sizes[number])
-    return Duplicates(folder, len(sizes))
+        chunks = read_chunks(sources, int(config.chunk_mb * 1e6), config.reading)
+        for chunk, _ in pool.run(hash_chunk, chunks, config.reading, folder):
+            progress.advance(chunk.disk_bytes)
+            count += 1
+    return Duplicates(folder, count)

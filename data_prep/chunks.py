@@ -8,7 +8,7 @@ cannot be sought in (compressed files, tables) is read once, by the reader of ch
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice, pairwise
+from itertools import chain, islice, pairwise
 from typing import Any, BinaryIO
 
 from data_prep.cleaning import clean
@@ -41,7 +41,7 @@ _SAMPLED_FILES = 256  # more would cost a seek each and tell little
 class Piece:
     """Documents of one file: its text from byte `start` to `end`, which travels as `content` where it must.
 
-    `cut`: its last document was too long and goes on in the next piece. Rows are documents already.
+    `cut`: its last document was too long and continues in the next piece. Rows are documents already.
     """
 
     source: Source
@@ -63,9 +63,8 @@ class Piece:
         Raises:
             ConfigError: the file is gone, or not what it was when it was cut.
         """
-        content = self.loaded().content
+        content, place = self.loaded().content, self.start
         if isinstance(content, tuple):
-            place = self.start
             for row in content:
                 yield from split_long(Document((row or b"").strip(), place, None if row is not None else "no_text"))
                 place += len(row or b"")
@@ -75,7 +74,7 @@ class Piece:
             ends = [0, *(found.end() for found in END_OF_DOCUMENT[self.format].finditer(content)), len(content)]
             if max(end - start for start, end in pairwise(ends)) > LONGEST_RECORD:
                 raise _too_long(self.source, self.format)
-        yield from parse(self.format, content, self.start, reading)
+        yield from parse(self.format, content, place, reading)
 
     def loaded(self) -> "Piece":
         """The piece with its text in it.
@@ -83,23 +82,22 @@ class Piece:
         Raises:
             ConfigError: as `documents`.
         """
-        return self if self.content is not None else replace(self, content=self._read())
-
-    def update(self, digest: "hashlib.blake2b") -> None:
-        """Adds the text, with all that tells it from other text, to a digest."""
-        rows = self.content if isinstance(self.content, tuple) else (self.content,)
-        digest.update(f"{self.format} {self.source.key} {self.start} {self.end} {self.cut}\n".encode())
-        for row in rows:
-            digest.update(b"\0" if row is None else b"\1" + len(row).to_bytes(8, "little"))
-            digest.update(row or b"")
-
-    def _read(self) -> bytes:
+        if self.content is not None:
+            return self
         with opened(self.source.path) as file:
             file.seek(self.start)
             text = file.read(self.size)
         if len(text) != self.size:
             raise ConfigError(f"input: {self.source.path} changed while it was read; put the old file back")
-        return text
+        return replace(self, content=text)
+
+    def update(self, digest: "hashlib.blake2b") -> None:
+        """Adds the text, with all that distinguishes it from other text, to a digest."""
+        rows = self.content if isinstance(self.content, tuple) else (self.content,)
+        digest.update(f"{self.format} {self.source.key} {self.start} {self.end} {self.cut}\n".encode())
+        for row in rows:
+            digest.update(b"\0" if row is None else b"\1" + len(row).to_bytes(8, "little"))
+            digest.update(row or b"")
 
 
 @dataclass(frozen=True)
@@ -108,7 +106,7 @@ class Chunk:
 
     number: int
     pieces: tuple[Piece, ...]
-    duplicates: frozenset[int] = frozenset()  # numbers, in the chunk, of documents that stood earlier in the corpus
+    duplicates: frozenset[int] = frozenset()  # numbers, in the chunk, of documents that occur earlier in the corpus
 
     @property
     def key(self) -> str:
@@ -186,7 +184,7 @@ def sample_documents(sources: Sequence[Source], size: int, reading: Reading) -> 
 
 
 def _cut(source: Source, budget: int, reading: Reading, longest: int = LONGEST_DOCUMENT) -> Iterator[Piece]:
-    """The source in pieces of about `budget` bytes; a document that goes on for `longest` more is cut."""
+    """The source in pieces of about `budget` bytes; a document that continues for `longest` more is cut."""
     if source.on_hub:
         yield from _cut_rows(source, budget, reading)
         return
@@ -227,9 +225,6 @@ class _Cutter:
             raise _too_long(self.source, self.format)
         return budget_end + cut_point(bytes(text[budget_end:])), True
 
-    def piece(self, start: int, end: int, disk_bytes: int, content: bytes | None = None, cut: bool = False) -> Piece:
-        return Piece(self.source, self.format, start, end, disk_bytes, content, cut)
-
 
 def _too_long(source: Source, form: Format) -> ConfigError:
     return ConfigError(
@@ -249,9 +244,9 @@ def _cut_plain(cutter: _Cutter, file: BinaryIO) -> Iterator[Piece]:
             seen += block
             found = cutter.find(seen, 0, searched)
         length, cut = found or (len(seen), False)
-        del seen  # while the piece is worked on, this stands still
+        del seen  # this generator rests while the piece is worked on
         end = min(start + cutter.budget + length, size)
-        yield cutter.piece(start, end, end - start, cut=cut and end < size)
+        yield Piece(cutter.source, cutter.format, start, end, end - start, cut=cut and end < size)
         start = end
 
 
@@ -259,20 +254,19 @@ def _cut_stream(cutter: _Cutter, raw: BinaryIO, stream: Any, held: bytearray) ->
     """Holds text until a piece of it is complete; `held` is its beginning."""
     step = max(BEGINNING, min(_BLOCK, cutter.budget))
     start = disk_start = searched = 0
-    while True:
+    for block in chain([b""], iter(lambda: stream.read(step), b"")):
+        held += block
         while len(held) > cutter.budget and (found := cutter.find(held, cutter.budget, searched)):
             length, cut = found
             disk_end = raw.tell() * (start + length) // (start + len(held))  # raw is read ahead of the text
-            yield cutter.piece(start, start + length, disk_end - disk_start, bytes(held[:length]), cut)
+            content, disk_bytes = bytes(held[:length]), disk_end - disk_start
+            yield Piece(cutter.source, cutter.format, start, start + length, disk_bytes, content, cut)
             del held[:length]
             start, disk_start, searched = start + length, disk_end, 0
         searched = len(held)
-        block = stream.read(step)
-        if not block:
-            break
-        held += block
     if held:
-        yield cutter.piece(start, start + len(held), cutter.source.size - disk_start, bytes(held))
+        disk_bytes = cutter.source.size - disk_start
+        yield Piece(cutter.source, cutter.format, start, start + len(held), disk_bytes, bytes(held))
 
 
 def _cut_rows(source: Source, budget: int, reading: Reading) -> Iterator[Piece]:

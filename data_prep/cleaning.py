@@ -1,6 +1,6 @@
 """Clean-up of a document's text, every change counted.
 
-A character counts where it stood in the decoded text: what is taken away is counted by reason, so that characters
+A character counts in the decoded text: what is taken away is counted by reason, so that characters
 read = characters kept + characters removed. Then comes Unicode's NFC, which writes the same characters in fewer
 or more code points, and is counted in documents; and the breaking of lines too long for a sentence splitter.
 """
@@ -11,7 +11,7 @@ import unicodedata
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from data_prep.wikitext import plain_text
+from data_prep.wikitext import pieces, plain_text
 
 LONGEST_LINE = 100_000  # characters; a longer one is no paragraph, and would be one item to Punkt and the tokenizer
 # Without tab, and without what ends a line or a page: line feed, \v, \f, carriage return, \x1c to \x1e, \x85.
@@ -68,12 +68,14 @@ def clean(content: bytes, *, wikitext: bool = False) -> Cleaned:
         cleaned.text = unicodedata.normalize("NFC", _long_runs().sub(_in_order, text))
         cleaned.normalized = True
     if len(cleaned.text) > LONGEST_LINE:
-        cleaned.text, cleaned.cut_lines = _break_long_lines(cleaned.text)
+        lines = cleaned.text.split("\n")
+        cut = [piece for line in lines for piece in pieces(line, LONGEST_LINE, " ", least=1)]
+        cleaned.text, cleaned.cut_lines = "\n".join(cut), len(cut) - len(lines)
     return cleaned
 
 
 def decode(content: bytes) -> Cleaned:
-    """The text of a document's bytes as it stands."""
+    """The text of a document's bytes, not cleaned."""
     try:
         text = content.decode()
         return Cleaned(text, len(text))
@@ -90,7 +92,7 @@ def _in_order(run: re.Match[str]) -> str:
 
 @lru_cache(maxsize=1)
 def _long_runs() -> re.Pattern[str]:
-    """More combining marks than stand on any letter of a language: Unicode's Stream-Safe Text Format allows 30."""
+    """More combining marks than any language has on a letter: Unicode's Stream-Safe Text Format allows 30."""
     marks = [
         chr(code)
         for code in range(0x300, sys.maxunicode + 1)
@@ -98,17 +100,3 @@ def _long_runs() -> re.Pattern[str]:
     ]
     moved = [mark for mark in marks if unicodedata.combining(unicodedata.normalize("NFD", mark)[0])]
     return re.compile(f"[{''.join(moved)}]{{31,}}")
-
-
-def _break_long_lines(text: str) -> tuple[str, int]:
-    """Line ends at white space, or in mid-word where there is none, such that no line exceeds `LONGEST_LINE`."""
-    lines: list[str] = []
-    breaks = 0
-    for line in text.split("\n"):
-        start = 0
-        while len(line) - start > LONGEST_LINE:
-            end = line.rfind(" ", start + 1, start + LONGEST_LINE) + 1 or start + LONGEST_LINE
-            lines.append(line[start:end])
-            start, breaks = end, breaks + 1
-        lines.append(line[start:])
-    return "\n".join(lines), breaks

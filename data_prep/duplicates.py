@@ -4,7 +4,6 @@ Two different documents with the same 8 bytes would be taken for copies; among 1
 there is one such pair is 1 in 3,700 (n^2 / 2^65).
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -14,18 +13,17 @@ from data_prep.formats import Reading
 from foundation.files import write_atomically
 
 _SORTED_AT_ONCE = 1 << 23  # hashes, 32 bytes each with all that sorting needs
-_UNUSED = bytes(8)  # stands for a document that is dropped anyway, and is no copy of any
+_UNUSED = bytes(8)  # of a document that is dropped anyway, and is no copy of any
 
 
-def hash_chunk(chunk: Chunk, reading: Reading, folder: Path) -> int:
-    """Writes the hashes of a chunk's documents, in order, into the folder; returns the chunk's number."""
+def hash_chunk(chunk: Chunk, reading: Reading, folder: Path) -> None:
+    """Writes the hashes of a chunk's documents, in order, into the folder."""
     hashes = [
         document.digest if document.content and document.reason is None else _UNUSED
         for piece in chunk.pieces
         for document in piece.documents(reading)
     ]
     write_atomically(hashes_path(folder, chunk.number), b"".join(hashes))
-    return chunk.number
 
 
 def hashes_path(folder: Path, number: int) -> Path:
@@ -58,7 +56,9 @@ class Duplicates:
         """Numbers, in the corpus, of the copies whose hash is `part` modulo `parts`."""
         gathered = [
             (hashes[chosen], start + np.flatnonzero(chosen))
-            for start, hashes in self._read()
+            for start, hashes in zip(
+                self._starts.tolist(), (np.fromfile(path, np.uint64) for path in self._paths), strict=False
+            )
             if (chosen := (hashes % parts == part) & (hashes != 0)).any()
         ]
         if not gathered:
@@ -67,7 +67,3 @@ class Duplicates:
         order = np.argsort(hashes, kind="stable")  # equal hashes stay in the corpus's order
         copies = hashes[order[1:]] == hashes[order[:-1]]
         return numbers[order[1:][copies]]
-
-    def _read(self) -> Iterator[tuple[int, np.ndarray]]:
-        for start, path in zip(self._starts.tolist(), self._paths, strict=False):
-            yield start, np.fromfile(path, np.uint64)

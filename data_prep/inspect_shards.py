@@ -10,19 +10,28 @@ if not __package__:  # run as a script: import from the repository, never from t
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 import os
+from itertools import accumulate
 from typing import Annotated
 
 import numpy as np
 from pydantic import Field
 
-from data_prep.inspection import Figures, read_rows, sample_rows
-from data_prep.manifest import HELD_OUT_NAME, MANIFEST_NAME, Books, Manifest, load_manifest
-from data_prep.mask_statistics import MaskStatistics
+from data_prep.inspection import (
+    file_problems,
+    megatron_problems,
+    problems_of,
+    read_rows,
+    sample_rows,
+    tokenizer_problems,
+)
+from data_prep.manifest import HELD_OUT_NAME, MANIFEST_NAME, Books, Manifest, ShardEntry, load_manifest
+from data_prep.mask_statistics import MaskStatistics, draw_masks
+from data_prep.records import LOG_NAME, RecordLog
 from data_prep.tokens import CONTINUATION, SPECIAL_TOKENS, TOKENIZER_NAME, WordPiece
-from data_prep.verification import verify
 from data_prep.workers import Pool, start_pool
 from foundation.command_line import POSITIONAL, printable, run_command
 from foundation.config import StrictConfig
+from foundation.progress import Progress
 
 _PROBLEMS_SHOWN = 20
 _INPUTS_SHOWN = 20
@@ -56,7 +65,7 @@ def main(options: InspectOptions) -> int:
     except BrokenPipeError:
         raise
     except OSError as error:
-        print(f"inspect_shards: stopped: {printable(str(error))}; mend it and run again", file=sys.stderr)
+        print(f"inspect_shards: stopped: {printable(str(error))}; fix it and run again", file=sys.stderr)
         return 1
 
 
@@ -81,29 +90,68 @@ def _inspect(folder: Path, options: InspectOptions, pool: Pool) -> list[str]:
     tokenizer = WordPiece.load(folder / TOKENIZER_NAME)
     problems: list[str] = []
     if options.verify:
-        problems, figures, masks = verify(folder, manifest, pool)
+        problems, statistics = verify(folder, manifest, pool)
     else:
-        figures, masks = Figures(), MaskStatistics(min(manifest.totals.sequences, _BLOCKS * _BLOCK))
+        statistics = MaskStatistics(manifest.seq_length, min(manifest.totals.sequences, _BLOCKS * _BLOCK))
         for rows in sample_rows(folder, manifest, _BLOCKS, _BLOCK):
-            figures.add(rows, manifest)
-            masks.add(rows, manifest, tokenizer)
+            statistics.add(rows, manifest, tokenizer)
     if not problems:
-        print(f"  of {figures.sequences:,} sequences and {manifest.mask_copies} masks each:")
-        print(f"  two segments    {figures.pairs / max(1, figures.sequences):.1%}")
-        print(f"  masked          {figures.masked / max(1, figures.mask_sites):.4%} of the tokens")
-        _print_masks(figures, masks)
+        _print_statistics(statistics, manifest)
         if options.figure is not None and folder == options.folder:
-            from data_prep.mask_figure import draw_masks  # matplotlib takes a second to import
-
-            draw_masks(masks, figures.runs, options.figure)
+            draw_masks(statistics, options.figure)
     if options.show:
         _show(folder, manifest, tokenizer, options.show)
     return problems
 
 
+def verify(folder: Path, manifest: Manifest, pool: Pool) -> tuple[list[str], MaskStatistics]:
+    """Everything that can be found wrong with a folder, read to the last byte, and the counts over all sequences."""
+    problems = [f"{folder}/{problem}" for problem in tokenizer_problems(folder, manifest)]
+    if (folder / LOG_NAME).is_file():
+        with RecordLog(folder, "rb") as log:
+            if log.damaged or sum((record.books for record in log.chunks()), Books()) != manifest.books:
+                problems.append(f"{log.path}: damaged, or not of this build")
+    plain = manifest.model_copy(update={"shards": ()})  # what a worker is sent with each shard
+    shards, totals = manifest.shards, manifest.totals
+    before = accumulate((shard.sequences for shard in shards), initial=0)
+    done: dict[str, tuple[list[str], MaskStatistics]] = {}
+    with Progress(sum(shard.size for shard in shards), "verify") as progress:
+        for (shard, _), found in pool.run(
+            _verify_shard, zip(shards, before, strict=False), folder, plain, totals.sequences
+        ):
+            done[shard.name] = found
+            progress.advance(shard.size)
+    statistics = MaskStatistics(manifest.seq_length)
+    for shard in shards:
+        found, counted = done[shard.name]
+        problems += found
+        statistics.join(counted)
+    if not problems and (statistics.sequences, statistics.tokens) != (totals.sequences, totals.tokens):
+        problems.append(f"{folder}: manifest.json counts other sequences or tokens than the shards hold")
+    if not manifest.books.balance:
+        problems.append(f"{folder}: the books in manifest.json do not balance")
+    return problems, statistics
+
+
+def _verify_shard(
+    item: tuple[ShardEntry, int], folder: Path, manifest: Manifest, expected: int
+) -> tuple[list[str], MaskStatistics]:
+    """The same of one shard, given with the number of sequences before it."""
+    (shard, seen), tokenizer = item, WordPiece.load(folder / TOKENIZER_NAME)
+    statistics = MaskStatistics(manifest.seq_length, expected, seen)
+    problems = file_problems(folder, shard)
+    if not problems:
+        for rows in read_rows(folder, shard, manifest):
+            problems += problems_of(rows, manifest)
+            if not problems:
+                statistics.add(rows, manifest, tokenizer)
+        problems += megatron_problems(folder, shard)
+    return [f"{folder / shard.name}: {problem}" for problem in problems], statistics
+
+
 def _print_manifest(folder: Path, manifest: Manifest) -> None:
     totals = manifest.totals
-    size, name = sum(sum(shard.sizes.values()) for shard in manifest.shards), printable(str(folder))
+    size, name = sum(shard.size for shard in manifest.shards), printable(str(folder))
     print(f"{name}: {totals.sequences:,} sequences in {len(manifest.shards)} shards, {size / 1e6:,.1f} MB")
     books = manifest.books
     ledgers = {"documents": books.documents, "characters": books.characters, "word pieces": books.word_pieces}
@@ -113,16 +161,6 @@ def _print_manifest(folder: Path, manifest: Manifest) -> None:
             f"  {name:<12} {ledger.read:>15,} read = {ledger.train:,} to train on + "
             f"{ledger.held_out:,} held out + dropped: {dropped}"
         )
-    _print_books(books)
-    drawn = " ".join(f"{count / max(1, sum(totals.ngrams)):.4f}" for count in totals.ngrams)
-    asked = " ".join(f"{chance:.4f}" for chance in manifest.config.ngram)
-    print(f"  unknown words   {totals.unknown_share:.4%} of the word pieces")
-    print(f"  padding         {totals.padding_share:.2%} of {totals.sequences:,} x {manifest.seq_length}")
-    print(f"  n-grams         {drawn} drawn, {asked} asked for")
-
-
-def _print_books(books: Books) -> None:
-    """What was mended, and what came from each input."""
     print(
         f"  mended          malformed UTF-8 {books.invalid_utf8:,} times, {books.normalized_documents:,} documents to "
         f"NFC, {books.cut_documents:,} documents and {books.cut_lines:,} lines cut for their length"
@@ -135,24 +173,33 @@ def _print_books(books: Books) -> None:
         )
     if len(books.inputs) > _INPUTS_SHOWN:
         print(f"  and {len(books.inputs) - _INPUTS_SHOWN:,} inputs more")
+    drawn = " ".join(f"{count / max(1, sum(totals.ngrams)):.4f}" for count in totals.ngrams)
+    asked = " ".join(f"{chance:.4f}" for chance in manifest.config.ngram)
+    print(f"  unknown words   {totals.unknown_share:.4%} of the word pieces")
+    print(f"  padding         {totals.padding_share:.2%} of {totals.sequences:,} x {manifest.seq_length}")
+    print(f"  n-grams         {drawn} drawn, {asked} asked for")
 
 
-def _print_masks(figures: Figures, masks: MaskStatistics) -> None:
+def _print_statistics(statistics: MaskStatistics, manifest: Manifest) -> None:
     """Where the masks fall; rates as multiples of a token's chance."""
-    real, simulated = (runs[:9] / max(1, int(runs.sum())) for runs in (figures.runs, masks.simulated_runs))
+    sequences, copies, masked = statistics.sequences, manifest.mask_copies, statistics.position.sum()
+    real, simulated = (runs[:9] / max(1, int(runs.sum())) for runs in (statistics.runs, statistics.simulated_runs))
     shares = [f"{length}: {share:.1%}" for length, share in enumerate(real)][1:]
     expected = [f"{length}: {share:.1%}" for length, share in enumerate(simulated)][1:]
-    positions = [np.array_split(counts, _PARTS) for counts in (masks.position, masks.position_chance)]
+    positions = [np.array_split(counts, _PARTS) for counts in (statistics.position, statistics.position_chance)]
     by_position = [f"{there.sum() / max(1e-9, chance.sum()):.3f}" for there, chance in zip(*positions, strict=True)]
-    pieces = zip(masks.piece, masks.piece_chance, strict=True)
+    pieces = zip(statistics.piece, statistics.piece_chance, strict=True)
     by_piece = [f"{count / chance:.3f}" if chance else "none" for count, chance in pieces]
+    cut, most = statistics.words_cut, statistics.most_cut
+    per_mask, share = cut / max(1, sequences * copies), cut / max(1, statistics.words_masked)
+    print(f"  of {sequences:,} sequences and {copies} masks each:")
+    print(f"  two segments    {statistics.pairs / max(1, sequences):.1%}")
+    print(f"  masked          {masked / max(1, statistics.tokens * copies):.4%} of the tokens")
     print(f"  masked runs     {' '.join(shares)}")
     print(f"    simulated     {' '.join(expected)}")
     print(f"  by position     {' '.join(by_position)} times the chance, in eighths of the length")
     print(f"  by piece        {' '.join(by_piece)} times the chance, of a word's first, second, ... piece")
-    cut = masks.words_cut / max(1, masks.masks)
-    share = masks.words_cut / max(1, masks.words_masked)
-    print(f"  words cut       {cut:.2f} a mask, {share:.1%} of the words masked, at most {masks.most_cut} by one mask")
+    print(f"  words cut       {per_mask:.2f} a mask, {share:.1%} of the words masked, at most {most} by one mask")
 
 
 def _show(folder: Path, manifest: Manifest, tokenizer: WordPiece, count: int) -> None:

@@ -1,8 +1,8 @@
-"""Checks and figures of a shard folder, shard by shard: what `inspect_shards` prints."""
+"""The sequences and masks of a shard folder as arrays, and every check of them and of the files."""
 
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
@@ -77,12 +77,11 @@ def open_shard(folder: Path, shard: ShardEntry, manifest: Manifest) -> tuple[Ind
     Raises:
         ConfigError: a file is missing, or is not what the manifest says.
     """
-    path = folder / shard.name
+    path, row = folder / shard.name, manifest.mask_copies * bytes_per_copy(manifest.seq_length)
     ids, masks = IndexedFile(path), IndexedFile(folder / f"{shard.name}.mask")
     ids.require_sound()
     masks.require_sound()
-    mask_bytes = manifest.mask_copies * bytes_per_copy(manifest.seq_length)
-    if masks.dtype != np.uint8 or len(masks) != len(ids) or (masks.lengths != mask_bytes).any():
+    if masks.dtype != np.uint8 or len(masks) != len(ids) or (masks.lengths != row).any():
         raise ConfigError(f"{path}.mask: has not one row of masks per sequence; build the shards again")
     if ids.dtype != np.uint16 or (len(ids), len(ids.data)) != (shard.sequences, shard.tokens):
         raise ConfigError(
@@ -92,46 +91,6 @@ def open_shard(folder: Path, shard: ShardEntry, manifest: Manifest) -> tuple[Ind
     if len(ids) and not 2 < ids.lengths.min() <= ids.lengths.max() <= manifest.seq_length:
         raise ConfigError(f"{path}: a sequence's length is out of bounds; build the shards again")
     return ids, masks
-
-
-@dataclass
-class Figures:
-    """Counts over the sequences seen."""
-
-    sequences: int = 0
-    tokens: int = 0
-    pairs: int = 0
-    masked: int = 0
-    mask_sites: int = 0
-    runs: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
-
-    def add(self, rows: Rows, manifest: Manifest) -> None:
-        """Counts some rows in."""
-        self.sequences += len(rows.lengths)
-        self.tokens += int(rows.lengths.sum())
-        self.pairs += int(((rows.ids == manifest.special_tokens.sep).sum(1) == 2).sum())
-        self.masked += int(rows.masked.sum())
-        self.mask_sites += int(rows.lengths.sum()) * manifest.mask_copies
-        self.runs = add_counts(self.runs, np.bincount(run_lengths(rows.masked)))
-
-    def join(self, other: "Figures") -> None:
-        """Counts in what was counted elsewhere."""
-        for name in ("sequences", "tokens", "pairs", "masked", "mask_sites"):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-        self.runs = add_counts(self.runs, other.runs)
-
-
-def add_counts(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """The sum of two arrays of counts, of which the shorter has none beyond its end."""
-    length = max(len(left), len(right))
-    total: np.ndarray = np.pad(left, (0, length - len(left))) + np.pad(right, (0, length - len(right)))
-    return total
-
-
-def run_lengths(masked: np.ndarray) -> np.ndarray:
-    """Lengths of the unbroken runs of masked positions."""
-    edges = np.diff(np.pad(masked, ((0, 0), (0, 0), (1, 1))).astype(np.int8), axis=-1).ravel()
-    return np.flatnonzero(edges == -1) - np.flatnonzero(edges == 1)
 
 
 def problems_of(rows: Rows, manifest: Manifest) -> list[str]:
@@ -153,9 +112,7 @@ def problems_of(rows: Rows, manifest: Manifest) -> list[str]:
         "has an id beyond the vocabulary": (rows.ids >= manifest.vocab_size).any(1),
         "has a mask beyond its end": beyond | (masked & ~inside[:, None]).any((1, 2)),
         "has a special token masked": (masked & (inside & forbidden)[:, None]).any((1, 2)),
-        "has not ceil(0.15 n) masked positions": (masked.sum(-1) != np.asarray(mask_size(rows.lengths))[:, None]).any(
-            1
-        ),
+        "has not ceil(0.15 n) masked positions": (masked.sum(-1) != mask_size(rows.lengths)[:, None]).any(1),
     }
     return [
         f"sequence {rows.first + int(np.argmax(wrong))} {problem}" for problem, wrong in checks.items() if wrong.any()
@@ -177,24 +134,24 @@ def tokenizer_problems(folder: Path, manifest: Manifest) -> list[str]:
     return problems
 
 
-def size_problem(path: Path, expected: int) -> str | None:
-    """Of a file that is missing or has not the size that was written."""
+def file_problems(folder: Path, shard: ShardEntry, *, checksums: bool = True) -> list[str]:
+    """Files of a shard that are missing or not those that were written, as far as their sizes tell or their content."""
+    found = (
+        file_problem(folder / (shard.name + suffix), size, digest if checksums else None)
+        for suffix, (size, digest) in shard.written.items()
+    )
+    return list(filter(None, found))
+
+
+def file_problem(path: Path, size: int, digest: str | None) -> str | None:
+    """What is wrong with a file of this size and, if given, sha256; None where it is whole."""
     try:
-        size = path.stat().st_size
+        found = path.stat().st_size
     except OSError as error:
         return f"{path.name}: {error.strerror}"
-    return None if size == expected else f"{path.name}: {size} bytes, expected {expected}"
-
-
-def checksum_problems(folder: Path, shard: ShardEntry) -> list[str]:
-    """Files of a shard that are missing or not those that were written."""
-    problems = []
-    for name, expected in shard.files.items():
-        if problem := size_problem(folder / name, shard.sizes[name]):
-            problems.append(problem)
-        elif file_sha256(folder / name) != expected:
-            problems.append(f"{name}: changed since it was written (sha256)")
-    return problems
+    if found != size:
+        return f"{path.name}: {found} bytes, expected {size}"
+    return None if not digest or file_sha256(path) == digest else f"{path.name}: changed since it was written (sha256)"
 
 
 def megatron_problems(folder: Path, shard: ShardEntry) -> list[str]:

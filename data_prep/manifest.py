@@ -2,17 +2,17 @@
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from data_prep.formats import Boundary
+from data_prep.formats import Boundary, Reading
 from data_prep.sentences import Sentences
 from data_prep.sequences import Builder, Packing
 from data_prep.tokens import LARGEST_VOCABULARY, SpecialTokens
-from foundation.config import ConfigError, StrictRecord
+from foundation.config import ConfigError, StrictConfig, StrictRecord
 from foundation.files import sealed, unsealed, write_if_other
 
 FORMAT_VERSION: Literal[2] = 2
@@ -25,21 +25,47 @@ Dedup = Literal["none", "exact"]
 Count = Annotated[int, Field(ge=0, lt=1 << 63)]
 
 
-class BuildConfig(StrictRecord):
+class Choices(StrictConfig):
+    """What a user chooses that decides the shards' bytes."""
+
+    seq_length: int = Field(512, ge=8, le=65_535)
+    """longest sequence in tokens"""
+    mask_copies: int = Field(10, ge=1, le=255)
+    """masks drawn for each sequence"""
+    ngram: tuple[float, ...] = (0.8, 0.1, 0.1)
+    """chances of masking 1, 2, ... words at once"""
+    packing: Packing = "documents"
+    """full: sequences run across documents"""
+    builder: Builder = "lossless"
+    """electra: truncate overflow as Google does"""
+    documents: Boundary = "blank_line"
+    """what ends a document in plain text"""
+    text_column: str = "text"
+    """text's key in JSON lines, column in Parquet"""
+    min_document_length: int = Field(0, ge=0)
+    """characters; shorter documents are dropped"""
+    dedup: Dedup = "none"
+    """exact: drop documents seen before"""
+    held_out: float = Field(0.005, ge=0, lt=1)
+    """share of documents never trained on"""
+    seed: int = 0
+    """of every random choice"""
+    chunk_mb: float = Field(16.0, gt=0, le=64)
+    """text per unit of work, in MB"""
+    shard_mb: float = Field(1000.0, gt=0, le=16_000)
+    """size of a shard, in MB"""
+
+    @property
+    def reading(self) -> Reading:
+        """How the input is read."""
+        return Reading(self.documents, self.text_column)
+
+
+class BuildConfig(Choices):
     """Everything that decides the shards' bytes besides the text."""
 
-    seq_length: int = Field(ge=8, le=65_535)
-    mask_copies: int = Field(ge=1, le=255)
-    ngram: tuple[float, ...]
-    packing: Packing
-    builder: Builder
-    documents: Boundary
-    text_column: str
-    min_document_length: int
-    dedup: Dedup
-    held_out: float
-    seed: int
     chunk_mb: float
+    """At most 1024 in format 1."""
     shard_mb: float
     """0: a shard per chunk, as in format 1."""
     tokenizer_sha256: str
@@ -68,17 +94,28 @@ class ShardEntry(StrictRecord):
     """Size and sha256 of each file, by its suffix."""
 
     @property
-    def sizes(self) -> dict[str, int]:
-        """Bytes of each file."""
-        return {self.name + suffix: size for suffix, (size, _) in self.written.items()}
-
-    @property
-    def files(self) -> dict[str, str]:
-        """The sha256 of each file."""
-        return {self.name + suffix: digest for suffix, (_, digest) in self.written.items()}
+    def size(self) -> int:
+        """Bytes of all its files."""
+        return sum(size for size, _ in self.written.values())
 
 
-class Ledger(StrictRecord):
+class _Sums(StrictRecord):
+    """Base of counts that are added up over chunks."""
+
+    def __add__(self, other: Self) -> Self:
+        fields = type(self).model_fields
+        return type(self)(**{name: _added(getattr(self, name), getattr(other, name)) for name in fields})
+
+
+def _added(left: Any, right: Any) -> Any:
+    """The sum; of two dictionaries, by key, sorted."""
+    if not isinstance(left, dict):
+        return left + right
+    both = {key: _added(left[key], right[key]) for key in left.keys() & right.keys()}
+    return dict(sorted((left | right | both).items()))
+
+
+class Ledger(_Sums):
     """Where one kind of thing went: read = train + held_out + everything dropped."""
 
     read: int = 0
@@ -87,35 +124,21 @@ class Ledger(StrictRecord):
     dropped: dict[str, int] = {}
     """By reason."""
 
-    def __add__(self, other: Self) -> "Ledger":
-        return Ledger(
-            read=self.read + other.read,
-            train=self.train + other.train,
-            held_out=self.held_out + other.held_out,
-            dropped={
-                key: self.dropped.get(key, 0) + other.dropped.get(key, 0)
-                for key in sorted(self.dropped.keys() | other.dropped.keys())
-            },
-        )
-
     @property
     def balances(self) -> bool:
         """Whether nothing is unaccounted for."""
         return self.read == self.train + self.held_out + sum(self.dropped.values())
 
 
-class Share(StrictRecord):
+class Share(_Sums):
     """What came from one input."""
 
     documents: int = 0
     characters: int = 0
     word_pieces: int = 0
 
-    def __add__(self, other: Self) -> "Share":
-        return Share(**{name: getattr(self, name) + getattr(other, name) for name in Share.model_fields})
 
-
-class Books(StrictRecord):
+class Books(_Sums):
     """The accounts of a build, held-out text included."""
 
     documents: Ledger = Ledger()
@@ -128,17 +151,11 @@ class Books(StrictRecord):
     normalized_documents: int = 0
     """Documents that NFC changed."""
     cut_documents: int = 0
-    """Times a document too long for memory was made two."""
+    """Cuts in documents too long for memory."""
     cut_lines: int = 0
-    """Times a line too long for a sentence was made two."""
+    """Cuts in lines too long for a sentence."""
     inputs: dict[str, Share] = {}
     """The mixture: what the shards have of each input, training and held out."""
-
-    def __add__(self, other: Self) -> "Books":
-        sums = {name: getattr(self, name) + getattr(other, name) for name in Books.model_fields if name != "inputs"}
-        names = self.inputs.keys() | other.inputs.keys()
-        shares = {name: self.inputs.get(name, Share()) + other.inputs.get(name, Share()) for name in sorted(names)}
-        return Books(**sums, inputs=shares)
 
     @property
     def balance(self) -> bool:
@@ -201,23 +218,17 @@ class Manifest(StrictRecord):
         return self
 
 
-def sum_shards(shards: Iterable[ShardEntry], seq_length: int, ngram_sizes: int) -> Totals:
+def sum_shards(shards: Sequence[ShardEntry], seq_length: int, ngram_sizes: int) -> Totals:
     """The totals of a folder's shards."""
-    sequences = tokens = word_pieces = unknown = 0
-    ngrams = [0] * ngram_sizes
-    for shard in shards:
-        sequences += shard.sequences
-        tokens += shard.tokens
-        word_pieces += shard.word_pieces
-        unknown += shard.unknown
-        ngrams = [sum(pair) for pair in zip(ngrams, shard.ngrams, strict=True)]
+    names = ("sequences", "tokens", "word_pieces", "unknown")
+    sequences, tokens, word_pieces, unknown = (sum(getattr(shard, name) for shard in shards) for name in names)
     return Totals(
         sequences=sequences,
         tokens=tokens,
         word_pieces=word_pieces,
         unknown_share=unknown / max(1, word_pieces),
         padding_share=1 - tokens / max(1, sequences * seq_length),
-        ngrams=tuple(ngrams),
+        ngrams=tuple(map(sum, zip([0] * ngram_sizes, *(shard.ngrams for shard in shards), strict=True))),
     )
 
 
@@ -245,14 +256,14 @@ def load_manifest(folder: Path) -> Manifest:
         return Manifest.model_validate_json(values)
     except OSError as error:
         raise ConfigError(f"{path} cannot be read ({error.strerror}); see to the disk") from None
-    except (ValueError, TypeError, LookupError, AttributeError, RecursionError, ValidationError) as error:
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise ConfigError(
             f"{path}: damaged ({_reason(error)}); run data_prep/build_shards.py with the same options, which repairs it"
         ) from None
 
 
 def _from_format_1(values: dict[str, Any]) -> dict[str, Any]:
-    """The values in the form of format 2: said once, and a shard per chunk."""
+    """The values in the form of format 2: each once, and a shard per chunk."""
     known = {name: value for name, value in values.items() if name in Manifest.model_fields}
     for name in ("seed", "seq_length", "mask_copies", "tokenizer_sha256"):
         if values[name] != values["config"][name]:

@@ -1,57 +1,63 @@
-"""Where the masks of a folder fall, against where they should: by position, by piece of word, in runs; words cut.
+"""Counts of a folder's sequences, and where its masks fall beside where they should: by position, by piece, in runs.
 
 A token's chance of being masked is k / m, of the m of its sequence that may be; rates are given as multiples of it.
 Suffixes: S sequences, C mask copies, P positions, M tokens that may be masked, W words.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 
-from data_prep.inspection import Rows, add_counts, run_lengths
+from data_prep.inspection import Rows
 from data_prep.manifest import Manifest
 from data_prep.masking import mask_size
 from data_prep.tokens import WordPiece
+from foundation.config import ConfigError
 
 PIECES = 5  # the first four pieces of a word, and all later ones together
 _SIMULATED = 512  # sequences, spread over those seen
 _DRAWS = 4  # masks simulated for each
+_BITMAPS, _EXPECTED = "#2a6f97", "#c1440e"
+_LONGEST_RUN = 12  # in the picture; longer ones are rare
 
 
-@dataclass
 class MaskStatistics:
     """Counts over the sequences seen; `chance` arrays are what the counts should be.
 
-    `expected` is how many sequences will be seen in all: masks are simulated for some of them only. `seen` begins with
-    those that are counted elsewhere before.
+    Args:
+        seq_length: longest sequence in tokens.
+        expected: sequences that will be seen in all: masks are simulated for some of them only.
+        seen: sequences among those that are counted elsewhere before.
+
+    Attributes:
+        pairs: sequences of two segments. most_cut: words cut by one mask.
     """
 
-    expected: int = _SIMULATED
-    seen: int = 0
-    masks: int = 0
-    words_masked: int = 0
-    words_cut: int = 0
-    most_cut: int = 0  # words cut by one mask
-    position: np.ndarray = field(default_factory=lambda: np.zeros(0))
-    position_chance: np.ndarray = field(default_factory=lambda: np.zeros(0))
-    piece: np.ndarray = field(default_factory=lambda: np.zeros(PIECES))
-    piece_chance: np.ndarray = field(default_factory=lambda: np.zeros(PIECES))
-    simulated_runs: np.ndarray = field(default_factory=lambda: np.zeros(1, np.int64))
+    def __init__(self, seq_length: int, expected: int = _SIMULATED, seen: int = 0) -> None:
+        self._expected, self._seen = expected, seen
+        self.sequences = self.tokens = self.pairs = 0
+        self.words_masked = self.words_cut = self.most_cut = 0
+        self.position, self.position_chance = np.zeros((2, seq_length))
+        self.piece, self.piece_chance = np.zeros((2, PIECES))
+        self.runs, self.simulated_runs = np.zeros((2, seq_length + 1), np.int64)
 
     def add(self, rows: Rows, manifest: Manifest, tokenizer: WordPiece) -> None:
         """Counts some rows in."""
         length = manifest.seq_length
+        self.sequences += len(rows.lengths)
+        self.tokens += int(rows.lengths.sum())
+        self.pairs += int(((rows.ids == manifest.special_tokens.sep).sum(1) == 2).sum())
         masked_SCP = rows.masked[:, :, :length]
+        self.runs += np.bincount(run_lengths(masked_SCP), minlength=length + 1)
         maskable_SP = (np.arange(length) < rows.lengths[:, None]) & ~tokenizer.never_masked[rows.ids]
         start_SP = maskable_SP & ~tokenizer.continuation[rows.ids]
         start_SP[:, 1:] |= maskable_SP[:, 1:] & ~maskable_SP[:, :-1]
-        chance_S = np.asarray(mask_size(rows.lengths)) / maskable_SP.sum(1) * manifest.mask_copies
+        chance_S = mask_size(rows.lengths) / maskable_SP.sum(1) * manifest.mask_copies
         chance_SP = np.where(maskable_SP, chance_S[:, None], 0.0)
         count_SP = masked_SCP.sum(1)
-        self.masks += len(rows.lengths) * manifest.mask_copies
-        self.position = add_counts(self.position, count_SP.sum(0))
-        self.position_chance = add_counts(self.position_chance, chance_SP.sum(0))
+        self.position += count_SP.sum(0)
+        self.position_chance += chance_SP.sum(0)
         first_SP = np.maximum.accumulate(np.where(start_SP, np.arange(length), 0), axis=1)
         piece_M = np.minimum(np.arange(length) - first_SP, PIECES - 1)[maskable_SP]
         self.piece += np.bincount(piece_M, count_SP[maskable_SP], PIECES)
@@ -71,22 +77,25 @@ class MaskStatistics:
             self.most_cut = max(self.most_cut, int(np.add.reduceat(cut_W, first_word_S, dtype=np.int32).max()))
 
     def _simulate(self, rows: Rows, maskable_SP: np.ndarray, start_SP: np.ndarray, ngram: Sequence[float]) -> None:
-        stride = max(1, self.expected // _SIMULATED)
-        numbers = np.arange(self.seen, self.seen + len(rows.lengths))
-        self.seen += len(rows.lengths)
-        for row in np.flatnonzero(numbers % stride == 0):
+        numbers = np.arange(self._seen, self._seen + len(rows.lengths))
+        self._seen += len(rows.lengths)
+        for row in np.flatnonzero(numbers % max(1, self._expected // _SIMULATED) == 0):
             random = np.random.default_rng(numbers[row])
             for _ in range(_DRAWS):
                 masked = simulated_mask(maskable_SP[row], start_SP[row], int(rows.lengths[row]), ngram, random)
-                self.simulated_runs = add_counts(self.simulated_runs, np.bincount(run_lengths(masked[None, None])))
+                self.simulated_runs += np.bincount(run_lengths(masked[None, None]), minlength=len(self.simulated_runs))
 
     def join(self, other: "MaskStatistics") -> None:
         """Counts in what was counted elsewhere."""
-        for name in ("masks", "words_masked", "words_cut"):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
         self.most_cut = max(self.most_cut, other.most_cut)
-        for name in ("position", "position_chance", "piece", "piece_chance", "simulated_runs"):
-            setattr(self, name, add_counts(getattr(self, name), getattr(other, name)))
+        for name in vars(self).keys() - {"most_cut", "_expected", "_seen"}:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+
+def run_lengths(masked: np.ndarray) -> np.ndarray:
+    """Lengths of the unbroken runs of masked positions."""
+    edges = np.diff(np.pad(masked, ((0, 0), (0, 0), (1, 1))).astype(np.int8), axis=-1).ravel()
+    return np.flatnonzero(edges == -1) - np.flatnonzero(edges == 1)
 
 
 def simulated_mask(
@@ -115,3 +124,40 @@ def simulated_mask(
     masked = np.zeros(len(maskable), np.bool_)
     masked[(circle[start:] + circle[:start])[: int(mask_size(length))]] = True
     return masked
+
+
+def draw_masks(statistics: MaskStatistics, path: Path) -> None:
+    """A PNG: run lengths beside the simulated ones, and rates by position and by piece as multiples of the chance.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    import matplotlib  # takes a second
+
+    matplotlib.use("Agg")  # no display on a cluster
+    import matplotlib.pyplot as plt
+
+    figure, (left, middle, right) = plt.subplots(1, 3, figsize=(13.0, 3.8), layout="constrained")
+    lengths = np.arange(1, _LONGEST_RUN + 1)
+    for counts, offset, color, label in (
+        (statistics.runs, -0.2, _BITMAPS, "bitmaps"),
+        (statistics.simulated_runs, 0.2, _EXPECTED, "simulated"),
+    ):
+        shares = np.pad(counts, (0, _LONGEST_RUN + 1))[1 : _LONGEST_RUN + 1] / max(1, counts.sum())
+        left.bar(lengths + offset, shares, 0.4, color=color, label=label)
+    left.set(title="Runs of masked tokens", xlabel="tokens", ylabel="share of the runs")
+    left.legend(frameon=False)
+    seen = statistics.position_chance > 0
+    middle.plot(np.flatnonzero(seen), (statistics.position[seen] / statistics.position_chance[seen]), color=_BITMAPS)
+    middle.set(title="By position in the sequence", xlabel="position", ylabel="rate / chance")
+    right.bar(np.arange(1, PIECES + 1), statistics.piece / np.maximum(1e-9, statistics.piece_chance), color=_BITMAPS)
+    right.set(title=f"By piece of the word ({PIECES}: that and later)", xlabel="piece", ylabel="rate / chance")
+    for axes in (middle, right):
+        axes.axhline(1.0, color=_EXPECTED, linewidth=1)
+        axes.set_ylim(0.8, 1.2)
+    try:
+        figure.savefig(path, dpi=150)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"figure: {path} cannot be written ({error}); give a .png in a folder that exists") from None
+    finally:
+        plt.close(figure)

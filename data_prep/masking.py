@@ -10,6 +10,7 @@ P segments, N windows (one mask copy each), U tokens of the windows.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
@@ -20,9 +21,11 @@ _STARTS_WORD, _SPECIAL = np.uint8(0), np.uint8(2)  # kinds of token; 1 continues
 # of a sort key: sequence | random | number of the n-gram, which makes every key distinct
 _RANDOM_BITS, _NGRAM_BITS = 36, 16
 
+Length = TypeVar("Length", int, np.ndarray)
 
-def mask_size(length: np.ndarray | int) -> np.ndarray | int:
-    """Tokens to mask of n: ceil(0.15 n), exactly; n counts [CLS] and [SEP], as google-research/electra."""
+
+def mask_size(length: Length) -> Length:
+    """Tokens to mask of n: ceil(0.15 n), exactly; n counts [CLS] and [SEP], as google-research/electra does."""
     return (3 * length + 19) // 20
 
 
@@ -108,7 +111,7 @@ class _Batch:
             ids_T=ids_T,
             lengths_S=lengths_S,
             masker=masker,
-            k_S=np.asarray(mask_size(lengths_S.astype(np.int64))),
+            k_S=mask_size(lengths_S.astype(np.int64)),
             m_S=m_S,
             position_M=token_M - np.repeat(first_T_S, m_S),
             word_M_W=word_M_W,

@@ -1,8 +1,6 @@
 """The folder of a build: one builder at a time, one configuration, resumed where it stopped."""
 
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -17,38 +15,33 @@ from data_prep.manifest import (
     save_manifest,
     sum_shards,
 )
-from data_prep.pipeline import PUNKT_NAME, WORK_NAME
+from data_prep.parts import WORK_NAME
+from data_prep.pipeline import PUNKT_NAME
 from data_prep.punkt import PunktModel
 from data_prep.records import HELD_OUT, LOG_NAME, TRAIN, Plan, RecordLog
 from data_prep.sentences import save_model
 from data_prep.tokens import TOKENIZER_NAME, WordPiece
 from foundation.config import ConfigError
-from foundation.files import TEMPORARY_SUFFIX
+from foundation.files import TEMPORARY_SUFFIX, require_folder
 from foundation.locks import Held, Lock
 
 LOCK_NAME = ".lock"
 _OLD_RECORDS = ".records"  # of a build of format 1 that is not complete
 
 
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Holds the folder, made where missing, for this process alone.
+def locked(folder: Path) -> Lock:
+    """The lock on the folder, made where missing: no other build writes to it meanwhile.
 
     Raises:
         ConfigError: another build holds it, or it cannot be made.
     """
+    require_folder(folder)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"output: {folder} cannot be made ({error.strerror}); choose another folder") from None
-    try:
-        lock = Lock(folder / LOCK_NAME)
+        return Lock(folder / LOCK_NAME)
     except Held as holder:
         raise ConfigError(
             f"output: another build is writing to {folder} ({holder}); wait for it or choose another folder"
         ) from None
-    with lock:
-        yield
 
 
 def open_log(folder: Path) -> RecordLog:

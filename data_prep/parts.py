@@ -1,20 +1,32 @@
-"""What a shard gets from one chunk, on the disk until it is merged: written and read block by block.
+"""What a shard gets from one chunk, its part: made of documents, kept on the disk, merged with others into a shard.
 
-A block is two uint32, its numbers of sequences and of tokens, then their lengths (int32), ids (uint16) and masks
-(uint8, `mask_copies` bitmaps a sequence), each end to end.
+A part is written and read block by block. A block is two uint32, its numbers of sequences and of tokens, then their
+lengths (int32), ids (uint16) and masks (uint8, `mask_copies` bitmaps per sequence), each end to end. Which parts go
+together follows from their sizes, in the order of the input.
 """
 
 import hashlib
 import struct
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from data_prep.records import PartEntry
-from foundation.files import TEMPORARY_SUFFIX, flush, flush_file, with_suffix
+from data_prep.manifest import BuildConfig, ShardEntry
+from data_prep.masking import Masker, bytes_per_copy
+from data_prep.records import PartEntry, folder_of
+from data_prep.sequences import TokenStream, build_sequences
+from data_prep.shards import IndexedWriter
+from data_prep.tokens import WordPiece
+from foundation.files import NewFile
 
+WORK_NAME = ".build"  # folder of parts and hashes; gone once the manifest is written
+# Made into sequences together: memory grows neither with the chunk nor with a document, nor with the number of tiny
+# ones, whose masks take more than their text.
+_TOKENS_AT_ONCE = 1 << 22
+_DOCUMENTS_AT_ONCE = 1 << 16
 _HEADER = struct.Struct("<II")
 
 
@@ -26,33 +38,76 @@ class Block(NamedTuple):
     masks: np.ndarray
 
 
-class PartWriter:
-    """Writes a part; it takes its name, whole and on the disk, when it is closed. Without a block, no file is made."""
+class Side:
+    """One side of a chunk, training or held out: takes documents in, and writes them to `path` as one part.
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._file: BinaryIO | None = None
-        self._digest = hashlib.sha256()
-        self._size = 0
+    The random stream belongs to the build's seed, the chunk's key and the side's name.
+    """
 
-    def add(self, block: Block) -> None:
-        """Appends some sequences."""
-        if self._file is None:
-            self._file = with_suffix(self._path, TEMPORARY_SUFFIX).open("wb")
-        arrays = (block.lengths.astype(np.int32), block.ids.astype(np.uint16, copy=False), block.masks)
-        for content in (_HEADER.pack(len(block.lengths), len(block.ids)), *(array.tobytes() for array in arrays)):
-            self._file.write(content)
-            self._digest.update(content)
-            self._size += len(content)
+    def __init__(self, seed_key: str, config: BuildConfig, tokenizer: WordPiece, path: Path) -> None:
+        digest = hashlib.sha256(seed_key.encode()).digest()
+        self._random = np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16], "little")))
+        self._config, self._tokenizer = config, tokenizer
+        self._masker = Masker(
+            config.seq_length, config.mask_copies, config.ngram, tokenizer.never_masked, tokenizer.continuation
+        )
+        self._file = NewFile(path)
+        self._counts: Counter[str] = Counter()
+        self._ngrams = np.zeros(len(config.ngram), np.int64)
+        self._waiting: list[tuple[np.ndarray, np.ndarray]] = []
+        self._tokens_waiting = 0
 
-    def close(self) -> tuple[int, str]:
-        """Gives the file its name; returns its size and sha256."""
-        if self._file is not None:
-            flush_file(self._file)
-            self._file.close()
-            with_suffix(self._path, TEMPORARY_SUFFIX).replace(self._path)
-            flush(self._path.parent)
-        return self._size, self._digest.hexdigest()
+    def add(self, ids: np.ndarray, sentence_lengths: np.ndarray) -> None:
+        """Takes in one document: its ids laid end to end, and how many each sentence has."""
+        self._waiting.append((ids, sentence_lengths))
+        self._tokens_waiting += len(ids)
+        if self._tokens_waiting >= _TOKENS_AT_ONCE or len(self._waiting) >= _DOCUMENTS_AT_ONCE:
+            self._make_sequences()
+
+    def finish(self) -> PartEntry | None:
+        """Completes the part; None, and no file, where no document came in."""
+        if self._waiting:
+            self._make_sequences()
+        size, sha256 = self._file.close()
+        if not size:
+            return None
+        return PartEntry(**self._counts, ngrams=tuple(self._ngrams.tolist()), size=size, sha256=sha256)
+
+    def _make_sequences(self) -> None:
+        """Writes the sequences and masks of the documents that wait."""
+        documents, self._waiting, self._tokens_waiting = self._waiting, [], 0
+        text = np.concatenate([ids for ids, _ in documents])
+        stream = TokenStream(
+            text,
+            ~self._tokenizer.continuation[text],
+            np.cumsum(np.concatenate([lengths for _, lengths in documents])),
+            np.cumsum([len(ids) for ids, _ in documents]),
+        )
+        config, special = self._config, self._tokenizer.special
+        ids, lengths = build_sequences(
+            stream, config.seq_length, config.packing, config.builder, special.cls, special.sep, self._random
+        )
+        masks, ngrams = self._masker.draw(ids, lengths, self._random)
+        write_block(self._file, Block(lengths, ids, masks))
+        self._ngrams += ngrams
+        self._counts.update(
+            sequences=len(lengths),
+            tokens=len(ids),
+            word_pieces=int((~np.isin(ids, (special.cls, special.sep))).sum()),
+            unknown=int((ids == special.unk).sum()),
+        )
+
+
+def part_path(output: Path, side: str, number: int) -> Path:
+    """Where a chunk's part of a side lies until it is merged into a shard."""
+    return output / WORK_NAME / f"{side}-{number:05d}.part"
+
+
+def write_block(file: NewFile, block: Block) -> None:
+    """Appends some sequences to a part."""
+    arrays = (block.lengths.astype(np.int32), block.ids.astype(np.uint16, copy=False), block.masks)
+    for content in (_HEADER.pack(len(block.lengths), len(block.ids)), *(array.tobytes() for array in arrays)):
+        file.write(content)
 
 
 def read_part(path: Path, part: PartEntry, mask_bytes: int) -> Iterator[Block]:
@@ -82,3 +137,70 @@ def read_part(path: Path, part: PartEntry, mask_bytes: int) -> Iterator[Block]:
             )
     if digest.hexdigest() != part.sha256:
         raise OSError(f"{path} has changed since it was written")
+
+
+class Merge(NamedTuple):
+    """A shard to write: a run of chunks, and the parts of those that have one on this side."""
+
+    side: str
+    number: int
+    first_chunk: int
+    last_chunk: int
+    parts: tuple[tuple[int, PartEntry], ...]
+    """Each with its chunk's number."""
+
+
+class ShardCutter:
+    """Takes one side's parts in the order of their chunks, and says when a shard of them is full.
+
+    Args:
+        limit: bytes of parts in a shard, unless a single part has more.
+    """
+
+    def __init__(self, side: str, limit: float) -> None:
+        self._side, self._limit = side, limit
+        self._number = self._size = 0
+        self._parts: list[tuple[int, PartEntry]] = []
+
+    def add(self, chunk: int, part: PartEntry | None) -> Iterator[Merge]:
+        """Takes the next chunk's part; yields the shard that is full without it, if any."""
+        if part is None:
+            return
+        if self._size + part.size > self._limit:
+            yield from self.end()
+        self._parts.append((chunk, part))
+        self._size += part.size
+
+    def end(self) -> Iterator[Merge]:
+        """Yields the shard of the parts that are left, if any."""
+        if self._parts:
+            first, last = self._parts[0][0], self._parts[-1][0]
+            yield Merge(self._side, self._number, first, last, tuple(self._parts))
+            self._number, self._size, self._parts = self._number + 1, 0, []
+
+
+def merge_parts(merge: Merge, config: BuildConfig, output: Path) -> ShardEntry:
+    """Writes a shard; its parts stay.
+
+    Raises:
+        OSError: a part is missing or damaged, or the disk is full.
+    """
+    folder, name = folder_of(output, merge.side), f"shard-{merge.number:05d}"
+    ids, masks = IndexedWriter(folder / name, np.uint16), IndexedWriter(folder / f"{name}.mask", np.uint8)
+    row = config.mask_copies * bytes_per_copy(config.seq_length)
+    for chunk, part in merge.parts:
+        for block in read_part(part_path(output, merge.side, chunk), part, row):
+            ids.add(block.ids, block.lengths)
+            masks.add(block.masks, np.full(len(block.lengths), row))
+    parts = [part for _, part in merge.parts]
+    return ShardEntry(
+        name=name,
+        first_chunk=merge.first_chunk,
+        last_chunk=merge.last_chunk,
+        sequences=sum(part.sequences for part in parts),
+        tokens=sum(part.tokens for part in parts),
+        word_pieces=sum(part.word_pieces for part in parts),
+        unknown=sum(part.unknown for part in parts),
+        ngrams=tuple(map(sum, zip(*(part.ngrams for part in parts), strict=True))),
+        written=ids.close() | {f".mask{suffix}": written for suffix, written in masks.close().items()},
+    )

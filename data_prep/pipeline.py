@@ -4,27 +4,29 @@ The random stream belongs to the chunk (seed, key), so neither the number of wor
 """
 
 import os
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from data_prep.chunks import Chunk
-from data_prep.intake import Intake, Text
-from data_prep.manifest import BuildConfig
-from data_prep.records import HELD_OUT, SIDES, TRAIN, ChunkRecord
+from data_prep.chunks import Chunk, Piece
+from data_prep.cleaning import Cleaned, clean, decode
+from data_prep.formats import RECORD_FORMATS, Document
+from data_prep.inspection import file_problem
+from data_prep.manifest import Books, BuildConfig, Ledger, Share
+from data_prep.parts import Side, part_path
+from data_prep.records import HELD_OUT, SIDES, TRAIN, ChunkRecord, PartEntry
 from data_prep.sentences import Sentences, SentenceSplitter
-from data_prep.sides import Side
 from data_prep.tokens import TOKENIZER_NAME, WordPiece
 from foundation.config import ConfigError
-from foundation.files import file_sha256
 
-WORK_NAME = ".build"  # folder of parts and hashes; gone once the manifest is written
 PUNKT_NAME = "punkt"
-_CHARACTERS_AT_ONCE = 1 << 20  # tokenized together
+_AT_ONCE = 1 << 20  # characters of a batch of documents, and of what is tokenized together
+_WEIGHT = 256  # characters that a document counts beside its text: its objects take that much however short it is
 
 
 class ChunkTask(NamedTuple):
@@ -35,6 +37,14 @@ class ChunkTask(NamedTuple):
     """What the earlier run recorded."""
     merged: frozenset[str]
     """Sides on which a whole shard holds its part already."""
+
+
+class Text(NamedTuple):
+    """A document on its way, and the input it came from."""
+
+    origin: str
+    document: Document
+    cleaned: Cleaned
 
 
 def do_chunk(task: ChunkTask, config: BuildConfig, output: Path, strict: bool = False) -> ChunkRecord:
@@ -52,15 +62,8 @@ def do_chunk(task: ChunkTask, config: BuildConfig, output: Path, strict: bool = 
                 f"input: the text of {names} is not what {output} was built from; put the old text back, or build into "
                 "another --output"
             )
-        written = {
-            part_path(output, side, record.number): part
-            for side in SIDES
-            if side not in task.merged and (part := record.part(side))
-        }
-        if all(
-            path.is_file() and path.stat().st_size == part.size and file_sha256(path) == part.sha256
-            for path, part in written.items()
-        ):
+        parts = {part_path(output, side, record.number): record.part(side) for side in SIDES if side not in task.merged}
+        if not any(part and file_problem(path, part.size, part.sha256) for path, part in parts.items()):
             return record
     return build_chunk(chunk, text, config, output, strict)
 
@@ -79,22 +82,116 @@ def build_chunk(chunk: Chunk, text: str, config: BuildConfig, output: Path, stri
     intake = Intake(chunk, config, strict)
     for texts in intake.batches():
         for document, (ids, sentence_lengths) in zip(texts, _tokenize(texts, tokenizer, splitter), strict=True):
-            intake.enter(document, ids, sentence_lengths, sides)
-    parts = {name: side.finish() for name, side in sides.items()}
+            if side := intake.side_of(document, len(ids)):
+                sides[side].add(ids, sentence_lengths)
+    train, held_out = (sides[side].finish() for side in SIDES)
     return ChunkRecord(
         number=chunk.number,
         key=chunk.key,
         text=text,
         duplicates=chunk.duplicates_digest,
-        books=intake.books(sides, parts),
-        train=parts[TRAIN],
-        held_out=parts[HELD_OUT],
+        books=intake.books({TRAIN: train, HELD_OUT: held_out}),
+        train=train,
+        held_out=held_out,
     )
 
 
-def part_path(output: Path, side: str, number: int) -> Path:
-    """Where a chunk's part of a side lies until it is merged into a shard."""
-    return output / WORK_NAME / f"{side}-{number:05d}.part"
+class Intake:
+    """Takes a chunk's documents in, and keeps the books of what becomes of each."""
+
+    def __init__(self, chunk: Chunk, config: BuildConfig, strict: bool) -> None:
+        self._chunk, self._config, self._strict = chunk, config, strict
+        # of documents, characters and word pieces: those read, on each side, and removed or dropped by reason
+        self._ledgers: dict[str, Counter[str]] = {
+            name: Counter() for name in ("documents", "characters", "word_pieces")
+        }
+        self._repairs: Counter[str] = Counter()
+        self._shares: defaultdict[str, Counter[str]] = defaultdict(Counter)
+
+    def batches(self) -> Iterator[list[Text]]:
+        """The documents that are used, cleaned, some at a time."""
+        batch: list[Text] = []
+        size = 0
+        for text in self._used():
+            batch.append(text)
+            size += len(text.cleaned.text) + _WEIGHT
+            if size >= _AT_ONCE:
+                yield batch
+                batch, size = [], 0
+        if batch:
+            yield batch
+
+    def _used(self) -> Iterator[Text]:
+        documents = (
+            (piece, document) for piece in self._chunk.pieces for document in piece.documents(self._config.reading)
+        )
+        for number, (piece, document) in enumerate(documents):
+            reason = document.reason or ("duplicate" if number in self._chunk.duplicates else None)
+            cleaned = decode(document.content) if reason else clean(document.content, wikitext=document.wikitext)
+            self._count("read", 1, cleaned.read)
+            self._ledgers["characters"].update(cleaned.removed)
+            self._repairs.update(
+                invalid_utf8=cleaned.invalid_utf8,
+                normalized_documents=cleaned.normalized,
+                cut_lines=cleaned.cut_lines,
+                cut_documents=document.cut,
+            )
+            if self._strict:
+                _refuse_malformed(piece, document, cleaned)
+            if not reason and (not cleaned.text or cleaned.text.isspace()):
+                reason = "empty"
+            if not reason and len(cleaned.text) < self._config.min_document_length:
+                reason = "short"
+            if reason:
+                self._count(reason, 1, cleaned.kept)
+            else:
+                yield Text(piece.source.origin, document, cleaned)
+        self._repairs["cut_documents"] += sum(piece.cut for piece in self._chunk.pieces)
+
+    def _count(self, place: str, documents: int, characters: int, word_pieces: int = 0) -> None:
+        for name, count in zip(self._ledgers, (documents, characters, word_pieces), strict=True):
+            self._ledgers[name][place] += count
+
+    def side_of(self, text: Text, word_pieces: int) -> str | None:
+        """The side that a document of so many word pieces goes to; None where it has none.
+
+        By its content only: two equal documents are never on different sides, whatever the seed.
+        """
+        if not word_pieces:
+            self._count("empty", 1, text.cleaned.kept)
+            return None
+        draw = int.from_bytes(text.document.digest) / 2**64
+        side = HELD_OUT if draw < self._config.held_out else TRAIN
+        self._count(side, 1, text.cleaned.kept)
+        self._ledgers["word_pieces"]["read"] += word_pieces
+        self._shares[text.origin].update(documents=1, characters=text.cleaned.kept, word_pieces=word_pieces)
+        return side
+
+    def books(self, parts: Mapping[str, PartEntry | None]) -> Books:
+        """What was read beside what the shards get."""
+        pieces = self._ledgers["word_pieces"]
+        pieces.update({side: part.word_pieces for side, part in parts.items() if part})
+        if self._config.builder == "electra":
+            pieces["truncated"] = pieces["read"] - pieces[TRAIN] - pieces[HELD_OUT]
+        shares = {origin: Share(**share) for origin, share in sorted(self._shares.items())}
+        fields: dict[str, Any] = {**self._repairs, "inputs": shares}
+        for name, counts in self._ledgers.items():
+            places = {place: counts.pop(place, 0) for place in ("read", *SIDES)}
+            dropped = {reason: count for reason, count in sorted(counts.items()) if count}
+            fields[name] = Ledger(**places, dropped=dropped)
+        return Books(**fields)
+
+
+def _refuse_malformed(piece: Piece, document: Document, cleaned: Cleaned) -> None:
+    if cleaned.first_invalid is not None:
+        problem, place = "malformed UTF-8", document.place
+        if piece.format not in RECORD_FORMATS:  # in a record, escapes hide the byte: its beginning must do
+            place += cleaned.first_invalid
+    elif document.reason in ("malformed_record", "unfinished_page"):
+        problem, place = document.reason.replace("_", " "), document.place
+    else:
+        return
+    raise ConfigError(f"strict: {piece.source.path} has {problem} at byte {place}; fix the file, or leave --strict out")
 
 
 @lru_cache(maxsize=1)
@@ -107,20 +204,16 @@ def load_tools(output: Path, sentences: Sentences) -> tuple[WordPiece, SentenceS
 
 
 def _tokenize(
-    texts: list[Text], tokenizer: WordPiece, splitter: SentenceSplitter
+    texts: Sequence[Text], tokenizer: WordPiece, splitter: SentenceSplitter
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """The token ids of each text, and how many each of its sentences has."""
-    sentences = [splitter.split(text.cleaned.text) for text in texts]
-    ids, lengths = _encode([sentence for document in sentences for sentence in document], tokenizer)
-    sentence_ends = np.cumsum([len(document) for document in sentences])
+    documents = [splitter.split(text.cleaned.text) for text in texts]
+    sentences = [sentence for document in documents for sentence in document]
+    # so many at a time that memory stays bounded
+    ends = np.cumsum([len(sentence) for sentence in sentences])
+    cuts = np.flatnonzero(np.diff(ends // _AT_ONCE)) + 1
+    encoded = [tokenizer.encode(sentences[start:end]) for start, end in pairwise([0, *cuts, len(sentences)])]
+    ids, lengths = (np.concatenate(arrays) for arrays in zip(*encoded, strict=True))
+    sentence_ends = np.cumsum([len(document) for document in documents])
     token_ends = np.concatenate(([0], np.cumsum(lengths)))[sentence_ends]
     return zip(np.split(ids, token_ends[:-1]), np.split(lengths, sentence_ends[:-1]), strict=True)
-
-
-def _encode(sentences: list[str], tokenizer: WordPiece) -> tuple[np.ndarray, np.ndarray]:
-    """As the tokenizer's `encode`, but so many at a time that memory stays bounded."""
-    ends = np.cumsum([len(sentence) for sentence in sentences])
-    cuts = np.flatnonzero(np.diff(ends // _CHARACTERS_AT_ONCE)) + 1
-    starts = [0, *cuts.tolist(), len(sentences)]
-    encoded = [tokenizer.encode(sentences[start:end]) for start, end in pairwise(starts)]
-    return np.concatenate([ids for ids, _ in encoded]), np.concatenate([lengths for _, lengths in encoded])

@@ -152,7 +152,7 @@ class Punkt:
         return [self._token(found) for found in _TOKEN.findall(text)]
 
     def _token(self, text: str) -> _Token:
-        """First pass of the paper: by the token alone."""
+        """First pass of the paper: by the token itself."""
         kind = _NUMERIC.sub(_NUMBER, text.lower())
         stem = text[:-1].lower()
         is_word = text.endswith(".") and not text.endswith("..") and text != "."

@@ -12,19 +12,15 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import BinaryIO, Literal, Self
-
-from pydantic import ValidationError
 
 from data_prep.manifest import HELD_OUT_NAME, Books, BuildConfig, ShardEntry
 from foundation.config import ConfigError, StrictRecord
-from foundation.files import TEMPORARY_SUFFIX, flush, flush_file, with_suffix
+from foundation.files import NewFile, flush
 
 LOG_NAME = "records.log"
-TRAIN, HELD_OUT = "train", "held_out"
+PLAN, CHUNK, TRAIN, HELD_OUT = "plan", "chunk", "train", "held_out"
 SIDES = (TRAIN, HELD_OUT)
-_PLAN, _CHUNK = "plan", "chunk"
 _DIGITS = 16
 _SECONDS_BETWEEN_FLUSHES = 1.0  # a power failure costs the chunks of the last second; a killed process costs nothing
 
@@ -73,6 +69,9 @@ class ChunkRecord(StrictRecord):
         return self.train if side == TRAIN else self.held_out
 
 
+_RECORDS: dict[str, type[StrictRecord]] = {PLAN: Plan, CHUNK: ChunkRecord, TRAIN: ShardEntry, HELD_OUT: ShardEntry}
+
+
 class RecordLog:
     """The log in a build's folder. Memory: a few bytes per chunk, and the shards' entries.
 
@@ -81,7 +80,7 @@ class RecordLog:
 
     Attributes:
         plan: of the build; None where the log is new or its plan is unreadable.
-        shards: the merged shards by side and number.
+        shards: the merged shards by side and number. One that is damaged is deleted here until it is merged again.
         damaged: lines that count as absent.
 
     Raises:
@@ -92,124 +91,89 @@ class RecordLog:
         self.path = folder / LOG_NAME
         self.plan: Plan | None = None
         self.shards: dict[str, dict[int, ShardEntry]] = {side: {} for side in SIDES}
-        self.damaged = 0
-        self._places: dict[int, int] = {}
         self._flushed = time.monotonic()
         try:
             is_new = not self.path.exists()
-            self._file: BinaryIO = self.path.open(mode)
+            self._open(mode)
         except OSError as error:
             raise ConfigError(f"output: {self.path} cannot be opened ({error.strerror}); see to the disk") from None
         if is_new:
             flush(folder)
-        self._read()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._flush()
         self._file.close()
-
-    def __contains__(self, number: int) -> bool:
-        return number in self._places
 
     def __len__(self) -> int:
         """Chunks recorded."""
-        return len(self._places)
+        return sum(kind == CHUNK for kind, _ in self._places)
 
     def chunk(self, number: int) -> ChunkRecord | None:
         """The record of a chunk; None where there is none."""
-        if number not in self._places:
+        if (CHUNK, number) not in self._places:
             return None
-        self._file.seek(self._places[number])
-        return ChunkRecord.model_validate_json(_split(self._file.readline())[2])
+        return ChunkRecord.model_validate_json(_split(self._line(CHUNK, number))[2])
 
     def chunks(self) -> Iterator[ChunkRecord]:
         """The records of all chunks, in the order of the input."""
-        for number in sorted(self._places):
-            record = self.chunk(number)
-            assert record is not None
-            yield record
+        numbers = sorted(number for kind, number in self._places if kind == CHUNK)
+        return filter(None, map(self.chunk, numbers))
 
-    def add_plan(self, plan: Plan) -> None:
-        """Records the plan: the first thing a build writes, and on the disk when this returns."""
-        self._append(_PLAN, 0, plan)
-        self._flush()
-        self.plan = plan
-
-    def add_chunk(self, record: ChunkRecord) -> None:
-        """Records a finished chunk, whose parts are on the disk."""
-        self._places[record.number] = self._append(_CHUNK, record.number, record)
-        if time.monotonic() - self._flushed > _SECONDS_BETWEEN_FLUSHES:
+    def add(self, kind: str, number: int, record: StrictRecord) -> None:
+        """Appends a record; it is on the disk when this returns, that of a chunk about a second later."""
+        place = self._file.seek(0, os.SEEK_END)
+        self._file.write(_signed(f"{kind} {number} {record.model_dump_json()}\n".encode()))
+        self._file.flush()
+        self._take(kind, number, record, place)
+        if kind != CHUNK or time.monotonic() - self._flushed > _SECONDS_BETWEEN_FLUSHES:
             self._flush()
-
-    def add_shard(self, side: str, number: int, entry: ShardEntry) -> None:
-        """Records a merged shard; on the disk when this returns, so that its parts can go."""
-        self._append(side, number, entry)
-        self._flush()
-        self.shards[side][number] = entry
 
     def put_in_order(self) -> None:
         """Rewrites the log as plan, chunks and shards by number, so that equal builds have equal logs."""
-        assert self.plan is not None
-        temporary = with_suffix(self.path, TEMPORARY_SUFFIX)
-        with temporary.open("wb") as file:
-            file.write(_line(_PLAN, 0, self.plan))
-            for record in self.chunks():
-                file.write(_line(_CHUNK, record.number, record))
-            for side in SIDES:
-                for number, entry in sorted(self.shards[side].items()):
-                    file.write(_line(side, number, entry))
-            flush_file(file)
-        if self._is_file(temporary):
-            temporary.unlink()
+        kinds = list(_RECORDS)
+        ordered = sorted(self._places, key=lambda key: (kinds.index(key[0]), key[1]))
+        if self._lines == len(ordered) and list(self._places) == ordered:
             return
-        temporary.replace(self.path)
-        flush(self.path.parent)
+        file = NewFile(self.path)
+        for key in ordered:
+            file.write(self._line(*key))
+        file.close()
         self._file.close()
-        self._file = self.path.open("a+b")
-        self._read()
+        self._open("a+b")
 
-    def _is_file(self, other: Path) -> bool:
-        """Whether the log has this very content already."""
-        if self.path.stat().st_size != other.stat().st_size:
-            return False
-        with self.path.open("rb") as ours, other.open("rb") as theirs:
-            return all(ours_line == theirs_line for ours_line, theirs_line in zip(ours, theirs, strict=False))
-
-    def _read(self) -> None:
+    def _open(self, mode: Literal["a+b", "rb"]) -> None:
         """Finds the records, and cuts off a torn last line."""
-        self._places.clear()
+        self._file: BinaryIO = self.path.open(mode)
+        self._places: dict[tuple[str, int], int] = {}  # in the order of the file
+        self._lines = self.damaged = place = 0
         self._file.seek(0)
-        place = 0
         for line in self._file:
             if not line.endswith(b"\n") and self._file.writable():
                 self._file.truncate(place)
                 break
-            self._take(line, place)
+            try:
+                kind, number, content = _split(line)
+                self._take(kind, number, _RECORDS[kind].model_validate_json(content), place)
+            except (ValueError, KeyError):
+                self.damaged += 1
             place += len(line)
+        self._lines += self.damaged
 
-    def _take(self, line: bytes, place: int) -> None:
-        try:
-            kind, number, content = _split(line)
-            if kind == _CHUNK:
-                self._places[number] = place
-            elif kind == _PLAN:
-                self.plan = Plan.model_validate_json(content)
-            else:
-                self.shards[kind][number] = ShardEntry.model_validate_json(content)
-        except (ValueError, KeyError, ValidationError):
-            self.damaged += 1
+    def _take(self, kind: str, number: int, record: StrictRecord, place: int) -> None:
+        self._lines += 1
+        self._places.pop((kind, number), None)
+        self._places[kind, number] = place
+        if isinstance(record, Plan):
+            self.plan = record
+        elif isinstance(record, ShardEntry):
+            self.shards[kind][number] = record
 
-    def _append(self, kind: str, number: int, value: StrictRecord) -> int:
-        """Writes a line; returns where it begins."""
-        place = self._file.seek(0, os.SEEK_END)
-        self._file.write(_line(kind, number, value))
-        self._file.flush()
-        return place
+    def _line(self, kind: str, number: int) -> bytes:
+        self._file.seek(self._places[kind, number])
+        return self._file.readline()
 
     def _flush(self) -> None:
         os.fsync(self._file.fileno())
@@ -219,10 +183,6 @@ class RecordLog:
 def folder_of(output: Path, side: str) -> Path:
     """The shard folder of a side."""
     return output if side == TRAIN else output / HELD_OUT_NAME
-
-
-def _line(kind: str, number: int, value: StrictRecord) -> bytes:
-    return _signed(f"{kind} {number} {value.model_dump_json()}\n".encode())
 
 
 def _signed(rest: bytes) -> bytes:

@@ -1,11 +1,14 @@
-"""Tables of documents: Parquet files, and datasets streamed from the Hugging Face hub."""
+"""Tables of documents: Parquet files, and datasets streamed from the Hugging Face hub.
+
+A Parquet reader unpacks a page before it can say how large its values are. A value lies whole in its page, whose header
+says its size before, in Thrift's compact protocol (https://parquet.apache.org/docs/file-format/, PageHeader).
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from data_prep.formats import LONGEST_RECORD
-from data_prep.parquet_pages import page_sizes
 from data_prep.sources import HUB, Source
 from data_prep.unpacking import opened
 from foundation.config import ConfigError
@@ -14,6 +17,9 @@ _BATCH = 1 << 22  # bytes of text read at a time, and bytes of a file
 _MOST_ROWS = 64  # in a batch, however short they seem
 _LARGEST_PAGE = 1 << 27  # bytes, unpacked; one value that fills it takes 700 MB to read
 _REPEATED = 1 << 26  # bytes of a batch of rows that all name the longest text of a dictionary
+_UNPACKED, _PACKED = 2, 3  # fields of a page's header: its bytes as they will be and as they lie in the file
+_STOP, _TRUE, _FALSE, _BYTE, _I16, _I32, _I64, _DOUBLE, _BINARY, _LIST, _SET, _STRUCT = *range(11), 12
+_DEEPEST = 8  # structs in structs; a page's header has two
 
 
 def read_rows(source: Source, column: str) -> Iterator[tuple[bytes | None, float]]:
@@ -66,6 +72,74 @@ def _rows_at_once(path: Path, group: Any, column: str) -> int:
         if chunk.has_dictionary_page:
             rows = min(rows, _REPEATED // sizes[0])
     return max(1, rows)
+
+
+def page_sizes(file: BinaryIO, chunk: Any) -> Iterator[int]:
+    """Bytes of each page, unpacked, of a column chunk (pyarrow's metadata of it), its dictionary first.
+
+    Raises:
+        OSError: a header is damaged.
+    """
+    place = chunk.dictionary_page_offset or chunk.data_page_offset
+    end = place + chunk.total_compressed_size
+    while place < end:
+        file.seek(place)
+        header = _struct(file)
+        if min(header.get(_UNPACKED, -1), header.get(_PACKED, -1)) < 0:
+            raise OSError("the header of a page is damaged")
+        yield header[_UNPACKED]
+        place = file.tell() + header[_PACKED]
+
+
+def _struct(file: BinaryIO, depth: int = 0) -> dict[int, int]:
+    """The integers of a struct by their fields' numbers; leaves the file at its end."""
+    integers: dict[int, int] = {}
+    number = 0
+    while (head := _byte(file)) != _STOP:
+        number = number + (head >> 4) if head >> 4 else _integer(file)
+        if head & 15 in (_I16, _I32, _I64):
+            integers[number] = _integer(file)
+        elif head & 15 not in (_TRUE, _FALSE):  # which are in the head
+            _skip(file, head & 15, depth)
+    return integers
+
+
+def _skip(file: BinaryIO, kind: int, depth: int) -> None:
+    if kind == _STRUCT and depth < _DEEPEST:
+        _struct(file, depth + 1)
+    elif kind in (_LIST, _SET) and depth < _DEEPEST:
+        head = _byte(file)
+        for _ in range(head >> 4 if head >> 4 < 15 else _varint(file)):
+            _skip(file, head & 15, depth + 1)
+    elif kind in (_I16, _I32, _I64):
+        _varint(file)
+    elif kind in (_TRUE, _FALSE, _BYTE):  # in a list they take a byte
+        _byte(file)
+    elif kind in (_DOUBLE, _BINARY):
+        file.seek(8 if kind == _DOUBLE else _varint(file), 1)
+    else:
+        raise OSError("the header of a page is damaged")
+
+
+def _integer(file: BinaryIO) -> int:
+    value = _varint(file)
+    return value >> 1 ^ -(value & 1)  # the sign is the last bit
+
+
+def _varint(file: BinaryIO) -> int:
+    value = 0
+    for shift in range(0, 70, 7):
+        part = _byte(file)
+        value |= (part & 0x7F) << shift
+        if part < 0x80:
+            return value
+    raise OSError("the header of a page is damaged")
+
+
+def _byte(file: BinaryIO) -> int:
+    if not (byte := file.read(1)):
+        raise OSError("the header of a page is cut short")
+    return byte[0]
 
 
 def _record(path: Path, text: bytes | None) -> bytes | None:

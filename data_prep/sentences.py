@@ -22,7 +22,7 @@ class SentenceSplitter:
     """Cuts documents into sentences.
 
     Args:
-        folder: a Punkt model's four files; None where the text has one sentence a line.
+        folder: a Punkt model's four files; None where the text has one sentence per line.
 
     Raises:
         ConfigError: the folder holds no readable model.

@@ -5,7 +5,6 @@ a single segment, the others split at a sentence end near the middle. What does 
 sequence, where Google's builder throws it away (14% of the pieces at length 128, 3.7% at 512).
 """
 
-from bisect import bisect_left
 from dataclasses import dataclass
 from typing import Literal
 
@@ -33,14 +32,6 @@ class TokenStream:
     document_ends: np.ndarray
 
 
-@dataclass(frozen=True)
-class Sequences:
-    """Sequences laid end to end, special tokens included: `ids` uint16 [sum of lengths], `lengths` int32."""
-
-    ids: np.ndarray
-    lengths: np.ndarray
-
-
 def build_sequences(
     stream: TokenStream,
     seq_length: int,
@@ -49,15 +40,16 @@ def build_sequences(
     cls: int,
     sep: int,
     random: np.random.Generator,
-) -> Sequences:
+) -> tuple[np.ndarray, np.ndarray]:
     """The tokens of the stream, in order, in sequences of at most `seq_length` tokens.
 
     Every token, unless the builder is Google's and throws the overflow away.
+
+    Returns:
+        Ids of the sequences laid end to end, special tokens included, uint16; length of each, int32.
     """
-    if builder == "electra":
-        ends, half = _fill_with_sentences(stream, seq_length, random)
-    elif packing == "documents":
-        ends, half = _fill_documents(stream, seq_length, random)
+    if packing == "documents":
+        ends, half = _fill_documents(stream, seq_length, builder, random)
     else:
         ends, half = _fill_across(len(stream.ids), seq_length, random)
     starts = np.concatenate(([0], ends)).astype(np.int64)[:-1]
@@ -68,13 +60,19 @@ def build_sequences(
     return _with_special_tokens(ids, starts, splits, ends, cls, sep)
 
 
-def _fill_documents(stream: TokenStream, seq_length: int, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+def _fill_documents(
+    stream: TokenStream, seq_length: int, builder: Builder, random: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
     """Ends of the sequences (offsets into the stream) and targets of their first segments.
 
-    A word that does not fit opens the next sequence whole, unless it is longer than a sequence.
+    A word that does not fit opens the next sequence whole, unless it is longer than a sequence. Google's builder takes
+    whole sentences until a sequence reaches its target.
     """
     numbers = np.arange(len(stream.ids), dtype=np.int32)
-    start_of_word = np.maximum.accumulate(np.where(stream.word_starts, numbers, 0))
+    if builder == "electra":
+        cut = stream.sentence_ends[np.searchsorted(stream.sentence_ends, numbers)]
+    else:
+        cut = np.maximum.accumulate(np.where(stream.word_starts, numbers, 0))  # start of each token's word
     ends: list[int] = []
     room: list[int] = []  # text tokens that this and the coming sequences can take
     half: list[int] = []
@@ -83,14 +81,16 @@ def _fill_documents(stream: TokenStream, seq_length: int, random: np.random.Gene
         while position < document_end:
             if len(ends) == len(room):
                 new_room, new_half = _draw_targets(_DRAWS, SHORT_TARGET, seq_length, random)
+                if builder == "electra":
+                    new_room += np.where(new_half == _NO_LIMIT, 2, 3)  # counts special tokens
                 room += new_room.tolist()
                 half += new_half.tolist()
             full = position + room[len(ends)]
             if full >= document_end:
                 position = document_end
             else:
-                word = int(start_of_word[full])
-                position = word if word > position else full
+                at = int(cut[full])
+                position = at if at > position else full
             ends.append(position)
     return np.array(ends, np.int64), np.array(half[: len(ends)], np.int64)
 
@@ -101,27 +101,6 @@ def _fill_across(tokens: int, seq_length: int, random: np.random.Generator) -> t
     ends = np.cumsum(room)
     count = int(np.searchsorted(ends, tokens)) + 1 if tokens else 0
     return np.minimum(ends[:count], tokens), half[:count]
-
-
-def _fill_with_sentences(
-    stream: TokenStream, seq_length: int, random: np.random.Generator
-) -> tuple[np.ndarray, np.ndarray]:
-    """As `_fill_documents`, but a sequence takes whole sentences until it reaches its target, as Google's does."""
-    sentence_ends = stream.sentence_ends.tolist()
-    ends: list[int] = []
-    target: list[int] = []
-    half: list[int] = []
-    position = 0
-    for document_end in stream.document_ends.tolist():
-        while position < document_end:
-            if len(ends) == len(target):
-                room, new_half = _draw_targets(_DRAWS, SHORT_TARGET, seq_length, random)
-                target += (room + np.where(new_half == _NO_LIMIT, 2, 3)).tolist()
-                half += new_half.tolist()
-            sentence = bisect_left(sentence_ends, position + target[len(ends)])
-            position = min(sentence_ends[sentence], document_end) if sentence < len(sentence_ends) else document_end
-            ends.append(position)
-    return np.array(ends, np.int64), np.array(half[: len(ends)], np.int64)
 
 
 def _truncate(
@@ -173,7 +152,7 @@ def _segment_ends(
 
 def _with_special_tokens(
     ids: np.ndarray, starts: np.ndarray, splits: np.ndarray, ends: np.ndarray, cls: int, sep: int
-) -> Sequences:
+) -> tuple[np.ndarray, np.ndarray]:
     lengths = ends - starts + np.where(splits < ends, 3, 2)
     last = np.cumsum(lengths) - 1
     first = last + 1 - lengths
@@ -182,4 +161,4 @@ def _with_special_tokens(
     out = np.full(len(special), sep, np.uint16)
     out[first] = cls
     out[~special] = ids
-    return Sequences(out, lengths.astype(np.int32))
+    return out, lengths.astype(np.int32)

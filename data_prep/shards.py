@@ -7,7 +7,6 @@ megatron/core/datasets/indexed_dataset.py, megatron-core 0.16.1, whose import co
 writing are done here.
 """
 
-import hashlib
 import mmap
 import os
 import struct
@@ -18,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from foundation.config import ConfigError
-from foundation.files import TEMPORARY_SUFFIX, flush, flush_file, with_suffix
+from foundation.files import NewFile, with_suffix, write_atomically
 
 _MAGIC = b"MMIDIDX\x00\x00"
 _HEADER = struct.Struct("<9sQBQQ")
@@ -99,46 +98,30 @@ def mapped(path: Path, dtype: np.dtype[Any]) -> np.ndarray:
 
 
 class IndexedWriter:
-    """Writes an indexed file piece by piece; it takes its name, whole and on the disk, when it is closed.
+    """Writes an indexed file piece by piece; both its files take their names, whole, when it is closed.
 
     Args:
         prefix: path without `.bin` and `.idx`. dtype: of the items, uint8 or uint16.
     """
 
     def __init__(self, prefix: Path, dtype: Any) -> None:
-        self._prefix, self._dtype = prefix, np.dtype(dtype)
-        self._digest = hashlib.sha256()
+        self._index_path, self._dtype = with_suffix(prefix, ".idx"), np.dtype(dtype)
+        self._data = NewFile(with_suffix(prefix, ".bin"))
         self._lengths: list[np.ndarray] = []
-        self._data = _temporary(prefix, ".bin").open("wb")
 
     def add(self, data: np.ndarray, lengths: np.ndarray) -> None:
         """Appends the items that lie end to end in `data`, `lengths` elements each."""
-        content = data.astype(self._dtype, copy=False).tobytes()
-        self._data.write(content)
-        self._digest.update(content)
+        self._data.write(data.astype(self._dtype, copy=False).tobytes())
         self._lengths.append(lengths.astype(np.int32))
 
-    def close(self) -> dict[str, str]:
-        """Writes the index and gives both files their names; returns the sha256 of each by its name."""
-        lengths = np.concatenate([np.zeros(0, np.int32), *self._lengths])
+    def close(self) -> dict[str, tuple[int, str]]:
+        """Writes the index; returns the size and sha256 of both files by suffix."""
+        lengths = np.concatenate(self._lengths)
         offsets = (np.cumsum(lengths, dtype=np.int64) - lengths) * self._dtype.itemsize
         marks = np.arange(len(lengths) + 1, dtype=np.int64)
         header = _HEADER.pack(_MAGIC, 1, _TYPE_CODES[self._dtype], len(lengths), len(marks))
         index = header + lengths.tobytes() + offsets.tobytes() + marks.tobytes()
-        with _temporary(self._prefix, ".idx").open("wb") as file:
-            file.write(index)
-            flush_file(file)
-        flush_file(self._data)
-        self._data.close()
-        for suffix in (".bin", ".idx"):
-            _temporary(self._prefix, suffix).replace(with_suffix(self._prefix, suffix))
-        flush(self._prefix.parent)
-        digests = {".bin": self._digest.hexdigest(), ".idx": hashlib.sha256(index).hexdigest()}
-        return {self._prefix.name + suffix: digest for suffix, digest in digests.items()}
-
-
-def _temporary(prefix: Path, suffix: str) -> Path:
-    return with_suffix(prefix, suffix + TEMPORARY_SUFFIX)
+        return {".bin": self._data.close(), ".idx": (len(index), write_atomically(self._index_path, index))}
 
 
 def _parse_header(index: np.ndarray, path: Path) -> tuple[np.dtype[Any], int, int]:

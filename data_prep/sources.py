@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from data_prep.unpacking import SUFFIXES
+from data_prep.unpacking import text_suffix
 from foundation.config import ConfigError
 
 HUB = "hub:"  # before the name of a dataset on the Hugging Face hub
@@ -55,7 +55,7 @@ def _sources_of(number: int, given: Path) -> Iterator[Source]:
             key, origin = f"{number}/{_as_text(relative)}", f"{number} {_as_text(given.name)}"
             yield Source(path, key, status.st_size, origin)
     except OSError as error:
-        raise ConfigError(f"input: {error.filename} cannot be read ({error.strerror}); mend or remove it") from None
+        raise ConfigError(f"input: {error.filename} cannot be read ({error.strerror}); fix or remove it") from None
 
 
 def _files_of(given: Path) -> Iterator[tuple[str, Path]]:
@@ -72,8 +72,7 @@ def _files_of(given: Path) -> Iterator[tuple[str, Path]]:
         relative = path.relative_to(root)
         if any(part.startswith(".") for part in relative.parts):
             continue
-        unpacked = path.with_suffix("") if path.suffix in SUFFIXES else path
-        if not _TEXT_SUFFIX.fullmatch(unpacked.suffix):
+        if not _TEXT_SUFFIX.fullmatch(text_suffix(path)):
             raise ConfigError(
                 f"input: {path} does not look like text: its suffix is not .txt, .json, .jsonl, .xml, .parquet or "
                 "none, perhaps with .gz, .bz2, .xz or .zst after it; take it away, or name the right files by a "
@@ -89,7 +88,7 @@ def _matches(given: Path) -> tuple[Path, list[Path]]:
         return given.parent, []
     root, pattern = Path(*given.parts[: signs[0]]), given.parts[signs[0] :]
     if any("**" in part and part != "**" for part in pattern):  # Python 3.13 reads it as *, those before not at all
-        raise ConfigError(f"input: {given} is no glob: ** stands only as a whole folder; write it as folder/**/*.txt")
+        raise ConfigError(f"input: {given} is no glob: ** is a whole folder only; write it as folder/**/*.txt")
     return root, [path for path in root.glob(str(Path(*pattern))) if not path.is_dir()]
 
 

@@ -12,16 +12,13 @@ import sys
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from foundation.config import ConfigError, StrictRecord
 from foundation.files import write_if_other
-
-if TYPE_CHECKING:
-    from nanotoken import WordPieceTokenizer
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")  # BERT's
 LARGEST_VOCABULARY = 1 << 16  # ids are stored as uint16
@@ -47,7 +44,7 @@ class WordPiece:
 
     Attributes:
         special: ids of the special tokens. vocab_size: number of ids. never_masked: bool [vocab_size]: [PAD],
-        [CLS], [SEP], [MASK]. [UNK] stands for a word and may be masked, as
+        [CLS], [SEP], [MASK]. [UNK] is a word and may be masked, as
             in google-research/electra's get_candidates_mask.
         continuation: bool [vocab_size]: `##` pieces.
         slow_because: why Hugging Face's encoder does the work; None where nanotoken does.
@@ -125,7 +122,6 @@ class WordPiece:
             )
 
     def _agree(self, texts: Sequence[str]) -> bool:
-        assert self._fast is not None
         pairs = zip(self._encode_slowly(texts), _encode_fast(self._fast, texts), strict=True)
         return all(np.array_equal(slow, fast) for slow, fast in pairs)
 
@@ -220,7 +216,7 @@ def _class_settings(settings: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _fast_encoder(tokenizer: Tokenizer) -> tuple["WordPieceTokenizer | None", str | None]:
+def _fast_encoder(tokenizer: Tokenizer) -> tuple[Any, str | None]:
     """The encoder of nanotoken for the same tokenizer, or why there is none."""
     try:
         from nanotoken import WordPieceTokenizer
@@ -235,7 +231,7 @@ def _fast_encoder(tokenizer: Tokenizer) -> tuple["WordPieceTokenizer | None", st
         return None, f"nanotoken cannot take this tokenizer ({error})"
 
 
-def _encode_fast(encoder: "WordPieceTokenizer", texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+def _encode_fast(encoder: Any, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
     ids, ends = encoder.encode_batch(texts, add_special_tokens=False, parallel=False)  # the workers fill the cores
     return ids.astype(np.uint16), np.diff(ends)
 
@@ -251,7 +247,7 @@ def _from_folder(folder: Path) -> Tokenizer:
 
 
 def _read_vocabulary(path: Path) -> list[str]:
-    """A token a line: of the signs that Unicode ends lines with, some are tokens."""
+    """One token per line: some of the characters that Unicode ends lines with are tokens."""
     return path.read_text("utf-8").removesuffix("\n").split("\n")
 
 

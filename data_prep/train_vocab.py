@@ -50,7 +50,7 @@ def main(options: VocabularyOptions) -> int:
     try:
         _train(options)
     except OSError as error:
-        print(f"train_vocab: stopped: {printable(str(error))}; mend it and run the same command again", file=sys.stderr)
+        print(f"train_vocab: stopped: {printable(str(error))}; fix it and run the same command again", file=sys.stderr)
         return 1
     return 0
 
@@ -74,7 +74,7 @@ def train_vocabulary(read_texts: Callable[[], Iterator[str]], size: int) -> list
     numbers decide between equally frequent pairs. Given the characters as special tokens, sorted, it cannot.
 
     Raises:
-        ConfigError: the characters alone exceed `size`.
+        ConfigError: the characters already exceed `size`.
     """
     alphabet = _alphabet(read_texts())
     fixed = [*SPECIAL_TOKENS, *alphabet]
@@ -95,7 +95,7 @@ def train_vocabulary(read_texts: Callable[[], Iterator[str]], size: int) -> list
 
 
 def _alphabet(texts: Iterator[str]) -> list[str]:
-    """The commonest characters, and the `##` forms of those that can stand inside a word, sorted."""
+    """The commonest characters, and the `##` forms of those that can be inside a word, sorted."""
     tokenizer = from_vocabulary(SPECIAL_TOKENS, lowercase=True)
     counts: Counter[str] = Counter()
     for text in texts:

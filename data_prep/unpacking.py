@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 
 from foundation.config import ConfigError
 
-SUFFIXES = {".gz", ".bz2", ".xz", ".zst"}
+_SUFFIXES = {".gz", ".bz2", ".xz", ".zst"}
 DAMAGED = (EOFError, OSError, lzma.LZMAError, zlib.error)  # what reading damaged compressed data raises
 _BLOCK = 1 << 16  # bytes of packed data read at a time
 _LONGEST_MAGIC = 6
@@ -58,10 +58,6 @@ class _Streams(io.RawIOBase):
         return True
 
 
-def _open_streams(new_decompressor: Callable[[], Any], file: BinaryIO) -> BinaryIO:
-    return io.BufferedReader(_Streams(new_decompressor, file))
-
-
 def _open_zstandard(file: BinaryIO) -> Any:
     import pyarrow
 
@@ -70,10 +66,10 @@ def _open_zstandard(file: BinaryIO) -> Any:
 
 _PACKINGS: dict[str, tuple[re.Pattern[bytes], Callable[[BinaryIO], Any]]] = {
     "gzip": (re.compile(rb"\x1f\x8b"), gzip.open),
-    "bzip2": (re.compile(rb"BZh"), partial(_open_streams, bz2.BZ2Decompressor)),
+    "bzip2": (re.compile(rb"BZh"), lambda file: io.BufferedReader(_Streams(bz2.BZ2Decompressor, file))),
     "xz": (
         re.compile(rb"\xfd7zXZ\x00"),
-        partial(_open_streams, partial(lzma.LZMADecompressor, lzma.FORMAT_XZ, _XZ_MEMORY)),
+        lambda file: io.BufferedReader(_Streams(partial(lzma.LZMADecompressor, lzma.FORMAT_XZ, _XZ_MEMORY), file)),
     ),
     # a file may begin with a frame that is to be skipped, as pzstd's do
     "Zstandard": (re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18"), _open_zstandard),
@@ -84,6 +80,11 @@ _ARCHIVES = {
     "7z": re.compile(rb"7z\xbc\xaf\x27\x1c"),
     "RAR": re.compile(rb"Rar!\x1a\x07"),
 }
+
+
+def text_suffix(path: Path) -> str:
+    """The suffix of what a file holds when it is unpacked."""
+    return (path.with_suffix("") if path.suffix in _SUFFIXES else path).suffix
 
 
 def opened(path: Path) -> BinaryIO:

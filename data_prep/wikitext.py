@@ -21,7 +21,7 @@ _MARKUP = re.compile(
     re.I,
 )
 _CLOSING = {"{|": "|}", "{{": "}}", "[[": "]]", "[": "]", "<!--": "-->"}
-_MOST_UNCLOSED = 1 << 18  # characters that stand in unclosed markup, once for each; in real sections at most 6,623
+_MOST_UNCLOSED = 1 << 18  # characters in unclosed markup, once for each; in real sections at most 6,623
 _UNCLOSED_SECTION = 512  # characters
 # A link to a file, a category or another language's page is no text; [[:Category:...]] is.
 _LINK_ASIDE = re.compile(r"\s*([a-z]{2,3}(-[a-z-]+)?|file|image|media|category|simple|wikipedia|template)\s*:", re.I)
@@ -61,15 +61,16 @@ def _sections(wikitext: str) -> Iterator[str]:
     could take it 100 seconds for 100 kB, so sections with much of it are cut small.
     """
     for section in _BEFORE_HEADING.split(wikitext):
-        for part in _pieces(section, _LONGEST_SECTION):
-            yield from _pieces(part, _UNCLOSED_SECTION) if _unclosed(part) > _MOST_UNCLOSED else (part,)
+        for part in pieces(section, _LONGEST_SECTION, "\n"):
+            yield from pieces(part, _UNCLOSED_SECTION, "\n") if _unclosed(part) > _MOST_UNCLOSED else (part,)
 
 
-def _pieces(text: str, longest: int) -> Iterator[str]:
+def pieces(text: str, longest: int, separator: str, least: int = 0) -> Iterator[str]:
+    """The text cut after separators, of which none is among a piece's first `least` characters; hard where none is."""
     start = 0
     while len(text) - start > longest:
         limit = start + longest
-        end = text.rfind("\n", start, limit) + 1 or limit
+        end = text.rfind(separator, start + least, limit) + 1 or limit
         yield text[start:end]
         start = end
     yield text[start:]
@@ -77,7 +78,7 @@ def _pieces(text: str, longest: int) -> Iterator[str]:
 
 def _unclosed(section: str) -> int:
     """Characters from each markup that is not closed to where what holds it ends, summed: the parser's detours."""
-    opened: list[tuple[str, int]] = []  # what would close it, where it stands
+    opened: list[tuple[str, int]] = []  # what would close it, where it is
     waiting: Counter[str] = Counter()  # how many wait for each
     detours = 0
     for found in _MARKUP.finditer(section):

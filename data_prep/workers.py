@@ -12,7 +12,6 @@ _RANKS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")  # set by Open MPI's mpirun; by MP
 _WAITING_PER_WORKER = 2  # chunks handed out ahead: no worker waits for the reader, and memory stays bounded
 
 Item = TypeVar("Item")
-Result = TypeVar("Result")
 
 
 class Pool:
@@ -22,21 +21,25 @@ class Pool:
         self._executor = executor
         self.size = size
 
-    def run(self, function: Callable[..., Result], items: Iterable[Item], *constants: Any) -> Iterator[Result]:
-        """Yields results of `function(item, *constants)` as they come; takes items as workers need them."""
+    def run(self, function: Callable[..., Any], items: Iterable[Item], *constants: Any) -> Iterator[tuple[Item, Any]]:
+        """Yields items with `function(item, *constants)` as they are done; takes them as workers need them."""
         if self._executor is None:
             for item in items:
-                yield function(item, *constants)
+                yield item, function(item, *constants)
             return
-        waiting: set[Future[Result]] = set()
+        waiting: dict[Future[Any], Item] = {}
         for item in items:
-            waiting.add(self._executor.submit(function, item, *constants))
+            waiting[self._executor.submit(function, item, *constants)] = item
             if len(waiting) >= self.size * _WAITING_PER_WORKER:
-                done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
-                yield from (future.result() for future in done)
+                yield from _finished(waiting)
         while waiting:
-            done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
-            yield from (future.result() for future in done)
+            yield from _finished(waiting)
+
+
+def _finished(waiting: dict[Future[Any], Item]) -> Iterator[tuple[Item, Any]]:
+    """Waits for at least one, and takes those that are done out."""
+    for future in wait(waiting, return_when=FIRST_COMPLETED).done:
+        yield waiting.pop(future), future.result()
 
 
 @contextmanager
@@ -61,7 +64,7 @@ def start_pool(workers: int) -> Iterator[Pool | None]:
 
 
 def _end_with_parent() -> None:
-    """Lets no worker outlive a killed parent: it would wait for ever, or write beside the build that goes on."""
+    """Lets no worker outlive a killed parent: it would wait forever, or write beside the resumed build."""
 
     def watch() -> None:
         if parent := parent_process():

@@ -16,27 +16,45 @@ _UNSEALED = "0" * 64
 _SEAL = re.compile(rb'\{\s*"sha256": "([0-9a-f]{64})"')
 
 
+class NewFile:
+    """A file written piece by piece: absent until it is closed, whole from then on. Nothing written, no file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._temporary = path, with_suffix(path, TEMPORARY_SUFFIX)
+        self._file: IO[bytes] | None = None
+        self._digest = hashlib.sha256()
+        self._size = 0
+
+    def write(self, content: bytes) -> None:
+        """Appends some bytes."""
+        if self._file is None:
+            self._file = self._temporary.open("wb")
+        self._file.write(content)
+        self._digest.update(content)
+        self._size += len(content)
+
+    def close(self) -> tuple[int, str]:
+        """Gives the file its name, once it is on the disk; returns its size and sha256."""
+        if self._file is not None:
+            with self._file as file:
+                file.flush()
+                os.fsync(file.fileno())
+            self._temporary.replace(self._path)
+            flush(self._path.parent)
+        return self._size, self._digest.hexdigest()
+
+
 def write_atomically(path: Path, content: bytes) -> str:
     """Writes a file that is either absent or whole, whenever the power fails; returns its sha256."""
-    temporary = with_suffix(path, TEMPORARY_SUFFIX)
-    with temporary.open("wb") as file:
-        file.write(content)
-        flush_file(file)
-    temporary.replace(path)
-    flush(path.parent)
-    return hashlib.sha256(content).hexdigest()
+    file = NewFile(path)
+    file.write(content)
+    return file.close()[1]
 
 
 def write_if_other(path: Path, content: bytes) -> None:
     """Writes a file as `write_atomically` does; leaves alone one that has this content already."""
     if not path.is_file() or path.read_bytes() != content:
         write_atomically(path, content)
-
-
-def flush_file(file: IO[bytes]) -> None:
-    """Flushes what was written to an open file to the disk."""
-    file.flush()
-    os.fsync(file.fileno())
 
 
 def flush(path: Path) -> None:

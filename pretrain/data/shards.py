@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from data_prep.defaults import require_shards
-from data_prep.inspection import size_problem, tokenizer_problems
+from data_prep.inspection import file_problems, tokenizer_problems
 from data_prep.manifest import HELD_OUT_NAME, MANIFEST_NAME, Manifest, load_manifest
 from data_prep.masking import bytes_per_copy, mask_size
 from data_prep.shards import IndexedFile, mapped
@@ -258,8 +258,7 @@ class _MappedShard:
 def _require_one_build(folder: Path, manifest: Manifest) -> None:
     """Refuses a folder whose tokenizer or shards are not those of its manifest, as far as sizes tell of shards."""
     problems = tokenizer_problems(folder, manifest)
-    sizes = (item for shard in manifest.shards for item in shard.sizes.items())
-    problems += [problem for name, size in sizes if (problem := size_problem(folder / name, size))]
+    problems += [problem for shard in manifest.shards for problem in file_problems(folder, shard, checksums=False)]
     if problems:
         more = f", and {len(problems) - SHOWN} more problems" if len(problems) > SHOWN else ""
         raise ConfigError(f"data: {folder} is damaged: {'; '.join(problems[:SHOWN])}{more}; {REPAIR}")

@@ -65,7 +65,7 @@ def built(options) -> Path:
     return options.output
 
 
-def write_indexed(prefix: Path, data: np.ndarray, lengths: np.ndarray) -> dict[str, str]:
+def write_indexed(prefix: Path, data: np.ndarray, lengths: np.ndarray) -> dict[str, tuple[int, str]]:
     """Writes the items that lie end to end in `data`, `lengths` elements each, as an indexed file."""
     writer = IndexedWriter(prefix, data.dtype)
     writer.add(data, lengths)

@@ -3,6 +3,7 @@
 import bz2
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -17,7 +18,7 @@ import pytest
 from pyarrow import parquet
 
 from data_prep.build_shards import BuildOptions, main
-from data_prep.inspection import checksum_problems, problems_of, read_rows
+from data_prep.inspection import file_problems, problems_of, read_rows
 from data_prep.manifest import load_manifest
 from data_prep.output import LOCK_NAME, locked
 from data_prep.pipeline import build_chunk, do_chunk
@@ -221,7 +222,7 @@ def test_shards_are_filled_in_order_up_to_their_size(built):
     ranges = [(shard.first_chunk, shard.last_chunk) for shard in manifest.shards]
     assert ranges[0][0] == 0
     assert all(last + 1 == first for (_, last), (first, _) in pairwise(ranges))
-    sizes = [sum(shard.sizes[shard.name + suffix] for suffix in (".bin", ".mask.bin")) for shard in manifest.shards]
+    sizes = [sum(shard.written[suffix][0] for suffix in (".bin", ".mask.bin")) for shard in manifest.shards]
     limit = manifest.config.shard_mb * 1e6
     lengths = [4 * shard.sequences for shard in manifest.shards]
     assert all(limit / 2 < size + length <= limit for size, length in zip(sizes[:-1], lengths, strict=False))
@@ -416,7 +417,7 @@ def test_a_killed_worker_is_one_line_and_exit_code_1_and_another_run_goes_on(opt
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 1
     assert len(errors.splitlines()) == 1, errors
-    assert "run the same command to go on" in errors
+    assert "run the same command to resume" in errors
     build_elsewhere(options, tmp_path / "out")
     assert contents(tmp_path / "out") == contents(built)
 
@@ -526,7 +527,7 @@ def build_malformed(seed, options, built, folder):
     manifest = load_manifest(folder / "out")
     assert manifest.books.balance, path
     assert manifest.books.word_pieces.train == manifest.totals.word_pieces
-    assert not [problem for shard in manifest.shards for problem in checksum_problems(folder / "out", shard)]
+    assert not [problem for shard in manifest.shards for problem in file_problems(folder / "out", shard)]
     for shard in manifest.shards:
         for rows in read_rows(folder / "out", shard, manifest):
             assert not problems_of(rows, manifest)
@@ -592,3 +593,34 @@ def test_the_real_corpus_builds_with_the_real_tools(shared_data, tmp_path):
     assert manifest.totals.padding_share < 0.05
     assert inspect(InspectOptions(folder=tmp_path / "out", verify=True)) == 0
     assert np.allclose(np.array(manifest.totals.ngrams) / sum(manifest.totals.ngrams), (0.8, 0.1, 0.1), atol=0.005)
+
+
+def dry_run(options, output, *inputs, **changes):
+    return main(options.model_copy(update={"input": inputs, "output": output, "dry_run": True, **changes}))
+
+
+def test_disk_and_chunks_are_about_those_of_the_build(options, built, tmp_path, capsys):
+    assert dry_run(options, tmp_path / "out", *options.input) == 0
+    printed = capsys.readouterr().out
+    shards = load_manifest(built).shards
+    said = float(re.search(r"about ([\d.]+) MB of shards", printed)[1]) * 1e6
+    assert said == pytest.approx(sum(shard.size for shard in shards), rel=0.3)
+    assert abs(int(re.search(r"about (\d+) chunks", printed)[1]) - (shards[-1].last_chunk + 1)) <= 3
+
+
+def test_a_dataset_on_the_hub_is_checked_and_told_by_the_gigabyte(options, tmp_path, capsys, monkeypatch):
+    """A local folder stands for the hub: `datasets` takes either."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "corpus").mkdir()
+    table = pyarrow.table({"text": ["Kalo mi ne ru. " * 20] * 500})
+    parquet.write_table(table, tmp_path / "corpus" / "train.parquet")
+    assert dry_run(options, tmp_path / "out", Path("hub:corpus")) == 0
+    printed = capsys.readouterr().out
+    assert "hub:corpus: its size is not known before it is streamed; 1,000 MB of text take about" in printed
+    assert "files" not in printed
+    assert dry_run(options, tmp_path / "out", *options.input, Path("hub:corpus")) == 0
+    assert "8 files, 0.1 MB on disk" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="no column of text named body"):
+        dry_run(options, tmp_path / "out", Path("hub:corpus"), text_column="body")
+    assert not (tmp_path / "out").exists()

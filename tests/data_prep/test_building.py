@@ -27,7 +27,7 @@ def test_parts_go_once_they_are_merged(case, monkeypatch):
         seen.append(len(list((output / ".build").glob("train-*.part"))))
         return entry
 
-    from data_prep.merging import merge_parts
+    from data_prep.parts import merge_parts
 
     monkeypatch.setattr("data_prep.building.merge_parts", merge)
     assert main(case) == 0

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 
 from data_prep.build_shards import main as build
-from data_prep.inspect_shards import InspectOptions, main
+from data_prep.inspect_shards import InspectOptions, main, verify
 from data_prep.manifest import load_manifest
 from data_prep.masking import bytes_per_copy, mask_size
 from data_prep.shards import IndexedFile
+from data_prep.workers import start_pool
 from foundation.files import sealed
 
 from .conftest import REPOSITORY, run_script, write_indexed
@@ -176,3 +177,34 @@ def test_output_into_a_file_on_a_full_disk_is_told_in_words(built, unbuffered):
     assert done.returncode == 1
     said = done.stderr.splitlines()
     assert said and all("No space left on device" in line for line in said), done.stderr
+
+
+@pytest.fixture(scope="module")
+def alone(built):
+    with start_pool(1) as pool:
+        return verify(built, load_manifest(built), pool)
+
+
+def test_every_sequence_is_counted_whatever_the_number_of_workers(built, alone):
+    manifest = load_manifest(built)
+    assert len(manifest.shards) > 1
+    with start_pool(2) as pool:
+        several = verify(built, manifest, pool)
+    (problems, ours), (others, theirs) = alone, several
+    assert problems == others == []
+    assert ours.sequences == manifest.totals.sequences
+    for name, value in vars(ours).items():
+        np.testing.assert_array_equal(value, getattr(theirs, name), name)
+
+
+def test_damage_in_several_shards_is_told_in_their_order(built, tmp_path):
+    copy = shutil.copytree(built, tmp_path / "copy")
+    manifest = load_manifest(copy)
+    damaged = [manifest.shards[number].name for number in (0, -1)]
+    for name in damaged:
+        with (copy / f"{name}.bin").open("r+b") as file:
+            file.write(b"\xff\xff")
+    with start_pool(2) as pool:
+        found, _ = verify(copy, manifest, pool)
+    assert [problem.split(":")[0] for problem in found[:2]] == [str(copy / name) for name in damaged]
+    assert all("changed since it was written (sha256)" in problem for problem in found[:2])

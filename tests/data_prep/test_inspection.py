@@ -5,9 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from data_prep.inspection import Figures, checksum_problems, megatron_problems, problems_of, read_rows, sample_rows
+from data_prep.inspection import file_problems, megatron_problems, problems_of, read_rows, sample_rows
 from data_prep.manifest import load_manifest
-from data_prep.masking import mask_size
 from foundation.config import ConfigError
 from tests.data_prep.conftest import write_indexed
 
@@ -25,7 +24,7 @@ def rows(built, manifest):
 
 def test_a_sound_shard_has_no_problems(built, manifest, rows):
     assert problems_of(rows, manifest) == []
-    assert checksum_problems(built, manifest.shards[0]) == []
+    assert file_problems(built, manifest.shards[0]) == []
     assert megatron_problems(built, manifest.shards[0]) == []
 
 
@@ -83,13 +82,13 @@ def test_each_damage_is_found_and_its_sequence_named(manifest, rows, damage, pro
 
 def test_changed_and_missing_files_are_told_apart(built, manifest, tmp_path):
     shard = manifest.shards[0]
-    for name in shard.files:
+    for name in (shard.name + suffix for suffix in shard.written):
         (tmp_path / name).write_bytes((built / name).read_bytes())
     content = bytearray((tmp_path / "shard-00000.bin").read_bytes())
     content[40] ^= 1
     (tmp_path / "shard-00000.bin").write_bytes(content)
     (tmp_path / "shard-00000.mask.idx").unlink()
-    assert checksum_problems(tmp_path, shard) == [
+    assert file_problems(tmp_path, shard) == [
         "shard-00000.bin: changed since it was written (sha256)",
         "shard-00000.mask.idx: No such file or directory",
     ]
@@ -97,22 +96,12 @@ def test_changed_and_missing_files_are_told_apart(built, manifest, tmp_path):
 
 def test_masks_of_another_shape_are_refused(built, manifest, tmp_path):
     shard = manifest.shards[0]
-    for name in shard.files:
+    for name in (shard.name + suffix for suffix in shard.written):
         (tmp_path / name).write_bytes((built / name).read_bytes())
     wrong = np.zeros(3 * shard.sequences, np.uint8)
     write_indexed(tmp_path / "shard-00000.mask", wrong, np.full(shard.sequences, 3, np.int32))
     with pytest.raises(ConfigError, match="not one row of masks per sequence"):
         next(read_rows(tmp_path, shard, manifest))
-
-
-def test_figures_count_what_is_there(manifest, rows):
-    figures = Figures()
-    figures.add(rows, manifest)
-    figures.add(rows, manifest)
-    assert figures.sequences == 2 * manifest.shards[0].sequences
-    assert figures.tokens == 2 * manifest.shards[0].tokens
-    assert figures.masked == 2 * manifest.mask_copies * int(np.asarray(mask_size(rows.lengths)).sum())
-    assert (figures.runs * np.arange(len(figures.runs))).sum() == figures.masked
 
 
 def test_a_sample_is_spread_over_all_shards_and_is_everything_where_that_is_little(built, manifest):

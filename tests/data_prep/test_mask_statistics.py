@@ -1,15 +1,17 @@
-"""Claims about the figures of where masks fall."""
+"""Claims about the counts of a folder's sequences, where its masks fall, and the picture of that."""
 
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from data_prep.inspection import read_rows, run_lengths
+from data_prep.inspect_shards import InspectOptions, main
+from data_prep.inspection import read_rows
 from data_prep.manifest import load_manifest
-from data_prep.mask_statistics import MaskStatistics, simulated_mask
+from data_prep.mask_statistics import MaskStatistics, draw_masks, run_lengths, simulated_mask
 from data_prep.masking import Masker, mask_size
 from data_prep.tokens import WordPiece
+from foundation.config import ConfigError
 
 STARTS = np.array([False, True, False, True, True, False, False, True, False, True, True, False])
 MASKABLE = np.array([False, *[True] * 6, False, *[True] * 3, False])  # [CLS], six tokens, [SEP], three, [SEP]
@@ -23,15 +25,14 @@ def shard(built):
 
 
 def statistics_of(rows, manifest, tokenizer):
-    statistics = MaskStatistics()
+    statistics = MaskStatistics(manifest.seq_length)
     statistics.add(rows, manifest, tokenizer)
     return statistics
 
 
 def test_rates_of_sound_masks_are_the_chance(shard):
-    rows, manifest, _ = shard
+    rows, _, _ = shard
     statistics = statistics_of(*shard)
-    assert statistics.masks == len(rows.lengths) * manifest.mask_copies
     assert statistics.position.sum() == statistics.piece.sum() == rows.masked.sum()
     assert statistics.position_chance.sum() == pytest.approx(rows.masked.sum())
     assert statistics.piece[:3] == pytest.approx(statistics.piece_chance[:3], rel=0.1)
@@ -78,3 +79,33 @@ def test_the_simulation_and_the_masker_have_the_same_run_lengths():
     runs = run_lengths(np.unpackbits(bitmaps, bitorder="little").reshape(draws, 1, 64).astype(bool))
     expected, counts = (np.bincount(lengths, minlength=12)[:8] for lengths in (np.concatenate(simulated), runs))
     assert counts[1:5] == pytest.approx(expected[1:5], rel=0.1)
+
+
+def test_every_sequence_token_and_mask_is_counted(shard):
+    rows, manifest, tokenizer = shard
+    statistics = statistics_of(*shard)
+    statistics.add(rows, manifest, tokenizer)
+    assert statistics.sequences == 2 * manifest.shards[1].sequences
+    assert statistics.tokens == 2 * manifest.shards[1].tokens
+    masked = 2 * manifest.mask_copies * int(mask_size(rows.lengths).sum())
+    assert statistics.position.sum() == masked
+    assert (statistics.runs * np.arange(len(statistics.runs))).sum() == masked
+
+
+def test_the_picture_is_a_png_of_three_panels(built, tmp_path):
+    from matplotlib.image import imread
+
+    assert main(InspectOptions(folder=built, figure=tmp_path / "masks.png")) == 0
+    height, width, _ = imread(tmp_path / "masks.png").shape
+    assert width > 3 * height
+
+
+def test_a_picture_of_nothing_can_be_drawn(tmp_path):
+    draw_masks(MaskStatistics(64), tmp_path / "none.png")
+    assert (tmp_path / "none.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("name", ["missing/masks.png", "masks.nonsense"])
+def test_a_picture_that_cannot_be_written_is_refused(tmp_path, name):
+    with pytest.raises(ConfigError, match="cannot be written"):
+        draw_masks(MaskStatistics(64), tmp_path / name)

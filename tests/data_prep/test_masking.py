@@ -160,16 +160,15 @@ class Corpus:
         every = np.cumsum(np.ceil(random.lognormal(1.5, 1.2, len(sentence_ends))).astype(int))
         document_ends = np.append(sentence_ends[every[every < len(sentence_ends)] - 1], word_ends[-1])
         stream = TokenStream(ids, piece == 0, sentence_ends, np.unique(document_ends))
-        built = build_sequences(stream, self.seq_length, "documents", "lossless", 0, 1, random)
-        self.ids, self.lengths = built.ids, built.lengths
-        self.text_T = ~self.special[built.ids]
-        self.sequence_T = np.repeat(np.arange(len(built.lengths)), built.lengths)[self.text_T]
-        self.place_T = (np.arange(len(built.ids)) - np.repeat(np.cumsum(built.lengths) - built.lengths, built.lengths))[
+        self.ids, self.lengths = build_sequences(stream, self.seq_length, "documents", "lossless", 0, 1, random)
+        self.text_T = ~self.special[self.ids]
+        self.sequence_T = np.repeat(np.arange(len(self.lengths)), self.lengths)[self.text_T]
+        self.place_T = (np.arange(len(self.ids)) - np.repeat(np.cumsum(self.lengths) - self.lengths, self.lengths))[
             self.text_T
         ]
         type_of = np.repeat(np.arange(self.words), size_of)
-        self.word_T = type_of[built.ids[self.text_T] - 2]
-        self.piece_T = built.ids[self.text_T] - first_id[self.word_T]
+        self.word_T = type_of[self.ids[self.text_T] - 2]
+        self.piece_T = self.ids[self.text_T] - first_id[self.word_T]
         self.pieces_T = size_of[self.word_T]
 
     def cells(self):

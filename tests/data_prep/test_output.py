@@ -31,7 +31,7 @@ def test_one_builder_at_a_time(tmp_path):
 def test_the_plan_is_known_before_and_after_the_manifest(built, plan, tmp_path):
     with open_log(tmp_path) as log:
         assert log.plan is None
-        log.add_plan(plan)
+        log.add("plan", 0, plan)
     with open_log(tmp_path) as log:
         assert log.plan == plan
     assert plan.config == load_manifest(built).config
@@ -97,6 +97,6 @@ def test_a_build_killed_before_its_plan_was_written_is_begun_again(plan, tmp_pat
         file.write(b"0123456789abcdef plan 0 {")
     with open_log(tmp_path) as log:
         assert log.plan is None
-        log.add_plan(plan)
+        log.add("plan", 0, plan)
     with open_log(tmp_path) as log:
         assert log.plan == plan

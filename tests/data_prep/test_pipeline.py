@@ -1,6 +1,7 @@
-"""Claims about one chunk's way to its shards."""
+"""Claims about one chunk's way to its parts, and the books of what becomes of its documents."""
 
 import os
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,11 +11,11 @@ from data_prep.formats import Reading
 from data_prep.manifest import HELD_OUT_NAME, load_manifest
 from data_prep.masking import bytes_per_copy
 from data_prep.output import prepare
-from data_prep.parts import read_part
-from data_prep.pipeline import ChunkTask, do_chunk, part_path
-from data_prep.sentences import SentenceSplitter, load_model
+from data_prep.parts import part_path, read_part
+from data_prep.pipeline import ChunkTask, Intake, build_chunk, do_chunk
+from data_prep.sentences import SentenceSplitter, find_model, load_model
 from data_prep.sources import find_sources
-from data_prep.tokens import WordPiece
+from data_prep.tokens import WordPiece, open_tokenizer
 from foundation.config import ConfigError
 
 
@@ -140,3 +141,135 @@ def test_other_text_than_was_recorded_is_refused_by_name_at_the_same_size_and_ti
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
     with pytest.raises(ConfigError, match=r"a\.txt is not what .* was built from"):
         do_chunk(ChunkTask(chunk_of(path), record, frozenset()), config, output)
+
+
+@pytest.fixture
+def books_of(built, tmp_path):
+    """Writes files, builds their one chunk, and returns its books."""
+    manifest = load_manifest(built)
+    (tmp_path / "out").mkdir()
+    prepare(tmp_path / "out", WordPiece.load(built / "tokenizer"), load_model(built / "punkt"))
+
+    def build(files, *, strict=False, duplicates=(), **changes):
+        for name, content in files.items():
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            (tmp_path / name).write_bytes(content)
+        inputs = sorted({(tmp_path / name).parent for name in files})
+        [chunk] = read_chunks(find_sources(inputs), 10**9, Reading())
+        config = manifest.config.model_copy(update={"held_out": 0.0} | changes)
+        chunk = replace(chunk, duplicates=frozenset(duplicates))
+        return build_chunk(chunk.loaded(), "", config, tmp_path / "out", strict).books
+
+    return build
+
+
+JSON = b"""{"text": "Ka lo mi."}
+{"text": null}
+{"text": "   "}
+{"text": "a\\u0000\\r\\nb \\ufeffKa."}
+{broken
+{"text": "\\u0001"}
+"""
+PAGE = b"<page><ns>%d</ns>%s<text>%s</text></page>"
+DUMP = b"<mediawiki>" + b"".join(
+    [
+        PAGE % (0, b"", b"'''Kalo''' [[mi|ne]]{{x}}."),
+        PAGE % (0, b"<redirect />", b"#REDIRECT [[x]]"),
+        PAGE % (4, b"", b"Talk."),
+        PAGE % (0, b"", b"{{only a template}}"),
+        b"<page><ns>0</ns><text>Ka lo",
+    ]
+)
+
+
+def test_every_document_and_character_is_accounted_for_by_reason(books_of):
+    books = books_of({"in/a.jsonl": JSON, "in/b.xml": DUMP, "in/c.txt": b"\xef\xbb\xbfKa \xff.\r\nLo.\n\nMi.\n"})
+    assert books.balance
+    assert books.documents.dropped == {
+        "empty": 3,
+        "malformed_record": 1,
+        "no_text": 1,
+        "other_namespace": 1,
+        "redirect": 1,
+        "unfinished_page": 1,
+    }
+    assert books.documents.read == 13
+    assert books.documents.train == 5
+    assert books.characters.dropped["markup"] == len("''''''[[mi|]]{{x}}") + len("{{only a template}}")
+    assert books.characters.dropped["redirect"] == len("#REDIRECT [[x]]")
+    assert books.characters.dropped["byte_order_mark"] == 2
+    assert books.characters.dropped["carriage_return"] == 2
+    assert books.invalid_utf8 == 1
+
+
+def test_the_mixture_tells_what_the_shards_have_of_each_input(books_of):
+    books = books_of({"books/a.txt": b"Ka lo.\n\nMi.", "wiki/a.txt": b"Ne ru so.\n\n\x01"})
+    assert {name: share.documents for name, share in books.inputs.items()} == {"0 books": 2, "1 wiki": 1}
+    assert sum(share.word_pieces for share in books.inputs.values()) == books.word_pieces.train
+    assert sum(share.characters for share in books.inputs.values()) == books.characters.train
+
+
+def test_short_documents_are_dropped_by_their_clean_length(books_of):
+    books = books_of({"in/a.txt": b"Ka lo mi.\n\nKa\x00\x00\x00\x00\x00\x00\x00\x00.\n\nNe."}, min_document_length=5)
+    assert books.documents.dropped == {"short": 2}
+    assert books.characters.dropped == {"control": 8, "short": 6}
+    assert books.balance
+
+
+def test_duplicates_are_dropped_by_their_number_in_the_chunk(books_of):
+    books = books_of({"in/a.txt": b"Ka.\n\nLo.", "in/b.txt": b"Ka.\n\nMi."}, duplicates=[2])
+    assert books.documents.dropped == {"duplicate": 1}
+    assert books.characters.dropped == {"duplicate": 3}
+    assert books.balance
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "place"),
+    [
+        ("a.txt", b"Ka.\n\nLo \xff", 8),
+        ("a.jsonl", b'{"text": "Ka."}\n{broken', 16),
+        ("a.xml", b"<mediawiki>\n<page><text>Ka", 12),
+        ("wiki_00", b'<doc id="1">\nKa \xff</doc>', 16),
+    ],
+)
+def test_strict_refuses_what_is_malformed_by_file_and_place(books_of, name, content, place):
+    assert books_of({f"in/{name}": content}).balance
+    with pytest.raises(ConfigError, match=rf"strict: .*{name} has .* at byte {place};"):
+        books_of({f"in/{name}": content}, strict=True)
+
+
+def test_what_googles_builder_throws_away_is_counted(books_of):
+    text = b"\n\n".join(b"Ka lo mi ne ru so ta vu " * (20 + n) + b"." for n in range(50))
+    books = books_of({"in/a.txt": text}, builder="electra")
+    assert books.balance
+    assert 0.05 < books.word_pieces.dropped["truncated"] / books.word_pieces.read < 0.9
+    assert books_of({"in/a.txt": text}).word_pieces.dropped == {}
+
+
+def test_batches_are_bounded(tmp_path, built):
+    (tmp_path / "a.txt").write_bytes(b"\n\n".join([b"Ka lo mi. " * 1000] * 500))
+    [chunk] = read_chunks(find_sources([tmp_path]), 10**9, Reading())
+    batches = list(Intake(chunk, load_manifest(built).config, False).batches())
+    assert sum(map(len, batches)) == 500
+    assert max(sum(len(text.cleaned.text) for text in batch) for batch in batches) < (1 << 20) + 10_001
+
+
+def test_batches_of_tiny_documents_hold_no_more_than_some_thousands(tmp_path, built):
+    """A million documents of one letter were one batch of 600 MB."""
+    (tmp_path / "a.txt").write_bytes(b"a\n\n" * 50_000)
+    [chunk] = read_chunks(find_sources([tmp_path]), 10**9, Reading())
+    batches = list(Intake(chunk, load_manifest(built).config, False).batches())
+    assert sum(map(len, batches)) == 50_000
+    assert max(map(len, batches)) < 5000
+
+
+@pytest.mark.parametrize(("seq_length", "share"), [(128, 0.140), (512, 0.037)])
+def test_googles_builder_loses_the_measured_share_of_real_text(shared_data, tmp_path, built, seq_length, share):
+    """The shares were measured with google-research/electra's own builder."""
+    manifest = load_manifest(built)
+    prepare(tmp_path, open_tokenizer(str(shared_data / "vocab")), load_model(find_model(shared_data / "nltk_data")))
+    sources = find_sources([shared_data / "wiki" / "enwiki-AA-0.xz"])
+    chunk = next(read_chunks(sources, 10_000_000, Reading()))
+    config = manifest.config.model_copy(update={"seq_length": seq_length, "builder": "electra", "held_out": 0.0})
+    pieces = build_chunk(chunk, "", config, tmp_path).books.word_pieces
+    assert pieces.dropped["truncated"] / pieces.read == pytest.approx(share, abs=0.006)

@@ -29,7 +29,7 @@ def test_the_log_of_a_build_holds_plan_chunks_and_shards(built):
 def test_records_survive_closing_and_the_last_of_one_number_counts(log_folder):
     with RecordLog(log_folder) as log:
         changed = log.chunk(1).model_copy(update={"key": "other"})
-        log.add_chunk(changed)
+        log.add("chunk", 1, changed)
         length = len(log)
     with RecordLog(log_folder) as log:
         assert log.chunk(1) == changed
@@ -57,7 +57,7 @@ def test_any_torn_end_loses_the_last_record_alone(log_folder):
         path.write_bytes(b"".join(lines) + last[:end])
         with RecordLog(log_folder) as log:
             assert log.damaged == 0
-            log.add_plan(log.plan)
+            log.add("plan", 0, log.plan)
         with RecordLog(log_folder) as log:
             assert log.damaged == 0
 

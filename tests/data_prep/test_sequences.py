@@ -19,8 +19,8 @@ def make_stream(random, documents=60, sentence=(1, 40)):
 
 
 def build(stream, seq_length=64, packing="documents", seed=0, builder="lossless"):
-    built = build_sequences(stream, seq_length, packing, builder, CLS, SEP, np.random.default_rng(seed))
-    return np.split(built.ids, np.cumsum(built.lengths)[:-1])
+    ids, lengths = build_sequences(stream, seq_length, packing, builder, CLS, SEP, np.random.default_rng(seed))
+    return np.split(ids, np.cumsum(lengths)[:-1])
 
 
 def text_of(sequence):
@@ -121,7 +121,8 @@ def test_equal_random_streams_give_equal_sequences(stream):
 def test_no_text_gives_no_sequences(packing):
     nothing = np.empty(0, np.int64)
     stream = TokenStream(np.empty(0, np.uint16), np.empty(0, bool), nothing, nothing)
-    assert len(build_sequences(stream, 64, packing, "lossless", CLS, SEP, np.random.default_rng(0)).lengths) == 0
+    ids, lengths = build_sequences(stream, 64, packing, "lossless", CLS, SEP, np.random.default_rng(0))
+    assert len(ids) == len(lengths) == 0
 
 
 @pytest.mark.parametrize("seq_length", [16, 64, 512])

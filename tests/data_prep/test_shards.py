@@ -55,12 +55,13 @@ def test_megatron_would_write_the_same_bytes_and_reads_the_same_items(tmp_path, 
     assert all(np.array_equal(theirs[number], item) for number, item in enumerate(items))
 
 
-def test_writing_returns_the_checksums_and_leaves_nothing_temporary(tmp_path, items):
+def test_writing_returns_sizes_and_checksums_and_leaves_nothing_temporary(tmp_path, items):
     from hashlib import sha256
 
     written = write(tmp_path / "shard.mask", items, np.uint8)
-    assert written == {path.name: sha256(path.read_bytes()).hexdigest() for path in tmp_path.iterdir()}
-    assert sorted(written) == ["shard.mask.bin", "shard.mask.idx"]
+    contents = {path.suffix: path.read_bytes() for path in tmp_path.iterdir()}
+    assert written == {suffix: (len(content), sha256(content).hexdigest()) for suffix, content in contents.items()}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["shard.mask.bin", "shard.mask.idx"]
 
 
 def damage_index_size(folder):

@@ -32,14 +32,14 @@ def die(item):
 @pytest.mark.parametrize("workers", [1, 2])
 def test_every_item_is_done_once(workers):
     with start_pool(workers) as pool:
-        assert sorted(pool.run(add, range(20), 100)) == list(range(100, 120))
+        assert sorted(pool.run(add, range(20), 100)) == [(number, number + 100) for number in range(20)]
 
 
 def test_one_worker_is_this_process_and_two_are_others():
     with start_pool(1) as pool:
-        assert set(pool.run(process_id, range(3))) == {os.getpid()}
+        assert {process for _, process in pool.run(process_id, range(3))} == {os.getpid()}
     with start_pool(2) as pool:
-        assert os.getpid() not in set(pool.run(process_id, range(3)))
+        assert os.getpid() not in {process for _, process in pool.run(process_id, range(3))}
 
 
 def test_items_are_taken_only_as_workers_need_them():

@@ -2,12 +2,14 @@
 
 import json
 import os
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
 
 from foundation.config import ConfigError
 from foundation.files import (
+    NewFile,
     flush,
     make_folder,
     remove,
@@ -24,6 +26,21 @@ def test_a_file_is_replaced_whole(tmp_path):
     write_atomically(tmp_path / "file", b"new content")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
     assert (tmp_path / "file").read_bytes() == b"new content"
+
+
+def test_a_file_written_piece_by_piece_is_absent_until_it_is_closed(tmp_path):
+    file = NewFile(tmp_path / "file")
+    for piece in (b"some ", b"content"):
+        file.write(piece)
+    assert not (tmp_path / "file").exists()
+    assert file.close() == (12, sha256(b"some content").hexdigest())
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert (tmp_path / "file").read_bytes() == b"some content"
+
+
+def test_nothing_written_makes_no_file(tmp_path):
+    assert NewFile(tmp_path / "file").close()[0] == 0
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_file_that_has_its_content_is_not_touched(tmp_path):
