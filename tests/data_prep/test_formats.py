@@ -35,7 +35,7 @@ def test_a_format_is_told_by_its_beginning(name, beginning, expected):
     ("name", "beginning", "reason"),
     [
         ("a.xml", b"<html>", "MediaWiki"),
-        ("a.json", b'[{"text": "an array"}]', "one object a line"),
+        ("a.json", b'[{"text": "an array"}]', "one object per line"),
         ("a.parquet", b"Text", "not a Parquet file"),
         ("a.txt.gz", b"PAR1", "not a Parquet file"),
         ("a.txt", "Text".encode("utf-16"), "UTF-16"),

@@ -144,5 +144,5 @@ def test_a_long_line_without_a_space_takes_linear_time(english):
 def test_what_is_remembered_of_the_words_is_bounded(english):
     ours = Punkt(english)
     ours.sentences(" ".join(f"{n}{'x' * 100}. He" for n in range(1000)))
-    assert ours._last_token.cache_info().currsize == 0
-    assert ours._last_token.cache_info().maxsize is not None
+    assert ours._word.cache_info().currsize == 0
+    assert ours._word.cache_info().maxsize is not None
