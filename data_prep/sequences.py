@@ -69,8 +69,8 @@ def _fill_documents(
     whole sentences until a sequence reaches its target.
     """
     numbers = np.arange(len(stream.ids), dtype=np.int32)
-    if builder == "electra":
-        cut = stream.sentence_ends[np.searchsorted(stream.sentence_ends, numbers)]
+    if builder == "electra":  # first sentence end at each token or after it
+        cut = np.repeat(stream.sentence_ends, np.diff(np.minimum(stream.sentence_ends + 1, len(numbers)), prepend=0))
     else:
         cut = np.maximum.accumulate(np.where(stream.word_starts, numbers, 0))  # start of each token's word
     ends: list[int] = []
