@@ -152,7 +152,7 @@ def look_up(ids_X: Tensor, table_VE: Tensor) -> Tensor:
 def linear(input_XI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
     """In fp32 by oneDNN's products; PyTorch takes MKL's, which on an AMD processor reach half the speed."""
     fp32 = input_XI.dtype == weight_OI.dtype == torch.float32
-    if not (ONEDNN and fp32 and input_XI.numel()) or torch.compiler.is_compiling():
+    if not (ONEDNN and fp32 and input_XI.numel() and input_XI.dim() > 1) or torch.compiler.is_compiling():
         return F.linear(input_XI, weight_OI, bias_O)
     return _Linear.apply(input_XI.flatten(0, -2), weight_OI, bias_O).unflatten(0, input_XI.shape[:-1])
 

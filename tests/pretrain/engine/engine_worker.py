@@ -137,8 +137,11 @@ class Runner(NamedTuple):
         return float(engine.sum_over_ranks(total)), engine.update(rate(step))
 
 
-def resolved_config(name: str, world_size: int) -> Any:
+def resolved_config(name: str, world_size: int, **sections: dict[str, Any]) -> Any:
+    """With changes to its sections."""
     values = values_of(name) | {"train_micro_batch_size_per_gpu": MICRO_BATCH}
+    for section, changes in sections.items():
+        values[section] = values.get(section, {}) | changes
     device_type = "cuda" if "fp16" in name else "cpu"  # see `allow_fp16_on_cpu`
     return resolve(values, batch_size=BATCH, world_size=world_size, device_type=device_type, optim=OPTIM)
 

@@ -248,7 +248,7 @@ def results(values: Tensor, weight: Tensor, bias: Tensor | None) -> list[Tensor]
 @pytest.mark.skipif(not cpu_ops.ONEDNN, reason="this build of PyTorch has no oneDNN")
 @pytest.mark.parametrize(("inputs", "outputs"), [(5, 33), (33, 5), (16, 1)])
 @pytest.mark.parametrize("has_bias", [True, False])
-@pytest.mark.parametrize("leading", [(7,), (2, 3), (2, 3, 4)])
+@pytest.mark.parametrize("leading", [(), (7,), (2, 3), (2, 3, 4)])
 def test_output_and_gradients_are_those_of_float64(
     inputs: int, outputs: int, has_bias: bool, leading: tuple[int, ...]
 ) -> None:

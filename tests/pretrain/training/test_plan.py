@@ -52,9 +52,9 @@ def test_overrides_of_deepspeeds_values_change_speed_and_memory_and_not_the_run(
     changed = make_plan(options(shards_folder, tmp_path, set=overrides))
     assert changed.description == plain.description
     assert changed.run.seed == 3
-    assert changed.deepspeed["train_micro_batch_size_per_gpu"] == 8
-    assert changed.deepspeed["gradient_accumulation_steps"] == 8 * plain.deepspeed["gradient_accumulation_steps"]
-    assert changed.deepspeed["zero_optimization"] == plain.deepspeed["zero_optimization"] | {"stage": 2}
+    assert changed.deepspeed.micro_batch_size == 8
+    assert changed.deepspeed.accumulation_steps == 8 * plain.deepspeed.accumulation_steps
+    assert changed.deepspeed.json["zero_optimization"] == plain.deepspeed.json["zero_optimization"] | {"stage": 2}
 
 
 def test_a_wrong_override_of_deepspeeds_values_is_refused_by_name(shards_folder: Path, tmp_path: Path) -> None:
