@@ -142,7 +142,7 @@ def resolved_config(name: str, world_size: int, **sections: dict[str, Any]) -> A
     values = values_of(name) | {"train_micro_batch_size_per_gpu": MICRO_BATCH}
     for section, changes in sections.items():
         values[section] = values.get(section, {}) | changes
-    device_type = "cuda" if "fp16" in name else "cpu"  # see `allow_fp16_on_cpu`
+    device_type = "cuda" if "fp16" in values else "cpu"  # see `allow_fp16_on_cpu`
     return resolve(values, batch_size=BATCH, world_size=world_size, device_type=device_type, optim=OPTIM)
 
 
