@@ -26,7 +26,7 @@ def test_in_100_steps_the_host_reads_the_loss_and_the_norm_of_each_and_nothing_e
     assert finished.returncode == 0, finished.stderr
     every_step = {name: count for name, count in counts.items() if count >= STEPS / 2 and "init" not in name}
     ours = {name: count for name, count in every_step.items() if name.startswith("pretrain/")}
-    loss_and_stop, norm = "pretrain/training/train.py tolist", "pretrain/engine/engine.py cpu"
+    loss_and_stop, norm = "pretrain/engine/loop.py tolist", "pretrain/engine/deepspeed_patches.py cpu"
     assert ours == {loss_and_stop: STEPS, norm: STEPS}
     of_norm = "runtime/utils.py __bool__"  # which is on the host by then
     on_cpu = "torch/overrides.py unique"  # in half precision on a CPU alone (pretrain/model/cpu_ops.py)
