@@ -91,12 +91,24 @@ def _text(stage: Stage) -> list[str]:
 
 
 def _usage(stages: Mapping[str, Stage]) -> list[str]:
-    head = ["stage", "time", "CPU time", "processes", "largest", "together", "machine", "descriptors", "maps", "disk"]
+    head = [
+        "stage",
+        "time",
+        "CPU time",
+        "processes",
+        "largest",
+        "together",
+        "machine",
+        "descriptors",
+        "maps",
+        "disk",
+        "sent",
+    ]
     rows = []
     for name, title in STAGES.items():
         stage = stages[name]
         if "cpu_seconds" not in stage:
-            rows.append([title, duration(stage["seconds"]), *[""] * 7, f"{stage['bytes'] / GB:.1f} GB"])
+            rows.append([title, duration(stage["seconds"]), *[""] * 7, f"{stage['bytes'] / GB:.1f} GB", ""])
             continue
         rows.append(
             [
@@ -108,6 +120,7 @@ def _usage(stages: Mapping[str, Stage]) -> list[str]:
                 str(stage["descriptors"]["value"]),
                 f"{stage['maps']['value']:,}",
                 f"{stage['disk'] / GB:.1f} GB",
+                f"{max((line['sent'] for line in stage['lines']), default=0) / GB:.2f} GB",
             ]
         )
     return [
@@ -115,7 +128,7 @@ def _usage(stages: Mapping[str, Stage]) -> list[str]:
         "",
         "Memory is the peak PSS: of the largest process, of all processes together, and what the machine had in use",
         "beyond what it had before. Descriptors and maps are those of the process with the most. Disk is what a stage",
-        "added at its peak.",
+        "added at its peak, sent is what the two hosts sent to each other and within themselves.",
     ]
 
 
