@@ -112,7 +112,7 @@ def train(checkout: Path, cell: str, data: Path, output: Path) -> str:
 
 
 def deepspeed_config(precision: str, stage: int) -> dict[str, object]:
-    """As the shipped files."""
+    """The shipped files' settings, for any precision and stage."""
     values: dict[str, object] = dict.fromkeys(
         (
             "train_batch_size",

@@ -127,12 +127,12 @@ def type_own_text_commands(folder):
     assert len(commands) == 4
     for command in commands:
         typed(command, folder)
-    assert (folder / "data/wikibooks/manifest.json").is_file()
 
 
 def test_the_own_text_commands_of_the_readme_work_as_printed(tmp_path):
     clone_into(tmp_path)
     type_own_text_commands(tmp_path)
+    assert (tmp_path / "data/wikibooks/manifest.json").is_file()
 
 
 @pytest.mark.long
@@ -149,6 +149,7 @@ def test_a_whole_quickstart_touches_nothing_of_the_users_and_the_own_text_comman
     for name in ("data/raw", "data/vocab", "data/wikibooks"):
         shutil.rmtree(tmp_path / name)
     type_own_text_commands(tmp_path)
+    assert (tmp_path / "data/wikibooks/manifest.json").is_file()
 
 
 def test_a_stage_runs_with_this_python_and_gives_back_its_exit_code(folder):

@@ -1,5 +1,6 @@
 """What every objective is: a strict configuration, and a model whose forward gives the loss."""
 
+from abc import ABC, abstractmethod
 from typing import Any, ClassVar
 
 from pydantic import Field, field_validator
@@ -32,7 +33,7 @@ class ObjectiveConfig(StrictConfig):
         return gamma
 
 
-class Objective(nn.Module):
+class Objective(nn.Module, ABC):
     """A model with the loss it learns; `objective` holds its switches, `special_mask_id` is the id of [MASK].
 
     Subclasses draw their initial weights when they are made: the same order gives the same weights.
@@ -52,6 +53,6 @@ class Objective(nn.Module):
         self.special_mask_id = special_mask_id
 
     @staticmethod
+    @abstractmethod
     def encoders(model: ModelConfig, vocab_size: int) -> tuple[EncoderConfig, ...]:
         """Those of the model, first the one that predicts masked tokens."""
-        raise NotImplementedError

@@ -22,26 +22,8 @@ def stock_shaped() -> Electra:
     return new_model("hp_loss", model).eval()
 
 
-@pytest.fixture
-def tokenizer(tmp_path: Path) -> Path:
-    from data_prep.tokens import open_tokenizer
-
-    vocabulary = tmp_path / "vocab.txt"
-    vocabulary.write_text("\n".join(("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "yes", "no")) + "\n")
-    open_tokenizer(str(vocabulary)).save(tmp_path / "tokenizer")
-    return tmp_path / "tokenizer"
-
-
-def inputs(batch: Batch) -> dict[str, torch.Tensor]:
-    return {
-        "input_ids": batch.input_ids_BL,
-        "attention_mask": batch.attention_mask_BL,
-        "token_type_ids": batch.token_type_ids_BL,
-    }
-
-
 def test_hugging_face_gives_the_exported_discriminators_logits_back(
-    stock_shaped: Electra, tokenizer: Path, batch: Batch, tmp_path: Path
+    stock_shaped: Electra, tokenizer: Path, batch: Batch, inputs: dict[str, torch.Tensor], tmp_path: Path
 ) -> None:
     export(stock_shaped, 0, tokenizer, "# card\n", tmp_path / "out")
     theirs, loading = ElectraForPreTraining.from_pretrained(tmp_path / "out", output_loading_info=True)
@@ -49,20 +31,20 @@ def test_hugging_face_gives_the_exported_discriminators_logits_back(
     visible = batch.attention_mask_BL
     originals_BK = batch.input_ids_BL.gather(1, batch.masked_positions_BK)
     ours = stock_shaped.discriminate(batch, originals_BK)[0][visible]
-    assert (theirs.eval()(**inputs(batch)).logits[visible] - ours).abs().max().item() < 1e-5
+    assert (theirs.eval()(**inputs).logits[visible] - ours).abs().max().item() < 1e-5
 
 
 def test_hugging_face_gives_the_exported_generators_logits_back(
-    stock_shaped: Electra, tokenizer: Path, batch: Batch, tmp_path: Path
+    stock_shaped: Electra, tokenizer: Path, batch: Batch, inputs: dict[str, torch.Tensor], tmp_path: Path
 ) -> None:
     export(stock_shaped, 0, tokenizer, "# card\n", tmp_path / "out")
     theirs, loading = ElectraForMaskedLM.from_pretrained(tmp_path / "out" / "generator", output_loading_info=True)
     assert not loading["missing_keys"] and not loading["unexpected_keys"]
-    hidden = stock_shaped.generator(*inputs(batch).values())
+    hidden = stock_shaped.generator(*inputs.values())
     projected = stock_shaped.generator_predictions(hidden)
     ours = stock_shaped.generator_lm_head(projected, stock_shaped.generator.embeddings.word_embeddings)
     visible = batch.attention_mask_BL
-    assert (theirs.eval()(**inputs(batch)).logits - ours)[visible].abs().max().item() < 1e-5
+    assert (theirs.eval()(**inputs).logits - ours)[visible].abs().max().item() < 1e-5
 
 
 def test_weights_are_equal_to_the_bit_and_the_tokenizer_travels_along(

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 import torch
 import torch.nn.functional as F
 
@@ -50,26 +49,15 @@ save_file(outputs | weights | {"ids": ids}, results)
 """
 
 
-@pytest.fixture
-def tokenizer(tmp_path: Path) -> Path:
-    from data_prep.tokens import open_tokenizer
-
-    vocabulary = tmp_path / "vocab.txt"
-    vocabulary.write_text("\n".join(("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "yes", "no")) + "\n")
-    open_tokenizer(str(vocabulary)).save(tmp_path / "tokenizer")
-    return tmp_path / "tokenizer"
-
-
 def test_auto_model_loads_an_export_where_this_project_is_not_installed(
-    make_electra: Callable[..., Electra], batch: Batch, tokenizer: Path, tmp_path: Path
+    make_electra: Callable[..., Electra],
+    batch: Batch,
+    inputs: dict[str, torch.Tensor],
+    tokenizer: Path,
+    tmp_path: Path,
 ) -> None:
     model = make_electra().eval()
     export(model, 0, tokenizer, "# card\n", tmp_path / "out")
-    inputs = {
-        "input_ids": batch.input_ids_BL,
-        "attention_mask": batch.attention_mask_BL,
-        "token_type_ids": batch.token_type_ids_BL,
-    }
     torch.save(inputs, tmp_path / "inputs.pt")
     (tmp_path / "elsewhere").mkdir()
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}

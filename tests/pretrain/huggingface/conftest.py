@@ -1,0 +1,26 @@
+"""What the tests of exports share: a tokenizer to carry along, and a batch under Hugging Face's names."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from data_prep.tokens import open_tokenizer
+from pretrain.data.batches import Batch
+
+
+@pytest.fixture
+def tokenizer(tmp_path: Path) -> Path:
+    vocabulary = tmp_path / "vocab.txt"
+    vocabulary.write_text("\n".join(("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "yes", "no")) + "\n")
+    open_tokenizer(str(vocabulary)).save(tmp_path / "tokenizer")
+    return tmp_path / "tokenizer"
+
+
+@pytest.fixture
+def inputs(batch: Batch) -> dict[str, torch.Tensor]:
+    return {
+        "input_ids": batch.input_ids_BL,
+        "attention_mask": batch.attention_mask_BL,
+        "token_type_ids": batch.token_type_ids_BL,
+    }
