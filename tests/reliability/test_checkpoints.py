@@ -12,7 +12,7 @@ from foundation.config import ConfigError
 from pretrain.engine.checkpoint import NotSaved, all_valid, load, newest_valid, save
 from tests.pretrain.conftest import mounted
 from tests.pretrain.engine.test_checkpoint import names, same, sign, state_of
-from tests.pretrain.engine.test_marker import flips, later, of_version_0_1
+from tests.pretrain.engine.test_marker import EVERY, flips, later, of_version_0_1
 
 SAMPLED = 300
 """Bits of a file of tensors; with all of a small file's every kind of byte is met."""
@@ -30,15 +30,16 @@ def content_of(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+@EVERY
 @pytest.mark.parametrize("version", ["0.1", "now"])
 @pytest.mark.parametrize("name", ["complete.json", "state.json"])
-def test_after_a_flip_of_any_bit_the_one_before_is_used(name: str, version: str, folder: Path) -> None:
+def test_after_a_flip_of_any_bit_the_one_before_is_used(name: str, version: str, folder: Path, every: int) -> None:
     checkpoint = folder / "step-00000020"
     if version == "0.1":
         files = json.loads((checkpoint / "complete.json").read_text())["files"]
         (checkpoint / "complete.json").write_bytes(of_version_0_1(files))
     content = (checkpoint / name).read_bytes()
-    for flipped in flips(content):
+    for flipped in flips(content, every):
         (checkpoint / name).write_bytes(flipped)
         found = newest_valid(folder, say=lambda line: None)
         assert found is not None and found.step == 10
