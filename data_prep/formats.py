@@ -31,7 +31,7 @@ _WIDE_MARKS = (b"\xff\xfe", b"\xfe\xff")  # byte order marks of UTF-16
 _JSON_SUFFIXES = {".json", ".jsonl", ".ndjson"}
 _JSON_OBJECT = re.compile(rb'\{\s*"')
 _MEDIAWIKI = re.compile(rb"(<\?xml[^>]*>\s*)?<mediawiki\b")
-_DOC_START = re.compile(rb"<doc [^>]*>")
+_DOC_START = re.compile(rb"\A<doc [^>]*>\s*")
 _PAGE_START = b"<page>"
 
 
@@ -132,9 +132,8 @@ def parse(form: Format, text: bytes, place: int, reading: Reading) -> Iterator[D
             document = _json_document(part.strip(), place + start, reading.text_column)
         else:
             content = part.strip()
-            tag = _DOC_START.match(content) if form is Format.WIKI_EXTRACTOR else None
-            text_only = content[tag.end() :].lstrip() if tag else content
-            document = Document(text_only, place + start + len(part.rstrip()) - len(text_only)) if content else None
+            body = _DOC_START.sub(b"", content) if form is Format.WIKI_EXTRACTOR else content
+            document = Document(body, place + start + len(part.rstrip()) - len(body)) if content else None
         if document:
             yield from split_long(document)
         start = end.end() if end else len(text)

@@ -128,7 +128,7 @@ def verify(folder: Path, manifest: Manifest, pool: Pool) -> tuple[list[str], Mas
         statistics.join(counted)
     if not problems and (statistics.sequences, statistics.tokens) != (totals.sequences, totals.tokens):
         problems.append(f"{folder}: manifest.json counts other sequences or tokens than the shards hold")
-    if not manifest.books.balance:
+    if not manifest.books.balances:
         problems.append(f"{folder}: the books in manifest.json do not balance")
     return problems, statistics
 
