@@ -31,7 +31,7 @@ from data_prep.output import finish, locked, open_log, prepare, refuse_another
 from data_prep.pipeline import PUNKT_NAME, build_chunk, load_tools
 from data_prep.punkt import PunktModel
 from data_prep.records import PLAN, Plan
-from data_prep.sentences import Sentences, find_model, load_model, model_sha256, train_model
+from data_prep.sentences import Sentences, find_model, load_model, train_model
 from data_prep.sources import Source, find_sources
 from data_prep.tokens import WordPiece, open_tokenizer
 from data_prep.workers import Pool, start_pool
@@ -94,7 +94,11 @@ def main(options: BuildOptions) -> int:
     with start_pool(options.workers) as pool:
         if pool is None:
             return 0
-        sources = _find_sources(options)
+        for given in options.input:
+            if Path(os.path.realpath(options.output)).is_relative_to(os.path.realpath(given)) and given.exists():
+                raise ConfigError(f"output: {options.output} lies inside the input {given}; choose another folder")
+        require_text(options.input)
+        sources = find_sources(options.input)
         require_vocab(options.vocab, options.input)
         tokenizer = open_tokenizer(options.vocab)
         if options.dry_run:
@@ -110,14 +114,6 @@ def main(options: BuildOptions) -> int:
             )
             return 1
     return 0
-
-
-def _find_sources(options: BuildOptions) -> list[Source]:
-    for given in options.input:
-        if Path(os.path.realpath(options.output)).is_relative_to(os.path.realpath(given)) and given.exists():
-            raise ConfigError(f"output: {options.output} lies inside the input {given}; choose another folder")
-    require_text(options.input)
-    return find_sources(options.input)
 
 
 def _build(options: BuildOptions, sources: list[Source], tokenizer: WordPiece, pool: Pool) -> None:
@@ -158,7 +154,7 @@ def _plan(options: BuildOptions, sources: Sequence[Source], tokenizer: WordPiece
         **options.model_dump(include={"sentences", *Choices.model_fields}),
         tokenizer_sha256=tokenizer.sha256(),
         punkt="none" if punkt is None else "learned" if options.punkt is None else "given",
-        punkt_sha256="" if punkt is None else model_sha256(punkt),
+        punkt_sha256="" if punkt is None else punkt.sha256(),
     )
     versions = {name: version(name) for name in ("numpy", "nltk", "tokenizers")}
     versions["python"] = ".".join(platform.python_version_tuple()[:2])

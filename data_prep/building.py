@@ -7,6 +7,7 @@ every part and shard is compared with what the log recorded, and what is missing
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from data_prep.chunks import read_chunks
@@ -82,7 +83,7 @@ class _Merging:
         self._output, self._log = output, log
         self._cutters = {side: ShardCutter(side, config.shard_mb * 1e6) for side in SIDES}
         self._waiting: deque[Merge] = deque()
-        self._finished: set[int] = set()
+        self._finished: dict[int, ChunkRecord] = {}
         self.next_chunk = 0
 
     def sides_of(self, chunk: int) -> frozenset[str]:
@@ -96,11 +97,9 @@ class _Merging:
         """Records a finished chunk."""
         if not is_old:
             self._log.add(CHUNK, record.number, record)
-        self._finished.add(record.number)
+        self._finished[record.number] = record
         while self.next_chunk in self._finished:
-            self._finished.remove(self.next_chunk)
-            follower = self._log.chunk(self.next_chunk)
-            assert follower is not None
+            follower = self._finished.pop(self.next_chunk)
             for side, cutter in self._cutters.items():
                 self._waiting += cutter.add(self.next_chunk, follower.part(side))
             self.next_chunk += 1
@@ -133,21 +132,19 @@ class _Merging:
 
 def _drop_damaged(output: Path, log: RecordLog, pool: Pool) -> int:
     """Strikes from the log the shards that are missing or damaged, and says so; returns how many."""
-    checks = [(side, number, entry) for side in SIDES for number, entry in sorted(log.shards[side].items())]
     dropped = 0
-    with Progress(sum(entry.size for *_, entry in checks), "check of shards") as progress:
-        for (side, number, entry), problems in pool.run(_check_shard, checks, output):
-            progress.advance(entry.size)
-            if problems:
-                del log.shards[side][number]
-                print(f"{folder_of(output, side)}: {'; '.join(problems)}; its text is built again")
-                dropped += 1
+    size = sum(entry.size for entries in log.shards.values() for entry in entries.values())
+    with Progress(size, "check of shards") as progress:
+        for side, entries in log.shards.items():
+            folder = folder_of(output, side)
+            shards = [entry for _, entry in sorted(entries.items())]
+            for shard, problems in pool.run(partial(file_problems, folder), shards):
+                progress.advance(shard.size)
+                if problems:
+                    del entries[int(shard.name.removeprefix("shard-"))]
+                    print(f"{folder}: {'; '.join(problems)}; its text is built again")
+                    dropped += 1
     return dropped
-
-
-def _check_shard(check: tuple[str, int, ShardEntry], output: Path) -> list[str]:
-    side, _, entry = check
-    return file_problems(folder_of(output, side), entry)
 
 
 def _find_duplicates(output: Path, config: BuildConfig, sources: Sequence[Source], pool: Pool) -> Duplicates:

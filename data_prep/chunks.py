@@ -61,7 +61,7 @@ class Piece:
         """The documents in order.
 
         Raises:
-            ConfigError: the file is gone, or not what it was when it was cut.
+            ConfigError: the file is gone, or not what it was when it was cut; or a record is too large.
         """
         content, place = self.loaded().content, self.start
         if isinstance(content, tuple):
@@ -73,14 +73,17 @@ class Piece:
         if self.format in RECORD_FORMATS and len(content) > LONGEST_RECORD:
             ends = [0, *(found.end() for found in END_OF_DOCUMENT[self.format].finditer(content)), len(content)]
             if max(end - start for start, end in pairwise(ends)) > LONGEST_RECORD:
-                raise _too_long(self.source, self.format)
+                raise ConfigError(
+                    f"input: {self.source.path} has a record of over {LONGEST_RECORD >> 20} MB, too large to be read "
+                    f"within a worker's memory; is it really {self.format}? Cut its text in parts, or take it out"
+                )
         yield from parse(self.format, content, place, reading)
 
     def loaded(self) -> "Piece":
         """The piece with its text in it.
 
         Raises:
-            ConfigError: as `documents`.
+            ConfigError: the file is gone, or not what it was when it was cut.
         """
         if self.content is not None:
             return self
@@ -90,14 +93,6 @@ class Piece:
         if len(text) != self.size:
             raise ConfigError(f"input: {self.source.path} changed while it was read; put the old file back")
         return replace(self, content=text)
-
-    def update(self, digest: "hashlib.blake2b") -> None:
-        """Adds the text, with all that distinguishes it from other text, to a digest."""
-        rows = self.content if isinstance(self.content, tuple) else (self.content,)
-        digest.update(f"{self.format} {self.source.key} {self.start} {self.end} {self.cut}\n".encode())
-        for row in rows:
-            digest.update(b"\0" if row is None else b"\1" + len(row).to_bytes(8, "little"))
-            digest.update(row or b"")
 
 
 @dataclass(frozen=True)
@@ -118,10 +113,13 @@ class Chunk:
         return replace(self, pieces=tuple(piece.loaded() for piece in self.pieces))
 
     def digest(self) -> str:
-        """Names the text of a loaded chunk, byte for byte."""
+        """Names the text of a loaded chunk, byte for byte, with all that distinguishes it from other text."""
         digest = hashlib.blake2b(digest_size=16)
         for piece in self.pieces:
-            piece.update(digest)
+            digest.update(f"{piece.format} {piece.source.key} {piece.start} {piece.end} {piece.cut}\n".encode())
+            for row in piece.content if isinstance(piece.content, tuple) else (piece.content,):
+                digest.update(b"\0" if row is None else b"\1" + len(row).to_bytes(8, "little"))
+                digest.update(row or b"")
         return digest.hexdigest()
 
     @property
@@ -209,8 +207,7 @@ class _Cutter:
         self.source, self.budget = source, budget
         self.format = format_of(source.path, beginning, reading.boundary)
         self._end = END_OF_DOCUMENT[self.format]
-        self._is_record = self.format in RECORD_FORMATS
-        self._longest = LONGEST_RECORD if self._is_record else longest
+        self._longest = LONGEST_RECORD if self.format in RECORD_FORMATS else longest
 
     def find(self, text: bytearray, budget_end: int, searched: int) -> tuple[int, bool] | None:
         """The first end of a document in `text` after `budget_end`, and whether it is a forced one; None: read on.
@@ -221,16 +218,9 @@ class _Cutter:
             return found.end(), False
         if len(text) - budget_end <= self._longest:
             return None
-        if self._is_record:
-            raise _too_long(self.source, self.format)
+        if self.format in RECORD_FORMATS:
+            return len(text), False  # refused when the piece is read
         return budget_end + cut_point(bytes(text[budget_end:])), True
-
-
-def _too_long(source: Source, form: Format) -> ConfigError:
-    return ConfigError(
-        f"input: {source.path} has a record of over {LONGEST_RECORD >> 20} MB, too large to be read within a worker's "
-        f"memory; is it really {form}? Cut its text in parts, or take it out"
-    )
 
 
 def _cut_plain(cutter: _Cutter, file: BinaryIO) -> Iterator[Piece]:

@@ -63,8 +63,6 @@ def clean(content: bytes, *, wikitext: bool = False) -> Cleaned:
     if _CONTROL.search(text):
         cleaned.keep(text := _CONTROL.sub("", text), "control")
     if not text.isascii() and not unicodedata.is_normalized("NFC", text):
-        # Python's NFC takes a time that grows with the square of a run of marks out of order, so a long run is put in
-        # order first: which form of equivalent text NFC is given makes no difference to it
         cleaned.text = unicodedata.normalize("NFC", _long_runs().sub(_in_order, text))
         cleaned.normalized = True
     if len(cleaned.text) > LONGEST_LINE:
@@ -86,6 +84,11 @@ def decode(content: bytes) -> Cleaned:
 
 
 def _in_order(run: re.Match[str]) -> str:
+    """A run of combining marks in canonical order.
+
+    Python's NFC takes time that grows with the square of a run out of order; which form of equivalent text it is given
+    makes no difference to it.
+    """
     marks = "".join(unicodedata.normalize("NFD", mark) for mark in run[0])
     return "".join(sorted(marks, key=unicodedata.combining))
 

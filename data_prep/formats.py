@@ -31,7 +31,7 @@ _WIDE_MARKS = (b"\xff\xfe", b"\xfe\xff")  # byte order marks of UTF-16
 _JSON_SUFFIXES = {".json", ".jsonl", ".ndjson"}
 _JSON_OBJECT = re.compile(rb'\{\s*"')
 _MEDIAWIKI = re.compile(rb"(<\?xml[^>]*>\s*)?<mediawiki\b")
-_DOC_START = re.compile(rb"<doc [^>]*>")
+_DOC_START = re.compile(rb"\A<doc [^>]*>\s*")
 _PAGE_START = b"<page>"
 
 
@@ -131,7 +131,9 @@ def parse(form: Format, text: bytes, place: int, reading: Reading) -> Iterator[D
         elif form is Format.JSON_LINES:
             document = _json_document(part.strip(), place + start, reading.text_column)
         else:
-            document = _text_document(part, place + start, tagged=form is Format.WIKI_EXTRACTOR)
+            content = part.strip()
+            body = _DOC_START.sub(b"", content) if form is Format.WIKI_EXTRACTOR else content
+            document = Document(body, place + start + len(part.rstrip()) - len(body)) if content else None
         if document:
             yield from split_long(document)
         start = end.end() if end else len(text)
@@ -155,13 +157,6 @@ def cut_point(text: bytes) -> int:
         start_of_last = next((n for n in range(1, 5) if text[-n] & 0xC0 != 0x80), len(text))
         end -= start_of_last if start_of_last < len(text) else 0
     return end
-
-
-def _text_document(part: bytes, place: int, *, tagged: bool) -> Document | None:
-    content = part.strip()
-    tag = _DOC_START.match(content) if tagged else None
-    text = content[tag.end() :].lstrip() if tag else content
-    return Document(text, place + len(part.rstrip()) - len(text)) if content else None
 
 
 def _page(part: bytes, place: int, *, is_whole: bool) -> Document | None:

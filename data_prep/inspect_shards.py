@@ -10,13 +10,13 @@ if not __package__:  # run as a script: import from the repository, never from t
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 import os
-from itertools import accumulate
 from typing import Annotated
 
 import numpy as np
 from pydantic import Field
 
 from data_prep.inspection import (
+    MaskStatistics,
     file_problems,
     megatron_problems,
     problems_of,
@@ -25,18 +25,16 @@ from data_prep.inspection import (
     tokenizer_problems,
 )
 from data_prep.manifest import HELD_OUT_NAME, MANIFEST_NAME, Books, Manifest, ShardEntry, load_manifest
-from data_prep.mask_statistics import MaskStatistics, draw_masks
 from data_prep.records import LOG_NAME, RecordLog
-from data_prep.tokens import CONTINUATION, SPECIAL_TOKENS, TOKENIZER_NAME, WordPiece
+from data_prep.tokens import CONTINUATION, TOKENIZER_NAME, WordPiece
 from data_prep.workers import Pool, start_pool
 from foundation.command_line import POSITIONAL, printable, run_command
 from foundation.config import StrictConfig
 from foundation.progress import Progress
 
-_PROBLEMS_SHOWN = 20
-_INPUTS_SHOWN = 20
+_SHOWN = 20  # problems, and inputs
 _BLOCKS, _BLOCK = 64, 64  # without --verify: so many blocks of so many sequences are looked at
-_MARK, _FAINT, _PLAIN = "\033[30;43m", "\033[2m", "\033[0m"  # ANSI: black on yellow; faint; end
+_MARK, _PLAIN = "\033[30;43m", "\033[0m"  # ANSI: black on yellow; end
 _PARTS = 8  # of a sequence, for the rate by position
 
 
@@ -51,8 +49,6 @@ class InspectOptions(StrictConfig):
     """check every checksum, sequence and mask, also through megatron-core's reader"""
     show: int = Field(0, ge=0)
     """sequences to print, masked tokens marked"""
-    figure: Path | None = None
-    """PNG to write: where the masks fall"""
     workers: int = Field(os.cpu_count() or 1, ge=1, le=4096)
     """processes that verify"""
 
@@ -74,10 +70,10 @@ def _inspect_all(options: InspectOptions, pool: Pool) -> int:
     if (options.folder / HELD_OUT_NAME / MANIFEST_NAME).is_file():
         print()
         problems += _inspect(options.folder / HELD_OUT_NAME, options, pool)
-    for problem in problems[:_PROBLEMS_SHOWN]:
+    for problem in problems[:_SHOWN]:
         print(f"inspect_shards: {printable(problem)}", file=sys.stderr)
-    if len(problems) > _PROBLEMS_SHOWN:
-        print(f"inspect_shards: and {len(problems) - _PROBLEMS_SHOWN} more problems", file=sys.stderr)
+    if len(problems) > _SHOWN:
+        print(f"inspect_shards: and {len(problems) - _SHOWN} more problems", file=sys.stderr)
     if options.verify:
         repair = "rerun build_shards.py with its options, which repairs the folder"
         print(f"\n{len(problems)} problems: {repair}" if problems else "\nverified: no problem found")
@@ -92,13 +88,11 @@ def _inspect(folder: Path, options: InspectOptions, pool: Pool) -> list[str]:
     if options.verify:
         problems, statistics = verify(folder, manifest, pool)
     else:
-        statistics = MaskStatistics(manifest.seq_length, min(manifest.totals.sequences, _BLOCKS * _BLOCK))
+        statistics = MaskStatistics(manifest.seq_length)
         for rows in sample_rows(folder, manifest, _BLOCKS, _BLOCK):
             statistics.add(rows, manifest, tokenizer)
     if not problems:
         _print_statistics(statistics, manifest)
-        if options.figure is not None and folder == options.folder:
-            draw_masks(statistics, options.figure)
     if options.show:
         _show(folder, manifest, tokenizer, options.show)
     return problems
@@ -113,12 +107,9 @@ def verify(folder: Path, manifest: Manifest, pool: Pool) -> tuple[list[str], Mas
                 problems.append(f"{log.path}: damaged, or not of this build")
     plain = manifest.model_copy(update={"shards": ()})  # what a worker is sent with each shard
     shards, totals = manifest.shards, manifest.totals
-    before = accumulate((shard.sequences for shard in shards), initial=0)
     done: dict[str, tuple[list[str], MaskStatistics]] = {}
     with Progress(sum(shard.size for shard in shards), "verify") as progress:
-        for (shard, _), found in pool.run(
-            _verify_shard, zip(shards, before, strict=False), folder, plain, totals.sequences
-        ):
+        for shard, found in pool.run(_verify_shard, shards, folder, plain):
             done[shard.name] = found
             progress.advance(shard.size)
     statistics = MaskStatistics(manifest.seq_length)
@@ -128,17 +119,15 @@ def verify(folder: Path, manifest: Manifest, pool: Pool) -> tuple[list[str], Mas
         statistics.join(counted)
     if not problems and (statistics.sequences, statistics.tokens) != (totals.sequences, totals.tokens):
         problems.append(f"{folder}: manifest.json counts other sequences or tokens than the shards hold")
-    if not manifest.books.balance:
+    if not manifest.books.balances:
         problems.append(f"{folder}: the books in manifest.json do not balance")
     return problems, statistics
 
 
-def _verify_shard(
-    item: tuple[ShardEntry, int], folder: Path, manifest: Manifest, expected: int
-) -> tuple[list[str], MaskStatistics]:
-    """The same of one shard, given with the number of sequences before it."""
-    (shard, seen), tokenizer = item, WordPiece.load(folder / TOKENIZER_NAME)
-    statistics = MaskStatistics(manifest.seq_length, expected, seen)
+def _verify_shard(shard: ShardEntry, folder: Path, manifest: Manifest) -> tuple[list[str], MaskStatistics]:
+    """The same of one shard."""
+    tokenizer = WordPiece.load(folder / TOKENIZER_NAME)
+    statistics = MaskStatistics(manifest.seq_length)
     problems = file_problems(folder, shard)
     if not problems:
         for rows in read_rows(folder, shard, manifest):
@@ -166,13 +155,13 @@ def _print_manifest(folder: Path, manifest: Manifest) -> None:
         f"NFC, {books.cut_documents:,} documents and {books.cut_lines:,} lines cut for their length"
     )
     pieces = sum(share.word_pieces for share in books.inputs.values())
-    for name, share in list(books.inputs.items())[:_INPUTS_SHOWN]:
+    for name, share in list(books.inputs.items())[:_SHOWN]:
         print(
             f"  input           {printable(name)}: {share.documents:,} documents, {share.characters:,} characters, "
             f"{share.word_pieces:,} word pieces ({share.word_pieces / max(1, pieces):.1%})"
         )
-    if len(books.inputs) > _INPUTS_SHOWN:
-        print(f"  and {len(books.inputs) - _INPUTS_SHOWN:,} inputs more")
+    if len(books.inputs) > _SHOWN:
+        print(f"  and {len(books.inputs) - _SHOWN:,} inputs more")
     drawn = " ".join(f"{count / max(1, sum(totals.ngrams)):.4f}" for count in totals.ngrams)
     asked = " ".join(f"{chance:.4f}" for chance in manifest.config.ngram)
     print(f"  unknown words   {totals.unknown_share:.4%} of the word pieces")
@@ -183,9 +172,6 @@ def _print_manifest(folder: Path, manifest: Manifest) -> None:
 def _print_statistics(statistics: MaskStatistics, manifest: Manifest) -> None:
     """Where the masks fall; rates as multiples of a token's chance."""
     sequences, copies, masked = statistics.sequences, manifest.mask_copies, statistics.position.sum()
-    real, simulated = (runs[:9] / max(1, int(runs.sum())) for runs in (statistics.runs, statistics.simulated_runs))
-    shares = [f"{length}: {share:.1%}" for length, share in enumerate(real)][1:]
-    expected = [f"{length}: {share:.1%}" for length, share in enumerate(simulated)][1:]
     positions = [np.array_split(counts, _PARTS) for counts in (statistics.position, statistics.position_chance)]
     by_position = [f"{there.sum() / max(1e-9, chance.sum()):.3f}" for there, chance in zip(*positions, strict=True)]
     pieces = zip(statistics.piece, statistics.piece_chance, strict=True)
@@ -195,8 +181,9 @@ def _print_statistics(statistics: MaskStatistics, manifest: Manifest) -> None:
     print(f"  of {sequences:,} sequences and {copies} masks each:")
     print(f"  two segments    {statistics.pairs / max(1, sequences):.1%}")
     print(f"  masked          {masked / max(1, statistics.tokens * copies):.4%} of the tokens")
-    print(f"  masked runs     {' '.join(shares)}")
-    print(f"    simulated     {' '.join(expected)}")
+    for name, runs in (("masked runs", statistics.runs), ("  simulated", statistics.simulated_runs)):
+        shares = [f"{length}: {count / max(1, runs.sum()):.1%}" for length, count in enumerate(runs[1:9], 1)]
+        print(f"  {name:<15} {' '.join(shares)}")
     print(f"  by position     {' '.join(by_position)} times the chance, in eighths of the length")
     print(f"  by piece        {' '.join(by_piece)} times the chance, of a word's first, second, ... piece")
     print(f"  words cut       {per_mask:.2f} a mask, {share:.1%} of the words masked, at most {most} by one mask")
@@ -213,22 +200,16 @@ def _show(folder: Path, manifest: Manifest, tokenizer: WordPiece, count: int) ->
 
 
 def _marked(tokens: list[str], masked: np.ndarray) -> str:
-    """The text of the tokens, `##` pieces joined to their word where both or neither are masked."""
+    """The text of the tokens, `##` pieces joined to their word."""
     coloured = sys.stdout.isatty() and "NO_COLOR" not in os.environ
     opening, closing = (_MARK, _PLAIN) if coloured else ("[", "]")
-    words: list[str] = []
-    for number, token in enumerate(tokens):
-        joined = token.startswith(CONTINUATION) and number > 0
+    parts: list[str] = []
+    for token, is_masked in zip(tokens, masked, strict=False):
+        joined = parts and token.startswith(CONTINUATION)
         text = token.removeprefix(CONTINUATION) if joined else token
-        if masked[number]:
-            text = f"{opening}{text}{closing}"
-        elif coloured and token in SPECIAL_TOKENS:
-            text = f"{_FAINT}{text}{_PLAIN}"
-        if joined and words:
-            words[-1] += text
-        else:
-            words.append(text)
-    return " ".join(words)
+        marked = f"{opening}{text}{closing}" if is_masked else text
+        parts.append(marked if joined else f" {marked}")
+    return "".join(parts).strip()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The sequences and masks of a shard folder as arrays, and every check of them and of the files."""
+"""The sequences and masks of a shard folder as arrays, every check of them and of the files, and their statistics."""
 
 import warnings
 from collections.abc import Iterator
@@ -9,13 +9,15 @@ from pathlib import Path
 import numpy as np
 
 from data_prep.manifest import Manifest, ShardEntry
-from data_prep.masking import bytes_per_copy, mask_size
+from data_prep.masking import Masker, bytes_per_copy, mask_size
 from data_prep.shards import IndexedFile
 from data_prep.tokens import TOKENIZER_NAME, WordPiece
 from foundation.config import ConfigError
 from foundation.files import file_sha256
 
 _BATCH = 4096  # sequences looked at together
+_SIMULATED, _DRAWS = 64, 4  # of each batch, so many sequences are masked anew, so many times
+_PIECES = 5  # the first four pieces of a word, and all later ones together
 
 
 @dataclass(frozen=True)
@@ -165,3 +167,76 @@ def megatron_problems(folder: Path, shard: ShardEntry) -> list[str]:
         if len(ours) != len(theirs) or not all(np.array_equal(ours[item], theirs[item]) for item in range(len(ours))):
             problems.append(f"{name} is read differently by megatron-core")
     return problems
+
+
+class MaskStatistics:
+    """Counts over the sequences seen, and where their masks fall beside where they should.
+
+    A token's chance of being masked is k / m, of the m of its sequence that may be; `chance` arrays are what the counts
+    should be. `simulated_runs` are those of masks drawn anew. Suffixes: S sequences, C mask copies, P positions,
+    M tokens that may be masked, W words.
+
+    Args:
+        seq_length: longest sequence in tokens.
+
+    Attributes:
+        pairs: sequences of two segments. most_cut: words cut by one mask.
+    """
+
+    def __init__(self, seq_length: int) -> None:
+        self.sequences = self.tokens = self.pairs = 0
+        self.words_masked = self.words_cut = self.most_cut = 0
+        self.position, self.position_chance = np.zeros((2, seq_length))
+        self.piece, self.piece_chance = np.zeros((2, _PIECES))
+        self.runs, self.simulated_runs = np.zeros((2, seq_length + 1), np.int64)
+
+    def add(self, rows: Rows, manifest: Manifest, tokenizer: WordPiece) -> None:
+        """Counts some rows in."""
+        length = manifest.seq_length
+        self.sequences += len(rows.lengths)
+        self.tokens += int(rows.lengths.sum())
+        self.pairs += int(((rows.ids == manifest.special_tokens.sep).sum(1) == 2).sum())
+        masked_SCP = rows.masked[:, :, :length]
+        self.runs += np.bincount(run_lengths(masked_SCP), minlength=length + 1)
+        inside_SP = np.arange(length) < rows.lengths[:, None]
+        maskable_SP = inside_SP & ~tokenizer.never_masked[rows.ids]
+        start_SP = maskable_SP & ~tokenizer.continuation[rows.ids]
+        start_SP[:, 1:] |= maskable_SP[:, 1:] & ~maskable_SP[:, :-1]
+        chance_S = mask_size(rows.lengths) / maskable_SP.sum(1) * manifest.mask_copies
+        chance_SP = np.where(maskable_SP, chance_S[:, None], 0.0)
+        count_SP = masked_SCP.sum(1)
+        self.position += count_SP.sum(0)
+        self.position_chance += chance_SP.sum(0)
+        first_SP = np.maximum.accumulate(np.where(start_SP, np.arange(length), 0), axis=1)
+        piece_M = np.minimum(np.arange(length) - first_SP, _PIECES - 1)[maskable_SP]
+        self.piece += np.bincount(piece_M, count_SP[maskable_SP], _PIECES)
+        self.piece_chance += np.bincount(piece_M, chance_SP[maskable_SP], _PIECES)
+        self._count_words(masked_SCP, maskable_SP, start_SP)
+        masker = Masker(length, _DRAWS, manifest.config.ngram, tokenizer.never_masked, tokenizer.continuation)
+        some = np.flatnonzero(mask_size(rows.lengths) <= maskable_SP.sum(1))[:_SIMULATED]  # all, but in damaged shards
+        bitmaps, _ = masker.draw(rows.ids[some][inside_SP[some]], rows.lengths[some], np.random.default_rng(rows.first))
+        drawn_SCP = np.unpackbits(bitmaps.reshape(-1, _DRAWS, bytes_per_copy(length)), axis=-1, bitorder="little")
+        self.simulated_runs += np.bincount(run_lengths(drawn_SCP), minlength=length + 1)
+
+    def _count_words(self, masked_SCP: np.ndarray, maskable_SP: np.ndarray, start_SP: np.ndarray) -> None:
+        first_W = np.flatnonzero(start_SP[maskable_SP])
+        size_W = np.diff(first_W, append=int(maskable_SP.sum()))
+        first_word_S = np.cumsum(start_SP.sum(1)) - start_SP.sum(1)
+        for copy in range(masked_SCP.shape[1]):
+            masked_W = np.add.reduceat(masked_SCP[:, copy][maskable_SP], first_W, dtype=np.int32)
+            cut_W = (masked_W > 0) & (masked_W < size_W)
+            self.words_masked += int((masked_W > 0).sum())
+            self.words_cut += int(cut_W.sum())
+            self.most_cut = max(self.most_cut, int(np.add.reduceat(cut_W, first_word_S, dtype=np.int32).max()))
+
+    def join(self, other: "MaskStatistics") -> None:
+        """Counts in what was counted elsewhere."""
+        self.most_cut = max(self.most_cut, other.most_cut)
+        for name in vars(self).keys() - {"most_cut"}:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+
+def run_lengths(masked: np.ndarray) -> np.ndarray:
+    """Lengths of the unbroken runs of masked positions."""
+    edges = np.diff(np.pad(masked, ((0, 0), (0, 0), (1, 1))).astype(np.int8), axis=-1).ravel()
+    return np.flatnonzero(edges == -1) - np.flatnonzero(edges == 1)

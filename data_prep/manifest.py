@@ -1,7 +1,6 @@
 """What a shard folder holds, with checksums: `manifest.json`, written last: it means complete."""
 
 import json
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -16,7 +15,6 @@ from foundation.config import ConfigError, StrictConfig, StrictRecord
 from foundation.files import sealed, unsealed, write_if_other
 
 FORMAT_VERSION: Literal[2] = 2
-_VERSION = re.compile(rb'\{\s*"format_version": (\d{1,9}),')  # the first key after the seal
 MANIFEST_NAME = "manifest.json"
 HELD_OUT_NAME = "held_out"
 
@@ -158,7 +156,7 @@ class Books(_Sums):
     """The mixture: what the shards have of each input, training and held out."""
 
     @property
-    def balance(self) -> bool:
+    def balances(self) -> bool:
         """Whether nothing is unaccounted for."""
         return self.documents.balances and self.characters.balances and self.word_pieces.balances
 
@@ -246,14 +244,14 @@ def load_manifest(folder: Path) -> Manifest:
         content = path.read_bytes()
         if b'"format_version": 1,' in content[:64]:  # format 1 has no checksum, and begins with its version
             return Manifest.model_validate(_from_format_1(json.loads(content)))
-        values = unsealed(content)
-        version = _VERSION.match(values)
-        if version and int(version[1]) > FORMAT_VERSION:
+        values = json.loads(unsealed(content))
+        version = values["format_version"]
+        if isinstance(version, int) and version > FORMAT_VERSION:
             raise ConfigError(
-                f"{path}: format_version is {int(version[1])}, expected at most {FORMAT_VERSION}; it was written by a "
-                "newer version of this software: use that one"
+                f"{path}: format_version is {version}, expected at most {FORMAT_VERSION}; it was written by a newer "
+                "version of this software: use that one"
             )
-        return Manifest.model_validate_json(values)
+        return Manifest.model_validate(values)
     except OSError as error:
         raise ConfigError(f"{path} cannot be read ({error.strerror}); see to the disk") from None
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:

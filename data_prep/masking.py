@@ -74,7 +74,7 @@ class Masker:
     ) -> np.ndarray:
         width = bytes_per_copy(self.seq_length) * 8
         masked = np.zeros(len(lengths_S) * self.copies * width, np.uint8)  # [S, copies, positions], flat
-        batch = _Batch.of(ids_T, lengths_S, self)
+        batch = _Batch(ids_T, lengths_S, self)
         for first_copy in range(0, self.copies, COPIES_PER_SHUFFLE):
             copies = min(COPIES_PER_SHUFFLE, self.copies - first_copy)
             start_S = (np.arange(len(lengths_S)) * self.copies + first_copy) * width
@@ -82,41 +82,25 @@ class Masker:
         return np.packbits(masked, bitorder="little").reshape(len(lengths_S), -1)
 
 
-@dataclass(frozen=True)
 class _Batch:
     """The tokens of some sequences that may be masked, and how they group into words and segments.
 
     Positions and indices are int32: the arrays are large, and their traffic to memory is what takes the time.
     """
 
-    ids_T: np.ndarray
-    lengths_S: np.ndarray
-    masker: Masker
-    k_S: np.ndarray  # tokens to mask
-    m_S: np.ndarray  # tokens that may be masked
-    position_M: np.ndarray  # position of each such token in its sequence
-    word_M_W: np.ndarray  # index into M of each word's first token
-    first_W_P: np.ndarray  # index into W of the first word of each segment: text between special tokens
-
-    @classmethod
-    def of(cls, ids_T: np.ndarray, lengths_S: np.ndarray, masker: Masker) -> "_Batch":
+    def __init__(self, ids_T: np.ndarray, lengths_S: np.ndarray, masker: Masker) -> None:
+        self.ids_T, self.lengths_S, self.masker = ids_T, lengths_S, masker
         kind_T = np.where(masker.special, _SPECIAL, masker.continuation.view(np.uint8))[ids_T]
-        token_M = _indices(kind_T != _SPECIAL)
-        kind_M = kind_T[token_M]
+        token_M = np.flatnonzero(kind_T != _SPECIAL).astype(np.int32)
         segment_start_M = kind_T[token_M - 1] == _SPECIAL  # a sequence starts with [CLS], which is special
-        word_M_W = _indices((kind_M == _STARTS_WORD) | segment_start_M)
         first_T_S = np.cumsum(lengths_S, dtype=np.int32) - lengths_S
-        m_S = np.diff(np.searchsorted(token_M, first_T_S), append=len(token_M))
-        return cls(
-            ids_T=ids_T,
-            lengths_S=lengths_S,
-            masker=masker,
-            k_S=mask_size(lengths_S.astype(np.int64)),
-            m_S=m_S,
-            position_M=token_M - np.repeat(first_T_S, m_S),
-            word_M_W=word_M_W,
-            first_W_P=_indices(segment_start_M[word_M_W]),
-        )
+        # tokens to mask; tokens that may be masked, and the position of each in its sequence
+        self.k_S = mask_size(lengths_S.astype(np.int64))
+        self.m_S = np.diff(np.searchsorted(token_M, first_T_S), append=len(token_M))
+        self.position_M = token_M - np.repeat(first_T_S, self.m_S)
+        # index into M of each word's first token; index into W of each segment's, the text between special tokens
+        self.word_M_W = np.flatnonzero((kind_T[token_M] == _STARTS_WORD) | segment_start_M).astype(np.int32)
+        self.first_W_P = np.flatnonzero(segment_start_M[self.word_M_W]).astype(np.int32)
 
     def mask(
         self,
@@ -142,7 +126,7 @@ class _Batch:
         masked[position_U] = 1
         again_S = windows_S < copies_S
         if again_S.any():
-            kept = _Batch.of(self.ids_T[np.repeat(again_S, self.lengths_S)], self.lengths_S[again_S], self.masker)
+            kept = _Batch(self.ids_T[np.repeat(again_S, self.lengths_S)], self.lengths_S[again_S], self.masker)
             start_S = start_S + windows_S * width
             kept.mask(start_S[again_S], (copies_S - windows_S)[again_S], random, drawn, masked)
 
@@ -204,7 +188,3 @@ def _ranges(start: np.ndarray, length: np.ndarray) -> np.ndarray:
     numbers[first[:1]] = start[:1]
     numbers[first[1:]] = start[1:] - start[:-1] - length[:-1] + 1
     return np.cumsum(numbers, out=numbers)
-
-
-def _indices(flags: np.ndarray) -> np.ndarray:
-    return np.flatnonzero(flags).astype(np.int32)

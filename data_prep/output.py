@@ -26,7 +26,6 @@ from foundation.files import TEMPORARY_SUFFIX, require_folder
 from foundation.locks import Held, Lock
 
 LOCK_NAME = ".lock"
-_OLD_RECORDS = ".records"  # of a build of format 1 that is not complete
 
 
 def locked(folder: Path) -> Lock:
@@ -64,10 +63,6 @@ def open_log(folder: Path) -> RecordLog:
             f"output: {folder} is complete, but what it was built from cannot be checked: {reason}; build into "
             "another --output"
         )
-    if (folder / _OLD_RECORDS).is_dir():
-        raise ConfigError(
-            f"output: {folder} holds a build that an earlier version began; remove it, or build into another --output"
-        )
     if any(entry.name not in (WORK_NAME, LOCK_NAME) for entry in folder.iterdir()):
         raise ConfigError(f"output: {folder} holds files that are not a build's; choose an empty or a new folder")
     return RecordLog(folder)
@@ -83,8 +78,8 @@ def refuse_another(plan: Plan, earlier: Plan, folder: Path) -> None:
         if old.get(name) != new.get(name)
     ]
     if problems:
-        shown = problems[:5]
-        raise ConfigError(*shown, *([f"and {len(problems) - 5} more differences"] if len(problems) > 5 else []))
+        more = [f"and {len(problems) - 5} more differences"] if len(problems) > 5 else []
+        raise ConfigError(*problems[:5], *more)
 
 
 def _flat(values: dict[str, Any]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from data_prep.records import PartEntry, folder_of
 from data_prep.sequences import TokenStream, build_sequences
 from data_prep.shards import IndexedWriter
 from data_prep.tokens import WordPiece
-from foundation.files import NewFile
+from foundation.files import NewFile, file_sha256
 
 WORK_NAME = ".build"  # folder of parts and hashes; gone once the manifest is written
 # Made into sequences together: memory grows neither with the chunk nor with a document, nor with the number of tiny
@@ -114,29 +114,18 @@ def read_part(path: Path, part: PartEntry, mask_bytes: int) -> Iterator[Block]:
     """The blocks of a part; `mask_bytes` is the size of a sequence's bitmaps.
 
     Raises:
-        OSError: it is missing, or not what was written; in the middle, too.
+        OSError: it is missing, or not what was written.
     """
-    digest = hashlib.sha256()
-
-    def read(size: int) -> bytes:
-        content = file.read(size)
-        digest.update(content)
-        if len(content) != size:
-            raise OSError(f"{path} has changed since it was written")
-        return content
-
-    with path.open("rb") as file:
-        while file.tell() < part.size:
-            sequences, tokens = _HEADER.unpack(read(_HEADER.size))
-            if 4 * sequences + 2 * tokens + mask_bytes * sequences > part.size:
-                break
-            yield Block(
-                np.frombuffer(read(4 * sequences), np.int32),
-                np.frombuffer(read(2 * tokens), np.uint16),
-                np.frombuffer(read(mask_bytes * sequences), np.uint8),
-            )
-    if digest.hexdigest() != part.sha256:
+    if file_sha256(path) != part.sha256:
         raise OSError(f"{path} has changed since it was written")
+    with path.open("rb") as file:
+        while header := file.read(_HEADER.size):
+            sequences, tokens = _HEADER.unpack(header)
+            yield Block(
+                np.fromfile(file, np.int32, sequences),
+                np.fromfile(file, np.uint16, tokens),
+                np.fromfile(file, np.uint8, mask_bytes * sequences),
+            )
 
 
 class Merge(NamedTuple):

@@ -19,8 +19,9 @@ from data_prep.formats import RECORD_FORMATS, Document
 from data_prep.inspection import file_problem
 from data_prep.manifest import Books, BuildConfig, Ledger, Share
 from data_prep.parts import Side, part_path
+from data_prep.punkt import Punkt
 from data_prep.records import HELD_OUT, SIDES, TRAIN, ChunkRecord, PartEntry
-from data_prep.sentences import Sentences, SentenceSplitter
+from data_prep.sentences import Sentences, load_model, split_sentences
 from data_prep.tokens import TOKENIZER_NAME, WordPiece
 from foundation.config import ConfigError
 
@@ -74,25 +75,24 @@ def build_chunk(chunk: Chunk, text: str, config: BuildConfig, output: Path, stri
     Raises:
         ConfigError: its text, where `strict`, is malformed.
     """
-    tokenizer, splitter = load_tools(output, config.sentences)
+    tokenizer, punkt = load_tools(output, config.sentences)
     sides = {
         side: Side(f"{config.seed}\n{chunk.key}\n{side}", config, tokenizer, part_path(output, side, chunk.number))
         for side in SIDES
     }
     intake = Intake(chunk, config, strict)
     for texts in intake.batches():
-        for document, (ids, sentence_lengths) in zip(texts, _tokenize(texts, tokenizer, splitter), strict=True):
+        for document, (ids, sentence_lengths) in zip(texts, _tokenize(texts, tokenizer, punkt), strict=True):
             if side := intake.side_of(document, len(ids)):
                 sides[side].add(ids, sentence_lengths)
-    train, held_out = (sides[side].finish() for side in SIDES)
+    parts = {name: side.finish() for name, side in sides.items()}
     return ChunkRecord(
         number=chunk.number,
         key=chunk.key,
         text=text,
         duplicates=chunk.duplicates_digest,
-        books=intake.books({TRAIN: train, HELD_OUT: held_out}),
-        train=train,
-        held_out=held_out,
+        books=intake.books(parts),
+        **parts,
     )
 
 
@@ -195,19 +195,18 @@ def _refuse_malformed(piece: Piece, document: Document, cleaned: Cleaned) -> Non
 
 
 @lru_cache(maxsize=1)
-def load_tools(output: Path, sentences: Sentences) -> tuple[WordPiece, SentenceSplitter]:
-    """The tokenizer and the sentence splitter of an output folder, loaded once in a process."""
+def load_tools(output: Path, sentences: Sentences) -> tuple[WordPiece, Punkt | None]:
+    """The tokenizer of an output folder, and its Punkt model unless a line is a sentence; loaded once per process."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the workers fill the cores; its threads would compete
-    return WordPiece.load(output / TOKENIZER_NAME), SentenceSplitter(
-        output / PUNKT_NAME if sentences == "punkt" else None
-    )
+    punkt = Punkt(load_model(output / PUNKT_NAME)) if sentences == "punkt" else None
+    return WordPiece.load(output / TOKENIZER_NAME), punkt
 
 
 def _tokenize(
-    texts: Sequence[Text], tokenizer: WordPiece, splitter: SentenceSplitter
+    texts: Sequence[Text], tokenizer: WordPiece, punkt: Punkt | None
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """The token ids of each text, and how many each of its sentences has."""
-    documents = [splitter.split(text.cleaned.text) for text in texts]
+    documents = [split_sentences(text.cleaned.text, punkt) for text in texts]
     sentences = [sentence for document in documents for sentence in document]
     # so many at a time that memory stays bounded
     ends = np.cumsum([len(sentence) for sentence in sentences])

@@ -8,6 +8,7 @@ once and remembered: most words before a full stop end a sentence whatever follo
 White space, digits and letters are those of the `regex` package, which NLTK compiles its patterns with.
 """
 
+import hashlib
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -57,6 +58,19 @@ class PunktModel:
     sent_starters: set[str] = field(default_factory=set)
     ortho_context: dict[str, int] = field(default_factory=dict)
 
+    def sha256(self) -> str:
+        """Names the model by its content."""
+        return hashlib.sha256("\n\n".join(self.files().values()).encode()).hexdigest()
+
+    def files(self) -> dict[str, str]:
+        """The files, by name, of a folder in NLTK's `punkt_tab` form, sorted, so that equal models are equal files."""
+        return {
+            "abbrev_types.txt": "\n".join(sorted(self.abbrev_types)),
+            "collocations.tab": "\n".join(sorted("\t".join(pair) for pair in self.collocations)),
+            "ortho_context.tab": "\n".join(f"{word}\t{flags}" for word, flags in sorted(self.ortho_context.items())),
+            "sent_starters.txt": "\n".join(sorted(self.sent_starters)),
+        }
+
 
 class _Token(NamedTuple):
     """A token and what it says by itself."""
@@ -88,9 +102,7 @@ class Punkt:
         """The sentences of a line without line breaks; the white space between them is lost."""
         sentences = []
         start, line_end = 0, len(line.rstrip())
-        ends = self._ends(line)
-        for number, (end, following) in enumerate(ends):
-            next_end = ends[number + 1][0] if number + 1 < len(ends) else line_end
+        for (end, following), (next_end, _) in pairwise([*self._ends(line), (line_end, line_end)]):
             if line[following] in _CLOSERS and (closing := _CLOSING.match(line, following, next_end)):
                 sentences.append(line[start : closing.end(1)])
                 start = closing.end()

@@ -18,7 +18,7 @@ _MOST_ROWS = 64  # in a batch, however short they seem
 _LARGEST_PAGE = 1 << 27  # bytes, unpacked; one value that fills it takes 700 MB to read
 _REPEATED = 1 << 26  # bytes of a batch of rows that all name the longest text of a dictionary
 _UNPACKED, _PACKED = 2, 3  # fields of a page's header: its bytes as they will be and as they lie in the file
-_STOP, _TRUE, _FALSE, _BYTE, _I16, _I32, _I64, _DOUBLE, _BINARY, _LIST, _SET, _STRUCT = *range(11), 12
+_STOP, _TRUE, _FALSE, _I32, _I64, _BINARY, _STRUCT = 0, 1, 2, 5, 6, 8, 12  # all that a page's header is made of
 _DEEPEST = 8  # structs in structs; a page's header has two
 
 
@@ -97,28 +97,16 @@ def _struct(file: BinaryIO, depth: int = 0) -> dict[int, int]:
     number = 0
     while (head := _byte(file)) != _STOP:
         number = number + (head >> 4) if head >> 4 else _integer(file)
-        if head & 15 in (_I16, _I32, _I64):
+        kind = head & 15
+        if kind in (_I32, _I64):
             integers[number] = _integer(file)
-        elif head & 15 not in (_TRUE, _FALSE):  # which are in the head
-            _skip(file, head & 15, depth)
+        elif kind == _BINARY:
+            file.seek(_varint(file), 1)
+        elif kind == _STRUCT and depth < _DEEPEST:
+            _struct(file, depth + 1)
+        elif kind not in (_TRUE, _FALSE):  # which are in the head
+            raise OSError("the header of a page is damaged")
     return integers
-
-
-def _skip(file: BinaryIO, kind: int, depth: int) -> None:
-    if kind == _STRUCT and depth < _DEEPEST:
-        _struct(file, depth + 1)
-    elif kind in (_LIST, _SET) and depth < _DEEPEST:
-        head = _byte(file)
-        for _ in range(head >> 4 if head >> 4 < 15 else _varint(file)):
-            _skip(file, head & 15, depth + 1)
-    elif kind in (_I16, _I32, _I64):
-        _varint(file)
-    elif kind in (_TRUE, _FALSE, _BYTE):  # in a list they take a byte
-        _byte(file)
-    elif kind in (_DOUBLE, _BINARY):
-        file.seek(8 if kind == _DOUBLE else _varint(file), 1)
-    else:
-        raise OSError("the header of a page is damaged")
 
 
 def _integer(file: BinaryIO) -> int:

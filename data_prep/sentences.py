@@ -4,7 +4,6 @@ A model's folder holds four text files, NLTK's `punkt_tab` form; NLTK trains it,
 always ends a sentence, as in ELECTRA's builder, which takes line by line.
 """
 
-import hashlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
@@ -18,25 +17,14 @@ Sentences = Literal["punkt", "line"]
 _FILES = ("abbrev_types.txt", "collocations.tab", "ortho_context.tab", "sent_starters.txt")
 
 
-class SentenceSplitter:
-    """Cuts documents into sentences.
+def split_sentences(document: str, punkt: Punkt | None) -> list[str]:
+    """The sentences of a document, in order; nothing but white space is lost.
 
-    Args:
-        folder: a Punkt model's four files; None where the text has one sentence per line.
-
-    Raises:
-        ConfigError: the folder holds no readable model.
+    A line's end always ends one; without Punkt nothing else does.
     """
-
-    def __init__(self, folder: Path | None) -> None:
-        self._punkt = None if folder is None else Punkt(load_model(folder))
-
-    def split(self, document: str) -> list[str]:
-        """The sentences, in order; nothing but white space is lost."""
-        if self._punkt is None:
-            return [line for line in map(str.strip, document.splitlines()) if line]
-        sentences = self._punkt.sentences
-        return [sentence for line in document.splitlines() for sentence in sentences(line)]
+    if punkt is None:
+        return [line for line in map(str.strip, document.splitlines()) if line]
+    return [sentence for line in document.splitlines() for sentence in punkt.sentences(line)]
 
 
 def find_model(path: Path) -> Path:
@@ -68,38 +56,21 @@ def load_model(folder: Path) -> PunktModel:
     Raises:
         ConfigError: one is missing or does not have the form.
     """
-    model = PunktModel()
     try:
-        lines = {name: (folder / name).read_text("utf-8").split("\n") for name in _FILES}
-        model.abbrev_types = {line for line in lines["abbrev_types.txt"] if line}
-        model.sent_starters = {line for line in lines["sent_starters.txt"] if line}
-        for line in filter(None, lines["collocations.tab"]):
-            first, second = line.split("\t")
-            model.collocations.add((first, second))
-        for line in filter(None, lines["ortho_context.tab"]):
-            word, flags = line.split("\t")
-            model.ortho_context[word] = int(flags)
+        texts = {name: (folder / name).read_text("utf-8") for name in _FILES}
+        rows = {name: [line.split("\t") for line in text.split("\n") if line] for name, text in texts.items()}
+        return PunktModel(
+            abbrev_types={word for (word,) in rows["abbrev_types.txt"]},
+            collocations={(first, second) for first, second in rows["collocations.tab"]},
+            sent_starters={word for (word,) in rows["sent_starters.txt"]},
+            ortho_context={word: int(flags) for word, flags in rows["ortho_context.tab"]},
+        )
     except (OSError, ValueError) as error:
         raise ConfigError(f"punkt: {folder} is not a Punkt model ({error}); give the folder of one") from None
-    return model
 
 
 def save_model(model: PunktModel, folder: Path) -> None:
-    """Writes a model in the form `load_model` reads, sorted, so that equal models are equal files."""
+    """Writes a model in the form `load_model` reads."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name, content in _contents(model).items():
+    for name, content in model.files().items():
         write_if_other(folder / name, content.encode())
-
-
-def model_sha256(model: PunktModel) -> str:
-    """Names the model by its content."""
-    return hashlib.sha256("\n\n".join(_contents(model).values()).encode()).hexdigest()
-
-
-def _contents(model: PunktModel) -> dict[str, str]:
-    return {
-        "abbrev_types.txt": "\n".join(sorted(model.abbrev_types)),
-        "collocations.tab": "\n".join(sorted("\t".join(pair) for pair in model.collocations)),
-        "ortho_context.tab": "\n".join(f"{word}\t{flags}" for word, flags in sorted(model.ortho_context.items())),
-        "sent_starters.txt": "\n".join(sorted(model.sent_starters)),
-    }

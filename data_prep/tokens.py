@@ -177,8 +177,9 @@ def open_tokenizer(vocab: str) -> WordPiece:
     except ConfigError:
         raise
     except Exception as error:  # the tokenizers library raises bare Exception for every kind of damage
-        problem = f"vocab: no tokenizer can be read from {vocab} ({_first_line(error)}); give another"
-        raise ConfigError(problem) from None
+        raise ConfigError(
+            f"vocab: no tokenizer can be read from {vocab} ({_first_line(error)}); give another"
+        ) from None
     _check(tokenizer, vocab)
     word_piece = WordPiece(tokenizer)
     if word_piece.slow_because is not None:

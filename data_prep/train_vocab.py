@@ -48,23 +48,19 @@ class VocabularyOptions(StrictConfig):
 def main(options: VocabularyOptions) -> int:
     """Learns the vocabulary and writes the folder."""
     try:
-        _train(options)
+        if (options.output / "vocab.txt").exists():
+            raise ConfigError(f"output: {options.output} has a vocabulary already; remove it or choose another folder")
+        require_text(options.input)
+        sources, reading = find_sources(options.input), Reading(text_column=options.text_column)
+        size = int(options.sample_mb * 1e6)
+        with locked(options.output):
+            tokens = train_vocabulary(lambda: sample_documents(sources, size, reading), options.size)
+            WordPiece(from_vocabulary(tokens, lowercase=True)).save(options.output)
+        print(f"{printable(str(options.output))}: {len(tokens):,} tokens")
     except OSError as error:
         print(f"train_vocab: stopped: {printable(str(error))}; fix it and run the same command again", file=sys.stderr)
         return 1
     return 0
-
-
-def _train(options: VocabularyOptions) -> None:
-    if (options.output / "vocab.txt").exists():
-        raise ConfigError(f"output: {options.output} has a vocabulary already; remove it or choose another folder")
-    require_text(options.input)
-    sources, reading = find_sources(options.input), Reading(text_column=options.text_column)
-    size = int(options.sample_mb * 1e6)
-    with locked(options.output):
-        tokens = train_vocabulary(lambda: sample_documents(sources, size, reading), options.size)
-        WordPiece(from_vocabulary(tokens, lowercase=True)).save(options.output)
-    print(f"{printable(str(options.output))}: {len(tokens):,} tokens")
 
 
 def train_vocabulary(read_texts: Callable[[], Iterator[str]], size: int) -> list[str]:

@@ -285,7 +285,7 @@ def repeated(options, tmp_path_factory):
 def test_copies_of_documents_are_dropped_and_counted(built, repeated):
     once, twice = load_manifest(built).books, load_manifest(repeated[1]).books
     assert twice.documents.dropped == {"duplicate": 96}
-    assert twice.balance
+    assert twice.balances
     assert (twice.documents.train, twice.documents.held_out) == (once.documents.train, once.documents.held_out)
     assert twice.word_pieces == once.word_pieces
 
@@ -483,7 +483,7 @@ def test_every_format_builds_to_the_same_bytes_with_any_number_of_workers(option
     build_elsewhere(options, tmp_path / "two", input=inputs, chunk_mb=0.005, workers=2)
     assert contents(tmp_path / "one") == contents(tmp_path / "two")
     books = load_manifest(tmp_path / "one").books
-    assert books.balance
+    assert books.balances
     assert {name: share.documents for name, share in books.inputs.items()} == {
         "0 tables": 24,
         "1 wiki": 24,
@@ -525,7 +525,7 @@ def build_malformed(seed, options, built, folder):
         assert all("\n" not in problem and len(problem) < 1000 for problem in error.problems), error
         return False
     manifest = load_manifest(folder / "out")
-    assert manifest.books.balance, path
+    assert manifest.books.balances, path
     assert manifest.books.word_pieces.train == manifest.totals.word_pieces
     assert not [problem for shard in manifest.shards for problem in file_problems(folder / "out", shard)]
     for shard in manifest.shards:

@@ -1,12 +1,21 @@
-"""Claims about the checks of a shard folder: each finds its own kind of damage."""
+"""Claims about the checks of a shard folder, each of which finds its own kind of damage, and about where masks fall."""
 
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from data_prep.inspection import file_problems, megatron_problems, problems_of, read_rows, sample_rows
+from data_prep.inspection import (
+    MaskStatistics,
+    file_problems,
+    megatron_problems,
+    problems_of,
+    read_rows,
+    sample_rows,
+)
 from data_prep.manifest import load_manifest
+from data_prep.masking import mask_size
+from data_prep.tokens import WordPiece
 from foundation.config import ConfigError
 from tests.data_prep.conftest import write_indexed
 
@@ -124,3 +133,53 @@ def test_a_sample_is_spread_over_all_shards_and_is_everything_where_that_is_litt
     assert found[0] == 0
     assert found == sorted(found)
     assert len(set(found)) >= min(4, len(whole))
+
+
+@pytest.fixture(scope="module")
+def shard(built, manifest):
+    [rows] = read_rows(built, manifest.shards[1], manifest)
+    return rows, manifest, WordPiece.load(built / "tokenizer")
+
+
+def statistics_of(rows, manifest, tokenizer):
+    statistics = MaskStatistics(manifest.seq_length)
+    statistics.add(rows, manifest, tokenizer)
+    return statistics
+
+
+def test_rates_of_sound_masks_are_the_chance(shard):
+    rows, _, _ = shard
+    statistics = statistics_of(*shard)
+    assert statistics.position.sum() == statistics.piece.sum() == rows.masked.sum()
+    assert statistics.position_chance.sum() == pytest.approx(rows.masked.sum())
+    assert statistics.piece[:3] == pytest.approx(statistics.piece_chance[:3], rel=0.1)
+    assert statistics.most_cut <= 2
+
+
+def test_masks_that_prefer_the_beginning_are_seen(shard):
+    rows, manifest, tokenizer = shard
+    masked = np.zeros_like(rows.masked)
+    for row, length in enumerate(rows.lengths):
+        masked[row, :, 1 : 1 + int(mask_size(length))] = True
+    statistics = statistics_of(replace(rows, masked=masked), manifest, tokenizer)
+    assert statistics.position[1] > 4 * statistics.position_chance[1]
+
+
+def test_words_cut_are_counted(shard):
+    rows, manifest, tokenizer = shard
+    masked = np.zeros_like(rows.masked)
+    masked[:, :, 1:] = tokenizer.continuation[rows.ids][:, None, 1:]  # every word of two pieces or more is cut
+    statistics = statistics_of(replace(rows, masked=masked), manifest, tokenizer)
+    assert statistics.words_cut == statistics.words_masked > 0
+    assert statistics.piece[0] == 0
+
+
+def test_every_sequence_token_and_mask_is_counted(shard):
+    rows, manifest, tokenizer = shard
+    statistics = statistics_of(*shard)
+    statistics.add(rows, manifest, tokenizer)
+    assert statistics.sequences == 2 * manifest.shards[1].sequences
+    assert statistics.tokens == 2 * manifest.shards[1].tokens
+    masked = 2 * manifest.mask_copies * int(mask_size(rows.lengths).sum())
+    assert statistics.position.sum() == masked
+    assert (statistics.runs * np.arange(len(statistics.runs))).sum() == masked

@@ -82,7 +82,7 @@ def test_a_folder_of_format_1_is_read(tmp_path):
     assert manifest.format_version == 1
     assert [(shard.first_chunk, shard.last_chunk) for shard in manifest.shards] == [(0, 0), (1, 1), (2, 2)]
     assert (manifest.seq_length, manifest.mask_copies, manifest.input_files) == (64, 4, 3)
-    assert manifest.books.balance
+    assert manifest.books.balances
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,13 @@
 """Claims about the n-gram masks."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 from scipy.stats import chi2
 
 from data_prep import masking
+from data_prep.inspection import run_lengths
 from data_prep.masking import COPIES_PER_SHUFFLE, Masker, bytes_per_copy, mask_size
 from data_prep.sequences import TokenStream, build_sequences
 
@@ -129,6 +132,62 @@ def test_no_sequences_give_no_masks():
     bitmaps, drawn = masker.draw(np.empty(0, np.uint16), np.empty(0, np.int32), np.random.default_rng(0))
     assert bitmaps.shape == (0, 80)
     assert drawn.sum() == 0
+
+
+STARTS = np.array([False, True, False, True, True, False, False, True, False, True, True, False])
+MASKABLE = np.array([False, *[True] * 6, False, *[True] * 3, False])  # [CLS], six tokens, [SEP], three, [SEP]
+
+
+def simulated_mask(
+    maskable: np.ndarray, starts: np.ndarray, length: int, ngram: Sequence[float], random: np.random.Generator
+) -> np.ndarray:
+    """One mask drawn as docs and paper say it, slowly: n-grams of words, shuffled on a circle, k tokens from anywhere.
+
+    `maskable` and `starts` (of a word) are booleans of each position, `length` counts the sequence's tokens, and
+    `ngram` has the chances of 1, 2, ... words.
+    """
+    words: list[list[int]] = []
+    for position in np.flatnonzero(maskable).tolist():
+        if starts[position]:
+            words.append([])
+        words[-1].append(position)
+    grams: list[list[int]] = []
+    while words:
+        size = 1 + int(random.choice(len(ngram), p=ngram))
+        gram = words.pop(0)
+        while size > 1 and words and words[0][0] == gram[-1] + 1:  # not across a [SEP]
+            gram = gram + words.pop(0)
+            size -= 1
+        grams.append(gram)
+    circle = [position for number in random.permutation(len(grams)) for position in grams[number]]
+    start = int(random.integers(len(circle)))
+    masked = np.zeros(len(maskable), np.bool_)
+    masked[(circle[start:] + circle[:start])[: int(mask_size(length))]] = True
+    return masked
+
+
+def test_a_simulated_mask_is_k_tokens_that_may_be_masked():
+    for seed in range(50):
+        masked = simulated_mask(MASKABLE, STARTS & MASKABLE, 12, (0.8, 0.1, 0.1), np.random.default_rng(seed))
+        assert masked.sum() == mask_size(12)
+        assert not (masked & ~MASKABLE).any()
+
+
+def test_the_simulation_and_the_masker_have_the_same_run_lengths():
+    """The one is slow and plain, the other vectorised; the special ids are 0 and 1, `##` pieces 3."""
+    random = np.random.default_rng(0)
+    ids = np.where(random.random(64) < 0.3, 3, 2).astype(np.uint16)
+    ids[[0, 30, 63]], ids[[1, 31]] = (0, 1, 1), 2
+    special, continuation = np.array([True, True, False, False]), np.array([False, False, False, True])
+    maskable = ~special[ids]
+    starts = maskable & ~continuation[ids]
+    ngram, draws = (0.5, 0.3, 0.2), 3000
+    simulated = [run_lengths(simulated_mask(maskable, starts, 64, ngram, random)[None, None]) for _ in range(draws)]
+    masker = Masker(64, 1, ngram, special, continuation)
+    bitmaps, _ = masker.draw(np.tile(ids, draws), np.full(draws, 64, np.int32), random)
+    runs = run_lengths(np.unpackbits(bitmaps, bitorder="little").reshape(draws, 1, 64).astype(bool))
+    expected, counts = (np.bincount(lengths, minlength=12)[:8] for lengths in (np.concatenate(simulated), runs))
+    assert counts[1:5] == pytest.approx(expected[1:5], rel=0.1)
 
 
 class Corpus:

@@ -13,7 +13,8 @@ from data_prep.masking import bytes_per_copy
 from data_prep.output import prepare
 from data_prep.parts import part_path, read_part
 from data_prep.pipeline import ChunkTask, Intake, build_chunk, do_chunk
-from data_prep.sentences import SentenceSplitter, find_model, load_model
+from data_prep.punkt import Punkt
+from data_prep.sentences import find_model, load_model, split_sentences
 from data_prep.sources import find_sources
 from data_prep.tokens import WordPiece, open_tokenizer
 from foundation.config import ConfigError
@@ -47,8 +48,8 @@ def test_every_word_piece_of_the_text_is_in_the_shard(tmp_path, folder, content)
     output, config = folder
     (tmp_path / "a.txt").write_text(content)
     record = build(chunk_of(tmp_path / "a.txt"), config.model_copy(update={"held_out": 0.0}), output)
-    tokenizer, splitter = WordPiece.load(output / "tokenizer"), SentenceSplitter(output / "punkt")
-    expected, _ = tokenizer.encode([s for document in content.split("\n\n") for s in splitter.split(document)])
+    tokenizer, punkt = WordPiece.load(output / "tokenizer"), Punkt(load_model(output / "punkt"))
+    expected, _ = tokenizer.encode([s for document in content.split("\n\n") for s in split_sentences(document, punkt)])
     assert np.array_equal(text_ids(output, config, record, tokenizer), expected)
     assert record.train.word_pieces == len(expected)
     assert record.held_out is None
@@ -184,7 +185,7 @@ DUMP = b"<mediawiki>" + b"".join(
 
 def test_every_document_and_character_is_accounted_for_by_reason(books_of):
     books = books_of({"in/a.jsonl": JSON, "in/b.xml": DUMP, "in/c.txt": b"\xef\xbb\xbfKa \xff.\r\nLo.\n\nMi.\n"})
-    assert books.balance
+    assert books.balances
     assert books.documents.dropped == {
         "empty": 3,
         "malformed_record": 1,
@@ -213,14 +214,14 @@ def test_short_documents_are_dropped_by_their_clean_length(books_of):
     books = books_of({"in/a.txt": b"Ka lo mi.\n\nKa\x00\x00\x00\x00\x00\x00\x00\x00.\n\nNe."}, min_document_length=5)
     assert books.documents.dropped == {"short": 2}
     assert books.characters.dropped == {"control": 8, "short": 6}
-    assert books.balance
+    assert books.balances
 
 
 def test_duplicates_are_dropped_by_their_number_in_the_chunk(books_of):
     books = books_of({"in/a.txt": b"Ka.\n\nLo.", "in/b.txt": b"Ka.\n\nMi."}, duplicates=[2])
     assert books.documents.dropped == {"duplicate": 1}
     assert books.characters.dropped == {"duplicate": 3}
-    assert books.balance
+    assert books.balances
 
 
 @pytest.mark.parametrize(
@@ -233,7 +234,7 @@ def test_duplicates_are_dropped_by_their_number_in_the_chunk(books_of):
     ],
 )
 def test_strict_refuses_what_is_malformed_by_file_and_place(books_of, name, content, place):
-    assert books_of({f"in/{name}": content}).balance
+    assert books_of({f"in/{name}": content}).balances
     with pytest.raises(ConfigError, match=rf"strict: .*{name} has .* at byte {place};"):
         books_of({f"in/{name}": content}, strict=True)
 
@@ -241,7 +242,7 @@ def test_strict_refuses_what_is_malformed_by_file_and_place(books_of, name, cont
 def test_what_googles_builder_throws_away_is_counted(books_of):
     text = b"\n\n".join(b"Ka lo mi ne ru so ta vu " * (20 + n) + b"." for n in range(50))
     books = books_of({"in/a.txt": text}, builder="electra")
-    assert books.balance
+    assert books.balances
     assert 0.05 < books.word_pieces.dropped["truncated"] / books.word_pieces.read < 0.9
     assert books_of({"in/a.txt": text}).word_pieces.dropped == {}
 

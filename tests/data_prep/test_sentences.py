@@ -7,14 +7,8 @@ import pytest
 
 from data_prep.build_shards import BuildOptions, main
 from data_prep.manifest import load_manifest
-from data_prep.sentences import (
-    SentenceSplitter,
-    find_model,
-    load_model,
-    model_sha256,
-    save_model,
-    train_model,
-)
+from data_prep.punkt import Punkt
+from data_prep.sentences import find_model, load_model, save_model, split_sentences, train_model
 from foundation.config import ConfigError
 
 TEXT = (
@@ -36,13 +30,13 @@ def test_splits_as_nltk_does_line_by_line(english):
 
     data.path.insert(0, os.fspath(english.parents[2]))
     expected = [sentence for line in TEXT.splitlines() for sentence in PunktTokenizer("english").tokenize(line)]
-    assert SentenceSplitter(english).split(TEXT) == expected
+    assert split_sentences(TEXT, Punkt(load_model(english))) == expected
     assert "They talked." in expected
 
 
 def test_a_line_end_ends_a_sentence_and_only_white_space_is_lost(english):
     text = "A heading\nSome text without an end\r\nand more \n\n of it. Yes."
-    sentences = SentenceSplitter(english).split(text)
+    sentences = split_sentences(text, Punkt(load_model(english)))
     assert sentences[:3] == ["A heading", "Some text without an end", "and more"]
     assert "".join("".join(sentences).split()) == "".join(text.split())
 
@@ -53,7 +47,7 @@ def test_a_model_survives_saving_and_loading(tmp_path):
     loaded = load_model(tmp_path)
     assert "dr" in loaded.abbrev_types
     assert vars(loaded) == vars(trained)
-    assert model_sha256(loaded) == model_sha256(trained)
+    assert loaded.sha256() == trained.sha256()
 
 
 def test_the_real_model_is_read_as_nltk_reads_it(english):
@@ -64,7 +58,7 @@ def test_the_real_model_is_read_as_nltk_reads_it(english):
 
 
 def test_training_does_not_depend_on_the_hash_seed():
-    program = "from data_prep.sentences import *; import sys;print(model_sha256(train_model([sys.argv[1] * 30])))"
+    program = "from data_prep.sentences import *; import sys;print(train_model([sys.argv[1] * 30]).sha256())"
     hashes = {
         subprocess.run(
             [sys.executable, "-c", program, TEXT],
@@ -91,7 +85,7 @@ def test_a_damaged_model_is_refused(tmp_path):
 
 
 def test_with_one_sentence_a_line_only_line_ends_count():
-    assert SentenceSplitter(None).split("One. Two.\r\n\n  Three \u2028four.") == ["One. Two.", "Three", "four."]
+    assert split_sentences("One. Two.\r\n\n  Three \u2028four.", None) == ["One. Two.", "Three", "four."]
 
 
 def test_a_build_with_one_sentence_a_line_needs_no_punkt_model(options, built, tmp_path):
