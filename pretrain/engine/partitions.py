@@ -79,14 +79,13 @@ class Partitions:
         size, device = self._world.world_size, self._world.device
         named: dict[str, Tensor] = {}
         for part, places in zip(parts, self._places, strict=True):
-            group = torch.empty(size, part.numel()) if self._world.is_first else None
+            group = torch.empty(size if self._world.is_first else 0, part.numel())
             for piece in pieces(part, size):
                 own = part[piece].to(device)
-                rows = None if group is None else torch.empty(size, own.numel(), device=device)
-                dist.gather(own, None if rows is None else list(rows))
-                if group is not None:
-                    group[:, piece] = rows
-            if group is not None:
+                rows = torch.empty(len(group), own.numel(), device=device)
+                dist.gather(own, list(rows) or None)
+                group[:, piece] = rows
+            if self._world.is_first:
                 named |= parameters_in(group.view(-1), places)
         return {name: named[name] for name in self._names if name in named}
 
@@ -95,14 +94,13 @@ class Partitions:
         """The inverse of `gather`: fills every rank's `parts` with the first rank's tensors. Collective."""
         size, device = self._world.world_size, self._world.device
         for part, places in zip(parts, self._places, strict=True):
-            group = None
-            if named is not None:
-                group = torch.zeros(size, part.numel())
+            group = torch.zeros(size if named else 0, part.numel())
+            if named:
                 for name, parameter in parameters_in(group.view(-1), places).items():
                     parameter.copy_(named[name])
             for piece in pieces(part, size):
                 own = torch.empty_like(part[piece], device=device)
-                dist.scatter(own, None if group is None else list(group[:, piece].to(device)))
+                dist.scatter(own, list(group[:, piece].to(device)) or None)
                 part[piece] = own
 
 
