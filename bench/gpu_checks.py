@@ -24,7 +24,7 @@ from bench.matrix_rate import DTYPES
 from bench.models import CONFIGS, new_engine
 from foundation.files import write_atomically
 from pretrain.data.batches import Batch
-from pretrain.engine.engine import BF16_CAPABILITY, Engine
+from pretrain.engine.engine import Engine
 from pretrain.engine.gradients import squared_norm
 from pretrain.engine.optim import parameter_groups
 from pretrain.method.electra import Electra
@@ -226,7 +226,7 @@ def check_engine(where: Setting, config: str, objective: str) -> dict[str, float
     """The losses of a few steps under DeepSpeed against PyTorch alone in fp32."""
     if where.device.type == "cpu" and "fp16" in config:
         raise SkippedError("DeepSpeed has no fp16 on a CPU")
-    if where.device.type == "cuda" and "bf16" in config and torch.cuda.get_device_capability() < BF16_CAPABILITY:
+    if where.device.type == "cuda" and "bf16" in config and not torch.cuda.is_bf16_supported(including_emulation=False):
         raise SkippedError("this GPU has no bf16")
     engine = gentle_engine(where, new_model(where, objective), config)
     model = new_model(where, objective)

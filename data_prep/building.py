@@ -53,7 +53,7 @@ def make_shards(
             is_old = done == task.record
             made += not is_old
             merging.add(done, is_old)
-            (progress.skip if is_old else progress.advance)(task.chunk.disk_bytes)
+            progress.advance(task.chunk.disk_bytes, is_old)
     if merging.next_chunk != len(log):
         raise ConfigError(
             f"input: {output} was built from {len(log)} chunks of text, and there are {merging.next_chunk} now; put "

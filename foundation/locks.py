@@ -23,12 +23,11 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from foundation.command_line import printable
 from foundation.config import ConfigError
 
-HELD = (errno.EACCES, errno.EAGAIN)
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
 LOOK_EVERY = 0.1
 """Seconds between two tries."""
@@ -48,7 +47,7 @@ class Lost(RuntimeError):
     """The lock was this process's, and is another's now."""
 
 
-class Lock:
+class Lock(contextlib.AbstractContextManager["Lock"]):
     """A lock that this process has; until it is released or the process ends."""
 
     def __init__(self, path: Path, patience: float = 0.0) -> None:
@@ -77,54 +76,47 @@ class Lock:
             return _described(lock.words)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            self.file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         except OSError as error:
             raise ConfigError(
                 f"lock: {path} cannot be made or written to ({error.strerror}); name another folder or mend its rights"
             ) from None
         try:
-            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.lockf(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):  # it is another's: EAGAIN or EACCES
+            who = _described(_read(self.file))
+            os.close(self.file)
+            return who
         except OSError as error:
-            if error.errno in HELD:
-                who = _described(_read(self._file))
-                os.close(self._file)
-                return who
             if error.errno not in NO_LOCKS:
                 raise
             _warn_once(path.parent.resolve(), os.strerror(error.errno))
-        before = _read(self._file)
+        before = _read(self.file)
         if before.get("host", self.words["host"]) != self.words["host"]:
             print(
                 f"{path}: taken over from {_described(before)}, which did not release it; if it is still at work, this"
                 " file system keeps locks to each host (docs/operations.md): stop one of the two",
                 flush=True,
             )
-        status = os.fstat(self._file)
+        status = os.fstat(self.file)
         self._key = status.st_dev, status.st_ino
         _held[self._key] = self
         with contextlib.suppress(OSError):  # a full disk: others are refused all the same, without a name
             self._write(json.dumps(self.words).encode())
         return None
 
-    def try_again(self) -> None:
-        """Asks for the lock again, which changes nothing while it is this process's."""
-        fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
     def release(self) -> None:
         """Gives it up."""
         with contextlib.suppress(OSError):
             self._write(b"")
-        os.close(self._file)
+        os.close(self.file)
         del _held[self._key]
 
     def _write(self, text: bytes) -> None:
         """On the disk when this returns: another host reads what the server has."""
-        os.ftruncate(self._file, 0)
-        os.pwrite(self._file, text, 0)
-        os.fsync(self._file)
-
-    def __enter__(self) -> Self:
-        return self
+        os.ftruncate(self.file, 0)
+        os.pwrite(self.file, text, 0)
+        os.fsync(self.file)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -137,17 +129,12 @@ def holder(path: Path) -> str | None:
     if lock := _held_here(path):
         return _described(lock.words)
     try:
-        file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        with path.open("r+b", buffering=0) as file:
+            asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+            kind = struct.unpack(_FLOCK, fcntl.fcntl(file, fcntl.F_GETLK, asked))[0]
+            return None if kind == fcntl.F_UNLCK else _described(_read(file.fileno()))
     except OSError:
-        return None
-    try:
-        asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-        kind = struct.unpack(_FLOCK, fcntl.fcntl(file, fcntl.F_GETLK, asked))[0]
-        return None if kind == fcntl.F_UNLCK else _described(_read(file))
-    except OSError:
-        return None  # a file system without locks
-    finally:
-        os.close(file)
+        return None  # no such file, or a file system without locks
 
 
 def still_held(path: Path, patience: float) -> str | None:
@@ -167,7 +154,7 @@ def confirm(path: Path) -> None:
     """
     if lock := _held_here(path):
         try:
-            lock.try_again()
+            fcntl.lockf(lock.file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # changes nothing while it is this process's
         except OSError as error:
             if error.errno not in NO_LOCKS:
                 raise Lost(

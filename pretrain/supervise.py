@@ -18,7 +18,8 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import IO, Annotated
@@ -40,6 +41,7 @@ GRACE = 120.0
 """Seconds that what the command leaves behind has to end by itself: ranks whose launcher is gone save first."""
 PR_SET_PDEATHSIG = 1
 """Of Linux's prctl(2)."""
+_LIBC = ctypes.CDLL(None)
 SHOWN_LINES = 25
 """Last lines shown of a rank's log, or of a command whose ranks left no record; they hold the stack of a crash."""
 MOST_NAMED = 3
@@ -130,7 +132,7 @@ class Supervised:
                 text=True,
                 errors="replace",
                 start_new_session=True,
-                preexec_fn=_end_with(os.getpid()),
+                preexec_fn=partial(_end_with, os.getpid()),
             )
         except OSError as error:
             raise ConfigError(
@@ -156,19 +158,14 @@ class Supervised:
                 os.killpg(self._process.pid, signal.SIGUSR1 if first and number == signal.SIGINT else number)
 
 
-def _end_with(supervisor: int) -> Callable[[], None]:
-    """What the command is to do first: have the system tell it to stop when the supervisor ends, however it does.
+def _end_with(supervisor: int) -> None:
+    """What the command does first: has the system tell it to stop when the supervisor ends, however it does.
 
     Of DeepSpeed's launcher SIGUSR1 is the end, which its ranks notice; `srun` passes it on (docs/operations.md).
     """
-    prctl = ctypes.CDLL(None).prctl
-
-    def tie() -> None:
-        prctl(PR_SET_PDEATHSIG, signal.SIGUSR1)
-        if os.getppid() != supervisor:
-            os._exit(EXIT_FAILED)
-
-    return tie
+    _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGUSR1)
+    if os.getppid() != supervisor:
+        os._exit(EXIT_FAILED)
 
 
 def run_folder_of(command: Sequence[str]) -> Path:

@@ -12,10 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
-from pydantic import BaseModel
-
 from foundation.config import ConfigError, parse_override, shown, without_duplicates
-from pretrain.engine.deepspeed_keys import REFUSED_KEYS, DeepSpeedConfig
+from pretrain.engine.deepspeed_keys import REFUSED_KEYS, DeepSpeedConfig, Section
 from pretrain.engine.optim import AdamNumbers
 
 
@@ -133,15 +131,14 @@ def _with_overrides(values: Mapping[str, Any], overrides: Sequence[str]) -> Mapp
                 f"--set: got {shown(override)}, expected deepspeed.KEY=VALUE, for example"
                 " deepspeed.train_micro_batch_size_per_gpu=8"
             )
-        values = _with_value(values, path.removeprefix(OVERRIDE).split("."), value)
+        *sections, key = path.removeprefix(OVERRIDE).split(".")
+        section = values = dict(values)
+        for name in sections:
+            inner = section.get(name)
+            section[name] = dict(inner) if isinstance(inner, Mapping) else {}  # of no section one, for the check
+            section = section[name]
+        section[key] = value
     return values
-
-
-def _with_value(section: Any, keys: Sequence[str], value: Any) -> dict[str, Any]:
-    """A copy with the value in its place; what is no section becomes one, for the check to refuse."""
-    copy = dict(section) if isinstance(section, Mapping) else {}
-    copy[keys[0]] = _with_value(copy.get(keys[0]), keys[1:], value) if keys[1:] else value
-    return copy
 
 
 def _check(values: Mapping[str, Any], place: str) -> DeepSpeedConfig:
@@ -158,31 +155,28 @@ def _check(values: Mapping[str, Any], place: str) -> DeepSpeedConfig:
         raise ConfigError(*(place + problem for problem in error.problems)) from None
 
 
-def _unknown_keys(values: Mapping[str, Any], schema: type[BaseModel], path: str = "") -> Iterator[str]:
+def _unknown_keys(values: Mapping[str, Any], schema: type[Section], path: str = "") -> Iterator[str]:
     """One sentence for each key, at any level, that the schema lacks."""
     for key, value in values.items():
         field = schema.model_fields.get(key)
         if field is None:
             name = key if key.isidentifier() and len(key) <= 80 else shown(key)
             yield f"{path}{name}: {_why_unknown(path + key, schema)}"
-        elif isinstance(value, Mapping) and (inner := _section(field.annotation)):
-            yield from _unknown_keys(value, inner, f"{path}{key}.")
+        elif isinstance(value, Mapping):
+            for part in (field.annotation, *get_args(field.annotation)):
+                if isinstance(part, type) and issubclass(part, Section):
+                    yield from _unknown_keys(value, part, f"{path}{key}.")
 
 
-def _why_unknown(key_path: str, schema: type[BaseModel]) -> str:
+def _why_unknown(key_path: str, schema: type[Section]) -> str:
     if key_path in REFUSED_KEYS:
         return f"not used here; {REFUSED_KEYS[key_path]}"
     nearest = difflib.get_close_matches(key_path.rpartition(".")[2].lower(), schema.model_fields, n=1)
     return (
         f"unknown key; did you mean {nearest[0]!r}?"
         if nearest
-        else f"unknown key; known here: {', '.join(schema.model_fields)}"
+        else f"unknown key; known here: {', '.join(schema.model_fields) or 'none'}"
     )
-
-
-def _section(annotation: Any) -> type[BaseModel] | None:
-    candidates = (annotation, *get_args(annotation))
-    return next((part for part in candidates if isinstance(part, type) and issubclass(part, BaseModel)), None)
 
 
 def _impossible(config: DeepSpeedConfig, device_type: str) -> Iterator[str]:
@@ -207,27 +201,14 @@ def _impossible(config: DeepSpeedConfig, device_type: str) -> Iterator[str]:
         yield "zero_optimization.offload_optimizer: set at stage 0, which offloads nothing; use stage 1"
     if fp16 and config.fp16 and config.fp16.loss_scale and config.fp16.loss_scale < 1:
         yield f"fp16.loss_scale: got {config.fp16.loss_scale}, expected 0 (dynamic) or at least 1"
-    yield from _impossible_gradients(config, bf16)
-
-
-def _impossible_gradients(config: DeepSpeedConfig, bf16: bool) -> Iterator[str]:
-    """Of how gradients are kept and summed."""
-    zero, kept = config.zero_optimization, config.data_types.grad_accum_dtype if config.data_types else None
-    if zero.stage == 0 and kept not in (None, "fp32"):
+    kept = config.data_types.grad_accum_dtype if config.data_types else None
+    if stage == 0 and kept not in (None, "fp32"):
         yield f"data_types.grad_accum_dtype: got {kept} at stage 0, which keeps gradients in fp32; leave it out"
-    if zero.stage == 1 and bf16 and kept == "fp32" and not zero.offloads:
+    if stage == 1 and bf16 and kept == "fp32" and not config.zero_optimization.offloads:
         yield (
             "data_types.grad_accum_dtype: got fp32 with bf16 at stage 1, where DeepSpeed takes another optimizer whose"
             " state no checkpoint here can hold; use stage 2, or leave it out"
         )
-    if zero.stage < 2 or zero.reduce_scatter is False:
-        return
-    for key, harmless in (("prescale_gradients", False), ("gradient_predivide_factor", 1.0)):
-        if (value := getattr(config, key)) not in (None, harmless):
-            yield (
-                f"{key}: got {json.dumps(value)} at stage {zero.stage}, whose reduce-scatter divides gradients by the"
-                " ranks itself; leave it out, or set zero_optimization.reduce_scatter to false"
-            )
 
 
 def _indivisible(config: DeepSpeedConfig, batch_size: int, world_size: int) -> Iterator[str]:
@@ -252,6 +233,7 @@ def _fill(config: DeepSpeedConfig, batch_size: int, world_size: int, optim: Adam
         "eps": optim.eps,
         "weight_decay": optim.weight_decay,
     }
+    values["timers"] = {"throughput": {"enabled": False}}  # DeepSpeed's waits for the GPU at every micro-batch
     return EngineConfig(
         values,
         config.zero_optimization.stage,

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
-from foundation.config import MOST, FileName, StrictConfig
+from foundation.config import MOST, StrictConfig
 
 Auto = Literal["auto"]
 """A value the run owns; the file says "auto" or leaves it out."""
@@ -80,10 +80,15 @@ class ZeroOptimization(Section):
         return self.offload_optimizer is not None and self.offload_optimizer.device == "cpu"
 
 
-class Fp16(Section):
-    """`fp16`: half precision with a loss scale; 0 is the dynamic one."""
+class Switch(Section):
+    """A section that is on or off: `bf16`."""
 
     enabled: bool
+
+
+class Fp16(Switch):
+    """`fp16`: half precision with a loss scale; 0 is the dynamic one."""
+
     loss_scale: Scale | None = None
     initial_scale_power: int | None = Field(default=None, ge=0, le=127)
     loss_scale_window: Count | None = None
@@ -92,63 +97,19 @@ class Fp16(Section):
     min_loss_scale: int | None = Field(default=None, gt=0, le=2**127)
 
 
-class Bf16(Section):
-    """`bf16`."""
-
-    enabled: bool
-
-
 class DataTypes(Section):
     """`data_types`."""
 
     grad_accum_dtype: Literal["fp32", "bf16", "fp16"]
 
 
-class ActivationCheckpointing(Section):
-    """`activation_checkpointing`: where the section stands, each layer keeps its input alone and is computed again in
-    the backward, with the same dropout.
-    """
-
-    partition_activations: Literal[False] = False
-    contiguous_memory_optimization: Literal[False] = False
-    cpu_checkpointing: Literal[False] = False
-    synchronize_checkpoint_boundary: Literal[False] = False
-    profile: Literal[False] = False
-
-
-class FlopsProfiler(Section):
+class FlopsProfiler(Switch):
     """`flops_profiler`."""
 
-    enabled: bool
-    recompute_fwd_factor: float | None = Field(default=None, ge=0, le=1)
     profile_step: Count | None = None
     module_depth: int | None = Field(default=None, ge=-1, le=MOST)
     top_modules: Count | None = None
     detailed: bool | None = None
-    output_file: Annotated[FileName, Field(min_length=1)] | None = None
-
-
-class CommsLogger(Section):
-    """`comms_logger`."""
-
-    enabled: bool
-    verbose: bool | None = None
-    prof_all: bool | None = None
-    debug: bool | None = None
-    prof_ops: list[str] | None = None
-
-
-class ThroughputTimer(Section):
-    """`timers.throughput`: DeepSpeed's own samples per second; waits for the GPU at every micro-batch."""
-
-    enabled: bool = False
-    synchronized: bool | None = None
-
-
-class Timers(Section):
-    """`timers`."""
-
-    throughput: ThroughputTimer = ThroughputTimer()
 
 
 class DeepSpeedConfig(Section):
@@ -162,17 +123,15 @@ class DeepSpeedConfig(Section):
     optimizer: Optimizer
     zero_optimization: ZeroOptimization
     fp16: Fp16 | None = None
-    bf16: Bf16 | None = None
+    bf16: Switch | None = None
     data_types: DataTypes | None = None
     communication_data_type: Literal["fp32", "bf16", "fp16"] | None = None
-    prescale_gradients: bool | None = None
-    gradient_predivide_factor: float | None = Field(default=None, ge=2**-24, le=2**24)
-    activation_checkpointing: ActivationCheckpointing | None = None
+    activation_checkpointing: Section | None = None
+    """Where the section stands, empty, each layer keeps its input alone and is computed again in the backward, with the
+    same dropout.
+    """
     flops_profiler: FlopsProfiler | None = None
-    comms_logger: CommsLogger | None = None
     wall_clock_breakdown: bool | None = None
-    memory_breakdown: bool | None = None
-    timers: Timers = Timers()
 
 
 REFUSED_KEYS = {
@@ -181,6 +140,7 @@ REFUSED_KEYS = {
     "checkpoint": "the run writes its own checkpoints: set checkpoint_every, keep_checkpoints and keep_every",
     "tensorboard": "the run writes its own TensorBoard log",
     "csv_monitor": "the run writes metrics.jsonl",
+    "timers": "the run logs its own throughput",
     "dump_state": "the resolved configuration is in the run folder's deepspeed.json",
     "elasticity": "a run goes on with any number of ranks that divides its batch: just start it on them",
     "autotuning": "it starts runs of its own; try ds_configs/*.json with --set optim.steps=50 optim.warmup_steps=1",

@@ -18,7 +18,7 @@ from foundation.config import ConfigError
 from pretrain.engine.checkpoint import EngineState
 from pretrain.engine.deepspeed_config import EngineConfig
 from pretrain.engine.gradients import squared_norm
-from pretrain.engine.optim import UNSCALED, AdamScale, require_complete
+from pretrain.engine.optim import UNSCALED, AdamScale
 from pretrain.engine.partitions import Partitions
 from pretrain.job.processes import World
 from pretrain.model import cpu_ops
@@ -31,9 +31,6 @@ import deepspeed
 import deepspeed.utils as sharded
 
 from pretrain.engine.deepspeed_patches import patch_engine, patch_modules
-
-BF16_CAPABILITY = (8, 0)
-"""First CUDA compute capability that computes in bf16 (Ampere); below it PyTorch emulates, slowly."""
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """Adam's two moments, under the names that PyTorch and DeepSpeed give them."""
@@ -75,10 +72,11 @@ class Engine:
         config: EngineConfig,
         world: World,
     ) -> None:
-        require_complete(parameter_groups, model)
-        _require_bf16(config, world.device)
         if world.device.type == "cpu":
             cpu_ops.use()
+        elif config.precision == "bf16" and not torch.cuda.is_bf16_supported(including_emulation=False):
+            name = torch.cuda.get_device_name(world.device)
+            raise ConfigError(f"bf16.enabled: {name} does not compute in bf16; use ds_configs/zero1_fp16.json")
         self.config, self.world = config, world
         for module in model.modules():
             if isinstance(module, LayerStack):
@@ -166,12 +164,10 @@ class Engine:
     @torch.no_grad()
     def full_state(self) -> EngineState:
         """The state of the whole job. Collective; at stage 3 the other ranks hold one full tensor at a time."""
-        counts = {int(state["step"]) for state in self._adam_state().values()} or {0}
-        if len(counts) > 1:
-            raise RuntimeError(f"Adam has counted different numbers of updates: {sorted(counts)}")
+        (adam_steps,) = {int(state["step"]) for state in self._adam_state().values()}
         scaler = self._dynamic_loss_scaler()
         return EngineState(
-            adam_steps=counts.pop(),
+            adam_steps=adam_steps,
             loss_scale={key: getattr(scaler, key) for key in LOSS_SCALE_FIELDS} if scaler else {},
             weights=self._gather(),
             moments={key: self._gather(key) for key in MOMENTS},
@@ -272,28 +268,16 @@ class Engine:
             dist.broadcast(full, src=0)
             self._set(parameter, moment, full)
 
-    def _set(self, parameter: nn.Parameter, moment: str | None, full: Tensor) -> None:
+    def _set(self, parameter: Any, moment: str | None, full: Tensor) -> None:
         if self.config.stage == 0:
             self._full(parameter, moment).copy_(full)
-        elif moment:
-            sharded.safe_set_local_optimizer_state(parameter, self._own_part(parameter, full), moment)
-        else:
-            sharded.safe_set_local_fp32_param(parameter, self._own_part(parameter, full))
-            with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0):
-                parameter.copy_(full)
-
-    def _own_part(self, parameter: Any, full: Tensor) -> Tensor:
-        """A ZeRO-3 parameter's part on this rank; the last is padded, which DeepSpeed's setter forgets."""
-        size = parameter.ds_tensor.numel()
+            return
+        size = parameter.ds_tensor.numel()  # of a rank's part; the last is padded, which DeepSpeed's setters forget
         padded = F.pad(full.flatten(), (0, size * self.world.world_size - full.numel()))
-        return padded.narrow(0, size * self.world.rank, size)
-
-
-def _require_bf16(config: EngineConfig, device: torch.device) -> None:
-    if (
-        config.precision == "bf16"
-        and device.type == "cuda"
-        and torch.cuda.get_device_capability(device) < BF16_CAPABILITY
-    ):
-        name = torch.cuda.get_device_name(device)
-        raise ConfigError(f"bf16.enabled: {name} does not compute in bf16; use ds_configs/zero1_fp16.json")
+        own = padded.narrow(0, size * self.world.rank, size)
+        if moment:
+            sharded.safe_set_local_optimizer_state(parameter, own, moment)
+            return
+        sharded.safe_set_local_fp32_param(parameter, own)
+        with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0):
+            parameter.copy_(full)

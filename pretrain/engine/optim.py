@@ -1,7 +1,7 @@
 """Optimization of a run: learning rate over the steps, and which parameters decay."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 from pydantic import Field, model_validator
@@ -109,20 +109,3 @@ def parameter_groups(
         {"params": parameters, "weight_decay": decay, "lr_scale": scale}
         for (decay, scale), parameters in groups.items()
     ]
-
-
-def require_complete(groups: Iterable[Mapping[str, Any]], model: nn.Module) -> None:
-    """Refuses groups in which a trainable parameter is missing, repeated or a stranger.
-
-    Raises:
-        ValueError: names the parameters; without this check a forgotten one would silently never learn.
-    """
-    names = {id(parameter): name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    held = [id(parameter) for group in groups for parameter in group["params"]]
-    missing = [name for key, name in names.items() if key not in held]
-    repeated = [names.get(key, "an unnamed parameter") for key in set(held) if held.count(key) > 1]
-    strangers = len(set(held) - set(names))
-    if missing or repeated or strangers:
-        raise ValueError(
-            f"parameter groups: missing {missing}, in two groups {repeated}, not of the model or frozen: {strangers}"
-        )

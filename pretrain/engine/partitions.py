@@ -7,7 +7,6 @@ Each part is sent to the first rank, or from it, once; DeepSpeed's own utilities
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -42,24 +41,9 @@ def places_in(flat: Tensor, parameters: Mapping[str, Tensor]) -> list[Place]:
     return sorted((place for place in places if place.first >= 0 and place.end <= flat.numel()), key=lambda p: p.first)
 
 
-def cut(stretch: Tensor, first: int, places: Iterable[Place], named: Mapping[str, Tensor]) -> None:
-    """Copies the values of a flat group from `first` on into the parameters that have them."""
-    for place, inside, own in _shared(places, first, stretch.numel()):
-        named[place.name].view(-1)[inside] = stretch[own]
-
-
-def join(named: Mapping[str, Tensor], places: Iterable[Place], first: int, stretch: Tensor) -> None:
-    """The inverse of `cut`: fills the stretch; padding is left as it is."""
-    for place, inside, own in _shared(places, first, stretch.numel()):
-        stretch[own] = named[place.name].reshape(-1)[inside]
-
-
-def _shared(places: Iterable[Place], first: int, size: int) -> Iterator[tuple[Place, slice, slice]]:
-    """The parameters that lie in `size` values from `first` on: which of their values, and where they are in these."""
-    for place in places:
-        start, end = max(first, place.first), min(first + size, place.end)
-        if start < end:
-            yield place, slice(start - place.first, end - place.first), slice(start - first, end - first)
+def parameters_in(flat: Tensor, places: Iterable[Place]) -> dict[str, Tensor]:
+    """The parameters of a flat group by name: views of it."""
+    return {place.name: flat[place.first : place.end].view(place.shape) for place in places}
 
 
 class Partitions:
@@ -83,66 +67,44 @@ class Partitions:
         placed = [place.name for places in self._places for place in places]
         if wrong := sorted(name for name in self._names if placed.count(name) != 1):
             return f"{len(wrong)} parameters do not lie in exactly one, first {wrong[0]}"
-        if len(flats) != len(masters):
-            return f"{len(flats)} groups, but parts of {len(masters)}"
-        for number, (flat, master, places) in enumerate(zip(flats, masters, self._places, strict=True)):
-            if any(place.end > following.first for place, following in pairwise(places)):
-                return f"parameters overlap in group {number}"
-            if flat.numel() != master.numel() * self._world.world_size:
-                return f"group {number} has {flat.numel()} values, a rank's part {master.numel()}"
-            own = flat.narrow(0, master.numel() * self._world.rank, master.numel())
-            if master.dtype != torch.float32 or not _same_bits(master, own.to(master.device, torch.float32)):
+        for number, (flat, master) in enumerate(zip(flats, masters, strict=True)):
+            own = flat.view(self._world.world_size, -1)[self._world.rank].to(master.device, torch.float32)
+            if not torch.equal(master.view(torch.int32), own.view(torch.int32)):  # by their bits, as NaN has some too
                 return f"rank {self._world.rank} holds no fp32 copy of its part of group {number}"
         return None
 
     @torch.no_grad()
     def gather(self, parts: Sequence[Tensor]) -> dict[str, Tensor]:
         """Full fp32 tensors by name, on the first rank's CPU, of every rank's `parts`, one per group. Collective."""
+        size, device = self._world.world_size, self._world.device
         named: dict[str, Tensor] = {}
         for part, places in zip(parts, self._places, strict=True):
-            named |= self._gather_group(part, places)
+            group = torch.empty(size if self._world.is_first else 0, part.numel())
+            for piece in pieces(part, size):
+                own = part[piece].to(device)
+                rows = torch.empty(len(group), own.numel(), device=device)
+                dist.gather(own, list(rows) or None)
+                group[:, piece] = rows
+            if self._world.is_first:
+                named |= parameters_in(group.view(-1), places)
         return {name: named[name] for name in self._names if name in named}
 
     @torch.no_grad()
     def scatter(self, parts: Sequence[Tensor], named: Mapping[str, Tensor] | None) -> None:
         """The inverse of `gather`: fills every rank's `parts` with the first rank's tensors. Collective."""
+        size, device = self._world.world_size, self._world.device
         for part, places in zip(parts, self._places, strict=True):
-            self._scatter_group(part, places, named)
-
-    def _gather_group(self, part: Tensor, places: Sequence[Place]) -> dict[str, Tensor]:
-        """One group, without ever holding it as a whole beside its parameters."""
-        size, device = self._world.world_size, self._world.device
-        named = {place.name: torch.empty(place.shape) for place in places} if self._world.is_first else {}
-        for piece in pieces(part, size):
-            own = part[piece].to(device)
-            if not self._world.is_first:
-                dist.gather(own)
-                continue
-            rows = torch.empty(size, own.numel(), device=device)
-            dist.gather(own, list(rows))
-            for rank, row in enumerate(rows.cpu()):
-                cut(row, rank * part.numel() + piece.start, places, named)
-        return named
-
-    def _scatter_group(self, part: Tensor, places: Sequence[Place], named: Mapping[str, Tensor] | None) -> None:
-        size, device = self._world.world_size, self._world.device
-        for piece in pieces(part, size):
-            own = torch.empty_like(part[piece], device=device)
-            if named is None:
-                dist.scatter(own)
-            else:
-                rows = torch.zeros(size, own.numel())
-                for rank, row in enumerate(rows):
-                    join(named, places, rank * part.numel() + piece.start, row)
-                dist.scatter(own, list(rows.to(device)))
-            part[piece] = own
+            group = torch.zeros(size if named else 0, part.numel())
+            if named:
+                for name, parameter in parameters_in(group.view(-1), places).items():
+                    parameter.copy_(named[name])
+            for piece in pieces(part, size):
+                own = torch.empty_like(part[piece], device=device)
+                dist.scatter(own, list(group[:, piece].to(device)) or None)
+                part[piece] = own
 
 
 def pieces(part: Tensor, ranks: int) -> Iterator[slice]:
     """Stretches of a part, such that those of all ranks together have at most `AT_ONCE` values (or one each)."""
     length = max(1, AT_ONCE // ranks)
     return (slice(first, first + length) for first in range(0, part.numel(), length))
-
-
-def _same_bits(one: Tensor, other: Tensor) -> bool:
-    return torch.equal(one.view(torch.int32), other.view(torch.int32))

@@ -38,32 +38,20 @@ class EndRecord(NamedTuple):
     @classmethod
     def of(cls, rank: int) -> Self:
         """Of this process, which runs."""
-        return cls(rank, socket.gethostname(), os.getpid(), _now())
+        return cls(rank, socket.gethostname(), os.getpid(), now())
 
     @property
     def name(self) -> str:
         return f"rank {self.rank} on {self.host}"
 
 
-def begin_record(folder: Path, rank: int) -> EndRecord:
-    """Replaces the record of this rank's previous start."""
-    record = EndRecord.of(rank)
-    _write(folder, record)
-    return record
-
-
-def complete_record(folder: Path, record: EndRecord) -> None:
-    """Writes why this rank ends, if the disk takes it."""
-    with suppress(OSError):
-        _write(folder, record._replace(time=_now()))
-
-
-def _write(folder: Path, record: EndRecord) -> None:
+def write_record(folder: Path, record: EndRecord) -> None:
+    """Replaces what this rank's record was before."""
     path = folder / LOGS / f"rank-{record.rank:04d}.json"
     write_atomically(path, (json.dumps(record._asdict()) + "\n").encode())
 
 
-def _now() -> str:
+def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 

@@ -12,6 +12,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -56,8 +57,7 @@ class Meeting:
         self._others = self._everyone if world.is_first else [0]
         self.known = {rank: RankState(f"rank {rank}", "its start", "an unknown line") for rank in self._everyone}
         self._heard = dict.fromkeys(self._everyone, time.monotonic())
-        self._last = dict.fromkeys(self._everyone, 0)
-        self._beats = 0
+        self._last = dict.fromkeys(self._everyone, 0.0)
         self._store: Store | None = None
         self._warned = False
 
@@ -71,8 +71,7 @@ class Meeting:
 
     def hold(self, state: RankState) -> None:
         """Says how far this rank has come, and reads how far the others have: rank 0 all, the rest rank 0."""
-        self._beats += 1
-        self._write(str(self._rank), [self._beats, *state])
+        self._write(str(self._rank), [time.monotonic(), *state])
         for rank in self._others:
             if (word := self._read(str(rank))) and word[0] > self._last[rank]:
                 self._last[rank], self._heard[rank] = word[0], time.monotonic()
@@ -121,8 +120,14 @@ class Meeting:
         return [rank for rank in self._others if self._heard[rank] < moment][:MOST_NAMED]
 
     def elsewhere(self, place: str) -> list[int]:
-        """The ranks that are at another line than this one; the first few."""
-        return [rank for rank in self._others if self.known[rank].place != place][:MOST_NAMED]
+        """The ranks that are at another line than this one, or were not heard from lately; the first few."""
+        silent = self.silent_since(time.monotonic() - QUIET)
+        return [rank for rank in self._others if rank in silent or self.known[rank].place != place][:MOST_NAMED]
+
+    def states(self, ranks: Sequence[int]) -> str:
+        """How far other ranks have come and where they were, as last heard from."""
+        states = map(self.known.__getitem__, ranks)
+        return ", ".join(f"{state.name} (after {state.where}, at {state.place})" for state in states)
 
     def gone(self) -> list[int]:
         """The ranks that fall silent from here on, for one whose connection has failed; listens to all for a while."""

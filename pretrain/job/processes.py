@@ -57,7 +57,8 @@ class World:
 def start_processes() -> World:
     """Joins the processes of the job: under `deepspeed`, `torchrun` or `srun`, or alone under plain `python`."""
     adopt_slurm()
-    rank, world_size, local_rank = (number_of(key, "0") for key in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
+    world_size, local_rank = (number_of(key, "0") for key in ("WORLD_SIZE", "LOCAL_RANK"))
+    rank = number_of("RANK") if world_size else 0
     cuda = torch.cuda.is_available()
     device = torch.device("cuda", local_rank) if cuda else torch.device("cpu")
     if cuda:
@@ -68,20 +69,18 @@ def start_processes() -> World:
             torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // local_ranks))
         _keep_memory()
     if not dist.is_initialized():
-        store, group_rank, group_size = _meet() if world_size else (HashStore(), 0, 1)  # alone: no port to agree on
         dist.init_process_group(
             "nccl" if cuda else "gloo",
             timeout=COMMUNICATION_TIMEOUT,
-            store=store,
-            rank=group_rank,
-            world_size=group_size,
+            store=_meet(rank, world_size) if world_size else HashStore(),  # alone: no port to agree on
+            rank=rank,
+            world_size=max(1, world_size),
         )
     return World(rank, max(1, world_size), local_rank, device)
 
 
-def _meet() -> tuple[Store, int, int]:
-    """The job's store, rank and world size, as the launcher's variables say."""
-    rank, world_size = number_of("RANK"), number_of("WORLD_SIZE")
+def _meet(rank: int, world_size: int) -> Store:
+    """The job's store, as the launcher's variables say."""
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # torchrun's own, which it listens for
         store = next(rendezvous("env://", timeout=COMMUNICATION_TIMEOUT))[0]
     else:
@@ -99,7 +98,7 @@ def _meet() -> tuple[Store, int, int]:
             master_listen_fd=listen(address, port).detach() if rank == 0 else None,
         )
     store.set_timeout(COMMUNICATION_TIMEOUT)
-    return PrefixStore(attempt(), store), rank, world_size
+    return PrefixStore(attempt(), store)
 
 
 def listen(address: str, port: int) -> socket.socket:

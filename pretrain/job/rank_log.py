@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO
 
 from foundation.command_line import printable
-from pretrain.job.end_record import LOGS, begin_record
+from pretrain.job.end_record import LOGS, EndRecord, write_record
 
 REMARK = "[%(asctime)s] [%(levelname)s] [%(name)s] %(message)s"
 
@@ -23,7 +23,8 @@ def keep_rank_log(folder: Path, rank: int) -> None:
     What libraries log below an error, and Python's warnings, are in the log only.
     """
     (folder / LOGS).mkdir(parents=True, exist_ok=True)
-    record = begin_record(folder, rank)
+    record = EndRecord.of(rank)
+    write_record(folder, record)
     log = rank_log(folder, rank).open("a", buffering=1)
     log.write(f"--- {record.time} {record.name}, process {record.process}\n")
     sys.stdout, sys.stderr = Both(sys.stdout, log), Both(sys.stderr, log)

@@ -30,7 +30,7 @@ from torch.distributed import DistError
 
 from foundation.command_line import EXIT_BAD_USAGE, EXIT_FAILED
 from foundation.config import ConfigError
-from pretrain.job.end_record import EndRecord, Reason, complete_record
+from pretrain.job.end_record import EndRecord, Reason, now, write_record
 from pretrain.job.launcher import is_alive, launchers
 from pretrain.job.meeting import BEAT, QUIET, Meeting, RankState, say
 from pretrain.job.processes import World
@@ -69,7 +69,7 @@ class Watchdog:
         if self._world.world_size > 1:
             key = self._world.share(secrets.token_hex() if self._world.is_first else None)
             self._meeting = Meeting(self._world, bytes.fromhex(key))
-            threading.Thread(target=self._meet, daemon=True, name="meeting").start()
+            threading.Thread(target=self._meet, args=(self._meeting,), daemon=True, name="meeting").start()
         return self
 
     def __exit__(
@@ -91,8 +91,10 @@ class Watchdog:
         self.progress(f"step {step}")
 
     def record(self, reason: Reason, code: int, sentence: str) -> None:
-        """Writes why this rank ends to the run folder."""
-        complete_record(self._folder, self._record._replace(reason=reason, exit_code=code, sentence=sentence))
+        """Writes why this rank ends to the run folder, if the disk takes it."""
+        ended = self._record._replace(time=now(), reason=reason, exit_code=code, sentence=sentence)
+        with contextlib.suppress(OSError):
+            write_record(self._folder, ended)
 
     def _explain(self, error: BaseException) -> None:
         """Tells why this rank fails; if it lost a connection, whose, unless another rank tells why first."""
@@ -107,18 +109,26 @@ class Watchdog:
                 names = ", ".join(self._meeting.known[rank].name for rank in self._meeting.gone())
                 reason, sentence = "lost", f"lost the connection to {names or 'another rank'}; {sentence}"
             self._over.set()  # or the other thread would hear of this failure as another rank's
-            self._tell(sentence, code)
+        said = f"{self._state.name} {sentence}" if self._meeting and not refused else ""
+        self._account(reason, code, sentence, said)
+
+    def _account(self, reason: Reason, code: int, sentence: str, said: str) -> None:
+        """Tells the other ranks, as far as they can be reached, the user and the run folder why this rank ends."""
+        if self._meeting and reason != "told":
+            words = f"{self._state.name}: {sentence}", code
+            telling = threading.Thread(target=self._meeting.tell, args=words, daemon=True)
+            telling.start()
+            telling.join(2 * BEAT)
+        if said:
+            say(said)
         self.record(reason, code, sentence)
         if self._meeting:
-            if not refused:
-                say(f"{self._state.name} {sentence}")
             time.sleep(2 * BEAT)  # for the others to hear it: the store ends with rank 0
 
-    def _meet(self) -> None:
-        assert self._meeting is not None
+    def _meet(self, meeting: Meeting) -> None:
         while True:
             with contextlib.suppress(DistError):  # no answer is what the other thread waits for
-                self._meeting.hold(self._state._replace(place=self._place()))
+                meeting.hold(self._state._replace(place=self._place()))
             if self._over.wait(BEAT):
                 return
 
@@ -130,29 +140,18 @@ class Watchdog:
             if self._meeting and self._meeting.failure:
                 self._end("told", *self._meeting.failure)
             if self._meeting and (lost := self._meeting.silent_since(now - self.silence)):
-                self._end("lost", f"not heard from for {self.silence:g} s: {self._states(lost)}", named=lost)
+                self._end("lost", f"not heard from for {self.silence:g} s: {self._meeting.states(lost)}", named=lost)
             if now > self._deadline + patience:
-                self._end_of_hang(now)
+                place = self._place()
+                sentence = f"no progress for {self._allowed:g} s after {self._state.where}, at {place}"
+                if self._meeting and (elsewhere := self._meeting.elsewhere(place)):
+                    self._end("hang", f"{sentence}; elsewhere: {self._meeting.states(elsewhere)}", named=elsewhere)
+                self._end("hang", sentence)
             if not self.launcher_gone and not all(map(is_alive, self._launchers)):
                 self.launcher_gone, self._orphaned_at = True, now
                 say(f"{self._state.name}: its launcher has exited; saving and stopping")
             if now > self._orphaned_at + self.silence:
                 self._end("launcher", f"its launcher exited {self.silence:g} s ago, and it could not save and stop")
-
-    def _end_of_hang(self, now: float) -> NoReturn:
-        place = self._place()
-        sentence = f"no progress for {self._allowed:g} s after {self._state.where}, at {place}"
-        silent = self._meeting.silent_since(now - QUIET) if self._meeting else []
-        elsewhere = [rank for rank in self._meeting.elsewhere(place) if rank not in silent] if self._meeting else []
-        for what, ranks in (("not heard from lately", silent), ("elsewhere", elsewhere)):
-            sentence += f"; {what}: {self._states(ranks)}" if ranks else ""
-        self._end("hang", sentence, named=silent + elsewhere)
-
-    def _states(self, ranks: Sequence[int]) -> str:
-        """How far other ranks have come and where they were, as last heard from."""
-        assert self._meeting is not None
-        states = map(self._meeting.known.__getitem__, ranks)
-        return ", ".join(f"{state.name} (after {state.where}, at {state.place})" for state in states)
 
     def _place(self) -> str:
         """Where the main thread is: the innermost line of Python."""
@@ -163,24 +162,12 @@ class Watchdog:
         """Ends this process. Of those that were told the stack is in the log only: thousands may end so at once."""
         stack = "".join(traceback.format_stack(sys._current_frames().get(self._main_thread))[-STACK_LINES:])
         where = f"{self._state.name} is, after {self._state.where}, at\n{stack}"
+        said = f"{self._state.name} ends: {sentence}"
         if reason == "told":
-            say(f"{self._state.name} ends: {sentence}")
             logging.getLogger(__name__).warning(where)
         else:
-            self._tell(sentence, code)
             logs = {rank: last_lines(self._folder, rank, LAST_LINES) for rank in named}
             ends = [f"the end of rank {rank}'s log:" + "\n    ".join(["", *log]) for rank, log in logs.items() if log]
-            say("\n".join([f"{self._state.name} ends: {sentence}", *ends, where]))
-        self.record(reason, code, sentence)
-        if self._meeting:
-            time.sleep(2 * BEAT)  # for the others to hear it: the store ends with rank 0
+            said = "\n".join([said, *ends, where])
+        self._account(reason, code, sentence, said)
         os._exit(code)
-
-    def _tell(self, sentence: str, code: int) -> None:
-        """Tells the other ranks, as far as they can be reached."""
-        if self._meeting:
-            telling = threading.Thread(
-                target=self._meeting.tell, args=(f"{self._state.name}: {sentence}", code), daemon=True
-            )
-            telling.start()
-            telling.join(2 * BEAT)

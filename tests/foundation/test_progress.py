@@ -14,12 +14,12 @@ def test_durations_are_hours_minutes_and_seconds(seconds, text):
 
 
 def test_a_log_gets_plain_lines_with_the_share_the_speed_and_the_time_left(monkeypatch, capsys):
-    clock = iter([0.0, *[50.0] * 9])
-    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
     with progress.Progress(400_000_000, "shards") as shown:
-        shown.skip(100_000_000)
+        shown._bar.start_t -= 50
+        shown.advance(100_000_000, is_old=True)
+        monkeypatch.setattr(progress, "_SECONDS_BETWEEN_LINES", 0.0)
         shown.advance(100_000_000)
-    assert capsys.readouterr().err == "shards: 50%, 2.0 MB/s, 0:01:40 left\n"
+    assert capsys.readouterr().err == "shards: 50%, 2.00MB/s, 01:40 left\n"
 
 
 def test_a_log_is_not_flooded(capsys):

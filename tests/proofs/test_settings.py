@@ -111,7 +111,6 @@ NEEDED = {
     "fp16": "deepspeed.fp16.enabled=false",
     "bf16": "deepspeed.bf16.enabled=false",
     "flops_profiler": "deepspeed.flops_profiler.enabled=false",
-    "comms_logger": "deepspeed.comms_logger.enabled=false",
     "offload_optimizer": "deepspeed.zero_optimization.offload_optimizer.device=none",
 }
 """What a section holds beside the key that is tried in it."""

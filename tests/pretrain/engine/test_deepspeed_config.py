@@ -141,8 +141,7 @@ def test_an_override_reaches_every_level_makes_its_sections_and_keeps_the_rest()
     expected["zero_optimization"]["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
     del expected["zero_optimization"]["overlap_comm"]
     expected["fp16"]["loss_scale"] = 128
-    checkpointing = values.pop("activation_checkpointing")
-    assert checkpointing and not any(checkpointing.values())
+    assert values.pop("activation_checkpointing") == {}  # DeepSpeed's own takes no part
     assert values == expected
     assert (config.micro_batch_size, config.accumulation_steps, config.offloads, config.recomputes) == (
         4,
@@ -273,25 +272,19 @@ def changed(name: str, **sections: Any) -> dict[str, Any]:
 
 
 FP32_GRADIENTS = {"data_types__grad_accum_dtype": "fp32"}
-PREDIVIDED = {"gradient_predivide_factor": 2.0}
 # What DeepSpeed fails in with a bare traceback, and beside it what differs a little and trains.
 FAILS = [
     ("zero1_bf16", FP32_GRADIENTS, "grad_accum_dtype: got fp32 with bf16 at stage 1"),
     ("zero0_fp32", {"data_types__grad_accum_dtype": "bf16"}, "grad_accum_dtype: got bf16 at stage 0"),
     ("zero0_fp32", {"data_types__grad_accum_dtype": "fp16"}, "grad_accum_dtype: got fp16 at stage 0"),
-    ("zero2_fp32", PREDIVIDED, "gradient_predivide_factor: got 2.0 at stage 2"),
-    ("zero2_bf16", {"prescale_gradients": True}, "prescale_gradients: got true at stage 2"),
-    ("zero3_fp32", {"prescale_gradients": True}, "prescale_gradients: got true at stage 3"),
     ("zero1_fp32", {"zero_optimization__allgather_bucket_size": 7}, "got 7, expected: input should be a multiple of 2"),
     ("zero3_fp32", {"zero_optimization__reduce_bucket_size": 0}, "got 0, expected: input should be greater than 0"),
 ]
 TRAINS = [
     ("zero2_bf16", FP32_GRADIENTS),
     ("zero1_bf16", FP32_GRADIENTS | {"zero_optimization__offload_optimizer": {"device": "cpu"}}),
-    ("zero0_fp32", FP32_GRADIENTS | PREDIVIDED),
-    ("zero1_fp32", PREDIVIDED | {"prescale_gradients": True}),
-    ("zero2_fp32", PREDIVIDED | {"zero_optimization__reduce_scatter": False}),
-    ("zero3_fp32", {"gradient_predivide_factor": 1.0, "prescale_gradients": False}),
+    ("zero0_fp32", FP32_GRADIENTS),
+    ("zero2_fp32", {"zero_optimization__reduce_scatter": False}),
     ("zero1_fp32", {"zero_optimization__allgather_bucket_size": 0, "zero_optimization__reduce_bucket_size": 1}),
 ]
 

@@ -171,4 +171,4 @@ def test_the_overrides_that_a_reason_advises_are_taken_with_every_preset(preset:
 
 def test_what_is_taken_exists_in_deepspeed(documented: list[str]) -> None:
     ours = {key for key in taken() if not key.startswith("optimizer.params")}
-    assert ours <= set(documented) | {"timers.throughput"}
+    assert ours <= set(documented)

@@ -236,5 +236,5 @@ def test_hostfiles_are_what_deepspeed_reads(name: str, slots: list[int]) -> None
 def test_groups_that_forget_a_parameter_are_refused() -> None:
     model = nn.Linear(2, 2)
     config = worker.resolved_config("zero1_fp32", world_size=1)
-    with pytest.raises(ValueError, match="missing"):
+    with pytest.raises(RuntimeError, match="1 parameters do not lie in exactly one, first bias"):
         Engine(model, [{"params": [model.weight]}], config, start_processes())

@@ -10,7 +10,6 @@ from pretrain.engine.optim import (
     decays,
     learning_rate,
     parameter_groups,
-    require_complete,
     without_bias_correction,
 )
 from pretrain.model.encoder import ElectraEncoder, Embeddings, EncoderConfig
@@ -119,18 +118,6 @@ def test_groups_follow_the_scale_of_each_name() -> None:
     assert sorted((group["weight_decay"], group["lr_scale"]) for group in groups) == [
         (0.0, 0.5), (0.0, 1.0), (0.01, 0.5), (0.01, 1.0),
     ]  # fmt: skip
-
-
-def test_a_missing_a_repeated_and_a_strange_parameter_are_each_refused() -> None:
-    model = nn.Linear(2, 2)
-    whole = [{"params": [model.weight, model.bias]}]
-    require_complete(whole, model)
-    with pytest.raises(ValueError, match=r"missing \['bias'\]"):
-        require_complete([{"params": [model.weight]}], model)
-    with pytest.raises(ValueError, match=r"in two groups \['weight'\]"):
-        require_complete([*whole, {"params": [model.weight]}], model)
-    with pytest.raises(ValueError, match="not of the model or frozen: 1"):
-        require_complete([*whole, {"params": [nn.Parameter(torch.zeros(1))]}], model)
 
 
 @pytest.mark.parametrize("mistake", [{"warmup_steps": 100}, {"betas": (0.9, 1.0)}, {"lr": 0}, {"warmpu_steps": 1}])

@@ -5,8 +5,11 @@ import socket
 from pathlib import Path
 
 import pytest
+import torch
 
-from pretrain.job.end_record import EndRecord, Reason, begin_record, complete_record, first_causes, read_records
+from pretrain.job.end_record import EndRecord, Reason, first_causes, read_records, write_record
+from pretrain.job.processes import World
+from pretrain.job.watchdog import Watchdog
 
 
 def ends(*reasons: Reason | None) -> list[EndRecord]:
@@ -37,8 +40,8 @@ def test_a_rank_that_ended_the_job_is_told_from_those_that_ended_because_of_it(
 
 def test_a_rank_that_does_not_say_why_it_ended_was_probably_killed(tmp_path: Path) -> None:
     (tmp_path / "logs").mkdir()
-    complete_record(tmp_path, EndRecord.of(3)._replace(reason="hang", sentence="no progress"))
-    begin_record(tmp_path, 3)
+    write_record(tmp_path, EndRecord.of(3)._replace(reason="hang", sentence="no progress"))
+    write_record(tmp_path, EndRecord.of(3))
     (record,) = read_records(tmp_path)
     assert (record.name, record.process) == (f"rank 3 on {socket.gethostname()}", os.getpid())
     assert record.sentence == "exited without a message (probably killed)"
@@ -46,16 +49,21 @@ def test_a_rank_that_does_not_say_why_it_ended_was_probably_killed(tmp_path: Pat
 
 def test_why_a_rank_ended_is_read_as_it_was_written(tmp_path: Path) -> None:
     (tmp_path / "logs").mkdir()
-    record = begin_record(tmp_path, 3)._replace(reason="error", exit_code=1, step=7, sentence="failed: no\x1b\nroom")
-    complete_record(tmp_path, record)
-    (found,) = read_records(tmp_path)
-    assert found._replace(time=record.time) == record
-    complete_record(tmp_path / "no folder", record)  # nothing is raised: the rank is to end
+    record = EndRecord.of(3)._replace(reason="error", exit_code=1, step=7, sentence="failed: no\x1b\nroom")
+    write_record(tmp_path, record)
+    assert read_records(tmp_path) == [record]
+
+
+def test_a_rank_whose_folder_takes_no_record_ends_all_the_same(tmp_path: Path) -> None:
+    (tmp_path / "logs").write_text("no folder")
+    watchdog = Watchdog(World(0, 1, 0, torch.device("cpu")), 600, tmp_path)
+    watchdog.record("done", 0, "ended with exit code 0")
+    assert read_records(tmp_path) == []
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"rank": 0}', '{"rank": 0, "later": 1}', "\udcff"], ids=ascii)
 def test_a_damaged_record_is_passed_over(text: str, tmp_path: Path) -> None:
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "rank-0000.json").write_bytes(os.fsencode(text))
-    begin_record(tmp_path, 1)
+    write_record(tmp_path, EndRecord.of(1))
     assert [record.rank for record in read_records(tmp_path)] == [1]
