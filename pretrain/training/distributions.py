@@ -76,7 +76,8 @@ class Distributions:
         self._count_masked(batch, "max_p_S", PROBABILITY, output.draw.log_max_q_BK.exp())
         self._count_masked(batch, "log_ratio", LOG_RATIO, output.draw.log_ratio_BK)
         self._add_entropy(batch, "entropy_p_S", output.draw.entropy_q_BK)
-        self._count_logits(batch, output)
+        class_BL = batch.masked_BL + output.replaced_BL  # only masked positions are replaced
+        self._count("logit", class_BL * LOGIT.number + LOGIT.place(output.d_BL), batch.attention_mask_BL)
         if output.draw.estimated_loss_BK is not None:
             self._add_estimate(batch, output, output.draw.estimated_loss_BK)
 
@@ -90,11 +91,6 @@ class Distributions:
     def _add_entropy(self, batch: Batch, part: str, entropy_BK: Tensor | None) -> None:
         assert entropy_BK is not None, "the forward was not asked for entropies"
         self._parts[part] += entropy_BK.where(batch.masked_valid_BK, 0.0).sum(dtype=torch.float64)
-
-    def _count_logits(self, batch: Batch, output: ElectraOutput) -> None:
-        class_BL = batch.masked_BL + output.replaced_BL  # only masked positions are replaced
-        index_BL = class_BL * LOGIT.number + LOGIT.place(output.d_BL)
-        self._count("logit", index_BL, batch.attention_mask_BL)
 
     def _add_estimate(self, batch: Batch, output: ElectraOutput, estimate_BK: Tensor) -> None:
         """Estimated and actual L_D at the drawn tokens, by class."""
