@@ -7,9 +7,10 @@ takes to launch the kernels, and what the ranks exchange over the vendor's figur
 
 from typing import NamedTuple
 
+from bench.traffic import least_traffic
 from data_prep.masking import mask_size
 from pretrain.config import RunConfig
-from pretrain.training.estimates import flops_per_token, least_traffic
+from pretrain.training.estimates import flops_per_token
 
 DAY = 86_400.0
 KERNELS = 3_247

@@ -97,7 +97,6 @@ def measure(config: str, options: TrafficOptions, world: "World") -> Traffic:
     from bench.models import fresh_model, new_engine
     from pretrain.engine.deepspeed_config import read
     from pretrain.presets import preset
-    from pretrain.training.estimates import least_traffic
 
     run = preset(options.preset).run
     torch.manual_seed(0)
@@ -127,6 +126,18 @@ def measure(config: str, options: TrafficOptions, world: "World") -> Traffic:
         engine.config.stage, parameters, engine.dtype.itemsize, world.world_size, options.micro_batches
     )
     return Traffic(config, parameters, asked, sent, least)
+
+
+def least_traffic(stage: int, parameters: int, element: int, world_size: int, micro_batches: int = 1) -> float:
+    """Bytes that each of `world_size` ranks sends in a step of `micro_batches` of its own, at the least.
+
+    A tensor takes (n - 1) / n of its bytes to be summed into parts (reduce-scatter), the same to be gathered from them,
+    and both to be summed for all (Rajbhandari et al. 2020, section 7). Stage 0 sums gradients for all, the others sum
+    them into parts, stages 2 and 3 in every micro-batch, and gather new weights: stage 3 before the first forward,
+    where they stay until the update, as they do in models this small (`stage3_max_live_parameters`).
+    """
+    sums = micro_batches if stage >= 2 else 1
+    return (sums + 1) * parameters * element * (world_size - 1) / world_size
 
 
 def bytes_sent() -> int:

@@ -64,10 +64,11 @@ class RunConfig(StrictConfig):
         if name not in tuple(OBJECTIVES):
             raise ValueError(f"got name {shown(name)}, expected one of {', '.join(OBJECTIVES)}")
         own = objective_class(name).Config
-        old = {key for key in objective if key in OLD_WEIGHTS or (key, objective[key]) in OLD_SWITCHES.items()}
-        return own.model_validate(
-            {key: objective[key] for key in objective if key not in old - own.model_fields.keys()}
-        )
+        others = objective.keys() - own.model_fields.keys()
+        old = {key for key in others if key in OLD_WEIGHTS or (key, objective[key]) in OLD_SWITCHES.items()}
+        if unknown := others - old:
+            raise ValueError(f"unknown key {shown(min(unknown))}; expected one of {', '.join(own.model_fields)}")
+        return own.model_validate({key: value for key, value in objective.items() if key not in old})
 
     @model_validator(mode="after")
     def _kept_checkpoints_are_written(self) -> "RunConfig":
@@ -114,28 +115,24 @@ def _apply(values: dict[str, Any], override: str) -> str | None:
     section: Any = values
     for part in parents:
         section = section.get(part) if isinstance(section, dict) else None
-    if problem := _no_value_of(section, path):
-        return f"--set: got {_switch_of_others(override, key, section) or problem}"
+    if problem := _no_value_of(section, path, override):
+        return f"--set: got {problem}"
     section[key] = value
     return None
 
 
-def _switch_of_others(override: str, key: str, section: Any) -> str | None:
-    """What is wrong with a switch that means something, but not to the objective whose `section` it is set in."""
-    others = [name for name in OBJECTIVES if key in objective_class(name).Config.model_fields]
-    if not others or not override.startswith(f"objective.{key}="):
-        return None
-    return f"{shown(override)}, which {section['name']} has no use for; leave it out or choose {' or '.join(others)}"
-
-
-def _no_value_of(section: Any, path: str) -> str | None:
+def _no_value_of(section: Any, path: str, override: str) -> str | None:
     """What is wrong with a path whose last part should be a value of `section`, if anything is."""
     parent, _, key = path.rpartition(".")
     if not isinstance(section, dict):
         whole = shown(parent)[1:-1]
         return f"unknown key {shown(path)}; {whole} is no section, so set {whole} as a whole or a key of another"
-    if key not in section:
-        return f"unknown key {shown(path)}; expected one of {', '.join(section)}"
-    if isinstance(section[key], dict):
+    if key in section and isinstance(section[key], dict):
         return f"the section {path!r}; set its keys one by one, such as {path}.{next(iter(section[key]))}"
-    return None
+    if key in section:
+        return None
+    others = [name for name in OBJECTIVES if key in objective_class(name).Config.model_fields]
+    if others and parent == "objective":
+        use = f"leave it out or choose {' or '.join(others)}"
+        return f"{shown(override)}, which {section['name']} has no use for; {use}"
+    return f"unknown key {shown(path)}; expected one of {', '.join(section)}"

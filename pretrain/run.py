@@ -14,13 +14,15 @@ if not __package__:  # run as a script: import from the repository, never from t
 from foundation.command_line import run_command
 from pretrain.job.hostfile import require_launch
 from pretrain.job.launcher import adopt_slurm, number_of
-from pretrain.training.plan import RunOptions, make_plan
+from pretrain.training.options import RunOptions
 
 
 def main(options: RunOptions) -> int:
     adopt_slurm()
     if not options.dry_run:
         require_launch(options.hostfile, number_of("WORLD_SIZE", "1"))
+    from pretrain.training.plan import make_plan
+
     plan = make_plan(options)
     if options.dry_run:
         from pretrain.training.dry_run import dry_run

@@ -35,7 +35,7 @@ from foundation.locks import holder, still_held
 from pretrain.job.end_record import LOGS, EndRecord, first_causes, read_records
 from pretrain.job.rank_log import last_lines, printable_lines, rank_log
 from pretrain.job.stopping import EXIT_STOPPED, SIGNALS
-from pretrain.training.plan import RunOptions
+from pretrain.training.options import RunOptions
 
 GRACE = 120.0
 """Seconds that what the command leaves behind has to end by itself: ranks whose launcher is gone save first."""

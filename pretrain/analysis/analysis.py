@@ -112,8 +112,11 @@ def weighted_loss(observations: Observations) -> dict[str, Resampled]:
 
 def analyse(observed: Observed) -> dict[str, Any]:
     """Every number of the analysis, in sections; where there is a p_S, `p_S_minus_p_G` holds the differences of
-    what is under both, paired by sequence.
+    what is under both, paired by sequence. Of a model that replaces nothing, the generator's alone.
     """
+    of_generator: dict[str, Any] = {"generator": generator(observed.originals)}
+    if not observed.under:
+        return of_generator
     certain = {name: certainty(seen) for name, seen in observed.under.items()}
     found: dict[str, Any] = {
         "detection": {name: detection(seen.judgement) for name, seen in observed.under.items()},
@@ -124,8 +127,7 @@ def analyse(observed: Observed) -> dict[str, Any]:
     if "p_S" in observed.under:
         found["p_S_minus_p_G"] = {name: _minus(part["p_S"], part["p_G"]) for name, part in found.items()}
     found["estimate_quality"] = estimate_quality(observed.learned)
-    seen = observed.learned
-    return {"generator": generator(OriginalTokens(seen.log_p_original, seen.predicted, seen.sequence))} | found
+    return of_generator | found
 
 
 def _minus(a: Any, b: Any) -> Any:

@@ -54,8 +54,10 @@ class Candidate(NamedTuple):
     run: str
     description: RunDescription
     checkpoint: Checkpoint
+    result: dict[str, Any]
+    """The content of `metrics.json`."""
     tokens: dict[str, Tensor]
-    """Replacements it draws [S, K], by distribution."""
+    """Replacements it draws [S, K], by distribution; none where it replaces nothing, and is not crossed."""
     detection: dict[str, dict[str, Resampled]]
     """What its own discriminator makes of these, by distribution."""
 

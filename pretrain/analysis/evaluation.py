@@ -1,7 +1,6 @@
 """Trained runs evaluated on held-out text: each by itself, at one or several of its checkpoints, then crossed."""
 
 from collections.abc import Iterator, Sequence
-from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,7 +9,7 @@ import torch
 
 from foundation.config import ConfigError
 from foundation.files import require_folder
-from pretrain.analysis.analysis import PAPER, analyse, as_json, generator, headline
+from pretrain.analysis.analysis import PAPER, analyse, as_json, headline
 from pretrain.analysis.crossing import Candidate, Entry, cross, crossing, tables
 from pretrain.analysis.figures import (
     draw_comparison,
@@ -21,17 +20,13 @@ from pretrain.analysis.figures import (
     draw_steps,
     draw_training,
 )
-from pretrain.analysis.observation import observe, observe_masked_lm
-from pretrain.data.batches import Batch, make_batch
+from pretrain.analysis.observation import observe
+from pretrain.data.batches import HELD_OUT_SEED, Batch, make_batch
 from pretrain.data.shards import Shards, open_held_out
-from pretrain.engine.checkpoint import Checkpoint, all_valid
-from pretrain.method.electra import Electra
+from pretrain.engine.checkpoint import Checkpoint
 from pretrain.model import cpu_ops
-from pretrain.training.models import load_checkpoint
-from pretrain.training.run_folder import CHECKPOINTS, RunDescription, read_run, write_json
-
-EVALUATION_SEED = 1
-"""Keys the draws: every run is asked about the same positions with the same uniforms."""
+from pretrain.training.models import choose_checkpoints, load_checkpoint
+from pretrain.training.run_folder import RunDescription, read_run, write_json
 
 
 class HeldOut(NamedTuple):
@@ -46,16 +41,7 @@ class HeldOut(NamedTuple):
         """The first sequences of the folder, in order, each with its first mask."""
         for start in range(0, self.sequences, self.batch_size):
             index = self.shards.in_turn(np.arange(start, min(start + self.batch_size, self.sequences)))
-            yield make_batch(self.shards, index, np.zeros_like(index), EVALUATION_SEED)
-
-
-class CheckpointEvaluation(NamedTuple):
-    """One checkpoint evaluated by itself."""
-
-    result: dict[str, Any]
-    """The content of `metrics.json`."""
-    candidate: Candidate | None
-    """For the crossing; `None` for a run without a discriminator."""
+            yield make_batch(self.shards, index, np.zeros_like(index), HELD_OUT_SEED)
 
 
 def evaluate(
@@ -88,31 +74,10 @@ def evaluate(
     chosen = {run: choose_checkpoints(run, steps) for run in descriptions}
     evaluations = [evaluate_run(run, descriptions[run], chosen[run], held_out[run]) for run in descriptions]
     for (run, description), parts in zip(descriptions.items(), evaluations, strict=True):
-        if parts[-1].candidate is None:
+        if not parts[-1].detection:
             print(f"{run} has no discriminator to cross: objective {description.run.objective.name} replaces nothing")
-    if any(parts[-1].candidate for parts in evaluations):
-        cross_runs(evaluations, held_out[runs[0]], crossing_folder)
-
-
-def choose_checkpoints(run: Path, steps: Sequence[str]) -> list[Checkpoint]:
-    """The whole checkpoints of a run that are asked for, the oldest first.
-
-    Raises:
-        ConfigError: there is none, or none at one of the steps.
-    """
-    found = all_valid(run / CHECKPOINTS)
-    chosen = list(islice(found, 1) if tuple(steps) == ("newest",) else found)[::-1]
-    if not chosen:
-        raise ConfigError(f"run: {run} has no whole checkpoint yet; train on, or name another run")
-    if tuple(steps) in (("newest",), ("all",)):
-        return chosen
-    by_step = {str(checkpoint.step): checkpoint for checkpoint in chosen}
-    if missing := [step for step in steps if step not in by_step]:
-        raise ConfigError(
-            f"steps: got {' '.join(missing)}, expected newest, all, or steps that {run} has checkpoints of:"
-            f" {' '.join(by_step)}"
-        )
-    return [by_step[step] for step in sorted(set(steps), key=int)]
+    if to_cross := [parts for parts in evaluations if parts[-1].detection]:
+        cross_runs(to_cross, held_out[runs[0]], crossing_folder)
 
 
 def open_matching(folder: Path | None, description: RunDescription) -> Shards:
@@ -144,7 +109,7 @@ def open_matching(folder: Path | None, description: RunDescription) -> Shards:
 
 def evaluate_run(
     run: Path, description: RunDescription, chosen: list[Checkpoint], held_out: HeldOut
-) -> list[CheckpointEvaluation]:
+) -> list[Candidate]:
     """Evaluates the chosen checkpoints; writes the newest's `metrics.json` and figures to RUN/evaluation, and where
     there are several, all of them as `steps.json` and `steps.png`.
     """
@@ -167,7 +132,7 @@ def evaluate_run(
 
 def evaluate_checkpoint(
     run: Path, description: RunDescription, checkpoint: Checkpoint, held_out: HeldOut, draw: bool
-) -> CheckpointEvaluation:
+) -> Candidate:
     """The numbers of the paper's analysis for one checkpoint; with `draw`, its figures too."""
     model = load_checkpoint(description, checkpoint).to(held_out.device)
     about = {
@@ -176,44 +141,38 @@ def evaluate_checkpoint(
         "step": checkpoint.step,
         "sequences": held_out.sequences,
     }
-    if not isinstance(model, Electra):
-        originals, metrics = observe_masked_lm(model, held_out.batches(), held_out.device)
-        return CheckpointEvaluation(about | metrics | {"generator": as_json(generator(originals))}, None)
     observed = observe(model, held_out.batches(), held_out.device)
     found = analyse(observed)
     numbers = as_json(found)
-    result = about | observed.metrics | headline(numbers) | numbers | {"paper": PAPER}
-    if draw:
+    result = about | observed.metrics | numbers
+    if observed.under:
+        result |= headline(numbers) | {"paper": PAPER}
+    if observed.under and draw:
         figures = run / "evaluation"
         draw_detection(observed.learned.judgement, figures / "detection.png")
         draw_comparison(result, figures / "comparison.png")
         if len(observed.learned.estimated_loss):
             draw_estimate(observed.learned, figures / "estimate.png")
-    return CheckpointEvaluation(
-        result, Candidate(str(run), description, checkpoint, observed.tokens, found["detection"])
-    )
+    return Candidate(str(run), description, checkpoint, result, observed.tokens, found.get("detection", {}))
 
 
-def cross_runs(evaluations: list[list[CheckpointEvaluation]], held_out: HeldOut, folder: Path) -> None:
+def cross_runs(evaluations: list[list[Candidate]], held_out: HeldOut, folder: Path) -> None:
     """Crosses the runs at each step that all were evaluated at; writes `crossing.json` and its figures, and prints its
     tables.
     """
-    candidates = [part.candidate for parts in evaluations for part in parts if part.candidate]
-    runs = {part.run for part in candidates}
-    common = set.intersection(*({part.checkpoint.step for part in candidates if part.run == run} for run in runs))
+    common = set.intersection(*({part.checkpoint.step for part in parts} for parts in evaluations))
     if not common:
         print("the runs' checkpoints are not of one step, so they are not crossed; name --steps that all have")
         return
     entries: list[Entry] = []
     for step in sorted(common):
-        at_step = [part for part in candidates if part.checkpoint.step == step]
+        at_step = [part for parts in evaluations for part in parts if part.checkpoint.step == step]
         entries += cross(at_step, held_out.batches, held_out.device)
     crossed = crossing(entries, held_out.sequences)
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "crossing.json", crossed)
     draw_crossing(crossed, folder / "crossing.png")
-    newest = [parts[-1].result for parts in evaluations if parts[-1].candidate]
-    draw_max_probability(newest, folder / "max_probability.png")
+    draw_max_probability([parts[-1].result for parts in evaluations], folder / "max_probability.png")
     print(tables(crossed))
 
 

@@ -92,11 +92,7 @@ def draw_comparison(result: dict[str, Any], path: Path) -> None:
     discriminator detects under both, and how well the estimate knows the loss.
     """
     figure, (shares, detected, known) = plt.subplots(1, 3, figsize=(14.0, 4.2))
-    for offset, (name, values) in zip((-0.2, 0.2), result["max_probability"].items(), strict=False):
-        _draw_values(shares, dict(zip(TENTHS, values, strict=True)), COLORS[name], offset, f"${name}$", 0.4)
-    shares.set(
-        title="How sure the distribution is", xlabel="maximum probability, from", ylabel="share of masked positions"
-    )
+    _draw_shares(shares, [(f"${name}$", COLORS[name], values) for name, values in result["max_probability"].items()])
     _draw_accuracies(detected, result["detection"])
     pearson = result["estimate_quality"].get("pearson", {})
     _draw_values(known, {name: pearson.get(name) for name in CORRELATED}, REPLACED, 0.0, "this run")
@@ -110,8 +106,9 @@ def draw_comparison(result: dict[str, Any], path: Path) -> None:
 
 def _draw_accuracies(axes: Any, detection: dict[str, dict[str, Any]]) -> None:
     for offset, name in zip((-0.15, 0.15), COLORS, strict=True):
-        values = {label: detection[name][key] for key, label in ACCURACIES.items()} if name in detection else {}
-        _draw_values(axes, values, COLORS[name], offset, f"replacements from ${name}$")
+        if name in detection:
+            values = {label: detection[name][key] for key, label in ACCURACIES.items()}
+            _draw_values(axes, values, COLORS[name], offset, f"replacements from ${name}$")
         paper = [PAPER["detection"][name][key] for key in ACCURACIES]
         axes.plot(np.arange(2) + offset, paper, "x", color=COLORS[name], label=f"paper, trained on ${name}$")
     axes.set(title="Detection", ylabel="accuracy", xticks=range(2), xticklabels=ACCURACIES.values())
@@ -121,14 +118,10 @@ def _draw_values(
     axes: Any, values: dict[str, list[float] | None], color: str, offset: float, label: str, width: float = 0.3
 ) -> None:
     """Bars with their intervals; a value that does not exist leaves its place empty."""
-    for number, value in enumerate(values.values()):
-        middle, low, high = value or (0.0, 0.0, 0.0)
-        error = [[max(0.0, middle - low)], [max(0.0, high - middle)]]
-        axes.bar(
-            number + offset, middle, yerr=error, width=width, color=color, label=None if number else label, capsize=2
-        )
-    if values:
-        axes.set_xticks(range(len(values)), [name.replace("_", " ") for name in values])
+    middle, low, high = np.array([value or [0.0] * 3 for value in values.values()]).T
+    places, error = np.arange(len(values)), np.maximum(0, [middle - low, high - middle])
+    axes.bar(places + offset, middle, yerr=error, width=width, color=color, label=label, capsize=2)
+    axes.set_xticks(places, [name.replace("_", " ") for name in values])
 
 
 def draw_steps(results: list[dict[str, Any]], path: Path) -> None:
@@ -192,7 +185,12 @@ def draw_crossing(crossed: dict[str, Any], path: Path) -> None:
                 )
             place.set(title=f"${distribution}$ of {names[sampler]}, {label}")
         row[0].set_ylabel("detection accuracy")
-    figure.legend(*_legend(axes), frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=6)
+    labelled: dict[str, Any] = {}  # each label of all panels once
+    for place in axes.flat:
+        labelled |= dict(zip(*reversed(place.get_legend_handles_labels()), strict=True))
+    figure.legend(
+        labelled.values(), labelled.keys(), frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=6
+    )
     _save(figure, path)
 
 
@@ -205,18 +203,20 @@ def draw_max_probability(results: list[dict[str, Any]], path: Path) -> None:
         for result in results
         for name, shares in result["max_probability"].items()
     ]
-    width = 0.9 / len(series)
-    palette = plt.get_cmap("tab10")
-    for number, (label, shares) in enumerate(series):
-        offset = (number - (len(series) - 1) / 2) * width
-        _draw_values(axes, dict(zip(TENTHS, shares, strict=True)), palette(number % 10), offset, label, width)
-    axes.set(
-        title="How sure the distributions are",
-        xlabel="maximum probability, from",
-        ylabel="share of masked positions",
-    )
+    _draw_shares(axes, [(label, f"C{number}", shares) for number, (label, shares) in enumerate(series)])
     axes.legend(frameon=False, fontsize=8)
     _save(figure, path)
+
+
+def _draw_shares(axes: Any, series: list[tuple[str, str, list[list[float]]]]) -> None:
+    """How sure distributions are, each with its label and color: the tenths of the maximum probability."""
+    width = 0.9 / len(series)
+    for number, (label, color, shares) in enumerate(series):
+        offset = (number - (len(series) - 1) / 2) * width
+        _draw_values(axes, dict(zip(TENTHS, shares, strict=True)), color, offset, label, width)
+    axes.set(
+        title="How sure the distributions are", xlabel="maximum probability, from", ylabel="share of masked positions"
+    )
 
 
 def _names(runs: list[str]) -> dict[str, str]:
@@ -226,25 +226,13 @@ def _names(runs: list[str]) -> dict[str, str]:
     return {run: path.name if own.count(path.name) == 1 else run for run, path in paths.items()}
 
 
-def _legend(axes: Any) -> tuple[list[Any], list[str]]:
-    """Each label of all panels once."""
-    labelled: dict[str, Any] = {}
-    for place in axes.flat:
-        labelled |= dict(zip(*reversed(place.get_legend_handles_labels()), strict=True))
-    return list(labelled.values()), list(labelled)
-
-
 def _draw_lines(axes: Any, steps: list[int], lines: dict[str, list[list[float] | None]]) -> None:
     """Each line with its interval as a band; at a single step, points beside each other with theirs as bars."""
-    palette = plt.get_cmap("tab10")
     for number, (name, values) in enumerate(lines.items()):
         middle, low, high = np.array([value or [np.nan] * 3 for value in values], dtype=float).T
         if np.isnan(middle).all():
             continue
-        color, label = (
-            COLORS.get(name, palette(number % 10)),
-            name.replace("_", " ") if name not in COLORS else f"${name}$",
-        )
+        color, label = COLORS.get(name, f"C{number}"), f"${name}$" if name in COLORS else name.replace("_", " ")
         if len(steps) == 1:
             axes.errorbar([number], middle, [middle - low, high - middle], fmt="o", color=color, label=label, capsize=3)
             axes.set(xticks=[], xlim=(-1, len(lines)), xlabel=f"step {steps[0]}")

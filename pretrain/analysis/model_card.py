@@ -6,7 +6,7 @@ from typing import Any
 
 from foundation.markdown_table import markdown_table
 from pretrain.method.objectives import objective_class
-from pretrain.training.run_folder import RunDescription
+from pretrain.training.run_folder import BOOKKEEPING, RunDescription, flat
 from pretrain.training.run_log import read_records
 
 TASKS = {"AutoModelForPreTraining": "feature-extraction", "AutoModelForMaskedLM": "fill-mask"}
@@ -27,7 +27,8 @@ def model_card(run: Path, description: RunDescription, step: int) -> str:
     config = description.run
     trusts = "" if not config.model.relative_position else ", trust_remote_code=True"
     trained = objective_class(config.objective.name)
-    auto = trained.auto_class
+    auto = trained.exports["."][0].replace("Electra", "AutoModel")
+    settings = dict(flat(config.model_dump(mode="json", exclude=BOOKKEEPING)))
     data = ", ".join(f"`{Path(folder).name}`" for folder in description.data)
     versions = ", ".join(f"{name} {version}" for name, version in description.versions.items())
     return f"""---
@@ -51,7 +52,7 @@ tokenizer = AutoTokenizer.from_pretrained(FOLDER)
 
 ## Settings
 
-{_table(_flat(config.model_dump(mode="json")))}
+{_table(settings)}
 
 ## Scores on held-out text
 
@@ -73,14 +74,3 @@ def _scores(run: Path, step: int) -> dict[str, Any]:
 
 def _table(rows: dict[str, Any]) -> str:
     return "\n".join(markdown_table(("", ""), ((key, str(value)) for key, value in rows.items()))) if rows else ""
-
-
-def _flat(sections: dict[str, Any]) -> dict[str, Any]:
-    """The mathematics of the run by `section.key`, without how often it reported and saved."""
-    flat = {
-        f"{name}.{key}": value
-        for name, section in sections.items()
-        if isinstance(section, dict)
-        for key, value in section.items()
-    }
-    return flat | {key: sections[key] for key in ("batch_size", "seed")}

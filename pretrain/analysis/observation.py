@@ -13,7 +13,6 @@ from torch import Tensor
 
 from pretrain.data.batches import Batch
 from pretrain.method.electra import Electra, ElectraOutput
-from pretrain.method.objectives.mlm import MaskedLMOutput
 from pretrain.method.objectives.objective import Objective
 from pretrain.training.metrics import MetricSums, summary
 
@@ -31,7 +30,7 @@ class Judgement(NamedTuple):
 
 
 class OriginalTokens(NamedTuple):
-    """The original tokens under a masked language model; one value per masked position."""
+    """The original tokens under the generator, or a masked language model; one value per masked position."""
 
     log_p_original: np.ndarray
     predicted: np.ndarray
@@ -52,16 +51,10 @@ class Observations(NamedTuple):
     """Whether the sampled token differs from the original."""
     ratio: np.ndarray
     """p_G of the sampled token over the probability it was sampled with."""
-    log_p_original: np.ndarray
-    """log p_G of the original token."""
-    predicted: np.ndarray
-    """Whether the generator's most likely token is the original."""
-    largest_p_G: np.ndarray
-    """Probability of the generator's most likely token."""
     largest_q: np.ndarray
-    """The same of the distribution sampled from."""
+    """Probability of the most likely token of the distribution sampled from."""
     entropy_q: np.ndarray
-    """Of the distribution sampled from, in nats."""
+    """Of that distribution, in nats."""
 
     @property
     def sequence(self) -> np.ndarray:
@@ -76,8 +69,10 @@ class Observations(NamedTuple):
 class Observed(NamedTuple):
     """All that one pass over the data tells of a model."""
 
+    originals: OriginalTokens
     under: dict[str, Observations]
-    """By the distribution the replacements were drawn from: p_G, and p_S where the objective learns one."""
+    """By the distribution the replacements were drawn from: p_G, and p_S where the objective learns one; none of a
+    model that replaces nothing."""
     tokens: dict[str, Tensor]
     """The replacements themselves [S, K], int32 on the CPU, for other discriminators to judge."""
     metrics: dict[str, float]
@@ -90,24 +85,29 @@ class Observed(NamedTuple):
 
 
 @torch.no_grad()
-def observe(model: Electra, batches: Iterable[Batch], device: torch.device) -> Observed:
+def observe(model: Objective, batches: Iterable[Batch], device: torch.device) -> Observed:
     """Runs the model in evaluation mode over the batches: the generator once, the discriminator once a distribution."""
     model.eval()
     metrics, sequences = MetricSums(device), 0
+    originals: list[tuple[Tensor, ...]] = []
     parts: dict[str, list[tuple[Tensor, ...]]] = defaultdict(list)
     tokens: dict[str, list[Tensor]] = defaultdict(list)
     for batch in batches:
         batch = batch.to(device)
-        hidden_BKH, prediction = model.generate(batch, entropies=True)
-        for name, drawn in model.draws(hidden_BKH, prediction, batch.uniforms_BK).items():
-            output = model.judge(batch, prediction, drawn)
-            seen = _judgement(batch, output.d_BL, output.replaced_BL, sequences)
-            parts[name].append(tuple(part.cpu() for part in (*seen, *_observe_masked(batch, output))))
-            tokens[name].append(drawn.tokens_BK.to("cpu", torch.int32))
+        for name, output in model.outputs(batch).items():
+            if isinstance(output, ElectraOutput):
+                seen = _judgement(batch, output.d_BL, output.replaced_BL, sequences)
+                parts[name].append(_on_host(*seen, *_observe_masked(batch, output)))
+                tokens[name].append(output.draw.tokens_BK.to("cpu", torch.int32))
         metrics.add(batch, output)  # of the last: what the objective samples from
+        original_BK = batch.input_ids_BL.gather(1, batch.masked_positions_BK)
+        valid_BK = batch.masked_valid_BK
+        columns_BK = (output.log_p_original_BK, output.top_BK == original_BK, _rows(valid_BK, sequences))
+        originals.append(_on_host(*(column_BK[valid_BK] for column_BK in columns_BK)))
         sequences += len(batch.input_ids_BL)
     judged, columns = len(Judgement._fields), {name: _joined(parts[name]) for name in parts}
     return Observed(
+        OriginalTokens(*_joined(originals)),
         {name: Observations(Judgement(*columns[name][:judged]), *columns[name][judged:]) for name in parts},
         {name: torch.cat(drawn) for name, drawn in tokens.items()},
         summary(metrics.vector),
@@ -122,29 +122,13 @@ def judge(model: Electra, batches: Iterable[Batch], tokens_SK: Tensor, device: t
     for batch in batches:
         batch = batch.to(device)
         tokens_BK = tokens_SK[sequences : sequences + len(batch.input_ids_BL)].to(device, torch.int64)
-        seen = _judgement(batch, *model.discriminate(batch, tokens_BK), sequences)
-        parts.append(tuple(part.cpu() for part in seen))
+        parts.append(_on_host(*_judgement(batch, *model.discriminate(batch, tokens_BK), sequences)))
         sequences += len(batch.input_ids_BL)
     return Judgement(*_joined(parts))
 
 
-@torch.no_grad()
-def observe_masked_lm(
-    model: Objective, batches: Iterable[Batch], device: torch.device
-) -> tuple[OriginalTokens, dict[str, float]]:
-    """What a model that replaces nothing predicts, and the metrics training reports of it."""
-    model.eval()
-    metrics, parts, sequences = MetricSums(device), [], 0
-    for batch in batches:
-        batch = batch.to(device)
-        output = model(batch)
-        metrics.add(batch, output)
-        valid_BK = batch.masked_valid_BK
-        rows_B = torch.arange(sequences, sequences + len(valid_BK), device=device)
-        columns = (*_predictions(batch, output), rows_B[:, None].expand_as(valid_BK)[valid_BK])
-        parts.append(tuple(column.cpu() for column in columns))
-        sequences += len(valid_BK)
-    return OriginalTokens(*_joined(parts)), summary(metrics.vector)
+def _on_host(*columns: Tensor) -> tuple[Tensor, ...]:
+    return tuple(column.cpu() for column in columns)
 
 
 def _joined(parts: list[tuple[Tensor, ...]]) -> list[np.ndarray]:
@@ -154,10 +138,7 @@ def _joined(parts: list[tuple[Tensor, ...]]) -> list[np.ndarray]:
 def _judgement(batch: Batch, d_BL: Tensor, replaced_BL: Tensor, first_sequence: int) -> tuple[Tensor, ...]:
     """The columns of `Judgement` of one batch."""
     visible_BL = batch.attention_mask_BL
-    masked_BL = torch.zeros_like(visible_BL, dtype=torch.int64)
-    masked_BL = masked_BL.scatter_add(1, batch.masked_positions_BK, batch.masked_valid_BK.long()) > 0
-    rows_B = torch.arange(first_sequence, first_sequence + len(visible_BL), device=visible_BL.device)
-    columns_BL = (d_BL.float(), replaced_BL, masked_BL, rows_B[:, None].expand_as(visible_BL))
+    columns_BL = (d_BL.float(), replaced_BL, batch.masked_BL > 0, _rows(visible_BL, first_sequence))
     return tuple(column_BL[visible_BL] for column_BL in columns_BL)
 
 
@@ -171,15 +152,12 @@ def _observe_masked(batch: Batch, output: ElectraOutput) -> tuple[Tensor, ...]:
         output.discriminator_loss_BL.gather(1, batch.masked_positions_BK)[valid_BK],
         other_BK[valid_BK],
         drawn.log_ratio_BK.exp()[valid_BK],
-        *_predictions(batch, output),
-        drawn.log_max_p_G_BK.exp()[valid_BK],
         drawn.log_max_q_BK.exp()[valid_BK],
         drawn.entropy_q_BK[valid_BK],
     )
 
 
-def _predictions(batch: Batch, output: ElectraOutput | MaskedLMOutput) -> tuple[Tensor, Tensor]:
-    """The originals' log p_G, and where the most likely token is the original."""
-    original_BK = batch.input_ids_BL.gather(1, batch.masked_positions_BK)
-    valid_BK = batch.masked_valid_BK
-    return output.log_p_original_BK[valid_BK], (output.top_BK == original_BK)[valid_BK]
+def _rows(like: Tensor, first_sequence: int) -> Tensor:
+    """The number of its sequence at each place of a [B, any] tensor."""
+    rows_B = torch.arange(first_sequence, first_sequence + len(like), device=like.device)
+    return rows_B[:, None].expand_as(like)

@@ -21,6 +21,8 @@ from pretrain.data.shards import Shards
 
 KEEP = 1
 """Keys a second decision at a masked position, independent of the first."""
+HELD_OUT_SEED = 1
+"""Keys the draws of every evaluation alike, so that evaluations compare: the same positions, the same uniforms."""
 
 
 class Batch(NamedTuple):
@@ -44,6 +46,12 @@ class Batch(NamedTuple):
     """Masked positions of the whole optimizer step over its number of micro-batches (all ranks)."""
     token_count: float
     """Non-pad positions, likewise."""
+
+    @property
+    def masked_BL(self) -> Tensor:
+        """1 at the masked positions, int64."""
+        zeros_BL = torch.zeros_like(self.input_ids_BL)
+        return zeros_BL.scatter_add(1, self.masked_positions_BK, self.masked_valid_BK.long())
 
     def to(self, device: torch.device) -> "Batch":
         return Batch._make(part.to(device, non_blocking=True) if isinstance(part, Tensor) else part for part in self)

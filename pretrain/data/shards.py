@@ -11,9 +11,9 @@ Shape letters: B batch, L length.
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from functools import cached_property
-from itertools import pairwise
 from math import isfinite
 from pathlib import Path
 
@@ -67,9 +67,6 @@ class Shards:
         self._starts = np.cumsum([0, *(shard.sequences for _, shard in shards)])
         self._mapped: dict[int, _MappedShard] = {}
         self.sizes = [sum(shard.sequences for shard in part.shards) for part in manifests]
-        for folder, size in zip(folders, self.sizes, strict=True):
-            if not size:
-                raise ConfigError(f"data: {folder} holds no sequence; build it from more text")
         self.shares = _whole_shares(folders, weights) if weights else self.sizes
         self._tokens = [sum(shard.tokens for shard in part.shards) for part in manifests]
 
@@ -115,11 +112,9 @@ class Shards:
 
     def lengths(self, index_B: np.ndarray) -> np.ndarray:
         """Length of each sequence in tokens, int64."""
-        shard_B = self._shard_of(index_B)
         lengths_B = np.empty(len(index_B), dtype=np.int64)
-        for shard in np.unique(shard_B):
-            rows = shard_B == shard
-            lengths_B[rows] = self._open(int(shard)).lengths_of(index_B[rows] - self._starts[shard])
+        for file, items, rows in self._by_shard(index_B):
+            lengths_B[rows] = file.lengths_of(items)
         return lengths_B
 
     def read(self, index_B: np.ndarray, copy_B: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -132,15 +127,19 @@ class Shards:
         ids_BL = np.full((len(index_B), length), self.manifest.special_tokens.pad, dtype=np.int64)
         masked_BL = np.zeros((len(index_B), length), dtype=bool)
         lengths_B = np.empty(len(index_B), dtype=np.int64)
+        for file, items, rows in self._by_shard(index_B):
+            lengths_B[rows] = file.gather_ids(items, rows, ids_BL)
+            bits = file.masks[items, copy_B[rows]]
+            masked_BL[rows] = np.unpackbits(bits, axis=1, count=length, bitorder="little")
+        self._require_sound(index_B, ids_BL, masked_BL, lengths_B)
+        return ids_BL, masked_BL, lengths_B
+
+    def _by_shard(self, index_B: np.ndarray) -> "Iterator[tuple[_MappedShard, np.ndarray, np.ndarray]]":
+        """Each shard that holds some of these sequences, their numbers in it, and their rows in [B]."""
         shard_B = self._shard_of(index_B)
         for shard in np.unique(shard_B):
             rows = np.flatnonzero(shard_B == shard)
-            items = index_B[rows] - self._starts[shard]
-            file = self._open(int(shard))
-            lengths_B[rows] = file.gather_ids(items, rows, ids_BL)
-            masked_BL[rows] = file.gather_masks(items, copy_B[rows], length)
-        self._require_sound(index_B, ids_BL, masked_BL, lengths_B)
-        return ids_BL, masked_BL, lengths_B
+            yield self._open(int(shard)), index_B[rows] - self._starts[shard], rows
 
     def _open(self, shard: int) -> "_MappedShard":
         if shard in self._mapped:
@@ -175,19 +174,20 @@ class Shards:
 
 
 def _require_alike(folders: Sequence[Path], manifests: Sequence[Manifest]) -> None:
-    problems = []
-    for folder, manifest in zip(folders[1:], manifests[1:], strict=True):
-        for name in ALIKE:
-            first, other = getattr(manifests[0], name), getattr(manifest, name)
-            if other != first:
-                problems.append(
-                    f"data: {folder} has {name} {other}, expected {first} as {folders[0]} has; build it again like the "
-                    "first, or leave it out"
-                )
-    twice = {
-        str(first) for first, second in pairwise(sorted(folder.resolve() for folder in folders)) if first == second
-    }
-    problems += [f"data: {folder} is named twice; give it once, with a larger weight" for folder in sorted(twice)]
+    first = {name: getattr(manifests[0], name) for name in ALIKE}
+    problems = [
+        f"data: {folder} has {name} {getattr(manifest, name)}, expected {value} as {folders[0]} has; build it again"
+        " like the first, or leave it out"
+        for folder, manifest in zip(folders, manifests, strict=True)
+        for name, value in first.items()
+        if getattr(manifest, name) != value
+    ]
+    named = Counter(folder.resolve() for folder in folders)
+    problems += [
+        f"data: {folder} is named twice; give it once, with a larger weight"
+        for folder, times in sorted(named.items())
+        if times > 1
+    ]
     if problems:
         raise ConfigError(*problems)
 
@@ -216,7 +216,7 @@ class _MappedShard:
         self._copies, self._width = manifest.mask_copies, bytes_per_copy(manifest.seq_length)
 
     @cached_property
-    def _masks(self) -> np.ndarray:
+    def masks(self) -> np.ndarray:
         """Bytes of the bitmaps, [sequences, copies, width]."""
         path = with_suffix(self._prefix, ".mask.bin")
         try:
@@ -250,18 +250,18 @@ class _MappedShard:
         out_BL[rows] = np.where(inside, self._ids.data[flat], out_BL[rows])
         return lengths
 
-    def gather_masks(self, items: np.ndarray, copies: np.ndarray, length: int) -> np.ndarray:
-        """The bitmap of one copy of each sequence, unpacked to booleans [B, length]."""
-        return np.unpackbits(self._masks[items, copies], axis=1, count=length, bitorder="little").astype(bool)
-
 
 def _require_one_build(folder: Path, manifest: Manifest) -> None:
-    """Refuses a folder whose tokenizer or shards are not those of its manifest, as far as sizes tell of shards."""
+    """Refuses a folder whose tokenizer or shards are not those of its manifest, as far as sizes tell of shards, and one
+    without a sequence.
+    """
     problems = tokenizer_problems(folder, manifest)
     problems += [problem for shard in manifest.shards for problem in file_problems(folder, shard, checksums=False)]
     if problems:
         more = f", and {len(problems) - SHOWN} more problems" if len(problems) > SHOWN else ""
         raise ConfigError(f"data: {folder} is damaged: {'; '.join(problems[:SHOWN])}{more}; {REPAIR}")
+    if not any(shard.sequences for shard in manifest.shards):
+        raise ConfigError(f"data: {folder} holds no sequence; build it from more text")
 
 
 def open_shards(*folders: Path, weights: Sequence[float] = ()) -> Shards:

@@ -48,6 +48,7 @@ class ElectraSamplerPreTrainedModel(PreTrainedModel):
 
     config_class = ElectraSamplerConfig
     base_model_prefix = "electra"
+    _input_embed_layer = "word_embeddings"
     _supports_sdpa = True
 
     def _init_weights(self, module: nn.Module) -> None:
@@ -64,12 +65,6 @@ class ElectraSamplerModel(ElectraSamplerPreTrainedModel):
         for name, part in ElectraEncoder(config.encoder()).named_children():
             self.add_module(name, part)
         self.post_init()
-
-    def get_input_embeddings(self) -> nn.Module:
-        return self.embeddings.word_embeddings
-
-    def set_input_embeddings(self, value: nn.Module) -> None:
-        self.embeddings.word_embeddings = value
 
     def forward(
         self,

@@ -8,21 +8,20 @@ table, `AutoModel` refuses it, unless `trust_remote_code` lets it run the model 
 import ast
 import dataclasses
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from foundation.config import ConfigError
 from pretrain.model.encoder import ElectraEncoder, EncoderConfig
 
 STOCK_MODEL_TYPE = "electra"
 RELATIVE_MODEL_TYPE = "electra_sampler"
-ENCODER_PREFIX = "electra."
 
 COMPUTED = {
     "hidden_act": "gelu",
@@ -106,17 +105,11 @@ def load_encoder(folder: str | Path, *, random_weights: bool = False, **changes:
     if random_weights:
         return encoder
     weights = read_weights(local)
-    prefix = ENCODER_PREFIX if any(name.startswith(ENCODER_PREFIX) for name in weights) else ""
-    wanted = encoder.state_dict()
-    missing = [name for name in wanted if prefix + name not in weights]
-    if missing:
-        raise ConfigError(f"model: {local} lacks {len(missing)} weights of its configuration, such as {missing[0]}")
-    require_no_others((name for name in weights if name.startswith(prefix)), {prefix + name for name in wanted}, local)
-    try:
-        encoder.load_state_dict({name: weights[prefix + name] for name in wanted})
-    except RuntimeError as error:
-        problem = str(error).splitlines()[-1].strip()
-        raise ConfigError(f"model: weights of {local} do not fit its config.json: {problem}") from None
+    own = {name: weight for name, weight in weights.items() if name.startswith("electra.")}
+    if own:
+        fill(nn.ModuleDict({"electra": encoder}), own, local)
+    else:
+        fill(encoder, weights, local)
     return encoder
 
 
@@ -204,14 +197,21 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     return weights
 
 
-def require_no_others(names: Iterable[str], wanted: set[str], folder: Path) -> None:
-    """Refuses weights that would be dropped without a word.
+def fill(model: nn.Module, weights: Mapping[str, Tensor], folder: Path) -> None:
+    """Gives a model the weights of a folder, bit for bit and every one.
 
     Raises:
-        ConfigError: names the first.
+        ConfigError: a weight has another shape, is missing, or has no place in the model.
     """
-    if others := sorted(set(names) - wanted):
+    try:
+        missing, others = model.load_state_dict(weights, strict=False)
+    except RuntimeError as error:
+        problem = str(error).splitlines()[-1].strip()
+        raise ConfigError(f"model: weights of {folder} do not fit its config.json: {problem}") from None
+    if missing:
+        raise ConfigError(f"model: {folder} lacks {len(missing)} weights of its configuration, such as {missing[0]}")
+    if others:
         raise ConfigError(
-            f"model: {folder} holds {len(others)} weights for which its config.json has no place, such as {others[0]};"
-            " correct config.json, or save the model without them"
+            f"model: {folder} holds {len(others)} weights for which its config.json has no place, such as"
+            f" {min(others)}; correct config.json, or save the model without them"
         )

@@ -3,20 +3,18 @@
 The sizes of the run's model are the pair's; the sampling head is fresh, and samples from p_G as at any start.
 """
 
-import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from data_prep.tokens import open_tokenizer
 from foundation.config import ConfigError
 from pretrain.config import RunConfig
-from pretrain.huggingface.folders import find_folder, read_config, read_encoder_config, read_weights, require_no_others
-from pretrain.method.electra import Electra
+from pretrain.huggingface.folders import fill, find_folder, read_config, read_encoder_config, read_weights
 from pretrain.method.objectives import objective_class
+from pretrain.method.objectives.objective import Objective
 from pretrain.model.config import ModelConfig
 from pretrain.model.encoder import EncoderConfig
 
@@ -55,7 +53,7 @@ def with_sizes_of(run: RunConfig, pair: Pair) -> RunConfig:
     Raises:
         ConfigError: an objective without a pair, or sizes that make no model here.
     """
-    if not issubclass(objective_class(run.objective.name), Electra):
+    if "generator" not in objective_class(run.objective.name).exports:
         raise ConfigError(f"init_from: the objective {run.objective.name} trains one model; choose another objective")
     generator, discriminator = pair.configs
     sizes = {
@@ -80,9 +78,10 @@ def require_fit(pair: Pair, model: ModelConfig, vocab_size: int, tokenizer: Path
     """
     expected = (model.generator(vocab_size), model.discriminator(vocab_size))
     problems = [
-        f"init_from: {folder} has {field} {theirs}, expected {ours} with this configuration and data"
-        for folder, config, own in zip(pair, pair.configs, expected, strict=True)
-        for field, theirs, ours in _differences(config, own)
+        f"init_from: {folder} has {field} {getattr(theirs, field)}, expected {ours} with this configuration and data"
+        for folder, theirs, own in zip(pair, pair.configs, expected, strict=True)
+        for field, ours in vars(own).items()
+        if getattr(theirs, field) != ours and field not in TRAINING_ONLY
     ]
     if not read_config(pair.generator).get("tie_word_embeddings", True):
         problems.append(
@@ -98,14 +97,7 @@ def require_fit(pair: Pair, model: ModelConfig, vocab_size: int, tokenizer: Path
         )
 
 
-def _differences(theirs: EncoderConfig, ours: EncoderConfig) -> list[tuple[str, object, object]]:
-    values = (
-        (field.name, getattr(theirs, field.name), getattr(ours, field.name)) for field in dataclasses.fields(ours)
-    )
-    return [(name, one, other) for name, one, other in values if one != other and name not in TRAINING_ONLY]
-
-
-def load_pair(model: Electra, pair: Pair, say: Callable[[str], None] = print) -> None:
+def load_pair(model: Objective, pair: Pair) -> None:
     """Gives the model the pair's weights, bit for bit; where their embeddings differ, says that the discriminator's
     are used.
 
@@ -113,38 +105,15 @@ def load_pair(model: Electra, pair: Pair, say: Callable[[str], None] = print) ->
         ConfigError: a weight is missing, has another shape, or has no place in the model.
     """
     generator, discriminator = read_weights(pair.generator), read_weights(pair.discriminator)
-    parts = {
-        "generator.": (pair.generator, generator, "electra."),
-        "generator_predictions.": (pair.generator, generator, "generator_predictions."),
-        "generator_lm_head.": (pair.generator, generator, "generator_lm_head."),
-        "discriminator.": (pair.discriminator, discriminator, "electra."),  # after the generator: it has the last word
-        "discriminator_predictions.": (pair.discriminator, discriminator, "discriminator_predictions."),
-    }
-    used: dict[Path, set[str]] = {pair.generator: {OUTPUT_MATRIX}, pair.discriminator: set()}
-    for ours, (folder, weights, theirs) in parts.items():
-        wanted = [name for name in model.state_dict() if name.startswith(ours)]
-        renamed = {name: theirs + name.removeprefix(ours) for name in wanted}
-        missing = [name for name in renamed.values() if name not in weights]
-        if missing:
-            raise ConfigError(f"init_from: {folder} lacks {len(missing)} weights, such as {missing[0]}")
-        _copy(model, {name: weights[source] for name, source in renamed.items()}, folder)
-        used[folder] |= set(renamed.values())
-    for folder, weights in zip(pair, (generator, discriminator), strict=True):
-        require_no_others(weights, used[folder], folder)
-    if not torch.equal(generator.get(OUTPUT_MATRIX, generator[WORDS]), generator[WORDS]):
+    output_matrix = generator.pop(OUTPUT_MATRIX, None)
+    fill(model.exported("generator"), generator, pair.generator)
+    fill(model.exported("."), discriminator, pair.discriminator)  # after the generator: it has the last word
+    if output_matrix is not None and not torch.equal(output_matrix, generator[WORDS]):
         raise ConfigError(
             f"init_from: {OUTPUT_MATRIX} of {pair.generator} differs from its word embeddings, which are the output"
             " matrix here; name a generator trained so"
         )
     shared = [name for name in generator if name.startswith("electra.embeddings.")]
     if not all(torch.equal(generator[name], discriminator[name]) for name in shared):
-        say(f"embeddings of {pair.generator} and {pair.discriminator} differ: the discriminator's are used for both")
+        print(f"embeddings of {pair.generator} and {pair.discriminator} differ: the discriminator's are used for both")
     model.start()
-
-
-def _copy(model: Electra, weights: Mapping[str, Tensor], folder: Path) -> None:
-    try:
-        model.load_state_dict(weights, strict=False)
-    except RuntimeError as error:
-        reason = str(error).splitlines()[-1].strip()
-        raise ConfigError(f"init_from: weights of {folder} do not fit its config.json: {reason}") from None

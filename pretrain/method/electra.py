@@ -68,7 +68,10 @@ class Electra(Objective):
     the word embeddings as output matrix with a bias of their own.
     """
 
-    auto_class = "AutoModelForPreTraining"
+    exports = {
+        ".": ("ElectraForPreTraining", "discriminator", "discriminator_predictions"),
+        "generator": ("ElectraForMaskedLM", "generator", "generator_predictions", "generator_lm_head"),
+    }
     objective: ReplacementConfig
     sampler_weight = 0.0
     """lambda1, where there is a sampling head."""
@@ -87,14 +90,16 @@ class Electra(Objective):
     def encoders(model: ModelConfig, vocab_size: int) -> tuple[EncoderConfig, ...]:
         return model.generator(vocab_size), model.discriminator(vocab_size)
 
-    def start(self) -> None:
-        """Initializes the objective's own parameters, given the generator's."""
-
     def forward(self, batch: Batch, entropies: bool = False) -> ElectraOutput:
         """One micro-batch; with `entropies` those of p_G and of what x' is drawn from come along, no more."""
         hidden_BKH, prediction = self.generate(batch, entropies)
         drawn = self.draw(hidden_BKH, prediction, batch.uniforms_BK)
         return self.judge(batch, prediction, drawn)
+
+    def outputs(self, batch: Batch) -> dict[str, ElectraOutput]:
+        hidden_BKH, prediction = self.generate(batch, entropies=True)
+        draws = self.draws(hidden_BKH, prediction, batch.uniforms_BK)
+        return {name: self.judge(batch, prediction, drawn) for name, drawn in draws.items()}
 
     def generate(self, batch: Batch, entropies: bool = False) -> tuple[Tensor, Prediction]:
         """The generator's states at the masked positions, and what it predicts there."""

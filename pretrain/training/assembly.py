@@ -1,16 +1,11 @@
 """A run put together from its plan: the run folder taken, the model under its engine, the data's plan."""
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
 from foundation.command_line import EXIT_BAD_USAGE, print_problems
 from foundation.config import ConfigError
-from pretrain.config import RunConfig
 from pretrain.data.batches import BatchPlan
-from pretrain.data.shards import Shards
 from pretrain.engine.engine import Engine
 from pretrain.engine.optim import parameter_groups
 from pretrain.job.processes import World, leave
@@ -25,15 +20,10 @@ from pretrain.training.starts import Startup
 class Training(NamedTuple):
     """The parts of a run, built."""
 
-    run: RunConfig
+    plan: Plan
     engine: Engine
-    shards: Shards
-    held_out: Shards | None
-    plan: BatchPlan
-    folder: Path
+    batches: BatchPlan
     watchdog: Watchdog
-    write_folder: Callable[[], None]
-    """Writes what describes the run to its folder."""
     startup: Startup
 
 
@@ -65,13 +55,10 @@ def build_training(plan: Plan, world: World, watchdog: Watchdog, startup: Startu
     groups = parameter_groups(model, plan.run.optim.weight_decay)
     startup.done("model")
     engine = Engine(model, groups, plan.deepspeed, world)
-    write_folder = partial(write_run, plan.folder, plan.description, plan.deepspeed.json)
     if world.is_first:
         with writing(plan.folder):
-            write_folder()
+            write_run(plan.folder, plan.description, plan.deepspeed.json)
     engine.barrier()
     startup.done("engine")
-    batch_plan = BatchPlan(plan.run.batch_size, plan.deepspeed.micro_batch_size, world.world_size, world.rank)
-    return Training(
-        plan.run, engine, plan.shards, plan.held_out, batch_plan, plan.folder, watchdog, write_folder, startup
-    )
+    batches = BatchPlan(plan.run.batch_size, plan.deepspeed.micro_batch_size, world.world_size, world.rank)
+    return Training(plan, engine, batches, watchdog, startup)

@@ -76,12 +76,10 @@ class Distributions:
         self._count_masked(batch, "max_p_S", PROBABILITY, output.draw.log_max_q_BK.exp())
         self._count_masked(batch, "log_ratio", LOG_RATIO, output.draw.log_ratio_BK)
         self._add_entropy(batch, "entropy_p_S", output.draw.entropy_q_BK)
-        self._count_logits(batch, output)
+        class_BL = batch.masked_BL + output.replaced_BL  # only masked positions are replaced
+        self._count("logit", class_BL * LOGIT.number + LOGIT.place(output.d_BL), batch.attention_mask_BL)
         if output.draw.estimated_loss_BK is not None:
             self._add_estimate(batch, output, output.draw.estimated_loss_BK)
-
-    def reset(self) -> None:
-        self.vector.zero_()
 
     def _count(self, part: str, index: Tensor, counted: Tensor) -> None:
         """`scatter_add_` rather than `bincount`, which waits for the device; counts are exact in any order."""
@@ -93,13 +91,6 @@ class Distributions:
     def _add_entropy(self, batch: Batch, part: str, entropy_BK: Tensor | None) -> None:
         assert entropy_BK is not None, "the forward was not asked for entropies"
         self._parts[part] += entropy_BK.where(batch.masked_valid_BK, 0.0).sum(dtype=torch.float64)
-
-    def _count_logits(self, batch: Batch, output: ElectraOutput) -> None:
-        class_BL = torch.zeros_like(batch.input_ids_BL)
-        class_BL = class_BL.scatter_add(1, batch.masked_positions_BK, batch.masked_valid_BK.long())
-        class_BL = class_BL + output.replaced_BL  # only masked positions are replaced
-        index_BL = class_BL * LOGIT.number + LOGIT.place(output.d_BL)
-        self._count("logit", index_BL, batch.attention_mask_BL)
 
     def _add_estimate(self, batch: Batch, output: ElectraOutput, estimate_BK: Tensor) -> None:
         """Estimated and actual L_D at the drawn tokens, by class."""
@@ -126,7 +117,11 @@ def describe(vector: Tensor) -> dict[str, Any]:
         values = {name: values[name] | ours[name] for name in values}
         targets = torch.tensor(PERCENTILES, dtype=torch.float64) / 100 * parts["log_ratio"].sum()
         ratios = LOG_RATIO.middles()[torch.searchsorted(parts["log_ratio"].cumsum(0), targets)].exp()
-        values |= auc(parts["logit"])
+        # Area under the ROC curve of telling replaced from original, over all positions and the masked ones. Two logits
+        # in one bin count half, as equal ones do: off by half the share of such pairs at most.
+        unmasked, original, replaced = parts["logit"].view(len(CLASSES), LOGIT.number).numpy()
+        negatives = {"auc_all": unmasked + original, "auc_masked": original}
+        values |= _existing({name: auc_of_counts(negative, replaced) for name, negative in negatives.items()})
         values |= {f"ratio_p{name}": value for name, value in zip(PERCENTILES, ratios.tolist(), strict=True)}
     # Pearson correlation of estimated and actual L_D at the drawn tokens (paper section 5), where both vary
     original, replaced = parts["estimate"].view(2, MOMENTS).numpy()
@@ -148,16 +143,6 @@ def _beliefs(parts: dict[str, Tensor], name: str) -> dict[str, Any]:
         "entropy": {name: (parts[f"entropy_{name}"] / number).item()},
         "max_probability": {name: (counts / number).tolist()},
     }
-
-
-def auc(logit_counts: Tensor) -> dict[str, float]:
-    """Area under the ROC curve of telling replaced from original, over all positions and the masked ones.
-
-    Two logits in one bin count half, as equal ones do: off by half the share of such pairs at most.
-    """
-    unmasked, original, replaced = logit_counts.view(len(CLASSES), LOGIT.number).numpy()
-    negatives = {"auc_all": unmasked + original, "auc_masked": original}
-    return _existing({name: auc_of_counts(negative, replaced) for name, negative in negatives.items()})
 
 
 class Histogram(NamedTuple):

@@ -5,17 +5,14 @@ Each doubt is one line that names the field, its value, why it is doubtful and w
 
 import shutil
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import torch
 
 from foundation.files import existing_part
 from pretrain.presets import BASE, SMALL
-from pretrain.training.estimates import GIB, SPEEDS, Memory, checkpoint_bytes, memory_per_gpu
+from pretrain.training.estimates import GIB, MASTER_BYTES, MOMENTS_BYTES, SPEEDS, Memory, memory_per_gpu
+from pretrain.training.plan import Plan
 from pretrain.training.run_folder import CHECKPOINTS
-
-if TYPE_CHECKING:
-    from pretrain.training.plan import Plan
 
 MOST_EPOCHS = 100
 """BERT read its text 40 times (Devlin et al. 2019, A.2); of causal models 4 times are nearly as good as new text, and
@@ -28,7 +25,7 @@ PAPER_VOCABULARY, FAR = 30_522, 4
 """BERT's, which the paper takes; so many times smaller or larger is another experiment."""
 
 
-def doubts(plan: "Plan", parameters: int, on_gpus: bool) -> list[str]:
+def doubts(plan: Plan, parameters: int, on_gpus: bool) -> list[str]:
     """Of all that can be told before a run starts; where it is not `on_gpus`, no word of their memory."""
     found = [*_data(plan), *_held_out(plan), *_warmup(plan), *_sizes(plan), *disk_shortage(plan, parameters)]
     return found + ([*_memory(plan, parameters)] if on_gpus else [])
@@ -43,7 +40,7 @@ def too_long(days: float, machine: str) -> Iterator[str]:
         )
 
 
-def _data(plan: "Plan") -> Iterator[str]:
+def _data(plan: Plan) -> Iterator[str]:
     batch_size, steps = plan.run.batch_size, plan.run.optim.steps
     for folder, size, share in plan.shards.mixture:
         epochs = batch_size * steps * share / size
@@ -61,7 +58,7 @@ def _data(plan: "Plan") -> Iterator[str]:
             )
 
 
-def _held_out(plan: "Plan") -> Iterator[str]:
+def _held_out(plan: Plan) -> Iterator[str]:
     if plan.held_out is None:
         yield (
             f"run.evaluate_every: got {plan.run.evaluate_every:,}, but {plan.shards.folders[0]} has no held-out part,"
@@ -69,7 +66,7 @@ def _held_out(plan: "Plan") -> Iterator[str]:
         )
 
 
-def _warmup(plan: "Plan") -> Iterator[str]:
+def _warmup(plan: Plan) -> Iterator[str]:
     warmup, steps = plan.run.optim.warmup_steps, plan.run.optim.steps
     if warmup > MOST_WARMUP * steps:
         yield (
@@ -78,7 +75,7 @@ def _warmup(plan: "Plan") -> Iterator[str]:
         )
 
 
-def _sizes(plan: "Plan") -> Iterator[str]:
+def _sizes(plan: Plan) -> Iterator[str]:
     """Data that is not for the paper's models; other sizes are the user's own affair."""
     manifest, model = plan.shards.manifest, plan.run.model
     if model not in (SMALL.model, BASE.model):
@@ -96,7 +93,7 @@ def _sizes(plan: "Plan") -> Iterator[str]:
         )
 
 
-def _memory(plan: "Plan", parameters: int) -> Iterator[str]:
+def _memory(plan: Plan, parameters: int) -> Iterator[str]:
     needed = memory_of(plan, parameters).total
     if torch.cuda.is_available():
         device = torch.cuda.get_device_properties(torch.cuda.current_device())
@@ -112,20 +109,21 @@ def _memory(plan: "Plan", parameters: int) -> Iterator[str]:
         )
 
 
-def memory_of(plan: "Plan", parameters: int) -> Memory:
+def memory_of(plan: Plan, parameters: int) -> Memory:
     """Of one process."""
     model, manifest = plan.run.model, plan.shards.manifest
     return memory_per_gpu(plan.deepspeed, plan.world_size, parameters, model, manifest.vocab_size, manifest.seq_length)
 
 
-def disk_needed(plan: "Plan", parameters: int) -> int:
+def disk_needed(plan: Plan, parameters: int) -> int:
     """Bytes of all checkpoints that are there at once."""
     run = plan.run
     kept = run.keep_checkpoints + (run.optim.steps // run.keep_every if run.keep_every else 0)
-    return (kept + 1) * checkpoint_bytes(parameters)  # one is written before one is removed
+    checkpoint = parameters * (MASTER_BYTES + MOMENTS_BYTES)
+    return (kept + 1) * checkpoint  # one is written before one is removed
 
 
-def disk_shortage(plan: "Plan", parameters: int) -> Iterator[str]:
+def disk_shortage(plan: Plan, parameters: int) -> Iterator[str]:
     """Checkpoints that the disk will not take, beside those of the run that it holds already."""
     place, needed = existing_part(plan.folder), disk_needed(plan, parameters)
     held = sum(file.stat().st_size for file in (plan.folder / CHECKPOINTS).glob("step-*/*"))

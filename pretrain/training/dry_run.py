@@ -5,7 +5,6 @@ import shutil
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -19,14 +18,12 @@ from pretrain.job.rank_log import printable_lines
 from pretrain.training.doubts import disk_needed, disk_shortage, doubts, memory_of, too_long
 from pretrain.training.estimates import GIB, SPEEDS, flops_per_token
 from pretrain.training.models import build_model
-
-if TYPE_CHECKING:
-    from pretrain.training.plan import Plan
+from pretrain.training.plan import Plan
 
 DAY = 86_400
 
 
-def dry_run(plan: "Plan", hostfile: Path | None) -> None:
+def dry_run(plan: Plan, hostfile: Path | None) -> None:
     """Prints the plan of a run, what it will need, and how it is launched; starts nothing. Last come the doubts.
 
     Raises:
@@ -58,17 +55,17 @@ def dry_run(plan: "Plan", hostfile: Path | None) -> None:
         raise ConfigError(*problems)
 
 
-def _flops(plan: "Plan") -> float:
+def _flops(plan: Plan) -> float:
     seq_length, vocab_size = plan.shards.manifest.seq_length, plan.shards.manifest.vocab_size
     per_token = flops_per_token(plan.run.model, plan.run.objective, vocab_size, seq_length)
     return per_token * plan.run.batch_size * plan.run.optim.steps * seq_length  # padding is computed too
 
 
-def _days(plan: "Plan") -> float:
+def _days(plan: Plan) -> float:
     return _flops(plan) / (SPEEDS[plan.deepspeed.precision].flops * plan.world_size) / DAY
 
 
-def _needs(plan: "Plan", parameters: int) -> Iterator[str]:
+def _needs(plan: Plan, parameters: int) -> Iterator[str]:
     tokens = plan.run.batch_size * plan.run.optim.steps * plan.shards.mean_length
     yield f"size        {parameters / 1e6:.1f} M parameters; {tokens:.3g} word pieces, {_flops(plan):.3g} FLOPs"
     memory = memory_of(plan, parameters)

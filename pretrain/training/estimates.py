@@ -13,7 +13,6 @@ from pretrain.engine.deepspeed_config import EngineConfig
 from pretrain.method.objectives import objective_class
 from pretrain.method.objectives.objective import ObjectiveConfig
 from pretrain.model.config import ModelConfig
-from pretrain.model.encoder import EncoderConfig
 
 FORWARD_AND_BACKWARD = 3
 """A matrix product's gradient takes two more of its size."""
@@ -61,20 +60,15 @@ def flops_per_token(model: ModelConfig, objective: ObjectiveConfig, vocab_size: 
     """
     trained = objective_class(objective.name)
     encoders = trained.encoders(model, vocab_size)
-    forward = sum(_encoder_flops(encoder, length) for encoder in encoders)
-    head = mask_size(length) / length * _vocabulary_head_flops(encoders[0])
+    forward = 0
+    for encoder in encoders:
+        hidden = encoder.hidden_size
+        layer = 4 * hidden * hidden + 2 * hidden * encoder.intermediate_size
+        projection = encoder.embedding_size * hidden if encoder.embedding_size != hidden else 0
+        forward += 2 * (encoder.num_hidden_layers * (layer + 2 * length * hidden) + projection)
+    embedding = encoders[0].embedding_size
+    head = mask_size(length) / length * (2 * embedding * (vocab_size + encoders[0].hidden_size))
     return float(FORWARD_AND_BACKWARD * (forward + head) + trained.sampling_passes * head)
-
-
-def _encoder_flops(config: EncoderConfig, length: int) -> float:
-    hidden = config.hidden_size
-    layer = 4 * hidden * hidden + 2 * hidden * config.intermediate_size
-    projection = config.embedding_size * hidden if config.embedding_size != hidden else 0
-    return 2 * (config.num_hidden_layers * (layer + 2 * length * hidden) + projection)
-
-
-def _vocabulary_head_flops(config: EncoderConfig) -> float:
-    return 2 * config.embedding_size * (config.vocab_size + config.hidden_size)
 
 
 class Memory(NamedTuple):
@@ -146,20 +140,3 @@ def least_parameters(run: RunConfig, vocab_size: int) -> int:
     encoders = objective_class(run.objective.name).encoders(run.model, vocab_size)
     layers = [4 * encoder.hidden_size**2 + 2 * encoder.hidden_size * encoder.intermediate_size for encoder in encoders]
     return run.model.layers * sum(layers) + (vocab_size + run.model.max_positions) * run.model.embedding_size
-
-
-def checkpoint_bytes(parameters: int) -> int:
-    """Weights and moments in fp32."""
-    return parameters * (MASTER_BYTES + MOMENTS_BYTES)
-
-
-def least_traffic(stage: int, parameters: int, element: int, world_size: int, micro_batches: int = 1) -> float:
-    """Bytes that each of `world_size` ranks sends in a step of `micro_batches` of its own, at the least.
-
-    A tensor takes (n - 1) / n of its bytes to be summed into parts (reduce-scatter), the same to be gathered from them,
-    and both to be summed for all (Rajbhandari et al. 2020, section 7). Stage 0 sums gradients for all, the others sum
-    them into parts, stages 2 and 3 in every micro-batch, and gather new weights: stage 3 before the first forward,
-    where they stay until the update, as they do in models this small (`stage3_max_live_parameters`).
-    """
-    sums = micro_batches if stage >= 2 else 1
-    return (sums + 1) * parameters * element * (world_size - 1) / world_size

@@ -51,9 +51,6 @@ class MetricSums:
             parts += _detection(batch, output)
         self.vector[: len(parts)] += torch.stack([part.sum(dtype=torch.float64) for part in parts])
 
-    def reset(self) -> None:
-        self.vector.zero_()
-
 
 def _detection(batch: Batch, output: ElectraOutput) -> list[Tensor]:
     """What there is to sum of replacements and the discriminator's answers."""

@@ -1,14 +1,14 @@
 """The model of a run: with its initial weights, or with those of its newest checkpoint."""
 
-from collections.abc import Callable
+from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 
 import torch
 
 from foundation.config import ConfigError
-from pretrain.engine.checkpoint import Checkpoint, load_weights, newest_valid
+from pretrain.engine.checkpoint import Checkpoint, all_valid, load_weights
 from pretrain.huggingface.init_from import find_pair, load_pair
-from pretrain.method.electra import Electra
 from pretrain.method.objectives import objective_class
 from pretrain.method.objectives.objective import Objective
 from pretrain.model.encoder import Layer
@@ -23,12 +23,11 @@ def build_model(description: RunDescription) -> Objective:
     return trained(run.model, run.objective, description.vocab_size, description.mask_token_id)
 
 
-def initial_model(description: RunDescription, say: Callable[[str], None] = print) -> Objective:
+def initial_model(description: RunDescription) -> Objective:
     """The model a run's first step changes: fresh, or with the weights of the pair it starts from."""
     model = build_model(description)
     if description.init_from:
-        assert isinstance(model, Electra)
-        load_pair(model, find_pair(description.init_from), say)
+        load_pair(model, find_pair(description.init_from))
     return model
 
 
@@ -56,10 +55,29 @@ def load_trained(folder: Path) -> tuple[Objective, int]:
         ConfigError: not a run folder, or no whole checkpoint in it.
     """
     description = read_run(folder)
-    checkpoint = newest_valid(folder / CHECKPOINTS)
-    if checkpoint is None:
-        raise ConfigError(f"run: {folder} has no whole checkpoint yet; train on, or name another run")
+    (checkpoint,) = choose_checkpoints(folder, ("newest",))
     return load_checkpoint(description, checkpoint), checkpoint.step
+
+
+def choose_checkpoints(run: Path, steps: Sequence[str]) -> list[Checkpoint]:
+    """The whole checkpoints of a run that are asked for, the oldest first.
+
+    Raises:
+        ConfigError: there is none, or none at one of the steps.
+    """
+    found = all_valid(run / CHECKPOINTS)
+    chosen = list(islice(found, 1) if tuple(steps) == ("newest",) else found)[::-1]
+    if not chosen:
+        raise ConfigError(f"run: {run} has no whole checkpoint yet; train on, or name another run")
+    if tuple(steps) in (("newest",), ("all",)):
+        return chosen
+    by_step = {str(checkpoint.step): checkpoint for checkpoint in chosen}
+    if missing := [step for step in steps if step not in by_step]:
+        raise ConfigError(
+            f"steps: got {' '.join(missing)}, expected newest, all, or steps that {run} has checkpoints of:"
+            f" {' '.join(by_step)}"
+        )
+    return [by_step[step] for step in sorted(set(steps), key=int)]
 
 
 def load_checkpoint(description: RunDescription, checkpoint: Checkpoint) -> Objective:

@@ -1,69 +1,34 @@
-"""The plan of a run: the options of its command, and all that one process can check before anything starts."""
+"""The plan of a run: all that one process can check of the options of its command before anything starts."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+from typing import NamedTuple
 
-from pydantic import Field
+import torch
 
-from data_prep.defaults import SHARDS
-from foundation.command_line import HIDDEN
-from foundation.config import MOST, ConfigError, FileName, StrictConfig
+from foundation.config import ConfigError
 from foundation.files import require_folder
+from pretrain.config import RunConfig, with_overrides
+from pretrain.data.shards import Shards, open_held_out, open_shards
+from pretrain.engine.deepspeed_config import OVERRIDE, EngineConfig, read, resolve
+from pretrain.huggingface.init_from import find_pair, require_fit, with_sizes_of
 from pretrain.job.hostfile import read_hostfile
 from pretrain.job.launcher import number_of
-from pretrain.method.objectives import OBJECTIVES
-
-if TYPE_CHECKING:
-    from pretrain.config import RunConfig
-    from pretrain.data.shards import Shards
-    from pretrain.engine.deepspeed_config import EngineConfig
-    from pretrain.training.run_folder import RunDescription
-
+from pretrain.presets import preset, with_objective, with_row
+from pretrain.training.estimates import require_memory
+from pretrain.training.options import RunOptions
+from pretrain.training.run_folder import RunDescription, describe, require_same_run
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-
-
-class RunOptions(StrictConfig):
-    """The command line of a pre-training run."""
-
-    preset: Literal["tiny", "small", "base"] = "base"
-    """sizes and schedule, from the paper"""
-    data: tuple[Path, ...] = (SHARDS,)
-    """shards written by build_shards.py; several mix"""
-    data_weights: tuple[float, ...] = ()
-    """share of each (by its number of sequences)"""
-    output: Path | None = None
-    """run folder (runs/PRESET)"""
-    objective: Literal[tuple(OBJECTIVES)] | None = None  # type: ignore[valid-type]
-    """what is trained (hp_loss)"""
-    row: str | None = None
-    """a row of the paper's tables, such as 'HP_Loss lambda1=10', in place of an objective"""
-    init_from: tuple[FileName, ...] = ()
-    """start from this generator and discriminator, or one exported folder"""
-    deepspeed_config: Path | None = None
-    """speed and memory (the preset's, of ds_configs/)"""
-    set: tuple[str, ...] = ()
-    """overrides, such as optim.lr=2e-4 seed=1 deepspeed.zero_optimization.stage=2"""
-    hostfile: Path | None = None
-    """the launcher's, for --dry_run; in training it is compared with what was launched"""
-    compile: bool = False
-    """fuse each layer with torch.compile: for GPUs; half a minute at every start, and slower on a CPU"""
-    hang_timeout: float = Field(default=600, ge=1, le=MOST)
-    """seconds without progress after which the job ends"""
-    dry_run: bool = False
-    """check everything, print the plan, start nothing"""
-    local_rank: Annotated[int, HIDDEN] = 0
-    """given by the launcher; the environment says the same"""
 
 
 class Plan(NamedTuple):
     """A run, checked as far as one process can, before anything is started."""
 
-    run: "RunConfig"
-    shards: "Shards"
-    held_out: "Shards | None"
-    description: "RunDescription"
-    deepspeed: "EngineConfig"
+    run: RunConfig
+    shards: Shards
+    held_out: Shards | None
+    description: RunDescription
+    deepspeed: EngineConfig
     folder: Path
     world_size: int
 
@@ -93,15 +58,6 @@ def make_plan(options: RunOptions) -> Plan:
     Raises:
         ConfigError: everything a user can have wrong, before the first process group exists.
     """
-    import torch
-
-    from pretrain.data.shards import open_held_out, open_shards
-    from pretrain.engine.deepspeed_config import OVERRIDE, read, resolve
-    from pretrain.huggingface.init_from import find_pair, require_fit
-    from pretrain.presets import preset
-    from pretrain.training.estimates import require_memory
-    from pretrain.training.run_folder import describe, require_same_run
-
     run = choose_run(options)
     shards = open_shards(*options.data, weights=options.data_weights)
     if shards.manifest.seq_length > run.model.max_positions:
@@ -134,13 +90,8 @@ def make_plan(options: RunOptions) -> Plan:
     return Plan(run, shards, open_held_out(*options.data), description, deepspeed, folder, world_size)
 
 
-def choose_run(options: RunOptions) -> "RunConfig":
+def choose_run(options: RunOptions) -> RunConfig:
     """The preset, with the objective's or the row's weights, the initial pair's sizes and the overrides applied."""
-    from pretrain.config import with_overrides
-    from pretrain.engine.deepspeed_config import OVERRIDE
-    from pretrain.huggingface.init_from import find_pair, with_sizes_of
-    from pretrain.presets import preset, with_objective, with_row
-
     run = preset(options.preset).run
     if options.objective is not None and options.row is not None:
         raise ConfigError(f"row: got {options.row!r} with --objective, which it decides; give one of them")

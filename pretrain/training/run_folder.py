@@ -13,7 +13,7 @@ import importlib.metadata
 import json
 import platform
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,18 +29,16 @@ from pretrain.data.shards import Shards
 DESCRIPTION, CHECKPOINTS, LOCK = "run.json", "checkpoints", "lock"
 PATIENCE = 5.0
 """Seconds that a command waits for a folder's lock: a holder that was killed takes a moment to end."""
-MAY_CHANGE = (
-    "data",
-    "run.log_every",
-    "run.histogram_every",
-    "run.evaluate_every",
-    "run.evaluate_sequences",
-    "run.checkpoint_every",
-    "run.keep_checkpoints",
-    "run.keep_every",
-)
-"""What a resumed run may have otherwise than before without being another run."""
-
+BOOKKEEPING = {
+    "log_every",
+    "histogram_every",
+    "evaluate_every",
+    "evaluate_sequences",
+    "checkpoint_every",
+    "keep_checkpoints",
+    "keep_every",
+}
+"""How often a run reports and saves: nothing of its mathematics, so it may resume with other values."""
 VERSIONS_OF = ("torch", "deepspeed", "numpy", "electra-sampler")
 
 
@@ -74,7 +72,10 @@ def describe(
     run: RunConfig, shards: Shards, data_weights: tuple[float, ...] = (), init_from: tuple[str, ...] = ()
 ) -> RunDescription:
     """The description of a run of `run` on these shards."""
-    manifest = shards.manifest
+    manifest, versions = shards.manifest, {"python": platform.python_version()}
+    for package in VERSIONS_OF:
+        with suppress(importlib.metadata.PackageNotFoundError):
+            versions[package] = importlib.metadata.version(package)
     return RunDescription(
         run=run,
         data=tuple(map(str, shards.folders)),
@@ -86,15 +87,8 @@ def describe(
         mask_token_id=manifest.special_tokens.mask,
         pad_token_id=manifest.special_tokens.pad,
         init_from=init_from,
-        versions={"python": platform.python_version()} | {name: _version(name) for name in VERSIONS_OF},
+        versions=versions,
     )
-
-
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"
 
 
 def require_same_run(folder: Path, description: RunDescription) -> None:
@@ -105,14 +99,15 @@ def require_same_run(folder: Path, description: RunDescription) -> None:
     """
     if not (folder / DESCRIPTION).is_file():
         return
+    excluded: Any = {"data": True, "versions": True, "run": BOOKKEEPING}
     before, now = (
-        dict(_flat(part.model_dump(mode="json", exclude={"versions"}))) for part in (read_run(folder), description)
+        dict(flat(part.model_dump(mode="json", exclude=excluded))) for part in (read_run(folder), description)
     )
     changed = [
         f"{key}: {folder} was started with {before.get(key)!r}, this command says {now.get(key)!r};"
         " use the same value or another --output"
         for key in sorted(before.keys() | now.keys())
-        if before.get(key) != now.get(key) and key not in MAY_CHANGE
+        if before.get(key) != now.get(key)
     ]
     if changed:
         raise ConfigError(*changed)
@@ -209,9 +204,10 @@ def write_json(path: Path, value: Any) -> None:
     write_atomically(path, (json.dumps(value, indent=2) + "\n").encode())
 
 
-def _flat(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flat(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The values of nested sections, each under its path: `model.layers`."""
     for key, value in values.items():
         if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{key}.")
+            yield from flat(value, f"{prefix}{key}.")
         else:
             yield prefix + key, value

@@ -1,4 +1,4 @@
-"""Training log: one line per interval, `metrics.jsonl` and TensorBoard; first rank only."""
+"""Training log: one line per interval, `metrics.jsonl` and TensorBoard."""
 
 import json
 import os
@@ -40,14 +40,14 @@ SHOWN = {
 
 
 class RunLog:
-    """Writes the records of a run that starts or resumes at `step`; discards those after it, of an interrupted run."""
+    """Writes the records of a run that starts or resumes at `step`; discards those after it, of an interrupted run.
 
-    def __init__(self, folder: Path, step: int, total_steps: int, silent: bool = False) -> None:
-        """`silent` on every rank but the first."""
-        self.total_steps, self.silent = total_steps, silent
+    On the first rank only.
+    """
+
+    def __init__(self, folder: Path, step: int, total_steps: int) -> None:
+        self.total_steps = total_steps
         self._started = (time.monotonic(), step)
-        if silent:
-            return
         self.path = folder / RECORDS
         kept = [line for line, record in _whole_lines(self.path) if record["step"] <= step]
         write_atomically(self.path, "".join(line + "\n" for line in kept).encode())
@@ -58,8 +58,6 @@ class RunLog:
 
     def write(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
         """One record of `kind` ("train" or "held_out"), to all three places; values may be nested."""
-        if self.silent:
-            return
         self._write_record(kind, step, values)
         for name, value in flat(values):
             self._draw("scalar", f"{kind}/{name}", value, global_step=step)
@@ -73,8 +71,6 @@ class RunLog:
 
     def write_histograms(self, kind: str, step: int, histograms: "Mapping[str, Histogram]") -> None:
         """To TensorBoard alone, under the names of what they are of."""
-        if self.silent:
-            return
         for name, (bins, counts) in histograms.items():
             middles, found = bins.middles(), counts.nonzero().flatten()
             self._draw(
@@ -92,8 +88,6 @@ class RunLog:
 
     def write_example(self, step: int, text: str) -> None:
         """A decoded sequence, as a record of kind "example" and to TensorBoard."""
-        if self.silent:
-            return
         self._write_record("example", step, {"text": text})
         lines = textwrap.wrap(text, 100, break_long_words=False, break_on_hyphens=False)
         as_it_stands = "\n".join(("```", *lines, "```"))  # no Markdown
@@ -129,19 +123,17 @@ class RunLog:
         self._board = SummaryWriter(str(self.path.with_name("tensorboard")), purge_step=step)
 
     def say(self, line: str) -> None:
-        if not self.silent:
-            try:
-                print(line, flush=True)
-            except BrokenPipeError:  # what launched the run has ended: the run shall stop as it should, unheard
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        try:
+            print(line, flush=True)
+        except BrokenPipeError:  # what launched the run has ended: the run shall stop as it should, unheard
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
     def close(self) -> None:
         """Flushes the curves; the interpreter's own shutdown, which would, is skipped among several ranks."""
-        if not self.silent:
-            self._write_waiting()
-            self._file.close()
-            with suppress(OSError):
-                self._board.close()
+        self._write_waiting()
+        self._file.close()
+        with suppress(OSError):
+            self._board.close()
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:

@@ -7,14 +7,15 @@ import socket
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import psutil
 import torch
 
 from pretrain.engine.engine import Engine
+from pretrain.training.stragglers import of_ranks
 
 STARTS = "starts.jsonl"
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -29,14 +30,8 @@ def record_start(
 
     For the first rank alone.
     """
-    record = _describe(engine, step, matrix_peak) | {"start_seconds": seconds}
-    with (folder / STARTS).open("a") as file:
-        file.write(json.dumps(record) + "\n")
-
-
-def _describe(engine: Engine, step: int, matrix_peak: float) -> dict[str, Any]:
     cuda = engine.device.type == "cuda"
-    return {
+    record = {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "step": step,
         "processes": engine.world.world_size,
@@ -50,21 +45,19 @@ def _describe(engine: Engine, step: int, matrix_peak: float) -> dict[str, Any]:
         "code": code_version(),
         "cuda": torch.version.cuda,
         "environment": {key: value for key, value in sorted(os.environ.items()) if key.startswith(PREFIXES)},
+        "start_seconds": seconds,
     }
+    with (folder / STARTS).open("a") as file:
+        file.write(json.dumps(record) + "\n")
 
 
 def code_version(repository: Path = REPOSITORY) -> str | None:
     """The commit this code is of, with "+ changes" where files differ from it; `None` outside a repository."""
-    answers = []
-    for question in (("rev-parse", "HEAD"), ("status", "--porcelain", "--untracked-files=no")):
-        try:
-            asked = subprocess.run(["git", "-C", repository, *question], capture_output=True, text=True, timeout=10)
-        except (OSError, subprocess.TimeoutExpired):
-            return None
-        if asked.returncode:
-            return None
-        answers.append(asked.stdout.strip())
-    return answers[0] + (" + changes" if answers[1] else "")
+    question = ("describe", "--always", "--abbrev=40", "--exclude=*", "--dirty= + changes")
+    with suppress(OSError, subprocess.TimeoutExpired):
+        asked = subprocess.run(["git", "-C", repository, *question], capture_output=True, text=True, timeout=10)
+        return asked.stdout.strip() or None
+    return None
 
 
 class Startup:
@@ -84,10 +77,8 @@ class Startup:
 
     def of_ranks(self, engine: Engine) -> dict[str, list[float]]:
         """Seconds of every phase on every rank. Collective."""
-        world = engine.world
-        seconds = torch.zeros(world.world_size, len(self._seconds), dtype=torch.float64, device=engine.device)
-        seconds[world.rank] = torch.tensor(list(self._seconds.values()), dtype=torch.float64)
-        return dict(zip(self._seconds, engine.sum_over_ranks(seconds).T.tolist(), strict=True))
+        by_rank = of_ranks(engine, *self._seconds.values())
+        return {phase: list(seconds) for phase, seconds in zip(self._seconds, zip(*by_rank, strict=True), strict=True)}
 
 
 def describe_start(seconds: dict[str, list[float]]) -> str:

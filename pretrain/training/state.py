@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from pretrain.config import RunConfig
 from pretrain.engine.engine import StepResult
-from pretrain.engine.optim import UNSCALED, AdamScale, learning_rate, without_bias_correction
+from pretrain.engine.optim import learning_rate
 from pretrain.training.guards import RECENT, spike
 
 
@@ -53,11 +53,6 @@ def rate_after(run: RunConfig, updates: int) -> float:
         total_steps=optim.steps,
         multiplicative=optim.multiplicative_warmup,
     )
-
-
-def scale_after(run: RunConfig, updates: int) -> AdamScale:
-    """What that update's rate, epsilon and decay are multiplied by."""
-    return UNSCALED if run.optim.adam_bias_correction else without_bias_correction(updates, run.optim.betas)
 
 
 def due(every: int, step: int, last: int) -> bool:

@@ -13,6 +13,13 @@ from pretrain.engine.engine import Engine
 Item = TypeVar("Item")
 
 
+def of_ranks(engine: Engine, *numbers: float) -> list[list[float]]:
+    """These numbers of every rank, by rank. Collective."""
+    table = torch.zeros(engine.world.world_size, len(numbers), dtype=torch.float64, device=engine.device)
+    table[engine.world.rank] = torch.tensor(numbers, dtype=torch.float64)
+    return engine.sum_over_ranks(table).tolist()
+
+
 class OwnTime:
     """Time of this rank from the last look at it on: waiting for its data, and its forwards.
 
@@ -50,15 +57,11 @@ class OwnTime:
 
     def end(self) -> dict[str, float]:
         """The slowest rank, its own seconds a step and the median rank's; starts anew. Collective."""
-        world = self._engine.world
         self._seconds += sum(start.elapsed_time(end) for start, end in self._events) / 1e3
-        per_rank = torch.zeros(world.world_size, dtype=torch.float64, device=self._engine.device)
-        per_rank[world.rank] = self._seconds / self._steps
-        seconds = self._engine.sum_over_ranks(per_rank).tolist()
+        seconds = [own for (own,) in of_ranks(self._engine, self._seconds / self._steps)]
         self._steps, self._seconds, self._events = 0, 0.0, []
-        slowest = max(range(len(seconds)), key=seconds.__getitem__)
         return {
-            "slowest_rank": slowest,
-            "slowest_rank_seconds": seconds[slowest],
+            "slowest_rank": seconds.index(max(seconds)),
+            "slowest_rank_seconds": max(seconds),
             "median_rank_seconds": median(seconds),
         }

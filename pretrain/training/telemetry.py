@@ -13,13 +13,13 @@ from pretrain.method.objectives.mlm import MaskedLMOutput
 from pretrain.training.assembly import Training
 from pretrain.training.distributions import Distributions, describe, histograms
 from pretrain.training.doubts import too_long
-from pretrain.training.example import Example
+from pretrain.training.example import example
 from pretrain.training.metrics import MetricSums, summary
 from pretrain.training.run_folder import CHECKPOINTS, writing
 from pretrain.training.run_log import RunLog
 from pretrain.training.starts import describe_start, record_start
 from pretrain.training.state import TrainingState, due
-from pretrain.training.stragglers import OwnTime
+from pretrain.training.stragglers import OwnTime, of_ranks
 from pretrain.training.throughput import Throughput, matrix_peak
 
 
@@ -52,16 +52,24 @@ class Telemetry:
 
     def __init__(self, training: Training, step: int) -> None:
         """Of a run that starts or resumes at `step`."""
-        engine, folder, run = training.engine, training.folder, training.run
+        engine, folder, run = training.engine, training.plan.folder, training.plan.run
         self._training, self._engine, self._run, self._step = training, engine, run, step + 1
         with writing(folder):
-            self._log = RunLog(folder, step, run.optim.steps, silent=not engine.world.is_first)
-        self.say, self.close = self._log.say, self._log.close
+            self._log = RunLog(folder, step, run.optim.steps) if engine.world.is_first else None
         self.say(f"resumed from step {step} ({folder / CHECKPOINTS}/step-{step:08d})" if step else "starts at step 0")
         self._reported, self.own_time = Reported(engine), OwnTime(engine)
-        self._example: Example | None = None
+        self._example: str | None = None
         # read now: the folder may be gone when it is needed
         self._vocabulary = open_tokenizer(str(folder / "tokenizer")).tokens if engine.world.is_first else []
+
+    def say(self, line: str) -> None:
+        """Prints a line, on the first rank."""
+        if self._log:
+            self._log.say(line)
+
+    def close(self) -> None:
+        if self._log:
+            self._log.close()
 
     def started(self) -> None:
         """Measures the machine and records the start; the first interval begins. Collective."""
@@ -70,10 +78,10 @@ class Telemetry:
         training.startup.done("matrix peak")
         seconds = training.startup.of_ranks(engine)
         if engine.world.is_first:
-            with writing(training.folder):
-                record_start(training.folder, engine, step, peak, seconds)
+            with writing(training.plan.folder):
+                record_start(training.plan.folder, engine, step, peak, seconds)
         self.say(describe_start(seconds))
-        self._throughput = Throughput(self._run, training.shards, step, peak)
+        self._throughput = Throughput(self._run, training.plan.shards, step, peak)
         for doubt in too_long(self._throughput.fewest_days, "this machine at the best"):
             self.say(f"WARNING: {doubt}")
         self._since = time.monotonic()
@@ -89,38 +97,39 @@ class Telemetry:
     def forward_done(self, batch: Batch, output: ElectraOutput | MaskedLMOutput) -> None:
         """One micro-batch of the current step."""
         self._reported.add(batch, output, self.watching)
-        if self._example is None and self._due(self._run.histogram_every):
-            self._example = Example.of(batch, output)
+        if self._log and self._example is None and self._due(self._run.histogram_every):
+            self._example = example(batch, output, self._vocabulary)
 
     def step_done(self, state: TrainingState, result: StepResult) -> None:
         """Writes what falls due after the step. Collective."""
         if self._due(self._run.histogram_every):
             counts = self._engine.sum_over_ranks(self._reported.distributions.vector.clone())
-            if self._engine.world.is_first and self._example is not None:
+            if self._log and self._example is not None:
                 self._log.write_histograms("train", self._step, histograms(counts))
-                self._log.write_example(self._step, self._example.text(self._vocabulary))
+                self._log.write_example(self._step, self._example)
             self._example = None
         if self._due(self._run.log_every):
             self._write_line(state, result)
         if self.watching:
-            self._reported.distributions.reset()
+            self._reported.distributions.vector.zero_()
         self._step += 1
 
     def _write_line(self, state: TrainingState, result: StepResult) -> None:
         values = self._reported.values()
         values["tokens_per_second"] = values["tokens"] / (time.monotonic() - self._since)
-        self._reported.sums.reset()
+        self._reported.sums.vector.zero_()
         self._since = time.monotonic()
         values |= gpu_memory(self._engine) | state.values(self._run, result)
         values |= self._throughput.end(state.step, values["tokens"], values["tokens_per_second"])
         own = self.own_time.end()
         if self._engine.world.world_size > 1:  # a single process never waits
             values |= own
-        self._log.write("train", state.step, values)
+        self.write("train", state, values)
 
-    def evaluated(self, state: TrainingState, values: dict[str, Any]) -> None:
-        """The metrics of the held-out part after the last step."""
-        self._log.write("held_out", state.step, values)
+    def write(self, kind: str, state: TrainingState, values: dict[str, Any]) -> None:
+        """A record of `kind` ("train" or "held_out") after the last step."""
+        if self._log:
+            self._log.write(kind, state.step, values)
 
 
 def gpu_memory(engine: Engine) -> dict[str, float]:
@@ -130,6 +139,5 @@ def gpu_memory(engine: Engine) -> dict[str, float]:
     """
     if engine.device.type != "cuda":
         return {}
-    peaks = torch.zeros(engine.world.world_size, dtype=torch.float64, device=engine.device)
-    peaks[engine.world.rank] = torch.cuda.max_memory_allocated(engine.device)
-    return {"gpu_memory_gb": engine.sum_over_ranks(peaks).max().item() / 1e9}
+    peaks = of_ranks(engine, torch.cuda.max_memory_allocated(engine.device))
+    return {"gpu_memory_gb": max(peak for (peak,) in peaks) / 1e9}

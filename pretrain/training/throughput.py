@@ -56,13 +56,9 @@ class Throughput:
         self.flops_per_token = flops_per_token(run.model, run.objective, manifest.vocab_size, manifest.seq_length)
         self._tokens_per_step = run.batch_size * shards.mean_length
         self._batch_size, self._step, self._peak = run.batch_size, step, peak
-        self._steps = run.optim.steps
         self._mixture = shards.mixture
-
-    @property
-    def fewest_days(self) -> float:
+        self.fewest_days = (run.optim.steps - step) * self._tokens_per_step * self.flops_per_token / peak / DAY
         """What the steps that are left take where all operations are as fast as square products."""
-        return (self._steps - self._step) * self._tokens_per_step * self.flops_per_token / self._peak / DAY
 
     def end(self, step: int, tokens: float, tokens_per_second: float) -> dict[str, Any]:
         """Of the interval that ends after `step`, and since the run's first step; the next one begins.

@@ -10,10 +10,11 @@ from torch import Tensor
 
 from foundation.locks import confirm
 from foundation.ordering import key_of
-from pretrain.data.batches import Batch, TrainingBatches, held_out_batches
+from pretrain.data.batches import HELD_OUT_SEED, Batch, TrainingBatches, held_out_batches
 from pretrain.data.shards import Shards
 from pretrain.engine.checkpoint import NotSaved, save
 from pretrain.engine.loop import optimizer_step, resume
+from pretrain.engine.optim import UNSCALED, without_bias_correction
 from pretrain.job.processes import leave, start_processes
 from pretrain.job.rank_log import keep_rank_log
 from pretrain.job.stopping import EXIT_STOPPED, StopRequest
@@ -21,13 +22,10 @@ from pretrain.job.watchdog import Watchdog
 from pretrain.training.assembly import Training, build_training, take_folder
 from pretrain.training.guards import require_finite
 from pretrain.training.plan import Plan
-from pretrain.training.run_folder import CHECKPOINTS, DESCRIPTION, LOCK, require_free, writing
+from pretrain.training.run_folder import CHECKPOINTS, DESCRIPTION, LOCK, require_free, write_run, writing
 from pretrain.training.starts import Startup
-from pretrain.training.state import TrainingState, due, rate_after, scale_after
+from pretrain.training.state import TrainingState, due, rate_after
 from pretrain.training.telemetry import Reported, Telemetry
-
-HELD_OUT_SEED = 1
-"""Keys the draws of every evaluation alike, so that evaluations of one run compare."""
 
 
 def train_rank(plan: Plan, hang_timeout: float, compiled: bool) -> int:
@@ -48,9 +46,9 @@ def train_rank(plan: Plan, hang_timeout: float, compiled: bool) -> int:
 
 def train(training: Training) -> int:
     """Trains to the last step or to a request to stop; returns the process's exit code."""
-    state = resume(training.folder / CHECKPOINTS, training.engine, TrainingState)
+    state = resume(training.plan.folder / CHECKPOINTS, training.engine, TrainingState)
     training.startup.done("resume")
-    with StopRequest(training.folder) as stop, closing(Telemetry(training, state.step)) as telemetry:
+    with StopRequest(training.plan.folder) as stop, closing(Telemetry(training, state.step)) as telemetry:
         code = run_steps(training, state, telemetry, stop)
     if training.engine.world.is_first:
         stop.withdraw(telemetry.say)
@@ -59,8 +57,8 @@ def train(training: Training) -> int:
 
 def run_steps(training: Training, state: TrainingState, telemetry: Telemetry, stop: StopRequest) -> int:
     """The remaining steps, with what falls due between them; returns the process's exit code."""
-    run, last = training.run, training.run.optim.steps
-    batches = TrainingBatches(training.shards, training.plan, run.seed)
+    plan, run, last = training.plan, training.plan.run, training.plan.run.optim.steps
+    batches = TrainingBatches(plan.shards, training.batches, run.seed)
     telemetry.started()
     for micro_batches in telemetry.own_time.reading(batches.from_step(state.step, last)):
         result, loss, stopping = optimizer_step(
@@ -68,21 +66,21 @@ def run_steps(training: Training, state: TrainingState, telemetry: Telemetry, st
             losses(training, state.step, micro_batches, telemetry),
             lambda: bool(stop) or training.watchdog.launcher_gone,
             rate_after(run, state.updates),
-            scale_after(run, state.updates),
+            UNSCALED if run.optim.adam_bias_correction else without_bias_correction(state.updates, run.optim.betas),
         )
-        require_finite(result, loss, state.step, batches, training.folder)
+        require_finite(result, loss, state.step, batches, plan.folder)
         if warning := state.advance(result, loss):
             telemetry.say(warning)
         telemetry.step_done(state, result)
-        if training.held_out is not None and due(run.evaluate_every, state.step, last):
-            telemetry.evaluated(state, evaluate(training, training.held_out))
+        if plan.held_out is not None and due(run.evaluate_every, state.step, last):
+            telemetry.write("held_out", state, evaluate(training, plan.held_out))
         training.watchdog.step_done(state.step)
         if stopping or due(run.checkpoint_every, state.step, last):
             save_state(training, state, telemetry, must=stopping or state.step == last)
         if stopping and state.step < last:
             telemetry.say(f"stopped on request after step {state.step}; run the same command to resume")
             return EXIT_STOPPED
-    telemetry.say(f"done: {state.step} steps, {state.step - state.updates} skipped; see {training.folder}")
+    telemetry.say(f"done: {state.step} steps, {state.step - state.updates} skipped; see {plan.folder}")
     return 0
 
 
@@ -92,22 +90,22 @@ def losses(
     """The forward of each of this rank's micro-batches: its loss to differentiate, and its part of the step's."""
     engine = training.engine
     for number, batch in enumerate(micro_batches):
-        torch.manual_seed(key_of(training.run.seed, step, number, engine.world.rank))  # dropout's only source
+        torch.manual_seed(key_of(training.plan.run.seed, step, number, engine.world.rank))  # dropout's only source
         training.watchdog.progress(f"reading the data of step {step + 1}")
         batch = batch.to(engine.device)
         with telemetry.own_time.computing():
             output = engine.forward(batch, entropies=telemetry.watching)
-        yield output.loss, output.loss.detach() / training.plan.micro_batches
+        yield output.loss, output.loss.detach() / training.batches.micro_batches
         telemetry.forward_done(batch, output)
 
 
 @torch.no_grad()
 def evaluate(training: Training, held_out: Shards) -> dict[str, Any]:
     """The metrics of the held-out part, over all ranks. Collective."""
-    engine = training.engine
+    engine, sequences = training.engine, training.plan.run.evaluate_sequences
     reported = Reported(engine)
     engine.module.eval()
-    for batch in held_out_batches(held_out, training.run.evaluate_sequences, training.plan, HELD_OUT_SEED):
+    for batch in held_out_batches(held_out, sequences, training.batches, HELD_OUT_SEED):
         training.watchdog.progress("a batch of the evaluation")
         batch = batch.to(engine.device)
         reported.add(batch, engine.forward(batch, entropies=True), watched=True)
@@ -122,14 +120,21 @@ def save_state(training: Training, state: TrainingState, telemetry: Telemetry, m
         NotSaved: on every rank, where the disk did not take it and it `must` be; else the run goes on and says so.
         Lost: on the first rank; the folder is another command's.
     """
-    engine, folder, run = training.engine, training.folder / CHECKPOINTS, training.run
+    engine, folder, run = training.engine, training.plan.folder, training.plan.run
     engine_state, problem = engine.full_state(), None
     if engine.world.is_first:
-        confirm(training.folder / LOCK)
-        kept: Any = {"keep_last": run.keep_checkpoints, "keep_every": run.keep_every}
+        confirm(folder / LOCK)
         try:
-            require_described(training, telemetry.say)
-            saved = save(folder, state.step, engine_state, asdict(state), say=telemetry.say, **kept)
+            require_described(training.plan, telemetry.say)
+            saved = save(
+                folder / CHECKPOINTS,
+                state.step,
+                engine_state,
+                asdict(state),
+                keep_last=run.keep_checkpoints,
+                keep_every=run.keep_every,
+                say=telemetry.say,
+            )
             telemetry.say(f"saved {saved.folder}")
         except NotSaved as error:
             problem = str(error)
@@ -139,17 +144,17 @@ def save_state(training: Training, state: TrainingState, telemetry: Telemetry, m
         telemetry.say(f"WARNING: {problem}; training goes on, and tries again when the next checkpoint is due")
 
 
-def require_described(training: Training, say: Callable[[str], None]) -> None:
+def require_described(plan: Plan, say: Callable[[str], None]) -> None:
     """Makes a run folder again that was removed under the run: a checkpoint alone is no run.
 
     Raises:
         NotSaved: it cannot be made.
     """
-    folder = training.folder
+    folder = plan.folder
     if (folder / DESCRIPTION).exists():
         return
     try:
-        training.write_folder()
+        write_run(folder, plan.description, plan.deepspeed.json)
     except OSError as error:
         raise NotSaved(f"{folder} was removed while the run went on, and cannot be made again ({error})") from error
     say(

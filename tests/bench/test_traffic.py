@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.traffic import CONFIGS
+from bench.traffic import CONFIGS, least_traffic
 from tests.conftest import REPOSITORY, free_port
 
 VOCABULARY = 200
@@ -23,6 +23,18 @@ def traffic(*arguments: str) -> dict[str, tuple[float, float]]:
     assert finished.returncode == 0, finished.stderr
     lines = re.findall(r"^(\S+) .* asked .*\((\S+)\) .* sent .*\((\S+)\)$", finished.stdout, re.MULTILINE)
     return {name: (float(asked), float(sent)) for name, asked, sent in lines}
+
+
+def test_what_ranks_exchange_is_two_passes_over_the_weights_and_one_more_for_each_micro_batch_that_sums() -> None:
+    weights = 1000 * 2 * 7 / 8
+    assert [least_traffic(stage, 1000, element=2, world_size=8) for stage in range(4)] == [2 * weights] * 4
+    assert [least_traffic(stage, 1000, element=2, world_size=8, micro_batches=3) for stage in range(4)] == [
+        2 * weights,
+        2 * weights,
+        4 * weights,
+        4 * weights,
+    ]
+    assert least_traffic(1, 1000, element=2, world_size=1) == 0
 
 
 @pytest.mark.long

@@ -3,7 +3,7 @@
 import pytest
 
 from foundation.config import ConfigError
-from pretrain.config import with_overrides
+from pretrain.config import RunConfig, with_overrides
 from pretrain.presets import PRESETS, with_objective
 
 RUN = PRESETS["small"].run
@@ -69,6 +69,15 @@ def test_an_objective_takes_its_own_switches_and_refuses_those_of_others_all_at_
         "--set: got 'objective.ratio_clip=2', which mlm",
     ]
     assert len(error.value.problems) == 3
+
+
+def test_an_unknown_switch_of_a_written_objective_is_told_all_the_switches_of_that_objective() -> None:
+    values = RUN.model_dump(mode="json")
+    values["objective"] |= {"lambda": 1}
+    expected = ", ".join(type(RUN.objective).model_fields)
+    with pytest.raises(ConfigError, match=f"objective: unknown key 'lambda'; expected one of {expected}$"):
+        RunConfig.from_values(values, "run.json")
+    assert "lambda1" in expected
 
 
 def test_a_step_without_a_checkpoint_cannot_be_kept() -> None:

@@ -9,7 +9,8 @@ import pytest
 from foundation.command_line import parse_options
 from foundation.config import ConfigError
 from pretrain.run import main
-from pretrain.training.plan import RunOptions, make_plan
+from pretrain.training.options import RunOptions
+from pretrain.training.plan import make_plan
 from pretrain.training.run_folder import read_run, write_run
 from tests.pretrain.conftest import fill
 from tests.pretrain.training.test_plan import options

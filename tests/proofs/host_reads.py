@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from foundation.command_line import run_command
 from pretrain.run import main
-from pretrain.training.plan import RunOptions
+from pretrain.training.options import RunOptions
 
 WAITING = {
     *("item", "tolist", "numpy", "cpu", "nonzero", "equal", "allclose", "unique", "masked_select", "__array__"),

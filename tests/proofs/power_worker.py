@@ -40,7 +40,7 @@ if __name__ == "__main__":
     from pretrain import evaluate, export, run
     from pretrain.evaluate import EvaluateOptions
     from pretrain.export import ExportOptions
-    from pretrain.training.plan import RunOptions
+    from pretrain.training.options import RunOptions
 
     commands = {"run": (run, RunOptions), "evaluate": (evaluate, EvaluateOptions), "export": (export, ExportOptions)}
     command, options = commands[sys.argv.pop(1)]

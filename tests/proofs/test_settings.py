@@ -27,7 +27,8 @@ from pretrain.presets import PAPER, PRESETS
 from pretrain.training.assembly import build_training
 from pretrain.training.guards import NotFinite
 from pretrain.training.models import build_model
-from pretrain.training.plan import RunOptions, make_plan
+from pretrain.training.options import RunOptions
+from pretrain.training.plan import make_plan
 from pretrain.training.starts import Startup
 from pretrain.training.train import train
 from tests.conftest import REPOSITORY

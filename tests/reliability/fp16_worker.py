@@ -9,7 +9,7 @@ sys.path[0] = str(Path(__file__).resolve().parents[2])
 from foundation.command_line import run_command
 from pretrain.engine import deepspeed_config, engine  # the engine before DeepSpeed: it says on what it runs
 from pretrain.run import main
-from pretrain.training.plan import RunOptions
+from pretrain.training.options import RunOptions
 from tests.pretrain.engine.engine_worker import allow_fp16_on_cpu
 
 resolve = deepspeed_config.resolve

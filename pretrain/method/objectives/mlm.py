@@ -32,7 +32,7 @@ class MaskedLM(Objective):
     """Replaces nothing; parameter names are `ElectraForMaskedLM`'s."""
 
     title = "masked language model"
-    auto_class = "AutoModelForMaskedLM"
+    exports = {".": ("ElectraForMaskedLM", "electra", "generator_predictions", "generator_lm_head")}
     sampling_passes = 0
 
     class Config(ObjectiveConfig):

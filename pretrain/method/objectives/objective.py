@@ -42,8 +42,8 @@ class Objective(nn.Module, ABC):
     Config: ClassVar[type[ObjectiveConfig]]
     title: ClassVar[str]
     """Heads the model card."""
-    auto_class: ClassVar[str]
-    """Of transformers, for the model that an export has at its top."""
+    exports: ClassVar[dict[str, tuple[str, ...]]]
+    """What an export holds: by folder, Hugging Face's class and the modules here, the encoder first."""
     sampling_passes: ClassVar[int]
     """Products of states and vocabulary that the sampling head takes in a step: 1 forward, 2 more for its gradient."""
 
@@ -51,6 +51,18 @@ class Objective(nn.Module, ABC):
         super().__init__()
         self.objective = objective
         self.special_mask_id = special_mask_id
+
+    def start(self) -> None:
+        """Initializes the objective's own parameters, given the generator's."""
+
+    def outputs(self, batch: Any) -> dict[str, Any]:
+        """The forward by the distribution that replacements are drawn from, that of training last."""
+        return {"p_G": self(batch, entropies=True)}
+
+    def exported(self, folder: str) -> nn.ModuleDict:
+        """The modules in this folder of an export, under Hugging Face's names."""
+        _, encoder, *heads = self.exports[folder]
+        return nn.ModuleDict({"electra": getattr(self, encoder)} | {head: getattr(self, head) for head in heads})
 
     @staticmethod
     @abstractmethod

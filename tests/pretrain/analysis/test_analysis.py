@@ -36,9 +36,6 @@ def observations(**changes: object) -> Observations:
         "actual_loss": np.array([0.2, 0.8, 0.7, 0.9]),
         "sampled_other": np.array([True, True, False, False]),
         "ratio": np.array([0.5, 2.0, 1.0, 0.5]),
-        "log_p_original": np.log([0.9, 0.5, 0.25, 0.05]),
-        "predicted": np.array([True, True, False, False]),
-        "largest_p_G": np.array([0.95, 0.91, 0.55, 0.05]),
         "largest_q": np.array([0.65, 0.99, 0.35, 1.0 + 1e-7]),
         "entropy_q": np.array([1.0, 2.0, 3.0, 6.0]),
     }
@@ -46,12 +43,18 @@ def observations(**changes: object) -> Observations:
 
 
 def observed(**under: Observations) -> Observed:
-    return Observed(under, {}, {"mlm_accuracy": 0.2})
+    return Observed(ORIGINALS, under, {}, {"mlm_accuracy": 0.2})
+
+
+ORIGINALS = OriginalTokens(
+    log_p_original=np.log([0.9, 0.5, 0.25, 0.05]),
+    predicted=np.array([True, True, False, False]),
+    sequence=np.array([0, 0, 1, 1]),
+)
 
 
 def test_the_generators_numbers_are_means_over_masked_positions() -> None:
-    seen = observations()
-    found = generator(OriginalTokens(seen.log_p_original, seen.predicted, seen.sequence))
+    found = generator(ORIGINALS)
     assert found["mlm_accuracy"].value == 0.5
     assert as_json(found["mlm_accuracy"])[1:] == [0, 1]  # right in one sequence, wrong in the other
     assert found["mlm_loss"].value == pytest.approx(-np.log([0.9, 0.5, 0.25, 0.05]).mean())
@@ -123,7 +126,7 @@ def test_an_estimate_that_follows_the_loss_within_classes_is_above_the_class_mea
 
 
 def test_shares_of_the_maximum_probability_are_counted_in_tenths() -> None:
-    own, plain = observations(), observations(largest_q=observations().largest_p_G)
+    own, plain = observations(), observations(largest_q=np.array([0.95, 0.91, 0.55, 0.05]))
     shares = {name: certainty(seen)[0] for name, seen in (("p_G", plain), ("p_S", own))}
     assert [share.value for share in shares["p_G"]] == [0.25, 0, 0, 0, 0, 0.25, 0, 0, 0, 0.5]
     assert [share.value for share in shares["p_S"]] == [0, 0, 0, 0.25, 0, 0, 0.25, 0, 0, 0.5]
@@ -156,8 +159,6 @@ def test_the_weighted_estimate_of_a_better_distribution_has_less_variance_by_mor
             ratio=np.ones(8000) if name == "p_G" else np.where(loss, 1 / 3, 0.9 / 0.7),
             estimated_loss=np.empty(0),
             sampled_other=loss,
-            log_p_original=np.full(8000, -1.0),
-            predicted=loss,
             largest_q=np.full(8000, 0.9),
             entropy_q=np.full(8000, 2.0),
         )

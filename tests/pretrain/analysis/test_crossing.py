@@ -38,7 +38,7 @@ def candidate(name: str, model: Electra, batches: list[Batch], folder: Path) -> 
     weights = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     checkpoint = save(folder, 10, EngineState(0, {}, weights, {}), {}, keep_last=1)
     observed = observe(model, batches, CPU)
-    return Candidate(name, description, checkpoint, observed.tokens, analyse(observed)["detection"])
+    return Candidate(name, description, checkpoint, {}, observed.tokens, analyse(observed)["detection"])
 
 
 @pytest.fixture

@@ -25,8 +25,7 @@ def test_both_distributions_are_observed_with_one_pass_of_the_generator(
     assert passes == {"generator": 2, "discriminator": 4}
     own, plain = under["p_S"], under["p_G"]
     assert np.allclose(plain.ratio, 1, atol=1e-5) and not np.allclose(own.ratio, 1, atol=1e-2)
-    assert np.array_equal(own.largest_p_G, plain.largest_p_G)
-    assert np.allclose(plain.largest_p_G, plain.largest_q, rtol=1e-5)
+    assert not np.allclose(own.largest_q, plain.largest_q, atol=1e-2)
     assert own.sequence.tolist() == [0, 0, 1, 1, 2, 3, 3, 4, 4, 5] and own.sequences == 6
 
 

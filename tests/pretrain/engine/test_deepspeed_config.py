@@ -16,7 +16,7 @@ from pretrain.engine.deepspeed_keys import REFUSED_KEYS
 from pretrain.engine.engine import Engine
 from pretrain.engine.optim import OptimConfig, parameter_groups
 from pretrain.job.processes import start_processes
-from pretrain.training.plan import RunOptions
+from pretrain.training.options import RunOptions
 from tests.deepspeed_values import values_of
 from tests.pretrain.engine import engine_worker as worker
 

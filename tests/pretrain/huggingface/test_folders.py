@@ -62,7 +62,7 @@ def test_relative_position_survives_the_round_trip(tmp_path: Path, stock_folder:
         ({"model_type": "bert"}, "model_type 'bert'; expected an ELECTRA model"),
         ({"hidden_act": "relu"}, "hidden_act 'relu'; expected 'gelu'"),
         ({"hidden_size": 48}, "do not fit its config.json"),
-        ({"num_hidden_layers": 3}, "lacks 16 weights of its configuration, such as encoder.layer.2"),
+        ({"num_hidden_layers": 3}, "lacks 16 weights of its configuration, such as electra.encoder.layer.2"),
         (
             {"num_hidden_layers": 1},
             "16 weights for which its config.json has no place, such as electra.encoder.layer.1",

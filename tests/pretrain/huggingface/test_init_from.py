@@ -17,7 +17,8 @@ from pretrain.huggingface.export import export
 from pretrain.huggingface.folders import read_weights
 from pretrain.method.electra import Electra
 from pretrain.training.models import build_model, initial_model, load_trained
-from pretrain.training.plan import RunOptions, make_plan
+from pretrain.training.options import RunOptions
+from pretrain.training.plan import make_plan
 from tests.conftest import REPOSITORY
 from tests.pretrain.training.test_train import Launch, finished, run_arguments
 

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
-from pretrain.training.doubts import doubts, too_long
-from pretrain.training.plan import Plan, RunOptions, make_plan
+from pretrain.training.doubts import disk_needed, doubts, too_long
+from pretrain.training.models import build_model
+from pretrain.training.options import RunOptions
+from pretrain.training.plan import Plan, make_plan
 
 PARAMETERS = 10**7
 SENSIBLE: dict[str, Any] = {"preset": "tiny"}
@@ -99,6 +101,15 @@ def test_checkpoints_that_the_run_has_already_are_no_shortage(
     with (checkpoint / "weights.safetensors").open("wb") as file:
         file.truncate(48 * PARAMETERS)
     assert doubts(plan, PARAMETERS, on_gpus=True) == []
+
+
+def test_a_checkpoint_is_weights_and_two_moments_in_fp32_and_one_more_is_there_than_is_kept(
+    shards_folder: Path, tmp_path: Path
+) -> None:
+    plan = planned(shards_folder, tmp_path, **SENSIBLE, set=("keep_checkpoints=2",))
+    model = build_model(plan.description)
+    weights = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+    assert disk_needed(plan, sum(parameter.numel() for parameter in model.parameters())) == (2 + 1) * 3 * weights
 
 
 def test_only_a_run_of_months_is_too_long() -> None:

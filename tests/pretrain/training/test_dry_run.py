@@ -6,7 +6,7 @@ import pytest
 
 from foundation.config import ConfigError
 from pretrain.run import main
-from pretrain.training.plan import RunOptions
+from pretrain.training.options import RunOptions
 
 
 def options(shards: Path, **changes: object) -> RunOptions:

@@ -9,16 +9,13 @@ from foundation.config import ConfigError
 from pretrain.config import with_overrides
 from pretrain.engine.deepspeed_config import resolve
 from pretrain.method.objectives import objective_class
-from pretrain.method.objectives.hardness import HPLoss
 from pretrain.method.objectives.mlm import MaskedLM
 from pretrain.model.config import ModelConfig
 from pretrain.model.encoder import ElectraEncoder, Embeddings
 from pretrain.presets import preset, with_objective
 from pretrain.training.estimates import (
-    checkpoint_bytes,
     flops_per_token,
     least_parameters,
-    least_traffic,
     memory_per_gpu,
     require_memory,
 )
@@ -76,25 +73,6 @@ def test_states_of_a_gpu_shrink_as_zero_partitions_them(file: str, bytes_a_param
     memory = memory_per_gpu(deepspeed, 4, 1000, run.model, VOCABULARY, 128)
     assert memory.weights + memory.gradients + memory.optimizer == pytest.approx(1000 * bytes_a_parameter)
     assert deepspeed.precision == file[-4:]
-
-
-def test_a_checkpoint_is_weights_and_moments_in_fp32() -> None:
-    run = preset("tiny").run
-    model = HPLoss(run.model, run.objective, VOCABULARY, MASK)
-    weights = sum(parameter.numel() * 4 for parameter in model.parameters())
-    assert checkpoint_bytes(sum(parameter.numel() for parameter in model.parameters())) == 3 * weights
-
-
-def test_what_ranks_exchange_is_two_passes_over_the_weights_and_one_more_for_each_micro_batch_that_sums() -> None:
-    weights = 1000 * 2 * 7 / 8
-    assert [least_traffic(stage, 1000, element=2, world_size=8) for stage in range(4)] == [2 * weights] * 4
-    assert [least_traffic(stage, 1000, element=2, world_size=8, micro_batches=3) for stage in range(4)] == [
-        2 * weights,
-        2 * weights,
-        4 * weights,
-        4 * weights,
-    ]
-    assert least_traffic(1, 1000, element=2, world_size=1) == 0
 
 
 @pytest.mark.parametrize(

@@ -56,13 +56,6 @@ def test_sums_of_parts_are_the_sum_of_the_whole(batch: Batch, make_electra: Call
     assert torch.allclose(whole.vector, parts.vector, rtol=1e-5)
 
 
-def test_reset_forgets_everything(batch: Batch, make_electra: Callable[..., Electra]) -> None:
-    sums = MetricSums(torch.device("cpu"))
-    sums.add(batch, make_electra(name="electra")(batch))
-    sums.reset()
-    assert sums.vector.abs().sum().item() == 0
-
-
 def test_without_a_discriminator_only_the_generator_is_summed_up(batch: Batch) -> None:
     model = new_model("mlm")
     sums = MetricSums(torch.device("cpu"))

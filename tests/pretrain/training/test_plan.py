@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from foundation.config import ConfigError
-from pretrain.training.plan import REPOSITORY, RunOptions, make_plan
+from pretrain.training.options import RunOptions
+from pretrain.training.plan import REPOSITORY, make_plan
 
 
 def options(shards: Path, output: Path, **changes: object) -> RunOptions:

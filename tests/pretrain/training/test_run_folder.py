@@ -119,7 +119,7 @@ def test_a_switch_that_an_old_run_could_not_have_had_is_refused(tmp_path: Path, 
     write_run(tmp_path / "run", description, {})
     path = tmp_path / "run" / "run.json"
     for objective, problem in (
-        ({"name": "hp_loss", "mixture": 0.1}, r"run\.objective\.mixture: unknown key"),
+        ({"name": "hp_loss", "mixture": 0.1}, r"run\.objective: unknown key 'mixture'; expected one of .* lambda1,"),
         ({"name": "hp_los"}, r"run\.objective: got name 'hp_los', expected one of hp_loss, hp_dist, electra, mlm"),
         ({"name": []}, r"run\.objective: got name \[\], expected one of hp_loss"),
         (None, r"run\.objective: got name None, expected one of hp_loss"),

@@ -94,17 +94,6 @@ def test_an_example_is_a_record_and_stands_on_the_board_as_it_is(tmp_path: Path)
     assert max(map(len, lines)) <= 100 and " ".join(lines) == text
 
 
-def test_a_silent_log_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    log = RunLog(tmp_path, step=0, total_steps=100, silent=True)
-    log.write("train", 10, VALUES)
-    log.write_histograms("train", 10, {"logit": Histogram(Bins(0.0, 1.0, 2), torch.ones(2))})
-    log.write_example(10, "text")
-    log.say("hello")
-    log.close()
-    assert capsys.readouterr().out == ""
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # of TensorBoard's writer
 def test_while_the_disk_is_full_records_wait_and_the_run_is_told(
     small_disk: Path, capsys: pytest.CaptureFixture[str]

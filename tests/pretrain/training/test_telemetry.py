@@ -12,7 +12,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from pretrain.job.processes import start_processes
 from pretrain.job.watchdog import Watchdog
 from pretrain.training.assembly import build_training
-from pretrain.training.plan import RunOptions, make_plan
+from pretrain.training.options import RunOptions
+from pretrain.training.plan import make_plan
 from pretrain.training.run_log import flat, read_records
 from pretrain.training.starts import Startup
 from pretrain.training.train import train

@@ -21,7 +21,8 @@ from pretrain.job.processes import start_processes
 from pretrain.job.watchdog import Watchdog
 from pretrain.training.assembly import build_training
 from pretrain.training.models import load_trained
-from pretrain.training.plan import RunOptions, make_plan
+from pretrain.training.options import RunOptions
+from pretrain.training.plan import make_plan
 from pretrain.training.run_log import flat, read_records
 from pretrain.training.starts import Startup
 from pretrain.training.stragglers import OwnTime

@@ -16,7 +16,7 @@ def test_every_objective_of_the_registry_says_all_that_is_asked_of_one(name: str
     assert issubclass(trained, Objective)
     assert get_args(trained.Config.model_fields["name"].annotation) == (name,)
     assert trained.Config.from_values({}).name == name
-    assert trained.title and trained.auto_class.startswith("AutoModel") and trained.sampling_passes >= 0
+    assert trained.title and trained.exports["."][0].startswith("ElectraFor") and trained.sampling_passes >= 0
     assert trained.encoders(SMALL_MODEL, VOCABULARY)
 
 

@@ -1,0 +1,24 @@
+"""Claims about the options of a run."""
+
+import subprocess
+import sys
+
+import pytest
+
+from foundation.command_line import parse_options
+from foundation.config import ConfigError
+from pretrain.method.objectives import OBJECTIVES
+from pretrain.training.options import RunOptions
+from tests.conftest import REPOSITORY
+
+
+def test_the_options_are_known_without_what_takes_long_to_import() -> None:
+    code = "import sys; import pretrain.training.options; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY).returncode == 0
+
+
+def test_the_objectives_are_those_of_the_registry() -> None:
+    for name in OBJECTIVES:
+        assert parse_options(RunOptions, "", ["--objective", name]).objective == name
+    with pytest.raises(ConfigError, match=r"objective: got 'other', expected: .*'hp_loss', 'hp_dist', 'electra' or"):
+        parse_options(RunOptions, "", ["--objective", "other"])
