@@ -97,7 +97,7 @@ class SpanHead(nn.Module):
 
 
 class QuestionAnswerer(nn.Module):
-    """Encoder and head; targets as in `squad_features.Windows`."""
+    """Encoder and head; targets as in `features.Windows`."""
 
     def __init__(self, encoder: ElectraEncoder, kind: HeadKind) -> None:
         super().__init__()
