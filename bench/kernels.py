@@ -138,7 +138,7 @@ def token_probability(options: KernelOptions) -> Pair:
 
     def ours() -> Tensor:
         values_XV = logits_XV.detach()
-        return log_probability(logits_XV, values_XV.softmax(-1), largest(values_XV), ids_X)
+        return log_probability(logits_XV, values_XV.softmax(-1), ids_X)
 
     return Pair("log-probability of a token", backward(theirs), backward(ours))
 

@@ -102,6 +102,8 @@ class FinetuneOptions(StrictConfig):
     """precision, ZeRO stage, micro-batch (ds_configs/zero0_fp32.json)"""
     set: tuple[str, ...] = ()
     """overrides of that file, such as deepspeed.train_micro_batch_size_per_gpu=8"""
+    output: Path
+    """folder of results.jsonl"""
     local_rank: Annotated[int, HIDDEN] = 0
 
     def overrides(self) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """The command line of every entry point, derived from a `StrictConfig`: names, types, defaults and help in one place.
 
-A field is an option `--field`; `Annotated[..., POSITIONAL]` makes it an argument without a flag and
+A field is an option `--field`; `Annotated[..., POSITIONAL]` makes it an argument without a flag, required, and
 `Annotated[..., HIDDEN]` leaves it out of `--help`. A tuple of any length may come in parts, `--set a=1 --set b=2`; any
 other option stands there once. Exit codes: 0 done, 1 failed, 2 bad usage or configuration, 75 stopped on request with a
 checkpoint written, 130 interrupted, 141 what it prints is read no further.
@@ -33,7 +33,6 @@ EXIT_INTERRUPTED = 130  # the shell's convention for a process ended by Ctrl-C: 
 EXIT_UNREAD = 141  # the same for one whose output goes into a pipe that was closed, as by `| head`: 128 + SIGPIPE
 
 Options = TypeVar("Options", bound=StrictConfig)
-_OUTPUTS = (1, 2)  # file numbers of what a process prints
 _METAVARS = {int: "N", float: "X", Path: "PATH", str: "NAME"}
 
 
@@ -72,7 +71,13 @@ def run_command(main: Callable[[Options], int | None], options_class: type[Optio
             written = _written()
         return code if written else code or EXIT_FAILED
     except BrokenPipeError:
-        if not _unread():
+        streams = select.poll()
+        for number in (1, 2):  # output and errors
+            streams.register(number, 0)
+        unread = [number for number, event in streams.poll(0) if event & select.POLLERR]
+        for number in unread:
+            _send_nowhere(number)
+        if not unread:
             raise
         return EXIT_UNREAD
 
@@ -104,22 +109,10 @@ def _written() -> bool:
     return True
 
 
-def _unread() -> bool:
-    """Whether nobody reads what this process prints; from then on it goes nowhere."""
-    streams = select.poll()
-    for number in _OUTPUTS:
-        streams.register(number, 0)
-    closed = [number for number, event in streams.poll(0) if event & select.POLLERR]
-    for number in closed:
-        _send_nowhere(number)
-    return bool(closed)
-
-
 def _send_nowhere(number: int) -> None:
     """Lets what is printed from here on, and what is left at exit, go nowhere."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, number)
-    os.close(nowhere)
+    with Path(os.devnull).open("wb") as nowhere:
+        os.dup2(nowhere.fileno(), number)
 
 
 def print_problems(problems: Iterable[str]) -> None:
@@ -133,14 +126,8 @@ def printable(text: str) -> str:
 
     For what others named, such as files and hosts: such a name could move the cursor, or fake a line of its own.
     """
-    return "".join(character if character.isprintable() else _escaped(character) for character in text)
-
-
-def _escaped(character: str) -> str:
-    """As Python writes it; a byte of a name that is not UTF-8, which Python keeps as a surrogate, as the byte."""
-    if "\udc80" <= character <= "\udcff":
-        return f"\\x{ord(character) - 0xDC00:02x}"
-    return character.encode("unicode_escape").decode()
+    escaped = (part if part.isprintable() else part.encode("unicode_escape").decode() for part in text)
+    return "".join(part.replace(r"\udc", r"\x") for part in escaped)  # a byte that is not UTF-8 is kept as U+DC00 + it
 
 
 def parse_options(
@@ -165,24 +152,21 @@ def parse_options(
 def _add_option(parser: argparse.ArgumentParser, name: str, field: FieldInfo) -> None:
     settings: dict[str, Any] = {"help": argparse.SUPPRESS if HIDDEN in field.metadata else _help(field)}
     annotation = _bare(field.annotation)
-    if annotation is bool:
-        parser.add_argument(f"--{name}", action=_Once, nargs=0, **settings)
-        return
     if get_origin(annotation) is tuple:
         inner = get_args(annotation)
         settings["nargs"] = "+" if Ellipsis in inner else len(inner)
         annotation = _bare(inner[0])
-    if get_origin(annotation) is Literal:
-        settings["metavar"] = "|".join(str(choice) for choice in get_args(annotation))
-    elif POSITIONAL not in field.metadata:
-        settings["metavar"] = _METAVARS.get(annotation, "VALUE") if annotation else "VALUE"
-    if POSITIONAL not in field.metadata:
-        action = "extend" if settings.get("nargs") == "+" else _Once
-        parser.add_argument(f"--{name}", action=action, required=field.is_required(), **settings)
+    if POSITIONAL in field.metadata:
+        parser.add_argument(name, **settings)
         return
-    if not field.is_required():
-        settings["nargs"] = "*" if settings.get("nargs") == "+" else "?"
-    parser.add_argument(name, **settings)
+    if annotation is bool:
+        settings["nargs"] = 0
+    elif get_origin(annotation) is Literal:
+        settings["metavar"] = "|".join(str(choice) for choice in get_args(annotation))
+    else:
+        settings["metavar"] = _METAVARS.get(annotation, "VALUE")
+    action = "extend" if settings.get("nargs") == "+" else _Once
+    parser.add_argument(f"--{name}", action=action, required=field.is_required(), **settings)
 
 
 def _bare(annotation: Any) -> Any:

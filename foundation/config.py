@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self, get_args
@@ -13,6 +14,8 @@ SHOWN = 80
 """Characters of a value that an error shows."""
 LONGEST_PATH, LONGEST_NAME = 4095, 255
 """Bytes, on Linux."""
+_NO_TEXT = re.compile(r"[\ud800-\udfff]")
+"""A byte that is not UTF-8, as Python keeps it in a name, or half of a character in UTF-16."""
 MOST = 2**53
 """The largest count: JSON and floats hold every whole number up to here."""
 
@@ -53,7 +56,7 @@ class StrictConfig(StrictRecord):
             if isinstance(part, bool) and bool not in types and (int in types or float in types):
                 raise PydanticCustomError("no_switch", "input should be a number, neither true nor false")
             is_name = isinstance(part, Path) or Path in types
-            if isinstance(part, (str, Path)) and not _is_text(str(part)) and not (is_name and cls.takes_any_name):
+            if isinstance(part, (str, Path)) and _NO_TEXT.search(str(part)) and not (is_name and cls.takes_any_name):
                 raise PydanticCustomError("no_text", "input should be text in UTF-8; use another name")
             if is_name:
                 require_file_name(str(part))
@@ -130,14 +133,6 @@ def _types(annotation: Any) -> list[Any]:
     for part in types:
         types += get_args(part)
     return types
-
-
-def _is_text(name: str) -> bool:
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _known_fields(config_class: type[BaseModel], location: tuple[Any, ...]) -> str:

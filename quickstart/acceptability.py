@@ -30,8 +30,6 @@ class AcceptabilityOptions(StrictConfig):
     """text that pre-training never sees"""
     output: Path = QUICKSTART / "glue" / "CoLA"
     """folder for train.tsv and dev.tsv"""
-    seed: int = 0
-    """seed of the choice of sentences and of the swaps"""
 
 
 def main(options: AcceptabilityOptions) -> None:
@@ -44,7 +42,7 @@ def main(options: AcceptabilityOptions) -> None:
         text = options.input.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--input {options.input}: {error}; run quickstart/corpus.py to write it") from None
-    rows = examples(list(sentences(text)), random.Random(options.seed))
+    rows = examples(list(sentences(text)), random.Random(0))
     if len(rows) < DEV_SIZE + TRAIN_SIZE:
         raise ConfigError(
             f"--input {options.input}: got {len(rows)} sentences of {FEWEST_WORDS} to {MOST_WORDS} words, "

@@ -68,7 +68,7 @@ def main(options: CorpusOptions) -> None:
     seen: set[str] = set()
     task_documents: list[str] = []
     size = count = 0
-    for name, folder in sources():
+    for name, folder in sources().items():
         corpus_documents: list[str] = []
         for document in documents(python_files(folder), seen):
             (task_documents if is_set_aside(document) else corpus_documents).append(document)
@@ -87,14 +87,11 @@ def main(options: CorpusOptions) -> None:
         )
 
 
-def sources() -> Iterator[tuple[str, Path]]:
-    """Every source of prose that is installed: its name and folder."""
+def sources() -> dict[str, Path]:
+    """Every source of prose that is installed: its folder by its name."""
     paths = sysconfig.get_paths()
-    yield "python", Path(paths["stdlib"])
-    for name in PACKAGES:
-        folder = Path(paths["purelib"]) / name
-        if folder.is_dir():
-            yield name, folder
+    folders = {"python": Path(paths["stdlib"])} | {name: Path(paths["purelib"], name) for name in PACKAGES}
+    return {name: folder for name, folder in folders.items() if folder.is_dir()}
 
 
 def python_files(folder: Path) -> list[Path]:
@@ -155,20 +152,18 @@ def is_prose(paragraph: str) -> bool:
 
 def _blocks(text: str) -> Iterator[list[str]]:
     """Runs of lines of one indentation between blank lines; a list item is a run of its own."""
-    block: list[str] = []
-    indent = -1
+    blocks: list[list[str]] = [[]]
+    indent = 0
     for raw in text.expandtabs().splitlines():
         item = BULLET.match(raw)
         line = " " * item.end() + raw[item.end() :] if item else raw
         line_indent = len(line) - len(line.lstrip())
-        if block and (not line.strip() or item or line_indent != indent):
-            yield block
-            block = []
+        if item or not line.strip() or line_indent != indent:
+            blocks.append([])
         if line.strip():
-            block.append(line.strip())
-            indent = line_indent
-    if block:
-        yield block
+            blocks[-1].append(line.strip())
+        indent = line_indent
+    return filter(None, blocks)
 
 
 def _plain(block: list[str]) -> str:

@@ -42,7 +42,9 @@ class QuickstartOptions(StrictConfig):
 
 
 def main(options: QuickstartOptions) -> int:
-    """Runs every stage and prints the table; 1 when a stage fails or a demand is not met."""
+    """Runs every stage and prints results, times and where to look; 1 when a stage fails or a demand is not met."""
+    from quickstart.summary import read_results, show, table
+
     os.chdir(REPOSITORY)
     start_afresh()
     seconds = {}
@@ -55,7 +57,17 @@ def main(options: QuickstartOptions) -> int:
             print(f"quickstart: {name} ended with exit code {code}", file=sys.stderr)
             return 1
         seconds[name] = time.monotonic() - started
-    return summarise(seconds)
+    rows = table(read_results(RUN, SCORES))
+    print(
+        f"\n{show(rows)}\n",
+        "seconds  " + ", ".join(f"{name} {spent:.0f}" for name, spent in seconds.items()),
+        f"in all   {sum(seconds.values()) / 60:.1f} minutes",
+        f"figures  {RUN}/evaluation/*.png, {SCORES}/report.png",
+        f"scores   {SCORES}/report.md",
+        f"curves   tensorboard --logdir {RUN}/tensorboard",
+        sep="\n",
+    )
+    return int(any(row.passed is False for row in rows))
 
 
 def start_afresh() -> None:
@@ -102,23 +114,6 @@ def run_stage(command: str) -> int:
     """Runs a command with this Python's `python` and `deepspeed`; returns its exit code."""
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
     return subprocess.run(shlex.split(command), env=os.environ | {"PATH": path}).returncode
-
-
-def summarise(seconds: dict[str, float]) -> int:
-    """Prints results, times and where to look; 1 when a demand is not met."""
-    from quickstart.summary import read_results, show, table
-
-    rows = table(read_results(RUN, SCORES))
-    print(
-        f"\n{show(rows)}\n",
-        "seconds  " + ", ".join(f"{name} {spent:.0f}" for name, spent in seconds.items()),
-        f"in all   {sum(seconds.values()) / 60:.1f} minutes",
-        f"figures  {RUN}/evaluation/*.png, {SCORES}/report.png",
-        f"scores   {SCORES}/report.md",
-        f"curves   tensorboard --logdir {RUN}/tensorboard",
-        sep="\n",
-    )
-    return int(any(row.passed is False for row in rows))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,28 @@
-"""Where a task's examples are: in GLUE's folder layout, as Microsoft's original MRPC, or on the hub."""
+"""Where a task's examples are, in GLUE's folder layout, as Microsoft's original MRPC, or on the hub; and their rows.
 
+Files are TSV, JSON lines or Parquet. GLUE's TSV is not quoted CSV: a tab always separates, a quotation mark is text.
+MRPC's files begin with a byte order mark, CoLA's training and dev files have no header. Malformed rows are left out and
+counted.
+"""
+
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import count
 from pathlib import Path
+from typing import Any
 
-from finetune.glue.rows import Row, Source, open_file, open_on_hub, read
-from finetune.glue.tasks import AX, Example, GlueTask, TaskData, tasks_predicted_with
+from finetune.glue.tasks import (
+    AX,
+    INDEX_COLUMNS,
+    Example,
+    ExampleSet,
+    GlueTask,
+    TaskData,
+    read_example,
+    tasks_predicted_with,
+)
+from foundation.command_line import printable
 from foundation.config import ConfigError
 
 HUB_DATASET = "nyu-mll/glue"
@@ -12,6 +31,15 @@ AX_FILES = [f"{folder}/{name}" for folder in ("AX", "diagnostic", "MNLI") for na
 MICROSOFT = {"train": "msr_paraphrase_train.txt", "test": "msr_paraphrase_test.txt"}
 MICROSOFT_IDS = ("#1 ID", "#2 ID")
 DEV_IDS = "dev_ids.tsv"
+PROBLEMS_SHOWN = 5
+"""Malformed rows named in full; the rest is counted."""
+MALFORMED_AT_MOST = 1e-3
+"""Share of a source's rows. The official QQP has a few, which a line feed within a question breaks in two
+(nyu-mll/GLUE-baselines #5); a file of another task, or in another layout, is malformed nearly everywhere."""
+Row = Mapping[str, Any]
+Source = tuple[str, Iterable[tuple[int, Row | str]]]
+"""Name of a file or of a split on the hub; its rows: line (or row) number, and the row by column name, or what is
+wrong with it."""
 
 
 def load_task(task: GlueTask, data_dir: str, *, tests: bool = False) -> TaskData:
@@ -25,7 +53,8 @@ def load_task(task: GlueTask, data_dir: str, *, tests: bool = False) -> TaskData
     if found and found[0].name == MICROSOFT["train"]:
         train, *dev = _divide_microsoft(task, data_dir, found[0], left_out)
     else:
-        train, *dev = (_read_split(task, data_dir, split, left_out) for split in ("train", *task.dev_splits))
+        splits = ("train", *task.dev_splits)
+        train, *dev = (read(task, _sources(task, data_dir, split), left_out).examples for split in splits)
     wanted = [(of, split, file) for of in tasks_predicted_with(task) for split, file in of.test_files.items()]
     unseen = {
         file: read(of, sources, left_out, labelled=False)
@@ -43,13 +72,10 @@ def missing_from(task: GlueTask, data_dir: str, split: str = "train") -> str | N
     return f"cannot read {folder / split}.tsv (no such file)" if folder.is_dir() else f"no folder {folder}"
 
 
-def _read_split(task: GlueTask, data_dir: str, split: str, left_out: dict[str, int]) -> list[Example]:
-    if problem := missing_from(task, data_dir, split):
-        raise ConfigError(f"data_dir: {problem}; expected GLUE's {split}.tsv, or .jsonl or .parquet, or --data_dir hub")
-    return read(task, _sources(task, data_dir, split), left_out).examples
-
-
 def _sources(task: GlueTask, data_dir: str, split: str, *, labelled: bool = True) -> list[Source]:
+    """Raises a ConfigError for a labelled split that is missing."""
+    if labelled and (problem := missing_from(task, data_dir, split)):
+        raise ConfigError(f"data_dir: {problem}; expected GLUE's {split}.tsv, or .jsonl or .parquet, or --data_dir hub")
     if dataset := _hub_dataset(data_dir):
         return [open_on_hub(task, dataset, split)]
     return [open_file(path, task, labelled=labelled) for path in _find(task, data_dir, split)]
@@ -87,7 +113,7 @@ def _divide_microsoft(
     Both of Microsoft's files are labelled; GLUE's dev set is a part of the first, its test set the second.
     """
 
-    def pair_of(row: Row, place: int) -> str:
+    def pair_of(row: Row) -> str:
         if lacking := [name for name in MICROSOFT_IDS if name not in row]:
             named = ", ".join((task.label_column, *MICROSOFT_IDS, *task.text_columns))
             raise ConfigError(f"data_dir: {path} has no column {lacking[0]!r}; expected its header line: {named}")
@@ -112,3 +138,114 @@ def _divide_microsoft(
     if not parts[True]:
         raise ConfigError(f"data_dir: none of the pairs of {dev_file} is in {path}; expected GLUE's pairs of ids")
     return parts[False], parts[True]
+
+
+def open_file(path: Path, task: GlueTask, *, labelled: bool = True) -> Source:
+    """The rows of a file in the format that its suffix names; unless `labelled`, it always has a header."""
+    return str(path), _rows(path, task, task.header if labelled else None)
+
+
+def _rows(path: Path, task: GlueTask, header: tuple[str, ...] | None) -> Iterator[tuple[int, Row | str]]:
+    """Raises a ConfigError for an unreadable file."""
+    try:
+        if path.suffix == ".parquet":
+            import pyarrow.parquet
+
+            with pyarrow.parquet.ParquetFile(path) as file:
+                yield from enumerate((row for batch in file.iter_batches() for row in batch.to_pylist()), 1)
+            return
+        # Only a line feed ends a row: sentences may hold the other characters that Python splits lines at.
+        with path.open(encoding="utf-8-sig", newline="\n") as lines:
+            for number, line in enumerate(lines, 1):
+                cells = tuple(line.rstrip("\r\n").split("\t"))
+                if path.suffix == ".jsonl":
+                    yield number, _json_row(line)
+                elif header is None:
+                    header = cells
+                elif len(cells) != len(header):
+                    yield number, f"{len(cells)} columns, expected {len(header)} separated by tabs"
+                else:
+                    yield number, dict(zip(header, cells, strict=True))
+    except (OSError, ValueError) as error:  # pyarrow's errors and wrong UTF-8 are these too
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"data_dir: cannot read {path} ({reason}); expected GLUE's {task.name} file") from None
+
+
+def _json_row(line: str) -> Row | str:
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError as error:
+        return f"no JSON ({error.msg})"
+    return row if isinstance(row, dict) else f"JSON {type(row).__name__}, expected an object"
+
+
+def open_on_hub(task: GlueTask, dataset: str, split: str) -> Source:
+    """A split of a dataset laid out as nyu-mll/glue, whose labels are class numbers in the order of `task.classes`.
+
+    Raises:
+        ConfigError: neither a network nor a cached copy.
+    """
+    import datasets
+
+    configuration, split = task.name.lower().replace("-", ""), split.replace("dev", "validation")
+    try:
+        rows = datasets.load_dataset(dataset, configuration, split=split)
+    except (OSError, ValueError, RuntimeError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(
+            f"data_dir: cannot load {dataset} {configuration} ({reason}); give a folder of TSV files"
+        ) from None
+    return f"{dataset} {configuration} {split}", enumerate(rows, 1)
+
+
+def read(
+    task: GlueTask,
+    sources: Iterable[Source],
+    left_out: dict[str, int],
+    *,
+    labelled: bool = True,
+    index: Callable[[Row], str] | None = None,
+) -> ExampleSet:
+    """The examples of all sources; unless `labelled`, labels may be missing.
+
+    Unless `index` gives it, an example's index is GLUE's or, without one, its place among all rows, malformed ones
+    included.
+
+    Malformed rows are printed, and counted in `left_out`.
+
+    Raises:
+        ConfigError: an unreadable source, one with more malformed rows than an official file has, or no examples.
+    """
+    found: list[tuple[str, Example]] = []
+    places = count()
+    for name, rows in sources:
+        before, problems = len(found), []
+        for (number, row), place in zip(rows, places, strict=False):
+            try:
+                if isinstance(row, str):
+                    raise ValueError(row)
+                own = index(row) if index else next((row[name] for name in INDEX_COLUMNS if name in row), place)
+                found.append((str(own), read_example(row, task, labelled=labelled)))
+            except ValueError as error:
+                problems.append(f"data_dir: {name}, line {number}: {error}")
+        _report(name, len(found) - before, problems)
+        if problems:
+            left_out[name] = len(problems)
+    return ExampleSet(task, [identity for identity, _ in found], [example for _, example in found])
+
+
+def _report(name: str, whole: int, problems: list[str]) -> None:
+    """Prints the malformed rows of a source if they are few beside the whole ones, else raises them."""
+    left = len(problems) - PROBLEMS_SHOWN
+    named = problems[:PROBLEMS_SHOWN] + ([f"data_dir: {name}: {left} more malformed rows"] if left > 0 else [])
+    total = whole + len(problems)
+    if len(problems) > MALFORMED_AT_MOST * total:
+        raise ConfigError(
+            *named,
+            f"data_dir: {name}: {len(problems)} of {total} rows are malformed, expected at most 1 in"
+            f" {1 / MALFORMED_AT_MOST:,.0f}; fix them, or give the task's own file",
+        )
+    if not whole:
+        raise ConfigError(f"data_dir: {name}: no examples")
+    if problems and os.environ.get("RANK", "0") == "0":
+        print(f"{name}: {len(problems)} malformed rows left out:", *map(printable, named), sep="\n  ", flush=True)

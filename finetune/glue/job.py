@@ -8,19 +8,20 @@ from pathlib import PurePath
 from typing import Any, cast
 
 import numpy as np
-import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 from finetune.config import GlueConfig, GlueOptions
 from finetune.glue.files import load_task, missing_from
-from finetune.glue.heads import SequenceClassifier, example_losses, predictions
+from finetune.glue.heads import SequenceClassifier
 from finetune.glue.metrics import is_constant, score, submission
 from finetune.glue.tasks import TASKS, Example, ExampleSet, GlueTask, TaskData, select_tasks
 from finetune.presets import settings_for
 from finetune.running.job import Evaluation, Job
 from finetune.running.model_folder import open_model, plan_runs
 from finetune.running.records import EXAMPLES, Metrics
-from finetune.running.run_list import run_unfinished
-from finetune.tokens.features import Batch, Features
+from finetune.running.run_list import Queue
+from finetune.tokens import Batch, Features
 from foundation.config import ConfigError
 from foundation.files import require_folder
 from pretrain.engine.engine import Engine
@@ -50,17 +51,23 @@ class GlueJob(Job):
     def build(self, encoder: ElectraEncoder) -> SequenceClassifier:
         return SequenceClassifier(encoder, len(self.task.classes) or 1, self.settings.head)
 
-    def losses(self, output_BC: torch.Tensor, batch: Batch) -> torch.Tensor:
-        return example_losses(output_BC, batch.target_B * self.unit)
+    def losses(self, output_BC: Tensor, batch: Batch) -> Tensor:
+        """Squared error for a regression's one output, cross-entropy for classes."""
+        if not self.task.classes:
+            return (output_BC[:, 0] - batch.target_B * self.unit).square()
+        return F.cross_entropy(output_BC, batch.target_B.long(), reduction="none")
 
     def evaluate(self, engine: Engine) -> Evaluation:
         predicted = {split: self.predict(features, engine) for split, features in self.dev.items()}
-        target = {split: features.targets for split, features in self.dev.items()}
         return Evaluation(
-            {split: score(self.task.metrics, np.array(target[split]), predicted[split]) for split in self.dev},
+            {
+                split: score(self.task.metrics, np.array(features.targets), predicted[split])
+                for split, features in self.dev.items()
+            },
             {
                 EXAMPLES: {
-                    split: {"predicted": predicted[split].tolist(), "target": target[split]} for split in self.dev
+                    split: {"predicted": predicted[split].tolist(), "target": features.targets}
+                    for split, features in self.dev.items()
                 }
             },
             constant=all(map(is_constant, predicted.values())),
@@ -79,18 +86,17 @@ class GlueJob(Job):
 
     def predict(self, features: Features, engine: Engine) -> np.ndarray:
         """The prediction for every example, in order, on every rank; a diverged run answers 0."""
-        answers = self.answer_all(
-            features, engine, EVALUATION_BATCH, 1, lambda output, *_: predictions(output)[:, None]
-        )
+
+        def answer(output_BC: Tensor, batch: Batch, own: np.ndarray) -> Tensor:
+            return output_BC.argmax(dim=1, keepdim=True) if self.task.classes else output_BC
+
+        answers = self.answer_all(features, engine, EVALUATION_BATCH, 1, answer)
         return np.nan_to_num(answers[:, 0].numpy()) / self.unit
 
 
 def make_job(task: GlueTask, data: TaskData, tokenizer: Any, settings: GlueConfig) -> GlueJob:
     """Tokenises a task's examples."""
-
-    def features(examples: Sequence[Example]) -> Features:
-        return tokenize_examples(examples, tokenizer, settings.max_length)
-
+    features = partial(tokenize_examples, tokenizer=tokenizer, max_length=settings.max_length)
     train = data.train
     if settings.both_orders and task.unordered:
         train = train + [example._replace(texts=example.texts[::-1]) for example in train]
@@ -135,14 +141,14 @@ def run_queue(options: GlueOptions) -> int:
         given = {name: value for name, value in options.overrides().items() if not idle.get(name)}
         settings = partial(settings_for, task.name)
         planned += plan_runs(options, model, task.name, data[task.name].fingerprint(), settings, given)
-    return run_unfinished(
+    queue = Queue(
         planned,
         lambda run: make_job(TASKS[run.task], data[run.task], model.tokenizer, cast(GlueConfig, run.settings)),
         {name: list(examples.tests_by_path()) for name, examples in data.items()},
         model,
         options,
-        options.output,
     )
+    return queue.work()
 
 
 def present(tasks: list[GlueTask], options: GlueOptions) -> list[GlueTask]:

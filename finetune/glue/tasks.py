@@ -209,11 +209,10 @@ def parse_label(label: Any, task: GlueTask) -> float:
         if label not in task.classes:
             raise ValueError(f"label {label!r}, expected one of {', '.join(task.classes)}")
         return float(task.classes.index(label))
-    expected = f"expected a number from 0 to {task.max_score:g}"
     try:
         score = float(label)
     except (TypeError, ValueError):
-        raise ValueError(f"score {label!r}, {expected}") from None
-    if not 0 <= score <= task.max_score:
-        raise ValueError(f"score {label}, {expected}")
+        score = math.nan
+    if not 0 <= score <= task.max_score:  # nor is NaN
+        raise ValueError(f"score {label!r}, expected a number from 0 to {task.max_score:g}")
     return score / task.max_score

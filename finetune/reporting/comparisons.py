@@ -1,15 +1,28 @@
-"""Every difference between two models of a report, with its uncertainty over seeds and over examples."""
+"""Every difference between two models of a report, and how sure it is: over seeds, and over examples.
+
+Shape letters: R resamples, N examples, K classes.
+"""
 
 import itertools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from finetune.reporting.paper_tables import Column
 from finetune.reporting.results import Row
-from finetune.reporting.significance import Examples, bootstrap_interval, has_examples, permutation_p
 from finetune.running.records import EXAMPLES, PREDICTIONS, RunRecord
+from foundation.stats import RESAMPLES, bounds, counts_RS, moments, pearson
+
+SIGN_ASSIGNMENTS = 2**16
+"""Tried by a permutation test: all there are for up to 16 seeds."""
+_RESAMPLES_AT_ONCE = 100
+"""Bounds the memory: 100 resamples of QQP's 40,430 dev examples are 32 MB."""
+
+Examples = Mapping[str, Any]
+"""What a run's `examples.json` holds of a dev split: `predicted` and `target`, or scores by metric."""
 
 
 class Difference(NamedTuple):
@@ -38,8 +51,9 @@ def differences(rows: Sequence[Row], columns: Sequence[Column], outputs: Sequenc
             one, other = ({run.run.seed: run for run in row.cells[column.title].records} for row in (first, second))
             pairs = [(one[seed], other[seed]) for seed in sorted(one.keys() & other)]
             if pairs and pairs[0][0].run.data_sha256 == pairs[0][1].run.data_sha256:
-                scores = [[run.last[column.split][column.metric] for run in pair] for pair in pairs]
-                found = [100 * (b - a) for a, b in scores]
+                found = [
+                    100 * (b.last[column.split][column.metric] - a.last[column.split][column.metric]) for a, b in pairs
+                ]
                 yield Difference(
                     column,
                     first,
@@ -54,16 +68,106 @@ def differences(rows: Sequence[Row], columns: Sequence[Column], outputs: Sequenc
 def _interval(
     pairs: Sequence[tuple[RunRecord, RunRecord]], column: Column, outputs: Sequence[Path]
 ) -> tuple[float, float] | None:
-    loaded = [tuple(load_examples(record, column.split, outputs) for record in pair) for pair in pairs]
-    whole = [(a, b) for a, b in loaded if a and b and has_examples(a, column.metric)]
+    loaded = [tuple(load_examples(record, column, outputs) for record in pair) for pair in pairs]
+    whole = [(a, b) for a, b in loaded if a and b]
     if len(whole) < len(pairs):
         return None
     low, high = bootstrap_interval(whole, column.metric)
     return 100 * low, 100 * high
 
 
-def load_examples(record: RunRecord, split: str, outputs: Sequence[Path]) -> Examples | None:
-    """A run's answer to each example of a split, if one of the folders has it."""
+def load_examples(record: RunRecord, column: Column, outputs: Sequence[Path]) -> Examples | None:
+    """A run's answer to each example of a column's split, if one of the folders has it and the score follows from it.
+
+    Not so the best threshold's, which is a choice of its own.
+    """
     paths = (output / PREDICTIONS / record.run.folder_name() / EXAMPLES for output in outputs)
     found = next(filter(Path.is_file, paths), None)
-    return json.loads(found.read_text(encoding="utf-8")).get(split) if found else None
+    examples = json.loads(found.read_text(encoding="utf-8")).get(column.split, {}) if found else {}
+    of_questions = column.metric.rpartition("_")[2] in examples and not column.metric.startswith("best")
+    return examples if of_questions or "predicted" in examples else None
+
+
+def permutation_p(differences: Sequence[float]) -> float:
+    """Two-sided p of a paired permutation test: how often random signs give a mean as far from 0.
+
+    With five seeds it can be no smaller than 2/32 = .0625.
+    """
+    import scipy.stats
+
+    def total(difference_RS: np.ndarray, axis: int) -> np.ndarray:
+        return difference_RS.sum(axis).round(9)  # sums in another order differ in the last digit
+
+    tested = scipy.stats.permutation_test(
+        [differences], total, permutation_type="samples", vectorized=True, n_resamples=SIGN_ASSIGNMENTS, rng=0
+    )
+    return float(tested.pvalue)
+
+
+def bootstrap_interval(pairs: Sequence[tuple[Examples, Examples]], metric: str) -> tuple[float, float]:
+    """95% interval of the mean difference, second minus first, over paired resamples of the examples.
+
+    `pairs` holds two runs a seed; all of them are scored on the same resamples.
+    """
+    all_RN = counts_RS(len(next(iter(pairs[0][0].values()))))
+    differences = []
+    for count_RN in np.split(all_RN, RESAMPLES // _RESAMPLES_AT_ONCE):
+        count_RN = count_RN.astype(np.float64)
+        differences.append(
+            np.mean([scores(b, metric, count_RN) - scores(a, metric, count_RN) for a, b in pairs], axis=0)
+        )
+    return bounds(np.concatenate(differences))
+
+
+def scores(examples: Examples, metric: str, count_RN: np.ndarray) -> np.ndarray:
+    """The metric [R] when each example counts as often as `count_RN` says."""
+    if "predicted" in examples:
+        return _METRICS[metric](np.asarray(examples["target"]), np.asarray(examples["predicted"]), count_RN)
+    part, _, name = metric.rpartition("_")
+    answerable = np.asarray(examples["answerable"])
+    chosen = {"": np.ones(len(answerable), bool), "HasAns": answerable, "NoAns": ~answerable}[part]
+    return _ratio(count_RN @ (np.asarray(examples[name]) * chosen), count_RN @ chosen)
+
+
+def _matthews(target: np.ndarray, predicted: np.ndarray, count_RN: np.ndarray) -> np.ndarray:
+    """For any number of classes, as scikit-learn defines it."""
+    classes = np.union1d(target, predicted)
+    target_RK, predicted_RK = (count_RN @ (values[:, None] == classes) for values in (target, predicted))
+    right, total = count_RN @ (target == predicted), count_RN.sum(1)
+    covariance = right * total - (target_RK * predicted_RK).sum(1)
+    variances = [total**2 - (counts_RK**2).sum(1) for counts_RK in (target_RK, predicted_RK)]
+    return _ratio(covariance, np.sqrt(variances[0] * variances[1]))
+
+
+def _ranks(values: np.ndarray, count_RN: np.ndarray) -> np.ndarray:
+    """The mean rank of each example [R, N] among all, ties shared, when examples are repeated."""
+    order = np.argsort(values, kind="stable")
+    _, first, group = np.unique(values[order], return_index=True, return_inverse=True)
+    held = np.add.reduceat(count_RN[:, order], first, axis=1)
+    ranks = np.empty_like(count_RN)
+    ranks[:, order] = (np.cumsum(held, axis=1) - held / 2)[:, group]
+    return ranks
+
+
+def _correlation(x_XN: np.ndarray, y_XN: np.ndarray, count_RN: np.ndarray) -> np.ndarray:
+    """Pearson correlation; 0 where a side is constant."""
+    centred = (values_XN - values_XN.mean(-1, keepdims=True) for values_XN in (x_XN, y_XN))  # against cancellation
+    return np.nan_to_num(pearson(np.stack([(column_XN * count_RN).sum(-1) for column_XN in moments(*centred)])))
+
+
+def _ratio(above: np.ndarray, below: np.ndarray) -> np.ndarray:
+    """0 where both are 0, as the metrics themselves."""
+    return np.divide(above, below, out=np.zeros(len(below)), where=below != 0)
+
+
+_METRICS: Mapping[str, Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]] = {
+    "accuracy": lambda target, predicted, count_RN: _ratio(count_RN @ (target == predicted), count_RN.sum(1)),
+    "f1": lambda target, predicted, count_RN: _ratio(
+        2 * (count_RN @ ((target == 1) & (predicted == 1))), count_RN @ ((target == 1).astype(float) + (predicted == 1))
+    ),
+    "matthews": _matthews,
+    "pearson": _correlation,
+    "spearman": lambda target, predicted, count_RN: _correlation(
+        _ranks(target, count_RN), _ranks(predicted, count_RN), count_RN
+    ),
+}

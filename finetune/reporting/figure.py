@@ -4,14 +4,11 @@ import math
 from collections.abc import Sequence
 
 import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from finetune.reporting.paper_tables import Column, Table
-from finetune.reporting.results import Cell, Row
+from finetune.reporting.results import Row
 
 PAPER_STYLES = {"ELECTRA (reimplementation)": ":", "HP_Loss + Focal": "--", "HP_Dist + Focal": "-."}
 PAPER_COLOURS = {"small": "black", "base": "dimgrey"}
@@ -25,11 +22,12 @@ def draw(rows: Sequence[Row], tables: Sequence[Table]) -> Figure:
     """One panel per column, each with its own scale; each model has one colour and one place in every panel."""
     chosen = [(table, column) for table in tables for column in table.columns]
     across, down = min(len(chosen), ACROSS), math.ceil(len(chosen) / ACROSS)
-    size = (3.5 + (1.6 + 0.15 * len(rows)) * across, 2.5 * down + 0.5)
-    figure, panels = plt.subplots(down, across, figsize=size, layout="constrained", squeeze=False)
+    width, height = 3.5 + (1.6 + 0.15 * len(rows)) * across, 2.5 * down + 0.5
+    figure = Figure(figsize=(width, height), layout="constrained")
+    panels = figure.subplots(down, across, squeeze=False)
     for axes in panels.flat[len(chosen) :]:
         axes.remove()
-    palette = plt.get_cmap("tab10" if len(rows) <= 10 else "tab20")
+    palette = matplotlib.colormaps["tab10" if len(rows) <= 10 else "tab20"]
     for axes, (table, column) in zip(panels.flat, chosen, strict=False):
         axes.set_title(column.title, fontsize="medium")
         axes.set_xticks([])
@@ -37,7 +35,10 @@ def draw(rows: Sequence[Row], tables: Sequence[Table]) -> Figure:
         axes.grid(axis="y", alpha=0.3)
         for index, row in enumerate(rows):
             if cell := row.cells.get(column.title):
-                _draw_cell(axes, index, cell, palette(index % palette.N), row.label)
+                colour = palette(index % palette.N)
+                for score, collapsed in zip(cell.scores, cell.collapsed, strict=True):
+                    axes.plot(index, score, "X" if collapsed else "o", alpha=0.5, color=colour, zorder=3)
+                axes.plot([index - 0.4, index + 0.4], [cell.median] * 2, linewidth=2, color=colour, label=row.label)
         _draw_paper(axes, rows, table, column)
         low, high = axes.get_ylim()
         axes.set_ylim(min(low, (low + high - LEAST_SPAN) / 2), max(high, (low + high + LEAST_SPAN) / 2))
@@ -46,12 +47,6 @@ def draw(rows: Sequence[Row], tables: Sequence[Table]) -> Figure:
     labels = {label: handle for legend in legends for handle, label in legend}
     figure.legend(labels.values(), labels.keys(), loc="outside right upper", fontsize="small")
     return figure
-
-
-def _draw_cell(axes: Axes, index: int, cell: Cell, colour: tuple[float, ...], label: str) -> None:
-    for score, collapsed in zip(cell.scores, cell.collapsed, strict=True):
-        axes.plot(index, score, "X" if collapsed else "o", alpha=0.5, color=colour, zorder=3)
-    axes.plot([index - 0.4, index + 0.4], [cell.median] * 2, linewidth=2, color=colour, label=label)
 
 
 def _draw_paper(axes: Axes, rows: Sequence[Row], table: Table, column: Column) -> None:

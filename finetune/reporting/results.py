@@ -30,11 +30,6 @@ class Cell:
     official_data: bool
 
     @property
-    def setting(self) -> GlueConfig | SquadConfig:
-        """The one with the best median."""
-        return self.records[0].run.settings
-
-    @property
     def collapsed(self) -> tuple[bool, ...]:
         """Which of the scores are those of collapsed runs."""
         return tuple(record.collapsed is not None for record in self.records)
@@ -84,7 +79,7 @@ def make_rows(records: Sequence[RunRecord]) -> list[Row]:
         name = runs[0].model
         version = f" {digest[:7]}" if versions.count((name, random)) > 1 else ""
         label = str(PurePath(*PurePath(name).parts[shared:])) + version + (" (random weights)" if random else "")
-        cells = {column.title: make_cell(scored, column) for column in COLUMNS if (scored := with_score(runs, column))}
+        cells = {column.title: cell for column in COLUMNS if (cell := make_cell(runs, column))}
         rows.append(Row(label, runs[0].model_size, cells, tuple(run for run in runs if run.collapsed)))
     return rows
 
@@ -96,12 +91,18 @@ def shared_folder(records: Iterable[RunRecord]) -> PurePath:
     return PurePath(*(level[0] for level in takewhile(lambda level: len(set(level)) == 1, levels)))
 
 
-def make_cell(records: Sequence[RunRecord], column: Column) -> Cell:
+def make_cell(runs: Sequence[RunRecord], column: Column) -> Cell | None:
     """The best setting's scores, as the paper takes the best of its grid, of those that ran with the most seeds.
+
+    `None` for a model without them, such as NoAns on a dev set of answerable questions only.
 
     Raises:
         ConfigError: runs on different data, which no median may mix.
     """
+    of_task = (record for record in runs if record.run.task == column.task)
+    records = [record for record in of_task if column.metric in record.last.get(column.split, {})]
+    if not records:
+        return None
     if len({record.run.data_sha256 for record in records}) > 1:
         raise ConfigError(f"runs: {records[0].model} was trained on different {column.task} data; report them apart")
     by_setting: dict[str, list[RunRecord]] = {}
@@ -117,12 +118,6 @@ def make_cell(records: Sequence[RunRecord], column: Column) -> Cell:
         tried=tuple(runs[0].run.settings for runs in by_setting.values()),
         official_data=abs(chosen[0].train_examples / task.official_examples - 1) <= OFFICIAL_TOLERANCE,
     )
-
-
-def with_score(records: Iterable[RunRecord], column: Column) -> list[RunRecord]:
-    """The runs that have a column's score: a dev set of answerable questions only has no NoAns."""
-    of_task = (record for record in records if record.run.task == column.task)
-    return [record for record in of_task if column.metric in record.last.get(column.split, {})]
 
 
 def scores_of(records: Iterable[RunRecord], split: str, metric: str) -> tuple[float, ...]:

@@ -26,11 +26,10 @@ def markdown(rows: Sequence[Row], outputs: Sequence[Path] = (), folder: str = ".
     if folder != ".":
         lines += [f"The models lie in {folder}.", ""]
     scored = [table for table in tables if not table.whole]  # the others repeat their columns
-    columns = [column for table in scored for column in table.columns]
     compared = [(table.title, difference_lines(differences(rows, table.columns, outputs))) for table in scored]
     for title, section in (
         *((f"{title}: differences between our own runs", section) for title, section in compared),
-        ("Best settings", setting_lines(rows, columns)),
+        ("Best settings", setting_lines(rows, [column for table in scored for column in table.columns])),
         ("Collapsed runs", collapsed_lines(rows)),
     ):
         lines += [f"## {title}", "", *section, ""] if section else []
@@ -106,7 +105,9 @@ def difference_lines(differences: Iterable[Difference]) -> list[str]:
     by_pair: dict[str, dict[str, str]] = {}
     for found in differences:
         cells = by_pair.setdefault(f"{found.second.label} - {found.first.label}", {})
-        cells[found.column.title] = _show_difference(found)
+        interval = "" if found.interval is None else "{:+.1f} to {:+.1f}; ".format(*found.interval)
+        p = "" if found.p is None else f"p {found.p:.3g}; "
+        cells[found.column.title] = f"{found.mean:+.1f} ({interval}{p}{found.seeds})"
     if not by_pair:
         return []
     titles = list(dict.fromkeys(title for cells in by_pair.values() for title in cells))
@@ -121,33 +122,24 @@ def difference_lines(differences: Iterable[Difference]) -> list[str]:
     ]
 
 
-def _show_difference(difference: Difference) -> str:
-    interval = () if difference.interval is None else ("{:+.1f} to {:+.1f}".format(*difference.interval),)
-    p = () if difference.p is None else (f"p {difference.p:.3g}",)
-    return f"{difference.mean:+.1f} ({'; '.join((*interval, *p, str(difference.seeds)))})"
-
-
 def setting_lines(rows: Sequence[Row], columns: Sequence[Column]) -> list[str]:
     """Each task's best setting for each model, or for all at once; a task's first column stands for it."""
-    first_columns: dict[str, Column] = {}
-    for column in columns:
-        first_columns.setdefault(column.task, column)
+    first_columns = {column.task: column for column in reversed(columns)}
     found = []
-    for task, column in first_columns.items():
+    for task, column in reversed(first_columns.items()):
         models: dict[tuple[str, int], list[str]] = {}
         for row in rows:
             if cell := row.cells.get(column.title):
-                models.setdefault((_setting(cell), len(cell.tried)), []).append(row.label)
+                best = cell.records[0].run.settings
+                varied = [
+                    name for name in type(best).model_fields if len({_shown(one, [name]) for one in cell.tried}) > 1
+                ]
+                setting = _shown(best, dict.fromkeys([*SHOWN_SETTINGS, *varied]))
+                models.setdefault((setting, len(cell.tried)), []).append(row.label)
         for (setting, tried), labels in models.items():
             shown = "all" if len(models) == 1 and len(labels) > 1 else ", ".join(labels)
             found.append((task, shown, setting, str(tried)))
     return markdown_table(("task", "model", "setting", "tried"), found) if found else []
-
-
-def _setting(cell: Cell) -> str:
-    names = type(cell.setting).model_fields
-    varied = [name for name in names if len({_shown(one, [name]) for one in cell.tried}) > 1]
-    return _shown(cell.setting, dict.fromkeys([*SHOWN_SETTINGS, *varied]))
 
 
 def _shown(setting: GlueConfig | SquadConfig, names: Iterable[str]) -> str:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from finetune.running.records import Metrics, Task
-from finetune.tokens.features import Batch, Features, collate, shares
+from finetune.tokens import Batch, Features, collate, shares
 from pretrain.engine.engine import Engine
 from pretrain.model.encoder import ElectraEncoder
 

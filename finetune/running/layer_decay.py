@@ -7,8 +7,6 @@ skips a depth below the head, so that the top layer learns at .64 and the embedd
 
 import re
 
-_LAYER = re.compile(r"\.layer\.(\d+)\.")
-
 
 def layer_scale(name: str, num_layers: int, decay: float, legacy: bool = False) -> float:
     """The factor on the learning rate of the parameter `name` of a task's model.
@@ -18,6 +16,6 @@ def layer_scale(name: str, num_layers: int, decay: float, legacy: bool = False) 
     """
     if name.startswith("head."):
         return 1.0
-    layer = _LAYER.search(name)
+    layer = re.search(r"\.layer\.(\d+)\.", name)
     below_head = num_layers - int(layer[1]) if layer else num_layers + 1
     return decay ** (below_head + legacy)

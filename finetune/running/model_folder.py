@@ -24,6 +24,7 @@ class ModelFolder:
 
     path: Path
     sha256: str
+    """Over the names and contents of its files."""
     config: EncoderConfig
     tokenizer: Any
 
@@ -41,7 +42,9 @@ def open_model(name: str) -> ModelFolder:
         raise ConfigError(
             f"model: tokenizer in {path} has {len(tokenizer)} pieces, expected at most {config.vocab_size}"
         )
-    return ModelFolder(path, fingerprint(path), config, tokenizer)
+    files = sorted(entry for entry in path.iterdir() if entry.is_file())
+    names_and_contents = b"".join(file.name.encode() + bytes.fromhex(file_sha256(file)) for file in files)
+    return ModelFolder(path, hashlib.sha256(names_and_contents).hexdigest(), config, tokenizer)
 
 
 def load_tokenizer(path: Path) -> Any:
@@ -60,14 +63,6 @@ def load_tokenizer(path: Path) -> Any:
         raise ConfigError(f"model: {path} has a tokenizer that cannot be read: {reason}") from None
 
 
-def fingerprint(path: Path) -> str:
-    """SHA-256 over the names and contents of the folder's files."""
-    digest = hashlib.sha256()
-    for file in sorted(entry for entry in path.iterdir() if entry.is_file()):
-        digest.update(file.name.encode() + bytes.fromhex(file_sha256(file)))
-    return digest.hexdigest()
-
-
 def plan_runs(
     options: FinetuneOptions,
     model: ModelFolder,
@@ -76,7 +71,7 @@ def plan_runs(
     settings_for: Callable[[int, int, dict[str, Any]], GlueConfig | SquadConfig],
     overrides: dict[str, Any],
 ) -> list[RunIdentity]:
-    """The runs asked for on one task, with the first seed: one per setting.
+    """The runs asked for on one task: one per setting and seed.
 
     Raises:
         ConfigError: a setting out of range.
@@ -87,11 +82,12 @@ def plan_runs(
     return [
         RunIdentity(
             task=task,
-            seed=options.seeds[0],
+            seed=seed,
             model_sha256=model.sha256,
             random_weights=options.random_weights,
             data_sha256=data_sha256,
             settings=settings,
         )
         for settings in dict.fromkeys(wanted)
+        for seed in dict.fromkeys(options.seeds)
     ]

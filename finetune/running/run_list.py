@@ -4,8 +4,9 @@ A finished run is a line of OUTPUT/results.jsonl; its answers lie in OUTPUT/pred
 in OUTPUT/checkpoints. Several launches with one OUTPUT share the runs (OUTPUT/locks).
 """
 
+import shutil
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -22,37 +23,16 @@ from finetune.running.records import (
     read_records,
     write_files,
 )
-from finetune.running.resume import Keeper, Stopped, never
-from finetune.running.train import Outcome, resolve_for, train
+from finetune.running.train import Keeper, Stopped, resolve_for, train
 from foundation.locks import Held, Lock, confirm, holder
 from pretrain.engine.deepspeed_config import read
-from pretrain.job.processes import World, start_processes
+from pretrain.job.processes import start_processes
 from pretrain.job.stopping import EXIT_STOPPED, StopRequest
 
 CHECKPOINTS, LOCKS = "checkpoints", "locks"
 
 PLAIN_DEEPSPEED_CONFIG = Path(__file__).resolve().parents[2] / "ds_configs" / "zero0_fp32.json"
 """Where none is named: the models fit one machine, and fp32 runs on all of them."""
-
-
-def run_unfinished(
-    tasks: Iterable[RunIdentity],
-    make_job: Callable[[RunIdentity], Job],
-    files: Mapping[str, Sequence[str]],
-    model: ModelFolder,
-    options: FinetuneOptions,
-    output: Path,
-) -> int:
-    """Runs each of `tasks` with every seed of the options, but for what the output folder has.
-
-    `files` names, by task, what a finished run has in its folder of predictions. Returns the process's exit code.
-
-    Raises:
-        ConfigError: a model, DeepSpeed configuration or setting that does not fit.
-    """
-    runs = [task.model_copy(update={"seed": seed}) for task in tasks for seed in dict.fromkeys(options.seeds)]
-    queue = Queue(runs, make_job, files, model, options, output)
-    return queue.work()
 
 
 class Queue:
@@ -65,28 +45,40 @@ class Queue:
         files: Mapping[str, Sequence[str]],
         model: ModelFolder,
         options: FinetuneOptions,
-        output: Path,
     ) -> None:
-        self.runs, self.files, self.model, self.options, self.output = runs, files, model, options, output
+        """`files` names, by task, what a finished run has in its folder of predictions.
+
+        Raises:
+            ConfigError: a model, DeepSpeed configuration or setting that does not fit.
+        """
+        self.runs, self.files, self.model, self.options, self.output = runs, files, model, options, options.output
         self.world = start_processes()
         self.deepspeed_config = read(options.deepspeed_config or PLAIN_DEEPSPEED_CONFIG, options.set)
         for settings in dict.fromkeys(run.settings for run in runs):  # a mistake shows before anything is written
             resolve_for(settings, self.deepspeed_config, self.world)
         self._make_job = make_job
-        self._job: tuple[RunIdentity, Job] | None = None
+        self._jobs: dict[RunIdentity, Job] = {}
 
     def work(self) -> int:
-        """Does every run that is neither done nor under way elsewhere; a lock may come free in the meantime."""
+        """Does every run that is neither done nor under way elsewhere; returns the process's exit code.
+
+        A lock may come free in the meantime.
+        """
         waiting = self.unfinished()
         self.say(f"{len(waiting)} of {len(self.runs)} runs to do, results in {self.output / FILE_NAME}")
         if self.world.is_first:
             for place, run in enumerate(self.runs):  # removes what a process killed too early left of a done run
-                if place not in waiting and self.keeper(run).folder.exists():
+                if place not in waiting and self.checkpoints(run).exists():
                     self.take(run)
         if not waiting:
             return 0
         try:
-            with self.stop_request() as stop:
+            stop = StopRequest(self.output)
+            # A file beside processes at work asks them, and so this one too; else it is left of earlier ones.
+            if self.world.share(bool(stop) and any(map(holder, (self.output / LOCKS).glob("*")))):
+                raise Stopped
+            stop.withdraw(self.say)
+            with stop:
                 while any(self.do_if_free(self.runs[place], stop) for place in waiting):
                     waiting = self.unfinished()
         except Stopped:
@@ -96,18 +88,6 @@ class Queue:
             self.say(f"{len(waiting)} runs are under way in other processes")
         return 0
 
-    def stop_request(self) -> StopRequest:
-        """To be entered; a stop file of earlier processes is removed. Collective.
-
-        Raises:
-            Stopped: the file asks processes that are at work now, and so this one too.
-        """
-        request = StopRequest(self.output)
-        if self.world.share(bool(request) and any(map(holder, (self.output / LOCKS).glob("*")))):
-            raise Stopped
-        request.withdraw(self.say)
-        return request
-
     def take(self, run: RunIdentity) -> Lock | None:
         """The lock of a run that is free and not done; what is left of a done one is removed. First rank only."""
         try:
@@ -115,14 +95,14 @@ class Queue:
         except Held:
             return None
         if not unfinished([run], self.output, self.files):
-            self.keeper(run).forget()
+            shutil.rmtree(self.checkpoints(run), ignore_errors=True)
             lock.release()
             return None
         return lock
 
-    def keeper(self, run: RunIdentity, stop: Callable[[], bool] = never) -> Keeper:
-        """What keeps the run's checkpoints."""
-        return Keeper(self.output / CHECKPOINTS / run.folder_name(), stop)
+    def checkpoints(self, run: RunIdentity) -> Path:
+        """Folder of the run's checkpoints; removed when it is finished."""
+        return self.output / CHECKPOINTS / run.folder_name()
 
     def do_if_free(self, run: RunIdentity, stop: StopRequest) -> bool:
         """Does a run unless another process has done it or is at it. Collective."""
@@ -130,7 +110,7 @@ class Queue:
         with lock or nullcontext():
             free: bool = self.world.share(lock is not None)
             if free:
-                self.do(run, self.keeper(run, lambda: bool(stop)))
+                self.do(run, Keeper(self.checkpoints(run), lambda: bool(stop)))
             return free
 
     def do(self, run: RunIdentity, keeper: Keeper) -> None:
@@ -140,7 +120,11 @@ class Queue:
             Stopped: on request, with everything saved.
         """
         started = time.monotonic()
-        job = self.job(run)
+        task = run.model_copy(update={"seed": None})
+        if task not in self._jobs:  # its data serves every seed
+            self._jobs.clear()  # frees the memory first
+            self._jobs[task] = self._make_job(run)
+        job = self._jobs[task]
         outcome = train(
             self.model.path,
             run.random_weights,
@@ -151,21 +135,22 @@ class Queue:
             self.world,
             keeper,
         )
-        if self.world.is_first:
-            seconds = time.monotonic() - started
-            confirm(self.output / LOCKS / run.folder_name())
-            write_files(self.output / PREDICTIONS / run.folder_name(), outcome.files)
-            record = make_record(self.options.model, self.model, run, job, outcome, seconds, self.world)
-            append_record(self.output / FILE_NAME, record)
-            keeper.forget()
-
-    def job(self, run: RunIdentity) -> Job:
-        """The run's task with its data, kept for the next seed."""
-        task = run.model_copy(update={"seed": None})
-        if self._job is None or self._job[0] != task:
-            self._job = None  # frees the memory first
-            self._job = (task, self._make_job(run))
-        return self._job[1]
+        if not self.world.is_first:
+            return
+        record = RunRecord(
+            run=run,
+            model=self.options.model,
+            model_size=size_of(self.model.config.hidden_size),
+            train_examples=job.train_examples,
+            left_out=dict(job.left_out),
+            seconds=round(time.monotonic() - started, 2),
+            world_size=self.world.world_size,
+            **{key: value for key, value in outcome._asdict().items() if key != "files"},
+        )
+        confirm(self.output / LOCKS / run.folder_name())
+        write_files(self.output / PREDICTIONS / run.folder_name(), outcome.files)
+        append_record(self.output / FILE_NAME, record)
+        shutil.rmtree(keeper.folder, ignore_errors=True)
 
     def unfinished(self) -> list[int]:
         """Places of the runs that are not done; the same on every rank."""
@@ -185,19 +170,3 @@ def unfinished(runs: Sequence[RunIdentity], output: Path, files: Mapping[str, Se
         if run not in done
         or not all((output / PREDICTIONS / run.folder_name() / name).is_file() for name in files.get(run.task, ()))
     ]
-
-
-def make_record(
-    name: str, model: ModelFolder, run: RunIdentity, job: Job, outcome: Outcome, seconds: float, world: World
-) -> RunRecord:
-    """The line that is kept of a run."""
-    return RunRecord(
-        run=run,
-        model=name,
-        model_size=size_of(model.config.hidden_size),
-        train_examples=job.train_examples,
-        left_out=dict(job.left_out),
-        seconds=round(seconds, 2),
-        world_size=world.world_size,
-        **{key: value for key, value in outcome._asdict().items() if key != "files"},
-    )

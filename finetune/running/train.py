@@ -2,12 +2,15 @@
 
 Every rank holds all examples and takes its part of each batch; the loss is the mean over the whole batch, so
 neither the number of ranks nor the micro-batch changes what is learned. All randomness derives from (seed, batch).
+A run killed or stopped resumes from RUN/step-.../ (`pretrain/engine/checkpoint.py`; the step counts batches), bitwise
+on as many processes; the folder is removed when the run is finished.
 """
 
 import gc
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,13 +19,12 @@ import torch
 from torch import Tensor, nn
 
 from finetune.config import FinetuneConfig
-from finetune.running.job import Evaluation, Job
+from finetune.running.job import Job
 from finetune.running.layer_decay import layer_scale
 from finetune.running.records import Metrics
-from finetune.running.resume import Keeper, RunState
-from finetune.tokens.batches import epoch_batches
-from finetune.tokens.features import collate
+from finetune.tokens import collate, epoch_batches
 from foundation.ordering import key_of
+from pretrain.engine.checkpoint import save
 from pretrain.engine.deepspeed_config import EngineConfig, Source, resolve
 from pretrain.engine.engine import Engine
 from pretrain.engine.loop import optimizer_step, resume
@@ -33,6 +35,38 @@ from pretrain.model.encoder import ElectraEncoder
 
 REPORT_SECONDS = 30.0
 """Between two lines of progress within an epoch."""
+CHECKPOINT_EVERY = 1_000
+"""Batches from one checkpoint to the next: a few minutes of a base model on one GPU."""
+
+
+class Stopped(Exception):
+    """The run was asked to stop and has saved where it stands."""
+
+
+@dataclass
+class RunState:
+    """With the engine's state, all that a run needs to go on; its order and dropout follow from (seed, batch)."""
+
+    batches: int = 0
+    """Batches learned from, over all epochs."""
+    updates: int = 0
+    """Those that changed the weights: fewer where fp16 overflowed."""
+    loss_sum: float = 0.0
+    """Losses of the unfinished epoch, added up over its examples."""
+    losses: list[float | None] = field(default_factory=list)
+    """Mean loss of each finished epoch; none where it was not finite."""
+    metrics: list[Metrics] = field(default_factory=list)
+    """Dev scores of each finished epoch."""
+
+
+class Keeper(NamedTuple):
+    """How a run is kept on disk."""
+
+    folder: Path
+    stop: Callable[[], bool]
+    """Whether this rank was asked to stop: then the run is saved too."""
+    every: int = CHECKPOINT_EVERY
+    """Batches from one checkpoint to the next."""
 
 
 class Outcome(NamedTuple):
@@ -99,8 +133,10 @@ class Run:
         self.engine = Engine(model, groups(model, encoder.config.num_hidden_layers, settings), config, world)
         self.state = resume(keeper.folder, self.engine, RunState) if keeper else RunState()
         self.stopping = False  # whether some rank was asked to stop, as of the last update
-        title = f"{job.task.name} seed {seed}"
-        self.progress = ProgressLines(world, self.state.batches, self.steps, title, job.task.metrics)
+        self.resumed = self.state.batches
+        self.started = self.said = time.monotonic()
+        if self.resumed:
+            self.say(f"goes on after step {self.resumed}/{self.steps}")
 
     def train(self) -> Outcome:
         """All epochs, an evaluation after each; a loss that is not finite ends the run."""
@@ -111,40 +147,54 @@ class Run:
             evaluation = self.job.evaluate(self.engine)
             state.losses.append(loss if math.isfinite(loss) else None)
             state.metrics.append(evaluation.metrics)
-            self.progress.epoch(epoch, loss, evaluation.metrics)
+            scores = ", ".join(
+                f"{split} {name} {values[name]:.4f}"
+                for split, values in evaluation.metrics.items()
+                for name in self.job.task.metrics
+            )
+            self.say(f"epoch {epoch + 1}, loss {loss:.4f}, {scores} ({time.monotonic() - self.started:.0f} s)")
             if state.losses[-1] is None:
                 break
         assert evaluation is not None  # a checkpoint of the last epoch lies before its evaluation
-        return self._outcome(evaluation)
-
-    def _outcome(self, last: Evaluation) -> Outcome:
-        collapsed = "constant prediction" if last.constant else None
+        collapsed = "constant prediction" if evaluation.constant else None
         tests, task = self.job.predict_tests(self.engine), self.job.task
         return Outcome(
-            last=last.metrics | tests.metrics,
-            best=max(self.state.metrics, key=lambda metrics: metrics[task.dev_splits[0]][task.metrics[0]]),
-            train_losses=tuple(self.state.losses),
-            collapsed="non-finite loss" if self.state.losses[-1] is None else collapsed,
+            last=evaluation.metrics | tests.metrics,
+            best=max(state.metrics, key=lambda metrics: metrics[task.dev_splits[0]][task.metrics[0]]),
+            train_losses=tuple(state.losses),
+            collapsed="non-finite loss" if state.losses[-1] is None else collapsed,
             precision=str(self.engine.dtype).removeprefix("torch."),
-            files={**last.files, **tests.files},
+            files={**evaluation.files, **tests.files},
         )
 
-    def batches(self, epoch: int) -> list[np.ndarray]:
-        """The examples of each batch of an epoch, in their order."""
-        lengths = [len(ids) for ids in self.job.train.input_ids]
-        return epoch_batches(lengths, self.settings.batch_size, self.settings.length_pool, self.seed, epoch)
-
     def train_epoch(self, epoch: int) -> float:
-        """What is left of a pass over the training examples; the mean loss over the whole of it."""
+        """What is left of a pass over the training examples; the mean loss over the whole of it.
+
+        Raises:
+            Stopped: on request, with everything saved.
+        """
         self.engine.module.train()
-        state = self.state
-        for chosen in self.batches(epoch)[state.batches - epoch * self.batches_per_epoch :]:
+        state, settings = self.state, self.settings
+        lengths = [len(ids) for ids in self.job.train.input_ids]
+        batches = epoch_batches(lengths, settings.batch_size, settings.length_pool, self.seed, epoch)
+        for chosen in batches[state.batches - epoch * self.batches_per_epoch :]:
             state.loss_sum += self.update(chosen)
-            self.progress.step()
-            if self.keeper:
-                self.keeper.after_batch(self.engine, state, self.stopping)
+            if (now := time.monotonic()) - self.said > REPORT_SECONDS:
+                left = (now - self.started) / (state.batches - self.resumed) * (self.steps - state.batches)
+                self.say(f"step {state.batches}/{self.steps}, {left:.0f} s left")
+            if self.keeper and (self.stopping or not state.batches % self.keeper.every):
+                self.save(self.keeper.folder)
+            if self.stopping:
+                raise Stopped
         loss_sum, state.loss_sum = state.loss_sum, 0.0
         return loss_sum / len(self.job.train.targets)
+
+    def save(self, folder: Path) -> None:
+        """Keeps where the run stands. Collective."""
+        engine_state = self.engine.full_state()
+        if self.world.is_first:
+            save(folder, self.state.batches, engine_state, asdict(self.state), keep_last=1)
+        self.engine.barrier()
 
     def update(self, chosen: np.ndarray) -> float:
         """One update on the examples `chosen`; returns the sum of their losses."""
@@ -174,6 +224,12 @@ class Run:
             # DeepSpeed takes the mean over parts of unequal size: undo it, divide by the true count.
             yield loss_B.sum() * parts / len(chosen), loss_B.detach().sum()
 
+    def say(self, line: str) -> None:
+        """One line of progress, from the first rank."""
+        self.said = time.monotonic()
+        if self.world.is_first:
+            print(f"{self.job.task.name} seed {self.seed}: {line}", flush=True)
+
 
 def resolve_for(settings: FinetuneConfig, deepspeed_config: Source, world: World) -> EngineConfig:
     """The DeepSpeed configuration of runs with these settings.
@@ -197,34 +253,3 @@ def groups(model: nn.Module, num_layers: int, settings: FinetuneConfig) -> list[
         settings.weight_decay,
         lambda name: layer_scale(name, num_layers, settings.layer_decay, settings.legacy_layer_decay),
     )
-
-
-class ProgressLines:
-    """Lines of progress on the first rank: one an epoch, and one now and then in between."""
-
-    def __init__(self, world: World, done: int, steps: int, title: str, shown: tuple[str, ...]) -> None:
-        self.speaks, self.steps, self.title, self.shown = world.is_first, steps, title, shown
-        self.done = self.resumed = done
-        self.started = self.spoken = time.monotonic()
-        if done and self.speaks:
-            print(f"{title}: goes on after step {done}/{steps}", flush=True)
-
-    def step(self) -> None:
-        """Counts an update."""
-        self.done += 1
-        now = time.monotonic()
-        if self.speaks and now - self.spoken > REPORT_SECONDS:
-            self.spoken = now
-            left = (now - self.started) / (self.done - self.resumed) * (self.steps - self.done)
-            print(f"{self.title}: step {self.done}/{self.steps}, {left:.0f} s left", flush=True)
-
-    def epoch(self, epoch: int, loss: float, metrics: Metrics) -> None:
-        """Says what an epoch came to."""
-        if self.speaks:
-            self.spoken = time.monotonic()
-            scores = [f"{split} {name} {values[name]:.4f}" for split, values in metrics.items() for name in self.shown]
-            seconds = self.spoken - self.started
-            print(
-                f"{self.title}: epoch {epoch + 1}, loss {loss:.4f}, {', '.join(scores)} ({seconds:.0f} s)",
-                flush=True,
-            )

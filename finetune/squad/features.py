@@ -4,17 +4,19 @@ A window is [CLS] question [SEP] part of the paragraph [SEP]. Windows start `str
 whole paragraph; google-research/electra's `qa_tasks.py` (after BERT's `run_squad.py`) sets the rules.
 """
 
-import unicodedata
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import regex
 
 from finetune.config import SquadConfig
 from finetune.presets import HEAD_KINDS
 from finetune.squad.files import SquadFile
-from finetune.tokens.features import Features
+from finetune.tokens import Features
 
+MARKS = regex.compile(r"\p{Mn}*")
+"""Combining marks."""
 TEXTS_AT_ONCE = 1_000
 """Texts tokenised in one call: its offsets are Python objects, ten times the size of the arrays kept of them."""
 
@@ -67,14 +69,8 @@ def cut_into_pieces(texts: Sequence[str], tokenizer: Any) -> Iterator[Pieces]:
         encoded = tokenizer(part, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
         for text, ids, offsets in zip(part, encoded["input_ids"], encoded["offset_mapping"], strict=True):
             places = np.array(offsets, dtype=np.int32).reshape(-1, 2)
-            ends = [_end_with_marks(text, end) for end in places[:, 1]]
+            ends = [MARKS.match(text, end).end() for end in places[:, 1].tolist()]
             yield Pieces(np.array(ids, dtype=np.int32), places[:, 0], np.array(ends, dtype=np.int32))
-
-
-def _end_with_marks(text: str, end: int) -> int:
-    while end < len(text) and unicodedata.category(text[end]) == "Mn":
-        end += 1
-    return end
 
 
 def cut_into_windows(size: int, capacity: int, stride: int) -> list[range]:

@@ -75,12 +75,7 @@ def load_squad(version: SquadVersion, data_dir: str | Path) -> SquadData:
         ConfigError: a missing or malformed file.
     """
     paths = [Path(data_dir) / f"{part}-v{version.name.split()[-1]}.json" for part in ("train", "dev")]
-    train, dev = files = [read_squad(path) for path in paths]
-    for path, file in zip(paths, files, strict=True):
-        if not version.has_unanswerable:
-            bare = (question.id for question in file.questions if not question.answers)
-            problems = (f"question {name}: no answer, expected one in {version.name}; leave it out" for name in bare)
-            _refuse(path, problems)
+    train, dev = (read_squad(path, has_unanswerable=version.has_unanswerable) for path in paths)
     misplaced = (
         f"question {question.id}: answer {answer.text!r} is not at character {answer.start} of its paragraph"
         for question in train.questions
@@ -98,20 +93,18 @@ class _Entry(BaseModel):
     is_impossible: bool = False
 
 
-class _Paragraph(BaseModel):
-    context: str
-    qas: list[_Entry]
-
-
-class _Article(BaseModel):
-    paragraphs: list[_Paragraph]
-
-
 class _File(BaseModel):
-    data: list[_Article]
+    class Article(BaseModel):
+        class Paragraph(BaseModel):
+            context: str
+            qas: list[_Entry]
+
+        paragraphs: list[Paragraph]
+
+    data: list[Article]
 
 
-def read_squad(path: Path, *, labelled: bool = True) -> SquadFile:
+def read_squad(path: Path, *, labelled: bool = True, has_unanswerable: bool = True) -> SquadFile:
     """The questions of one file; unless `labelled`, without answers, whether or not it has some.
 
     Raises:
@@ -131,11 +124,11 @@ def read_squad(path: Path, *, labelled: bool = True) -> SquadFile:
         for entry in paragraph.qas
     ]
     entries = [entry for paragraph in paragraphs for entry in paragraph.qas]
-    _refuse(path, _contradictions(entries, labelled) if entries else ["no questions"])
+    _refuse(path, _contradictions(entries, labelled, has_unanswerable) if entries else ["no questions"])
     return SquadFile([paragraph.context for paragraph in paragraphs], questions)
 
 
-def _contradictions(entries: list[_Entry], labelled: bool) -> Iterator[str]:
+def _contradictions(entries: list[_Entry], labelled: bool, has_unanswerable: bool) -> Iterator[str]:
     for identifier, times in Counter(entry.id for entry in entries).items():
         if times > 1:
             yield f"question {identifier}: its id is listed {times} times, expected once"
@@ -145,6 +138,8 @@ def _contradictions(entries: list[_Entry], labelled: bool) -> Iterator[str]:
             continue
         if entry.is_impossible == bool(entry.answers):
             yield f"question {entry.id}: is_impossible is {entry.is_impossible} with {len(entry.answers)} answers"
+        elif not entry.answers and not has_unanswerable:
+            yield f"question {entry.id}: no answer, expected one in SQuAD 1.1; leave it out"
         if any(not answer.text.strip() for answer in entry.answers):
             yield f"question {entry.id}: an answer without text"
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from finetune.presets import HeadKind
-from finetune.tokens.features import Batch
+from finetune.tokens import Batch
 from pretrain.model import ops
 from pretrain.model.encoder import ElectraEncoder
 
@@ -97,7 +97,7 @@ class SpanHead(nn.Module):
 
 
 class QuestionAnswerer(nn.Module):
-    """Encoder and head; targets as in `squad_features.Windows`."""
+    """Encoder and head; targets as in `features.Windows`."""
 
     def __init__(self, encoder: ElectraEncoder, kind: HeadKind) -> None:
         super().__init__()

@@ -17,12 +17,12 @@ from finetune.presets import HEAD_KINDS, squad_settings_for
 from finetune.running.job import Evaluation, Job
 from finetune.running.model_folder import open_model, plan_runs
 from finetune.running.records import EXAMPLES, answers_folder
-from finetune.running.run_list import run_unfinished
+from finetune.running.run_list import Queue
 from finetune.squad.features import Pieces, Window, Windows, make_windows
 from finetune.squad.files import VERSIONS, SquadData, SquadFile, SquadVersion, load_squad, read_squad
 from finetune.squad.head import QuestionAnswerer, SpanBeams, SpanLogits, span_losses
 from finetune.squad.metrics import best_threshold, evaluate, evaluate_squad1, question_scores
-from finetune.tokens.features import Batch
+from finetune.tokens import Batch
 from foundation.files import require_folder
 from pretrain.engine.engine import Engine
 from pretrain.model.encoder import ElectraEncoder
@@ -54,20 +54,21 @@ class SquadJob(Job):
         return span_losses(output, batch.target_B)
 
     def evaluate(self, engine: Engine) -> Evaluation:
-        answers = self.answer(self.dev_file, self.dev, engine)
-        best, null_scores, questions = texts(answers[0]), answers[1], self.dev_file.questions
-        squad1, threshold = not self.task.has_unanswerable, self.settings.null_threshold
-        scores = evaluate_squad1(questions, best) if squad1 else evaluate(questions, best, null_scores, threshold)
-        metrics = {"dev": fractions(scores)}
-        if not squad1:
+        candidates, null_scores = self.answer(self.dev_file, self.dev, engine)
+        files = self.answer_files(candidates, null_scores)
+        best, final, questions = texts(candidates), files["predictions.json"], self.dev_file.questions
+        if self.task.has_unanswerable:
+            scores = evaluate(questions, best, null_scores, self.settings.null_threshold)
             at_best = evaluate(questions, best, null_scores, best_threshold(scores))
-            metrics["dev_best_threshold"] = fractions(at_best)
-        files = {"metrics.json": scores, **self.answer_files(*answers)}
-        final = files["predictions.json"]
-        by_id = question_scores(questions, final, squad1=squad1)
+            metrics = {"dev": fractions(scores), "dev_best_threshold": fractions(at_best)}
+        else:
+            scores = evaluate_squad1(questions, best)
+            metrics = {"dev": fractions(scores)}
+        by_id = question_scores(questions, final, squad1=not self.task.has_unanswerable)
         examples = {name: list(values.values()) for name, values in by_id.items()}
         examples["answerable"] = [bool(question.answers) for question in questions]
-        return Evaluation(metrics, files | {EXAMPLES: {"dev": examples}}, constant=len(set(final.values())) == 1)
+        files |= {"metrics.json": scores, EXAMPLES: {"dev": examples}}
+        return Evaluation(metrics, files, constant=len(set(final.values())) == 1)
 
     def predict_tests(self, engine: Engine) -> Evaluation:
         if self.test is None:
@@ -86,15 +87,12 @@ class SquadJob(Job):
     ) -> tuple[dict[str, Candidates], dict[str, float]]:
         """Each question's best answers, and the least answerability logit of its windows; by id, on every rank."""
         spans_WN3, null_W = self.predict(windows, engine)
-        windows_of: dict[int, list[int]] = {}
-        for place, window in enumerate(windows.windows):
-            windows_of.setdefault(window.question, []).append(place)
+        counts = np.bincount([window.question for window in windows.windows]).tolist()
         candidates, null_scores = {}, {}
-        for place, question in enumerate(file.questions):
-            own = windows_of[place]
+        for question, spans, nulls in zip(file.questions, spans_WN3.split(counts), null_W.split(counts), strict=True):
             pieces, paragraph = windows.paragraphs[question.paragraph], file.paragraphs[question.paragraph]
-            candidates[question.id] = merge(spans_WN3[own], pieces, paragraph, self.settings.n_best)
-            null_scores[question.id] = float(null_W[own].min())
+            candidates[question.id] = merge(spans, pieces, paragraph, self.settings.n_best)
+            null_scores[question.id] = float(nulls.min())
         return candidates, null_scores
 
     def predict(self, windows: Windows, engine: Engine) -> tuple[Tensor, Tensor]:
@@ -202,11 +200,11 @@ def run_queue(options: SquadOptions) -> int:
     version = VERSIONS[options.version]
     data = load_squad(version, options.data_dir)
     test = read_squad(options.test_file, labelled=False) if options.test_file else None
-    return run_unfinished(
+    queue = Queue(
         plan_runs(options, model, version.name, data.fingerprint(), squad_settings_for, options.overrides()),
         lambda run: make_job(version, data, model.tokenizer, cast(SquadConfig, run.settings), test),
         {version.name: answer_paths(test) if test else []},
         model,
         options,
-        options.output,
     )
+    return queue.work()

@@ -27,13 +27,8 @@ def normalize(text: str) -> str:
     return " ".join(_ARTICLE.sub(" ", text.lower().translate(_WITHOUT_PUNCTUATION)).split())
 
 
-def exact_match(reference: str, predicted: str) -> float:
-    """1 where both normalize to the same text, else 0."""
-    return float(normalize(reference) == normalize(predicted))
-
-
 def f1(reference: str, predicted: str) -> float:
-    """Harmonic mean of precision and recall of the words, counted with multiplicity; without words, `exact_match`."""
+    """Harmonic mean of precision and recall of the words, counted with multiplicity; without words, exact match."""
     wanted, given = normalize(reference).split(), normalize(predicted).split()
     if not wanted or not given:
         return float(wanted == given)
@@ -111,7 +106,8 @@ def question_scores(
         given = predicted[question.id]
         references = [answer.text for answer in question.answers]
         worded = [text for text in references if normalize(text)] or ([] if squad1 else [""])
-        exact[question.id] = max(exact_match(text, given) for text in (references if squad1 else worded))
+        matched = (normalize(text) == normalize(given) for text in (references if squad1 else worded))
+        exact[question.id] = float(any(matched))
         overlap[question.id] = max((f1(text, given) for text in worded), default=0.0)
     return {"exact": exact, "f1": overlap}
 

@@ -37,11 +37,6 @@ class Prediction(NamedTuple):
     entropy_BK: Tensor | None = None
     """In nats, where it was asked for: it costs a pass over the vocabulary."""
 
-    @property
-    def log_max_p_BK(self) -> Tensor:
-        """Log-probability of the most likely token."""
-        return log_at(self.p_BKV, self.top_BK)
-
 
 class Draw(NamedTuple):
     """Replacements of the masked positions and what was believed of them; without gradient but for `head_BK`."""
@@ -77,7 +72,7 @@ def predict(batch: Batch, logits_BKV: Tensor, with_entropy: bool = False) -> Pre
     p_BKV, top_BK = logits_BKV.detach().softmax(-1), largest(logits_BKV)
     return Prediction(
         p_BKV=p_BKV,
-        log_p_original_BK=log_probability(logits_BKV, p_BKV, top_BK, original_BK),
+        log_p_original_BK=log_probability(logits_BKV, p_BKV, original_BK, top_BK),
         original_BK=original_BK,
         top_BK=top_BK,
         entropy_BK=entropy(p_BKV) if with_entropy else None,
@@ -100,7 +95,7 @@ def draw_from(weights_BKV: Tensor, prediction: Prediction, uniforms_BK: Tensor, 
         tokens_BK=tokens_BK,
         log_p_G_BK=log_at(prediction.p_BKV, tokens_BK),
         log_q_BK=(weight_BK / total_BK).log(),
-        log_max_p_G_BK=prediction.log_max_p_BK,
+        log_max_p_G_BK=log_at(prediction.p_BKV, prediction.top_BK),
         log_max_q_BK=(weights_BKV.amax(-1) / total_BK).log(),
         entropy_p_G_BK=prediction.entropy_BK,
         entropy_q_BK=None if prediction.entropy_BK is None else entropy(weights_BKV),
@@ -136,12 +131,6 @@ def without_original(weights_XV: Tensor, original_X: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def mixture(p_S_XV: Tensor, p_G_XV: Tensor, share: float) -> Tensor:
-    """(1 - share) p_S + share p_G; both normalized, and so is the result."""
-    return p_S_XV.lerp(p_G_XV, share)
-
-
-@torch.no_grad()
 def importance_weights(log_ratio_BK: Tensor, batch: Batch) -> Tensor:
     """p_G/p_S at the masked positions and 1 elsewhere, [B, L]."""
     excess_BK = torch.where(batch.masked_valid_BK, torch.expm1(log_ratio_BK), 0.0)
@@ -163,13 +152,13 @@ def log_at(p_XV: Tensor, ids_X: Tensor) -> Tensor:
     return p_X.clamp(min=torch.finfo(p_X.dtype).tiny).log()
 
 
-def log_probability(logits_XV: Tensor, p_XV: Tensor, top_X: Tensor, ids_X: Tensor) -> Tensor:
+def log_probability(logits_XV: Tensor, p_XV: Tensor, ids_X: Tensor, top_X: Tensor | None = None) -> Tensor:
     """Of one token a row, [X]: the value and the gradient of `logits.log_softmax(-1).gather(-1, ids)`.
 
-    `p` is the softmax, without gradient, and `top` the most likely token, whose probability is no rounding of zero. The
-    backward makes one tensor [X, V] where autograd makes three.
+    `p` is the softmax, without gradient, and `top` the most likely token where it is known, whose probability is no
+    rounding of zero. The backward makes one tensor [X, V] where autograd makes three.
     """
-    return _LogProbability.apply(logits_XV, p_XV, top_X, ids_X)
+    return _LogProbability.apply(logits_XV, p_XV, largest(logits_XV) if top_X is None else top_X, ids_X)
 
 
 class _LogProbability(torch.autograd.Function):
@@ -193,13 +182,11 @@ class _LogProbability(torch.autograd.Function):
 @torch.no_grad()
 def entropy(weights_XV: Tensor) -> Tensor:
     """Of the distribution in proportion to the weights, in nats [X]; a few rows at a time."""
-    rows = [_row_entropy(part_RV) for part_RV in weights_XV.flatten(0, -2).split(ENTROPY_ROWS)]
-    return torch.cat(rows).view(weights_XV.shape[:-1])
-
-
-def _row_entropy(weights_RV: Tensor) -> Tensor:
-    p_RV = weights_RV / weights_RV.sum(-1, keepdim=True)
-    return -torch.xlogy(p_RV, p_RV).sum(-1)  # 0 log 0 is 0
+    entropies = []
+    for weights_RV in weights_XV.flatten(0, -2).split(ENTROPY_ROWS):
+        p_RV = weights_RV / weights_RV.sum(-1, keepdim=True)
+        entropies.append(-torch.xlogy(p_RV, p_RV).sum(-1))  # 0 log 0 is 0
+    return torch.cat(entropies).view(weights_XV.shape[:-1])
 
 
 @torch.no_grad()

@@ -90,20 +90,17 @@ def dropout(values: Tensor, p: float) -> Tensor:
 def kept(shape: torch.Size, p: float, dtype: torch.dtype) -> Tensor:
     """Random factors: 0 with probability `p`, else 1 / (1 - p); keyed by PyTorch's default generator."""
     count = math.prod(shape)
-    bits = _random_words(-(-count * BITS // 64)).view(torch.int16)[:count]
+    # NumPy's SFC64 is twice as fast as PyTorch's Mersenne Twister, which draws its seed.
+    seed = int(torch.empty((), dtype=torch.int64).random_(-(2**63), None))
+    random = np.random.Generator(np.random.SFC64(seed % 2**64))
+    words = torch.from_numpy(random.integers(-(2**63), 2**63, -(-count * BITS // 64)))
+    bits = words.view(torch.int16)[:count]
     dropped = min(round(p * 2**BITS), 2**BITS - 1)
     first_kept, factor = dropped - 2 ** (BITS - 1), 2**BITS / (2**BITS - dropped)
     if dtype.itemsize == 2 and dropped:  # in place: 0 or 1, times the bits of the factor
         pattern = int(torch.tensor(factor, dtype=dtype).view(torch.int16))
         return bits.clamp_(first_kept - 1, first_kept).sub_(first_kept - 1).mul_(pattern).view(dtype).view(shape)
     return torch.ge(bits, first_kept, out=torch.empty(count, dtype=dtype)).mul_(factor).view(shape)
-
-
-def _random_words(count: int) -> Tensor:
-    """`count` random int64 from NumPy's SFC64, twice as fast as PyTorch's Mersenne Twister, which draws its seed."""
-    seed = int(torch.empty((), dtype=torch.int64).random_(-(2**63), None))
-    random = np.random.Generator(np.random.SFC64(seed % 2**64))
-    return torch.from_numpy(random.integers(-(2**63), 2**63, count))
 
 
 def layer_norm(input_XH: Tensor, weight_H: Tensor, bias_H: Tensor, eps: float) -> Tensor:
@@ -168,18 +165,16 @@ class _Linear(torch.autograd.Function):
     def backward(ctx: Any, gradient_RO: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         input_RI, weight_OI = ctx.saved_tensors
         needs_input, needs_weight, needs_bias = ctx.needs_input_grad
+        gradient_weight_OI = None
+        if needs_weight and len(weight_OI) > weight_OI.shape[1]:  # its transpose has fewer rows: that is faster
+            gradient_weight_OI = _product(input_RI.T, gradient_RO.T).T
+        elif needs_weight:
+            gradient_weight_OI = _product(gradient_RO.T, input_RI.T)
         return (
             _product(gradient_RO, weight_OI.T) if needs_input else None,
-            _transposed_product(gradient_RO, input_RI) if needs_weight else None,
+            gradient_weight_OI,
             gradient_RO.sum(0) if needs_bias else None,
         )
-
-
-def _transposed_product(left_RO: Tensor, right_RI: Tensor) -> Tensor:
-    """Returns left^T right, [O, I]; by the transpose of the result where that has fewer rows, which is faster."""
-    if left_RO.shape[1] > right_RI.shape[1]:
-        return _product(right_RI.T, left_RO.T).T
-    return _product(left_RO.T, right_RI.T)
 
 
 def _product(left_RI: Tensor, right_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:

@@ -15,8 +15,6 @@ from tests.conftest import REPOSITORY
 
 
 class Options(StrictConfig):
-    folders: Annotated[tuple[Path, ...], POSITIONAL] = ()
-    """folders to read"""
     steps: int = 10
     """number of steps, 100% of them"""
     ngram: tuple[float, float, float] = (0.8, 0.1, 0.1)
@@ -39,8 +37,8 @@ class Several(StrictConfig):
 
 
 class Needs(StrictConfig):
-    run: Annotated[Path, POSITIONAL]
-    """run folder"""
+    runs: Annotated[tuple[Path, ...], POSITIONAL]
+    """run folders"""
     model: str
     """model to load"""
 
@@ -54,10 +52,9 @@ def test_no_arguments_give_the_defaults():
 
 
 def test_every_kind_of_option_is_read_with_its_type():
-    arguments = "a b --steps 3 --ngram .5 .3 .2 --mode slow --vocab v --dry_run --secret 1"
+    arguments = "--steps 3 --ngram .5 .3 .2 --mode slow --vocab v --dry_run --secret 1"
     options = parse(*arguments.split())
     assert options == Options(
-        folders=(Path("a"), Path("b")),
         steps=3,
         ngram=(0.5, 0.3, 0.2),
         mode="slow",
@@ -111,7 +108,12 @@ def test_the_bounds_of_a_list_do_not_hide_its_type_from_the_help(capsys):
     assert "--seeds N [N ...]" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("arguments", "named"), [(["run"], "--model"), (["--model", "m"], "run")])
+def test_an_argument_without_a_flag_is_read_with_its_type():
+    options = parse("a", "b", "--model", "m", options=Needs)
+    assert options == Needs(runs=(Path("a"), Path("b")), model="m")
+
+
+@pytest.mark.parametrize(("arguments", "named"), [(["run"], "--model"), (["--model", "m"], "runs")])
 def test_what_has_no_default_is_required(arguments, named):
     with pytest.raises(ConfigError, match=f"required.*{named}"):
         parse(*arguments, options=Needs)

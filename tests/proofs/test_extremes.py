@@ -39,7 +39,7 @@ def test_nothing_overflows_at_the_ends_of_fp16(setting: dict[str, object], gamma
     logits, z, d = rows(0), rows(1), rows(2)[..., 0].detach().requires_grad_()
     original = torch.randint(7, (1, ROWS), generator=torch.Generator().manual_seed(3))
     p, top = full_precision(logits.detach()).softmax(-1), logits.detach().argmax(-1)
-    log_p_original = log_probability(full_precision(logits), p, top, original)
+    log_p_original = log_probability(full_precision(logits), p, original, top)
     prediction = Prediction(p, log_p_original, original, top)
     wide = full_precision(z)
 

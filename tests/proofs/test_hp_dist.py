@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from pretrain.method.objectives.hardness import hp_dist_sampler_loss
-from pretrain.method.sampling import mixture, tempered
+from pretrain.method.sampling import tempered
 
 SEEDS = (0, 1, 2)
 EXACT = 1e-14
@@ -37,7 +37,7 @@ def expected_gradient(
     weights = tempered(log_p_S.detach().exp(), temperature)
     q = weights / weights.sum()
     if share:
-        q = mixture(q, p_G, share)
+        q = (1 - share) * q + share * p_G
     L_S = hp_dist_sampler_loss(log_p_S, (p_G / q).log(), loss, ratio_clip)
     (q * L_S).sum().backward()
     assert logits.grad is not None

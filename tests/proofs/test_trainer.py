@@ -24,7 +24,7 @@ from finetune.glue.job import GlueJob, make_job
 from finetune.glue.tasks import TASKS, TaskData
 from finetune.running.model_folder import load_tokenizer
 from finetune.running.train import Run, train
-from finetune.tokens.features import Features
+from finetune.tokens import Features
 from pretrain.huggingface.folders import load_encoder
 from pretrain.job.processes import start_processes
 from tests.conftest import REPOSITORY

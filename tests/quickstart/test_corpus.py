@@ -62,8 +62,7 @@ def test_the_documents_set_aside_are_about_one_in_twelve():
 
 
 def test_the_installed_packages_carry_english():
-    folders = dict(sources())
-    texts = list(documents(python_files(folders["numpy"]), seen=set()))
+    texts = list(documents(python_files(sources()["numpy"]), seen=set()))
     words = re.findall(r"[a-z]+", " ".join(texts).lower())
     assert len(words) > 10_000
     assert 0.04 < words.count("the") / len(words) < 0.12  # about 6-7% in running English

@@ -17,9 +17,7 @@ from pretrain.method.sampling import (
     Prediction,
     draw_from,
     hp_loss_weights,
-    largest,
     log_probability,
-    mixture,
     tempered,
 )
 from pretrain.model.config import ModelConfig
@@ -123,16 +121,14 @@ class HPDist(SamplingHead):
         p_S_BKV = scores_BKV.detach().softmax(-1)
         weights_BKV = tempered(prediction.p_BKV if from_p_G else p_S_BKV, self.objective.temperature)
         if self.objective.mixture and not from_p_G:
-            p_BKV = weights_BKV / weights_BKV.sum(-1, keepdim=True)
-            weights_BKV = mixture(p_BKV, prediction.p_BKV, self.objective.mixture)
+            p_BKV = weights_BKV / weights_BKV.sum(-1, keepdim=True)  # both normalized, and so is the mixture
+            weights_BKV = p_BKV.lerp(prediction.p_BKV, self.objective.mixture)
         drawn = draw_from(weights_BKV, prediction, uniforms_BK, self.objective.forbid_original)
-        log_p_S_BK = log_probability(scores_BKV, p_S_BKV, largest(scores_BKV), drawn.tokens_BK)
-        return drawn._replace(head_BK=log_p_S_BK)
+        return drawn._replace(head_BK=log_probability(scores_BKV, p_S_BKV, drawn.tokens_BK))
 
     def sampler_loss(self, drawn: Draw, d_BK: Tensor, loss_D_BK: Tensor) -> Tensor:
         assert drawn.head_BK is not None
-        log_ratio_BK = drawn.log_p_G_BK - drawn.log_q_BK
-        return hp_dist_sampler_loss(drawn.head_BK, log_ratio_BK, loss_D_BK, self.objective.ratio_clip)
+        return hp_dist_sampler_loss(drawn.head_BK, drawn.log_ratio_BK, loss_D_BK, self.objective.ratio_clip)
 
 
 def hp_loss_sampler_loss(z_sampled: Tensor, d: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from pretrain.data.batches import Batch
 from pretrain.method.electra import masked_states
 from pretrain.method.losses import focal_loss
 from pretrain.method.objectives.objective import Objective, ObjectiveConfig
-from pretrain.method.sampling import predict
+from pretrain.method.sampling import log_at, predict
 from pretrain.model.config import ModelConfig
 from pretrain.model.encoder import ElectraEncoder, EncoderConfig
 from pretrain.model.heads import VocabularyScores, VocabularyTransform
@@ -62,6 +62,6 @@ class MaskedLM(Objective):
             generator_loss_BK=loss_BK.detach(),
             log_p_original_BK=log_p_original_BK.detach(),
             top_BK=prediction.top_BK,
-            log_max_p_G_BK=prediction.log_max_p_BK,
+            log_max_p_G_BK=log_at(prediction.p_BKV, prediction.top_BK),
             entropy_p_G_BK=prediction.entropy_BK,
         )

@@ -4,12 +4,11 @@ from typing import Literal
 
 import pytest
 import torch
-import torch.nn.functional as F
 from transformers import ElectraConfig
 from transformers.models.electra.modeling_electra import ElectraClassificationHead
 
-from finetune.glue.heads import SequenceClassifier, example_losses, predictions
-from finetune.tokens.features import Features, collate
+from finetune.glue.heads import SequenceClassifier
+from finetune.tokens import Features, collate
 from pretrain.model.encoder import ElectraEncoder, EncoderConfig
 
 FEATURES = Features([[2, 9, 3], [2, 8, 7, 6, 3]], [[0] * 3, [0] * 5], [1.0, 0.0])
@@ -62,15 +61,3 @@ def test_the_head_drops_out_in_training_only(head: Literal["electra", "hf"]) -> 
     batch = collate(FEATURES, [0, 1], 0, CPU)
     assert not torch.equal(classifier.train()(batch), classifier(batch))
     assert torch.equal(classifier.eval()(batch), classifier(batch))
-
-
-def test_several_outputs_are_classes_and_one_is_a_score() -> None:
-    output_BC = torch.tensor([[0.2, 1.5, -0.3], [2.0, 0.0, 0.1]])
-    target_B = torch.tensor([1.0, 2.0])
-    torch.testing.assert_close(
-        example_losses(output_BC, target_B), -F.log_softmax(output_BC, 1)[torch.arange(2), target_B.long()]
-    )
-    assert predictions(output_BC).tolist() == [1, 0]
-    score_BC = torch.tensor([[0.5], [0.25]])
-    torch.testing.assert_close(example_losses(score_BC, torch.tensor([1.0, 0.25])), torch.tensor([0.25, 0.0]))
-    assert predictions(score_BC).tolist() == [0.5, 0.25]

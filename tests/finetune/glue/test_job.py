@@ -1,6 +1,7 @@
 """finetune/glue/job.py: examples become BERT's token ids; predictions in order, scored split by split."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from finetune.glue.metrics import score
 from finetune.glue.tasks import AX, TASKS, Example, ExampleSet, TaskData
 from finetune.running.model_folder import load_tokenizer
 from finetune.running.train import Run
-from finetune.tokens.features import Features, collate
+from finetune.tokens import Features, collate
 from pretrain.huggingface.folders import load_encoder
 from pretrain.job.processes import start_processes
 from tests.conftest import REPOSITORY
@@ -56,6 +57,16 @@ def test_the_model_has_an_output_a_class(run: Run) -> None:
     assert isinstance(run.engine.module, SequenceClassifier)
     assert run.engine.module.head.out_features == 3
     assert run.job.train_examples == 30
+
+
+def test_several_outputs_are_classes_and_one_is_a_score(run: Run) -> None:
+    batch = collate(Features([[2, 3]] * 2, [[0, 0]] * 2, [1.0, 2.0]), [0, 1], 0, torch.device("cpu"))
+    output_BC = torch.tensor([[0.2, 1.5, -0.3], [2.0, 0.0, 0.1]])
+    expected = -output_BC.log_softmax(1)[torch.arange(2), torch.tensor([1, 2])]
+    torch.testing.assert_close(run.job.losses(output_BC, batch), expected)
+    regression = replace(run.job, task=TASKS["STS-B"])
+    scores = batch._replace(target_B=torch.tensor([1.0, 0.25]))
+    torch.testing.assert_close(regression.losses(torch.tensor([[0.5], [0.25]]), scores), torch.tensor([0.25, 0.0]))
 
 
 def test_every_example_gets_its_own_prediction_and_each_split_its_scores(run: Run) -> None:

@@ -1,6 +1,5 @@
 """finetune/reporting/figure.py: every seed is drawn, and the paper's numbers where they compare."""
 
-import matplotlib.pyplot as plt
 import pytest
 
 from finetune.reporting.figure import draw
@@ -22,7 +21,6 @@ def test_seeds_are_dots_and_the_paper_is_drawn_on_official_data_only(train_examp
     assert {31.0, 42.0, 53.0, 10.0} <= drawn
     assert (59.3 in drawn) == (train_examples == 8_551)
     assert len(axes.get_legend_handles_labels()[1]) == legend
-    plt.close(figure)
 
 
 def test_each_column_is_a_panel_with_its_own_scale_and_each_model_stands_once_in_the_legend() -> None:
@@ -33,4 +31,3 @@ def test_each_column_is_a_panel_with_its_own_scale_and_each_model_stands_once_in
     assert figure.axes[0].get_ylim() != figure.axes[1].get_ylim()
     labels = [text.get_text() for text in figure.legends[0].get_texts()]
     assert len(labels) == len(set(labels)) == 2 + 3
-    plt.close(figure)

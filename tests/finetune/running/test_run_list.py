@@ -8,9 +8,9 @@ import pytest
 
 from finetune.config import SquadOptions
 from finetune.presets import squad_settings_for
-from finetune.running.model_folder import open_model
+from finetune.running.model_folder import open_model, plan_runs
 from finetune.running.records import RunIdentity, read_records, write_files
-from finetune.running.run_list import run_unfinished, unfinished
+from finetune.running.run_list import Queue, unfinished
 from finetune.squad.files import VERSIONS, load_squad
 from finetune.squad.job import make_job
 from tests.conftest import REPOSITORY
@@ -32,19 +32,22 @@ def test_a_task_is_prepared_once_and_each_run_keeps_its_answers(
 ) -> None:
     model, data = open_model(str(stock_model)), load_squad(VERSIONS["2.0"], squad_folder)
     config = REPOSITORY / "ds_configs" / "zero0_fp32.json"
-    options = SquadOptions(model=str(stock_model), seeds=(1, 2, 1), deepspeed_config=config)
-    short, long = (squad_settings_for(32, 32, {"epochs": epochs, "max_question": 8}) for epochs in (1, 2))
-    first = RunIdentity(
-        task="SQuAD 2.0", seed=1, model_sha256="a", random_weights=False, data_sha256="b", settings=short
-    )
+    given = {"model": str(stock_model), "deepspeed_config": config, "max_question": 8, "output": tmp_path}
+    options = SquadOptions(seeds=(1, 2, 1), **given)
+    runs = [
+        run
+        for epochs in (1, 2)
+        for run in plan_runs(
+            options, model, "SQuAD 2.0", "b", squad_settings_for, options.overrides() | {"epochs": epochs}
+        )
+    ]
     prepared: list[RunIdentity] = []
 
     def prepare(run: RunIdentity) -> Any:
         prepared.append(run)
         return make_job(VERSIONS["2.0"], data, model.tokenizer, run.settings)
 
-    tasks = [first, first.model_copy(update={"settings": long})]
-    assert run_unfinished(tasks, prepare, {}, model, options, tmp_path) == 0
+    assert Queue(runs, prepare, {}, model, options).work() == 0
     records = read_records(tmp_path / "results.jsonl")
     assert [(record.run.seed, record.run.settings.epochs) for record in records] == [(1, 1), (2, 1), (1, 2), (2, 2)]
     assert [run.settings.epochs for run in prepared] == [1, 2]

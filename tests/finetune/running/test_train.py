@@ -1,4 +1,7 @@
-"""finetune/running/train.py: plain AdamW with layer-wise decay, whatever the ranks, micro-batches and ZeRO stage."""
+"""finetune/running/train.py: plain AdamW with layer-wise decay, whatever the ranks, micro-batches and ZeRO stage.
+
+A run that was stopped or killed ends as one that was not.
+"""
 
 import gc
 import json
@@ -11,17 +14,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 
 from finetune.config import GlueConfig
 from finetune.glue.files import load_task
-from finetune.glue.heads import SequenceClassifier, example_losses
+from finetune.glue.heads import SequenceClassifier
 from finetune.glue.job import GlueJob, make_job
 from finetune.glue.tasks import TASKS
 from finetune.running.layer_decay import layer_scale
 from finetune.running.model_folder import load_tokenizer
-from finetune.running.train import Outcome, Run, train
-from finetune.tokens.batches import epoch_batches
-from finetune.tokens.features import collate
+from finetune.running.train import Keeper, Outcome, Run, Stopped, train
+from finetune.tokens import collate, epoch_batches
+from foundation.config import ConfigError
 from foundation.ordering import key_of
 from pretrain.engine.optim import decays, learning_rate
 from pretrain.huggingface.folders import load_encoder, save_folder
@@ -30,6 +34,7 @@ from pretrain.model.encoder import ElectraEncoder, EncoderConfig
 from tests.conftest import REPOSITORY
 from tests.deepspeed_values import values_of
 from tests.finetune.conftest import two_ranks
+from tests.pretrain.engine.test_checkpoint import flip_bit
 
 # 27 batches an epoch, the last of 3 examples: every unevenness of a real run.
 SETTINGS = GlueConfig(
@@ -43,6 +48,7 @@ SETTINGS = GlueConfig(
     length_pool=5,
 )
 SEED = 3
+MODULE = "tests.finetune.running.test_train"
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +90,7 @@ def plain_adamw(model: SequenceClassifier, job: GlueJob, settings: GlueConfig) -
         for chosen in epoch_batches(lengths, settings.batch_size, settings.length_pool, SEED, epoch):
             batch = collate(job.train, chosen, job.pad_id, torch.device("cpu"))
             optimizer.zero_grad()
-            example_losses(model(batch), batch.target_B).mean().backward()
+            torch.nn.functional.cross_entropy(model(batch), batch.target_B.long()).backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), settings.gradient_clipping)
             rate = learning_rate(step, base=settings.learning_rate, warmup_steps=int(0.1 * total), total_steps=total)
             for group, scale in zip(optimizer.param_groups, scales, strict=True):
@@ -201,7 +207,7 @@ def test_two_ranks_learn_what_one_learns(
     stock_model: Path, cola_folder: Path, job: GlueJob, world: World, tmp_path: Path
 ) -> None:
     alone = go(stock_model, job, world, deepspeed_file(tmp_path))
-    said = two_ranks("tests.finetune.running.test_train", stock_model, cola_folder, deepspeed_file(tmp_path))
+    said = two_ranks(MODULE, "learn", stock_model, cola_folder, deepspeed_file(tmp_path))
     outcomes = [json.loads(line) for line in said]
     assert outcomes[0] == outcomes[1]
     assert outcomes[0]["train_losses"] == pytest.approx(alone.train_losses, abs=1e-5)
@@ -214,5 +220,117 @@ def one_rank(stock_model: str, cola_folder: str, config: str) -> None:
     print("\n" + json.dumps(outcome._asdict()), flush=True)
 
 
+WITH_DROPOUT = SETTINGS.model_copy(update={"dropout": 0.1, "attention_dropout": 0.1, "learning_rate": 1e-2})
+BATCHES = 26  # an epoch of 203 examples, eight at a time
+
+
+def never() -> bool:
+    """No request to stop."""
+    return False
+
+
+class Stop:
+    """A request to stop that comes after so many batches."""
+
+    def __init__(self, after: int) -> None:
+        self.left = after
+
+    def __call__(self) -> bool:
+        self.left -= 1
+        return self.left == 0
+
+
+class Killed(Exception):
+    """Stands for a kill: nothing runs after it that would save."""
+
+
+def kill_after(batches: int) -> Stop:
+    stop = Stop(batches)
+
+    def raise_at_the_end() -> bool:
+        if stop():
+            raise Killed
+        return False
+
+    return raise_at_the_end  # type: ignore[return-value]
+
+
+def go_on(model: Path, job: GlueJob, world: World, folder: Path, keeper: Keeper | None) -> Outcome:
+    return train(model, False, job, WITH_DROPOUT, 5, deepspeed_file(folder), world, keeper)
+
+
+@pytest.fixture(scope="module")
+def whole(stock_model: Path, job: GlueJob, world: World, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    return go_on(stock_model, job, world, tmp_path_factory.mktemp("whole"), None)
+
+
+# In the first epoch, at its end (saved before it is evaluated), and in the second.
+@pytest.mark.parametrize("batches", [7, BATCHES, BATCHES + 3])
+def test_a_stopped_run_ends_bitwise_as_one_that_was_not(
+    batches: int, whole: Outcome, stock_model: Path, job: GlueJob, world: World, tmp_path: Path
+) -> None:
+    with pytest.raises(Stopped):
+        go_on(stock_model, job, world, tmp_path, Keeper(tmp_path / "run", Stop(batches)))
+    assert [path.name for path in (tmp_path / "run").iterdir()] == [f"step-{batches:08d}"]
+    assert go_on(stock_model, job, world, tmp_path, Keeper(tmp_path / "run", never)) == whole
+
+
+def test_a_killed_run_goes_on_from_its_last_checkpoint(
+    whole: Outcome, stock_model: Path, job: GlueJob, world: World, tmp_path: Path
+) -> None:
+    with pytest.raises(Killed):
+        go_on(stock_model, job, world, tmp_path, Keeper(tmp_path / "run", kill_after(19), every=8))
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["step-00000016"]
+    assert go_on(stock_model, job, world, tmp_path, Keeper(tmp_path / "run", never)) == whole
+
+
+def test_a_run_whose_checkpoint_is_damaged_does_not_start_anew_over_it(
+    stock_model: Path, job: GlueJob, world: World, tmp_path: Path
+) -> None:
+    with pytest.raises(Stopped):
+        go_on(stock_model, job, world, tmp_path, Keeper(tmp_path / "run", Stop(4)))
+    flip_bit(tmp_path / "run" / "step-00000004" / "state.json")
+    with pytest.raises(ConfigError, match=r"checkpoints: none in .*run is whole: step-00000004 \(.*state\.json"):
+        go_on(stock_model, job, world, tmp_path, Keeper(tmp_path / "run", never))
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["step-00000004"]
+
+
+def test_a_run_without_checkpoints_starts_anew(
+    whole: Outcome, stock_model: Path, job: GlueJob, world: World, tmp_path: Path
+) -> None:
+    assert go_on(stock_model, job, world, tmp_path, Keeper(tmp_path / "nothing", never)) == whole
+
+
+def test_loss_and_requests_to_stop_are_one_sum_a_batch(
+    stock_model: Path, job: GlueJob, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keeper = Keeper(tmp_path / "run", never)
+    run = Run(load_encoder(stock_model), job, WITH_DROPOUT, 5, deepspeed_file(tmp_path), world, keeper)
+    sums, plain = [], dist.all_reduce
+
+    def counted(tensor: torch.Tensor) -> None:
+        sums.append(tensor.numel())
+        plain(tensor)
+
+    monkeypatch.setattr(dist, "all_reduce", counted)
+    run.train_epoch(0)
+    assert sums == [2] * BATCHES
+
+
+def test_a_request_that_reaches_one_rank_stops_all(stock_model: Path, cola_folder: Path, tmp_path: Path) -> None:
+    assert two_ranks(MODULE, "stop", stock_model, cola_folder, tmp_path) == ["stopped", "stopped"]
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["step-00000004"]
+
+
+def stop_one_rank(model: str, data: str, folder: str) -> None:
+    """What each process of `test_a_request_that_reaches_one_rank_stops_all` does: the second is asked."""
+    world = start_processes()
+    keeper = Keeper(Path(folder) / "run", Stop(4 if world.rank == 1 else -1))
+    try:
+        go_on(Path(model), read_job(Path(model), Path(data)), world, Path(folder), keeper)
+    except Stopped:
+        print("\nstopped", flush=True)
+
+
 if __name__ == "__main__":
-    one_rank(*sys.argv[1:])
+    {"learn": one_rank, "stop": stop_one_rank}[sys.argv[1]](*sys.argv[2:])

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from finetune.presets import HEAD_KINDS
 from finetune.squad.head import PairScorer, QuestionAnswerer, SpanLogits, span_losses
-from finetune.tokens.features import Batch, Features, collate
+from finetune.tokens import Batch, Features, collate
 from pretrain.model.encoder import ElectraEncoder, EncoderConfig
 
 # [CLS] question [SEP] paragraph [SEP], padded to 9; the answers are "7 6", nothing, and "8".

@@ -21,7 +21,6 @@ from pretrain.method.sampling import (
     inverse_cdf,
     largest,
     log_probability,
-    mixture,
     replace,
     tempered,
 )
@@ -136,14 +135,6 @@ def test_beside_a_forbidden_original_that_is_all_there_is_the_others_are_equally
     assert drawn.log_q_BK.exp().tolist() == pytest.approx([1 / 3] * 3)
 
 
-def test_the_mixture_is_the_weighted_mean_of_both_distributions() -> None:
-    torch.manual_seed(2)
-    p_S, p_G = (torch.randn(3, 7, dtype=torch.float64).softmax(-1) for _ in range(2))
-    mixed = mixture(p_S, p_G, 0.2)
-    assert torch.allclose(mixed, 0.8 * p_S + 0.2 * p_G, rtol=1e-12)
-    assert (p_G / mixed).max() <= 5
-
-
 def test_importance_weights_are_the_ratio_at_masked_positions_and_one_elsewhere(batch: Batch) -> None:
     ratio = torch.tensor([[0.5, 2.0], [1.0, 4.0], [0.1, 99.0]])
     weights = importance_weights(ratio.log(), batch)
@@ -169,7 +160,7 @@ def test_the_log_probability_and_its_gradient_are_autograds() -> None:
     torch.manual_seed(0)
     logits = (torch.randn(4, 3, 11, dtype=torch.float64) * 5).requires_grad_()
     ids, above = torch.randint(11, (4, 3)), torch.randn(4, 3, dtype=torch.float64)
-    ours = log_probability(logits, logits.detach().softmax(-1), logits.argmax(-1), ids)
+    ours = log_probability(logits, logits.detach().softmax(-1), ids)
     theirs = logits.log_softmax(-1).gather(-1, ids[..., None]).squeeze(-1)
     assert torch.allclose(ours, theirs, rtol=1e-14)
     gradients = [torch.autograd.grad(value, logits, above)[0] for value in (ours, theirs)]
@@ -179,7 +170,7 @@ def test_the_log_probability_and_its_gradient_are_autograds() -> None:
 def test_the_log_probability_is_exact_where_the_probability_is_a_rounding_of_zero_or_one() -> None:
     logits = torch.tensor([300.0, 0.0, 299.5])
     p, top = logits.softmax(-1), torch.tensor(0)
-    found = [log_probability(logits, p, top, torch.tensor(token)).item() for token in range(3)]
+    found = [log_probability(logits, p, torch.tensor(token), top).item() for token in range(3)]
     assert p[1] == 0
     assert found == pytest.approx(logits.double().log_softmax(-1).tolist(), rel=1e-6)
 

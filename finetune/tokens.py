@@ -1,4 +1,4 @@
-"""Token ids as padded batches.
+"""Examples of any task as token ids, the order in which they are learned from, and padded batches.
 
 Shape letters: B batch, L length.
 """
@@ -10,7 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from foundation.ordering import key_of, permuted
 from pretrain.job.processes import World
+
+_ORDER_OF_BATCHES = 2
+"""Sets its draws apart from those of the examples' order."""
 
 
 class Features(NamedTuple):
@@ -49,6 +53,25 @@ def collate(features: Features, indices: Sequence[int] | np.ndarray, pad_id: int
         torch.full((len(chosen),), float(len(indices) > 0)),
     )
     return Batch(*(tensor.to(device, non_blocking=True) for tensor in batch))
+
+
+def epoch_batches(lengths: Sequence[int], batch_size: int, pool: int, seed: int, epoch: int) -> list[np.ndarray]:
+    """Index arrays of `batch_size` examples, one of them maybe smaller; together they hold each example once.
+
+    Stateless: they follow from (seed, epoch). Examples are put in a random order, sorted by length within pools of
+    `pool` batches, cut into batches, and the batches put in a random order; so a batch needs little padding, and which
+    examples meet in it still changes from epoch to epoch. A pool of 1 leaves the batches random.
+    """
+    size = len(lengths)
+    order = permuted(np.arange(size), size, seed, epoch)
+    length_of = np.asarray(lengths)
+    batches = []
+    for start in range(0, size, pool * batch_size):
+        chosen = order[start : start + pool * batch_size]
+        chosen = chosen[np.argsort(length_of[chosen], kind="stable")]
+        batches += np.split(chosen, range(batch_size, len(chosen), batch_size))
+    places = permuted(np.arange(len(batches)), len(batches), key_of(seed, _ORDER_OF_BATCHES), epoch)
+    return [batches[place] for place in places]
 
 
 def shares(features: Features, world: World, size: int) -> Iterator[np.ndarray]:

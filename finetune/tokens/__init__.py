@@ -1,1 +1,0 @@
-"""Examples of any task as token ids and batches."""
