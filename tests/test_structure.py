@@ -34,8 +34,7 @@ if not __package__:  # run as a script: import from the repository, never from t
 """
 
 MOST_IMPORTS_INSIDE = 25
-MOST_SHORT_ONCE = 64
-"""To fall to 20."""
+MOST_SHORT_ONCE = 20
 
 
 NAMED_FILE = re.compile(

@@ -17,17 +17,13 @@ DEVIATION = 1.4826
 """Standard deviation of normal noise over its median absolute deviation."""
 
 
-class NotFinite(RuntimeError):
-    """The loss or gradient of a step was NaN or infinite and no smaller loss scale can mend it; nothing was updated."""
-
-
 def require_finite(result: StepResult, loss: float, step: int, batches: TrainingBatches, folder: Path) -> None:
     """Lets a step pass that updated, or whose overflow a smaller fp16 loss scale may mend.
 
     `loss` is the step's over all ranks. The list of the step's samples is left in `folder`.
 
     Raises:
-        NotFinite: names step, loss, loss scale and where the samples are listed.
+        FloatingPointError: names step, loss, loss scale and where the samples are listed.
     """
     if not result.overflow or (math.isfinite(loss) and not result.fatal):
         return
@@ -35,7 +31,7 @@ def require_finite(result: StepResult, loss: float, step: int, batches: Training
     path = folder / f"nonfinite-step-{step}.json"
     path.write_text(json.dumps({"step": step, "sequences": index.tolist(), "epochs": epoch.tolist()}))
     scale = f"loss scale {result.loss_scale:g}" + (" cannot fall further" if result.fatal else "")
-    raise NotFinite(
+    raise FloatingPointError(
         f"step {step}: the gradient is not finite (loss {loss:g}, {scale}) and nothing was updated;"
         f" its {len(index)} sequences are in {path}"
     )

@@ -9,7 +9,7 @@ import pytest
 from pretrain.data.batches import BatchPlan, TrainingBatches
 from pretrain.data.shards import Shards
 from pretrain.engine.engine import StepResult
-from pretrain.training.guards import RECENT, NotFinite, require_finite, spike
+from pretrain.training.guards import RECENT, require_finite, spike
 
 UPDATED = StepResult(False, 1.0, 1.0)
 
@@ -35,7 +35,7 @@ def batches(shards_folder: Path) -> TrainingBatches:
 def test_what_no_loss_scale_mends_is_an_error_with_step_and_samples(
     result: StepResult, loss: float, said: str, batches: TrainingBatches, tmp_path: Path
 ) -> None:
-    with pytest.raises(NotFinite, match=said):
+    with pytest.raises(FloatingPointError, match=said):
         require_finite(result, loss, 7, batches, tmp_path)
     named = json.loads((tmp_path / "nonfinite-step-7.json").read_text())
     index, epoch = batches.sequences(7)
