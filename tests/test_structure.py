@@ -9,10 +9,10 @@ import pytest
 from tests.conftest import REPOSITORY
 from tests.definitions import imports_inside_functions, short_and_used_once
 
-PACKAGES = ("foundation", "data_prep", "pretrain", "finetune", "quickstart")
+PACKAGES = ("foundation", "electra_sampler", "data_prep", "pretrain", "finetune", "quickstart")
 # The rooms from the ground up: each may import itself and those before it. A package's own modules are its commands.
 ROOMS = (
-    *("foundation", "data_prep"),
+    *("foundation", "electra_sampler", "data_prep"),
     *("pretrain/model", "pretrain/data", "pretrain/method", "pretrain/job", "pretrain/engine"),
     *("pretrain/config", "pretrain/presets", "pretrain/huggingface", "pretrain/training", "pretrain/analysis"),
     "pretrain",
@@ -39,7 +39,7 @@ MOST_SHORT_ONCE = 64
 
 
 NAMED_FILE = re.compile(
-    r"\b(?:(?:foundation|data_prep|pretrain|finetune|quickstart|ds_configs|hostfiles|cluster|docs|tests)/[\w./]*\w)"
+    r"\b(?:(?:foundation|electra_sampler|data_prep|pretrain|finetune|quickstart|ds_configs|hostfiles|cluster|docs|tests)/[\w./]*\w)"
 )
 
 

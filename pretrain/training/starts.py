@@ -55,6 +55,8 @@ def _describe(engine: Engine, step: int, matrix_peak: float) -> dict[str, Any]:
 
 def code_version(repository: Path = REPOSITORY) -> str | None:
     """The commit this code is of, with "+ changes" where files differ from it; `None` outside a repository."""
+    if not (repository / ".git").exists():  # installed, perhaps below a folder that is a repository of something else
+        return None
     answers = []
     for question in (("rev-parse", "HEAD"), ("status", "--porcelain", "--untracked-files=no")):
         try:
