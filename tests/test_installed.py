@@ -13,11 +13,14 @@ from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
+import yaml
 
 from electra_sampler.commands import COMMANDS
 from tests.conftest import REPOSITORY, free_port
 from tests.test_structure import PACKAGES, modules
 
+(VERSION,) = re.findall(r"^version = (.*)$", (REPOSITORY / "setup.cfg").read_text(), re.MULTILINE)
+SHIPPED = (*PACKAGES, "ds_configs", "hostfiles")
 BUILT_FROM = ("setup.cfg", "pyproject.toml", "README.md", "LICENSE")
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
 WORDS = ["a", "the", "cat", "dog", "mat", "tree", "sat", "ran", "under", "on", ".", "and", "it", "was", "red"]
@@ -29,7 +32,7 @@ TINY = "--preset tiny --data shards --set optim.steps=2 optim.warmup_steps=1 bat
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Built from a copy: setuptools would leave its own files in the checkout, and take old ones from there."""
     folder = tmp_path_factory.mktemp("wheel")
-    for name in (*PACKAGES, "ds_configs", "hostfiles"):
+    for name in SHIPPED:
         shutil.copytree(REPOSITORY / name, folder / "source" / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in BUILT_FROM:
         shutil.copy(REPOSITORY / name, folder / "source")
@@ -95,8 +98,7 @@ def test_the_wheel_carries_every_module_and_every_file_that_they_read(wheel: Pat
 
 
 def test_the_console_command_tells_its_version_and_its_commands(installed: Path, folder: Path) -> None:
-    (version,) = re.findall(r"^version = (.*)$", (REPOSITORY / "setup.cfg").read_text(), re.MULTILINE)
-    assert done("electra-sampler --version", installed, folder) == f"electra-sampler {version}\n"
+    assert done("electra-sampler --version", installed, folder) == f"electra-sampler {VERSION}\n"
     shown = done("electra-sampler --help", installed, folder)
     assert all(f"\n  {name} " in shown for name in COMMANDS)
     shipped = Path(re.findall(r"(\S+/ds_configs)", shown)[0])
@@ -112,6 +114,25 @@ def test_what_it_tells_to_type_is_installed_too(installed: Path, folder: Path) -
     assert process.returncode == 2
     assert process.stderr.startswith("electra-sampler build-shards: error: ")
     assert process.stderr.endswith("try the quickstart's: electra-sampler quickstart\n")
+
+
+@pytest.mark.parametrize("name", ["Dockerfile", "Dockerfile.cuda"])
+def test_an_image_has_what_the_wheel_is_built_from(name: str) -> None:
+    """It copies folders to where they were, and nothing that is not there; no image is built here."""
+    copied = [line.split()[1:] for line in (REPOSITORY / name).read_text().splitlines() if line.startswith("COPY ")]
+    sources = [source for *given, _ in copied for source in given]
+    assert all(target in ("./", *given) for *given, target in copied)
+    assert all((REPOSITORY / source).exists() for source in sources)
+    assert set(sources) == {*BUILT_FROM, *SHIPPED, "constraints.txt"}
+
+
+def test_the_citation_and_the_workflow_say_what_is_there() -> None:
+    citation = yaml.safe_load((REPOSITORY / "CITATION.cff").read_text())
+    assert (citation["version"], citation["license"]) == (VERSION, "Apache-2.0")
+    assert citation["preferred-citation"]["title"] in (REPOSITORY / "README.md").read_text().replace("\n", " ")
+    workflow = yaml.safe_load((REPOSITORY / ".github" / "workflows" / "ci.yml").read_text())
+    (command,) = [step["run"] for step in workflow["jobs"]["ci"]["steps"] if "run" in step]
+    assert command.endswith(" .ci/run") and os.access(REPOSITORY / ".ci" / "run", os.X_OK)
 
 
 @pytest.mark.parametrize("name", ["ds_configs/zero1_fp32.json", "zero1_fp32.json", "zero1_fp32"])

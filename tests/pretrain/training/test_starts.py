@@ -53,6 +53,8 @@ def test_the_code_is_named_by_its_commit_and_changes_are_said(tmp_path: Path) ->
     assert code_version(tmp_path) == git("rev-parse", "HEAD")
     (tmp_path / "file").write_text("two")
     assert code_version(tmp_path) == git("rev-parse", "HEAD") + " + changes"
+    (tmp_path / "site-packages").mkdir()
+    assert code_version(tmp_path / "site-packages") is None, "of an environment in a repository of something else"
 
 
 def test_the_phases_follow_each_other_from_the_beginning_of_the_process() -> None:
