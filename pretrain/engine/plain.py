@@ -12,8 +12,10 @@ from torch import Tensor, nn
 from pretrain.engine.deepspeed_config import EngineConfig
 from pretrain.job.processes import World
 
-RUNS_KEYS = {"train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping"}
-SERVED_KEYS = RUNS_KEYS | {"optimizer", "zero_optimization", "activation_checkpointing", "timers"}
+SERVED_KEYS = {
+    *("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping"),
+    *("optimizer", "zero_optimization", "activation_checkpointing", "timers"),
+}
 """Of DeepSpeed's; any other, such as its profiler's, needs DeepSpeed."""
 
 
