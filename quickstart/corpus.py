@@ -12,6 +12,7 @@ import re
 import sys
 import sysconfig
 from collections.abc import Iterable, Iterator
+from importlib.util import find_spec
 from multiprocessing import Pool
 from pathlib import Path
 
@@ -89,12 +90,11 @@ def main(options: CorpusOptions) -> None:
 
 def sources() -> Iterator[tuple[str, Path]]:
     """Every source of prose that is installed: its name and folder."""
-    paths = sysconfig.get_paths()
-    yield "python", Path(paths["stdlib"])
+    yield "python", Path(sysconfig.get_paths()["stdlib"])
     for name in PACKAGES:
-        folder = Path(paths["purelib"]) / name
-        if folder.is_dir():
-            yield name, folder
+        spec = find_spec(name)  # reads no package, and finds those of environments below this one
+        if spec and spec.submodule_search_locations:
+            yield name, Path(next(iter(spec.submodule_search_locations)))
 
 
 def python_files(folder: Path) -> list[Path]:

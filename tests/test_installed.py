@@ -51,6 +51,9 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     subprocess.run([*install, wheel], check=True, timeout=240)
     (packages,) = folder.glob("lib/python*/site-packages")
     (packages / "beside.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
+    _, *launcher = Path(sys.executable).with_name("deepspeed").read_text().splitlines()
+    (folder / "bin" / "deepspeed").write_text("\n".join((f"#!{python}", *launcher)))
+    (folder / "bin" / "deepspeed").chmod(0o755)
     return folder / "bin"
 
 
@@ -151,14 +154,13 @@ def test_runs_are_trained_on_one_process_and_two_evaluated_exported_and_fine_tun
     for name in ("train", "dev"):
         (folder / "CoLA" / f"{name}.tsv").write_text("made\t1\t\tthe cat sat .\nmade\t0\t*\tcat the sat .\n" * 4)
     done(f"electra-sampler pretrain {TINY} --output one", installed, folder)
-    launch = f"python -m deepspeed.launcher.runner --num_gpus 2 --master_port {free_port()}"
-    done(f"{launch} --module pretrain.run {TINY} --output two", installed, folder)
+    two = f"deepspeed --num_gpus 2 --master_port {free_port()} --module"
+    done(f"{two} pretrain.run {TINY} --output two", installed, folder)
     done("electra-sampler evaluate one two", installed, folder)
     done("electra-sampler export two out", installed, folder)
     glue = "--model out --task CoLA --data_dir . --output scores --epochs 1 --seeds"
     done(f"electra-sampler glue {glue} 1", installed, folder)
-    launch = f"python -m deepspeed.launcher.runner --num_gpus 2 --master_port {free_port()}"
-    done(f"{launch} --module finetune.run_glue {glue} 2", installed, folder)
+    done(f"{two} finetune.run_glue {glue} 2", installed, folder)
     assert "CoLA" in done("electra-sampler report scores", installed, folder)
 
 

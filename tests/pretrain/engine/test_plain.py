@@ -14,7 +14,7 @@ from pretrain.job.processes import World, start_processes
 from tests.deepspeed_values import values_of
 from tests.pretrain.engine import engine_worker as worker
 
-FOR_DEEPSPEED = {"prescale_gradients": False}
+FOR_DEEPSPEED = {"wall_clock_breakdown": False}
 """A key that changes nothing, and that plain PyTorch does not know."""
 SPOILED = 4
 """The step whose second micro-batch has no finite loss."""
