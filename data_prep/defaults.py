@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+from electra_sampler.commands import as_typed
 from foundation.config import ConfigError
 
 RAW, VOCAB, SHARDS = Path("data/raw"), Path("data/vocab"), Path("data/wikibooks")
@@ -15,7 +16,7 @@ QUICKSTART = Path("data/quickstart")
 """All data that the quickstart makes; it empties this folder when it starts, and touches no other."""
 QUICKSTART_RAW, QUICKSTART_VOCAB, QUICKSTART_SHARDS = (QUICKSTART / name for name in ("raw", "vocab", "shards"))
 
-_MAKE_QUICKSTART = "make quickstart"
+_MAKE_QUICKSTART = as_typed("make quickstart")
 
 
 def require_text(inputs: Sequence[Path]) -> None:
@@ -70,4 +71,4 @@ def require_shards(folder: Path) -> None:
 
 
 def _python(*arguments: str | Path) -> str:
-    return shlex.join(("python", *map(str, arguments)))
+    return as_typed(shlex.join(("python", *map(str, arguments))))

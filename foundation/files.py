@@ -11,6 +11,9 @@ from typing import IO, Any
 
 from foundation.config import ConfigError
 
+ROOT = Path(__file__).resolve().parents[1]
+"""Of the project: a checkout, or the folder that pip installs packages into; what it ships lies there too."""
+IS_CHECKOUT = (ROOT / "Makefile").is_file()
 TEMPORARY_SUFFIX = ".tmp"
 _UNSEALED = "0" * 64
 _SEAL = re.compile(rb'\{\s*"sha256": "([0-9a-f]{64})"')

@@ -45,6 +45,8 @@ _LIBC = ctypes.CDLL(None)
 SHOWN_LINES = 25
 """Last lines shown of a rank's log, or of a command whose ranks left no record; they hold the stack of a crash."""
 MOST_NAMED = 3
+STARTED = ("pretrain/run.py", "pretrain.run")
+"""How what the command runs ends: in a checkout, or as a module; `electra-sampler` calls it `pretrain`."""
 REMARK = re.compile(r"\[[\d-]+ [\d:,]+\] \[(?:DEBUG|INFO|WARNING)\] \[\w+\.py:\d+:")
 """Begins a line of DeepSpeed's launcher that nobody need read."""
 ENDED = re.compile(r"\[[\d-]+ [\d:,]+\] \[ERROR\] \[launch\.py:.* exits with return code = (-?\d+)$")
@@ -174,7 +176,8 @@ def run_folder_of(command: Sequence[str]) -> Path:
     Raises:
         ConfigError: the command starts no pre-training, or gives it options it does not know.
     """
-    script = next((place for place, part in enumerate(command) if part.endswith("pretrain/run.py")), None)
+    named = (place for place, part in enumerate(command) if part == "pretrain" or part.endswith(STARTED))
+    script = next(named, None)
     if script is None:
         raise ConfigError(
             f"command: got {' '.join(command)!r}, expected one that runs pretrain/run.py, after --, for example"

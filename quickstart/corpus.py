@@ -12,6 +12,7 @@ import re
 import sys
 import sysconfig
 from collections.abc import Iterable, Iterator
+from importlib.util import find_spec
 from multiprocessing import Pool
 from pathlib import Path
 
@@ -89,9 +90,10 @@ def main(options: CorpusOptions) -> None:
 
 def sources() -> dict[str, Path]:
     """Every source of prose that is installed: its folder by its name."""
-    paths = sysconfig.get_paths()
-    folders = {"python": Path(paths["stdlib"])} | {name: Path(paths["purelib"], name) for name in PACKAGES}
-    return {name: folder for name, folder in folders.items() if folder.is_dir()}
+    found = {name: find_spec(name) for name in PACKAGES}  # reads no package, and finds those of environments below
+    places = {name: spec.submodule_search_locations for name, spec in found.items() if spec}
+    folders = {name: Path(next(iter(place))) for name, place in places.items() if place}
+    return {"python": Path(sysconfig.get_paths()["stdlib"]), **folders}
 
 
 def python_files(folder: Path) -> list[Path]:

@@ -2,8 +2,9 @@
 
 Run: python quickstart/run.py [--short]
 
-Runs the commands that a user would type, printing each. Empties data/quickstart and runs/quickstart first, and
-touches no other folder. Ends with one table, and with exit code 1 when what was learned falls short of it.
+Runs the commands that a user would type, printing each, in the checkout, or in the current folder where the project is
+installed. Empties data/quickstart and runs/quickstart there first, and touches no other folder. Ends with one table,
+and with exit code 1 when what was learned falls short of it.
 """
 
 import os
@@ -19,10 +20,11 @@ if not __package__:  # run as a script: import from the repository, never from t
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from data_prep import defaults
+from electra_sampler.commands import as_typed
 from foundation.command_line import run_command
 from foundation.config import ConfigError, StrictConfig
+from foundation.files import IS_CHECKOUT, ROOT
 
-REPOSITORY = Path(__file__).resolve().parents[1]
 DATA = defaults.QUICKSTART
 RAW, VOCAB, SHARDS = defaults.QUICKSTART_RAW, defaults.QUICKSTART_VOCAB, defaults.QUICKSTART_SHARDS
 TASK_TEXT, TASKS = DATA / "task.txt", DATA / "glue"
@@ -45,12 +47,14 @@ def main(options: QuickstartOptions) -> int:
     """Runs every stage and prints results, times and where to look; 1 when a stage fails or a demand is not met."""
     from quickstart.summary import read_results, show, table
 
-    os.chdir(REPOSITORY)
+    if IS_CHECKOUT:
+        os.chdir(ROOT)
     start_afresh()
     seconds = {}
     for name, command in stages(options.short).items():
         with socket.create_server(("127.0.0.1", 0)) as server:  # DeepSpeed's own port may be taken by another run
             command = command.format(port=server.getsockname()[1])
+        command = as_typed(command)
         print(f"\n$ {command}", flush=True)
         started = time.monotonic()
         if code := run_stage(command):

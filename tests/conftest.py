@@ -23,3 +23,24 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+BLOCKED = """
+import sys
+from importlib.machinery import PathFinder
+
+class WithoutSome(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        return None if name.partition(".")[0] in {packages} else super().find_spec(name, path, target)
+
+sys.meta_path[sys.meta_path.index(PathFinder)] = WithoutSome
+"""
+
+
+@pytest.fixture(scope="session")
+def laptop(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment of processes for which DeepSpeed, MPI and megatron-core are not installed."""
+    folder = tmp_path_factory.mktemp("laptop")
+    (folder / "sitecustomize.py").write_text(BLOCKED.format(packages=("deepspeed", "mpi4py", "megatron")))
+    return os.environ | {"PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1"}

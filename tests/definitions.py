@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-JUDGED = ("foundation", "data_prep", "pretrain", "finetune")
+JUDGED = ("foundation", "electra_sampler", "data_prep", "pretrain", "finetune")
 USERS = (*JUDGED, "quickstart", "bench")
 SHORT = 5
 """Lines."""

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from foundation.config import ConfigError, parse_override, shown, without_duplicates
+from foundation.files import ROOT
 from pretrain.engine.deepspeed_keys import REFUSED_KEYS, DeepSpeedConfig, Section
 from pretrain.engine.optim import AdamNumbers
 
@@ -75,6 +76,7 @@ def read(source: Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Dee
     Raises:
         ConfigError: every unknown key and wrong value of the file at once, else those of the overrides.
     """
+    source = _shipped(source) if isinstance(source, Path) else source
     values = _load(source) if isinstance(source, Path) else source
     _check(values, f"{source if isinstance(source, Path) else 'deepspeed config'}: ")
     return _check(_with_overrides(values, overrides), f"--set {OVERRIDE}")
@@ -103,6 +105,12 @@ def resolve(
     return _fill(config, batch_size, world_size, optim)
 
 
+def _shipped(path: Path) -> Path:
+    """The file, or the one of ds_configs/ that is meant where it is not there: `zero1_bf16`, in any folder."""
+    ours = (ROOT / "ds_configs" / path.name).with_suffix(".json")
+    return ours if path.parent in (Path(), Path("ds_configs")) and not path.exists() and ours.is_file() else path
+
+
 def _load(path: Path) -> dict[str, Any]:
     try:
         values = json.loads(path.read_text(), object_pairs_hook=without_duplicates)
@@ -118,7 +126,7 @@ def _load(path: Path) -> dict[str, Any]:
 def _unreadable(path: Path, reason: str | None) -> str:
     base, overrides = REMOVED_FILES.get(path.stem, ("", ()))
     instead = path.with_name(f"{base}.json")
-    if path.exists() or not instead.is_file():
+    if path.exists() or not _shipped(instead).is_file():
         return f"cannot read {path}: {reason}; see ds_configs/README.md"
     return f"{path} was removed; use --deepspeed_config {instead} --set {' '.join(overrides)}"
 

@@ -58,9 +58,7 @@ def patch_engine(engine: Any, world: World) -> None:
     12% on a CPU; for small in bf16 they are 5,764 of 9,197 operations, each a kernel on a GPU (docs/scaling.md).
     """
     alone, zero, stage = world.world_size == 1, engine.optimizer, engine.zero_optimization_stage()
-    if stage == 0:
-        engine.enable_backward_allreduce = not alone
-    elif stage < 3 and not zero.cpu_offload:
+    if stage in (1, 2) and not zero.cpu_offload:
         zero.check_overflow = lambda **_: None
         zero.scaled_global_norm = lambda: _norm_over_ranks(zero, world)
         if alone:

@@ -4,14 +4,13 @@ A step of training is `forward` and `backward` for each micro-batch, and one `up
 gathered by `full_state`, by name and in full, whatever the ZeRO stage and world size.
 """
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from foundation.config import ConfigError
@@ -20,20 +19,15 @@ from pretrain.engine.deepspeed_config import EngineConfig
 from pretrain.engine.gradients import squared_norm
 from pretrain.engine.optim import UNSCALED, AdamScale
 from pretrain.engine.partitions import Partitions
+from pretrain.engine.plain import PlainEngine, is_enough
 from pretrain.job.processes import World
 from pretrain.model import cpu_ops
 from pretrain.model.encoder import LayerStack
 
-# Told what it runs on, DeepSpeed neither searches for accelerators nor warns that it found none.
-os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
-os.environ.setdefault("LOCAL_RANK", "0")  # it asks for it even when alone
-import deepspeed
-import deepspeed.utils as sharded
-
-from pretrain.engine.deepspeed_patches import patch_engine, patch_modules
-
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """Adam's two moments, under the names that PyTorch and DeepSpeed give them."""
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 LOSS_SCALE_FIELDS = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 """What DeepSpeed's dynamic loss scaler changes while it runs."""
@@ -57,12 +51,12 @@ class StepResult:
 
 
 class Engine:
-    """A model under DeepSpeed.
+    """A model under DeepSpeed, or, where that has nothing to do, in plain PyTorch.
 
     `parameter_groups` come from `optim.parameter_groups`, `config` from `deepspeed_config.resolve`.
 
     Raises:
-        ConfigError: bf16 on a GPU that has none.
+        ConfigError: bf16 on a GPU that has none; a job for DeepSpeed where that cannot be imported.
     """
 
     def __init__(
@@ -81,24 +75,21 @@ class Engine:
         for module in model.modules():
             if isinstance(module, LayerStack):
                 module.recompute = config.recomputes
-        clipping = {} if config.stage else {"gradient_clipping": 0.0}  # see `_clip_replicated`
         initial = {name: p.detach() for name, p in model.named_parameters()} if world.is_first else None
-        patched = patch_modules(world)
-        deepspeed.init_distributed(dist_init_required=False, verbose=False)
-        self._deepspeed, self._optimizer, *_ = deepspeed.initialize(
-            model=model,
-            model_parameters=[{**group, "params": list(group["params"])} for group in parameter_groups],
-            config=config.json | clipping,
-        )
-        self.dtype: torch.dtype = self._deepspeed.get_data_types()[0]
+        self._deepspeed: Any
+        if is_enough(config, world):
+            self._deepspeed = PlainEngine(model, parameter_groups, config, world)
+        else:
+            self._library = _import_deepspeed()
+            self._deepspeed = self._library.start(model, parameter_groups, config, world)
+        self._optimizer = self._deepspeed.optimizer
+        self.dtype = DTYPES[config.precision]
         self._adam_numbers = [(group["eps"], group["weight_decay"]) for group in self._optimizer.param_groups]
         self._partitions = None  # of stages 1 and 2
         if config.stage in (1, 2):
             groups = self._optimizer.bit16_groups_flat
             self._partitions = Partitions(dict(self._parameters()), groups, self._masters(), world)
         self._start_adam()
-        if patched:
-            patch_engine(self._deepspeed, world)
         self._load_weights(initial)  # in full precision: DeepSpeed has made the master weights of rounded ones
         if scaler := self._dynamic_loss_scaler():
             scaler.raise_error_at_min_scale = False  # an exception that names no step; see `StepResult.fatal`
@@ -246,9 +237,7 @@ class Engine:
     def _full(self, parameter: nn.Parameter, moment: str | None) -> Tensor:
         if self.config.stage == 0:
             return self._adam_state()[parameter][moment] if moment else parameter
-        if moment:
-            return sharded.safe_get_full_optimizer_state(parameter, moment)
-        return sharded.safe_get_full_fp32_param(parameter)
+        return self._library.whole(parameter, moment)
 
     @torch.no_grad()
     def _load_weights(self, weights: Mapping[str, Tensor] | None) -> None:
@@ -266,18 +255,18 @@ class Engine:
             shape = getattr(parameter, "ds_shape", parameter.shape)
             full = torch.empty(shape, device=self.device) if named is None else named[name].to(self.device, copy=True)
             dist.broadcast(full, src=0)
-            self._set(parameter, moment, full)
+            if self.config.stage == 0:
+                self._full(parameter, moment).copy_(full)
+            else:
+                self._library.divide(parameter, moment, full, self.world)
 
-    def _set(self, parameter: Any, moment: str | None, full: Tensor) -> None:
-        if self.config.stage == 0:
-            self._full(parameter, moment).copy_(full)
-            return
-        size = parameter.ds_tensor.numel()  # of a rank's part; the last is padded, which DeepSpeed's setters forget
-        padded = F.pad(full.flatten(), (0, size * self.world.world_size - full.numel()))
-        own = padded.narrow(0, size * self.world.rank, size)
-        if moment:
-            sharded.safe_set_local_optimizer_state(parameter, own, moment)
-            return
-        sharded.safe_set_local_fp32_param(parameter, own)
-        with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0):
-            parameter.copy_(full)
+
+def _import_deepspeed() -> ModuleType:
+    try:
+        from pretrain.engine import deepspeed_engine
+    except ImportError as error:
+        raise ConfigError(
+            f"deepspeed_config: needs DeepSpeed, which cannot be imported ({error}); install it, or train in one"
+            " process by --deepspeed_config ds_configs/zero0_fp32.json, which does without"
+        ) from None
+    return deepspeed_engine

@@ -22,6 +22,8 @@ from foundation.config import ConfigError, shown
 
 NODE_LAUNCHER = "deepspeed.launcher.launch"
 RUNNERS = ("deepspeed", "ds", "deepspeed.launcher.runner")
+SCRIPTS = (".py", "pretrain.run")
+"""How what it is to start ends; a module after --module, outside a checkout."""
 SHELLS = ("bash", "dash", "ksh", "sh", "zsh")
 
 Slots = dict[str, int]
@@ -138,6 +140,6 @@ def _read_runner(arguments: list[str], folder: Path) -> Runner:
     parser.add_argument("-H", "--hostfile", type=Path)
     for part in (("-i", "--include"), ("-e", "--exclude"), ("--num_nodes",), ("--num_gpus", "--num_accelerators")):
         parser.add_argument(*part, dest="part", default=None)
-    script = next((place for place, argument in enumerate(arguments) if argument.endswith(".py")), len(arguments))
+    script = next((place for place, argument in enumerate(arguments) if argument.endswith(SCRIPTS)), len(arguments))
     options, _ = parser.parse_known_args(arguments[:script])
     return Runner(folder / options.hostfile if options.hostfile else None, options.part is not None)

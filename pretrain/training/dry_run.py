@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from electra_sampler.commands import as_typed
 from foundation.command_line import printable
 from foundation.config import ConfigError
 from foundation.files import existing_part
@@ -43,7 +44,7 @@ def dry_run(plan: Plan, hostfile: Path | None) -> None:
             print(printable(line))
     # with the hostfile among the options each rank compares it once more
     given = [*(["--hostfile", str(hostfile)] if hostfile else []), "pretrain/run.py", *sys.argv[1:]]
-    command = shlex.join(["deepspeed", *(part for part in given if part != "--dry_run")])
+    command = as_typed(shlex.join(["deepspeed", *(part for part in given if part != "--dry_run")]))
     print(printable(f"launch      {command}"))
     warnings = [doubt for doubt in doubts(plan, parameters, on_gpus=True) if doubt not in shortage]
     warnings += too_long(_days(plan), f"{plan.world_size} {SPEEDS[plan.deepspeed.precision].gpu}")

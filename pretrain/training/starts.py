@@ -15,7 +15,6 @@ import psutil
 import torch
 
 from pretrain.engine.engine import Engine
-from pretrain.training.stragglers import of_ranks
 
 STARTS = "starts.jsonl"
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -53,6 +52,8 @@ def record_start(
 
 def code_version(repository: Path = REPOSITORY) -> str | None:
     """The commit this code is of, with "+ changes" where files differ from it; `None` outside a repository."""
+    if not (repository / ".git").exists():  # installed, perhaps below a folder that is a repository of something else
+        return None
     question = ("describe", "--always", "--abbrev=40", "--exclude=*", "--dirty= + changes")
     with suppress(OSError, subprocess.TimeoutExpired):
         asked = subprocess.run(["git", "-C", repository, *question], capture_output=True, text=True, timeout=10)
@@ -66,23 +67,18 @@ class Startup:
     def __init__(self) -> None:
         self._began = psutil.Process().create_time()
         self._ended = 0.0
-        self._seconds: dict[str, float] = {}
+        self.seconds: dict[str, float] = {}
         self.done("imports and plan")
 
     def done(self, phase: str) -> None:
         """Ends a phase."""
         now = time.time() - self._began
-        self._seconds[phase] = now - self._ended
+        self.seconds[phase] = now - self._ended
         self._ended = now
-
-    def of_ranks(self, engine: Engine) -> dict[str, list[float]]:
-        """Seconds of every phase on every rank. Collective."""
-        by_rank = of_ranks(engine, *self._seconds.values())
-        return {phase: list(seconds) for phase, seconds in zip(self._seconds, zip(*by_rank, strict=True), strict=True)}
 
 
 def describe_start(seconds: dict[str, list[float]]) -> str:
-    """One line: the slowest rank's start, phase by phase."""
+    """One line: the slowest rank's start, phase by phase; `seconds` are each phase's by rank."""
     totals = [sum(phases) for phases in zip(*seconds.values(), strict=True)]
     slowest = totals.index(max(totals))
     phases = ", ".join(f"{phase} {of_ranks[slowest]:.1f}" for phase, of_ranks in seconds.items())

@@ -76,7 +76,9 @@ class Telemetry:
         training, engine, step = self._training, self._engine, self._step - 1
         peak = matrix_peak(engine)
         training.startup.done("matrix peak")
-        seconds = training.startup.of_ranks(engine)
+        phases = training.startup.seconds
+        by_rank = of_ranks(engine, *phases.values())
+        seconds = {phase: list(of_phase) for phase, of_phase in zip(phases, zip(*by_rank, strict=True), strict=True)}
         if engine.world.is_first:
             with writing(training.plan.folder):
                 record_start(training.plan.folder, engine, step, peak, seconds)

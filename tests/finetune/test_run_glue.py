@@ -43,6 +43,21 @@ def test_a_launch_runs_all_seeds_and_the_next_only_what_is_missing(
     assert [(record.run.seed, record.world_size) for record in records] == [(1, 2), (2, 2), (3, 1)]
 
 
+def test_one_process_does_without_deepspeed_and_learns_the_same(
+    stock_model: Path, cola_folder: Path, tmp_path: Path, laptop: dict[str, str]
+) -> None:
+    """A key of DeepSpeed that changes nothing has it do the same run."""
+    options = ["--model", stock_model, "--data_dir", cola_folder, "--task", "CoLA", "--epochs", "2", "--seeds", "1"]
+    command = [sys.executable, REPOSITORY / "finetune" / "run_glue.py", *options, "--output"]
+    subprocess.run([*command, tmp_path / "without"], env=laptop, check=True, timeout=240)
+    forced = ["--set", "deepspeed.wall_clock_breakdown=false"]
+    one_thread = {"OMP_NUM_THREADS": laptop["OMP_NUM_THREADS"]}
+    subprocess.run([*command, tmp_path / "with", *forced], env=os.environ | one_thread, check=True, timeout=240)
+    without, under = (read_records(tmp_path / name / "results.jsonl")[0] for name in ("without", "with"))
+    assert without.train_losses == under.train_losses
+    assert without.last == under.last
+
+
 def test_rows_of_qqp_that_a_question_of_two_lines_breaks_stop_no_run_and_are_kept_in_its_results(
     stock_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

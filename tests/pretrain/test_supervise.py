@@ -185,9 +185,12 @@ def test_a_command_that_is_no_run_is_refused(command: tuple[str, ...], said: str
         run_folder_of(command)
 
 
-def test_the_run_folder_is_the_commands_own() -> None:
-    assert run_folder_of(("deepspeed", "pretrain/run.py")) == Path("runs/base")
-    assert run_folder_of(("deepspeed", "pretrain/run.py", "--output", "there")) == Path("there")
+@pytest.mark.parametrize(
+    "command", ["deepspeed pretrain/run.py", "deepspeed --module pretrain.run", "electra-sampler pretrain"]
+)
+def test_the_run_folder_is_the_commands_own(command: str) -> None:
+    assert run_folder_of(command.split()) == Path("runs/base")
+    assert run_folder_of([*command.split(), "--output", "there"]) == Path("there")
 
 
 @pytest.mark.long

@@ -13,7 +13,8 @@ import pytest
 
 from foundation.config import ConfigError
 from pretrain.presets import TINY
-from quickstart.run import REPOSITORY, SHORT_STEPS, QuickstartOptions, run_stage, stages, start_afresh
+from quickstart.run import SHORT_STEPS, QuickstartOptions, run_stage, stages, start_afresh
+from tests.conftest import REPOSITORY
 
 OWN = ("data/quickstart", "runs/quickstart")
 ELSEWHERE = {
@@ -106,8 +107,9 @@ def test_a_users_folder_that_an_early_version_linked_to_the_quickstarts_own_keep
 
 def clone_into(folder):
     """The sources alone, with no data and no run; copied, for the quickstart works where its own script lies."""
-    for name in ("foundation", "data_prep", "pretrain", "finetune", "quickstart", "ds_configs"):
+    for name in ("electra_sampler", "foundation", "data_prep", "pretrain", "finetune", "quickstart", "ds_configs"):
         shutil.copytree(REPOSITORY / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(REPOSITORY / "Makefile", folder)
 
 
 def typed(command, folder):

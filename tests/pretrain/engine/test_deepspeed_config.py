@@ -119,6 +119,18 @@ def test_a_file_of_ones_own_may_have_a_removed_files_name(tmp_path: Path) -> Non
     assert resolved(path)
 
 
+def test_a_shipped_file_is_found_in_any_folder_unless_there_is_one_of_ones_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("ds_configs/zero1_fp32.json", "zero1_fp32.json", "zero1_fp32"):
+        assert read(Path(name)) == read(FOLDER / "zero1_fp32.json")
+    assert "use --deepspeed_config ds_configs/zero1_bf16.json --set" in problems(Path("ds_configs/zero2_bf16.json"))
+    assert "cannot read elsewhere/zero1_fp32.json" in problems(Path("elsewhere/zero1_fp32.json"))
+    Path("zero1_fp32.json").write_text((FOLDER / "zero1_bf16.json").read_text())
+    assert read(Path("zero1_fp32.json")) == read(FOLDER / "zero1_bf16.json")
+
+
 OFFLOAD = "zero_optimization.offload_optimizer"
 
 

@@ -106,9 +106,12 @@ sys.exit(subprocess.call([sys.executable, "-c", code]))
         ("--master_port 1234", "None False"),
     ],
 )
-def test_the_command_of_deepspeed_is_read_up_to_its_script(options: str, expected: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("script", ["train.py", "--module pretrain.run"])
+def test_the_command_of_deepspeed_is_read_up_to_its_script(
+    script: str, options: str, expected: str, tmp_path: Path
+) -> None:
     (tmp_path / "deepspeed").write_text(ABOVE)
-    command = [sys.executable, "deepspeed", *options.split(), "train.py", "--hostfile", "the script's own"]
+    command = [sys.executable, "deepspeed", *options.split(), *script.split(), "--hostfile", "the script's own"]
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
     found = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
     assert found.stdout.strip() == expected.format(folder=tmp_path)

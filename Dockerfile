@@ -1,0 +1,25 @@
+# For a CPU. No image was built of this file yet; that it copies all that the package needs is a test.
+#   docker build --tag electra-sampler .
+#   docker run --rm --volume "$PWD:/work" electra-sampler build-shards
+FROM python:3.12-slim
+
+# Open MPI for `mpirun electra-sampler build-shards`; pdsh and ssh for `deepspeed --hostfile`.
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends openmpi-bin openssh-client pdsh \
+    && rm -rf /var/lib/apt/lists/*
+
+WORKDIR /source
+COPY setup.cfg pyproject.toml constraints.txt README.md LICENSE ./
+COPY electra_sampler electra_sampler
+COPY foundation foundation
+COPY data_prep data_prep
+COPY pretrain pretrain
+COPY finetune finetune
+COPY quickstart quickstart
+COPY ds_configs ds_configs
+COPY hostfiles hostfiles
+RUN pip install --no-cache-dir --extra-index-url https://download.pytorch.org/whl/cpu --constraint constraints.txt .
+
+WORKDIR /work
+ENTRYPOINT ["electra-sampler"]
+CMD ["--help"]

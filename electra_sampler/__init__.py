@@ -1,0 +1,1 @@
+"""The console command `electra-sampler`, where the project is installed."""

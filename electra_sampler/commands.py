@@ -1,0 +1,74 @@
+"""The console command: `electra-sampler NAME OPTIONS` is what `python SCRIPT OPTIONS` is in a checkout.
+
+COMMANDS names them all, one line each. The module of a command is imported when it is asked for, and no other.
+"""
+
+import difflib
+import importlib
+import re
+import sys
+from importlib.metadata import version
+from typing import get_type_hints
+
+from foundation.command_line import EXIT_BAD_USAGE, print_problems, run_command
+from foundation.config import shown
+from foundation.files import IS_CHECKOUT, ROOT
+
+PROGRAM = "electra-sampler"
+COMMANDS = {
+    "train-vocab": ("data_prep.train_vocab", "learn a vocabulary from text"),
+    "build-shards": ("data_prep.build_shards", "raw text to training shards"),
+    "inspect-shards": ("data_prep.inspect_shards", "what shards hold, and whether they are whole"),
+    "pretrain": ("pretrain.run", "pre-train; several processes: deepspeed --module pretrain.run"),
+    "supervise": ("pretrain.supervise", "run pre-training again when it fails"),
+    "evaluate": ("pretrain.evaluate", "the paper's analysis of runs, as tables and figures"),
+    "export": ("pretrain.export", "a run as a Hugging Face folder"),
+    "glue": ("finetune.run_glue", "fine-tune on GLUE; several processes: deepspeed --module finetune.run_glue"),
+    "squad": ("finetune.run_squad", "fine-tune on SQuAD; several processes: deepspeed --module finetune.run_squad"),
+    "report": ("finetune.report", "fine-tuned scores beside the paper's"),
+    "quickstart": ("quickstart.run", "all of it on a small corpus, offline, in 10 minutes"),
+}
+"""Module and one line of help."""
+HELP = f"""usage: {PROGRAM} COMMAND [OPTIONS]
+       {PROGRAM} COMMAND --help | --version
+
+{{commands}}
+
+DeepSpeed's settings and examples of hostfiles: {{root}}/ds_configs, {{root}}/hostfiles
+"""
+
+
+def main() -> int:
+    """Runs the command that is named; returns its exit code."""
+    match sys.argv[1:]:
+        case [name, *_] if name in COMMANDS:
+            sys.argv[:2] = [f"{PROGRAM} {name}"]  # what its help and its errors begin with
+            command = importlib.import_module(COMMANDS[name][0])
+            return run_command(command.main, get_type_hints(command.main)["options"], command.__doc__)
+        case ["--version"]:
+            print(PROGRAM, version(PROGRAM))
+        case [] | ["--help" | "-h"]:
+            commands = "\n".join(f"  {name:<16}{line}" for name, (_, line) in COMMANDS.items())
+            print(HELP.format(commands=commands, root=ROOT), end="")
+        case [name, *_]:
+            nearest = difflib.get_close_matches(name, COMMANDS, n=1)
+            wanted = f"did you mean {nearest[0]!r}?" if nearest else f"expected one of {', '.join(COMMANDS)}"
+            print_problems([f"command: got {shown(name)}; {wanted}; see --help"])
+            return EXIT_BAD_USAGE
+    return 0
+
+
+def as_typed(command: str) -> str:
+    """A command line of the checkout as a user types it here: installed there are neither scripts nor a Makefile."""
+    if IS_CHECKOUT:
+        return command
+    names = {module: name for name, (module, _) in COMMANDS.items()}
+
+    def installed(script: re.Match[str]) -> str:
+        module = f"{script[2]}.{script[3]}"
+        if not script[1]:  # of DeepSpeed's launcher
+            return f"--module {module}"
+        return f"{PROGRAM} {names[module]}" if module in names else f"python -m {module}"
+
+    command = command.replace("make quickstart", "python quickstart/run.py")
+    return re.sub(r"(python )?\b(\w+)/(\w+)\.py\b", installed, command)

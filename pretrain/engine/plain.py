@@ -1,0 +1,54 @@
+"""One process at stage 0 in plain PyTorch: what `Engine` asks of DeepSpeed's engine, which there is not needed.
+
+The same arithmetic in the same order: results and checkpoints are equal to the last bit.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pretrain.engine.deepspeed_config import EngineConfig
+from pretrain.job.processes import World
+
+SERVED_KEYS = {
+    *("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping"),
+    *("optimizer", "zero_optimization", "activation_checkpointing", "timers"),
+}
+"""Of DeepSpeed's; any other, such as its profiler's, needs DeepSpeed."""
+
+
+def is_enough(config: EngineConfig, world: World) -> bool:
+    """Whether a job asks nothing of DeepSpeed that plain PyTorch does not do as well."""
+    return config.json.keys() <= SERVED_KEYS and config.stage == 0 and world.world_size == 1
+
+
+class PlainEngine:
+    """In place of a `deepspeed.DeepSpeedEngine`, whose names these are."""
+
+    def __init__(
+        self, model: nn.Module, parameter_groups: Sequence[Mapping[str, Any]], config: EngineConfig, world: World
+    ) -> None:
+        self.module = model.to(world.device)
+        numbers = {key: value for key, value in config.json["optimizer"]["params"].items() if key != "torch_adam"}
+        self.optimizer = self.basic_optimizer = torch.optim.AdamW([{**group} for group in parameter_groups], **numbers)
+        self._micro_batches, self._done = config.accumulation_steps, 0
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.module(*args, **kwargs)
+
+    def backward(self, loss: Tensor) -> None:
+        (loss / self._micro_batches).backward()
+
+    def is_gradient_accumulation_boundary(self) -> bool:
+        return (self._done + 1) % self._micro_batches == 0
+
+    def step(self) -> None:
+        if self.is_gradient_accumulation_boundary():
+            self.optimizer.step()
+            self.zero_grad()
+        self._done += 1
+
+    def zero_grad(self) -> None:
+        self.module.zero_grad(set_to_none=True)

@@ -1,0 +1,82 @@
+"""electra_sampler/commands.py: each command by its name, its module imported when it is asked for."""
+
+import importlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import get_type_hints
+
+import pytest
+
+from electra_sampler import commands
+from electra_sampler.commands import COMMANDS, as_typed
+from foundation.config import StrictConfig
+from tests.conftest import REPOSITORY
+from tests.test_entry_points import HEAVY, SCREEN, SCRIPTS
+
+CONSOLE = "import sys; sys.argv[0] = 'electra-sampler'; from electra_sampler.commands import main; sys.exit(main())"
+"""What pip writes into the script of that name."""
+PARTS = {"quickstart/corpus.py", "quickstart/acceptability.py"}
+"""Scripts that the quickstart runs, and nobody else."""
+
+
+def run(arguments: str, *options: str, folder: Path = REPOSITORY) -> subprocess.CompletedProcess[str]:
+    typed = [sys.executable, *options, "-c", CONSOLE, *arguments.split()]
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+    return subprocess.run(typed, cwd=folder, env=environment, capture_output=True, text=True, timeout=60)
+
+
+def test_every_script_is_a_command() -> None:
+    scripts = {module.replace(".", "/") + ".py" for module, _ in COMMANDS.values()}
+    assert scripts == set(SCRIPTS) - PARTS
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_has_options_and_says_what_it_is(name: str) -> None:
+    module = importlib.import_module(COMMANDS[name][0])
+    assert issubclass(get_type_hints(module.main)["options"], StrictConfig)
+    assert module.__doc__
+
+
+@pytest.mark.parametrize("arguments", ["--help", "-h", ""])
+def test_help_lists_every_command_on_one_line_and_imports_none(arguments: str) -> None:
+    done = run(arguments, "-X", "importtime")
+    lines = done.stdout.splitlines()
+    assert done.returncode == 0
+    assert len(lines) <= SCREEN[0]
+    assert max(len(line) for line in lines if str(REPOSITORY) not in line) <= SCREEN[1]
+    assert [line.split()[0] for line in lines if line.startswith("  ") and "electra-sampler" not in line] == [*COMMANDS]
+    imported = {line.split("|")[-1].strip() for line in done.stderr.splitlines()}
+    assert not imported.intersection(HEAVY)
+    assert not imported.intersection(module for module, _ in COMMANDS.values())
+
+
+@pytest.mark.parametrize(("given", "named"), [("pretrian", "did you mean 'pretrain'?"), ("x", "expected one of ")])
+def test_an_unknown_command_is_answered_with_the_nearest(given: str, named: str) -> None:
+    done = run(given)
+    (line,) = done.stderr.splitlines()
+    assert done.returncode == 2
+    assert line.startswith(f"electra-sampler: error: command: got '{given}'; ") and named in line
+
+
+def test_a_command_takes_its_options_and_is_called_by_its_name() -> None:
+    assert run("export --help").stdout.startswith("usage: electra-sampler export ")
+    done = run("export no/such out")
+    assert done.returncode == 2
+    assert done.stderr.startswith("electra-sampler export: error: ") and "no/such" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "installed"),
+    [
+        ("python data_prep/build_shards.py --output data/x", "electra-sampler build-shards --output data/x"),
+        ("python quickstart/corpus.py", "python -m quickstart.corpus"),
+        ("deepspeed --num_gpus 2 pretrain/run.py --data d", "deepspeed --num_gpus 2 --module pretrain.run --data d"),
+        ("make quickstart", "electra-sampler quickstart"),
+    ],
+)
+def test_what_a_message_tells_to_type_is_there(command: str, installed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert as_typed(command) == command
+    monkeypatch.setattr(commands, "IS_CHECKOUT", False)
+    assert as_typed(command) == installed

@@ -1,0 +1,182 @@
+"""Claims about the wheel: whole, and at work outside the checkout, in an environment that has nothing else of ours."""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+import venv
+from itertools import product
+from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+import yaml
+
+from electra_sampler.commands import COMMANDS
+from tests.conftest import REPOSITORY, free_port
+from tests.test_structure import PACKAGES, modules
+
+(VERSION,) = re.findall(r"^version = (.*)$", (REPOSITORY / "setup.cfg").read_text(), re.MULTILINE)
+SHIPPED = (*PACKAGES, "ds_configs", "hostfiles")
+BUILT_FROM = ("setup.cfg", "pyproject.toml", "README.md", "LICENSE")
+PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
+WORDS = ["a", "the", "cat", "dog", "mat", "tree", "sat", "ran", "under", "on", ".", "and", "it", "was", "red"]
+TEXT = "\n\n".join(f"The {one} sat on the {other}. It {ran} on." for one, other, ran in product(WORDS[:7], repeat=3))
+TINY = "--preset tiny --data shards --set optim.steps=2 optim.warmup_steps=1 batch_size=4 evaluate_sequences=2"
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built from a copy: setuptools would leave its own files in the checkout, and take old ones from there."""
+    folder = tmp_path_factory.mktemp("wheel")
+    for name in SHIPPED:
+        shutil.copytree(REPOSITORY / name, folder / "source" / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in BUILT_FROM:
+        shutil.copy(REPOSITORY / name, folder / "source")
+    build = [*PIP, "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", folder]
+    subprocess.run([*build, folder / "source"], check=True, timeout=240)
+    return next(folder.glob("*.whl"))
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The programs of an environment with the wheel, and with the packages of this one beside it."""
+    folder = tmp_path_factory.mktemp("installed")
+    venv.create(folder, with_pip=False, symlinks=True)
+    python = folder / "bin" / "python"
+    install = [*PIP, "--python", python, "install", "--quiet", "--no-deps", "--no-index", "--no-compile"]
+    subprocess.run([*install, wheel], check=True, timeout=240)
+    (packages,) = folder.glob("lib/python*/site-packages")
+    (packages / "beside.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
+    _, *launcher = Path(sys.executable).with_name("deepspeed").read_text().splitlines()
+    (folder / "bin" / "deepspeed").write_text("\n".join((f"#!{python}", *launcher)))
+    (folder / "bin" / "deepspeed").chmod(0o755)
+    return folder / "bin"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A user's folder, with a little text."""
+    folder = tmp_path_factory.mktemp("user")
+    (folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]) + "\n")
+    (folder / "text.txt").write_text(TEXT)
+    return folder
+
+
+def run(command: str, installed: Path, folder: Path) -> subprocess.CompletedProcess[str]:
+    """A command as typed in the folder, with the environment activated."""
+    program, *arguments = shlex.split(command)
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    environment |= {"PATH": f"{installed}:{environment['PATH']}", "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
+    typed = [installed / program, *arguments]
+    return subprocess.run(typed, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+
+
+def done(command: str, installed: Path, folder: Path) -> str:
+    """What it prints; it succeeds."""
+    process = run(command, installed, folder)
+    assert process.returncode == 0, process.stdout + process.stderr
+    return process.stdout
+
+
+@pytest.fixture(scope="module")
+def shards(installed: Path, folder: Path) -> Path:
+    options = "--input text.txt --vocab vocab.txt --output shards --seq_length 16 --held_out 0.3 --workers 1"
+    done(f"electra-sampler build-shards {options}", installed, folder)
+    return folder / "shards"
+
+
+def test_the_wheel_carries_every_module_and_every_file_that_they_read(wheel: Path) -> None:
+    held = set(ZipFile(wheel).namelist())
+    data = {f"{package}/py.typed" for package in PACKAGES} | {
+        path.relative_to(REPOSITORY).as_posix()
+        for name in ("ds_configs", "hostfiles")
+        for path in (REPOSITORY / name).iterdir()
+    }
+    wanted = {module.as_posix() for module in modules(*PACKAGES)} | data
+    assert {name for name in held if ".dist-info/" not in name} == wanted
+
+
+def test_the_console_command_tells_its_version_and_its_commands(installed: Path, folder: Path) -> None:
+    assert done("electra-sampler --version", installed, folder) == f"electra-sampler {VERSION}\n"
+    shown = done("electra-sampler --help", installed, folder)
+    assert all(f"\n  {name} " in shown for name in COMMANDS)
+    shipped = Path(re.findall(r"(\S+/ds_configs)", shown)[0])
+    assert (shipped / "zero1_bf16.json").is_file() and shipped.is_relative_to(installed.parent)
+
+
+def test_shards_are_built_in_a_users_folder(shards: Path) -> None:
+    assert (shards / "manifest.json").is_file()
+
+
+def test_what_it_tells_to_type_is_installed_too(installed: Path, folder: Path) -> None:
+    process = run("electra-sampler build-shards", installed, folder)
+    assert process.returncode == 2
+    assert process.stderr.startswith("electra-sampler build-shards: error: ")
+    assert process.stderr.endswith("try the quickstart's: electra-sampler quickstart\n")
+
+
+@pytest.mark.parametrize("name", ["Dockerfile", "Dockerfile.cuda"])
+def test_an_image_has_what_the_wheel_is_built_from(name: str) -> None:
+    """It copies folders to where they were, and nothing that is not there; no image is built here."""
+    copied = [line.split()[1:] for line in (REPOSITORY / name).read_text().splitlines() if line.startswith("COPY ")]
+    sources = [source for *given, _ in copied for source in given]
+    assert all(target in ("./", *given) for *given, target in copied)
+    assert all((REPOSITORY / source).exists() for source in sources)
+    assert set(sources) == {*BUILT_FROM, *SHIPPED, "constraints.txt"}
+
+
+def test_the_citation_and_the_workflow_say_what_is_there() -> None:
+    citation = yaml.safe_load((REPOSITORY / "CITATION.cff").read_text())
+    assert (citation["version"], citation["license"]) == (VERSION, "Apache-2.0")
+    assert citation["preferred-citation"]["title"] in (REPOSITORY / "README.md").read_text().replace("\n", " ")
+    workflow = yaml.safe_load((REPOSITORY / ".github" / "workflows" / "ci.yml").read_text())
+    (command,) = [step["run"] for step in workflow["jobs"]["ci"]["steps"] if "run" in step]
+    assert command.endswith(" .ci/run") and os.access(REPOSITORY / ".ci" / "run", os.X_OK)
+
+
+@pytest.mark.parametrize("name", ["ds_configs/zero1_fp32.json", "zero1_fp32.json", "zero1_fp32"])
+@pytest.mark.long
+def test_a_shipped_deepspeed_file_is_found_by_its_name(name: str, installed: Path, folder: Path, shards: Path) -> None:
+    shown = done(f"electra-sampler pretrain {TINY} --deepspeed_config {name} --dry_run", installed, folder)
+    assert "fp32" in shown
+    assert "launch      deepspeed --module pretrain.run --preset tiny" in shown
+
+
+@pytest.mark.long
+def test_runs_are_trained_on_one_process_and_two_evaluated_exported_and_fine_tuned(
+    installed: Path, folder: Path, shards: Path
+) -> None:
+    (folder / "CoLA").mkdir()
+    for name in ("train", "dev"):
+        (folder / "CoLA" / f"{name}.tsv").write_text("made\t1\t\tthe cat sat .\nmade\t0\t*\tcat the sat .\n" * 4)
+    done(f"electra-sampler pretrain {TINY} --output one", installed, folder)
+    two = f"deepspeed --num_gpus 2 --master_port {free_port()} --module"
+    done(f"{two} pretrain.run {TINY} --output two", installed, folder)
+    done("electra-sampler evaluate one two", installed, folder)
+    done("electra-sampler export two out", installed, folder)
+    glue = "--model out --task CoLA --data_dir . --output scores --epochs 1 --seeds"
+    done(f"electra-sampler glue {glue} 1", installed, folder)
+    done(f"{two} finetune.run_glue {glue} 2", installed, folder)
+    assert "CoLA" in done("electra-sampler report scores", installed, folder)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_the_quickstart_runs_in_a_users_folder_by_commands_that_are_installed(installed: Path, tmp_path: Path) -> None:
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    process = subprocess.run(
+        [installed / "electra-sampler", "quickstart", "--short"],
+        cwd=tmp_path,
+        env=environment | {"PATH": f"{installed}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+    )
+    typed = re.findall(r"^\$ (.*)$", process.stdout, re.MULTILINE)
+    assert process.returncode == 0, process.stdout + process.stderr
+    assert not [command for command in typed if ".py" in command]
+    assert "$ electra-sampler build-shards --input data/quickstart/raw " in process.stdout
+    assert {path.name for path in tmp_path.iterdir()} == {"data", "runs"}
