@@ -3,9 +3,10 @@
 Run: python quickstart/run.py [--short]
 
 Runs the commands that a user would type, printing each. Empties data/quickstart and runs/quickstart first, and
-touches no other folder. Ends with one table, and with exit code 1 when what was learned falls short of it.
+touches no other folder. Ends with one table and one page, and with exit code 1 when what was learned falls short of it.
 """
 
+import json
 import os
 import shlex
 import shutil
@@ -109,6 +110,7 @@ def summarise(seconds: dict[str, float]) -> int:
     from quickstart.summary import read_results, show, table
 
     rows = table(read_results(RUN, SCORES))
+    (RUN / "gates.json").write_text(json.dumps([row._asdict() for row in rows]))
     print(
         f"\n{show(rows)}\n",
         "seconds  " + ", ".join(f"{name} {spent:.0f}" for name, spent in seconds.items()),
@@ -118,7 +120,8 @@ def summarise(seconds: dict[str, float]) -> int:
         f"curves   tensorboard --logdir {RUN}/tensorboard",
         sep="\n",
     )
-    return int(any(row.passed is False for row in rows))
+    code = run_stage(f"python pretrain/page.py {RUN}")  # its last line is where the page is
+    return code or int(any(row.passed is False for row in rows))
 
 
 if __name__ == "__main__":
