@@ -191,6 +191,8 @@ def number(value: float | None, digits: int = 3) -> str:
     """With as many digits as are read."""
     if value is None or not math.isfinite(value):
         return "–"
+    if value == 0:
+        return "0"
     return f"{value:,.0f}" if 1000 <= abs(value) < 1e9 else f"{value:#.{digits}g}".rstrip(".")
 
 

@@ -3,7 +3,7 @@
 import json
 import math
 import re
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -20,8 +20,8 @@ from pretrain.training.starts import STARTS
 
 GATES = "gates.json"
 """Demands on the run: a list of `{"name": ..., "value": ..., "demand": ..., "passed": true, false or null}`."""
-MOST_RECORDS = 400
-"""Kept of a kind: a chart is not wider."""
+MOST_RECORDS, NEWEST = 400, 6
+"""Records kept of a kind, for a chart is not wider; the newest, which are all kept: the doctor takes their mean."""
 LONGEST_WARNING = 400
 LARGEST = 1e30
 """What is drawn: axes of larger numbers overflow."""
@@ -33,12 +33,12 @@ Record = dict[str, Any]
 
 
 class Thinned:
-    """Lines as they come; where they are too many, every second one is forgotten. The last one is always there."""
+    """Lines as they come; where they are too many, every second one is forgotten, but for the newest."""
 
     def __init__(self) -> None:
         self.every, self.seen = 1, 0
         self._kept: list[bytes] = []
-        self._last = b""
+        self._newest: deque[bytes] = deque(maxlen=NEWEST)
 
     def add(self, line: bytes) -> None:
         """The next line."""
@@ -47,13 +47,14 @@ class Thinned:
         if len(self._kept) > MOST_RECORDS:
             self._kept = self._kept[::2]
             self.every *= 2
-        self._last = line
+        self._newest.append(line)
         self.seen += 1
 
     @property
     def lines(self) -> list[bytes]:
-        """The first, evenly many after it, and the last."""
-        return self._kept if self._kept[-1:] == [self._last] else [*self._kept, self._last]
+        """The first, evenly many after it, and the newest."""
+        evenly = self._kept[: -(-(self.seen - len(self._newest)) // self.every)]  # those that came before the newest
+        return [*evenly, *self._newest]
 
 
 class Log(NamedTuple):

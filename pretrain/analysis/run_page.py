@@ -17,8 +17,10 @@ from foundation.config import ConfigError
 from foundation.files import require_folder, write_atomically
 from pretrain.analysis.charts import DASHES, MOST_ROWS, charts, number
 from pretrain.analysis.figures import run_names
+from pretrain.analysis.health import Diagnosis, diagnose
 from pretrain.analysis.panels import PANELS
 from pretrain.analysis.run_history import History, nearest_preset, read_history, value_of
+from pretrain.training.run_log import RECORDS
 
 FOLDER = Path(__file__).parent
 LONGEST_EXAMPLE = 10_000
@@ -40,7 +42,7 @@ _MARKED = re.compile(
 class Verdict(NamedTuple):
     """What the doctor says of a run."""
 
-    findings: Sequence[Any]
+    diagnosis: Diagnosis | None
     unknown: str = ""
     """Why there is none."""
 
@@ -165,7 +167,12 @@ def part_of(name: str, history: History) -> RunPart:
 
 def verdict(folder: Path) -> Verdict:
     """What the doctor says of the run."""
-    return Verdict((), "The doctor has not seen this run.")
+    try:
+        return Verdict(diagnose(folder))
+    except ConfigError as error:
+        return Verdict(None, str(error))
+    except (ValueError, TypeError, LookupError, ArithmeticError) as error:  # lines that are whole, values that are not
+        return Verdict(None, f"the doctor cannot read the values of {RECORDS}: {error!r}")
 
 
 def keys(history: History) -> list[Key]:

@@ -9,7 +9,7 @@ import pytest
 
 from foundation.config import ConfigError
 from foundation.locks import Lock
-from pretrain.analysis.run_history import MOST_RECORDS, nearest_preset, read_history, read_log, value_of
+from pretrain.analysis.run_history import MOST_RECORDS, NEWEST, nearest_preset, read_history, read_log, value_of
 from pretrain.job.end_record import EndRecord, complete_record
 from pretrain.presets import SMALL, TINY
 from pretrain.training.run_log import read_records
@@ -30,12 +30,12 @@ def test_a_short_log_is_read_as_the_run_itself_reads_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("count", [MOST_RECORDS, MOST_RECORDS + 1, 5 * MOST_RECORDS + 7])
-def test_of_a_long_log_evenly_many_records_are_kept_with_the_first_and_the_last(count: int, tmp_path: Path) -> None:
+def test_of_a_long_log_evenly_many_records_are_kept_with_the_first_and_the_newest(count: int, tmp_path: Path) -> None:
     log = read_log(write_lines(tmp_path / "metrics.jsonl", count))
     steps = [record["step"] for record in log.train]
-    assert steps[0] == 1 and steps[-1] == count and log.seen == count
-    assert MOST_RECORDS / 2 <= len(steps) <= MOST_RECORDS + 1
-    assert len({after - before for before, after in pairwise(steps[:-1])}) == 1
+    assert steps[0] == 1 and steps[-NEWEST:] == [*range(count - NEWEST + 1, count + 1)] and log.seen == count
+    assert MOST_RECORDS / 2 <= len(steps) <= MOST_RECORDS + NEWEST
+    assert len({after - before for before, after in pairwise(steps[:-NEWEST])}) == 1
 
 
 def test_damaged_lines_are_left_out_and_counted(tmp_path: Path) -> None:

@@ -206,6 +206,19 @@ def test_a_damaged_log_has_a_page_that_says_so(tmp_path: Path) -> None:
     assert "2 lines of metrics.jsonl torn or damaged" in page_of(tmp_path).text
 
 
+def test_the_verdict_comes_first_with_what_was_measured(tmp_path: Path) -> None:
+    young = page_of(write_run(tmp_path, 50, held_out=False))
+    assert 'class="verdict unknown"' in young.source and "too early to judge" in young.text
+    record = values("electra", 0) | {"tokens_so_far": 64 * 64 * 1000, "mlm_accuracy": 0.99, "replace_rate": 0.01}
+    line = json.dumps({"kind": "train", "step": 1000} | record | {"replaced_share": 0.0015, "p_S": "<b>"})
+    (tmp_path / "metrics.jsonl").write_text(line + "\n")
+    page = page_of(tmp_path)
+    assert page.ids.index("verdict") < page.ids.index("section-1") and 'class="verdict sick"' in page.source
+    assert "Generator too good".lower() in page.text and "at most 0.9" in page.text
+    (tmp_path / "metrics.jsonl").write_text(line.replace('"mlm_accuracy": 0.99', '"mlm_accuracy": "x"') + "\n")
+    assert "the doctor cannot read the values of metrics.jsonl" in page_of(tmp_path).text
+
+
 def test_a_setting_that_is_not_the_presets_is_shown_beside_it(tmp_path: Path) -> None:
     page = page_of(write_run(tmp_path, 50, seed=7, batch_size=32))
     changed = page.source.split('class="text changed"')[1].split("</table>")[0]
