@@ -37,7 +37,7 @@ REPORTS = "log_every=20 histogram_every=1000 evaluate_every=100 evaluate_sequenc
 SUSPENDED = 0.1
 """Seconds that the straggling rank stands still, and then goes on, by turns."""
 GROUPS = {"sets thresholds": (0, 1), "held back": (2, 3)}
-"""The healthy runs' parts, and their seeds."""
+"""Parts of the healthy runs, and their seeds."""
 
 
 class DoctorOptions(StrictConfig):
@@ -50,7 +50,7 @@ class DoctorOptions(StrictConfig):
 
 
 class Planned(NamedTuple):
-    """A run, and what it is for."""
+    """A run and its purpose."""
 
     name: str
     group: str
@@ -65,7 +65,7 @@ class Planned(NamedTuple):
 
 
 def healthy() -> Iterator[Planned]:
-    """Twenty: four objectives, six seeds, three sizes, Wikipedia and novels, two lengths."""
+    """Twenty runs: four objectives, eight seeds, three sizes, Wikipedia and novels, two lengths."""
     for group, seeds in GROUPS.items():
         for number, objective in enumerate(("electra", "hp_loss", "hp_dist", "mlm")):
             for seed in seeds:
@@ -95,7 +95,7 @@ PLANTED = {
     "padding waste": Planned("", "", "short128", "--objective hp_loss --set", 100),
     "a rank straggles": Planned("", "", "wiki64", "--objective hp_loss --set", 200, ranks=2, slowed=1),
 }
-"""What is planted, by the finding that names it."""
+"""Sick runs, by the finding that names the sickness."""
 
 
 def planted() -> Iterator[Planned]:
@@ -106,17 +106,18 @@ def planted() -> Iterator[Planned]:
 
 
 def main(options: DoctorOptions) -> int:
-    """Makes texts, shards and runs that are missing, one at a time."""
+    """Makes texts, shards and runs that are missing, one at a time, and the page; 1 where a run failed."""
     make_texts(options.text, options.output / "text")
     for shards, command in shard_commands(options).items():
         if not (options.output / "shards" / shards / "manifest.json").exists():
             subprocess.run(_words(command), check=True)
-    for run in (*planted(), *sorted(healthy(), key=lambda run: run.name)):
+    runs = [*planted(), *healthy()]
+    for run in runs:
         train(options.output, run)
     page = options.output / "doctor.md"
-    page.write_text(report(options.output / "runs"))
+    page.write_text(report(options.output))
     print(page.read_text())
-    return 0
+    return int(not all(is_complete(options.output, run) for run in runs))
 
 
 def make_texts(source: Path, folder: Path) -> None:
@@ -167,14 +168,18 @@ def shard_commands(options: DoctorOptions) -> dict[str, str]:
     }
 
 
+def is_complete(output: Path, run: Planned) -> bool:
+    return (output / "runs" / run.name / "checkpoints" / f"step-{run.steps:08d}").is_dir()
+
+
 def train(output: Path, run: Planned) -> None:
     """Trains a run unless it is complete."""
-    folder = output / "runs" / run.name
-    if (folder / "checkpoints" / f"step-{run.steps:08d}").is_dir():
+    if is_complete(output, run):
         return
+    data, folder = (shlex.quote(str(path)) for path in (output / "shards" / run.shards, output / "runs" / run.name))
     command = (
-        f"pretrain/run.py --preset tiny --data {shlex.quote(str(output / 'shards' / run.shards))}"
-        f" --output {shlex.quote(str(folder))} --deepspeed_config ds_configs/zero1_fp32.json {run.options}"
+        f"pretrain/run.py --preset tiny --data {data} --output {folder}"
+        f" --deepspeed_config ds_configs/zero1_fp32.json {run.options}"
         f" optim.steps={run.steps} batch_size=32 {REPORTS}"
     )
     words = _words(command)
@@ -208,38 +213,42 @@ def slow_down(launcher: int, rank: int) -> None:
     time.sleep(SUSPENDED)
 
 
-def report(runs: Path) -> str:
-    """What the doctor says of every run, in Markdown."""
-    said = {run: diagnose(runs / run.name) for run in (*healthy(), *planted())}
+def report(output: Path) -> str:
+    """The doctor's verdict on every run that is complete, in Markdown."""
+    runs = [run for run in (*healthy(), *planted()) if is_complete(output, run)]
+    said = {run: diagnose(output / "runs" / run.name) for run in runs}
     names = {run: [finding.name for finding in diagnosis.findings] for run, diagnosis in said.items()}
-    named = sum(run.group in names[run] for run in planted())
-    alarms = sum(bool(names[run]) for run in healthy())
+    sick = [run for run in runs if run.group in PLANTED]
+    well = [run for run in runs if run.group in GROUPS]
+    evidence = {run: "".join(part.evidence for part in said[run].findings if part.name == run.group) for run in sick}
     lines = [
-        f"Named: {named} of {len(PLANTED)} planted sicknesses. False alarms: {alarms} of {len(said) - len(PLANTED)}"
-        " healthy runs.",
+        f"Named: {sum(map(bool, evidence.values()))} of {len(sick)} planted sicknesses. False alarms:"
+        f" {sum(bool(names[run]) for run in well)} of {len(well)} healthy runs.",
         *("", "## Planted", ""),
         *markdown_table(
-            ("planted", "by", "said", "how it is known"),
+            ("planted", "by", "the doctor's first line", "how it is known"),
             [
                 (
                     run.group,
-                    f"`{run.shards}` {PLANTED[run.group].options}",
-                    "; ".join(names[run]) or "healthy",
-                    evidence,
+                    f"{run.shards}, `{PLANTED[run.group].options}`",
+                    _first_line(names[run]),
+                    *evidence[run][:1],
                 )
-                for run in planted()
-                for evidence in [" ".join(part.evidence for part in said[run].findings if part.name == run.group)]
+                for run in sick
             ],
         ),
         *("", "## Healthy", ""),
         *markdown_table(
-            ("run", "its part", "said"),
-            [(run.name, run.group, "; ".join(names[run]) or "healthy") for run in healthy()],
+            ("run", "part", "the doctor's first line"), [(run.name, run.group, _first_line(names[run])) for run in well]
         ),
-        *("", "## Thresholds", ""),
+        *("", "## Measures", ""),
         *markdown_table(("measure", "threshold", *GROUPS, "planted"), _thresholds(said)),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _first_line(names: list[str]) -> str:
+    return "; ".join(names) or "healthy"
 
 
 def _thresholds(said: dict[Planned, Diagnosis]) -> Iterator[tuple[str, ...]]:

@@ -1,6 +1,7 @@
-"""Whether a run is healthy: a table of checks, each of one sickness, from the run's own files (symptoms.py).
+"""Ten checks of a run's health, each for one sickness, from the run's own files (symptoms.py).
 
-A threshold's docstring names its source. "Healthy runs" are the ten that set thresholds in `docs/evidence/doctor.md`.
+The docstring of a threshold names its source. "Healthy" is the worst of the ten runs that set thresholds in
+`docs/evidence/doctor.md`.
 """
 
 from collections.abc import Callable
@@ -11,30 +12,32 @@ from typing import NamedTuple
 from foundation.config import ConfigError
 from foundation.stats import binary_entropy
 from pretrain.analysis.symptoms import Symptoms, Unjudged
+from pretrain.training.doubts import MOST_EPOCHS
 
 MOST_PADDING = 0.25
-"""Of all positions. Healthy runs: at most .05; BERT's vocabulary on Wikipedia, 512 tokens: .10."""
+"""Share of all positions. Healthy: .05; Wikipedia in 512 tokens of BERT's vocabulary: .10."""
 MOST_UNKNOWN = 0.01
-"""Of the word pieces. Healthy runs: none; BERT's vocabulary on English Wikipedia: .0002."""
+"""Share of the word pieces. Healthy: 0; BERT's vocabulary on English Wikipedia: .0002."""
 MOST_PIECES = ((16_000, 1.75), (1_000, 2.5), (0, 4.0))
-"""Pieces a word, by the least size of a vocabulary. Healthy runs, with 2,048: 2.0; BERT's vocabulary on English 1.1, on
-German 1.9, Hungarian 2.3, Turkish 2.6; languages under a vocabulary of their own: 1.0 to 1.7 (Rust et al. 2021)."""
+"""Pieces per word, by the least size of a vocabulary. Healthy, with 2,048: 2.0. With BERT's 30,522 English has 1.1;
+German, Hungarian and Turkish, which they do not fit, have 1.9, 2.3 and 2.6."""
 MOST_GAP = 0.5
 """Nats of MLM loss between held-out text and that of training."""
 MOST_SPIKES, MOST_SKIPPED = 0.01, 0.02
-"""Of the steps. fp16's dynamic loss scale skips .001 of them where all is well: it doubles every 1,000."""
+"""Shares of the steps. fp16's dynamic loss scale skips .001 in a healthy run: it doubles every 1,000."""
 MOST_RISEN = 0.3
 """Nats of MLM loss above its lowest mean."""
 MOST_WAITING = 0.15
-"""Of a step, by which the others wait for the slowest rank where its backwards are as slow as its forwards."""
+"""Share of a step for which the others wait, where the slowest rank's backwards are as slow as its forwards."""
 MOST_ACCURATE, LEAST_REPLACED = 0.9, 0.1
-"""Of the masked positions. Large masked language models predict about .7 of natural text."""
+"""Shares of the masked positions. With a tenth of them replaced, .015 of all, detection has a fifth of the entropy
+that it has with all of them replaced."""
 LEAST_LEARNED = 0.1
 """Nats of MLM loss below the entropy of the word pieces."""
 MOST_OF_PLATEAU = 0.97
 """1 is the plateau by arithmetic."""
 SPECIAL_TOKENS = 3
-"""Of a sequence of two segments: known never to be replaced, so the plateau is the entropy among the others."""
+"""Special tokens in a sequence of two segments: never replaced, so the plateau is the entropy among the others."""
 LEAST_CORRELATION = 0.1
 """0 is the class's mean."""
 MOST_RATIO = 10.0
@@ -74,7 +77,7 @@ class Judged(NamedTuple):
     """The answer of a check."""
 
     finding: Finding
-    """Of a healthy run its evidence alone means something."""
+    """Its evidence holds for a healthy run too."""
     measured: tuple[Measured, ...]
 
     @property
@@ -122,17 +125,19 @@ def vocabulary(run: Symptoms) -> Judged:
 
 
 def repetition(run: Symptoms) -> Judged:
-    held_out = run.evaluated
+    held_out, epochs = run.evaluated, run.last["epoch"]
     gap = held_out["mlm_loss"] - run.mean("mlm_loss")
     finding = Finding(
         name="data repeated or unshuffled",
         verdict="The run learns its text by heart: the same comes again and again, or much alike follows each other.",
         evidence=f"The MLM loss of held-out text at step {held_out['step']:,} is {gap:+.2f} nats from that of"
-        f" training in {run.when}; the limit is {MOST_GAP:+}, and the text was read {run.last['epoch']:.3g} times.",
+        f" training in {run.when} (the limit is {MOST_GAP:+}), and the text was read {epochs:.3g} times (the limit is"
+        f" {MOST_EPOCHS}).",
         remedy="Build the shards from more text, shuffled, with --dedup exact if documents come twice; or train for"
         " fewer steps.",
     )
-    return Judged(finding, (Measured("held-out minus training MLM loss", gap, MOST_GAP),))
+    measured = Measured("held-out minus training MLM loss", gap, MOST_GAP), Measured("epochs", epochs, MOST_EPOCHS)
+    return Judged(finding, measured)
 
 
 def learning_rate(run: Symptoms) -> Judged:
@@ -264,7 +269,7 @@ ONCE_LEARNED: tuple[Check, ...] = (easy_replacements, generator, plateau, sampli
 
 
 def diagnose(run_folder: Path) -> Diagnosis:
-    """What every check says of the run.
+    """Makes every check that the run's files allow.
 
     Raises:
         ConfigError: not a run folder, or one where it is too early to say.
@@ -287,5 +292,5 @@ def diagnose(run_folder: Path) -> Diagnosis:
 
 
 def examine(run_folder: Path) -> list[Finding]:
-    """What is wrong with the run; nothing, if it is healthy. Raises as `diagnose`."""
+    """The findings of `diagnose`, which raises; none for a healthy run."""
     return diagnose(run_folder).findings

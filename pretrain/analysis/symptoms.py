@@ -1,4 +1,4 @@
-"""What a run's own files tell of its health: its records, and a sample of the text it reads. No model is loaded."""
+"""Evidence of a run's health in its own files: its records, and a sample of the text it reads. No model is loaded."""
 
 from collections.abc import Mapping
 from functools import cached_property
@@ -22,19 +22,19 @@ SAMPLED = 2048
 
 
 class Unjudged(Exception):
-    """Something cannot be judged; why, in a sentence."""
+    """A check that the run's files do not allow; says which and why."""
 
 
 class Text(NamedTuple):
-    """Measured on a sample of the text."""
+    """Measures of a sample of the text."""
 
     unknown_share: float
     """[UNK] among the word pieces."""
     pieces_per_word: float
     unigram_entropy: float
-    """Of the word pieces, in nats: the cross-entropy of knowing their frequencies and nothing else."""
+    """Entropy of the word pieces, in nats: the cross-entropy of knowing their frequencies and nothing else."""
     steps: int
-    """That read the sample."""
+    """Number of steps that read the sample."""
 
 
 class Symptoms:
@@ -65,7 +65,7 @@ class Symptoms:
         return f"steps {before + 1:,} to {self.step:,}"
 
     def mean(self, name: str) -> float:
-        """Of the newest records that have it: what cannot be said of a step is left out."""
+        """Mean over the newest records that have the value: one that does not exist is left out of a record."""
         values = [record[name] for record in self.recent if name in record]
         if not values:
             raise KeyError(name)
@@ -73,7 +73,7 @@ class Symptoms:
 
     @property
     def mean_length(self) -> float:
-        """Of a sequence, in tokens."""
+        """Mean length of a sequence, in tokens."""
         return self.last["tokens_so_far"] / (self.step * self.run.batch_size)
 
     @property
@@ -93,7 +93,7 @@ class Symptoms:
 
     @cached_property
     def text(self) -> Text:
-        """Of the samples that the run begins with."""
+        """Measures of the sequences that the run's first steps read."""
         description = self.description
         try:
             shards = open_shards(*map(Path, description.data), weights=description.data_weights)

@@ -141,6 +141,11 @@ def test_a_learning_rate_is_too_high_by_each_of_its_signs(values: Any, write: Wr
     assert finding.name == "learning rate too high"
 
 
+def test_text_that_was_read_too_often_is_repeated_even_where_nothing_was_learned_by_heart(write: Write) -> None:
+    (finding,) = examine(write(values={"epoch": 120.0}))
+    assert finding.name == "data repeated or unshuffled" and "read 120 times (the limit is 100)" in finding.evidence
+
+
 def test_the_steps_that_fp16_skips_while_it_looks_for_its_scale_are_no_sickness(write: Write) -> None:
     assert examine(write(values={"skipped": 16})) == []
 
