@@ -105,17 +105,21 @@ class History(NamedTuple):
         return self.log.held_out[-1] if self.log.held_out else self.newest_train
 
     @property
+    def cause(self) -> str:
+        """Why the run failed, in one line; empty where it did not."""
+        causes = first_causes(self.ends)
+        if self.held_by or self.step >= self.description.run.optim.steps or not causes:
+            return ""
+        return f"{causes[0].name}: {causes[0].sentence}"
+
+    @property
     def state(self) -> str:
-        """What has become of the run, in one line."""
+        """What has become of the run."""
         steps = self.description.run.optim.steps
-        so_far = f"step {self.step:,} of {steps:,}"
-        if self.held_by:
-            return f"Running, {so_far}"
-        if self.step >= steps:
-            return f"Finished, {steps:,} steps"
-        if causes := first_causes(self.ends):
-            return f"Failed, {so_far}: {causes[0].name}: {causes[0].sentence}"
-        return f"Stopped, {so_far}"
+        if self.held_by or self.step < steps:
+            how = "Running" if self.held_by else "Failed" if self.cause else "Stopped"
+            return f"{how}, step {self.step:,} of {steps:,}"
+        return f"Finished, {steps:,} steps"
 
 
 def read_history(folder: Path) -> History:

@@ -72,8 +72,9 @@ def test_the_state_says_what_has_become_of_the_run(tmp_path: Path) -> None:
     lock.release()
     (tmp_path / "logs").mkdir()
     complete_record(tmp_path, EndRecord.of(0)._replace(reason="error", sentence="out of memory"))
-    assert read_history(tmp_path).state.startswith(f"Failed, step 50 of {steps:,}: rank 0 on ")
-    assert read_history(tmp_path).state.endswith(": out of memory")
+    failed = read_history(tmp_path)
+    assert failed.state == f"Failed, step 50 of {steps:,}"
+    assert failed.cause.startswith("rank 0 on ") and failed.cause.endswith(": out of memory")
     write_run(tmp_path, 50, steps)
     assert read_history(tmp_path).state == f"Finished, {steps:,} steps"
 

@@ -197,7 +197,7 @@ def test_a_run_that_failed_before_its_first_record_has_a_page(tmp_path: Path) ->
     (tmp_path / "logs").mkdir()
     complete_record(tmp_path, EndRecord.of(0)._replace(reason="error", exit_code=1, sentence="out of memory"))
     text = " ".join(page_of(tmp_path).text.split())
-    assert "Failed, step 0 of 2,000: rank 0 on" in text and "out of memory" in text and "Nothing is logged yet" in text
+    assert "Failed, step 0 of 2,000 rank 0 on" in text and "out of memory" in text and "Nothing is logged yet" in text
 
 
 def test_a_damaged_log_has_a_page_that_says_so(tmp_path: Path) -> None:
@@ -234,6 +234,7 @@ def test_demands_are_shown_as_met_or_not(tmp_path: Path) -> None:
     (tmp_path / "gates.json").write_text(json.dumps(gates))
     source = page_of(tmp_path).source
     assert source.count('<span class="good">yes</span>') == source.count('<span class="bad">no</span>') == 1
+    assert source.index("1 demand not met") < source.index('id="section-1"')
 
 
 def lines(objective: str, count: int) -> Iterator[bytes]:
