@@ -34,7 +34,7 @@ def main(options: PageOptions) -> None:
 
     path = options.output or options.runs[0] / "page.html"
     write_page(options.runs, path)
-    print(f"page  {path}")
+    print(f"page     {path}")
 
 
 if __name__ == "__main__":

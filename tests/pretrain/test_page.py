@@ -19,7 +19,7 @@ def test_the_page_lies_in_the_first_run_and_the_command_says_where(
 ) -> None:
     runs = tuple(write_run(tmp_path / name, 50) for name in "ab")
     main(PageOptions(runs=runs))
-    assert capsys.readouterr().out.splitlines()[-1] == f"page  {runs[0] / 'page.html'}"
+    assert capsys.readouterr().out.splitlines()[-1] == f"page     {runs[0] / 'page.html'}"
     main(PageOptions(runs=runs[:1], output=tmp_path / "other.html"))
     compared, alone = (path.read_text() for path in (runs[0] / "page.html", tmp_path / "other.html"))
     assert "<h1>2 runs</h1>" in compared and "<h1>a</h1>" in alone
