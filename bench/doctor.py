@@ -25,7 +25,8 @@ import psutil
 from foundation.command_line import run_command
 from foundation.config import StrictConfig
 from foundation.markdown_table import markdown_table
-from pretrain.analysis.health import Diagnosis, Measured, diagnose
+from pretrain.analysis.health import Diagnosis, diagnose
+from pretrain.analysis.symptoms import Measured
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 SIZES = {

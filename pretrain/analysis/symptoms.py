@@ -25,6 +25,20 @@ class Unjudged(Exception):
     """A check that the run's files do not allow; says which and why."""
 
 
+class Measured(NamedTuple):
+    """A measure of a run beside its threshold."""
+
+    name: str
+    value: float
+    limit: float
+    most: bool = True
+    """The limit is the most that is healthy, else the least."""
+
+    @property
+    def beyond(self) -> bool:
+        return self.value > self.limit if self.most else self.value < self.limit
+
+
 class Text(NamedTuple):
     """Measures of a sample of the text."""
 
@@ -100,8 +114,8 @@ class Symptoms:
             index_B, _ = shards.shuffled(np.arange(min(SAMPLED, len(shards))), self.run.seed)
             ids_BL, _, _ = shards.read(index_B, np.zeros_like(index_B))
             words = WordPiece.load(self.folder / "tokenizer")
-        except ConfigError as error:
-            raise Unjudged(f"what needs the text: {error}") from None
+        except ConfigError:
+            raise Unjudged(f"what needs the text: {', '.join(description.data)} cannot be read from here") from None
         counts_V = np.bincount(ids_BL.flatten(), minlength=words.vocab_size) * ~words.never_masked
         pieces = counts_V.sum()
         shares_V = counts_V[counts_V > 0] / pieces

@@ -24,6 +24,7 @@ HEALTHY: dict[str, Any] = {
     "replace_rate": 0.7,
     "replaced_share": 0.105,
     "discriminator_loss": 0.25,
+    "discriminator_entropy": 0.336,
     "accuracy_all": 0.92,
     "auc_all": 0.85,
     "estimate_correlation": {"original": 0.7, "replaced": 0.6, "all": 0.65},
@@ -38,11 +39,14 @@ HEALTHY: dict[str, Any] = {
     "slowest_rank_seconds": 0.021,
     "median_rank_seconds": 0.02,
 }
+FEW_REPLACED = {
+    "replace_rate": 0.06,
+    "replaced_share": 0.009,
+    "discriminator_loss": 0.03,
+    "discriminator_entropy": 0.04,
+}
 SICK: dict[str, tuple[str, dict[str, Any]]] = {
-    "generator too good": (
-        "hp_loss",
-        {"mlm_accuracy": 0.95, "replace_rate": 0.06, "replaced_share": 0.009, "discriminator_loss": 0.03},
-    ),
+    "generator too good": ("hp_loss", {"mlm_accuracy": 0.95} | FEW_REPLACED),
     "generator does not learn": ("mlm", {"mlm_loss": 5.9}),
     "discriminator on the plateau": ("electra", {"discriminator_loss": 0.33, "accuracy_all": 0.895, "auc_all": 0.52}),
     "sampling head dead": ("hp_loss", {"estimate_correlation": {"original": 0.01, "replaced": 0.02, "all": 0.4}}),
@@ -67,7 +71,13 @@ Write = Callable[..., Path]
 def write(shards_folder: Path, tmp_path: Path) -> Write:
     """Writes a run folder: the same values in every record, or those that a function gives for a step."""
 
-    def run(objective: str = "hp_loss", values: Any = (), steps: int = STEPS, folder: Path = shards_folder) -> Path:
+    def run(
+        objective: str = "hp_loss",
+        values: Any = (),
+        steps: int = STEPS,
+        folder: Path = shards_folder,
+        held_out: Any = (),
+    ) -> Path:
         config = with_objective(PRESETS["tiny"].run, objective)
         shards = Shards(folder)
         write_run(tmp_path / "run", describe(config, shards), {})
@@ -78,7 +88,8 @@ def write(shards_folder: Path, tmp_path: Path) -> Write:
                 record = {name: record[name] for name in record.keys() - OF_REPLACEMENTS}
             length = record.pop("length", 31.0)
             log.write("train", step, record | {"tokens_so_far": step * config.batch_size * length})
-        log.write("held_out", steps, {"mlm_loss": 4.05})
+        detection = {"discriminator_loss": 0.26, "discriminator_entropy": 0.336} if objective != "mlm" else {}
+        log.write("held_out", steps, {"mlm_loss": 4.05} | detection | dict(held_out))
         log.close()
         return tmp_path / "run"
 
@@ -141,6 +152,11 @@ def test_a_learning_rate_is_too_high_by_each_of_its_signs(values: Any, write: Wr
     assert finding.name == "learning rate too high"
 
 
+def test_a_discriminator_that_learns_by_heart_shows_repeated_text(write: Write) -> None:
+    (finding,) = examine(write(held_out={"discriminator_loss": 0.3}))
+    assert finding.name == "data repeated or unshuffled" and "L_D over its entropy +0.149" in finding.evidence
+
+
 def test_text_that_was_read_too_often_is_repeated_even_where_nothing_was_learned_by_heart(write: Write) -> None:
     (finding,) = examine(write(values={"epoch": 120.0}))
     assert finding.name == "data repeated or unshuffled" and "read 120 times (the limit is 100)" in finding.evidence
@@ -172,7 +188,7 @@ def test_what_cannot_be_judged_is_said(write: Write, shards_folder: Path) -> Non
     (folder / "metrics.jsonl").write_text("\n".join(line.replace('"slowest_rank"', '"old"') for line in lines) + "\n")
     diagnosis = diagnose(folder)
     assert diagnosis.findings == []
-    text, held_out, rank, _ = diagnosis.unjudged
+    text, held_out, rank = diagnosis.unjudged
     assert f"{folder / 'gone'}" in text and "held-out" in held_out and "single process" in rank
 
 
