@@ -10,7 +10,7 @@ PIP_OPTIONS ?=
 QUICKSTART ?=
 PYTEST ?=
 # Not the ones that need hours, a GPU, a launcher, root or a second checkout.
-BENCH ?= $(filter-out bench/replica% bench/gpu% bench/traffic.py bench/bitwise.py bench/rehearsal.py,$(shell grep -l __main__ bench/*.py))
+BENCH ?= $(filter-out bench/replica% bench/gpu% bench/traffic.py bench/bitwise.py bench/rehearsal.py bench/doctor.py,$(shell grep -l __main__ bench/*.py))
 
 # PyTorch's CPU threads spin while they wait for each other; beside other work that made fine-tuning 18 times slower.
 export OMP_WAIT_POLICY ?= passive

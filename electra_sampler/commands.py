@@ -21,6 +21,8 @@ COMMANDS = {
     "inspect-shards": ("data_prep.inspect_shards", "what shards hold, and whether they are whole"),
     "pretrain": ("pretrain.run", "pre-train; several processes: deepspeed --module pretrain.run"),
     "supervise": ("pretrain.supervise", "run pre-training again when it fails"),
+    "doctor": ("pretrain.doctor", "whether a run is healthy, and what to do where it is not"),
+    "page": ("pretrain.page", "one or several runs as one HTML file"),
     "evaluate": ("pretrain.evaluate", "the paper's analysis of runs, as tables and figures"),
     "export": ("pretrain.export", "a run as a Hugging Face folder"),
     "glue": ("finetune.run_glue", "fine-tune on GLUE; several processes: deepspeed --module finetune.run_glue"),

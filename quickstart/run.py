@@ -3,10 +3,11 @@
 Run: python quickstart/run.py [--short]
 
 Runs the commands that a user would type, printing each, in the checkout, or in the current folder where the project is
-installed. Empties data/quickstart and runs/quickstart there first, and touches no other folder. Ends with one table,
-and with exit code 1 when what was learned falls short of it.
+installed. Empties data/quickstart and runs/quickstart there first, and touches no other folder. Ends with one table and
+one page, and with exit code 1 when what was learned falls short of it.
 """
 
+import json
 import os
 import shlex
 import shutil
@@ -45,8 +46,6 @@ class QuickstartOptions(StrictConfig):
 
 def main(options: QuickstartOptions) -> int:
     """Runs every stage and prints results, times and where to look; 1 when a stage fails or a demand is not met."""
-    from quickstart.summary import read_results, show, table
-
     if IS_CHECKOUT:
         os.chdir(ROOT)
     start_afresh()
@@ -61,17 +60,7 @@ def main(options: QuickstartOptions) -> int:
             print(f"quickstart: {name} ended with exit code {code}", file=sys.stderr)
             return 1
         seconds[name] = time.monotonic() - started
-    rows = table(read_results(RUN, SCORES))
-    print(
-        f"\n{show(rows)}\n",
-        "seconds  " + ", ".join(f"{name} {spent:.0f}" for name, spent in seconds.items()),
-        f"in all   {sum(seconds.values()) / 60:.1f} minutes",
-        f"figures  {RUN}/evaluation/*.png, {SCORES}/report.png",
-        f"scores   {SCORES}/report.md",
-        f"curves   tensorboard --logdir {RUN}/tensorboard",
-        sep="\n",
-    )
-    return int(any(row.passed is False for row in rows))
+    return summarise(seconds)
 
 
 def start_afresh() -> None:
@@ -118,6 +107,25 @@ def run_stage(command: str) -> int:
     """Runs a command with this Python's `python` and `deepspeed`; returns its exit code."""
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
     return subprocess.run(shlex.split(command), env=os.environ | {"PATH": path}).returncode
+
+
+def summarise(seconds: dict[str, float]) -> int:
+    """Prints results, times and where to look; 1 when a demand is not met."""
+    from quickstart.summary import read_results, show, table
+
+    rows = table(read_results(RUN, SCORES))
+    (RUN / "gates.json").write_text(json.dumps([row._asdict() for row in rows]))
+    print(
+        f"\n{show(rows)}\n",
+        "seconds  " + ", ".join(f"{name} {spent:.0f}" for name, spent in seconds.items()),
+        f"in all   {sum(seconds.values()) / 60:.1f} minutes",
+        f"figures  {RUN}/evaluation/*.png, {SCORES}/report.png",
+        f"scores   {SCORES}/report.md",
+        f"curves   tensorboard --logdir {RUN}/tensorboard",
+        sep="\n",
+    )
+    code = run_stage(as_typed(f"python pretrain/page.py {RUN}"))  # its last line is where the page is
+    return code or int(any(row.passed is False for row in rows))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""The figures of an evaluation, as PNG files."""
+"""The figures of an evaluation, as PNG files; how every figure is written."""
 
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import matplotlib
 
@@ -51,7 +51,7 @@ def draw_training(run: Path, path: Path) -> None:
     for axes, title in ((left, "Generator"), (right, "Discriminator")):
         axes.set(title=title, xlabel="step", ylabel="nats a position")
         axes.legend(frameon=False, fontsize=8)
-    _save(figure, path)
+    save(figure, path)
 
 
 def draw_detection(judgement: Judgement, path: Path) -> None:
@@ -64,7 +64,7 @@ def draw_detection(judgement: Judgement, path: Path) -> None:
         axes.hist(values, bins=bins, density=True, alpha=0.65, color=color, label=f"{label} ({len(values):,})")
     axes.set(title="Detection on held-out text", xlabel='predicted probability of "replaced"', ylabel="density")
     axes.legend(frameon=False)
-    _save(figure, path)
+    save(figure, path)
 
 
 def draw_estimate(observations: Observations, path: Path) -> None:
@@ -84,7 +84,7 @@ def draw_estimate(observations: Observations, path: Path) -> None:
     axes.plot(limits, limits, "--", color=NEUTRAL, lw=1, label="equal")
     axes.set(title="What the sampling head knows", xlabel="estimated loss $\\hat{L}_D$", ylabel="actual loss $L_D$")
     axes.legend(frameon=False)
-    _save(figure, path)
+    save(figure, path)
 
 
 def draw_comparison(result: dict[str, Any], path: Path) -> None:
@@ -101,7 +101,7 @@ def draw_comparison(result: dict[str, Any], path: Path) -> None:
     known.set(title="Estimated and actual loss", ylabel="Pearson correlation")
     for axes in (shares, detected, known):
         axes.legend(frameon=False, fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1.08), ncols=2)
-    _save(figure, path)
+    save(figure, path)
 
 
 def _draw_accuracies(axes: Any, detection: dict[str, dict[str, Any]]) -> None:
@@ -148,7 +148,7 @@ def draw_steps(results: list[dict[str, Any]], path: Path) -> None:
         _draw_lines(place, [part["step"] for part in results], lines)
         place.set(title=title, ylabel=unit)
         place.legend(frameon=False, fontsize=8)
-    _save(figure, path)
+    save(figure, path)
 
 
 def _across(results: list[dict[str, Any]], *keys: str | int) -> list[list[float] | None]:
@@ -170,7 +170,7 @@ def draw_crossing(crossed: dict[str, Any], path: Path) -> None:
     """
     entries = crossed["entries"]
     sources = list(dict.fromkeys((entry["sampler"], entry["distribution"]) for entry in entries))
-    names = _names([entry["discriminator"] for entry in entries])
+    names = run_names([entry["discriminator"] for entry in entries])
     figure, axes = plt.subplots(2, len(sources), figsize=(1.5 + 3.6 * len(sources), 7.6), squeeze=False, sharey="row")
     for row, (key, label) in zip(axes, ACCURACIES.items(), strict=True):
         for place, (sampler, distribution) in zip(row, sources, strict=True):
@@ -191,13 +191,13 @@ def draw_crossing(crossed: dict[str, Any], path: Path) -> None:
     figure.legend(
         labelled.values(), labelled.keys(), frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=6
     )
-    _save(figure, path)
+    save(figure, path)
 
 
 def draw_max_probability(results: list[dict[str, Any]], path: Path) -> None:
     """The paper's figure of the sampling distribution, over runs: how sure each p_G and each p_S is."""
     figure, axes = plt.subplots(figsize=(9.0, 4.2))
-    names = _names([result["run"] for result in results])
+    names = run_names([result["run"] for result in results])
     series = [
         (f"${name}$ of {names[result['run']]}", shares)
         for result in results
@@ -205,7 +205,7 @@ def draw_max_probability(results: list[dict[str, Any]], path: Path) -> None:
     ]
     _draw_shares(axes, [(label, f"C{number}", shares) for number, (label, shares) in enumerate(series)])
     axes.legend(frameon=False, fontsize=8)
-    _save(figure, path)
+    save(figure, path)
 
 
 def _draw_shares(axes: Any, series: list[tuple[str, str, list[list[float]]]]) -> None:
@@ -219,7 +219,7 @@ def _draw_shares(axes: Any, series: list[tuple[str, str, list[list[float]]]]) ->
     )
 
 
-def _names(runs: list[str]) -> dict[str, str]:
+def run_names(runs: list[str]) -> dict[str, str]:
     """What each run is called: its folder's own name, or all of its path where two folders share the name."""
     paths = {run: Path(run) for run in runs}
     own = [path.name for path in paths.values()]
@@ -247,9 +247,10 @@ def _column(records: list[dict[str, Any]], name: str) -> list[float]:
     return [record.get(name, float("nan")) for record in records]
 
 
-def _save(figure: Any, path: Path) -> None:
+def save(figure: Any, target: Path | IO[str], **settings: Any) -> None:
+    """Writes the figure, by default as PNG with nothing cut off, and closes it."""
     for axes in figure.axes:
         axes.spines[["top", "right"]].set_visible(False)
     figure.tight_layout()
-    figure.savefig(path, dpi=120, bbox_inches="tight")
+    figure.savefig(target, **({"dpi": 120, "bbox_inches": "tight"} | settings))
     plt.close(figure)

@@ -1,0 +1,277 @@
+"""The doctor's own examination: twenty healthy runs, ten with a sickness planted, and what it says of each.
+
+    nice python bench/doctor.py --text DATA --output runs/doctor
+
+Real runs of the real commands, each a minute or two of one core. The same command again runs what is missing.
+Half of the healthy runs set the thresholds of `pretrain/analysis/health.py`; the others and the sick ones judge them.
+"""
+
+import lzma
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+if not __package__:  # run as a script: import from the repository, never from the script's own folder
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+import psutil
+
+from foundation.command_line import run_command
+from foundation.config import StrictConfig
+from foundation.markdown_table import markdown_table
+from pretrain.analysis.health import Diagnosis, diagnose
+from pretrain.analysis.symptoms import Measured
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+SIZES = {
+    width: f"model.hidden_size={width} model.intermediate_size={4 * width} model.embedding_size={width}"
+    f" model.generator_hidden_size={width // 2}"
+    for width in (64, 96, 128)
+}
+REPORTS = "log_every=20 histogram_every=1000 evaluate_every=100 evaluate_sequences=256 checkpoint_every=1000"
+SUSPENDED = 0.1
+"""Seconds that the straggling rank stands still, and then goes on, by turns."""
+GROUPS = {"sets thresholds": (0, 1), "held back": (2, 3)}
+"""Parts of the healthy runs, and their seeds."""
+
+
+class DoctorOptions(StrictConfig):
+    """The command line."""
+
+    text: Path
+    """folder with wiki/, books/novels/, languages/hu/ and nltk_data/ (tests: ELECTRA_SAMPLER_DATA)"""
+    output: Path = Path("runs/doctor")
+    """folder of all that is made"""
+
+
+class Planned(NamedTuple):
+    """A run and its purpose."""
+
+    name: str
+    group: str
+    """"sets thresholds" or "held back" of healthy ones, else the sickness that is planted."""
+    shards: str
+    options: str
+    steps: int = 500
+    """A sickness of the data or the machine shows long before what is learned."""
+    ranks: int = 1
+    slowed: int | None = None
+    """The rank that straggles."""
+
+
+def healthy() -> Iterator[Planned]:
+    """Twenty runs: four objectives, eight seeds, three sizes, Wikipedia and novels, two lengths."""
+    for group, seeds in GROUPS.items():
+        for number, objective in enumerate(("electra", "hp_loss", "hp_dist", "mlm")):
+            for seed in seeds:
+                size = (64, 96, 64, 128)[(number + seed) % 4]
+                shards = ("wiki64", "wiki128", "novels64")[(2 * number + seed) % 3]
+                yield _healthy(group, objective, seed, size, shards)
+        yield _healthy(group, "hp_loss", seeds[0] + 10, 64, "wiki64", ranks=2)
+        yield _healthy(group, "hp_dist", seeds[1] + 10, 64, "wiki64")
+
+
+def _healthy(group: str, objective: str, seed: int, size: int, shards: str, ranks: int = 1) -> Planned:
+    name = f"{objective}-{size}-{shards}-seed{seed}" + ("-2ranks" if ranks > 1 else "")
+    return Planned(name, group, shards, f"--objective {objective} --set seed={seed} {SIZES[size]}", ranks=ranks)
+
+
+PLANTED = {
+    "generator too good": Planned("", "", "wiki64", "--objective electra --set objective.mask_keep_fraction=0.98"),
+    "generator does not learn": Planned("", "", "wiki64", "--objective electra --set optim.lr=3e-6"),
+    "discriminator on the plateau": Planned(
+        "", "", "wiki64", "--objective electra --set model.relative_bias_init=t5 model.initializer_range=0.02"
+    ),
+    "sampling head dead": Planned("", "", "wiki64", "--objective hp_loss --set objective.lambda1=0"),
+    "importance ratios exploding": Planned("", "", "wiki64", "--objective hp_dist --set objective.temperature=5"),
+    "data repeated or unshuffled": Planned("", "", "few64", "--objective hp_loss --set"),
+    "vocabulary does not fit": Planned("", "", "hungarian64", "--objective hp_loss --set", 100),
+    "learning rate too high": Planned("", "", "wiki64", "--objective hp_loss --set optim.lr=0.1", 200),
+    "padding waste": Planned("", "", "short128", "--objective hp_loss --set", 100),
+    "a rank straggles": Planned("", "", "wiki64", "--objective hp_loss --set", 200, ranks=2, slowed=1),
+}
+"""Sick runs, by the finding that names the sickness."""
+
+
+def planted() -> Iterator[Planned]:
+    """The sick runs, by their sickness."""
+    for name, run in PLANTED.items():
+        slug = name.replace(" ", "-")
+        yield run._replace(name=f"sick-{slug}", group=name, options=f"{run.options} seed=5 {SIZES[64]}")
+
+
+def main(options: DoctorOptions) -> int:
+    """Makes texts, shards and runs that are missing, one at a time, and the page; 1 where a run failed."""
+    make_texts(options.text, options.output / "text")
+    for shards, command in shard_commands(options).items():
+        if not (options.output / "shards" / shards / "manifest.json").exists():
+            subprocess.run(_words(command), check=True)
+    runs = [*planted(), *healthy()]
+    for run in runs:
+        train(options.output, run)
+    page = options.output / "doctor.md"
+    page.write_text(report(options.output))
+    print(page.read_text())
+    return int(not all(is_complete(options.output, run) for run in runs))
+
+
+def make_texts(source: Path, folder: Path) -> None:
+    """Wikipedia; a little of it; novels; Hungarian; and Wikipedia's sentences each as a document."""
+    folder.mkdir(parents=True, exist_ok=True)
+    wiki = _head(source / "wiki" / "enwiki-AA-0.xz", 12_000_000)
+    wiki = wiki[: wiki.rindex("</doc>")]
+    lines = [line for line in wiki.splitlines() if line and not line.startswith(("<doc", "</doc"))]
+    hungarian = sorted((source / "languages" / "hu").glob("*.txt.xz"))[:10]
+    texts = {
+        "wiki": wiki + "</doc>\n",
+        "few": "\n\n".join(lines[:60]),
+        "hungarian": "\n\n".join(_head(path, 1_000_000) for path in hungarian),
+        "short": "\n\n".join(line.split(". ")[0] for line in lines),
+    }
+    for name, text in texts.items():
+        if not (folder / f"{name}.txt").exists():
+            (folder / f"{name}.txt").write_text(text)
+    (folder / "novels").mkdir(exist_ok=True)
+    for path in sorted((source / "books" / "novels").glob("*.txt.xz"))[:10]:
+        (folder / "novels" / path.stem).write_text(_head(path, 1_000_000))
+
+
+def _head(path: Path, characters: int) -> str:
+    with lzma.open(path, "rt", encoding="utf-8-sig") as file:
+        return file.read(characters)
+
+
+def shard_commands(options: DoctorOptions) -> dict[str, str]:
+    """The command that builds each folder of shards; the vocabulary comes first."""
+    output = shlex.quote(str(options.output))
+    punkt = shlex.quote(str(options.text / "nltk_data" / "tokenizers" / "punkt_tab" / "english"))
+    if not (options.output / "vocab" / "vocab.txt").exists():
+        train_vocab = f"data_prep/train_vocab.py --input {output}/text/wiki.txt --output {output}/vocab --size 2048"
+        subprocess.run(_words(train_vocab), check=True)
+    chosen = {
+        "wiki64": ("wiki.txt", 64, 0.02),
+        "wiki128": ("wiki.txt", 128, 0.02),
+        "novels64": ("novels --documents file", 64, 0.2),
+        "few64": ("few.txt", 64, 0.1),
+        "hungarian64": ("hungarian.txt", 64, 0.02),
+        "short128": ("short.txt", 128, 0.02),
+    }
+    return {
+        shards: f"data_prep/build_shards.py --input {output}/text/{text} --output {output}/shards/{shards}"
+        f" --vocab {output}/vocab --punkt {punkt} --seq_length {length} --held_out {held_out} --workers 1"
+        for shards, (text, length, held_out) in chosen.items()
+    }
+
+
+def is_complete(output: Path, run: Planned) -> bool:
+    return (output / "runs" / run.name / "checkpoints" / f"step-{run.steps:08d}").is_dir()
+
+
+def train(output: Path, run: Planned) -> None:
+    """Trains a run unless it is complete."""
+    if is_complete(output, run):
+        return
+    data, folder = (shlex.quote(str(path)) for path in (output / "shards" / run.shards, output / "runs" / run.name))
+    command = (
+        f"pretrain/run.py --preset tiny --data {data} --output {folder}"
+        f" --deepspeed_config ds_configs/zero1_fp32.json {run.options}"
+        f" optim.steps={run.steps} batch_size=32 {REPORTS}"
+    )
+    words = _words(command)
+    if run.ranks > 1:
+        words = [str(Path(sys.executable).with_name("deepspeed")), f"--num_gpus={run.ranks}", *words[1:]]
+    started = time.monotonic()
+    log = output / "logs" / f"{run.name}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PATH": path}
+    with log.open("a") as file:
+        process = subprocess.Popen(words, cwd=REPOSITORY, env=environment, stdout=file, stderr=file)
+        while process.poll() is None:
+            if run.slowed is None:
+                process.wait()
+            else:
+                slow_down(process.pid, run.slowed)
+    print(f"{run.name}: exit code {process.returncode}, {time.monotonic() - started:.0f} s", flush=True)
+
+
+def slow_down(launcher: int, rank: int) -> None:
+    """Lets one rank below the launcher stand still for a moment, and go on for one."""
+    with suppress(psutil.NoSuchProcess):
+        below = psutil.Process(launcher).children(recursive=True)
+        ranks = [process for process in below if f"--local_rank={rank}" in process.cmdline()]
+        for process in ranks:
+            process.suspend()
+        time.sleep(SUSPENDED)
+        for process in ranks:
+            process.resume()
+    time.sleep(SUSPENDED)
+
+
+def report(output: Path) -> str:
+    """The doctor's verdict on every run that is complete, in Markdown."""
+    runs = [run for run in (*healthy(), *planted()) if is_complete(output, run)]
+    said = {run: diagnose(output / "runs" / run.name) for run in runs}
+    names = {run: [finding.name for finding in diagnosis.findings] for run, diagnosis in said.items()}
+    sick = [run for run in runs if run.group in PLANTED]
+    well = [run for run in runs if run.group in GROUPS]
+    evidence = {run: "".join(part.evidence for part in said[run].findings if part.name == run.group) for run in sick}
+    lines = [
+        f"Named: {sum(map(bool, evidence.values()))} of {len(sick)} planted sicknesses. False alarms:"
+        f" {sum(bool(names[run]) for run in well)} of {len(well)} healthy runs.",
+        *("", "## Planted", ""),
+        *markdown_table(
+            ("planted", "by", "the doctor's first line", "how it is known"),
+            [
+                (
+                    run.group,
+                    f"{run.shards}, `{PLANTED[run.group].options}`",
+                    _first_line(names[run]),
+                    *evidence[run][:1],
+                )
+                for run in sick
+            ],
+        ),
+        *("", "## Healthy", ""),
+        *markdown_table(
+            ("run", "part", "the doctor's first line"), [(run.name, run.group, _first_line(names[run])) for run in well]
+        ),
+        *("", "## Measures", ""),
+        *markdown_table(("measure", "threshold", *GROUPS, "planted"), _thresholds(said)),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _first_line(names: list[str]) -> str:
+    return "; ".join(names) or "healthy"
+
+
+def _thresholds(said: dict[Planned, Diagnosis]) -> Iterator[tuple[str, ...]]:
+    """Each measure beside its threshold: the worst of each group of healthy runs, and of the run it was planted in."""
+    found: dict[str, dict[str, list[Measured]]] = {}
+    for run, diagnosis in said.items():
+        for answer in diagnosis.judged:
+            group = "planted" if run.group == answer.finding.name else run.group
+            for part in answer.measured:
+                found.setdefault(part.name, {}).setdefault(group, []).append(part)
+    for name, groups in found.items():
+        first = next(iter(groups.values()))[0]
+        worst = max if first.most else min
+        values = [worst((part.value for part in groups.get(group, ())), default=None) for group in (*GROUPS, "planted")]
+        limit = f"at {'most' if first.most else 'least'} {first.limit:g}"
+        yield name, limit, *("-" if value is None else f"{value:.3f}" for value in values)
+
+
+def _words(command: str) -> list[str]:
+    script, *arguments = shlex.split(command)
+    return [sys.executable, str(REPOSITORY / script), *arguments]
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main, DoctorOptions, __doc__))

@@ -1,0 +1,290 @@
+"""Ten checks of a run's health, each for one sickness, from the run's own files (symptoms.py).
+
+The docstring of a threshold names its source. "Healthy" is the worst of the ten runs that set thresholds in
+`docs/evidence/doctor.md`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from foundation.config import ConfigError
+from foundation.stats import binary_entropy
+from pretrain.analysis.symptoms import Measured, Symptoms, Unjudged
+from pretrain.training.doubts import MOST_EPOCHS
+
+MOST_PADDING = 0.25
+"""Share of all positions. Healthy: .05; Wikipedia in 512 tokens of BERT's vocabulary: .10."""
+MOST_UNKNOWN = 0.01
+"""Share of the word pieces. Healthy: 0; BERT's vocabulary on English Wikipedia: .0002."""
+MOST_PIECES = ((16_000, 1.75), (1_000, 2.5), (0, 4.0))
+"""Pieces per word, by the least size of a vocabulary. Healthy, with 2,048: 2.0. With BERT's 30,522 English has 1.1;
+German, Hungarian and Turkish, which they do not fit, have 1.9, 2.3 and 2.6."""
+MOST_GAP = 0.5
+"""Nats of MLM loss between held-out text and that of training."""
+MOST_APART = 0.1
+"""The same of L_D over the entropy of the replaced share: a discriminator learns by heart before a small generator."""
+MOST_SPIKES, MOST_SKIPPED = 0.01, 0.02
+"""Shares of the steps. fp16's dynamic loss scale skips .001 in a healthy run: it doubles every 1,000."""
+MOST_RISEN = 0.3
+"""Nats of MLM loss above its lowest mean."""
+MOST_WAITING = 0.15
+"""Share of a step for which the others wait, where the slowest rank's backwards are as slow as its forwards."""
+MOST_ACCURATE, LEAST_REPLACED = 0.9, 0.1
+"""Shares of the masked positions. With a tenth of them replaced, .015 of all, detection has a fifth of the entropy
+that it has with all of them replaced."""
+LEAST_LEARNED = 0.1
+"""Nats of MLM loss below the entropy of the word pieces."""
+MOST_OF_PLATEAU = 0.97
+"""1 is the plateau by arithmetic."""
+SPECIAL_TOKENS = 3
+"""Special tokens in a sequence of two segments: never replaced, so the plateau is the entropy among the others."""
+LEAST_CORRELATION = 0.1
+"""0 is the class's mean."""
+MOST_RATIO = 10.0
+"""99th percentile of p_G/p_S. Their mean is 1, so beyond it a draw in a hundred has a tenth of all weight, or more."""
+LEAST_STEPS, WARMUPS = 500, 4
+"""Before so many steps and warm-ups every run looks as if it learned nothing."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A sickness of a run."""
+
+    name: str
+    verdict: str
+    """What is wrong, in a sentence."""
+    evidence: str
+    """How it is known: value, threshold and steps."""
+    remedy: str
+    """What to do."""
+
+
+class Judged(NamedTuple):
+    """The answer of a check."""
+
+    finding: Finding
+    """Its evidence holds for a healthy run too."""
+    measured: tuple[Measured, ...]
+
+    @property
+    def sick(self) -> bool:
+        return any(part.beyond for part in self.measured)
+
+
+class Diagnosis(NamedTuple):
+    """The answers of all checks."""
+
+    judged: list[Judged]
+    unjudged: list[str]
+    """Why other checks could not be made."""
+
+    @property
+    def findings(self) -> list[Finding]:
+        return [answer.finding for answer in self.judged if answer.sick]
+
+
+def padding(run: Symptoms) -> Judged:
+    share = 1 - run.mean_length / run.description.seq_length
+    finding = Finding(
+        name="padding waste",
+        verdict=f"{share:.0%} of what is computed is padding.",
+        evidence=f"Padding is {share:.3f} of all positions in steps 1 to {run.step:,}; the limit is {MOST_PADDING}.",
+        remedy="Build the shards again with --packing full or a shorter --seq_length, or with --documents file where"
+        " each file is one document.",
+    )
+    return Judged(finding, (Measured("padding", share, MOST_PADDING),))
+
+
+def vocabulary(run: Symptoms) -> Judged:
+    text, size = run.text, run.description.vocab_size
+    most = next(most for least_size, most in MOST_PIECES if size >= least_size)
+    finding = Finding(
+        name="vocabulary does not fit",
+        verdict="The vocabulary is not this text's: its words fall into many pieces, or are unknown.",
+        evidence=f"A word has {text.pieces_per_word:.2f} pieces (the limit is {most} for a vocabulary of {size:,}), and"
+        f" {text.unknown_share:.2%} of the pieces are [UNK] (the limit is {MOST_UNKNOWN:.0%}), in what steps 1 to"
+        f" {text.steps} read.",
+        remedy="Learn a vocabulary from this text with data_prep/train_vocab.py, and build the shards with it.",
+    )
+    unknown = Measured("[UNK]", text.unknown_share, MOST_UNKNOWN)
+    return Judged(finding, (unknown, Measured("pieces per word", text.pieces_per_word, most)))
+
+
+def repetition(run: Symptoms) -> Judged:
+    held_out, epochs = run.evaluated, run.last["epoch"]
+    gap = held_out["mlm_loss"] - run.mean("mlm_loss")
+    measured = [Measured("held-out minus training MLM loss", gap, MOST_GAP), Measured("epochs", epochs, MOST_EPOCHS)]
+    detection = ""
+    if "discriminator_loss" in run.last:
+        losses = run.mean("discriminator_loss") / run.mean("discriminator_entropy")
+        apart = held_out["discriminator_loss"] / held_out["discriminator_entropy"] - losses
+        measured.append(Measured("held-out minus training L_D over entropy", apart, MOST_APART))
+        detection = f", L_D over its entropy {apart:+.3f} (the limit is {MOST_APART:+})"
+    finding = Finding(
+        name="data repeated or unshuffled",
+        verdict="The run learns its text by heart: the same comes again and again, or much alike follows each other.",
+        evidence=f"On held-out text at step {held_out['step']:,} the MLM loss is {gap:+.2f} nats from that of"
+        f" training in {run.when} (the limit is {MOST_GAP:+}){detection}, and the text was read {epochs:.3g} times"
+        f" (the limit is {MOST_EPOCHS}).",
+        remedy="Build the shards from more text, shuffled, with --dedup exact if documents come twice; or train for"
+        " fewer steps.",
+    )
+    return Judged(finding, tuple(measured))
+
+
+def learning_rate(run: Symptoms) -> Judged:
+    first = run.recent[0]
+    steps = max(1, run.step - first["step"])
+    spikes, skipped = run.last["loss_spikes"] / run.step, (run.last["skipped"] - first["skipped"]) / steps
+    lowest, at = run.lowest_loss
+    risen = run.mean("mlm_loss") - lowest
+    finding = Finding(
+        name="learning rate too high",
+        verdict="Training is not stable: the loss jumps, or rises again, or gradients overflow.",
+        evidence=f"{spikes:.2%} of steps 1 to {run.step:,} were spikes (the limit is {MOST_SPIKES:.0%}),"
+        f" {skipped:.1%} of the last {steps:,} were skipped (the limit is {MOST_SKIPPED:.0%}), and the MLM loss in"
+        f" {run.when} is {risen:.2f} nats above its lowest mean, at step {at:,} (the limit is {MOST_RISEN}).",
+        remedy="Lower optim.lr, raise optim.warmup_steps or keep optim.gradient_clipping at 1, and start anew.",
+    )
+    measured = (
+        Measured("spikes", spikes, MOST_SPIKES),
+        Measured("skipped steps", skipped, MOST_SKIPPED),
+        Measured("rise of the MLM loss", risen, MOST_RISEN),
+    )
+    return Judged(finding, measured)
+
+
+def straggler(run: Symptoms) -> Judged:
+    if "slowest_rank" not in run.last:
+        raise Unjudged("a straggling rank: the run has a single process")
+    ranks = [record["slowest_rank"] for record in run.recent]
+    rank = max(ranks, key=ranks.count)
+    waiting = 1 - run.mean("median_rank_seconds") / run.mean("slowest_rank_seconds")
+    finding = Finding(
+        name="a rank straggles",
+        verdict=f"All ranks wait for rank {rank}.",
+        evidence=f"Data and forwards take {waiting:.0%} less time on the median rank than on the slowest one (the"
+        f" limit is {MOST_WAITING:.0%}), which was rank {rank} in {ranks.count(rank)} of {len(ranks)} records of"
+        f" {run.when}.",
+        remedy="See what else runs on that rank's machine, its clock, temperature and disk, or leave the machine out.",
+    )
+    always = ranks.count(rank) == len(ranks)
+    return Judged(finding, (Measured("waiting for one rank", waiting if always else 0.0, MOST_WAITING),))
+
+
+def easy_replacements(run: Symptoms) -> Judged | None:
+    if "replace_rate" not in run.last:
+        return None
+    accuracy, replaced = run.mean("mlm_accuracy"), run.mean("replace_rate")
+    finding = Finding(
+        name="generator too good",
+        verdict="The generator knows nearly all masked tokens: few are replaced, and the discriminator has little to"
+        " detect.",
+        evidence=f"The generator's accuracy is {accuracy:.3f} (the limit is {MOST_ACCURATE}), and {replaced:.3f} of"
+        f" the masked positions are replaced (at least {LEAST_REPLACED} expected), in {run.when}.",
+        remedy="Take a smaller model.generator_hidden_size, objective.mask_keep_fraction=0, objective.temperature=1,"
+        " or text that is less predictable.",
+    )
+    measured = (
+        Measured("generator's accuracy", accuracy, MOST_ACCURATE),
+        Measured("replaced", replaced, LEAST_REPLACED, most=False),
+    )
+    return Judged(finding, measured)
+
+
+def generator(run: Symptoms) -> Judged:
+    loss, entropy = run.mean("mlm_loss"), run.text.unigram_entropy
+    finding = Finding(
+        name="generator does not learn",
+        verdict="The generator knows no more than how frequent each word piece is.",
+        evidence=f"Its MLM loss is {loss:.3f} nats in {run.when}, {entropy - loss:.3f} below the entropy of the word"
+        f" pieces; at least {LEAST_LEARNED} expected.",
+        remedy="Raise optim.lr if the loss still falls slowly; start narrow models with"
+        " model.relative_bias_init=local and model.initializer_range=0.1.",
+    )
+    return Judged(finding, (Measured("MLM loss below entropy", entropy - loss, LEAST_LEARNED, most=False),))
+
+
+def plateau(run: Symptoms) -> Judged | None:
+    if "discriminator_loss" not in run.last:
+        return None
+    loss, accuracy, auc = (run.mean(name) for name in ("discriminator_loss", "accuracy_all", "auc_all"))
+    ordinary = 1 - SPECIAL_TOKENS / run.mean_length
+    of_plateau = loss / (ordinary * float(binary_entropy(min(1.0, run.mean("replaced_share") / ordinary))))
+    finding = Finding(
+        name="discriminator on the plateau",
+        verdict=f"The discriminator knows how many tokens are replaced but not which: {accuracy:.0%} accurate, as who"
+        " always"
+        ' says "original".',
+        evidence=f"L_D is {loss:.4f} in {run.when}, {of_plateau:.3f} of the entropy of the replaced share among"
+        f" ordinary tokens; the limit is {MOST_OF_PLATEAU} (AUC {auc:.2f}; chance is .5).",
+        remedy="Train on while L_D falls; else try another optim.lr, set objective.lambda2=50, and start narrow"
+        " models with model.relative_bias_init=local and model.initializer_range=0.1.",
+    )
+    return Judged(finding, (Measured("L_D over plateau", of_plateau, MOST_OF_PLATEAU),))
+
+
+def sampling_head(run: Symptoms) -> Judged | None:
+    if run.run.objective.name != "hp_loss":
+        return None
+    known = [record.get("estimate_correlation", {}).get("replaced", 0.0) for record in run.recent]
+    correlation = sum(known) / len(known)
+    finding = Finding(
+        name="sampling head dead",
+        verdict="The sampling head's estimate of the discriminator's loss is no better than the mean of the class.",
+        evidence=f"Among replaced tokens the estimated and the actual loss correlate by {correlation:.3f} in"
+        f" {run.when}; at least {LEAST_CORRELATION} expected.",
+        remedy="Set objective.lambda1=5, as in the paper; while the discriminator learns nothing, mend that first.",
+    )
+    return Judged(finding, (Measured("correlation of the estimate", correlation, LEAST_CORRELATION, most=False),))
+
+
+def ratios(run: Symptoms) -> Judged | None:
+    if run.run.objective.name != "hp_dist":
+        return None
+    ratio, median = run.mean("ratio_p99"), run.mean("ratio_p50")
+    finding = Finding(
+        name="importance ratios exploding",
+        verdict="The sampling distribution has left the generator's: a few tokens with a huge p_G/p_S decide L_S.",
+        evidence=f"One draw in a hundred has a p_G/p_S above {ratio:.3g} in {run.when} (median {median:.3g}); the"
+        f" limit is {MOST_RATIO:g}.",
+        remedy="Set objective.temperature=1 and objective.lambda1=1, as in the paper, lower optim.lr, or bound the"
+        " ratios by objective.mixture=0.1.",
+    )
+    return Judged(finding, (Measured("99th percentile of p_G/p_S", ratio, MOST_RATIO),))
+
+
+Check = Callable[[Symptoms], Judged | None]
+"""`None` where the objective cannot have the sickness; raises `Unjudged` where the run's files do not tell."""
+AT_ONCE: tuple[Check, ...] = (padding, vocabulary, repetition, learning_rate, straggler)
+ONCE_LEARNED: tuple[Check, ...] = (easy_replacements, generator, plateau, sampling_head, ratios)
+
+
+def diagnose(run_folder: Path) -> Diagnosis:
+    """Makes every check that the run's files allow.
+
+    Raises:
+        ConfigError: not a run folder, or one where it is too early to say.
+    """
+    run, judged, unjudged = Symptoms(run_folder), [], []
+    left = max(LEAST_STEPS, WARMUPS * run.run.optim.warmup_steps) - run.step
+    for check in AT_ONCE if left > 0 else AT_ONCE + ONCE_LEARNED:
+        try:
+            if answer := check(run):
+                judged.append(answer)
+        except Unjudged as reason:
+            unjudged.append(str(reason))
+        except KeyError as name:
+            unjudged.append(f"what needs {name.args[0]}: the run's records, of an older version, lack it")
+    if left > 0:
+        unjudged.append(f"what the models learn: it is too early, look again {left:,} steps later")
+        if not any(answer.sick for answer in judged):
+            raise ConfigError(f"{run_folder}: too early to judge: look again {left:,} steps later")
+    return Diagnosis(judged, [*dict.fromkeys(unjudged)])
+
+
+def examine(run_folder: Path) -> list[Finding]:
+    """The findings of `diagnose`, which raises; none for a healthy run."""
+    return diagnose(run_folder).findings

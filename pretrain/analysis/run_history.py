@@ -1,0 +1,215 @@
+"""What a run folder tells of its run, whatever state it is in: going on, failed at its start, with damaged files."""
+
+import json
+import math
+import re
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from foundation.locks import holder
+from pretrain.config import RunConfig
+from pretrain.job.end_record import EndRecord, first_causes, read_records
+from pretrain.job.rank_log import rank_log
+from pretrain.presets import PRESETS, with_objective
+from pretrain.training.run_folder import CHECKPOINTS, LOCK, RunDescription, read_run
+from pretrain.training.run_log import RECORDS
+from pretrain.training.starts import STARTS
+
+GATES = "gates.json"
+"""Demands on the run: a list of `{"name": ..., "value": ..., "demand": ..., "passed": true, false or null}`."""
+MOST_RECORDS, NEWEST = 400, 6
+"""Records kept of a kind, for a chart is not wider; the newest, which are all kept: the doctor takes their mean."""
+LONGEST_WARNING = 400
+LARGEST = 1e30
+"""What is drawn: axes of larger numbers overflow."""
+KINDS = ("train", "held_out", "example")
+_BEGINNING = re.compile(rb'\{"kind": "(train|held_out|example)", "step": \d{1,15}, ')
+_STEP = re.compile(r"step-(\d{1,15})(?:\.json)?$")
+
+Record = dict[str, Any]
+
+
+class Thinned:
+    """Lines as they come; where they are too many, every second one is forgotten, but for the newest."""
+
+    def __init__(self) -> None:
+        self.every, self.seen = 1, 0
+        self._kept: list[bytes] = []
+        self._newest: deque[bytes] = deque(maxlen=NEWEST)
+
+    def add(self, line: bytes) -> None:
+        """The next line."""
+        if self.seen % self.every == 0:
+            self._kept.append(line)
+        if len(self._kept) > MOST_RECORDS:
+            self._kept = self._kept[::2]
+            self.every *= 2
+        self._newest.append(line)
+        self.seen += 1
+
+    @property
+    def lines(self) -> list[bytes]:
+        """The first, evenly many after it, and the newest."""
+        evenly = self._kept[: -(-(self.seen - len(self._newest)) // self.every)]  # those that came before the newest
+        return [*evenly, *self._newest]
+
+
+class Log(NamedTuple):
+    """The records of `metrics.jsonl`, evenly thinned."""
+
+    train: list[Record]
+    held_out: list[Record]
+    example: Record
+    """The last one; empty without any."""
+    seen: int
+    """Training records in the file."""
+    damaged: int
+    """Lines that are no record, of those looked at."""
+
+
+class History(NamedTuple):
+    """All of a run folder that its page speaks of."""
+
+    folder: Path
+    description: RunDescription
+    log: Log
+    starts: list[Record]
+    ends: list[EndRecord]
+    gates: list[Record]
+    evaluation: Record
+    """`metrics.json` of the evaluation; empty where there is none."""
+    checkpoints: list[int]
+    nonfinite: list[int]
+    """Steps whose loss or gradient was not finite."""
+    warnings: Counter[str]
+    """Of the first rank's log."""
+    held_by: str | None
+    """The command that trains there now."""
+
+    @property
+    def step(self) -> int:
+        """The last that is logged."""
+        return self.newest_train.get("step", 0)
+
+    @property
+    def newest_train(self) -> Record:
+        """The last record of training, if there is any."""
+        return (self.log.train or [{}])[-1]
+
+    @property
+    def newest(self) -> Record:
+        """The last record on held-out text, or of training where there is none."""
+        return self.log.held_out[-1] if self.log.held_out else self.newest_train
+
+    @property
+    def cause(self) -> str:
+        """Why the run failed, in one line; empty where it did not."""
+        causes = first_causes(self.ends)
+        if self.held_by or self.step >= self.description.run.optim.steps or not causes:
+            return ""
+        return f"{causes[0].name}: {causes[0].sentence}"
+
+    @property
+    def state(self) -> str:
+        """What has become of the run."""
+        steps = self.description.run.optim.steps
+        if self.held_by or self.step < steps:
+            how = "Running" if self.held_by else "Failed" if self.cause else "Stopped"
+            return f"{how}, step {self.step:,} of {steps:,}"
+        return f"Finished, {steps:,} steps"
+
+
+def read_history(folder: Path) -> History:
+    """Reads a run folder.
+
+    Raises:
+        ConfigError: it is none, or what describes the run is damaged.
+    """
+    gates, evaluation = (_parsed(b"".join(_lines(folder / name))) for name in (GATES, "evaluation/metrics.json"))
+    warnings = (
+        line.decode(errors="replace").strip()[:LONGEST_WARNING]
+        for line in _lines(rank_log(folder, 0))
+        if b"WARNING:" in line
+    )
+    return History(
+        folder,
+        read_run(folder),
+        read_log(folder / RECORDS),
+        _objects(map(_parsed, _lines(folder / STARTS))),
+        read_records(folder),
+        _objects(gates if isinstance(gates, list) else []),
+        evaluation if isinstance(evaluation, dict) else {},
+        _steps(folder / CHECKPOINTS, "step-*"),
+        _steps(folder, "nonfinite-step-*.json"),
+        Counter(warnings),
+        holder(folder / LOCK),
+    )
+
+
+def read_log(path: Path) -> Log:
+    """The log of a run in one pass, which parses no line that it does not keep: a million take seconds."""
+    kinds = {kind: Thinned() for kind in KINDS}
+    strange = 0
+    for line in _lines(path):
+        beginning = _BEGINNING.match(line)
+        if beginning and line.endswith((b"}\n", b"}")):
+            kinds[beginning[1].decode()].add(line)
+        else:
+            strange += 1
+    lines = {kind: thinned.lines for kind, thinned in kinds.items() if thinned.seen}
+    parsed = {kind: _objects(map(_parsed, lines.get(kind, []))) for kind in kinds}
+    read = {kind: [one for one in records if isinstance(one.get("step"), int)] for kind, records in parsed.items()}
+    damaged = strange + sum(len(lines[kind]) - len(read[kind]) for kind in lines)
+    return Log(read["train"], read["held_out"], (read["example"] or [{}])[-1], kinds["train"].seen, damaged)
+
+
+def value_of(record: Mapping[str, Any], path: str) -> float:
+    """The number under a path such as `max_probability/p_G/9`; not a number where there is none that can be drawn."""
+    found: Any = record
+    for part in path.split("/"):
+        if isinstance(found, list):
+            found = {str(place): value for place, value in enumerate(found)}
+        found = found.get(part) if isinstance(found, Mapping) else None
+    return float(found) if isinstance(found, int | float) and abs(found) < LARGEST else math.nan
+
+
+def nearest_preset(run: RunConfig) -> tuple[str, dict[str, tuple[Any, Any]]]:
+    """The preset that a run differs least from, and every setting: the preset's value, the run's."""
+    found = {}
+    for name, preset in PRESETS.items():
+        theirs, ours = _settings(with_objective(preset.run, run.objective.name)), _settings(run)
+        found[name] = {key: (theirs.get(key), ours.get(key)) for key in theirs | ours}
+    name = min(found, key=lambda name: sum(theirs != ours for theirs, ours in found[name].values()))
+    return name, found[name]
+
+
+def _settings(run: RunConfig) -> dict[str, Any]:
+    """By the name that `--set` gives them."""
+    values = run.model_dump(mode="json")
+    sections = {key: value for key, value in values.items() if isinstance(value, dict)}
+    inner = {f"{section}.{key}": value for section, part in sections.items() for key, value in part.items()}
+    return inner | {key: value for key, value in values.items() if key not in sections}
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    """None where the file cannot be read."""
+    with suppress(OSError), path.open("rb") as file:
+        yield from file
+
+
+def _parsed(text: bytes) -> Any:
+    """None where it is no JSON."""
+    with suppress(ValueError, RecursionError):
+        return json.loads(text)
+    return None
+
+
+def _objects(values: Iterable[Any]) -> list[Record]:
+    return [value for value in values if isinstance(value, dict)]
+
+
+def _steps(folder: Path, pattern: str) -> list[int]:
+    return sorted(int(found[1]) for path in folder.glob(pattern) if (found := _STEP.search(path.name)))

@@ -1,0 +1,47 @@
+"""Says whether a pre-training run is healthy; if not, what is wrong, how it is known and what to do.
+
+python pretrain/doctor.py runs/base
+
+Reads the run's records and a sample of its text; the run may go on. Exit codes: 0 healthy, 3 sick, 2 no run folder or
+too early to judge, 1 failed.
+"""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+if not __package__:  # run as a script: import from the repository, never from the script's own folder
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+from foundation.command_line import POSITIONAL, run_command
+from foundation.config import StrictConfig
+
+EXIT_SICK = 3
+
+
+class DoctorOptions(StrictConfig):
+    """The command line of an examination."""
+
+    run: Annotated[Path, POSITIONAL]
+    """run folder"""
+
+
+def main(options: DoctorOptions) -> int:
+    from pretrain.analysis.health import diagnose
+
+    diagnosis = diagnose(options.run)
+    findings = diagnosis.findings
+    print("; ".join(finding.name for finding in findings) or "healthy")
+    for finding in findings:
+        print("", finding.name, f"  what is wrong  {finding.verdict}", sep="\n")
+        print(f"  how it is known  {finding.evidence}", f"  what to do  {finding.remedy}", sep="\n")
+    healthy = [answer.finding for answer in diagnosis.judged if not answer.sick]
+    if healthy:
+        print("", "nothing wrong with:", *(f"  {finding.name}: {finding.evidence}" for finding in healthy), sep="\n")
+    if diagnosis.unjudged:
+        print("", "not judged:", *(f"  {reason}" for reason in diagnosis.unjudged), sep="\n")
+    return EXIT_SICK if findings else 0
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main, DoctorOptions, __doc__))

@@ -1,0 +1,41 @@
+"""Write a run as one page: verdict, curves, throughput, an example, configuration, faults. No server, no network.
+
+python pretrain/page.py runs/base
+python pretrain/page.py runs/electra runs/base --output compared.html
+"""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+if not __package__:  # run as a script: import from the repository, never from the script's own folder
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+from pydantic import Field
+
+from foundation.command_line import POSITIONAL, run_command
+from foundation.config import StrictConfig
+
+MOST_RUNS = 6
+"""More colours are not told apart."""
+
+
+class PageOptions(StrictConfig):
+    """The command line of a page."""
+
+    runs: Annotated[tuple[Path, ...], POSITIONAL, Field(min_length=1, max_length=MOST_RUNS)]
+    """run folders; several are drawn on the same charts"""
+    output: Path | None = None
+    """file to write (FIRST RUN/page.html)"""
+
+
+def main(options: PageOptions) -> None:
+    from pretrain.analysis.run_page import write_page
+
+    path = options.output or options.runs[0] / "page.html"
+    write_page(options.runs, path)
+    print(f"page     {path}")
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main, PageOptions, __doc__))

@@ -1,0 +1,35 @@
+"""Claims about the doctor's examination: what is planted is what the checks name, by options that the commands take."""
+
+import inspect
+import re
+import shlex
+
+import pytest
+
+from bench.doctor import PLANTED, SIZES, Planned, healthy, planted
+from pretrain.analysis import health
+from pretrain.config import with_overrides
+from pretrain.method.objectives import OBJECTIVES
+from pretrain.presets import PRESETS, with_objective
+
+
+def test_every_sickness_is_planted_by_its_name_once():
+    named = re.findall(r'name="([\w ]+)"', inspect.getsource(health))
+    assert sorted(named) == sorted(PLANTED)
+    assert len(named) == len(health.AT_ONCE + health.ONCE_LEARNED) == 10
+
+
+def test_twenty_healthy_runs_have_every_objective_and_size_in_both_halves_and_no_run_in_two():
+    runs = [*healthy()]
+    assert len({run.name for run in runs}) == len(runs) == 20
+    halves = [{run.name for run in runs if run.group == group} for group in ("sets thresholds", "held back")]
+    for half in halves:
+        assert len(half) == 10
+        assert all(any(name.startswith(f"{objective}-") for name in half) for objective in OBJECTIVES)
+        assert all(any(f"-{size}-" in name for name in half) for size in SIZES)
+
+
+@pytest.mark.parametrize("run", [*healthy(), *planted()], ids=lambda run: run.name)
+def test_the_options_of_a_run_are_accepted(run: Planned):
+    _, objective, _, *overrides = shlex.split(run.options)
+    with_overrides(with_objective(PRESETS["tiny"].run, objective), overrides)

@@ -1,0 +1,207 @@
+"""Claims about the checks of a run's health, on records that its own log wrote; real sick runs: bench/doctor.py."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from data_prep.build_shards import BuildOptions
+from data_prep.build_shards import main as build_shards
+from foundation.config import ConfigError
+from pretrain.analysis.health import LEAST_STEPS, diagnose, examine
+from pretrain.analysis.symptoms import Symptoms
+from pretrain.data.shards import Shards
+from pretrain.presets import PRESETS, with_objective
+from pretrain.training.run_folder import describe, write_run
+from pretrain.training.run_log import RunLog
+
+STEPS, EVERY = 600, 50
+HEALTHY: dict[str, Any] = {
+    "mlm_loss": 4.0,
+    "mlm_accuracy": 0.3,
+    "replace_rate": 0.7,
+    "replaced_share": 0.105,
+    "discriminator_loss": 0.25,
+    "discriminator_entropy": 0.336,
+    "accuracy_all": 0.92,
+    "auc_all": 0.85,
+    "estimate_correlation": {"original": 0.7, "replaced": 0.6, "all": 0.65},
+    "ratio_p1": 0.4,
+    "ratio_p50": 0.9,
+    "ratio_p99": 3.0,
+    "epoch": 1.5,
+    "skipped": 1,
+    "loss_spikes": 0,
+    "samples_per_second": 640.0,
+    "slowest_rank": 1,
+    "slowest_rank_seconds": 0.021,
+    "median_rank_seconds": 0.02,
+}
+FEW_REPLACED = {
+    "replace_rate": 0.06,
+    "replaced_share": 0.009,
+    "discriminator_loss": 0.03,
+    "discriminator_entropy": 0.04,
+}
+SICK: dict[str, tuple[str, dict[str, Any]]] = {
+    "generator too good": ("hp_loss", {"mlm_accuracy": 0.95} | FEW_REPLACED),
+    "generator does not learn": ("mlm", {"mlm_loss": 5.9}),
+    "discriminator on the plateau": ("electra", {"discriminator_loss": 0.33, "accuracy_all": 0.895, "auc_all": 0.52}),
+    "sampling head dead": ("hp_loss", {"estimate_correlation": {"original": 0.01, "replaced": 0.02, "all": 0.4}}),
+    "importance ratios exploding": ("hp_dist", {"ratio_p99": 50.0}),
+    "data repeated or unshuffled": ("hp_loss", {"mlm_loss": 2.5}),
+    "learning rate too high": ("hp_loss", {"loss_spikes": 40}),
+    "padding waste": ("hp_loss", {"length": 15.0}),
+    "a rank straggles": ("hp_loss", {"slowest_rank_seconds": 0.05}),
+}
+OF_REPLACEMENTS = {name for name in HEALTHY if name.startswith(("repl", "disc", "accuracy", "auc", "est", "ratio"))}
+OF_ALL = {"padding waste", "vocabulary does not fit", "data repeated or unshuffled", "learning rate too high"}
+CHECKS = {
+    "mlm": OF_ALL | {"a rank straggles", "generator does not learn"},
+    "electra": OF_ALL | SICK.keys() - {"sampling head dead", "importance ratios exploding"},
+    "hp_loss": OF_ALL | SICK.keys() - {"importance ratios exploding"},
+    "hp_dist": OF_ALL | SICK.keys() - {"sampling head dead"},
+}
+Write = Callable[..., Path]
+
+
+@pytest.fixture
+def write(shards_folder: Path, tmp_path: Path) -> Write:
+    """Writes a run folder: the same values in every record, or those that a function gives for a step."""
+
+    def run(
+        objective: str = "hp_loss",
+        values: Any = (),
+        steps: int = STEPS,
+        folder: Path = shards_folder,
+        held_out: Any = (),
+    ) -> Path:
+        config = with_objective(PRESETS["tiny"].run, objective)
+        shards = Shards(folder)
+        write_run(tmp_path / "run", describe(config, shards), {})
+        log = RunLog(tmp_path / "run", step=0, total_steps=steps)
+        for step in range(EVERY, steps + 1, EVERY):
+            record = HEALTHY | dict(values(step) if callable(values) else values)
+            if objective == "mlm":
+                record = {name: record[name] for name in record.keys() - OF_REPLACEMENTS}
+            length = record.pop("length", 31.0)
+            log.write("train", step, record | {"tokens_so_far": step * config.batch_size * length})
+        detection = {"discriminator_loss": 0.26, "discriminator_entropy": 0.336} if objective != "mlm" else {}
+        log.write("held_out", steps, {"mlm_loss": 4.05} | detection | dict(held_out))
+        log.close()
+        return tmp_path / "run"
+
+    return run
+
+
+@pytest.mark.parametrize("objective", CHECKS)
+def test_of_a_healthy_run_nothing_is_found_and_every_check_is_made(objective: str, write: Write) -> None:
+    diagnosis = diagnose(write(objective))
+    assert diagnosis.findings == [] and diagnosis.unjudged == []
+    assert {answer.finding.name for answer in diagnosis.judged} == CHECKS[objective]
+
+
+@pytest.mark.parametrize("name", SICK)
+def test_each_sickness_is_named_alone_with_its_threshold_and_steps(name: str, write: Write) -> None:
+    objective, values = SICK[name]
+    folder = write(objective, values)
+    (finding,) = examine(folder)
+    assert finding.name == name
+    assert "600" in finding.evidence and ("the limit is" in finding.evidence or "expected" in finding.evidence)
+    assert all("\n" not in text and text.endswith(".") for text in (finding.verdict, finding.evidence, finding.remedy))
+    (beyond,) = [answer for answer in diagnose(folder).judged if answer.sick]
+    assert beyond.finding == finding and any(part.beyond for part in beyond.measured)
+
+
+@pytest.mark.parametrize("text", ["alien words", "alien letters"])
+def test_a_vocabulary_of_another_text_is_named(text: str, write: Write, shards_folder: Path, tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    letters = "abcdefghijklmnopqrstuvwxyz" if text == "alien words" else "αβγδε"
+    words = ["".join(random.choice(list(letters), size=7)) for _ in range(3000)]
+    (tmp_path / "text.txt").write_text("\n\n".join(" ".join(words[at : at + 60]) for at in range(0, 3000, 60)))
+    options = {
+        "input": [str(tmp_path / "text.txt")],
+        "output": str(tmp_path / "shards"),
+        "workers": 1,
+        "seq_length": 32,
+    }
+    vocab = {"vocab": str(shards_folder / "tokenizer"), "packing": "full", "held_out": 0}
+    assert build_shards(BuildOptions.from_values(options | vocab)) == 0
+    # a generator that knows the text: its entropy is another one
+    (finding,) = examine(write(values={"mlm_loss": 0.0}, folder=tmp_path / "shards"))[:1]
+    assert finding.name == "vocabulary does not fit"
+
+
+def test_an_estimate_that_is_the_same_everywhere_correlates_with_nothing(write: Write) -> None:
+    (finding,) = examine(write("hp_loss", {"estimate_correlation": {}}))
+    assert finding.name == "sampling head dead" and "by 0.000" in finding.evidence
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        lambda step: {"skipped": step // 10},
+        lambda step: {"mlm_loss": 3.0 if step < 350 else 4.0},
+    ],
+    ids=["fp16 skips one step in ten", "the loss rises again"],
+)
+def test_a_learning_rate_is_too_high_by_each_of_its_signs(values: Any, write: Write) -> None:
+    (finding,) = examine(write(values=values))
+    assert finding.name == "learning rate too high"
+
+
+def test_a_discriminator_that_learns_by_heart_shows_repeated_text(write: Write) -> None:
+    (finding,) = examine(write(held_out={"discriminator_loss": 0.3}))
+    assert finding.name == "data repeated or unshuffled" and "L_D over its entropy +0.149" in finding.evidence
+
+
+def test_text_that_was_read_too_often_is_repeated_even_where_nothing_was_learned_by_heart(write: Write) -> None:
+    (finding,) = examine(write(values={"epoch": 120.0}))
+    assert finding.name == "data repeated or unshuffled" and "read 120 times (the limit is 100)" in finding.evidence
+
+
+def test_the_steps_that_fp16_skips_while_it_looks_for_its_scale_are_no_sickness(write: Write) -> None:
+    assert examine(write(values={"skipped": 16})) == []
+
+
+def test_ranks_that_are_slow_by_turns_are_no_straggler(write: Write) -> None:
+    slow = {"slowest_rank_seconds": 0.05}
+    assert examine(write(values=lambda step: slow | {"slowest_rank": step // EVERY % 2})) == []
+
+
+def test_an_early_run_is_neither_healthy_nor_sick_but_what_shows_at_once_is_said(write: Write) -> None:
+    early = LEAST_STEPS - 2 * EVERY
+    with pytest.raises(ConfigError, match=f"too early to judge: look again {2 * EVERY} steps later"):
+        examine(write("electra", SICK["discriminator on the plateau"][1], steps=early))
+    diagnosis = diagnose(write("electra", SICK["discriminator on the plateau"][1] | {"length": 15.0}, steps=early))
+    assert [finding.name for finding in diagnosis.findings] == ["padding waste"]
+    assert diagnosis.unjudged == [f"what the models learn: it is too early, look again {2 * EVERY} steps later"]
+
+
+def test_what_cannot_be_judged_is_said(write: Write, shards_folder: Path) -> None:
+    folder = write(values={"slowest_rank_seconds": 0.05})
+    path = folder / "run.json"
+    path.write_text(path.read_text().replace(str(shards_folder), str(folder / "gone")))
+    lines = (folder / "metrics.jsonl").read_text().splitlines()[:-1]  # no evaluation
+    (folder / "metrics.jsonl").write_text("\n".join(line.replace('"slowest_rank"', '"old"') for line in lines) + "\n")
+    diagnosis = diagnose(folder)
+    assert diagnosis.findings == []
+    text, held_out, rank = diagnosis.unjudged
+    assert f"{folder / 'gone'}" in text and "held-out" in held_out and "single process" in rank
+
+
+def test_of_an_older_run_what_its_records_hold_is_judged(write: Write) -> None:
+    folder = write(values={"length": 15.0})
+    path = folder / "metrics.jsonl"
+    path.write_text(path.read_text().replace('"epoch"', '"other"').replace('"auc_all"', '"other"'))
+    diagnosis = diagnose(folder)
+    assert [finding.name for finding in diagnosis.findings] == ["padding waste"]
+    assert [reason.split(":")[0] for reason in diagnosis.unjudged] == ["what needs epoch", "what needs auc_all"]
+
+
+def test_a_folder_without_a_record_is_a_users_mistake(write: Write, tmp_path: Path) -> None:
+    (write() / "metrics.jsonl").unlink()
+    with pytest.raises(ConfigError, match="no step is logged yet"):
+        Symptoms(tmp_path / "run")

@@ -1,0 +1,103 @@
+"""Claims about reading a run folder in whatever state it is."""
+
+import json
+import math
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from foundation.config import ConfigError
+from foundation.locks import Lock
+from pretrain.analysis.run_history import MOST_RECORDS, NEWEST, nearest_preset, read_history, read_log, value_of
+from pretrain.job.end_record import EndRecord, complete_record
+from pretrain.presets import SMALL, TINY
+from pretrain.training.run_log import read_records
+from tests.pretrain.analysis.runs import write_run
+
+
+def write_lines(path: Path, count: int) -> Path:
+    lines = (f'{{"kind": "train", "step": {step}, "mlm_loss": {1 / step}}}\n' for step in range(1, count + 1))
+    path.write_text("".join(lines))
+    return path
+
+
+def test_a_short_log_is_read_as_the_run_itself_reads_it(tmp_path: Path) -> None:
+    write_run(tmp_path, 10, 20, 30)
+    log = read_log(tmp_path / "metrics.jsonl")
+    assert log.train == read_records(tmp_path, "train") and log.held_out == read_records(tmp_path, "held_out")
+    assert (log.seen, log.damaged) == (3, 0)
+
+
+@pytest.mark.parametrize("count", [MOST_RECORDS, MOST_RECORDS + 1, 5 * MOST_RECORDS + 7])
+def test_of_a_long_log_evenly_many_records_are_kept_with_the_first_and_the_newest(count: int, tmp_path: Path) -> None:
+    log = read_log(write_lines(tmp_path / "metrics.jsonl", count))
+    steps = [record["step"] for record in log.train]
+    assert steps[0] == 1 and steps[-NEWEST:] == [*range(count - NEWEST + 1, count + 1)] and log.seen == count
+    assert MOST_RECORDS / 2 <= len(steps) <= MOST_RECORDS + NEWEST
+    assert len({after - before for before, after in pairwise(steps[:-NEWEST])}) == 1
+
+
+def test_damaged_lines_are_left_out_and_counted(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "metrics.jsonl", 3)
+    strange = [b"\xff\xfe\x00", b"[]", b'{"kind": "train", "step": 1, "step": "x"}', b'{"kind": "train", "step": 4, ]}']
+    deep = b'{"kind": "train", "step": 5, "a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+    path.write_bytes(path.read_bytes() + b"\n".join([*strange, deep, b'{"kind": "train", "st']))
+    log = read_log(path)
+    assert [record["step"] for record in log.train] == [1, 2, 3]
+    assert log.damaged == len(strange) + 2
+
+
+def test_a_torn_last_line_does_not_hide_the_whole_one_before_it(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "metrics.jsonl", 2 * MOST_RECORDS)
+    with path.open("a") as file:
+        file.write('{"kind": "train", "step": 9999, "mlm_l')
+    log = read_log(path)
+    assert log.train[-1]["step"] == 2 * MOST_RECORDS and log.damaged == 1
+
+
+def test_a_number_that_cannot_be_drawn_is_none(tmp_path: Path) -> None:
+    record = json.loads('{"a": {"b": [1, 2.5]}, "s": "3", "n": NaN, "h": 1e300, "i": 1' + "0" * 400 + ', "x": null}')
+    assert value_of(record, "a/b/1") == 2.5
+    for path in ("a", "a/b", "a/b/2", "a/c", "s", "n", "h", "i", "x", "a/b/1/0", "missing"):
+        assert math.isnan(value_of(record, path)), path
+
+
+def test_the_state_says_what_has_become_of_the_run(tmp_path: Path) -> None:
+    steps = TINY.optim.steps
+    write_run(tmp_path, 50)
+    assert read_history(tmp_path).state == f"Stopped, step 50 of {steps:,}"
+    lock = Lock(tmp_path / "lock")
+    assert read_history(tmp_path).state == f"Running, step 50 of {steps:,}"
+    lock.release()
+    (tmp_path / "logs").mkdir()
+    complete_record(tmp_path, EndRecord.of(0)._replace(reason="error", sentence="out of memory"))
+    failed = read_history(tmp_path)
+    assert failed.state == f"Failed, step 50 of {steps:,}"
+    assert failed.cause.startswith("rank 0 on ") and failed.cause.endswith(": out of memory")
+    write_run(tmp_path, 50, steps)
+    assert read_history(tmp_path).state == f"Finished, {steps:,} steps"
+
+
+def test_a_run_that_failed_at_its_start_has_a_history(tmp_path: Path) -> None:
+    write_run(tmp_path)
+    (tmp_path / "starts.jsonl").write_bytes(b'{"step": 0}\n\xff\n[1]\n')
+    (tmp_path / "gates.json").write_bytes(b"{torn")
+    (tmp_path / "nonfinite-step-1.json").touch()
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "rank-0000.log").write_bytes(b"WARNING: disk\nx\nWARNING: disk\nWARNING: \xff\n")
+    history = read_history(tmp_path)
+    assert (history.step, history.newest, history.starts, history.gates) == (0, {}, [{"step": 0}], [])
+    assert history.nonfinite == [1] and history.warnings["WARNING: disk"] == 2 and len(history.warnings) == 2
+
+
+def test_a_folder_that_is_no_run_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=str(tmp_path)):
+        read_history(tmp_path)
+
+
+def test_the_nearest_preset_differs_where_the_run_does() -> None:
+    name, settings = nearest_preset(SMALL.model_copy(update={"seed": 7}))
+    assert name == "small"
+    assert {key: values for key, values in settings.items() if values[0] != values[1]} == {"seed": (0, 7)}
+    assert settings["optim.betas"] == ([0.9, 0.999], [0.9, 0.999])

@@ -1,0 +1,53 @@
+"""Claims about the command that writes a page, the last of them on runs trained by the real command."""
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from foundation.command_line import parse_options
+from foundation.config import ConfigError
+from pretrain.analysis.panels import PALETTE
+from pretrain.page import MOST_RUNS, PageOptions, main
+from pretrain.presets import PAPER
+from tests.pretrain.analysis.runs import write_run
+
+
+def test_the_page_lies_in_the_first_run_and_the_command_says_where(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = tuple(write_run(tmp_path / name, 50) for name in "ab")
+    main(PageOptions(runs=runs))
+    assert capsys.readouterr().out.splitlines()[-1] == f"page     {runs[0] / 'page.html'}"
+    main(PageOptions(runs=runs[:1], output=tmp_path / "other.html"))
+    compared, alone = (path.read_text() for path in (runs[0] / "page.html", tmp_path / "other.html"))
+    assert "<h1>2 runs</h1>" in compared and "<h1>a</h1>" in alone
+
+
+def test_more_runs_than_colours_are_refused() -> None:
+    assert len(PALETTE) == MOST_RUNS
+    with pytest.raises(ConfigError, match="runs"):
+        parse_options(PageOptions, None, ["run"] * (MOST_RUNS + 1))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("objective", PAPER)
+def test_a_trained_run_of_every_objective_has_its_page(
+    objective: str, shards_folder: Path, tmp_path: Path, launch: Callable[..., subprocess.Popen[str]]
+) -> None:
+    few = [
+        "batch_size=8",
+        "optim.steps=6",
+        "optim.warmup_steps=2",
+        "evaluate_every=3",
+        "log_every=2",
+        "histogram_every=3",
+    ]
+    command = ("--preset", "tiny", "--objective", objective, "--data", shards_folder, "--output", tmp_path / "run")
+    process = launch(0, "pretrain/run.py", *command, "--set", *few)
+    output, _ = process.communicate(timeout=200)
+    assert process.returncode == 0, output
+    main(PageOptions(runs=(tmp_path / "run",)))
+    page = (tmp_path / "run" / "page.html").read_text()
+    assert "Finished, 6 steps" in page and 'class="example"' in page and "1 start, 0 of them a restart" in page
