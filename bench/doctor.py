@@ -53,9 +53,6 @@ class DoctorOptions(StrictConfig):
 class Planned(NamedTuple):
     """A run and its purpose."""
 
-    name: str
-    group: str
-    """"sets thresholds" or "held back" of healthy ones, else the sickness that is planted."""
     shards: str
     options: str
     steps: int = 500
@@ -63,6 +60,9 @@ class Planned(NamedTuple):
     ranks: int = 1
     slowed: int | None = None
     """The rank that straggles."""
+    name: str = ""
+    group: str = ""
+    """The part of the healthy runs, else the sickness that is planted."""
 
 
 def healthy() -> Iterator[Planned]:
@@ -79,22 +79,23 @@ def healthy() -> Iterator[Planned]:
 
 def _healthy(group: str, objective: str, seed: int, size: int, shards: str, ranks: int = 1) -> Planned:
     name = f"{objective}-{size}-{shards}-seed{seed}" + ("-2ranks" if ranks > 1 else "")
-    return Planned(name, group, shards, f"--objective {objective} --set seed={seed} {SIZES[size]}", ranks=ranks)
+    options = f"--objective {objective} --set seed={seed} {SIZES[size]}"
+    return Planned(shards, options, ranks=ranks, name=name, group=group)
 
 
 PLANTED = {
-    "generator too good": Planned("", "", "wiki64", "--objective electra --set objective.mask_keep_fraction=0.98"),
-    "generator does not learn": Planned("", "", "wiki64", "--objective electra --set optim.lr=3e-6"),
+    "generator too good": Planned("wiki64", "--objective electra --set seed=5 objective.mask_keep_fraction=0.98"),
+    "generator does not learn": Planned("wiki64", "--objective electra --set seed=5 optim.lr=3e-6"),
     "discriminator on the plateau": Planned(
-        "", "", "wiki64", "--objective electra --set model.relative_bias_init=t5 model.initializer_range=0.02"
+        "wiki64", "--objective electra --set seed=5 model.relative_bias_init=t5 model.initializer_range=0.02"
     ),
-    "sampling head dead": Planned("", "", "wiki64", "--objective hp_loss --set objective.lambda1=0"),
-    "importance ratios exploding": Planned("", "", "wiki64", "--objective hp_dist --set objective.temperature=5"),
-    "data repeated or unshuffled": Planned("", "", "few64", "--objective hp_loss --set"),
-    "vocabulary does not fit": Planned("", "", "hungarian64", "--objective hp_loss --set", 100),
-    "learning rate too high": Planned("", "", "wiki64", "--objective hp_loss --set optim.lr=0.1", 200),
-    "padding waste": Planned("", "", "short128", "--objective hp_loss --set", 100),
-    "a rank straggles": Planned("", "", "wiki64", "--objective hp_loss --set", 200, ranks=2, slowed=1),
+    "sampling head dead": Planned("wiki64", "--objective hp_loss --set seed=5 objective.lambda1=0"),
+    "importance ratios exploding": Planned("wiki64", "--objective hp_dist --set seed=5 objective.temperature=5"),
+    "data repeated or unshuffled": Planned("few64", "--objective electra --set seed=6"),
+    "vocabulary does not fit": Planned("hungarian64", "--objective hp_loss --set seed=5", 100),
+    "learning rate too high": Planned("wiki64", "--objective electra --set seed=6 optim.lr=0.05", 200),
+    "padding waste": Planned("short128", "--objective hp_loss --set seed=5", 100),
+    "a rank straggles": Planned("wiki64", "--objective hp_loss --set seed=5", 200, ranks=2, slowed=1),
 }
 """Sick runs, by the finding that names the sickness."""
 
@@ -103,7 +104,7 @@ def planted() -> Iterator[Planned]:
     """The sick runs, by their sickness."""
     for name, run in PLANTED.items():
         slug = name.replace(" ", "-")
-        yield run._replace(name=f"sick-{slug}", group=name, options=f"{run.options} seed=5 {SIZES[64]}")
+        yield run._replace(name=f"sick-{slug}", group=name, options=f"{run.options} {SIZES[64]}")
 
 
 def main(options: DoctorOptions) -> int:
@@ -130,7 +131,7 @@ def make_texts(source: Path, folder: Path) -> None:
     hungarian = sorted((source / "languages" / "hu").glob("*.txt.xz"))[:10]
     texts = {
         "wiki": wiki + "</doc>\n",
-        "few": "\n\n".join(lines[:60]),
+        "few": "\n\n".join(lines[-60:]),
         "hungarian": "\n\n".join(_head(path, 1_000_000) for path in hungarian),
         "short": "\n\n".join(line.split(". ")[0] for line in lines),
     }

@@ -29,6 +29,9 @@ MOST_SPIKES, MOST_SKIPPED = 0.01, 0.02
 """Shares of the steps. fp16's dynamic loss scale skips .001 in a healthy run: it doubles every 1,000."""
 MOST_RISEN = 0.3
 """Nats of MLM loss above its lowest mean."""
+LEAST_FROM_CHANCE = 0.001
+"""AUC of telling replaced tokens from others, in the best record after the warm-up. On the plateau it is .02 or more:
+special tokens are known. At .5 sharp every token gets the same answer."""
 MOST_WAITING = 0.15
 """Share of a step for which the others wait, where the slowest rank's backwards are as slow as its forwards."""
 MOST_ACCURATE, LEAST_REPLACED = 0.9, 0.1
@@ -140,20 +143,26 @@ def learning_rate(run: Symptoms) -> Judged:
     spikes, skipped = run.last["loss_spikes"] / run.step, (run.last["skipped"] - first["skipped"]) / steps
     lowest, at = run.lowest_loss
     risen = run.mean("mlm_loss") - lowest
-    finding = Finding(
-        name="learning rate too high",
-        verdict="Training is not stable: the loss jumps, or rises again, or gradients overflow.",
-        evidence=f"{spikes:.2%} of steps 1 to {run.step:,} were spikes (the limit is {MOST_SPIKES:.0%}),"
-        f" {skipped:.1%} of the last {steps:,} were skipped (the limit is {MOST_SKIPPED:.0%}), and the MLM loss in"
-        f" {run.when} is {risen:.2f} nats above its lowest mean, at step {at:,} (the limit is {MOST_RISEN}).",
-        remedy="Lower optim.lr, raise optim.warmup_steps or keep optim.gradient_clipping at 1, and start anew.",
-    )
-    measured = (
+    measured = [
         Measured("spikes", spikes, MOST_SPIKES),
         Measured("skipped steps", skipped, MOST_SKIPPED),
         Measured("rise of the MLM loss", risen, MOST_RISEN),
+    ]
+    collapse = ""
+    if "auc_all" in run.last and first["step"] > run.run.optim.warmup_steps:
+        apart = max(abs(record.get("auc_all", 1.0) - 0.5) for record in run.recent)
+        measured.append(Measured("AUC's distance from chance", apart, LEAST_FROM_CHANCE, most=False))
+        collapse = f"; the AUC is up to {apart:.4f} from chance (at least {LEAST_FROM_CHANCE} expected)"
+    finding = Finding(
+        name="learning rate too high",
+        verdict="Training is not stable: the loss jumps or rises, gradients overflow, or all tokens look alike to the"
+        " discriminator.",
+        evidence=f"{spikes:.2%} of steps 1 to {run.step:,} were spikes (the limit is {MOST_SPIKES:.0%}),"
+        f" {skipped:.1%} of the last {steps:,} were skipped (the limit is {MOST_SKIPPED:.0%}), and the MLM loss in"
+        f" {run.when} is {risen:.2f} nats above its lowest mean, at step {at:,} (the limit is {MOST_RISEN}){collapse}.",
+        remedy="Lower optim.lr, raise optim.warmup_steps or keep optim.gradient_clipping at 1, and start anew.",
     )
-    return Judged(finding, measured)
+    return Judged(finding, tuple(measured))
 
 
 def straggler(run: Symptoms) -> Judged:

@@ -144,8 +144,9 @@ def test_an_estimate_that_is_the_same_everywhere_correlates_with_nothing(write: 
     [
         lambda step: {"skipped": step // 10},
         lambda step: {"mlm_loss": 3.0 if step < 350 else 4.0},
+        lambda step: {"auc_all": 0.5},
     ],
-    ids=["fp16 skips one step in ten", "the loss rises again"],
+    ids=["fp16 skips one step in ten", "the loss rises again", "every token gets the same answer"],
 )
 def test_a_learning_rate_is_too_high_by_each_of_its_signs(values: Any, write: Write) -> None:
     (finding,) = examine(write(values=values))
