@@ -9,6 +9,7 @@ Half of the healthy runs set the thresholds of `pretrain/analysis/health.py`; th
 import lzma
 import os
 import shlex
+import socket
 import subprocess
 import sys
 import time
@@ -23,7 +24,7 @@ if not __package__:  # run as a script: import from the repository, never from t
 import psutil
 
 from foundation.command_line import run_command
-from foundation.config import StrictConfig
+from foundation.config import ConfigError, StrictConfig
 from foundation.markdown_table import markdown_table
 from pretrain.analysis.health import Diagnosis, diagnose
 from pretrain.analysis.symptoms import Measured
@@ -186,7 +187,10 @@ def train(output: Path, run: Planned) -> None:
     )
     words = _words(command)
     if run.ranks > 1:
-        words = [str(Path(sys.executable).with_name("deepspeed")), f"--num_gpus={run.ranks}", *words[1:]]
+        with socket.create_server(("127.0.0.1", 0)) as server:  # DeepSpeed's own port may be taken by another run
+            port = server.getsockname()[1]
+        launcher = str(Path(sys.executable).with_name("deepspeed"))
+        words = [launcher, f"--num_gpus={run.ranks}", f"--master_port={port}", *words[1:]]
     started = time.monotonic()
     log = output / "logs" / f"{run.name}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -218,7 +222,7 @@ def slow_down(launcher: int, rank: int) -> None:
 def report(output: Path) -> str:
     """The doctor's verdict on every run that is complete, in Markdown."""
     runs = [run for run in (*healthy(), *planted()) if is_complete(output, run)]
-    said = {run: diagnose(output / "runs" / run.name) for run in runs}
+    said = {run: _diagnosis(output / "runs" / run.name) for run in runs}
     names = {run: [finding.name for finding in diagnosis.findings] for run, diagnosis in said.items()}
     sick = [run for run in runs if run.group in PLANTED]
     well = [run for run in runs if run.group in GROUPS]
@@ -230,12 +234,7 @@ def report(output: Path) -> str:
         *markdown_table(
             ("planted", "by", "the doctor's first line", "how it is known"),
             [
-                (
-                    run.group,
-                    f"{run.shards}, `{PLANTED[run.group].options}`",
-                    _first_line(names[run]),
-                    *evidence[run][:1],
-                )
+                (run.group, f"{run.shards}, `{PLANTED[run.group].options}`", _first_line(names[run]), evidence[run])
                 for run in sick
             ],
         ),
@@ -247,6 +246,13 @@ def report(output: Path) -> str:
         *markdown_table(("measure", "threshold", *GROUPS, "planted"), _thresholds(said)),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _diagnosis(folder: Path) -> Diagnosis:
+    try:
+        return diagnose(folder)
+    except ConfigError as too_early:  # a short sick run in which nothing was found
+        return Diagnosis([], [str(too_early)])
 
 
 def _first_line(names: list[str]) -> str:
