@@ -153,6 +153,14 @@ def test_a_learning_rate_is_too_high_by_each_of_its_signs(values: Any, write: Wr
     assert finding.name == "learning rate too high"
 
 
+def test_an_evaluation_is_compared_with_what_training_had_reached_then(write: Write) -> None:
+    """A loss that has fallen since is no sign of learning by heart."""
+    folder = write(values=lambda step: {"mlm_loss": 4.0 if step <= 300 else 2.0})
+    path = folder / "metrics.jsonl"
+    path.write_text(path.read_text().replace('"held_out", "step": 600', '"held_out", "step": 300'))
+    assert examine(folder) == []
+
+
 def test_a_discriminator_that_learns_by_heart_shows_repeated_text(write: Write) -> None:
     (finding,) = examine(write(held_out={"discriminator_loss": 0.3}))
     assert finding.name == "data repeated or unshuffled" and "L_D over its entropy +0.149" in finding.evidence
