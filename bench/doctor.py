@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
 
@@ -38,6 +39,13 @@ SIZES = {
 REPORTS = "log_every=20 histogram_every=1000 evaluate_every=100 evaluate_sequences=256 checkpoint_every=1000"
 SUSPENDED = 0.1
 """Seconds that the straggling rank stands still, and then goes on, by turns."""
+HEAD = """\
+# The doctor, examined
+
+`python bench/doctor.py --text DATA` trains real runs by the real commands, each of two layers and at most 500 steps of 32
+sequences, with a learned vocabulary of 2,048 (Wikipedia, novels). {cores} CPU cores, beside other work; torch {torch},
+deepspeed {deepspeed}. Half of the healthy runs set the thresholds of `pretrain/analysis/health.py`; the other half and the
+sick runs judge them. Runs of the paper's sizes took no part: what is healthy there is arithmetic alone."""
 GROUPS = {"sets thresholds": (0, 1), "held back": (2, 3)}
 """Parts of the healthy runs, and their seeds."""
 
@@ -91,14 +99,14 @@ PLANTED = {
         "wiki64", "--objective electra --set seed=5 model.relative_bias_init=t5 model.initializer_range=0.02"
     ),
     "sampling head dead": Planned("wiki64", "--objective hp_loss --set seed=5 objective.lambda1=0"),
-    "importance ratios exploding": Planned("wiki64", "--objective hp_dist --set seed=5 objective.temperature=5"),
+    "importance ratios exploding": Planned("novels64", "--objective hp_dist --set seed=6 objective.temperature=4"),
     "data repeated or unshuffled": Planned("few64", "--objective electra --set seed=6"),
     "vocabulary does not fit": Planned("hungarian64", "--objective hp_loss --set seed=5", 100),
     "learning rate too high": Planned("wiki64", "--objective electra --set seed=6 optim.lr=0.05", 200),
     "padding waste": Planned("short128", "--objective hp_loss --set seed=5", 100),
     "a rank straggles": Planned("wiki64", "--objective hp_loss --set seed=5", 200, ranks=2, slowed=1),
 }
-"""Sick runs, by the finding that names the sickness."""
+"""Sick runs, by the finding that names the sickness. Seed 6: an earlier one, of seed 5, had changed the check."""
 
 
 def planted() -> Iterator[Planned]:
@@ -228,6 +236,7 @@ def report(output: Path) -> str:
     well = [run for run in runs if run.group in GROUPS]
     evidence = {run: "".join(part.evidence for part in said[run].findings if part.name == run.group) for run in sick}
     lines = [
+        *(HEAD.format(cores=os.cpu_count(), torch=version("torch"), deepspeed=version("deepspeed")), ""),
         f"Named: {sum(map(bool, evidence.values()))} of {len(sick)} planted sicknesses. False alarms:"
         f" {sum(bool(names[run]) for run in well)} of {len(well)} healthy runs.",
         *("", "## Planted", ""),
@@ -243,6 +252,8 @@ def report(output: Path) -> str:
             ("run", "part", "the doctor's first line"), [(run.name, run.group, _first_line(names[run])) for run in well]
         ),
         *("", "## Measures", ""),
+        "The worst value of each part, and of the run in which the sickness was planted:",
+        "",
         *markdown_table(("measure", "threshold", *GROUPS, "planted"), _thresholds(said)),
     ]
     return "\n".join(lines) + "\n"
