@@ -9,11 +9,13 @@ Half of the healthy runs set the thresholds of `pretrain/analysis/health.py`; th
 import lzma
 import os
 import shlex
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,7 +25,7 @@ if not __package__:  # run as a script: import from the repository, never from t
 import psutil
 
 from foundation.command_line import run_command
-from foundation.config import StrictConfig
+from foundation.config import ConfigError, StrictConfig
 from foundation.markdown_table import markdown_table
 from pretrain.analysis.health import Diagnosis, diagnose
 from pretrain.analysis.symptoms import Measured
@@ -37,6 +39,13 @@ SIZES = {
 REPORTS = "log_every=20 histogram_every=1000 evaluate_every=100 evaluate_sequences=256 checkpoint_every=1000"
 SUSPENDED = 0.1
 """Seconds that the straggling rank stands still, and then goes on, by turns."""
+HEAD = """\
+# The doctor, examined
+
+`python bench/doctor.py --text DATA` trains real runs by the real commands, each of two layers and at most 500 steps of 32
+sequences, with a learned vocabulary of 2,048 (Wikipedia, novels). {cores} CPU cores, beside other work; torch {torch},
+deepspeed {deepspeed}. Half of the healthy runs set the thresholds of `pretrain/analysis/health.py`; the other half and the
+sick runs judge them. Runs of the paper's sizes took no part: what is healthy there is arithmetic alone."""
 GROUPS = {"sets thresholds": (0, 1), "held back": (2, 3)}
 """Parts of the healthy runs, and their seeds."""
 
@@ -53,9 +62,6 @@ class DoctorOptions(StrictConfig):
 class Planned(NamedTuple):
     """A run and its purpose."""
 
-    name: str
-    group: str
-    """"sets thresholds" or "held back" of healthy ones, else the sickness that is planted."""
     shards: str
     options: str
     steps: int = 500
@@ -63,6 +69,9 @@ class Planned(NamedTuple):
     ranks: int = 1
     slowed: int | None = None
     """The rank that straggles."""
+    name: str = ""
+    group: str = ""
+    """The part of the healthy runs, else the sickness that is planted."""
 
 
 def healthy() -> Iterator[Planned]:
@@ -79,31 +88,32 @@ def healthy() -> Iterator[Planned]:
 
 def _healthy(group: str, objective: str, seed: int, size: int, shards: str, ranks: int = 1) -> Planned:
     name = f"{objective}-{size}-{shards}-seed{seed}" + ("-2ranks" if ranks > 1 else "")
-    return Planned(name, group, shards, f"--objective {objective} --set seed={seed} {SIZES[size]}", ranks=ranks)
+    options = f"--objective {objective} --set seed={seed} {SIZES[size]}"
+    return Planned(shards, options, ranks=ranks, name=name, group=group)
 
 
 PLANTED = {
-    "generator too good": Planned("", "", "wiki64", "--objective electra --set objective.mask_keep_fraction=0.98"),
-    "generator does not learn": Planned("", "", "wiki64", "--objective electra --set optim.lr=3e-6"),
+    "generator too good": Planned("wiki64", "--objective electra --set seed=5 objective.mask_keep_fraction=0.98"),
+    "generator does not learn": Planned("wiki64", "--objective electra --set seed=5 optim.lr=3e-6"),
     "discriminator on the plateau": Planned(
-        "", "", "wiki64", "--objective electra --set model.relative_bias_init=t5 model.initializer_range=0.02"
+        "wiki64", "--objective electra --set seed=5 model.relative_bias_init=t5 model.initializer_range=0.02"
     ),
-    "sampling head dead": Planned("", "", "wiki64", "--objective hp_loss --set objective.lambda1=0"),
-    "importance ratios exploding": Planned("", "", "wiki64", "--objective hp_dist --set objective.temperature=5"),
-    "data repeated or unshuffled": Planned("", "", "few64", "--objective hp_loss --set"),
-    "vocabulary does not fit": Planned("", "", "hungarian64", "--objective hp_loss --set", 100),
-    "learning rate too high": Planned("", "", "wiki64", "--objective hp_loss --set optim.lr=0.1", 200),
-    "padding waste": Planned("", "", "short128", "--objective hp_loss --set", 100),
-    "a rank straggles": Planned("", "", "wiki64", "--objective hp_loss --set", 200, ranks=2, slowed=1),
+    "sampling head dead": Planned("wiki64", "--objective hp_loss --set seed=5 objective.lambda1=0"),
+    "importance ratios exploding": Planned("novels64", "--objective hp_dist --set seed=6 objective.temperature=4"),
+    "data repeated or unshuffled": Planned("few64", "--objective electra --set seed=6"),
+    "vocabulary does not fit": Planned("hungarian64", "--objective hp_loss --set seed=5", 100),
+    "learning rate too high": Planned("wiki64", "--objective electra --set seed=6 optim.lr=0.05", 200),
+    "padding waste": Planned("short128", "--objective hp_loss --set seed=5", 100),
+    "a rank straggles": Planned("wiki64", "--objective hp_loss --set seed=5", 200, ranks=2, slowed=1),
 }
-"""Sick runs, by the finding that names the sickness."""
+"""Sick runs, by the finding that names the sickness. Seed 6: an earlier one, of seed 5, had changed the check."""
 
 
 def planted() -> Iterator[Planned]:
     """The sick runs, by their sickness."""
     for name, run in PLANTED.items():
         slug = name.replace(" ", "-")
-        yield run._replace(name=f"sick-{slug}", group=name, options=f"{run.options} seed=5 {SIZES[64]}")
+        yield run._replace(name=f"sick-{slug}", group=name, options=f"{run.options} {SIZES[64]}")
 
 
 def main(options: DoctorOptions) -> int:
@@ -130,7 +140,7 @@ def make_texts(source: Path, folder: Path) -> None:
     hungarian = sorted((source / "languages" / "hu").glob("*.txt.xz"))[:10]
     texts = {
         "wiki": wiki + "</doc>\n",
-        "few": "\n\n".join(lines[:60]),
+        "few": "\n\n".join(lines[-60:]),
         "hungarian": "\n\n".join(_head(path, 1_000_000) for path in hungarian),
         "short": "\n\n".join(line.split(". ")[0] for line in lines),
     }
@@ -185,7 +195,10 @@ def train(output: Path, run: Planned) -> None:
     )
     words = _words(command)
     if run.ranks > 1:
-        words = [str(Path(sys.executable).with_name("deepspeed")), f"--num_gpus={run.ranks}", *words[1:]]
+        with socket.create_server(("127.0.0.1", 0)) as server:  # DeepSpeed's own port may be taken by another run
+            port = server.getsockname()[1]
+        launcher = str(Path(sys.executable).with_name("deepspeed"))
+        words = [launcher, f"--num_gpus={run.ranks}", f"--master_port={port}", *words[1:]]
     started = time.monotonic()
     log = output / "logs" / f"{run.name}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -217,24 +230,20 @@ def slow_down(launcher: int, rank: int) -> None:
 def report(output: Path) -> str:
     """The doctor's verdict on every run that is complete, in Markdown."""
     runs = [run for run in (*healthy(), *planted()) if is_complete(output, run)]
-    said = {run: diagnose(output / "runs" / run.name) for run in runs}
+    said = {run: _diagnosis(output / "runs" / run.name) for run in runs}
     names = {run: [finding.name for finding in diagnosis.findings] for run, diagnosis in said.items()}
     sick = [run for run in runs if run.group in PLANTED]
     well = [run for run in runs if run.group in GROUPS]
     evidence = {run: "".join(part.evidence for part in said[run].findings if part.name == run.group) for run in sick}
     lines = [
+        *(HEAD.format(cores=os.cpu_count(), torch=version("torch"), deepspeed=version("deepspeed")), ""),
         f"Named: {sum(map(bool, evidence.values()))} of {len(sick)} planted sicknesses. False alarms:"
         f" {sum(bool(names[run]) for run in well)} of {len(well)} healthy runs.",
         *("", "## Planted", ""),
         *markdown_table(
             ("planted", "by", "the doctor's first line", "how it is known"),
             [
-                (
-                    run.group,
-                    f"{run.shards}, `{PLANTED[run.group].options}`",
-                    _first_line(names[run]),
-                    *evidence[run][:1],
-                )
+                (run.group, f"{run.shards}, `{PLANTED[run.group].options}`", _first_line(names[run]), evidence[run])
                 for run in sick
             ],
         ),
@@ -243,9 +252,18 @@ def report(output: Path) -> str:
             ("run", "part", "the doctor's first line"), [(run.name, run.group, _first_line(names[run])) for run in well]
         ),
         *("", "## Measures", ""),
+        "The worst value of each part, and of the run in which the sickness was planted:",
+        "",
         *markdown_table(("measure", "threshold", *GROUPS, "planted"), _thresholds(said)),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _diagnosis(folder: Path) -> Diagnosis:
+    try:
+        return diagnose(folder)
+    except ConfigError as too_early:  # a short sick run in which nothing was found
+        return Diagnosis([], [str(too_early)])
 
 
 def _first_line(names: list[str]) -> str:

@@ -22,28 +22,31 @@ MOST_PIECES = ((16_000, 1.75), (1_000, 2.5), (0, 4.0))
 """Pieces per word, by the least size of a vocabulary. Healthy, with 2,048: 2.0. With BERT's 30,522 English has 1.1;
 German, Hungarian and Turkish, which they do not fit, have 1.9, 2.3 and 2.6."""
 MOST_GAP = 0.5
-"""Nats of MLM loss between held-out text and that of training."""
+"""Nats of MLM loss between held-out text and that of training. Healthy: .03."""
 MOST_APART = 0.1
-"""The same of L_D over the entropy of the replaced share: a discriminator learns by heart before a small generator."""
+"""The same of L_D over the entropy of the replaced share, which small models learn by heart first. Healthy: .01."""
 MOST_SPIKES, MOST_SKIPPED = 0.01, 0.02
-"""Shares of the steps. fp16's dynamic loss scale skips .001 in a healthy run: it doubles every 1,000."""
+"""Shares of the steps. Healthy: 0; fp16's dynamic loss scale, which doubles every 1,000 steps, skips .001."""
 MOST_RISEN = 0.3
-"""Nats of MLM loss above its lowest mean."""
+"""Nats of MLM loss above its lowest mean. Healthy: 0."""
+LEAST_FROM_CHANCE = 0.001
+"""AUC of telling replaced tokens from others, in the best record after the warm-up. On the plateau it is .02 or more:
+special tokens are known. At .5 sharp every token gets the same answer."""
 MOST_WAITING = 0.15
 """Share of a step for which the others wait, where the slowest rank's backwards are as slow as its forwards."""
 MOST_ACCURATE, LEAST_REPLACED = 0.9, 0.1
 """Shares of the masked positions. With a tenth of them replaced, .015 of all, detection has a fifth of the entropy
 that it has with all of them replaced."""
 LEAST_LEARNED = 0.1
-"""Nats of MLM loss below the entropy of the word pieces."""
+"""Nats of MLM loss below the entropy of the word pieces. Healthy, after 500 steps: .29."""
 MOST_OF_PLATEAU = 0.97
-"""1 is the plateau by arithmetic."""
+"""1 is the plateau by arithmetic. Healthy, after 500 steps: .85."""
 SPECIAL_TOKENS = 3
 """Special tokens in a sequence of two segments: never replaced, so the plateau is the entropy among the others."""
 LEAST_CORRELATION = 0.1
-"""0 is the class's mean."""
-MOST_RATIO = 10.0
-"""99th percentile of p_G/p_S. Their mean is 1, so beyond it a draw in a hundred has a tenth of all weight, or more."""
+"""0 is the class's mean. Healthy, after 500 steps: .29."""
+MOST_RATIO = 5.0
+"""99th percentile of p_G/p_S. Healthy: 1.7. Their mean is 1: beyond it one draw in 100 has .05 of all weight or more."""
 LEAST_STEPS, WARMUPS = 500, 4
 """Before so many steps and warm-ups every run looks as if it learned nothing."""
 
@@ -114,20 +117,21 @@ def vocabulary(run: Symptoms) -> Judged:
 
 def repetition(run: Symptoms) -> Judged:
     held_out, epochs = run.evaluated, run.last["epoch"]
-    gap = held_out["mlm_loss"] - run.mean("mlm_loss")
+    step = held_out["step"]  # beside what training had reached then, not since
+    gap = held_out["mlm_loss"] - run.mean("mlm_loss", step)
     measured = [Measured("held-out minus training MLM loss", gap, MOST_GAP), Measured("epochs", epochs, MOST_EPOCHS)]
     detection = ""
     if "discriminator_loss" in run.last:
-        losses = run.mean("discriminator_loss") / run.mean("discriminator_entropy")
+        losses = run.mean("discriminator_loss", step) / run.mean("discriminator_entropy", step)
         apart = held_out["discriminator_loss"] / held_out["discriminator_entropy"] - losses
         measured.append(Measured("held-out minus training L_D over entropy", apart, MOST_APART))
         detection = f", L_D over its entropy {apart:+.3f} (the limit is {MOST_APART:+})"
     finding = Finding(
         name="data repeated or unshuffled",
         verdict="The run learns its text by heart: the same comes again and again, or much alike follows each other.",
-        evidence=f"On held-out text at step {held_out['step']:,} the MLM loss is {gap:+.2f} nats from that of"
-        f" training in {run.when} (the limit is {MOST_GAP:+}){detection}, and the text was read {epochs:.3g} times"
-        f" (the limit is {MOST_EPOCHS}).",
+        evidence=f"On held-out text at step {step:,} the MLM loss is {gap:+.2f} nats from that of"
+        f" training in {run.when(step)} (the limit is {MOST_GAP:+}){detection}, and the text was read {epochs:.3g}"
+        f" times (the limit is {MOST_EPOCHS}).",
         remedy="Build the shards from more text, shuffled, with --dedup exact if documents come twice; or train for"
         " fewer steps.",
     )
@@ -135,31 +139,37 @@ def repetition(run: Symptoms) -> Judged:
 
 
 def learning_rate(run: Symptoms) -> Judged:
-    first = run.recent[0]
+    first = run.recent()[0]
     steps = max(1, run.step - first["step"])
     spikes, skipped = run.last["loss_spikes"] / run.step, (run.last["skipped"] - first["skipped"]) / steps
     lowest, at = run.lowest_loss
     risen = run.mean("mlm_loss") - lowest
-    finding = Finding(
-        name="learning rate too high",
-        verdict="Training is not stable: the loss jumps, or rises again, or gradients overflow.",
-        evidence=f"{spikes:.2%} of steps 1 to {run.step:,} were spikes (the limit is {MOST_SPIKES:.0%}),"
-        f" {skipped:.1%} of the last {steps:,} were skipped (the limit is {MOST_SKIPPED:.0%}), and the MLM loss in"
-        f" {run.when} is {risen:.2f} nats above its lowest mean, at step {at:,} (the limit is {MOST_RISEN}).",
-        remedy="Lower optim.lr, raise optim.warmup_steps or keep optim.gradient_clipping at 1, and start anew.",
-    )
-    measured = (
+    measured = [
         Measured("spikes", spikes, MOST_SPIKES),
         Measured("skipped steps", skipped, MOST_SKIPPED),
         Measured("rise of the MLM loss", risen, MOST_RISEN),
+    ]
+    collapse = ""
+    if "auc_all" in run.last and first["step"] > run.run.optim.warmup_steps:
+        apart = max(abs(record.get("auc_all", 1.0) - 0.5) for record in run.recent())
+        measured.append(Measured("AUC's distance from chance", apart, LEAST_FROM_CHANCE, most=False))
+        collapse = f"; the AUC is up to {apart:.4f} from chance (at least {LEAST_FROM_CHANCE} expected)"
+    finding = Finding(
+        name="learning rate too high",
+        verdict="Training is not stable: losses jump or rise, gradients overflow, or the discriminator has collapsed.",
+        evidence=f"{spikes:.2%} of steps 1 to {run.step:,} were spikes (the limit is {MOST_SPIKES:.0%}),"
+        f" {skipped:.1%} of the last {steps:,} were skipped (the limit is {MOST_SKIPPED:.0%}), and the MLM loss in"
+        f" {run.when()} is {risen:.2f} nats above its lowest mean, at step {at:,} (the limit is"
+        f" {MOST_RISEN}){collapse}.",
+        remedy="Lower optim.lr, raise optim.warmup_steps or keep optim.gradient_clipping at 1, and start anew.",
     )
-    return Judged(finding, measured)
+    return Judged(finding, tuple(measured))
 
 
 def straggler(run: Symptoms) -> Judged:
     if "slowest_rank" not in run.last:
         raise Unjudged("a straggling rank: the run has a single process")
-    ranks = [record["slowest_rank"] for record in run.recent]
+    ranks = [record["slowest_rank"] for record in run.recent()]
     rank = max(ranks, key=ranks.count)
     waiting = 1 - run.mean("median_rank_seconds") / run.mean("slowest_rank_seconds")
     finding = Finding(
@@ -167,7 +177,7 @@ def straggler(run: Symptoms) -> Judged:
         verdict=f"All ranks wait for rank {rank}.",
         evidence=f"Data and forwards take {waiting:.0%} less time on the median rank than on the slowest one (the"
         f" limit is {MOST_WAITING:.0%}), which was rank {rank} in {ranks.count(rank)} of {len(ranks)} records of"
-        f" {run.when}.",
+        f" {run.when()}.",
         remedy="See what else runs on that rank's machine, its clock, temperature and disk, or leave the machine out.",
     )
     always = ranks.count(rank) == len(ranks)
@@ -183,7 +193,7 @@ def easy_replacements(run: Symptoms) -> Judged | None:
         verdict="The generator knows nearly all masked tokens: few are replaced, and the discriminator has little to"
         " detect.",
         evidence=f"The generator's accuracy is {accuracy:.3f} (the limit is {MOST_ACCURATE}), and {replaced:.3f} of"
-        f" the masked positions are replaced (at least {LEAST_REPLACED} expected), in {run.when}.",
+        f" the masked positions are replaced (at least {LEAST_REPLACED} expected), in {run.when()}.",
         remedy="Take a smaller model.generator_hidden_size, objective.mask_keep_fraction=0, objective.temperature=1,"
         " or text that is less predictable.",
     )
@@ -199,7 +209,7 @@ def generator(run: Symptoms) -> Judged:
     finding = Finding(
         name="generator does not learn",
         verdict="The generator knows no more than how frequent each word piece is.",
-        evidence=f"Its MLM loss is {loss:.3f} nats in {run.when}, {entropy - loss:.3f} below the entropy of the word"
+        evidence=f"Its MLM loss is {loss:.3f} nats in {run.when()}, {entropy - loss:.3f} below the entropy of the word"
         f" pieces; at least {LEAST_LEARNED} expected.",
         remedy="Raise optim.lr if the loss still falls slowly; start narrow models with"
         " model.relative_bias_init=local and model.initializer_range=0.1.",
@@ -218,7 +228,7 @@ def plateau(run: Symptoms) -> Judged | None:
         verdict=f"The discriminator knows how many tokens are replaced but not which: {accuracy:.0%} accurate, as who"
         " always"
         ' says "original".',
-        evidence=f"L_D is {loss:.4f} in {run.when}, {of_plateau:.3f} of the entropy of the replaced share among"
+        evidence=f"L_D is {loss:.4f} in {run.when()}, {of_plateau:.3f} of the entropy of the replaced share among"
         f" ordinary tokens; the limit is {MOST_OF_PLATEAU} (AUC {auc:.2f}; chance is .5).",
         remedy="Train on while L_D falls; else try another optim.lr, set objective.lambda2=50, and start narrow"
         " models with model.relative_bias_init=local and model.initializer_range=0.1.",
@@ -229,13 +239,13 @@ def plateau(run: Symptoms) -> Judged | None:
 def sampling_head(run: Symptoms) -> Judged | None:
     if run.run.objective.name != "hp_loss":
         return None
-    known = [record.get("estimate_correlation", {}).get("replaced", 0.0) for record in run.recent]
+    known = [record.get("estimate_correlation", {}).get("replaced", 0.0) for record in run.recent()]
     correlation = sum(known) / len(known)
     finding = Finding(
         name="sampling head dead",
         verdict="The sampling head's estimate of the discriminator's loss is no better than the mean of the class.",
         evidence=f"Among replaced tokens the estimated and the actual loss correlate by {correlation:.3f} in"
-        f" {run.when}; at least {LEAST_CORRELATION} expected.",
+        f" {run.when()}; at least {LEAST_CORRELATION} expected.",
         remedy="Set objective.lambda1=5, as in the paper; while the discriminator learns nothing, mend that first.",
     )
     return Judged(finding, (Measured("correlation of the estimate", correlation, LEAST_CORRELATION, most=False),))
@@ -248,7 +258,7 @@ def ratios(run: Symptoms) -> Judged | None:
     finding = Finding(
         name="importance ratios exploding",
         verdict="The sampling distribution has left the generator's: a few tokens with a huge p_G/p_S decide L_S.",
-        evidence=f"One draw in a hundred has a p_G/p_S above {ratio:.3g} in {run.when} (median {median:.3g}); the"
+        evidence=f"One draw in a hundred has a p_G/p_S above {ratio:.3g} in {run.when()} (median {median:.3g}); the"
         f" limit is {MOST_RATIO:g}.",
         remedy="Set objective.temperature=1 and objective.lambda1=1, as in the paper, lower optim.lr, or bound the"
         " ratios by objective.mixture=0.1.",

@@ -67,20 +67,19 @@ class Symptoms:
         self.last = self.train[-1]
         self.step: int = self.last["step"]
 
-    @property
-    def recent(self) -> list[dict[str, Any]]:
-        """The newest records of training."""
-        return self.train[-RECENT:]
+    def recent(self, until: int | None = None) -> list[dict[str, Any]]:
+        """The newest records of training, or those up to a step."""
+        return [record for record in self.train if until is None or record["step"] <= until][-RECENT:]
 
-    @property
-    def when(self) -> str:
-        """The steps that the newest records speak of."""
-        before = self.train[-RECENT - 1]["step"] if len(self.train) > RECENT else 0
-        return f"steps {before + 1:,} to {self.step:,}"
+    def when(self, until: int | None = None) -> str:
+        """The steps that these records speak of."""
+        first, last = (self.recent(until)[place]["step"] for place in (0, -1))
+        before = max((record["step"] for record in self.train if record["step"] < first), default=0)
+        return f"steps {before + 1:,} to {last:,}"
 
-    def mean(self, name: str) -> float:
-        """Mean over the newest records that have the value: one that does not exist is left out of a record."""
-        values = [record[name] for record in self.recent if name in record]
+    def mean(self, name: str, until: int | None = None) -> float:
+        """Mean over these records, as far as they have the value: one that does not exist is left out."""
+        values = [record[name] for record in self.recent(until) if name in record]
         if not values:
             raise KeyError(name)
         return fmean(values)
@@ -94,7 +93,10 @@ class Symptoms:
     def lowest_loss(self) -> tuple[float, int]:
         """The least mean MLM loss of as many records in a row as are averaged, and the last step of them."""
         return min(
-            (fmean(record["mlm_loss"] for record in self.train[end - RECENT : end]), self.train[end - 1]["step"])
+            (
+                fmean(record["mlm_loss"] for record in self.train[max(0, end - RECENT) : end]),
+                self.train[end - 1]["step"],
+            )
             for end in range(min(RECENT, len(self.train)), len(self.train) + 1)
         )
 

@@ -144,12 +144,21 @@ def test_an_estimate_that_is_the_same_everywhere_correlates_with_nothing(write: 
     [
         lambda step: {"skipped": step // 10},
         lambda step: {"mlm_loss": 3.0 if step < 350 else 4.0},
+        lambda step: {"auc_all": 0.5},
     ],
-    ids=["fp16 skips one step in ten", "the loss rises again"],
+    ids=["fp16 skips one step in ten", "the loss rises again", "every token gets the same answer"],
 )
 def test_a_learning_rate_is_too_high_by_each_of_its_signs(values: Any, write: Write) -> None:
     (finding,) = examine(write(values=values))
     assert finding.name == "learning rate too high"
+
+
+def test_an_evaluation_is_compared_with_what_training_had_reached_then(write: Write) -> None:
+    """A loss that has fallen since is no sign of learning by heart."""
+    folder = write(values=lambda step: {"mlm_loss": 4.0 if step <= 300 else 2.0})
+    path = folder / "metrics.jsonl"
+    path.write_text(path.read_text().replace('"held_out", "step": 600', '"held_out", "step": 300'))
+    assert examine(folder) == []
 
 
 def test_a_discriminator_that_learns_by_heart_shows_repeated_text(write: Write) -> None:

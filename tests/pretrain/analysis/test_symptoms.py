@@ -28,8 +28,13 @@ def run(shards_folder: Path, tmp_path: Path) -> Symptoms:
 
 
 def test_the_newest_records_are_averaged_and_their_steps_named(run: Symptoms) -> None:
-    assert run.when == "steps 71 to 120" and run.step == 120 and run.mean_length == 30
+    assert run.when() == "steps 71 to 120" and run.step == 120 and run.mean_length == 30
     assert run.mean("mlm_loss") == pytest.approx(np.mean([1, 2, 3, 4, 5]))
+
+
+def test_records_up_to_a_step_are_those_before_it(run: Symptoms) -> None:
+    assert run.when(65) == "steps 11 to 60" and run.when(20) == "steps 1 to 20"
+    assert run.mean("mlm_loss", 60) == pytest.approx(np.mean([7, 6, 5, 4, 3]))
 
 
 def test_the_lowest_loss_is_of_as_many_records_as_are_averaged(run: Symptoms) -> None:
