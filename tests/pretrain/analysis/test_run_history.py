@@ -10,7 +10,7 @@ import pytest
 from foundation.config import ConfigError
 from foundation.locks import Lock
 from pretrain.analysis.run_history import MOST_RECORDS, NEWEST, nearest_preset, read_history, read_log, value_of
-from pretrain.job.end_record import EndRecord, complete_record
+from pretrain.job.end_record import EndRecord, write_record
 from pretrain.presets import SMALL, TINY
 from pretrain.training.run_log import read_records
 from tests.pretrain.analysis.runs import write_run
@@ -71,7 +71,7 @@ def test_the_state_says_what_has_become_of_the_run(tmp_path: Path) -> None:
     assert read_history(tmp_path).state == f"Running, step 50 of {steps:,}"
     lock.release()
     (tmp_path / "logs").mkdir()
-    complete_record(tmp_path, EndRecord.of(0)._replace(reason="error", sentence="out of memory"))
+    write_record(tmp_path, EndRecord.of(0)._replace(reason="error", sentence="out of memory"))
     failed = read_history(tmp_path)
     assert failed.state == f"Failed, step 50 of {steps:,}"
     assert failed.cause.startswith("rank 0 on ") and failed.cause.endswith(": out of memory")

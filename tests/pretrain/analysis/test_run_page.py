@@ -15,7 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from foundation.config import ConfigError
 from pretrain.analysis.run_history import read_history
 from pretrain.analysis.run_page import FOLDER, Piece, keys, marked, write_page
-from pretrain.job.end_record import EndRecord, complete_record
+from pretrain.job.end_record import EndRecord, write_record
 from pretrain.training.run_folder import DESCRIPTION
 from pretrain.training.run_log import flat
 from tests.pretrain.analysis.runs import values, write_run
@@ -87,7 +87,7 @@ def test_what_others_wrote_stays_text(tmp_path: Path) -> None:
     (folder / DESCRIPTION).write_text(json.dumps(description))
     (folder / "logs").mkdir()
     told = EndRecord(0, HOSTILE, 1, HOSTILE, "error", 1, 3, HOSTILE + "\x1b[31m\u202e")
-    complete_record(folder, told)
+    write_record(folder, told)
     (folder / "logs" / "rank-0000.log").write_text(f"WARNING: {HOSTILE}\n")
     names = ("time", "step", "first_host", "device", "precision", "code")
     (folder / "starts.jsonl").write_text(json.dumps(dict.fromkeys(names, HOSTILE) | {"processes": [HOSTILE]}))
@@ -195,7 +195,7 @@ def test_every_objective_has_its_page(objective: str, tmp_path: Path) -> None:
 def test_a_run_that_failed_before_its_first_record_has_a_page(tmp_path: Path) -> None:
     write_run(tmp_path)
     (tmp_path / "logs").mkdir()
-    complete_record(tmp_path, EndRecord.of(0)._replace(reason="error", exit_code=1, sentence="out of memory"))
+    write_record(tmp_path, EndRecord.of(0)._replace(reason="error", exit_code=1, sentence="out of memory"))
     text = " ".join(page_of(tmp_path).text.split())
     assert "Failed, step 0 of 2,000 rank 0 on" in text and "out of memory" in text and "Nothing is logged yet" in text
 
