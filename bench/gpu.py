@@ -79,7 +79,9 @@ def main(options: GpuOptions) -> int:
         from bench.gpu_checks import run_checks
         from bench.gpu_profile import run_profile
 
-        return {"checks": run_checks, "profile": run_profile}[options.inside](options.device, options.output)
+        if options.inside == "checks":
+            return run_checks(options.device, options.output / CHECKS)
+        return run_profile(options.device, options.output)
     output = options.output.resolve()
     output.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + 60 * options.minutes

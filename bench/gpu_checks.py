@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import pretrain.method.sampling
-from bench.gpu import CHECKS
 from bench.gpu_setting import Setting, new_batch, new_model, setting
 from bench.matrix_rate import DTYPES
 from bench.models import CONFIGS, new_engine
@@ -46,15 +45,15 @@ class SkippedError(Exception):
     """A check that this device cannot do, and why."""
 
 
-def run_checks(device: str, output: Path) -> int:
-    """Runs all, writing what is known after each."""
+def run_checks(device: str, path: Path) -> int:
+    """Runs all, writing what is known after each to `path`."""
     where = setting(device)
     checks = dict(all_checks(where))
     records = [{"name": name, "outcome": "not reached"} for name in checks]
     for record, check in zip(records, checks.values(), strict=True):
         record |= outcome(check)
         print(" ".join(f"{key}={value}" for key, value in record.items() if key != "trace"), flush=True)
-        write_atomically(output / CHECKS, json.dumps(records, indent=1).encode() + b"\n")
+        write_atomically(path, json.dumps(records, indent=1).encode() + b"\n")
     return int(any(record["outcome"] == "failed" for record in records))
 
 

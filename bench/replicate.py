@@ -69,7 +69,7 @@ class Job(NamedTuple):
 
 def main(options: ReplicateOptions) -> int:
     """Runs every phase; each waits for the one before. 1 when a command fails, its log named."""
-    from bench.replication import write_report
+    from bench.replication_report import write_report
 
     os.chdir(REPOSITORY)
     jobs = options.jobs or _devices()

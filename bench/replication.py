@@ -16,7 +16,6 @@ from data_prep.manifest import load_manifest
 from data_prep.shards import IndexedFile
 from finetune.running.records import FILE_NAME, read_records
 from foundation.config import ConfigError
-from foundation.files import write_atomically
 from foundation.markdown_table import markdown_table
 from foundation.stats import Interval
 
@@ -72,19 +71,6 @@ class Claim(NamedTuple):
 def run_name(method: str, seed: int) -> str:
     """Folder of a run."""
     return f"{method}-seed{seed}"
-
-
-def write_report(output: Path, seeds: Sequence[int]) -> None:
-    """Writes `replication.md` and `replication.png` from what lies in `output`.
-
-    Raises:
-        ConfigError: an evaluation there was written by an older version.
-    """
-    from bench.replication_figure import draw
-
-    found = read_replication(output, tuple(seeds))
-    write_atomically(output / "replication.md", markdown(found).encode())
-    draw(found, output / "replication.png")
 
 
 def read_replication(output: Path, seeds: tuple[int, ...]) -> Replication:

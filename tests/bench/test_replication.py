@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.replication import read_crossing, write_report
+from bench.replication import read_crossing
+from bench.replication_report import write_report
 from foundation.config import ConfigError
 
 

@@ -1,5 +1,6 @@
-"""The figure of a replication: a colour a method, a dot a seed."""
+"""The report of a replication: its tables, and a figure with a colour a method and a dot a seed."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib
@@ -9,9 +10,21 @@ matplotlib.use("Agg")  # no display on a cluster
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
-from bench.replication import METHODS, PROBE_METRICS, Replication
+from bench.replication import METHODS, PROBE_METRICS, Replication, markdown, read_replication
+from foundation.files import write_atomically
 
 WIDTH = 0.8  # of a group of methods, between two ticks
+
+
+def write_report(output: Path, seeds: Sequence[int]) -> None:
+    """Writes `replication.md` and `replication.png` from what lies in `output`.
+
+    Raises:
+        ConfigError: an evaluation there was written by an older version.
+    """
+    found = read_replication(output, tuple(seeds))
+    write_atomically(output / "replication.md", markdown(found).encode())
+    draw(found, output / "replication.png")
 
 
 def draw(found: Replication, path: Path) -> None:
