@@ -96,6 +96,7 @@ def test_the_wheel_carries_every_module_and_every_file_that_they_read(wheel: Pat
         for name in ("ds_configs", "hostfiles")
         for path in (REPOSITORY / name).iterdir()
     }
+    data |= {path.relative_to(REPOSITORY).as_posix() for path in (REPOSITORY / "pretrain/analysis").glob("*.[hc][ts]*")}
     wanted = {module.as_posix() for module in modules(*PACKAGES)} | data
     assert {name for name in held if ".dist-info/" not in name} == wanted
 
