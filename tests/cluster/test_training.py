@@ -18,7 +18,15 @@ def ranks(hosts: TwoHosts) -> list[int]:
     return [pid for host in ADDRESSES for pid in hosts.processes(host, f"-u {REPOSITORY}/pretrain/run.py --local_rank")]
 
 
-def test_two_hosts_give_the_losses_of_one_though_one_was_cut_off_on_the_way(
+def test_two_hosts_give_the_losses_of_one(
+    two_hosts: TwoHosts, shards_folder: Path, tmp_path: Path, whole: Path
+) -> None:
+    two_hosts.run([*deepspeed("--hostfile", two_hosts.hostfile), *training(shards_folder, tmp_path)], tmp_path)
+    assert losses(tmp_path) == losses(whole)
+
+
+@pytest.mark.long
+def test_one_of_two_hosts_is_cut_off_on_the_way_and_the_same_command_ends_with_the_same_losses(
     two_hosts: TwoHosts, shards_folder: Path, tmp_path: Path, whole: Path
 ) -> None:
     folder = tmp_path / "run"

@@ -24,7 +24,7 @@ from finetune.glue.job import GlueJob, make_job
 from finetune.glue.tasks import TASKS, TaskData
 from finetune.running.model_folder import load_tokenizer
 from finetune.running.train import Run, train
-from finetune.tokens import Features
+from finetune.tokens import Features, epoch_batches
 from pretrain.huggingface.folders import load_encoder
 from pretrain.job.processes import start_processes
 from tests.conftest import REPOSITORY
@@ -133,7 +133,8 @@ def test_the_first_losses_are_those_of_the_trainer(stock_model: Path, cola_folde
     job = make_job(TASKS["CoLA"], TaskData(data.train[:200], data.dev), tokenizer, SETTINGS)  # whole batches
     encoder = load_encoder(stock_model, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     run = Run(encoder, job, SETTINGS, 1, FP32, start_processes())
-    batches = run.batches(0)
+    lengths = [len(ids) for ids in job.train.input_ids]
+    batches = epoch_batches(lengths, SETTINGS.batch_size, SETTINGS.length_pool, run.seed, 0)
 
     model = stock_classifier(stock_model, 0.0)
     model.classifier.load_state_dict(run.engine.module.head.state_dict())

@@ -21,6 +21,7 @@ def test_the_installed_version_is_the_one_that_the_patches_were_tested_on() -> N
     assert f"deepspeed=={TESTED}\n" in (REPOSITORY / "constraints.txt").read_text()
 
 
+@pytest.mark.long
 def test_another_version_trains_the_same_without_them_and_one_line_says_so(
     tmp_path: Path, launch: Callable[..., Popen[str]]
 ) -> None:

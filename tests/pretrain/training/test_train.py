@@ -96,6 +96,7 @@ def losses(folder: Path) -> list[dict[str, Any]]:
     return [{key: value for key, value in record.items() if key not in CLOCK} for record in records]
 
 
+@pytest.mark.long
 def test_a_run_killed_in_the_middle_and_started_again_gives_bitwise_the_same_losses(
     shards_folder: Path, tmp_path: Path, launch: Launch
 ) -> None:
@@ -168,6 +169,7 @@ def test_a_run_whose_folder_is_removed_under_it_makes_it_again_for_its_last_chec
     assert load_trained(folder)[1] == 60
 
 
+@pytest.mark.long
 def test_where_every_checkpoint_is_damaged_all_ranks_end_with_2_and_nothing_is_overwritten(
     shards_folder: Path, tmp_path: Path, launch: Launch
 ) -> None:
@@ -269,6 +271,7 @@ def test_with_free_sampling_they_differ_by_counted_flips_alone(objective: str, s
         assert ours[name][:first_flip] == pytest.approx(plain[name][:first_flip], rel=tolerance)
 
 
+@pytest.mark.long
 def test_on_two_ranks_then_one_then_two_a_run_goes_on_at_the_next_sample_but_for_counted_flips(
     shards_folder: Path, tmp_path: Path, launch: Launch, zero_results: Any
 ) -> None:
