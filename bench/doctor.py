@@ -42,10 +42,10 @@ SUSPENDED = 0.1
 HEAD = """\
 # The doctor, examined
 
-`python bench/doctor.py --text DATA` trains real runs by the real commands, each of two layers and at most 500 steps of 32
-sequences, with a learned vocabulary of 2,048 (Wikipedia, novels). {cores} CPU cores, beside other work; torch {torch},
-deepspeed {deepspeed}. Half of the healthy runs set the thresholds of `pretrain/analysis/health.py`; the other half and the
-sick runs judge them. Runs of the paper's sizes took no part: what is healthy there is arithmetic alone."""
+`python bench/doctor.py --text DATA` trains real runs by the real commands, each of two layers and at most 500 steps of
+32 sequences, with a learned vocabulary of 2,048. {cores} CPU cores, beside other work; torch {torch}, deepspeed
+{deepspeed}. Half of the healthy runs set the thresholds of `pretrain/analysis/health.py`; the other half and the sick
+runs judge them. Runs of the paper's sizes took no part: of those the thresholds are arithmetic alone."""
 GROUPS = {"sets thresholds": (0, 1), "held back": (2, 3)}
 """Parts of the healthy runs, and their seeds."""
 

@@ -46,7 +46,7 @@ SPECIAL_TOKENS = 3
 LEAST_CORRELATION = 0.1
 """0 is the class's mean. Healthy, after 500 steps: .29."""
 MOST_RATIO = 5.0
-"""99th percentile of p_G/p_S. Healthy: 1.7. Their mean is 1: beyond it one draw in 100 has .05 of all weight or more."""
+"""99th percentile of p_G/p_S. Healthy: 1.7. Their mean is 1: beyond it one draw in 100 has .05 of all weight."""
 LEAST_STEPS, WARMUPS = 500, 4
 """Before so many steps and warm-ups every run looks as if it learned nothing."""
 
