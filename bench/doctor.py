@@ -49,14 +49,12 @@ runs judge them. Runs of the paper's sizes took no part: of those the thresholds
 LIMITS = """\
 ## What this does not show
 
-- Three checks were changed after a first planted run, of seed 5, and are judged on another. `optim.lr=0.1` gave neither
-  spikes nor a rising loss but a discriminator that answers the same everywhere, which is a measure now; of repeated text
-  that of L_D was added; for HP_Dist `objective.lambda1=0` and `1000` made no ratio explode, `objective.temperature=5`
-  gave 9.8 where the limit was 10, which then became three times the worst of the ten healthy runs.
-- Of a check with several measures the planted run shows those that its evidence names. Spikes, a rising loss, skipped
-  fp16 steps (a CPU has none) and [UNK] were tried on written records alone (`tests/pretrain/analysis/test_health.py`).
-- Text that is not shuffled was not planted: the order of samples is a keyed permutation of the whole folder.
-- Pieces per word have a limit by the size of the vocabulary; runs had 2,048 alone."""
+- Three checks changed after a first planted run (seed 5) and are judged on another. `optim.lr=0.1` made no spike but a
+  discriminator with one answer, a measure since; L_D was added for repeated text; of HP_Dist `objective.lambda1=0` and
+  `1000`, ended after 420 steps, had ratios up to 5 and 2, and `objective.temperature=5` 9.8 under a limit of 10, which
+  then became three times the worst of the ten healthy runs.
+- Spikes, a rising loss, skipped fp16 steps (a CPU has none) and [UNK] were tried in `tests/pretrain/analysis` alone.
+- Text that is not shuffled was not planted: the order of samples is a keyed permutation."""
 GROUPS = {"sets thresholds": (0, 1), "held back": (2, 3)}
 """Parts of the healthy runs, and their seeds."""
 
@@ -252,7 +250,7 @@ def report(output: Path) -> str:
         f" {sum(bool(names[run]) for run in well)} of {len(well)} healthy runs.",
         *("", "## Planted", ""),
         *markdown_table(
-            ("planted", "by", "the doctor's first line", "how it is known"),
+            ("planted", "by", "first line", "how it is known"),
             [
                 (run.group, f"{run.shards}, `{PLANTED[run.group].options}`", _first_line(names[run]), evidence[run])
                 for run in sick
@@ -260,11 +258,10 @@ def report(output: Path) -> str:
         ),
         *("", "## Healthy", ""),
         *markdown_table(
-            ("run", "part", "the doctor's first line"), [(run.name, run.group, _first_line(names[run])) for run in well]
+            ("run", "part", "first line"), [(run.name, run.group, _first_line(names[run])) for run in well]
         ),
         *("", "## Measures", ""),
-        "The worst value of each part, and of the run in which the sickness was planted:",
-        "",
+        *("The worst value of each part, and of the run in which the sickness was planted:", ""),
         *markdown_table(("measure", "threshold", *GROUPS, "planted"), _thresholds(said)),
         *("", LIMITS),
     ]
