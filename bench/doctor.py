@@ -42,11 +42,19 @@ SUSPENDED = 0.1
 HEAD = """\
 # The doctor, examined
 
-`python bench/doctor.py --text DATA` trains real runs by the real commands, each of two layers and at most 500 steps
-of 32 sequences, with a learned vocabulary of 2,048 (Wikipedia, novels). {cores} CPU cores, beside other work; torch
-{torch}, deepspeed {deepspeed}. Half of the healthy runs set the thresholds of `pretrain/analysis/health.py`; the
-other half and the sick runs judge them. Runs of the paper's sizes took no part: what is healthy there is arithmetic
-alone."""
+`python bench/doctor.py --text DATA` trains real runs by the real commands, each of two layers and at most 500 steps of
+32 sequences, with a learned vocabulary of 2,048. {cores} CPU cores, beside other work; torch {torch}, deepspeed
+{deepspeed}. Half of the healthy runs set the thresholds of `pretrain/analysis/health.py`; the other half and the sick
+runs judge them. Runs of the paper's sizes took no part: of those the thresholds are arithmetic alone."""
+LIMITS = """\
+## What this does not show
+
+- Three checks changed after a first planted run (seed 5) and are judged on another. `optim.lr=0.1` made no spike but a
+  discriminator with one answer, a measure since; L_D was added for repeated text; of HP_Dist `objective.lambda1=0` and
+  `1000`, ended after 420 steps, had ratios up to 5 and 2, and `objective.temperature=5` 9.8 under a limit of 10, which
+  then became three times the worst of the ten healthy runs.
+- Spikes, a rising loss, skipped fp16 steps (a CPU has none) and [UNK] were tried in `tests/pretrain/analysis` alone.
+- Text that is not shuffled was not planted: the order of samples is a keyed permutation."""
 GROUPS = {"sets thresholds": (0, 1), "held back": (2, 3)}
 """Parts of the healthy runs, and their seeds."""
 
@@ -242,7 +250,7 @@ def report(output: Path) -> str:
         f" {sum(bool(names[run]) for run in well)} of {len(well)} healthy runs.",
         *("", "## Planted", ""),
         *markdown_table(
-            ("planted", "by", "the doctor's first line", "how it is known"),
+            ("planted", "by", "first line", "how it is known"),
             [
                 (run.group, f"{run.shards}, `{PLANTED[run.group].options}`", _first_line(names[run]), evidence[run])
                 for run in sick
@@ -250,12 +258,12 @@ def report(output: Path) -> str:
         ),
         *("", "## Healthy", ""),
         *markdown_table(
-            ("run", "part", "the doctor's first line"), [(run.name, run.group, _first_line(names[run])) for run in well]
+            ("run", "part", "first line"), [(run.name, run.group, _first_line(names[run])) for run in well]
         ),
         *("", "## Measures", ""),
-        "The worst value of each part, and of the run in which the sickness was planted:",
-        "",
+        *("The worst value of each part, and of the run in which the sickness was planted:", ""),
         *markdown_table(("measure", "threshold", *GROUPS, "planted"), _thresholds(said)),
+        *("", LIMITS),
     ]
     return "\n".join(lines) + "\n"
 
