@@ -225,9 +225,8 @@ def plateau(run: Symptoms) -> Judged | None:
     of_plateau = loss / (ordinary * float(binary_entropy(min(1.0, run.mean("replaced_share") / ordinary))))
     finding = Finding(
         name="discriminator on the plateau",
-        verdict=f"The discriminator knows how many tokens are replaced but not which: {accuracy:.0%} accurate, as who"
-        " always"
-        ' says "original".',
+        verdict="The discriminator knows how many tokens are replaced but not which: its accuracy of"
+        f' {accuracy:.0%} is that of always answering "original".',
         evidence=f"L_D is {loss:.4f} in {run.when()}, {of_plateau:.3f} of the entropy of the replaced share among"
         f" ordinary tokens; the limit is {MOST_OF_PLATEAU} (AUC {auc:.2f}; chance is .5).",
         remedy="Train on while L_D falls; else try another optim.lr, set objective.lambda2=50, and start narrow"
