@@ -64,7 +64,7 @@ UNREADABLE = [
 UNKNOWN_KEYS = [
     ("pretrain/run.py --set optim.learning_rat=1", "optim.learning_rat"),
     ("pretrain/run.py --preset huge", "huge"),
-    ("finetune/run_glue.py --model m --task Cola --data_dir .", "Cola"),
+    ("finetune/run_glue.py --model m --task Coal --data_dir .", "Coal"),
 ]
 NOT_FOR_TRAINING = set(HEAVY) - {"torch", "deepspeed"} | {
     "accelerate",
