@@ -181,10 +181,12 @@ def parse_options(
 def _require_known(options_class: type[StrictConfig], arguments: Sequence[str]) -> None:
     """Refuses unknown options, each with the nearest, before argparse finds that others are missing."""
     given = [argument.partition("=")[0] for argument in takewhile("--".__ne__, arguments)]
-    known = ["--help", *(f"--{name}" for name in options_class.model_fields)]
+    fields = options_class.model_fields.items()
+    known = ["--help", *(f"--{name}" for name, field in fields if POSITIONAL not in field.metadata)]
     unknown = [name for name in given if name.startswith("--") and name not in known]
     if unknown:
-        raise ConfigError(*(f"{name}: unknown option{did_you_mean(name, known)}; see --help" for name in unknown))
+        problems = (f"{name}: unknown option{did_you_mean(name, known)}" for name in unknown)
+        raise ConfigError("; ".join((*problems, "see --help")))
 
 
 def _add_option(parser: argparse._ActionsContainer, name: str, field: FieldInfo) -> None:

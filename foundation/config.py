@@ -102,10 +102,10 @@ def one_of(name: Any, known: Iterable[str]) -> str:
 def did_you_mean(name: Any, known: Iterable[str]) -> str:
     """The end of an error about a name: a question about the nearest that is known, in any case; empty for none.
 
-    Of a name with dots, such as `optim.lr`, the last part is enough.
+    Of a name with dots, such as `optim.lr`, the last part is enough; an option's hyphens do not count.
     """
-    names = {form.lower(): one for one in known for form in (one, one.rpartition(".")[2])}
-    nearest = difflib.get_close_matches(str(name).lower(), names, n=1)
+    names = {form.lower().lstrip("-"): one for one in known for form in (one, one.rpartition(".")[2])}
+    nearest = difflib.get_close_matches(str(name).lower().lstrip("-"), names, n=1)
     return f"; did you mean {names[nearest[0]]!r}?" if nearest else ""
 
 

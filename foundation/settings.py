@@ -33,5 +33,5 @@ def settings_tables(config_class: type[BaseModel], config: BaseModel | None, sec
     lines = []
     for key, shown, text in rows:
         start = f"{key:<{keys}}  {shown:<{values}}  "
-        lines += textwrap.wrap(text, WIDTH, initial_indent=start, subsequent_indent=" " * len(start))
+        lines += textwrap.wrap(start + text, WIDTH, subsequent_indent=" " * len(start), break_on_hyphens=False)
     return ["\n".join(lines), *inner] if lines else inner

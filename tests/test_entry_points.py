@@ -129,6 +129,19 @@ def test_help_fits_a_screen_and_waits_for_no_heavy_import(script, tmp_path):
     assert not imported.intersection(HEAVY)
 
 
+@pytest.mark.parametrize(
+    "command", ["pretrain/run.py", "finetune/run_glue.py --model m", "finetune/run_squad.py --model m"]
+)
+def test_settings_are_listed_in_columns_without_data_or_model(command, tmp_path):
+    process = run(f"{command} --list_settings --set deepspeed.zero_optimization.stage=2", tmp_path)
+    lines = process.stdout.splitlines()
+    assert (process.returncode, process.stderr) == (0, "")
+    assert max(map(len, lines)) <= 120
+    (stage,) = [line.split() for line in lines if line.startswith("deepspeed.zero_optimization.stage ")]
+    assert stage[1] == "2"
+    assert not [*tmp_path.iterdir()]
+
+
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_an_unknown_option_is_named(script, tmp_path):
     assert_one_clear_line(run(f"{script} --no_such_option=1 a b --model=m", tmp_path), "--no_such_option")

@@ -164,11 +164,10 @@ def select_tasks(names: Iterable[str]) -> list[GlueTask]:
         ConfigError: a name that is no task.
     """
     known = {name.lower(): task for name, task in TASKS.items()}
+    names = list(names)
+    if unknown := [name for name in names if name.lower() not in {*known, "all"}]:
+        raise ConfigError(*(f"task: got {name!r}, {one_of(name, ('all', *TASKS))}" for name in unknown))
     chosen = dict.fromkeys(name.lower() for name in names)
-    if unknown := [
-        f"task: got {name!r}, {one_of(name, ('all', *TASKS))}" for name in chosen if name not in {*known, "all"}
-    ]:
-        raise ConfigError(*unknown)
     return list(TASKS.values()) if "all" in chosen else [known[name] for name in chosen]
 
 

@@ -103,18 +103,18 @@ def test_a_wrong_argument_is_a_config_error_that_names_it(arguments, named):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "problems"),
+    ("arguments", "problem"),
     [
-        (["--stpes", "3"], ["--stpes: unknown option; did you mean '--steps'?; see --help"]),
-        (["--Mode=fast", "--x", "-3", "--vocb"], ["--mode", "unknown option; see", "--vocab"]),
-        (["--mode", "fats"], ["'fast' or 'slow'; did you mean 'fast'?"]),
+        (["--stpes", "3"], "--stpes: unknown option; did you mean '--steps'?; see --help"),
+        (["--Mode=fast", "--x"], "--Mode: unknown option; did you mean '--mode'?; --x: unknown option; see --help"),
+        (["--mode", "fats"], "'fast' or 'slow'; did you mean 'fast'?"),
     ],
 )
-def test_a_name_that_is_not_there_is_answered_with_the_nearest(arguments, problems):
+def test_a_name_that_is_not_there_is_answered_with_the_nearest(arguments, problem):
     with pytest.raises(ConfigError) as caught:
         parse(*arguments)
-    assert len(caught.value.problems) == len(problems)
-    assert all(expected in problem for expected, problem in zip(problems, caught.value.problems, strict=True))
+    assert len(caught.value.problems) == 1
+    assert problem in caught.value.problems[0]
 
 
 def test_an_unknown_option_is_named_before_one_that_is_missing():

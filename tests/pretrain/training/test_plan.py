@@ -49,13 +49,19 @@ def listed(**given: object) -> dict[str, tuple[str, str]]:
     return {key: (value, meaning) for key, value, meaning in rows}
 
 
-def test_every_key_that_set_takes_is_listed_with_its_value_under_the_other_options_and_its_meaning() -> None:
+def test_every_key_that_set_takes_is_listed_with_its_value_under_the_other_options_and_its_meaning(
+    shards_folder: Path, tmp_path: Path
+) -> None:
     shown = listed(preset="tiny", objective="hp_dist", set=("optim.lr=1e-4", "deepspeed.zero_optimization.stage=2"))
     assert shown["optim.lr"][0] == "0.0001"
     assert shown["objective.lambda1"][0] == "1.0"
     assert shown["objective.ratio_clip"][0] == "null"
     assert shown["deepspeed.zero_optimization.stage"][0] == "2"
     assert shown["deepspeed.bf16.enabled"][0] == "true"
+    run = make_plan(options(shards_folder, tmp_path, objective="hp_dist")).run.model_dump()
+    sections = {name: values for name, values in run.items() if isinstance(values, dict)}
+    keys = {f"{section}.{key}" for section, values in sections.items() for key in values} | run.keys() - sections.keys()
+    assert shown.keys() >= keys - {"objective.name"}  # --objective's
     assert shown["log_every"] == ("50", "Steps between log lines.")
 
 
