@@ -11,6 +11,7 @@ from data_prep.formats import Boundary, Reading
 from data_prep.sentences import Sentences
 from data_prep.sequences import Builder, Packing
 from data_prep.tokens import LARGEST_VOCABULARY, SpecialTokens
+from foundation.command_line import Group
 from foundation.config import ConfigError, StrictConfig, StrictRecord
 from foundation.files import sealed, unsealed, write_if_other
 
@@ -26,7 +27,7 @@ Count = Annotated[int, Field(ge=0, lt=1 << 63)]
 class Choices(StrictConfig):
     """What a user chooses that decides the shards' bytes."""
 
-    seq_length: int = Field(512, ge=8, le=65_535)
+    seq_length: Annotated[int, Group("sequences and masks")] = Field(512, ge=8, le=65_535)
     """longest sequence in tokens"""
     mask_copies: int = Field(10, ge=1, le=255)
     """masks drawn for each sequence"""
@@ -36,7 +37,7 @@ class Choices(StrictConfig):
     """full: sequences run across documents"""
     builder: Builder = "lossless"
     """electra: truncate overflow as Google does"""
-    documents: Boundary = "blank_line"
+    documents: Annotated[Boundary, Group("documents")] = "blank_line"
     """what ends a document in plain text"""
     text_column: str = "text"
     """text's key in JSON lines, column in Parquet"""
@@ -46,7 +47,7 @@ class Choices(StrictConfig):
     """exact: drop documents seen before"""
     held_out: float = Field(0.005, ge=0, lt=1)
     """share of documents never trained on"""
-    seed: int = 0
+    seed: Annotated[int, Group("the build")] = 0
     """of every random choice"""
     chunk_mb: float = Field(16.0, gt=0, le=64)
     """text per unit of work, in MB"""

@@ -3,7 +3,6 @@
 COMMANDS names them all, one line each. The module of a command is imported when it is asked for, and no other.
 """
 
-import difflib
 import importlib
 import re
 import sys
@@ -11,7 +10,7 @@ from importlib.metadata import version
 from typing import get_type_hints
 
 from foundation.command_line import EXIT_BAD_USAGE, print_problems, run_command
-from foundation.config import shown
+from foundation.config import one_of, shown
 from foundation.files import IS_CHECKOUT, ROOT
 
 PROGRAM = "electra-sampler"
@@ -53,9 +52,7 @@ def main() -> int:
             commands = "\n".join(f"  {name:<16}{line}" for name, (_, line) in COMMANDS.items())
             print(HELP.format(commands=commands, root=ROOT), end="")
         case [name, *_]:
-            nearest = difflib.get_close_matches(name, COMMANDS, n=1)
-            wanted = f"did you mean {nearest[0]!r}?" if nearest else f"expected one of {', '.join(COMMANDS)}"
-            print_problems([f"command: got {shown(name)}; {wanted}; see --help"])
+            print_problems([f"command: got {shown(name)}; {one_of(name, COMMANDS)}"])
             return EXIT_BAD_USAGE
     return 0
 

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from foundation.command_line import HIDDEN
+from foundation.command_line import HIDDEN, Group, Metavar
 from foundation.config import MOST, FileName, StrictConfig
 
 Fraction = Annotated[float, Field(ge=0, lt=1)]
@@ -76,33 +76,35 @@ class SquadConfig(FinetuneConfig):
 
 
 class FinetuneOptions(StrictConfig):
-    """Options of both command lines; `None` takes the paper's value for the model's size (`presets.py`)."""
+    """Options of both command lines; `None` takes the value of `presets.py`, the paper's for the model's size."""
 
-    model: FileName
+    model: Annotated[FileName, Group("the runs")]
     """exported folder, or the hub name of a stock Hugging Face ELECTRA"""
     seeds: tuple[Seed, ...] = (1, 2, 3, 4, 5)
-    """one run per task and seed; the paper reports the median of five"""
+    """one run per seed; the paper reports the median of five"""
     random_weights: bool = False
     """fine-tune an untrained encoder of the same shape: the baseline"""
-    learning_rate: float | None = None
-    """peak learning rate"""
-    epochs: int | None = None
-    """passes over the training examples"""
-    batch_size: int | None = None
-    """examples per update, over all processes"""
-    weight_decay: float | None = None
-    """decoupled weight decay"""
-    max_length: int | None = None
-    """word pieces a sequence at most"""
-    legacy_layer_decay: bool | None = None
-    """layer-wise decay as google-research/electra counts it, one layer off"""
     grid: Literal["paper"] | None = None
     """run every setting that the paper searched, not only the default"""
-    deepspeed_config: Path | None = None
+    learning_rate: Annotated[float | None, Group("settings")] = None
+    """peak learning rate (small 0.0003, base 0.0001)"""
+    epochs: int | None = None
+    """passes over the training examples (3; RTE 10)"""
+    batch_size: int | None = None
+    """examples per update, over all processes (32)"""
+    weight_decay: float | None = None
+    """decoupled weight decay (small 0.0, base 0.01)"""
+    max_length: int | None = None
+    """word pieces a sequence at most (GLUE 128, SQuAD 512)"""
+    legacy_layer_decay: bool | None = None
+    """layer-wise decay as google-research/electra counts it (off)"""
+    deepspeed_config: Annotated[Path | None, Group("machines")] = None
     """precision, ZeRO stage, micro-batch (ds_configs/zero0_fp32.json)"""
-    set: tuple[str, ...] = ()
-    """overrides of that file, such as deepspeed.train_micro_batch_size_per_gpu=8"""
-    output: Path
+    set: Annotated[tuple[str, ...], Metavar("KEY=VALUE")] = ()
+    """of that file, such as deepspeed.train_micro_batch_size_per_gpu=8"""
+    list_settings: bool = False
+    """print every KEY of --set, its value and its meaning"""
+    output: Annotated[Path, Group("data and output")]
     """folder of results.jsonl"""
     local_rank: Annotated[int, HIDDEN] = 0
 
@@ -114,38 +116,38 @@ class FinetuneOptions(StrictConfig):
 class GlueOptions(FinetuneOptions):
     """Command line of `run_glue.py`."""
 
-    task: tuple[str, ...] = ("all",)
-    """GLUE tasks by name, such as CoLA RTE, or all"""
-    data_dir: str = "data/glue"
+    task: Annotated[tuple[str, ...], Group("the runs")] = ("all",)
+    """GLUE tasks by name, in any case, such as CoLA rte, or all"""
+    data_dir: Annotated[str, Group("data and output")] = "data/glue"
     """folder of TASK/train.tsv, dev.tsv (or .jsonl, .parquet), or hub, or hub:NAME"""
     predict_test: bool = False
-    """predict the test sets too, in GLUE's submission format; with MNLI also AX"""
-    head: Literal["electra", "hf"] | None = None
-    """google-research/electra's head (electra) or Hugging Face's"""
+    """predict test sets in GLUE's submission format; with MNLI also AX"""
+    head: Annotated[Literal["electra", "hf"] | None, Group("settings")] = None
+    """google-research/electra's head or Hugging Face's (electra)"""
     both_orders: bool | None = None
-    """train on MRPC's and STS-B's pairs in both orders"""
+    """train on MRPC's and STS-B's pairs in both orders (off)"""
     plain_scores: bool | None = None
-    """learn STS-B's scores from 0 to 5, not from 0 to 1"""
-    output: Path = Path("runs/glue")
+    """learn STS-B's scores from 0 to 5, not from 0 to 1 (off)"""
+    output: Annotated[Path, Group("data and output")] = Path("runs/glue")
     """folder of results.jsonl; runs already in it are skipped"""
 
 
 class SquadOptions(FinetuneOptions):
     """Command line of `run_squad.py`."""
 
-    version: Literal["2.0", "1.1"] = "2.0"
+    version: Annotated[Literal["2.0", "1.1"], Group("the runs")] = "2.0"
     """SQuAD's release; 2.0 has questions without answer"""
-    data_dir: Path = Path("data/squad")
-    """folder holding train-v2.0.json and dev-v2.0.json, or those of v1.1"""
-    output: Path = Path("runs/squad")
-    """folder of results.jsonl and predictions; what it has is skipped"""
-    head: Literal["electra", "xlnet"] | None = None
-    """sizes and habits of the head: google-research/electra's (electra) or XLNet's"""
-    stride: int | None = None
-    """word pieces from one window on a paragraph to the next"""
-    max_question: int | None = None
-    """word pieces of a question at most"""
-    null_threshold: float | None = None
-    """answerability logit above which no answer is given"""
+    data_dir: Annotated[Path, Group("data and output")] = Path("data/squad")
+    """folder of train-v2.0.json and dev-v2.0.json, or v1.1's"""
+    output: Annotated[Path, Group("data and output")] = Path("runs/squad")
+    """folder of results and predictions; what it has is skipped"""
     test_file: Path | None = None
-    """questions to predict as well, in SQuAD's layout, with answers or without"""
+    """more questions to predict, with answers or without"""
+    head: Annotated[Literal["electra", "xlnet"] | None, Group("settings")] = None
+    """google-research/electra's head or XLNet's, with its habits (electra)"""
+    stride: int | None = None
+    """word pieces from one window on a paragraph to the next (128)"""
+    max_question: int | None = None
+    """word pieces of a question at most (64)"""
+    null_threshold: float | None = None
+    """answerability logit above which no answer is given (-2.75)"""

@@ -1,9 +1,10 @@
 """The command line of every entry point, derived from a `StrictConfig`: names, types, defaults and help in one place.
 
-A field is an option `--field`; `Annotated[..., POSITIONAL]` makes it an argument without a flag, required, and
-`Annotated[..., HIDDEN]` leaves it out of `--help`. A tuple of any length may come in parts, `--set a=1 --set b=2`; any
-other option stands there once. Exit codes: 0 done, 1 failed, 2 bad usage or configuration, 75 stopped on request with a
-checkpoint written, 130 interrupted, 141 what it prints is read no further.
+A field is an option `--field`, and marks in its `Annotated[...]` say more: POSITIONAL makes it an argument without a
+flag, required; HIDDEN leaves it out of `--help`; `Group(TITLE)` begins a group of options there, or goes on with the
+one of that title; `Metavar(NAME)` stands there for its value. A tuple of any length may come in parts,
+`--set a=1 --set b=2`; any other option stands there once. Exit codes: 0 done, 1 failed, 2 bad usage or configuration,
+75 stopped on request with a checkpoint written, 130 interrupted, 141 what it prints is read no further.
 """
 
 import argparse
@@ -14,16 +15,26 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, NoReturn, TextIO, TypeVar, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from foundation.config import ConfigError, LocalProblem, StrictConfig
+from foundation.config import ConfigError, LocalProblem, StrictConfig, did_you_mean
 
 POSITIONAL = "command line: an argument without a flag"
 HIDDEN = "command line: not shown by --help"
+
+
+class Group(str):
+    """The title, in `--help`, of an option and those after it."""
+
+
+class Metavar(str):
+    """What stands for an option's value in `--help`."""
+
 
 EXIT_FAILED = 1
 EXIT_BAD_USAGE = 2
@@ -118,7 +129,17 @@ def _send_nowhere(number: int) -> None:
 def print_problems(problems: Iterable[str]) -> None:
     """The mistakes of a user, one line each."""
     for problem in problems:
-        print(f"{Path(sys.argv[0]).name}: error: {printable(problem)}", file=sys.stderr)
+        print(f"{Path(sys.argv[0]).name}: {_painted('error:', 31, sys.stderr)} {printable(problem)}", file=sys.stderr)
+
+
+def print_warning(warning: str) -> None:
+    """What a user should know of and may go on with, as one line."""
+    print(_painted("WARNING:", 33, sys.stdout), printable(warning))
+
+
+def _painted(word: str, color: int, stream: TextIO) -> str:
+    """In a color of ANSI's on a terminal, unless the user's NO_COLOR is set (https://no-color.org)."""
+    return f"\033[{color}m{word}\033[0m" if stream.isatty() and not os.environ.get("NO_COLOR") else word
 
 
 def printable(text: str) -> str:
@@ -143,13 +164,32 @@ def parse_options(
         formatter_class=partial(argparse.HelpFormatter, max_help_position=28),
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
+        add_help=False,
     )
+    parser.add_argument("-h", "--help", action="help", help=argparse.SUPPRESS)  # who reads it has found it
+    groups: dict[str, argparse._ArgumentGroup] = {}
+    place: argparse._ActionsContainer = parser
     for name, field in options_class.model_fields.items():
-        _add_option(parser, name, field)
+        if title := next((mark for mark in field.metadata if isinstance(mark, Group)), None):
+            place = groups[title] = groups.get(title) or parser.add_argument_group(title)
+        _add_option(place, name, field)
+    arguments = sys.argv[1:] if arguments is None else arguments
+    _require_known(options_class, arguments)
     return options_class.from_values(vars(parser.parse_args(arguments)))
 
 
-def _add_option(parser: argparse.ArgumentParser, name: str, field: FieldInfo) -> None:
+def _require_known(options_class: type[StrictConfig], arguments: Sequence[str]) -> None:
+    """Refuses unknown options, each with the nearest, before argparse finds that others are missing."""
+    given = [argument.partition("=")[0] for argument in takewhile("--".__ne__, arguments)]
+    fields = options_class.model_fields.items()
+    known = ["--help", *(f"--{name}" for name, field in fields if POSITIONAL not in field.metadata)]
+    unknown = [name for name in given if name.startswith("--") and name not in known]
+    if unknown:
+        problems = (f"{name}: unknown option{did_you_mean(name, known)}" for name in unknown)
+        raise ConfigError("; ".join((*problems, "see --help")))
+
+
+def _add_option(parser: argparse._ActionsContainer, name: str, field: FieldInfo) -> None:
     settings: dict[str, Any] = {"help": argparse.SUPPRESS if HIDDEN in field.metadata else _help(field)}
     annotation = _bare(field.annotation)
     if get_origin(annotation) is tuple:
@@ -164,7 +204,8 @@ def _add_option(parser: argparse.ArgumentParser, name: str, field: FieldInfo) ->
     elif get_origin(annotation) is Literal:
         settings["metavar"] = "|".join(str(choice) for choice in get_args(annotation))
     else:
-        settings["metavar"] = _METAVARS.get(annotation, "VALUE")
+        own = [mark for mark in field.metadata if isinstance(mark, Metavar)]
+        settings["metavar"] = own[0] if own else _METAVARS.get(annotation, "VALUE")
     action = "extend" if settings.get("nargs") == "+" else _Once
     parser.add_argument(f"--{name}", action=action, required=field.is_required(), **settings)
 
@@ -179,7 +220,12 @@ def _bare(annotation: Any) -> Any:
 def _help(field: FieldInfo) -> str:
     text = (field.description or "").strip().replace("%", "%%")
     default = field.default
-    if field.is_required() or default in (None, (), False):
+    if field.is_required() or (default in (None, ()) and text.endswith(")")):  # the text says what is taken then
         return text
-    shown = " ".join(str(part) for part in default) if isinstance(default, tuple) else default
-    return f"{text} ({shown})"
+    if isinstance(default, bool):
+        default = "on" if default else "off"
+    elif default in (None, ()):
+        default = "none"
+    elif isinstance(default, tuple):
+        default = " ".join(map(str, default))
+    return f"{text} ({default})"

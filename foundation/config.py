@@ -1,9 +1,11 @@
 """How the project reads configuration: strict, frozen, and every mistake reported as one `ConfigError`."""
 
+import difflib
 import json
 import os
 import re
-from collections.abc import Mapping
+import shlex
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self, get_args
 
@@ -52,7 +54,7 @@ class StrictConfig(StrictRecord):
     def _is_what_it_looks_like(cls, value: Any, info: ValidationInfo) -> Any:
         """Refuses what pydantic or a file system would take for something else: true for 1, bytes for a name."""
         for part in value if isinstance(value, (list, tuple)) else (value,):
-            types = _types(cls.model_fields[str(info.field_name)].annotation) if isinstance(part, (bool, str)) else ()
+            types = types_of(cls.model_fields[str(info.field_name)].annotation) if isinstance(part, (bool, str)) else ()
             if isinstance(part, bool) and bool not in types and (int in types or float in types):
                 raise PydanticCustomError("no_switch", "input should be a number, neither true nor false")
             is_name = isinstance(part, Path) or Path in types
@@ -86,7 +88,25 @@ def _describe(config_class: type[BaseModel], item: Any) -> str:
     expected = item["msg"].removeprefix("Value error, ")
     if item["type"] == "value_error":
         return expected if not item["loc"] else f"{field}: {expected}"
-    return f"{field}: got {shown(item['input'])}, expected: {expected[0].lower()}{expected[1:]}"
+    choices = re.findall("'(.*?)'", expected) if item["type"] == "literal_error" else ()
+    meant = did_you_mean(str(item["input"]), choices)
+    return f"{field}: got {shown(item['input'])}, expected: {expected[0].lower()}{expected[1:]}{meant}"
+
+
+def one_of(name: Any, known: Iterable[str]) -> str:
+    """What an error expects in place of an unknown name: all that are known, and the nearest."""
+    known = tuple(known)
+    return f"expected one of {', '.join(map(shlex.quote, known))}{did_you_mean(name, known)}"
+
+
+def did_you_mean(name: Any, known: Iterable[str]) -> str:
+    """The end of an error about a name: a question about the nearest that is known, in any case; empty for none.
+
+    Of a name with dots, such as `optim.lr`, the last part is enough; an option's hyphens do not count.
+    """
+    names = {form.lower().lstrip("-"): one for one in known for form in (one, one.rpartition(".")[2])}
+    nearest = difflib.get_close_matches(str(name).lower().lstrip("-"), names, n=1)
+    return f"; did you mean {names[nearest[0]]!r}?" if nearest else ""
 
 
 def shown(value: Any) -> str:
@@ -127,7 +147,7 @@ FileName = Annotated[str, AfterValidator(require_file_name)]
 """Of a file or folder, or of something else."""
 
 
-def _types(annotation: Any) -> list[Any]:
+def types_of(annotation: Any) -> list[Any]:
     """All that an annotation is made of."""
     types = [annotation]
     for part in types:
@@ -141,4 +161,4 @@ def _known_fields(config_class: type[BaseModel], location: tuple[Any, ...]) -> s
         if field is None or not isinstance(field.annotation, type) or not issubclass(field.annotation, BaseModel):
             return "remove it"
         config_class = field.annotation
-    return "expected one of " + ", ".join(config_class.model_fields)
+    return one_of(location[-1], config_class.model_fields)

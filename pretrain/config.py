@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, SerializeAsAny, field_validator, model_validator
 
-from foundation.config import MOST, ConfigError, StrictConfig, parse_override, shown
+from foundation.config import MOST, ConfigError, StrictConfig, did_you_mean, one_of, parse_override, shown
 from pretrain.engine.optim import OptimConfig
 from pretrain.method.objectives import OBJECTIVES, objective_class
 from pretrain.method.objectives.objective import ObjectiveConfig
@@ -39,7 +39,7 @@ class RunConfig(StrictConfig):
     batch_size: int = Field(gt=0, le=2**20)
     """Sequences an optimizer step, over all ranks and micro-batches; each rank holds the places of all of them."""
     seed: int = Field(default=0, ge=0, lt=2**63)
-    """Of initial weights, order, sampling and dropout."""
+    """Seed of initial weights, order, sampling and dropout."""
     log_every: Count = 100
     """Steps between log lines."""
     histogram_every: Count = 1_000
@@ -62,12 +62,12 @@ class RunConfig(StrictConfig):
             return objective
         name = objective.get("name") if isinstance(objective, dict) else None
         if name not in tuple(OBJECTIVES):
-            raise ValueError(f"got name {shown(name)}, expected one of {', '.join(OBJECTIVES)}")
+            raise ValueError(f"got name {shown(name)}, {one_of(name, OBJECTIVES)}")
         own = objective_class(name).Config
         others = objective.keys() - own.model_fields.keys()
         old = {key for key in others if key in OLD_WEIGHTS or (key, objective[key]) in OLD_SWITCHES.items()}
         if unknown := others - old:
-            raise ValueError(f"unknown key {shown(min(unknown))}; expected one of {', '.join(own.model_fields)}")
+            raise ValueError(f"unknown key {shown(min(unknown))}; {one_of(min(unknown), own.model_fields)}")
         return own.model_validate({key: value for key, value in objective.items() if key not in old})
 
     @model_validator(mode="after")
@@ -111,12 +111,13 @@ def _apply(values: dict[str, Any], override: str) -> str | None:
     if path == "objective.name":
         option = f"--objective {shown(str(value))[1:-1]}"
         return f"--set: got {shown(override)}, which would keep the weights of another objective; use {option}"
+    known = [f"{name}.{key}" for name, inner in values.items() if isinstance(inner, dict) for key in inner]
     *parents, key = path.split(".")
     section: Any = values
     for part in parents:
         section = section.get(part) if isinstance(section, dict) else None
     if problem := _no_value_of(section, path, override):
-        return f"--set: got {problem}"
+        return f"--set: got {problem}{did_you_mean(path, [*values, *known])}"
     section[key] = value
     return None
 

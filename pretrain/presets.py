@@ -6,7 +6,7 @@
 
 from typing import NamedTuple
 
-from foundation.config import ConfigError
+from foundation.config import ConfigError, one_of
 from pretrain.config import RunConfig
 from pretrain.engine.optim import OptimConfig
 from pretrain.method.objectives import objective_class
@@ -113,7 +113,7 @@ def preset(name: str) -> Preset:
         ConfigError: no such preset.
     """
     if name not in PRESETS:
-        raise ConfigError(f"preset: got {name!r}, expected one of {', '.join(PRESETS)}")
+        raise ConfigError(f"preset: got {name!r}, {one_of(name, PRESETS)}")
     return PRESETS[name]
 
 
@@ -124,7 +124,7 @@ def with_row(run: RunConfig, name: str) -> RunConfig:
         ConfigError: no such row.
     """
     if name not in ROWS:
-        raise ConfigError(f"row: got {name!r}, expected one of {', '.join(map(repr, ROWS))}")
+        raise ConfigError(f"row: got {name!r}, {one_of(name, ROWS)}")
     return run.model_copy(update={"objective": ROWS[name]})
 
 

@@ -19,10 +19,13 @@ from pretrain.training.options import RunOptions
 
 def main(options: RunOptions) -> int:
     adopt_slurm()
-    if not options.dry_run:
+    if not (options.dry_run or options.list_settings):
         require_launch(options.hostfile, number_of("WORLD_SIZE", "1"))
-    from pretrain.training.plan import make_plan
+    from pretrain.training.plan import list_settings, make_plan
 
+    if options.list_settings:
+        print(list_settings(options))
+        return 0
     plan = make_plan(options)
     if options.dry_run:
         from pretrain.training.dry_run import dry_run

@@ -64,7 +64,7 @@ UNREADABLE = [
 UNKNOWN_KEYS = [
     ("pretrain/run.py --set optim.learning_rat=1", "optim.learning_rat"),
     ("pretrain/run.py --preset huge", "huge"),
-    ("finetune/run_glue.py --model m --task Cola --data_dir .", "Cola"),
+    ("finetune/run_glue.py --model m --task Coal --data_dir .", "Coal"),
 ]
 NOT_FOR_TRAINING = set(HEAVY) - {"torch", "deepspeed"} | {
     "accelerate",
@@ -127,6 +127,19 @@ def test_help_fits_a_screen_and_waits_for_no_heavy_import(script, tmp_path):
     assert max(map(len, lines)) <= SCREEN[1]
     imported = {line.split("|")[-1].strip() for line in process.stderr.splitlines()}
     assert not imported.intersection(HEAVY)
+
+
+@pytest.mark.parametrize(
+    "command", ["pretrain/run.py", "finetune/run_glue.py --model m", "finetune/run_squad.py --model m"]
+)
+def test_settings_are_listed_in_columns_without_data_or_model(command, tmp_path):
+    process = run(f"{command} --list_settings --set deepspeed.zero_optimization.stage=2", tmp_path)
+    lines = process.stdout.splitlines()
+    assert (process.returncode, process.stderr) == (0, "")
+    assert max(map(len, lines)) <= 120
+    (stage,) = [line.split() for line in lines if line.startswith("deepspeed.zero_optimization.stage ")]
+    assert stage[1] == "2"
+    assert not [*tmp_path.iterdir()]
 
 
 @pytest.mark.parametrize("script", SCRIPTS)

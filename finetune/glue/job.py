@@ -20,7 +20,7 @@ from finetune.presets import settings_for
 from finetune.running.job import Evaluation, Job
 from finetune.running.model_folder import open_model, plan_runs
 from finetune.running.records import EXAMPLES, Metrics
-from finetune.running.run_list import Queue
+from finetune.running.run_list import Queue, list_settings
 from finetune.tokens import Batch, Features
 from foundation.config import ConfigError
 from foundation.files import require_folder
@@ -131,6 +131,9 @@ def run_queue(options: GlueOptions) -> int:
     Raises:
         ConfigError: a wrong task, model, file or setting; all data is read before the first run.
     """
+    if options.list_settings:
+        print(list_settings(options))
+        return 0
     require_folder(options.output)
     tasks = present(select_tasks(options.task), options)
     model = open_model(options.model)
@@ -157,7 +160,7 @@ def present(tasks: list[GlueTask], options: GlueOptions) -> list[GlueTask]:
     Raises:
         ConfigError: `all`, and not one is there.
     """
-    if "all" not in options.task:
+    if "all" not in map(str.lower, options.task):
         return tasks
     missing = {task.name: problem for task in tasks if (problem := missing_from(task, options.data_dir))}
     if len(missing) == len(tasks):

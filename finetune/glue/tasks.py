@@ -8,7 +8,7 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from finetune.running.records import Task, answers_folder, sha256_of
-from foundation.config import ConfigError
+from foundation.config import ConfigError, one_of
 
 HUB_UNLABELLED = -1
 """The hub's label for examples without one."""
@@ -158,15 +158,17 @@ def tasks_predicted_with(task: GlueTask) -> tuple[GlueTask, ...]:
 
 
 def select_tasks(names: Iterable[str]) -> list[GlueTask]:
-    """The tasks named on a command line; `all` stands for every one.
+    """The tasks named on a command line, in any case; `all` stands for every one.
 
     Raises:
         ConfigError: a name that is no task.
     """
-    names = list(dict.fromkeys(names))
-    if unknown := [name for name in names if name not in TASKS and name != "all"]:
-        raise ConfigError(f"task: got {' '.join(unknown)!r}, expected all or one of {', '.join(TASKS)}")
-    return list(TASKS.values()) if "all" in names else [TASKS[name] for name in names]
+    known = {name.lower(): task for name, task in TASKS.items()}
+    names = list(names)
+    if unknown := [name for name in names if name.lower() not in {*known, "all"}]:
+        raise ConfigError(*(f"task: got {name!r}, {one_of(name, ('all', *TASKS))}" for name in unknown))
+    chosen = dict.fromkeys(name.lower() for name in names)
+    return list(TASKS.values()) if "all" in chosen else [known[name] for name in chosen]
 
 
 def read_example(row: Mapping[str, Any], task: GlueTask, *, labelled: bool = True) -> Example:

@@ -25,7 +25,9 @@ from finetune.running.records import (
 )
 from finetune.running.train import Keeper, Stopped, resolve_for, train
 from foundation.locks import Held, Lock, confirm, holder
-from pretrain.engine.deepspeed_config import read
+from foundation.settings import settings_tables
+from pretrain.engine.deepspeed_config import OVERRIDE, read
+from pretrain.engine.deepspeed_keys import DeepSpeedConfig
 from pretrain.job.processes import start_processes
 from pretrain.job.stopping import EXIT_STOPPED, StopRequest
 
@@ -53,7 +55,7 @@ class Queue:
         """
         self.runs, self.files, self.model, self.options, self.output = runs, files, model, options, options.output
         self.world = start_processes()
-        self.deepspeed_config = read(options.deepspeed_config or PLAIN_DEEPSPEED_CONFIG, options.set)
+        self.deepspeed_config = read_deepspeed(options)
         for settings in dict.fromkeys(run.settings for run in runs):  # a mistake shows before anything is written
             resolve_for(settings, self.deepspeed_config, self.world)
         self._make_job = make_job
@@ -159,6 +161,20 @@ class Queue:
     def say(self, line: str) -> None:
         if self.world.is_first:
             print(line, flush=True)
+
+
+def read_deepspeed(options: FinetuneOptions) -> DeepSpeedConfig:
+    """The configuration that the options name.
+
+    Raises:
+        ConfigError: it is wrong.
+    """
+    return read(options.deepspeed_config or PLAIN_DEEPSPEED_CONFIG, options.set)
+
+
+def list_settings(options: FinetuneOptions) -> str:
+    """Every key of `--set` under the other options, a line each."""
+    return "\n\n".join(settings_tables(DeepSpeedConfig, read_deepspeed(options), OVERRIDE))
 
 
 def unfinished(runs: Sequence[RunIdentity], output: Path, files: Mapping[str, Sequence[str]]) -> list[int]:

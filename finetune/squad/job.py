@@ -17,7 +17,7 @@ from finetune.presets import HEAD_KINDS, squad_settings_for
 from finetune.running.job import Evaluation, Job
 from finetune.running.model_folder import open_model, plan_runs
 from finetune.running.records import EXAMPLES, answers_folder
-from finetune.running.run_list import Queue
+from finetune.running.run_list import Queue, list_settings
 from finetune.squad.features import Pieces, Window, Windows, make_windows
 from finetune.squad.files import VERSIONS, SquadData, SquadFile, SquadVersion, load_squad, read_squad
 from finetune.squad.head import QuestionAnswerer, SpanBeams, SpanLogits, span_losses
@@ -195,6 +195,9 @@ def run_queue(options: SquadOptions) -> int:
     Raises:
         ConfigError: a wrong model, file or setting; all data is read before the first run.
     """
+    if options.list_settings:
+        print(list_settings(options))
+        return 0
     require_folder(options.output)
     model = open_model(options.model)
     version = VERSIONS[options.version]

@@ -5,14 +5,13 @@ known (deepspeed_keys.py), or refused with the nearest known key. `--set deepspe
 DeepSpeed is not imported: any machine can check.
 """
 
-import difflib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
-from foundation.config import ConfigError, parse_override, shown, without_duplicates
+from foundation.config import ConfigError, did_you_mean, parse_override, shown, without_duplicates
 from foundation.files import ROOT
 from pretrain.engine.deepspeed_keys import REFUSED_KEYS, DeepSpeedConfig, Section
 from pretrain.engine.optim import AdamNumbers
@@ -179,12 +178,8 @@ def _unknown_keys(values: Mapping[str, Any], schema: type[Section], path: str = 
 def _why_unknown(key_path: str, schema: type[Section]) -> str:
     if key_path in REFUSED_KEYS:
         return f"not used here; {REFUSED_KEYS[key_path]}"
-    nearest = difflib.get_close_matches(key_path.rpartition(".")[2].lower(), schema.model_fields, n=1)
-    return (
-        f"unknown key; did you mean {nearest[0]!r}?"
-        if nearest
-        else f"unknown key; known here: {', '.join(schema.model_fields) or 'none'}"
-    )
+    known = f"; known here: {', '.join(schema.model_fields) or 'none'}"
+    return f"unknown key{did_you_mean(key_path.rpartition('.')[2], schema.model_fields) or known}"
 
 
 def _impossible(config: DeepSpeedConfig, device_type: str) -> Iterator[str]:

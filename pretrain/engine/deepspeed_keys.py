@@ -52,27 +52,44 @@ class OffloadOptimizer(Section):
     """`zero_optimization.offload_optimizer`: master weights and moments in the host's memory."""
 
     device: Literal["none", "cpu"]
+    """Where they are: cpu, or none to leave them on the GPU."""
     pin_memory: bool = True
+    """Page-locked host memory: faster transfers."""
 
 
 class ZeroOptimization(Section):
     """`zero_optimization`: what is partitioned over the ranks, and how it travels."""
 
     stage: Literal[0, 1, 2, 3]
+    """Splits 1 Adam's state, 2 gradients, 3 all."""
     contiguous_gradients: bool | None = None
+    """Copies gradients into one buffer as they come."""
     overlap_comm: bool | None = None
+    """Reduces gradients during the backward."""
     reduce_scatter: bool | None = None
+    """Each rank gets only the gradients it updates."""
     round_robin_gradients: bool | None = None
+    """Spreads the copying of gradients to the host."""
     use_multi_rank_bucket_allreduce: bool | None = None
+    """One reduction for several ranks' gradients."""
     allgather_partitions: bool | None = None
+    """Gathers parameters at once, not by broadcasts."""
     reduce_bucket_size: Annotated[Bucket, Field(gt=0)] | None = None
+    """Elements reduced at once."""
     allgather_bucket_size: Annotated[Bucket, Field(multiple_of=2)] | None = None
+    """Elements gathered at once."""
     sub_group_size: Elements | None = None
+    """Stage 3: parameters updated at once."""
     stage3_prefetch_bucket_size: Elements | None = None
+    """Parameters fetched ahead."""
     stage3_param_persistence_threshold: Elements | None = None
+    """Smaller parameters are not partitioned."""
     stage3_model_persistence_threshold: Elements | None = None
+    """Largest sum of those that are not partitioned."""
     stage3_max_live_parameters: Elements | None = None
+    """Parameters a GPU holds before it releases."""
     stage3_max_reuse_distance: Elements | None = None
+    """Parameters used again sooner are kept."""
     offload_optimizer: OffloadOptimizer | None = None
 
     @property
@@ -84,32 +101,44 @@ class Switch(Section):
     """A section that is on or off: `bf16`."""
 
     enabled: bool
+    """Whether it is on."""
 
 
 class Fp16(Switch):
     """`fp16`: half precision with a loss scale; 0 is the dynamic one."""
 
     loss_scale: Scale | None = None
+    """Fixed scale of the loss; 0 adapts it to overflows."""
     initial_scale_power: int | None = Field(default=None, ge=0, le=127)
+    """The adapted scale starts at 2 to this power."""
     loss_scale_window: Count | None = None
+    """Steps without overflow after which it doubles."""
     hysteresis: Count | None = None
+    """Overflows before it is halved."""
     consecutive_hysteresis: bool | None = None
+    """Whether only overflows in a row count."""
     min_loss_scale: int | None = Field(default=None, gt=0, le=2**127)
+    """Smallest adapted scale."""
 
 
 class DataTypes(Section):
     """`data_types`."""
 
     grad_accum_dtype: Literal["fp32", "bf16", "fp16"]
+    """Number format in which gradients accumulate."""
 
 
 class FlopsProfiler(Switch):
     """`flops_profiler`."""
 
     profile_step: Count | None = None
+    """Step that is profiled."""
     module_depth: int | None = Field(default=None, ge=-1, le=MOST)
+    """Depth to which modules are printed; -1 is all."""
     top_modules: Count | None = None
+    """Modules printed at each depth."""
     detailed: bool | None = None
+    """Whether every module is printed."""
 
 
 class DeepSpeedConfig(Section):
@@ -126,12 +155,14 @@ class DeepSpeedConfig(Section):
     bf16: Switch | None = None
     data_types: DataTypes | None = None
     communication_data_type: Literal["fp32", "bf16", "fp16"] | None = None
+    """Number format in which gradients travel."""
     activation_checkpointing: Section | None = None
     """Where the section stands, empty, each layer keeps its input alone and is computed again in the backward, with the
     same dropout.
     """
     flops_profiler: FlopsProfiler | None = None
     wall_clock_breakdown: bool | None = None
+    """Prints the time of forward, backward and update; they then wait for the GPU."""
 
 
 REFUSED_KEYS = {

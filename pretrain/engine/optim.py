@@ -33,7 +33,7 @@ class OptimConfig(StrictConfig):
     eps: float = Field(default=1e-6, ge=1e-30, le=1)
     """Adam's epsilon (paper); one that is 0 in fp32 would divide 0 by 0."""
     weight_decay: float = Field(default=0.01, ge=0, le=100)
-    """Not in the paper; google-research/electra `configure_pretraining.py`."""
+    """Decoupled decay, none on LayerNorm and biases (not in the paper; google-research/electra)."""
     gradient_clipping: float = Field(default=1.0, ge=0)
     """Largest global norm of the gradient, 0 for none. Not in the paper; google-research/electra."""
     multiplicative_warmup: bool = False

@@ -18,25 +18,27 @@ class ModelConfig(StrictConfig):
     layers: int = Field(gt=0, le=1024)
     """Transformer layers, of both encoders; the deepest that was ever trained has 1,000 (DeepNet)."""
     hidden_size: Width
+    """Width of the discriminator."""
     heads: Width
     """Attention heads of the discriminator; the generator keeps its head size."""
     intermediate_size: Width
     """Width of the feed-forward layer."""
     embedding_size: Width
+    """Width of the word embeddings, which both encoders share."""
     generator_hidden_size: Width
     """Width of the generator: 1/4 (small) or 1/3 (base) of the discriminator's."""
     max_positions: Width = 512
     """Longest sequence, in word pieces (google-research/electra)."""
     dropout: float = Field(default=0.1, ge=0, lt=1)
-    """Not in the paper; google-research/electra."""
+    """Dropout of hidden states (not in the paper; google-research/electra)."""
     attention_dropout: float = Field(default=0.1, ge=0, lt=1)
-    """Not in the paper; google-research/electra."""
+    """Dropout of attention weights (not in the paper; google-research/electra)."""
     initializer_range: float = Field(default=0.02, ge=1e-6, le=1)
     """Deviation of the initial matrices (google-research/electra); narrow models learn sooner near 1/sqrt(width)."""
     relative_position: bool = True
     """T5's relative position bias (paper section 4.1)."""
     relative_bias_init: Literal["t5", "local"] = "t5"
-    """`local` for runs too small to leave the unigram plateau by themselves."""
+    """Start of that bias: T5's, or `local` for runs too small to leave the unigram plateau by themselves."""
 
     @model_validator(mode="after")
     def _heads_divide_widths(self) -> "ModelConfig":

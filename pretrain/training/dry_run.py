@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from electra_sampler.commands import as_typed
-from foundation.command_line import printable
+from foundation.command_line import print_warning, printable
 from foundation.config import ConfigError
 from foundation.files import existing_part
 from pretrain.job.hostfile import read_hostfile
@@ -51,7 +51,7 @@ def dry_run(plan: Plan, hostfile: Path | None) -> None:
     if not problems:
         print(f"nothing was started; {f'{len(warnings)} warnings:' if warnings else 'no problem was found'}")
     for warning in warnings:
-        print(printable(f"WARNING: {warning}"))
+        print_warning(warning)
     if problems:
         raise ConfigError(*problems)
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from data_prep.defaults import SHARDS
-from foundation.command_line import HIDDEN
+from foundation.command_line import HIDDEN, Group, Metavar
 from foundation.config import MOST, FileName, StrictConfig
 from pretrain.method.objectives import OBJECTIVES
 
@@ -14,24 +14,26 @@ from pretrain.method.objectives import OBJECTIVES
 class RunOptions(StrictConfig):
     """The command line of a pre-training run."""
 
-    preset: Literal["tiny", "small", "base"] = "base"
+    preset: Annotated[Literal["tiny", "small", "base"], Group("the run")] = "base"
     """sizes and schedule, from the paper"""
-    data: tuple[Path, ...] = (SHARDS,)
-    """shards written by build_shards.py; several mix"""
-    data_weights: tuple[float, ...] = ()
-    """share of each (by its number of sequences)"""
-    output: Path | None = None
-    """run folder (runs/PRESET)"""
     objective: Literal[tuple(OBJECTIVES)] | None = None  # type: ignore[valid-type]
     """what is trained (hp_loss)"""
     row: str | None = None
     """a row of the paper's tables, such as 'HP_Loss lambda1=10', in place of an objective"""
     init_from: tuple[FileName, ...] = ()
     """start from this generator and discriminator, or one exported folder"""
-    deepspeed_config: Path | None = None
+    set: Annotated[tuple[str, ...], Metavar("KEY=VALUE")] = ()
+    """settings in place of the preset's, such as optim.lr=2e-4 seed=1 deepspeed.zero_optimization.stage=2"""
+    list_settings: bool = False
+    """print every KEY of --set, its value and its meaning"""
+    data: Annotated[tuple[Path, ...], Group("data and output")] = (SHARDS,)
+    """shards written by build_shards.py; several mix"""
+    data_weights: tuple[float, ...] = ()
+    """share of each (by its number of sequences)"""
+    output: Path | None = None
+    """run folder (runs/PRESET)"""
+    deepspeed_config: Annotated[Path | None, Group("machines")] = None
     """speed and memory (the preset's, of ds_configs/)"""
-    set: tuple[str, ...] = ()
-    """overrides, such as optim.lr=2e-4 seed=1 deepspeed.zero_optimization.stage=2"""
     hostfile: Path | None = None
     """the launcher's, for --dry_run; in training it is compared with what was launched"""
     compile: bool = False

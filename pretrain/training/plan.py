@@ -7,9 +7,11 @@ import torch
 
 from foundation.config import ConfigError
 from foundation.files import require_folder
+from foundation.settings import settings_tables
 from pretrain.config import RunConfig, with_overrides
 from pretrain.data.shards import Shards, open_held_out, open_shards
 from pretrain.engine.deepspeed_config import OVERRIDE, EngineConfig, read, resolve
+from pretrain.engine.deepspeed_keys import DeepSpeedConfig
 from pretrain.huggingface.init_from import find_pair, require_fit, with_sizes_of
 from pretrain.job.hostfile import read_hostfile
 from pretrain.job.launcher import number_of
@@ -70,10 +72,7 @@ def make_plan(options: RunOptions) -> Plan:
         world_size = sum(read_hostfile(options.hostfile).values())
     on_gpu = options.dry_run or torch.cuda.is_available()  # dry: for other machines
     deepspeed = resolve(
-        read(
-            options.deepspeed_config or REPOSITORY / preset(options.preset).deepspeed_config,
-            [override for override in options.set if override.startswith(OVERRIDE)],
-        ),
+        _deepspeed(options),
         batch_size=run.batch_size,
         world_size=world_size,
         device_type="cuda" if on_gpu else "cpu",
@@ -88,6 +87,25 @@ def make_plan(options: RunOptions) -> Plan:
     description = describe(run, shards, options.data_weights, options.init_from)
     require_same_run(folder, description)
     return Plan(run, shards, open_held_out(*options.data), description, deepspeed, folder, world_size)
+
+
+def list_settings(options: RunOptions) -> str:
+    """Every key of `--set` under the other options, a line each.
+
+    Raises:
+        ConfigError: an option is wrong.
+    """
+    run = choose_run(options)
+    title = f"KEY, value and meaning with preset {options.preset} and objective {run.objective.name}"
+    of_deepspeed = settings_tables(DeepSpeedConfig, _deepspeed(options), OVERRIDE)
+    return "\n\n".join((title, *settings_tables(RunConfig, run), *of_deepspeed))
+
+
+def _deepspeed(options: RunOptions) -> DeepSpeedConfig:
+    return read(
+        options.deepspeed_config or REPOSITORY / preset(options.preset).deepspeed_config,
+        [override for override in options.set if override.startswith(OVERRIDE)],
+    )
 
 
 def choose_run(options: RunOptions) -> RunConfig:

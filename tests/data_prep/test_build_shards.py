@@ -313,6 +313,41 @@ def test_a_dry_run_estimates_and_writes_nothing(options, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+NOVEL = ["CHAPTER ONE", *["It was late, and nobody came to the door of the house by the river. " * 3] * 40]
+ARTICLES = ["The river rises in the hills north of the town and runs south to the sea. " * 12] * 25
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "changes", "warned"),
+    [
+        ("novel.txt", "\n\n".join(NOVEL), {}, True),
+        ("novel.txt", "\n\n".join(NOVEL), {"documents": "file"}, False),
+        ("novel.txt", "\n".join(NOVEL), {}, False),  # a paragraph a line: one document
+        ("articles.txt", "\n\n".join(ARTICLES), {}, False),
+        ("notes.jsonl", "\n".join(json.dumps({"text": text}) for text in NOVEL), {}, False),
+        ("novel.txt", "\n\n".join(NOVEL), {"packing": "full"}, False),
+        ("few.txt", "\n\n".join(NOVEL[:10]), {}, False),
+    ],
+)
+def test_paragraphs_that_would_be_documents_are_warned_of(options, tmp_path, capsys, name, text, changes, warned):
+    (tmp_path / name).write_text(text)
+    changes = {"input": (tmp_path / name,), "sentences": "line", **changes}
+    for number, dry_run in enumerate((True, False)):
+        assert main(again(options, tmp_path / f"out-{number}", dry_run=dry_run, **changes)) == 0
+        warnings = [line for line in capsys.readouterr().out.splitlines() if line.startswith("WARNING: ")]
+        assert len(warnings) == warned
+        assert all("at most 203 characters" in line and "--documents file" in line for line in warnings)
+
+
+def test_one_document_is_a_corpus_and_nothing_of_it_is_held_out(options, tmp_path, capsys):
+    (tmp_path / "novel.txt").write_text("\n".join(NOVEL))
+    build = again(options, tmp_path / "out", input=(tmp_path / "novel.txt",), held_out=0.005)
+    assert main(build) == 0
+    assert "it is one document, and training goes on without" in capsys.readouterr().out
+    assert not load_manifest(build.output).books.documents.held_out
+    assert not (build.output / "held_out").exists()
+
+
 def test_a_log_has_no_control_characters(options, tmp_path):
     done = build_elsewhere(options, tmp_path / "out")
     assert not any(ord(character) < 32 and character != "\n" for character in done.stdout + done.stderr)

@@ -1,8 +1,18 @@
 """finetune/config.py: the command line and the settings of a run."""
 
+import re
+
 import pytest
 
-from finetune.config import FinetuneConfig, GlueConfig, GlueOptions, SquadConfig, SquadOptions
+from finetune.config import (
+    FinetuneConfig,
+    FinetuneOptions,
+    GlueConfig,
+    GlueOptions,
+    SquadConfig,
+    SquadOptions,
+)
+from finetune.presets import settings_for, squad_settings_for
 from foundation.command_line import parse_options
 from foundation.config import ConfigError
 
@@ -12,6 +22,25 @@ def test_only_what_the_command_line_gives_overrides_the_presets() -> None:
     assert options.task == ("CoLA", "RTE")
     assert options.seeds == (1, 2, 3, 4, 5)
     assert options.overrides() == {"epochs": 2}
+
+
+@pytest.mark.parametrize("options", [GlueOptions, SquadOptions])
+def test_the_help_shows_the_defaults_that_the_presets_fill_in(
+    options: type[FinetuneOptions], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    with pytest.raises(SystemExit):
+        parse_options(options, "", ["--help"])
+    lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("  --")]
+    shown = {words[0][2:]: " ".join(words[1:]) for words in lines}
+    squad = options is SquadOptions
+    for size, hidden_size in (("small", 256), ("base", 768)):
+        settings = squad_settings_for(hidden_size, 512, {}) if squad else settings_for("CoLA", hidden_size, 512, {})
+        for name in type(settings).model_fields.keys() & options.model_fields.keys():
+            value = getattr(settings, name)
+            default = "off" if value is False else str(value)
+            wanted = re.compile(rf"\((?:.*\b{size} |.*{'SQuAD' if squad else 'GLUE'} )?{re.escape(default)}\b.*\)$")
+            assert wanted.search(shown[name]), (name, shown[name], default)
 
 
 def test_every_override_is_a_setting() -> None:

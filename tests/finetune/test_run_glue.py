@@ -121,7 +121,7 @@ def test_an_output_that_is_a_file_is_refused_before_model_and_data_are_read(tmp_
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"task": ("COLA",)}, "task: got 'COLA', expected all or one of CoLA, SST-2"),
+        ({"task": ("COAL",)}, "task: got 'COAL', expected one of all, CoLA, SST-2"),
         ({"task": ("RTE",)}, "data_dir: no folder"),
         ({"epochs": 0}, "epochs: got 0, expected"),
         ({"max_length": 64}, "max_length: got 64, expected at most the model's 32"),

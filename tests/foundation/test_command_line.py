@@ -9,7 +9,16 @@ from typing import Annotated, Literal
 import pytest
 from pydantic import Field
 
-from foundation.command_line import HIDDEN, POSITIONAL, parse_options, printable, run_command
+from foundation.command_line import (
+    HIDDEN,
+    POSITIONAL,
+    Group,
+    Metavar,
+    parse_options,
+    print_warning,
+    printable,
+    run_command,
+)
 from foundation.config import ConfigError, StrictConfig
 from tests.conftest import REPOSITORY
 
@@ -27,6 +36,19 @@ class Options(StrictConfig):
     """start nothing"""
     secret: Annotated[int, HIDDEN] = 7
     """for tests"""
+
+
+class Grouped(StrictConfig):
+    model: Annotated[str, Group("the run")]
+    """model to load"""
+    seed: int = 0
+    """of every choice"""
+    output: Annotated[Path | None, Group("data")] = None
+    """folder (runs/NAME)"""
+    row: str | None = None
+    """of the table"""
+    set: Annotated[tuple[str, ...], Group("the run"), Metavar("KEY=VALUE")] = ()
+    """overrides"""
 
 
 class Several(StrictConfig):
@@ -78,6 +100,30 @@ def test_a_wrong_argument_is_a_config_error_that_names_it(arguments, named):
     with pytest.raises(ConfigError) as caught:
         parse(*arguments)
     assert named in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["--stpes", "3"], "--stpes: unknown option; did you mean '--steps'?; see --help"),
+        (["--Mode=fast", "--x"], "--Mode: unknown option; did you mean '--mode'?; --x: unknown option; see --help"),
+        (["--mode", "fats"], "'fast' or 'slow'; did you mean 'fast'?"),
+    ],
+)
+def test_a_name_that_is_not_there_is_answered_with_the_nearest(arguments, problem):
+    with pytest.raises(ConfigError) as caught:
+        parse(*arguments)
+    assert len(caught.value.problems) == 1
+    assert problem in caught.value.problems[0]
+
+
+def test_an_unknown_option_is_named_before_one_that_is_missing():
+    with pytest.raises(ConfigError, match=r"^--modle: unknown option; did you mean '--model'\?"):
+        parse("run", "--modle", "m", options=Needs)
+
+
+def test_what_follows_two_hyphens_is_no_option():
+    assert parse("--model", "m", "--", "a", "--b", options=Needs).runs == (Path("a"), Path("--b"))
 
 
 def test_a_list_given_in_several_parts_is_all_of_them_without_the_default():
@@ -137,6 +183,27 @@ def test_help_shows_each_option_with_its_docstring_and_default(help_text):
         assert line in help_text
 
 
+def test_every_default_is_in_the_help_and_none_that_the_text_names_already(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    for options in (Options, Grouped):
+        with pytest.raises(SystemExit):
+            parse("--help", options=options)
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    for line in ("--vocab PATH", "--dry_run", "--seed N", "--row NAME", "--output PATH"):
+        assert sum(shown.startswith(line) for shown in lines) == 1
+    ends = ("vocabulary (none)", "start nothing (off)", "of every choice (0)", "of the table (none)", "(runs/NAME)")
+    assert all(any(shown.endswith(end) for shown in lines) for end in ends)
+
+
+def test_options_are_grouped_under_the_titles_of_their_marks(capsys):
+    with pytest.raises(SystemExit):
+        parse("--help", options=Grouped)
+    *_, run, data = capsys.readouterr().out.split("\n\n")
+    assert run.splitlines()[0] == "the run:" and data.splitlines()[0] == "data:"
+    assert all(option in run for option in ("--model NAME", "--seed N", "--set KEY=VALUE [KEY=VALUE ...]"))
+    assert all(option in data for option in ("--output PATH", "--row NAME"))
+
+
 def test_a_hidden_option_works_but_is_not_in_the_help(help_text):
     assert "secret" not in help_text
     assert parse("--secret", "1").secret == 1
@@ -180,7 +247,7 @@ def test_under_a_launcher_one_rank_of_a_machine_speaks_for_all(arguments, capsys
 def test_a_bad_option_ends_with_2_before_the_program_starts(arguments, capsys):
     arguments("--colour=red")
     assert run_command(pytest.fail, Options, "") == 2
-    assert capsys.readouterr().err == "program.py: error: unrecognized arguments: --colour=red; see --help\n"
+    assert capsys.readouterr().err == "program.py: error: --colour: unknown option; see --help\n"
 
 
 def test_ctrl_c_ends_with_130_and_no_traceback(arguments, capsys):
@@ -217,6 +284,25 @@ def test_an_error_about_a_hostile_name_is_one_line_of_text(arguments, capsys):
 
     assert run_command(fail, Options, "") == 2
     assert capsys.readouterr().err == "program.py: error: input: a\\n\\x1b[31mred\\xff.txt is not there\n"
+
+
+def test_a_word_has_a_color_on_a_terminal_only_and_where_the_user_wants_one(monkeypatch, capfd):
+    def printed():
+        print_warning("it is late")
+        print(end="", flush=True)
+        return capfd.readouterr().out
+
+    assert printed() == "WARNING: it is late\n"
+    leader, follower = os.openpty()
+    with os.fdopen(follower, "w") as terminal:
+        for no_color, color in (("1", ""), ("", "\033[33m")):
+            monkeypatch.setenv("NO_COLOR", no_color)
+            monkeypatch.setattr("sys.stdout", terminal)
+            print_warning("it is late")
+            terminal.flush()
+            shown = os.read(leader, 100).decode()
+            assert shown.startswith(f"{color}WARNING:") and "it is late" in shown
+    os.close(leader)
 
 
 PROGRAM = """

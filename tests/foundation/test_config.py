@@ -5,7 +5,7 @@ from typing import Literal
 import pytest
 from pydantic import Field, ValidationError, model_validator
 
-from foundation.config import ConfigError, StrictConfig
+from foundation.config import ConfigError, StrictConfig, one_of
 
 
 class Inner(StrictConfig):
@@ -69,12 +69,29 @@ def test_a_missing_value_is_named():
 @pytest.mark.parametrize(
     ("values", "problem"),
     [
-        ({"steps": 1, "step": 2}, "step: unknown key; expected one of steps, mode, inner"),
-        ({"steps": 1, "inner": {"rat": 2}}, "inner.rat: unknown key; expected one of rate"),
+        ({"steps": 1, "step": 2}, "step: unknown key; expected one of steps, mode, inner; did you mean 'steps'?"),
+        ({"steps": 1, "inner": {"rat": 2}}, "inner.rat: unknown key; expected one of rate; did you mean 'rate'?"),
     ],
 )
 def test_an_unknown_key_is_refused_at_every_level_and_the_known_ones_listed(values, problem):
     assert problems(values) == [problem]
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("optim.warm_up", "optim.warmup"),
+        ("warmup", "optim.warmup"),  # the last part is enough
+        ("cola", "CoLA"),
+        ("HP_Loss Focal", "HP_Loss + Focal"),
+        ("x", None),
+        (None, None),
+    ],
+)
+def test_an_unknown_name_is_answered_with_all_and_the_nearest(name, meant):
+    known = ("optim.warmup", "CoLA", "HP_Loss + Focal")
+    question = f"; did you mean {meant!r}?" if meant else ""
+    assert one_of(name, known) == f"expected one of optim.warmup, CoLA, 'HP_Loss + Focal'{question}"
 
 
 def test_a_rule_over_several_fields_speaks_in_its_own_words():

@@ -23,7 +23,8 @@ def test_overrides_reach_every_level_and_keep_the_rest() -> None:
     ("override", "message"),
     [
         ("optim.learning_rate=1", "unknown key 'optim.learning_rate'; expected one of lr"),
-        ("optimizer.lr=1", "unknown key 'optimizer.lr'"),
+        ("optimizer.lr=1", "unknown key 'optimizer.lr'.*; did you mean 'optim.lr'"),
+        ("warmup_steps=1", "unknown key 'warmup_steps'.*; did you mean 'optim.warmup_steps'"),
         ("seed", "expected key=value"),
         ("optim.lr=fast", "optim.lr: got 'fast', expected"),
         ("batch_size=0", "batch_size: got 0, expected"),
@@ -75,7 +76,8 @@ def test_an_unknown_switch_of_a_written_objective_is_told_all_the_switches_of_th
     values = RUN.model_dump(mode="json")
     values["objective"] |= {"lambda": 1}
     expected = ", ".join(type(RUN.objective).model_fields)
-    with pytest.raises(ConfigError, match=f"objective: unknown key 'lambda'; expected one of {expected}$"):
+    said = rf"objective: unknown key 'lambda'; expected one of {expected}; did you mean 'lambda2'\?$"
+    with pytest.raises(ConfigError, match=said):
         RunConfig.from_values(values, "run.json")
     assert "lambda1" in expected
 

@@ -20,8 +20,10 @@ from foundation.config import ConfigError
 def test_tasks_are_chosen_by_name_or_all_together() -> None:
     assert [task.name for task in select_tasks(["RTE", "CoLA", "RTE"])] == ["RTE", "CoLA"]
     assert select_tasks(["all"]) == list(TASKS.values())
-    with pytest.raises(ConfigError, match=r"got 'cola'.*CoLA"):
-        select_tasks(["cola"])
+    assert [task.name for task in select_tasks(["rte", "cola", "CoLA", "sts-b"])] == ["RTE", "CoLA", "STS-B"]
+    assert select_tasks(["All"]) == list(TASKS.values())
+    with pytest.raises(ConfigError, match=r"task: got 'colla', expected one of all, CoLA, .*; did you mean 'CoLA'\?"):
+        select_tasks(["colla"])
 
 
 def test_a_submission_has_the_eleven_files_that_gluebenchmark_names() -> None:

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from foundation.config import ConfigError
+from pretrain.method.objectives import OBJECTIVES
 from pretrain.training.options import RunOptions
-from pretrain.training.plan import REPOSITORY, make_plan
+from pretrain.training.plan import REPOSITORY, list_settings, make_plan
 
 
 def options(shards: Path, output: Path, **changes: object) -> RunOptions:
@@ -38,6 +39,37 @@ def test_the_batch_is_shared_among_the_processes_of_the_launcher(
     assert make_plan(options(shards_folder, tmp_path)).deepspeed.micro_batch_size == 16
     with pytest.raises(ConfigError, match="batch"):
         make_plan(options(shards_folder, tmp_path, set=("batch_size=30",)))
+
+
+def listed(**given: object) -> dict[str, tuple[str, str]]:
+    """Value and meaning of each key that is listed."""
+    lines = list_settings(RunOptions.from_values(given)).splitlines()[1:]
+    assert max(map(len, lines)) <= 120
+    rows = [line.split(maxsplit=2) for line in lines if line and not line.startswith(" ")]
+    return {key: (value, meaning) for key, value, meaning in rows}
+
+
+def test_every_key_that_set_takes_is_listed_with_its_value_under_the_other_options_and_its_meaning(
+    shards_folder: Path, tmp_path: Path
+) -> None:
+    shown = listed(preset="tiny", objective="hp_dist", set=("optim.lr=1e-4", "deepspeed.zero_optimization.stage=2"))
+    assert shown["optim.lr"][0] == "0.0001"
+    assert shown["objective.lambda1"][0] == "1.0"
+    assert shown["objective.ratio_clip"][0] == "null"
+    assert shown["deepspeed.zero_optimization.stage"][0] == "2"
+    assert shown["deepspeed.bf16.enabled"][0] == "true"
+    run = make_plan(options(shards_folder, tmp_path, objective="hp_dist")).run.model_dump()
+    sections = {name: values for name, values in run.items() if isinstance(values, dict)}
+    keys = {f"{section}.{key}" for section, values in sections.items() for key in values} | run.keys() - sections.keys()
+    assert shown.keys() >= keys - {"objective.name"}  # --objective's
+    assert shown["log_every"] == ("50", "Steps between log lines.")
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_what_is_listed_is_taken_by_set(objective: str) -> None:
+    own = [f"{key}={value}" for key, (value, _) in listed(objective=objective).items() if value != "null"]
+    given = {"objective": objective}
+    assert list_settings(RunOptions.from_values(given | {"set": own})) == list_settings(RunOptions.from_values(given))
 
 
 def test_sequences_longer_than_the_model_are_refused(shards_folder: Path, tmp_path: Path) -> None:
