@@ -1,6 +1,6 @@
 # Each target makes its own virtual environment when there is none; nothing but Python 3.11, 3.12 or 3.13 is needed.
 #   make quickstart      the whole road on a small corpus, with its result at the end
-#   make test            the tests that fit in 15 minutes      (PYTEST="-k masking" for some of them)
+#   make test            the tests that fit in 12 minutes, by two workers      (PYTEST="-n 0 -k masking": some, by one)
 #   make test-long       the tests that do not
 #   make check           formatter, linter, type checker
 #   make bench           every benchmark, or one: make bench BENCH=bench/step.py
@@ -24,7 +24,7 @@ quickstart: $(INSTALLED)
 	$(BIN)/python quickstart/run.py $(QUICKSTART)
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest -m "not long" $(PYTEST)
+	$(BIN)/python -m pytest -m "not long" -n 2 --dist loadgroup $(PYTEST)
 
 test-long: $(INSTALLED)
 	$(BIN)/python -m pytest -m long $(PYTEST)

@@ -9,6 +9,13 @@ import pytest
 REPOSITORY = Path(__file__).resolve().parents[1]
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of several workers one takes the whole of a file, which shares what is slow to start; one all of tests/cluster."""
+    for item in items:
+        whole = item.path.parent if item.path.parent.name == "cluster" else item.path
+        item.add_marker(pytest.mark.xdist_group(str(whole.relative_to(REPOSITORY))))
+
+
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     """The folder of real text, GLUE and SQuAD files; tests that need it say so and skip where it is absent."""
