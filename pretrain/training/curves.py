@@ -9,50 +9,24 @@ from typing import Any, NamedTuple, Protocol
 
 PROJECT = "electra-sampler"
 """What services with several projects call this one."""
-CHARTS: dict[str, dict[str, tuple[str, ...]]] = {
-    "Loss": {
-        "L_G": ("generator_loss", "mlm_loss"),
-        "L_S": ("sampler_loss",),
-        "L_D, and of knowing the share of replaced tokens alone": ("discriminator_loss", "discriminator_entropy"),
-    },
-    "Generator": {"accuracy": ("mlm_accuracy",)},
-    "Detection": {
-        "accuracy": ("accuracy_masked", "accuracy_unmasked", "accuracy_all"),
-        "precision and recall": ("precision", "recall"),
-        "AUC": ("auc_all", "auc_masked"),
-    },
-    "Sampling": {
-        "replaced": ("replace_rate", "replaced_share"),
-        "entropy": ("entropy",),
-    },
-    "Ratio": {"p_G over p_S": ("ratio_p1", "ratio_p50", "ratio_p90", "ratio_p99")},
-    "Estimate": {"correlation with the actual loss": ("estimate_correlation",)},
-    "Optimization": {
-        "learning rate": ("learning_rate",),
-        "gradient norm": ("gradient_norm",),
-        "loss scale": ("loss_scale",),
-        "skipped steps and loss spikes": ("skipped", "loss_spikes"),
-    },
-    "Speed": {
-        "tokens a second": ("tokens_per_second",),
-        "sequences a second": ("samples_per_second",),
-        "TFLOP/s": ("tflops",),
-        "share of the peak": ("peak_share",),
-    },
-    "Memory": {"GPU, GB": ("gpu_memory_gb",)},
-    "Ranks": {
-        "own seconds a step": ("slowest_rank_seconds", "median_rank_seconds"),
-        "slowest": ("slowest_rank",),
-    },
-    "Data": {
-        "epochs": ("epoch", "epoch_of_folder"),
-        "tokens of the interval": ("tokens",),
-        "tokens so far": ("tokens_so_far",),
-        "FLOPs so far": ("flops_so_far",),
-    },
+CHARTS = {
+    "Loss": ("generator_loss", "sampler_loss", "discriminator_loss discriminator_entropy"),
+    "Generator": ("mlm_loss", "mlm_accuracy"),
+    "Detection": (
+        *("accuracy_masked", "accuracy_unmasked", "accuracy_all", "precision", "recall"),
+        *("auc_all", "auc_masked"),
+    ),
+    "Sampling": ("replace_rate", "replaced_share", "entropy"),
+    "Ratio": ("ratio_p1 ratio_p50 ratio_p90 ratio_p99",),
+    "Estimate": ("estimate_correlation",),
+    "Optimization": ("learning_rate", "gradient_norm", "loss_scale", "skipped", "loss_spikes"),
+    "Speed": ("tokens_per_second", "samples_per_second", "tflops", "peak_share"),
+    "Memory": ("gpu_memory_gb",),
+    "Ranks": ("slowest_rank", "slowest_rank_seconds median_rank_seconds"),
+    "Data": ("epoch epoch_of_folder", "tokens", "tokens_so_far", "flops_so_far"),
 }
-"""The numbers on each chart of each group."""
-GROUPS = {name: group for group, charts in CHARTS.items() for names in charts.values() for name in names}
+"""The numbers of each group: training and held-out text on one chart, as are those in one string."""
+GROUPS = {name: group for group, charts in CHARTS.items() for chart in charts for name in chart.split()}
 GROUPS |= {"logit": "Detection", "max_probability": "Sampling", "log_ratio": "Ratio", "example": "Example"}
 """The group of each number, histogram and text."""
 

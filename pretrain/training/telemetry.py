@@ -14,10 +14,9 @@ from pretrain.training.assembly import Training
 from pretrain.training.distributions import Distributions, describe, histograms
 from pretrain.training.doubts import too_long
 from pretrain.training.example import example
-from pretrain.training.log_line import LEGEND
 from pretrain.training.metrics import MetricSums, summary
 from pretrain.training.run_folder import CHECKPOINTS, writing
-from pretrain.training.run_log import RECORDS, RunLog
+from pretrain.training.run_log import RunLog
 from pretrain.training.starts import describe_start, record_start
 from pretrain.training.state import TrainingState, due
 from pretrain.training.stragglers import OwnTime, of_ranks
@@ -58,7 +57,6 @@ class Telemetry:
         with writing(folder):
             steps, log_to = run.optim.steps, training.plan.log_to
             self._log = RunLog(folder, step, steps, log_to) if engine.world.is_first else None
-        self.say(f"{LEGEND}{folder / RECORDS}")
         self.say(f"resumed from step {step} ({folder / CHECKPOINTS}/step-{step:08d})" if step else "starts at step 0")
         self._reported, self.own_time = Reported(engine), OwnTime(engine)
         self._example: str | None = None

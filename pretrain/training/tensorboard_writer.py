@@ -10,10 +10,7 @@ from torch.utils.tensorboard import SummaryWriter
 from pretrain.training.curves import CHARTS, Curves, Histogram
 
 LAYOUT = {
-    group: {
-        title: ["Multiline", [rf"{group}/({'|'.join(names)})/(.+/)?(train|held_out)$"]]
-        for title, names in charts.items()
-    }
+    group: {chart: ["Multiline", [rf"{group}/({chart.replace(' ', '|')})/(.+/)?(train|held_out)$"]] for chart in charts}
     for group, charts in CHARTS.items()
 }
 """Of the page "Custom scalars": training and held-out text on one chart."""

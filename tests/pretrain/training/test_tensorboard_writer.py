@@ -48,7 +48,7 @@ def test_training_and_held_out_text_are_on_one_chart(tmp_path: Path) -> None:
     (event,) = board.Tensors("custom_scalars__config__")
     layout = Layout.FromString(event.tensor_proto.string_val[0])
     charts = {(group.title, chart.title): [*chart.multiline.tag] for group in layout.category for chart in group.chart}
-    paths = [name for charts in CHARTS.values() for names in charts.values() for name in names]
+    paths = [name for charts in CHARTS.values() for chart in charts for name in chart.split()]
     paths += ["entropy/p_S", "estimate_correlation/all"]
     for path in paths:
         found = [
@@ -56,7 +56,7 @@ def test_training_and_held_out_text_are_on_one_chart(tmp_path: Path) -> None:
             for kind in ("train", "held_out")
         ]
         assert found[0] == found[1] and len(found[0]) == 1, path
-    (shown,) = (pattern for (_, title), (pattern,) in charts.items() if title == "L_S")
+    (shown,) = (pattern for (_, title), (pattern,) in charts.items() if title == "sampler_loss")
     assert not re.match(shown, "Loss/generator_loss/train")
 
 
