@@ -121,7 +121,7 @@ def summarise(seconds: dict[str, float]) -> int:
         f"in all   {sum(seconds.values()) / 60:.1f} minutes",
         f"figures  {RUN}/evaluation/*.png, {SCORES}/report.png",
         f"scores   {SCORES}/report.md",
-        f"curves   tensorboard --logdir {RUN}/tensorboard",
+        f"curves   tensorboard --logdir {RUN}",
         sep="\n",
     )
     code = run_stage(as_typed(f"python pretrain/page.py {RUN}"))  # its last line is where the page is

@@ -13,6 +13,7 @@ from foundation.config import ConfigError
 from foundation.stats import binary_entropy
 from pretrain.analysis.symptoms import Measured, Symptoms, Unjudged
 from pretrain.training.doubts import MOST_EPOCHS
+from pretrain.training.log_line import MOST_WAITING
 
 MOST_PADDING = 0.25
 """Share of all positions. Healthy: .05; Wikipedia in 512 tokens of BERT's vocabulary: .10."""
@@ -32,8 +33,6 @@ MOST_RISEN = 0.3
 LEAST_FROM_CHANCE = 0.001
 """AUC of telling replaced tokens from others, in the best record after the warm-up. On the plateau it is .02 or more:
 special tokens are known. At .5 sharp every token gets the same answer."""
-MOST_WAITING = 0.15
-"""Share of a step for which the others wait, where the slowest rank's backwards are as slow as its forwards."""
 MOST_ACCURATE, LEAST_REPLACED = 0.9, 0.1
 """Shares of the masked positions. With a tenth of them replaced, .015 of all, detection has a fifth of the entropy
 that it has with all of them replaced."""

@@ -11,9 +11,11 @@ from pretrain.engine.optim import parameter_groups
 from pretrain.job.processes import World, leave
 from pretrain.job.watchdog import Watchdog
 from pretrain.training.doubts import doubts
+from pretrain.training.log_line import LEGEND
 from pretrain.training.models import compile_layers, empty_model, initial_model
 from pretrain.training.plan import Plan
 from pretrain.training.run_folder import lock_run, write_run, writing
+from pretrain.training.run_log import RECORDS
 from pretrain.training.starts import Startup
 
 
@@ -47,7 +49,7 @@ def build_training(plan: Plan, world: World, watchdog: Watchdog, startup: Startu
     model = initial_model(plan.description) if world.is_first else empty_model(plan.description)
     if world.is_first:
         parameters = sum(parameter.numel() for parameter in model.parameters())
-        print(plan, flush=True)
+        print(plan, f"{LEGEND}{plan.folder / RECORDS}", sep="\n", flush=True)
         for doubt in doubts(plan, parameters, on_gpus=world.device.type == "cuda"):
             print(f"WARNING: {doubt}", flush=True)
     if compiled:

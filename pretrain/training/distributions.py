@@ -14,6 +14,7 @@ from foundation.stats import auc_of_counts, pearson
 from pretrain.data.batches import Batch
 from pretrain.method.electra import ElectraOutput
 from pretrain.method.objectives.mlm import MaskedLMOutput
+from pretrain.training.curves import Histogram
 
 
 class Bins(NamedTuple):
@@ -30,9 +31,6 @@ class Bins(NamedTuple):
     def place(self, values: Tensor) -> Tensor:
         """The bin of each value, int64; of what is not a number, the first."""
         return ((values - self.low) / self.width).clamp(0, self.number - 1).nan_to_num(0.0).long()
-
-    def middles(self) -> Tensor:
-        return self.low + (torch.arange(self.number, dtype=torch.float64) + 0.5) * self.width
 
 
 LOGIT = Bins(-20.0, 20.0, 2000)
@@ -116,7 +114,8 @@ def describe(vector: Tensor) -> dict[str, Any]:
         ours = _beliefs(parts, "p_S")
         values = {name: values[name] | ours[name] for name in values}
         targets = torch.tensor(PERCENTILES, dtype=torch.float64) / 100 * parts["log_ratio"].sum()
-        ratios = LOG_RATIO.middles()[torch.searchsorted(parts["log_ratio"].cumsum(0), targets)].exp()
+        places = torch.searchsorted(parts["log_ratio"].cumsum(0), targets)
+        ratios = (LOG_RATIO.low + (places.double() + 0.5) * LOG_RATIO.width).exp()  # the middles of their bins
         # Area under the ROC curve of telling replaced from original, over all positions and the masked ones. Two logits
         # in one bin count half, as equal ones do: off by half the share of such pairs at most.
         unmasked, original, replaced = parts["logit"].view(len(CLASSES), LOGIT.number).numpy()
@@ -145,26 +144,21 @@ def _beliefs(parts: dict[str, Tensor], name: str) -> dict[str, Any]:
     }
 
 
-class Histogram(NamedTuple):
-    """Counts in bins, for TensorBoard."""
-
-    bins: Bins
-    counts: Tensor
-
-
 def histograms(vector: Tensor) -> dict[str, Histogram]:
-    """What is worth a picture and was counted at all; in at most 120 bins, for the sake of the log's size."""
+    """What is worth a picture and was counted at all; in at most 120 bins, for the sake of the log's size.
+
+    The likeliest tokens' probabilities are in `describe`, tenth by tenth.
+    """
     parts = split(vector.cpu())
     unmasked, original, replaced = parts["logit"].view(len(CLASSES), LOGIT.number)
-    found = {
-        "max_probability/p_G": Histogram(PROBABILITY, parts["max_p_G"]),
-        "max_probability/p_S": Histogram(PROBABILITY, parts["max_p_S"]),
-        "logit/original": _coarser(LOGIT, unmasked + original, 20),
-        "logit/replaced": _coarser(LOGIT, replaced, 20),
-        "log_ratio": _coarser(LOG_RATIO, parts["log_ratio"], 4),
+    counted = {
+        "logit/original": (LOGIT, unmasked + original, 20),
+        "logit/replaced": (LOGIT, replaced, 20),
+        "log_ratio": (LOG_RATIO, parts["log_ratio"], 4),
     }
-    return {name: histogram for name, histogram in found.items() if histogram.counts.any()}
-
-
-def _coarser(bins: Bins, counts: Tensor, factor: int) -> Histogram:
-    return Histogram(bins._replace(number=bins.number // factor), counts.view(-1, factor).sum(1))
+    found = {}
+    for name, (bins, counts, factor) in counted.items():
+        if counts.any():
+            edges = np.linspace(bins.low, bins.high, bins.number // factor + 1).tolist()
+            found[name] = Histogram(edges, counts.view(-1, factor).sum(1).tolist())
+    return found

@@ -1,9 +1,10 @@
 """The command line of a pre-training run, apart from its plan: `--help` needs nothing that takes long to import."""
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from data_prep.defaults import SHARDS
 from foundation.command_line import HIDDEN, Group, Metavar
@@ -38,9 +39,19 @@ class RunOptions(StrictConfig):
     """the launcher's, for --dry_run; in training it is compared with what was launched"""
     compile: bool = False
     """fuse each layer with torch.compile: for GPUs; half a minute at every start, and slower on a CPU"""
+    log_to: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ("tensorboard",)
+    """what draws curves; of several each draws all"""
     hang_timeout: float = Field(default=600, ge=1, le=MOST)
     """seconds without progress after which the job ends"""
     dry_run: bool = False
     """check everything, print the plan, start nothing"""
     local_rank: Annotated[int, HIDDEN] = 0
     """given by the launcher; the environment says the same"""
+
+    @field_validator("log_to")
+    @classmethod
+    def _is_installed(cls, log_to: tuple[str, ...]) -> tuple[str, ...]:
+        for name in log_to:
+            if not find_spec(name):
+                raise ValueError(f"got {name}, which is not installed; pip install 'electra-sampler[{name}]'")
+        return log_to

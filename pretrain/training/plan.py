@@ -33,6 +33,7 @@ class Plan(NamedTuple):
     deepspeed: EngineConfig
     folder: Path
     world_size: int
+    log_to: tuple[str, ...]
 
     def __str__(self) -> str:
         sequences = self.run.batch_size * self.run.optim.steps
@@ -86,7 +87,8 @@ def make_plan(options: RunOptions) -> Plan:
     require_folder(folder)
     description = describe(run, shards, options.data_weights, options.init_from)
     require_same_run(folder, description)
-    return Plan(run, shards, open_held_out(*options.data), description, deepspeed, folder, world_size)
+    held_out = open_held_out(*options.data)
+    return Plan(run, shards, held_out, description, deepspeed, folder, world_size, options.log_to)
 
 
 def list_settings(options: RunOptions) -> str:

@@ -4,7 +4,7 @@ RUN/run.json          description: configuration, vocabulary, data, code and pac
 RUN/deepspeed.json    the resolved DeepSpeed configuration
 RUN/tokenizer/        that of the shards, written anew
 RUN/metrics.jsonl     one record a log interval or evaluation
-RUN/tensorboard/      the same as curves
+RUN/events.out.tf...  the same as curves
 RUN/checkpoints/      see checkpoint.py
 RUN/lock              held by the first rank of the command that trains here
 """

@@ -55,7 +55,8 @@ class Telemetry:
         engine, folder, run = training.engine, training.plan.folder, training.plan.run
         self._training, self._engine, self._run, self._step = training, engine, run, step + 1
         with writing(folder):
-            self._log = RunLog(folder, step, run.optim.steps) if engine.world.is_first else None
+            steps, log_to = run.optim.steps, training.plan.log_to
+            self._log = RunLog(folder, step, steps, log_to) if engine.world.is_first else None
         self.say(f"resumed from step {step} ({folder / CHECKPOINTS}/step-{step:08d})" if step else "starts at step 0")
         self._reported, self.own_time = Reported(engine), OwnTime(engine)
         self._example: str | None = None
@@ -107,8 +108,7 @@ class Telemetry:
         if self._due(self._run.histogram_every):
             counts = self._engine.sum_over_ranks(self._reported.distributions.vector.clone())
             if self._log and self._example is not None:
-                self._log.write_histograms("train", self._step, histograms(counts))
-                self._log.write_example(self._step, self._example)
+                self._log.write_example(self._step, self._example, histograms(counts))
             self._example = None
         if self._due(self._run.log_every):
             self._write_line(state, result)

@@ -59,7 +59,7 @@ def test_of_two_commands_begun_together_one_trains_and_the_other_is_refused(
 
 def contents(folder: Path) -> dict[Path, bytes]:
     """Every file, but for TensorBoard's: a thread of its own still empties its queue."""
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and "tensorboard" not in path.parts}
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and "tfevents" not in path.name}
 
 
 def test_a_command_that_comes_later_is_refused_within_seconds_and_changes_nothing(

@@ -16,8 +16,8 @@ from foundation.config import ConfigError
 from pretrain.analysis.run_history import read_history
 from pretrain.analysis.run_page import FOLDER, Piece, keys, marked, write_page
 from pretrain.job.end_record import EndRecord, write_record
+from pretrain.training.curves import flat
 from pretrain.training.run_folder import DESCRIPTION
-from pretrain.training.run_log import flat
 from tests.pretrain.analysis.runs import values, write_run
 
 VOID = {"meta", "path", "circle", "br"}
@@ -74,9 +74,11 @@ def test_the_numbers_are_those_of_the_log_and_of_tensorboard(tmp_path: Path) -> 
     shown = {float(value) for value in page_of(tmp_path).attributes("data", "value")}
     newest = {key.value for key in keys(read_history(tmp_path))}  # the one that is a ratio of two
     assert shown - newest <= logged and len(shown & logged) > 100
-    board = EventAccumulator(str(tmp_path / "tensorboard"))
+    board = EventAccumulator(str(tmp_path))
     board.Reload()
     drawn = {np.float32(event.value) for tag in board.Tags()["scalars"] for event in board.Scalars(tag)}
+    histograms = [event.histogram_value for tag in board.Tags()["histograms"] for event in board.Histograms(tag)]
+    drawn |= {np.float32(share) for histogram in histograms for share in histogram.bucket}
     assert {np.float32(value) for value in shown & logged} <= drawn
 
 

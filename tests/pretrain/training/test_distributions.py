@@ -138,12 +138,11 @@ def test_histograms_hold_every_value_and_nothing_that_was_not_counted() -> None:
     found = histograms(summed((batch, output)))
     visible = batch.attention_mask_BL
     for name, truth in (("logit/original", False), ("logit/replaced", True)):
-        bins, counts = found[name]
-        edges = np.linspace(bins.low, bins.high, bins.number + 1)
+        edges, counts = found[name]
         d = output.d_BL[visible & (output.replaced_BL == truth)]
-        assert np.abs(counts.numpy() - np.histogram(d.double().numpy(), edges)[0]).sum() <= 2  # on an edge in fp32
-        assert counts.sum() == len(d)
-    assert {bins.number for bins, _ in found.values()} == {10, 100, 120}
+        assert np.abs(counts - np.histogram(d.double().numpy(), edges)[0]).sum() <= 2  # on an edge in fp32
+        assert sum(counts) == len(d)
+    assert {len(counts) for _, counts in found.values()} == {100, 120}
     assert histograms(torch.zeros_like(summed((batch, output)))) == {}
 
 

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from importlib.util import find_spec
 
 import pytest
 
@@ -22,3 +23,11 @@ def test_the_objectives_are_those_of_the_registry() -> None:
         assert parse_options(RunOptions, "", ["--objective", name]).objective == name
     with pytest.raises(ConfigError, match=r"objective: got 'other', expected: .*'hp_loss', 'hp_dist', 'electra' or"):
         parse_options(RunOptions, "", ["--objective", "other"])
+
+
+@pytest.mark.parametrize("name", ["wandb", "mlflow"])
+def test_curves_go_nowhere_without_the_package(name: str) -> None:
+    if find_spec(name):
+        pytest.skip(f"{name} is installed")
+    with pytest.raises(ConfigError, match=rf"log_to: got {name}, .* pip install 'electra-sampler\[{name}\]'$"):
+        parse_options(RunOptions, "", ["--log_to", "tensorboard", name])

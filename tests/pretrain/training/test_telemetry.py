@@ -12,9 +12,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from pretrain.job.processes import start_processes
 from pretrain.job.watchdog import Watchdog
 from pretrain.training.assembly import build_training
+from pretrain.training.curves import curve_name, curves_of, flat
 from pretrain.training.options import RunOptions
 from pretrain.training.plan import make_plan
-from pretrain.training.run_log import flat, read_records
+from pretrain.training.run_log import read_records
 from pretrain.training.starts import Startup
 from pretrain.training.train import train
 from tests.conftest import REPOSITORY
@@ -64,16 +65,15 @@ def test_distributions_and_histograms_are_of_their_step_alone_whatever_fell_due_
     for record in records:
         for name in ("max_probability", "entropy", "auc_all", "ratio_p99", "estimate_correlation"):
             assert record[name] == expected[record["step"]][name], name
-    for name in ("max_probability/p_S", "logit/original"):
-        ours, theirs = (
-            {event.step: list(event.histogram_value.bucket) for event in board_of(folder).Histograms(f"train/{name}")}
-            for folder in (crossed, watched)
-        )
-        assert ours == theirs
+    ours, theirs = (
+        {event.step: list(event.histogram_value.bucket) for event in board.Histograms("Detection/logit/original/train")}
+        for board in (board_of(crossed), board_of(watched))
+    )
+    assert ours == theirs
 
 
 def board_of(folder: Path) -> Any:
-    board = EventAccumulator(str(folder / "tensorboard"), size_guidance={"tensors": 0, "histograms": 0})
+    board = EventAccumulator(str(folder), size_guidance={"tensors": 0, "histograms": 0})
     board.Reload()
     return board
 
@@ -99,10 +99,15 @@ def test_every_number_of_the_file_is_on_the_board_under_its_name(watched: Path) 
     board, seen = board_of(watched), set()
     for kind in ("train", "held_out"):
         for record in read_records(watched, kind):
-            for name, value in flat({key: part for key, part in record.items() if key not in ("kind", "step")}):
-                at_step = {event.step: event.value for event in board.Scalars(f"{kind}/{name}")}
+            values = {name: part for name, part in record.items() if name not in ("kind", "step")}
+            scalars, histograms, _ = curves_of(kind, values)
+            for name, value in scalars.items():
+                at_step = {event.step: event.value for event in board.Scalars(name)}
                 assert at_step[record["step"]] == pytest.approx(value, rel=1e-6)
-                seen.add(f"{kind}/{name}")
+            for name, histogram in histograms.items():
+                shares = {event.step: list(event.histogram_value.bucket) for event in board.Histograms(name)}
+                assert [share for share in shares[record["step"]] if share] == [s for s in histogram.counts if s]
+            seen |= scalars.keys()
     assert set(board.Tags()["scalars"]) == seen
 
 
@@ -148,12 +153,12 @@ def test_every_objective_reports_what_it_has(objective: str, run: Run, watched: 
             found = {name for name in names if name in last}
             assert found == set() if group not in groups else found >= set(names) - NEEDS_AN_ORIGINAL
     board = board_of(folder)
-    pictures = ["max_probability/p_G"]
-    if objective != "mlm":
-        pictures += ["max_probability/p_S", "log_ratio", "logit/original", "logit/replaced"]
-    assert sorted(board.Tags()["histograms"]) == sorted(f"train/{name}" for name in pictures)
-    for name in pictures:
-        assert [event.step for event in board.Histograms(f"train/{name}")] == [2, 4, 6]
+    sampled = ("p_G",) if objective == "mlm" else ("p_G", "p_S")
+    counted = () if objective == "mlm" else ("log_ratio", "logit/original", "logit/replaced")
+    due = {curve_name("train", name): [2, 4, 6] for name in counted}
+    due |= {curve_name("train", f"max_probability/{name}"): [*range(1, STEPS + 1)] for name in sampled}
+    due |= {curve_name("held_out", f"max_probability/{name}"): [3, 6] for name in sampled}
+    assert {name: [event.step for event in board.Histograms(name)] for name in board.Tags()["histograms"]} == due
 
 
 def test_an_example_is_decoded_with_the_runs_tokenizer(watched: Path) -> None:
@@ -162,15 +167,11 @@ def test_an_example_is_decoded_with_the_runs_tokenizer(watched: Path) -> None:
     assert all(record["text"].startswith("[CLS] ") and "->" in record["text"] for record in examples)
     assert len({record["text"] for record in examples}) == 3
     board = board_of(watched)
-    assert [event.step for event in board.Tensors("train/example/text_summary")] == [2, 4, 6]
+    assert [event.step for event in board.Tensors("Example/example/train/text_summary")] == [2, 4, 6]
 
 
 def test_the_histogram_is_of_the_step_that_the_line_reports(watched: Path) -> None:
-    """Counts of two micro-batches: the shares of the record, times the masked positions."""
-    board = board_of(watched)
-    records = {record["step"]: record for record in read_records(watched, "train")}
-    for event in board.Histograms("train/max_probability/p_S"):
-        shares = [count / event.histogram_value.num for count in event.histogram_value.bucket]
-        assert shares == pytest.approx(records[event.step]["max_probability"]["p_S"])
-    logits = sum(board.Histograms(f"train/logit/{name}")[0].histogram_value.num for name in ("original", "replaced"))
-    assert logits == records[2]["tokens"]
+    """Of its two micro-batches."""
+    events = [board_of(watched).Histograms(f"Detection/logit/{name}/train")[0] for name in ("original", "replaced")]
+    tokens = {record["step"]: record["tokens"] for record in read_records(watched, "train")}
+    assert sum(event.histogram_value.num for event in events) == tokens[2]

@@ -20,10 +20,11 @@ from pretrain.engine.checkpoint import newest_valid
 from pretrain.job.processes import start_processes
 from pretrain.job.watchdog import Watchdog
 from pretrain.training.assembly import build_training
+from pretrain.training.curves import flat
 from pretrain.training.models import load_trained
 from pretrain.training.options import RunOptions
 from pretrain.training.plan import make_plan
-from pretrain.training.run_log import flat, read_records
+from pretrain.training.run_log import read_records
 from pretrain.training.starts import Startup
 from pretrain.training.stragglers import OwnTime
 from pretrain.training.train import train
@@ -113,9 +114,9 @@ def test_a_run_killed_in_the_middle_and_started_again_gives_bitwise_the_same_los
     assert [record["step"] for record in read_records(killed, "train")] == list(range(1, 25))
     assert losses(killed) == losses(whole)
     for folder in (whole, killed):
-        board = EventAccumulator(str(folder / "tensorboard"))
+        board = EventAccumulator(str(folder))
         board.Reload()
-        assert [event.step for event in board.Scalars("train/discriminator_loss")] == list(range(1, 25))
+        assert [event.step for event in board.Scalars("Loss/discriminator_loss/train")] == list(range(1, 25))
 
 
 @pytest.mark.parametrize("how", [pytest.param("stop file", marks=pytest.mark.long), "SIGTERM"])

@@ -1,0 +1,83 @@
+"""What is drawn of a run: the names of its curves, in groups, and what draws them: TensorBoard, W&B, MLflow.
+
+A curve is named GROUP/NAME/KIND: `Loss/discriminator_loss/train`; NAME is the one in `metrics.jsonl`.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+PROJECT = "electra-sampler"
+"""What services with several projects call this one."""
+CHARTS = {
+    "Loss": ("generator_loss", "sampler_loss", "discriminator_loss discriminator_entropy"),
+    "Generator": ("mlm_loss", "mlm_accuracy"),
+    "Detection": (
+        *("accuracy_masked", "accuracy_unmasked", "accuracy_all", "precision", "recall"),
+        *("auc_all", "auc_masked"),
+    ),
+    "Sampling": ("replace_rate", "replaced_share", "entropy"),
+    "Ratio": ("ratio_p1 ratio_p50 ratio_p90 ratio_p99",),
+    "Estimate": ("estimate_correlation",),
+    "Optimization": ("learning_rate", "gradient_norm", "loss_scale", "skipped", "loss_spikes"),
+    "Speed": ("tokens_per_second", "samples_per_second", "tflops", "peak_share"),
+    "Memory": ("gpu_memory_gb",),
+    "Ranks": ("slowest_rank", "slowest_rank_seconds median_rank_seconds"),
+    "Data": ("epoch epoch_of_folder", "tokens", "tokens_so_far", "flops_so_far"),
+}
+"""The numbers of each group: training and held-out text on one chart, as are those in one string."""
+GROUPS = {name: group for group, charts in CHARTS.items() for chart in charts for name in chart.split()}
+GROUPS |= {"logit": "Detection", "max_probability": "Sampling", "log_ratio": "Ratio", "example": "Example"}
+"""The group of each number, histogram and text."""
+
+
+class Histogram(NamedTuple):
+    """Counts between edges, of which there is one more."""
+
+    edges: Sequence[float]
+    counts: Sequence[float]
+
+
+class Curves(NamedTuple):
+    """What is drawn of one moment, by name."""
+
+    scalars: Mapping[str, float] = {}
+    histograms: Mapping[str, Histogram] = {}
+    texts: Mapping[str, str] = {}
+
+
+class Writer(Protocol):
+    """Where curves go. It is opened with the run's folder and first step, and never ends the run."""
+
+    def __init__(self, folder: Path, step: int) -> None: ...
+
+    def write(self, step: int, curves: Curves) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def curve_name(kind: str, path: str) -> str:
+    """What the metric at this path is called among the curves."""
+    return f"{GROUPS[path.split('/')[0]]}/{path}/{kind}"
+
+
+def curves_of(kind: str, values: Mapping[str, Any]) -> Curves:
+    """What is drawn of a record: of shares of equal parts of 0 to 1 a histogram, of all else the numbers."""
+    scalars = {name: value for name, value in values.items() if name != "max_probability"}
+    histograms = {}
+    for path, shares in values.get("max_probability", {}).items():
+        if any(shares):
+            edges = [place / len(shares) for place in range(len(shares) + 1)]
+            histograms[curve_name(kind, f"max_probability/{path}")] = Histogram(edges, shares)
+    return Curves({curve_name(kind, path): value for path, value in flat(scalars)}, histograms)
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
+    """The numbers of nested values, each under its path: `max_probability/p_G/9`."""
+    for name, value in values.items():
+        if isinstance(value, list):
+            value = {str(place): part for place, part in enumerate(value)}
+        if isinstance(value, Mapping):
+            yield from flat(value, f"{prefix}{name}/")
+        else:
+            yield prefix + name, value
