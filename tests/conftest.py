@@ -10,7 +10,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of several workers one takes the whole of a file, which shares what is slow to start; one all of tests/cluster."""
+    """A file, whose tests share what is slow to start, and all of tests/cluster stay with one of several workers."""
     for item in items:
         whole = item.path.parent if item.path.parent.name == "cluster" else item.path
         item.add_marker(pytest.mark.xdist_group(str(whole.relative_to(REPOSITORY))))
