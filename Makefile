@@ -24,7 +24,7 @@ quickstart: $(INSTALLED)
 	$(BIN)/python quickstart/run.py $(QUICKSTART)
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest -m "not long" -n 2 --dist loadgroup $(PYTEST)
+	$(BIN)/python -m pytest -m "not long" -n 2 --dist loadfile $(PYTEST)
 
 test-long: $(INSTALLED)
 	$(BIN)/python -m pytest -m long $(PYTEST)

@@ -111,23 +111,26 @@ def _apply(values: dict[str, Any], override: str) -> str | None:
     if path == "objective.name":
         option = f"--objective {shown(str(value))[1:-1]}"
         return f"--set: got {shown(override)}, which would keep the weights of another objective; use {option}"
-    known = [f"{name}.{key}" for name, inner in values.items() if isinstance(inner, dict) for key in inner]
     *parents, key = path.split(".")
     section: Any = values
     for part in parents:
         section = section.get(part) if isinstance(section, dict) else None
-    if problem := _no_value_of(section, path, override):
-        return f"--set: got {problem}{did_you_mean(path, [*values, *known])}"
+    if problem := _no_value_of(section, path, override, values):
+        return f"--set: got {problem}"
     section[key] = value
     return None
 
 
-def _no_value_of(section: Any, path: str, override: str) -> str | None:
-    """What is wrong with a path whose last part should be a value of `section`, if anything is."""
+def _no_value_of(section: Any, path: str, override: str, values: dict[str, Any]) -> str | None:
+    """What is wrong with a path whose last part should be a value of `section` in `values`, if anything is."""
     parent, _, key = path.rpartition(".")
+    keys = [f"{name}.{key}" for name, inner in values.items() if isinstance(inner, dict) for key in inner]
+    nearest = did_you_mean(path, [*values, *keys])
     if not isinstance(section, dict):
         whole = shown(parent)[1:-1]
-        return f"unknown key {shown(path)}; {whole} is no section, so set {whole} as a whole or a key of another"
+        return (
+            f"unknown key {shown(path)}; {whole} is no section, so set {whole} as a whole or a key of another{nearest}"
+        )
     if key in section and isinstance(section[key], dict):
         return f"the section {path!r}; set its keys one by one, such as {path}.{next(iter(section[key]))}"
     if key in section:
@@ -136,4 +139,4 @@ def _no_value_of(section: Any, path: str, override: str) -> str | None:
     if others and parent == "objective":
         use = f"leave it out or choose {' or '.join(others)}"
         return f"{shown(override)}, which {section['name']} has no use for; {use}"
-    return f"unknown key {shown(path)}; expected one of {', '.join(section)}"
+    return f"unknown key {shown(path)}; expected one of {', '.join(section)}{nearest}"

@@ -9,13 +9,6 @@ import pytest
 REPOSITORY = Path(__file__).resolve().parents[1]
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A file, whose tests share what is slow to start, and all of tests/cluster stay with one of several workers."""
-    for item in items:
-        whole = item.path.parent if item.path.parent.name == "cluster" else item.path
-        item.add_marker(pytest.mark.xdist_group(str(whole.relative_to(REPOSITORY))))
-
-
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     """The folder of real text, GLUE and SQuAD files; tests that need it say so and skip where it is absent."""

@@ -33,14 +33,14 @@ class RunOptions(StrictConfig):
     """share of each (by its number of sequences)"""
     output: Path | None = None
     """run folder (runs/PRESET)"""
+    log_to: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ("tensorboard",)
+    """what draws curves; of several each draws all"""
     deepspeed_config: Annotated[Path | None, Group("machines")] = None
     """speed and memory (the preset's, of ds_configs/)"""
     hostfile: Path | None = None
     """the launcher's, for --dry_run; in training it is compared with what was launched"""
     compile: bool = False
     """fuse each layer with torch.compile: for GPUs; half a minute at every start, and slower on a CPU"""
-    log_to: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ("tensorboard",)
-    """what draws curves; of several each draws all"""
     hang_timeout: float = Field(default=600, ge=1, le=MOST)
     """seconds without progress after which the job ends"""
     dry_run: bool = False
