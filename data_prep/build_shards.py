@@ -43,10 +43,8 @@ from foundation.progress import duration
 
 _SAMPLE = 1_000_000  # bytes of a dry run
 _PUNKT_SAMPLE = 4_000_000  # bytes: Punkt learns at 0.6 MB/s, and its lists hardly grow after a few megabytes
-_FEW, _SHORT = (
-    20,
-    500,
-)  # documents; characters: the median paragraph of 53 novels of 54 has up to 316, an article far more
+_FEW = 20  # documents
+_SHORT = 500  # characters: the median paragraph of 53 novels of 54 has up to 316, an article far more
 _MOST_WORDS = 100  # masked at once; a word's number in its n-gram is kept in a byte
 
 

@@ -16,7 +16,7 @@ from typing import BinaryIO, Literal, Self
 
 from data_prep.manifest import HELD_OUT_NAME, Books, BuildConfig, ShardEntry
 from foundation.config import ConfigError, StrictRecord
-from foundation.files import flush, write_if_other
+from foundation.files import NewFile, flush
 
 LOG_NAME = "records.log"
 PLAN, CHUNK, TRAIN, HELD_OUT = "plan", "chunk", "train", "held_out"
@@ -73,7 +73,7 @@ _RECORDS: dict[str, type[StrictRecord]] = {PLAN: Plan, CHUNK: ChunkRecord, TRAIN
 
 
 class RecordLog:
-    """The log in a build's folder. Memory: a few bytes per chunk and the shards' entries; all of it to put it in order.
+    """The log in a build's folder. Memory: a few bytes per chunk, and the shards' entries.
 
     Args:
         mode: "rb" where the log is only read.
@@ -135,15 +135,20 @@ class RecordLog:
         """Rewrites the log as plan, chunks and shards by number, so that equal builds have equal logs."""
         kinds = list(_RECORDS)
         ordered = sorted(self._places, key=lambda key: (kinds.index(key[0]), key[1]))
-        write_if_other(self.path, b"".join(self._line(kind, number) for kind, number in ordered))
+        if self._lines == len(ordered) and list(self._places) == ordered:
+            return
+        file = NewFile(self.path)
+        for key in ordered:
+            file.write(self._line(*key))
+        file.close()
         self._file.close()
         self._open("a+b")
 
     def _open(self, mode: Literal["a+b", "rb"]) -> None:
         """Finds the records, and cuts off a torn last line."""
         self._file: BinaryIO = self.path.open(mode)
-        self._places: dict[tuple[str, int], int] = {}
-        self.damaged = place = 0
+        self._places: dict[tuple[str, int], int] = {}  # in the order of the file
+        self._lines = self.damaged = place = 0
         self._file.seek(0)
         for line in self._file:
             if not line.endswith(b"\n") and self._file.writable():
@@ -155,8 +160,11 @@ class RecordLog:
             except (ValueError, KeyError):
                 self.damaged += 1
             place += len(line)
+        self._lines += self.damaged
 
     def _take(self, kind: str, number: int, record: StrictRecord, place: int) -> None:
+        self._lines += 1
+        self._places.pop((kind, number), None)
         self._places[kind, number] = place
         if isinstance(record, Plan):
             self.plan = record

@@ -10,6 +10,8 @@ from tqdm import tqdm
 
 _LINE = "{desc}: {percentage:.0f}%, {rate_fmt}, {remaining} left"
 _SECONDS_BETWEEN_LINES = 30.0
+DAY = 86_400
+"""Seconds."""
 
 
 class Progress(AbstractContextManager["Progress"]):

@@ -124,7 +124,7 @@ def _apply(values: dict[str, Any], override: str) -> str | None:
 def _no_value_of(section: Any, path: str, override: str, values: dict[str, Any]) -> str | None:
     """What is wrong with a path whose last part should be a value of `section` in `values`, if anything is."""
     parent, _, key = path.rpartition(".")
-    keys = [f"{name}.{key}" for name, inner in values.items() if isinstance(inner, dict) for key in inner]
+    keys = [f"{name}.{own}" for name, part in values.items() if isinstance(part, dict) for own in part]
     nearest = did_you_mean(path, [*values, *keys])
     if not isinstance(section, dict):
         whole = shown(parent)[1:-1]

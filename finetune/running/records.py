@@ -40,7 +40,10 @@ class Task:
 
 def sha256_of(parts: Iterable[object]) -> str:
     """SHA-256 over the `repr` of each part: the same examples have the same one, wherever they were read from."""
-    return hashlib.sha256("".join(map(repr, parts)).encode()).hexdigest()
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(repr(part).encode())
+    return digest.hexdigest()
 
 
 def answers_folder(tests: Iterable[object]) -> str:

@@ -24,6 +24,7 @@ from finetune.running.records import (
     write_files,
 )
 from finetune.running.train import Keeper, Stopped, resolve_for, train
+from foundation.files import ROOT
 from foundation.locks import Held, Lock, confirm, holder
 from foundation.settings import settings_tables
 from pretrain.engine.deepspeed_config import OVERRIDE, read
@@ -33,7 +34,7 @@ from pretrain.job.stopping import EXIT_STOPPED, StopRequest
 
 CHECKPOINTS, LOCKS = "checkpoints", "locks"
 
-PLAIN_DEEPSPEED_CONFIG = Path(__file__).resolve().parents[2] / "ds_configs" / "zero0_fp32.json"
+PLAIN_DEEPSPEED_CONFIG = ROOT / "ds_configs" / "zero0_fp32.json"
 """Where none is named: the models fit one machine, and fp32 runs on all of them."""
 
 

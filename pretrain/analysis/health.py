@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from foundation.config import ConfigError
 from foundation.stats import binary_entropy
+from pretrain.analysis.run_history import Log
 from pretrain.analysis.symptoms import Measured, Symptoms, Unjudged
 from pretrain.training.doubts import MOST_EPOCHS
 from pretrain.training.log_line import MOST_WAITING
@@ -270,13 +271,13 @@ AT_ONCE: tuple[Check, ...] = (padding, vocabulary, repetition, learning_rate, st
 ONCE_LEARNED: tuple[Check, ...] = (easy_replacements, generator, plateau, sampling_head, ratios)
 
 
-def diagnose(run_folder: Path) -> Diagnosis:
-    """Makes every check that the run's files allow.
+def diagnose(run_folder: Path, log: Log | None = None) -> Diagnosis:
+    """Makes every check that the run's files allow; `log` is its log, where it is read already.
 
     Raises:
         ConfigError: not a run folder, or one where it is too early to say.
     """
-    run, judged, unjudged = Symptoms(run_folder), [], []
+    run, judged, unjudged = Symptoms(run_folder, log), [], []
     left = max(LEAST_STEPS, WARMUPS * run.run.optim.warmup_steps) - run.step
     for check in AT_ONCE if left > 0 else AT_ONCE + ONCE_LEARNED:
         try:
@@ -291,8 +292,3 @@ def diagnose(run_folder: Path) -> Diagnosis:
         if not any(answer.sick for answer in judged):
             raise ConfigError(f"{run_folder}: too early to judge: look again {left:,} steps later")
     return Diagnosis(judged, [*dict.fromkeys(unjudged)])
-
-
-def examine(run_folder: Path) -> list[Finding]:
-    """The findings of `diagnose`, which raises; none for a healthy run."""
-    return diagnose(run_folder).findings

@@ -14,7 +14,7 @@ from pretrain.config import RunConfig
 from pretrain.job.end_record import EndRecord, first_causes, read_records
 from pretrain.job.rank_log import rank_log
 from pretrain.presets import PRESETS, with_objective
-from pretrain.training.run_folder import CHECKPOINTS, LOCK, RunDescription, read_run
+from pretrain.training.run_folder import CHECKPOINTS, LOCK, RunDescription, flat, read_run
 from pretrain.training.run_log import RECORDS
 from pretrain.training.starts import STARTS
 
@@ -180,18 +180,11 @@ def nearest_preset(run: RunConfig) -> tuple[str, dict[str, tuple[Any, Any]]]:
     """The preset that a run differs least from, and every setting: the preset's value, the run's."""
     found = {}
     for name, preset in PRESETS.items():
-        theirs, ours = _settings(with_objective(preset.run, run.objective.name)), _settings(run)
+        both = with_objective(preset.run, run.objective.name), run
+        theirs, ours = (dict(flat(one.model_dump(mode="json"))) for one in both)
         found[name] = {key: (theirs.get(key), ours.get(key)) for key in theirs | ours}
     name = min(found, key=lambda name: sum(theirs != ours for theirs, ours in found[name].values()))
     return name, found[name]
-
-
-def _settings(run: RunConfig) -> dict[str, Any]:
-    """By the name that `--set` gives them."""
-    values = run.model_dump(mode="json")
-    sections = {key: value for key, value in values.items() if isinstance(value, dict)}
-    inner = {f"{section}.{key}": value for section, part in sections.items() for key, value in part.items()}
-    return inner | {key: value for key, value in values.items() if key not in sections}
 
 
 def _lines(path: Path) -> Iterator[bytes]:

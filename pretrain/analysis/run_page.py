@@ -36,7 +36,7 @@ _MARKED = re.compile(
     r"(?P<special>\[(?:CLS|SEP|UNK|PAD|MASK)\])|\[(?P<original>\S{1,100}?)->(?P<drawn>\S{1,100}?)\](?P<caught>!?)"
     r"|\[(?P<kept>\S{1,100}?)\](?P<suspected>!?)|(?P<plain>[^\s!\[\]]{1,100})!"
 )
-"""What `Example.text` writes of a sequence."""
+"""What `training.example` writes of a sequence."""
 
 
 class Verdict(NamedTuple):
@@ -151,7 +151,7 @@ def part_of(name: str, history: History) -> RunPart:
     return RunPart(
         name,
         history,
-        verdict(history.folder),
+        verdict(history),
         keys(history),
         [
             Gate(str(gate.get("name", "")), str(gate.get("value", "")), str(gate.get("demand", "")), gate.get("passed"))
@@ -165,10 +165,10 @@ def part_of(name: str, history: History) -> RunPart:
     )
 
 
-def verdict(folder: Path) -> Verdict:
+def verdict(history: History) -> Verdict:
     """What the doctor says of the run."""
     try:
-        return Verdict(diagnose(folder))
+        return Verdict(diagnose(history.folder, history.log))
     except ConfigError as error:
         return Verdict(None, str(error))
     except (ValueError, TypeError, LookupError, ArithmeticError) as error:  # lines that are whole, values that are not

@@ -10,7 +10,7 @@ import numpy as np
 
 from data_prep.tokens import WordPiece
 from foundation.config import ConfigError
-from pretrain.analysis.run_history import read_log
+from pretrain.analysis.run_history import Log, read_log
 from pretrain.data.shards import open_shards
 from pretrain.training.run_folder import read_run
 from pretrain.training.run_log import RECORDS
@@ -58,10 +58,11 @@ class Symptoms:
         ConfigError: not a run folder, or one without a record.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, log: Log | None = None) -> None:
+        """`log` is the run's, where it is read already: it may hold a million records."""
         self.folder, self.description = folder, read_run(folder)
         self.run = self.description.run
-        self.train, self.held_out, *_ = read_log(folder / RECORDS)
+        self.train, self.held_out, *_ = log or read_log(folder / RECORDS)
         if not self.train:
             raise ConfigError(f"{folder}: too early to judge: no step is logged yet; look again later")
         self.last = self.train[-1]

@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from foundation.config import shown
-from foundation.files import file_sha256
+from foundation.files import ROOT, file_sha256
 from pretrain.job.launcher import Slots
 
-REPOSITORY = Path(__file__).resolve().parents[2]
-CODE = ("foundation/**/*.py", "data_prep/**/*.py", "pretrain/**/*.py", "ds_configs/*.json")
+CODE = ("electra_sampler/*.py", "foundation/**/*.py", "data_prep/**/*.py", "pretrain/**/*.py", "ds_configs/*.json")
 PACKAGES = ("torch", "deepspeed", "numpy", "safetensors", "pydantic")
 REACH_SECONDS = 10
 ANSWER_SECONDS = 60
@@ -33,8 +32,8 @@ def facts(data: Sequence[str]) -> dict[str, Any]:
     """What must be the same on every host, and its time, GPUs and cores."""
     manifests = {folder: Path(folder, "manifest.json") for folder in data}
     code = hashlib.sha256()
-    for path in sorted(path for pattern in CODE for path in REPOSITORY.glob(pattern)):
-        code.update(path.relative_to(REPOSITORY).as_posix().encode() + path.read_bytes())
+    for path in sorted(path for pattern in CODE for path in ROOT.glob(pattern)):
+        code.update(path.relative_to(ROOT).as_posix().encode() + path.read_bytes())
     return {
         "code": code.hexdigest()[:12],
         "python": platform.python_version(),
@@ -84,7 +83,7 @@ def _processors(host: Mapping[str, Any]) -> str:
 def _ask(host: str, folders: list[str]) -> dict[str, Any] | str:
     """The host's facts, and how its clock differs from ours; or why it has not told them."""
     program = f"import json; from pretrain.job.hosts import facts; print(json.dumps(facts({folders!r})))"
-    command = f"cd {shlex.quote(str(REPOSITORY))} && {shlex.quote(sys.executable)} -c {shlex.quote(program)}"
+    command = f"cd {shlex.quote(str(ROOT))} && {shlex.quote(sys.executable)} -c {shlex.quote(program)}"
     options = ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={REACH_SECONDS}"]
     asked = time.time()
     try:
@@ -104,7 +103,7 @@ def _ask(host: str, folders: list[str]) -> dict[str, Any] | str:
     if answer.returncode == 255:  # ssh's own
         return f"hostfile: {host} cannot be reached: {last}; see that `ssh {host} true` works without a password"
     if answer.returncode:
-        return f"hostfile: {host} has no such code or Python at {REPOSITORY} and {sys.executable}: {last}"
+        return f"hostfile: {host} has no such code or Python at {ROOT} and {sys.executable}: {last}"
     try:
         found: dict[str, Any] = json.loads(answer.stdout.splitlines()[-1])
     except (IndexError, ValueError):

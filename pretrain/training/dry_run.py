@@ -12,6 +12,7 @@ from electra_sampler.commands import as_typed
 from foundation.command_line import print_warning, printable
 from foundation.config import ConfigError
 from foundation.files import existing_part
+from foundation.progress import DAY
 from pretrain.job.hostfile import read_hostfile
 from pretrain.job.hosts import check_hosts
 from pretrain.job.launcher import Slots
@@ -20,8 +21,6 @@ from pretrain.training.doubts import disk_needed, disk_shortage, doubts, memory_
 from pretrain.training.estimates import GIB, SPEEDS, flops_per_token
 from pretrain.training.models import build_model
 from pretrain.training.plan import Plan
-
-DAY = 86_400
 
 
 def dry_run(plan: Plan, hostfile: Path | None) -> None:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 
 from foundation.config import ConfigError
-from foundation.files import require_folder
+from foundation.files import ROOT, require_folder
 from foundation.settings import settings_tables
 from pretrain.config import RunConfig, with_overrides
 from pretrain.data.shards import Shards, open_held_out, open_shards
@@ -19,8 +19,6 @@ from pretrain.presets import preset, with_objective, with_row
 from pretrain.training.estimates import require_memory
 from pretrain.training.options import RunOptions
 from pretrain.training.run_folder import RunDescription, describe, require_same_run
-
-REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 class Plan(NamedTuple):
@@ -105,7 +103,7 @@ def list_settings(options: RunOptions) -> str:
 
 def _deepspeed(options: RunOptions) -> DeepSpeedConfig:
     return read(
-        options.deepspeed_config or REPOSITORY / preset(options.preset).deepspeed_config,
+        options.deepspeed_config or ROOT / preset(options.preset).deepspeed_config,
         [override for override in options.set if override.startswith(OVERRIDE)],
     )
 

@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from foundation.files import write_atomically
-from foundation.progress import duration
+from foundation.progress import DAY, duration
 from pretrain.training.curves import Curves, Histogram, Writer, curve_name, curves_of
 from pretrain.training.log_line import log_line
 
 RECORDS = "metrics.jsonl"
-DAY = 86_400
 
 
 class RunLog:

@@ -14,10 +14,10 @@ from pathlib import Path
 import psutil
 import torch
 
+from foundation.files import ROOT
 from pretrain.engine.engine import Engine
 
 STARTS = "starts.jsonl"
-REPOSITORY = Path(__file__).resolve().parents[2]
 PREFIXES = ("CUDA_", "NCCL_", "TORCH_", "DS_", "OMP_", "SLURM_JOB", "MASTER_", "PYTORCH_")
 """Of the environment, what can change speed, memory or results."""
 
@@ -50,7 +50,7 @@ def record_start(
         file.write(json.dumps(record) + "\n")
 
 
-def code_version(repository: Path = REPOSITORY) -> str | None:
+def code_version(repository: Path = ROOT) -> str | None:
     """The commit this code is of, with "+ changes" where files differ from it; `None` outside a repository."""
     if not (repository / ".git").exists():  # installed, perhaps below a folder that is a repository of something else
         return None

@@ -59,7 +59,7 @@ class Telemetry:
             self._log = RunLog(folder, step, steps, log_to) if engine.world.is_first else None
         self.say(f"resumed from step {step} ({folder / CHECKPOINTS}/step-{step:08d})" if step else "starts at step 0")
         self._reported, self.own_time = Reported(engine), OwnTime(engine)
-        self._example: str | None = None
+        self._first: tuple[Batch, ElectraOutput | MaskedLMOutput] | None = None
         # read now: the folder may be gone when it is needed
         self._vocabulary = open_tokenizer(str(folder / "tokenizer")).tokens if engine.world.is_first else []
 
@@ -100,16 +100,17 @@ class Telemetry:
     def forward_done(self, batch: Batch, output: ElectraOutput | MaskedLMOutput) -> None:
         """One micro-batch of the current step."""
         self._reported.add(batch, output, self.watching)
-        if self._log and self._example is None and self._due(self._run.histogram_every):
-            self._example = example(batch, output, self._vocabulary)
+        if self._log and self._first is None and self._due(self._run.histogram_every):
+            self._first = batch, output  # to be decoded when the step is done: now the host would wait for the device
 
     def step_done(self, state: TrainingState, result: StepResult) -> None:
         """Writes what falls due after the step. Collective."""
         if self._due(self._run.histogram_every):
             counts = self._engine.sum_over_ranks(self._reported.distributions.vector.clone())
-            if self._log and self._example is not None:
-                self._log.write_example(self._step, self._example, histograms(counts))
-            self._example = None
+            if self._log and self._first:
+                text = example(*self._first, self._vocabulary)
+                self._log.write_example(self._step, text, histograms(counts))
+            self._first = None
         if self._due(self._run.log_every):
             self._write_line(state, result)
         if self.watching:

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from foundation.progress import DAY
 from pretrain.config import RunConfig
 from pretrain.data.shards import Shards
 from pretrain.engine.engine import Engine
@@ -16,7 +17,6 @@ LARGEST = 8192
 LONG_ENOUGH = 0.04
 """Seconds a product takes before a larger one is not tried: five of them keep a start waiting for 0.2 s."""
 REPEATS = 3
-DAY = 86_400
 
 
 def matrix_peak(engine: Engine) -> float:

@@ -10,7 +10,7 @@ import pytest
 from data_prep.build_shards import BuildOptions
 from data_prep.build_shards import main as build_shards
 from foundation.config import ConfigError
-from pretrain.analysis.health import LEAST_STEPS, diagnose, examine
+from pretrain.analysis.health import LEAST_STEPS, Finding, diagnose
 from pretrain.analysis.symptoms import Symptoms
 from pretrain.data.shards import Shards
 from pretrain.presets import PRESETS, with_objective
@@ -65,6 +65,11 @@ CHECKS = {
     "hp_dist": OF_ALL | SICK.keys() - {"sampling head dead"},
 }
 Write = Callable[..., Path]
+
+
+def examine(folder: Path) -> list[Finding]:
+    """The findings of a run; none for a healthy one."""
+    return diagnose(folder).findings
 
 
 @pytest.fixture

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from foundation.config import ConfigError
+from foundation.files import ROOT
 from pretrain.method.objectives import OBJECTIVES
 from pretrain.training.options import RunOptions
-from pretrain.training.plan import REPOSITORY, list_settings, make_plan
+from pretrain.training.plan import list_settings, make_plan
 
 
 def options(shards: Path, output: Path, **changes: object) -> RunOptions:
@@ -97,7 +98,7 @@ def test_a_wrong_override_of_deepspeeds_values_is_refused_by_name(shards_folder:
 
 def test_an_unknown_deepspeed_key_is_refused_by_name(shards_folder: Path, tmp_path: Path) -> None:
     path = tmp_path / "typo.json"
-    config = json.loads((REPOSITORY / "ds_configs/zero1_bf16.json").read_text())
+    config = json.loads((ROOT / "ds_configs/zero1_bf16.json").read_text())
     path.write_text(json.dumps({**config, "gradient_cliping": 0.5}))
     with pytest.raises(ConfigError, match=r"gradient_cliping.*gradient_clipping"):
         make_plan(options(shards_folder, tmp_path, deepspeed_config=path))
