@@ -11,6 +11,8 @@ from foundation.config import MOST, FileName, StrictConfig
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Count = Annotated[int, Field(ge=1, le=MOST)]
+Later = Annotated[bool, Field(exclude_if=lambda on: not on)]
+"""A switch that earlier records lack; written only where it is on, so that folders of earlier runs keep their names."""
 
 
 class FinetuneConfig(StrictConfig):
@@ -30,6 +32,10 @@ class FinetuneConfig(StrictConfig):
     """Learning-rate factor from each layer to the one below it (paper's fine-tuning table)."""
     legacy_layer_decay: bool = False
     """One factor more on everything below the head, as google-research/electra has it."""
+    legacy_adam: Later = False
+    """Adam without bias correction, as google-research/electra has it."""
+    multiplicative_warmup: Later = False
+    """Warm-up multiplies a rate that decays from the first update on, as in google-research/electra."""
     warmup_fraction: Fraction = 0.1
     """Share of the updates in which the learning rate rises (paper's fine-tuning table)."""
     dropout: Fraction = 0.1
@@ -98,6 +104,10 @@ class FinetuneOptions(StrictConfig):
     """word pieces a sequence at most (GLUE 128, SQuAD 512)"""
     legacy_layer_decay: bool | None = None
     """layer-wise decay as google-research/electra counts it (off)"""
+    legacy_adam: bool | None = None
+    """Adam without bias correction, as google-research/electra's (off)"""
+    multiplicative_warmup: bool | None = None
+    """warm-up times a decaying rate, as google-research/electra's (off)"""
     deepspeed_config: Annotated[Path | None, Group("machines")] = None
     """precision, ZeRO stage, micro-batch (ds_configs/zero0_fp32.json)"""
     set: Annotated[tuple[str, ...], Metavar("KEY=VALUE")] = ()

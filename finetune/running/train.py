@@ -28,7 +28,7 @@ from pretrain.engine.checkpoint import save
 from pretrain.engine.deepspeed_config import EngineConfig, Source, resolve
 from pretrain.engine.engine import Engine
 from pretrain.engine.loop import optimizer_step, resume
-from pretrain.engine.optim import learning_rate, parameter_groups
+from pretrain.engine.optim import UNSCALED, learning_rate, parameter_groups, without_bias_correction
 from pretrain.huggingface.folders import load_encoder
 from pretrain.job.processes import World
 from pretrain.model.encoder import ElectraEncoder
@@ -204,12 +204,14 @@ class Run:
             base=self.settings.learning_rate,
             warmup_steps=int(self.settings.warmup_fraction * self.steps),
             total_steps=self.steps,
+            multiplicative=self.settings.multiplicative_warmup,
         )
         result, loss_sum, self.stopping = optimizer_step(
             self.engine,
             self.losses(chosen, parts),
             lambda: self.keeper is not None and self.keeper.stop(),
             rate,
+            without_bias_correction(self.state.updates, self.settings.betas) if self.settings.legacy_adam else UNSCALED,
         )
         self.state.updates += not result.overflow
         self.state.batches += 1

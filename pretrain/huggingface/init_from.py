@@ -1,6 +1,6 @@
 """Starting from a trained pair: any Hugging Face ELECTRA generator and discriminator, or what `export.py` wrote.
 
-The sizes of the run's model are the pair's; the sampling head is fresh, and samples from p_G as at any start.
+The sizes of the run's model are the pair's; the sampling head starts as in any run, by default so that p_S = p_G.
 """
 
 from collections.abc import Sequence

@@ -25,11 +25,13 @@ class VocabularyTransform(nn.Module):
 
 
 class VocabularyScores(nn.Module):
-    """e(x)·h + own bias, with the matrix of the shared word embeddings; in fp32 even in a half-precision model."""
+    """e(x)·h with the matrix of the shared word embeddings, and a bias of its own; in fp32 even in a half-precision
+    model.
+    """
 
-    def __init__(self, config: EncoderConfig) -> None:
+    def __init__(self, config: EncoderConfig, bias: bool = True) -> None:
         super().__init__()
-        self.bias = nn.Parameter(torch.zeros(config.vocab_size))
+        self.bias = nn.Parameter(torch.zeros(config.vocab_size)) if bias else None
 
     def forward(
         self, projected_XE: Tensor, embeddings: TiedEmbedding, ids_X: Tensor | None = None, frozen: bool = False
@@ -38,13 +40,15 @@ class VocabularyScores(nn.Module):
 
         `frozen` lets no gradient into the embeddings.
         """
-        bias_V = full_precision(self.bias)
+        bias_V = None if self.bias is None else full_precision(self.bias)
         if ids_X is None:
-            whole = bias_V.dtype == projected_XE.dtype  # else the bias is added to what the product rounded
+            whole = bias_V is None or bias_V.dtype == projected_XE.dtype
             scores_XV = embeddings(projected_XE, as_output_matrix=True, frozen=frozen, bias_V=bias_V if whole else None)
-            return scores_XV if whole else full_precision(scores_XV).add_(bias_V)
+            scores_XV = full_precision(scores_XV)
+            return scores_XV if bias_V is None or whole else scores_XV.add_(bias_V)  # to what the product rounded
         embedded_XE = full_precision(embeddings(ids_X, frozen=frozen))
-        return (embedded_XE * full_precision(projected_XE)).sum(-1) + bias_V[ids_X]
+        scores_X = (embedded_XE * full_precision(projected_XE)).sum(-1)
+        return scores_X if bias_V is None else scores_X + bias_V[ids_X]
 
 
 class DiscriminatorHead(nn.Module):

@@ -46,6 +46,7 @@ def test_the_help_shows_the_defaults_that_the_presets_fill_in(
 def test_every_override_is_a_setting() -> None:
     given = {"learning_rate": 1e-3, "epochs": 1, "batch_size": 4, "weight_decay": 0.1, "max_length": 16}
     given |= {"head": "hf", "both_orders": True, "plain_scores": True, "legacy_layer_decay": True}
+    given |= {"legacy_adam": True, "multiplicative_warmup": True}
     options = GlueOptions(model="out", **given)
     assert GlueConfig(**options.overrides()).model_dump().items() >= given.items()
 

@@ -79,7 +79,8 @@ def make_electra() -> Callable[..., Electra]:
         model = new_model(**objective)
         if hasattr(model, "sampler_transform"):  # away from the start, where p_S = p_G would hide mistakes
             torch.nn.init.normal_(model.sampler_transform.LayerNorm.weight, std=1.0)
-            torch.nn.init.normal_(model.sampler_scores.bias, std=0.5)
+            for bias in model.sampler_scores.parameters():
+                torch.nn.init.normal_(bias, std=0.5)
         return model
 
     return make

@@ -9,6 +9,7 @@ from pathlib import Path
 import matplotlib.image
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import ElectraForMaskedLM
 
 from foundation.config import ConfigError
@@ -179,6 +180,33 @@ def test_a_masked_language_model_is_trained_evaluated_and_exported_by_the_same_c
     assert not loading["missing_keys"] and not loading["unexpected_keys"]
     ours = load_encoder(tmp_path / "out").state_dict()  # what fine-tuning starts from
     assert all(torch.equal(ours[name], weight) for name, weight in theirs.electra.state_dict().items())
+
+
+@pytest.mark.parametrize("objective", ["hp_loss", "hp_dist"])
+def test_a_head_without_bias_that_starts_at_random_is_trained_resumed_evaluated_and_exported(
+    objective: str, train: Callable[..., Path], launch: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    switches = {"objective__sampling_bias": "false", "objective__sampling_start": "normal"}
+    run = train("--objective", objective, **SHORT, checkpoint_every="3", **switches)
+    written = json.loads((run / "run.json").read_text())["run"]["objective"]
+    assert written["sampling_bias"] is False and written["sampling_start"] == "normal"
+    last = "checkpoints/step-00000006/weights.safetensors"
+    weights = load_file(run / last)
+    assert {name for name in weights if name.startswith("sampler_")} == {
+        f"sampler_transform.{part}.{kind}" for part in ("dense", "LayerNorm") for kind in ("weight", "bias")
+    }
+    shutil.rmtree((run / last).parent)
+    command = ("--preset", "tiny", "--data", read_run(run).data[0], "--output", run, "--objective", objective, "--set")
+    overrides = [f"{name.replace('__', '.')}={value}" for name, value in (SHORT | switches).items()]
+    process = launch(0, "pretrain/run.py", *command, "batch_size=8", "checkpoint_every=3", *overrides)
+    output, _ = process.communicate(timeout=200)
+    assert process.returncode == 0 and "resumed from step 3" in output, output
+    again = load_file(run / last)
+    assert all(torch.equal(again[name], weights[name]) for name in weights)
+    main(EvaluateOptions(runs=(run,), sequences=16, batch_size=8))
+    assert (run / "evaluation" / "metrics.json").is_file()
+    export(ExportOptions(run=run, out=tmp_path / "out"))
+    load_encoder(tmp_path / "out")
 
 
 def test_an_evaluation_does_not_depend_on_its_batch_size(trained_run: Path) -> None:

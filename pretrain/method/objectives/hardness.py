@@ -1,6 +1,6 @@
 """The paper's two objectives, which learn to sample what is hard for the discriminator: HP_Loss and HP_Dist.
 
-Both add a sampling head over the generator's states: e(x)·h_S and a bias of its own for every token x.
+Both add a sampling head over the generator's states: e(x)·h_S and, by default, a bias of its own for every token x.
 Shape letters: B batch, K masked positions a sequence, H hidden size, E embedding size, V vocabulary.
 """
 
@@ -31,6 +31,11 @@ class SamplingHeadConfig(ReplacementConfig):
     """Weight of the sampling head's loss (paper: 5 for HP_Loss, 1 for HP_Dist); beside 1e6 fp32 rounds L_G away."""
     detach_sampler_input: bool = False
     """L_S teaches the sampling head and its bias alone, not the generator and the embeddings (the paper is silent)."""
+    sampling_bias: bool = True
+    """The sampling head adds a bias of its own to e(x)·h_S; the paper's formulas have none."""
+    sampling_start: Literal["proposal", "normal"] = "proposal"
+    """`proposal`: p_S = p_G at step 0 (for HP_Dist without a bias, only if the MLM head's is 0, as in a fresh model).
+    `normal`: random, as any new head. The paper is silent."""
 
 
 class SamplingHead(Electra):
@@ -41,7 +46,7 @@ class SamplingHead(Electra):
     def __init__(self, model: ModelConfig, objective: Any, vocab_size: int, special_mask_id: int) -> None:
         super().__init__(model, objective, vocab_size, special_mask_id)
         self.sampler_transform = VocabularyTransform(self.generator.config)
-        self.sampler_scores = VocabularyScores(self.generator.config)
+        self.sampler_scores = VocabularyScores(self.generator.config, self.objective.sampling_bias)
         self.sampler_weight = self.objective.lambda1
         self.start()
 
@@ -50,7 +55,7 @@ class SamplingHead(Electra):
         return self.sampler_transform(hidden_BKH.detach() if self.objective.detach_sampler_input else hidden_BKH)
 
     def score(self, projected_BKE: Tensor, ids_BK: Tensor | None = None) -> Tensor:
-        """e(x)·h_S + bias of every token [B, K, V], or of one token a position [B, K]."""
+        """e(x)·h_S, and the bias if there is one, of every token [B, K, V], or of one token a position [B, K]."""
         words, frozen = self.generator.embeddings.word_embeddings, self.objective.detach_sampler_input
         return self.sampler_scores(projected_BKE, words, ids_BK, frozen)
 
@@ -72,8 +77,9 @@ class HPLoss(SamplingHead):
 
     @torch.no_grad()
     def start(self) -> None:
-        """Estimates the same loss of every token: p_S = p_G."""
-        self.sampler_transform.LayerNorm.weight.zero_()
+        """`proposal` estimates the same loss of every token: p_S = p_G."""
+        if self.objective.sampling_start == "proposal":
+            self.sampler_transform.LayerNorm.weight.zero_()
 
     def draw(self, hidden_BKH: Tensor, prediction: Prediction, uniforms_BK: Tensor, from_p_G: bool = False) -> Draw:
         projected_BKE = self.project(hidden_BKH)
@@ -112,9 +118,11 @@ class HPDist(SamplingHead):
 
     @torch.no_grad()
     def start(self) -> None:
-        """A copy of the MLM head: p_S = p_G."""
-        self.sampler_transform.load_state_dict(self.generator_predictions.state_dict())
-        self.sampler_scores.load_state_dict(self.generator_lm_head.state_dict())
+        """`proposal` is a copy of the MLM head: p_S = p_G."""
+        if self.objective.sampling_start == "proposal":
+            self.sampler_transform.load_state_dict(self.generator_predictions.state_dict())
+            if self.objective.sampling_bias:
+                self.sampler_scores.load_state_dict(self.generator_lm_head.state_dict())
 
     def draw(self, hidden_BKH: Tensor, prediction: Prediction, uniforms_BK: Tensor, from_p_G: bool = False) -> Draw:
         scores_BKV = self.score(self.project(hidden_BKH))

@@ -8,7 +8,7 @@ import torch
 
 from pretrain.data.batches import Batch
 from pretrain.method.electra import Electra, masked_states
-from tests.pretrain.conftest import MASK, VOCABULARY, new_model
+from tests.pretrain.conftest import MASK, SMALL_MODEL, VOCABULARY, new_model
 
 OBJECTIVES = ("electra", "hp_loss", "hp_dist")
 
@@ -17,14 +17,19 @@ def sigmoid(x: float) -> float:
     return 1 / (1 + math.exp(-x))
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize(
+    ("objective", "switches"),
+    [
+        ("electra", {}),
+        *((name, {"lambda1": 3.0, "sampling_bias": bias}) for name in ("hp_loss", "hp_dist") for bias in (True, False)),
+    ],
+)
 @pytest.mark.parametrize("gamma", [0.0, 1.0, "piecewise"])
 def test_the_loss_is_the_papers_formula_by_brute_force_in_float64(
-    objective: str, gamma: float, batch: Batch, make_electra: Callable[..., Electra]
+    objective: str, switches: dict[str, object], gamma: float, batch: Batch, make_electra: Callable[..., Electra]
 ) -> None:
     """Every position is walked in plain Python from the two encoders' states, with the head's own matrices."""
-    weight = {} if objective == "electra" else {"lambda1": 3.0}
-    model = make_electra(name=objective, gamma=gamma, **weight).double().eval()
+    model = make_electra(name=objective, gamma=gamma, **switches).double().eval()
     output = model(batch)
     rows = [(b, k) for b in range(3) for k in range(2) if batch.masked_valid_BK[b, k]]
     positions = batch.masked_positions_BK
@@ -43,7 +48,7 @@ def test_the_loss_is_the_papers_formula_by_brute_force_in_float64(
         loss_G += -((1 - p_G[x]) ** exponent) * math.log(p_G[x])
         z = [0.0] * VOCABULARY
         if objective != "electra":
-            z = (embeddings @ model.sampler_transform(h) + model.sampler_scores.bias).tolist()
+            z = (embeddings @ model.sampler_transform(h) + sum(model.sampler_scores.parameters())).tolist()
         weights = {
             "electra": p_G,
             "hp_loss": [p_G[t] * -math.log(sigmoid(z[t]) if t == x else 1 - sigmoid(z[t])) for t in range(7)],
@@ -108,6 +113,40 @@ def test_the_sampler_starts_at_the_generators_distribution(objective: str, batch
     assert torch.allclose(everything.log_q_BK, everything.log_p_G_BK, atol=1e-6)
 
 
+@pytest.mark.parametrize("objective", ["hp_loss", "hp_dist"])
+def test_a_normal_start_leaves_the_head_as_drawn_and_every_other_weight_as_it_was(objective: str, batch: Batch) -> None:
+    models = []
+    for start in ("proposal", "normal"):
+        torch.manual_seed(0)
+        models.append(new_model(objective, sampling_start=start))
+    proposal, normal = (model.state_dict() for model in models)
+    differing = {name for name in proposal if not torch.equal(proposal[name], normal[name])}
+    changed = {"hp_loss": "LayerNorm.weight", "hp_dist": "dense.weight"}[objective]
+    assert differing == {f"sampler_transform.{changed}"}
+    assert normal["sampler_transform.LayerNorm.weight"].eq(1).all()
+    assert not normal["sampler_transform.dense.bias"].any() and not normal["sampler_scores.bias"].any()
+    drawn = normal["sampler_transform.dense.weight"]
+    assert not torch.equal(drawn, normal["generator_predictions.dense.weight"])
+    assert 0 < drawn.abs().max() <= 2 * SMALL_MODEL.initializer_range
+    for model in models:
+        model(batch).loss.backward()
+    head = {f"sampler_{part}" for part in ("transform.dense.weight", "transform.dense.bias", "scores.bias")}
+    head |= {f"sampler_transform.LayerNorm.{part}" for part in ("weight", "bias")}
+    assert head <= names_with_gradient(models[1])
+    # behind HP_Loss's gain of 0 nothing is learned until the gain has moved
+    asleep = {name for name in head if objective == "hp_loss" and "dense" in name}
+    assert head - names_with_gradient(models[0]) == asleep
+
+
+@pytest.mark.parametrize("objective", ["hp_loss", "hp_dist"])
+def test_without_its_bias_the_head_has_one_parameter_less_per_token(objective: str) -> None:
+    sizes = [
+        sum(parameter.numel() for parameter in new_model(objective, sampling_bias=bias).parameters())
+        for bias in (True, False)
+    ]
+    assert sizes[0] - sizes[1] == VOCABULARY
+
+
 def names_with_gradient(model: Electra) -> set[str]:
     return {name for name, p in model.named_parameters() if p.grad is not None and bool((p.grad != 0).any())}
 
@@ -140,9 +179,10 @@ def rooms(names: set[str]) -> set[str]:
     return {"embeddings" if ".embeddings." in name else name.split(".")[0] for name in names}
 
 
+@pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("objective", ["hp_loss", "hp_dist"])
 def test_each_loss_teaches_exactly_the_parameters_it_should(
-    objective: str, batch: Batch, make_electra: Callable[..., Electra]
+    objective: str, bias: bool, batch: Batch, make_electra: Callable[..., Electra]
 ) -> None:
     """Every one of these parts, and none of the others."""
     parts = {
@@ -150,10 +190,11 @@ def test_each_loss_teaches_exactly_the_parameters_it_should(
         "sampler": {"embeddings", "generator", "sampler_transform", "sampler_scores"},
         "discriminator": {"embeddings", "discriminator", "discriminator_predictions"},
     }
-    names = {name for name, _ in make_electra(name=objective).named_parameters()}
+    names = {name for name, _ in make_electra(name=objective, sampling_bias=bias).named_parameters()}
+    zero = {name for name in names if name.endswith("key.bias")}  # softmax ignores it: its gradient is rounding
     for loss, reached in parts.items():
         expected = {name for name in names if rooms({name}) <= reached}
-        assert gradient_of(loss, batch, make_electra, objective) == expected
+        assert gradient_of(loss, batch, make_electra, objective, sampling_bias=bias) - zero == expected - zero
 
 
 @pytest.mark.parametrize("objective", ["hp_loss", "hp_dist"])

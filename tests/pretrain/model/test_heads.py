@@ -1,5 +1,6 @@
 """Claims about the heads, against Hugging Face's and against the full vocabulary."""
 
+import pytest
 import torch
 from transformers import ElectraConfig
 from transformers.models.electra.modeling_electra import (
@@ -33,15 +34,17 @@ def test_transform_and_discriminator_head_are_hugging_faces() -> None:
         assert torch.allclose(ours(hidden), theirs(hidden), atol=1e-6)
 
 
-def test_scores_of_chosen_tokens_are_those_columns_of_the_full_scores_with_their_gradient() -> None:
-    scores, embeddings = VocabularyScores(CONFIG), TiedEmbedding(11, 6)
-    torch.nn.init.normal_(scores.bias)
+@pytest.mark.parametrize("bias", [True, False])
+def test_scores_of_chosen_tokens_are_those_columns_of_the_full_scores_with_their_gradient(bias: bool) -> None:
+    scores, embeddings = VocabularyScores(CONFIG, bias), TiedEmbedding(11, 6)
+    for parameter in scores.parameters():
+        torch.nn.init.normal_(parameter)
     projected = torch.randn(2, 3, 6, requires_grad=True)
     ids = torch.tensor([[0, 10, 4], [3, 3, 7]])
     chosen = scores(projected, embeddings, ids)
     full = scores(projected, embeddings).gather(-1, ids[..., None]).squeeze(-1)
     assert torch.allclose(chosen, full, atol=1e-6)
-    parameters = (projected, embeddings.weight, scores.bias)
+    parameters = (projected, embeddings.weight, *scores.parameters())
     for a, b in zip(
         torch.autograd.grad(chosen.sum(), parameters),
         torch.autograd.grad(full.sum(), parameters),
@@ -52,5 +55,7 @@ def test_scores_of_chosen_tokens_are_those_columns_of_the_full_scores_with_their
 
 def test_scores_and_logits_are_fp32_in_a_bf16_model() -> None:
     embeddings = TiedEmbedding(11, 6).bfloat16()
-    assert VocabularyScores(CONFIG).bfloat16()(torch.randn(2, 6).bfloat16(), embeddings).dtype == torch.float32
+    for bias in (True, False):
+        scores = VocabularyScores(CONFIG, bias).bfloat16()
+        assert scores(torch.randn(2, 6).bfloat16(), embeddings).dtype == torch.float32
     assert DiscriminatorHead(CONFIG).bfloat16()(torch.randn(2, 8).bfloat16()).dtype == torch.float32

@@ -5,8 +5,10 @@ says of it comes along.
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from scipy.special import erf, softmax
 from scipy.stats import chisquare, entropy
 from torch import Tensor
 
@@ -113,6 +115,39 @@ def test_entropies_come_along_where_they_are_asked_for_and_change_nothing(settin
     assert drawn.entropy_p_G_BK is asked.entropy_BK
     assert drawn.entropy_q_BK is not None
     assert drawn.entropy_q_BK.numpy() == pytest.approx(entropy(expected(0, model).numpy()), rel=1e-6)
+
+
+def scores_by_hand(model: Any, transform: str, scores: str) -> np.ndarray:
+    """e(x)·h + bias of every token, by NumPy in float64."""
+    weights = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
+    dense = HIDDEN[0, 0].numpy() @ weights[f"{transform}.dense.weight"].T + weights[f"{transform}.dense.bias"]
+    active = dense * (1 + erf(dense / math.sqrt(2))) / 2
+    normal = (active - active.mean()) / np.sqrt(active.var() + 1e-12)
+    projected = normal * weights[f"{transform}.LayerNorm.weight"] + weights[f"{transform}.LayerNorm.bias"]
+    return weights["generator.embeddings.word_embeddings.weight"] @ projected + weights.get(f"{scores}.bias", 0.0)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("start", ["proposal", "normal"])
+@pytest.mark.parametrize("name", ["hp_loss", "hp_dist"])
+def test_p_s_at_step_0_is_the_papers_formula_in_float64_and_p_g_from_the_proposal(
+    name: str, start: str, bias: bool
+) -> None:
+    torch.manual_seed(0)
+    model = new_model(name, vocabulary=VOCABULARY, sampling_start=start, sampling_bias=bias).double()
+    if bias:  # as in a pair that `--init_from` names
+        torch.nn.init.normal_(model.generator_lm_head.bias)
+        model.start()
+    p_G = softmax(scores_by_hand(model, "generator_predictions", "generator_lm_head"))
+    z = scores_by_hand(model, "sampler_transform", "sampler_scores")
+    D_hat = 1 / (1 + np.exp(-z))
+    p_S = p_G * np.where(np.arange(VOCABULARY) == ORIGINAL, -np.log(D_hat), -np.log(1 - D_hat))
+    p_S = p_S / p_S.sum() if name == "hp_loss" else softmax(z)
+    p_BKV = torch.from_numpy(p_G).expand(1, DRAWS, VOCABULARY)
+    drawn = draws(0, model, prediction(0)._replace(p_BKV=p_BKV, top_BK=p_BKV.argmax(-1)))
+    assert set(drawn.tokens_BK.flatten().tolist()) == set(range(VOCABULARY))
+    np.testing.assert_allclose(drawn.log_q_BK.detach().exp(), p_S[drawn.tokens_BK], rtol=1e-12)
+    assert np.allclose(p_S, p_G, rtol=1e-12) == (start == "proposal")
 
 
 def test_a_mixture_bounds_the_ratio_by_its_inverse() -> None:
