@@ -16,7 +16,7 @@ ROOMS = (
     *("pretrain/model", "pretrain/data", "pretrain/method", "pretrain/job", "pretrain/engine"),
     *("pretrain/config", "pretrain/presets", "pretrain/huggingface", "pretrain/training", "pretrain/analysis"),
     "pretrain",
-    *("finetune/config", "finetune/presets", "finetune/tokens", "finetune/running"),
+    *("finetune/config", "finetune/presets", "finetune/tokens", "finetune/running", "finetune/minimal_pairs"),
     *("finetune/glue", "finetune/squad", "finetune/reporting"),
     "finetune",
     "quickstart",

@@ -1,0 +1,211 @@
+"""Minimal pairs, scored by models as they are pre-trained.
+
+Shape letters: B rows of a batch, L length, H hidden size, V vocabulary, P pairs.
+"""
+
+import json
+import zipfile
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from finetune.running.model_folder import load_tokenizer
+from foundation.config import ConfigError
+from foundation.files import require_folder, write_atomically
+from foundation.markdown_table import markdown_table
+from foundation.stats import mean, resample
+from pretrain.huggingface.folders import fill, find_folder, read_encoder_config, read_weights
+from pretrain.model import cpu_ops
+from pretrain.model.encoder import ElectraEncoder
+from pretrain.model.heads import DiscriminatorHead, VocabularyScores, VocabularyTransform
+
+TOKENS_PER_BATCH = 8192
+"""Padding included; at base size half a gigabyte of activations and scores."""
+GROUPS = ("field", "term", "paradigm")
+
+
+class Pair(NamedTuple):
+    """An acceptable sentence, an unacceptable one that differs from it in one point, and where they belong."""
+
+    good: str
+    bad: str
+    field: str
+    term: str
+    paradigm: str
+
+
+def read_pairs(folder: Path) -> list[Pair]:
+    """The pairs of every .jsonl file in a folder, or in BLiMP.zip in it.
+
+    Raises:
+        ConfigError: no such file, or a line that is not a pair, named by file and number.
+    """
+    if not (files := {path.name: path.read_bytes() for path in sorted(folder.glob("*.jsonl"))}):
+        try:
+            with zipfile.ZipFile(folder / "BLiMP.zip") as archive:
+                names = [
+                    name for name in sorted(archive.namelist()) if name.startswith("data/") and name[-6:] == ".jsonl"
+                ]
+                files = {name: archive.read(name) for name in names}
+        except (OSError, zipfile.BadZipFile) as error:
+            raise ConfigError(
+                f"data: {folder} has no .jsonl files and no readable BLiMP.zip ({error}); name the folder of either"
+            ) from None
+    if not (pairs := [pair for name, content in files.items() for pair in pairs_of_file(folder / name, content)]):
+        raise ConfigError(f"data: {folder} holds no pairs; name the folder of BLiMP's .jsonl files or of BLiMP.zip")
+    return pairs
+
+
+def pairs_of_file(path: Path, content: bytes) -> Iterator[Pair]:
+    for number, line in enumerate(content.splitlines(), 1):
+        try:
+            entry = json.loads(line)
+            keys = ("sentence_good", "sentence_bad", "field", "linguistics_term", "UID")
+            good, bad, field, term, paradigm = (str(entry[key]) for key in keys)
+        except (ValueError, KeyError, TypeError) as error:
+            raise ConfigError(f"data: {path}:{number} is not a pair of BLiMP: {error!r}; download it again") from None
+        yield Pair(good, bad, field.replace("/", "_"), term, paradigm)  # one field is spelled in two ways
+
+
+class Scorer(NamedTuple):
+    """A model and how it scores sentences."""
+
+    name: str
+    model: Any
+    tokenizer: Any
+
+    def scores(self, sentences: Iterable[str]) -> dict[str, float]:
+        """The score of each sentence, in nats; sentences with the same tokens have the same score.
+
+        Raises:
+            ConfigError: a sentence longer than the model's positions.
+        """
+        tokens = {sentence: tuple(self.tokenizer(sentence)["input_ids"]) for sentence in sentences}
+        longest = max(tokens, key=lambda sentence: len(tokens[sentence]))
+        positions = self.model["electra"].config.max_position_embeddings
+        if len(tokens[longest]) > positions:
+            raise ConfigError(
+                f"data: {longest!r} has {len(tokens[longest])} tokens; expected at most {positions}, the positions of"
+                f" {self.name}"
+            )
+        scores: dict[tuple[int, ...], float] = {}
+        device = next(self.model.parameters()).device
+        batches = [*batches_by_length({*tokens.values()})]
+        for batch in tqdm(batches, desc=self.name, unit=" batches", disable=None, leave=False):
+            scores |= zip(batch, self.score(torch.tensor(batch, device=device)).tolist(), strict=True)
+        return {sentence: scores[ids] for sentence, ids in tokens.items()}
+
+    def hidden(self, ids_BL: Tensor) -> Tensor:
+        return self.model["electra"](ids_BL, torch.ones_like(ids_BL), torch.zeros_like(ids_BL))
+
+    def score(self, ids_BL: Tensor) -> Tensor:
+        """Sum over the tokens between [CLS] and [SEP], of [B, L] ids without padding.
+
+        Of a discriminator log D, D = sigmoid(-d); of a generator log p_G of each token where only it is masked.
+        """
+        if "discriminator_predictions" in self.model:
+            d_BL = self.model["discriminator_predictions"](self.hidden(ids_BL))
+            return F.logsigmoid(-d_BL[:, 1:-1].double()).sum(1)
+        score_B = torch.zeros(len(ids_BL), dtype=torch.float64, device=ids_BL.device)
+        for position in range(1, ids_BL.shape[1] - 1):
+            masked_BL = ids_BL.clone()
+            masked_BL[:, position] = self.tokenizer.mask_token_id
+            projected_BE = self.model["generator_predictions"](self.hidden(masked_BL)[:, position])
+            logits_BV = self.model["generator_lm_head"](projected_BE, self.model["electra"].embeddings.word_embeddings)
+            score_B -= F.cross_entropy(logits_BV, ids_BL[:, position], reduction="none")
+        return score_B
+
+
+def batches_by_length(sequences: Iterable[tuple[int, ...]]) -> Iterator[list[tuple[int, ...]]]:
+    """Sequences of one length at a time, so that none is padded."""
+    by_length: dict[int, list[tuple[int, ...]]] = {}
+    for sequence in sorted(sequences):
+        by_length.setdefault(len(sequence), []).append(sequence)
+    for length, alike in sorted(by_length.items()):
+        size = max(1, TOKENS_PER_BATCH // length)
+        yield from (alike[start : start + size] for start in range(0, len(alike), size))
+
+
+def open_scorers(name: str, random_weights: bool) -> Iterator[Scorer]:
+    """The model of a folder and the generator inside it, on the GPU if there is one.
+
+    Raises:
+        ConfigError: no such model, or one that is neither a discriminator nor a generator.
+    """
+    folder = find_folder(name)
+    inside = [folder / "generator"] if (folder / "generator").is_dir() else []
+    for path, shown in zip([folder, *inside], (name, f"{name}/generator"), strict=False):
+        weights, config = read_weights(path), read_encoder_config(path)
+        heads: dict[str, nn.Module]
+        if any(weight.startswith("discriminator_predictions.") for weight in weights):
+            heads = {"discriminator_predictions": DiscriminatorHead(config)}
+        elif any(weight.startswith("generator_predictions.") for weight in weights):
+            heads = {
+                "generator_predictions": VocabularyTransform(config),
+                "generator_lm_head": VocabularyScores(config),
+            }
+            weights.pop("generator_lm_head.weight", None)  # the word embeddings, stored twice
+        else:
+            raise ConfigError(f"models: {path} has no pre-training head; expected an export, not a fine-tuned model")
+        model = nn.ModuleDict({"electra": ElectraEncoder(config), **heads}).eval()
+        if not random_weights:
+            fill(model, weights, path)
+        shown += " (random weights)" if random_weights else ""
+        yield Scorer(shown, model.to("cuda" if torch.cuda.is_available() else "cpu"), load_tokenizer(path))
+
+
+def accuracies(right_P: np.ndarray, pairs: Sequence[Pair]) -> dict[str, dict[str, list[float]]]:
+    """Per cent of pairs right, with its 95% interval over pairs: of all, and by field, term and paradigm."""
+    found: dict[str, dict[str, list[float]]] = {"all": {"all": interval(right_P)}}
+    for group in GROUPS:
+        names_P = np.array([getattr(pair, group) for pair in pairs])
+        found[group] = {name: interval(right_P[names_P == name]) for name in sorted({*names_P.tolist()})}
+    return found
+
+
+def interval(right_P: np.ndarray) -> list[float]:
+    return resample(np.stack((100 * right_P, np.ones_like(right_P))), mean).interval() or []
+
+
+@torch.inference_mode()
+def evaluate(models: Sequence[str], data: Path, random_weights: bool, output: Path) -> str:
+    """Scores every model on every pair, writes blimp.json and blimp.md, and returns the table.
+
+    Raises:
+        ConfigError: data or a model that cannot be read.
+    """
+    pairs = read_pairs(data)
+    require_folder(output)
+    if not torch.cuda.is_available():
+        cpu_ops.use()
+    results = {}
+    for name in models:
+        for random in (False, True) if random_weights else (False,):
+            for scorer in open_scorers(name, random):
+                score_of = scorer.scores({sentence for pair in pairs for sentence in (pair.good, pair.bad)})
+                good_P = np.array([score_of[pair.good] for pair in pairs])
+                bad_P = np.array([score_of[pair.bad] for pair in pairs])
+                results[scorer.name] = accuracies((good_P > bad_P) + 0.5 * (good_P == bad_P), pairs)
+    output.mkdir(parents=True, exist_ok=True)
+    write_atomically(output / "blimp.json", json.dumps({"pairs": len(pairs), "models": results}, indent=1).encode())
+    table = "\n".join(report(len(pairs), results))
+    write_atomically(output / "blimp.md", (table + "\n").encode())
+    return table
+
+
+def report(pairs: int, results: dict[str, dict[str, dict[str, list[float]]]]) -> Iterator[str]:
+    """The table of all models by field and term, in Markdown."""
+    yield f"# BLiMP, {pairs:,} pairs: per cent right (95% interval), ties half; 50 is chance\n"
+    shapes = next(iter(results.values()))
+    rows = []
+    for group in ("all", "field", "term"):
+        for name in shapes[group]:
+            cells = [f"{v:.1f} ({low:.1f}–{high:.1f})" for v, low, high in (r[group][name] for r in results.values())]
+            rows.append([f"**{name}**" if group != "term" else name, *cells])
+    yield from markdown_table(["", *results], rows)
