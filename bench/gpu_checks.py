@@ -42,7 +42,7 @@ MISSED = 2e-6
 
 
 class SkippedError(Exception):
-    """This device cannot run the check; the message says why."""
+    """Raised by a check that this device cannot run; the message says why."""
 
 
 def run_checks(device: str, path: Path) -> int:

@@ -152,7 +152,7 @@ def _predictions(stages: Mapping[str, Stage]) -> list[str]:
             both,
             60,
             "min",
-            f"the dry run assumes that all cores are free; the build got {cpu / both:.2f} of {workers:g}, and two starts",
+            f"the dry run assumes free cores; the build got {cpu / both:.2f} of {workers:g}, and started twice",
         ),
         (
             "memory of a rank",

@@ -80,7 +80,7 @@ class Namespace:
         assert self._keeper.stdout is not None
         assert self._keeper.stdout.readline() == "ready\n"
 
-    def go_on(self) -> None:
+    def proceed(self) -> None:
         assert self._keeper.stdin is not None
         print(file=self._keeper.stdin, flush=True)
         self.wait_until_ready()
@@ -103,7 +103,7 @@ class TwoHosts:
             script = HOST.format(name=name, address=address, folder=folder)
             self.hosts[name] = Namespace(script, "--mount", "--pid", "--uts")
             self._connect(name, address)
-            self.hosts[name].go_on()
+            self.hosts[name].proceed()
 
     def _write_files(self) -> None:
         for key in ("key", "host_key"):
