@@ -134,7 +134,7 @@ def with_other_text(path):
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
-def test_input_changed_during_a_build_is_refused_by_name_even_at_the_same_size_and_time(half_built):
+def test_input_that_changed_during_a_build_is_refused_by_name_even_at_the_same_size_and_time(half_built):
     folder, case = half_built
     with_other_text(folder / "part-0.txt")
     with pytest.raises(ConfigError, match=r"part-0\.txt is not what .* was built from"):
@@ -173,7 +173,7 @@ def cut(path):
     "name",
     ["shard-00001.bin", "shard-00002.mask.idx", "held_out/shard-00000.mask.bin", "records.log", "manifest.json"],
 )
-def test_missing_truncated_or_flipped_files_of_a_finished_build_are_rebuilt(options, built, tmp_path, damage, name):
+def test_what_is_missing_cut_or_flipped_in_a_finished_build_is_rebuilt(options, built, tmp_path, damage, name):
     output = shutil.copytree(built, tmp_path / "out")
     damage(output / name)
     if name == "records.log" and damage is Path.unlink:

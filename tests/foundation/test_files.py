@@ -106,7 +106,7 @@ def test_a_broken_link_is_not_a_folder_and_no_folder_is_made_behind_it(tmp_path:
         make_folder(tmp_path / "link" / "checkpoints")
 
 
-def test_a_folder_that_cannot_be_made_is_refused_and_nothing_is_left(tmp_path: Path) -> None:
+def test_a_path_that_cannot_be_a_folder_is_refused_and_a_possible_one_is_not_created_yet(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
     for output in ("file", "file/deep/er", "dangling"):
