@@ -39,7 +39,7 @@ SIZES = {
 }
 REPORTS = "log_every=20 histogram_every=1000 evaluate_every=100 evaluate_sequences=256 checkpoint_every=1000"
 SUSPENDED = 0.1
-"""Seconds for which the straggling rank is suspended, then runs, alternately."""
+"""Seconds for which the straggling rank is alternately suspended and running."""
 HEAD = """\
 # Validation of the doctor
 
@@ -48,7 +48,7 @@ sequences, a learned vocabulary of 2,048. {cores} CPU cores, shared with other w
 {deepspeed}. Half of the healthy runs set the thresholds of `pretrain/analysis/health.py`; the other half and the sick
 runs test them. No model of the paper's sizes was trained: for those the thresholds rest on arithmetic only."""
 LIMITS = """\
-## What this does not show
+## Limits
 
 - Three checks were changed after a first planted run (seed 5), so they are tested on a run with another seed:
   - Learning rate: `optim.lr=0.1` caused no loss spike but a discriminator with constant output, which is now a measure.
@@ -227,7 +227,7 @@ def train(output: Path, run: Planned) -> None:
 
 
 def slow_down(launcher: int, rank: int) -> None:
-    """Suspends one of the launcher's ranks briefly, then lets it run as long."""
+    """Suspends one of the launcher's ranks for a moment, then lets it run for as long."""
     with suppress(psutil.NoSuchProcess):
         below = psutil.Process(launcher).children(recursive=True)
         ranks = [process for process in below if f"--local_rank={rank}" in process.cmdline()]

@@ -78,7 +78,8 @@ def report(folder: Path, options: LoaderOptions) -> None:
     training = options.micro_batch_size * shards.manifest.seq_length / training_seconds(batches.step(0)[0], shards)
     report_large_manifest(folder)
     print(
-        f"  training on them  {training / 1e6:8.4f} million tokens/s, reading is {reading / training:,.0f} times faster"
+        f"  training on them  {training / 1e6:8.4f} million tokens/s;"
+        f" reading is {reading / training:,.0f} times as fast"
     )
 
 

@@ -1,6 +1,6 @@
 """Analyzes the sources' syntax trees: lists short definitions used once and imports inside functions.
 
-        python tests/definitions.py         prints both lists
+    python tests/definitions.py         prints both lists
 
 A definition is a top-level function or class, or a method, except `main`, dunder methods and methods that several
 classes define (an interface). Its lines run from `def` or `class` to its end, with the docstring, without decorators.

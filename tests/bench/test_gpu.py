@@ -61,7 +61,7 @@ def test_partial_results_of_a_killed_part_are_kept(tmp_path):
 
 def test_a_missing_gpu_is_a_failure_and_not_a_pass():
     if torch.cuda.is_available():
-        pytest.skip("there is one")
+        pytest.skip("this machine has a GPU")
     with pytest.raises(RuntimeError, match="asked for cuda, found cpu"):
         setting("cuda")
 

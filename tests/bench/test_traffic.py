@@ -16,7 +16,7 @@ SMALL_THINGS = 0.02
 
 
 def traffic(*arguments: str) -> dict[str, tuple[float, float]]:
-    """For each configuration, bytes asked for and bytes sent, relative to the minimum."""
+    """Bytes asked for and bytes sent by configuration, relative to the minimum."""
     deepspeed = Path(sys.executable).with_name("deepspeed")
     command = (deepspeed, "--num_gpus=2", f"--master_port={free_port()}", "bench/traffic.py", *arguments)
     finished = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)

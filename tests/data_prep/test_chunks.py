@@ -105,7 +105,7 @@ def test_an_empty_wikiextractor_document_is_reported(tmp_path):
     assert read_all(tmp_path)[1] == ["", "Text"]
 
 
-def test_compression_is_recognised_by_content(tmp_path):
+def test_compression_is_recognized_by_content(tmp_path):
     (tmp_path / "a.txt").write_bytes(gzip.compress(b"One.\n\nTwo."))
     assert read_all(tmp_path)[1] == ["One.", "Two."]
 
@@ -192,10 +192,7 @@ def test_a_record_too_large_is_refused_by_name_at_any_place_and_chunk_size(
             "read",
         ),  # four bytes per character once decoded
         ('{"text": "a", "more": [%s1]}' % ("{}," * 11_180_000), "read"),  # 64 bytes per two characters once parsed
-        (
-            '{"text": "%s\U0001f600"}' % ("The cat sat. " * 9_000_000),
-            "refused",
-        ),  # 117 MB, which used to take 1.2 GB of memory
+        ('{"text": "%s\U0001f600"}' % ("The cat sat. " * 9_000_000), "refused"),  # 117 MB; it once took 1.2 GB
     ],
     ids=["wide", "nested", "too large"],
 )

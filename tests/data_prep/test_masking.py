@@ -96,7 +96,7 @@ def test_ngram_lengths_have_the_configured_probabilities(sequences):
 
 
 def test_at_most_two_ngrams_are_cut():
-    """With equal word lengths and n-grams of one word, a mask consists of whole words except at its two ends."""
+    """If words have equal lengths and n-grams have one word, masks consist of whole words except at their two ends."""
     sequence = np.array([CLS, *([WORD, PIECE, PIECE] * 20), SEP])
     masked, _ = draw([sequence] * 300, ngram=(1.0,))
     pieces_per_word = masked[:, :, 1:61].reshape(300, 10, 20, 3).sum(-1)
@@ -268,10 +268,7 @@ class Corpus:
         cell_T, count = merged[cell_T], merged.max() + 1
         flat = self.sequence_T * count + cell_T
         part_SC = np.bincount(flat, difference_T, len(self.lengths) * count).reshape(-1, count)
-        total, covariance = (
-            part_SC.sum(0)[1:],
-            (part_SC.T @ part_SC)[1:, 1:],
-        )  # the sum over all cells is 0 for each sequence
+        total, covariance = part_SC.sum(0)[1:], (part_SC.T @ part_SC)[1:, 1:]  # each sequence sums to 0 over cells
         return chi2.sf(total @ np.linalg.solve(covariance, total), count - 1)
 
 

@@ -86,7 +86,7 @@ def test_one_sequence_in_ten_has_a_single_segment():
 
 
 def test_one_target_length_in_twenty_is_shorter():
-    """In long documents of whole words only a short target makes a sequence short."""
+    """Long documents of whole words have short sequences only where the target is short."""
     ids = np.full(200_000, TEXT, np.uint16)
     ends = np.arange(5, 200_001, 5)
     stream = TokenStream(ids, np.ones(200_000, bool), ends, ends[-1:])

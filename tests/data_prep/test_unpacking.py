@@ -38,10 +38,7 @@ def test_each_compression_is_recognized_by_content_and_read_over_several_streams
 
 
 @pytest.mark.parametrize(
-    (
-        "kind",
-        "place",
-    ),  # any value is a date in gzip's bytes 4 to 7, and pyarrow's Zstandard has no checksum of the content
+    ("kind", "place"),  # gzip's bytes 4 to 7 are a date, and pyarrow's Zstandard has no checksum of the content
     [(kind, place) for kind in PACKERS for place in (0, 1, 2, 3, 100, -5) if (kind, place) != ("zst", 100)],
 )
 def test_a_later_stream_damaged_anywhere_is_not_taken_for_the_end_of_the_file(tmp_path, kind, place):

@@ -82,7 +82,7 @@ def is_running(process):
     return status.is_file() and status.read_text().rsplit(")", 1)[1].split()[0] != "Z"
 
 
-@pytest.mark.skipif(not Path("/proc/self/stat").is_file(), reason="looks for processes in /proc")
+@pytest.mark.skipif(not Path("/proc/self/stat").is_file(), reason="needs /proc")
 def test_no_worker_outlives_a_killed_build(tmp_path):
     parent = get_context("spawn").Process(target=hand_over_ids, args=(tmp_path,))
     parent.start()

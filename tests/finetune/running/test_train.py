@@ -72,7 +72,7 @@ def deepspeed_file(folder: Path, stage: int = 0, micro: int | str = "auto") -> P
 
 
 def plain_adamw(model: SequenceClassifier, job: GlueJob, settings: GlueConfig) -> None:
-    """The same run without engine, ranks or micro-batches: one group per parameter, the whole batch at once."""
+    """Trains the same run without engine, ranks or micro-batches: one group per parameter, the whole batch at once."""
     layers = model.electra.config.num_hidden_layers
     scales = [layer_scale(name, layers, settings.layer_decay) for name, _ in model.named_parameters()]
     optimizer = torch.optim.AdamW(

@@ -43,7 +43,7 @@ def candidate(name: str, model: Electra, batches: list[Batch], folder: Path) -> 
 
 @pytest.fixture
 def batches(batch: Batch) -> list[Batch]:
-    """The same sequences eight times with different draws."""
+    """Eight batches of the same sequences with different draws."""
     torch.manual_seed(0)
     return [batch._replace(uniforms_BK=torch.rand_like(batch.uniforms_BK)) for _ in range(8)]
 

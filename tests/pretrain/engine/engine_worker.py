@@ -1,6 +1,6 @@
 """Worker of test_engine.py: trains under every ZeRO stage and precision in one launch, and writes figures as JSON.
 
-        deepspeed --num_gpus 2 tests/pretrain/engine/engine_worker.py FOLDER     or by plain python as a single process
+    deepspeed --num_gpus 2 tests/pretrain/engine/engine_worker.py FOLDER     or by plain python as a single process
 
 The small model has what makes ZeRO-3 hard: two encoders share embeddings, and the embedding matrix, which is also the
 output matrix, is used five times per forward, once without gradient.
@@ -212,7 +212,7 @@ def is_small_model(weights: dict[str, Tensor], world: Any) -> bool:
 
 
 def starts_as_made(config: Any, world: Any) -> bool:
-    """The same check for an engine that has not trained."""
+    """Checks the initial weights of an engine that has not trained."""
     from pretrain.engine.engine import Engine
 
     model = small_model(seed=world.rank)
@@ -281,7 +281,7 @@ def continue_from(name: str, world: Any, folder: Path) -> list[float]:
 
 
 def frozen_by_scale(name: str, world: Any) -> dict[str, bool]:
-    """For each parameter, whether a learning rate scale of 0 for the generator left it unchanged."""
+    """Parameters that stay unchanged under a learning rate scale of 0 for the generator: True by name."""
     runner = make_runner(name, world, lr_scale=lambda name: 0.0 if name.startswith("generator.encoder") else 1.0)
     before = runner.engine.full_state().weights
     runner.train(range(1))

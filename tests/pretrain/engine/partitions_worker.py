@@ -56,7 +56,7 @@ def figures_of(name: str, world: World) -> dict[str, Any]:
 
 
 def same_in_pieces(state: EngineState, engine: Engine) -> bool:
-    """Whether saving and loading with many small collectives gives the same bits."""
+    """True if saving and loading with many small collectives gives the same bits."""
     whole, partitions.AT_ONCE = partitions.AT_ONCE, SMALL_PIECES
     same = [same_states(state, engine.full_state())]
     Runner(engine).train(range(2, 3))
@@ -107,7 +107,7 @@ def by_deepspeed(engine: Engine, state: EngineState) -> EngineState:
 
 
 def rounds(state: EngineState, engine: Engine) -> list[bool]:
-    """By rank, whether every weight of the module equals the rounded master weight."""
+    """True for each rank on which every weight of the module equals the rounded master weight."""
     same = []
     for name, parameter in engine.module.named_parameters():
         master = state.weights[name].clone() if engine.world.is_first else torch.empty(parameter.shape)

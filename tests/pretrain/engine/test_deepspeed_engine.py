@@ -12,7 +12,7 @@ from tests.pretrain.engine import engine_worker as worker
 
 @torch.no_grad()
 def test_partitioned_parameters_are_gathered_as_a_whole() -> None:
-    """On one rank; engine_worker.py covers two ranks with padded partitions."""
+    """Covers one rank; engine_worker.py covers two ranks with padded partitions."""
     model, world = nn.Linear(3, 5), start_processes()
     config = worker.resolved_config("zero3_fp32", world_size=1)
     engine = deepspeed_engine.start(model, parameter_groups(model, 0.01), config, world)

@@ -145,7 +145,7 @@ def test_the_loss_scale_falls_with_overflows_and_is_resumed(two: Figures, name: 
 def test_the_loss_scale_halves_at_an_overflow_doubles_after_good_steps_and_stops_at_its_floor(
     two: Figures, one: Figures, name: str
 ) -> None:
-    """On a CPU, bypassing the refusal of fp16: this tests DeepSpeed's loss scaler and ours, not a GPU's arithmetic."""
+    """Runs on a CPU, bypassing the refusal of fp16: it tests the loss scalers, not a GPU's arithmetic."""
     stories = two["scales"][name]
     assert one["scales"][name] == stories
     assert stories["falling"]["loss_scale"] == [4, 2, 1, 1, 1, 1]

@@ -105,7 +105,7 @@ def test_the_code_in_an_export_is_one_file_that_imports_only_torch_and_transform
         assert {name.split(".")[0] for name in imported} - sys.stdlib_module_names == {"torch", "transformers"}
         assert "torch.ops" not in path.read_text()
         defined = [node.name for node in body if isinstance(node, ast.ClassDef | ast.FunctionDef)]
-        assert len(defined) == len(set(defined)), "a part hides what another defines"
+        assert len(defined) == len(set(defined)), "two parts define the same name"
         for name in json.loads((folder / "config.json").read_text())["auto_map"].values():
             module, model = name.split(".")
             assert module == path.stem and model in defined

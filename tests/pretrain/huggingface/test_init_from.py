@@ -181,7 +181,7 @@ def cached(folder: str, cache: Path, name: str) -> None:
 def test_names_on_the_hub_are_found_in_its_cache_or_are_one_clear_error(
     stock_pair: tuple[str, str], shards_folder: Path, tmp_path: Path
 ) -> None:
-    """In a new process, because the hub's client reads its settings once, on import."""
+    """Runs in a new process, because the hub's client reads its settings once, on import."""
     cached(stock_pair[0], tmp_path / "hub", "someone/generator")
     cached(stock_pair[1], tmp_path / "hub", "someone/discriminator")
     for generator, code, said in (
@@ -265,7 +265,7 @@ def test_a_weight_that_would_be_dropped_is_refused_by_name(
 
 
 @pytest.mark.parametrize("name", ["word_embeddings", "position_embeddings", "token_type_embeddings", "LayerNorm"])
-def test_a_message_tells_which_embeddings_differ(
+def test_whichever_embeddings_differ_the_discriminators_are_used_and_a_message_says_so(
     name: str, stock_pair: tuple[str, str], shards_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = Path(stock_pair[0]) / "model.safetensors"

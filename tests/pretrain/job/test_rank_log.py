@@ -107,7 +107,7 @@ def test_a_log_that_cannot_be_written_ends_no_rank(small_disk: Path) -> None:
 
 
 def test_a_rank_whose_terminal_is_gone_continues_and_logs_its_output(tmp_path: Path) -> None:
-    """As when the supervisor that reads its output is killed: the rank must still save."""
+    """The terminal disappears when the supervisor that reads it is killed; the rank must still save."""
     end = "sys.stdin.read(); print('saved', flush=True); sys.stdout.flush(); os._exit(0)"
     command = [sys.executable, "-c", PROGRAM.format(end=end), str(tmp_path)]
     rank = subprocess.Popen(command, cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)

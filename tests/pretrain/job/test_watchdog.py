@@ -89,7 +89,7 @@ def test_an_error_on_one_rank_ends_the_others_with_its_message(tmp_path: Path) -
     assert processes[0].returncode == 1
     assert "rank 1 on " in said and "OSError: no space left on device" in said
     stack = " is, after "
-    assert stack not in said and stack in (tmp_path / "logs" / "rank-0000.log").read_text(), "its own log alone"
+    assert stack not in said and stack in (tmp_path / "logs" / "rank-0000.log").read_text(), "only in its log"
     assert "Traceback" in ended(processes[1], within=6 * HANG_TIMEOUT)
     told, failed = read_records(tmp_path)
     assert (told.reason, failed.reason) == ("told", "error") and first_causes([told, failed]) == [failed]
@@ -120,7 +120,7 @@ def test_a_stranger_at_the_store_ends_no_job_and_ranks_still_learn_of_a_failure(
     said = ended(processes[0], within=6 * HANG_TIMEOUT)
     assert processes[0].returncode == 1
     assert "WARNING: somebody else writes to this job's store at 127.0.0.1:" in said
-    assert "OSError: no space left on device" in said, "the failure of a rank, of which the stranger had the place"
+    assert "OSError: no space left on device" in said, "a rank's failure, to whose key the stranger also wrote"
     assert "bad usage" not in said and "\x1b" not in said
     ended(processes[1], within=6 * HANG_TIMEOUT)
 

@@ -1,4 +1,4 @@
-"""Claims about the heads, against Hugging Face's and against the full vocabulary."""
+"""Claims about the heads, against Hugging Face's and against the scores of the whole vocabulary."""
 
 import torch
 from transformers import ElectraConfig
@@ -33,7 +33,7 @@ def test_transform_and_discriminator_head_are_hugging_faces() -> None:
         assert torch.allclose(ours(hidden), theirs(hidden), atol=1e-6)
 
 
-def test_scores_of_chosen_tokens_are_those_columns_of_the_full_scores_with_their_gradient() -> None:
+def test_scores_of_chosen_tokens_and_their_gradient_are_those_of_the_full_scores() -> None:
     scores, embeddings = VocabularyScores(CONFIG), TiedEmbedding(11, 6)
     torch.nn.init.normal_(scores.bias)
     projected = torch.randn(2, 3, 6, requires_grad=True)
