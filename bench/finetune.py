@@ -5,8 +5,7 @@
 CoLA: both train the same model, `ElectraForSequenceClassification` (ours with --head hf). SQuAD: the Trainer trains
 `ElectraForQuestionAnswering` on the first questions; our head there is XLNet's, which is larger. Word pieces, batch
 size and dropout are the same, in fp32. Each training runs in its own process, and the two take turns. The model is
-randomly initialized unless --model is given. Each line ends with the speed-up
-over Hugging Face, and for CoLA the score.
+randomly initialized unless --model is given. Each line ends with the speed-up over Hugging Face and, on CoLA, a score.
 """
 
 import json
