@@ -1,15 +1,15 @@
-"""Batches of made-up word pieces, for benchmarks that need no text."""
+"""Batches of random word pieces, for benchmarks that need no text."""
 
 import torch
 
 from data_prep.masking import mask_size
 from pretrain.data.batches import Batch
 
-VOCABULARY, MASK = 30_522, 103  # BERT's uncased vocabulary, which the paper uses, and its id of [MASK]
+VOCABULARY, MASK = 30_522, 103  # size and [MASK] id of BERT's uncased vocabulary, which the paper uses
 
 
 def random_batch(batch_size: int, seq_length: int, vocabulary: int = VOCABULARY) -> Batch:
-    """Full sequences of random ids, 15% of the positions masked."""
+    """Full-length sequences of random ids with 15% of the positions masked."""
     shape, slots = (batch_size, seq_length), int(mask_size(seq_length))
     positions_BK = torch.rand(shape).argsort(1)[:, :slots].sort().values
     return Batch(

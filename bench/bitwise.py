@@ -1,9 +1,10 @@
-"""Same bits before and after: trains short runs in two checkouts and compares sums of losses, weights and moments.
+"""Checks that a change alters no number: trains short runs in two checkouts and compares them bit by bit.
 
     python bench/bitwise.py --before CHECKOUT --data SHARDS [--cells hp_loss/bf16/1 ...]
 
-A change that should alter no number is made in this checkout; `CHECKOUT` holds the commit before it. Each cell names an
-objective, a precision and a ZeRO stage: 20 steps of tiny with dropout by two ranks through DeepSpeed's launcher.
+This checkout holds the change, `CHECKOUT` the commit before it. Each cell names an objective, a precision and a ZeRO
+stage: 20 steps of the tiny preset, with dropout, on two ranks started by DeepSpeed's launcher. The table compares
+checksums of the losses, weights and Adam moments; the exit code is 1 unless all are equal.
 """
 
 import hashlib
@@ -40,16 +41,16 @@ CELLS = tuple(
     for precision, stages in (("fp32", (0, 1, 2, 3)), ("bf16", (1, 2, 3)))
     for stage in stages
 )
-"""bf16 without ZeRO is refused: DeepSpeed keeps no fp32 master weights there."""
+"""No bf16 at stage 0: it is refused, because DeepSpeed keeps no fp32 master weights there."""
 
 
 class BitwiseOptions(StrictConfig):
     """The command line."""
 
     before: Path
-    """another checkout"""
+    """checkout of the commit to compare with"""
     data: Path
-    """shards that both can read"""
+    """shards that both checkouts can read"""
     cells: tuple[str, ...] = CELLS
     """objective/precision/stage"""
 
@@ -72,7 +73,7 @@ def main(options: BitwiseOptions) -> int:
 
 
 def train(checkout: Path, cell: str, data: Path, output: Path) -> str:
-    """Trains one run in a checkout; the sum of the losses it logged and of its last checkpoint's tensors."""
+    """Trains one run in a checkout; returns the SHA-256 of its losses and of its last checkpoint's tensors."""
     objective, precision, stage = cell.split("/")
     output.mkdir()
     (output / "deepspeed.json").write_text(json.dumps(deepspeed_config(precision, int(stage))))
@@ -102,7 +103,7 @@ def train(checkout: Path, cell: str, data: Path, output: Path) -> str:
         check=False,
     )
     if done.returncode:
-        raise RuntimeError(f"{cell} ended with {done.returncode} in {checkout}:\n{done.stdout}")
+        raise RuntimeError(f"{cell} failed in {checkout} with exit code {done.returncode}:\n{done.stdout}")
     checkpoint = output / "run/checkpoints/step-00000020"
     digest = hashlib.sha256()
     digest.update(json.dumps(json.loads((checkpoint / "state.json").read_text())["extra"]["recent_losses"]).encode())
@@ -112,7 +113,7 @@ def train(checkout: Path, cell: str, data: Path, output: Path) -> str:
 
 
 def deepspeed_config(precision: str, stage: int) -> dict[str, object]:
-    """The shipped files' settings, for any precision and stage."""
+    """A configuration like the files in `ds_configs/`, for any precision and stage."""
     values: dict[str, object] = dict.fromkeys(
         (
             "train_batch_size",

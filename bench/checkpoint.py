@@ -1,6 +1,8 @@
-"""Our checkpoints beside DeepSpeed's own and its universal form: bytes, and seconds to save and to load.
+"""Size, save time and load time of our checkpoints against DeepSpeed's own and its universal checkpoints.
 
-python bench/checkpoint.py [--preset small]      one process, ZeRO 1, fp32; all in the same run
+    python bench/checkpoint.py [--preset small]
+
+One process, ZeRO 1, fp32. Prints one line per format.
 """
 
 import shutil
@@ -31,7 +33,7 @@ class Options(StrictConfig):
     """The command line."""
 
     preset: Literal["tiny", "small", "base"] = "small"
-    """whose sizes"""
+    """model sizes"""
 
 
 def main(options: Options) -> int:
@@ -60,7 +62,7 @@ def main(options: Options) -> int:
 
         def load_theirs(folder: Path) -> None:
             path, _ = deepspeed.load_checkpoint(str(folder.parent), tag=folder.name)
-            assert path, "it returns nothing where it finds nothing"
+            assert path, f"DeepSpeed found no checkpoint in {folder}"
 
         deepspeed = engine._deepspeed
         print(f"{sum(t.numel() for t in state.weights.values()) / 1e6:.1f} M parameters")
@@ -71,7 +73,7 @@ def main(options: Options) -> int:
             lambda: load_theirs(theirs / "1"),
             theirs,
         )
-        report("its universal form, converted from that", convert, load_universal, universal, repeats=1)
+        report("DeepSpeed's universal, saving = converting", convert, load_universal, universal, repeats=1)
     return 0
 
 
@@ -85,7 +87,7 @@ def report(
 
 
 def build_engine(name: str) -> Engine:
-    """The preset's model under its engine, with Adam's state."""
+    """The engine of the preset's model, with Adam's state."""
     run = preset(name).run
     return new_engine(fresh_model(run), run, CONFIGS / "zero1_fp32.json", run.batch_size, start_processes())
 

@@ -1,4 +1,4 @@
-"""The collectives of torch.distributed that run inside a `with` block: what they carry, and how long they take."""
+"""Counts the bytes and the seconds of the torch.distributed collectives inside a `with` block."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -10,9 +10,10 @@ from bench.timing import seconds_of
 
 
 class Collectives(TorchDispatchMode):
-    """Bytes that each rank sends where every collective is done as well as it can be: with the whole tensor of b bytes
-    among n ranks, (n - 1) / n b to gather it, to scatter, reduce or broadcast it, and twice that for an all-reduce
-    (Thakur et al. 2005; what NCCL's rings take).
+    """Bytes that each rank sends if every collective is implemented optimally, as NCCL's rings are.
+
+    For a tensor of b bytes on n ranks these are (n - 1) / n b to gather, scatter, reduce or broadcast it, and twice
+    that for an all-reduce (Thakur et al. 2005).
     """
 
     def __init__(self, world_size: int) -> None:
@@ -20,7 +21,7 @@ class Collectives(TorchDispatchMode):
         self.share = (world_size - 1) / world_size
         self.bytes = 0.0
         self.seconds = 0.0
-        """Each by itself, with nothing beside it."""
+        """Total time of the collectives, each run with nothing else at the same time."""
 
     def __torch_dispatch__(self, function: Any, types: Any, arguments: tuple = (), options: Any = None) -> Any:
         namespace, _, name = function._schema.name.partition("::")
@@ -34,13 +35,13 @@ class Collectives(TorchDispatchMode):
 
 
 def _finished(result: Any) -> Any:
-    """What a collective returned, which names the work that is still going on last, once that is done."""
+    """Waits for a collective, whose work handle is its result or the last part of it; returns the result."""
     (result[-1] if isinstance(result, tuple) else result).wait()
     return result
 
 
 def _tensors(argument: Any) -> Iterator[Tensor]:
-    """Those of an argument, which may be lists of lists."""
+    """The tensors in an argument, which may be nested lists."""
     if isinstance(argument, Tensor):
         yield argument
     elif isinstance(argument, (list, tuple)):

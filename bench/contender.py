@@ -1,4 +1,4 @@
-"""A contender of bench/step.py: a process that makes one training step whenever it is told to."""
+"""A contender of bench/step.py: a process that runs one training step on each request."""
 
 import json
 import statistics
@@ -37,25 +37,25 @@ PEERS = CONTENDERS[:2]
 OURS = CONTENDERS[2:]
 LEARNING_RATE = 1e-4
 MARK = "result: "
-"""Begins what the parent reads, among whatever else a library prints."""
+"""Marks the lines meant for the parent among everything that libraries print."""
 REPEATS = 7
 
 
 class StepOptions(StrictConfig):
-    """What a step is."""
+    """Model, batch and precision of a step."""
 
     preset: Literal["tiny", "small", "base"] = "small"
     """model sizes"""
     batch_size: int = Field(16, ge=1)
-    """sequences a step"""
+    """sequences per step"""
     seq_length: int = Field(128, ge=8)
-    """word pieces a sequence"""
+    """word pieces per sequence"""
     dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
-    """precision; fp16 on a GPU alone"""
+    """precision; fp16 needs a GPU"""
 
 
 class Contender:
-    """The parent's side: a process that may end before its time, and then says so in `ended`."""
+    """The parent's handle on a contender's process; `ended` holds the reason if it ends early."""
 
     def __init__(self, name: str, options: StepOptions) -> None:
         command = [sys.executable, str(REPOSITORY / "bench/step.py"), "--serve", name]
@@ -64,31 +64,31 @@ class Contender:
         self.name = name
         self.seconds: list[float] = []
         self.said: dict[str, Any] = {}
-        """What it last said of itself: `about`, and at its end the seconds of its `parts`."""
+        """Its latest answers: the result of `about`, and finally the seconds of its `parts`."""
         self.ended = ""
         self._started = time.monotonic()
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def warm_up(self, limit: float) -> None:
-        """The first step, in which it starts and compiles; ended where that takes longer than `limit` seconds."""
+        """Runs the first step, including start-up and compilation; kills the process after `limit` seconds."""
         timer = Timer(limit, self._process.kill)
         timer.start()
         self._ask("step")
         timer.cancel()
 
     def steps(self, count: int) -> None:
-        """So many at a stretch, as in training; the first, for which memory and caches come back, is not counted."""
+        """Runs `count` consecutive steps, as in training; the first refills memory and caches and is not counted."""
         taken = [self.said["seconds"] for _ in range(count) if self._ask("step")]
         self.seconds += taken[1:]
 
     def finish(self) -> None:
-        """Ends the process; one of ours first says where its time goes."""
+        """Ends the process, after asking one of ours for the time of each part."""
         if self.name in OURS:
             self._ask("parts")
         self._process.communicate()
 
     def _ask(self, question: str) -> bool:
-        """Whether there was an answer; it is in `said`."""
+        """Sends a request and stores the answer in `said`; returns False if the process has ended."""
         assert self._process.stdin and self._process.stdout
         if self.ended:
             return False
@@ -104,7 +104,7 @@ class Contender:
 
 
 def serve(name: str, options: StepOptions) -> None:
-    """The contender's side: answers the parent's questions until there are no more."""
+    """Runs in the contender's process: answers the parent's requests until its standard input closes."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.manual_seed(0)
     batch = random_batch(options.batch_size, options.seq_length).to(device)
@@ -152,7 +152,7 @@ def new_model(run: RunConfig, compiled: bool) -> Electra:
 
 
 def about(run: RunConfig, batch: Batch, options: StepOptions) -> dict[str, Any]:
-    """The machine, the process's peak memory, the operations of a step."""
+    """The machine, the process's peak memory and the FLOPs of a step."""
     machine = f"{torch.get_num_threads()} threads, torch {torch.__version__}"
     if torch.cuda.is_available():
         machine = torch.cuda.get_device_name()
@@ -161,11 +161,13 @@ def about(run: RunConfig, batch: Batch, options: StepOptions) -> dict[str, Any]:
 
 
 def parts(run: RunConfig, batch: Batch, options: StepOptions, step: Callable[[], None]) -> dict[str, float]:
-    """Seconds of each part's forward and backward, timed by itself outside the engine, and of what the engine adds.
+    """Seconds per part: forward and backward of each model part outside the engine, then the engine's own parts.
 
-    Heads and sampling are those of ELECTRA; the sampling head is what the objective's cost more in the same turns.
-    Data is a batch's way to the device: bench/engine.py --data times the wait for it. Communication is that of one
-    process, the collectives that DeepSpeed calls all the same: bench/scaling.py and bench/traffic.py measure several.
+    - heads and sampling: those of plain ELECTRA.
+    - sampling head: the extra time of the objective's heads and sampling over ELECTRA's.
+    - data: copying a batch to the device (bench/engine.py --data measures the wait for data).
+    - communication: the collectives that DeepSpeed calls even with one process (bench/scaling.py and bench/traffic.py
+      measure several).
     """
     assert isinstance(step, EngineStep)
     device = batch.input_ids_BL.device
@@ -196,7 +198,7 @@ def parts(run: RunConfig, batch: Batch, options: StepOptions, step: Callable[[],
 
 
 def heads_and_sampling(model: Electra, batch: Batch, hidden_BKH: torch.Tensor) -> torch.Tensor:
-    """All that is differentiated of the vocabulary heads and the draw."""
+    """The outputs of the vocabulary heads and the draw that have gradients."""
     words = model.generator.embeddings.word_embeddings
     prediction = predict(batch, model.generator_lm_head(model.generator_predictions(hidden_BKH), words))
     drawn = model.draw(hidden_BKH, prediction, batch.uniforms_BK)
@@ -205,6 +207,6 @@ def heads_and_sampling(model: Electra, batch: Batch, hidden_BKH: torch.Tensor) -
 
 
 def train(model: Electra, work: Callable[[], torch.Tensor]) -> None:
-    """Forward and backward into fresh gradients, as a step's."""
+    """Forward and backward into new gradients, as in a step."""
     model.zero_grad()
     work().sum().backward()

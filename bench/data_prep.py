@@ -1,14 +1,14 @@
-"""Speed of data preparation against its peers on the same real text, in one run.
+"""Throughput of data preparation against three peers on the same real text.
 
     python bench/data_prep.py --input wiki_00 [--megatron Megatron-LM --electra electra --nltk_data nltk_data]
 
-Ours is the whole of build_shards. The peers: Hugging Face's encode_batch alone; Megatron-LM's
-tools/preprocess_data.py --split-sentences; google-research/electra's builder with its own tokenizer. The last two
-are checkouts named on the command line (Megatron-LM core_v0.14.0 runs without a GPU; both need `six`).
+Ours is a complete run of build_shards. The peers are Hugging Face's encode_batch (tokenization only), Megatron-LM's
+tools/preprocess_data.py --split-sentences, and google-research/electra's builder with its own tokenizer. The last two
+need checkouts, named on the command line (Megatron-LM core_v0.14.0 runs without a GPU; both need `six`).
 
-Each runs twice, on a little text and on much: the difference is its steady state, the little run its start-up. Seconds
-are those on the clock and those of the processors; on a busy machine the second kind tells more. Without data/raw the
-quickstart's corpus stands in for it, and without data/vocab a vocabulary learned from the text.
+Each contender runs on a small text and on a large one: the difference gives its steady-state throughput, the small run
+its start-up time. Throughput is given per second of wall-clock time and per second of CPU time; on a busy machine
+trust the latter. Without data/raw the quickstart's corpus is used, and without data/vocab a vocabulary is learned.
 """
 
 import json
@@ -43,18 +43,18 @@ from foundation.config import ConfigError, StrictConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 PEERS = ROOT / "bench" / "peers"
-PUNKT_SAMPLE = 4_000_000  # bytes, as build_shards
+PUNKT_SAMPLE = 4_000_000  # bytes, as in build_shards
 DEFAULT_INPUT, DEFAULT_VOCAB = Path("data/raw"), "data/vocab"
 LITTLE = 0.2  # MB
 CHUNKS_PER_WORKER = 8
-TURNS = 3  # of one worker and several: a machine whose speed drifts drifts for both
+TURNS = 3  # one worker and several alternate, so that drift in the machine's speed affects both
 
 
 class BenchOptions(StrictConfig):
     """The command line of the benchmark."""
 
     input: tuple[Path, ...] = (DEFAULT_INPUT,)
-    """files, folders, quoted globs, as build_shards"""
+    """files, folders, quoted globs, as for build_shards"""
     vocab: str = DEFAULT_VOCAB
     """vocab.txt, tokenizer folder or hub name"""
     punkt: Path | None = None
@@ -66,18 +66,18 @@ class BenchOptions(StrictConfig):
     nltk_data: Path | None = None
     """NLTK's data folder, for Megatron-LM"""
     workers: int = Field(2, ge=1)
-    """processes of each"""
+    """processes of each contender"""
     ours_mb: float = 128.0
-    """text for us"""
+    """MB of text for our builds"""
     peer_mb: float = 8.0
-    """text for the peers, the first part of ours"""
+    """MB of text for the peers, the beginning of ours"""
     seq_length: int = 512
     """longest sequence in tokens"""
 
 
 @dataclass(frozen=True)
 class Text:
-    """Some of the documents, in the form each contender reads; `plain` has one file a worker."""
+    """Some of the documents, in each contender's input format; `plain` has one file per worker."""
 
     folder: Path
     plain: Path
@@ -88,7 +88,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Speed:
-    """Steady-state MB a second, on the clock and of processor time, and seconds of start-up."""
+    """Steady-state MB per second of wall-clock and of CPU time, and seconds of start-up."""
 
     clock: float
     processor: float
@@ -109,31 +109,29 @@ def main(options: BenchOptions) -> None:
             f"{much.megabytes:.0f} MB of text for us, {part.megabytes:.0f} MB for the peers, {options.workers} workers"
         )
         if learned:
-            print(f"learning Punkt, once a build, not counted below: {learned:.1f} s")
+            print(f"learning Punkt, once per build, not included below: {learned:.1f} s")
         print(f"  {'':34}{'MB/s':>8}{'MB/cpu s':>10}{'start-up s':>12}")
-        reference = measure("Hugging Face encode_batch alone", hugging_face(options, work), little, part, options)
-        speeds = {"Hugging Face alone": reference}
+        reference = measure("Hugging Face encode_batch only", hugging_face(options, work), little, part, options)
+        speeds = {"Hugging Face": reference}
         for peer, command, environment in peers(options, work):
             speeds[peer] = measure(peer, command, little, part, options, environment)
         for label, extra in ours(options, work).items():
             speed = measure(label, build(options, work, extra), little, much, options)
             for peer, other in speeds.items():
                 print(f"{'':36}{speed.clock / other.clock:8.1f}x{speed.processor / other.processor:9.1f}x  {peer}")
-        print(f"{'':36}{mask_share(work, options, much):8.0%}  of the build's processor time draws the masks")
+        print(f"{'':36}{mask_share(work, options, much):8.0%}  of the build's CPU time is spent drawing masks")
         report_scaling(options, work, little, much)
 
 
 def with_stand_ins(options: BenchOptions, work: Path) -> BenchOptions:
-    """The options with a corpus and a vocabulary made here where the default ones are not there."""
+    """The options, with a corpus and a vocabulary made here if the default ones do not exist."""
     if options.input == (DEFAULT_INPUT,) and not DEFAULT_INPUT.exists():
-        print(
-            f"{DEFAULT_INPUT} does not exist: the documentation of the installed packages stands in for it", flush=True
-        )
+        print(f"{DEFAULT_INPUT} does not exist: using the documentation of the installed packages instead", flush=True)
         corpus = ["quickstart/corpus.py", "--output", work / "corpus", "--set_aside", work / "task.txt"]
         run([[sys.executable, *map(str, corpus)]], None, options)
         options = options.model_copy(update={"input": (work / "corpus",)})
     if options.vocab == DEFAULT_VOCAB and not Path(DEFAULT_VOCAB).exists():
-        print(f"{DEFAULT_VOCAB} does not exist: one is learned from the text", flush=True)
+        print(f"{DEFAULT_VOCAB} does not exist: learning a vocabulary from the text", flush=True)
         vocab = ["data_prep/train_vocab.py", "--output", work / "vocab", "--input", *options.input]
         run([[sys.executable, *map(str, vocab)]], None, options)
         options = options.model_copy(update={"vocab": str(work / "vocab")})
@@ -141,7 +139,7 @@ def with_stand_ins(options: BenchOptions, work: Path) -> BenchOptions:
 
 
 def report_scaling(options: BenchOptions, work: Path, little: Text, much: Text) -> None:
-    """Prints how much faster the workers are than one of them, in turns."""
+    """Prints the speed-up from one worker to several; the two are measured alternately."""
     ratios = []
     for _ in range(TURNS):
         one = measure(
@@ -152,12 +150,12 @@ def report_scaling(options: BenchOptions, work: Path, little: Text, much: Text) 
         )
         ratios.append((several.clock / one.clock, options.workers * several.processor / one.processor))
     clock, processor = (statistics.median(turn) for turn in zip(*ratios, strict=True))
-    print(f"{'':36}{clock:8.2f}x on the clock from 1 to {options.workers} workers, median of {TURNS}")
-    print(f"{'':36}{processor:8.2f}x if no worker ever waited: each pays for its own start of caches and memory")
+    print(f"{'':36}{clock:8.2f}x wall-clock speed-up from 1 to {options.workers} workers, median of {TURNS}")
+    print(f"{'':36}{processor:8.2f}x the limit if no worker ever waited, from CPU time per MB")
 
 
 def mask_share(work: Path, options: BenchOptions, much: Text) -> float:
-    """Processor time of drawing the masks of everything again, as a share of a whole build by one process."""
+    """CPU time of drawing all masks again, as a fraction of that of a whole build by one process."""
     command = build(options, work, [*given(work), "--workers", "1"])(much)
     _, seconds = run(command, None, options)
     folder = Path(command[0][command[0].index("--output") + 1])
@@ -172,7 +170,7 @@ def mask_share(work: Path, options: BenchOptions, much: Text) -> float:
 
 
 def write_texts(options: BenchOptions, work: Path) -> list[Text]:
-    """Little, part and much of the documents, `<doc>` tags and blank lines inside documents taken out."""
+    """Writes a small, a medium and a large text, without `<doc>` tags and without blank lines inside documents."""
     sources = find_sources(options.input)
     documents = sample_documents(sources, int(options.ours_mb * 1e6), Reading("blank_line", "text"))
     texts = [re.sub(r"\n\s*\n", "\n", document.strip()) for document in documents if document.strip()]
@@ -183,7 +181,7 @@ def write_texts(options: BenchOptions, work: Path) -> list[Text]:
             if size <= megabytes * 1e6:
                 ends[megabytes] = number
     if len(ends) < 3:
-        raise ConfigError(f"input: {' '.join(map(str, options.input))} has too little text; give a few MB at least")
+        raise ConfigError(f"input: {' '.join(map(str, options.input))} has too little text; give at least a few MB")
     return [
         write_text(texts[: ends[megabytes]], work / f"text-{number}", options.workers)
         for number, megabytes in enumerate((LITTLE, options.peer_mb, options.ours_mb))
@@ -201,7 +199,7 @@ def write_text(documents: list[str], folder: Path, workers: int) -> Text:
 
 
 def prepare_punkt(options: BenchOptions, work: Path) -> float:
-    """Saves the Punkt model for our builds; the seconds that learning it took, 0 where one was given."""
+    """Saves the Punkt model for our builds; returns the seconds spent learning it, 0 if one was given."""
     if options.punkt is not None:
         (work / "punkt").symlink_to(find_model(options.punkt).resolve())
         return 0.0
@@ -216,7 +214,7 @@ def given(work: Path) -> list[str]:
 
 
 def ours(options: BenchOptions, work: Path) -> dict[str, list[str]]:
-    """Our builds: label and extra options."""
+    """Our builds: extra options by label."""
     return {
         "build_shards": given(work),
         "build_shards --sentences line": ["--sentences", "line"],
@@ -225,7 +223,7 @@ def ours(options: BenchOptions, work: Path) -> dict[str, list[str]]:
 
 def build(options: BenchOptions, work: Path, extra: list[str]) -> Command:
     def command(text: Text) -> list[list[str]]:
-        # of the little text a chunk a worker: the start-up is that of all of them
+        # one chunk of the small text per worker, so that start-up includes every worker
         chunk_mb = max(LITTLE / options.workers, text.megabytes / options.workers / CHUNKS_PER_WORKER)
         output = tempfile.mkdtemp(dir=work)
         words = ["data_prep/build_shards.py", "--input", text.plain, "--output", output, "--vocab", work / "tokenizer"]
@@ -276,7 +274,7 @@ def measure(
     options: BenchOptions,
     environment: dict[str, str] | None = None,
 ) -> Speed:
-    """Runs and prints a contender."""
+    """Runs a contender on both texts and prints its speed."""
     clock_0, processor_0 = run(command(little), environment, options)
     clock_1, processor_1 = run(command(much), environment, options)
     megabytes = much.megabytes - little.megabytes
@@ -286,7 +284,7 @@ def measure(
 
 
 def run(commands: list[list[str]], environment: dict[str, str] | None, options: BenchOptions) -> tuple[float, float]:
-    """Seconds on the clock and of the processors that the commands take, one after the other."""
+    """Wall-clock and CPU seconds of the commands, run one after the other."""
     threads = {"RAYON_NUM_THREADS": str(options.workers), "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "true"}
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     started = time.perf_counter()

@@ -1,10 +1,11 @@
-"""What DeepSpeed's engine adds to a step: the same model and batches, under it and by hand, in turns, in one process.
+"""Overhead of DeepSpeed's engine per training step, against a plain PyTorch loop with the same model and batches.
 
     python bench/engine.py --preset base --batch_size 4 [--deepspeed_config FILE] [--data data/wikibooks]
 
-By hand is PyTorch alone: backward, clipping, fused AdamW, on a copy of the weights in fp32 where they are in bf16.
-Operations are what PyTorch is asked to compute in a step, views aside: on a GPU each launches a kernel or more. With
-`--data` the engine then trains on shards, read in the background as in a run, and the wait for them is counted.
+The plain loop ("by hand") does backward, clipping and fused AdamW, on fp32 master weights if the model is in bf16. Both
+take turns in one process. Operations are PyTorch calls that compute (views are not counted); on a GPU each launches one
+or more kernels. With `--data` the engine then trains on shards, read in the background as in a run, and the share of
+time spent waiting for them is printed.
 """
 
 import sys
@@ -38,7 +39,7 @@ from pretrain.presets import preset
 LEARNING_RATE = 1e-4
 TURNS = 4
 WAITING_STEPS = 12
-"""On real data, the first two not counted."""
+"""Steps on real data; the first two are not counted."""
 
 Step = Callable[[Batch], None]
 
@@ -49,15 +50,15 @@ class EngineOptions(StrictConfig):
     preset: Literal["tiny", "small", "base"] = "base"
     """model sizes"""
     batch_size: int = Field(4, ge=1)
-    """sequences a step"""
+    """sequences per step"""
     seq_length: int = Field(128, ge=8)
-    """word pieces a sequence"""
+    """word pieces per sequence"""
     deepspeed_config: Path = CONFIGS / "zero1_fp32.json"
-    """precision, stage"""
+    """DeepSpeed file: precision and ZeRO stage"""
     data: Path | None = None
     """shards to read in the background"""
     steps: int = Field(4, ge=1)
-    """counted of each turn"""
+    """steps counted in each turn"""
 
 
 def main(options: EngineOptions) -> None:
@@ -73,12 +74,12 @@ def main(options: EngineOptions) -> None:
     shape = f"{options.batch_size} x {options.seq_length}"
     print(f"{options.preset}, {options.deepspeed_config.stem}, {shape}, {world.device}")
     counts = [operations(partial(step, batch)) for step in (by_hand, by_engine)]
-    print(f"  by hand {1e3 * hand_seconds:8.1f} ms a step, {counts[0]:,} operations")
-    print(f"  engine  {1e3 * seconds:8.1f} ms a step, {counts[1]:,} operations: {seconds / hand_seconds - 1:+.1%}")
+    print(f"  by hand {1e3 * hand_seconds:8.1f} ms per step, {counts[0]:,} operations")
+    print(f"  engine  {1e3 * seconds:8.1f} ms per step, {counts[1]:,} operations: {seconds / hand_seconds - 1:+.1%}")
     if shards:
         plan = BatchPlan(options.batch_size, options.batch_size, world_size=1, rank=0)
         share = waiting_share(by_engine, TrainingBatches(shards, plan, run.seed).from_step(0, WAITING_STEPS), world)
-        print(f"  waiting for the data of {options.data}: {share:.3%} of the engine's steps")
+        print(f"  waiting for data from {options.data}: {share:.3%} of the engine's time")
 
 
 def new_model(run: RunConfig, vocabulary: int) -> Electra:
@@ -87,9 +88,9 @@ def new_model(run: RunConfig, vocabulary: int) -> Electra:
 
 
 def hand_step(model: Electra, run: RunConfig, device: torch.device, dtype: torch.dtype) -> Step:
-    """By PyTorch alone, in the precision of the engine."""
+    """A step in plain PyTorch, in the engine's precision."""
     model = model.to(device, dtype)
-    pairs = [(weight, weight.detach().float()) for weight in model.parameters()]  # one memory where it is in fp32
+    pairs = [(weight, weight.detach().float()) for weight in model.parameters()]  # shared memory if fp32
     masters = [master for _, master in pairs]
     optimizer = torch.optim.AdamW(masters, lr=LEARNING_RATE, weight_decay=run.optim.weight_decay, eps=1e-6, fused=True)
 
@@ -109,14 +110,16 @@ def hand_step(model: Electra, run: RunConfig, device: torch.device, dtype: torch
 
 
 def engine_step(engine: Engine, batch: Batch) -> None:
-    """The same under DeepSpeed."""
+    """A step under DeepSpeed's engine."""
     engine.backward(engine.forward(batch).loss)
     engine.update(LEARNING_RATE)
 
 
 def take_turns(by_hand: Step, engine: Step, batch: Batch, steps: int) -> tuple[float, float]:
-    """Seconds of the fastest step by hand and under the engine: a few hundredths are lost in the drift of a
-    shared machine's median. The first step of a turn, for which memory comes back, is not counted.
+    """Seconds of the fastest step by hand and under the engine.
+
+    The median would not do: on a shared machine its drift hides a difference of a few percent. The first step of each
+    turn, in which memory is allocated again, is not counted.
     """
     seconds: tuple[list[float], list[float]] = ([], [])
     for _ in range(TURNS):
@@ -134,14 +137,14 @@ class _Operations(TorchDispatchMode):
 
 
 def operations(work: Callable[[], None]) -> int:
-    """How many `work` asks PyTorch for, without those that only look at a tensor otherwise."""
+    """Number of PyTorch operations in `work`, views not counted."""
     with _Operations() as asked:
         work()
     return asked.count
 
 
 def waiting_share(engine: Step, steps: Iterator[list[Batch]], world: World) -> float:
-    """Of the time that training takes, what it spends waiting for its batches; the first two not counted."""
+    """Fraction of training time spent waiting for batches; the first two steps are not counted."""
     waits, times, finished = [], [], time.perf_counter()
     for (batch,) in steps:
         waits.append(time.perf_counter() - finished)

@@ -1,8 +1,8 @@
-"""A large corpus from a small one: copies of real documents, each altered, so that no two documents are equal.
+"""Makes a large corpus from a small one: altered copies of real documents, no two of them equal.
 
-In copy `n` of a document one word in twenty has changed places with another word of it, and its last line says which
-copy it is. Every copy of a file depends on the seed, the copy's number and the file alone: files are written in any
-order, by any number of processes, and a file that is there already is left.
+In each copy of a document one word in twenty is swapped with another, and the last line names the copy. A copy depends
+only on the seed, its number and the file, so files can be written in any order by any number of processes. Existing
+files are kept.
 """
 
 import json
@@ -17,12 +17,12 @@ from typing import NamedTuple
 from foundation.files import TEMPORARY_SUFFIX, make_folder, with_suffix
 
 EXCHANGED = 20
-"""One word in so many is one of a pair that changes places."""
+"""One word in this many is swapped with another."""
 WIKI_DOCUMENT = re.compile(r"(<doc [^>]*>\n)(.*?)(</doc>\n?)", re.DOTALL)
 
 
 class Copy(NamedTuple):
-    """One altered copy of a source: a file of WikiExtractor's output, or a folder of books."""
+    """An altered copy of a source, which is a file of WikiExtractor's output or a folder of books."""
 
     source: Path
     number: int
@@ -31,10 +31,10 @@ class Copy(NamedTuple):
 
 
 def enlarge(wiki: Sequence[Path], books: Path, folder: Path, size: int, seed: int, processes: int) -> int:
-    """Fills `folder` with at least `size` bytes of text; returns their number.
+    """Fills `folder` with at least `size` bytes of text; returns the number of bytes.
 
-    `wiki` are files of WikiExtractor's output and `books` a folder with a book in each file, all packed by xz. A copy
-    of all books is one file of JSON lines.
+    `wiki` are files of WikiExtractor's output, `books` is a folder with one book per file; all are compressed with xz.
+    Each copy of all books is written as one file of JSON lines.
     """
     written, number = 0, 0
     with ProcessPoolExecutor(processes) as pool:
@@ -47,7 +47,7 @@ def enlarge(wiki: Sequence[Path], books: Path, folder: Path, size: int, seed: in
 
 
 def write_copy(copy: Copy) -> int:
-    """Writes one copy, whole or not at all, where it is not yet; returns its bytes."""
+    """Writes one copy atomically unless it exists; returns its size in bytes."""
     if copy.target.exists():
         return copy.target.stat().st_size
     make_folder(copy.target.parent)
@@ -77,7 +77,7 @@ def _mark(copy: Copy, number: int) -> str:
 
 
 def altered(text: str, draws: random.Random) -> str:
-    """The text with some pairs of its words exchanged."""
+    """The text with random pairs of words swapped."""
     words = text.split(" ")
     for _ in range(len(words) // (2 * EXCHANGED)):
         left, right = int(draws.random() * len(words)), int(draws.random() * len(words))

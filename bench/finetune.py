@@ -1,11 +1,11 @@
-"""Seconds an epoch and peak memory of fine-tuning against Hugging Face Trainer with its stock classes, in one run.
+"""Time per epoch and peak memory of fine-tuning against Hugging Face Trainer with its stock classes.
 
     python bench/finetune.py --data_dir GLUE --squad_dir SQUAD --vocab data/vocab --preset small
 
-Both train the same stock model, `ElectraForSequenceClassification` on CoLA (ours with --head hf, so that the models are
-equal) and `ElectraForQuestionAnswering` on the first questions of SQuAD (our head there is larger: XLNet's), from the
-same word pieces, in fp32, with the same batch size and dropout. Each training is a process of its own, and they take
-turns. The model is randomly initialised, or --model.
+CoLA: both train the same model, `ElectraForSequenceClassification` (ours with --head hf). SQuAD: the Trainer trains
+`ElectraForQuestionAnswering` on the first questions; our head there is XLNet's, which is larger. Word pieces, batch
+size and dropout are the same, in fp32. Each training runs in its own process, and the two take turns. The model is
+randomly initialized unless --model is given. Each line ends with the speed-up over Hugging Face and, on CoLA, a score.
 """
 
 import json
@@ -44,32 +44,32 @@ class FinetuneBenchOptions(StrictConfig):
     squad_dir: Path = Path("data/squad")
     """folder holding train-v2.0.json and dev-v2.0.json"""
     vocab: str = "data/vocab"
-    """vocab.txt, or a tokenizer folder, of the random model"""
+    """vocab.txt or tokenizer folder for the random model"""
     preset: Literal["tiny", "small", "base"] = "small"
     """sizes of the random model"""
     model: Path | None = None
     """stock ELECTRA folder to train instead"""
     batch_size: int = 32
-    """examples a batch"""
+    """examples per batch"""
     epochs: int = 1
-    """passes over the examples, each of them timed"""
+    """passes over the examples, each timed"""
     questions: int = 100
-    """of SQuAD; each makes several windows of 512 word pieces"""
+    """SQuAD questions; each makes several windows of 512 word pieces"""
     turns: int = 2
-    """trainings of each"""
+    """trainings by each contender"""
     contender: Annotated[Literal["this code", "Hugging Face"] | None, HIDDEN] = None
     task: Annotated[Literal["CoLA", "SQuAD 2.0"], HIDDEN] = "CoLA"
 
 
 class Training(NamedTuple):
-    """What one process came to."""
+    """Result of one training process."""
 
     seconds: float
-    """An epoch's, the median; without start-up and evaluation."""
+    """Median per epoch, without start-up and evaluation."""
     peak_mb: float
-    """Of GPU memory, or of the process where there is no GPU."""
+    """Peak GPU memory, or the process's peak memory without a GPU."""
     score: float | None
-    """Matthews on CoLA's dev set."""
+    """Matthews correlation on CoLA's dev set; None for SQuAD."""
 
 
 def main(options: FinetuneBenchOptions) -> None:
@@ -81,7 +81,7 @@ def main(options: FinetuneBenchOptions) -> None:
         if needed.is_dir():
             present.append(task)
         else:
-            print(f"{task}: left out, there is no {needed}")
+            print(f"{task}: skipped, {needed} does not exist")
     with tempfile.TemporaryDirectory() as folder:
         for task in present:
             model = options.model or stock_model(options, Path(folder))
@@ -89,7 +89,7 @@ def main(options: FinetuneBenchOptions) -> None:
 
 
 def stock_model(options: FinetuneBenchOptions, folder: Path) -> Path:
-    """A randomly initialised stock discriminator of the preset's sizes, with a tokenizer."""
+    """Saves a randomly initialized stock discriminator of the preset's sizes with a tokenizer; returns its folder."""
     import torch
     from transformers import BertTokenizerFast, ElectraConfig, ElectraForPreTraining
 
@@ -109,7 +109,7 @@ def stock_model(options: FinetuneBenchOptions, folder: Path) -> Path:
 
 
 def take_turns(options: FinetuneBenchOptions, task: str, model: Path) -> dict[str, list[Training]]:
-    """The trainings of each contender, alternating."""
+    """Results of each contender's trainings, run alternately."""
     found: dict[str, list[Training]] = {PEER: [], OURS: []}
     quiet = os.environ | {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
     for _ in range(options.turns):
@@ -123,7 +123,7 @@ def take_turns(options: FinetuneBenchOptions, task: str, model: Path) -> dict[st
 
 
 def train_once(options: FinetuneBenchOptions) -> Training:
-    """One training by the contender named, in this process, which imports nothing of the other's."""
+    """One training by the named contender, in this process, which imports none of the other's code."""
     from bench.memory import peak_mb
     from finetune.running.model_folder import open_model
 
@@ -136,7 +136,7 @@ def train_once(options: FinetuneBenchOptions) -> Training:
 
 
 def settings_of(options: FinetuneBenchOptions, model: "ModelFolder") -> GlueConfig | SquadConfig:
-    """The paper's, without layer-wise decay, which the Trainer does not have."""
+    """The paper's settings without layer-wise learning rate decay, which the Trainer lacks."""
     sizes = (model.config.hidden_size, model.config.max_position_embeddings)
     given: dict[str, Any] = {"batch_size": options.batch_size, "epochs": options.epochs, "layer_decay": 1.0}
     if options.task == "CoLA":
@@ -157,7 +157,7 @@ def read_questions(options: FinetuneBenchOptions) -> SquadFile:
 def train_ours(
     options: FinetuneBenchOptions, settings: GlueConfig | SquadConfig, model: "ModelFolder"
 ) -> tuple[list[float], float | None]:
-    """Seconds of each epoch, and the score."""
+    """Trains with this project's code; returns the seconds of each epoch and the score."""
     import torch
 
     from finetune.glue import job as glue_job
@@ -178,7 +178,7 @@ def train_ours(
     seconds = []
     for epoch in range(settings.epochs):
         started = time.perf_counter()
-        run.train_epoch(epoch)  # ends with a number on the CPU: the GPU has finished
+        run.train_epoch(epoch)  # ends by reading a number from the GPU, so the GPU has finished
         seconds.append(time.perf_counter() - started)
     if options.task != "CoLA":
         return seconds, None
@@ -189,7 +189,7 @@ def train_ours(
 def train_theirs(
     options: FinetuneBenchOptions, settings: GlueConfig | SquadConfig, model: "ModelFolder"
 ) -> tuple[list[float], float | None]:
-    """The same."""
+    """Trains with Hugging Face Trainer; returns the seconds of each epoch and the score."""
     import numpy as np
 
     from bench.peers.trainer import classification_rows, question_rows, train_peer
@@ -222,7 +222,7 @@ def report(task: str, found: dict[str, list[Training]], options: FinetuneBenchOp
         seconds = statistics.median(training.seconds for training in trainings)
         peak = max(training.peak_mb for training in trainings)
         score = "" if trainings[0].score is None else f"  Matthews {trainings[-1].score:.3f}"
-        print(f"  {name:13} {seconds:8.1f} s an epoch  {peak:8,.0f} MB  {reference / seconds:5.2f}x {PEER}{score}")
+        print(f"  {name:13} {seconds:8.1f} s per epoch  {peak:8,.0f} MB  {reference / seconds:5.2f}x {PEER}{score}")
 
 
 if __name__ == "__main__":

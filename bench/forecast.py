@@ -1,8 +1,9 @@
-"""Predicts step time and whole runs: the work of a step over the rates at which a machine does it.
+"""Predicts the time of a step and of whole runs, in one of two ways.
 
-Two forms. On a machine where each kind of work was timed by itself (`bench/scaling.py`), a step is their sum. For a GPU
-that nobody here has had, it is the matrix operations over an assumed share of the vendor's peak, but no less than it
-takes to launch the kernels, and what the ranks exchange over the vendor's figure for the link: nothing overlapped.
+On a machine where each kind of work was timed separately (`bench/scaling.py`), a step is the sum of those times. For a
+GPU that was not available, computing takes the matrix operations divided by an assumed share of the vendor's peak, but
+at least the time to launch the kernels. Communication takes the bytes divided by the vendor's link bandwidth; nothing
+overlaps.
 """
 
 from typing import NamedTuple
@@ -14,15 +15,16 @@ from pretrain.training.estimates import flops_per_token
 
 DAY = 86_400.0
 KERNELS = 3_247
-"""Of a whole step of small under the engine, 16 x 128, bf16, ZeRO-1: what PyTorch is asked for, views apart, as
-`bench/engine.py` counts it, alone and on a CPU, without what is for CPUs alone (`pretrain/model/cpu_ops.py`): sums of
-half precision, and the words that dropout makes its factors of."""
+"""PyTorch operations of a whole step of the small preset under the engine: 16 x 128, bf16, ZeRO-1, one process.
+
+Counted on a CPU by `bench/engine.py` (views excluded), less the operations that only CPUs need
+(`pretrain/model/cpu_ops.py`): sums in half precision, and dropout's random words."""
 LAUNCH = 5e-6
-"""Seconds to launch one in eager mode: assumed. CUDA graphs and fused kernels take less."""
+"""Assumed seconds to launch a kernel in eager mode. CUDA graphs and fused kernels take less."""
 
 
 class Work(NamedTuple):
-    """Of one step in one process."""
+    """Size of one step in one process."""
 
     tokens: int
     length: int
@@ -30,26 +32,26 @@ class Work(NamedTuple):
 
     @property
     def scores(self) -> float:
-        """Positions that the heads see, times the tokens each has a score for."""
+        """Scores computed by the heads: masked positions times vocabulary size."""
         return self.tokens / self.length * float(mask_size(self.length)) * self.vocabulary
 
 
 class Costs(NamedTuple):
-    """Seconds of each kind of work, timed by itself on one machine, for one model, precision and number of threads."""
+    """Seconds per unit of each kind of work, for one machine, model, precision and number of threads."""
 
     token: float
-    """Both encoders, a word piece, but for attention between pairs."""
+    """Both encoders without attention, per word piece."""
     pair: float
-    """Both encoders, a word piece, times the length."""
+    """Attention in both encoders, per pair of word pieces."""
     score: float
-    """Heads, sampling and losses over the vocabulary, a masked position and token of it."""
+    """Heads, sampling and losses, per masked position and vocabulary entry."""
     update: float
-    """Clipping and AdamW, a parameter."""
+    """Clipping and AdamW, per parameter."""
     sent_byte: float = 0.0
-    """Between two processes."""
+    """Communication between processes, per byte sent."""
 
     def seconds(self, work: Work, parameters: int, processes: int = 1) -> float:
-        """A step of ZeRO-1 over several processes, `work` the share of each."""
+        """A ZeRO-1 step of `processes` processes that do `work` each."""
         computing = work.tokens * (self.token + work.length * self.pair) + work.scores * self.score
         sent = least_traffic(1, parameters, element=4, world_size=processes)
         return computing + parameters * self.update / processes + sent * self.sent_byte
@@ -61,21 +63,21 @@ class Cluster(NamedTuple):
     gpus: int
     name: str
     flops: float
-    """Matrix operations a second in half precision, dense."""
+    """Dense half-precision FLOP/s."""
     link: float
-    """Bytes a second, one direction, of the slowest link in the ring."""
+    """Bytes per second in one direction over the slowest link of the ring."""
     source: str
 
 
 V100_8 = Cluster(8, "V100", 125e12, 150e9, "NVIDIA V100 data sheet: 125 TFLOP/s, NVLink 300 GB/s both directions")
-V100_16 = Cluster(16, "V100", 125e12, 12.5e9, "the same; 100 Gbit/s between two machines assumed, the paper names none")
+V100_16 = Cluster(16, "V100", 125e12, 12.5e9, "as V100_8; 100 Gbit/s between two hosts is assumed, not in the paper")
 H100_8 = Cluster(
     8, "H100", 989e12, 450e9, "NVIDIA H100 SXM data sheet: 989 TFLOP/s dense, NVLink 900 GB/s both directions"
 )
 
 
 class Share(NamedTuple):
-    """An assumed share of the peak, and whose it is."""
+    """An assumed share of the peak, with its source."""
 
     value: float
     source: str
@@ -87,7 +89,7 @@ GOOGLE_V100 = Share(0.027, "google-research/electra's small, fp32 on a V100: 4 d
 RTX_3090 = Share(0.094, "junnyu's ELECTRA-small, RTX 3090: 2.5 days")
 TARGET_BASE = Share(0.5, "this project's aim for base at length 512")
 TARGET_SMALL = Share(0.25, "this project's aim for small")
-"""The published figures times the operations counted by `estimates.flops_per_token`, over the vendor's peak."""
+"""Published throughput times the FLOPs by `estimates.flops_per_token`, divided by the vendor's peak."""
 
 
 PAPER_RUNS = (
@@ -102,12 +104,12 @@ PAPER_RUNS = (
     ("small", 128, H100_8, RTX_3090),
     ("small", 128, H100_8, TARGET_SMALL),
 )
-"""Preset, length, machines, share. The paper: base on 16 V100 in under 5 days, small on 8 in under 3; it names neither
-batch size nor length: ELECTRA's (`presets.py`), and for small both lengths."""
+"""Preset, length, cluster, share. The paper trained base on 16 V100 in under 5 days and small on 8 in under 3. It gives
+neither batch size nor length, so ELECTRA's are used (`presets.py`), and for small both lengths."""
 
 
 class Forecast(NamedTuple):
-    """Of a whole run; seconds a step."""
+    """Predicted seconds per step and days for a whole run."""
 
     computing: float
     exchanging: float
@@ -115,7 +117,7 @@ class Forecast(NamedTuple):
 
 
 def forecast(run: RunConfig, parameters: int, length: int, vocabulary: int, cluster: Cluster, share: Share) -> Forecast:
-    """`run` in half precision under ZeRO-1 on `cluster`, every sequence full."""
+    """Predicts `run` in half precision with ZeRO-1 on `cluster`, all sequences at full length."""
     tokens = run.batch_size * length / cluster.gpus
     operations = tokens * flops_per_token(run.model, run.objective, vocabulary, length)
     computing = max(operations / (cluster.flops * share.value), KERNELS * LAUNCH)

@@ -1,11 +1,10 @@
-"""All that needs a GPU, in one command of at most ten minutes: correctness, the table of `bench/step.py`, a profile.
+"""Every measurement that needs a GPU, in at most ten minutes: correctness, the tables of `bench/step.py`, a profile.
 
     python bench/gpu.py --output bench/results/h200 [--device cpu]
 
-Each part is a process of its own with its share of the time: one that fails or stands still is recorded and ended, and
-the others go on; `results.json` keeps what each had found by then. Ends with 1 if any check or part failed. With
-`--device cpu` it goes as far as it can on tiny shapes and says what it skipped. Tables and profile are in bf16, for an
-A100 or later.
+Each part runs in its own process with its share of the time. A part that fails or hangs is recorded and killed, and the
+others still run; `results.json` keeps all partial results. The exit code is 1 if any check or part failed. Tables and
+profile are in bf16, for an A100 or later. `--device cpu` tries the script on tiny shapes and names the skipped checks.
 """
 
 import json
@@ -34,13 +33,13 @@ STEP_SHAPES = {
     "cuda": (("base", 512, 32), ("small", 128, 128), ("small", 512, 128), ("base", 128, 128)),
     "cpu": (("tiny", 32, 2),),
 }
-"""Preset, length and sequences: as many as keep a large GPU busy; the most telling first."""
+"""Preset, length and batch size (large enough to keep a large GPU busy), the most informative first."""
 STEP_OPTIONS = {
     "cuda": ("--dtype", "bf16", "--steps", "10"),
     "cpu": ("--steps", "1", "--contenders", "eager", "electra", "hp_loss", "hp_dist"),  # compiling takes a minute
 }
 WARM_UP_SHARE = 0.6
-"""A contender that starts and compiles for longer is left out, so that the others are timed."""
+"""Share of a table's time allowed for start-up and compilation; a slower contender is left out."""
 CHECKS, RESULTS, LOG = "checks.json", "results.json", "log.txt"
 
 PartName = Literal["checks", "step", "profile"]
@@ -50,28 +49,28 @@ class GpuOptions(StrictConfig):
     """The command line of the script."""
 
     output: Path = Path("bench/results/gpu")
-    """folder for what was seen"""
+    """folder for the results"""
     device: Literal["cuda", "cpu"] = "cuda"
-    """cpu: tiny shapes, no speed"""
+    """cpu tries the script on tiny shapes; its timings mean nothing"""
     minutes: float = Field(8.5, gt=0)
-    """after which nothing runs any more"""
+    """time limit of the whole command"""
     parts: tuple[PartName, ...] = ("checks", "step", "profile")
-    """of the whole, in this order"""
+    """parts to run, always in this order"""
     inside: Annotated[PartName | None, HIDDEN] = None
-    """this process is the part"""
+    """run this part in this process"""
 
 
 class Part(NamedTuple):
-    """A process with its share of the time."""
+    """A part of the measurements: a process with its share of the time."""
 
     name: str
     command: tuple[str, ...]
     share: float
-    """Of the whole; what is left of one part is there for the next."""
+    """Share of the total time; unused time goes to the later parts."""
     product: str | None = None
-    """JSON file in the output folder that holds what it has found so far."""
+    """JSON file in the output folder with its results so far."""
     warm_up_share: float = 0.0
-    """Of its seconds: what bench/step.py is told to allow for the contenders' first step."""
+    """Share of the part's time that bench/step.py allows for the contenders' first step."""
 
 
 def main(options: GpuOptions) -> int:
@@ -98,8 +97,8 @@ def main(options: GpuOptions) -> int:
 
 
 def chosen_parts(options: GpuOptions) -> Iterator[Part]:
-    """Correctness, the tables, the profile."""
-    names, device, output = options.parts, options.device, options.output.resolve()  # they run in another folder
+    """The chosen parts: checks, tables, profile."""
+    names, device, output = options.parts, options.device, options.output.resolve()  # parts run in another folder
     inside = (sys.executable, "bench/gpu.py", "--device", device, "--output", str(output), "--inside")
     if "checks" in names:
         yield Part("checks", (*inside, "checks"), 0.3, CHECKS)
@@ -114,14 +113,14 @@ def chosen_parts(options: GpuOptions) -> Iterator[Part]:
 
 
 def with_seconds(parts: list[Part], deadline: float) -> Iterator[tuple[Part, float]]:
-    """Each part, as its turn comes, with its share of the time that is left."""
+    """Each part with its share of the time left when its turn comes."""
     for number, part in enumerate(parts):
         share = part.share / sum(later.share for later in parts[number:])
         yield part, max(1.0, share * (deadline - time.monotonic()))
 
 
 def run_part(part: Part, seconds: float, output: Path, log: Any) -> dict[str, Any]:
-    """Runs it to its end or for so many seconds; its words go into the log, what it found into the answer."""
+    """Runs a part for at most `seconds`, with its output in the log; returns its exit code, time and results."""
     command = part.command
     if part.warm_up_share:
         command += ("--warm_up_seconds", f"{part.warm_up_share * seconds:.1f}")
@@ -138,19 +137,19 @@ def run_part(part: Part, seconds: float, output: Path, log: Any) -> dict[str, An
 
 
 def exit_of(command: tuple[str, ...], seconds: float, log: Any) -> int | str:
-    """Its exit code, or that it was ended."""
+    """The command's exit code, or a sentence if it was killed after `seconds`."""
     process = subprocess.Popen(command, cwd=REPOSITORY, stdout=log, stderr=log, start_new_session=True)
     try:
         return process.wait(seconds)
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)  # with what it started
+        os.killpg(process.pid, signal.SIGKILL)  # and its child processes
         process.wait()
         log.write(f"ended after {seconds:.0f} s\n")
         return f"ended after {seconds:.0f} s"
 
 
 def machine(device: str) -> dict[str, Any]:
-    """What it runs on."""
+    """Device and versions."""
     import torch
 
     name = torch.cuda.get_device_name() if device == "cuda" and torch.cuda.is_available() else platform.machine()

@@ -1,8 +1,8 @@
-"""The checks of `bench/gpu.py`: fast paths against fp32.
+"""The checks of `bench/gpu.py`: fast paths against fp32 references.
 
-Every check stands alone: what fails is recorded with its reason, and the next one runs. Replacements are forced where
-losses are compared, a function of the uniforms alone: rounding flips some draws, and the discriminator then sees other
-tokens.
+The checks are independent: a failure is recorded with its reason, and the next check runs. Where losses are compared,
+replacements depend only on the uniforms. Otherwise rounding would flip some draws, and the discriminator would see
+different tokens.
 """
 
 import json
@@ -31,22 +31,22 @@ from pretrain.method.sampling import inverse_cdf
 from pretrain.training.models import compile_layers
 
 OBJECTIVES = ("electra", "hp_loss", "hp_dist")
-LEARNING_RATE = 1e-3  # so large that updates show in bf16 weights of 0.1, which are 0.0005 apart
+LEARNING_RATE = 1e-3  # large enough to change bf16 weights near 0.1, whose spacing is 0.0005
 ROUNDINGS = 16
-"""A result through a dozen layers may be off by so many roundings of its precision (fp32: of TF32, where it is on)."""
+"""Tolerance after a dozen layers, in rounding errors of the precision (fp32: of TF32, which may be on)."""
 LOSS_SCALE = 2.0**10
 ENGINE_STEPS, STEPS_WITHOUT_SYNC = 4, 100
 DRAWS = 200_000
 MISSED = 2e-6
-"""Of the total weight: how far from its token's part of it a uniform may lie, for the rounding of sums in fp32."""
+"""Tolerance for rounded fp32 sums: distance of a uniform from its token's interval, as a share of the total weight."""
 
 
 class SkippedError(Exception):
-    """A check that this device cannot do, and why."""
+    """Raised by a check that this device cannot run; the message says why."""
 
 
 def run_checks(device: str, path: Path) -> int:
-    """Runs all, writing what is known after each to `path`."""
+    """Runs all checks and writes the results so far to `path` after each."""
     where = setting(device)
     checks = dict(all_checks(where))
     records = [{"name": name, "outcome": "not reached"} for name in checks]
@@ -58,7 +58,7 @@ def run_checks(device: str, path: Path) -> int:
 
 
 def outcome(check: Callable[[], dict[str, float]]) -> dict[str, Any]:
-    """What a check saw, and whether it passed."""
+    """Runs a check; returns its outcome with its figures, or with the reason it was skipped or failed."""
     try:
         return {"outcome": "passed", **check()}
     except SkippedError as reason:
@@ -87,27 +87,27 @@ def all_checks(where: Setting) -> Iterator[tuple[str, Callable[[], dict[str, flo
 
 
 def within(figures: dict[str, float], limit: float) -> dict[str, float]:
-    """The figures, rounded, if each is at most `limit`.
+    """The figures, rounded, after asserting that each is at most `limit`.
 
     Raises:
-        AssertionError: one is not.
+        AssertionError: a figure exceeds the limit.
     """
     assert all(figure <= limit for figure in figures.values()), f"{figures}, at most {limit:.2g}"
     return {name: float(f"{figure:.2g}") for name, figure in figures.items()}
 
 
 def off(ours: Tensor, reference: Tensor) -> float:
-    """Relative difference in norm."""
+    """Norm of the difference, relative to the reference's norm."""
     return float((ours.double() - reference.double()).norm() / reference.double().norm())
 
 
 def roundings(dtype: torch.dtype) -> float:
-    """The difference that is allowed of a precision."""
+    """The relative difference allowed for a precision."""
     return ROUNDINGS * (2.0**-11 if dtype == torch.float32 else torch.finfo(dtype).eps)
 
 
 class Forced:
-    """Replacements that follow from the uniforms alone, while the block lasts."""
+    """Inside the `with` block, replacements depend only on the uniforms."""
 
     def __enter__(self) -> None:
         pretrain.method.sampling.inverse_cdf = forced_draw
@@ -121,7 +121,7 @@ def forced_draw(weights_XV: Tensor, uniform_X: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def loss_and_gradient(model: nn.Module, batch: Batch, scale: float = 1.0) -> tuple[Tensor, Tensor]:
-    """Of one forward and backward; the gradient flat, in fp32."""
+    """Loss and gradient of one forward and backward; the gradient is one flat fp32 tensor."""
     with Forced():
         loss = model(batch).loss
         (scale * loss).backward()
@@ -130,7 +130,7 @@ def loss_and_gradient(model: nn.Module, batch: Batch, scale: float = 1.0) -> tup
 
 
 def check_precision(where: Setting, objective: str, dtype: torch.dtype) -> dict[str, float]:
-    """Loss and gradient in half precision against fp32 from the same, rounded, weights."""
+    """Loss and gradient in half precision against fp32, both from the same rounded weights."""
     model, reference = (new_model(where, objective).to(dtype) for _ in range(2))
     loss, gradient = loss_and_gradient(model, new_batch(where), LOSS_SCALE if dtype == torch.float16 else 1.0)
     expected_loss, expected = loss_and_gradient(reference.float(), new_batch(where))
@@ -138,7 +138,7 @@ def check_precision(where: Setting, objective: str, dtype: torch.dtype) -> dict[
 
 
 def check_compiled(where: Setting, objective: str) -> dict[str, float]:
-    """Loss and gradient of the model with its layers compiled (`--compile`) against the same in eager mode, in fp32."""
+    """Loss and gradient with compiled layers (`--compile`) against eager mode, in fp32."""
     if where.device.type == "cpu":
         raise SkippedError("compiling for a CPU is slow and gains nothing")
     compiled = new_model(where, objective)
@@ -149,8 +149,10 @@ def check_compiled(where: Setting, objective: str) -> dict[str, float]:
 
 
 def check_attention(where: Setting, dtype: torch.dtype | None = None) -> dict[str, float]:
-    """Encoder with the learned bias and padding: outputs and the bias table's gradient, whatever kernel PyTorch takes,
-    against the plain formula in fp64. Without `dtype`: the plain formula in fp64 on this device against the CPU.
+    """Attention with a learned bias and padding: outputs and the bias table's gradient.
+
+    With `dtype`, compares whichever kernel PyTorch chooses with the plain formula in fp64. Without it, compares the
+    plain formula in fp64 on this device with the CPU.
     """
     batch = new_batch(where)
     visible_BL = batch.attention_mask_BL.clone()
@@ -175,7 +177,7 @@ def check_attention(where: Setting, dtype: torch.dtype | None = None) -> dict[st
 
 
 def random_weights(where: Setting) -> tuple[Tensor, Tensor]:
-    """Weights [rows, vocabulary] as of a trained model, and uniforms of at most 24 bits."""
+    """Weights [rows, vocabulary] distributed as a trained model's, and uniforms of at most 24 bits."""
     random = torch.Generator().manual_seed(2)
     rows = 4096 if where.device.type == "cuda" else 512
     uniform_X = torch.randint(2**23, (rows,), generator=random).mul(2).add(1).float() / 2**24
@@ -183,14 +185,14 @@ def random_weights(where: Setting) -> tuple[Tensor, Tensor]:
 
 
 def check_draws(where: Setting) -> dict[str, float]:
-    """Every uniform draws the token whose part of the total weight it lies in, but for the rounding of the sums."""
+    """Every uniform draws the token in whose interval of the total weight it lies, up to rounding of the sums."""
     weights_XV, uniform_X = random_weights(where)
     tokens_X = inverse_cdf(weights_XV.to(where.device), uniform_X.to(where.device))[0].cpu()
     return within({"missed": float(missed_by(weights_XV, uniform_X, tokens_X).max())}, MISSED)
 
 
 def missed_by(weights_XV: Tensor, uniform_X: Tensor, tokens_X: Tensor) -> Tensor:
-    """Of the total weight, in float64: how far each uniform is from its token's part of it; 0 inside."""
+    """Distance of each uniform from its token's interval, as a share of the total weight, in float64; 0 inside."""
     p_XV = weights_XV.double() / weights_XV.sum(-1, keepdim=True, dtype=torch.float64)
     end_X = p_XV.cumsum(-1).gather(-1, tokens_X[:, None]).squeeze(-1)
     start_X = end_X - p_XV.gather(-1, tokens_X[:, None]).squeeze(-1)
@@ -198,7 +200,7 @@ def missed_by(weights_XV: Tensor, uniform_X: Tensor, tokens_X: Tensor) -> Tensor
 
 
 def check_distribution(where: Setting) -> dict[str, float]:
-    """Many draws from one row: the statistic of chi squared over its degrees of freedom; 1 expected."""
+    """Many draws from one row: chi-squared divided by its degrees of freedom, expected to be about 1."""
     row_V = random_weights(where)[0][0, :50].to(where.device)
     uniforms_X = torch.rand(DRAWS, generator=torch.Generator().manual_seed(3)).to(where.device)
     tokens_X = inverse_cdf(row_V.expand(DRAWS, -1).clone(), uniforms_X)[0]
@@ -210,7 +212,7 @@ def check_distribution(where: Setting) -> dict[str, float]:
 
 
 def check_norm(where: Setting, dtype: torch.dtype) -> dict[str, float]:
-    """The norm of tensors of a model's shapes on this device against float64 on the CPU; one infinity is seen."""
+    """Gradient norm for a model's shapes on this device against float64 on the CPU; one infinity makes it infinite."""
     random = torch.Generator().manual_seed(4)
     values = [torch.randn(p.shape, generator=random).to(dtype) for p in new_model(where).parameters()]
     there = [value.to(where.device) for value in values]
@@ -222,7 +224,7 @@ def check_norm(where: Setting, dtype: torch.dtype) -> dict[str, float]:
 
 
 def check_engine(where: Setting, config: str, objective: str) -> dict[str, float]:
-    """The losses of a few steps under DeepSpeed against PyTorch alone in fp32."""
+    """Losses of a few steps under DeepSpeed against plain PyTorch in fp32."""
     if where.device.type == "cpu" and "fp16" in config:
         raise SkippedError("DeepSpeed has no fp16 on a CPU")
     if where.device.type == "cuda" and "bf16" in config and not torch.cuda.is_bf16_supported(including_emulation=False):
@@ -244,7 +246,7 @@ def check_engine(where: Setting, config: str, objective: str) -> dict[str, float
 
 
 def gentle_engine(where: Setting, model: Electra, name: str) -> Engine:
-    """Under a shipped DeepSpeed file, with a loss scale at which nothing overflows before the first update."""
+    """An engine for a file of `ds_configs/`, with a loss scale low enough not to overflow at first."""
     config = json.loads((CONFIGS / f"{name}.json").read_text())
     if "fp16" in config:
         config["fp16"]["initial_scale_power"] = 10
@@ -259,9 +261,9 @@ def engine_step(engine: Engine, batch: Batch) -> Tensor:
 
 
 def check_no_sync(where: Setting) -> dict[str, float]:
-    """Forwards and backwards in which the host never waits for the device; DeepSpeed's waits in the update, counted."""
+    """Forward and backward never synchronize host and device; counts the waits in DeepSpeed's update."""
     if where.device.type == "cpu":
-        raise SkippedError("a CPU has nothing to wait for")
+        raise SkippedError("a CPU runs synchronously")
     engine, batch = gentle_engine(where, new_model(where), "zero1_bf16"), new_batch(where)
     for _ in range(3):
         engine_step(engine, batch)

@@ -1,4 +1,4 @@
-"""The profile of `bench/gpu.py`: where the time of a step goes."""
+"""The profile of `bench/gpu.py`: the time of a training step by operation."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ PROFILED_STEPS = 3
 
 
 def run_profile(device: str, output: Path) -> int:
-    """A table by operation, and a trace for a browser (chrome://tracing)."""
+    """Writes a table by operation and a trace for chrome://tracing."""
     where = setting(device)
     if device == "cuda":
         where = where._replace(run=preset("base").run, batch_size=32, length=512)

@@ -1,4 +1,4 @@
-"""What the checks and the profile of `bench/gpu.py` run on."""
+"""Model, batch and device for the checks and the profile of `bench/gpu.py`."""
 
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ from pretrain.presets import preset, with_objective
 
 
 class Setting(NamedTuple):
-    """What the checks run on."""
+    """Device, run configuration and shapes of the checks."""
 
     device: torch.device
     world: World
@@ -27,10 +27,10 @@ class Setting(NamedTuple):
 
 
 def setting(device: str) -> Setting:
-    """Small's sizes on a GPU, tiny's on a CPU; no dropout, whose draws differ between devices and precisions.
+    """The small preset on a GPU, tiny on a CPU; without dropout, whose draws differ between devices and precisions.
 
     Raises:
-        RuntimeError: no such device.
+        RuntimeError: the device does not exist.
     """
     world = start_processes()
     if world.device.type != device:
@@ -40,11 +40,11 @@ def setting(device: str) -> Setting:
     if device == "cuda":
         return Setting(world.device, world, run, VOCABULARY, 16, 128)
     cpu_ops.use()
-    return Setting(world.device, world, run, 500, 8, 128)  # as many word pieces as a sum in bf16 would lose
+    return Setting(world.device, world, run, 500, 8, 128)  # enough word pieces for a plain sum in bf16 to go wrong
 
 
 def new_model(where: Setting, objective: str = "hp_loss") -> Electra:
-    """The same weights each time, in fp32; the sampling head, which starts without effect, is given one."""
+    """An fp32 model with the same weights each time; the sampling head, initially without effect, gets random ones."""
     torch.manual_seed(0)
     model = fresh_model(with_objective(where.run, objective), where.vocabulary)
     for name, parameter in model.named_parameters():

@@ -1,8 +1,9 @@
-"""Each part of the step that this project computes by itself on a CPU, against PyTorch's own function for it.
+"""Speed of this project's CPU operations, each against PyTorch's own function.
 
     python bench/kernels.py --preset small --batch_size 16 --seq_length 128 --dtype bf16
 
-The two take turns on the same numbers, forward and backward where both are trained; figures are medians.
+The two take turns on the same input, forward and backward (sampling: forward only). Each line gives both medians and
+the speed-up over PyTorch.
 """
 
 import statistics
@@ -33,18 +34,18 @@ from pretrain.model.encoder import EncoderConfig
 from pretrain.presets import preset
 
 P = 0.1
-"""Dropout of the paper's runs."""
+"""Dropout rate of the paper's runs."""
 
 
 class KernelOptions(StepOptions):
     """The command line of the benchmark."""
 
     repeats: int = Field(20, ge=1)
-    """times each is counted, after two that are not"""
+    """timed repetitions of each, after two that are not counted"""
 
 
 class Pair(NamedTuple):
-    """The same by PyTorch and by this project."""
+    """One operation by PyTorch and by this project."""
 
     name: str
     theirs: Callable[[], object]
@@ -113,13 +114,13 @@ def words(config: EncoderConfig, options: KernelOptions, dtype: torch.dtype) -> 
     ids = torch.randint(VOCABULARY, (options.batch_size, options.seq_length))
     table = torch.randn(VOCABULARY, config.embedding_size, dtype=dtype, requires_grad=True)
     given = (ids, table)
-    return Pair("embeddings of words", backward(lambda: F.embedding(*given)), backward(lambda: cpu_ops.look_up(*given)))
+    return Pair("word embeddings", backward(lambda: F.embedding(*given)), backward(lambda: cpu_ops.look_up(*given)))
 
 
 def sampling(options: KernelOptions) -> Pair:
     p_XV, uniform_X = scores(options).softmax(-1), torch.rand(masked(options)).clamp_(max=1 - 2**-24)
     return Pair(
-        "a token of each row, by its weight",
+        "draw one token per row",
         lambda: torch.multinomial(p_XV, 1),
         lambda: inverse_cdf(p_XV, uniform_X),
     )
@@ -127,7 +128,7 @@ def sampling(options: KernelOptions) -> Pair:
 
 def most_likely(options: KernelOptions) -> Pair:
     values_XV = scores(options)
-    return Pair("the most likely token of each row", lambda: values_XV.argmax(-1), lambda: largest(values_XV))
+    return Pair("most likely token per row", lambda: values_XV.argmax(-1), lambda: largest(values_XV))
 
 
 def token_probability(options: KernelOptions) -> Pair:
@@ -144,7 +145,7 @@ def token_probability(options: KernelOptions) -> Pair:
 
 
 def scores(options: KernelOptions) -> Tensor:
-    """Of the whole vocabulary at the masked positions, in fp32 as in every precision."""
+    """Logits over the vocabulary at the masked positions; fp32 in every precision."""
     return torch.randn(masked(options), VOCABULARY)
 
 
@@ -153,13 +154,13 @@ def masked(options: KernelOptions) -> int:
 
 
 def backward(forward: Callable[[], Tensor]) -> Callable[[], None]:
-    """The forward, and the backward of a gradient of ones."""
+    """A function that runs `forward` and then backward from a gradient of ones."""
     ones = torch.ones_like(forward().detach())
     return lambda: forward().backward(ones)
 
 
 def take_turns(pair: Pair, repeats: int) -> tuple[float, float]:
-    """Median seconds of both."""
+    """Median seconds of PyTorch and of this project."""
     seconds = [[seconds_of(work) for work in (pair.theirs, pair.ours)] for _ in range(2 + repeats)]
     theirs, ours = map(statistics.median, zip(*seconds[2:], strict=True))
     return theirs, ours

@@ -1,10 +1,10 @@
-"""Speed of the training batches that one process reads, against copying their bytes and against training on them.
+"""Throughput of reading training batches in one process, against copying their bytes and against training on them.
 
     python bench/loader.py [--data data/wikibooks] [--batch_size 256 --micro_batch_size 32]
 
-Counts positions, padding included, as a training step does; without a folder of shards it makes random ones. What
-trains is the preset `tiny` with plain ELECTRA's objective, the fastest there is, on all cores or the GPU. Also times
-the opening of a manifest of 10 TB of text, against Python's own reading of the same JSON.
+Tokens include padding, as in a training step. Without a folder of shards, random shards are made. Training uses the
+preset `tiny` with plain ELECTRA's objective, the fastest model here, on all cores or the GPU: reading must be many
+times as fast. Also times opening the manifest of 10 TB of text, against Python's json on the same file.
 """
 
 import json
@@ -34,8 +34,8 @@ from pretrain.data.batches import Batch, BatchPlan, TrainingBatches
 from pretrain.data.shards import Shards, open_shards
 from pretrain.presets import preset, with_objective
 
-TRAINING_STEPS = 3  # counted, after one that is not
-LARGE_SHARDS = 7_500  # of 1 GB: 10 TB of text at 4.4 bytes a word piece, 2 bytes of id and 1.3 of masks each
+TRAINING_STEPS = 3  # timed, after one that is not counted
+LARGE_SHARDS = 7_500  # of 1 GB: 10 TB of text at 4.4 bytes per word piece, stored as 2 bytes of id and 1.3 of masks
 
 
 class LoaderOptions(StrictConfig):
@@ -44,11 +44,11 @@ class LoaderOptions(StrictConfig):
     data: Path = Path("data/wikibooks")
     """shard folder"""
     batch_size: int = Field(256, ge=1)
-    """sequences a step"""
+    """sequences per step"""
     micro_batch_size: int = Field(32, ge=1)
-    """sequences a micro-batch"""
+    """sequences per micro-batch"""
     steps: int = Field(30, ge=1)
-    """steps counted, after one that is not"""
+    """steps timed, after one that is not counted"""
 
 
 def main(options: LoaderOptions) -> None:
@@ -70,7 +70,7 @@ def report(folder: Path, options: LoaderOptions) -> None:
     steps = map(batches.step, count())
     reading = tokens / median_seconds(lambda: next(steps), options.steps)
     copying = tokens / median_seconds(lambda: [part.clone() for part in parts], options.steps)
-    print(f"{folder}: {len(shards):,} sequences of {shards.manifest.seq_length}; {size / 1e6:.1f} MB of tensors a step")
+    print(f"{folder}: {len(shards):,} sequences of {shards.manifest.seq_length}, {size / 1e6:.1f} MB per step")
     print(f"  one process reads {reading / 1e6:8.1f} million tokens/s")
     print(
         f"  copying the bytes {copying / 1e6:8.1f} million tokens/s, {copying / reading:.1f} times as fast", flush=True
@@ -78,12 +78,13 @@ def report(folder: Path, options: LoaderOptions) -> None:
     training = options.micro_batch_size * shards.manifest.seq_length / training_seconds(batches.step(0)[0], shards)
     report_large_manifest(folder)
     print(
-        f"  training on them  {training / 1e6:8.4f} million tokens/s: reading is {reading / training:,.0f} times that"
+        f"  training on them  {training / 1e6:8.4f} million tokens/s;"
+        f" reading is {reading / training:,.0f} times as fast"
     )
 
 
 def report_large_manifest(folder: Path) -> None:
-    """Prints how long the manifest of a folder with so many shards takes to open."""
+    """Prints the time to open the manifest of a folder with `LARGE_SHARDS` shards."""
     manifest = load_manifest(folder)
     shards = [manifest.shards[0].model_copy(update={"name": f"shard-{number:05d}"}) for number in range(LARGE_SHARDS)]
     totals = sum_shards(shards, manifest.seq_length, len(manifest.config.ngram))
@@ -93,13 +94,13 @@ def report_large_manifest(folder: Path) -> None:
         opening = median_seconds(lambda: load_manifest(Path(name)), 5)
         parsing = median_seconds(lambda: json.loads(path.read_bytes()), 5)
         print(
-            f"  a manifest of {LARGE_SHARDS:,} shards, {path.stat().st_size / 1e6:.1f} MB, opens checked in "
-            f"{1000 * opening:.0f} ms, {opening / parsing:.1f} times Python's reading of its JSON alone"
+            f"  a manifest of {LARGE_SHARDS:,} shards, {path.stat().st_size / 1e6:.1f} MB, is opened and "
+            f"checked in {1000 * opening:.0f} ms, {opening / parsing:.1f} times the time of Python's json"
         )
 
 
 def training_seconds(batch: Batch, shards: Shards) -> float:
-    """Of one forward, backward and update of the smallest model on the batch."""
+    """Seconds for one forward, backward and update of the smallest model on the batch."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     run = with_overrides(preset("tiny").run, [f"model.max_positions={shards.manifest.seq_length}"])
@@ -116,7 +117,7 @@ def training_seconds(batch: Batch, shards: Shards) -> float:
 
 
 def random_shards(folder: Path) -> Path:
-    """Shards of length 512 of made-up words, about two million tokens."""
+    """Builds shards of random words at length 512, about two million tokens."""
     random = np.random.default_rng(0)
     words = [f"w{number}" for number in range(1000)]
     (folder / "vocab.txt").write_text("\n".join([*SPECIAL_TOKENS, *words]))

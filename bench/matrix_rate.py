@@ -1,4 +1,4 @@
-"""The machine's limit: how fast square matrix products go, whichever of PyTorch's libraries takes them."""
+"""The machine's practical limit: FLOP/s of large square matrix products in PyTorch."""
 
 from collections.abc import Callable
 
@@ -14,7 +14,7 @@ Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def matrix_rates(precision: str) -> dict[str, float]:
-    """Operations a second of the fastest product of several sizes: PyTorch's, and the model's, on a CPU oneDNN's."""
+    """FLOP/s of the fastest size: by `torch.mm`, and by the model's linear layer (oneDNN on a CPU)."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     squares = [torch.rand(size, size, device=device).to(DTYPES[precision]) for size in SIZES[device]]
     products = {"torch.mm": torch.mm, "linear": cpu_ops.linear if device == "cpu" else ops.linear}

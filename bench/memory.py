@@ -1,4 +1,4 @@
-"""The most memory that this process has taken."""
+"""Peak memory of this process."""
 
 import resource
 
@@ -6,7 +6,7 @@ import torch
 
 
 def peak_mb() -> float:
-    """Of the GPU's memory, or of the process's where there is no GPU, in millions of bytes."""
+    """Peak GPU memory, or the process's peak memory without a GPU, in millions of bytes."""
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated() / 1e6
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6  # Linux counts it in KiB
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6  # KiB on Linux

@@ -1,4 +1,4 @@
-"""A run's model, and the same under DeepSpeed's engine, as the benchmarks train it."""
+"""Builds the models and engines that the benchmarks train."""
 
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ def fresh_model(run: RunConfig, vocabulary: int = VOCABULARY, mask: int = MASK) 
 
 
 def new_engine(model: Electra, run: RunConfig, config: Source, batch_size: int, world: World) -> Engine:
-    """Trains `model` with the optimizer of `run` under a DeepSpeed file; `batch_size` is that of all ranks.
+    """An engine that trains `model` with the optimizer of `run`; `batch_size` is the total over all ranks.
 
     Raises:
         ConfigError: the file does not suit the machine or the batch.

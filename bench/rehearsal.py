@@ -1,12 +1,12 @@
-"""Dress rehearsal: the whole pipeline at its real size, from text to a fine-tuned model, measured throughout.
+"""Dress rehearsal: runs and measures the whole pipeline at full size, from text to a fine-tuned model.
 
     python bench/rehearsal.py --sources DATA [--work runs/rehearsal] [--gigabytes 20]
 
-Makes 20 GB of text, builds its shards with the defaults (killed once in the middle), and pre-trains the base model by
-`deepspeed --hostfile hostfiles/16v100 pretrain/run.py` with 16 ranks on two hosts, which are network namespaces of this
-machine. Then evaluates, exports, loads and fine-tunes it. The same command resumes after the last finished stage; at
-the end WORK/rehearsal.md holds the report. Needs root, the packages that `bench/two_hosts.py` names, 24 GB of
-memory and 45 GB of disk.
+Makes 20 GB of text, builds shards with the default options (killed once in the middle), and pre-trains the base model
+by `deepspeed --hostfile hostfiles/16v100 pretrain/run.py` with 16 ranks on two simulated hosts (network namespaces).
+Then evaluates, exports, loads and fine-tunes the model. Rerun the command to resume after the last finished stage. The
+report is WORK/rehearsal.md: resources per stage, and predictions beside measurements. Needs root, the packages that
+`bench/two_hosts.py` names, 24 GB of memory and 45 GB of disk.
 """
 
 import importlib.metadata
@@ -38,9 +38,9 @@ from pretrain.training.starts import code_version
 REPOSITORY = Path(__file__).resolve().parents[1]
 GB = 10**9
 DISK_PER_TEXT = 2.2
-"""Text and, at the most, shards and the parts they are merged from, over the text; seen, see docs."""
+"""Measured peak disk usage of text, shards and unmerged parts, as a multiple of the text's size (see docs)."""
 OTHER_DISK = 10 * GB
-"""Checkpoints, exports, what is fine-tuned."""
+"""Disk for checkpoints, exports and fine-tuned models."""
 
 
 class RehearsalOptions(StrictConfig):
@@ -49,20 +49,20 @@ class RehearsalOptions(StrictConfig):
     sources: Path
     """folder with wiki/*.xz, books/, vocab/vocab.txt and glue/RTE"""
     work: Path = Path("runs/rehearsal")
-    """folder of all that is made"""
+    """folder for everything that is made"""
     gigabytes: float = Field(20.0, gt=0)
-    """text to make"""
+    """GB of text to make"""
     batch_size: int = Field(16, ge=16)
-    """sequences a step; a multiple of 16"""
+    """sequences per step; a multiple of 16"""
     preset: Literal["small", "base"] = "base"
-    """model to train; small only to try this script"""
+    """model to train; use small only to try this script"""
     keep: bool = False
-    """keep text and shards at the end"""
+    """keep text and shards when done"""
 
 
 def main(options: RehearsalOptions) -> None:
     if problem := missing():
-        raise ConfigError(f"rehearsal: this machine cannot carry two hosts: {problem}; install or allow them")
+        raise ConfigError(f"rehearsal: this machine cannot simulate two hosts: {problem}; install or allow them")
     work = options.work.resolve()
     prepare(work, options)
     records = Records(work / "stages")
@@ -79,17 +79,17 @@ def main(options: RehearsalOptions) -> None:
 
 
 class Records:
-    """What each finished stage found, a JSON file each."""
+    """Results of the finished stages, one JSON file per stage."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         folder.mkdir(exist_ok=True)
 
     def once(self, name: str, stage: Callable[[], dict[str, Any]]) -> None:
-        """Runs a stage that has not finished yet."""
+        """Runs a stage unless it has already finished."""
         path = self._folder / f"{name}.json"
         if path.exists():
-            print(f"{name}: finished before", flush=True)
+            print(f"{name}: already finished", flush=True)
             return
         print(f"{name} ...", flush=True)
         found = stage()
@@ -97,19 +97,19 @@ class Records:
         print(f"{name}: {found['seconds']:.0f} s", flush=True)
 
     def all(self) -> dict[str, dict[str, Any]]:
-        """By stage."""
+        """The results by stage."""
         return {path.stem: json.loads(path.read_text()) for path in self._folder.glob("*.json")}
 
 
 def prepare(work: Path, options: RehearsalOptions) -> None:
-    """A folder in which the commands of the README can be typed as they are printed.
+    """Makes a folder in which the README's commands work exactly as printed.
 
     Raises:
-        ConfigError: sources are missing, or disk.
+        ConfigError: a source is missing, or the disk has too little free space.
     """
     for name in ("wiki", "books", "vocab/vocab.txt", "glue/RTE"):
         if not (options.sources / name).exists():
-            raise ConfigError(f"sources: {options.sources} has no {name}; name a folder that has")
+            raise ConfigError(f"sources: {options.sources} does not contain {name}; name a folder that does")
     work.mkdir(parents=True, exist_ok=True)
     for name in ("data_prep", "pretrain", "finetune", "ds_configs", "hostfiles"):
         if not (work / name).exists():
@@ -118,17 +118,17 @@ def prepare(work: Path, options: RehearsalOptions) -> None:
     if not (work / "data/vocab").exists():
         shutil.copytree(options.sources / "vocab", work / "data/vocab")
     if (work / "stages").exists():
-        return  # what the disk needs is there already, as far as it came
+        return  # a resumed rehearsal already holds part of that space
     needed, free = options.gigabytes * GB * DISK_PER_TEXT + OTHER_DISK, shutil.disk_usage(work).free
     if free < needed:
         raise ConfigError(
-            f"work: {needed / GB:.0f} GB of disk are needed, but {free / GB:.0f} are free at {work}; name another"
-            " folder, or fewer --gigabytes"
+            f"work: {needed / GB:.0f} GB of disk space are needed, but {free / GB:.0f} GB are free at {work}; name"
+            " another folder, or fewer --gigabytes"
         )
 
 
 def machine(options: RehearsalOptions) -> str:
-    """What it ran on, in two sentences."""
+    """Command, machine and versions, in two sentences."""
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("torch", "deepspeed"))
     memory = psutil.virtual_memory().total / GB
     return (
@@ -139,7 +139,7 @@ def machine(options: RehearsalOptions) -> str:
 
 
 def make_text(work: Path, options: RehearsalOptions) -> dict[str, Any]:
-    """The corpus: altered copies of the sources."""
+    """Makes the corpus of altered copies of the sources."""
     started = time.monotonic()
     wiki = sorted((options.sources / "wiki").glob("enwiki-*.xz"))
     raw, size = work / "data/raw", int(options.gigabytes * GB)

@@ -1,4 +1,4 @@
-"""The report of a rehearsal, in Markdown: what each stage took, beside what was predicted."""
+"""The report of a rehearsal in Markdown: resources per stage, and predictions beside measurements."""
 
 import re
 import statistics
@@ -15,19 +15,19 @@ GB, MB = 1e9, 1e6
 RANKS = 16
 REPOSITORY = Path(__file__).resolve().parents[1]
 CLOSE = 0.1
-"""A prediction further off than this needs a reason."""
+"""A larger relative error is printed in bold; its row should give the reason."""
 STAGES = {
     "text": "make the text",
     "build_planned": "`build_shards.py --dry_run`",
     "build_killed": "`build_shards.py`, killed in the middle",
-    "build": "`build_shards.py` again",
-    "build_again": "`build_shards.py` on the complete folder",
+    "build": "`build_shards.py`, resumed",
+    "build_again": "`build_shards.py` on the finished shards",
     "verified": "`inspect_shards.py --verify`",
     "refused": "`deepspeed --hostfile hostfiles/16v100 pretrain/run.py`, refused",
     "planned": "`pretrain/run.py --dry_run --hostfile hostfiles/16v100`",
     "whole": "16 ranks, two steps",
-    "killed": "the same, a rank killed after the first step",
-    "resumed": "the same command again",
+    "killed": "16 ranks, one killed after the first step",
+    "resumed": "16 ranks, resumed for the second step",
     "evaluated": "`evaluate.py`",
     "exported": "`export.py`",
     "loaded": "loaded by Hugging Face",
@@ -35,29 +35,29 @@ STAGES = {
 }
 
 CLUSTER = """\
-Two hosts with eight V100 each run the same command with nothing added. What this machine could not show:
+Two hosts with eight V100 each run the same command without the added options. This machine could not show:
 
 - **Precision.** fp16 with a dynamic loss scale, which DeepSpeed refuses on a CPU; here bf16.
-- **Communication.** NCCL, over NVLink within a host and the network between them, beside the backward pass; here gloo
-  over loopback, one rank after another. The bytes are the same.
-- **Compute.** Fused Adam and attention kernels, a micro-batch of many sequences, activations kept; here one sequence a
-  rank, and activations computed again.
-- **Memory.** Weights, moments and activations lie on the GPU. The host holds what a process and its libraries need,
-  and on the first rank what a checkpoint gathers.
-- **Files.** Each host reads the shards through a shared file system and caches them itself; here both share one disk
-  and one cache.
-- **Faults.** A host can lose its power, its network or its clock. Here a process was killed."""
+- **Communication.** NCCL over NVLink and the network, overlapping with the backward pass; here gloo over loopback, one
+  rank after another. The bytes are the same.
+- **Compute.** Fused Adam and attention kernels, micro-batches of many sequences, activations kept; here one sequence
+  per rank, and activations recomputed.
+- **Memory.** Weights, moments and activations are on the GPU. The host holds the processes and their libraries, and
+  on the first rank the gathered checkpoint.
+- **Files.** Each host reads the shards from a shared file system into its own cache; here both share one disk and one
+  cache.
+- **Faults.** A host can lose power, network or clock. Here one process was killed."""
 
 
 def report(stages: Mapping[str, Stage], machine: str) -> str:
-    """The page.
+    """The whole report.
 
     Args:
-        stages: what each found, by name.
-        machine: the machine and the versions, in a sentence.
+        stages: results by stage name.
+        machine: command, machine and versions, in two sentences.
     """
     sections = {
-        "What each stage took": _usage(stages),
+        "Resources per stage": _usage(stages),
         "Predicted and measured": _predictions(stages),
         "The shards": ["```", *_text(stages["verified"]), "```"],
         "Refused without a GPU": ["```", *_text(stages["refused"]), "```"],
@@ -72,7 +72,7 @@ def report(stages: Mapping[str, Stage], machine: str) -> str:
             "```",
         ],
         "Left behind": _left(stages["left"]),
-        "What a cluster does differently": CLUSTER.splitlines(),
+        "Differences on a cluster": CLUSTER.splitlines(),
     }
     lines = ["# Dress rehearsal", "", machine]
     for title, content in sections.items():
@@ -81,11 +81,11 @@ def report(stages: Mapping[str, Stage], machine: str) -> str:
 
 
 NOISE = re.compile(r"\[(INFO|WARNING|ERROR)\]|it/s\]$|^\[transformers\]|^pdsh@|^verify: \d+%|: step \d+/")
-"""Remarks of launchers and libraries, and progress."""
+"""Lines that are remarks of launchers and libraries, or progress."""
 
 
 def _text(stage: Stage) -> list[str]:
-    """What a command printed, without the remarks of launchers and libraries, and without where the code lies."""
+    """Output of a command, without remarks of launchers and libraries and without the repository's path."""
     texts = [line["text"].replace(f"{REPOSITORY}/", "") for line in stage["lines"]]
     return [text for text in texts if text and not NOISE.search(text)]
 
@@ -126,9 +126,9 @@ def _usage(stages: Mapping[str, Stage]) -> list[str]:
     return [
         *markdown_table(head, rows),
         "",
-        "Memory is the peak PSS: of the largest process, of all processes together, and what the machine had in use",
-        "beyond what it had before. Descriptors and maps are those of the process with the most. Disk is what a stage",
-        "added at its peak, sent is what the two hosts sent to each other and within themselves.",
+        "Memory is a peak: the PSS of the largest process (largest), of all processes (together), and the machine's",
+        "memory in use beyond that before the stage (machine). Descriptors and maps are the most of any one process.",
+        "Disk is the most that a stage added. Sent are the bytes between and within the two hosts.",
     ]
 
 
@@ -140,7 +140,7 @@ def _predictions(stages: Mapping[str, Stage]) -> list[str]:
     build_seconds = _seconds(r"about (\d+:\d\d:\d\d) with", build)
     cpu = stages["build_killed"]["cpu_seconds"] + stages["build"]["cpu_seconds"]
     workers = _number(r"with (\d+) workers", build)
-    told = ("saved ", "step 2/2 ")  # of each step its checkpoint, and before it its last line
+    told = ("saved ", "step 2/2 ")  # each checkpoint, and the step before the last one
     sent = [line["sent"] for line in whole["lines"] if line["text"].partition(": ")[2].startswith(told)]
     rows = [
         ("text", _number(r"about ([\d,.]+) MB of text", build) * MB, stages["text"]["bytes"], GB, "GB", ""),
@@ -152,7 +152,7 @@ def _predictions(stages: Mapping[str, Stage]) -> list[str]:
             both,
             60,
             "min",
-            f"the dry run takes every core for busy; the build had {cpu / both:.2f} of {workers:g}, and two starts",
+            f"the dry run assumes free cores; the build got {cpu / both:.2f} of {workers:g}, and started twice",
         ),
         (
             "memory of a rank",
@@ -160,18 +160,18 @@ def _predictions(stages: Mapping[str, Stage]) -> list[str]:
             whole["largest"]["value"],
             GB,
             "GB",
-            f"predicted for a GPU; the first rank has its libraries and {checkpoint / GB:.2f} GB of checkpoint too",
+            f"predicted for a GPU; the first rank also holds its libraries and {checkpoint / GB:.2f} GB of checkpoint",
         ),
         (
-            "all checkpoints there at once",
+            "disk for all checkpoints",
             _number(r"disk\s+([\d.]+) GiB for checkpoints", planned) * GIB,
             4 * checkpoint,
             GB,
             "GB",
             "",
         ),
-        # By arithmetic: fp32 weights and two moments, of which the first rank has its own part; then bf16 gradients
-        # to the rank that updates them and weights back to all.
+        # Computed. Checkpoint: fp32 weights and two moments, except the first rank's own part. Step: bf16 gradients
+        # to the rank that updates them, and updated weights to all ranks.
         ("sent for a checkpoint", checkpoint * (ranks - 1) / ranks, sent[-1] - sent[-2], GB, "GB", ""),
         (
             "sent by a step",
@@ -179,10 +179,10 @@ def _predictions(stages: Mapping[str, Stage]) -> list[str]:
             sent[1] - sent[0],
             GB,
             "GB",
-            "an evaluation is in it",
+            "includes an evaluation",
         ),
     ]
-    head = ["what", "predicted", "measured", "difference", "why"]
+    head = ["quantity", "predicted", "measured", "difference", "reason"]
     return markdown_table(
         head,
         (
@@ -228,7 +228,7 @@ def _start(whole: Stage) -> list[str]:
     seconds: dict[str, list[float]] = whole["starts"][-1]["start_seconds"]
     totals = [sum(phases) for phases in zip(*seconds.values(), strict=True)]
     rows = [[phase, *_spread(of_ranks)] for phase, of_ranks in (seconds | {"all": totals}).items()]
-    return markdown_table(["seconds", "fastest rank", "median", "slowest"], rows)
+    return markdown_table(["phase", "fastest rank (s)", "median (s)", "slowest (s)"], rows)
 
 
 def _spread(values: list[float]) -> Iterable[str]:
@@ -245,7 +245,7 @@ def _wire(whole: Stage) -> Iterator[str]:
                 [f"{gigabytes:.2f} GB", f"{line['seconds'] - before['seconds']:.0f} s", f"`{line['text'][:80]}`"]
             )
         before = line
-    yield from markdown_table(["sent by all ranks", "in", "until"], rows)
+    yield from markdown_table(["sent by all ranks", "time", "until the line"], rows)
 
 
 def _left(left: Stage) -> list[str]:

@@ -1,4 +1,4 @@
-"""The stages of the rehearsal: each runs one command as a user types it, and returns what was measured."""
+"""The stages of the rehearsal: each runs one command as a user types it and returns measurements."""
 
 import contextlib
 import json
@@ -22,22 +22,22 @@ PYTHON = Path(sys.executable)
 HOSTFILE = "hostfiles/16v100"
 BUILD = ("build_planned", "build_killed", "build", "build_again", "verified")
 SETTINGS = ("optim.steps=2", "optim.warmup_steps=1", "checkpoint_every=1", "evaluate_sequences=64")
-"""Two steps, each saved; an evaluation of 512 sequences would take longer than both."""
+"""Two steps with a checkpoint after each; few sequences, because evaluating 512 takes longer than both steps."""
 LESS_MEMORY = (
     "deepspeed.activation_checkpointing={}",
     "deepspeed.train_micro_batch_size_per_gpu=1",
     "deepspeed.zero_optimization.reduce_bucket_size=10000000",
     "deepspeed.zero_optimization.allgather_bucket_size=10000000",
 )
-"""With the shipped buckets of 50 million elements 16 ranks need 1.3 GB more."""
+"""Small buckets: with the shipped ones of 50 million elements, 16 ranks need 1.3 GB more."""
 MARKED = "ELECTRA_SAMPLER_REHEARSAL"
-"""In the environment of all that the rehearsal starts."""
+"""Environment variable set for every process that the rehearsal starts."""
 TRAIN_ROWS, DEV_ROWS = 320, 64
-"""Of RTE: ten updates of 32."""
+"""Examples of RTE: ten updates of 32 examples."""
 
 
 class Stages:
-    """The commands, over the hosts that they run on; a context that takes the hosts down again."""
+    """The commands and the hosts they run on; a context manager that shuts the hosts down."""
 
     def __init__(self, work: Path, preset: str, batch_size: int) -> None:
         self.work, self.preset = work, preset
@@ -55,7 +55,7 @@ class Stages:
 
     @property
     def hosts(self) -> TwoHosts:
-        """node1 and node2, which the shipped hostfile names; up from the first use."""
+        """node1 and node2, the names in the shipped hostfile; started on first use."""
         if self._hosts is None:
             folder = self.work / "hosts"
             shutil.rmtree(folder, ignore_errors=True)
@@ -69,7 +69,7 @@ class Stages:
         return self._local("data_prep/build_shards.py", "--dry_run")
 
     def build_killed(self) -> dict[str, Any]:
-        """The build, killed when half of the text is done; its workers notice and end."""
+        """Builds shards and kills the command halfway; its workers notice and end."""
         chunks = sum(path.stat().st_size for path in (self.work / "data/raw").rglob("*.*")) // 16_000_000
         log = self.work / "data/wikibooks" / LOG_NAME
 
@@ -81,13 +81,13 @@ class Stages:
         return self._local("data_prep/build_shards.py", poll=kill, code=-signal.SIGKILL)
 
     def build(self) -> dict[str, Any]:
-        """The same command again."""
+        """Reruns the build, which resumes."""
         with RecordLog(self.work / "data/wikibooks", mode="rb") as log:
             before = len(log)
         return self._local("data_prep/build_shards.py") | {"chunks_before": before} | self._shards()
 
     def build_again(self) -> dict[str, Any]:
-        """The same command on a complete folder, which compares all text and all shards."""
+        """Reruns the build on finished shards: it checks all text and all shards."""
         return self._local("data_prep/build_shards.py")
 
     def verified(self) -> dict[str, Any]:
@@ -109,26 +109,26 @@ class Stages:
 
     @property
     def added(self) -> list[str]:
-        """What a machine without a GPU, and an evening, need besides."""
+        """Options added because this machine has no GPU and the run should fit into an evening."""
         return ["--deepspeed_config", "ds_configs/zero1_bf16.json", "--set", *self.settings, *LESS_MEMORY]
 
     def refused(self) -> dict[str, Any]:
-        """The command as it is printed, on hosts that have no GPU."""
+        """Runs the README's command unchanged; it is refused because the hosts have no GPU."""
         return self._on_hosts(self.literal, code=2)
 
     def planned(self) -> dict[str, Any]:
-        """What the dry run predicts of the run."""
+        """The dry run's predictions for the run."""
         options = [part for part in self.literal[3:] if part != "pretrain/run.py"]
         command = [PYTHON, "pretrain/run.py", *options, *self.added, "--dry_run", "--hostfile", HOSTFILE]
-        return self._on_hosts(command, code=2)  # each host has fewer cores than slots, and the dry run says so
+        return self._on_hosts(command, code=2)  # the dry run reports that each host has fewer cores than slots
 
     def whole(self) -> dict[str, Any]:
-        """A run that nothing disturbs."""
+        """Trains without interruption."""
         self._remove("runs/whole")
         return self._on_hosts([*self.literal, "--output", "runs/whole", *self.added]) | self._saved("runs/whole")
 
     def killed(self) -> dict[str, Any]:
-        """One of which a rank is killed once its first step is saved."""
+        """Trains, and kills one rank once the first step is saved."""
         self._remove(f"runs/{self.preset}")
 
         def kill(process: "subprocess.Popen[str]", line: Line) -> None:
@@ -139,11 +139,11 @@ class Stages:
         return self._on_hosts([*self.literal, *self.added], act=kill, code=None)
 
     def resumed(self) -> dict[str, Any]:
-        """The same command again."""
+        """Reruns the command, which resumes."""
         return self._on_hosts([*self.literal, *self.added]) | self._saved(f"runs/{self.preset}")
 
     def _saved(self, run: str) -> dict[str, Any]:
-        """Sums of the last checkpoint's files: weights, moments, and in the state the losses of the last steps."""
+        """The last checkpoint's size, checksums (weights, moments) and state, which has the latest losses."""
         folder = max((self.work / run / "checkpoints").glob("step-*[0-9]"))
         return {
             "checkpoint": folder.name,
@@ -163,7 +163,7 @@ class Stages:
         return self._local("pretrain/export.py", f"runs/{self.preset}", "exported")
 
     def loaded(self) -> dict[str, Any]:
-        """By Hugging Face, in a process that knows nothing of this project."""
+        """Loads the export with Hugging Face, in a process that does not import this project."""
         script = (
             "from transformers import AutoModelForPreTraining, AutoTokenizer; code = {'trust_remote_code': True};"
             " tokenizer = AutoTokenizer.from_pretrained('.', **code);"
@@ -174,7 +174,7 @@ class Stages:
         return self._run(lambda: start([PYTHON, "-c", script], self.work / "exported"), code=0)
 
     def fine_tuned(self, rte: Path) -> dict[str, Any]:
-        """Ten updates on RTE with two ranks."""
+        """Fine-tunes on RTE: ten updates on two ranks."""
         self._remove("runs/glue")
         folder = self.work / "data/glue/RTE"
         folder.mkdir(parents=True, exist_ok=True)
@@ -186,7 +186,7 @@ class Stages:
         return self._run(lambda: start([*command, "--output", "runs/glue"], self.work, OMP_NUM_THREADS="1"), code=0)
 
     def left(self) -> dict[str, Any]:
-        """What is still there of the processes and of shared memory when all is over."""
+        """Processes and files in shared memory that are left at the end."""
         if self._hosts:
             self._hosts.close()
             self._hosts = None
@@ -197,10 +197,10 @@ class Stages:
             "shared": sorted(shared_memory() - self._shared_before),
         }
 
-    # How a command is run
+    # Running a command
 
     def _remove(self, folder: str) -> None:
-        """What an attempt at the stage left that did not finish."""
+        """Removes what an unfinished attempt at the stage left."""
         shutil.rmtree(self.work / folder, ignore_errors=True)
 
     def _local(self, script: str, *arguments: str, code: int = 0, **watched: Any) -> dict[str, Any]:
@@ -215,14 +215,14 @@ class Stages:
         return self._run(lambda: hosts.start(command, self.work, **mark), code, sent=sent, **watched)
 
     def _run(self, started: Any, code: int | None, **watched: Any) -> dict[str, Any]:
-        """Measures a command that ends with `code`; `None`: with any but 0.
+        """Runs and measures a command that must exit with `code`, or with any code but 0 if `code` is None.
 
         Raises:
-            RuntimeError: it ended otherwise.
+            RuntimeError: the exit code is another.
         """
         finished = measure(started, self.work, **watched)
         if finished.code != code and (code is not None or finished.code == 0):
-            raise RuntimeError(f"ended with {finished.code}, expected {code}:\n{finished.output}")
+            raise RuntimeError(f"exit code {finished.code}, expected {code}:\n{finished.output}")
         return record_of(finished)
 
     def _sent(self) -> int:
@@ -231,7 +231,7 @@ class Stages:
 
 
 def record_of(finished: Finished) -> dict[str, Any]:
-    """What a command took, for the stage's file."""
+    """A command's exit code, output and resources, for the stage's file."""
     usage = finished.usage._asdict()
     for name in ("largest", "descriptors", "maps"):
         usage[name] = usage[name]._asdict()
@@ -239,7 +239,7 @@ def record_of(finished: Finished) -> dict[str, Any]:
 
 
 def _sent_bytes(process: int) -> int:
-    """Of the interfaces of a process's network, by the kernel's own count."""
+    """Bytes sent over all interfaces of a process's network, counted by the kernel."""
     lines = Path(f"/proc/{process}/net/dev").read_text().splitlines()[2:]
     return sum(int(re.split(r":\s*|\s+", line.strip())[9]) for line in lines)
 

@@ -1,9 +1,9 @@
-"""The paper's comparison in small: four objectives, the same text, steps and seeds, measured and fine-tuned alike.
+"""The paper's comparison at small scale: four objectives with the same text, steps, seeds, evaluation and fine-tuning.
 
     python bench/replicate.py --input "TEXT/*.xz" --data_dir GLUE [--punkt FOLDER] [--seeds 0 1 2] [--steps 3000]
 
-Runs the commands a user would type, as many at a time as there are GPUs, or cores. The same command again goes on
-where it was stopped. At its end `OUTPUT/replication.md` and `.png` hold what was found (`bench/replication.py`).
+Runs the commands a user would type, one per GPU or core at a time; rerun it to resume. The results are
+`OUTPUT/replication.md` and `.png` (`bench/replication.py`): read the verdict on each of the paper's claims.
 """
 
 import os
@@ -28,12 +28,12 @@ from pretrain.presets import PRESETS
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
-# Ours: with the tiny preset, the sizes at which both gates are passed within minutes (docs/replication.md).
+# Chosen here: with these sizes, the tiny preset passes both gates within minutes (docs/replication.md).
 VOCAB_SIZE, SEQ_LENGTH = 4096, 64
-CHECKPOINTS = 6  # kept of each run, evenly spaced, for the figures against steps
-PROBE_SEEDS = "1 2 3 4 5"  # the paper's protocol: medians of five
+CHECKPOINTS = 6  # kept per run, evenly spaced, for figures over steps
+PROBE_SEEDS = "1 2 3 4 5"  # as in the paper, which reports medians of five
 PROBES = {
-    # for a model of tiny's width, which learns nothing at the paper's 3e-4 (docs/reproduction.md)
+    # a model as narrow as tiny learns nothing at the paper's learning rate of 3e-4 (docs/reproduction.md)
     "CoLA": "--epochs 5 --learning_rate 1e-3",
     "SST-2": "--epochs 1 --learning_rate 1e-3 --batch_size 128",
 }
@@ -43,32 +43,32 @@ class ReplicateOptions(StrictConfig):
     """The command line of the replication."""
 
     input: tuple[str, ...] = ("data/raw",)
-    """text, as build_shards.py takes it"""
+    """text files, as for build_shards.py"""
     punkt: Path | None = None
     """folder of a Punkt model (default: learn one)"""
     data_dir: Path = Path("data/glue")
     """folder holding CoLA and SST-2"""
     output: Path = Path("runs/replication")
-    """folder of all that is made"""
+    """folder for everything that is made"""
     seeds: tuple[int, ...] = (0, 1, 2)
-    """of pre-training; every method runs with each"""
+    """pre-training seeds; every method runs with each"""
     steps: int = Field(default=3000, gt=PRESETS["tiny"].run.optim.warmup_steps)
     """optimizer steps of each run"""
     jobs: int | None = Field(default=None, ge=1)
-    """commands at a time (GPUs, or cores)"""
+    """commands to run at a time (default: one per GPU, or per core)"""
 
 
 class Job(NamedTuple):
-    """One command; its output goes to a log of this name."""
+    """One command; its output goes to `OUTPUT/logs/NAME.log`."""
 
     name: str
     command: str
     product: Path | None = None
-    """What it leaves at its end: where it is there, nothing is run. Commands without one look for themselves."""
+    """Its final result: if it exists, the command is skipped. Commands without one check for themselves."""
 
 
 def main(options: ReplicateOptions) -> int:
-    """Runs every phase; each waits for the one before. 1 when a command fails, its log named."""
+    """Runs the phases one after another; returns 1 after a phase in which a command failed."""
     from bench.replication_report import write_report
 
     os.chdir(REPOSITORY)
@@ -85,7 +85,7 @@ def main(options: ReplicateOptions) -> int:
 
 
 def phases(options: ReplicateOptions) -> Iterator[list[Job]]:
-    """The commands, grouped by what may run at the same time."""
+    """The commands, in groups that may run at the same time."""
     output = shlex.quote(str(options.output))
     text = " ".join(shlex.quote(name) for name in options.input)
     punkt = f" --punkt {shlex.quote(str(options.punkt))}" if options.punkt else ""
@@ -107,7 +107,7 @@ def phases(options: ReplicateOptions) -> Iterator[list[Job]]:
 
 
 def train_job(options: ReplicateOptions, output: str, method: str, seed: int) -> Job:
-    """Pre-training of one method with one seed: the same initial weights, order and masks for all methods."""
+    """Pre-trains one method with one seed, which fixes initial weights, order and masks for all methods."""
     every = options.steps // CHECKPOINTS
     return Job(
         f"train-{run_name(method, seed)}",
@@ -119,7 +119,7 @@ def train_job(options: ReplicateOptions, output: str, method: str, seed: int) ->
 
 
 def evaluate_job(options: ReplicateOptions, output: str, seed: int) -> Job:
-    """The paper's analysis of one seed's runs, their discriminators and samplers crossed."""
+    """Evaluates one seed's runs as in the paper, every discriminator with every sampler."""
     runs = " ".join(f"{output}/runs/{run_name(method, seed)}" for method in METHODS)
     return Job(
         f"evaluate-seed{seed}",
@@ -129,7 +129,7 @@ def evaluate_job(options: ReplicateOptions, output: str, seed: int) -> Job:
 
 
 def export_job(options: ReplicateOptions, output: str, run: str) -> Job:
-    """The discriminator as a folder that can be fine-tuned."""
+    """Exports the discriminator as a folder that can be fine-tuned."""
     return Job(
         f"export-{run}",
         f"python pretrain/export.py {output}/runs/{run} {output}/exported/{run}",
@@ -138,7 +138,7 @@ def export_job(options: ReplicateOptions, output: str, run: str) -> Job:
 
 
 def probe_job(options: ReplicateOptions, output: str, run: str, task: str) -> Job:
-    """Five fine-tuning runs of one discriminator on one task."""
+    """Fine-tunes one discriminator on one task with five seeds."""
     return Job(
         f"probe-{task}-{run}",
         f"python finetune/run_glue.py --model {output}/exported/{run} --task {task} --seeds {PROBE_SEEDS}"
@@ -147,7 +147,7 @@ def probe_job(options: ReplicateOptions, output: str, run: str, task: str) -> Jo
 
 
 def run_job(output: Path, number: int, job: Job, jobs: int) -> int:
-    """Runs one command from the repository's folder; what it prints goes to its log. Returns its exit code."""
+    """Runs one command from the repository's folder with its output in a log; returns its exit code."""
     log = output / "logs" / f"{job.name}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     print(f"{time.strftime('%H:%M:%S')} $ {job.command}", flush=True)
@@ -164,7 +164,7 @@ def run_job(output: Path, number: int, job: Job, jobs: int) -> int:
 
 
 def _environment(number: int, jobs: int) -> dict[str, str]:
-    """Puts this Python first on the path and gives each job its share of the cores, or one GPU."""
+    """The environment of a job: this Python first on the path, and its share of the cores or one GPU."""
     import torch
 
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))

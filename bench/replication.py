@@ -1,7 +1,7 @@
-"""What the runs of `replicate.py` came to: which of the paper's claims hold at their size, as Markdown and a figure.
+"""The paper's claims tested on the runs of `bench/replicate.py`, as Markdown tables.
 
-Every number is `value (low to high)`, a 95% bootstrap over held-out sequences within one run; a claim is read seed by
-seed, never pooled, because two or three seeds bound nothing.
+Every number is `value (low to high)`, a 95% bootstrap interval over held-out sequences within one run. Claims are
+tested per seed and never pooled, because an interval over two or three seeds would mean nothing.
 """
 
 import json
@@ -21,14 +21,14 @@ from foundation.stats import Interval
 
 BASELINE = "electra"
 LEAST_GAIN = 0.5
-"""Nats by which the masked language model must beat the unigram entropy before any claim is read."""
+"""Nats by which the masked language model must beat the unigram entropy before claims are tested."""
 MOST_OF_ENTROPY = 0.95
 PROBE_METRICS = {"CoLA": "matthews", "SST-2": "accuracy"}
 MEASURES = {"accuracy_masked": "masked detection accuracy", "auc_all": "AUC"}
 
 
 class Method(NamedTuple):
-    """A row of the paper's tables, and what is changed in it."""
+    """A row of the paper's tables, with overrides."""
 
     label: str
     row: str
@@ -46,18 +46,18 @@ SAMPLERS = ("hp_loss-focal", "hp_dist-focal")
 
 
 class Replication(NamedTuple):
-    """Everything measured, by (method, seed) and by seed."""
+    """All measurements, by (method, seed) or by seed."""
 
     seeds: tuple[int, ...]
     unigram_entropy: float
     metrics: dict[tuple[str, int], dict[str, Any]]
     crossings: dict[int, dict[str, Any]]
     probes: dict[tuple[str, int, str], list[float]]
-    """Scores of the fine-tuning seeds, by task too."""
+    """Scores of the fine-tuning seeds, by (method, seed, task)."""
 
 
 class Claim(NamedTuple):
-    """A statement of the paper, and for each seed the number it is read from."""
+    """A claim of the paper, with the number that decides it for each seed."""
 
     text: str
     values: dict[int, Interval]
@@ -69,7 +69,7 @@ class Claim(NamedTuple):
 
 
 def run_name(method: str, seed: int) -> str:
-    """Folder of a run."""
+    """Name of a run's folder."""
     return f"{method}-seed{seed}"
 
 
@@ -91,22 +91,22 @@ def read_replication(output: Path, seeds: tuple[int, ...]) -> Replication:
 
 
 def read_crossing(path: Path) -> dict[str, Any]:
-    """The runs of a seed, crossed.
+    """The evaluation of one seed's runs, every discriminator with every sampler.
 
     Raises:
-        ConfigError: written by a version that named its measures otherwise.
+        ConfigError: it was written by an older version, with other measures.
     """
     crossing = _read(path)
     if missing := [measure for measure in MEASURES if not all(measure in found for found in crossing["entries"])]:
         raise ConfigError(
-            f"{path}: lacks {', '.join(missing)}, so an older version wrote it; remove {path.parent} and run the"
-            " command again, which then evaluates again"
+            f"{path}: lacks {', '.join(missing)}, so an older version wrote it; remove {path.parent} and rerun the"
+            " command to evaluate again"
         )
     return crossing
 
 
 def unigram_entropy(shards: Path) -> float:
-    """Entropy of a folder's tokens, special ones apart, in nats: the loss of knowing how frequent each is."""
+    """Unigram entropy of a folder's tokens without special ones, in nats: the loss of predicting frequencies."""
     manifest = load_manifest(shards)
     counts = np.zeros(manifest.vocab_size, np.int64)
     for shard in manifest.shards:
@@ -118,13 +118,13 @@ def unigram_entropy(shards: Path) -> float:
 
 
 def markdown(found: Replication) -> str:
-    """The report: gates, claims, then the numbers behind them."""
+    """The report: gates, claims, and the numbers behind them."""
     parts = (gate_table(found), claim_table(found), *number_tables(found))
     return "\n\n".join(parts) + "\n"
 
 
 def gate_table(found: Replication) -> str:
-    """Whether each run has learned enough for its numbers to mean something."""
+    """Gates per run: has it learned enough for its numbers to mean something?"""
     rows = []
     for (method, seed), metrics in found.metrics.items():
         loss, share = metrics["mlm_loss"], metrics["detection"]["p_G"]["loss_over_entropy"]
@@ -134,13 +134,13 @@ def gate_table(found: Replication) -> str:
     head = ("run", "seed", "MLM loss", "MLM accuracy", "L_D / entropy, under p_G", "gates")
     text = (
         f"Gates: MLM loss at least {LEAST_GAIN} below the unigram entropy, {found.unigram_entropy:.3f};"
-        f" L_D below {MOST_OF_ENTROPY} of the entropy of the replaced share."
+        f" L_D below {MOST_OF_ENTROPY} times the entropy of the replaced share."
     )
     return f"{text}\n\n{_table(head, rows)}"
 
 
 def claim_table(found: Replication) -> str:
-    """Each claim, its number for every seed, and whether it holds."""
+    """Each claim with its number per seed and its verdict."""
     rows = [
         (claim.text, *(_show(claim.values[seed], signed=True) for seed in found.seeds), claim.verdict())
         for claim in claims(found)
@@ -149,7 +149,7 @@ def claim_table(found: Replication) -> str:
 
 
 def claims(found: Replication) -> Iterator[Claim]:
-    """The paper's claims that a run of this size can be asked about."""
+    """The paper's claims that runs of this size can test."""
     for method in SAMPLERS:
         label = METHODS[method].label
         yield Claim(
@@ -171,7 +171,7 @@ def claims(found: Replication) -> Iterator[Claim]:
             _below_zero,
         )
     for group in ("original", "replaced", "all_minus_class_means"):
-        text = {"all_minus_class_means": "over all, minus that of knowing the class alone,"}.get(
+        text = {"all_minus_class_means": "over all, minus that of predicting each class's mean,"}.get(
             group, f"where {group}"
         )
         yield Claim(
@@ -182,7 +182,7 @@ def claims(found: Replication) -> Iterator[Claim]:
 
 
 def number_tables(found: Replication) -> Iterator[str]:
-    """Detection, sampling distributions, estimate, and probes of every run."""
+    """Tables of detection, sampling distributions with their estimates, and probes of every run."""
     detection, sureness = [], []
     for (method, seed), metrics in found.metrics.items():
         run = (METHODS[method].label, str(seed))
@@ -193,13 +193,13 @@ def number_tables(found: Replication) -> Iterator[str]:
             estimate = metrics["loss_estimate"][name]
             shown = (_show(bins[-1], 4), _show(estimate["variance"]), _show(estimate["effective_share"]))
             sureness.append((*run, name, *shown))
-    yield "What each discriminator makes of its own run's replacements:\n\n" + _table(
+    yield "Detection by each discriminator of its own run's replacements:\n\n" + _table(
         ("run", "seed", "replacements", "masked", "all", "AUC", "AUC, masked", "replaced share"), detection
     )
-    yield "How sure each distribution is, and the estimate of E[L_D] under p_G that its samples give:\n\n" + _table(
+    yield "Confidence of each distribution, and the estimate of E[L_D] under p_G from its samples:\n\n" + _table(
         ("run", "seed", "distribution", "maximum above .9", "variance", "effective share"), sureness
     )
-    yield "Fine-tuned, median of the seeds (lowest to highest):\n\n" + _table(
+    yield "Fine-tuning scores, median over seeds (lowest to highest):\n\n" + _table(
         ("run", "seed", *PROBE_METRICS),
         [(METHODS[method].label, str(seed), *_probes(found, method, seed)) for method, seed in found.metrics],
     )
@@ -219,7 +219,7 @@ def _of_runs(found: Replication, method: str, *path: str | int) -> dict[int, Int
 
 
 def _differences(found: Replication, method: str, sampler: str, distribution: str, measure: str) -> dict[int, Interval]:
-    """Of a method's discriminator and the baseline's on the same replacements, by seed."""
+    """Difference between a method's discriminator and the baseline's on the same replacements, by seed."""
     wanted = (method, BASELINE, sampler, distribution)
     return {
         seed: entry[measure]

@@ -1,4 +1,4 @@
-"""The report of a replication: its tables, and a figure with a colour a method and a dot a seed."""
+"""The report of a replication: its tables, and a figure with one color per method and one dot per seed."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,11 +13,11 @@ from matplotlib.axes import Axes
 from bench.replication import METHODS, PROBE_METRICS, Replication, markdown, read_replication
 from foundation.files import write_atomically
 
-WIDTH = 0.8  # of a group of methods, between two ticks
+WIDTH = 0.8  # of the methods' dots around a tick
 
 
 def write_report(output: Path, seeds: Sequence[int]) -> None:
-    """Writes `replication.md` and `replication.png` from what lies in `output`.
+    """Writes `replication.md` and `replication.png` from the results in `output`.
 
     Raises:
         ConfigError: an evaluation there was written by an older version.
@@ -28,7 +28,7 @@ def write_report(output: Path, seeds: Sequence[int]) -> None:
 
 
 def draw(found: Replication, path: Path) -> None:
-    """Detection under both distributions, how sure they are, and the probes that were run."""
+    """Draws detection and confidence under both distributions, and the probes that were run."""
     probed = {task: metric for task, metric in PROBE_METRICS.items() if any(task in run for run in found.probes)}
     panels = 2 + len(probed)
     figure, (masked, top, *probes) = plt.subplots(1, panels, figsize=(4.0 * panels, 4.4), layout="constrained")
@@ -55,7 +55,7 @@ def draw(found: Replication, path: Path) -> None:
 
 
 def _dot(axes: Axes, place: int, number: int, value: list[float]) -> None:
-    """One run's value with its interval."""
+    """Draws one run's value with its interval."""
     middle, low, high = value
     error = [[middle - low], [high - middle]]
     axes.errorbar(_place(place, number), middle, yerr=error, fmt="o", ms=4, color=f"C{number}", capsize=2)

@@ -1,6 +1,6 @@
-"""What a command takes while it runs: time, processors, memory, files, disk and bytes between processes.
+"""Resources that a command uses: time, CPU, memory, open files, disk, and bytes between processes.
 
-Read from /proc twice a second, of every process that descends from this one, in whatever namespace: on Linux alone.
+Reads /proc twice per second for every descendant of this process, in any namespace (Linux only).
 """
 
 import contextlib
@@ -17,37 +17,37 @@ import psutil
 EVERY = 0.5
 """Seconds between two looks at the processes."""
 DISK_EVERY = 10
-"""Looks at the processes between two at the disk, which take longer."""
+"""Looks at the processes per look at the disk, which takes longer."""
 
 
 class Peak(NamedTuple):
-    """The most of something that any one process had."""
+    """The maximum over processes, and the process that reached it."""
 
     value: int = 0
     process: str = ""
 
 
 class Usage(NamedTuple):
-    """Of a command and all it started."""
+    """Resources used by a command and all its descendants."""
 
     seconds: float
     cpu_seconds: float
     processes: int
-    """At once, at the most."""
+    """Most processes at the same time."""
     largest: Peak
-    """Bytes of one process: PSS, where memory that several share counts in parts."""
+    """Peak bytes of one process, as PSS, which divides shared memory among its users."""
     together: int
-    """Bytes, PSS of all processes."""
+    """Peak PSS of all processes, in bytes."""
     machine: int
-    """Bytes of the machine in use, beyond those before the start."""
+    """Peak bytes in use on the machine, beyond those before the start."""
     descriptors: Peak
     maps: Peak
     disk: int
-    """Bytes of the folder at the most, beyond those before the start."""
+    """Peak bytes in the folder, beyond those before the start."""
 
 
 class Line(NamedTuple):
-    """What a command printed, when, and what its processes had sent by then."""
+    """A printed line, its time, and the bytes sent until then."""
 
     text: str
     seconds: float
@@ -73,14 +73,14 @@ def measure(
     act: Callable[["subprocess.Popen[str]", Line], None] = lambda process, line: None,
     poll: Callable[["subprocess.Popen[str]"], None] = lambda process: None,
 ) -> Finished:
-    """Runs a command to its end and watches what it takes.
+    """Runs a command to its end and measures its resources.
 
     Args:
-        start: starts it, with its output in a pipe.
-        folder: where it writes, for the disk.
-        sent: bytes that its processes have sent so far.
-        act: called with every line that it prints.
-        poll: called twice a second.
+        start: starts the command with its output in a pipe.
+        folder: the folder it writes to, for disk usage.
+        sent: returns the bytes that its processes have sent so far.
+        act: called with every printed line.
+        poll: called twice per second.
     """
     watch = _Watch(folder)
     process = start()
@@ -98,7 +98,7 @@ def measure(
 
 
 class _Watch:
-    """Looks at the processes until `ended`."""
+    """Watches the processes until `ended` is set."""
 
     def __init__(self, folder: Path) -> None:
         self.ended = threading.Event()
@@ -109,7 +109,7 @@ class _Watch:
         self._single: dict[str, Peak] = dict.fromkeys(("largest", "descriptors", "maps"), Peak())
         self._cpu: dict[tuple[int, float], float] = {}
         self._others = set(psutil.Process().children(recursive=True))
-        """Here before the command, such as the hosts it runs on."""
+        """Processes older than the command, such as the hosts it runs on."""
 
     @property
     def seconds(self) -> float:
@@ -133,7 +133,7 @@ class _Watch:
             self._raise("disk", disk_of(self._folder) - self._disk_before)
 
     def _see(self, child: psutil.Process) -> int | None:
-        """Notes what one process has; returns its PSS, or None if it has ended meanwhile."""
+        """Records one process's resources; returns its PSS, or None if it has ended."""
         with contextlib.suppress(psutil.Error, OSError, ValueError):
             times, folder = child.cpu_times(), Path(f"/proc/{child.pid}")
             self._cpu[child.pid, child.create_time()] = times.user + times.system
@@ -161,7 +161,7 @@ def _machine() -> int:
 
 
 def disk_of(folder: Path) -> int:
-    """Bytes that a folder takes on the disk; links are not followed."""
+    """Bytes that a folder occupies on disk; links are not followed."""
     total, open_folders = 0, [folder]
     while open_folders:
         with contextlib.suppress(OSError), os.scandir(open_folders.pop()) as entries:
@@ -175,7 +175,7 @@ def disk_of(folder: Path) -> int:
 
 
 def start(command: Sequence[object], folder: Path, **environment: str) -> "subprocess.Popen[str]":
-    """Starts a command in a folder, its output in a pipe, in a process group of its own."""
+    """Starts a command in a folder and in a new session, with its output in a pipe."""
     return subprocess.Popen(
         list(map(str, command)),
         cwd=folder,

@@ -1,9 +1,10 @@
-"""Predicted beside measured: step time by length, batch, vocabulary and processes; then the paper's runs on GPUs.
+"""Predicted against measured step time by length, batch size, vocabulary and processes; then the paper's runs on GPUs.
 
     python bench/scaling.py [--preset small --data data/wikibooks]
 
-Each kind of work is timed by itself at one shape (`bench/forecast.py`); the steps it then predicts have others. With
-`--data`, shards of length 128, the same run is also trained by one and by two processes of one thread each.
+Each kind of work is timed separately at one shape (`bench/forecast.py`), and steps of other shapes are predicted from
+it. With `--data` (shards of length 128) a run is also trained by one process and by two, with one thread each. Read the
+difference at the end of each line, and the efficiency of two processes. The forecasts for GPUs are not measured.
 """
 
 import json
@@ -38,9 +39,9 @@ from pretrain.presets import preset, with_objective
 REPOSITORY = Path(__file__).resolve().parents[1]
 LENGTH = 128
 OTHER_LENGTH, OTHER_VOCABULARY = 512, 8_192
-"""Where the costs of pairs and of scores are timed besides; no step at them is among those predicted."""
+"""Second points at which the costs per pair and per score are timed; not a shape of the steps predicted for scores."""
 EXCHANGED = 16 * 2**20
-"""Bytes of the all-reduce that times the link."""
+"""Bytes in the all-reduce that times the link."""
 
 
 class ScalingOptions(StrictConfig):
@@ -49,21 +50,21 @@ class ScalingOptions(StrictConfig):
     preset: Literal["tiny", "small", "base"] = "small"
     """model sizes"""
     batch_size: int = Field(16, ge=4)
-    """sequences a step at length 128; a multiple of 4"""
+    """sequences per step at length 128; a multiple of 4"""
     repeats: int = Field(3, ge=1)
-    """steps timed, after one that is not"""
+    """steps timed, after one that is not counted"""
     threads: int = Field(1, ge=1)
-    """of each process"""
+    """threads per process"""
     data: Path | None = None
     """shards for the launched runs"""
     steps: int = Field(12, ge=4)
-    """of the launched runs"""
+    """steps of the launched runs"""
     port: int = 29_511
-    """of the launched runs"""
+    """port of the launched runs"""
 
 
 class Shape(NamedTuple):
-    """Of one step of one process."""
+    """Shape of one step of one process."""
 
     batch_size: int
     length: int = LENGTH
@@ -78,12 +79,12 @@ class Shape(NamedTuple):
 
 
 def main(options: ScalingOptions) -> None:
-    start_processes()  # as a run sets up its process, and its engine the operations
+    start_processes()  # with cpu_ops.use(), the set-up of a run's process and engine
     cpu_ops.use()
     torch.set_num_threads(options.threads)
     run = with_objective(preset(options.preset).run, "hp_loss")
     print(
-        f"{options.preset}, hp_loss, fp32, threads a process: {options.threads}, torch {torch.__version__}", flush=True
+        f"{options.preset}, hp_loss, fp32, {options.threads} threads per process, torch {torch.__version__}", flush=True
     )
     costs = measured_costs(run, options)
     print("costs, ns:", ", ".join(f"{name} {1e9 * value:.4g}" for name, value in costs._asdict().items()), flush=True)
@@ -108,7 +109,7 @@ def compare(what: str, measured: float, predicted: float) -> None:
 
 
 def measured_costs(run: RunConfig, options: ScalingOptions) -> Costs:
-    """Each kind of work by itself."""
+    """Times each kind of work separately."""
     shape = Shape(options.batch_size)
     longer = Shape(options.batch_size * LENGTH // OTHER_LENGTH, OTHER_LENGTH)
     fewer = Shape(options.batch_size, vocabulary=OTHER_VOCABULARY)
@@ -131,7 +132,7 @@ def count(model: Electra) -> int:
 
 
 def encoder_seconds(run: RunConfig, shape: Shape, repeats: int) -> float:
-    """Forward and backward of generator and discriminator up to their hidden states."""
+    """Seconds for forward and backward of both encoders, up to their hidden states."""
     model, batch = new_model(run, shape.vocabulary), random_batch(shape.batch_size, shape.length)
 
     def both() -> None:
@@ -143,7 +144,7 @@ def encoder_seconds(run: RunConfig, shape: Shape, repeats: int) -> float:
 
 
 def gradient_seconds(model: Electra, shape: Shape, options: ScalingOptions) -> float:
-    """Forward and backward of a step, without its update."""
+    """Seconds for forward and backward of a step, without the update."""
     batch = random_batch(shape.batch_size, shape.length, shape.vocabulary)
 
     def both() -> None:
@@ -154,7 +155,7 @@ def gradient_seconds(model: Electra, shape: Shape, options: ScalingOptions) -> f
 
 
 def update_seconds(model: Electra, options: ScalingOptions) -> float:
-    """Clipping and AdamW."""
+    """Seconds for clipping and AdamW."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     for parameter in model.parameters():
         parameter.grad = torch.randn_like(parameter)
@@ -167,7 +168,7 @@ def update_seconds(model: Electra, options: ScalingOptions) -> float:
 
 
 def step_seconds(model: Electra, shape: Shape, repeats: int) -> float:
-    """A whole step in this process."""
+    """Seconds for a whole step in this process."""
     batch = random_batch(shape.batch_size, shape.length, shape.vocabulary)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
 
@@ -181,7 +182,7 @@ def step_seconds(model: Electra, shape: Shape, repeats: int) -> float:
 
 
 def link_seconds() -> float:
-    """For each byte that one of two processes of this machine sends in an all-reduce."""
+    """Seconds per byte sent by each of two processes on this machine in an all-reduce."""
     with tempfile.TemporaryDirectory() as folder:
         multiprocessing.spawn(_exchange, (f"{folder}/store", f"{folder}/seconds"), nprocs=2)
         return float(Path(folder, "seconds").read_text()) / EXCHANGED
@@ -199,7 +200,7 @@ def _exchange(rank: int, store: str, answer: str) -> None:
 
 
 def compare_processes(run: RunConfig, costs: Costs, options: ScalingOptions) -> None:
-    """The same run launched with one process and with two, one thread each."""
+    """Compares a run launched with one process and with two, with one thread each."""
     parameters, whole = count(new_model(run, VOCABULARY)), Shape(options.batch_size)
     measured = {}
     for processes in (1, 2):
@@ -212,7 +213,7 @@ def compare_processes(run: RunConfig, costs: Costs, options: ScalingOptions) -> 
 
 
 def launched_step_seconds(options: ScalingOptions, processes: int) -> float:
-    """The median step of a run under `deepspeed`, its first steps not counted."""
+    """Median seconds per step of a run under `deepspeed`, without its first steps."""
     assert options.data is not None
     with tempfile.TemporaryDirectory() as folder:
         command = f"deepspeed --num_gpus {processes} --master_port {options.port} pretrain/run.py"
@@ -228,15 +229,15 @@ def launched_step_seconds(options: ScalingOptions, processes: int) -> float:
 
 
 def paper_runs() -> str:
-    """Days that the paper's runs would take at assumed shares of the peak; measured by nobody here."""
+    """Forecast days for the paper's runs at assumed shares of the peak; none was measured here."""
     lines = ["the paper's runs, forecast at ASSUMED shares of the vendor's peak (none measured here):"]
-    with torch.device("meta"):  # sizes alone
+    with torch.device("meta"):  # shapes only
         parameters = {name: count(new_model(preset(name).run, VOCABULARY)) for name in ("small", "base")}
     for name, length, cluster, share in PAPER_RUNS:
         result = forecast(preset(name).run, parameters[name], length, VOCABULARY, cluster, share)
         lines.append(
             f"  {name:5} {length}, {cluster.gpus:2} {cluster.name}: {1e3 * result.computing:7.1f} ms + exchange"
-            f" {1e3 * result.exchanging:5.1f} ms a step, {result.days:5.2f} days at {share.value:.1%}: {share.source}"
+            f" {1e3 * result.exchanging:5.1f} ms per step, {result.days:5.2f} days at {share.value:.1%}: {share.source}"
         )
     return "\n".join(lines)
 

@@ -1,14 +1,14 @@
-"""Speed of our pre-training step against Hugging Face's classes and against the machine's limit, in one run.
+"""Speed of our pre-training step against Hugging Face's classes and against the machine's limit.
 
     python bench/step.py --preset small --batch_size 16 --seq_length 128 --dtype fp32
 
-Peers (bench/peers/electra_step.py): the ELECTRA step with Hugging Face's classes, eager and compiled. Ours runs under
-DeepSpeed's engine, ZeRO-1, with fp32 master weights in bf16 and fp16, which the peers do without. All train on the same
-random ids, each in a process of its own. They start and warm up side by side, then take turns, so that a machine whose
-speed drifts drifts for all; figures are medians of the counted steps, printed after every turn for all turns so far.
-One that ends before its time says so in its row, and the others go on; the command then ends with 1. The limit is the
-fastest large square product of PyTorch in the same precision, measured between the turns; shares count the operations
-of our step (`estimates.flops_per_token`), for the peers too.
+The peers (bench/peers/electra_step.py) are an ELECTRA step with Hugging Face's classes, eager and compiled. Ours runs
+under DeepSpeed's engine with ZeRO-1; in bf16 and fp16 it keeps fp32 master weights, the peers do not. All train on the
+same random ids, each in its own process. They warm up concurrently, then take turns, so that drift in the machine's
+speed affects all. After every turn the table gives each contender's median step over all turns so far, its speed-up
+over each peer, and its share of the limit. The limit is the fastest large square matrix product in the same precision,
+measured between turns; every share is based on the FLOPs of our step (`estimates.flops_per_token`). A contender that
+ends early says so in its row; the others continue, and the exit code is 1.
 """
 
 import json
@@ -34,15 +34,15 @@ class StepBenchOptions(StepOptions):
     """The command line of the benchmark."""
 
     steps: int = Field(3, ge=1)
-    """steps counted of a turn, after one that is not"""
+    """steps counted per turn, after one that is not counted"""
     turns: int = Field(2, ge=1)
-    """turns of each, after one that is not counted"""
+    """turns per contender"""
     contenders: tuple[Name, ...] = CONTENDERS
-    """who takes part: Hugging Face's eager and compiled, and our objectives"""
+    """contenders: Hugging Face's, eager and compiled, and our objectives"""
     warm_up_seconds: float = Field(600, gt=0)
-    """who has made no step by then is ended"""
+    """a contender without a finished step after this time is killed"""
     output: Path | None = None
-    """JSON file for what is known, written after every turn"""
+    """JSON file for the results, written after every turn"""
     serve: Annotated[Name | None, HIDDEN] = None
 
 
@@ -65,7 +65,7 @@ def main(options: StepBenchOptions) -> int:
 
 
 def take_turns(contenders: list[Contender], options: StepBenchOptions) -> Iterator[dict[str, float]]:
-    """Has each contender step in turn; after each turn, the fastest matrix rates of those measured so far."""
+    """Lets the contenders step in turn; after each turn, yields the fastest matrix rates so far."""
     rates = matrix_rates(options.dtype)
     for _ in range(options.turns):
         for contender in contenders:
@@ -76,7 +76,7 @@ def take_turns(contenders: list[Contender], options: StepBenchOptions) -> Iterat
 
 
 def figures(contenders: list[Contender], rates: dict[str, float], options: StepBenchOptions) -> dict[str, Any]:
-    """All that is known so far."""
+    """All results so far."""
     tokens, limit = options.batch_size * options.seq_length, max(rates.values())
     return {
         "shape": f"{options.preset}, {options.batch_size} x {options.seq_length}, {options.dtype}",
@@ -87,7 +87,7 @@ def figures(contenders: list[Contender], rates: dict[str, float], options: StepB
 
 
 def figures_of(contender: Contender, tokens: int, limit: float) -> dict[str, Any]:
-    """Its speed, if a step was counted, and why it ended, if it did before its time."""
+    """A contender's speed, if a step was counted, and the reason if it ended early."""
     found: dict[str, Any] = {"ended": contender.ended} if contender.ended else {}
     if not contender.seconds:
         return found
@@ -120,7 +120,7 @@ def speed_of(row: dict[str, Any], peers: dict[str, float]) -> str:
 
 
 def print_parts(contenders: list[Contender]) -> None:
-    """What each part of our steps takes, and its share."""
+    """Prints the time of each part of our steps, and its share."""
     for contender in contenders:
         if parts := contender.said.get("parts"):
             whole = sum(parts.values())

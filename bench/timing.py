@@ -1,4 +1,4 @@
-"""Seconds that work takes, on a GPU too."""
+"""Times work on a CPU or a GPU."""
 
 import statistics
 import time
@@ -8,7 +8,7 @@ import torch
 
 
 def seconds_of(work: Callable[[], object]) -> float:
-    """With all that it leaves a GPU to do, and nothing that was left before."""
+    """Seconds until `work` has finished on the GPU too; earlier GPU work is not counted."""
     wait_for_gpu()
     started = time.perf_counter()
     work()
@@ -17,11 +17,11 @@ def seconds_of(work: Callable[[], object]) -> float:
 
 
 def median_seconds(work: Callable[[], object], repeats: int) -> float:
-    """The median, after one that is not counted."""
+    """Median seconds of `repeats` calls, after one that is not counted."""
     return statistics.median([seconds_of(work) for _ in range(1 + repeats)][1:])
 
 
 def wait_for_gpu() -> None:
-    """Until it has done all that it was asked for, where there is one."""
+    """Waits until the GPU, if there is one, has finished its work."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()

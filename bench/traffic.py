@@ -1,10 +1,11 @@
-"""Bytes that a rank sends in a training step, beside the least that its ZeRO stage needs.
+"""Bytes that a rank sends per training step, against the minimum for its ZeRO stage.
 
     deepspeed --num_gpus 2 bench/traffic.py [--config zero1_bf16.json ...] [--preset small]
 
-Counted twice. `asked`: what the collectives that DeepSpeed calls take where each is done as well as it can be, as NCCL
-does. `sent`: the payload of this process's TCP connections by the system's count; on CPUs gloo's collectives run over
-them, of which a reduce-scatter is an all-reduce (twice the bytes) and a reduce takes half as much again.
+Two counts, each with its ratio to the minimum (`least`). `asked`: the bytes of DeepSpeed's collectives if each is
+implemented optimally, as in NCCL. `sent`: the payload of this process's TCP connections, counted by the kernel. On CPUs
+these carry gloo's collectives, whose reduce-scatter is an all-reduce (twice the bytes) and whose reduce takes half as
+much again.
 """
 
 import contextlib
@@ -36,8 +37,8 @@ CONFIGS = (
     "zero1_bf16.json,deepspeed.zero_optimization.stage=2",
     "zero3_bf16.json",
 )
-SEQ_LENGTH = 32  # what travels does not depend on it
-STEPS = 2  # counted, after two that are not: ZeRO-3 learns in them the order in which weights are used
+SEQ_LENGTH = 32  # the traffic does not depend on it
+STEPS = 2  # counted, after two in which ZeRO-3 learns the order in which weights are used
 
 TCP_INFO_SIZE = 232
 BYTES_SENT = slice(200, 208)  # tcpi_bytes_sent of Linux's struct tcp_info (include/uapi/linux/tcp.h), since 4.19
@@ -47,19 +48,19 @@ class TrafficOptions(StrictConfig):
     """The command line of the benchmark."""
 
     config: tuple[str, ...] = CONFIGS
-    """files of ds_configs/, each with overrides after commas"""
+    """files in ds_configs/, each optionally followed by comma-separated overrides"""
     preset: Literal["tiny", "small", "base"] = "tiny"
     """model sizes"""
     vocabulary: int = Field(30_522, ge=200)
-    """word pieces"""
+    """vocabulary size"""
     micro_batches: int = Field(1, ge=1)
-    """accumulated in a step by each rank"""
+    """micro-batches accumulated per step by each rank"""
     local_rank: Annotated[int, HIDDEN] = 0
-    """given by the launcher"""
+    """set by the launcher"""
 
 
 class Traffic(NamedTuple):
-    """Of one DeepSpeed configuration: bytes a rank and step, the mean over ranks."""
+    """Traffic of one DeepSpeed configuration: bytes per rank and step, averaged over ranks."""
 
     config: str
     parameters: int
@@ -80,7 +81,7 @@ def main(options: TrafficOptions) -> int:
 
     world = start_processes()
     if world.device.type != "cpu" or world.world_size == 1:
-        raise ConfigError("processes: expected several on CPUs; use deepspeed --num_gpus 2 bench/traffic.py")
+        raise ConfigError("processes: expected several on CPUs; run deepspeed --num_gpus 2 bench/traffic.py")
     for config in options.config:
         traffic = measure(config, options, world)
         if world.is_first:
@@ -89,7 +90,7 @@ def main(options: TrafficOptions) -> int:
 
 
 def measure(config: str, options: TrafficOptions, world: "World") -> Traffic:
-    """Trains a few steps under this file and its overrides. Collective."""
+    """Trains a few steps with this file and its overrides and counts the bytes sent. Collective."""
     import torch
 
     from bench.batches import random_batch
@@ -129,24 +130,25 @@ def measure(config: str, options: TrafficOptions, world: "World") -> Traffic:
 
 
 def least_traffic(stage: int, parameters: int, element: int, world_size: int, micro_batches: int = 1) -> float:
-    """Bytes that each of `world_size` ranks sends in a step of `micro_batches` of its own, at the least.
+    """Minimum number of bytes that each rank sends in a step of `micro_batches` micro-batches per rank.
 
-    A tensor takes (n - 1) / n of its bytes to be summed into parts (reduce-scatter), the same to be gathered from them,
-    and both to be summed for all (Rajbhandari et al. 2020, section 7). Stage 0 sums gradients for all, the others sum
-    them into parts, stages 2 and 3 in every micro-batch, and gather new weights: stage 3 before the first forward,
-    where they stay until the update, as they do in models this small (`stage3_max_live_parameters`).
+    For a tensor on n ranks, a reduce-scatter sends (n - 1) / n of its bytes, an all-gather as many, and an all-reduce
+    twice as many (Rajbhandari et al. 2020, section 7). Stage 0 all-reduces the gradients. The other stages
+    reduce-scatter them, stages 2 and 3 in every micro-batch, and all-gather the new weights. Stage 3 gathers them
+    before the first forward and keeps them until the update, because these models are smaller than its
+    `stage3_max_live_parameters`.
     """
     sums = micro_batches if stage >= 2 else 1
     return (sums + 1) * parameters * element * (world_size - 1) / world_size
 
 
 def bytes_sent() -> int:
-    """Payload that this process's TCP connections have sent so far."""
+    """Payload bytes that this process's TCP connections have sent so far."""
     return sum(_sent_over(int(path.name)) for path in Path("/proc/self/fd").iterdir())
 
 
 def _sent_over(descriptor: int) -> int:
-    with contextlib.suppress(OSError):  # closed meanwhile, or a socket that is not TCP's
+    with contextlib.suppress(OSError):  # closed meanwhile, or not a TCP socket
         if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
             with socket.socket(fileno=os.dup(descriptor)) as connection:
                 info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_SIZE)

@@ -1,8 +1,8 @@
-"""Two hosts on this machine: namespaces of their own on a switch of their own, an sshd each, Slurm on demand.
+"""Simulates two hosts on this machine: namespaces on a virtual switch, each with an sshd, and Slurm if wanted.
 
-A host has its own network, processes, host name and mounts, so that pdsh, ssh, `hostname -I` and Slurm act as they do
-between machines; files and Python are shared, as on a cluster's network file system. Everything hangs on the standard
-input of one process a namespace: when the program ends, however it does, the kernel takes all of it away.
+Each host has its own network, processes, host name and mounts, so pdsh, ssh, `hostname -I` and Slurm behave as between
+machines. Files and Python are shared, as on a cluster's network file system. One process keeps each namespace until its
+standard input closes, so the kernel removes everything when the program ends, even if it is killed.
 """
 
 import os
@@ -52,7 +52,7 @@ LogLevel ERROR
 
 
 def missing(commands: Mapping[str, str] = COMMANDS) -> str | None:
-    """Why this machine cannot carry the hosts: packages that are not installed, or namespaces forbidden."""
+    """The reason this machine cannot simulate hosts (missing packages, forbidden namespaces), or None."""
     packages = [package for command, package in commands.items() if not shutil.which(command, path=SEARCH_PATH)]
     if packages:
         return f"not installed: {' '.join(packages)}"
@@ -65,7 +65,7 @@ def _unshare(*kinds: str) -> list[str]:
 
 
 class Namespace:
-    """A namespace and the process that keeps it: it ends when our end of its standard input closes."""
+    """A namespace, kept by a process that ends when its standard input closes."""
 
     def __init__(self, script: str, *kinds: str) -> None:
         self._keeper = subprocess.Popen(
@@ -74,13 +74,13 @@ class Namespace:
         self.wait_until_ready()
         children = Path(f"/proc/{self._keeper.pid}/task/{self._keeper.pid}/children").read_text().split()
         self.pid = int(children[0]) if "--pid" in kinds else self._keeper.pid
-        """Of the process inside, as seen from outside."""
+        """PID of the process inside the namespace, as seen from outside."""
 
     def wait_until_ready(self) -> None:
         assert self._keeper.stdout is not None
         assert self._keeper.stdout.readline() == "ready\n"
 
-    def go_on(self) -> None:
+    def proceed(self) -> None:
         assert self._keeper.stdin is not None
         print(file=self._keeper.stdin, flush=True)
         self.wait_until_ready()
@@ -92,7 +92,7 @@ class Namespace:
 
 
 class TwoHosts:
-    """node1 and node2, up and able to reach each other by ssh as root."""
+    """The hosts node1 and node2, running and connected by ssh as root."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -103,7 +103,7 @@ class TwoHosts:
             script = HOST.format(name=name, address=address, folder=folder)
             self.hosts[name] = Namespace(script, "--mount", "--pid", "--uts")
             self._connect(name, address)
-            self.hosts[name].go_on()
+            self.hosts[name].proceed()
 
     def _write_files(self) -> None:
         for key in ("key", "host_key"):
@@ -116,7 +116,7 @@ class TwoHosts:
 
     @property
     def hostfile(self) -> Path:
-        """One slot on each host."""
+        """Path of a hostfile with one slot per host."""
         return self.folder / "hostfile"
 
     def _connect(self, name: str, address: str) -> None:
@@ -131,14 +131,14 @@ class TwoHosts:
         subprocess.run([*_enter(self._switch.pid, "--net"), *command.split()], check=True)
 
     def cut(self, name: str) -> None:
-        """Takes a host off the network, as a pulled cable does."""
+        """Disconnects a host from the network, like a pulled cable."""
         self._in_switch(f"ip link set {name} down")
 
     def mend(self, name: str) -> None:
         self._in_switch(f"ip link set {name} up")
 
     def throttle(self, name: str, rate: str) -> None:
-        """Lets a host send only so fast, in the words of tc, until `unthrottle`."""
+        """Limits a host's sending rate, given in tc's notation, until `unthrottle`."""
         limit = ("tbf", "rate", rate, "burst", "1mbit", "latency", "400ms")
         subprocess.run([*_enter(self.hosts[name].pid, "--net"), *TC, "replace", *PORT, *limit], check=True)
 
@@ -148,9 +148,10 @@ class TwoHosts:
     def start(
         self, command: Sequence[object], folder: Path, host: str = "node1", **environment: str
     ) -> subprocess.Popen[str]:
-        """Starts a command on a host, in its own session, with the environment of a fresh login.
+        """Starts a command on a host in a new session, with the environment of a fresh login.
 
-        It enters the folder inside: one that nsenter opens belongs to our mounts, across which no file can be renamed.
+        The folder is entered inside the namespace. If nsenter entered it, it would belong to the outer mounts, and
+        renaming files across mounts fails.
         """
         enter = _enter(self.hosts[host].pid, "--net", "--pid", "--mount", "--uts")
         return subprocess.Popen(
@@ -166,14 +167,14 @@ class TwoHosts:
         )
 
     def run(self, command: Sequence[object], folder: Path, host: str = "node1", **environment: str) -> str:
-        """What a command printed that ended with 0."""
+        """Runs a command that must exit with 0; returns its output."""
         process = self.start(command, folder, host, **environment)
         output, _ = process.communicate(timeout=300)
         assert process.returncode == 0, output
         return output
 
     def processes(self, name: str, containing: str) -> list[int]:
-        """Living processes of a host whose command line has this text, by their numbers outside."""
+        """Outer PIDs of a host's running processes whose command line contains this text."""
         wanted = Path(f"/proc/{self.hosts[name].pid}/ns/pid").readlink()
         return [int(path.name) for path in Path("/proc").glob("[0-9]*") if _is(path, wanted, containing)]
 
@@ -190,12 +191,12 @@ def _is(process: Path, namespace: Path, text: str) -> bool:
     try:
         inside = (process / "ns" / "pid").readlink() == namespace
         return inside and text in (process / "cmdline").read_text().replace("\0", " ")
-    except OSError:  # it has ended since; a zombie has no namespace
+    except OSError:  # it has ended meanwhile; a zombie has no namespace
         return False
 
 
-# Requeued jobs wait for 5 s rather than two minutes (AuthInfo); dead nodes are down after 15 s rather than 300; a job
-# may run for a minute past its limit, because Slurm warns up to 30 seconds early and its limits are minutes.
+# Requeued jobs wait for 5 s instead of two minutes (AuthInfo). Dead nodes are down after 15 s instead of 300. A job may
+# exceed its limit by a minute, because limits are whole minutes and Slurm sends its warning up to 30 s early.
 SLURM_CONF = """
 ClusterName=tests
 SlurmctldHost=node1
@@ -223,7 +224,7 @@ PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 
 
 class Slurm:
-    """A Slurm cluster over the two hosts, its controller on node1."""
+    """A Slurm cluster on the two hosts, with its controller on node1."""
 
     def __init__(self, hosts: TwoHosts) -> None:
         self.hosts, self.folder = hosts, hosts.folder / "slurm"
@@ -256,10 +257,10 @@ class Slurm:
         self._start_daemon(host, "slurmd", "-N", host)
 
     def _start_daemon(self, host: str, *command: str) -> None:
-        # A daemon keeps the output that it was given, so it gets none of ours.
+        # A daemon would keep our output open, so it gets its own.
         quiet = ["sh", "-c", '"$@" </dev/null >/dev/null 2>&1', "sh"]
         self.hosts.run([*quiet, *command], self.folder, host, **self.environment)
 
     def run(self, *command: str, folder: Path | None = None) -> str:
-        """What a command of Slurm says on node1."""
+        """Runs a Slurm command on node1; returns its output."""
         return self.hosts.run(command, folder or self.folder, **self.environment)

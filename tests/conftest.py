@@ -1,4 +1,4 @@
-"""Fixtures every room shares."""
+"""Fixtures shared by all tests."""
 
 import os
 import socket
@@ -11,7 +11,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """The folder of real text, GLUE and SQuAD files; tests that need it say so and skip where it is absent."""
+    """Folder of real text, GLUE and SQuAD files; tests that need it are skipped if it does not exist."""
     folder = Path(os.environ.get("ELECTRA_SAMPLER_DATA", REPOSITORY.parent / "shared" / "data"))
     if not folder.is_dir():
         pytest.skip(f"real data not found at {folder}; set ELECTRA_SAMPLER_DATA to its folder")
@@ -19,7 +19,7 @@ def shared_data() -> Path:
 
 
 def free_port() -> int:
-    """A port of this machine that nothing listens on."""
+    """A port on this machine that is not in use."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -40,7 +40,7 @@ sys.meta_path[sys.meta_path.index(PathFinder)] = WithoutSome
 
 @pytest.fixture(scope="session")
 def laptop(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The environment of processes for which DeepSpeed, MPI and megatron-core are not installed."""
+    """Environment of a machine on which DeepSpeed, MPI and megatron-core are not installed."""
     folder = tmp_path_factory.mktemp("laptop")
     (folder / "sitecustomize.py").write_text(BLOCKED.format(packages=("deepspeed", "mpi4py", "megatron")))
     return os.environ | {"PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1"}

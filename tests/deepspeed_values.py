@@ -1,4 +1,4 @@
-"""DeepSpeed's values by a short name, such as zero2_fp32: a file of ds_configs/, or what replaces a removed one."""
+"""Loads DeepSpeed configurations by short names such as zero2_fp32, including those that overrides have replaced."""
 
 from typing import Any
 
@@ -7,6 +7,6 @@ from tests.conftest import REPOSITORY
 
 
 def values_of(name: str) -> dict[str, Any]:
-    """A copy, to be changed or written to a file."""
+    """A copy of the configuration, which may be changed or written to a file."""
     base, overrides = REMOVED_FILES.get(name, (name, ()))
     return read(REPOSITORY / "ds_configs" / f"{base}.json", overrides).model_dump(exclude_none=True)

@@ -1,12 +1,12 @@
-"""Counts over the sources, read as syntax trees: short definitions used once, and imports inside functions.
+"""Analyzes the sources' syntax trees: lists short definitions used once and imports inside functions.
 
     python tests/definitions.py         prints both lists
 
-A definition is a function or class at the top of a module, or a method; not `main`, a dunder, or a method that several
-classes define (an interface). Its lines run from `def` or `class` to its end, docstring included, decorators not.
-A use is a name or attribute, in an annotation too, outside the definition itself; imports and tests do not count.
-A name is resolved through its module's imports, `self.x` within its class; any other attribute counts as a use of
-every method of that name, so what is listed is used once at most.
+A definition is a top-level function or class, or a method, except `main`, dunder methods and methods that several
+classes define (an interface). Its lines run from `def` or `class` to its end, with the docstring, without decorators.
+A use is a name or attribute outside the definition itself, also in annotations; imports and tests do not count.
+Names are resolved through the module's imports and `self.x` within its class. Any other attribute counts as a use of
+every method of that name, so the listed definitions are used at most once.
 """
 
 import ast
@@ -18,7 +18,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 JUDGED = ("foundation", "electra_sampler", "data_prep", "pretrain", "finetune")
 USERS = (*JUDGED, "quickstart", "bench")
 SHORT = 5
-"""Lines."""
+"""Most lines of a short definition."""
 FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 Definition = tuple[str, str]
@@ -26,7 +26,7 @@ Definition = tuple[str, str]
 
 
 def modules(*packages: str) -> dict[str, ast.Module]:
-    """The tree of every module by dotted name; annotations in quotes as the expressions they are."""
+    """Syntax tree of every module by dotted name, with quoted annotations parsed."""
     paths = [path for package in packages for path in sorted((REPOSITORY / package).rglob("*.py"))]
     return {
         ".".join(path.relative_to(REPOSITORY).with_suffix("").parts): Unquoted().visit(ast.parse(path.read_text()))
@@ -35,7 +35,7 @@ def modules(*packages: str) -> dict[str, ast.Module]:
 
 
 class Unquoted(ast.NodeTransformer):
-    """Parses annotations that are written as strings."""
+    """Replaces quoted annotations by their parsed expressions."""
 
     def visit_arg(self, node: ast.arg) -> ast.AST:
         node.annotation = self.unquoted(node.annotation)
@@ -69,7 +69,7 @@ def definitions(trees: dict[str, ast.Module]) -> dict[Definition, ast.stmt]:
 
 
 class Uses(ast.NodeVisitor):
-    """The definitions that a module uses."""
+    """Collects the definitions that a module uses."""
 
     def __init__(self, module: str, tree: ast.Module, known: dict[Definition, ast.stmt]) -> None:
         self.module, self.known, self.found = module, known, list[Definition]()
@@ -77,7 +77,7 @@ class Uses(ast.NodeVisitor):
         self.names = {name: (home, name) for home, name in known if home == module and "." not in name}
         self.aliases: dict[str, str] = {}
         self.modules: set[str] = set()
-        """Names of modules imported whole: no method is among their attributes."""
+        """Modules imported as a whole, whose attributes are not methods."""
         for node in ast.walk(tree):
             if isinstance(node, ast.Import):
                 self.modules |= {alias.asname or alias.name.split(".")[0] for alias in node.names}
@@ -123,7 +123,7 @@ class Uses(ast.NodeVisitor):
 
 
 def short_and_used_once() -> Iterator[str]:
-    """Each as module, name and lines."""
+    """Short definitions used once: module, name and lines."""
     trees = modules(*USERS)
     known = definitions(trees)
     uses = Counter(definition for module, tree in trees.items() for definition in Uses(module, tree, known).found)
@@ -137,7 +137,7 @@ def short_and_used_once() -> Iterator[str]:
 
 
 def imports_inside_functions() -> Iterator[str]:
-    """Statements that import modules of the project, each as module, line and what is imported."""
+    """Import statements of project modules inside functions: module, line and imported name."""
     for module, tree in modules(*JUDGED).items():
         functions = [node for node in ast.walk(tree) if isinstance(node, FUNCTION)]
         inside = {node.lineno: node for function in functions for node in ast.walk(function) if _imports(node)}

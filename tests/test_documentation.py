@@ -1,4 +1,4 @@
-"""Claims about the pages: what they tell a user to type is accepted."""
+"""Claims about the documentation: commands and overrides on its pages are valid."""
 
 import re
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ OVERRIDES = re.compile(r"--set((?: [\w.]+=[^\s`]+)+)")
 
 
 def documented() -> Iterator[tuple[str, str]]:
-    """The overrides of each `--set`, with each preset that they are for: the one named beside them, or all."""
+    """Overrides of each `--set`, with the presets they are for: the one named beside them, or all."""
     for page in PAGES:
         for line in page.read_text().replace("\\\n", " ").splitlines():
             named = re.findall(r"--preset (\w+)", line) or PRESETS
@@ -24,7 +24,7 @@ def documented() -> Iterator[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("preset", "overrides"), sorted(set(documented())))
-def test_overrides_that_a_page_names_are_accepted(preset: str, overrides: str) -> None:
+def test_overrides_on_a_page_are_valid(preset: str, overrides: str) -> None:
     of_deepspeed = [override for override in overrides.split() if override.startswith(OVERRIDE)]
     with_overrides(PRESETS[preset].run, [other for other in overrides.split() if other not in of_deepspeed])
     read(REPOSITORY / PRESETS[preset].deepspeed_config, of_deepspeed)

@@ -1,4 +1,4 @@
-"""Claims about every entry point: a help that fits a screen, and one clear line for a user's mistake."""
+"""Claims about every entry point: its help fits on a screen, and each user error is one clear line."""
 
 import os
 import subprocess
@@ -30,7 +30,7 @@ HEAVY = (
     "megatron",
 )
 
-# A path that does not exist, in each place that an entry point reads from.
+# A path that does not exist, for each option that takes one.
 WRONG_PATHS = [
     "data_prep/build_shards.py --input no/such --vocab vocab.txt",
     "data_prep/build_shards.py --input text.txt --vocab no/such/vocab.txt --output out",
@@ -46,7 +46,7 @@ WRONG_PATHS = [
     "finetune/report.py no/such",
     "quickstart/acceptability.py --input no/such",
 ]
-# A file with bytes that are no text, no JSON, no model, where one is expected.
+# An invalid file, for each option that takes one: not text, not JSON, not a model.
 UNREADABLE = [
     "data_prep/build_shards.py --input text.txt --vocab junk.txt --output out",
     "data_prep/inspect_shards.py junk",
@@ -60,7 +60,7 @@ UNREADABLE = [
     "finetune/report.py junk",
     "quickstart/acceptability.py --input junk.txt",
 ]
-# Names and keys that do not exist, in each place that takes one.
+# Names and keys that do not exist, for each option that takes one.
 UNKNOWN_KEYS = [
     ("pretrain/run.py --set optim.learning_rat=1", "optim.learning_rat"),
     ("pretrain/run.py --preset huge", "huge"),
@@ -71,7 +71,7 @@ NOT_FOR_TRAINING = set(HEAVY) - {"torch", "deepspeed"} | {
     "pandas",
     "pyarrow",
     "mpi4py",
-    "torch._inductor.compile_fx",  # DeepSpeed's import of an optimizer would bring it along
+    "torch._inductor.compile_fx",  # imported by one of DeepSpeed's optimizers
 }
 JUNK_FILES = (
     "manifest.json",
@@ -86,7 +86,7 @@ JUNK = b"\xff\xfe\x00{junk"
 
 
 def run(command, folder, *options):
-    """The finished process of `python SCRIPT ...` started in `folder`, where no default input exists."""
+    """Runs `python SCRIPT ...` in `folder`, which has no default input; returns the finished process."""
     script, *arguments = command.split()
     environment = os.environ | {"COLUMNS": str(SCREEN[1]), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     return subprocess.run(
@@ -109,7 +109,7 @@ def assert_one_clear_line(process, *words):
 
 @pytest.fixture
 def folder(tmp_path):
-    """A folder with a vocabulary and with junk under every name that an entry point may read."""
+    """A folder with a vocabulary, and junk under every name that an entry point may read."""
     (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\nthe\n")
     (tmp_path / "text.txt").write_text("The text of a document.\n")
     (tmp_path / "junk").mkdir()
@@ -119,7 +119,7 @@ def folder(tmp_path):
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_help_fits_a_screen_and_waits_for_no_heavy_import(script, tmp_path):
+def test_help_fits_on_a_screen_and_needs_no_heavy_import(script, tmp_path):
     process = run(f"{script} --help", tmp_path, "-X", "importtime")
     lines = process.stdout.splitlines()
     assert process.returncode == 0
@@ -148,12 +148,12 @@ def test_an_unknown_option_is_named(script, tmp_path):
 
 
 @pytest.mark.parametrize("command", WRONG_PATHS)
-def test_a_path_that_does_not_exist_is_named(command, folder):
+def test_a_nonexistent_path_is_named(command, folder):
     assert_one_clear_line(run(command, folder), "no/such")
 
 
 @pytest.mark.parametrize("command", UNREADABLE)
-def test_a_file_that_cannot_be_read_is_named(command, folder):
+def test_an_unreadable_file_is_named(command, folder):
     assert_one_clear_line(run(command, folder), "junk")
 
 
@@ -164,7 +164,7 @@ def test_an_unknown_key_or_name_is_named(command, key, folder):
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    """A folder with small shards in it, where pre-training finds them."""
+    """A folder with small shards in the default place for pre-training."""
     folder = tmp_path_factory.mktemp("built")
     words = ["a", "the", "cat", "dog", "sat", "ran", "on", "under", "mat", "tree", ".", "and", "it", "was", "red"]
     (folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words]) + "\n")
@@ -175,7 +175,7 @@ def built(tmp_path_factory):
     return folder
 
 
-def test_ranks_that_train_import_only_what_they_use_and_tensorboard_on_the_first_alone(built):
+def test_training_ranks_import_only_what_they_use_and_only_the_first_imports_tensorboard(built):
     command = f"deepspeed --num_gpus 2 --master_port {free_port()} {REPOSITORY / 'pretrain/run.py'} --preset tiny"
     sets = "--set optim.steps=2 optim.warmup_steps=1 batch_size=4 evaluate_sequences=2"
     environment = os.environ | {"PYTHONPROFILEIMPORTTIME": "1", "OMP_NUM_THREADS": "1"}
@@ -208,7 +208,7 @@ def test_a_wrong_deepspeed_file_is_named(content, named, built):
     assert_one_clear_line(run(command, built), "ds.json", named)
 
 
-def test_shards_that_were_cut_short_are_named(built):
+def test_truncated_shards_are_named(built):
     path = built / "data" / "wikibooks" / "shard-00000.bin"
     content = path.read_bytes()
     path.write_bytes(content[:-10])
@@ -221,5 +221,5 @@ def test_shards_that_were_cut_short_are_named(built):
 @pytest.mark.parametrize(
     ("script", "default"), [("data_prep/build_shards.py", "data/raw"), ("pretrain/run.py", "data/wikibooks")]
 )
-def test_a_missing_default_input_says_that_the_quickstart_fills_it(script, default, tmp_path):
+def test_the_error_for_missing_default_input_names_the_quickstart(script, default, tmp_path):
     assert_one_clear_line(run(script, tmp_path), default, "make quickstart")

@@ -1,4 +1,4 @@
-"""Claims about the wheel: whole, and at work outside the checkout, in an environment that has nothing else of ours."""
+"""Claims about the wheel: it is complete, and works outside the checkout in an environment without the checkout."""
 
 import os
 import re
@@ -30,7 +30,7 @@ TINY = "--preset tiny --data shards --set optim.steps=2 optim.warmup_steps=1 bat
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from a copy: setuptools would leave its own files in the checkout, and take old ones from there."""
+    """The wheel, built from a copy because setuptools would write to the checkout and reuse old files there."""
     folder = tmp_path_factory.mktemp("wheel")
     for name in SHIPPED:
         shutil.copytree(REPOSITORY / name, folder / "source" / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -43,7 +43,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The programs of an environment with the wheel, and with the packages of this one beside it."""
+    """Folder of programs of an environment with the wheel and the packages of this environment."""
     folder = tmp_path_factory.mktemp("installed")
     venv.create(folder, with_pip=False, symlinks=True)
     python = folder / "bin" / "python"
@@ -59,7 +59,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A user's folder, with a little text."""
+    """A user's folder with a little text."""
     folder = tmp_path_factory.mktemp("user")
     (folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]) + "\n")
     (folder / "text.txt").write_text(TEXT)
@@ -67,7 +67,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(command: str, installed: Path, folder: Path) -> subprocess.CompletedProcess[str]:
-    """A command as typed in the folder, with the environment activated."""
+    """Runs a command as typed in the folder with the environment activated."""
     program, *arguments = shlex.split(command)
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     environment |= {"PATH": f"{installed}:{environment['PATH']}", "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
@@ -76,7 +76,7 @@ def run(command: str, installed: Path, folder: Path) -> subprocess.CompletedProc
 
 
 def done(command: str, installed: Path, folder: Path) -> str:
-    """What it prints; it succeeds."""
+    """Output of a command that must succeed."""
     process = run(command, installed, folder)
     assert process.returncode == 0, process.stdout + process.stderr
     return process.stdout
@@ -89,7 +89,7 @@ def shards(installed: Path, folder: Path) -> Path:
     return folder / "shards"
 
 
-def test_the_wheel_carries_every_module_and_every_file_that_they_read(wheel: Path) -> None:
+def test_the_wheel_contains_every_module_and_every_file_they_read(wheel: Path) -> None:
     held = set(ZipFile(wheel).namelist())
     data = {f"{package}/py.typed" for package in PACKAGES} | {
         path.relative_to(REPOSITORY).as_posix()
@@ -101,7 +101,7 @@ def test_the_wheel_carries_every_module_and_every_file_that_they_read(wheel: Pat
     assert {name for name in held if ".dist-info/" not in name} == wanted
 
 
-def test_the_console_command_tells_its_version_and_its_commands(installed: Path, folder: Path) -> None:
+def test_the_console_command_prints_its_version_and_its_commands(installed: Path, folder: Path) -> None:
     assert done("electra-sampler --version", installed, folder) == f"electra-sampler {VERSION}\n"
     shown = done("electra-sampler --help", installed, folder)
     assert all(f"\n  {name} " in shown for name in COMMANDS)
@@ -113,7 +113,7 @@ def test_shards_are_built_in_a_users_folder(shards: Path) -> None:
     assert (shards / "manifest.json").is_file()
 
 
-def test_what_it_tells_to_type_is_installed_too(installed: Path, folder: Path) -> None:
+def test_commands_suggested_in_messages_are_installed(installed: Path, folder: Path) -> None:
     process = run("electra-sampler build-shards", installed, folder)
     assert process.returncode == 2
     assert process.stderr.startswith("electra-sampler build-shards: error: ")
@@ -121,8 +121,8 @@ def test_what_it_tells_to_type_is_installed_too(installed: Path, folder: Path) -
 
 
 @pytest.mark.parametrize("name", ["Dockerfile", "Dockerfile.cuda"])
-def test_an_image_has_what_the_wheel_is_built_from(name: str) -> None:
-    """It copies folders to where they were, and nothing that is not there; no image is built here."""
+def test_every_source_copied_by_a_dockerfile_exists_and_suffices_for_the_wheel(name: str) -> None:
+    """Checks the paths in the Dockerfiles; builds no image."""
     copied = [line.split()[1:] for line in (REPOSITORY / name).read_text().splitlines() if line.startswith("COPY ")]
     sources = [source for *given, _ in copied for source in given]
     assert all(target in ("./", *given) for *given, target in copied)
@@ -130,7 +130,7 @@ def test_an_image_has_what_the_wheel_is_built_from(name: str) -> None:
     assert set(sources) == {*BUILT_FROM, *SHIPPED, "constraints.txt"}
 
 
-def test_the_citation_and_the_workflow_say_what_is_there() -> None:
+def test_the_citation_and_the_workflow_match_the_project() -> None:
     citation = yaml.safe_load((REPOSITORY / "CITATION.cff").read_text())
     assert (citation["version"], citation["license"]) == (VERSION, "Apache-2.0")
     assert citation["preferred-citation"]["title"] in (REPOSITORY / "README.md").read_text().replace("\n", " ")
@@ -148,7 +148,7 @@ def test_a_shipped_deepspeed_file_is_found_by_its_name(name: str, installed: Pat
 
 
 @pytest.mark.long
-def test_runs_are_trained_on_one_process_and_two_evaluated_exported_and_fine_tuned(
+def test_runs_on_one_and_two_processes_are_trained_evaluated_exported_and_fine_tuned(
     installed: Path, folder: Path, shards: Path
 ) -> None:
     (folder / "CoLA").mkdir()
@@ -167,7 +167,7 @@ def test_runs_are_trained_on_one_process_and_two_evaluated_exported_and_fine_tun
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-def test_the_quickstart_runs_in_a_users_folder_by_commands_that_are_installed(installed: Path, tmp_path: Path) -> None:
+def test_the_quickstart_runs_in_a_users_folder_by_installed_commands(installed: Path, tmp_path: Path) -> None:
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     process = subprocess.run(
         [installed / "electra-sampler", "quickstart", "--short"],

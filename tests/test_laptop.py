@@ -1,4 +1,4 @@
-"""Claims about a machine where DeepSpeed, MPI and megatron-core cannot be installed: one process does without them."""
+"""Claims about a machine without DeepSpeed, MPI and megatron-core, where one process must do without them."""
 
 import subprocess
 import sys
@@ -19,7 +19,7 @@ Environment = dict[str, str]
 
 
 def run(command: str, folder: Path, laptop: Environment) -> subprocess.CompletedProcess[str]:
-    """`python SCRIPT ...` on such a machine."""
+    """Runs `python SCRIPT ...` as on such a machine."""
     script, *arguments = command.split()
     typed = [sys.executable, REPOSITORY / script, *arguments]
     return subprocess.run(typed, cwd=folder, env=laptop, capture_output=True, text=True, timeout=240)
@@ -27,7 +27,7 @@ def run(command: str, folder: Path, laptop: Environment) -> subprocess.Completed
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, laptop: Environment) -> Path:
-    """Shards built on such a machine, by two workers."""
+    """Shards built on such a machine by two workers."""
     folder = tmp_path_factory.mktemp("own")
     (folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]) + "\n")
     (folder / "text.txt").write_text(TEXT)
@@ -38,7 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, laptop: Environment) -> Pat
 
 
 @pytest.mark.parametrize("package", ["deepspeed", "mpi4py", "megatron.core"])
-def test_such_a_machine_lacks_them(package: str, laptop: Environment) -> None:
+def test_such_a_machine_lacks_the_packages(package: str, laptop: Environment) -> None:
     done = subprocess.run([sys.executable, "-c", f"import {package}"], env=laptop, capture_output=True, text=True)
     assert f"No module named '{package.partition('.')[0]}'" in done.stderr
 
@@ -66,7 +66,7 @@ def test_a_run_is_trained_evaluated_exported_and_fine_tuned(folder: Path, laptop
     assert record.world_size == 1
 
 
-def test_a_job_for_deepspeed_says_what_to_do_in_one_line(folder: Path, laptop: Environment) -> None:
+def test_a_job_that_needs_deepspeed_says_what_to_do_in_one_line(folder: Path, laptop: Environment) -> None:
     done = run(f"pretrain/run.py {TINY.replace('output run', 'output bf16')}", folder, laptop)
     (line,) = done.stderr.splitlines()
     assert done.returncode == 2

@@ -1,4 +1,4 @@
-"""Claims about the shape of the source tree, read from the sources without importing them."""
+"""Claims about the structure of the sources, which are read without importing them."""
 
 import ast
 import re
@@ -10,7 +10,7 @@ from tests.conftest import REPOSITORY
 from tests.definitions import imports_inside_functions, short_and_used_once
 
 PACKAGES = ("foundation", "electra_sampler", "data_prep", "pretrain", "finetune", "quickstart")
-# The rooms from the ground up: each may import itself and those before it. A package's own modules are its commands.
+# Rooms from the ground up: each may import itself and those before it. A package's own modules are its commands.
 ROOMS = (
     *("foundation", "electra_sampler", "data_prep"),
     *("pretrain/model", "pretrain/data", "pretrain/method", "pretrain/job", "pretrain/engine"),
@@ -21,7 +21,7 @@ ROOMS = (
     "finetune",
     "quickstart",
 )
-# What a room, or every room of a package, may not import although it stands below.
+# Rooms below that a room, or every room of a package, must still not import.
 FORBIDDEN = {
     "pretrain/job": ("pretrain/model", "pretrain/data", "pretrain/method"),
     "pretrain/engine": ("pretrain/data", "pretrain/method"),
@@ -48,7 +48,7 @@ def modules(*packages):
 
 
 def imported(module):
-    """The dotted names of all that a module imports, wherever in it."""
+    """Dotted names of all imports in a module, at any depth."""
     for node in ast.walk(ast.parse((REPOSITORY / module).read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -63,7 +63,7 @@ def imported_packages(module):
 
 
 def room_of(name):
-    """The room of a module by its dotted name, or of what it defines; none where it is not the project's."""
+    """The room of a module, or of a definition in it, by dotted name; None outside the project."""
     parts = name.split(".")
     return next((room for room in ("/".join(parts[:2]), parts[0]) if room in ROOMS), None)
 
@@ -73,7 +73,7 @@ def own_modules(room):
 
 
 def rooms_imported(room):
-    """The other rooms that a room imports, each with a module that does."""
+    """The other rooms that a room imports, each with one module that imports it."""
     found = {room_of(name): module for module in own_modules(room) for name in imported(module)}
     return {other: module for other, module in found.items() if other not in (None, room)}
 
@@ -85,7 +85,7 @@ def test_every_folder_is_a_room():
 
 @pytest.mark.parametrize("room", ROOMS)
 def test_a_room_imports_only_rooms_below_it(room):
-    """In one order of all of them: so no two import each other, nor any circle of them."""
+    """There is one order of all rooms, so imports have no cycles."""
     forbidden = {*FORBIDDEN.get(room, ()), *FORBIDDEN.get(room.split("/")[0], ())}
     below = set(ROOMS[: ROOMS.index(room)]) - forbidden
     assert not {other: str(module) for other, module in rooms_imported(room).items() if other not in below}
@@ -95,8 +95,8 @@ def test_nothing_imports_the_tests():
     assert not [str(module) for module in modules(*PACKAGES, "bench") if "tests" in imported_packages(module)]
 
 
-def test_the_model_imports_the_foundation_and_torch_alone():
-    """Beside Python's own, its configuration what that is made of, and its forms for a CPU what draws random words."""
+def test_the_model_imports_only_the_foundation_and_torch():
+    """Besides Python's own modules; its configuration and its CPU operations each need a few more."""
     more = {"config": {"pydantic"}, "cpu_ops": {"numpy"}}
     allowed = {"foundation", "pretrain", "torch", *sys.stdlib_module_names}
     assert not rooms_imported("pretrain/model").keys() - {"foundation"}
@@ -104,14 +104,14 @@ def test_the_model_imports_the_foundation_and_torch_alone():
         assert not imported_packages(module) - allowed - more.get(module.stem, set()), module
 
 
-def test_the_operations_of_the_model_are_named_in_their_module():
-    """A name imported from there would stay the plain operation where a faster one takes its place."""
+def test_operations_of_the_model_are_called_through_their_module():
+    """A name imported from the module would remain the plain operation when a faster one replaces it."""
     taken = {module: set(imported(module)) for module in modules(*PACKAGES, "bench")}
     assert not [str(module) for module, names in taken.items() if any("pretrain.model.ops." in name for name in names)]
 
 
-def test_every_dense_layer_and_layer_norm_is_the_models():
-    """`ops.Linear`, in the heads of tasks too: `nn.Linear` would be another where faster forms take their place."""
+def test_every_dense_layer_and_layer_norm_is_from_ops():
+    """Even in the heads of tasks: `nn.Linear` would not be replaced by the faster operations."""
     built = re.compile(r"\bnn\.(?:Linear|LayerNorm)\(")
     assert not [str(module) for module in modules(*PACKAGES) if built.search((REPOSITORY / module).read_text())]
 
@@ -127,7 +127,7 @@ def test_the_job_never_uses_torch_nn():
 
 
 def test_the_house_is_drawn_as_it_is():
-    """docs/house.md lists every room from the ground up, with the rooms that it imports; all may the foundation."""
+    """docs/house.md lists every room from the ground up with its imports; `foundation` is allowed everywhere."""
     page = (REPOSITORY / "docs/house.md").read_text()
     rows = re.findall(r"^\| ([\w/]+)(?:\.py)? \| .+ \| ?(.*?) ?\|$", page, re.MULTILINE)
     drawn = {room: imports for room, imports in rows if room in ROOMS}
@@ -170,13 +170,13 @@ def test_every_file_that_a_page_names_exists(page):
     assert not [name for name in sorted(named) if not (REPOSITORY / name).exists()]
 
 
-def test_few_imports_of_the_project_stand_inside_functions():
-    """A command's one lazy import, so that `--help` answers at once, and what else must wait."""
+def test_few_project_imports_are_inside_functions():
+    """Allowed are a command's lazy import, so that `--help` answers at once, and others that must wait."""
     found = [*imports_inside_functions()]
     assert len(found) <= MOST_IMPORTS_INSIDE, "\n".join(found)
 
 
 def test_few_short_definitions_are_used_once():
-    """A helper of five lines used once belongs inline; how they are counted: definitions.py."""
+    """A helper of up to five lines used once should be inlined; definitions.py explains the counting."""
     found = [*short_and_used_once()]
     assert len(found) <= MOST_SHORT_ONCE, "\n".join(found)

@@ -2,8 +2,8 @@
 
     python bench/peers/electra_builder.py ELECTRA_FOLDER --corpus-dir ... --vocab-file ... --output-dir ...
 
-Its tokenizer and builder are its own, from the folder given. A stand-in takes the place of the few functions of
-TensorFlow that write records: it writes the same numbers as plain int32, which costs the peer less, not more.
+Tokenizer and builder are the original ones in the given folder. Only TensorFlow's functions for files and records are
+replaced: the same numbers are written as plain int32, which is faster and so favors the peer.
 """
 
 import runpy
@@ -31,7 +31,7 @@ def _opened(name: str, mode: str = "r") -> IO[Any]:
 
 
 def stand_in() -> dict[str, ModuleType]:
-    """Modules by name: what the builder imports of TensorFlow, and `six`."""
+    """Replacements, by module name, for `six` and for the parts of TensorFlow that the builder imports."""
     train = SimpleNamespace(
         Int64List=lambda value: value,
         Feature=lambda int64_list: int64_list,

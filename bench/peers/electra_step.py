@@ -1,7 +1,7 @@
-"""The ELECTRA step as it is usually written with Hugging Face's classes: the peer of bench/step.py.
+"""An ELECTRA step as usually written with Hugging Face's classes: the peer in bench/step.py.
 
-Logits of every position, `torch.multinomial`, the classes' own losses, one fused AdamW on weights in the precision of
-the step.
+It computes logits at every position, samples by `torch.multinomial`, uses the classes' own losses, and updates by one
+fused AdamW on weights in the precision of the step.
 """
 
 from collections.abc import Callable
@@ -14,12 +14,12 @@ from bench.batches import MASK, VOCABULARY
 from pretrain.data.batches import Batch
 from pretrain.model.config import ModelConfig
 
-LAMBDA = 50.0  # ELECTRA's weight of the discriminator's loss
+LAMBDA = 50.0  # weight of the discriminator's loss in ELECTRA
 LEARNING_RATE = 1e-4
 
 
 def electra_step(model: ModelConfig, batch: Batch, dtype: torch.dtype, compiled: bool) -> Callable[[], None]:
-    """Forward, backward and update of a pair of the sizes of `model` on `batch`, on the batch's device."""
+    """A function that runs forward, backward and update on `batch`, for a pair with the sizes of `model`."""
     device = batch.input_ids_BL.device
     pair = nn.ModuleList(shared_pair(model)).to(device, dtype)
     generator, discriminator = (torch.compile(part) if compiled else part for part in pair)
@@ -44,7 +44,7 @@ def electra_step(model: ModelConfig, batch: Batch, dtype: torch.dtype, compiled:
 
 
 def shared_pair(model: ModelConfig) -> tuple[ElectraForMaskedLM, ElectraForPreTraining]:
-    """Generator and discriminator that share embeddings; relative position Hugging Face's ELECTRA does not have."""
+    """Generator and discriminator with shared embeddings; without relative positions, which Hugging Face's lacks."""
     pair = []
     for encoder, wanted in (
         (model.generator(VOCABULARY), ElectraForMaskedLM),

@@ -1,4 +1,4 @@
-"""Hugging Face `tokenizers`' encode_batch on the lines of a file and nothing else: a peer of bench/data_prep.py.
+"""Tokenizes the lines of a file with Hugging Face `tokenizers`' encode_batch: a peer in bench/data_prep.py.
 
 python bench/peers/hugging_face.py TOKENIZER.json TEXT
 """

@@ -1,6 +1,6 @@
-"""Hugging Face Trainer with the stock classes, as its examples use it: the peer of `bench/finetune.py`.
+"""Hugging Face Trainer with the stock classes, as in its examples: the peer in `bench/finetune.py`.
 
-Dynamic padding, its own fused AdamW and linear schedule; no grouping by length, which is off by default.
+It pads dynamically and uses its own fused AdamW and linear schedule; grouping by length stays off, as by default.
 """
 
 import time
@@ -23,7 +23,7 @@ from finetune.tokens import Features
 
 
 class EpochClock(TrainerCallback):
-    """Seconds of each epoch, as the training loop begins and ends them."""
+    """Records the seconds of each epoch."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
@@ -59,7 +59,7 @@ def question_rows(features: Features) -> list[dict[str, Any]]:
 def train_peer(
     model_folder: Path, tokenizer: Any, rows: list[dict[str, Any]], settings: FinetuneConfig, output: Path, seed: int
 ) -> tuple[Trainer, list[float]]:
-    """The trained Trainer, and the seconds of each epoch."""
+    """Trains a stock model on the rows; returns the Trainer and the seconds of each epoch."""
     kind = ElectraForQuestionAnswering if "start_positions" in rows[0] else ElectraForSequenceClassification
     torch.manual_seed(seed)
     dropout = {"hidden_dropout_prob": settings.dropout, "attention_probs_dropout_prob": settings.attention_dropout}
@@ -75,7 +75,7 @@ def train_peer(
         adam_epsilon=settings.eps,
         max_grad_norm=settings.gradient_clipping,
         lr_scheduler_type="linear",
-        warmup_steps=settings.warmup_fraction,  # a number below 1 is a share of the steps
+        warmup_steps=settings.warmup_fraction,  # below 1, it is a fraction of the steps
         save_strategy="no",
         logging_strategy="no",
         report_to=[],

@@ -1,4 +1,4 @@
-"""The shards of the pre-training tests."""
+"""Shares the shards of the pre-training tests."""
 
 from tests.pretrain.conftest import shards_folder
 

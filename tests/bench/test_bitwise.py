@@ -1,4 +1,4 @@
-"""Claims about the comparison of two checkouts."""
+"""Claims about the bitwise comparison of two checkouts."""
 
 import shutil
 from pathlib import Path

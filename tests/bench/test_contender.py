@@ -1,4 +1,4 @@
-"""Claims about a contender: what is timed of it by part is what takes its steps."""
+"""Claims about contenders: the parts are timed on the same kind of model as the steps."""
 
 from typing import Any
 
@@ -14,7 +14,9 @@ from pretrain.presets import preset, with_objective
 
 @pytest.mark.long
 @pytest.mark.parametrize("compiled", [True, False])
-def test_parts_are_timed_compiled_where_the_steps_are(compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_are_timed_on_compiled_layers_exactly_when_steps_are(
+    compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     models: list[torch.nn.Module] = []
 
     def seen(model: Any, work: Any) -> None:

@@ -1,4 +1,4 @@
-"""Claims about the doctor's examination: what is planted is what the checks name, by options that the commands take."""
+"""Claims about the doctor's benchmark: each planted run is named after a finding, and its options are valid."""
 
 import inspect
 import re
@@ -13,13 +13,13 @@ from pretrain.method.objectives import OBJECTIVES
 from pretrain.presets import PRESETS, with_objective
 
 
-def test_every_sickness_is_planted_by_its_name_once():
+def test_each_sickness_is_planted_exactly_once_under_its_finding():
     named = re.findall(r'name="([\w ]+)"', inspect.getsource(health))
     assert sorted(named) == sorted(PLANTED)
     assert len(named) == len(health.AT_ONCE + health.ONCE_LEARNED) == 10
 
 
-def test_twenty_healthy_runs_have_every_objective_and_size_in_both_halves_and_no_run_in_two():
+def test_twenty_healthy_runs_cover_every_objective_and_size_in_both_halves_without_repetition():
     runs = [*healthy()]
     assert len({run.name for run in runs}) == len(runs) == 20
     halves = [{run.name for run in runs if run.group == group} for group in ("sets thresholds", "held back")]

@@ -1,4 +1,4 @@
-"""Claims about the engine's benchmark: by hand and under the engine, the same step is timed."""
+"""Claims about the engine's benchmark: the plain loop and the engine do the same step."""
 
 import re
 import subprocess
@@ -19,12 +19,12 @@ from tests.conftest import REPOSITORY
 
 
 def both_steps(run: RunConfig, models: list[Electra], config: str) -> tuple[Step, Step]:
-    """By hand and under the engine, a model for each."""
+    """A step by hand and one under the engine, each with its own model."""
     engine = new_engine(models[1], run, CONFIGS / f"{config}.json", 2, start_processes())
     return hand_step(models[0], run, engine.device, engine.dtype), partial(engine_step, engine)
 
 
-def test_by_hand_and_under_the_engine_the_weights_end_alike() -> None:
+def test_plain_loop_and_engine_reach_the_same_weights() -> None:
     run, models = preset("tiny").run, [new_model(preset("tiny").run, 300) for _ in range(2)]
     steps = both_steps(run, models, "zero1_fp32")
     for _ in range(3):
@@ -35,8 +35,8 @@ def test_by_hand_and_under_the_engine_the_weights_end_alike() -> None:
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
 
 
-def test_the_engine_asks_for_few_operations_a_parameter_more_than_a_step_by_hand() -> None:
-    """DeepSpeed by itself asks for fifteen, most of them to see whether each gradient is finite."""
+def test_the_engine_needs_few_more_operations_per_parameter_than_a_plain_loop() -> None:
+    """DeepSpeed's own code needs fifteen per parameter, mostly to check whether gradients are finite."""
     run, batch = preset("tiny").run, random_batch(2, 16, 300)
     models = [new_model(run, 300) for _ in range(2)]
     by_hand, engine = both_steps(run, models, "zero1_bf16")
@@ -47,7 +47,7 @@ def test_the_engine_asks_for_few_operations_a_parameter_more_than_a_step_by_hand
 
 
 @pytest.mark.long
-def test_the_command_prints_what_the_engine_adds() -> None:
+def test_the_command_prints_the_engines_overhead() -> None:
     command = (sys.executable, "bench/engine.py", "--preset", "tiny", "--batch_size", "2", "--steps", "1")
     finished = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
     assert finished.returncode == 0, finished.stderr

@@ -1,4 +1,4 @@
-"""Claims about predictions: arithmetic of work over rates, which gives back the published figures it was fed with."""
+"""Claims about forecasts: they follow from work and rates, and reproduce the published figures they are based on."""
 
 import subprocess
 import sys
@@ -43,7 +43,7 @@ def test_a_step_is_the_sum_of_its_kinds_of_work() -> None:
     assert COSTS.seconds(work, 10**6) == pytest.approx(1 + 0.1 + 75_000e-8 + 1e-3)
 
 
-def test_two_processes_update_half_each_and_exchange_what_zero_one_needs() -> None:
+def test_each_of_two_processes_updates_half_and_exchanges_the_minimum_of_zero_1() -> None:
     work = Work(tokens=1000, length=100, vocabulary=500)
     alone, shared = COSTS.seconds(work, 10**6), COSTS.seconds(work, 10**6, processes=2)
     assert shared - alone == pytest.approx(4e6 * 1e-9 - 1e-3 / 2)
@@ -58,7 +58,7 @@ def test_two_processes_update_half_each_and_exchange_what_zero_one_needs() -> No
         ("small", 128, GEFORCE, RTX_3090, 625_000 * 256 / (2.5 * DAY)),
     ],
 )
-def test_each_assumed_share_gives_back_the_speed_it_was_published_with(
+def test_each_assumed_share_reproduces_its_published_throughput(
     name: str, length: int, cluster: Cluster, share: object, sequences_per_second: float
 ) -> None:
     run = with_objective(preset(name).run, "electra")
@@ -66,13 +66,13 @@ def test_each_assumed_share_gives_back_the_speed_it_was_published_with(
     assert run.batch_size / step.computing == pytest.approx(sequences_per_second, rel=0.03)
 
 
-def test_no_step_is_forecast_to_take_less_than_the_launch_of_its_kernels() -> None:
+def test_no_step_is_forecast_to_be_faster_than_its_kernel_launches() -> None:
     step = forecast_of(preset("small").run, 0, 128, 30_522, H100_8, RTX_3090)
     assert step.computing == KERNELS * LAUNCH
 
 
 def kernels_of_a_step() -> int:
-    """Of those that a GPU is asked for too: dropout's factors in one, sums of half precision in PyTorch's own."""
+    """Operations that a GPU needs too: dropout's factors by one call, half-precision sums by PyTorch itself."""
     cpu_ops.HALF = ()
     cpu_ops.kept = lambda shape, p, dtype: torch.empty(shape, dtype=dtype).bernoulli_(1 - p)
     run, batch = preset("small").run, random_batch(1, 128)
@@ -81,15 +81,15 @@ def kernels_of_a_step() -> int:
     return operations(partial(engine_step, engine, batch))
 
 
-def test_the_kernels_that_it_counts_on_are_those_of_a_whole_step() -> None:
-    """In a process of its own: what other tests have started and patched would be counted."""
+def test_the_assumed_number_of_kernels_is_that_of_a_whole_step() -> None:
+    """Counted in a new process, because other tests' hooks and patches would be counted too."""
     code = "from tests.bench.test_forecast import kernels_of_a_step; print('kernels', kernels_of_a_step())"
     done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout.rpartition("kernels ")[2]) == pytest.approx(KERNELS, rel=0.05)
 
 
-def test_the_exchange_between_machines_is_as_long_as_the_slowest_link_makes_it() -> None:
+def test_the_exchange_takes_as_long_as_the_slowest_link_needs() -> None:
     run = preset("base").run
     near = forecast_of(run, 110_000_000, 512, 30_522, V100_8, NVIDIA_V100)
     far = forecast_of(run, 110_000_000, 512, 30_522, V100_16, NVIDIA_V100)

@@ -1,4 +1,4 @@
-"""Claims about peak memory: it is in millions of bytes."""
+"""Claims about peak memory: it is given in millions of bytes."""
 
 import re
 from pathlib import Path
@@ -9,8 +9,8 @@ import torch
 from bench.memory import peak_mb
 
 
-def test_the_peak_is_the_system_s_in_millions_of_bytes() -> None:
+def test_the_peak_is_the_systems_figure_in_millions_of_bytes() -> None:
     if torch.cuda.is_available():
-        pytest.skip("there the GPU's memory counts")
+        pytest.skip("on this machine the GPU's memory is measured")
     kib = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
     assert kib and peak_mb() == pytest.approx(int(kib[1]) * 1024 / 1e6, rel=0.01)

@@ -1,4 +1,4 @@
-"""Claims about the rehearsal: its text has no copies, its watch sees what a command takes, and all of it runs."""
+"""Claims about the rehearsal: its text has no duplicates, its measurements are right, and every stage runs."""
 
 import json
 import lzma
@@ -59,7 +59,7 @@ def test_no_two_documents_of_an_enlarged_corpus_are_equal(sources: tuple[list[Pa
     assert len(set(found)) == len(found)
 
 
-def test_it_is_the_same_with_any_number_of_processes_and_after_a_stop(
+def test_an_enlarged_corpus_does_not_depend_on_processes_or_interruptions(
     sources: tuple[list[Path], Path], tmp_path: Path
 ) -> None:
     wiki, books = sources
@@ -69,7 +69,7 @@ def test_it_is_the_same_with_any_number_of_processes_and_after_a_stop(
     assert contents(tmp_path / "one") == contents(tmp_path / "two")
 
 
-def test_the_watch_sees_memory_descriptors_disk_and_when_a_line_came(tmp_path: Path) -> None:
+def test_memory_descriptors_disk_and_times_of_lines_are_measured(tmp_path: Path) -> None:
     found = measure(lambda: start([sys.executable, "-c", HUNGRY], tmp_path), tmp_path)
     assert found.code == 0
     assert [line.text for line in found.lines] == ["ready"]
@@ -83,7 +83,7 @@ def test_the_watch_sees_memory_descriptors_disk_and_when_a_line_came(tmp_path: P
 
 @pytest.mark.long
 @pytest.mark.timeout(3000)
-def test_the_whole_rehearsal_runs_in_small_and_its_report_is_whole(shared_data: Path, tmp_path: Path) -> None:
+def test_a_small_rehearsal_runs_to_the_end_and_its_report_is_complete(shared_data: Path, tmp_path: Path) -> None:
     if problem := missing():
         pytest.skip(problem)
     command = [sys.executable, "bench/rehearsal.py", "--sources", shared_data, "--work", tmp_path]

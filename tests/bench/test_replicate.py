@@ -1,4 +1,4 @@
-"""Claims about the replication's command: it runs from text to report, and the same command again goes on."""
+"""Claims about the replication's command: it runs from text to report, and resumes when rerun."""
 
 import subprocess
 import sys
@@ -12,7 +12,7 @@ from bench.replication import METHODS
 from tests.conftest import REPOSITORY
 
 
-def test_the_methods_of_a_seed_differ_in_their_objective_alone():
+def test_the_methods_of_a_seed_differ_only_in_their_objective():
     commands = [job.command for job in list(phases(ReplicateOptions(seeds=(7,))))[2]]
     assert len(commands) == len(METHODS)
     for command, (name, method) in zip(commands, METHODS.items(), strict=True):
@@ -23,7 +23,7 @@ def test_the_methods_of_a_seed_differ_in_their_objective_alone():
 
 
 def write_texts(folder: Path) -> None:
-    """Text enough for shards, and the two tasks in GLUE's layout."""
+    """Writes enough text for shards, and the two tasks in GLUE's layout."""
     random = np.random.default_rng(0)
     words = ["".join(random.choice(list("abcdefgh"), size=5)) for _ in range(300)]
 
@@ -43,7 +43,7 @@ def write_texts(folder: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-def test_one_command_goes_from_text_to_the_report_and_again_only_checks(tmp_path):
+def test_one_command_runs_from_text_to_report_and_its_rerun_trains_nothing(tmp_path):
     write_texts(tmp_path)
     command = (sys.executable, "bench/replicate.py", "--input", tmp_path / "text.txt", "--data_dir", tmp_path)
     options = ("--output", tmp_path / "out", "--seeds", "0", "--steps", "60")

@@ -1,4 +1,4 @@
-"""Claims about the replication's report: it reads what evaluations write now, and names one that it cannot read."""
+"""Claims about the replication's report: it reads current evaluations and names outdated ones."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,7 @@ def write_crossing(folder: Path, measure: str) -> Path:
     return path
 
 
-def test_an_evaluation_of_an_older_version_is_named_with_the_folder_to_remove(tmp_path: Path) -> None:
+def test_an_evaluation_of_an_older_version_is_refused_and_its_folder_named(tmp_path: Path) -> None:
     path = write_crossing(tmp_path, "auc")
     with pytest.raises(ConfigError) as caught:
         write_report(tmp_path, (0,))
@@ -26,5 +26,5 @@ def test_an_evaluation_of_an_older_version_is_named_with_the_folder_to_remove(tm
     assert problem.startswith(f"{path}: lacks auc_all") and f"remove {path.parent} " in problem
 
 
-def test_one_of_this_version_is_read(tmp_path: Path) -> None:
+def test_an_evaluation_of_this_version_is_read(tmp_path: Path) -> None:
     assert read_crossing(write_crossing(tmp_path, "auc_all"))["entries"]

@@ -1,4 +1,4 @@
-"""Claims about the scaling benchmark: it times each kind of work, and its forecasts say that they assume."""
+"""Claims about the scaling benchmark: each kind of work is timed separately, and forecasts state their assumptions."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from pretrain.presets import preset
 
 
 @pytest.mark.long
-def test_each_kind_of_work_is_timed_by_itself_and_a_step_adds_up_from_them() -> None:
+def test_the_times_of_each_kind_of_work_add_up_to_a_step() -> None:
     threads, shape = torch.get_num_threads(), Shape(4)
     torch.set_num_threads(1)
     try:
@@ -19,7 +19,7 @@ def test_each_kind_of_work_is_timed_by_itself_and_a_step_adds_up_from_them() -> 
     assert costs.seconds(shape.work, 4_000_000) > shape.work.scores * costs.score
 
 
-def test_forecasts_for_gpus_name_what_they_assume() -> None:
+def test_forecasts_for_gpus_state_their_assumptions() -> None:
     first, *lines = paper_runs().splitlines()
     assert "ASSUMED" in first
     assert {line.split()[0] for line in lines} == {"small", "base"}

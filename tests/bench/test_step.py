@@ -1,4 +1,4 @@
-"""Claims about the step's benchmark: contenders train on the same batch, and the table says what was timed."""
+"""Claims about the step's benchmark: contenders train on the same batch, and the table shows what was timed."""
 
 import json
 import os
@@ -38,7 +38,7 @@ def test_the_command_prints_ratios_shares_memory_and_parts() -> None:
     assert tuple(name.strip() for name in shares) == parts and abs(sum(shares.values()) - 100) <= 3
 
 
-def test_peer_and_ours_have_the_same_sizes() -> None:
+def test_peer_and_our_model_have_the_same_sizes() -> None:
     run = with_objective(preset("small").run, "electra")
     ours = fresh_model(run)
     theirs = torch.nn.ModuleList(shared_pair(run.model))
@@ -47,13 +47,13 @@ def test_peer_and_ours_have_the_same_sizes() -> None:
 
 
 @pytest.mark.long
-def test_a_contender_that_ends_early_is_a_row_that_says_so_and_the_others_are_timed() -> None:
+def test_a_contender_that_ends_early_has_a_row_and_the_others_are_timed() -> None:
     options = StepBenchOptions(preset="tiny", batch_size=2, seq_length=32, steps=1, turns=1)
     late, killed, timed = contenders = [Contender(name, options) for name in ("eager", "electra", "hp_loss")]
     late.warm_up(0.1)
     killed.warm_up(300)
     timed.warm_up(300)
-    os.kill(killed._process.pid, signal.SIGKILL)  # as the system does where memory ends
+    os.kill(killed._process.pid, signal.SIGKILL)  # as the system does when memory runs out
     (rates,) = take_turns(contenders, options)
     for contender in contenders:
         contender.finish()
@@ -63,7 +63,7 @@ def test_a_contender_that_ends_early_is_a_row_that_says_so_and_the_others_are_ti
 
 
 @pytest.mark.long
-def test_what_a_turn_came_to_outlives_a_command_that_is_killed(tmp_path: Path) -> None:
+def test_results_of_finished_turns_survive_a_killed_command(tmp_path: Path) -> None:
     output = tmp_path / "table.json"
     command = (
         sys.executable,
@@ -86,7 +86,7 @@ def test_what_a_turn_came_to_outlives_a_command_that_is_killed(tmp_path: Path) -
     assert json.loads(output.read_text())["contenders"]["electra"]["seconds"] > 0
 
 
-def test_every_sequence_of_the_batch_is_full_and_masked_in_15_percent() -> None:
+def test_every_sequence_of_the_batch_is_full_and_15_percent_masked() -> None:
     """15% of 128, rounded up."""
     batch = random_batch(3, 128)
     assert batch.attention_mask_BL.all() and batch.masked_positions_BK.shape == (3, 20)

@@ -1,4 +1,4 @@
-"""Claims about timing: what a first call costs is not counted."""
+"""Claims about timing: the cost of a first call is not counted."""
 
 import time
 from itertools import count

@@ -1,4 +1,4 @@
-"""Claims about what the ranks exchange: no shipped configuration asks for more than its ZeRO stage needs."""
+"""Claims about traffic between ranks: no shipped configuration sends more than its ZeRO stage needs."""
 
 import re
 import subprocess
@@ -12,11 +12,11 @@ from tests.conftest import REPOSITORY, free_port
 
 VOCABULARY = 200
 SMALL_THINGS = 0.02
-"""Share of the traffic that is norms, flags and padding, in a model of half a million parameters."""
+"""Share of norms, flags and padding in the traffic of a model with half a million parameters."""
 
 
 def traffic(*arguments: str) -> dict[str, tuple[float, float]]:
-    """By configuration, over the least there is: bytes of the collectives asked for, and bytes sent."""
+    """Bytes asked for and bytes sent by configuration, relative to the minimum."""
     deepspeed = Path(sys.executable).with_name("deepspeed")
     command = (deepspeed, "--num_gpus=2", f"--master_port={free_port()}", "bench/traffic.py", *arguments)
     finished = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
@@ -25,7 +25,7 @@ def traffic(*arguments: str) -> dict[str, tuple[float, float]]:
     return {name: (float(asked), float(sent)) for name, asked, sent in lines}
 
 
-def test_what_ranks_exchange_is_two_passes_over_the_weights_and_one_more_for_each_micro_batch_that_sums() -> None:
+def test_the_minimum_is_two_passes_over_the_weights_plus_one_per_further_reducing_micro_batch() -> None:
     weights = 1000 * 2 * 7 / 8
     assert [least_traffic(stage, 1000, element=2, world_size=8) for stage in range(4)] == [2 * weights] * 4
     assert [least_traffic(stage, 1000, element=2, world_size=8, micro_batches=3) for stage in range(4)] == [
@@ -38,7 +38,7 @@ def test_what_ranks_exchange_is_two_passes_over_the_weights_and_one_more_for_eac
 
 
 @pytest.mark.long
-def test_no_zero_stage_asks_for_more_than_it_needs() -> None:
+def test_no_zero_stage_sends_more_than_it_needs() -> None:
     sent = {  # see bench/traffic.py
         "zero0_fp32.json": 1.0,
         "zero1_fp32.json": 1.25,
@@ -53,7 +53,7 @@ def test_no_zero_stage_asks_for_more_than_it_needs() -> None:
 
 
 @pytest.mark.long
-def test_neither_does_one_that_accumulates() -> None:
+def test_accumulation_sends_no_more_than_it_needs() -> None:
     measured = traffic("--vocabulary", str(VOCABULARY), "--micro_batches", "3", "--config", *CONFIGS[:4])
     assert len(measured) == 4
     assert [asked for asked, _ in measured.values()] == pytest.approx([1] * 4, abs=SMALL_THINGS)

@@ -1,4 +1,4 @@
-"""The two hosts and their Slurm, built once for all tests that need them."""
+"""The two simulated hosts and their Slurm, built once for all tests that need them."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,7 +31,7 @@ def slurm(two_hosts: TwoHosts) -> Slurm:
 
 @pytest.fixture(scope="session")
 def whole(two_hosts: TwoHosts, shards_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run of two processes on one host, which nothing disturbed."""
+    """Folder of an undisturbed run of two processes on one host."""
     folder = tmp_path_factory.mktemp("whole")
     two_hosts.run([*deepspeed("--num_gpus=2"), *training(shards_folder, folder / "run")], folder)
     return folder / "run"
@@ -39,7 +39,7 @@ def whole(two_hosts: TwoHosts, shards_folder: Path, tmp_path_factory: pytest.Tem
 
 @pytest.fixture(scope="session")
 def whole_longer(two_hosts: TwoHosts, shards_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same, of the longer run."""
+    """Folder of the same run with more steps."""
     folder = tmp_path_factory.mktemp("whole_longer")
     two_hosts.run([*deepspeed("--num_gpus=2"), *training(shards_folder, folder / "run", *LONGER)], folder)
     return folder / "run"

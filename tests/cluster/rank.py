@@ -1,9 +1,9 @@
-"""A rank that only waits, to see what launchers do: notes the signals that reach it, and leaves with 75 once asked.
+"""A rank that only waits, to test launchers: it records the signals it receives and exits with 75 once asked.
 
     deepspeed tests/cluster/rank.py --folder FOLDER       or under srun
 
-FOLDER/rank-N holds a line `started on HOST`, then the name of each signal. The first of them asks every rank to leave,
-by the file FOLDER/stop.
+FOLDER/rank-N holds a line `started on HOST`, then the name of each signal. The first signal asks every rank to leave,
+through the file FOLDER/stop.
 """
 
 import os
@@ -32,7 +32,7 @@ def main(folder: Path, rank: str) -> int:
     note(f"started on {socket.gethostname()}")
     while not stop.exists():
         time.sleep(0.05)
-    time.sleep(1.3 if rank == "0" else 1)  # the last to leave: who ends them one after the other begins with it
+    time.sleep(1.3 if rank == "0" else 1)  # rank 0 leaves last, because launchers end ranks in order
     return 75
 
 

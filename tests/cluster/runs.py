@@ -1,4 +1,4 @@
-"""Short runs of the real command, started and watched by the tests of launchers."""
+"""Short runs of the real command, started and watched by the launcher tests."""
 
 import json
 import time
@@ -9,14 +9,14 @@ from typing import Any
 from tests.conftest import REPOSITORY, free_port
 
 HANG_TIMEOUT = 20
-"""Seconds; the longest any of these runs may wait for a host that is gone."""
+"""Seconds: the longest that these runs wait for a host that is gone."""
 SHORT_RUN = ("optim.warmup_steps=4", "batch_size=8", "log_every=1", "checkpoint_every=8", "evaluate_sequences=8")
 SLOW_RUN = ("model.layers=8", "optim.steps=2000")
-"""Long enough to be met in the middle."""
+"""Options for a run long enough to be interrupted."""
 
 
 LONGER = ("optim.steps=200", "checkpoint_every=50")
-"""Long enough to be met after its first checkpoint, and short enough to be finished."""
+"""Options for a run long enough to be interrupted after its first checkpoint, and short enough to finish."""
 
 
 def training(shards: Path, output: Path, *overrides: str) -> list[object]:
@@ -35,7 +35,7 @@ def losses(folder: Path) -> dict[int, tuple[float, ...]]:
 
 
 def saved_step(folder: Path) -> int:
-    """Of the checkpoint that was saved last, beside those that were due."""
+    """Step of the last checkpoint that was saved in addition to the scheduled ones."""
     saved = max((folder / "checkpoints").glob("step-*[0-9]"))
     return int(saved.name.removeprefix("step-"))
 

@@ -1,4 +1,4 @@
-"""Claims about what a dry run finds on the hosts of a hostfile."""
+"""Claims about the problems that a dry run finds on the hosts of a hostfile."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ HOSTFILES = {
 
 
 @pytest.mark.parametrize("name", HOSTFILES)
-def test_a_dry_run_says_in_one_line_what_is_wrong_with_a_hostfile(
+def test_a_dry_run_reports_each_problem_of_a_hostfile_in_one_line(
     name: str, two_hosts: TwoHosts, shards_folder: Path, tmp_path: Path
 ) -> None:
     hostfile, config, problem = HOSTFILES[name]

@@ -1,4 +1,4 @@
-"""Claims about the two hosts that the tests of clusters stand on."""
+"""Claims about the two simulated hosts of the cluster tests."""
 
 import subprocess
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 from bench.two_hosts import Slurm, TwoHosts
 
 
-def test_pdsh_reaches_both_hosts_and_each_knows_its_own_name_and_address(two_hosts: TwoHosts, tmp_path: Path) -> None:
+def test_pdsh_reaches_both_hosts_and_each_has_its_own_name_and_address(two_hosts: TwoHosts, tmp_path: Path) -> None:
     command = ["pdsh", "-S", "-w", "node1,node2", "hostname; hostname -I"]
     lines = two_hosts.run(command, tmp_path, PDSH_RCMD_TYPE="ssh").split("\n")
     assert {line.strip() for line in lines if line} == {
@@ -17,7 +17,7 @@ def test_pdsh_reaches_both_hosts_and_each_knows_its_own_name_and_address(two_hos
     }
 
 
-def test_a_host_that_is_cut_off_is_out_of_reach_until_it_is_mended(two_hosts: TwoHosts, tmp_path: Path) -> None:
+def test_a_disconnected_host_is_unreachable_until_it_is_reconnected(two_hosts: TwoHosts, tmp_path: Path) -> None:
     reach = ["ssh", "-o", "ConnectTimeout=2", "node2", "true"]
     two_hosts.cut("node2")
     process = two_hosts.start(reach, tmp_path)
@@ -31,7 +31,7 @@ def test_slurm_runs_a_job_on_both_hosts(slurm: Slurm) -> None:
     assert sorted(slurm.run("srun", "--nodes=2", "hostname").split()) == ["node1", "node2"]
 
 
-def test_nothing_is_left_of_hosts_that_were_closed(two_hosts: TwoHosts, tmp_path: Path) -> None:
+def test_closed_hosts_leave_nothing_behind(two_hosts: TwoHosts, tmp_path: Path) -> None:
     before = links()
     hosts = TwoHosts(tmp_path)
     process = hosts.start(["sleep", "600"], tmp_path, "node2")

@@ -1,6 +1,6 @@
-"""What launchers do with signals and bad hostfiles, row by row as docs/operations.md has it; with ranks that only wait.
+"""Reactions of launchers to signals and bad hostfiles, row by row as in docs/operations.md, with ranks that only wait.
 
-A failure here is news of DeepSpeed, pdsh or Slurm: the page, and what relies on the row, must follow.
+A failure here means that DeepSpeed, pdsh or Slurm has changed: update the page and all code that relies on the row.
 """
 
 import os
@@ -22,24 +22,24 @@ from tests.conftest import REPOSITORY
 PAGE = REPOSITORY / "docs/operations.md"
 RANK = str(REPOSITORY / "tests/cluster/rank.py")
 SETTLED = 12.0
-"""Seconds after which what still runs is taken to run on."""
+"""Seconds after which a process that still runs is assumed to keep running."""
 PATIENCE = 60.0
-"""Seconds for the end of what should end, on a machine that other work shares."""
+"""Seconds to wait for an expected end on a shared machine."""
 
 
 class Row(NamedTuple):
-    """What a signal to one process of a launch does."""
+    """Effect of a signal on one process of a launch."""
 
     launch: str
     target: str
-    """As the page calls it."""
+    """The page's name for the process."""
     signal: signal.Signals
     heard: int
-    """Ranks that a signal reaches."""
+    """Number of ranks that receive a signal."""
     code: int | None
-    """The launcher's, negative for the signal that ended it; `None`: it runs on."""
+    """The launcher's exit code, negative for a signal; None if it keeps running."""
     left: int
-    """Ranks that run on."""
+    """Number of ranks that keep running."""
 
 
 ONE_HOST, PDSH, SRUN = "`deepspeed`, one host", "`deepspeed`, pdsh, two hosts", "`srun`"
@@ -52,7 +52,7 @@ COMMAND_LINES = {
     "`srun`": "srun --nodes",
     "a rank": f"{RANK} ",
 }
-"""Part of that of each target."""
+"""Part of each target's command line."""
 TERM, INT, USR1, KILL = signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGKILL
 ROWS = [
     *(Row(ONE_HOST, "`deepspeed`", number, 0, -number, 2) for number in (TERM, INT, USR1, KILL)),
@@ -81,7 +81,7 @@ ROWS = [
 
 @pytest.fixture(autouse=True)
 def interrupts_are_not_ignored() -> Iterator[None]:
-    """As they are in what a shell starts in the background."""
+    """Restores the handling of interrupts, which shells disable for background commands."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -89,7 +89,7 @@ def interrupts_are_not_ignored() -> Iterator[None]:
 
 @pytest.mark.long
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.launch}: {row.signal.name} to {row.target}")
-def test_a_signal_does_what_the_page_says(row: Row, two_hosts: TwoHosts, slurm: Slurm, tmp_path: Path) -> None:
+def test_a_signal_has_the_documented_effect(row: Row, two_hosts: TwoHosts, slurm: Slurm, tmp_path: Path) -> None:
     process = start(row.launch, two_hosts, slurm, tmp_path)
     try:
         for pid in targets(row, two_hosts):
@@ -121,7 +121,7 @@ def start(launch: str, hosts: TwoHosts, slurm: Slurm, folder: Path) -> subproces
 
 
 def targets(row: Row, hosts: TwoHosts) -> list[int]:
-    """What the row's signal is sent to: of two hosts' processes the other host's."""
+    """Processes that receive the row's signal; in a launch on two hosts, those of the second."""
     if row.target != GROUP:
         there = "node2" if row.launch != ONE_HOST and row.target.startswith("a ") else "node1"
         return [min(processes(hosts, there, row.target))]
@@ -137,9 +137,9 @@ def wait(process: subprocess.Popen[str], seconds: float) -> int | None:
 
 
 def processes(hosts: TwoHosts, host: str, target: str) -> list[int]:
-    """Those that the page calls so, but for the shells that sshd runs them in."""
+    """Processes with this name on the page, without the shells in which sshd starts them."""
     found = {pid: command_line(pid) for pid in hosts.processes(host, COMMAND_LINES[target])}
-    if target == "a rank":  # its launchers have its command line in theirs
+    if target == "a rank":  # its launchers' command lines contain its own
         return [pid for pid, line in found.items() if re.match(rf"\S*python\S* (-u )?{RANK} ", line)]
     return [pid for pid, line in found.items() if not re.match(r"\S*(ba)?sh -c", line)]
 
@@ -153,17 +153,17 @@ def ranks(hosts: TwoHosts) -> list[int]:
 
 
 class Launch(NamedTuple):
-    """What DeepSpeed does with a hostfile."""
+    """Reaction of DeepSpeed to a hostfile."""
 
     started: list[str]
-    """The hosts of the ranks it starts."""
+    """Hosts of the ranks it starts."""
     code: int
     said: str = ""
-    """Part of what it says."""
+    """Part of its output."""
 
 
 LEFT = 75
-"""What the ranks leave with."""
+"""Exit code of the ranks."""
 HOSTFILES = {
     "missing": (None, Launch(["node1"], LEFT, "Unable to find hostfile")),
     "two hosts in one line": ("node1 slots=1 node2 slots=1\n", Launch(["node1"], LEFT)),
@@ -181,7 +181,7 @@ HOSTFILES = {
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", HOSTFILES)
-def test_deepspeed_does_with_a_bad_hostfile_what_the_page_says(name: str, two_hosts: TwoHosts, tmp_path: Path) -> None:
+def test_deepspeed_handles_a_bad_hostfile_as_documented(name: str, two_hosts: TwoHosts, tmp_path: Path) -> None:
     text, expected = HOSTFILES[name]
     if text is not None:
         (tmp_path / "hosts").write_text(text)
@@ -203,20 +203,20 @@ HEARD = {
     "all, by TERM": 2,
     "all, by USR1": 2,
 }
-"""Of two ranks that leave together."""
+"""Number of ranks that receive a signal, of two that then leave together."""
 
 
-def test_the_page_has_the_rows_that_are_run() -> None:
+def test_the_page_lists_exactly_the_tested_signals() -> None:
     assert set(rows_of_the_page()) == {(*row[:4], as_a_shell_says(row.code), row.left) for row in ROWS}
 
 
-def test_the_page_has_the_hostfiles_that_are_run() -> None:
+def test_the_page_lists_exactly_the_tested_hostfiles() -> None:
     codes = {name: "the ranks'" if launch.code == LEFT else str(launch.code) for name, (_, launch) in HOSTFILES.items()}
     assert {name: code.strip("*") for name, _, code in lines_of_tables("hostfile")} == codes
 
 
 def rows_of_the_page() -> Iterator[tuple[object, ...]]:
-    """Of the table of signals, one for each signal."""
+    """Rows of the page's table of signals, one per signal."""
     launch = ""
     for first, target, signals, heard, codes, left, _ in lines_of_tables("launch"):
         launch, names, several = first or launch, signals.split(", "), codes.strip("*").split(", ")
@@ -226,7 +226,7 @@ def rows_of_the_page() -> Iterator[tuple[object, ...]]:
 
 
 def lines_of_tables(heading: str) -> Iterator[list[str]]:
-    """Cells of each line of the page's table that has this heading over its first column."""
+    """Cells of each row of the page's table whose first column has this heading."""
     _, _, table = PAGE.read_text().partition(f"\n| {heading} |")
     for line in table.split("\n\n")[0].splitlines()[2:]:
         yield [cell.strip() for cell in line.strip("|").split("|")]

@@ -16,7 +16,7 @@ ON_TWO_NODES = ("--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=1", "--gpus
 
 
 def submit(slurm: Slurm, output: Path, *command: object, folder: Path = REPOSITORY) -> str:
-    """Submits from this folder; returns the job's number."""
+    """Submits a job from this folder; returns its number."""
     options = ["--parsable", f"--output={output}/job.out"]
     return slurm.run("sbatch", *options, *map(str, command), folder=folder).strip()
 
@@ -38,7 +38,7 @@ def wait_for_end(slurm: Slurm, job: str, folder: Path, seconds: float = 400, sta
     assert field(slurm, job, "JobState") == state, "".join(path.read_text() for path in folder.glob("*.out"))
 
 
-def test_a_job_that_is_signalled_saves_goes_back_into_the_queue_and_ends_with_the_losses_of_one_host(
+def test_a_signalled_job_saves_is_requeued_and_ends_with_the_losses_of_one_host(
     slurm: Slurm, shards_folder: Path, tmp_path: Path, whole: Path
 ) -> None:
     folder = tmp_path / "run"
@@ -52,11 +52,11 @@ def test_a_job_that_is_signalled_saves_goes_back_into_the_queue_and_ends_with_th
 
 
 @pytest.mark.long
-def test_a_job_that_reaches_its_time_limit_ends_with_the_losses_of_one_that_did_not(
+def test_a_job_that_reaches_its_time_limit_ends_with_the_losses_of_an_undisturbed_one(
     slurm: Slurm, shards_folder: Path, tmp_path: Path, whole_longer: Path
 ) -> None:
-    # Slurm's shortest limit is a minute, and its warning comes at the 30th second or later: a slow network makes a step
-    # of the two hosts last for a third of a second, on any machine.
+    # Slurm's shortest limit is a minute, and it warns at the 30th second or later. A slow network makes each step of
+    # the two hosts take a third of a second, on any machine.
     folder = tmp_path / "run"
     slurm.hosts.throttle("node1", "100mbit")
     try:
@@ -69,7 +69,7 @@ def test_a_job_that_reaches_its_time_limit_ends_with_the_losses_of_one_that_did_
 
 
 @pytest.mark.long
-def test_a_job_one_of_whose_nodes_fails_goes_back_into_the_queue_by_itself(
+def test_a_job_that_loses_a_node_is_requeued_automatically(
     slurm: Slurm, shards_folder: Path, tmp_path: Path, whole_longer: Path
 ) -> None:
     folder = tmp_path / "run"
@@ -89,7 +89,7 @@ def test_a_job_one_of_whose_nodes_fails_goes_back_into_the_queue_by_itself(
 
 
 @pytest.mark.long
-def test_a_job_a_rank_of_which_is_killed_starts_it_again(
+def test_a_job_restarts_after_a_rank_is_killed(
     slurm: Slurm, shards_folder: Path, tmp_path: Path, whole_longer: Path
 ) -> None:
     folder = tmp_path / "run"
@@ -104,7 +104,7 @@ def test_a_job_a_rank_of_which_is_killed_starts_it_again(
 
 
 @pytest.mark.long
-def test_a_job_whose_supervisor_is_killed_has_saved_where_it_stands(
+def test_a_job_whose_supervisor_is_killed_has_saved_its_progress(
     slurm: Slurm, shards_folder: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
@@ -118,7 +118,7 @@ def test_a_job_whose_supervisor_is_killed_has_saved_where_it_stands(
 
 
 @pytest.mark.long
-def test_a_job_that_is_cancelled_has_saved_where_it_stands(slurm: Slurm, shards_folder: Path, tmp_path: Path) -> None:
+def test_a_cancelled_job_has_saved_its_progress(slurm: Slurm, shards_folder: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     job = submit_training(slurm, shards_folder, folder, *SLOW_RUN)
     wait_for(lambda: len(losses(folder)) >= 2)
@@ -129,7 +129,7 @@ def test_a_job_that_is_cancelled_has_saved_where_it_stands(slurm: Slurm, shards_
 
 
 @pytest.mark.long
-def test_a_mistake_ends_the_job_at_once(slurm: Slurm, tmp_path: Path) -> None:
+def test_a_user_error_ends_the_job_at_once(slurm: Slurm, tmp_path: Path) -> None:
     job = submit(slurm, tmp_path, *ON_TWO_NODES, "cluster/pretrain.sbatch", "--data", tmp_path / "nowhere")
     wait_for_end(slurm, job, tmp_path, state="FAILED")
     assert field(slurm, job, "ExitCode") == "2:0"
@@ -137,7 +137,7 @@ def test_a_mistake_ends_the_job_at_once(slurm: Slurm, tmp_path: Path) -> None:
     assert "nowhere" in (tmp_path / "job.out").read_text()
 
 
-def test_a_build_spreads_over_the_nodes(slurm: Slurm, shards_folder: Path, tmp_path: Path) -> None:
+def test_a_build_uses_all_nodes(slurm: Slurm, shards_folder: Path, tmp_path: Path) -> None:
     raw, vocab = shards_folder.parent / "raw", shards_folder.parent / "vocab"
     options = ["--input", raw, "--vocab", vocab, "--output", tmp_path / "shards", "--seq_length", "32"]
     options += ["--held_out", "0.1", "--chunk_mb", "0.1", "--shard_mb", "0.15", "--workers", "1"]
@@ -148,7 +148,7 @@ def test_a_build_spreads_over_the_nodes(slurm: Slurm, shards_folder: Path, tmp_p
 
 
 @pytest.mark.long
-def test_a_build_that_is_signalled_goes_on_at_its_first_unfinished_shard(
+def test_a_signalled_build_resumes_at_its_first_unfinished_shard(
     slurm: Slurm, shards_folder: Path, tmp_path: Path
 ) -> None:
     raw = tmp_path / "raw"
@@ -174,7 +174,7 @@ def test_a_build_that_is_signalled_goes_on_at_its_first_unfinished_shard(
 
 
 @pytest.mark.long
-def test_an_array_fine_tunes_each_task_and_an_element_that_is_signalled_goes_on_where_it_stood(
+def test_an_array_fine_tunes_each_task_and_a_signalled_element_resumes(
     slurm: Slurm, stock_model: Path, cola_folder: Path, squad_folder: Path, tmp_path: Path
 ) -> None:
     for path in (*cola_folder.iterdir(), *squad_folder.iterdir(), REPOSITORY / "finetune", REPOSITORY / "cluster"):
@@ -201,7 +201,7 @@ def test_an_array_fine_tunes_each_task_and_an_element_that_is_signalled_goes_on_
 
 
 @pytest.mark.parametrize("name", ["build", "pretrain", "finetune"])
-def test_slurm_understands_every_script(name: str, slurm: Slurm) -> None:
+def test_slurm_accepts_every_script(name: str, slurm: Slurm) -> None:
     script = f"cluster/{name}.sbatch"
     subprocess.run(["bash", "-n", REPOSITORY / script], check=True)
     fits = ["--nodes=1", "--ntasks=1", "--ntasks-per-node=1", "--cpus-per-task=1", "--gpus-per-node=0"]

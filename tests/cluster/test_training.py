@@ -1,4 +1,4 @@
-"""Claims about training on two hosts through the real launchers: the same losses, no orphan, no wait without end."""
+"""Claims about training on two hosts with the real launchers: same losses, no orphans, no endless wait."""
 
 import os
 import signal
@@ -26,7 +26,7 @@ def test_two_hosts_give_the_losses_of_one(
 
 
 @pytest.mark.long
-def test_one_of_two_hosts_is_cut_off_on_the_way_and_the_same_command_ends_with_the_same_losses(
+def test_after_one_host_is_disconnected_the_rerun_command_ends_with_the_same_losses(
     two_hosts: TwoHosts, shards_folder: Path, tmp_path: Path, whole: Path
 ) -> None:
     folder = tmp_path / "run"
@@ -61,7 +61,7 @@ def test_ranks_save_and_end_when_their_launcher_is_killed(
 
 @pytest.mark.long
 @pytest.mark.parametrize("launcher", ["bin/deepspeed ", "pdsh -S", f"{REPOSITORY}/pretrain/supervise.py"])
-def test_no_rank_of_two_hosts_outlives_what_launched_it_and_the_same_command_finishes_the_run(
+def test_no_rank_outlives_its_launchers_and_the_rerun_command_finishes_the_run(
     launcher: str, two_hosts: TwoHosts, shards_folder: Path, tmp_path: Path, whole_longer: Path
 ) -> None:
     folder = tmp_path / "run"
@@ -76,7 +76,7 @@ def test_no_rank_of_two_hosts_outlives_what_launched_it_and_the_same_command_fin
 
 
 def kill(hosts: TwoHosts, launcher: str, folder: Path) -> None:
-    """Kills these processes of node1 in the middle of a run, and waits for the end of its ranks."""
+    """Kills these processes on node1 during a run, and waits for the end of its ranks."""
     wait_for(lambda: len(losses(folder)) >= 2)
     assert len(ranks(hosts)) == 2
     for process in hosts.processes("node1", launcher):

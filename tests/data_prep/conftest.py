@@ -1,4 +1,4 @@
-"""A small corpus, vocabulary and built shards that the tests of this package share."""
+"""A small corpus, a vocabulary and built shards, shared by the tests of data preparation."""
 
 import resource
 import signal
@@ -18,7 +18,7 @@ SYLLABLES = ("ka", "lo", "mi", "ne", "ru", "so", "ta", "vu")
 
 
 def random_document(random: np.random.Generator, sentences: int) -> str:
-    """Sentences of made-up words, a few to a line; some words need three pieces."""
+    """Sentences of random words, a few per line; some words need three pieces."""
     words = ["".join(random.choice(SYLLABLES, random.integers(1, 4))) for _ in range(sentences * 9)]
     texts = [" ".join(words[first : first + 9]).capitalize() + "." for first in range(0, len(words), 9)]
     return "\n".join(" ".join(texts[first : first + 3]) for first in range(0, sentences, 3))
@@ -45,7 +45,7 @@ def corpus(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def options(corpus, vocab, tmp_path_factory) -> BuildOptions:
-    """Options of a build of several chunks, with something held out."""
+    """Options of a build with several chunks and a held-out part."""
     return BuildOptions(
         input=(corpus,),
         output=tmp_path_factory.mktemp("shards") / "built",
@@ -60,39 +60,39 @@ def options(corpus, vocab, tmp_path_factory) -> BuildOptions:
 
 @pytest.fixture(scope="session")
 def built(options) -> Path:
-    """The folder of that build; not to be written to."""
+    """Output folder of that build; read-only for tests."""
     assert main(options) == 0
     return options.output
 
 
 def write_indexed(prefix: Path, data: np.ndarray, lengths: np.ndarray) -> dict[str, tuple[int, str]]:
-    """Writes the items that lie end to end in `data`, `lengths` elements each, as an indexed file."""
+    """Writes consecutive items of `lengths` elements each, taken from `data`, as an indexed file."""
     writer = IndexedWriter(prefix, data.dtype)
     writer.add(data, lengths)
     return writer.close()
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Every file of a folder by its relative path."""
+    """The bytes of every file in a folder, by relative path."""
     return {
         path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()
     }
 
 
 def finished_chunks(folder: Path) -> int:
-    """Chunks that the log of a running build has recorded."""
+    """Number of chunks recorded in the log of a running build."""
     log = folder / "records.log"
     return log.read_bytes().count(b" chunk ") if log.is_file() else 0
 
 
 def run_script(*arguments: object, **settings) -> subprocess.CompletedProcess:
-    """Runs `python ARGUMENTS` in the repository's root, as a user does."""
+    """Runs `python ARGUMENTS` in the repository's root, as a user would."""
     command = [sys.executable, *map(str, arguments)]
     return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=120, **settings)
 
 
 def command_of(options: BuildOptions) -> list[str]:
-    """The command line that gives these options."""
+    """The command line equivalent to these options."""
     words = ["data_prep/build_shards.py", "--input", *map(str, options.input)]
     for name in ("output", "vocab", "seq_length", "held_out", "chunk_mb", "shard_mb", "workers"):
         words += [f"--{name}", str(getattr(options, name))]
@@ -100,7 +100,7 @@ def command_of(options: BuildOptions) -> list[str]:
 
 
 def limit_file_size():
-    """As on a full disk, but not for others: no file of this process may grow beyond 1 kB."""
+    """Limits the files of this process to 1 kB, to simulate a full disk without affecting others."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1024, 1024))
 
@@ -126,7 +126,7 @@ print(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
 
 
 def peak_of_reading(path):
-    """How a process ends that reads the documents of a file, and the megabytes that it takes at most."""
+    """Reads a file's documents in a new process; returns how it ended and its peak memory in megabytes."""
     done = subprocess.run(
         [sys.executable, "-c", READ, path], cwd=REPOSITORY, capture_output=True, text=True, timeout=60
     )

@@ -1,4 +1,4 @@
-"""Malformed input files, each made from a seed: damaged, misnamed, mixed in encoding and format."""
+"""Malformed input files made from a seed: damaged, misnamed, or with mixed encodings and formats."""
 
 import bz2
 import gzip
@@ -20,7 +20,7 @@ PACKERS: dict[str, Callable[[bytes], bytes]] = {
     ".xz": lzma.compress,
     ".zst": lambda content: pyarrow.compress(content, "zstd", asbytes=True),
 }
-FORMATS = ("a.parquet", "a.txt", "a.txt", "wiki_00", "a.jsonl", "a.xml", "wiki_01")  # by the name they should have
+FORMATS = ("a.parquet", "a.txt", "a.txt", "wiki_00", "a.jsonl", "a.xml", "wiki_01")  # formats by their proper names
 WORDS = (
     *(
         "Ka lo mi.",
@@ -57,7 +57,7 @@ NESTED = ("{{", "[[", "<ref>", "{|\n", "'''", "[", '{"text": ', "<doc id='1'>", 
 
 
 def malformed_file(seed: int, folder: Path) -> tuple[Path, dict[str, Any]]:
-    """A file of the seed in the folder, and options to build it with."""
+    """Writes the seed's malformed file into the folder; returns it with options for a build."""
     random = np.random.default_rng(seed)
     form = int(random.integers(0, len(FORMATS)))
     content = _written(form, _texts(random), random)
@@ -91,7 +91,7 @@ def _texts(random: np.random.Generator) -> list[str]:
 
 
 def _written(form: int, texts: list[str], random: np.random.Generator) -> bytes:
-    """The texts in one of the formats, in some encoding."""
+    """The texts in one of the formats and in a random encoding."""
     if form == 0:
         table = io.BytesIO()
         column = str(random.choice(["text", "text", "body"]))

@@ -1,4 +1,4 @@
-"""Claims about a whole build: the same bytes however it is run, and every mistake one line."""
+"""Claims about whole builds: identical bytes however they are run, and one line for every user error."""
 
 import bz2
 import json
@@ -58,15 +58,15 @@ def test_the_bytes_are_the_same_under_mpirun(options, built, tmp_path):
 
 
 def processes_below(parent):
-    """Process ids of the children of a process, their children, and so on."""
+    """PIDs of all descendants of a process."""
     path = Path(f"/proc/{parent}/task/{parent}/children")
     children = [int(child) for child in path.read_text().split()] if path.is_file() else []
     return [process for child in children for process in (*processes_below(child), child)]
 
 
 @needs_mpirun
-def test_every_format_without_copies_is_the_same_under_mpirun_whatever_was_killed(options, many_formats, tmp_path):
-    """The whole job is killed twice: while it looks for copies, and while it builds."""
+def test_every_format_deduplicated_is_the_same_under_mpirun_whatever_was_killed(options, many_formats, tmp_path):
+    """The whole job is killed twice: during the search for duplicates, and during the build."""
     shutil.copytree(many_formats / "tables", tmp_path / "again")
     inputs = (*(many_formats / name for name in ("tables", "wiki", "text")), tmp_path / "again")
     case = {"input": inputs, "chunk_mb": 0.003, "dedup": "exact"}
@@ -89,7 +89,7 @@ def test_every_format_without_copies_is_the_same_under_mpirun_whatever_was_kille
 
 
 def kill_after(options, chunks):
-    """Runs the build until its log has this many chunks, and kills it in mid-work."""
+    """Runs the build until its log has this many chunks, then kills it."""
     process = subprocess.Popen(
         [sys.executable, *command_of(options)], cwd=REPOSITORY, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
@@ -101,8 +101,8 @@ def kill_after(options, chunks):
     assert not (options.output / "manifest.json").exists()
 
 
-def test_a_build_killed_at_any_moment_goes_on_to_the_same_bytes(options, built, tmp_path, monkeypatch):
-    """Killed three times in mid-work, each time as soon as one more chunk is recorded."""
+def test_a_build_killed_at_any_moment_resumes_to_the_same_bytes(options, built, tmp_path, monkeypatch):
+    """Killed three times, each time as soon as one more chunk is recorded."""
     case = again(options, tmp_path / "out")
     for finished in (1, 2, 4):
         kill_after(case, finished)
@@ -120,7 +120,7 @@ def test_a_build_killed_at_any_moment_goes_on_to_the_same_bytes(options, built, 
 
 @pytest.fixture
 def half_built(options, tmp_path):
-    """A build of a copy of the corpus, stopped after some chunks; the folder of the copy and the options."""
+    """A build on a copy of the corpus, stopped after some chunks: the copy's folder and the options."""
     folder = shutil.copytree(options.input[0], tmp_path / "corpus")
     case = again(options, tmp_path / "out", input=(folder,))
     kill_after(case, 5)
@@ -128,20 +128,20 @@ def half_built(options, tmp_path):
 
 
 def with_other_text(path):
-    """As after `cp -p`: other text of the same size, and the old time."""
+    """Replaces the text by another of the same size and keeps the modification time, as `cp -p` would."""
     status, text = path.stat(), path.read_bytes()
     path.write_bytes(text[:-200].replace(b"ka", b"lo", 1) + text[-200:])
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
-def test_input_that_changed_after_it_was_built_is_refused_by_name_also_at_the_same_size_and_time(half_built):
+def test_input_that_changed_during_a_build_is_refused_by_name_even_at_the_same_size_and_time(half_built):
     folder, case = half_built
     with_other_text(folder / "part-0.txt")
     with pytest.raises(ConfigError, match=r"part-0\.txt is not what .* was built from"):
         main(case)
 
 
-def test_input_that_was_only_touched_or_put_back_goes_on_to_the_same_bytes(half_built, built):
+def test_input_that_was_only_touched_or_restored_resumes_to_the_same_bytes(half_built, built):
     folder, case = half_built
     for path in folder.iterdir():
         os.utime(path, (1, 1))
@@ -149,7 +149,7 @@ def test_input_that_was_only_touched_or_put_back_goes_on_to_the_same_bytes(half_
     assert contents_of_shards(case.output) == contents_of_shards(built)
 
 
-def test_a_complete_build_of_other_text_is_not_complete_already(options, built, tmp_path):
+def test_a_finished_build_of_other_text_does_not_count_as_finished(options, built, tmp_path):
     folder = shutil.copytree(options.input[0], tmp_path / "corpus")
     output = shutil.copytree(built, tmp_path / "out")
     with_other_text(folder / "part-6.txt")
@@ -173,7 +173,7 @@ def cut(path):
     "name",
     ["shard-00001.bin", "shard-00002.mask.idx", "held_out/shard-00000.mask.bin", "records.log", "manifest.json"],
 )
-def test_what_is_missing_cut_or_flipped_in_a_complete_folder_is_built_again(options, built, tmp_path, damage, name):
+def test_what_is_missing_cut_or_flipped_in_a_finished_build_is_rebuilt(options, built, tmp_path, damage, name):
     output = shutil.copytree(built, tmp_path / "out")
     damage(output / name)
     if name == "records.log" and damage is Path.unlink:
@@ -186,7 +186,7 @@ def test_what_is_missing_cut_or_flipped_in_a_complete_folder_is_built_again(opti
 
 @pytest.mark.parametrize("damage", [Path.unlink, cut, flip])
 @pytest.mark.parametrize("pattern", ["shard-*.bin", ".build/train-*.part"])
-def test_what_is_damaged_in_an_unfinished_build_is_built_again(half_built, built, damage, pattern):
+def test_damaged_files_of_an_unfinished_build_are_rebuilt(half_built, built, damage, pattern):
     _, case = half_built
     [found, *_] = sorted(case.output.glob(pattern))
     damage(found)
@@ -194,7 +194,7 @@ def test_what_is_damaged_in_an_unfinished_build_is_built_again(half_built, built
     assert contents_of_shards(case.output) == contents_of_shards(built)
 
 
-def test_an_overwritten_tokenizer_is_put_back(options, built, tmp_path):
+def test_an_overwritten_tokenizer_is_restored(options, built, tmp_path):
     output = shutil.copytree(built, tmp_path / "out")
     (output / "tokenizer" / "vocab.txt").write_text("other")
     assert main(again(options, output)) == 0
@@ -202,7 +202,7 @@ def test_an_overwritten_tokenizer_is_put_back(options, built, tmp_path):
 
 
 def test_the_shards_hold_the_chunks_of_format_1_in_order(tmp_path):
-    """The random streams belong to the chunks: merging them changes no sequence and no mask."""
+    """Random streams belong to chunks, so merging changes no sequence and no mask."""
     old = Path(__file__).parent / "format_1"
     values = json.loads((old / "shards" / "manifest.json").read_text())["config"]
     kept = {name: values[name] for name in ("seq_length", "mask_copies", "held_out", "chunk_mb")}
@@ -228,7 +228,7 @@ def test_shards_are_filled_in_order_up_to_their_size(built):
     assert all(limit / 2 < size + length <= limit for size, length in zip(sizes[:-1], lengths, strict=False))
 
 
-def test_a_complete_build_is_left_as_it_is(options, built):
+def test_a_finished_build_is_not_changed_by_a_rerun(options, built):
     def stamps():
         return {path: path.stat().st_mtime_ns for path in built.rglob("*") if path.name != LOCK_NAME}
 
@@ -252,7 +252,7 @@ def test_another_input_in_the_same_folder_is_refused_by_name(options, built, cor
         main(again(options, built, input=(tmp_path / "corpus",)))
 
 
-def test_the_books_balance_and_the_held_out_share_is_about_right(built):
+def test_the_manifest_accounts_for_every_document_and_the_held_out_share_is_about_right(built):
     books = load_manifest(built).books
     assert books.documents.read == 96
     assert books.documents.balances
@@ -273,7 +273,7 @@ def test_nothing_held_out_makes_no_held_out_folder(options, tmp_path):
 
 @pytest.fixture(scope="module")
 def repeated(options, tmp_path_factory):
-    """The corpus twice over, to be built without its copies."""
+    """Options of a build that removes duplicates, with every document of the corpus twice."""
     folder = tmp_path_factory.mktemp("repeated")
     for name in ("first", "second"):
         shutil.copytree(options.input[0], folder / "corpus" / name)
@@ -282,7 +282,7 @@ def repeated(options, tmp_path_factory):
     return folder / "corpus", output
 
 
-def test_copies_of_documents_are_dropped_and_counted(built, repeated):
+def test_duplicate_documents_are_dropped_and_counted(built, repeated):
     once, twice = load_manifest(built).books, load_manifest(repeated[1]).books
     assert twice.documents.dropped == {"duplicate": 96}
     assert twice.balances
@@ -290,7 +290,7 @@ def test_copies_of_documents_are_dropped_and_counted(built, repeated):
     assert twice.word_pieces == once.word_pieces
 
 
-def test_which_copies_are_dropped_does_not_depend_on_workers_or_restarts(options, repeated, tmp_path):
+def test_which_duplicates_are_dropped_does_not_depend_on_workers_or_restarts(options, repeated, tmp_path):
     command = [*command_of(again(options, tmp_path / "out", input=(repeated[0],), workers=2)), "--dedup", "exact"]
     process = subprocess.Popen(
         [sys.executable, *command], cwd=REPOSITORY, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
@@ -322,14 +322,16 @@ ARTICLES = ["The river rises in the hills north of the town and runs south to th
     [
         ("novel.txt", "\n\n".join(NOVEL), {}, True),
         ("novel.txt", "\n\n".join(NOVEL), {"documents": "file"}, False),
-        ("novel.txt", "\n".join(NOVEL), {}, False),  # a paragraph a line: one document
+        ("novel.txt", "\n".join(NOVEL), {}, False),  # one paragraph per line: one document
         ("articles.txt", "\n\n".join(ARTICLES), {}, False),
         ("notes.jsonl", "\n".join(json.dumps({"text": text}) for text in NOVEL), {}, False),
         ("novel.txt", "\n\n".join(NOVEL), {"packing": "full"}, False),
         ("few.txt", "\n\n".join(NOVEL[:10]), {}, False),
     ],
 )
-def test_paragraphs_that_would_be_documents_are_warned_of(options, tmp_path, capsys, name, text, changes, warned):
+def test_a_warning_is_given_if_paragraphs_would_become_documents(
+    options, tmp_path, capsys, name, text, changes, warned
+):
     (tmp_path / name).write_text(text)
     changes = {"input": (tmp_path / name,), "sentences": "line", **changes}
     for number, dry_run in enumerate((True, False)):
@@ -339,7 +341,7 @@ def test_paragraphs_that_would_be_documents_are_warned_of(options, tmp_path, cap
         assert all("at most 203 characters" in line and "--documents file" in line for line in warnings)
 
 
-def test_one_document_is_a_corpus_and_nothing_of_it_is_held_out(options, tmp_path, capsys):
+def test_a_single_document_is_a_corpus_and_none_of_it_is_held_out(options, tmp_path, capsys):
     (tmp_path / "novel.txt").write_text("\n".join(NOVEL))
     build = again(options, tmp_path / "out", input=(tmp_path / "novel.txt",), held_out=0.005)
     assert main(build) == 0
@@ -373,11 +375,11 @@ def test_a_log_has_no_control_characters(options, tmp_path):
         (["--seed", "9" * 5000], "seed"),
     ],
 )
-def test_a_mistake_is_one_line_that_names_its_field_and_exit_code_2(options, tmp_path, arguments, field):
+def test_a_user_error_is_one_line_that_names_its_field_and_exit_code_2(options, tmp_path, arguments, field):
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     arguments = [str(tmp_path / "loop") if word == "LOOP" else word for word in arguments]
     command = command_of(again(options, tmp_path / "out"))
-    if arguments[0] in command:  # an option stands there once, but the input's
+    if arguments[0] in command:  # every option but the input is given once
         at = command.index(arguments[0])
         del command[at : at + 2]
     done = run_script(*command, *arguments)
@@ -399,7 +401,7 @@ def test_output_inside_the_input_is_refused(options, tmp_path):
         main(again(options, tmp_path / "in" / "out", input=(tmp_path / "in",)))
 
 
-def test_a_damaged_input_stops_the_build_by_name_and_another_run_goes_on(options, built, tmp_path):
+def test_damaged_input_stops_the_build_by_name_and_a_rerun_resumes(options, built, tmp_path):
     import lzma
 
     folder = tmp_path / "in"
@@ -418,7 +420,7 @@ def test_a_damaged_input_stops_the_build_by_name_and_another_run_goes_on(options
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_full_disk_is_one_line_and_exit_code_1_and_another_run_goes_on(options, built, tmp_path, workers):
+def test_a_full_disk_is_one_line_and_exit_code_1_and_a_rerun_resumes(options, built, tmp_path, workers):
     command = [*command_of(again(options, tmp_path / "out", workers=workers)), "--punkt", str(built / "punkt")]
     done = run_script(*command, preexec_fn=limit_file_size)
     assert done.returncode == 1
@@ -432,13 +434,13 @@ def contents_of_shards(folder):
     return {name: content for name, content in contents(folder).items() if ".bin" in name or ".idx" in name}
 
 
-def test_more_processes_than_a_machine_has_is_a_mistake_and_not_an_overflow(options, tmp_path):
+def test_more_processes_than_a_machine_can_have_is_a_user_error_and_not_an_overflow(options, tmp_path):
     done = run_script(*command_of(again(options, tmp_path / "out"))[:-1], "9" * 400)
     assert done.returncode == 2
     assert done.stderr.startswith("build_shards.py: error: workers: got '999") and done.stderr.count("\n") == 1
 
 
-def test_a_killed_worker_is_one_line_and_exit_code_1_and_another_run_goes_on(options, built, tmp_path):
+def test_a_killed_worker_is_one_line_and_exit_code_1_and_a_rerun_resumes(options, built, tmp_path):
     command = command_of(again(options, tmp_path / "out", workers=2))
     process = subprocess.Popen(
         [sys.executable, *command], cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -457,7 +459,7 @@ def test_a_killed_worker_is_one_line_and_exit_code_1_and_another_run_goes_on(opt
     assert contents(tmp_path / "out") == contents(built)
 
 
-def test_an_input_that_vanishes_is_named_and_another_run_goes_on(options, built, tmp_path, monkeypatch):
+def test_an_input_file_that_disappears_is_named_and_a_rerun_resumes(options, built, tmp_path, monkeypatch):
     shutil.copytree(options.input[0], tmp_path / "corpus")
     last = tmp_path / "corpus" / "part-7.txt"
 
@@ -496,7 +498,7 @@ def test_thousands_of_small_files_share_shards(options, tmp_path):
 
 @pytest.fixture(scope="module")
 def many_formats(options, tmp_path_factory):
-    """The corpus in every format, as three inputs."""
+    """Options of a build with the corpus in every format, as three inputs."""
     folder = tmp_path_factory.mktemp("formats")
     texts = [path.read_text().split("\n\n") for path in sorted(options.input[0].iterdir())]
     for name in ("tables", "wiki", "text"):
@@ -526,7 +528,7 @@ def test_every_format_builds_to_the_same_bytes_with_any_number_of_workers(option
     }
 
 
-def test_names_that_are_not_utf8_or_steer_a_terminal_are_built_and_shown_as_text(options, built, tmp_path):
+def test_names_that_are_not_utf8_or_contain_control_characters_are_built_and_escaped(options, built, tmp_path):
     texts = options.input[0].joinpath("part-0.txt").read_text().split("\n\n")
     names = [os.fsdecode(name) for name in (b"caf\xe9", b"caf\xe9.parquet", b"a\n\x1b[31mb.txt")]
     folder = tmp_path / os.fsdecode(b"in\xff")
@@ -550,7 +552,7 @@ def test_names_that_are_not_utf8_or_steer_a_terminal_are_built_and_shown_as_text
 
 
 def build_malformed(seed, options, built, folder):
-    """Whether a malformed input built; it may otherwise only be refused by one clear line."""
+    """Builds malformed input; returns True if it was built, False if it was refused in one clear line."""
     (folder / "in").mkdir(parents=True)
     path, changes = malformed_file(seed, folder / "in")
     try:
@@ -570,14 +572,14 @@ def build_malformed(seed, options, built, folder):
 
 
 @pytest.mark.parametrize("first", [0, pytest.param(60, marks=pytest.mark.long)])
-def test_malformed_input_builds_with_balanced_books_or_is_one_clear_error(options, built, tmp_path, first):
+def test_malformed_input_is_built_and_accounted_for_or_refused_in_one_clear_line(options, built, tmp_path, first):
     count = 60 if first == 0 else 540
     ends = [build_malformed(seed, options, built, tmp_path / str(seed)) for seed in range(first, first + count)]
     assert 0.2 < np.mean(ends) < 0.8, "too few cases of one kind"
 
 
 @pytest.mark.long
-def test_a_build_killed_at_twenty_random_moments_goes_on_to_the_same_bytes(options, tmp_path):
+def test_a_build_killed_at_twenty_random_moments_resumes_to_the_same_bytes(options, tmp_path):
     random = np.random.default_rng(0)
     changes = {"chunk_mb": 0.003, "dedup": "exact", "workers": 2}
     command = command_of(again(options, tmp_path / "whole", **changes))
@@ -602,7 +604,7 @@ def test_a_build_killed_at_twenty_random_moments_goes_on_to_the_same_bytes(optio
     assert contents(output) == contents(tmp_path / "whole")
 
 
-def test_the_real_corpus_builds_with_the_real_tools(shared_data, tmp_path):
+def test_the_real_corpus_builds_with_the_real_libraries(shared_data, tmp_path):
     from data_prep.inspect_shards import InspectOptions
     from data_prep.inspect_shards import main as inspect
 
@@ -634,7 +636,7 @@ def dry_run(options, output, *inputs, **changes):
     return main(options.model_copy(update={"input": inputs, "output": output, "dry_run": True, **changes}))
 
 
-def test_disk_and_chunks_are_about_those_of_the_build(options, built, tmp_path, capsys):
+def test_disk_and_chunks_are_estimated_about_right(options, built, tmp_path, capsys):
     assert dry_run(options, tmp_path / "out", *options.input) == 0
     printed = capsys.readouterr().out
     shards = load_manifest(built).shards
@@ -643,8 +645,8 @@ def test_disk_and_chunks_are_about_those_of_the_build(options, built, tmp_path, 
     assert abs(int(re.search(r"about (\d+) chunks", printed)[1]) - (shards[-1].last_chunk + 1)) <= 3
 
 
-def test_a_dataset_on_the_hub_is_checked_and_told_by_the_gigabyte(options, tmp_path, capsys, monkeypatch):
-    """A local folder stands for the hub: `datasets` takes either."""
+def test_a_dataset_on_the_hub_is_checked_and_its_estimate_given_per_gigabyte(options, tmp_path, capsys, monkeypatch):
+    """A local folder replaces the hub: `datasets` accepts both."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "corpus").mkdir()

@@ -1,4 +1,4 @@
-"""Claims about the work of a build."""
+"""Claims about the steps of a build."""
 
 import json
 
@@ -12,14 +12,14 @@ from tests.data_prep.conftest import contents
 
 @pytest.fixture
 def case(options, tmp_path):
-    """A build of one long file, which can lose its end."""
+    """A build of one long file, which can be truncated."""
     text = "\n\n".join(path.read_text() for path in sorted(options.input[0].iterdir()))
     (tmp_path / "in.txt").write_text(text)
     return BuildOptions(**(options.model_dump() | {"input": (tmp_path / "in.txt",), "output": tmp_path / "out"}))
 
 
-def test_parts_go_once_they_are_merged(case, monkeypatch):
-    """While the build runs there are parts of shards that are not full yet, and of chunks out of order."""
+def test_parts_are_removed_once_they_are_merged(case, monkeypatch):
+    """During the build, parts remain only for shards that are not full yet and for chunks finished out of order."""
     seen = []
 
     def merge(task, config, output):
@@ -37,7 +37,7 @@ def test_parts_go_once_they_are_merged(case, monkeypatch):
     assert not (case.output / ".build").exists()
 
 
-def test_a_record_that_is_lost_costs_its_chunk_alone(case, monkeypatch):
+def test_a_lost_record_costs_only_its_chunk(case, monkeypatch):
     from data_prep.pipeline import build_chunk
 
     assert main(case) == 0
@@ -56,7 +56,7 @@ def test_a_record_that_is_lost_costs_its_chunk_alone(case, monkeypatch):
     assert contents(case.output) == before
 
 
-def test_duplicates_that_changed_are_found_though_their_chunk_did_not(options, tmp_path):
+def test_changed_duplicates_are_noticed_even_if_their_chunk_is_unchanged(options, tmp_path):
     folder = tmp_path / "in"
     folder.mkdir()
     (folder / "a.txt").write_text("Kalo mi ne.\n\nRu so ta.")
@@ -71,6 +71,6 @@ def test_duplicates_that_changed_are_found_though_their_chunk_did_not(options, t
         main(case)
 
 
-def test_a_manifest_says_nothing_twice(built):
+def test_a_manifest_lists_nothing_twice(built):
     values = json.loads((built / "manifest.json").read_text())
     assert not set(values) & set(values["config"])

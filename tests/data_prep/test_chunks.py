@@ -1,4 +1,4 @@
-"""Claims about how files become documents and chunks."""
+"""Claims about the division of files into documents and chunks."""
 
 import bz2
 import gzip
@@ -34,7 +34,7 @@ def wiki(texts):
 
 @pytest.mark.parametrize("packing", PACK)
 @pytest.mark.parametrize("budget", [1000, 17_001, 10**9])
-def test_blank_lines_separate_documents_whatever_the_chunks(tmp_path, packing, budget):
+def test_blank_lines_separate_documents_for_any_chunk_size(tmp_path, packing, budget):
     texts = many_documents()
     (tmp_path / f"a.txt{packing}").write_bytes(PACK[packing]("\n\n".join(texts).encode()))
     chunks, found = read_all(tmp_path, budget)
@@ -51,7 +51,7 @@ def test_wikiextractor_blocks_are_documents_with_blank_lines_inside(tmp_path, pa
     assert found == [f"{text}\n\nmore" for text in texts]
 
 
-def test_a_boundary_across_two_blocks_of_the_reader_is_seen(tmp_path, monkeypatch):
+def test_a_boundary_across_two_blocks_of_the_reader_is_recognized(tmp_path, monkeypatch):
     monkeypatch.setattr("data_prep.chunks._BLOCK", 101)
     monkeypatch.setattr("data_prep.chunks.BEGINNING", 7)
     texts = many_documents(50)
@@ -100,17 +100,17 @@ def test_windows_line_ends_separate_documents_too(tmp_path):
     assert read_all(tmp_path)[1] == ["One.\r\nStill one.", "Two."]
 
 
-def test_an_empty_wikiextractor_document_is_told(tmp_path):
+def test_an_empty_wikiextractor_document_is_reported(tmp_path):
     (tmp_path / "wiki_00").write_text('<doc id="1">\n</doc>\n<doc id="2">\nText\n</doc>\n')
     assert read_all(tmp_path)[1] == ["", "Text"]
 
 
-def test_compression_is_recognised_by_content(tmp_path):
+def test_compression_is_recognized_by_content(tmp_path):
     (tmp_path / "a.txt").write_bytes(gzip.compress(b"One.\n\nTwo."))
     assert read_all(tmp_path)[1] == ["One.", "Two."]
 
 
-def test_keys_do_not_depend_on_where_the_input_lies(tmp_path):
+def test_keys_do_not_depend_on_the_location_of_the_input(tmp_path):
     keys = []
     for place in ("here", "there/deeper"):
         folder = tmp_path / place / "corpus"
@@ -124,7 +124,7 @@ def test_keys_do_not_depend_on_where_the_input_lies(tmp_path):
     assert keys[0][0] == "0/b.txt@0"
 
 
-def test_a_sample_takes_from_all_over_the_corpus(tmp_path):
+def test_a_sample_is_spread_over_the_whole_corpus(tmp_path):
     for number in range(10):
         (tmp_path / f"{number}.txt").write_text("\n\n".join(many_documents(100)))
     sample = list(sample_documents(find_sources([tmp_path]), 20_000, Reading()))
@@ -132,7 +132,7 @@ def test_a_sample_takes_from_all_over_the_corpus(tmp_path):
     assert sum(text.startswith("Document 0.") for text in sample) == 10
 
 
-def test_a_sample_of_long_records_is_not_much_larger_than_asked_for(tmp_path):
+def test_a_sample_of_long_records_is_not_much_larger_than_requested(tmp_path):
     for number in range(50):
         (tmp_path / f"{number:02d}.jsonl").write_text(json.dumps({"text": f"{number} " + "word " * 2_000}) + "\n")
     sample = list(sample_documents(find_sources([tmp_path]), 20_000, Reading()))
@@ -160,7 +160,7 @@ def test_a_damaged_later_stream_is_an_error_that_names_the_file(tmp_path, packin
 
 
 @pytest.mark.parametrize("inner", [".gz", ".bz2", ".xz"])
-def test_what_was_compressed_twice_is_refused_by_name(tmp_path, inner):
+def test_doubly_compressed_files_are_refused_by_name(tmp_path, inner):
     (tmp_path / "a.txt.gz").write_bytes(gzip.compress(PACK[inner](b"One.\n\nTwo.")))
     with pytest.raises(ConfigError, match=r"a\.txt\.gz holds \w+ data in place of text"):
         read_all(tmp_path)
@@ -169,7 +169,7 @@ def test_what_was_compressed_twice_is_refused_by_name(tmp_path, inner):
 @pytest.mark.parametrize("packing", PACK)
 @pytest.mark.parametrize("budget", [10, 900, 10**6])
 @pytest.mark.parametrize("place", [0, 5, 9])
-def test_a_record_too_large_is_refused_by_name_wherever_it_stands_and_however_the_file_is_cut(
+def test_a_record_too_large_is_refused_by_name_at_any_place_and_chunk_size(
     tmp_path, monkeypatch, packing, budget, place
 ):
     monkeypatch.setattr("data_prep.chunks.LONGEST_RECORD", 1000)
@@ -190,9 +190,9 @@ def test_a_record_too_large_is_refused_by_name_wherever_it_stands_and_however_th
         (
             '{"text": "%s\U0001f600"}' % ("The cat sat. " * 2_580_000),
             "read",
-        ),  # four bytes a character, once it is decoded
-        ('{"text": "a", "more": [%s1]}' % ("{}," * 11_180_000), "read"),  # 64 bytes for every two, once it is parsed
-        ('{"text": "%s\U0001f600"}' % ("The cat sat. " * 9_000_000), "refused"),  # 117 MB, which took 1.2 GB
+        ),  # four bytes per character once decoded
+        ('{"text": "a", "more": [%s1]}' % ("{}," * 11_180_000), "read"),  # 64 bytes per two characters once parsed
+        ('{"text": "%s\U0001f600"}' % ("The cat sat. " * 9_000_000), "refused"),  # 117 MB; it once took 1.2 GB
     ],
     ids=["wide", "nested", "too large"],
 )

@@ -1,4 +1,4 @@
-"""Claims about the clean-up of a document."""
+"""Claims about the cleaning of documents."""
 
 import sys
 import time
@@ -22,7 +22,7 @@ from data_prep.cleaning import LONGEST_LINE, _long_runs, clean, decode
         ("[[a|b]] {{c}}", "b", {"markup": 12}),
     ],
 )
-def test_what_is_removed_is_counted_by_reason(content, text, removed):
+def test_removed_characters_are_counted_by_reason(content, text, removed):
     cleaned = clean(content.encode(), wikitext="[[" in content)
     assert cleaned.text == text
     assert cleaned.removed == removed
@@ -30,7 +30,7 @@ def test_what_is_removed_is_counted_by_reason(content, text, removed):
     assert cleaned.kept == len(text)
 
 
-def test_text_comes_out_in_nfc_and_its_characters_count_as_they_stood():
+def test_text_is_normalized_to_nfc_and_its_characters_counted_before():
     cleaned = clean("cafe\u0301 \u0958".encode())
     assert cleaned.text == unicodedata.normalize("NFC", "cafe\u0301 \u0958")
     assert cleaned.normalized
@@ -48,8 +48,8 @@ MARKS = [
 
 
 @pytest.mark.parametrize("unit", ["\u0301\u0323", "\u0f73", "\u0344\u0323\u0f75", "\u0323\u0301\u05b0\u3099"])
-def test_any_run_of_combining_marks_is_brought_to_nfc_in_time_in_proportion(unit):
-    """Python sorts them by insertion: 200 kB of marks out of order took 20 seconds."""
+def test_normalizing_runs_of_combining_marks_takes_linear_time(unit):
+    """Python sorts them by insertion: 200 kB of marks in wrong order took 20 seconds."""
     content = ("e" + unit * (200_000 // len(unit.encode())) + " \u00e9" + unit).encode()
     started = time.process_time()
     cleaned = clean(content)
@@ -62,18 +62,18 @@ def test_any_run_of_combining_marks_is_brought_to_nfc_in_time_in_proportion(unit
 @given(
     st.lists(st.one_of(st.sampled_from(MARKS), st.sampled_from("ae\u00e9\u1100\u0915 "), st.just("\u0301\u0323" * 20)))
 )
-def test_sorting_long_runs_first_changes_no_text(parts):
+def test_sorting_long_runs_beforehand_changes_no_text(parts):
     text = "".join(parts) * 4
     assert clean(f"x{text}x".encode()).text == unicodedata.normalize("NFC", f"x{text}x")
 
 
-def test_every_mark_that_unicode_moves_belongs_to_a_run():
+def test_every_mark_that_unicode_reorders_is_part_of_a_run():
     for mark in MARKS:
         assert _long_runs().fullmatch(mark * 31), f"{ord(mark):x}"
     assert not _long_runs().search("e\u00e9\u1100\u0915 " * 31)
 
 
-def test_malformed_utf8_is_replaced_counted_and_placed():
+def test_malformed_utf8_is_replaced_counted_and_located():
     cleaned = decode(b"ab\xffcd\xe2\x82 \xef\xbf\xbd")
     assert cleaned.text == "ab\ufffdcd\ufffd \ufffd"
     assert (cleaned.invalid_utf8, cleaned.first_invalid) == (2, 2)
@@ -81,7 +81,7 @@ def test_malformed_utf8_is_replaced_counted_and_placed():
 
 
 @pytest.mark.parametrize("line", ["word " * 50_000, "x" * 250_001, "x" * 150_000 + " y" * 40_000])
-def test_a_line_too_long_is_broken_at_white_space_where_there_is_some(line):
+def test_a_line_that_is_too_long_is_broken_at_white_space_if_there_is_any(line):
     cleaned = clean(f"before\n{line}\nafter".encode())
     lines = cleaned.text.split("\n")
     assert max(map(len, lines)) <= LONGEST_LINE
@@ -93,7 +93,7 @@ def test_a_line_too_long_is_broken_at_white_space_where_there_is_some(line):
 
 
 @given(st.one_of(st.binary(), st.text().map(str.encode)))
-def test_any_bytes_give_nfc_text_that_utf8_can_write_and_balanced_characters(content):
+def test_any_bytes_become_valid_nfc_text_with_all_characters_accounted_for(content):
     cleaned = clean(content)
     cleaned.text.encode()
     assert unicodedata.is_normalized("NFC", cleaned.text)

@@ -1,4 +1,4 @@
-"""Claims about what to type where default input is missing: the last words of each message, pasted, run."""
+"""Claims about errors for missing default input: the command at the end of each message works when pasted."""
 
 import os
 import shlex
@@ -26,14 +26,14 @@ FEW_STEPS = " --set optim.steps=2 optim.warmup_steps=1 batch_size=4 evaluate_seq
 
 
 def typed(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """A command typed in this folder, in a shell whose `python` is this one."""
+    """Runs a command typed in this folder, in a shell whose `python` is this one."""
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
     environment = os.environ | {"PATH": path, "OMP_NUM_THREADS": "1"}
     return subprocess.run(command, shell=True, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
 
 
 def last_words(command: str, folder: Path) -> str:
-    """The command that the one line of an error ends with."""
+    """The command at the end of an error's single line."""
     done = typed(command, folder)
     assert done.returncode == 2, done.stderr
     (line,) = done.stderr.splitlines()
@@ -42,7 +42,7 @@ def last_words(command: str, folder: Path) -> str:
 
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
-    """A clone without any data."""
+    """A clone without data."""
     for name in SOURCES:
         (tmp_path / name).symlink_to(REPOSITORY / name)
     return tmp_path
@@ -50,7 +50,7 @@ def clone(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def after_quickstart(clone: Path, corpus: Path, vocab: Path) -> Path:
-    """The same with what the quickstart leaves in its folder."""
+    """A clone with the quickstart's results."""
     quickstart = clone / "data" / "quickstart"
     shutil.copytree(corpus, quickstart / "raw")
     (quickstart / "vocab").mkdir()
@@ -65,7 +65,7 @@ def after_quickstart(clone: Path, corpus: Path, vocab: Path) -> Path:
 def test_a_fresh_clone_is_sent_to_the_quickstart(command: str, clone: Path) -> None:
     words = last_words(command, clone)
     assert words == "make quickstart"
-    assert typed(f"{words} --dry-run", clone).returncode == 0  # make's own: the target is there
+    assert typed(f"{words} --dry-run", clone).returncode == 0  # make's own option: the target exists
 
 
 def test_after_the_quickstart_a_build_is_sent_to_its_text_and_then_runs(after_quickstart: Path) -> None:
@@ -84,8 +84,8 @@ def test_after_the_quickstart_a_run_is_sent_to_its_shards_and_then_runs(after_qu
     assert "done: 2 steps" in done.stdout
 
 
-def test_text_of_ones_own_leads_to_a_vocabulary_and_that_to_shards(after_quickstart: Path, corpus: Path) -> None:
-    """Whoever has text in data/raw is led on from one command to the next, past what the quickstart left."""
+def test_own_text_leads_to_a_vocabulary_and_then_to_shards(after_quickstart: Path, corpus: Path) -> None:
+    """A user with text in data/raw is led from one command to the next, ignoring the quickstart's results."""
     folder = after_quickstart
     shutil.copytree(corpus, folder / "data" / "raw")
     build = last_words("python pretrain/run.py", folder)

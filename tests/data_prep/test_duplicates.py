@@ -1,4 +1,4 @@
-"""Claims about finding exact copies."""
+"""Claims about finding exact duplicates."""
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ def found_in(tmp_path, texts, budget=1000):
 
 
 @pytest.mark.parametrize("sorted_at_once", [50, 1 << 23])
-def test_all_but_the_first_of_equal_documents_are_copies_however_far_apart(tmp_path, monkeypatch, sorted_at_once):
+def test_all_but_the_first_of_equal_documents_are_duplicates_at_any_distance(tmp_path, monkeypatch, sorted_at_once):
     monkeypatch.setattr(duplicates, "_SORTED_AT_ONCE", sorted_at_once)
     random = np.random.default_rng(0)
     texts = [[f"Document number {n}." for n in random.integers(0, 300, 100)] for _ in range(5)]
@@ -41,7 +41,7 @@ def test_white_space_around_a_document_makes_no_difference(tmp_path):
     assert found_in(tmp_path, [["One.", "  One.  \n"]]) == [("One.", False), ("One.", True)]
 
 
-def test_a_copy_with_other_line_ends_or_a_byte_order_mark_is_a_copy(tmp_path):
+def test_a_copy_with_other_line_ends_or_a_byte_order_mark_is_a_duplicate(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"One.\nTwo.\n\nThree.")
     (tmp_path / "b.txt").write_bytes(b"\xef\xbb\xbfOne.\r\nTwo.\r\n\r\nThree. Four.")
     [chunk] = read_chunks(find_sources([tmp_path]), 10**6, Reading())
@@ -49,7 +49,7 @@ def test_a_copy_with_other_line_ends_or_a_byte_order_mark_is_a_copy(tmp_path):
     assert Duplicates(tmp_path, 1).of(0) == {2}
 
 
-def test_a_document_that_is_not_used_is_no_original(tmp_path):
+def test_a_skipped_document_does_not_count_as_an_original(tmp_path):
     page = b"<page><ns>%d</ns><text>Same</text></page>"
     (tmp_path / "a.xml").write_bytes(b"<mediawiki>" + page % 1 + page % 0 + page % 0 + b"</mediawiki>")
     [chunk] = read_chunks(find_sources([tmp_path]), 10**6, Reading())
@@ -57,5 +57,5 @@ def test_a_document_that_is_not_used_is_no_original(tmp_path):
     assert Duplicates(tmp_path, 1).of(0) == {2}
 
 
-def test_no_document_at_all_is_fine(tmp_path):
+def test_no_documents_have_no_duplicates(tmp_path):
     assert Duplicates(tmp_path, 0)._numbers.size == 0

@@ -1,4 +1,4 @@
-"""Claims about how text becomes documents."""
+"""Claims about reading documents from each format."""
 
 import json
 from pathlib import Path
@@ -27,7 +27,7 @@ def contents(form, text, **reading):
         ("a.xml", b"<?xml version='1.0'?>\n<mediawiki>", Format.MEDIAWIKI),
     ],
 )
-def test_a_format_is_told_by_its_beginning(name, beginning, expected):
+def test_a_format_is_recognized_by_the_beginning_of_a_file(name, beginning, expected):
     assert format_of(Path(name), beginning, "blank_line") is expected
 
 
@@ -44,13 +44,13 @@ def test_a_format_is_told_by_its_beginning(name, beginning, expected):
         ("a.jsonl", b"PK\x03\x04", "holds zip data in place of text"),
     ],
 )
-def test_what_cannot_be_read_is_one_clear_line(name, beginning, reason):
+def test_unreadable_content_is_refused_in_one_clear_line(name, beginning, reason):
     with pytest.raises(ConfigError, match=reason) as caught:
         format_of(Path(name), beginning, "blank_line")
     assert name in str(caught.value)
 
 
-def test_json_lines_give_their_text_and_count_what_has_none():
+def test_json_lines_give_their_text_and_those_without_are_counted():
     lines = ['{"text": " a\\nb "}', "", '{"text": null}', "{broken", '{"id": 1}', "[" * 5000, '{"text": ""}', "7"]
     found = list(parse(Format.JSON_LINES, "\n".join(lines).encode(), 0, Reading()))
     assert [document.reason for document in found] == [
@@ -60,20 +60,20 @@ def test_json_lines_give_their_text_and_count_what_has_none():
     assert found[5].content == b""
 
 
-def test_any_key_may_hold_the_text_and_a_missing_one_is_named_with_what_is_there():
+def test_any_key_may_hold_the_text_and_a_missing_key_is_named_with_the_existing_ones():
     line = json.dumps({"id": 1, "body": "Text"}).encode()
     assert contents(Format.JSON_LINES, line, text_column="body") == [b"Text"]
     with pytest.raises(ConfigError, match=r"text_column: text is not among.*body"):
         contents(Format.JSON_LINES, line)
 
 
-def test_malformed_utf8_in_json_reaches_the_clean_up():
+def test_malformed_utf8_in_json_reaches_the_cleaning():
     [document] = parse(Format.JSON_LINES, b'{"text": "a\xff \\ud800 b"}', 0, Reading())
     with pytest.raises(UnicodeDecodeError):
         document.content.decode()
 
 
-def test_pages_outside_articles_and_cut_pages_say_why():
+def test_skipped_and_truncated_pages_have_a_reason():
     page = b"<page><ns>%d</ns><text>%s</text></page>\n"
     text = b"<mediawiki><siteinfo/>" + page % (0, b"A") + page % (1, b"B") + b"<page><ns>0</ns><text>C"
     found = list(parse(Format.MEDIAWIKI, text, 0, Reading()))
@@ -92,7 +92,7 @@ def test_pages_outside_articles_and_cut_pages_say_why():
         (Format.WIKI_EXTRACTOR, b"<doc id='1'>\nOne.\n\nTwo.\n</doc>\n<doc id='2'>Three.\n</doc>"),
     ],
 )
-def test_a_documents_place_is_where_it_stands(form, text):
+def test_a_documents_reported_place_is_where_it_begins(form, text):
     found = list(parse(form, text, 1000, Reading()))
     assert len(found) == {Format.TEXT: 2, Format.ONE_DOCUMENT: 1, Format.WIKI_EXTRACTOR: 2}[form]
     for document in found:
@@ -103,11 +103,11 @@ def test_a_documents_place_is_where_it_stands(form, text):
     ("text", "cut"),
     [(b"one\ntwo three", 4), (b"one two", 4), (b"abcdef", 5), ("a\u20ac".encode()[:-1], 1), (b"\x80" * 9, 9)],
 )
-def test_text_is_cut_at_a_line_a_space_or_between_characters(text, cut):
+def test_text_is_divided_at_a_line_a_space_or_between_characters(text, cut):
     assert cut_point(text) == cut
 
 
-def test_a_long_document_becomes_parts_with_nothing_lost(monkeypatch):
+def test_a_long_document_becomes_parts_without_loss(monkeypatch):
     monkeypatch.setattr(formats, "LONGEST_DOCUMENT", 100)
     content = b"".join(b"Line %d.\n" % number for number in range(100))
     parts = list(split_long(Document(content, 5)))
@@ -125,12 +125,12 @@ def test_a_long_document_becomes_parts_with_nothing_lost(monkeypatch):
         (Format.MEDIAWIKI, b"<mediawiki><page><text>Ka.</text></page>"),
     ],
 )
-def test_a_mark_before_markup_is_no_part_of_a_document(form, text):
+def test_a_byte_order_mark_before_markup_is_not_part_of_a_document(form, text):
     [document] = parse(form, b"\xef\xbb\xbf" + text, 0, Reading())
     assert document.content == b"Ka."
 
 
-def test_a_mark_before_plain_text_is_left_to_the_clean_up_and_makes_no_other_document():
+def test_a_byte_order_mark_before_plain_text_is_left_to_the_cleaning_and_starts_no_new_document():
     [marked], [plain] = (parse(Format.TEXT, mark + b"Ka.", 0, Reading()) for mark in (b"\xef\xbb\xbf", b""))
     assert marked.content == b"\xef\xbb\xbfKa."
     assert marked.digest == plain.digest

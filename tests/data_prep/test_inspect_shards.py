@@ -1,4 +1,4 @@
-"""Claims about what inspect_shards prints and returns."""
+"""Claims about the output and exit codes of inspect_shards."""
 
 import json
 import os
@@ -27,7 +27,7 @@ def copy(built, tmp_path):
     return shutil.copytree(built, tmp_path / "copy")
 
 
-def test_a_sound_folder_is_verified(built):
+def test_an_intact_folder_is_verified(built):
     done = run_script("data_prep/inspect_shards.py", built, "--verify", "--show", 1)
     assert done.returncode == 0, done.stderr
     assert "verified: no problem found" in done.stdout
@@ -42,7 +42,7 @@ def test_shown_sequences_have_their_masked_tokens_marked(built, capsys):
     assert text.count("[") == mask_size(int(shown[1]))
 
 
-def test_the_figures_printed_are_those_of_the_manifest(built, capsys):
+def test_the_printed_figures_are_those_of_the_manifest(built, capsys):
     main(InspectOptions(folder=built))
     printed = capsys.readouterr().out
     manifest = load_manifest(built)
@@ -51,7 +51,7 @@ def test_the_figures_printed_are_those_of_the_manifest(built, capsys):
     assert "0.8000 0.1000 0.1000 asked for" in printed
 
 
-def test_what_was_mended_and_what_each_input_gave_is_told(options, tmp_path, capsys):
+def test_repairs_and_the_share_of_each_input_are_printed(options, tmp_path, capsys):
     (tmp_path / "a.txt").write_bytes(b"Kalo mi \xff ne.\n\n" + "Ta vu\u0308.".encode() + b"\n\n" + b"ka" * 60_000)
     (tmp_path / "b.txt").write_text("Mi ne ru.")
     inputs = (tmp_path / "a.txt", tmp_path / "b.txt")
@@ -65,7 +65,7 @@ def test_what_was_mended_and_what_each_input_gave_is_told(options, tmp_path, cap
 
 
 def masks_at_the_beginning(folder):
-    """Writes masks of the right size that all lie at their sequence's beginning into all shards but the first."""
+    """Rewrites the masks of all shards but the first so that they lie at the beginning of each sequence."""
     manifest = load_manifest(folder)
     for shard in manifest.shards[1:]:
         lengths = IndexedFile(folder / shard.name).lengths
@@ -81,7 +81,7 @@ def rates_by_position(printed):
     return [float(rate) for rate in re.search(r"by position +([\d. ]+) times", printed)[1].split()]
 
 
-def test_masks_of_every_shard_are_looked_at_also_without_verify(copy, capsys):
+def test_masks_of_every_shard_are_sampled_even_without_verify(copy, capsys):
     masks_at_the_beginning(copy)
     assert main(InspectOptions(folder=copy)) == 0
     assert rates_by_position(capsys.readouterr().out)[0] > 2
@@ -95,7 +95,7 @@ def test_verify_takes_its_figures_from_every_sequence(built, capsys):
     assert all(0.9 < rate < 1.1 for rate in rates_by_position(printed))
 
 
-def test_a_flipped_bit_is_found_and_named(copy, capsys):
+def test_a_flipped_bit_is_found_and_its_file_named(copy, capsys):
     path = copy / "held_out" / load_manifest(copy / "held_out").shards[0].name
     damaged = path.with_name(path.name + ".mask.bin")
     content = bytearray(damaged.read_bytes())
@@ -105,7 +105,7 @@ def test_a_flipped_bit_is_found_and_named(copy, capsys):
     assert f"{damaged.name}: changed" in capsys.readouterr().err
 
 
-def test_books_that_do_not_balance_are_found(copy, capsys):
+def test_ledgers_that_do_not_balance_are_found(copy, capsys):
     values = json.loads((copy / "manifest.json").read_text())
     values["books"]["documents"]["read"] += 1
     (copy / "manifest.json").write_bytes(sealed({name: values[name] for name in values if name != "sha256"}))
@@ -115,14 +115,14 @@ def test_books_that_do_not_balance_are_found(copy, capsys):
     assert "records.log: damaged, or not of this build" in errors
 
 
-def test_a_folder_that_is_none_is_one_line_and_exit_code_2(tmp_path):
+def test_a_folder_without_shards_is_one_line_and_exit_code_2(tmp_path):
     done = run_script("data_prep/inspect_shards.py", tmp_path)
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1
     assert "is not complete" in done.stderr
 
 
-def test_masks_are_compared_with_what_they_should_be(built, capsys):
+def test_masks_are_compared_with_their_expected_distribution(built, capsys):
     main(InspectOptions(folder=built))
     printed = capsys.readouterr().out
     runs, simulated = (float(re.search(rf"{name} +1: ([\d.]+)%", printed)[1]) for name in ("masked runs", "simulated"))
@@ -145,7 +145,7 @@ def test_masked_tokens_are_coloured_on_a_terminal_only(built, capsys, monkeypatc
     assert "\033[" not in capsys.readouterr().out
 
 
-def test_another_tokenizer_than_the_shards_were_made_with_is_found(copy, capsys):
+def test_a_tokenizer_other_than_the_shards_own_is_found(copy, capsys):
     path = copy / "tokenizer" / "tokenizer.json"
     text = path.read_text()
     ka, lo = (re.search(f'"{token}": (\\d+)', text) for token in ("ka", "lo"))
@@ -155,7 +155,7 @@ def test_another_tokenizer_than_the_shards_were_made_with_is_found(copy, capsys)
 
 
 @pytest.mark.parametrize("damage", ["missing", "cut short"])
-def test_a_tokenizer_that_cannot_be_read_is_named(copy, damage):
+def test_an_unreadable_tokenizer_is_named(copy, damage):
     path = copy / "tokenizer" / "tokenizer.json"
     if damage == "missing":
         shutil.rmtree(path.parent)
@@ -167,7 +167,7 @@ def test_a_tokenizer_that_cannot_be_read_is_named(copy, damage):
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
-def test_output_into_a_file_on_a_full_disk_is_told_in_words(built, unbuffered):
+def test_output_to_a_full_disk_is_a_readable_error(built, unbuffered):
     command = [sys.executable, "data_prep/inspect_shards.py", built]
     environment = os.environ | {"PYTHONUNBUFFERED": unbuffered}
     with Path("/dev/full").open("w") as full:
@@ -197,7 +197,7 @@ def test_every_sequence_is_counted_whatever_the_number_of_workers(built, alone):
         np.testing.assert_array_equal(value, getattr(theirs, name), name)
 
 
-def test_damage_in_several_shards_is_told_in_their_order(built, tmp_path):
+def test_damage_in_several_shards_is_reported_in_their_order(built, tmp_path):
     copy = shutil.copytree(built, tmp_path / "copy")
     manifest = load_manifest(copy)
     damaged = [manifest.shards[number].name for number in (0, -1)]

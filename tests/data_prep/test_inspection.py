@@ -1,4 +1,4 @@
-"""Claims about the checks of a shard folder, each of which finds its own kind of damage, and about where masks fall."""
+"""Claims about the checks of a shard folder (each finds its kind of damage) and about the places of masks."""
 
 from dataclasses import replace
 
@@ -31,7 +31,7 @@ def rows(built, manifest):
     return replace(rows, ids=rows.ids.copy(), masked=rows.masked.copy())
 
 
-def test_a_sound_shard_has_no_problems(built, manifest, rows):
+def test_an_intact_shard_has_no_problems(built, manifest, rows):
     assert problems_of(rows, manifest) == []
     assert file_problems(built, manifest.shards[0]) == []
     assert megatron_problems(built, manifest.shards[0]) == []
@@ -89,7 +89,7 @@ def test_each_damage_is_found_and_its_sequence_named(manifest, rows, damage, pro
     assert any(line.startswith(f"sequence 3 {problem}") for line in found), found
 
 
-def test_changed_and_missing_files_are_told_apart(built, manifest, tmp_path):
+def test_changed_and_missing_files_are_distinguished(built, manifest, tmp_path):
     shard = manifest.shards[0]
     for name in (shard.name + suffix for suffix in shard.written):
         (tmp_path / name).write_bytes((built / name).read_bytes())
@@ -113,7 +113,7 @@ def test_masks_of_another_shape_are_refused(built, manifest, tmp_path):
         next(read_rows(tmp_path, shard, manifest))
 
 
-def test_a_sample_is_spread_over_all_shards_and_is_everything_where_that_is_little(built, manifest):
+def test_a_sample_is_spread_over_all_shards_and_is_complete_if_they_are_small(built, manifest):
     whole = [rows for shard in manifest.shards for rows in read_rows(built, shard, manifest)]
     everything = list(sample_rows(built, manifest, 64, 64))
     assert sum(len(rows.lengths) for rows in everything) == manifest.totals.sequences
@@ -147,7 +147,7 @@ def statistics_of(rows, manifest, tokenizer):
     return statistics
 
 
-def test_rates_of_sound_masks_are_the_chance(shard):
+def test_rates_of_correct_masks_are_uniform(shard):
     rows, _, _ = shard
     statistics = statistics_of(*shard)
     assert statistics.position.sum() == statistics.piece.sum() == rows.masked.sum()
@@ -156,7 +156,7 @@ def test_rates_of_sound_masks_are_the_chance(shard):
     assert statistics.most_cut <= 2
 
 
-def test_masks_that_prefer_the_beginning_are_seen(shard):
+def test_masks_that_prefer_the_beginning_are_detected(shard):
     rows, manifest, tokenizer = shard
     masked = np.zeros_like(rows.masked)
     for row, length in enumerate(rows.lengths):
@@ -165,7 +165,7 @@ def test_masks_that_prefer_the_beginning_are_seen(shard):
     assert statistics.position[1] > 4 * statistics.position_chance[1]
 
 
-def test_words_cut_are_counted(shard):
+def test_cut_words_are_counted(shard):
     rows, manifest, tokenizer = shard
     masked = np.zeros_like(rows.masked)
     masked[:, :, 1:] = tokenizer.continuation[rows.ids][:, None, 1:]  # every word of two pieces or more is cut

@@ -25,7 +25,7 @@ def test_ledgers_add_up_and_know_whether_they_balance():
     assert sum([Books(documents=ledger), Books(invalid_utf8=3)], Books()) == Books(documents=ledger, invalid_utf8=3)
 
 
-def test_totals_are_those_of_the_shards(built):
+def test_totals_are_the_sums_of_the_shards(built):
     manifest = load_manifest(built)
     assert len(manifest.shards) > 3
     assert manifest.totals.tokens == sum(shard.tokens for shard in manifest.shards)
@@ -64,7 +64,7 @@ def test_another_format_or_damage_is_one_clear_line(built, tmp_path, change, rea
 
 
 @pytest.mark.parametrize("every", [97, pytest.param(7, marks=pytest.mark.long)])
-def test_a_flipped_bit_anywhere_is_damage(built, tmp_path, every):
+def test_any_flipped_bit_is_detected(built, tmp_path, every):
     content = (built / "manifest.json").read_bytes()
     for bit in range(0, 8 * len(content), every):
         flipped = bytearray(content)

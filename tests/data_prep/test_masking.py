@@ -51,7 +51,7 @@ def test_every_copy_masks_exactly_k_positions(sequences):
     assert (masked.sum(-1) == np.asarray(mask_size(lengths))[:, None]).all()
 
 
-def test_special_tokens_and_positions_beyond_the_end_are_never_masked(sequences):
+def test_special_tokens_and_padding_are_never_masked(sequences):
     masked, _ = draw(sequences)
     for sequence, copies in zip(sequences, masked, strict=True):
         allowed = ~SPECIAL[sequence]
@@ -74,7 +74,7 @@ def test_shuffles_differ(sequences):
 
 @pytest.mark.parametrize("ngram", [(1.0,), (0.8, 0.1, 0.1), (6 / 11, 3 / 11, 2 / 11)])
 def test_every_token_has_the_same_chance_of_being_masked(ngram):
-    """Word-final pieces come out 7% low where only the end of the list is trimmed; this would show it."""
+    """Trimming only the end of the list would mask word-final pieces 7% too rarely; this test would notice."""
     text = [WORD, WORD, *[PIECE] * 4, WORD, WORD, SEP, WORD, PIECE, PIECE, WORD, PIECE, WORD, WORD]
     sequence = np.array([CLS, *text, SEP])
     draws, copies = 6000, 3
@@ -88,7 +88,7 @@ def test_every_token_has_the_same_chance_of_being_masked(ngram):
     assert statistic < chi2.ppf(0.9999, m - 1)
 
 
-def test_the_lengths_drawn_have_the_chances_asked_for(sequences):
+def test_ngram_lengths_have_the_configured_probabilities(sequences):
     ngram = (0.5, 0.3, 0.2)
     _, drawn = draw(sequences * 4, ngram=ngram)
     expected = drawn.sum() * np.array(ngram)
@@ -96,7 +96,7 @@ def test_the_lengths_drawn_have_the_chances_asked_for(sequences):
 
 
 def test_at_most_two_ngrams_are_cut():
-    """With words of one length and n-grams of one word, a mask is whole words but for its two ends."""
+    """If words have equal lengths and n-grams have one word, masks consist of whole words except at their two ends."""
     sequence = np.array([CLS, *([WORD, PIECE, PIECE] * 20), SEP])
     masked, _ = draw([sequence] * 300, ngram=(1.0,))
     pieces_per_word = masked[:, :, 1:61].reshape(300, 10, 20, 3).sum(-1)
@@ -112,8 +112,8 @@ def test_pieces_of_a_word_are_masked_together():
     assert (first == second).mean() > 0.95
 
 
-def test_an_ngram_does_not_reach_across_segments():
-    """All n-grams have three words, but the first segment has one: it is an n-gram by itself."""
+def test_no_ngram_crosses_segments():
+    """All n-grams have three words, but the first segment has only one, which is then an n-gram."""
     sequence = np.array([CLS, WORD, SEP, *([WORD] * 36), SEP])
     masked, _ = draw([sequence] * 2000, ngram=(0.0, 0.0, 1.0), copies=1)
     alone, neighbour = masked[:, 0, 1], masked[:, 0, 3]
@@ -121,7 +121,7 @@ def test_an_ngram_does_not_reach_across_segments():
     assert together < 1.6 * alone.mean() * neighbour.mean() + 0.02
 
 
-def test_masks_depend_on_the_seed_alone(sequences):
+def test_masks_depend_only_on_the_seed(sequences):
     first, again, other = (draw(sequences, seed=seed)[0] for seed in (3, 3, 4))
     assert (first == again).all()
     assert (first != other).any()
@@ -141,10 +141,10 @@ MASKABLE = np.array([False, *[True] * 6, False, *[True] * 3, False])  # [CLS], s
 def simulated_mask(
     maskable: np.ndarray, starts: np.ndarray, length: int, ngram: Sequence[float], random: np.random.Generator
 ) -> np.ndarray:
-    """One mask drawn as docs and paper say it, slowly: n-grams of words, shuffled on a circle, k tokens from anywhere.
+    """Draws one mask slowly, as in docs and paper: n-grams shuffled on a circle, k tokens from a random start.
 
-    `maskable` and `starts` (of a word) are booleans of each position, `length` counts the sequence's tokens, and
-    `ngram` has the chances of 1, 2, ... words.
+    `maskable` and `starts` (of words) are booleans per position, `length` is the number of tokens, and `ngram` holds
+    the probabilities of 1, 2, ... words.
     """
     words: list[list[int]] = []
     for position in np.flatnonzero(maskable).tolist():
@@ -166,7 +166,7 @@ def simulated_mask(
     return masked
 
 
-def test_a_simulated_mask_is_k_tokens_that_may_be_masked():
+def test_a_simulated_mask_is_k_maskable_tokens():
     for seed in range(50):
         masked = simulated_mask(MASKABLE, STARTS & MASKABLE, 12, (0.8, 0.1, 0.1), np.random.default_rng(seed))
         assert masked.sum() == mask_size(12)
@@ -174,7 +174,7 @@ def test_a_simulated_mask_is_k_tokens_that_may_be_masked():
 
 
 def test_the_simulation_and_the_masker_have_the_same_run_lengths():
-    """The one is slow and plain, the other vectorised; the special ids are 0 and 1, `##` pieces 3."""
+    """One is slow and simple, the other vectorized. Special ids are 0 and 1, `##` pieces are 3."""
     random = np.random.default_rng(0)
     ids = np.where(random.random(64) < 0.3, 3, 2).astype(np.uint16)
     ids[[0, 30, 63]], ids[[1, 31]] = (0, 1, 1), 2
@@ -191,11 +191,11 @@ def test_the_simulation_and_the_masker_have_the_same_run_lengths():
 
 
 class Corpus:
-    """Sequences of 128 made by the builder from text as skewed as a language's.
+    """Sequences of 128 tokens made by the builder from text as skewed as natural language.
 
-    3,000 words whose frequency falls as 1 / rank, the rare ones of up to eight pieces; sentences and documents of very
-    different lengths. `word_T` numbers the word types, `piece_T` and `pieces_T` say which of how many pieces of its
-    word a token is, `sequence_T` and `place_T` where it stands; special tokens are left out.
+    3,000 words with frequency 1 / rank, rare ones of up to eight pieces; sentences and documents of very different
+    lengths. Per token, special ones excluded: `word_T` is its word type, `piece_T` and `pieces_T` are its index in the
+    word and the word's length, `sequence_T` and `place_T` are its sequence and position.
     """
 
     words, seq_length = 3000, 128
@@ -231,7 +231,7 @@ class Corpus:
         self.pieces_T = size_of[self.word_T]
 
     def cells(self):
-        """Ways to group the tokens in cells, each with many masked ones."""
+        """Groupings of tokens into cells with many masked tokens each."""
         last = self.piece_T == self.pieces_T - 1
         part = np.where(self.pieces_T == 1, 0, np.where(self.piece_T == 0, 1, np.where(last, 3, 2)))
         length_T = self.lengths[self.sequence_T]
@@ -247,9 +247,9 @@ class Corpus:
         }
 
     def p_values(self, ngram, copies, seed):
-        """Of a chi-square test for each grouping, on each cell's sum of (times masked - times expected).
+        """P-values of a chi-square test per grouping, on the sum over each cell of (times masked - times expected).
 
-        Tokens of a sequence depend on each other, sequences do not: the covariance is that of the sequences' sums.
+        Tokens of a sequence are dependent but sequences are not, so the covariance is estimated from sums per sequence.
         """
         masker = Masker(self.seq_length, copies, ngram, self.special, self.continuation)
         bitmaps, _ = masker.draw(self.ids, self.lengths, np.random.Generator(np.random.Philox(seed)))
@@ -263,12 +263,12 @@ class Corpus:
 
     def p_value(self, cell_T, difference_T, chance_T):
         expected = np.bincount(cell_T, chance_T)
-        least = expected.sum() / 64  # of a cell; smaller ones are merged with their neighbours
+        least = expected.sum() / 64  # per cell; smaller cells are merged with their neighbours
         merged = np.unique((np.cumsum(expected) - expected) // least, return_inverse=True)[1]
         cell_T, count = merged[cell_T], merged.max() + 1
         flat = self.sequence_T * count + cell_T
         part_SC = np.bincount(flat, difference_T, len(self.lengths) * count).reshape(-1, count)
-        total, covariance = part_SC.sum(0)[1:], (part_SC.T @ part_SC)[1:, 1:]  # each sequence's sum to 0 over the cells
+        total, covariance = part_SC.sum(0)[1:], (part_SC.T @ part_SC)[1:, 1:]  # each sequence sums to 0 over cells
         return chi2.sf(total @ np.linalg.solve(covariance, total), count - 1)
 
 
@@ -283,8 +283,8 @@ def test_every_token_of_a_skewed_corpus_has_the_same_chance(skewed_corpus, ngram
     assert min(found.values()) > 1e-4, found
 
 
-def test_the_test_of_equal_chances_finds_windows_that_start_where_the_list_does(skewed_corpus, monkeypatch):
-    """The mask that trims only the end of the shuffled list, which favours the first pieces of words."""
+def test_the_test_of_equal_chances_detects_windows_that_start_where_the_list_does(skewed_corpus, monkeypatch):
+    """Such a mask trims only the end of the shuffled list, which favours the first pieces of words."""
     right = masking._Batch._used_places
     monkeypatch.setattr(masking._Batch, "_used_places", lambda self, turn, used: right(self, np.zeros_like(turn), used))
     found = skewed_corpus.p_values((0.8, 0.1, 0.1), 1, seed=5)

@@ -1,4 +1,4 @@
-"""Claims about the folder of a build."""
+"""Claims about the output folder of a build."""
 
 import shutil
 from pathlib import Path
@@ -21,14 +21,14 @@ def plan(built):
         return log.plan
 
 
-def test_one_builder_at_a_time(tmp_path):
+def test_a_folder_admits_one_builder_at_a_time(tmp_path):
     with locked(tmp_path), pytest.raises(ConfigError, match="another build is writing"), locked(tmp_path):
         pass
     with locked(tmp_path):
         pass
 
 
-def test_the_plan_is_known_before_and_after_the_manifest(built, plan, tmp_path):
+def test_the_plan_can_be_read_before_and_after_the_manifest_is_written(built, plan, tmp_path):
     with open_log(tmp_path) as log:
         assert log.plan is None
         log.add("plan", 0, plan)
@@ -37,7 +37,7 @@ def test_the_plan_is_known_before_and_after_the_manifest(built, plan, tmp_path):
     assert plan.config == load_manifest(built).config
 
 
-def test_a_strangers_folder_is_refused(tmp_path):
+def test_a_folder_with_foreign_files_is_refused(tmp_path):
     (tmp_path / "thesis.tex").write_text("")
     with pytest.raises(ConfigError, match="not a build's"):
         open_log(tmp_path)
@@ -74,7 +74,7 @@ def test_every_difference_is_named_with_both_values(plan, tmp_path):
     refuse_another(plan, plan, tmp_path)
 
 
-def test_half_written_files_are_cleared_away(built, tmp_path):
+def test_half_written_files_are_removed(built, tmp_path):
     output = tmp_path / "out"
     (output / "held_out").mkdir(parents=True)
     for name in ("shard-00000.bin.tmp", "held_out/shard-00000.idx.tmp"):
@@ -91,7 +91,7 @@ def test_a_log_whose_plan_is_damaged_is_one_clear_line(built, tmp_path):
         open_log(tmp_path)
 
 
-def test_a_build_killed_before_its_plan_was_written_is_begun_again(plan, tmp_path):
+def test_a_build_killed_before_its_plan_was_written_starts_again(plan, tmp_path):
     open_log(tmp_path).__exit__(None, None, None)
     with (tmp_path / "records.log").open("ab") as file:
         file.write(b"0123456789abcdef plan 0 {")

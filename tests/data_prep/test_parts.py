@@ -1,4 +1,4 @@
-"""Claims about parts of shards: made of documents, kept block by block, damage found, merged into shards."""
+"""Claims about parts of shards: made from documents, read block by block, checked for damage, merged into shards."""
 
 from hashlib import sha256
 
@@ -26,7 +26,7 @@ def block_of(sequences):
 
 @pytest.fixture
 def part(tmp_path):
-    """A part of two blocks: its path, its entry and the blocks."""
+    """A part with two blocks: its path, its entry and the blocks."""
     blocks = [block_of(4), block_of(7)]
     file = NewFile(tmp_path / "part")
     for block in blocks:
@@ -37,14 +37,14 @@ def part(tmp_path):
     return tmp_path / "part", PartEntry(**counts, size=size, sha256=digest), blocks
 
 
-def test_blocks_come_back(part):
+def test_blocks_are_read_as_they_were_written(part):
     path, entry, blocks = part
     assert path.stat().st_size == entry.size
     for ours, theirs in zip(read_part(path, entry, MASK_BYTES), blocks, strict=True):
         assert all(np.array_equal(one, other) for one, other in zip(ours, theirs, strict=True))
 
 
-def test_a_flipped_bit_a_cut_and_a_missing_file_are_errors(part):
+def test_a_flipped_bit_a_truncation_and_a_missing_file_are_errors(part):
     path, entry, _ = part
     whole = path.read_bytes()
     for bit in range(8 * len(whole)):
@@ -82,13 +82,13 @@ def cut(sizes, limit):
         ([], []),
     ],
 )
-def test_a_shard_takes_chunks_in_order_within_its_limit_and_at_least_one(sizes, shards):
+def test_a_shard_takes_chunks_in_order_up_to_its_limit_but_at_least_one(sizes, shards):
     merges = cut(sizes, 10)
     assert [(merge.first_chunk, merge.last_chunk) for merge in merges] == shards
     assert [merge.number for merge in merges] == list(range(len(shards)))
 
 
-def test_a_merged_shard_is_its_parts_end_to_end(built, tmp_path):
+def test_a_merged_shard_is_the_concatenation_of_its_parts(built, tmp_path):
     config = load_manifest(built).config
     row = config.mask_copies * bytes_per_copy(config.seq_length)
     random = np.random.default_rng(0)
@@ -124,7 +124,7 @@ def test_a_merged_shard_is_its_parts_end_to_end(built, tmp_path):
     assert entry.size == sum(path.stat().st_size for path in tmp_path.glob("shard-*"))
 
 
-def test_a_part_that_changed_is_an_error_that_names_it(built, tmp_path):
+def test_a_changed_part_is_an_error_that_names_it(built, tmp_path):
     (tmp_path / ".build").mkdir()
     part_path(tmp_path, "train", 0).write_bytes(b"other")
     [merge] = cut([5], 10)
@@ -154,7 +154,7 @@ def side_of(tokenizer, config, path, key="key", count=50):
     return side
 
 
-def test_a_shard_holds_what_came_in_and_counts_it(tokenizer, config, tmp_path):
+def test_a_shard_holds_and_counts_every_document(tokenizer, config, tmp_path):
     side = side_of(tokenizer, config, tmp_path / "part")
     entry = side.finish()
     assert entry.word_pieces == sum(len(ids) for ids, _ in documents(tokenizer, 50))
@@ -164,7 +164,7 @@ def test_a_shard_holds_what_came_in_and_counts_it(tokenizer, config, tmp_path):
     assert entry.size == (tmp_path / "part").stat().st_size
 
 
-def test_no_document_makes_no_file(tokenizer, config, tmp_path):
+def test_no_documents_make_no_file(tokenizer, config, tmp_path):
     assert Side("key", config, tokenizer, tmp_path / "part").finish() is None
     assert not list(tmp_path.iterdir())
 
@@ -176,9 +176,7 @@ def test_another_key_draws_other_masks_for_the_same_text(tokenizer, config, tmp_
 
 
 @pytest.mark.parametrize(("limit", "most"), [("_TOKENS_AT_ONCE", 1000), ("_DOCUMENTS_AT_ONCE", 3)])
-def test_memory_does_not_grow_with_the_text_and_no_token_is_lost_by_it(
-    tokenizer, config, tmp_path, monkeypatch, limit, most
-):
+def test_memory_does_not_grow_with_the_text_and_no_token_is_lost(tokenizer, config, tmp_path, monkeypatch, limit, most):
     monkeypatch.setattr(parts, limit, most)
     side = Side("key", config, tokenizer, tmp_path / "part")
     for ids, lengths in documents(tokenizer, 50):

@@ -1,4 +1,4 @@
-"""Claims about one chunk's way to its parts, and the books of what becomes of its documents."""
+"""Claims about turning one chunk into parts, and about accounting for each of its documents."""
 
 import os
 from dataclasses import replace
@@ -22,7 +22,7 @@ from foundation.config import ConfigError
 
 @pytest.fixture
 def folder(built, tmp_path):
-    """An output folder with the tools of the shared build in it, and its configuration."""
+    """An output folder with the tokenizer and Punkt model of the shared build, and its configuration."""
     (tmp_path / "out").mkdir()
     prepare(tmp_path / "out", WordPiece.load(built / "tokenizer"), load_model(built / "punkt"))
     return tmp_path / "out", load_manifest(built).config
@@ -56,7 +56,7 @@ def test_every_word_piece_of_the_text_is_in_the_shard(tmp_path, folder, content)
     assert not part_path(output, "held_out", 0).exists()
 
 
-def test_equal_documents_are_never_on_different_sides(tmp_path, folder):
+def test_equal_documents_are_always_on_the_same_side(tmp_path, folder):
     output, config = folder
     (tmp_path / "a.txt").write_text("\n\n".join(f"Kalo {'mi ' * (n % 40)}." for n in range(400)))
     record = build(chunk_of(tmp_path / "a.txt"), config.model_copy(update={"held_out": 0.5}), output)
@@ -86,7 +86,7 @@ def test_the_random_stream_belongs_to_the_chunks_key(tmp_path, folder):
     assert files[0] != files[1]
 
 
-def test_the_books_balance_with_empty_and_malformed_documents(tmp_path, folder):
+def test_empty_and_malformed_documents_are_accounted_for(tmp_path, folder):
     output, config = folder
     blocks = (b"", b"Ka \xff\xfe lo \xef\xbf\xbd.", b"\x00\x01")
     wiki = b"".join(b"<doc id=''>\n%s\n</doc>\n" % block for block in blocks)
@@ -113,7 +113,7 @@ def test_held_out_text_is_in_its_own_folder(built):
     assert main.books.word_pieces.held_out == held_out.totals.word_pieces
 
 
-def test_a_chunk_that_is_built_already_is_left_as_it_is_and_a_damaged_part_is_made_again(tmp_path, folder):
+def test_a_built_chunk_is_kept_and_a_damaged_part_is_made_again(tmp_path, folder):
     output, config = folder
     (tmp_path / "a.txt").write_text("Kalo mi ne. " * 400)
     config = config.model_copy(update={"held_out": 0.0})
@@ -132,7 +132,7 @@ def test_a_chunk_that_is_built_already_is_left_as_it_is_and_a_damaged_part_is_ma
     assert not path.exists(), "a whole shard holds this part"
 
 
-def test_other_text_than_was_recorded_is_refused_by_name_at_the_same_size_and_time(tmp_path, folder):
+def test_text_other_than_recorded_is_refused_by_name_even_at_the_same_size_and_time(tmp_path, folder):
     output, config = folder
     path = tmp_path / "a.txt"
     path.write_text("Kalo mi ne. " * 400)
@@ -146,7 +146,7 @@ def test_other_text_than_was_recorded_is_refused_by_name_at_the_same_size_and_ti
 
 @pytest.fixture
 def books_of(built, tmp_path):
-    """Writes files, builds their one chunk, and returns its books."""
+    """Writes files, builds them as one chunk, and returns its ledger."""
     manifest = load_manifest(built)
     (tmp_path / "out").mkdir()
     prepare(tmp_path / "out", WordPiece.load(built / "tokenizer"), load_model(built / "punkt"))
@@ -203,14 +203,14 @@ def test_every_document_and_character_is_accounted_for_by_reason(books_of):
     assert books.invalid_utf8 == 1
 
 
-def test_the_mixture_tells_what_the_shards_have_of_each_input(books_of):
+def test_the_mixture_tells_how_much_of_each_input_is_in_the_shards(books_of):
     books = books_of({"books/a.txt": b"Ka lo.\n\nMi.", "wiki/a.txt": b"Ne ru so.\n\n\x01"})
     assert {name: share.documents for name, share in books.inputs.items()} == {"0 books": 2, "1 wiki": 1}
     assert sum(share.word_pieces for share in books.inputs.values()) == books.word_pieces.train
     assert sum(share.characters for share in books.inputs.values()) == books.characters.train
 
 
-def test_short_documents_are_dropped_by_their_clean_length(books_of):
+def test_short_documents_are_dropped_by_their_length_after_cleaning(books_of):
     books = books_of({"in/a.txt": b"Ka lo mi.\n\nKa\x00\x00\x00\x00\x00\x00\x00\x00.\n\nNe."}, min_document_length=5)
     assert books.documents.dropped == {"short": 2}
     assert books.characters.dropped == {"control": 8, "short": 6}
@@ -239,7 +239,7 @@ def test_strict_refuses_what_is_malformed_by_file_and_place(books_of, name, cont
         books_of({f"in/{name}": content}, strict=True)
 
 
-def test_what_googles_builder_throws_away_is_counted(books_of):
+def test_text_discarded_by_googles_builder_is_counted(books_of):
     text = b"\n\n".join(b"Ka lo mi ne ru so ta vu " * (20 + n) + b"." for n in range(50))
     books = books_of({"in/a.txt": text}, builder="electra")
     assert books.balances
@@ -247,7 +247,7 @@ def test_what_googles_builder_throws_away_is_counted(books_of):
     assert books_of({"in/a.txt": text}).word_pieces.dropped == {}
 
 
-def test_batches_are_bounded(tmp_path, built):
+def test_batches_have_bounded_size(tmp_path, built):
     (tmp_path / "a.txt").write_bytes(b"\n\n".join([b"Ka lo mi. " * 1000] * 500))
     [chunk] = read_chunks(find_sources([tmp_path]), 10**9, Reading())
     batches = list(Intake(chunk, load_manifest(built).config, False).batches())
@@ -255,8 +255,8 @@ def test_batches_are_bounded(tmp_path, built):
     assert max(sum(len(text.cleaned.text) for text in batch) for batch in batches) < (1 << 20) + 10_001
 
 
-def test_batches_of_tiny_documents_hold_no_more_than_some_thousands(tmp_path, built):
-    """A million documents of one letter were one batch of 600 MB."""
+def test_batches_of_tiny_documents_hold_a_few_thousand_at_most(tmp_path, built):
+    """A million documents of one letter used to be one batch of 600 MB."""
     (tmp_path / "a.txt").write_bytes(b"a\n\n" * 50_000)
     [chunk] = read_chunks(find_sources([tmp_path]), 10**9, Reading())
     batches = list(Intake(chunk, load_manifest(built).config, False).batches())
@@ -265,7 +265,7 @@ def test_batches_of_tiny_documents_hold_no_more_than_some_thousands(tmp_path, bu
 
 
 @pytest.mark.parametrize(("seq_length", "share"), [(128, 0.140), (512, 0.037)])
-def test_googles_builder_loses_the_measured_share_of_real_text(shared_data, tmp_path, built, seq_length, share):
+def test_googles_builder_discards_the_measured_share_of_real_text(shared_data, tmp_path, built, seq_length, share):
     """The shares were measured with google-research/electra's own builder."""
     manifest = load_manifest(built)
     prepare(tmp_path, open_tokenizer(str(shared_data / "vocab")), load_model(find_model(shared_data / "nltk_data")))

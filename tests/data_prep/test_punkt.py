@@ -1,4 +1,4 @@
-"""Claims about the fast Punkt scan: it says what NLTK says."""
+"""Claims about the fast Punkt scan: its results are those of NLTK."""
 
 import random
 import re
@@ -41,7 +41,7 @@ def assert_same_sentences(model, lines):
 
 
 def hard_lines(count, seed):
-    """Lines of little but what Punkt looks at: marks, closing punctuation, abbreviations, odd white space."""
+    """Lines of mostly what Punkt looks at: marks, closing punctuation, abbreviations, unusual white space."""
     source = random.Random(seed)
     for _ in range(count):
         pieces = (
@@ -116,14 +116,14 @@ def test_sentences_of_corner_cases_are_nltks(english, line):
     assert_same_sentences(english, [line])
 
 
-def test_white_space_of_the_fast_scan_is_that_of_the_regex_package():
+def test_the_fast_scans_white_space_is_that_of_the_regex_package():
     ours, theirs = re.compile(_SPACE), regex.compile(r"\s")
     assert [c for c in map(chr, range(0x110000)) if bool(ours.match(c)) != bool(theirs.match(c))] == []
     assert _MARK.search("Yes.\x1fNo") is None
 
 
-def test_the_scan_is_several_times_faster_than_nltks(english, shared_data):
-    """Measured: 10 times on Wikipedia when its words are new, 15 times when they have been seen."""
+def test_the_scan_is_several_times_faster_than_nltk(english, shared_data):
+    """Measured on Wikipedia: 10 times with new words, 15 times with known ones."""
     lines = lines_of(shared_data / "wiki" / "enwiki-AA-0.xz", limit=1500)
     seconds = []
     for sentences in (Punkt(english).sentences, nltk_of(english).tokenize):
@@ -141,7 +141,7 @@ def test_a_long_line_without_a_space_takes_linear_time(english):
     assert time.process_time() - started < 5
 
 
-def test_what_is_remembered_of_the_words_is_bounded(english):
+def test_the_cache_of_words_is_bounded(english):
     ours = Punkt(english)
     ours.sentences(" ".join(f"{n}{'x' * 100}. He" for n in range(1000)))
     assert ours._word.cache_info().currsize == 0

@@ -1,4 +1,4 @@
-"""Claims about the record log: what is in it is whole, and what is not whole is not in it."""
+"""Claims about the record log: every record in it is complete, and incomplete ones are ignored."""
 
 import shutil
 
@@ -26,7 +26,7 @@ def test_the_log_of_a_build_holds_plan_chunks_and_shards(built):
         assert log.damaged == 0
 
 
-def test_records_survive_closing_and_the_last_of_one_number_counts(log_folder):
+def test_records_survive_closing_and_the_last_of_a_number_counts(log_folder):
     with RecordLog(log_folder) as log:
         changed = log.chunk(1).model_copy(update={"key": "other"})
         log.add("chunk", 1, changed)
@@ -36,7 +36,7 @@ def test_records_survive_closing_and_the_last_of_one_number_counts(log_folder):
         assert len(log) == length
 
 
-def test_a_log_in_order_is_left_alone_and_another_becomes_equal_to_it(log_folder):
+def test_a_log_in_order_is_not_rewritten_and_others_are_sorted(log_folder):
     path = log_folder / "records.log"
     ordered, before = path.read_bytes(), path.stat()
     with RecordLog(log_folder) as log:
@@ -51,7 +51,7 @@ def test_a_log_in_order_is_left_alone_and_another_becomes_equal_to_it(log_folder
 
 
 @pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.long)])
-def test_any_torn_end_loses_the_last_record_alone(log_folder, every):
+def test_a_truncated_end_loses_only_the_last_record(log_folder, every):
     path = log_folder / "records.log"
     *lines, last = path.read_bytes().splitlines(keepends=True)
     for end in range(0, len(last), every):
@@ -64,8 +64,8 @@ def test_any_torn_end_loses_the_last_record_alone(log_folder, every):
 
 
 @pytest.mark.parametrize("every", [509, pytest.param(67, marks=pytest.mark.long)])
-def test_any_flipped_bit_costs_at_most_two_records_and_never_a_wrong_one(log_folder, every):
-    """Two where a line's end is flipped, which makes two lines one."""
+def test_a_flipped_bit_loses_at_most_two_records_and_never_makes_a_wrong_one(log_folder, every):
+    """Two are lost if the bit is in a line end, which joins two lines."""
     path = log_folder / "records.log"
     content = path.read_bytes()
     with RecordLog(log_folder, "rb") as log:

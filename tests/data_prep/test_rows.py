@@ -1,4 +1,4 @@
-"""Claims about tables of documents, and the sizes of a Parquet file's pages."""
+"""Claims about tables of documents, and about the page sizes of Parquet files."""
 
 import io
 from pathlib import Path
@@ -50,7 +50,7 @@ def test_a_chunk_holds_about_its_budget_of_rows(tmp_path):
     assert sum(chunk.disk_bytes for chunk in chunks) == (tmp_path / "a.parquet").stat().st_size
 
 
-def test_a_missing_column_is_named_with_those_there_are(tmp_path):
+def test_a_missing_column_is_named_with_the_existing_ones(tmp_path):
     path = write(tmp_path / "a.parquet", {"id": [1], "body": ["a"], "title": ["b"]})
     for column in ("text", "id"):
         with pytest.raises(ConfigError, match=f"no column of text named {column}; it has body, title"):
@@ -82,9 +82,9 @@ def test_a_page_or_a_text_too_large_is_refused_by_name(tmp_path, monkeypatch, di
 @pytest.mark.parametrize(
     ("texts", "end", "most"),
     [
-        (["a"] * 50 + ["Ka lo mi. " * 30_000_000], "refused", 200),  # 300 MB, which took 1.6 GB
+        (["a"] * 50 + ["Ka lo mi. " * 30_000_000], "refused", 200),  # 300 MB, which used to take 1.6 GB of memory
         (["a", "Ka lo mi. " * 3_300_000], "read", 700),
-        pytest.param(  # a dictionary of one long text that every row names: 1.1 GB
+        pytest.param(  # one long text in the dictionary, referred to by every row: 1.1 GB
             ["Ka lo mi. " * 3_300_000] * 64, "read", 700, marks=pytest.mark.long
         ),
     ],
@@ -112,8 +112,8 @@ def test_a_name_on_the_hub_may_have_a_configuration_and_a_revision(given, expect
 
 
 def test_a_dataset_is_streamed_through_the_datasets_library(tmp_path, monkeypatch):
-    """A local folder stands for the hub: `datasets` takes either."""
-    for library in ("huggingface_hub.constants", "datasets.config"):  # they read the environment as they are imported
+    """A local folder replaces the hub: `datasets` accepts both."""
+    for library in ("huggingface_hub.constants", "datasets.config"):  # these read the environment on import
         monkeypatch.setattr(f"{library}.HF_HUB_OFFLINE", True)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "corpus").mkdir()
@@ -126,7 +126,7 @@ def test_a_dataset_is_streamed_through_the_datasets_library(tmp_path, monkeypatc
 
 
 def written(**settings):
-    """A table in a file, and the metadata of its one column chunk."""
+    """A table in a file, and the metadata of its only column chunk."""
     file = io.BytesIO()
     parquet.write_table(pyarrow.table({"text": [None, *TEXTS, *TEXTS, *TEXTS]}), file, **settings)
     return file, parquet.ParquetFile(file).metadata.row_group(0).column(0)
@@ -144,15 +144,15 @@ def written(**settings):
         {"data_page_size": 1000, "write_batch_size": 10},
     ],
 )
-def test_pages_are_as_large_as_the_column_but_for_their_headers(settings):
+def test_page_sizes_are_those_of_the_column_except_for_headers(settings):
     file, chunk = written(**settings)
     sizes = list(page_sizes(file, chunk))
     headers = chunk.total_uncompressed_size - sum(sizes)
-    assert 0 < headers < 1000 * len(sizes)  # with the least and the greatest text
+    assert 0 < headers < 1000 * len(sizes)  # including minimum and maximum
     assert (len(sizes) > 10) == ("data_page_size" in settings)
 
 
-def test_a_damaged_header_is_an_error_wherever_it_is_damaged():
+def test_a_damaged_header_is_an_error_at_any_place():
     file, chunk = written()
     content = file.getvalue()
     start = chunk.dictionary_page_offset
@@ -163,10 +163,10 @@ def test_a_damaged_header_is_an_error_wherever_it_is_damaged():
                 sizes = list(page_sizes(damaged, chunk))
             except OSError:
                 continue
-            assert min(sizes) >= 0  # what is left of it may read as another header: the reader then finds it damaged
+            assert min(sizes) >= 0  # the rest may parse as another header; the reader then detects the damage
 
 
-def test_a_file_that_is_cut_short_is_an_error():
+def test_a_truncated_file_is_an_error():
     file, chunk = written()
     with pytest.raises(OSError, match="cut short"):
         list(page_sizes(io.BytesIO(file.getvalue()[: chunk.data_page_offset]), chunk))

@@ -84,11 +84,11 @@ def test_a_damaged_model_is_refused(tmp_path):
         load_model(tmp_path)
 
 
-def test_with_one_sentence_a_line_only_line_ends_count():
+def test_with_one_sentence_per_line_only_line_ends_count():
     assert split_sentences("One. Two.\r\n\n  Three \u2028four.", None) == ["One. Two.", "Three", "four."]
 
 
-def test_a_build_with_one_sentence_a_line_needs_no_punkt_model(options, built, tmp_path):
+def test_a_build_with_one_sentence_per_line_needs_no_punkt_model(options, built, tmp_path):
     output = tmp_path / "lines"
     assert main(options.model_copy(update={"output": output, "sentences": "line"})) == 0
     assert not (output / "punkt").exists()
@@ -99,6 +99,6 @@ def test_a_build_with_one_sentence_a_line_needs_no_punkt_model(options, built, t
         main(options.model_copy(update={"sentences": "line"}))
 
 
-def test_a_punkt_model_for_one_sentence_a_line_is_refused():
+def test_a_punkt_model_is_refused_with_one_sentence_per_line():
     with pytest.raises(ConfigError, match="punkt: got model, expected none with --sentences line"):
         BuildOptions.from_values({"sentences": "line", "punkt": "model"})

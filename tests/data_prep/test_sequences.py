@@ -1,4 +1,4 @@
-"""Claims about the sequences made of documents."""
+"""Claims about the sequences built from documents."""
 
 import numpy as np
 import pytest
@@ -56,9 +56,9 @@ def test_documents_never_share_a_sequence(stream):
     assert np.isin(stream.document_ends, ends).all()
 
 
-def test_full_packing_leaves_room_in_the_last_sequence_only(stream):
+def test_full_packing_leaves_room_only_in_the_last_sequence(stream):
     lengths = [len(sequence) for sequence in build(stream, packing="full")]
-    assert set(lengths[:-1]) <= {63, 64}  # one less where a segment was to be split and had no sentence end
+    assert set(lengths[:-1]) <= {63, 64}  # 63 if a segment had to be divided and had no sentence end
     assert np.mean(lengths[:-1]) > 63.5
 
 
@@ -79,14 +79,14 @@ def test_the_split_is_near_the_middle():
     assert (abs(first - 30) < 8).all()
 
 
-def test_one_sequence_in_ten_is_a_single_segment():
+def test_one_sequence_in_ten_has_a_single_segment():
     stream = make_stream(np.random.default_rng(0), documents=3000, sentence=(4, 8))
     full = [sequence for sequence in build(stream) if len(sequence) >= 60]
     assert abs(np.mean([(sequence == SEP).sum() == 1 for sequence in full]) - 0.1) < 0.02
 
 
-def test_one_target_in_twenty_is_shorter():
-    """Within long documents of whole words only a short target leaves a sequence short."""
+def test_one_target_length_in_twenty_is_shorter():
+    """Long documents of whole words have short sequences only where the target is short."""
     ids = np.full(200_000, TEXT, np.uint16)
     ends = np.arange(5, 200_001, 5)
     stream = TokenStream(ids, np.ones(200_000, bool), ends, ends[-1:])
@@ -97,7 +97,7 @@ def test_one_target_in_twenty_is_shorter():
     assert abs(short.mean() - (5 + 62) / 2) < 4
 
 
-def test_a_word_that_does_not_fit_opens_the_next_sequence(stream):
+def test_a_word_that_does_not_fit_starts_the_next_sequence(stream):
     for sequence in build(stream):
         assert text_of(sequence)[0] % 2 == 0
 
@@ -126,7 +126,7 @@ def test_no_text_gives_no_sequences(packing):
 
 
 @pytest.mark.parametrize("seq_length", [16, 64, 512])
-def test_googles_builder_takes_whole_sentences_and_throws_the_overflow_away(stream, seq_length):
+def test_googles_builder_takes_whole_sentences_and_discards_the_overflow(stream, seq_length):
     sequences = build(stream, seq_length, builder="electra")
     starts = np.concatenate(([0], stream.sentence_ends[:-1]))
     position = 0
@@ -143,8 +143,8 @@ def test_googles_builder_takes_whole_sentences_and_throws_the_overflow_away(stre
     assert max(len(sequence) for sequence in sequences) == seq_length
 
 
-def test_googles_builder_loses_nothing_where_sentences_are_single_tokens(stream):
+def test_googles_builder_discards_nothing_if_sentences_are_single_tokens(stream):
     single = TokenStream(stream.ids, stream.word_starts, np.arange(1, len(stream.ids) + 1), stream.document_ends)
     lost = len(stream.ids) - sum(len(text_of(sequence)) for sequence in build(single, 64, builder="electra"))
-    # its target counts no special tokens, so a full sequence always loses three, or two where it is one segment
+    # its target ignores special tokens, so a full sequence always loses three tokens, or two with one segment
     assert 0 < lost < 3 * len(build(single, 64, builder="electra"))

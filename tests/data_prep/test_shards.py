@@ -1,4 +1,4 @@
-"""Claims about the indexed files."""
+"""Claims about indexed files."""
 
 import warnings
 
@@ -29,7 +29,7 @@ def megatron():
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
-def test_items_come_back(tmp_path, items, dtype):
+def test_items_are_read_as_they_were_written(tmp_path, items, dtype):
     write(tmp_path / "shard", items, dtype)
     file = IndexedFile(tmp_path / "shard")
     assert len(file) == len(items)
@@ -55,7 +55,7 @@ def test_megatron_would_write_the_same_bytes_and_reads_the_same_items(tmp_path, 
     assert all(np.array_equal(theirs[number], item) for number, item in enumerate(items))
 
 
-def test_writing_returns_sizes_and_checksums_and_leaves_nothing_temporary(tmp_path, items):
+def test_writing_returns_sizes_and_checksums_and_leaves_no_temporary_files(tmp_path, items):
     from hashlib import sha256
 
     written = write(tmp_path / "shard.mask", items, np.uint8)

@@ -1,4 +1,4 @@
-"""Claims about which files an input names."""
+"""Claims about the files selected by an input."""
 
 import os
 import socket
@@ -22,7 +22,7 @@ def test_files_folders_and_globs_may_be_mixed_and_hidden_files_are_left_out(tmp_
     ("name", "content"),
     [("a.pdf", b"text"), ("a.doc.bz2", b"text"), ("a.txt", b"")],
 )
-def test_input_that_is_no_text_is_refused_by_name(tmp_path, name, content):
+def test_input_that_is_not_text_is_refused_by_name(tmp_path, name, content):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ConfigError, match=name if content else "no text"):
         find_sources([tmp_path])
@@ -32,7 +32,7 @@ def test_input_that_is_no_text_is_refused_by_name(tmp_path, name, content):
     "name",
     ["wiki_00", "a.txt.zst", "a.json", "a.jsonl.gz", "train-00000-of-00041.parquet", "enwiki-1.xml-p1p41242.bz2"],
 )
-def test_the_names_that_corpora_have_are_taken(tmp_path, name):
+def test_usual_names_of_corpus_files_are_accepted(tmp_path, name):
     (tmp_path / name).write_text("text")
     assert [source.path.name for source in find_sources([tmp_path])] == [name]
 
@@ -46,7 +46,7 @@ def test_linked_files_and_folders_are_followed_once(tmp_path):
     assert [source.key for source in find_sources([tmp_path / "raw"])] == ["0/linked/sub/a.txt"]
 
 
-def test_a_link_to_nothing_is_an_error_and_not_left_out(tmp_path):
+def test_a_broken_link_is_an_error_and_not_skipped(tmp_path):
     (tmp_path / "a.txt").write_text("a")
     (tmp_path / "b.txt").symlink_to(tmp_path / "nowhere")
     with pytest.raises(ConfigError, match=r"b\.txt cannot be read \(No such file"):
@@ -59,7 +59,7 @@ def test_a_dataset_on_the_hub_is_named_by_its_prefix():
     assert source.key == "0/hub:wikimedia/wikipedia:20231101.en"
 
 
-def test_a_source_tells_which_input_it_came_with(tmp_path):
+def test_a_source_records_its_input(tmp_path):
     for name in ("wiki", "books"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "a.txt").write_text("a")
@@ -67,18 +67,18 @@ def test_a_source_tells_which_input_it_came_with(tmp_path):
     assert [source.origin for source in sources] == ["0 wiki", "1 books"]
 
 
-def test_an_absolute_path_to_nothing_is_named(tmp_path):
+def test_a_missing_absolute_path_is_named(tmp_path):
     with pytest.raises(ConfigError, match=f"input: {tmp_path}/nowhere names no file"):
         find_sources([tmp_path / "nowhere"])
 
 
-def test_a_glob_that_pythons_read_differently_is_refused(tmp_path):
+def test_a_glob_whose_meaning_depends_on_the_python_version_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"input: .*/\*\*\.txt is no glob: .*; write it as"):
         find_sources([tmp_path / "**.txt"])
 
 
-def test_folders_that_are_linked_to_each_other_many_times_are_read_once_each(tmp_path):
-    """Followed along every path, they would be some 10^24 folders before the system's limit of 40 links."""
+def test_folders_with_many_links_to_each_other_are_read_once_each(tmp_path):
+    """Along every path there would be some 10^24 folders before the system's limit of 40 links."""
     for name in ("raw/a", "raw/b"):
         (tmp_path / name).mkdir(parents=True)
         (tmp_path / name / "text.txt").write_text(name)
@@ -89,7 +89,7 @@ def test_folders_that_are_linked_to_each_other_many_times_are_read_once_each(tmp
     assert [source.key for source in find_sources([tmp_path / "raw" / "a"])] == ["0/link-0/text.txt", "0/text.txt"]
 
 
-def test_a_folder_that_a_hidden_one_links_to_is_read_all_the_same(tmp_path):
+def test_a_folder_linked_from_a_hidden_one_is_still_read(tmp_path):
     (tmp_path / "data" / "deep").mkdir(parents=True)
     (tmp_path / "data" / "deep" / "a.txt").write_text("a")
     (tmp_path / ".cache").mkdir()
@@ -115,10 +115,10 @@ def make_device(path):
     path.symlink_to("/dev/zero")
 
 
-@pytest.mark.timeout(20)  # a pipe would be waited on for ever, and the device read for ever
+@pytest.mark.timeout(20)  # reading the pipe or the device would never end
 @pytest.mark.parametrize("make", [make_pipe, make_socket, make_device])
 @pytest.mark.parametrize("given", ["", "b.txt", "*.txt"])
-def test_what_is_neither_file_nor_folder_is_refused_by_name_and_not_opened(tmp_path, monkeypatch, make, given):
+def test_special_files_are_refused_by_name_and_not_opened(tmp_path, monkeypatch, make, given):
     monkeypatch.chdir(tmp_path)
     Path("a.txt").write_text("a")
     make(Path("b.txt"))

@@ -24,12 +24,12 @@ def tokenizer(vocab):
 
 @pytest.fixture(scope="module")
 def bert(shared_data):
-    """BERT's vocabulary: our tokenizer, and the one that says what the ids are."""
+    """BERT's vocabulary: our tokenizer and the reference for its ids."""
     from transformers import BertTokenizerFast
 
     path = shared_data / "vocab" / "vocab.txt"
     ours, reference = open_tokenizer(str(path)), BertTokenizerFast.from_pretrained(str(path.parent)).backend_tokenizer
-    reference.encode_special_tokens = True  # "[MASK]" in a text is text
+    reference.encode_special_tokens = True  # "[MASK]" in text is plain text
     assert ours.slow_because is None
     return ours, reference
 
@@ -65,15 +65,15 @@ def test_ids_of_a_million_characters_of_every_kind_are_those_of_berts_own_tokeni
     assert_same_ids(bert, list(fuzz_documents(1_000_000, seed)))
 
 
-def test_without_nanotoken_the_ids_are_the_same_and_the_reason_is_told(bert, monkeypatch, capsys, shared_data):
-    monkeypatch.setitem(sys.modules, "nanotoken", None)  # an import of it now fails
+def test_without_nanotoken_the_ids_are_the_same_and_the_reason_is_printed(bert, monkeypatch, capsys, shared_data):
+    monkeypatch.setitem(sys.modules, "nanotoken", None)  # makes importing it fail
     slow = open_tokenizer(str(shared_data / "vocab" / "vocab.txt"))
     assert "nanotoken is not installed" in capsys.readouterr().err
     texts = lines_of(shared_data / "wiki" / "wikitext2-test.txt", limit=300)
     assert all(np.array_equal(*pair) for pair in zip(slow.encode(texts), bert[0].encode(texts), strict=True))
 
 
-def test_a_tokenizer_that_nanotoken_cannot_take_is_used_as_it_is(tmp_path, vocab):
+def test_a_tokenizer_unsupported_by_nanotoken_is_used_directly(tmp_path, vocab):
     tokenizer = from_vocabulary(vocab.read_text().split())
     tokenizer.normalizer = normalizers.Sequence([normalizers.Nmt(), normalizers.BertNormalizer()])
     tokenizer.save(str(tmp_path / "tokenizer.json"))
@@ -82,8 +82,8 @@ def test_a_tokenizer_that_nanotoken_cannot_take_is_used_as_it_is(tmp_path, vocab
     assert len(opened.encode(["ka lo"])[0]) == 2
 
 
-def test_other_ids_than_hugging_faces_end_the_build_and_name_the_text(vocab, tmp_path):
-    """An encoder of another vocabulary stands in for one with a fault."""
+def test_ids_that_differ_from_hugging_faces_end_the_build_and_name_the_text(vocab, tmp_path):
+    """An encoder with another vocabulary simulates a faulty one."""
     tokens = vocab.read_text().split()
     tokens[5], tokens[6] = tokens[6], tokens[5]
     (tmp_path / "vocab.txt").write_text("\n".join(tokens))
@@ -94,7 +94,7 @@ def test_other_ids_than_hugging_faces_end_the_build_and_name_the_text(vocab, tmp
         tokenizer.encode(["mi ne", "lo mi"])
 
 
-def test_a_tokenizer_saved_with_truncation_and_padding_encodes_whole_texts(vocab, tmp_path):
+def test_a_tokenizer_saved_with_truncation_and_padding_still_encodes_whole_texts(vocab, tmp_path):
     tokenizer = from_vocabulary(vocab.read_text().split())
     tokenizer.enable_truncation(4)
     tokenizer.enable_padding(length=8)
@@ -109,7 +109,7 @@ def test_special_tokens_written_in_a_text_are_text(tokenizer):
     assert tokenizer.tokens[ids[0]] == "ka"
 
 
-def test_what_data_preparation_must_know_of_the_vocabulary(tokenizer):
+def test_the_vocabularys_properties_that_data_preparation_needs(tokenizer):
     assert [getattr(tokenizer.special, name) for name in ("pad", "unk", "cls", "sep", "mask")] == [
         0,
         1,
@@ -164,7 +164,7 @@ def test_the_saved_folder_cleans_text_as_its_tokenizer_does(normalizer, pre_toke
     assert (loaded.pad_token_id, loaded.mask_token_id) == (0, 4)
 
 
-def test_a_token_may_be_a_sign_that_unicode_ends_lines_with(tmp_path, vocab):
+def test_a_token_may_be_a_unicode_line_separator(tmp_path, vocab):
     (tmp_path / "vocab.txt").write_text(vocab.read_text().rstrip("\n").replace("\nka\n", "\n\u2028\nka\n") + "\r\n")
     tokenizer = open_tokenizer(str(tmp_path / "vocab.txt"))
     assert tokenizer.tokens.index("ka") == vocab.read_text().split().index("ka") + 1
@@ -177,7 +177,7 @@ def test_a_vocabulary_that_repeats_a_token_is_refused(tmp_path, vocab):
         open_tokenizer(str(tmp_path / "vocab.txt"))
 
 
-def test_a_file_a_folder_and_a_saved_folder_are_the_same_tokenizer(vocab, tmp_path):
+def test_a_file_a_folder_and_a_saved_folder_give_the_same_tokenizer(vocab, tmp_path):
     shutil.copy(vocab, tmp_path / "vocab.txt")
     open_tokenizer(str(vocab)).save(tmp_path / "saved")
     names = (str(vocab), str(tmp_path), str(tmp_path / "saved"))
@@ -185,14 +185,14 @@ def test_a_file_a_folder_and_a_saved_folder_are_the_same_tokenizer(vocab, tmp_pa
     assert WordPiece.load(tmp_path / "saved").sha256() == open_tokenizer(str(vocab)).sha256()
 
 
-def test_the_hash_tells_vocabularies_apart(vocab, tmp_path):
+def test_the_hash_distinguishes_vocabularies(vocab, tmp_path):
     tokens = vocab.read_text().split()
     tokens[-1], tokens[-2] = tokens[-2], tokens[-1]
     (tmp_path / "vocab.txt").write_text("\n".join(tokens))
     assert open_tokenizer(str(tmp_path)).sha256() != open_tokenizer(str(vocab)).sha256()
 
 
-def test_capital_letters_in_a_vocabulary_keep_the_case(tmp_path):
+def test_capital_letters_in_a_vocabulary_make_it_case_sensitive(tmp_path):
     (tmp_path / "vocab.txt").write_text("\n".join([*SPECIAL_TOKENS, "Paris", "paris"]))
     ids, _ = open_tokenizer(str(tmp_path)).encode(["Paris paris"])
     assert ids.tolist() == [5, 6]
@@ -228,14 +228,14 @@ def write_too_many(folder):
         (write_too_many, "at most 65536"),
     ],
 )
-def test_what_cannot_be_used_is_refused_with_the_reason(tmp_path, write, reason):
+def test_unusable_vocabularies_are_refused_with_the_reason(tmp_path, write, reason):
     write(tmp_path)
     with pytest.raises(ConfigError, match=reason) as caught:
         open_tokenizer(str(tmp_path))
     assert "\n" not in str(caught.value)
 
 
-def test_a_slip_in_a_path_does_not_reach_the_hub(tmp_path, monkeypatch):
+def test_a_mistyped_path_does_not_contact_the_hub(tmp_path, monkeypatch):
     (tmp_path / "data").mkdir()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(Tokenizer, "from_pretrained", lambda name: pytest.fail("asked the hub"))
@@ -244,6 +244,6 @@ def test_a_slip_in_a_path_does_not_reach_the_hub(tmp_path, monkeypatch):
             open_tokenizer(name)
 
 
-def test_the_folder_says_how_text_is_cleaned(tokenizer, tmp_path):
+def test_the_folder_records_how_text_is_cleaned(tokenizer, tmp_path):
     tokenizer.save(tmp_path)
     assert json.loads((tmp_path / "tokenizer_config.json").read_text())["do_lower_case"] is True

@@ -19,8 +19,8 @@ def test_the_vocabulary_begins_with_the_special_tokens_and_covers_the_text(tmp_p
     assert not {"T", "##漢", "##.", " "} & set(tokens)
 
 
-def test_every_run_learns_the_same(corpus, tmp_path):
-    """The hash table inside tokenizers is seeded anew in every process."""
+def test_every_run_learns_the_same_vocabulary(corpus, tmp_path):
+    """The hash table in tokenizers has a new seed in every process."""
     for name in ("one", "two", "three"):
         done = run_script("data_prep/train_vocab.py", "--input", corpus, "--output", tmp_path / name, "--size", 300)
         assert done.returncode == 0, done.stderr
@@ -49,7 +49,7 @@ def test_an_existing_vocabulary_is_not_overwritten(corpus, tmp_path):
     assert (tmp_path / "vocab.txt").read_text() == "mine"
 
 
-def test_the_text_of_json_lines_may_stand_under_another_key(tmp_path):
+def test_the_text_of_json_lines_may_be_under_another_key(tmp_path):
     (tmp_path / "a.jsonl").write_text("".join(f'{{"body": "{text}"}}\n' for text in TEXTS))
     main(VocabularyOptions(input=(tmp_path / "a.jsonl",), output=tmp_path / "vocab", size=120, text_column="body"))
     assert "news" in open_tokenizer(str(tmp_path / "vocab")).tokens
@@ -71,7 +71,7 @@ def test_an_output_that_is_a_file_is_refused_before_any_learning(corpus, tmp_pat
         (["--text_column", "a\n\x1b[31m"], r"a\n\x1b[31m is not among the keys"),
     ],
 )
-def test_extreme_values_are_one_line(tmp_path, arguments, said):
+def test_extreme_values_are_refused_in_one_line(tmp_path, arguments, said):
     (tmp_path / "a.jsonl").write_text('{"text": "Ka lo mi."}\n')
     output = [] if "--output" in arguments else ["--output", tmp_path / "vocab"]
     done = run_script("data_prep/train_vocab.py", "--input", tmp_path / "a.jsonl", *output, *arguments)
@@ -79,7 +79,7 @@ def test_extreme_values_are_one_line(tmp_path, arguments, said):
     assert said in done.stderr and len(done.stderr.splitlines()) == 1
 
 
-def test_a_full_disk_is_one_line_and_the_same_command_goes_on(corpus, tmp_path):
+def test_a_full_disk_is_one_line_and_the_rerun_command_resumes(corpus, tmp_path):
     command = ["data_prep/train_vocab.py", "--input", corpus, "--output", tmp_path / "vocab", "--size", "120"]
     done = run_script(*command, preexec_fn=limit_file_size)
     assert (done.returncode, len(done.stderr.splitlines())) == (1, 1), done.stderr

@@ -21,7 +21,7 @@ PACKERS = {
 TEXT = b"".join(b"Line %d of the text.\n" % number for number in range(20_000))
 
 
-SKIPPABLE = struct.pack("<II", 0x184D2A50, 4) + b"size"  # a frame of Zstandard without text; pzstd begins with one
+SKIPPABLE = struct.pack("<II", 0x184D2A50, 4) + b"size"  # a Zstandard frame without text; pzstd's files begin with one
 
 
 def read(path, content):
@@ -32,16 +32,16 @@ def read(path, content):
 
 
 @pytest.mark.parametrize("kind", PACKERS)
-def test_each_compression_is_recognised_by_content_and_read_over_several_streams(tmp_path, kind):
+def test_each_compression_is_recognized_by_content_and_read_over_several_streams(tmp_path, kind):
     pack = PACKERS[kind]
     assert read(tmp_path / "a", pack(b"") + pack(TEXT) + pack(b"x") + pack(TEXT)) == TEXT + b"x" + TEXT
 
 
 @pytest.mark.parametrize(
-    ("kind", "place"),  # gzip's 4 to 7 are any date, and pyarrow's Zstandard has no checksum of what it packed
+    ("kind", "place"),  # gzip's bytes 4 to 7 are a date, and pyarrow's Zstandard has no checksum of the content
     [(kind, place) for kind in PACKERS for place in (0, 1, 2, 3, 100, -5) if (kind, place) != ("zst", 100)],
 )
-def test_a_later_stream_that_is_damaged_anywhere_is_no_end_of_the_file(tmp_path, kind, place):
+def test_a_later_stream_damaged_anywhere_is_not_taken_for_the_end_of_the_file(tmp_path, kind, place):
     later = bytearray(PACKERS[kind](TEXT))
     later[place] ^= 0xFF
     with pytest.raises(DAMAGED):
@@ -50,28 +50,28 @@ def test_a_later_stream_that_is_damaged_anywhere_is_no_end_of_the_file(tmp_path,
 
 @pytest.mark.parametrize("kind", PACKERS)
 @pytest.mark.parametrize("rest", [b"\x00\x00garbage", b"Another file's end", b"B", b"\x1f", b"\xfd7z"])
-def test_what_follows_a_stream_and_is_none_is_an_error(tmp_path, kind, rest):
+def test_other_data_after_a_stream_is_an_error(tmp_path, kind, rest):
     with pytest.raises(DAMAGED):
         read(tmp_path / "a", PACKERS[kind](TEXT) + rest)
 
 
 @pytest.mark.parametrize("kind", ["gz", "bz2", "xz"])
 @pytest.mark.parametrize("zeros", [1, 4, 100_000])
-def test_zeros_after_a_stream_are_padding_as_they_are_to_gzip_and_xz(tmp_path, kind, zeros):
+def test_zeros_after_a_stream_are_padding_as_for_gzip_and_xz(tmp_path, kind, zeros):
     packed = PACKERS[kind](TEXT)
     assert read(tmp_path / "a", packed + bytes(zeros)) == TEXT
     assert read(tmp_path / "a", packed + bytes(zeros) + packed) == TEXT + TEXT
 
 
 @pytest.mark.parametrize("sign", range(16))
-def test_frames_of_zstandard_without_text_are_skipped(tmp_path, sign):
+def test_zstandard_frames_without_text_are_skipped(tmp_path, sign):
     skippable = bytes([SKIPPABLE[0] + sign]) + SKIPPABLE[1:]
     packed = PACKERS["zst"](TEXT)
     assert read(tmp_path / "a", skippable + packed + skippable + packed + skippable) == TEXT + TEXT
     assert read(tmp_path / "a", skippable) == b""
 
 
-def test_an_xz_file_that_asks_for_gigabytes_to_be_unpacked_is_an_error(tmp_path):
+def test_an_xz_file_that_needs_gigabytes_to_unpack_is_an_error(tmp_path):
     header = bytearray(lzma.compress(TEXT))
     at = header.index(b"\x21\x01") + 2  # in the block's header: the filter LZMA2, one byte of properties
     header[at] = 40  # a dictionary of 4 GiB
@@ -94,20 +94,20 @@ def test_an_xz_file_that_asks_for_gigabytes_to_be_unpacked_is_an_error(tmp_path)
         (bytes(4096), "binary"),
     ],
 )
-def test_what_is_no_text_is_told_by_its_beginning(beginning, what):
+def test_files_that_are_not_text_are_recognized_by_their_beginning(beginning, what):
     assert not_text(beginning[:4096]) == what
 
 
 @pytest.mark.parametrize(
     "text", [b"", b"B", b"PK", b"a\x00" + b" word" * 20, b"Ka" + bytes(8), "\u65e5\u672c".encode() * 9, b"ustar"]
 )
-def test_text_is_text_with_a_stray_zero_too(text):
+def test_text_with_a_stray_zero_byte_is_still_text(text):
     assert not_text(text) is None
 
 
 @pytest.mark.parametrize("kind", PACKERS)
 @pytest.mark.parametrize("share", [0.01, 0.5, 0.999])
-def test_cut_short_it_raises_what_readers_expect(tmp_path, kind, share):
+def test_a_truncated_file_raises_the_error_that_readers_expect(tmp_path, kind, share):
     packed = PACKERS[kind](TEXT)
     (tmp_path / "a").write_bytes(packed[: max(8, int(len(packed) * share))])
     with opened(tmp_path / "a") as file, pytest.raises(DAMAGED):
@@ -116,7 +116,7 @@ def test_cut_short_it_raises_what_readers_expect(tmp_path, kind, share):
             pass
 
 
-def test_a_plain_file_is_left_at_its_beginning(tmp_path):
+def test_a_plain_file_is_returned_at_its_beginning(tmp_path):
     (tmp_path / "a").write_bytes(b"BZ")
     with opened(tmp_path / "a") as file:
         assert unpacked(file) is None

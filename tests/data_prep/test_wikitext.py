@@ -1,4 +1,4 @@
-"""Claims about MediaWiki pages and their plain text."""
+"""Claims about MediaWiki pages and the plain text extracted from them."""
 
 import re
 import time
@@ -30,11 +30,11 @@ from data_prep.wikitext import _LONGEST_SECTION, _MOST_UNCLOSED, _sections, _unc
         ("<b>" * 2000, "<b>" * 2000),
     ],
 )
-def test_only_running_text_is_left(wikitext, text):
+def test_only_running_text_remains(wikitext, text):
     assert plain_text(wikitext) == text
 
 
-def test_sections_are_cut_at_headings_and_no_longer_than_allowed():
+def test_sections_are_divided_at_headings_and_limited_in_length():
     wikitext = "Lead.\n== A ==\n" + "A line.\n" * 5000 + "=== B ===\nx"
     sections = list(_sections(wikitext))
     assert "".join(sections) == wikitext
@@ -51,8 +51,8 @@ UNCLOSED = [
 
 
 @pytest.mark.parametrize("unit", UNCLOSED)
-def test_unclosed_markup_takes_time_in_proportion_to_its_length_and_loses_no_text(unit):
-    """Tables took 17 seconds for 16 kB before they were cut small."""
+def test_unclosed_markup_takes_linear_time_and_loses_no_text(unit):
+    """Tables of 16 kB took 17 seconds before they were divided."""
     started = time.process_time()
     text = plain_text("Before.\n" + unit * (40_000 // len(unit)) + "\nafter")
     assert time.process_time() - started < 10
@@ -60,7 +60,7 @@ def test_unclosed_markup_takes_time_in_proportion_to_its_length_and_loses_no_tex
 
 
 @pytest.mark.parametrize("unit", [*UNCLOSED, "{{a|b}} [[c]] <ref>d</ref>\n{|\n| e\n|}\n"])
-def test_a_section_is_cut_small_by_its_unclosed_markup_alone(unit):
+def test_a_section_is_divided_only_because_of_unclosed_markup(unit):
     section = unit * (_LONGEST_SECTION // len(unit))
     assert "".join(_sections(section)) == section
     assert (max(map(len, _sections(section))) <= 512) == (unit in UNCLOSED)
@@ -72,12 +72,12 @@ def test_a_section_is_cut_small_by_its_unclosed_markup_alone(unit):
         ("{{a|{{b}}}} [[c|[[d]]]] <ref>e</ref> <ref name=f /> {|\n|{{g|}}\n|}", 0),
         ("<br>a<li>b<br />", 0),
         ("ab{{cd", 4),
-        ("{|\n<div>\n|} a", 6),  # the table's end is found, so the tag costs no more than the table
+        ("{|\n<div>\n|} a", 6),  # the end of the table is found, so the tag costs no more than the table
         ("[http://a b] [http://c [[d]]", 15),
         ("|} }} ]] ] --> </div> />", 0),
     ],
 )
-def test_unclosed_markup_counts_by_how_far_it_is_looked_for(section, detours):
+def test_unclosed_markup_is_weighted_by_the_length_of_its_search(section, detours):
     assert _unclosed(section) == detours
 
 
@@ -92,7 +92,7 @@ def test_unclosed_markup_counts_by_how_far_it_is_looked_for(section, detours):
         (b"", (b"", None)),
     ],
 )
-def test_a_page_gives_its_newest_text_and_why_it_is_no_article(page, expected):
+def test_a_page_gives_its_newest_text_or_the_reason_it_is_not_an_article(page, expected):
     assert page_text(page) == expected
 
 

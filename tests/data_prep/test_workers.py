@@ -30,19 +30,19 @@ def die(item):
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_every_item_is_done_once(workers):
+def test_every_item_is_processed_once(workers):
     with start_pool(workers) as pool:
         assert sorted(pool.run(add, range(20), 100)) == [(number, number + 100) for number in range(20)]
 
 
-def test_one_worker_is_this_process_and_two_are_others():
+def test_one_worker_is_this_process_and_two_are_new_ones():
     with start_pool(1) as pool:
         assert {process for _, process in pool.run(process_id, range(3))} == {os.getpid()}
     with start_pool(2) as pool:
         assert os.getpid() not in {process for _, process in pool.run(process_id, range(3))}
 
 
-def test_items_are_taken_only_as_workers_need_them():
+def test_items_are_generated_only_when_workers_need_them():
     taken = []
 
     def items():
@@ -56,7 +56,7 @@ def test_items_are_taken_only_as_workers_need_them():
         assert len(taken) <= 2 * pool.size + 1
 
 
-def test_a_users_mistake_found_by_a_worker_arrives_whole():
+def test_a_user_error_in_a_worker_arrives_unchanged():
     with start_pool(2) as pool, pytest.raises(ConfigError, match="first problem"):
         list(pool.run(refuse, range(3)))
 
@@ -82,7 +82,7 @@ def is_running(process):
     return status.is_file() and status.read_text().rsplit(")", 1)[1].split()[0] != "Z"
 
 
-@pytest.mark.skipif(not Path("/proc/self/stat").is_file(), reason="looks for processes in /proc")
+@pytest.mark.skipif(not Path("/proc/self/stat").is_file(), reason="needs /proc")
 def test_no_worker_outlives_a_killed_build(tmp_path):
     parent = get_context("spawn").Process(target=hand_over_ids, args=(tmp_path,))
     parent.start()

@@ -1,4 +1,4 @@
-"""electra_sampler/commands.py: each command by its name, its module imported when it is asked for."""
+"""electra_sampler/commands.py: every script is a command, and its module is imported only when needed."""
 
 import importlib
 import os
@@ -16,9 +16,9 @@ from tests.conftest import REPOSITORY
 from tests.test_entry_points import HEAVY, SCREEN, SCRIPTS
 
 CONSOLE = "import sys; sys.argv[0] = 'electra-sampler'; from electra_sampler.commands import main; sys.exit(main())"
-"""What pip writes into the script of that name."""
+"""Content of the script that pip installs."""
 PARTS = {"quickstart/corpus.py", "quickstart/acceptability.py"}
-"""Scripts that the quickstart runs, and nobody else."""
+"""Scripts that only the quickstart runs."""
 
 
 def run(arguments: str, *options: str, folder: Path = REPOSITORY) -> subprocess.CompletedProcess[str]:
@@ -33,7 +33,7 @@ def test_every_script_is_a_command() -> None:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_command_has_options_and_says_what_it_is(name: str) -> None:
+def test_a_command_has_options_and_a_description(name: str) -> None:
     module = importlib.import_module(COMMANDS[name][0])
     assert issubclass(get_type_hints(module.main)["options"], StrictConfig)
     assert module.__doc__
@@ -53,14 +53,14 @@ def test_help_lists_every_command_on_one_line_and_imports_none(arguments: str) -
 
 
 @pytest.mark.parametrize(("given", "named"), [("pretrian", "did you mean 'pretrain'?"), ("x", "expected one of ")])
-def test_an_unknown_command_is_answered_with_the_nearest(given: str, named: str) -> None:
+def test_an_unknown_command_is_answered_with_the_nearest_name(given: str, named: str) -> None:
     done = run(given)
     (line,) = done.stderr.splitlines()
     assert done.returncode == 2
     assert line.startswith(f"electra-sampler: error: command: got '{given}'; ") and named in line
 
 
-def test_a_command_takes_its_options_and_is_called_by_its_name() -> None:
+def test_a_command_takes_its_options_and_uses_its_own_name_in_messages() -> None:
     assert run("export --help").stdout.startswith("usage: electra-sampler export ")
     done = run("export no/such out")
     assert done.returncode == 2
@@ -76,7 +76,7 @@ def test_a_command_takes_its_options_and_is_called_by_its_name() -> None:
         ("make quickstart", "electra-sampler quickstart"),
     ],
 )
-def test_what_a_message_tells_to_type_is_there(command: str, installed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_suggested_in_messages_exist(command: str, installed: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert as_typed(command) == command
     monkeypatch.setattr(commands, "IS_CHECKOUT", False)
     assert as_typed(command) == installed

@@ -1,4 +1,4 @@
-"""Small models, tokenizers and tasks in the official layouts, made on the spot."""
+"""Small models, tokenizers and tasks in the official layouts, made on the fly."""
 
 import json
 import os
@@ -29,7 +29,7 @@ SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
 @pytest.fixture(scope="session")
 def stock_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A randomly initialised stock Hugging Face discriminator of two layers, with its tokenizer."""
+    """A randomly initialized stock Hugging Face discriminator of two layers, with its tokenizer."""
     from transformers import BertTokenizerFast, ElectraConfig, ElectraForPreTraining
 
     folder = tmp_path_factory.mktemp("stock")
@@ -52,7 +52,7 @@ def stock_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def pretrained_model(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small model of ours, with relative position: HP_Loss for 40 steps on real text, exported as it is."""
+    """A small model of this project with relative positions: exported after 40 steps of HP_Loss on real text."""
     folder = tmp_path_factory.mktemp("pretrained")
     text = (shared_data / "wiki" / "wikitext2-test.txt",)
     train_vocab(VocabularyOptions(input=text, output=folder / "vocab", size=2_000))
@@ -74,7 +74,7 @@ def pretrained_model(shared_data: Path, tmp_path_factory: pytest.TempPathFactory
 
 
 def cola_rows(count: int, seed: int) -> str:
-    """Rows in CoLA's format whose label is whether the sentence holds the word "good" or the word "bad"."""
+    """Rows in CoLA's format; the label says whether the sentence contains "good" or "bad"."""
     random = np.random.default_rng(seed)
     rows = []
     for _ in range(count):
@@ -96,7 +96,7 @@ def cola_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def squad_layout(questions: int, seed: int) -> dict[str, Any]:
-    """Paragraphs of 20 words in SQuAD's layout, four questions of two words on each; every fourth has no answer."""
+    """SQuAD-like JSON: paragraphs of 20 words with four questions of two words each, every fourth unanswerable."""
     random = np.random.default_rng(seed)
     paragraphs = []
     for first in range(0, questions, 4):
@@ -116,7 +116,7 @@ def squad_layout(questions: int, seed: int) -> dict[str, Any]:
 
 @pytest.fixture(scope="session")
 def squad_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder in SQuAD's layout whose 16 dev questions are its training questions."""
+    """A folder in SQuAD's layout whose 16 dev questions are also its training questions."""
     folder = tmp_path_factory.mktemp("squad")
     for name in ("train-v2.0.json", "dev-v2.0.json"):
         (folder / name).write_text(json.dumps(squad_layout(16, seed=0)))
@@ -124,7 +124,7 @@ def squad_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def launch(script: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """`deepspeed finetune/SCRIPT` on two ranks, at a port nobody uses."""
+    """Runs `deepspeed finetune/SCRIPT` on two ranks at a free port."""
     port = str(free_port())
     return subprocess.run(
         [LAUNCHER, "--num_gpus", "2", "--master_port", port, f"finetune/{script}", *arguments],
@@ -138,7 +138,7 @@ def launch(script: str, *arguments: str | Path) -> subprocess.CompletedProcess[s
 
 
 def two_ranks(module: str, *arguments: str | Path) -> list[str]:
-    """The last line of each of two processes of one job, which run `python -m MODULE`."""
+    """Runs `python -m MODULE` as a job of two processes; returns the last line of each."""
     shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
     ranks = [
         subprocess.Popen(
@@ -154,7 +154,7 @@ def two_ranks(module: str, *arguments: str | Path) -> list[str]:
 
 
 def make_record(score: float = 0.5, **changes: Any) -> RunRecord:
-    """A finished CoLA run of a small model, or another: `changes` name fields of any of its parts."""
+    """A finished CoLA run of a small model; `changes` set fields of any of its parts."""
     settings = settings_for("CoLA", 256, 512, {"epochs": changes.pop("epochs", 3)})
     identity = {
         "task": "CoLA",

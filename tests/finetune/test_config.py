@@ -17,7 +17,7 @@ from foundation.command_line import parse_options
 from foundation.config import ConfigError
 
 
-def test_only_what_the_command_line_gives_overrides_the_presets() -> None:
+def test_only_given_options_override_the_presets() -> None:
     options = parse_options(GlueOptions, "", ["--model", "out", "--task", "CoLA", "RTE", "--epochs", "2"])
     assert options.task == ("CoLA", "RTE")
     assert options.seeds == (1, 2, 3, 4, 5)
@@ -25,7 +25,7 @@ def test_only_what_the_command_line_gives_overrides_the_presets() -> None:
 
 
 @pytest.mark.parametrize("options", [GlueOptions, SquadOptions])
-def test_the_help_shows_the_defaults_that_the_presets_fill_in(
+def test_the_help_shows_the_defaults_filled_in_by_the_presets(
     options: type[FinetuneOptions], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
@@ -65,7 +65,7 @@ def test_a_seed_outside_63_bits_is_refused(seed: str) -> None:
     assert parse_options(GlueOptions, "", ["--model", "out", "--seeds", str(2**63 - 1)]).seeds == (2**63 - 1,)
 
 
-def test_squads_overrides_are_settings_too() -> None:
+def test_overrides_of_squad_are_settings_too() -> None:
     given = {"stride": 64, "max_question": 32, "null_threshold": 0.0, "head": "xlnet", "epochs": 2}
     options = SquadOptions(model="out", version="1.1", **given)
     assert options.overrides() == given

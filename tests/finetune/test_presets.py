@@ -6,7 +6,7 @@ from finetune.presets import HEAD_KINDS, paper_grid, settings_for, squad_setting
 from foundation.config import ConfigError
 
 
-def test_a_small_model_takes_the_papers_small_settings() -> None:
+def test_a_small_model_gets_the_papers_small_settings() -> None:
     settings = settings_for("CoLA", hidden_size=256, max_positions=512, overrides={})
     assert settings.model_dump() == {
         "learning_rate": 3e-4,
@@ -29,27 +29,27 @@ def test_a_small_model_takes_the_papers_small_settings() -> None:
     }
 
 
-def test_a_base_model_takes_a_point_of_the_papers_base_grid() -> None:
+def test_a_base_model_gets_a_point_of_the_papers_base_grid() -> None:
     settings = settings_for("MNLI", hidden_size=768, max_positions=512, overrides={})
     assert (settings.learning_rate, settings.weight_decay, settings.epochs) == (1e-4, 0.01, 3)
 
 
-def test_rte_trains_longer() -> None:
+def test_rte_trains_for_more_epochs() -> None:
     assert settings_for("RTE", hidden_size=768, max_positions=512, overrides={}).epochs == 10
 
 
-def test_overrides_win() -> None:
+def test_overrides_take_precedence() -> None:
     settings = settings_for("RTE", 256, 512, {"epochs": 1, "learning_rate": 1e-3})
     assert (settings.epochs, settings.learning_rate) == (1, 1e-3)
 
 
-def test_the_length_follows_the_models_positions_and_never_passes_them() -> None:
+def test_the_length_follows_the_models_positions_and_never_exceeds_them() -> None:
     assert settings_for("CoLA", 64, 48, {}).max_length == 48
     with pytest.raises(ConfigError, match="max_length: got 64, expected at most the model's 48"):
         settings_for("CoLA", 64, 48, {"max_length": 64})
 
 
-def test_squad_takes_the_papers_settings_and_electras_windows() -> None:
+def test_squad_gets_the_papers_settings_and_electras_windows() -> None:
     settings = squad_settings_for(256, 512, {})
     shared = settings_for("CoLA", 256, 512, {}).model_dump(exclude={"both_orders", "plain_scores"})
     shared |= {"max_length": 512}
@@ -67,7 +67,7 @@ def test_squad_takes_the_papers_settings_and_electras_windows() -> None:
     assert squad_settings_for(768, 512, {"head": "xlnet", "n_best": 3}).n_best == 3
 
 
-def test_the_heads_have_their_sources_sizes() -> None:
+def test_the_heads_have_the_sizes_of_their_sources() -> None:
     electra, xlnet = HEAD_KINDS["electra"], HEAD_KINDS["xlnet"]
     assert (electra.hidden_size, electra.activation, electra.beam) == (512, "gelu", 20)
     assert (xlnet.hidden_size, xlnet.activation, xlnet.beam) == (None, "tanh", 5)
@@ -82,7 +82,7 @@ def test_squads_lengths_shrink_with_the_model() -> None:
         squad_settings_for(64, 128, {"max_length": 256})
 
 
-def test_a_question_leaves_its_paragraph_room() -> None:
+def test_a_question_leaves_room_for_its_paragraph() -> None:
     with pytest.raises(ConfigError, match=r"max_length: got 32, expected at least max_question 30 \+ 4"):
         squad_settings_for(64, 32, {"max_question": 30})
 

@@ -1,4 +1,4 @@
-"""finetune/report.py: medians that hide nothing, beside the paper's rows."""
+"""finetune/report.py: medians with their spread, beside the paper's rows."""
 
 import subprocess
 import sys
@@ -25,20 +25,20 @@ def test_a_cell_is_the_median_with_its_spread_and_number_of_seeds() -> None:
     assert line_of("runs/small/export", text) == "| runs/small/export | **59.0** (50.0–62.0; 3) |"
 
 
-def test_the_papers_rows_of_the_models_size_stand_below() -> None:
+def test_the_papers_rows_for_the_models_size_are_below() -> None:
     text = report(make_record())
     assert line_of("*paper, small: HP_Loss + Focal*", text) == "| *paper, small: HP_Loss + Focal* | 59.3 |"
     assert "paper, base" not in text
     assert "66.7" in line_of("*paper, base: HP_Loss + Focal*", report(make_record(model_size="base")))
 
 
-def test_models_of_one_name_are_told_apart_by_their_content() -> None:
+def test_models_of_the_same_name_are_distinguished_by_content() -> None:
     text = report(make_record(0.3), make_record(0.1, model_sha256="c" * 64))
     assert "**30.0**" in line_of("runs/small/export aaaaaaa", text)
     assert "**10.0**" in line_of("runs/small/export ccccccc", text)
 
 
-def test_the_folder_of_all_models_is_said_once(tmp_path: Path) -> None:
+def test_the_common_folder_of_all_models_is_named_once(tmp_path: Path) -> None:
     for name in "ab":
         append_record(tmp_path / "results.jsonl", make_record(model=f"/far/away/{name}", model_sha256=name * 64))
     done = run_report(tmp_path)
@@ -46,7 +46,7 @@ def test_the_folder_of_all_models_is_said_once(tmp_path: Path) -> None:
     assert line_of("b", done.stdout) == "| b | **50.0** (50.0–50.0; 1) |"
 
 
-def test_a_collapsed_run_stays_in_the_median_and_is_shown() -> None:
+def test_a_collapsed_run_stays_in_the_median_and_is_marked() -> None:
     text = report(
         make_record(0.6, seed=1),
         make_record(0.0, seed=2, collapsed="constant prediction"),
@@ -56,7 +56,7 @@ def test_a_collapsed_run_stays_in_the_median_and_is_shown() -> None:
     assert "Collapsed:" in text
 
 
-def test_the_best_setting_is_shown_and_said_to_be_chosen() -> None:
+def test_the_best_setting_is_shown_and_its_selection_stated() -> None:
     text = report(make_record(0.5), make_record(0.6, epochs=5), make_record(0.4, epochs=4))
     assert "**60.0*** (60.0–60.0; 1)" in text.replace("\\", "")
     assert "best median of several settings" in text
@@ -68,7 +68,7 @@ def test_another_training_set_is_marked_as_not_comparable() -> None:
     assert "†" not in report(make_record())
 
 
-def test_rows_left_out_are_said() -> None:
+def test_skipped_rows_are_reported() -> None:
     assert "Malformed rows left out: 22 of glue/QQP/train.tsv." in report(
         make_record(left_out={"glue/QQP/train.tsv": 22})
     )
@@ -90,7 +90,7 @@ def test_a_task_with_several_splits_and_metrics_fills_several_columns() -> None:
     assert line_of("*paper, small: HP_Loss + Focal*", text).endswith("| 81.2 | 81.7 | 86.7 | 86.7 |")
 
 
-def test_squad_has_a_table_of_its_own_beside_the_papers_rows() -> None:
+def test_squad_has_its_own_table_beside_the_papers_rows() -> None:
     text = report(make_record(), squad_record(0.7, seed=1), squad_record(0.72, seed=2), squad_record(0.75, seed=3))
     glue, squad = text.split("## SQuAD\n")
     assert "SQuAD" not in glue
@@ -103,7 +103,7 @@ def test_squad_has_a_table_of_its_own_beside_the_papers_rows() -> None:
     assert "†" in report(squad_record(0.7, train_examples=14_162))
 
 
-def test_a_dev_set_of_answerable_questions_alone_leaves_its_cells_empty() -> None:
+def test_cells_are_empty_if_a_dev_set_has_only_answerable_questions() -> None:
     record = squad_record(0.7)
     scores = {name: value for name, value in record.last["dev"].items() if not name.startswith("NoAns")}
     bare = record.model_copy(update={"last": {"dev": scores}})
@@ -115,7 +115,7 @@ def test_a_dev_set_of_answerable_questions_alone_leaves_its_cells_empty() -> Non
     assert line_of("other", text).endswith("**60.0** (60.0–60.0; 1) |")
 
 
-def test_the_ablation_table_is_for_models_with_both_of_its_scores() -> None:
+def test_the_ablation_table_lists_models_with_both_of_its_scores() -> None:
     scores = {"dev_matched": {"accuracy": 0.8}, "dev_mismatched": {"accuracy": 0.81}}
     mnli = make_record(task="MNLI", train_examples=392_702, last=scores)
     assert "## Ablation" not in report(mnli)

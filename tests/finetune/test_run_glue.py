@@ -1,4 +1,4 @@
-"""finetune/run_glue.py: one launch does all runs, the next one what is left; mistakes cost one line."""
+"""finetune/run_glue.py: one launch does all runs, the next only missing ones; each user error is one line."""
 
 import itertools
 import os
@@ -22,13 +22,13 @@ SHORT = {"epochs": 1, "batch_size": 8, "deepspeed_config": REPOSITORY / "ds_conf
 
 
 def run_here(model: Path, data_dir: Path, output: Path, **options: Any) -> list[RunRecord]:
-    """The same in this process; returns all records of the output folder."""
+    """Runs the command's function in this process; returns all records in the output folder."""
     given = {"model": str(model), "task": ("CoLA",), "data_dir": str(data_dir), "output": output}
     run_queue(GlueOptions.from_values(given | SHORT | options))
     return read_records(output / "results.jsonl")
 
 
-def test_a_launch_runs_all_seeds_and_the_next_only_what_is_missing(
+def test_a_launch_runs_all_seeds_and_the_next_only_missing_ones(
     stock_model: Path, cola_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     paths = ("--model", stock_model, "--data_dir", cola_folder, "--output", tmp_path)
@@ -43,10 +43,10 @@ def test_a_launch_runs_all_seeds_and_the_next_only_what_is_missing(
     assert [(record.run.seed, record.world_size) for record in records] == [(1, 2), (2, 2), (3, 1)]
 
 
-def test_one_process_does_without_deepspeed_and_learns_the_same(
+def test_one_process_without_deepspeed_learns_the_same(
     stock_model: Path, cola_folder: Path, tmp_path: Path, laptop: dict[str, str]
 ) -> None:
-    """A key of DeepSpeed that changes nothing has it do the same run."""
+    """A DeepSpeed key without effect makes DeepSpeed do the same run."""
     options = ["--model", stock_model, "--data_dir", cola_folder, "--task", "CoLA", "--epochs", "2", "--seeds", "1"]
     command = [sys.executable, REPOSITORY / "finetune" / "run_glue.py", *options, "--output"]
     subprocess.run([*command, tmp_path / "without"], env=laptop, check=True, timeout=240)
@@ -58,7 +58,7 @@ def test_one_process_does_without_deepspeed_and_learns_the_same(
     assert without.last == under.last
 
 
-def test_rows_of_qqp_that_a_question_of_two_lines_breaks_stop_no_run_and_are_kept_in_its_results(
+def test_qqp_rows_broken_by_line_ends_stop_no_run_and_are_counted_in_its_results(
     stock_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "glue" / "QQP"
@@ -75,7 +75,7 @@ def test_rows_of_qqp_that_a_question_of_two_lines_breaks_stop_no_run_and_are_kep
     assert "line 1001: 4 columns, expected 6" in said and "line 1002: 3 columns, expected 6" in said
 
 
-def test_random_weights_are_another_run_and_follow_the_seed(
+def test_random_weights_are_another_run_and_depend_on_the_seed(
     stock_model: Path, cola_folder: Path, tmp_path: Path
 ) -> None:
     run_here(stock_model, cola_folder, tmp_path, seeds=(1,))
@@ -92,7 +92,7 @@ def test_the_default_deepspeed_file_is_found_from_any_folder(
     assert record.precision == "float32"
 
 
-def test_an_override_of_the_deepspeed_file_is_used_and_makes_no_other_run(
+def test_a_deepspeed_override_is_used_but_does_not_make_another_run(
     stock_model: Path, cola_folder: Path, tmp_path: Path
 ) -> None:
     overrides = ("deepspeed.zero_optimization.stage=1", "deepspeed.bf16.enabled=true")
@@ -132,7 +132,7 @@ def test_an_output_that_is_a_file_is_refused_before_model_and_data_are_read(tmp_
         ({"set": ("epochs=2",)}, "--set: got 'epochs=2', expected deepspeed.KEY=VALUE"),
     ],
 )
-def test_a_mistake_is_named_before_anything_is_written(
+def test_a_user_error_is_named_before_anything_is_written(
     change: dict[str, Any],
     message: str,
     stock_model: Path,
@@ -149,7 +149,7 @@ def test_a_mistake_is_named_before_anything_is_written(
     assert not (tmp_path / "out").exists()
 
 
-def test_the_papers_grid_is_run_point_by_point_but_for_what_the_command_line_fixes(
+def test_the_papers_grid_is_run_point_by_point_except_for_given_options(
     stock_model: Path, cola_folder: Path, tmp_path: Path
 ) -> None:
     records = run_here(stock_model, cola_folder, tmp_path, seeds=(1,), grid="paper", epochs=None, batch_size=64)
@@ -170,7 +170,7 @@ def start(*arguments: Any) -> subprocess.Popen[str]:
 
 
 def await_epoch(process: subprocess.Popen[str], epoch: int) -> None:
-    """Reads on until it says that it has finished this epoch."""
+    """Reads output until the process reports that this epoch is finished."""
     assert process.stdout
     assert any(f"epoch {epoch}, " in line for line in process.stdout)
 
@@ -184,7 +184,7 @@ def test_several_commands_share_the_runs_of_one_output(stock_model: Path, cola_f
     assert sum(text.count("epoch 4, ") for text in said) == 6  # none was run twice
 
 
-def test_a_terminated_run_exits_75_and_goes_on(
+def test_a_terminated_run_exits_with_75_and_resumes(
     stock_model: Path, cola_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     process = start(stock_model, cola_folder, tmp_path, "--epochs", "12", "--seeds", "1")
@@ -199,12 +199,12 @@ def test_a_terminated_run_exits_75_and_goes_on(
     assert not any((tmp_path / "checkpoints").iterdir())
 
 
-def test_a_command_begun_while_another_is_asked_to_stop_leaves_it_its_stop_file(
+def test_a_new_command_leaves_the_stop_file_of_another_that_is_asked_to_stop(
     stock_model: Path, cola_folder: Path, tmp_path: Path
 ) -> None:
     first = start(stock_model, cola_folder, tmp_path, "--epochs", "200", "--seeds", "1")
     await_epoch(first, 1)
-    first.send_signal(signal.SIGSTOP)  # as in a long batch: it will look at the file later
+    first.send_signal(signal.SIGSTOP)  # as if in a long batch: it will check the file later
     try:
         (tmp_path / "stop").touch()
         second = start(stock_model, cola_folder, tmp_path, "--epochs", "1", "--seeds", "2")
@@ -215,7 +215,7 @@ def test_a_command_begun_while_another_is_asked_to_stop_leaves_it_its_stop_file(
         first.send_signal(signal.SIGCONT)
     first.communicate(timeout=200)
     assert first.returncode == 75
-    (record,) = run_here(stock_model, cola_folder, tmp_path, seeds=(2,))  # now it asks nobody
+    (record,) = run_here(stock_model, cola_folder, tmp_path, seeds=(2,))  # now nobody is asked to stop
     assert (record.run.seed, (tmp_path / "stop").exists()) == (2, False)
 
 
@@ -229,13 +229,13 @@ def test_a_command_with_nothing_to_do_leaves_the_stop_file(
 
 
 def leave_checkpoint(output: Path, name: str) -> Path:
-    """What a process leaves of a run when it is killed before it could clear up."""
+    """Creates what a process killed before its clean-up leaves of a run."""
     checkpoint = output / "checkpoints" / name / "step-00000001"
     checkpoint.mkdir(parents=True)
     return checkpoint
 
 
-def test_what_a_process_killed_at_the_end_of_a_run_left_is_removed_by_the_next_command(
+def test_leftovers_of_a_process_killed_at_the_end_of_a_run_are_removed_by_the_next_command(
     stock_model: Path, cola_folder: Path, tmp_path: Path
 ) -> None:
     records = run_here(stock_model, cola_folder, tmp_path, seeds=(1, 2))
@@ -249,7 +249,7 @@ def test_what_a_process_killed_at_the_end_of_a_run_left_is_removed_by_the_next_c
 
 
 @pytest.mark.long
-def test_a_run_whose_process_is_killed_is_taken_over_at_once_where_it_stood(
+def test_a_run_whose_process_is_killed_is_resumed_by_another_command_at_once(
     stock_model: Path, cola_folder: Path, tmp_path: Path
 ) -> None:
     arguments = (stock_model, cola_folder, tmp_path, "--epochs", "40", "--seeds", "1")
@@ -263,7 +263,7 @@ def test_a_run_whose_process_is_killed_is_taken_over_at_once_where_it_stood(
     assert len(record.train_losses) == 40
 
 
-def test_test_sets_are_predicted_on_request_also_of_finished_runs(
+def test_sets_are_predicted_on_request_even_for_finished_runs(
     stock_model: Path, cola_folder: Path, tmp_path: Path
 ) -> None:
     data = tmp_path / "data" / "CoLA"
@@ -287,7 +287,7 @@ def test_test_sets_are_predicted_on_request_also_of_finished_runs(
     assert changed.read_text() == file.read_text().replace("\n7\t", "\n8\t")
 
 
-def test_a_switch_that_says_nothing_about_a_task_makes_no_other_run(
+def test_a_switch_irrelevant_for_a_task_makes_no_other_run(
     stock_model: Path, cola_folder: Path, tmp_path: Path
 ) -> None:
     run_here(stock_model, cola_folder, tmp_path, seeds=(1,))
@@ -297,13 +297,13 @@ def test_a_switch_that_says_nothing_about_a_task_makes_no_other_run(
 
 @pytest.fixture(params=["stock_model", "pretrained_model"])
 def model(request: pytest.FixtureRequest) -> Path:
-    """A randomly initialised stock model, and one that our own pipeline has pre-trained."""
+    """A randomly initialized stock model, and one pre-trained by this project's pipeline."""
     return request.getfixturevalue(request.param)
 
 
 @pytest.fixture(scope="module")
 def excerpts(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The first lines of the real files; of QNLI, which comes without a training file, its dev file in two parts."""
+    """The first lines of the real files; QNLI, which has no training file here, uses its dev file in two parts."""
     folder = tmp_path_factory.mktemp("excerpts")
     for path in sorted((shared_data / "glue").glob("*/*.tsv")):
         (folder / path.parent.name).mkdir(exist_ok=True)
@@ -331,7 +331,7 @@ def test_every_real_task_trains_by_one_command(
 
 @pytest.mark.long
 @pytest.mark.timeout(3600)
-def test_every_real_task_trains_whole(
+def test_every_real_task_trains_on_all_its_data(
     model: Path, shared_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     records = run_here(model, shared_data / "glue", tmp_path, task=("all",), seeds=(1,), batch_size=32)
@@ -340,6 +340,6 @@ def test_every_real_task_trains_whole(
     assert f"QNLI is left out: cannot read {shared_data}/glue/QNLI/train.tsv (no such file)" in capsys.readouterr().out
 
 
-def test_all_of_a_folder_without_any_task_is_refused(stock_model: Path, tmp_path: Path) -> None:
+def test_a_folder_without_any_task_is_refused(stock_model: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="has no task of GLUE"):
         run_here(stock_model, tmp_path, tmp_path / "out", task=("all",))

@@ -1,4 +1,4 @@
-"""finetune/run_squad.py: one launch for all seeds, the next for what is left; mistakes cost one line."""
+"""finetune/run_squad.py: one launch does all seeds, the next only missing ones; each user error is one line."""
 
 import json
 from pathlib import Path
@@ -19,14 +19,14 @@ SHORT = {"epochs": 1, "batch_size": 8, "max_question": 8, "deepspeed_config": RE
 
 
 def run_here(model: Path, data_dir: Path, output: Path, /, **options: Any) -> list[RunRecord]:
-    """The same in this process; returns all records of the output folder."""
+    """Runs the command's function in this process; returns all records in the output folder."""
     given = {"model": str(model), "data_dir": data_dir, "output": output}
     run_queue(SquadOptions.from_values(given | SHORT | options))
     return read_records(output / "results.jsonl")
 
 
-@pytest.mark.long  # GLUE's, through the same list of runs, is not
-def test_a_launch_runs_all_seeds_and_the_next_only_what_is_missing(
+@pytest.mark.long  # the quick suite covers GLUE's, which uses the same list of runs
+def test_a_launch_runs_all_seeds_and_the_next_only_missing_ones(
     stock_model: Path, squad_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     paths = ("--model", stock_model, "--data_dir", squad_folder, "--output", tmp_path)
@@ -41,14 +41,14 @@ def test_a_launch_runs_all_seeds_and_the_next_only_what_is_missing(
     assert set(json.loads(answers.read_text())) == {f"q{number}" for number in range(16)}
 
 
-def test_every_setting_of_the_head_is_another_run(stock_model: Path, squad_folder: Path, tmp_path: Path) -> None:
+def test_each_setting_of_the_head_makes_another_run(stock_model: Path, squad_folder: Path, tmp_path: Path) -> None:
     for change in ({}, {"head": "xlnet"}, {"null_threshold": 0.0}, {"stride": 3}):
         records = run_here(stock_model, squad_folder, tmp_path, seeds=(1,), **change)
     assert [record.run.settings.head for record in records] == ["electra", "xlnet", "electra", "electra"]
     assert len({record.run.folder_name() for record in records}) == 4
 
 
-def test_questions_without_answers_are_predicted_too(stock_model: Path, squad_folder: Path, tmp_path: Path) -> None:
+def test_questions_without_answers_can_be_predicted(stock_model: Path, squad_folder: Path, tmp_path: Path) -> None:
     layout = json.loads((squad_folder / "dev-v2.0.json").read_text())
     for paragraph in layout["data"][0]["paragraphs"]:
         paragraph["qas"] = [{"id": f"new-{e['id']}", "question": e["question"]} for e in paragraph["qas"]]
@@ -64,7 +64,7 @@ def test_questions_without_answers_are_predicted_too(stock_model: Path, squad_fo
     assert sum(examples["f1"]) / 16 == pytest.approx(record.last["dev"]["f1"])
 
 
-def test_each_test_file_is_answered_once_and_keeps_its_answers(
+def test_each_test_file_is_answered_once_and_its_answers_kept(
     stock_model: Path, squad_folder: Path, tmp_path: Path
 ) -> None:
     layout = json.loads((squad_folder / "dev-v2.0.json").read_text())
@@ -80,7 +80,7 @@ def test_each_test_file_is_answered_once_and_keeps_its_answers(
     answered = [set(json.loads(path.read_text())) for path in folder.glob("test-*/predictions.json")]
     assert sorted(map(sorted, answered)) == [["q10", "q11", "q8", "q9"], ["q12", "q13", "q14", "q15"]]
     for answers in folder.glob("test-*"):
-        (answers / "nbest.json").unlink()  # as a kill between two of the files leaves it
+        (answers / "nbest.json").unlink()  # as after a kill between two files
     assert len(run_here(stock_model, squad_folder, tmp_path, seeds=(1,), test_file=tmp_path / "one.json")) == 3
 
 
@@ -145,7 +145,7 @@ def test_an_output_that_is_a_file_is_refused_before_model_and_data_are_read(tmp_
         ({"seeds": (1, -1)}, "seeds.1: got -1, expected: input should be greater than or equal to 0"),
     ],
 )
-def test_a_mistake_is_named_before_anything_is_written(
+def test_a_user_error_is_named_before_anything_is_written(
     change: dict[str, Any], message: str, stock_model: Path, squad_folder: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError) as caught:

@@ -1,4 +1,4 @@
-"""Claims about the command line that is derived from a configuration."""
+"""Claims about the command line generated from a configuration."""
 
 import os
 import subprocess
@@ -110,7 +110,7 @@ def test_a_wrong_argument_is_a_config_error_that_names_it(arguments, named):
         (["--mode", "fats"], "'fast' or 'slow'; did you mean 'fast'?"),
     ],
 )
-def test_a_name_that_is_not_there_is_answered_with_the_nearest(arguments, problem):
+def test_an_unknown_name_is_answered_with_the_nearest_one(arguments, problem):
     with pytest.raises(ConfigError) as caught:
         parse(*arguments)
     assert len(caught.value.problems) == 1
@@ -122,11 +122,11 @@ def test_an_unknown_option_is_named_before_one_that_is_missing():
         parse("run", "--modle", "m", options=Needs)
 
 
-def test_what_follows_two_hyphens_is_no_option():
+def test_arguments_after_two_hyphens_are_not_options():
     assert parse("--model", "m", "--", "a", "--b", options=Needs).runs == (Path("a"), Path("--b"))
 
 
-def test_a_list_given_in_several_parts_is_all_of_them_without_the_default():
+def test_a_repeated_list_option_is_concatenated_and_replaces_the_default():
     options = parse("--data", "a", "b", "--seeds", "3", "--data", "c", "--seeds", "4", options=Several)
     assert options == Several(seeds=(3, 4), data=(Path("a"), Path("b"), Path("c")))
     assert parse("--data", "a", options=Several).seeds == (1, 2)
@@ -160,7 +160,7 @@ def test_an_argument_without_a_flag_is_read_with_its_type():
 
 
 @pytest.mark.parametrize(("arguments", "named"), [(["run"], "--model"), (["--model", "m"], "runs")])
-def test_what_has_no_default_is_required(arguments, named):
+def test_an_option_without_default_is_required(arguments, named):
     with pytest.raises(ConfigError, match=f"required.*{named}"):
         parse(*arguments, options=Needs)
 
@@ -173,7 +173,7 @@ def help_text(capsys):
     return capsys.readouterr().out
 
 
-def test_help_shows_the_first_paragraph_of_the_description_alone(help_text):
+def test_help_shows_only_the_first_paragraph_of_the_description(help_text):
     assert "Does something." in help_text
     assert "At length." not in help_text
 
@@ -183,7 +183,7 @@ def test_help_shows_each_option_with_its_docstring_and_default(help_text):
         assert line in help_text
 
 
-def test_every_default_is_in_the_help_and_none_that_the_text_names_already(capsys, monkeypatch):
+def test_every_default_is_in_the_help_unless_the_text_already_names_it(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
     for options in (Options, Grouped):
         with pytest.raises(SystemExit):
@@ -195,7 +195,7 @@ def test_every_default_is_in_the_help_and_none_that_the_text_names_already(capsy
     assert all(any(shown.endswith(end) for shown in lines) for end in ends)
 
 
-def test_options_are_grouped_under_the_titles_of_their_marks(capsys):
+def test_options_are_grouped_under_the_titles_of_their_annotations(capsys):
     with pytest.raises(SystemExit):
         parse("--help", options=Grouped)
     *_, run, data = capsys.readouterr().out.split("\n\n")
@@ -218,7 +218,7 @@ def arguments(monkeypatch):
     return set_arguments
 
 
-def test_a_program_that_returns_nothing_ends_with_0(arguments):
+def test_a_program_that_returns_nothing_exits_with_0(arguments):
     assert run_command(lambda options: None, Options, "") == 0
 
 
@@ -226,7 +226,7 @@ def test_the_programs_own_exit_code_is_kept(arguments):
     assert run_command(lambda options: 75, Options, "") == 75
 
 
-def test_a_config_error_ends_with_2_and_one_line_a_problem(arguments, capsys):
+def test_a_config_error_exits_with_2_and_prints_one_line_per_problem(arguments, capsys):
     def fail(options):
         raise ConfigError("a: wrong", "b: missing")
 
@@ -235,7 +235,7 @@ def test_a_config_error_ends_with_2_and_one_line_a_problem(arguments, capsys):
 
 
 @pytest.mark.parametrize(("local_rank", "lines"), [("0", 1), ("1", 0)])
-def test_under_a_launcher_one_rank_of_a_machine_speaks_for_all(arguments, capsys, monkeypatch, local_rank, lines):
+def test_under_a_launcher_only_one_rank_per_machine_prints_the_error(arguments, capsys, monkeypatch, local_rank, lines):
     def fail(options):
         raise ConfigError("a: wrong")
 
@@ -244,13 +244,13 @@ def test_under_a_launcher_one_rank_of_a_machine_speaks_for_all(arguments, capsys
     assert len(capsys.readouterr().err.splitlines()) == lines
 
 
-def test_a_bad_option_ends_with_2_before_the_program_starts(arguments, capsys):
+def test_a_bad_option_exits_with_2_before_the_program_starts(arguments, capsys):
     arguments("--colour=red")
     assert run_command(pytest.fail, Options, "") == 2
     assert capsys.readouterr().err == "program.py: error: --colour: unknown option; see --help\n"
 
 
-def test_ctrl_c_ends_with_130_and_no_traceback(arguments, capsys):
+def test_ctrl_c_exits_with_130_without_traceback(arguments, capsys):
     def interrupt(options):
         raise KeyboardInterrupt
 
@@ -258,7 +258,7 @@ def test_ctrl_c_ends_with_130_and_no_traceback(arguments, capsys):
     assert capsys.readouterr().err == "interrupted\n"
 
 
-def test_any_other_exception_is_a_fault_of_the_program_and_keeps_its_traceback(arguments):
+def test_any_other_exception_is_a_bug_and_keeps_its_traceback(arguments):
     with pytest.raises(ZeroDivisionError):
         run_command(lambda options: 1 // 0, Options, "")
 
@@ -274,7 +274,7 @@ def test_any_other_exception_is_a_fault_of_the_program_and_keeps_its_traceback(a
         ("\ud800", r"\ud800"),
     ],
 )
-def test_what_others_named_is_shown_on_one_line_without_control_characters(text, shown):
+def test_names_given_by_others_are_shown_on_one_line_without_control_characters(text, shown):
     assert printable(text) == shown
 
 
@@ -286,7 +286,7 @@ def test_an_error_about_a_hostile_name_is_one_line_of_text(arguments, capsys):
     assert capsys.readouterr().err == "program.py: error: input: a\\n\\x1b[31mred\\xff.txt is not there\n"
 
 
-def test_a_word_has_a_color_on_a_terminal_only_and_where_the_user_wants_one(monkeypatch, capfd):
+def test_a_word_is_colored_only_on_a_terminal_and_unless_the_user_objects(monkeypatch, capfd):
     def printed():
         print_warning("it is late")
         print(end="", flush=True)
@@ -318,7 +318,7 @@ sys.exit(run_command(main, StrictConfig, "Does something."))
 
 
 def run_with_closed_pipe(body, *arguments, stream, unbuffered):
-    """A program of that body whose output (or errors) goes into a pipe that nobody reads."""
+    """Runs a program with this body whose output (or error) pipe has no reader."""
     environment = os.environ | {"PYTHONUNBUFFERED": unbuffered}
     program = [sys.executable, "-c", PROGRAM.format(body=body), *arguments]
     other = "stderr" if stream == "stdout" else "stdout"
@@ -333,17 +333,17 @@ def run_with_closed_pipe(body, *arguments, stream, unbuffered):
 @pytest.mark.parametrize(
     ("body", "stream"),
     [
-        ("print('x')", "stdout"),  # told at the end, when what was printed is flushed
+        ("print('x')", "stdout"),  # noticed at the end, when the output is flushed
         ("print('x' * 100_000); raise AssertionError('went on')", "stdout"),
         ("raise ConfigError('a: wrong')", "stderr"),
     ],
 )
 @pytest.mark.parametrize("unbuffered", ["", "1"])
-def test_a_reader_that_has_enough_ends_the_program_without_a_word(body, stream, unbuffered):
+def test_a_closed_output_pipe_ends_the_program_quietly(body, stream, unbuffered):
     assert run_with_closed_pipe(body, stream=stream, unbuffered=unbuffered) == (141, "")
 
 
-def test_a_reader_that_has_enough_of_the_help_ends_it_without_a_word():
+def test_a_closed_output_pipe_ends_the_help_quietly():
     assert run_with_closed_pipe("pass", "--help", stream="stdout", unbuffered="") == (141, "")
 
 
@@ -357,7 +357,7 @@ def test_output_into_a_file_on_a_full_disk_is_one_line_and_a_failure():
     assert (done.returncode, done.stderr) == (1, "-c: error: the output cannot be written (No space left on device)\n")
 
 
-def test_a_program_whose_output_is_closed_runs_all_the_same():
+def test_a_program_without_standard_output_still_runs():
     program = [sys.executable, "-c", PROGRAM.format(body="print('x')")]
     done = subprocess.run(
         ["sh", "-c", 'exec "$@" >&-', "sh", *program], cwd=REPOSITORY, capture_output=True, timeout=60
@@ -365,7 +365,7 @@ def test_a_program_whose_output_is_closed_runs_all_the_same():
     assert (done.returncode, done.stderr) == (0, b"")
 
 
-def test_a_broken_pipe_that_is_not_the_output_is_a_fault_and_keeps_its_traceback(arguments):
+def test_a_broken_pipe_other_than_the_output_is_a_bug_and_keeps_its_traceback(arguments):
     def fail(options):
         raise BrokenPipeError("a socket of the program's own")
 
@@ -373,7 +373,7 @@ def test_a_broken_pipe_that_is_not_the_output_is_a_fault_and_keeps_its_traceback
         run_command(fail, Options, "")
 
 
-def test_a_name_that_is_no_text_fails_no_print():
+def test_a_name_that_is_not_valid_text_can_be_printed():
     program = [sys.executable, "-c", PROGRAM.format(body=r"print('\udcff')")]
     done = subprocess.run(program, cwd=REPOSITORY, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, "\\udcff\n", "")

@@ -1,4 +1,4 @@
-"""Claims about strict configuration and its one error."""
+"""Claims about strict configuration and its error."""
 
 from typing import Literal
 
@@ -36,7 +36,7 @@ def test_good_values_make_a_config():
     assert (config.steps, config.mode, config.inner.rate) == (5, "fast", 0.5)
 
 
-def test_a_config_cannot_be_changed():
+def test_a_config_is_immutable():
     with pytest.raises(ValidationError, match="frozen"):
         Outer(steps=1).steps = 2
 
@@ -57,7 +57,7 @@ def test_a_wrong_value_is_named_with_its_field_and_what_was_expected():
 
 @pytest.mark.parametrize("value", [float("inf"), float("nan"), "inf"])
 def test_a_number_that_is_not_finite_is_refused(value):
-    """JSON has no word for it: it would be read back as null."""
+    """JSON has no notation for it, so it would be read back as null."""
     [problem] = problems({"steps": 1, "inner": {"rate": value}})
     assert problem.startswith("inner.rate: got") and "expected: input should be a finite number" in problem
 
@@ -81,26 +81,26 @@ def test_an_unknown_key_is_refused_at_every_level_and_the_known_ones_listed(valu
     ("name", "meant"),
     [
         ("optim.warm_up", "optim.warmup"),
-        ("warmup", "optim.warmup"),  # the last part is enough
+        ("warmup", "optim.warmup"),  # the last part of the name is enough
         ("cola", "CoLA"),
         ("HP_Loss Focal", "HP_Loss + Focal"),
         ("x", None),
         (None, None),
     ],
 )
-def test_an_unknown_name_is_answered_with_all_and_the_nearest(name, meant):
+def test_an_unknown_name_is_answered_with_all_names_and_the_nearest(name, meant):
     known = ("optim.warmup", "CoLA", "HP_Loss + Focal")
     question = f"; did you mean {meant!r}?" if meant else ""
     assert one_of(name, known) == f"expected one of optim.warmup, CoLA, 'HP_Loss + Focal'{question}"
 
 
-def test_a_rule_over_several_fields_speaks_in_its_own_words():
+def test_a_rule_over_several_fields_has_its_own_message():
     assert problems({"steps": 13}) == ["steps: got 13, expected a luckier number; take 14"]
 
 
-def test_the_source_of_the_values_stands_before_each_problem():
+def test_the_source_of_the_values_precedes_each_problem():
     assert problems({"steps": "x"}, source="run.json")[0].startswith("run.json: steps: got 'x'")
 
 
-def test_a_config_error_reads_as_its_problems():
+def test_a_config_error_prints_as_its_problems():
     assert str(ConfigError("a: wrong", "b: missing")) == "a: wrong; b: missing"

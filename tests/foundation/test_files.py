@@ -1,4 +1,4 @@
-"""Claims about files that are whole or absent, and about checksums inside of files."""
+"""Claims about files that are complete or absent, and about checksums stored inside files."""
 
 import json
 import os
@@ -21,14 +21,14 @@ from foundation.files import (
 )
 
 
-def test_a_file_is_replaced_whole(tmp_path):
+def test_a_file_is_replaced_as_a_whole(tmp_path):
     write_atomically(tmp_path / "file", b"old")
     write_atomically(tmp_path / "file", b"new content")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
     assert (tmp_path / "file").read_bytes() == b"new content"
 
 
-def test_a_file_written_piece_by_piece_is_absent_until_it_is_closed(tmp_path):
+def test_a_file_written_piece_by_piece_does_not_exist_until_closed(tmp_path):
     file = NewFile(tmp_path / "file")
     for piece in (b"some ", b"content"):
         file.write(piece)
@@ -38,12 +38,12 @@ def test_a_file_written_piece_by_piece_is_absent_until_it_is_closed(tmp_path):
     assert (tmp_path / "file").read_bytes() == b"some content"
 
 
-def test_nothing_written_makes_no_file(tmp_path):
+def test_writing_nothing_makes_no_file(tmp_path):
     assert NewFile(tmp_path / "file").close()[0] == 0
     assert not list(tmp_path.iterdir())
 
 
-def test_a_file_that_has_its_content_is_not_touched(tmp_path):
+def test_a_file_with_the_right_content_is_not_touched(tmp_path):
     write_atomically(tmp_path / "file", b"same")
     before = (tmp_path / "file").stat()
     write_if_other(tmp_path / "file", b"same")
@@ -52,7 +52,7 @@ def test_a_file_that_has_its_content_is_not_touched(tmp_path):
     assert (tmp_path / "file").read_bytes() == b"other"
 
 
-def test_a_seal_is_ordinary_json_and_notices_every_flipped_bit():
+def test_a_seal_is_ordinary_json_and_detects_every_flipped_bit():
     content = sealed({"name": "shard", "sizes": [1, 2, 3]})
     assert json.loads(content)["sizes"] == [1, 2, 3]
     assert json.loads(unsealed(content)) == {"name": "shard", "sizes": [1, 2, 3]}
@@ -65,12 +65,12 @@ def test_a_seal_is_ordinary_json_and_notices_every_flipped_bit():
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b"\xff", sealed({})[:-1], sealed({}) + b" "])
-def test_what_was_cut_or_never_sealed_is_refused(content):
+def test_truncated_or_unsealed_content_is_refused(content):
     with pytest.raises(ValueError, match="checksum"):
         unsealed(content)
 
 
-def test_what_is_removed_is_the_name_and_never_what_it_points_to(tmp_path: Path) -> None:
+def test_removing_a_link_removes_the_link_and_not_its_target(tmp_path: Path) -> None:
     (tmp_path / "far" / "deep").mkdir(parents=True)
     (tmp_path / "far" / "deep" / "file").write_text("kept")
     (tmp_path / "folder").mkdir()
@@ -84,9 +84,7 @@ def test_what_is_removed_is_the_name_and_never_what_it_points_to(tmp_path: Path)
     assert (tmp_path / "far" / "deep" / "file").read_text() == "kept"
 
 
-def test_a_folder_is_made_with_those_it_lies_in_and_each_name_is_flushed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_is_made_with_its_parents_and_each_is_flushed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     flushed, real = [], os.fsync
 
     def told(descriptor: int) -> None:
@@ -102,13 +100,13 @@ def test_a_folder_is_made_with_those_it_lies_in_and_each_name_is_flushed(
     assert flushed[-1] == str(tmp_path / "a" / "b")
 
 
-def test_a_link_to_nowhere_is_no_folder_and_none_is_made_behind_it(tmp_path: Path) -> None:
+def test_a_broken_link_is_not_a_folder_and_no_folder_is_made_behind_it(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "disk that is not mounted")
     with pytest.raises(FileExistsError):
         make_folder(tmp_path / "link" / "checkpoints")
 
 
-def test_a_folder_that_cannot_be_made_is_refused_and_another_is_not_made(tmp_path: Path) -> None:
+def test_a_path_that_cannot_be_a_folder_is_refused_and_a_possible_one_is_not_created_yet(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
     for output in ("file", "file/deep/er", "dangling"):
@@ -120,6 +118,6 @@ def test_a_folder_that_cannot_be_made_is_refused_and_another_is_not_made(tmp_pat
 
 
 @pytest.mark.skipif(os.access("/proc/sys", os.W_OK), reason="here root may write anywhere")
-def test_a_folder_that_cannot_be_written_to_is_refused() -> None:
+def test_a_read_only_folder_is_refused() -> None:
     with pytest.raises(ConfigError, match="output: got /proc/sys/out, but /proc/sys cannot be written to"):
         require_folder(Path("/proc/sys/out"))

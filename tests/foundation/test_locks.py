@@ -1,4 +1,4 @@
-"""Claims about the lock: one process at a time, free with its holder's end, and its holder named."""
+"""Claims about the lock: one process at a time, released when its holder ends, and the holder is named."""
 
 import json
 import os
@@ -42,7 +42,7 @@ def ended(process: subprocess.Popen[str]) -> None:
     process.communicate("", timeout=60)
 
 
-def test_a_lock_is_had_once_and_free_again_when_released(tmp_path: Path) -> None:
+def test_a_lock_is_taken_once_and_free_again_when_released(tmp_path: Path) -> None:
     path = tmp_path / "run" / "lock"
     with Lock(path):
         with pytest.raises(Held):
@@ -58,7 +58,7 @@ def test_a_lock_is_had_once_and_free_again_when_released(tmp_path: Path) -> None
     ended(free)
 
 
-def test_who_is_refused_learns_who_has_it(tmp_path: Path) -> None:
+def test_a_refused_process_learns_who_holds_the_lock(tmp_path: Path) -> None:
     first = taker(tmp_path / "lock")
     assert said(first) == "taken"
     with pytest.raises(Held) as caught:
@@ -83,7 +83,7 @@ def test_who_is_refused_learns_who_has_it(tmp_path: Path) -> None:
         ("\x00\xff", "a process that has not said yet which it is"),
     ],
 )
-def test_the_holder_is_one_line_of_printable_characters_whatever_its_file_holds(
+def test_the_holder_is_one_line_of_printable_characters_whatever_the_file_contains(
     text: str, shown: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "lock"
@@ -108,7 +108,7 @@ time.sleep(60)
 """
 
 
-def test_a_killed_holder_frees_it_at_once_though_a_child_of_it_lives_on(tmp_path: Path) -> None:
+def test_a_killed_holder_releases_the_lock_at_once_even_if_its_child_lives_on(tmp_path: Path) -> None:
     command = [sys.executable, "-c", CHILD, str(tmp_path / "lock")]
     first = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True, start_new_session=True)
     try:
@@ -120,7 +120,7 @@ def test_a_killed_holder_frees_it_at_once_though_a_child_of_it_lives_on(tmp_path
         os.killpg(first.pid, 9)
 
 
-def test_who_waits_gets_it_when_its_holder_ends_and_else_is_refused_in_time(tmp_path: Path) -> None:
+def test_a_waiting_process_gets_the_lock_when_its_holder_ends_or_is_refused_in_time(tmp_path: Path) -> None:
     first = taker(tmp_path / "lock")
     assert said(first) == "taken"
     started = time.monotonic()
@@ -133,7 +133,7 @@ def test_who_waits_gets_it_when_its_holder_ends_and_else_is_refused_in_time(tmp_
 
 
 @pytest.mark.parametrize("orphaned", [False, True])
-def test_of_many_processes_at_once_one_alone_gets_it(orphaned: bool, tmp_path: Path) -> None:
+def test_of_many_simultaneous_processes_exactly_one_gets_the_lock(orphaned: bool, tmp_path: Path) -> None:
     if orphaned:
         killed = taker(tmp_path / "lock")
         assert said(killed) == "taken"
@@ -148,7 +148,7 @@ def test_of_many_processes_at_once_one_alone_gets_it(orphaned: bool, tmp_path: P
     assert sum(line.startswith("held by ") for line in heard) == 7
 
 
-def test_asking_who_has_it_neither_takes_nor_frees_it(tmp_path: Path) -> None:
+def test_asking_for_the_holder_neither_takes_nor_releases_the_lock(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     assert holder(path) is None and not path.exists()
     with Lock(path):
@@ -158,10 +158,10 @@ def test_asking_who_has_it_neither_takes_nor_frees_it(tmp_path: Path) -> None:
         ended(refused)
 
 
-def test_a_lock_that_was_lost_is_had_again_unless_another_process_has_taken_it(tmp_path: Path) -> None:
-    """As a host loses it that was cut off from its file server; here, by closing the file a second time."""
+def test_a_lost_lock_is_retaken_unless_another_process_has_it(tmp_path: Path) -> None:
+    """A host disconnected from its file server loses its locks; simulated by closing the file a second time."""
     path = tmp_path / "lock"
-    confirm(path)  # not this process's: nothing to lose
+    confirm(path)  # not held by this process, so there is nothing to lose
     with Lock(path):
         confirm(path)
         path.read_bytes()
@@ -177,10 +177,10 @@ def test_a_lock_that_was_lost_is_had_again_unless_another_process_has_taken_it(t
         ended(other)
 
 
-def test_a_lock_that_another_hosts_process_did_not_release_is_taken_and_says_so(
+def test_a_lock_not_released_by_another_hosts_process_is_taken_with_a_message(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """That process was killed; or it still runs, where the file system keeps locks to each host."""
+    """Either that process was killed, or it still runs and the file system's locks are local to each host."""
     path = tmp_path / "lock"
     words = {"host": "elsewhere", "pid": 7, "since": "2026-01-01", "command": "run"}
     path.write_text(json.dumps(words))
@@ -192,7 +192,7 @@ def test_a_lock_that_another_hosts_process_did_not_release_is_taken_and_says_so(
     assert capsys.readouterr().out == ""
 
 
-def test_a_folder_that_takes_no_file_is_one_clear_line(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_one_clear_line(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=r"lock: .*file/lock cannot be made or written to"):
         Lock(tmp_path / "file" / "lock")
@@ -222,10 +222,10 @@ for name in ("one", "two"):
     Lock(Path(sys.argv[1]) / name).release()
 print("at work")
 """
-"""A process that the system refuses locks, by a filter on its calls, as Lustre does that is mounted without `flock`."""
+"""A process whose locking system calls fail, as on Lustre mounted without `flock`."""
 
 
-def test_without_locks_the_work_is_done_after_one_loud_line(tmp_path: Path) -> None:
+def test_without_locks_the_command_runs_after_a_warning(tmp_path: Path) -> None:
     command = [sys.executable, "-c", WITHOUT_LOCKS, str(tmp_path)]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
     assert done.stdout == "at work\n", done.stderr

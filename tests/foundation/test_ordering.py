@@ -13,7 +13,7 @@ def test_an_epoch_visits_every_sequence_once(size: int) -> None:
     assert sorted(order.tolist()) == list(range(size))
 
 
-def test_order_depends_on_seed_and_epoch_and_on_nothing_else() -> None:
+def test_order_depends_only_on_seed_and_epoch() -> None:
     order = permuted(np.arange(500), 500, seed=1, epoch=0)
     assert np.array_equal(order[123:130], permuted(np.arange(123, 130), 500, seed=1, epoch=0))
     assert not np.array_equal(order, permuted(np.arange(500), 500, seed=1, epoch=1))
@@ -25,7 +25,7 @@ def test_every_sequence_is_equally_likely_to_come_first() -> None:
     assert chisquare(np.bincount(first, minlength=10)).pvalue > 1e-4
 
 
-def test_uniforms_are_uniform_below_one_and_keyed_by_all_four_parts() -> None:
+def test_uniforms_are_below_one_evenly_distributed_and_keyed_by_all_four_parts() -> None:
     sequence, epoch = np.arange(400), np.zeros(400, dtype=np.int64)
     position = np.tile(np.arange(50), (400, 1))
     values = uniforms(3, sequence, epoch, position)
@@ -42,7 +42,7 @@ def test_uniforms_are_uniform_below_one_and_keyed_by_all_four_parts() -> None:
 
 
 def test_uniforms_never_reach_either_end() -> None:
-    """A million of them, and the extremes of the 23 bits they are made of."""
+    """Checks a million uniforms, and the extremes of the 23 bits they are made from."""
     index = np.arange(1000)
     values = uniforms(0, index, np.zeros_like(index), np.tile(index, (1000, 1)))
     assert values.min() > 0 and values.max() < 1
@@ -50,14 +50,14 @@ def test_uniforms_never_reach_either_end() -> None:
     assert ends.tolist() == [2.0**-24, 1 - 2.0**-24]
 
 
-def test_a_rows_uniforms_do_not_depend_on_its_neighbours() -> None:
+def test_a_rows_uniforms_do_not_depend_on_its_neighbors() -> None:
     sequence, epoch, position = np.arange(8), np.arange(8) % 2, np.tile(np.arange(5), (8, 1))
     whole = uniforms(0, sequence, epoch, position)
     assert np.array_equal(whole[3:5], uniforms(0, sequence[3:5], epoch[3:5], position[3:5]))
 
 
 @pytest.mark.parametrize("shares", [[1], [1, 1], [7, 2, 1], [1, 10**9], [10**9, 1], [5, 4, 3, 2, 1]])
-def test_samples_are_dealt_in_exact_shares_and_counted_without_gaps(shares: list[int]) -> None:
+def test_samples_are_divided_in_exact_shares_and_numbered_without_gaps(shares: list[int]) -> None:
     part, number = dealt(np.arange(5000), shares)
     for index, share in enumerate(shares):
         own = number[part == index]
@@ -68,7 +68,7 @@ def test_samples_are_dealt_in_exact_shares_and_counted_without_gaps(shares: list
     assert (again.tolist(), numbers.tolist()) == ([part[4321], part[17]], [number[4321], number[17]])
 
 
-def test_dealing_is_exact_after_eight_billion_samples() -> None:
+def test_the_division_is_exact_after_eight_billion_samples() -> None:
     shares, last = [300_000_001, 700_000_000, 73_741_823], 2**33 - 2
     expected, left = [], last
     for index, share in enumerate(shares):

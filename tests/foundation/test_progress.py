@@ -1,4 +1,4 @@
-"""Claims about the progress of a long command."""
+"""Claims about the progress output of long commands."""
 
 import pytest
 
@@ -13,7 +13,7 @@ def test_durations_are_hours_minutes_and_seconds(seconds, text):
     assert progress.duration(seconds) == text
 
 
-def test_a_log_gets_plain_lines_with_the_share_the_speed_and_the_time_left(monkeypatch, capsys):
+def test_a_log_gets_plain_lines_with_percentage_speed_and_time_left(monkeypatch, capsys):
     with progress.Progress(400_000_000, "shards") as shown:
         shown._bar.start_t -= 50
         shown.advance(100_000_000, is_old=True)
@@ -22,7 +22,7 @@ def test_a_log_gets_plain_lines_with_the_share_the_speed_and_the_time_left(monke
     assert capsys.readouterr().err == "shards: 50%, 2.00MB/s, 01:40 left\n"
 
 
-def test_a_log_is_not_flooded(capsys):
+def test_a_log_gets_few_lines(capsys):
     with progress.Progress(100, "shards") as shown:
         for _ in range(100):
             shown.advance(1)

@@ -1,4 +1,4 @@
-"""foundation/settings.py: every key, its value as `--set` takes it, and its description, in columns."""
+"""foundation/settings.py: each key with its value in the notation of `--set` and its description, in columns."""
 
 from typing import Literal
 
@@ -28,7 +28,7 @@ class Outer(StrictConfig):
     """of it"""
 
 
-def test_a_section_has_its_own_columns_and_a_missing_one_its_keys() -> None:
+def test_each_section_has_its_own_columns_and_a_missing_section_shows_its_keys() -> None:
     first, *others = settings_tables(Outer, Outer(inner=Inner()), "of.")
     lines = first.splitlines()
     assert lines[0] == "of.betas    [0.9,0.5]  of both"
@@ -36,7 +36,7 @@ def test_a_section_has_its_own_columns_and_a_missing_one_its_keys() -> None:
     assert others == ["of.inner.rate  1e-06  how fast, and how far", "of.other.rate  null  how fast, and how far"]
 
 
-def test_a_long_description_goes_on_under_its_beginning() -> None:
+def test_a_long_description_continues_below_its_beginning() -> None:
     lines = settings_tables(Outer, Outer(inner=Inner()))[0].splitlines()
     assert lines[1].startswith("is_long  false      word word") and lines[2].startswith(" " * 20 + "word")
     assert max(map(len, lines)) <= WIDTH

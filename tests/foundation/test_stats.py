@@ -1,4 +1,4 @@
-"""Claims about the bootstrap."""
+"""Claims about the bootstrap, AUC and entropy."""
 
 import math
 import time
@@ -28,13 +28,13 @@ def test_independent_values_have_the_normal_interval_of_their_mean() -> None:
     assert (low, high) == pytest.approx((values.mean() - half, values.mean() + half), abs=0.15 * half)
 
 
-def test_positions_of_one_sequence_count_as_one() -> None:
+def test_positions_of_one_sequence_count_as_one_observation() -> None:
     values = np.random.default_rng(0).normal(0.0, 1.0, 200)
     repeated, sequence = np.repeat(values, 20), np.repeat(np.arange(200), 20)
     assert interval(mean_of(repeated, sequence)) == pytest.approx(interval(mean_of(values, np.arange(200))))
 
 
-def test_a_correlations_interval_is_fishers_and_lies_around_it() -> None:
+def test_a_correlations_interval_is_fishers_and_contains_it() -> None:
     random = np.random.default_rng(1)
     a = random.normal(size=4000)
     b = 0.6 * a + 0.8 * random.normal(size=4000)
@@ -44,19 +44,19 @@ def test_a_correlations_interval_is_fishers_and_lies_around_it() -> None:
     assert (low, high) == pytest.approx(tuple(expected), abs=0.004)
 
 
-def test_a_difference_is_paired_so_that_what_two_have_in_common_does_not_widen_it() -> None:
+def test_a_difference_is_paired_so_that_common_variation_does_not_widen_it() -> None:
     random = np.random.default_rng(2)
     common, sequence = random.normal(0, 1.0, 2000), np.arange(2000)
     better, worse = (mean_of(common + random.normal(shift, 0.1, 2000), sequence) for shift in (0.02, 0.0))
     difference, low, high = interval(better.minus(worse))
     assert difference == pytest.approx(better.value - worse.value)
     assert high - low < 0.25 * (interval(better)[2] - interval(better)[1])
-    assert low > 0  # which the two intervals by themselves do not show
+    assert low > 0  # which two separate intervals would not show
     assert interval(better)[1] < interval(worse)[2]
 
 
 def scored(seed: int, sequences: int, length: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Scores, a tenth of positives with higher ones, and sequences with a level of their own."""
+    """Scores, a tenth of them positives with higher ones, and sequences that differ in their mean score."""
     random = np.random.default_rng(seed)
     sequence = np.repeat(np.arange(sequences), length)
     positive = random.random(sequences * length) < 0.1
@@ -64,14 +64,14 @@ def scored(seed: int, sequences: int, length: int) -> tuple[np.ndarray, np.ndarr
     return random.normal(0, 1, len(sequence)) + level * positive + positive, positive, sequence
 
 
-def test_auc_is_the_share_of_pairs_in_the_right_order_with_ties_as_halves() -> None:
+def test_auc_is_the_fraction_of_correctly_ordered_pairs_with_ties_as_halves() -> None:
     score, positive, sequence = scored(0, 50, 20)
     assert auc(score, positive, sequence, 50).value == pytest.approx(roc_auc_score(positive, score))
     rounded = score.round()
     assert auc(rounded, positive, sequence, 50).value == pytest.approx(roc_auc_score(positive, rounded))
 
 
-def test_the_resamples_of_auc_are_those_of_drawing_whole_sequences() -> None:
+def test_resamples_of_auc_draw_whole_sequences() -> None:
     score, positive, sequence = scored(1, 200, 30)
     value, low, high = interval(auc(score, positive, sequence, 200))
     random, values = np.random.default_rng(5), []
@@ -90,7 +90,7 @@ def test_binary_entropy_is_log_2_at_one_half_and_zero_at_the_ends() -> None:
     assert binary_entropy(np.array([0.15, 0.85])) == pytest.approx(0.4227, abs=1e-4)
 
 
-def test_what_does_not_exist_has_no_interval() -> None:
+def test_undefined_values_have_no_interval() -> None:
     sequence = np.arange(5)
     assert auc(np.arange(5.0), np.zeros(5, dtype=bool), sequence, 5).interval() is None
     assert correlation(np.ones(5), np.arange(5.0), sequence, 5).interval() is None

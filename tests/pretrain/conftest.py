@@ -1,4 +1,4 @@
-"""Small models, batches and shards for the tests of the method and its training run."""
+"""Small models, batches and shards for the tests of pre-training."""
 
 import os
 import pydoc_data.topics
@@ -22,7 +22,7 @@ from pretrain.method.objectives import objective_class
 from pretrain.model.config import ModelConfig
 from tests.conftest import REPOSITORY, free_port
 
-VOCABULARY = 7  # [PAD] [UNK] [CLS] [SEP] [MASK] and two words: small enough for brute force
+VOCABULARY = 7  # [PAD] [UNK] [CLS] [SEP] [MASK] and two words: few enough for brute force
 PAD, UNK, CLS, SEP, MASK = range(5)
 
 SMALL_MODEL = ModelConfig(
@@ -35,13 +35,13 @@ SMALL_MODEL = ModelConfig(
     max_positions=16,
     dropout=0.0,
     attention_dropout=0.0,
-    initializer_range=0.3,  # far from zero, so that distributions and losses differ between positions
+    initializer_range=0.3,  # large, so that distributions and losses differ between positions
 )
 
 
 @pytest.fixture
 def batch() -> Batch:
-    """Three sequences of 10, 8 and 5 tokens; 2, 2 and 1 masked."""
+    """Three sequences of 10, 8 and 5 tokens with 2, 2 and 1 masked."""
     generator = torch.Generator().manual_seed(3)
     ids_BL = torch.randint(5, VOCABULARY, (3, 10), generator=generator)
     lengths = torch.tensor([10, 8, 5])
@@ -65,19 +65,19 @@ def batch() -> Batch:
 def new_model(
     name: str = "hp_loss", model: ModelConfig = SMALL_MODEL, vocabulary: int = VOCABULARY, **switches: object
 ) -> Any:
-    """A model trained towards an objective, as it starts."""
+    """An untrained model for an objective."""
     trained = objective_class(name)
     return trained(model, trained.Config.from_values(switches), vocabulary, MASK)
 
 
 @pytest.fixture
 def make_electra() -> Callable[..., Electra]:
-    """Builds a model of the seven-token vocabulary; keyword arguments are the objective's."""
+    """Builds models with the seven-token vocabulary; keyword arguments are the objective's switches."""
 
     def make(**objective: Any) -> Electra:
         torch.manual_seed(0)
         model = new_model(**objective)
-        if hasattr(model, "sampler_transform"):  # away from the start, where p_S = p_G would hide mistakes
+        if hasattr(model, "sampler_transform"):  # away from the initial weights, where p_S = p_G would hide mistakes
             torch.nn.init.normal_(model.sampler_transform.LayerNorm.weight, std=1.0)
             for bias in model.sampler_scores.parameters():
                 torch.nn.init.normal_(bias, std=0.5)
@@ -88,7 +88,7 @@ def make_electra() -> Callable[..., Electra]:
 
 @pytest.fixture(scope="session")
 def shards_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Shards of Python's own documentation: 300 word pieces, length 32, two shards, a tenth held out."""
+    """Shards of Python's documentation: 300 word pieces, length 32, two shards, a tenth held out."""
     folder = tmp_path_factory.mktemp("shards")
     text = folder / "raw"
     text.mkdir()
@@ -113,14 +113,14 @@ def shards_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 1 MB, really mounted."""
+    """A real mounted file system of 1 MB."""
     with mounted(tmp_path / "disk", "1m") as disk:
         yield disk
 
 
 @contextmanager
 def mounted(place: Path, size: str) -> Iterator[Path]:
-    """A file system of this size, in memory; skips the test where the system does not allow it."""
+    """Mounts a file system of this size in memory; skips the test if the system does not allow it."""
     place.mkdir()
     options = ["-t", "tmpfs", "-o", f"size={size}", "tmpfs"]
     done = subprocess.run(["mount", *options, place], capture_output=True, text=True)
@@ -131,7 +131,7 @@ def mounted(place: Path, size: str) -> Iterator[Path]:
 
 
 def fill(disk: Path) -> Path:
-    """A file that leaves no byte free."""
+    """Writes a file that leaves no free byte."""
     path = disk / "filler"
     with path.open("wb", buffering=0) as file, suppress(OSError):
         while True:
@@ -141,7 +141,7 @@ def fill(disk: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def launch() -> Callable[..., subprocess.Popen[str]]:
-    """Starts a script in its own session: under the real `deepspeed` with this many ranks, or plain python for 0."""
+    """Starts a script in its own session: with the real `deepspeed` and this many ranks, or with plain python for 0."""
 
     def start(ranks: int, *arguments: str | Path) -> subprocess.Popen[str]:
         command = [sys.executable]

@@ -1,4 +1,4 @@
-"""Claims about the run's configuration and its overrides."""
+"""Claims about a run's configuration and its overrides."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from pretrain.presets import PRESETS, with_objective
 RUN = PRESETS["small"].run
 
 
-def test_overrides_reach_every_level_and_keep_the_rest() -> None:
+def test_overrides_reach_every_level_and_keep_other_values() -> None:
     changed = with_overrides(
         RUN, ["seed=3", "optim.lr=2e-4", "objective.gamma=piecewise", "model.relative_position=false"]
     )
@@ -50,7 +50,7 @@ def test_a_wrong_override_is_one_error_that_names_it(override: str, message: str
         with_overrides(RUN, [override])
 
 
-def test_a_list_is_set_as_a_whole() -> None:
+def test_a_list_is_replaced_as_a_whole() -> None:
     assert with_overrides(RUN, ["optim.betas=[0.8, 0.9]"]).optim.betas == (0.8, 0.9)
 
 
@@ -60,7 +60,7 @@ def test_all_wrong_overrides_are_reported_at_once() -> None:
     assert len(error.value.problems) == 2
 
 
-def test_an_objective_takes_its_own_switches_and_refuses_those_of_others_all_at_once() -> None:
+def test_an_objective_takes_its_own_switches_and_refuses_all_others_at_once() -> None:
     run = with_objective(RUN, "hp_dist")
     assert with_overrides(run, ["objective.mixture=0.1"]).objective.mixture == 0.1
     with pytest.raises(ConfigError) as error:
@@ -72,7 +72,7 @@ def test_an_objective_takes_its_own_switches_and_refuses_those_of_others_all_at_
     assert len(error.value.problems) == 3
 
 
-def test_an_unknown_switch_of_a_written_objective_is_told_all_the_switches_of_that_objective() -> None:
+def test_an_unknown_switch_in_a_file_is_answered_with_the_objectives_switches() -> None:
     values = RUN.model_dump(mode="json")
     values["objective"] |= {"lambda": 1}
     expected = ", ".join(type(RUN.objective).model_fields)
@@ -82,7 +82,7 @@ def test_an_unknown_switch_of_a_written_objective_is_told_all_the_switches_of_th
     assert "lambda1" in expected
 
 
-def test_a_step_without_a_checkpoint_cannot_be_kept() -> None:
+def test_keeping_steps_without_checkpoints_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"keep_every: got 7, expected 0 or a multiple of checkpoint_every \(3\)"):
         with_overrides(RUN, ["checkpoint_every=3", "keep_every=7"])
     assert with_overrides(RUN, ["checkpoint_every=3", "keep_every=9"]).keep_every == 9

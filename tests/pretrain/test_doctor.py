@@ -1,4 +1,4 @@
-"""Claims about the doctor's command, on a real run whose text makes it pad."""
+"""Claims about the doctor's command, on a real run whose documents are too short and so padded."""
 
 import json
 import pydoc_data.topics
@@ -19,7 +19,7 @@ Launch = Callable[..., subprocess.Popen[str]]
 
 @pytest.fixture(scope="module")
 def padded_run(shards_folder: Path, tmp_path_factory: pytest.TempPathFactory, launch: Launch) -> Path:
-    """Six steps on documents of one line each."""
+    """Folder of a run of six steps on documents of one line each."""
     folder = tmp_path_factory.mktemp("padded")
     lines = " ".join(pydoc_data.topics.topics.values()).splitlines()
     (folder / "text.txt").write_text("\n\n".join(line for line in lines if 40 < len(line) < 80))
@@ -40,7 +40,7 @@ def examined(launch: Launch, run: Path) -> tuple[int, list[str]]:
     return process.returncode, output.splitlines()
 
 
-def test_a_real_run_that_pads_is_told_so_in_the_first_line_with_evidence_and_remedy(
+def test_a_real_run_with_much_padding_gets_that_finding_first_with_evidence_and_remedy(
     padded_run: Path, launch: Launch
 ) -> None:
     code, lines = examined(launch, padded_run)
@@ -51,10 +51,10 @@ def test_a_real_run_that_pads_is_told_so_in_the_first_line_with_evidence_and_rem
     assert any("too early" in line for line in lines[lines.index("not judged:") :])
 
 
-def test_the_same_run_later_and_without_padding_is_healthy(
+def test_a_later_state_of_the_run_without_padding_is_healthy(
     padded_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its own last record, as it would be had the models learned."""
+    """Uses the run's last record, changed to that of models that have learned."""
     record = read_records(padded_run, "train")[-1]
     learned = {"mlm_loss": 3.0, "discriminator_loss": 0.2, "estimate_correlation": {"replaced": 0.5}}
     own = {name: value for name, value in record.items() if name not in ("kind", "step")} | learned
@@ -70,9 +70,9 @@ def test_the_same_run_later_and_without_padding_is_healthy(
     assert [line for line in lines if line.startswith("  padding waste: Padding is 0.062")]
 
 
-def test_too_early_is_one_line_and_exit_code_2(padded_run: Path, tmp_path: Path, launch: Launch) -> None:
+def test_a_run_examined_too_early_is_one_line_and_exit_code_2(padded_run: Path, tmp_path: Path, launch: Launch) -> None:
     young = Path(shutil.copytree(padded_run, tmp_path / "run"))
-    values = json.loads((young / "run.json").read_text()) | {"seq_length": 20}  # no padding to speak of
+    values = json.loads((young / "run.json").read_text()) | {"seq_length": 20}  # next to no padding
     (young / "run.json").write_text(json.dumps(values))
     code, lines = examined(launch, young)
     assert code == 2 and len(lines) == 1

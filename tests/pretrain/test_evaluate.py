@@ -1,4 +1,4 @@
-"""Claims about evaluation, export and the loaded model, on a run trained for a few steps by the real command."""
+"""Claims about evaluation, export and the loaded model, on runs of a few steps trained by the real command."""
 
 import json
 import shutil
@@ -28,7 +28,7 @@ FIGURES = ("training.png", "detection.png", "estimate.png", "comparison.png")
 def train(
     shards_folder: Path, tmp_path_factory: pytest.TempPathFactory, launch: Callable[..., subprocess.Popen[str]]
 ) -> Callable[..., Path]:
-    """Trains a tiny model by the real command; arguments are the command's, keywords what is overridden."""
+    """Trains a tiny model by the real command; arguments are the command's, keywords are overrides."""
 
     def run(*arguments: str, **overrides: str) -> Path:
         folder = tmp_path_factory.mktemp("trained") / "run"
@@ -47,17 +47,17 @@ SHORT = {"optim__steps": "6", "optim__warmup_steps": "2", "evaluate_every": "3",
 
 @pytest.fixture(scope="module")
 def trained_run(train: Callable[..., Path]) -> Path:
-    """Six steps of HP_Loss, with a checkpoint in the middle."""
+    """Folder of a run of six steps of HP_Loss with a checkpoint in the middle."""
     return train(**SHORT, checkpoint_every="3")
 
 
 @pytest.fixture(scope="module")
 def trained_baseline(train: Callable[..., Path]) -> Path:
-    """The same of ELECTRA."""
+    """Folder of the same run with ELECTRA."""
     return train("--objective", "electra", **SHORT, checkpoint_every="3")
 
 
-def test_an_evaluation_leaves_metrics_and_readable_figures_in_the_run_folder(trained_run: Path) -> None:
+def test_an_evaluation_writes_metrics_and_readable_figures_to_the_run_folder(trained_run: Path) -> None:
     main(EvaluateOptions(runs=(trained_run,), sequences=16, batch_size=8))
     metrics = json.loads((trained_run / "evaluation" / "metrics.json").read_text())
     assert (metrics["step"], metrics["sequences"], metrics["objective"]) == (6, 16, "hp_loss")
@@ -66,7 +66,7 @@ def test_an_evaluation_leaves_metrics_and_readable_figures_in_the_run_folder(tra
     assert metrics["detection"].keys() == metrics["loss_estimate"].keys() == {"p_S", "p_G"}
     own = metrics["detection"]["p_S"]
     for name in ("accuracy_masked", "accuracy_all", "discriminator_loss", "replaced_share"):
-        assert own[name][0] == pytest.approx(metrics[name])  # what training reports
+        assert own[name][0] == pytest.approx(metrics[name])  # as reported by training
     assert own["discriminator_entropy"][0] == pytest.approx(metrics["discriminator_entropy"])
     assert own["auc_all"][0] == metrics["auc_all"]
     for name in ("mlm_accuracy", "mlm_loss"):
@@ -83,7 +83,7 @@ def assert_readable(*figures: Path) -> None:
         assert pixels.shape[0] > 200 and pixels.std() > 0
 
 
-def test_several_checkpoints_are_evaluated_against_the_steps(trained_run: Path) -> None:
+def test_several_checkpoints_are_evaluated_and_plotted_over_steps(trained_run: Path) -> None:
     main(EvaluateOptions(runs=(trained_run,), sequences=16, steps=("all",)))
     folder = trained_run / "evaluation"
     results = json.loads((folder / "steps.json").read_text())
@@ -97,12 +97,12 @@ def test_several_checkpoints_are_evaluated_against_the_steps(trained_run: Path) 
     assert_readable(folder / "steps.png", folder / "crossing.png")
 
 
-def test_a_step_without_checkpoint_is_refused_naming_those_there_are(trained_run: Path) -> None:
+def test_a_step_without_checkpoint_is_refused_naming_the_existing_ones(trained_run: Path) -> None:
     with pytest.raises(ConfigError, match=r"steps: got 4, expected newest, all, or steps that .* has .* of: 3 6"):
         main(EvaluateOptions(runs=(trained_run,), steps=("3", "4")))
 
 
-def test_runs_are_crossed_at_every_step_they_share_and_an_mlm_run_is_named_and_left_out(
+def test_runs_are_crossed_at_every_common_step_and_an_mlm_run_is_named_and_left_out(
     trained_run: Path,
     trained_baseline: Path,
     trained_mlm: Path,
@@ -141,7 +141,7 @@ def test_runs_without_a_common_step_are_evaluated_and_not_crossed(
     assert not (tmp_path / "out").exists()
 
 
-def test_runs_on_other_data_are_not_compared_on_text_one_of_them_may_have_seen(
+def test_runs_on_different_data_are_not_compared_on_text_that_one_may_have_seen(
     trained_run: Path, trained_baseline: Path, tmp_path: Path
 ) -> None:
     description = json.loads((trained_baseline / "run.json").read_text()) | {"data_sha256": "0" * 64}
@@ -165,9 +165,7 @@ def trained_mlm(train: Callable[..., Path]) -> Path:
     )
 
 
-def test_a_masked_language_model_is_trained_evaluated_and_exported_by_the_same_commands(
-    trained_mlm: Path, tmp_path: Path
-) -> None:
+def test_a_masked_language_model_uses_the_same_commands(trained_mlm: Path, tmp_path: Path) -> None:
     main(EvaluateOptions(runs=(trained_mlm,), sequences=16, batch_size=8, steps=("all",)))
     assert_readable(trained_mlm / "evaluation" / "steps.png")
     metrics = json.loads((trained_mlm / "evaluation" / "metrics.json").read_text())
@@ -178,7 +176,7 @@ def test_a_masked_language_model_is_trained_evaluated_and_exported_by_the_same_c
     export(ExportOptions(run=trained_mlm, out=tmp_path / "out"))
     theirs, loading = ElectraForMaskedLM.from_pretrained(tmp_path / "out", output_loading_info=True)
     assert not loading["missing_keys"] and not loading["unexpected_keys"]
-    ours = load_encoder(tmp_path / "out").state_dict()  # what fine-tuning starts from
+    ours = load_encoder(tmp_path / "out").state_dict()  # the starting point of fine-tuning
     assert all(torch.equal(ours[name], weight) for name, weight in theirs.electra.state_dict().items())
 
 
@@ -218,7 +216,7 @@ def test_an_evaluation_does_not_depend_on_its_batch_size(trained_run: Path) -> N
         assert results[0][key] == pytest.approx(results[1][key], rel=1e-4)
 
 
-def test_shards_of_another_tokenizer_are_refused(trained_run: Path, tmp_path: Path) -> None:
+def test_shards_with_another_tokenizer_are_refused(trained_run: Path, tmp_path: Path) -> None:
     description = json.loads((trained_run / "run.json").read_text()) | {"tokenizer_sha256": "0" * 64}
     (tmp_path / "run.json").write_text(json.dumps(description))
     with pytest.raises(ConfigError, match="another tokenizer"):
@@ -236,9 +234,7 @@ def test_an_output_that_is_a_file_is_refused_before_anything_is_computed(trained
         assert before == {path: path.stat().st_mtime_ns for path in trained_run.rglob("*")}
 
 
-def test_sequences_longer_than_the_runs_model_are_refused(
-    trained_run: Path, shards_folder: Path, tmp_path: Path
-) -> None:
+def test_sequences_longer_than_the_model_are_refused(trained_run: Path, shards_folder: Path, tmp_path: Path) -> None:
     description = json.loads((trained_run / "run.json").read_text())
     description["run"]["model"]["max_positions"] = 16
     (tmp_path / "run.json").write_text(json.dumps(description))
@@ -247,7 +243,7 @@ def test_sequences_longer_than_the_runs_model_are_refused(
             main(EvaluateOptions(runs=(tmp_path,), data=data))
 
 
-def test_a_run_whose_last_record_is_torn_is_evaluated_and_exported(trained_run: Path, tmp_path: Path) -> None:
+def test_a_run_with_a_truncated_last_record_can_be_evaluated_and_exported(trained_run: Path, tmp_path: Path) -> None:
     run = shutil.copytree(trained_run, tmp_path / "run")
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"kind": "train", "st')
@@ -272,7 +268,7 @@ def test_a_run_without_checkpoint_is_one_clear_error(trained_run: Path, tmp_path
 
 
 @pytest.mark.parametrize("command", ["evaluate", "evaluate all", "export"])
-def test_a_run_whose_checkpoints_are_all_damaged_is_one_clear_error_and_of_some_the_whole_are_used(
+def test_if_all_checkpoints_are_damaged_that_is_one_clear_error_else_intact_ones_are_used(
     command: str, trained_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = shutil.copytree(trained_run, tmp_path / "run", ignore=shutil.ignore_patterns("evaluation"))
@@ -295,7 +291,7 @@ def test_a_run_whose_checkpoints_are_all_damaged_is_one_clear_error_and_of_some_
     assert not (run / "evaluation").exists() and not (tmp_path / "out").exists()
 
 
-def test_a_runs_export_carries_its_trained_discriminator(trained_run: Path, tmp_path: Path) -> None:
+def test_a_runs_export_contains_its_trained_discriminator(trained_run: Path, tmp_path: Path) -> None:
     export(ExportOptions(run=trained_run, out=tmp_path / "out"))
     model, _ = load_trained(trained_run)
     exported = load_encoder(tmp_path / "out").state_dict()

@@ -1,4 +1,4 @@
-"""Claims about the export command; what it writes is claimed in huggingface/test_export.py."""
+"""Claims about the export command; its output is tested in huggingface/test_export.py."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ def test_an_export_below_a_file_is_refused(tmp_path: Path) -> None:
         main(ExportOptions(run=tmp_path / "run", out=tmp_path / "file" / "out"))
 
 
-def test_an_export_never_overwrites(tmp_path: Path) -> None:
+def test_an_export_never_overwrites_files(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "notes.txt").write_text("mine")
     with pytest.raises(ConfigError, match="exists already"):

@@ -1,4 +1,4 @@
-"""Claims about the command that writes a page, the last of them on runs trained by the real command."""
+"""Claims about the command that writes a page; the last test uses runs trained by the real command."""
 
 import subprocess
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from pretrain.presets import PAPER
 from tests.pretrain.analysis.runs import write_run
 
 
-def test_the_page_lies_in_the_first_run_and_the_command_says_where(
+def test_the_page_is_written_to_the_first_run_and_the_command_prints_its_path(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     runs = tuple(write_run(tmp_path / name, 50) for name in "ab")
@@ -25,7 +25,7 @@ def test_the_page_lies_in_the_first_run_and_the_command_says_where(
     assert "<h1>2 runs</h1>" in compared and "<h1>a</h1>" in alone
 
 
-def test_more_runs_than_colours_are_refused() -> None:
+def test_more_runs_than_colors_are_refused() -> None:
     assert len(PALETTE) == MOST_RUNS
     with pytest.raises(ConfigError, match="runs"):
         parse_options(PageOptions, None, ["run"] * (MOST_RUNS + 1))
@@ -33,7 +33,7 @@ def test_more_runs_than_colours_are_refused() -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("objective", PAPER)
-def test_a_trained_run_of_every_objective_has_its_page(
+def test_trained_runs_of_every_objective_have_a_page(
     objective: str, shards_folder: Path, tmp_path: Path, launch: Callable[..., subprocess.Popen[str]]
 ) -> None:
     few = [

@@ -1,4 +1,4 @@
-"""Claims about the presets: they carry the paper's numbers, and the models have the known sizes."""
+"""Claims about the presets: they have the paper's numbers, and the models have the known sizes."""
 
 import pytest
 from transformers import ElectraConfig, ElectraModel
@@ -15,7 +15,7 @@ from pretrain.presets import PRESETS, ROWS, preset, with_objective, with_row
         ("base", (12, 768, 12, 3072, 768, 256, 1e-4, 10_000, 765_000)),
     ],
 )
-def test_small_and_base_are_the_papers_table(name: str, numbers: tuple[float, ...]) -> None:
+def test_small_and_base_have_the_numbers_of_the_papers_table(name: str, numbers: tuple[float, ...]) -> None:
     run = PRESETS[name].run
     model, optim = run.model, run.optim
     assert numbers == (
@@ -39,7 +39,7 @@ def test_the_small_discriminator_is_hugging_faces_default_electra_plus_the_relat
     assert sum(p.numel() for p in model.discriminator.parameters()) == theirs + 32 * 4
 
 
-def test_each_objective_comes_with_the_papers_weights() -> None:
+def test_each_objective_has_the_papers_weights() -> None:
     small = PRESETS["small"].run
     assert with_objective(small, "hp_dist").objective.lambda1 == 1.0
     assert with_objective(small, "electra").objective.gamma == 0.0
@@ -47,7 +47,7 @@ def test_each_objective_comes_with_the_papers_weights() -> None:
 
 
 @pytest.mark.parametrize("preset_name", ["small", "base"])
-def test_every_row_of_the_papers_tables_is_a_run_by_name(preset_name: str) -> None:
+def test_every_row_of_the_papers_tables_can_be_run_by_name(preset_name: str) -> None:
     paper = {
         "ELECTRA": ("electra", None, 0.0),
         "HP_Loss + Focal": ("hp_loss", 5.0, 1.0),
@@ -66,11 +66,11 @@ def test_every_row_of_the_papers_tables_is_a_run_by_name(preset_name: str) -> No
         assert objective.lambda2 == 50.0
 
 
-def test_an_unknown_row_is_named_with_those_that_exist() -> None:
+def test_an_unknown_row_is_answered_with_the_existing_ones() -> None:
     with pytest.raises(ConfigError, match=r"row: got 'HP_Loss lambda1=7', expected one of .*'HP_Loss lambda1=10'"):
         with_row(PRESETS["small"].run, "HP_Loss lambda1=7")
 
 
-def test_an_unknown_preset_is_named_with_those_that_exist() -> None:
+def test_an_unknown_preset_is_answered_with_the_existing_ones() -> None:
     with pytest.raises(ConfigError, match="preset: got 'large', expected one of tiny, small, base"):
         preset("large")

@@ -1,4 +1,4 @@
-"""Claims about the pre-training command before it trains; what it trains is claimed in test_train.py."""
+"""Claims about the pre-training command before it trains; training itself is tested in test_train.py."""
 
 import os
 import shutil
@@ -28,7 +28,7 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(
 
 @pytest.mark.parametrize("place", ["file", "file/below/it"])
 @pytest.mark.parametrize("dry_run", [True, False])
-def test_an_output_that_can_be_no_folder_is_refused_before_anything_starts(
+def test_an_output_that_cannot_be_a_folder_is_refused_before_anything_starts(
     place: str, dry_run: bool, shards_folder: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "file").touch()
@@ -37,13 +37,13 @@ def test_an_output_that_can_be_no_folder_is_refused_before_anything_starts(
 
 
 ROOM = {"not a byte": 0, "the rank's log": 4, "half of the tokenizer": 16, "all but the record of starts": 32}
-"""In KiB; what comes first takes it."""
+"""Free space in KiB, named after the files that fit into it."""
 
 
 @pytest.mark.parametrize(
     "room", [pytest.param(room, marks=() if room == "half of the tokenizer" else pytest.mark.long) for room in ROOM]
 )
-def test_a_disk_that_is_full_at_the_start_ends_the_command_in_one_line(
+def test_a_full_disk_at_the_start_ends_the_command_in_one_line(
     room: str, small_disk: Path, shards_folder: Path, launch: Launch
 ) -> None:
     filler, folder = fill(small_disk), small_disk / "run"
@@ -58,10 +58,10 @@ def test_a_disk_that_is_full_at_the_start_ends_the_command_in_one_line(
     assert process.returncode == 2
     filler.unlink()
     again = parse_options(RunOptions, "", [str(part) for part in run_arguments(shards_folder, folder)[1:]])
-    assert make_plan(again).folder == folder, "what was written keeps no start from it"
+    assert make_plan(again).folder == folder, "files already written prevent no later start"
 
 
-def test_folders_mix_by_their_weights_and_another_mixture_is_another_run(
+def test_folders_are_mixed_by_weight_and_another_mixture_is_another_run(
     shards_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     copy = shutil.copytree(shards_folder, tmp_path / "copy")

@@ -1,4 +1,4 @@
-"""Claims about the supervisor, over small commands, and over the real launcher with a rank killed."""
+"""Claims about the supervisor, with small commands, and with a rank killed under the real launcher."""
 
 import json
 import os
@@ -31,7 +31,7 @@ def supervise(launch: Launch, *command: str | Path, max_restarts: int = 2) -> su
 
 
 def counting(tmp_path: Path, ending: str) -> list[str]:
-    """A command that adds a line to a file, prints its number and ends; its later words are as of a run."""
+    """A command that counts its starts in a file, prints the number and ends; its last lines look like a run's."""
     script = (
         "import os, signal, sys, time; file = open(sys.argv[1], 'a+'); file.write('x'); file.flush(); file.seek(0);"
         f" number = len(file.read()); print('start', number, flush=True); {ending}"
@@ -44,18 +44,18 @@ def counting(tmp_path: Path, ending: str) -> list[str]:
     [("sys.exit(2)", 2, 1), ("sys.exit(75)", 75, 1), ("sys.exit(1)", 1, 3), ("os.kill(os.getpid(), 9)", 1, 3)],
     ids=["bad usage", "stopped on request", "failed", "killed"],
 )
-def test_failures_are_run_again_up_to_the_limit_and_nothing_else_is(
+def test_only_failures_are_restarted_up_to_the_limit(
     ending: str, code: int, starts: int, tmp_path: Path, launch: Launch
 ) -> None:
     output = finished(supervise(launch, *counting(tmp_path, ending)), code)
     assert (tmp_path / "starts").read_text() == "x" * starts
     if code == 1:
         assert "restart 2 of 2, from the start" in output and "gave up after 2 restarts" in output
-        assert output.count("    start 1\n") == 1, "the last lines of what failed"
+        assert output.count("    start 1\n") == 1, "the last lines of the failed command"
 
 
 @pytest.mark.parametrize(("ending", "code"), [("sys.exit(2)", 2), ("sys.exit(1)", 0), ("sys.exit(75)", 0)])
-def test_once_the_last_step_is_saved_only_a_command_that_was_refused_is_no_success(
+def test_after_the_last_step_is_saved_only_a_refused_command_is_a_failure(
     ending: str, code: int, tmp_path: Path, launch: Launch, shards_folder: Path
 ) -> None:
     plan = make_plan(RunOptions(preset="tiny", data=(shards_folder,), output=tmp_path))
@@ -65,7 +65,9 @@ def test_once_the_last_step_is_saved_only_a_command_that_was_refused_is_no_succe
     assert (tmp_path / "starts").read_text() == "x"
 
 
-def test_what_the_command_and_its_ranks_say_is_shown_without_control_characters(tmp_path: Path, launch: Launch) -> None:
+def test_output_of_the_command_and_its_ranks_is_shown_without_control_characters(
+    tmp_path: Path, launch: Launch
+) -> None:
     (tmp_path / "logs").mkdir()
     record = EndRecord(0, "no\x1bde", 1, "now")
     script = (
@@ -90,13 +92,15 @@ def test_a_launcher_that_cannot_be_started_is_one_clear_line(program: str, tmp_p
     assert output.count("\n") == 1
 
 
-def test_a_code_of_0_before_the_last_step_is_no_success(tmp_path: Path, launch: Launch) -> None:
+def test_exit_code_0_before_the_last_step_is_a_failure(tmp_path: Path, launch: Launch) -> None:
     """`deepspeed` returns 0 when its node launcher is killed."""
     output = finished(supervise(launch, *counting(tmp_path, "sys.exit(0)"), max_restarts=0), code=1)
     assert "with code 0 before the run's last step" in output
 
 
-def test_a_signal_reaches_the_command_and_what_it_started_and_ends_in_75(tmp_path: Path, launch: Launch) -> None:
+def test_a_signal_reaches_the_command_and_its_descendants_and_leads_to_exit_code_75(
+    tmp_path: Path, launch: Launch
+) -> None:
     process = supervise(launch, *counting(tmp_path, r"child = os.fork(); os.write(1, b'ready\n'); time.sleep(60)"))
     assert process.stdout is not None
     assert [process.stdout.readline() for _ in range(3)].count("ready\n") == 2
@@ -107,7 +111,7 @@ def test_a_signal_reaches_the_command_and_what_it_started_and_ends_in_75(tmp_pat
     assert (tmp_path / "starts").read_text() == "x"
 
 
-def test_a_command_does_not_outlive_a_supervisor_that_is_killed(tmp_path: Path, launch: Launch) -> None:
+def test_a_command_does_not_outlive_a_killed_supervisor(tmp_path: Path, launch: Launch) -> None:
     told = "lambda *_: (open(sys.argv[1], 'a').write('told'), sys.exit(75))"
     ending = f"signal.signal(signal.SIGUSR1, {told}); print('ready', flush=True); time.sleep(60)"
     process = supervise(launch, *counting(tmp_path, ending))
@@ -121,7 +125,7 @@ def test_a_command_does_not_outlive_a_supervisor_that_is_killed(tmp_path: Path, 
         time.sleep(0.05)
 
 
-def test_a_restart_waits_until_what_is_left_of_the_run_has_ended(tmp_path: Path, launch: Launch) -> None:
+def test_a_restart_waits_for_leftover_processes_of_the_run_to_end(tmp_path: Path, launch: Launch) -> None:
     with Lock(tmp_path / "lock"):
         process = supervise(launch, *counting(tmp_path, "sys.exit(1)"), max_restarts=1)
         assert process.stdout is not None
@@ -139,10 +143,10 @@ long = pytest.mark.long
 @pytest.mark.parametrize(
     "how", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=long), pytest.param("stop", marks=long)]
 )
-def test_a_stop_of_the_real_launcher_leaves_the_run_s_own_lines_on_the_terminal(
+def test_stopping_the_real_launcher_leaves_only_the_runs_own_lines_on_the_terminal(
     how: signal.Signals | str, shards_folder: Path, tmp_path: Path, launch: Launch
 ) -> None:
-    """DeepSpeed's remarks, its error of code 75 and, after Ctrl-C, its traceback are no part of them."""
+    """DeepSpeed's remarks, its error for exit code 75 and, after Ctrl-C, its traceback are not shown."""
     folder = tmp_path / "run"
     arguments = run_arguments(shards_folder, folder, "optim.steps=3000", "log_every=50")
     deepspeed = (Path(sys.executable).with_name("deepspeed"), "--num_gpus=2", f"--master_port={free_port()}")
@@ -158,7 +162,7 @@ def test_a_stop_of_the_real_launcher_leaves_the_run_s_own_lines_on_the_terminal(
     assert "[INFO] [launch.py" in (folder / "logs" / "launcher.log").read_text()
 
 
-def test_remarks_of_the_launcher_are_kept_and_its_errors_shown(tmp_path: Path, launch: Launch) -> None:
+def test_the_launchers_remarks_are_logged_and_its_errors_shown(tmp_path: Path, launch: Launch) -> None:
     begin = "[2026-11-22 10:04:47,490]"
     remarks = (
         f"{begin} [INFO] [launch.py:253:sigkill_handler] Killing subprocess 7",
@@ -180,7 +184,7 @@ def test_remarks_of_the_launcher_are_kept_and_its_errors_shown(tmp_path: Path, l
         (("pretrain/run.py", "--steps", "3"), "st"),
     ],
 )
-def test_a_command_that_is_no_run_is_refused(command: tuple[str, ...], said: str) -> None:
+def test_a_command_that_is_not_a_run_is_refused(command: tuple[str, ...], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         run_folder_of(command)
 
@@ -188,13 +192,13 @@ def test_a_command_that_is_no_run_is_refused(command: tuple[str, ...], said: str
 @pytest.mark.parametrize(
     "command", ["deepspeed pretrain/run.py", "deepspeed --module pretrain.run", "electra-sampler pretrain"]
 )
-def test_the_run_folder_is_the_commands_own(command: str) -> None:
+def test_the_run_folder_is_found_in_the_command(command: str) -> None:
     assert run_folder_of(command.split()) == Path("runs/base")
     assert run_folder_of([*command.split(), "--output", "there"]) == Path("there")
 
 
 @pytest.mark.long
-def test_a_rank_killed_under_the_real_launcher_costs_nothing_but_time(
+def test_a_rank_killed_under_the_real_launcher_loses_only_time(
     shards_folder: Path, tmp_path: Path, launch: Launch
 ) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "killed"
@@ -216,5 +220,5 @@ def test_a_rank_killed_under_the_real_launcher_costs_nothing_but_time(
 
 
 def rank_of(folder: Path, rank: int) -> int:
-    """The process that writes this rank's log."""
+    """PID of the process that writes this rank's log."""
     return int((folder / "logs" / f"rank-{rank:04d}.log").read_text().split("process ")[-1].split()[0])

@@ -1,4 +1,4 @@
-"""The small models and batches of the method's own tests."""
+"""Shares the small models and batches of the method's tests."""
 
 from tests.pretrain.conftest import batch, make_electra
 

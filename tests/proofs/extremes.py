@@ -1,4 +1,4 @@
-"""Values that nobody sets on purpose, and what is said of one that is refused."""
+"""Extreme values that nobody sets on purpose, and the form of the errors that refuse them."""
 
 from foundation.config import ConfigError
 
@@ -8,13 +8,13 @@ TEXTS = [
     *("true", "null", "", '""', "x", "[]", "[1]", "[0.5, 1e-320]", "[NaN, 1]", "[true, 0.9]", "{}", '{"a": 1}'),
     *("y" * 100_000, "[" * 100_000, "größe ☃", "\udc80", '"\\ud800"', "two\nlines", "\x1b[31mred"),
 ]
-"""As they stand after `--set key=`."""
+"""Values as typed after `--set key=`."""
 LONGEST = 700
-"""Characters of a line that says what is wrong."""
+"""Most characters in an error message."""
 
 
 def assert_clear(error: ConfigError, *named: str) -> None:
-    """Each problem is one line of text that names the field, what it got and what to do."""
+    """Asserts that each problem is one line of text that names the field, its value and the remedy."""
     assert error.problems
     for problem in error.problems:
         assert problem.isprintable() and len(problem) < LONGEST, ascii(problem[:1000])

@@ -1,8 +1,8 @@
-"""Counts what makes the host wait for the device, by the file that asks.
+"""Counts the operations that make the host wait for the device, by the calling file.
 
     python tests/proofs/host_reads.py COUNTS.json RUN_OPTIONS...
 
-On a CPU nothing waits; the calls that would on a GPU are the same.
+On a CPU nothing waits, but the calls are those that would on a GPU.
 """
 
 import json
@@ -27,7 +27,7 @@ WAITING = {
 
 
 class HostReads(TorchFunctionMode):
-    """Counts calls that read a tensor's values, by the file of the project or library that makes them."""
+    """Counts calls that read a tensor's values, by the calling file of the project or library."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class HostReads(TorchFunctionMode):
         if name in WAITING:
             caller = traceback.extract_stack(limit=2)[0]
             parts = Path(caller.filename).parts
-            place = parts[-3:] if parts[-3] == "pretrain" else parts[-2:]  # a module in its room
+            place = parts[-3:] if parts[-3] == "pretrain" else parts[-2:]  # a module with its package
             self.counts[f"{'/'.join(place)} {name}"] += 1
         return function(*arguments, **(options or {}))
 

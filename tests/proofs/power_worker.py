@@ -1,4 +1,4 @@
-"""The pre-training commands where there is one objective more: a class, and a line of the registry.
+"""The pre-training commands with one additional objective: a class, and a line in the registry.
 
 python -m tests.proofs.power_worker run|evaluate|export ARGUMENTS ...
 """
@@ -17,7 +17,7 @@ from pretrain.method.sampling import Prediction, hp_loss_weights
 
 
 class Power(HPLoss):
-    """x' in proportion to p_G L_hat^b; HP_Loss where b = 1."""
+    """Draws x' in proportion to p_G L_hat^b; b = 1 is HP_Loss."""
 
     title = "ELECTRA with replacements sampled by a power of the estimated loss"
 

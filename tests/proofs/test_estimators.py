@@ -1,6 +1,6 @@
 """The paper's proposition and its limits, by brute force over small vocabularies in float64.
 
-One masked position: q draws x', the estimate of E_{p_G}[L_D] is p_G(x')/q(x') L_D(x').
+At one masked position, q draws x', and the estimate of E_{p_G}[L_D] is p_G(x')/q(x') L_D(x').
 """
 
 import math
@@ -18,19 +18,19 @@ from tests.pretrain.conftest import CLS, SEP, VOCABULARY
 SEEDS = (0, 1, 2)
 ORIGINAL = 3
 GRID = 1024
-"""Uniforms tried to reach every token of a distribution."""
+"""Number of uniforms, enough to reach every token of a distribution."""
 
 
 def distribution_and_loss(seed: int) -> tuple[Tensor, Tensor]:
-    """p_G and L_D of nine tokens."""
+    """Random p_G and L_D of nine tokens."""
     generator = torch.Generator().manual_seed(seed)
     p_G = (torch.randn(9, generator=generator, dtype=torch.float64) * 2).softmax(-1)
     return p_G, torch.rand(9, generator=generator, dtype=torch.float64) * 4 + 0.01
 
 
 def p_S_of(p_G: Tensor, loss: Tensor) -> Tensor:
-    """The sampling distribution of HP_Loss whose estimate is exactly `loss`."""
-    z = torch.log(torch.expm1(loss))  # softplus(z) = loss; for the original token softplus(-z) is
+    """The sampling distribution of HP_Loss if its estimate is exactly `loss`."""
+    z = torch.log(torch.expm1(loss))  # softplus(z) = loss; for the original token softplus(-z) = loss
     z[ORIGINAL] = -z[ORIGINAL]
     return normalized(hp_loss_weights(p_G, z, torch.tensor(ORIGINAL)))
 
@@ -46,7 +46,7 @@ def mean_and_variance(p_G: Tensor, loss: Tensor, q: Tensor) -> tuple[float, floa
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_the_estimate_is_unbiased_and_without_variance_at_the_papers_p_s(seed: int) -> None:
+def test_at_the_papers_p_s_the_estimate_is_unbiased_and_has_no_variance(seed: int) -> None:
     p_G, loss = distribution_and_loss(seed)
     mean, variance = mean_and_variance(p_G, loss, p_S_of(p_G, loss))
     assert mean == pytest.approx((p_G * loss).sum().item(), rel=1e-12)
@@ -54,15 +54,15 @@ def test_the_estimate_is_unbiased_and_without_variance_at_the_papers_p_s(seed: i
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_p_gs_variance_is_never_lower_and_a_careless_p_s_is_worse(seed: int) -> None:
+def test_the_variance_under_p_g_is_never_lower_and_a_badly_chosen_p_s_is_worse(seed: int) -> None:
     p_G, loss = distribution_and_loss(seed)
     _, under_p_G = mean_and_variance(p_G, loss, p_G)
-    careless = p_G / loss  # favours what the discriminator finds easy
+    careless = p_G / loss  # prefers what the discriminator finds easy
     _, under_careless = mean_and_variance(p_G, loss, careless / careless.sum())
     assert 0 < under_p_G < under_careless
 
 
-def test_p_g_has_no_variance_either_exactly_where_the_loss_is_constant() -> None:
+def test_p_g_too_has_no_variance_exactly_if_the_loss_is_constant() -> None:
     p_G, _ = distribution_and_loss(0)
     constant = torch.full_like(p_G, 0.7)
     assert mean_and_variance(p_G, constant, p_G)[1] < 1e-24
@@ -79,7 +79,7 @@ def test_without_weights_the_expected_loss_is_e_l_squared_over_z_so_the_distribu
 
 
 def sequences(masks: int, rows: int, uniforms_BK: Tensor) -> Batch:
-    """The same sequence of six tokens in every row, its first `masks` words masked."""
+    """A batch with the same sequence of six tokens in every row, with its first `masks` words masked."""
     ids = torch.tensor([CLS, 5, 6, 6, 5, SEP]).expand(rows, 6)
     return Batch(
         input_ids_BL=ids,
@@ -95,7 +95,7 @@ def sequences(masks: int, rows: int, uniforms_BK: Tensor) -> Batch:
 
 
 def every_draw(model: Electra, masks: int) -> ElectraOutput:
-    """The forward of one row for each combination of tokens at the masked positions: what can be drawn, all of it."""
+    """A forward with one row per combination of tokens at the masked positions: every possible draw."""
     grid = ((torch.arange(GRID) + 0.5) / GRID)[:, None].expand(GRID, masks)
     tokens = model(sequences(masks, GRID, grid)).draw.tokens_BK
     reaching = [[grid[tokens[:, k] == t, k][0] for t in range(VOCABULARY)] for k in range(masks)]
@@ -104,7 +104,7 @@ def every_draw(model: Electra, masks: int) -> ElectraOutput:
 
 @pytest.fixture(params=["hp_loss", "hp_dist"])
 def model(request: pytest.FixtureRequest, make_electra: Callable[..., Electra]) -> Electra:
-    """Weighted, in float64, its sampler away from p_G and flat enough for the grid to reach every token."""
+    """A model with importance weights in float64; its p_S differs from p_G and is flat enough for the grid."""
     model = make_electra(name=request.param, importance_weighting=True).double().eval()
     for parameter in (model.sampler_transform.LayerNorm.weight, model.sampler_scores.bias):
         parameter.data.mul_(0.3)
@@ -112,23 +112,23 @@ def model(request: pytest.FixtureRequest, make_electra: Callable[..., Electra]) 
 
 
 def masked_losses(output: ElectraOutput, masks: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """L_D [rows, masks], weights p_G/q, and the probabilities of the rows under q and under p_G."""
+    """L_D [rows, masks], weights p_G/q, and each row's probability under q and under p_G."""
     log_q, log_p_G = output.draw.log_q_BK, output.draw.log_p_G_BK
     loss = output.discriminator_loss_BL[:, 1 : masks + 1]
     return loss, output.draw.log_ratio_BK.exp(), log_q.sum(-1).exp(), log_p_G.sum(-1).exp()
 
 
-def test_the_models_weighted_loss_is_unbiased_for_one_mask(model: Electra) -> None:
+def test_the_models_weighted_loss_is_unbiased_with_one_mask(model: Electra) -> None:
     output = every_draw(model, 1)
     loss, weight, q, p_G = masked_losses(output, 1)
     assert q.sum().item() == pytest.approx(1, rel=1e-12)
     assert p_G.sum().item() == pytest.approx(1, rel=1e-12)
     expected = (p_G[:, None] * loss).sum().item()
     assert (q[:, None] * weight * loss).sum().item() == pytest.approx(expected, rel=1e-12)
-    assert abs((q[:, None] * loss).sum().item() - expected) > 1e-3  # what it would be without weights
+    assert abs((q[:, None] * loss).sum().item() - expected) > 1e-3  # the bias without weights
 
 
-def test_the_weights_enter_the_loss_at_the_masked_positions_alone(model: Electra) -> None:
+def test_the_weights_apply_only_at_the_masked_positions(model: Electra) -> None:
     weighted = every_draw(model, 2)
     loss, weight, _, _ = masked_losses(weighted, 2)
     model.objective = model.objective.model_copy(update={"importance_weighting": False})
@@ -137,8 +137,8 @@ def test_the_weights_enter_the_loss_at_the_masked_positions_alone(model: Electra
     assert (weighted.loss - plain.loss).item() == pytest.approx(difference.item(), rel=1e-9)
 
 
-def test_with_two_masks_the_bias_is_what_the_other_masks_distribution_makes_of_the_loss(model: Electra) -> None:
-    """E[w1 L1] - E_{p_G}[L1] = sum p_G(x1) (q(x2) - p_G(x2)) L1(x1, x2): as far as L1 cares for x2, and no further."""
+def test_with_two_masks_the_bias_comes_only_from_the_other_masks_distribution(model: Electra) -> None:
+    """E[w1 L1] - E_{p_G}[L1] = sum p_G(x1) (q(x2) - p_G(x2)) L1(x1, x2): it vanishes if L1 does not depend on x2."""
     output = every_draw(model, 2)
     loss, weight, q, p_G = masked_losses(output, 2)
     log_q, log_p_G = output.draw.log_q_BK, output.draw.log_p_G_BK
@@ -149,6 +149,6 @@ def test_with_two_masks_the_bias_is_what_the_other_masks_distribution_makes_of_t
         assert bias.item() == pytest.approx(formula.item(), rel=1e-9)
         table = loss[:, own].view(VOCABULARY, VOCABULARY).movedim(other, -1)
         spread = (table.amax(-1) - table.amin(-1)).max()
-        distance = shift.abs().sum() / (2 * VOCABULARY)  # total variation; each token stands in VOCABULARY rows
+        distance = shift.abs().sum() / (2 * VOCABULARY)  # total variation; each token is in VOCABULARY rows
         assert 0 < abs(bias) <= distance * spread
         assert math.isfinite(bias)

@@ -1,4 +1,4 @@
-"""Draws, losses and gradients stay finite where half precision ends."""
+"""Claims about extreme scores: draws, losses and gradients stay finite at the limits of half precision."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ ROWS = 4096
 
 
 def rows(seed: int) -> Tensor:
-    """Half-precision scores, each one of the extreme values, with a gradient."""
+    """Half-precision scores with a gradient, each one of the extreme values."""
     generator = torch.Generator().manual_seed(seed)
     chosen = torch.randint(len(VALUES), (1, ROWS, 7), generator=generator)
     return VALUES[chosen].half().requires_grad_()

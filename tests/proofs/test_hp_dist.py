@@ -1,4 +1,4 @@
-"""The optimum of HP_Dist: where the expected gradient of L_S vanishes, by brute force in float64."""
+"""Claims about the optimum of HP_Dist, where the expected gradient of L_S vanishes, by brute force in float64."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ EXACT = 1e-14
 
 
 def distribution_and_loss(seed: int) -> tuple[Tensor, Tensor]:
-    """p_G and L_D of nine tokens."""
+    """Random p_G and L_D of nine tokens."""
     generator = torch.Generator().manual_seed(seed)
     p_G = (torch.randn(9, generator=generator, dtype=torch.float64) * 2).softmax(-1)
     return p_G, torch.rand(9, generator=generator, dtype=torch.float64) * 4 + 0.01
@@ -46,7 +46,7 @@ def expected_gradient(
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("proposal", [{}, {"share": 0.1}, {"temperature": 2.0}, {"share": 0.5, "temperature": 0.5}])
-def test_the_expected_gradient_vanishes_exactly_at_the_papers_optimum_whatever_the_proposal(
+def test_the_expected_gradient_vanishes_exactly_at_the_papers_optimum_for_any_proposal(
     proposal: dict[str, float], seed: int
 ) -> None:
     p_G, loss = distribution_and_loss(seed)
@@ -57,7 +57,7 @@ def test_the_expected_gradient_vanishes_exactly_at_the_papers_optimum_whatever_t
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_clip_that_cuts_something_moves_the_optimum(seed: int) -> None:
+def test_a_clip_that_takes_effect_moves_the_optimum(seed: int) -> None:
     p_G, loss = distribution_and_loss(seed)
     optimum = papers_p_S(p_G, loss)
     highest = (p_G / optimum).max().item()

@@ -1,6 +1,6 @@
-"""How many tensors of [masked positions, vocabulary] forward and backward make, hold at once and keep in between.
+"""Counts the tensors [masked positions, vocabulary] that forward and backward create, hold at once, and keep.
 
-They are the largest of a step: 143 MiB each at base with 16 sequences of 512.
+These are the largest tensors of a step: 143 MiB each for base with 16 sequences of 512.
 """
 
 from typing import Any
@@ -18,18 +18,18 @@ from tests.pretrain.conftest import new_model
 
 VOCABULARY = 1009
 COUNTS = {
-    # forward: made, alive at once, kept for the backward; backward: made, alive at once
+    # forward: created, alive at once, kept for the backward; backward: created, alive at once
     "electra": (2, 2, 1, 1, 2),
     "hp_loss": (3, 2, 1, 1, 2),
     "hp_dist": (4, 3, 2, 2, 3),
     "mlm": (2, 2, 1, 1, 2),
 }
-"""Made forward: scores and their softmax; HP_Loss also the head's scores, which become p_S in place, HP_Dist its scores
-and softmax. Kept: the softmax of what is differentiated. Backward: its gradient, in place."""
+"""Created in the forward: scores and their softmax; for HP_Loss also the head's scores, which become p_S in place, and
+for HP_Dist its scores and softmax. Kept: each softmax with a gradient. Backward: its gradient, in place."""
 
 
 class LargeTensors(TorchDispatchMode):
-    """Watches every operation for results of one number of floating point elements."""
+    """Watches every operation for floating point results with this number of elements."""
 
     def __init__(self, elements: int) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ def build(name: str) -> Any:
 
 
 @pytest.mark.parametrize("name", COUNTS)
-def test_vocabulary_sized_tensors_are_made_and_held_no_oftener_than_needed(name: str, batch: Batch) -> None:
+def test_vocabulary_sized_tensors_are_created_and_held_no_more_often_than_needed(name: str, batch: Batch) -> None:
     model = build(name)
     with LargeTensors(batch.masked_positions_BK.numel() * VOCABULARY) as watch:
         output = model(batch)
@@ -71,8 +71,8 @@ def test_vocabulary_sized_tensors_are_made_and_held_no_oftener_than_needed(name:
 
 
 @pytest.mark.parametrize("name", COUNTS)
-def test_asking_for_entropies_makes_and_holds_not_one_more(name: str, batch: Batch) -> None:
-    times = ENTROPY_ROWS  # so many rows that they come in parts
+def test_asking_for_entropies_creates_and_holds_no_further_one(name: str, batch: Batch) -> None:
+    times = ENTROPY_ROWS  # enough rows to be processed in parts
     large = Batch(*(part.repeat(times, 1) if isinstance(part, Tensor) else part for part in batch))
     with LargeTensors(large.masked_positions_BK.numel() * VOCABULARY) as watch:
         output = build(name)(large, entropies=True)

@@ -1,4 +1,4 @@
-"""One objective more is one class and one line of the registry: the commands train, resume, evaluate and export it."""
+"""Claims about adding an objective: one class and one registry line make it train, resume, evaluate and export."""
 
 import json
 import os
@@ -21,7 +21,7 @@ STEPS = ("optim.steps=4", "optim.warmup_steps=1", "batch_size=8", "checkpoint_ev
 
 
 def command(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """One of the commands, in a process that knows the objective `power`."""
+    """Runs one of the commands in a process that knows the objective `power`."""
     return subprocess.run(
         [sys.executable, "-m", "tests.proofs.power_worker", *map(str, arguments)],
         cwd=REPOSITORY,
@@ -44,7 +44,7 @@ def trained(shards_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
     return folder
 
 
-def test_it_trains_by_its_name_and_switch_and_resumes_to_the_same_bits(
+def test_it_trains_by_its_name_and_switch_and_resumes_bitwise(
     trained: Path, shards_folder: Path, tmp_path: Path
 ) -> None:
     written = json.loads((trained / "run.json").read_text())["run"]["objective"]
@@ -58,7 +58,7 @@ def test_it_trains_by_its_name_and_switch_and_resumes_to_the_same_bits(
     assert {"sampler_transform.dense.weight", "sampler_scores.bias"} < weights.keys()
 
 
-def test_another_value_of_its_switch_is_another_run_and_switches_of_others_are_refused(
+def test_another_value_of_its_switch_is_another_run_and_other_objectives_switches_are_refused(
     trained: Path, shards_folder: Path, tmp_path: Path
 ) -> None:
     other = train(shards_folder, trained, "objective.b=2", "--dry_run")
@@ -72,7 +72,7 @@ def test_another_value_of_its_switch_is_another_run_and_switches_of_others_are_r
     ]
 
 
-def test_it_is_evaluated_under_its_own_distribution_and_exported_to_what_transformers_loads(
+def test_it_is_evaluated_under_its_own_distribution_and_its_export_loads_in_transformers(
     trained: Path, tmp_path: Path
 ) -> None:
     done = command("evaluate", trained, "--sequences", "16", "--batch_size", "8")

@@ -1,6 +1,6 @@
-"""Every key that a user can set, at values that nobody sets on purpose: refused in one line, or it works.
+"""Claims about extreme values of every key that a user can set: they are refused in one line, or they work.
 
-What is refused is refused before anything of its size is allocated; what is taken is started for real.
+Refused values are refused before anything of their size is allocated; accepted ones are really run.
 """
 
 import json
@@ -52,7 +52,7 @@ def keys_of(values: dict[str, Any], path: str = "") -> Iterator[str]:
 
 RUN_KEYS = list(keys_of(PRESETS["tiny"].run.model_dump() | {"objective": PAPER["hp_dist"].model_dump()}))
 LENGTHENING = ("optim.steps", "batch_size")
-"""Of which a large value is a long run; what they decide beside that is in the plan."""
+"""Keys for which a large value means a long run, so they are only planned."""
 
 
 def options(shards: Path, folder: Path, objective: str, *overrides: str, **changes: Any) -> RunOptions:
@@ -61,7 +61,7 @@ def options(shards: Path, folder: Path, objective: str, *overrides: str, **chang
 
 
 def objective_of(key: str) -> str:
-    """One that has a use for the key."""
+    """An objective that uses the key."""
     return "hp_dist" if key in ("objective.mixture", "objective.ratio_clip") else "hp_loss"
 
 
@@ -84,7 +84,7 @@ def test_every_setting_of_a_run_is_refused_in_one_line_or_planned(
 
 @pytest.mark.long
 @pytest.mark.parametrize("key", [key for key in RUN_KEYS if key not in LENGTHENING])
-def test_every_setting_that_is_taken_trains(key: str, shards_folder: Path, tmp_path: Path) -> None:
+def test_every_accepted_setting_trains(key: str, shards_folder: Path, tmp_path: Path) -> None:
     for number, text in enumerate(TEXTS):
         folder = tmp_path / str(number)
         start = [part for part in START if not part.startswith(f"{key}=")]
@@ -96,7 +96,7 @@ def test_every_setting_that_is_taken_trains(key: str, shards_folder: Path, tmp_p
         try:
             assert train(build_training(plan, start_processes(), watchdog, Startup())) == 0, text
         except FloatingPointError:
-            assert key == "optim.lr", "a rate at which a run diverges, which ends it by name, depends on the run"
+            assert key == "optim.lr", "only a learning rate may make a run diverge"
 
 
 def deepspeed_keys(schema: type[BaseModel] = DeepSpeedConfig, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
@@ -113,7 +113,7 @@ NEEDED = {
     "flops_profiler": "deepspeed.flops_profiler.enabled=false",
     "offload_optimizer": "deepspeed.zero_optimization.offload_optimizer.device=none",
 }
-"""What a section holds beside the key that is tried in it."""
+"""Other values that a section needs besides the tested key."""
 
 
 def as_json(text: str) -> Any:
@@ -124,7 +124,7 @@ def as_json(text: str) -> Any:
 
 
 def resolved(path: tuple[str, ...]) -> Iterator[EngineConfig]:
-    """What is taken of the extreme values of a key, as the engine gets it; what is refused, is so in one line."""
+    """The resolved configurations of a key's accepted values; each refused value must give one clear line."""
     values = values_of("zero3_fp32" if path[-1].startswith(("stage3_", "sub_group")) else "zero1_fp32")
     needed = [NEEDED[name] for name in path[:-1] if name in NEEDED]
     for text in TEXTS:
@@ -139,13 +139,13 @@ KEYS = list(deepspeed_keys())
 
 
 @pytest.mark.parametrize("path", KEYS, ids=".".join)
-def test_every_key_of_deepspeeds_file_is_refused_in_one_line_or_taken(path: tuple[str, ...]) -> None:
+def test_every_key_of_a_deepspeed_file_is_refused_in_one_line_or_accepted(path: tuple[str, ...]) -> None:
     assert len(list(resolved(path))) < len(TEXTS), "some of them are refused"
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("path", KEYS, ids=".".join)
-def test_what_is_taken_of_deepspeeds_file_starts_an_engine(
+def test_accepted_values_of_a_deepspeed_file_start_an_engine(
     path: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -156,7 +156,7 @@ def test_what_is_taken_of_deepspeeds_file_starts_an_engine(
 
 
 @pytest.mark.parametrize("text", ["{" * 100_000, "\ud800", "[" * 100_000, "9" * 5000, '{"a\\n": 1}', "\x00"])
-def test_a_deepspeed_file_of_anything_is_refused_in_one_line(text: str, tmp_path: Path) -> None:
+def test_a_deepspeed_file_with_arbitrary_content_is_refused_in_one_line(text: str, tmp_path: Path) -> None:
     path = tmp_path / "ds.json"
     path.write_text(text, errors="surrogatepass")
     with pytest.raises(ConfigError) as caught:
@@ -176,7 +176,7 @@ OPTIONS: list[tuple[type[StrictConfig], dict[str, list[str]]]] = [
     ("options_class", "name"),
     [(options_class, name) for options_class, _ in OPTIONS for name in options_class.model_fields],
 )
-def test_every_option_is_refused_in_one_line_or_taken(options_class: type[StrictConfig], name: str) -> None:
+def test_every_option_is_refused_in_one_line_or_accepted(options_class: type[StrictConfig], name: str) -> None:
     needed = {**dict(OPTIONS)[options_class]}
     for text in TEXTS:
         given = needed | (
@@ -200,7 +200,7 @@ SQUAD = FINETUNED | {"max_question": 8, "stride": 8, "max_answer": 8, "n_best": 
 @pytest.mark.parametrize(
     ("config", "name"), [(config, name) for config in (GlueConfig, SquadConfig) for name in config.model_fields]
 )
-def test_every_setting_of_fine_tuning_is_refused_in_one_line_or_optimises(
+def test_every_setting_of_fine_tuning_is_refused_in_one_line_or_accepted_by_the_optimizer(
     config: type[GlueConfig | SquadConfig], name: str
 ) -> None:
     for text in TEXTS:

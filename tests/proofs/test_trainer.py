@@ -1,4 +1,4 @@
-"""Fine-tuning is what Hugging Face's Trainer does, given the same model, head, order and settings."""
+"""Claims that fine-tuning equals Hugging Face's Trainer, given the same model, head, order and settings."""
 
 import os
 from collections.abc import Iterator
@@ -32,12 +32,12 @@ from tests.finetune.conftest import cola_folder, stock_model  # noqa: F401  (fix
 
 FP32 = REPOSITORY / "ds_configs" / "zero0_fp32.json"
 COMPARED = 20
-"""Losses, from the first update on."""
+"""Number of losses compared, beginning with the first update."""
 
 
 @pytest.fixture(autouse=True)
 def ranks_forgotten() -> Iterator[None]:
-    """The Trainer leaves them in the environment, where processes that later tests start would believe them."""
+    """Removes the ranks that the Trainer leaves in the environment, which later processes would take for theirs."""
     before = set(os.environ)
     yield
     for name in {"RANK", "WORLD_SIZE"} & (os.environ.keys() - before):
@@ -45,7 +45,7 @@ def ranks_forgotten() -> Iterator[None]:
 
 
 class Recorder(Trainer):
-    """The Trainer, which also remembers its losses, and may keep the order of its data."""
+    """The Trainer, with a record of its losses and optionally a fixed order of its data."""
 
     def __init__(self, *arguments: Any, keep_order: bool = False, **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -81,7 +81,7 @@ def recorder(
     seed: int = 1,
     keep_order: bool = False,
 ) -> Recorder:
-    """Hugging Face's Trainer with our settings; its schedule and weight decay are its own."""
+    """Hugging Face's Trainer with our settings but its own schedule and weight decay."""
     arguments = TrainingArguments(
         output_dir=str(folder),
         num_train_epochs=settings.epochs,
@@ -130,7 +130,7 @@ SETTINGS = GlueConfig(
 def test_the_first_losses_are_those_of_the_trainer(stock_model: Path, cola_folder: Path, tmp_path: Path) -> None:  # noqa: F811
     data = load_task(TASKS["CoLA"], str(cola_folder))
     tokenizer = load_tokenizer(stock_model)
-    job = make_job(TASKS["CoLA"], TaskData(data.train[:200], data.dev), tokenizer, SETTINGS)  # whole batches
+    job = make_job(TASKS["CoLA"], TaskData(data.train[:200], data.dev), tokenizer, SETTINGS)  # whole batches only
     encoder = load_encoder(stock_model, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     run = Run(encoder, job, SETTINGS, 1, FP32, start_processes())
     lengths = [len(ids) for ids in job.train.input_ids]
@@ -146,13 +146,15 @@ def test_the_first_losses_are_those_of_the_trainer(stock_model: Path, cola_folde
     run.engine.module.train()
     losses = [float(run.update(chosen)) / len(chosen) for chosen in batches[:COMPARED]]
     assert losses == pytest.approx(reference.losses[:COMPARED], abs=1e-4)
-    assert max(losses) - min(losses) > 0.05  # they learn: agreement is no accident of standing still
+    assert max(losses) - min(losses) > 0.05  # they learn, so the agreement means something
 
 
 @pytest.mark.long
 @pytest.mark.timeout(3600)
-def test_scores_of_five_seeds_lie_within_two_standard_errors_of_the_trainers(shared_data: Path, tmp_path: Path) -> None:
-    """4,000 real sentences of SST-2, an untrained model of two layers: 73% or so, on both sides."""
+def test_mean_scores_of_five_seeds_are_within_two_standard_errors_of_the_trainers(
+    shared_data: Path, tmp_path: Path
+) -> None:
+    """4,000 real sentences of SST-2 and an untrained model of two layers: about 73% on both sides."""
     folder = tmp_path / "model"
     folder.mkdir()
     tokenizer = BertTokenizerFast(vocab=str(shared_data / "vocab" / "vocab.txt"))

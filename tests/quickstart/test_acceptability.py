@@ -20,7 +20,7 @@ from quickstart.acceptability import (
 
 
 def numbered_text(count):
-    """`count` distinct sentences, numbers spelt in letters since a sentence's words are its letters."""
+    """`count` distinct sentences with numbers spelled in letters, because words consist of letters."""
     spelt = ("".join("abcdefghij"[int(digit)] for digit in str(i)) for i in range(count))
     return "\n".join(f"The sentence called {name} is one of many." for name in spelt)
 
@@ -50,19 +50,19 @@ def test_both_files_are_balanced(task):
         assert labels["0"] == labels["1"]
 
 
-def test_no_sentence_is_in_both_files_whatever_the_order_of_its_words(task):
+def test_no_sentence_is_in_both_files_in_any_word_order(task):
     bags = {name: {tuple(sorted(words(row[3]))) for row in rows(task, name)} for name in ("train.tsv", "dev.tsv")}
     assert len(bags["train.tsv"]) == TRAIN_SIZE
     assert not bags["train.tsv"] & bags["dev.tsv"]
 
 
-def test_the_same_seed_writes_the_same_task_and_another_seed_another():
+def test_equal_seeds_write_equal_tasks_and_other_seeds_others():
     texts = numbered_text(50).splitlines()
     assert examples(texts, random.Random(1)) == examples(texts, random.Random(1))
     assert examples(texts, random.Random(1)) != examples(texts, random.Random(2))
 
 
-def test_an_intact_sentence_stands_as_written_and_a_swapped_one_differs():
+def test_an_intact_sentence_is_unchanged_and_a_swapped_one_differs():
     texts = numbered_text(50).splitlines()
     for label, sentence in examples(texts, random.Random(0)):
         assert (sentence in texts) == (label == INTACT)
@@ -87,7 +87,7 @@ def marks(sentence):
     return [c for c in sentence if c in ",;()."]
 
 
-def test_sentences_are_five_to_twenty_words_and_each_comes_once():
+def test_sentences_have_five_to_twenty_words_and_each_occurs_once():
     long = "A " + "very " * 20 + "long sentence of many different words."
     text = f"Too short here. This one is of the right length. {long}\nThis one is of the right length.\n"
     assert list(sentences(text)) == ["This one is of the right length."]
@@ -100,6 +100,6 @@ def test_too_little_text_is_a_config_error_that_names_the_file(tmp_path):
         main(AcceptabilityOptions(input=path, output=tmp_path))
 
 
-def test_a_missing_input_is_a_config_error_that_says_how_to_write_it(tmp_path):
+def test_a_missing_input_is_a_config_error_with_the_command_that_writes_it(tmp_path):
     with pytest.raises(ConfigError, match=r"quickstart/corpus\.py"):
         main(AcceptabilityOptions(input=tmp_path / "none.txt", output=tmp_path))

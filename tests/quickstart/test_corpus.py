@@ -1,4 +1,4 @@
-"""Claims about the corpus made from the installed documentation, and about what counts as English prose in it."""
+"""Claims about the corpus made from installed documentation, and about recognizing English prose in it."""
 
 import re
 
@@ -35,7 +35,7 @@ def test_docstrings_come_in_the_order_of_the_source(tmp_path):
     assert prose_of(path) == [first, second, third, fourth]
 
 
-def test_a_file_that_is_not_this_pythons_syntax_holds_no_prose(tmp_path):
+def test_a_file_with_other_syntax_than_this_pythons_has_no_prose(tmp_path):
     path = tmp_path / "template.py"
     path.write_text('"""The template of a file that is to be filled in."""\nclass {{ name }}:\n')
     assert prose_of(path) == []
@@ -56,12 +56,12 @@ def test_files_are_in_a_fixed_order_and_tests_are_left_out(tmp_path):
     assert names == ["a.py", "a/z.py", "b.py"]
 
 
-def test_the_documents_set_aside_are_about_one_in_twelve():
+def test_about_one_document_in_twelve_is_set_aside():
     share = sum(is_set_aside(f"document {i}") for i in range(12_000)) / 12_000
     assert abs(share - 1 / 12) < 0.01
 
 
-def test_the_installed_packages_carry_english():
+def test_the_installed_packages_contain_english():
     texts = list(documents(python_files(sources()["numpy"]), seen=set()))
     words = re.findall(r"[a-z]+", " ".join(texts).lower())
     assert len(words) > 10_000
@@ -92,7 +92,7 @@ The result is a :class:`~numpy.ndarray` that *may* share ``memory`` with the inp
 """
 
 
-def test_paragraphs_of_a_docstring_are_its_sentences_without_markup_signatures_or_examples():
+def test_paragraphs_of_a_docstring_are_sentences_without_markup_signatures_or_examples():
     assert list(paragraphs(DOCSTRING)) == [
         "Compute the mean of the values along the given axis.",
         "The numbers to be averaged, as a list or as an array of any shape.",
@@ -101,7 +101,7 @@ def test_paragraphs_of_a_docstring_are_its_sentences_without_markup_signatures_o
     ]
 
 
-def test_markup_leaves_its_text_behind():
+def test_markup_is_removed_but_its_text_kept():
     text = "The ``name`` of :func:`~a.sum` is *not* in [the page](https://x.org) of the `manual <https://y.org>`_."
     assert list(paragraphs(text)) == ["The name of a.sum is not in the page of the manual."]
 

@@ -1,4 +1,4 @@
-"""Claims about the stages of the quickstart; the stages themselves are run by `make quickstart`."""
+"""Claims about the stages of the quickstart; `make quickstart` runs the stages themselves."""
 
 import os
 import pydoc_data.topics
@@ -26,7 +26,7 @@ ELSEWHERE = {
     "fine-tuning": ("--data_dir", "--output"),
     "untrained encoder": ("--data_dir", "--output"),
 }
-"""Options of each stage that would lead elsewhere if they were left out."""
+"""Options of each stage that must be given to keep it in the quickstart's folders."""
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def commands(short=False):
-    """The commands by stage, but for the port, which is another one every time."""
+    """The commands by stage, without the port, which is random."""
     return {name: command.replace(" --master_port {port}", "") for name, command in stages(short).items()}
 
 
@@ -46,13 +46,13 @@ def test_every_stage_runs_a_script_of_the_repository(folder):
     assert not [script for script in scripts if not (REPOSITORY / script).is_file()]
 
 
-def test_the_short_form_differs_in_the_steps_of_pre_training_alone(folder):
+def test_the_short_form_differs_only_in_the_steps_of_pre_training(folder):
     full, short = commands(), commands(short=True)
     assert {name for name in full if full[name] != short[name]} == {"pre-training"}
     assert short["pre-training"].startswith(full["pre-training"] + " --set optim.steps=")
 
 
-def test_the_short_form_pre_trains_for_half_of_the_steps():
+def test_the_short_form_pre_trains_for_half_the_steps():
     assert TINY.optim.steps == 2 * SHORT_STEPS
     assert "half of the steps" in QuickstartOptions.model_fields["short"].description
 
@@ -62,13 +62,13 @@ def test_the_untrained_encoder_is_fine_tuned_by_the_same_command(folder):
 
 
 def contents(folder):
-    """Every file below the folder with its bytes, and where every link leads."""
+    """Bytes of every file below the folder, and the target of every link."""
     paths = sorted(folder.rglob("*"))
     return {path: path.readlink() if path.is_symlink() else path.is_file() and path.read_bytes() for path in paths}
 
 
 def write_users_files(folder):
-    """What a user may have in a clone, with the quickstart's leavings beside it."""
+    """Writes files that a user may have in a clone, and leftovers of an earlier quickstart."""
     for name in ("data/raw/book.txt", "data/vocab/vocab.txt", "data/wikibooks/manifest.json", "runs/base/run.json"):
         (folder / name).parent.mkdir(parents=True)
         (folder / name).write_text(f"the user's {name}")
@@ -79,13 +79,13 @@ def write_users_files(folder):
     return before
 
 
-def test_a_users_files_are_left_as_they_are_and_what_an_earlier_quickstart_left_is_removed(folder):
+def test_a_users_files_are_unchanged_and_leftovers_of_an_earlier_quickstart_are_removed(folder):
     before = write_users_files(folder)
     start_afresh()
     assert contents(folder) == before
 
 
-def test_every_stage_reads_and_writes_in_the_quickstarts_own_folders_alone(folder):
+def test_every_stage_reads_and_writes_only_in_the_quickstarts_own_folders(folder):
     words = {name: shlex.split(command) for name, command in commands().items()}
     for name, options in ELSEWHERE.items():
         assert set(options) <= set(words[name]), name
@@ -95,7 +95,7 @@ def test_every_stage_reads_and_writes_in_the_quickstarts_own_folders_alone(folde
 
 
 @pytest.mark.parametrize("name", ["data/raw", "data/vocab"])
-def test_a_users_folder_that_an_early_version_linked_to_the_quickstarts_own_keeps_its_text(name, folder):
+def test_a_users_folder_linked_by_an_early_version_keeps_its_text(name, folder):
     (folder / "data/quickstart/raw").mkdir(parents=True)
     (folder / name).symlink_to("quickstart/raw")
     (folder / name / "book.txt").write_text("the user's")
@@ -106,14 +106,14 @@ def test_a_users_folder_that_an_early_version_linked_to_the_quickstarts_own_keep
 
 
 def clone_into(folder):
-    """The sources alone, with no data and no run; copied, for the quickstart works where its own script lies."""
+    """Copies only the sources, without data or runs, because the quickstart works in its script's repository."""
     for name in ("electra_sampler", "foundation", "data_prep", "pretrain", "finetune", "quickstart", "ds_configs"):
         shutil.copytree(REPOSITORY / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(REPOSITORY / "Makefile", folder)
 
 
 def typed(command, folder):
-    """A command typed in this folder, in a shell whose `python` is this one, which leaves no bytecode."""
+    """Runs a command typed in this folder, in a shell whose `python` is this one and writes no bytecode."""
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
     environment = os.environ | {"PATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(command, shell=True, cwd=folder, env=environment, capture_output=True, text=True)
@@ -121,7 +121,7 @@ def typed(command, folder):
 
 
 def type_own_text_commands(folder):
-    """What the README prints for one's own text, typed line by line with text in data/raw."""
+    """Types the README's commands for one's own text, line by line, with text in data/raw."""
     (folder / "data/raw").mkdir(parents=True)
     (folder / "data/raw/topics.txt").write_text("\n\n".join(pydoc_data.topics.topics.values()))
     section = (REPOSITORY / "README.md").read_text().partition("## Your own text")[2].partition("\n## ")[0]
@@ -131,7 +131,7 @@ def type_own_text_commands(folder):
         typed(command, folder)
 
 
-def test_the_own_text_commands_of_the_readme_work_as_printed(tmp_path):
+def test_the_readmes_commands_for_own_text_work_as_printed(tmp_path):
     clone_into(tmp_path)
     type_own_text_commands(tmp_path)
     assert (tmp_path / "data/wikibooks/manifest.json").is_file()
@@ -139,7 +139,7 @@ def test_the_own_text_commands_of_the_readme_work_as_printed(tmp_path):
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-def test_a_whole_quickstart_touches_nothing_of_the_users_and_the_own_text_commands_work_after_it(tmp_path):
+def test_a_whole_quickstart_changes_no_user_files_and_the_commands_for_own_text_work_after_it(tmp_path):
     clone_into(tmp_path)
     write_users_files(tmp_path)
     before = contents(tmp_path)
@@ -154,6 +154,6 @@ def test_a_whole_quickstart_touches_nothing_of_the_users_and_the_own_text_comman
     assert (tmp_path / "data/wikibooks/manifest.json").is_file()
 
 
-def test_a_stage_runs_with_this_python_and_gives_back_its_exit_code(folder):
+def test_a_stage_runs_with_this_python_and_returns_its_exit_code(folder):
     script = "import sys; sys.exit(7 if sys.prefix == sys.argv[1] else 1)"
     assert run_stage(shlex.join(["python", "-c", script, sys.prefix])) == 7

@@ -1,4 +1,4 @@
-"""Claims about the table at the quickstart's end."""
+"""Claims about the quickstart's final table."""
 
 import json
 
@@ -31,7 +31,7 @@ GOOD = Results(losses(1, 0.7), losses(100, 0.3), HELD_OUT, score_pretrained=0.5,
 
 
 def changed(**changes):
-    """Good results but for these."""
+    """Good results with these changes."""
     scores = {name: changes.pop(name) for name in list(changes) if name in Results._fields}
     return GOOD._replace(held_out=HELD_OUT | changes, **scores)
 
@@ -40,7 +40,7 @@ def failures(**changes):
     return [row.name.strip() for row in table(changed(**changes)) if row.passed is False]
 
 
-def test_a_good_run_fails_no_demand():
+def test_a_good_run_meets_every_demand():
     assert failures() == []
 
 
@@ -57,13 +57,13 @@ def test_each_demand_can_fail(changes, name):
     assert failures(**changes) == [name]
 
 
-def test_the_table_shows_what_was_demanded_and_what_failed():
+def test_the_table_shows_every_demand_and_every_failure():
     text = show(table(changed(auc_all=0.5)))
     line = next(line for line in text.splitlines() if "AUC" in line)
     assert line.split() == ["detection", "AUC", "0.500", "at", "least", "0.65", "FAILED"]
 
 
-def test_a_correlation_that_does_not_exist_is_shown_as_a_dash():
+def test_an_undefined_correlation_is_shown_as_a_dash():
     line = next(line for line in show(table(GOOD)).splitlines() if "replaced" in line and "correlation" in line)
     assert line.endswith("-")
 
@@ -101,7 +101,7 @@ def glue(tmp_path):
     return tmp_path / "glue"
 
 
-def test_a_score_is_the_median_over_the_seeds_of_the_last_epoch(glue):
+def test_a_score_is_the_median_over_seeds_of_the_last_epoch(glue):
     assert median_score(glue, random_weights=False) == 0.4
     assert median_score(glue, random_weights=True) == pytest.approx(0.04)
 

@@ -1,4 +1,4 @@
-"""The shards and the launcher of the training run's own tests, and runs without a fault to compare with."""
+"""Shares the shards and the launcher of the training tests, and undisturbed runs to compare with."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ __all__ = ["launch", "shards_folder"]
 
 @pytest.fixture(scope="session")
 def whole(shards_folder: Path, tmp_path_factory: pytest.TempPathFactory, launch: Launch) -> Path:
-    """The folder of a run of two ranks without a fault."""
+    """Folder of an undisturbed run on two ranks."""
     folder = tmp_path_factory.mktemp("faults") / "whole"
     on_two_ranks(launch, shards_folder, folder).ended(0)
     return folder
@@ -20,7 +20,7 @@ def whole(shards_folder: Path, tmp_path_factory: pytest.TempPathFactory, launch:
 
 @pytest.fixture(scope="session")
 def whole_alone(shards_folder: Path, tmp_path_factory: pytest.TempPathFactory, launch: Launch) -> Path:
-    """The same of one process."""
+    """Folder of an undisturbed run in one process."""
     folder = tmp_path_factory.mktemp("faults") / "whole"
     alone(launch, shards_folder, folder).ended(0)
     return folder

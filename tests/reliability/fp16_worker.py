@@ -1,4 +1,4 @@
-"""pretrain/run.py in fp16 on a CPU, which DeepSpeed and our configuration refuse: for its loss scale, not for speed."""
+"""pretrain/run.py in fp16 on a CPU, to test the loss scale; DeepSpeed and this project refuse it there."""
 
 import sys
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 from foundation.command_line import run_command
-from pretrain.engine import deepspeed_config, engine  # the engine before DeepSpeed: it says on what it runs
+from pretrain.engine import deepspeed_config, engine  # before DeepSpeed: the engine tells it the device
 from pretrain.run import main
 from pretrain.training.options import RunOptions
 from tests.pretrain.engine.engine_worker import allow_fp16_on_cpu

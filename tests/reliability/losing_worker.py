@@ -1,4 +1,4 @@
-"""A run that loses its folder's lock once it has begun, of test_two_commands.py: options as of pretrain/run.py."""
+"""Worker of test_two_commands.py: a run that loses its folder's lock after it has begun; options of pretrain/run.py."""
 
 import sys
 import threading

@@ -1,6 +1,6 @@
-"""A rank that has found the run folder free and meets the others, of test_two_commands.py.
+"""Worker of test_two_commands.py: a rank that has found the run folder free and joins the others.
 
-deepspeed tests/reliability/refused_worker.py OPTIONS        those of pretrain/run.py
+deepspeed tests/reliability/refused_worker.py OPTIONS        options of pretrain/run.py
 """
 
 import sys

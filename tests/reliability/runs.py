@@ -1,4 +1,4 @@
-"""Whole runs that faults are done to: started as a user starts them, heard line by line, each with its moment."""
+"""Whole runs for the fault tests, started as a user would, with their output recorded line by line with times."""
 
 import shutil
 import subprocess
@@ -18,7 +18,7 @@ SCHEDULE = (f"optim.steps={STEPS}", f"checkpoint_every={EVERY}", "evaluate_every
 
 
 class Heard:
-    """A process, and what it said when."""
+    """A process with its output lines and their times."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
@@ -36,7 +36,7 @@ class Heard:
         return "\n".join(line for _, line in self.lines)
 
     def wait_for(self, said: str, since: float = 0.0, within: float = 240) -> float:
-        """Seconds from `since` until it said this."""
+        """Waits for this text; returns the seconds since `since`."""
         deadline = time.monotonic() + within
         while time.monotonic() < deadline:
             alive = self._thread.is_alive()
@@ -47,25 +47,25 @@ class Heard:
         raise AssertionError(f"it did not say {said!r}:\n{self.output}")
 
     def ended(self, code: int, within: float = 300) -> str:
-        """Everything it and what it started have said, once all of them have ended."""
+        """Waits for the process and its descendants to end with this code; returns all their output."""
         self._thread.join(within)
-        assert not self._thread.is_alive(), f"it goes on:\n{self.output}"
+        assert not self._thread.is_alive(), f"it still runs:\n{self.output}"
         assert self.process.wait() == code, self.output
         return self.output
 
 
 def alone(launch: Launch, shards: Path, folder: Path, *options: str | Path, also: tuple[str, ...] = ()) -> Heard:
-    """One process; `also` are overrides."""
+    """Starts one process; `also` are overrides."""
     return Heard(launch(0, *run_arguments(shards, folder, *SCHEDULE, *also), *options))
 
 
 def on_two_ranks(launch: Launch, shards: Path, folder: Path, *options: str | Path, also: tuple[str, ...] = ()) -> Heard:
-    """Two ranks under `deepspeed`."""
+    """Starts two ranks under `deepspeed`."""
     return Heard(launch(2, *run_arguments(shards, folder, *SCHEDULE, *also), *options))
 
 
 def supervised(launch: Launch, shards: Path, folder: Path, *options: str | Path, also: tuple[str, ...] = ()) -> Heard:
-    """The same under the supervisor, which restarts it once."""
+    """Starts two ranks under the supervisor, which restarts them once."""
     deepspeed = Path(sys.executable).with_name("deepspeed")
     command = (deepspeed, "--num_gpus=2", f"--master_port={free_port()}")
     arguments = (*run_arguments(shards, folder, *SCHEDULE, *also), *options)
@@ -73,7 +73,7 @@ def supervised(launch: Launch, shards: Path, folder: Path, *options: str | Path,
 
 
 def as_killed_after(step: int, whole: Path, folder: Path) -> Path:
-    """What a run leaves that is killed after its checkpoint of this step."""
+    """A copy of a run's folder as if it had been killed after its checkpoint of this step."""
     shutil.copytree(whole, folder)
     for checkpoint in (folder / "checkpoints").iterdir():
         if checkpoint.name > f"step-{step:08d}":
@@ -86,7 +86,7 @@ def checkpoint_of(folder: Path, step: int) -> Path:
 
 
 def assert_nothing_was_lost(folder: Path, whole: Path) -> None:
-    """Every loss and the weights at the end are bitwise those of a run without a fault."""
+    """Asserts that every loss and the final weights are bitwise those of an undisturbed run."""
     assert losses(folder) == losses(whole)
     ends = [newest_valid(run / "checkpoints") for run in (folder, whole)]
     weights = {(end.folder / "weights.safetensors").read_bytes() for end in ends if end and end.step == STEPS}
@@ -94,5 +94,5 @@ def assert_nothing_was_lost(folder: Path, whole: Path) -> None:
 
 
 def tell(**seconds: float) -> None:
-    """For the table of docs/reliability.md: `pytest -rP` shows it."""
+    """Prints seconds for the table of docs/reliability.md; `pytest -rP` shows them."""
     print("seconds:", ", ".join(f"{what} {value:.1f}" for what, value in seconds.items()))

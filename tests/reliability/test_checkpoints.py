@@ -1,4 +1,4 @@
-"""Claims about damage of every kind to checkpoints: one is verified whole, or the one before is used, or nothing is."""
+"""Claims about any damage to checkpoints: an intact checkpoint is used, else the previous one, else none."""
 
 import json
 import random
@@ -15,12 +15,12 @@ from tests.pretrain.engine.test_checkpoint import names, same, sign, state_of
 from tests.pretrain.engine.test_marker import EVERY, flips, later, of_version_0_1
 
 SAMPLED = 300
-"""Bits of a file of tensors; with all of a small file's every kind of byte is met."""
+"""Number of bits tried in a file of tensors; small files are tried completely."""
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Checkpoints of steps 10 and 20."""
+    """A folder with checkpoints of steps 10 and 20."""
     for step in (10, 20):
         save(tmp_path, step, state_of(step), {}, keep_last=3)
     return tmp_path
@@ -33,7 +33,9 @@ def content_of(folder: Path) -> dict[str, bytes]:
 @EVERY
 @pytest.mark.parametrize("version", ["0.1", "now"])
 @pytest.mark.parametrize("name", ["complete.json", "state.json"])
-def test_after_a_flip_of_any_bit_the_one_before_is_used(name: str, version: str, folder: Path, every: int) -> None:
+def test_after_any_flipped_bit_the_previous_checkpoint_is_used(
+    name: str, version: str, folder: Path, every: int
+) -> None:
     checkpoint = folder / "step-00000020"
     if version == "0.1":
         files = json.loads((checkpoint / "complete.json").read_text())["files"]
@@ -48,7 +50,7 @@ def test_after_a_flip_of_any_bit_the_one_before_is_used(name: str, version: str,
 
 
 @pytest.mark.parametrize("name", ["weights.safetensors", "optimizer.safetensors"])
-def test_after_a_flip_of_a_bit_of_the_tensors_the_one_before_is_used(name: str, folder: Path) -> None:
+def test_after_a_flipped_bit_in_the_tensors_the_previous_checkpoint_is_used(name: str, folder: Path) -> None:
     path = folder / "step-00000020" / name
     for flipped in random.Random(0).sample(list(flips(path.read_bytes())), SAMPLED):
         path.write_bytes(flipped)
@@ -77,7 +79,7 @@ NO_STATES = {
 
 
 @pytest.mark.parametrize("state", NO_STATES.values(), ids=NO_STATES)
-def test_numbers_that_are_none_are_not_used_though_their_checksum_is_right(state: str, folder: Path) -> None:
+def test_invalid_numbers_are_not_used_even_with_a_valid_checksum(state: str, folder: Path) -> None:
     (folder / "step-00000020" / "state.json").write_text(state)
     sign(folder / "step-00000020")
     said: list[str] = []
@@ -85,13 +87,13 @@ def test_numbers_that_are_none_are_not_used_though_their_checksum_is_right(state
     assert "state.json does not tell where a run stands" in said[0]
 
 
-def test_a_file_beside_those_of_a_checkpoint_changes_nothing(folder: Path) -> None:
+def test_an_additional_file_in_a_checkpoint_changes_nothing(folder: Path) -> None:
     (folder / "step-00000020" / "notes.txt").write_text("the good one")
     assert newest_valid(folder, say=pytest.fail).step == 20  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("what", ["folder", "link to nowhere", "link to itself"])
-def test_a_file_that_cannot_be_read_is_damage(what: str, folder: Path) -> None:
+def test_an_unreadable_file_counts_as_damage(what: str, folder: Path) -> None:
     path = folder / "step-00000020" / "weights.safetensors"
     size = path.stat().st_size
     path.unlink()
@@ -114,7 +116,7 @@ def damage_all(folder: Path, how: str) -> None:
 
 @pytest.mark.parametrize("how", ["no marker", "changed"])
 @pytest.mark.parametrize("find", [newest_valid, lambda folder, say: [*all_valid(folder, say)]], ids=["newest", "all"])
-def test_where_none_is_whole_that_is_an_error_and_nothing_is_touched(
+def test_if_no_checkpoint_is_intact_that_is_an_error_and_nothing_is_touched(
     how: str,
     find: Callable[..., object],
     folder: Path,
@@ -128,7 +130,7 @@ def test_where_none_is_whole_that_is_an_error_and_nothing_is_touched(
     assert len(said) == 2 and content_of(folder) == before
 
 
-def test_what_a_first_save_that_was_cut_short_leaves_is_no_checkpoint(tmp_path: Path) -> None:
+def test_leftovers_of_an_interrupted_first_save_are_not_a_checkpoint(tmp_path: Path) -> None:
     save(tmp_path, 10, state_of(10), {}, keep_last=1)
     (tmp_path / "step-00000010").rename(tmp_path / "step-00000010.saving")
     (tmp_path / "step-00000010.saving" / "complete.json").unlink()
@@ -137,14 +139,14 @@ def test_what_a_first_save_that_was_cut_short_leaves_is_no_checkpoint(tmp_path: 
     assert names(tmp_path) == ["step-00000010"]
 
 
-def test_names_that_no_save_gives_are_no_checkpoints(folder: Path) -> None:
+def test_folders_with_other_names_are_not_checkpoints(folder: Path) -> None:
     for name in ("step-30", "step-٠٠٠٠٠٠٣٠", "step-000000040", "step--0000050", "step-00000060 copy", "step-"):
         shutil.copytree(folder / "step-00000020", folder / name)
     assert newest_valid(folder, say=pytest.fail).step == 20  # type: ignore[union-attr]
 
 
 def elsewhere(folder: Path, step: int, place: Path) -> Path:
-    """Moves a checkpoint to where there is more room, and leaves a link."""
+    """Moves a checkpoint to another place and leaves a link."""
     checkpoint = folder / f"step-{step:08d}"
     place.mkdir(exist_ok=True)
     moved = checkpoint.rename(place / checkpoint.name)
@@ -152,7 +154,7 @@ def elsewhere(folder: Path, step: int, place: Path) -> Path:
     return moved
 
 
-def test_a_checkpoint_behind_a_link_is_read_and_its_link_alone_is_removed(
+def test_a_checkpoint_behind_a_link_is_read_and_only_the_link_is_removed(
     folder: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
@@ -167,7 +169,7 @@ def test_a_checkpoint_behind_a_link_is_read_and_its_link_alone_is_removed(
 
 
 @pytest.mark.parametrize("broken", ["damaged", "gone"])
-def test_a_damaged_checkpoint_behind_a_link_is_replaced_and_left_where_it_is(
+def test_a_damaged_checkpoint_behind_a_link_is_replaced_and_its_target_kept(
     broken: str,
     folder: Path,
     tmp_path_factory: pytest.TempPathFactory,
@@ -184,7 +186,7 @@ def test_a_damaged_checkpoint_behind_a_link_is_replaced_and_left_where_it_is(
     assert broken == "gone" or (moved / "state.json").read_text() == "{}"
 
 
-def test_all_checkpoints_may_lie_behind_a_link_and_a_disk_that_is_not_mounted_is_no_new_run(
+def test_all_checkpoints_may_be_behind_a_link_and_an_unmounted_disk_is_not_a_new_run(
     folder: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
@@ -203,7 +205,7 @@ def test_all_checkpoints_may_lie_behind_a_link_and_a_disk_that_is_not_mounted_is
         newest_valid(link)
 
 
-def test_an_old_checkpoint_that_cannot_be_removed_is_said_and_costs_neither_save_nor_run(folder: Path) -> None:
+def test_an_old_checkpoint_that_cannot_be_removed_is_reported_and_save_and_run_continue(folder: Path) -> None:
     said: list[str] = []
     with mounted(folder / "step-00000005.removing", "64k"):
         save(folder, 30, state_of(30), {}, keep_last=1, say=said.append)
@@ -213,7 +215,7 @@ def test_an_old_checkpoint_that_cannot_be_removed_is_said_and_costs_neither_save
     assert names(folder) == ["step-00000040"]
 
 
-def test_an_old_checkpoint_that_keeps_its_name_is_said_and_costs_neither_save_nor_run(folder: Path) -> None:
+def test_an_old_checkpoint_that_cannot_be_renamed_is_reported_and_save_and_run_continue(folder: Path) -> None:
     said: list[str] = []
     with mounted(folder / "step-00000005", "64k"):
         save(folder, 30, state_of(30), {}, keep_last=1, say=said.append)
@@ -223,13 +225,13 @@ def test_an_old_checkpoint_that_keeps_its_name_is_said_and_costs_neither_save_no
     assert names(folder) == ["step-00000040"]
 
 
-def test_a_removal_cut_short_before_that_of_the_same_step_is_no_obstacle(folder: Path) -> None:
+def test_an_interrupted_earlier_removal_of_the_same_step_is_no_obstacle(folder: Path) -> None:
     shutil.copytree(folder / "step-00000010", folder / "step-00000010.removing")
     save(folder, 30, state_of(30), {}, keep_last=1, say=pytest.fail)
     assert names(folder) == ["step-00000030"]
 
 
-def test_among_the_steps_of_a_later_version_nothing_is_guessed(folder: Path) -> None:
+def test_a_checkpoint_of_a_later_version_is_an_error_and_nothing_is_changed(folder: Path) -> None:
     marker = folder / "step-00000020" / "complete.json"
     marker.write_bytes(later({}, version=3))
     before = content_of(folder)

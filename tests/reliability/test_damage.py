@@ -1,4 +1,4 @@
-"""The table of faults of docs/reliability.md, those of files: checkpoints, disk, shards, what a resume is given."""
+"""The faults of files in docs/reliability.md: checkpoints, disk, shards, and changed arguments of a resume."""
 
 import os
 import shutil
@@ -40,7 +40,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_run_passes_over_a_damaged_checkpoint_and_says_so(
+def test_a_run_skips_a_damaged_checkpoint_and_says_so(
     damage: str, whole_alone: Path, shards_folder: Path, tmp_path: Path, launch: Launch
 ) -> None:
     folder = as_killed_after(40, whole_alone, tmp_path / "run")
@@ -56,7 +56,7 @@ def test_a_run_passes_over_a_damaged_checkpoint_and_says_so(
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system for three checkpoints and a run's other files, really mounted."""
+    """A real mounted file system with room for three checkpoints and a run's other files."""
     with mounted(tmp_path / "disk", "27m") as place:
         yield place
 
@@ -64,7 +64,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 FEW = ("keep_checkpoints=2",)
 
 
-def test_a_run_goes_on_while_its_disk_is_full_and_catches_up(
+def test_a_run_continues_on_a_full_disk_and_catches_up(
     disk: Path, whole_alone: Path, shards_folder: Path, launch: Launch
 ) -> None:
     folder = disk / "run"
@@ -81,7 +81,7 @@ def test_a_run_goes_on_while_its_disk_is_full_and_catches_up(
     tell(records=records, checkpoint=missed)
 
 
-def test_a_disk_that_stays_full_ends_the_run_with_its_last_checkpoint_whole(
+def test_a_disk_that_stays_full_ends_the_run_with_its_last_checkpoint_intact(
     disk: Path, whole_alone: Path, shards_folder: Path, launch: Launch
 ) -> None:
     folder = disk / "run"
@@ -98,7 +98,7 @@ def test_a_disk_that_stays_full_ends_the_run_with_its_last_checkpoint_whole(
 
 
 def overwrite(path: Path) -> None:
-    """Every id of the second half becomes another, in a file of the same size."""
+    """Replaces every id in the second half of a file without changing its size."""
     content = bytearray(path.read_bytes())
     half = len(content) // 4 * 2
     content[half:] = bytes(byte ^ 0x55 for byte in content[half:])
@@ -129,10 +129,10 @@ def test_damaged_shards_are_named_and_end_the_command_with_2(
     print(*errors, sep="\n")
 
 
-def test_a_shard_cut_short_under_a_running_job_ends_it_and_the_mended_shard_resumes_it(
+def test_a_shard_truncated_during_a_run_ends_it_and_the_restored_shard_resumes_it(
     whole: Path, shards_folder: Path, tmp_path: Path, launch: Launch
 ) -> None:
-    """The system ends who reads beyond the end of a mapped file; the restart finds the shard too short."""
+    """Reading beyond the end of a mapped file kills the process; the restart finds the shard too short."""
     shards, folder = shutil.copytree(shards_folder, tmp_path / "shards"), tmp_path / "run"
     run = supervised(launch, shards, folder)
     wait_for_step(folder, 30)
@@ -173,7 +173,7 @@ def test_another_configuration_data_or_tokenizer_is_refused_with_the_difference(
 
 
 def other_shards(shards: Path, folder: Path, changed: str) -> Path:
-    """Of the same text: with other masks, or with a vocabulary of another size."""
+    """Shards of the same text with other masks, or with a vocabulary of another size."""
     vocab = shards.parent / "vocab"
     if changed == "tokenizer":
         vocab = folder / "vocab"

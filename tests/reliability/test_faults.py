@@ -1,6 +1,6 @@
-"""The table of faults of docs/reliability.md, those of ranks and numbers: each is done to a whole run.
+"""The faults of ranks and numbers in docs/reliability.md, each caused in a whole run.
 
-`pytest -m long -rP tests/reliability` shows the seconds of the table. Of files: test_damage.py.
+`pytest -m long -rP tests/reliability` prints the seconds for the table. test_damage.py covers faults of files.
 """
 
 import json
@@ -32,7 +32,7 @@ from tests.reliability.runs import (
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 HANG_TIMEOUT = 10
-"""Seconds; the shortest that a start on a busy machine keeps."""
+"""Seconds: the shortest timeout that a start on a busy machine does not exceed."""
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -70,13 +70,13 @@ def test_ranks_whose_launcher_is_killed_save_and_are_restarted(
 
 
 def launcher_under(supervisor: int) -> int:
-    """The `deepspeed` that it has started."""
+    """PID of the `deepspeed` started by the supervisor."""
     (child,) = Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()
     return int(child)
 
 
 @pytest.mark.parametrize("how", ["stop file", "SIGTERM to a rank", "SIGTERM to the supervisor"])
-def test_a_requested_stop_saves_and_the_same_command_goes_on(
+def test_a_requested_stop_saves_and_the_same_command_resumes(
     how: str, whole: Path, shards_folder: Path, tmp_path: Path, launch: Launch
 ) -> None:
     folder = tmp_path / "run"
@@ -119,11 +119,11 @@ def spin(*signal):
         pass
 signal.signal(signal.SIGUSR2, spin)
 """
-"""A file `sitecustomize.py`, which Python runs at its start: every rank spins when it is told to."""
+"""Code of `sitecustomize.py`, which Python runs at start-up: a rank spins once a file tells it to."""
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_rank_that_spins_ends_the_job_in_time_and_the_line_it_spins_in_is_shown(
+def test_a_rank_in_an_endless_loop_ends_the_job_in_time_and_its_line_is_shown(
     rank: int, whole: Path, shards_folder: Path, tmp_path: Path, launch: Launch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(SPINNING)
@@ -146,7 +146,7 @@ def test_a_rank_that_spins_ends_the_job_in_time_and_the_line_it_spins_in_is_show
 def test_weights_that_are_not_finite_stop_every_rank_before_an_update(
     whole: Path, shards_folder: Path, tmp_path: Path, launch: Launch
 ) -> None:
-    """A checkpoint with a NaN in it, its checksums right, as another program might have written it."""
+    """A checkpoint contains a NaN with valid checksums, as another program might have written it."""
     folder = as_killed_after(40, whole, tmp_path / "run")
     path = checkpoint_of(folder, 40) / "weights.safetensors"
     weights = load_file(path)
@@ -160,7 +160,7 @@ def test_weights_that_are_not_finite_stop_every_rank_before_an_update(
     assert path.read_bytes() == before and not checkpoint_of(folder, 60).exists()
 
 
-def test_a_run_that_diverges_ends_at_the_step_and_so_does_its_restart(
+def test_a_run_that_diverges_ends_at_that_step_and_so_does_its_restart(
     shards_folder: Path, tmp_path: Path, launch: Launch
 ) -> None:
     folder = tmp_path / "run"
@@ -175,10 +175,10 @@ def test_a_run_that_diverges_ends_at_the_step_and_so_does_its_restart(
     assert not (folder / "checkpoints").exists()
 
 
-def test_a_loss_that_jumps_is_said_and_counted(
+def test_a_loss_spike_is_reported_and_counted(
     whole_alone: Path, shards_folder: Path, tmp_path: Path, launch: Launch
 ) -> None:
-    """After a checkpoint whose weights are three times what they were."""
+    """Caused by a checkpoint whose weights are multiplied by three."""
     folder = as_killed_after(80, whole_alone, tmp_path / "run")
     path = checkpoint_of(folder, 80) / "weights.safetensors"
     save_file({name: 3 * tensor for name, tensor in load_file(path).items()}, path)
@@ -192,7 +192,7 @@ def test_a_loss_that_jumps_is_said_and_counted(
 
 
 def test_a_slow_rank_is_named_in_the_log_lines(shards_folder: Path, tmp_path: Path, launch: Launch) -> None:
-    """Rank 1 is held for a twentieth of a second ten times a second."""
+    """Rank 1 is suspended for 0.05 s ten times per second."""
     folder = tmp_path / "run"
     run = on_two_ranks(launch, shards_folder, folder)
     wait_for_step(folder, 10)
@@ -208,10 +208,10 @@ def test_a_slow_rank_is_named_in_the_log_lines(shards_folder: Path, tmp_path: Pa
     assert "slowest rank 1" in run.output
 
 
-def test_fp16_ends_at_the_floor_of_its_loss_scale_with_step_and_samples(
+def test_fp16_ends_at_the_minimum_of_its_loss_scale_with_step_and_samples(
     shards_folder: Path, tmp_path: Path, launch: Launch
 ) -> None:
-    """On a CPU, past the refusals of fp16 there (fp16_worker.py): gradients at 2^40 times their size do overflow."""
+    """Runs on a CPU, bypassing the refusal of fp16 (fp16_worker.py); gradients multiplied by 2^40 do overflow."""
     values = json.loads((REPOSITORY / "ds_configs" / "zero1_fp16.json").read_text())
     values["fp16"] |= {"initial_scale_power": 40, "min_loss_scale": 2**38, "hysteresis": 1}
     (tmp_path / "deepspeed.json").write_text(json.dumps(values))

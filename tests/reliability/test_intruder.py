@@ -1,4 +1,4 @@
-"""A job whose store a stranger has reached: its losses are those of a job that nobody disturbed."""
+"""Claims about a job whose store a stranger has reached: its losses are those of an undisturbed job."""
 
 import socket
 import subprocess
@@ -47,6 +47,6 @@ PASS_ON = "import os, sys; os.execv(sys.argv[1], sys.argv[1:])"
 
 
 def own_addresses() -> set[str]:
-    """Of this machine, beside that which the ranks meet at."""
+    """Addresses of this machine other than the one where the ranks meet."""
     found = subprocess.run(["hostname", "-I"], capture_output=True, text=True).stdout.split()
     return {address for address in found if ":" not in address} | {"127.0.0.2"}

@@ -1,6 +1,6 @@
-"""Twenty kills at random moments, five at each ZeRO stage: in the start, between steps, inside a checkpoint's write.
+"""Twenty kills at random moments, five per ZeRO stage: during the start, between steps, and while saving.
 
-Two ranks under the real launcher accumulate two micro-batches a step, with dropout, and save every other step.
+Two ranks under the real launcher, with dropout, accumulate two micro-batches per step and save every other step.
 """
 
 import json
@@ -31,14 +31,14 @@ SCHEDULE = (
 
 
 def accumulating(stage: int, folder: Path) -> Path:
-    """A stage in fp32, with half of a rank's share at once."""
+    """A DeepSpeed file for this stage in fp32 with two micro-batches per rank."""
     path = folder / "deepspeed.json"
     path.write_text(json.dumps(values_of(f"zero{stage}_fp32") | {"train_micro_batch_size_per_gpu": 2}))
     return path
 
 
 def kill_inside_a_write(process: subprocess.Popen[str], checkpoints: Path) -> None:
-    """As soon as a checkpoint is half written, or the run has ended."""
+    """Kills the process while a checkpoint is half written, unless the run ends first."""
     while process.poll() is None:
         if any(checkpoints.glob("*.saving")):
             break
@@ -46,10 +46,10 @@ def kill_inside_a_write(process: subprocess.Popen[str], checkpoints: Path) -> No
 
 
 def kill_after(process: subprocess.Popen[str], folder: Path, steps: int, seconds: float) -> None:
-    """So long after the run has logged so many steps more; with 0 steps, so long after its start."""
+    """Kills the process `seconds` after the run has logged `steps` more steps; with 0 steps, after its start."""
     goal, deadline = logged(folder) + steps, time.monotonic() + 300
     while process.poll() is None and logged(folder) < goal:
-        assert time.monotonic() < deadline, "the run did not come further"
+        assert time.monotonic() < deadline, "the run makes no progress"
         time.sleep(0.01)
     time.sleep(seconds)
     os.killpg(process.pid, signal.SIGKILL)
@@ -63,7 +63,7 @@ def logged(folder: Path) -> int:
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
-def test_killed_at_random_moments_a_run_ends_bitwise_as_one_never_killed(
+def test_a_run_killed_at_random_moments_ends_bitwise_like_an_undisturbed_one(
     stage: int, shards_folder: Path, tmp_path: Path, launch: Launch
 ) -> None:
     moments = random.Random(SEED + stage)
@@ -83,7 +83,7 @@ def test_killed_at_random_moments_a_run_ends_bitwise_as_one_never_killed(
         process.communicate()
         assert process.returncode != 0, "the run ended before it was killed"
         newest_valid(killed / "checkpoints", say=pytest.fail)
-    assert torn, "no kill fell inside a write"
+    assert torn, "no kill interrupted a save"
 
     finished(launch(2, *run_arguments(shards_folder, killed, *overrides), *options))
     assert losses(killed) == losses(whole)

@@ -1,8 +1,8 @@
-"""Every file of ds_configs/, and what replaces each removed one, in a whole run of one process.
+"""Every file of ds_configs/, and the replacement of each removed one, in a whole run of one process.
 
-Those of fp16 run past the refusals of it on a CPU.
+In fp16 the refusal on a CPU is bypassed.
 
-On two ranks every file is used in tests/pretrain/engine/test_engine.py.
+tests/pretrain/engine/test_engine.py uses every file on two ranks.
 """
 
 import json
@@ -18,11 +18,11 @@ from tests.reliability.runs import Launch
 
 NAMES = sorted({path.stem for path in (REPOSITORY / "ds_configs").glob("*.json")} | REMOVED_FILES.keys())
 STEPS = 12
-"""DeepSpeed's table of FLOPs comes at step 10."""
+"""Enough for DeepSpeed's table of FLOPs at step 10."""
 
 
 def run(name: str, shards: Path, folder: Path, launch: Launch) -> str:
-    """What the run says; where it accumulates, it gets a share of the batch to be split."""
+    """Output of the run; if the file accumulates, it gets a share of the batch that can be split."""
     script = "tests/reliability/fp16_worker.py" if "fp16" in name else "pretrain/run.py"
     overrides = (f"optim.steps={STEPS}", "batch_size=16", "model.dropout=0", "model.attention_dropout=0")
     file, added = REMOVED_FILES.get(name, (name, ()))
@@ -32,7 +32,7 @@ def run(name: str, shards: Path, folder: Path, launch: Launch) -> str:
 
 @pytest.fixture(scope="module")
 def plain(shards_folder: Path, tmp_path_factory: pytest.TempPathFactory, launch: Launch) -> list[float]:
-    """Losses of the discriminator in fp32 with nothing partitioned."""
+    """Losses of the discriminator in fp32 without partitioning."""
     folder = tmp_path_factory.mktemp("plain") / "run"
     run("zero0_fp32", shards_folder, folder, launch)
     return values(folder, "discriminator_loss")
@@ -44,7 +44,7 @@ def values(folder: Path, name: str) -> list[float]:
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "zero0_fp32"])
-def test_a_shipped_file_and_its_overrides_train_as_the_plainest_does(
+def test_a_shipped_file_and_its_overrides_train_like_the_plainest_one(
     name: str, plain: list[float], shards_folder: Path, tmp_path: Path, launch: Launch
 ) -> None:
     output = run(name, shards_folder, tmp_path / "run", launch)
@@ -58,7 +58,7 @@ def test_a_shipped_file_and_its_overrides_train_as_the_plainest_does(
     assert len(losses) == STEPS
     assert losses[0] == pytest.approx(plain[0], rel=1e-2)
     assert losses[-1] < 0.6 * losses[0]
-    if precision == "fp16":  # it finds its loss scale, a step each; then it learns
+    if precision == "fp16":  # each step of its search for a loss scale is skipped; then it learns
         assert 0 < skipped[-1] < STEPS - 2 and skipped[-1] == skipped[-3]
     else:
         assert losses == pytest.approx(plain, rel=1e-3 if precision == "fp32" else 0.1)

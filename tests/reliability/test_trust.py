@@ -1,4 +1,4 @@
-"""Claims about what is trusted: nothing that is loaded is unpickled, and nothing pickled runs."""
+"""Claims about trust: nothing that is loaded is unpickled, and pickled code never runs."""
 
 import ast
 import json
@@ -32,12 +32,12 @@ from tests.pretrain.engine.test_checkpoint import sign, state_of
 
 PACKAGES = ("foundation", "data_prep", "pretrain", "finetune", "quickstart")
 TOKENIZER = {"vocab.txt", "tokenizer.json", "tokenizer_config.json"}
-"""What a tokenizer folder of ours holds."""
+"""Files in a tokenizer folder written by this project."""
 UNPICKLERS = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
 
 
 class Malicious:
-    """Writes a file when it is unpickled."""
+    """An object whose unpickling writes a file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -48,7 +48,7 @@ class Malicious:
 
 @pytest.mark.parametrize("write", ["pickle", "torch"])
 @pytest.mark.parametrize("name", ["weights.safetensors", "optimizer.safetensors", "state.json"])
-def test_a_pickle_in_a_checkpoint_with_the_right_checksum_does_not_run(name: str, write: str, tmp_path: Path) -> None:
+def test_a_pickle_in_a_checkpoint_with_a_valid_checksum_does_not_run(name: str, write: str, tmp_path: Path) -> None:
     checkpoint = save(tmp_path / "checkpoints", 1, state_of(1), {}, keep_last=1)
     traces, path = tmp_path / "it ran", checkpoint.folder / name
     if write == "torch":
@@ -63,7 +63,7 @@ def test_a_pickle_in_a_checkpoint_with_the_right_checksum_does_not_run(name: str
             load_weights(checkpoint)
     assert not traces.exists()
     pickle.loads(pickle.dumps(Malicious(traces)))
-    assert traces.exists(), "otherwise it would have said nothing"
+    assert traces.exists(), "otherwise the test would prove nothing"
 
 
 @pytest.mark.parametrize("package", PACKAGES)
@@ -80,7 +80,7 @@ def test_no_module_unpickles(package: str) -> None:
 
 
 def plant(folder: Path, marker: Path) -> None:
-    """Puts code beside a tokenizer that writes the marker when it is imported, and what asks for its import."""
+    """Puts code that writes the marker on import beside a tokenizer, and configuration that asks for the import."""
     names = ("AutoConfig", "AutoModel", "AutoModelForPreTraining", "AutoModelForMaskedLM")
     (folder / "planted.py").write_text(f"open({str(marker)!r}, 'w').close()\nclass Planted: ...\n")
     (folder / "exported_model.py").write_text((folder / "planted.py").read_text())
@@ -95,14 +95,14 @@ def plant(folder: Path, marker: Path) -> None:
 
 
 def bind_tokenizer(shards: Path) -> None:
-    """Has the manifest name the tokenizer's files as they are: who plants code can do that too."""
+    """Updates the manifest to the tokenizer's files, as someone who plants code could."""
     manifest = load_manifest(shards)
     names = {name: file_sha256(shards / "tokenizer" / name) for name in manifest.tokenizer_files}
     save_manifest(manifest.model_copy(update={"tokenizer_files": names}), shards)
 
 
 def untouched_run(folder: Path, shards: Path, objective: str) -> RunDescription:
-    """A run folder with a checkpoint of the model as it starts."""
+    """A run folder with a checkpoint of the untrained model."""
     description = describe(with_objective(PRESETS["tiny"].run, objective), Shards(shards))
     write_run(folder, description, {})
     weights = {name: parameter.detach().clone() for name, parameter in build_model(description).named_parameters()}
@@ -119,7 +119,7 @@ def snippets(card: Path) -> Iterator[str]:
 
 
 def follow(card: Path, marker: Path) -> str:
-    """Runs what the model card says in a process of its own; whether planted code ran, or what it said."""
+    """Runs the model card's code in a new process; returns whether planted code ran, or else the output."""
     (snippet,) = snippets(card)
     done = subprocess.run(
         [sys.executable, "-c", snippet.replace("FOLDER", repr(str(card.parent)))],
@@ -134,10 +134,10 @@ def follow(card: Path, marker: Path) -> str:
 
 
 @pytest.mark.parametrize("objective", ["hp_loss", "mlm"])
-def test_what_is_planted_beside_a_tokenizer_neither_travels_nor_runs(
+def test_code_planted_beside_a_tokenizer_is_neither_copied_nor_run(
     objective: str, shards_folder: Path, tmp_path: Path
 ) -> None:
-    """Into the folders of the vocabulary, the shards and the run; the way goes from each to the next."""
+    """Planted in the folders of vocabulary, shards and run, each of which feeds the next."""
     marker = tmp_path / "it ran"
     shutil.copytree(shards_folder, tmp_path / "shards")
     plant(tmp_path / "shards" / "tokenizer", marker)
@@ -157,15 +157,15 @@ def test_what_is_planted_beside_a_tokenizer_neither_travels_nor_runs(
             assert (folder / name).read_bytes() == (shards_folder / "tokenizer" / name).read_bytes()
 
 
-def test_planted_code_would_run_otherwise(shards_folder: Path, tmp_path: Path) -> None:
-    """What the test above would not see were this not so: the card trusts the code of the folder."""
+def test_planted_code_would_run_if_it_were_copied(shards_folder: Path, tmp_path: Path) -> None:
+    """Otherwise the test above would prove nothing: the model card's code trusts code in the folder."""
     untouched_run(tmp_path / "run", shards_folder, "hp_loss")
     export(ExportOptions(run=tmp_path / "run", out=tmp_path / "out"))
     plant(tmp_path / "out", tmp_path / "it ran")
     assert follow(tmp_path / "out" / "README.md", tmp_path / "it ran") == "planted code ran"
 
 
-def test_a_vocabulary_folder_gives_its_vocabulary_alone(shards_folder: Path, tmp_path: Path) -> None:
+def test_only_the_vocabulary_is_taken_from_a_vocabulary_folder(shards_folder: Path, tmp_path: Path) -> None:
     shutil.copytree(shards_folder / "tokenizer", tmp_path / "vocab")
     plant(tmp_path / "vocab", tmp_path / "it ran")
     open_tokenizer(str(tmp_path / "vocab")).save(tmp_path / "saved")
@@ -173,7 +173,7 @@ def test_a_vocabulary_folder_gives_its_vocabulary_alone(shards_folder: Path, tmp
     assert "auto_map" not in json.loads((tmp_path / "saved" / "tokenizer_config.json").read_text())
 
 
-def test_fine_tuning_runs_no_code_that_its_model_names(shards_folder: Path, tmp_path: Path) -> None:
+def test_fine_tuning_runs_no_code_named_by_its_model(shards_folder: Path, tmp_path: Path) -> None:
     untouched_run(tmp_path / "run", shards_folder, "hp_loss")
     export(ExportOptions(run=tmp_path / "run", out=tmp_path / "out"))
     config = (tmp_path / "out" / "config.json").read_text()
@@ -184,7 +184,7 @@ def test_fine_tuning_runs_no_code_that_its_model_names(shards_folder: Path, tmp_
 
 
 @pytest.mark.parametrize("name", sorted(TOKENIZER))
-def test_a_link_out_of_a_tokenizers_folder_is_not_followed(name: str, shards_folder: Path, tmp_path: Path) -> None:
+def test_a_link_out_of_a_tokenizer_folder_is_not_followed(name: str, shards_folder: Path, tmp_path: Path) -> None:
     shutil.copytree(shards_folder, tmp_path / "shards")
     description = describe(PRESETS["tiny"].run, Shards(tmp_path / "shards"))
     path = tmp_path / "shards" / "tokenizer" / name

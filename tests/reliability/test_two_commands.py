@@ -1,4 +1,4 @@
-"""Claims about two commands with one run folder, and about a command whose supervisor is killed."""
+"""Claims about two commands on one run folder, and about a command whose supervisor is killed."""
 
 import json
 import os
@@ -19,7 +19,7 @@ from tests.reliability.runs import Launch, assert_nothing_was_lost, on_two_ranks
 
 @pytest.fixture(scope="module")
 def whole_short(shards_folder: Path, tmp_path_factory: pytest.TempPathFactory, launch: Launch) -> Path:
-    """The folder of one process's run that nothing disturbed."""
+    """Folder of an undisturbed run in one process."""
     folder = tmp_path_factory.mktemp("two") / "whole"
     finished(launch(0, *run_arguments(shards_folder, folder)))
     return folder
@@ -31,7 +31,7 @@ def errors(output: str) -> list[str]:
 
 @contextmanager
 def held_still(folder: Path) -> Iterator[int]:
-    """The process that has the folder's lock, once it trains: stopped for so long, as one that is slow."""
+    """Suspends the process that holds the folder's lock once it trains; yields its PID."""
     wait_for_step(folder, 1)
     pid = json.loads((folder / "lock").read_text())["pid"]
     os.kill(pid, signal.SIGSTOP)
@@ -41,7 +41,7 @@ def held_still(folder: Path) -> Iterator[int]:
         os.kill(pid, signal.SIGCONT)
 
 
-def test_of_two_commands_begun_together_one_trains_and_the_other_is_refused(
+def test_of_two_simultaneous_commands_one_trains_and_the_other_is_refused(
     whole_short: Path, shards_folder: Path, tmp_path: Path, launch: Launch
 ) -> None:
     folder = tmp_path / "run"
@@ -58,11 +58,11 @@ def test_of_two_commands_begun_together_one_trains_and_the_other_is_refused(
 
 
 def contents(folder: Path) -> dict[Path, bytes]:
-    """Every file, but for TensorBoard's: a thread of its own still empties its queue."""
+    """Content of every file except TensorBoard's, which a background thread may still write."""
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and "tfevents" not in path.name}
 
 
-def test_a_command_that_comes_later_is_refused_within_seconds_and_changes_nothing(
+def test_a_later_command_is_refused_within_seconds_and_changes_nothing(
     whole_short: Path, shards_folder: Path, tmp_path: Path, launch: Launch
 ) -> None:
     folder = tmp_path / "run"
@@ -79,10 +79,10 @@ def test_a_command_that_comes_later_is_refused_within_seconds_and_changes_nothin
 
 
 @pytest.mark.long
-def test_where_the_first_rank_is_refused_all_ranks_end_together_with_its_one_line(
+def test_if_the_first_rank_is_refused_all_ranks_end_with_its_one_line(
     shards_folder: Path, tmp_path: Path, launch: Launch
 ) -> None:
-    """The ranks have met: another command took the folder after they looked."""
+    """The ranks have already joined: another command takes the folder after their check."""
     folder = tmp_path / "run"
     with Lock(folder / "lock"):
         output = finished(
@@ -94,10 +94,10 @@ def test_where_the_first_rank_is_refused_all_ranks_end_together_with_its_one_lin
 
 
 @pytest.mark.long
-def test_a_run_whose_folder_another_process_has_taken_writes_no_checkpoint_there(
+def test_a_run_whose_folder_was_taken_by_another_process_writes_no_checkpoint_there(
     shards_folder: Path, tmp_path: Path, launch: Launch
 ) -> None:
-    """As after a while without the file server; here the lock is lost by closing its file a second time."""
+    """Simulates a lost file server: the lock is lost by closing its file a second time."""
     folder = tmp_path / "run"
     arguments = run_arguments(shards_folder, folder, "optim.steps=400", "checkpoint_every=400", "evaluate_every=400")
     process = launch(0, "tests/reliability/losing_worker.py", *arguments[1:])
@@ -108,7 +108,7 @@ def test_a_run_whose_folder_another_process_has_taken_writes_no_checkpoint_there
 
 
 @pytest.mark.long
-def test_two_jobs_of_two_ranks_begun_together_end_as_one_would(
+def test_of_two_simultaneous_jobs_of_two_ranks_one_is_refused_and_the_other_undisturbed(
     whole: Path, shards_folder: Path, tmp_path: Path, launch: Launch
 ) -> None:
     folder = tmp_path / "run"
@@ -124,7 +124,7 @@ def test_two_jobs_of_two_ranks_begun_together_end_as_one_would(
 
 
 @pytest.mark.long
-def test_a_run_whose_supervisor_is_killed_saves_and_ends_and_the_same_command_goes_on(
+def test_a_run_whose_supervisor_is_killed_saves_and_ends_and_the_same_command_resumes(
     whole: Path, shards_folder: Path, tmp_path: Path, launch: Launch
 ) -> None:
     folder = tmp_path / "run"
@@ -133,7 +133,7 @@ def test_a_run_whose_supervisor_is_killed_saves_and_ends_and_the_same_command_go
     killed = time.monotonic()
     run.process.kill()
     while holder(folder / "lock"):
-        assert time.monotonic() < killed + 60, "it trains on"
+        assert time.monotonic() < killed + 60, "it is still training"
         time.sleep(0.05)
     saved = newest_valid(folder / "checkpoints")
     assert saved and saved.step % 20, "not where a checkpoint was due"

@@ -1,7 +1,6 @@
-"""A run on two ranks, then one, then two, stopped in between, beside one that stayed on two.
+"""A run on two ranks, then one, then two, with stops between, compared with a run on two ranks throughout.
 
-That every draw is the same up to counted flips is claimed in tests/pretrain/training/test_train.py, which sees
-the draws.
+tests/pretrain/training/test_train.py sees the draws themselves and claims that they are equal up to counted flips.
 """
 
 from pathlib import Path
@@ -13,19 +12,19 @@ from tests.pretrain.training.test_train import wait_for_step
 from tests.reliability.runs import STEPS, Heard, Launch, alone, checkpoint_of, on_two_ranks
 
 FP32 = ("--deepspeed_config", "ds_configs/zero1_fp32.json")
-FLIPPED = 0.1  # apart once rounding has turned a draw over: 5.3% at one step of 120, measured; as in test_train.py
+FLIPPED = 0.1  # tolerance once rounding has flipped a draw: 5.3% measured at one step of 120; as in test_train.py
 NO_DROPOUT = ("model.dropout=0", "model.attention_dropout=0")
 
 
 def stopped_at(step: int, run: Heard, folder: Path) -> None:
-    """Asks for a stop once so many steps are done."""
+    """Asks for a stop once so many steps are done, and waits for the end."""
     wait_for_step(folder, step)
     (folder / "stop").touch()
     run.ended(75)
 
 
 @pytest.mark.long
-def test_a_run_goes_from_two_ranks_to_one_and_back_with_the_same_samples_and_losses(
+def test_a_run_from_two_ranks_to_one_and_back_has_the_same_samples_and_losses(
     shards_folder: Path, tmp_path: Path, launch: Launch
 ) -> None:
     whole, moved = tmp_path / "whole", tmp_path / "moved"

@@ -1,6 +1,6 @@
-"""finetune/glue/files.py: GLUE's files are read as they are, and mistakes in them are named by line.
+"""finetune/glue/files.py: GLUE's files are read as published, and mistakes in them are named by line.
 
-A few malformed rows are left out and counted; the hub's copy has the files' examples.
+A few malformed rows are skipped and counted; examples from the hub equal those of the files.
 """
 
 import json
@@ -18,7 +18,7 @@ from finetune.glue.files import Source, load_task, missing_from, open_file, read
 from finetune.glue.tasks import AX, TASKS, Example, ExampleSet, GlueTask
 from foundation.config import ConfigError
 
-# One training row of each task in the official layout: header, row, what it must become.
+# One training row of each task in the official layout: header, row, and the expected example.
 LAYOUTS = {
     "CoLA": (None, "gj04\t0\t*\tThey caused him to become.", Example(("They caused him to become.",), 0.0)),
     "SST-2": ("sentence\tlabel", "a charming journey . \t1", Example(("a charming journey . ",), 1.0)),
@@ -60,7 +60,7 @@ LAYOUTS = {
     ),
 }
 
-# Rows and label shares of the real files, as `wc` and `cut | sort | uniq -c` count them.
+# Numbers of rows and label shares of the real files, counted by `wc` and `cut | sort | uniq -c`.
 REAL_ROWS = {
     "CoLA": (8_551, 1_043),
     "SST-2": (67_349, 872),
@@ -89,7 +89,7 @@ def test_every_task_is_read_in_its_official_layout(name: str, tmp_path: Path) ->
     assert read_file(write(tmp_path / "train.tsv", header, row), TASKS[name], {}) == [expected]
 
 
-def test_the_dev_files_of_mnli_with_their_extra_columns_are_read(tmp_path: Path) -> None:
+def test_extra_columns_in_the_dev_files_of_mnli_are_read(tmp_path: Path) -> None:
     header, row, expected = LAYOUTS["MNLI"]
     folder = tmp_path / "MNLI"
     folder.mkdir()
@@ -111,14 +111,14 @@ def test_no_row_of_the_real_files_is_lost_or_joined(name: str, shared_data: Path
     assert all(text.strip() for example in data.train for text in example.texts)
 
 
-def test_the_real_files_of_qnli_are_read_whole_without_a_training_file(shared_data: Path) -> None:
+def test_the_real_files_of_qnli_are_complete_without_a_training_file(shared_data: Path) -> None:
     folder, left_out = shared_data / "glue" / "QNLI", dict[str, int]()
     assert len(read_file(folder / "dev.tsv", TASKS["QNLI"], left_out)) == 5_463
     assert len(read_unseen([folder / "test.tsv"], TASKS["QNLI"], left_out).examples) == 5_463
     assert not left_out
 
 
-def test_quotation_marks_of_real_mrpc_stay_text(shared_data: Path) -> None:
+def test_quotation_marks_in_real_mrpc_stay_part_of_the_text(shared_data: Path) -> None:
     first = load_task(TASKS["MRPC"], str(shared_data / "glue")).train[0]
     assert first.texts[0].startswith('Amrozi accused his brother, whom he called "the witness"')
     assert first.target == 1.0
@@ -146,7 +146,7 @@ def test_a_score_outside_its_range_is_refused(score: str, tmp_path: Path) -> Non
         (b"\xff\xfe\n", "cannot read"),
     ],
 )
-def test_a_file_that_is_not_the_tasks_is_refused(content: bytes, message: str, tmp_path: Path) -> None:
+def test_a_file_in_another_format_is_refused(content: bytes, message: str, tmp_path: Path) -> None:
     path = tmp_path / "train.tsv"
     path.write_bytes(content)
     with pytest.raises(ConfigError, match=message):
@@ -168,7 +168,7 @@ def write_parquet(path: Path, rows: list[dict]) -> None:
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
 
 
-def test_json_lines_and_parquet_hold_the_same_examples_under_the_names_of_either(tmp_path: Path) -> None:
+def test_json_lines_and_parquet_give_the_same_examples_with_either_column_names(tmp_path: Path) -> None:
     folder = tmp_path / "MNLI"
     folder.mkdir()
     (folder / "train.jsonl").write_text(json.dumps(ROWS[0]) + "\n")
@@ -225,7 +225,7 @@ def test_every_test_set_is_read_in_its_official_layout(name: str, tmp_path: Path
 
 
 @pytest.mark.parametrize("place", ["AX/diagnostic", "diagnostic/diagnostic", "MNLI/diagnostic"])
-def test_mnli_brings_the_diagnostic_set_wherever_it_lies(place: str, tmp_path: Path) -> None:
+def test_mnli_includes_the_diagnostic_set_from_any_usual_place(place: str, tmp_path: Path) -> None:
     header, row, _ = LAYOUTS["MNLI"]
     (tmp_path / "MNLI").mkdir()
     for split in ("train", "dev_matched", "dev_mismatched"):
@@ -242,14 +242,14 @@ def test_mnli_brings_the_diagnostic_set_wherever_it_lies(place: str, tmp_path: P
     assert (full.task, full.indices, full.examples) == (AX, ["0"], [Example(("A.", "B."), 0.0)])
 
 
-def test_a_test_set_in_parts_is_counted_through(tmp_path: Path) -> None:
+def test_a_test_set_in_several_files_is_numbered_consecutively(tmp_path: Path) -> None:
     paths = [tmp_path / f"test-0000{part}-of-00002.parquet" for part in range(2)]
     for path in paths:
         write_parquet(path, [{"sentence": "a", "label": -1}] * 2)
     assert read_unseen(paths, TASKS["CoLA"], {}).indices == ["0", "1", "2", "3"]
 
 
-def test_a_row_left_out_of_a_test_set_keeps_its_number(tmp_path: Path) -> None:
+def test_a_skipped_row_of_a_test_set_keeps_its_number(tmp_path: Path) -> None:
     rows = ({"sentence": "a"}, {"sentence": None}, *[{"sentence": "b"}] * 998)
     paths = [write(tmp_path / f"test-{part}.jsonl", *map(json.dumps, rows)) for part in range(2)]
     left_out: dict[str, int] = {}
@@ -261,7 +261,7 @@ def test_a_row_left_out_of_a_test_set_keeps_its_number(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_the_official_layout_with_a_row_cut_short_is_taken_without_it(
+def test_an_official_layout_with_a_truncated_row_is_read_without_it(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     task, (header, row, expected) = TASKS[name], LAYOUTS[name]
@@ -275,8 +275,8 @@ def test_the_official_layout_with_a_row_cut_short_is_taken_without_it(
     assert f"{folder / 'train.tsv'}: 1 malformed rows left out" in capsys.readouterr().out
 
 
-def test_qqp_is_taken_as_it_is_with_the_rows_that_questions_of_several_lines_break(tmp_path: Path) -> None:
-    """The official layout and size, for the file is not here, and such a row as nyu-mll/GLUE-baselines #5 shows."""
+def test_qqp_is_read_as_published_including_rows_broken_by_line_ends(tmp_path: Path) -> None:
+    """Made with the official layout and size, because the file is not here; see nyu-mll/GLUE-baselines #5."""
     header, row, expected = LAYOUTS["QQP"]
     first = '133273\t213221\t213222\t"Was Muhammad a real historical figure?'
     second = '"\tWas Muhammad a real historical figure? What is the evidence for his existence?\t0'
@@ -298,7 +298,7 @@ def test_the_file_of_another_task_is_refused_by_name(name: str, other: str, tmp_
         read_file(path, TASKS[name], {})
 
 
-def test_microsofts_files_are_divided_as_glue_divides_them(shared_data: Path, tmp_path: Path) -> None:
+def test_microsofts_files_are_split_as_in_glue(shared_data: Path, tmp_path: Path) -> None:
     official = load_task(TASKS["MRPC"], str(shared_data / "glue"), tests=True)
     folder = tmp_path / "MRPC"
     shutil.copytree(shared_data / "glue" / "MRPC" / "original", folder)
@@ -313,7 +313,7 @@ def test_microsofts_files_are_divided_as_glue_divides_them(shared_data: Path, tm
     ]
 
 
-def test_microsofts_files_alone_keep_microsofts_division(
+def test_microsofts_files_without_glues_list_keep_microsofts_split(
     shared_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "MRPC").mkdir()
@@ -332,7 +332,7 @@ def test_microsofts_file_without_its_header_is_refused_in_one_sentence(tmp_path:
     assert caught.value.problems == (f"data_dir: {path} has no column '#1 ID'; {expected}",)
 
 
-def test_what_a_folder_lacks_is_named(shared_data: Path) -> None:
+def test_what_is_missing_in_a_folder_is_named(shared_data: Path) -> None:
     glue = str(shared_data / "glue")
     assert [name for name, task in TASKS.items() if missing_from(task, glue) is None] == [*REAL_ROWS]
     assert "QNLI/train.tsv (no such file)" in str(missing_from(TASKS["QNLI"], glue))
@@ -341,7 +341,7 @@ def test_what_a_folder_lacks_is_named(shared_data: Path) -> None:
 
 
 def hub(columns: dict[str, list[Any]], name: str = "copy") -> list[Source]:
-    """A split on the hub."""
+    """The sources of a split on the hub."""
     return [(name, enumerate(datasets.Dataset.from_dict(columns), 1))]
 
 
@@ -349,7 +349,7 @@ def write_sentences(folder: Path, *lines: str) -> Path:
     return write(folder / "train.tsv", "sentence\tlabel", *lines)
 
 
-def test_a_file_with_more_malformed_rows_than_an_official_one_is_refused_and_they_are_named(tmp_path: Path) -> None:
+def test_a_file_with_more_malformed_rows_than_official_ones_is_refused_and_they_are_named(tmp_path: Path) -> None:
     path = write_sentences(tmp_path, "fine\t1", "no label", "wrong label\t2")
     left_out: dict[str, int] = {}
     with pytest.raises(ConfigError) as caught:
@@ -368,9 +368,7 @@ def test_many_malformed_rows_are_counted(tmp_path: Path) -> None:
         read_file(write_sentences(tmp_path, *["bad"] * 40), TASKS["SST-2"], {})
 
 
-def test_a_few_malformed_rows_are_left_out_counted_and_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_few_malformed_rows_are_skipped_counted_and_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write_sentences(tmp_path, "fine\t1", *["bad"] * 7, *["good\t0"] * 6_992)
     left_out: dict[str, int] = {}
     examples = read_file(path, TASKS["SST-2"], left_out)
@@ -384,14 +382,14 @@ def test_a_few_malformed_rows_are_left_out_counted_and_named(
         read_file(write_sentences(tmp_path, "fine\t1", *["bad"] * 7, *["good\t0"] * 6_991), TASKS["SST-2"], {})
 
 
-def test_rows_of_the_hub_become_the_same_examples() -> None:
+def test_rows_from_the_hub_become_the_same_examples() -> None:
     pairs = hub({"premise": ["It rained."], "hypothesis": ["It was dry."], "label": [2], "idx": [0]})
     assert read(TASKS["MNLI"], pairs, {}).examples == [Example(("It rained.", "It was dry."), 2.0)]
     scores = hub({"sentence1": ["A man plays."], "sentence2": ["Someone plays."], "label": [3.75]})
     assert read(TASKS["STS-B"], scores, {}).examples == [Example(("A man plays.", "Someone plays."), 0.75)]
 
 
-def test_malformed_rows_of_the_hub_are_refused_or_left_out_as_those_of_files() -> None:
+def test_malformed_rows_from_the_hub_are_handled_as_in_files() -> None:
     some = {"sentence": ["a", "b", "c"], "label": [1, -1, 0]}
     with pytest.raises(ConfigError, match=r"data_dir: copy cola train, line 2: label -1, expected one of 0, 1"):
         read(TASKS["CoLA"], hub(some, "copy cola train"), {})
@@ -402,13 +400,13 @@ def test_malformed_rows_of_the_hub_are_refused_or_left_out_as_those_of_files() -
     assert left_out == {"copy cola train": 1}
 
 
-def test_a_row_left_out_of_a_test_set_of_the_hub_keeps_its_number() -> None:
+def test_a_skipped_row_of_a_test_set_from_the_hub_keeps_its_number() -> None:
     rows = hub({"sentence": ["a", None, *["c"] * 998], "label": [-1] * 1_000})
     found = read(TASKS["CoLA"], rows, {}, labelled=False)
     assert found.indices == ["0", *map(str, range(2, 1_000))]
 
 
-def test_a_copy_by_another_name_is_asked_for_each_split_and_the_diagnostic_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_on_the_hub_is_asked_for_each_split_and_the_diagnostic_set(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
     def load_dataset(name: str, configuration: str, split: str) -> Any:
@@ -441,7 +439,7 @@ def test_an_unreachable_hub_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) 
         load_task(TASKS["CoLA"], "hub")
 
 
-def test_an_example_has_glues_index_or_its_place() -> None:
+def test_an_example_has_glues_index_or_its_position() -> None:
     rows = [
         {"index": "7", "sentence": "a"},
         {"idx": 5, "sentence": "a"},

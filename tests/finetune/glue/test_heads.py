@@ -31,7 +31,7 @@ def model(num_outputs: int, dropout: float = 0.1, head: Literal["electra", "hf"]
     return SequenceClassifier(ElectraEncoder(config), num_outputs, head)
 
 
-def test_the_output_is_one_dense_layer_of_the_first_hidden_state() -> None:
+def test_the_output_is_one_dense_layer_on_the_first_hidden_state() -> None:
     classifier = model(3).eval()
     batch = collate(FEATURES, [0, 1], 0, CPU)
     hidden_BLH = classifier.electra(batch.input_ids_BL, batch.attention_mask_BL, batch.token_type_ids_BL)
@@ -56,7 +56,7 @@ def test_hugging_faces_head_is_electras_classification_head() -> None:
 
 
 @pytest.mark.parametrize("head", ["electra", "hf"])
-def test_the_head_drops_out_in_training_only(head: Literal["electra", "hf"]) -> None:
+def test_the_head_applies_dropout_only_in_training(head: Literal["electra", "hf"]) -> None:
     classifier = model(2, dropout=0.5, head=head)
     batch = collate(FEATURES, [0, 1], 0, CPU)
     assert not torch.equal(classifier.train()(batch), classifier(batch))

@@ -1,4 +1,4 @@
-"""finetune/glue/job.py: examples become BERT's token ids; predictions in order, scored split by split."""
+"""finetune/glue/job.py: examples become BERT's token ids; predictions keep their order and are scored per split."""
 
 import math
 from dataclasses import replace
@@ -27,7 +27,7 @@ CONFIG = REPOSITORY / "ds_configs" / "zero0_fp32.json"
 
 @pytest.fixture(scope="module")
 def run(stock_model: Path) -> Run:
-    """An untrained model and MNLI's two dev splits, of 150 and 20 sequences of many lengths."""
+    """An untrained model with MNLI's two dev splits of 150 and 20 sequences of many lengths."""
     random = np.random.default_rng(0)
 
     def features(count: int) -> Features:
@@ -49,17 +49,17 @@ def run(stock_model: Path) -> Run:
     torch.manual_seed(0)
     for weight in made.engine.module.parameters():
         if weight.dim() > 1:
-            torch.nn.init.normal_(weight)  # so that the answers differ
+            torch.nn.init.normal_(weight)  # different answers for different examples
     return made
 
 
-def test_the_model_has_an_output_a_class(run: Run) -> None:
+def test_the_model_has_one_output_per_class(run: Run) -> None:
     assert isinstance(run.engine.module, SequenceClassifier)
     assert run.engine.module.head.out_features == 3
     assert run.job.train_examples == 30
 
 
-def test_several_outputs_are_classes_and_one_is_a_score(run: Run) -> None:
+def test_several_outputs_are_classes_and_one_output_is_a_score(run: Run) -> None:
     batch = collate(Features([[2, 3]] * 2, [[0, 0]] * 2, [1.0, 2.0]), [0, 1], 0, torch.device("cpu"))
     output_BC = torch.tensor([[0.2, 1.5, -0.3], [2.0, 0.0, 0.1]])
     expected = -output_BC.log_softmax(1)[torch.arange(2), torch.tensor([1, 2])]
@@ -69,7 +69,7 @@ def test_several_outputs_are_classes_and_one_is_a_score(run: Run) -> None:
     torch.testing.assert_close(regression.losses(torch.tensor([[0.5], [0.25]]), scores), torch.tensor([0.25, 0.0]))
 
 
-def test_every_example_gets_its_own_prediction_and_each_split_its_scores(run: Run) -> None:
+def test_every_example_has_its_own_prediction_and_each_split_its_scores(run: Run) -> None:
     run.engine.module.eval()
     metrics, files, constant = run.job.evaluate(run.engine)
     assert not constant
@@ -85,7 +85,7 @@ def test_every_example_gets_its_own_prediction_and_each_split_its_scores(run: Ru
 
 
 @pytest.mark.parametrize(("task", "doubled"), [("MRPC", True), ("STS-B", True), ("RTE", False), ("CoLA", False)])
-def test_unordered_pairs_are_trained_on_in_both_orders_on_request(task: str, doubled: bool, stock_model: Path) -> None:
+def test_unordered_pairs_are_trained_in_both_orders_on_request(task: str, doubled: bool, stock_model: Path) -> None:
     texts = ("word1", "word2 word3")[: len(TASKS[task].text_columns)]
     data = TaskData([Example(texts, 1.0)], {split: [Example(texts, 1.0)] for split in TASKS[task].dev_splits})
     plain, both = (
@@ -101,7 +101,7 @@ def test_unordered_pairs_are_trained_on_in_both_orders_on_request(task: str, dou
         assert both.train.input_ids[1] == [2, 9, 10, 3, 8, 3]
 
 
-def test_plain_scores_are_learned_as_the_file_has_them_and_reported_as_fractions(stock_model: Path) -> None:
+def test_scores_are_learned_on_the_files_scale_and_reported_as_fractions(stock_model: Path) -> None:
     data = TaskData([Example(("word1", "word2"), 0.5)], {"dev": [Example(("word1", "word2"), 0.5)]})
     tokenizer = load_tokenizer(stock_model)
     fraction, plain = (
@@ -118,7 +118,7 @@ def test_plain_scores_are_learned_as_the_file_has_them_and_reported_as_fractions
     assert plain.predict(plain.train, made.engine).tolist() == pytest.approx([output / 5])
 
 
-def test_unseen_examples_become_a_submission_and_labelled_ones_a_score_too(stock_model: Path) -> None:
+def test_unlabelled_examples_become_a_submission_and_labelled_ones_are_scored_too(stock_model: Path) -> None:
     examples = [Example(("word1", "word2"), 1.0)] * 2
     unseen = [Example(("word1", "word2"), math.nan)] * 2
     tests = {
@@ -153,7 +153,7 @@ def test_one_text_and_a_pair_have_berts_form(tokenizer: BertTokenizerFast) -> No
     assert pieces(tokenizer, ("A man", "Two men")) == "[CLS] a man [SEP] two men [SEP]"
 
 
-def test_segments_and_targets_stand_beside_the_ids(tokenizer: BertTokenizerFast) -> None:
+def test_segments_and_targets_accompany_the_ids(tokenizer: BertTokenizerFast) -> None:
     features = tokenize_examples([Example(("A man", "Two men"), 0.5)], tokenizer, 128)
     assert features.token_type_ids == [[0, 0, 0, 0, 1, 1, 1]]
     assert features.targets == [0.5]

@@ -1,4 +1,4 @@
-"""finetune/glue/metrics.py: GLUE's metrics against their definitions; the words and scores of a submission."""
+"""finetune/glue/metrics.py: GLUE's metrics against their definitions, and the labels and scores of a submission."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ def test_classification_metrics_follow_their_definitions() -> None:
     assert values["matthews"] == pytest.approx((4 * 3 - 2 * 1) / np.sqrt(6 * 5 * 5 * 4))
 
 
-def test_pearson_is_linear_and_spearman_goes_by_rank() -> None:
+def test_pearson_measures_linear_and_spearman_rank_correlation() -> None:
     target = np.array([0.1, 0.2, 0.4, 0.9])
     assert METRICS["pearson"](target, 3 * target - 1) == pytest.approx(1.0)
     assert METRICS["spearman"](target, np.exp(9 * target)) == pytest.approx(1.0)
@@ -31,7 +31,7 @@ def test_a_constant_prediction_has_a_finite_score(name: str) -> None:
     assert np.isfinite(score((name,), TARGET, np.zeros(10))[name])
 
 
-def test_a_constant_prediction_correlates_with_nothing() -> None:
+def test_a_constant_prediction_has_no_correlation() -> None:
     assert score(("matthews", "pearson", "spearman"), TARGET, np.ones(10)) == {
         "matthews": 0,
         "pearson": 0,
@@ -39,7 +39,7 @@ def test_a_constant_prediction_correlates_with_nothing() -> None:
     }
 
 
-def test_constant_means_one_answer_for_all() -> None:
+def test_constant_means_the_same_answer_for_all() -> None:
     assert is_constant(np.ones(5))
     assert is_constant(np.array([0.5001, 0.5002]))
     assert not is_constant(np.array([1, 1, 0]))
@@ -56,7 +56,7 @@ def test_constant_means_one_answer_for_all() -> None:
         (TASKS["STS-B"], [-0.1, 0.12345], ["0.000", "0.617"]),
     ],
 )
-def test_a_file_holds_glues_index_and_glues_word_or_score(
+def test_a_submission_has_glues_index_and_glues_label_or_score(
     task: GlueTask, predicted: list[float], labels: list[str]
 ) -> None:
     text = submission(task, ["0", "17"], np.array(predicted))

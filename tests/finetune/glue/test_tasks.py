@@ -1,4 +1,4 @@
-"""finetune/glue/tasks.py: the table of tasks, and rows as examples."""
+"""finetune/glue/tasks.py: the table of tasks, and the conversion of rows to examples."""
 
 import math
 
@@ -26,7 +26,7 @@ def test_tasks_are_chosen_by_name_or_all_together() -> None:
         select_tasks(["colla"])
 
 
-def test_a_submission_has_the_eleven_files_that_gluebenchmark_names() -> None:
+def test_a_submission_has_the_eleven_files_required_by_gluebenchmark() -> None:
     files = [file for task in (*TASKS.values(), AX) for file in task.test_files.values()]
     assert sorted(files) == [
         "AX.tsv",
@@ -59,7 +59,7 @@ def test_another_label_is_refused(label: object, task: str) -> None:
         parse_label(label, TASKS[task])
 
 
-def test_columns_have_glues_names_or_the_hubs_in_any_case() -> None:
+def test_columns_have_the_names_of_glue_or_of_the_hub_in_any_case() -> None:
     expected = Example(("a", "b"), 1.0)
     assert read_example({"sentence1": "a", "sentence2": "b", "gold_label": "neutral"}, TASKS["MNLI"]) == expected
     assert read_example({"premise": "a", "hypothesis": "b", "label": 1}, TASKS["MNLI"]) == expected
@@ -70,14 +70,14 @@ def test_columns_have_glues_names_or_the_hubs_in_any_case() -> None:
         read_example({"premise": "a", "hypothesis": None, "label": 1}, TASKS["MNLI"])
 
 
-def test_a_row_that_may_lack_its_label_keeps_one_that_it_has() -> None:
+def test_a_row_that_may_lack_its_label_keeps_an_existing_one() -> None:
     for row in ({"index": "7", "sentence": "a"}, {"idx": 5, "sentence": "a", "label": -1}):
         example = read_example(row, TASKS["CoLA"], labelled=False)
         assert (example.texts, math.isnan(example.target)) == (("a",), True)
     assert read_example({"sentence": "a", "label": "1"}, TASKS["CoLA"], labelled=False) == Example(("a",), 1.0)
 
 
-def test_predictions_of_other_test_sets_have_another_path() -> None:
+def test_predictions_for_other_test_sets_have_another_path() -> None:
     one, other = (Example((text,), math.nan) for text in ("a", "b"))
     sets = [(["0"], [one]), (["1"], [one]), (["0"], [other])]
     found = [
@@ -90,7 +90,7 @@ def test_predictions_of_other_test_sets_have_another_path() -> None:
     assert TaskData([], {}).tests_by_path() == {}
 
 
-def test_the_fingerprint_changes_with_any_example_and_not_with_a_test_set() -> None:
+def test_the_fingerprint_depends_on_every_example_and_not_on_test_sets() -> None:
     examples = [Example(("good",), 1.0), Example(("good",), 0.0), Example(("good.",), 1.0)]
     assert len({TaskData([example], {"dev": []}).fingerprint() for example in examples}) == 3
     assert TaskData(examples, {}).fingerprint() == TaskData(examples, {}, tests={"x": None}).fingerprint()  # type: ignore[dict-item]

@@ -1,6 +1,6 @@
-"""finetune/reporting/comparisons.py: differences between models run alike, seed by seed, example by example.
+"""finetune/reporting/comparisons.py: paired differences between models, over seeds and over examples.
 
-Permutation and bootstrap are held against their definitions.
+Permutation test and bootstrap are compared with their definitions.
 """
 
 import itertools
@@ -24,7 +24,7 @@ SQUAD = {"exact": [1.0, 0.0, 1.0, 1.0], "f1": [1.0, 0.5, 1.0, 1.0], "answerable"
 
 
 def records(*pairs: tuple[float, float]) -> list[RunRecord]:
-    """Two models' CoLA runs, one pair a seed."""
+    """CoLA runs of two models, one pair per seed."""
     found = [make_record(score, seed=seed) for seed, (score, _) in enumerate(pairs, 1)]
     return found + [make_record(score, seed=seed, **OTHER) for seed, (_, score) in enumerate(pairs, 1)]
 
@@ -37,14 +37,14 @@ def test_the_difference_is_second_minus_first_over_common_seeds() -> None:
     assert (found.p, found.interval) == (0.5, None)
 
 
-def test_one_seed_has_no_p_and_other_data_no_difference() -> None:
+def test_one_seed_gives_no_p_value_and_other_data_no_difference() -> None:
     (found,) = differences(make_rows(records((0.5, 0.6))), COLA, [])
     assert found.p is None
     runs = [make_record(0.5), make_record(0.6, data_sha256="d" * 64, **OTHER)]
     assert list(differences(make_rows(runs), COLA, [])) == []
 
 
-def test_the_interval_comes_from_the_kept_answers_of_both_wherever_they_lie(tmp_path: Path) -> None:
+def test_the_interval_is_computed_from_both_models_saved_answers_in_any_folder(tmp_path: Path) -> None:
     runs = records((0.5, 0.6), (0.4, 0.6))
     target = [0, 1] * 50
     for number, run in enumerate(runs):
@@ -60,7 +60,7 @@ def test_the_interval_comes_from_the_kept_answers_of_both_wherever_they_lie(tmp_
     assert found.interval is None
 
 
-def test_scores_at_the_best_threshold_have_no_interval_for_it_is_a_choice_of_its_own(tmp_path: Path) -> None:
+def test_scores_at_the_best_threshold_have_no_interval(tmp_path: Path) -> None:
     runs = [squad_record(0.5), squad_record(0.6, **OTHER)]
     for run in runs:
         write_files(tmp_path / "predictions" / run.run.folder_name(), {EXAMPLES: {"dev": SQUAD}})
@@ -95,7 +95,7 @@ def test_many_seeds_are_sampled_and_never_give_zero() -> None:
 
 
 @pytest.mark.parametrize(("metric", "classes"), [("accuracy", 3), ("matthews", 3), ("matthews", 2), ("f1", 2)])
-def test_resampled_scores_of_classes_are_the_metric_of_the_repeated_examples(metric: str, classes: int) -> None:
+def test_resampled_classification_scores_are_the_metric_of_the_repeated_examples(metric: str, classes: int) -> None:
     random = np.random.default_rng(2)
     target = random.integers(classes, size=60)
     predicted = np.where(random.random(60) < 0.6, target, random.integers(classes, size=60)).astype(float)
@@ -105,7 +105,7 @@ def test_resampled_scores_of_classes_are_the_metric_of_the_repeated_examples(met
 @pytest.mark.parametrize("metric", ["pearson", "spearman"])
 def test_resampled_correlations_are_those_of_the_repeated_examples(metric: str) -> None:
     random = np.random.default_rng(3)
-    target = random.integers(6, size=60) / 5  # ties
+    target = random.integers(6, size=60) / 5  # with ties
     check(metric, target, (target + random.normal(size=60)).round(1))
 
 
@@ -118,7 +118,7 @@ def check(metric: str, target: np.ndarray, predicted: np.ndarray) -> None:
         assert score == pytest.approx(repeated, abs=1e-9)
 
 
-def test_a_constant_answer_scores_nothing_as_the_metrics_say() -> None:
+def test_a_constant_answer_scores_zero_in_resamples_too() -> None:
     once_RN = np.ones((1, 4))
     for metric in ("matthews", "pearson", "spearman", "f1"):
         assert scores({"target": [0, 1, 1, 0], "predicted": [0] * 4}, metric, once_RN) == [0]
@@ -132,7 +132,7 @@ def test_questions_are_averaged_over_those_with_and_without_answer() -> None:
     assert scores(SQUAD, "NoAns_f1", once_RN) == [1]
 
 
-def test_the_interval_holds_the_difference_and_narrows_with_examples() -> None:
+def test_the_interval_contains_the_difference_and_narrows_with_more_examples() -> None:
     random = np.random.default_rng(5)
     widths = []
     for size in (100, 2_000):
@@ -148,10 +148,10 @@ def test_the_interval_holds_the_difference_and_narrows_with_examples() -> None:
         assert low < difference < high
         widths.append(high - low)
     assert widths[1] < widths[0] / 3
-    # The width of the mean of three independent differences is known: 2 * 1.96 * deviation.
+    # The width for the mean of three independent differences is known: 2 * 1.96 * deviation.
     assert widths[1] == pytest.approx(3.92 * np.sqrt((0.21 + 0.16) / 3 / 2_000), rel=0.15)
 
 
-def test_two_runs_that_answer_alike_differ_by_nothing() -> None:
+def test_two_runs_with_equal_answers_have_no_difference() -> None:
     run = {"target": [0, 1, 1, 0], "predicted": [0, 1, 0, 0]}
     assert bootstrap_interval([(run, run)], "matthews") == (0, 0)

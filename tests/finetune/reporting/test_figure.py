@@ -1,4 +1,4 @@
-"""finetune/reporting/figure.py: every seed is drawn, and the paper's numbers where they compare."""
+"""finetune/reporting/figure.py: every seed is drawn, and the paper's numbers if they are comparable."""
 
 import pytest
 
@@ -9,7 +9,9 @@ from tests.finetune.conftest import make_record, squad_record
 
 
 @pytest.mark.parametrize(("train_examples", "legend"), [(8_551, 5), (3_000, 2)])
-def test_seeds_are_dots_and_the_paper_is_drawn_on_official_data_only(train_examples: int, legend: int) -> None:
+def test_seeds_are_dots_and_the_papers_numbers_are_drawn_only_for_official_data(
+    train_examples: int, legend: int
+) -> None:
     scores = (0.31, 0.42, 0.53)
     rows = make_rows(
         [make_record(score, seed=seed, train_examples=train_examples) for seed, score in enumerate(scores)]
@@ -23,7 +25,7 @@ def test_seeds_are_dots_and_the_paper_is_drawn_on_official_data_only(train_examp
     assert len(axes.get_legend_handles_labels()[1]) == legend
 
 
-def test_each_column_is_a_panel_with_its_own_scale_and_each_model_stands_once_in_the_legend() -> None:
+def test_each_column_is_a_panel_with_its_own_scale_and_each_model_has_one_legend_entry() -> None:
     rows = make_rows([make_record(0.3), squad_record(0.6), make_record(0.2, random_weights=True)])
     figure = draw(rows, shown_tables(rows))
     assert [axes.get_title() for axes in figure.axes[:3]] == ["CoLA", "SQuAD 2.0 EM", "SQuAD 2.0 F1"]

@@ -1,4 +1,4 @@
-"""finetune/reporting/paper_tables.py: the paper's numbers stand under the right columns."""
+"""finetune/reporting/paper_tables.py: the paper's numbers are in the right columns."""
 
 import pytest
 
@@ -14,11 +14,11 @@ def test_every_column_is_a_split_and_metric_of_its_task() -> None:
 
 def test_every_task_and_metric_has_its_column() -> None:
     wanted = {(task.name, split, name) for task in TASKS.values() for split in task.dev_splits for name in task.metrics}
-    diagnostic = {("MNLI", AX.name, name) for name in AX.metrics}  # by the model of MNLI
+    diagnostic = {("MNLI", AX.name, name) for name in AX.metrics}  # predicted by the model of MNLI
     assert wanted | diagnostic == {(column.task, column.split, column.metric) for column in GLUE_COLUMNS}
 
 
-def test_the_papers_columns_come_first_in_its_order_and_what_it_lacks_has_no_place() -> None:
+def test_the_papers_columns_come_first_in_its_order_and_others_have_no_paper_index() -> None:
     places = {column.title: column.paper_index for column in GLUE_COLUMNS}
     assert list(places.items()) == [
         ("MNLI-m", 0),
@@ -39,23 +39,23 @@ def test_the_papers_columns_come_first_in_its_order_and_what_it_lacks_has_no_pla
 
 
 def test_the_papers_gains_follow_from_its_rows() -> None:
-    """Its text claims +0.9 on MNLI-m for small models, and +0.6 and +0.4 on the average of eight tasks."""
+    """The text claims +0.9 on MNLI-m for small models, and +0.6 and +0.4 on the average of eight tasks."""
     for size, gain in (("small", 0.6), ("base", 0.4)):
         ours, theirs = (GLUE_ROWS[size][row] for row in ("HP_Loss + Focal", "ELECTRA (reimplementation)"))
-        eight = [index for index in range(9) if index != 1]  # MNLI counts once
+        eight = [index for index in range(9) if index != 1]  # one of MNLI's two columns is left out
         difference = sum(ours[index] - theirs[index] for index in eight) / 8
         assert difference == pytest.approx(gain, abs=0.06)
         assert (ours[0] - theirs[0] == pytest.approx(0.9)) == (size == "small")
 
 
 def test_the_papers_gains_on_squad_follow_from_its_rows() -> None:
-    """Its text claims +4.2 F1 for small models and +0.52 for base ones."""
+    """The text claims +4.2 F1 for small models and +0.52 for base ones."""
     for size, row, gain in (("small", "HP_Dist + Focal", 4.2), ("base", "HP_Loss + Focal", 0.5)):
         ours, theirs = (SQUAD_ROWS[size][name][1] for name in (row, "ELECTRA (reimplementation)"))
         assert ours - theirs == pytest.approx(gain, abs=0.06)
 
 
-def test_every_table_has_rows_as_wide_as_its_columns_say_and_titles_of_its_own() -> None:
+def test_every_table_has_rows_as_wide_as_its_columns_and_unique_titles() -> None:
     titles = [column.title for column in (*GLUE_COLUMNS, *SQUAD_COLUMNS)]
     assert len(set(titles)) == len(titles)
     for table in TABLES:

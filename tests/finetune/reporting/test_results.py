@@ -1,4 +1,4 @@
-"""finetune/reporting/results.py: every run counted once, in its model's row, never mixed with runs on other data."""
+"""finetune/reporting/results.py: every run counts once, in its model's row, and runs on other data are kept apart."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from foundation.config import ConfigError
 from tests.finetune.conftest import make_record, squad_record
 
 
-def test_random_weights_make_a_row_of_their_own() -> None:
+def test_random_weights_have_their_own_row() -> None:
     rows = make_rows([make_record(0.3), make_record(0.1, random_weights=True)])
     assert [row.label for row in rows] == ["runs/small/export", "runs/small/export (random weights)"]
     assert [row.cells["CoLA"].median for row in rows] == [30.0, 10.0]
@@ -24,14 +24,14 @@ def test_a_cell_holds_every_seed_of_the_setting_with_the_best_median() -> None:
     assert row.cells["CoLA"].tried[1].epochs == 5
 
 
-def test_a_lucky_seed_alone_is_no_better_setting() -> None:
+def test_a_single_lucky_seed_does_not_make_a_setting_better() -> None:
     whole = [make_record(score, seed=seed) for seed, score in enumerate((0.2, 0.4, 0.3))]
     (row,) = make_rows([*whole, make_record(0.9, epochs=5)])
     assert row.cells["CoLA"].scores == (20.0, 40.0, 30.0)
     assert len(row.cells["CoLA"].tried) == 2
 
 
-def test_models_of_one_folder_are_named_without_it() -> None:
+def test_models_in_one_folder_are_named_without_the_folder() -> None:
     records = [make_record(model=f"/far/away/{name}", model_sha256=name * 64) for name in "ab"]
     assert [row.label for row in make_rows(records)] == ["a", "b"]
     assert str(shared_folder(records)) == "/far/away"
@@ -40,7 +40,7 @@ def test_models_of_one_folder_are_named_without_it() -> None:
     assert [row.label for row in make_rows(mixed)] == ["/far/away/a", "/far/away/b", "near/c"]
 
 
-def test_a_metric_that_a_run_lacks_is_an_empty_cell() -> None:
+def test_a_metric_missing_in_a_run_is_an_empty_cell() -> None:
     whole = squad_record(0.7)
     scores = {name: value for name, value in whole.last["dev"].items() if not name.startswith("NoAns")}
     (row,) = make_rows([whole.model_copy(update={"last": {"dev": scores}})])
@@ -48,7 +48,7 @@ def test_a_metric_that_a_run_lacks_is_an_empty_cell() -> None:
     assert (row.cells["SQuAD 2.0 F1"].scores, row.cells["HasAns F1"].scores) == ((70.0,), (70.0,))
 
 
-def test_a_model_given_by_two_paths_is_one_row_under_the_first() -> None:
+def test_a_model_given_by_two_paths_is_one_row_named_by_the_first() -> None:
     records = [make_record(0.3, model="model"), make_record(0.5, seed=2, model="/absolute/model")]
     (row,) = make_rows(records)
     assert (row.label, row.cells["CoLA"].scores) == ("model", (30.0, 50.0))

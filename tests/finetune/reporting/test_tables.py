@@ -1,4 +1,4 @@
-"""finetune/reporting/tables.py: what stands behind a report's medians."""
+"""finetune/reporting/tables.py: the details behind a report's medians."""
 
 from finetune.reporting.comparisons import differences
 from finetune.reporting.paper_tables import COLUMNS
@@ -7,7 +7,7 @@ from finetune.reporting.tables import collapsed_lines, difference_lines, markdow
 from tests.finetune.conftest import make_record
 
 
-def test_the_best_setting_of_each_task_is_shown_with_what_was_varied() -> None:
+def test_the_best_setting_of_each_task_is_shown_with_the_varied_values() -> None:
     records = [make_record(0.5, epochs=4), make_record(0.7, epochs=5), make_record(0.6)]
     (line,) = setting_lines(make_rows(records), COLUMNS)[2:]
     assert line == "| CoLA | runs/small/export | learning_rate 0.0003, epochs 5, weight_decay 0 | 3 |"
@@ -16,7 +16,7 @@ def test_the_best_setting_of_each_task_is_shown_with_what_was_varied() -> None:
     assert "epochs 5, weight_decay 0, head hf | 4 |" in line
 
 
-def test_a_setting_that_all_models_share_stands_once() -> None:
+def test_a_setting_shared_by_all_models_is_shown_once() -> None:
     other = {"model": "other", "model_sha256": "c" * 64}
     records = [make_record(0.5), make_record(0.4, **other)]
     (line,) = setting_lines(make_rows(records), COLUMNS)[2:]
@@ -25,7 +25,7 @@ def test_a_setting_that_all_models_share_stands_once() -> None:
     assert [line.split(" | ")[1] for line in lines] == ["runs/small/export", "other"]
 
 
-def test_pairs_stand_in_rows_and_scores_in_columns() -> None:
+def test_pairs_of_models_are_rows_and_scores_are_columns() -> None:
     scores = {"dev_matched": {"accuracy": 0.8}, "dev_mismatched": {"accuracy": 0.81}}
     models = [{"model": name, "model_sha256": name * 64} for name in "abc"]
     records = [make_record(0.5, **model) for model in models]
@@ -40,14 +40,14 @@ def test_pairs_stand_in_rows_and_scores_in_columns() -> None:
     ]
 
 
-def test_every_collapsed_run_is_listed_also_of_settings_not_chosen() -> None:
+def test_every_collapsed_run_is_listed_even_if_its_setting_was_not_chosen() -> None:
     rows = make_rows([make_record(0.5), make_record(0.0, seed=4, epochs=5, collapsed="constant prediction")])
     assert collapsed_lines(rows) == [
         "- CoLA, runs/small/export, seed 4, learning_rate 0.0003, epochs 5, weight_decay 0: constant prediction"
     ]
 
 
-def test_differences_stand_in_the_report_for_two_models_and_not_for_one() -> None:
+def test_a_report_shows_differences_for_two_models_and_not_for_one() -> None:
     one = [make_record(score, seed=seed) for seed, score in enumerate((0.5, 0.4, 0.45))]
     other = [
         make_record(score, seed=seed, model="other", model_sha256="c" * 64)

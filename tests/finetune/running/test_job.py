@@ -1,4 +1,4 @@
-"""finetune/running/job.py: GLUE and SQuAD give a run what it needs."""
+"""finetune/running/job.py: GLUE and SQuAD jobs implement everything a run needs."""
 
 import pytest
 

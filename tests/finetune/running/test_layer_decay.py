@@ -1,4 +1,4 @@
-"""finetune/running/layer_decay.py: the exact factors of layer-wise decay, on every parameter once."""
+"""finetune/running/layer_decay.py: exact factors of layer-wise decay, each parameter exactly once."""
 
 import pytest
 
@@ -35,7 +35,7 @@ def twelve_layers() -> SequenceClassifier:
         ("electra.encoder.relative_attention_bias.weight", 0.0550),
     ],
 )
-def test_a_layer_learns_at_decay_to_the_power_of_its_depth_below_the_head(name: str, factor: float) -> None:
+def test_a_layers_factor_is_decay_to_the_power_of_its_depth_below_the_head(name: str, factor: float) -> None:
     assert name in dict(twelve_layers().named_parameters())
     assert layer_scale(name, 12, 0.8) == pytest.approx(factor, abs=5e-5)
 
@@ -55,7 +55,7 @@ def test_the_legacy_form_is_google_researchs(name: str, factor: float) -> None:
     assert any(group["lr_scale"] == pytest.approx(factor, abs=5e-5) for group in made)
 
 
-def test_each_parameter_stands_in_the_group_of_its_layer() -> None:
+def test_each_parameter_is_in_the_group_of_its_layer() -> None:
     model = twelve_layers()
     named = {id(parameter): name for name, parameter in model.named_parameters()}
     made = groups(model, 12, SETTINGS)
@@ -66,6 +66,6 @@ def test_each_parameter_stands_in_the_group_of_its_layer() -> None:
     assert len({group["lr_scale"] for group in made}) == 14
 
 
-def test_without_decay_every_layer_learns_alike() -> None:
+def test_without_decay_every_layer_has_the_same_rate() -> None:
     made = groups(twelve_layers(), 12, SETTINGS.model_copy(update={"layer_decay": 1.0}))
     assert {group["lr_scale"] for group in made} == {1.0}

@@ -1,4 +1,4 @@
-"""finetune/running/model_folder.py: what can be fine-tuned, and how a model is known again."""
+"""finetune/running/model_folder.py: which folders can be fine-tuned, and how a model is identified."""
 
 import json
 import shutil
@@ -23,7 +23,7 @@ def test_a_stock_hugging_face_folder_opens_with_its_tokenizer(stock_model: Path)
     assert model.tokenizer("good word1 .").input_ids == [2, 5, 8, 47, 3]
 
 
-def test_the_fingerprint_follows_the_content_not_the_place(stock_model: Path, copy: Path) -> None:
+def test_the_fingerprint_depends_on_content_and_not_on_location(stock_model: Path, copy: Path) -> None:
     before = open_model(str(copy)).sha256
     assert before == open_model(str(stock_model)).sha256
     weights = copy / "model.safetensors"
@@ -56,7 +56,7 @@ def test_a_missing_model_is_refused(tmp_path: Path) -> None:
         open_model(str(tmp_path / "nowhere"))
 
 
-def test_a_tokenizer_that_is_not_berts_own_gives_the_ids_of_the_shards(copy: Path) -> None:
+def test_a_tokenizer_other_than_berts_gives_the_ids_of_the_shards(copy: Path) -> None:
     made = from_vocabulary([*SPECIAL_TOKENS, "word", "Ⅳ", "iv", "é", "e"])
     made.normalizer = normalizers.NFKC()
     tokenizer = WordPiece(made)
@@ -66,7 +66,7 @@ def test_a_tokenizer_that_is_not_berts_own_gives_the_ids_of_the_shards(copy: Pat
     assert open_model(str(copy)).tokenizer(text).input_ids == [2, *expected, 3]
 
 
-def test_a_model_with_code_of_its_own_opens_without_asking_to_run_it(
+def test_a_model_with_its_own_code_opens_without_asking_to_run_it(
     pretrained_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[object] = []

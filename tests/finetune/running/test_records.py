@@ -1,4 +1,4 @@
-"""finetune/running/records.py: a finished run is never lost, repeated or garbled."""
+"""finetune/running/records.py: a finished run is never lost, repeated or corrupted."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,7 @@ from foundation.config import ConfigError
 from tests.finetune.conftest import make_record
 
 
-def test_records_come_back_as_they_were_written(tmp_path: Path) -> None:
+def test_records_are_read_as_they_were_written(tmp_path: Path) -> None:
     path = tmp_path / "new" / "results.jsonl"
     records = [
         make_record(seed=1),
@@ -30,11 +30,11 @@ def test_records_come_back_as_they_were_written(tmp_path: Path) -> None:
     assert read_records(path) == records
 
 
-def test_no_file_is_no_records(tmp_path: Path) -> None:
+def test_a_missing_file_has_no_records(tmp_path: Path) -> None:
     assert read_records(tmp_path / "results.jsonl") == []
 
 
-def test_a_line_cut_short_costs_only_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_truncated_line_loses_only_its_own_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "results.jsonl"
     append_record(path, make_record(seed=1))
     whole = path.read_bytes()
@@ -44,7 +44,7 @@ def test_a_line_cut_short_costs_only_itself(tmp_path: Path, capsys: pytest.Captu
     assert "results.jsonl, line 2: cut short" in capsys.readouterr().out
 
 
-def test_a_line_that_is_no_record_is_refused(tmp_path: Path) -> None:
+def test_a_line_that_is_not_a_record_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "results.jsonl"
     path.write_text('{"task": "CoLA"}\n')
     with pytest.raises(ConfigError, match=r"results\.jsonl, line 1: .*task: unknown key"):
@@ -52,7 +52,7 @@ def test_a_line_that_is_no_record_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("line", ["3", "null", "[]", '[["run", 1]]'])
-def test_a_line_that_is_no_object_is_refused(line: str, tmp_path: Path) -> None:
+def test_a_line_that_is_not_an_object_is_refused(line: str, tmp_path: Path) -> None:
     path = tmp_path / "results.jsonl"
     append_record(path, make_record())
     path.write_text(f"{path.read_text()}{line}\n")
@@ -62,12 +62,12 @@ def test_a_line_that_is_no_object_is_refused(line: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [{"seed": 2}, {"random_weights": True}, {"data_sha256": "x"}, {"epochs": 4}])
-def test_whatever_changes_the_result_makes_another_run(change: dict) -> None:
+def test_any_change_that_affects_the_result_makes_another_run(change: dict) -> None:
     assert make_record(**change).run != make_record().run
     assert isinstance(make_record(**change), RunRecord)
 
 
-def test_each_run_has_a_folder_name_of_its_own() -> None:
+def test_each_run_has_its_own_folder_name() -> None:
     names = {
         make_record(**change).run.folder_name() for change in ({}, {"seed": 2}, {"epochs": 4}, {"data_sha256": "x"})
     }
@@ -75,8 +75,8 @@ def test_each_run_has_a_folder_name_of_its_own() -> None:
     assert make_record(task="SQuAD 2.0").run.folder_name().startswith("SQuAD-2.0-seed1-")
 
 
-def test_a_switch_that_earlier_records_lack_is_written_only_where_it_is_on() -> None:
-    """Else the folders of earlier runs, whose names follow from what is written, would not be found."""
+def test_a_switch_that_earlier_records_lack_is_written_only_if_it_is_on() -> None:
+    """Otherwise the folders of earlier runs, whose names follow from what is written, would not be found."""
     off = make_record()
     on = make_record(settings=off.run.settings.model_copy(update={"legacy_adam": True}))
     assert not {"legacy_adam", "multiplicative_warmup"} & off.model_dump()["run"]["settings"].keys()
@@ -85,7 +85,7 @@ def test_a_switch_that_earlier_records_lack_is_written_only_where_it_is_on() -> 
     assert RunRecord.model_validate_json(off.model_dump_json()) == off
 
 
-def test_kept_files_are_json_in_plain_letters(tmp_path: Path) -> None:
+def test_saved_files_are_json_in_ascii(tmp_path: Path) -> None:
     write_files(tmp_path / "new" / "folder", {"a.json": {"q": "é"}})
     assert json.loads((tmp_path / "new" / "folder" / "a.json").read_text()) == {"q": "é"}
     write_files(tmp_path / "new", {"part/b.txt": "plain"})
@@ -94,7 +94,7 @@ def test_kept_files_are_json_in_plain_letters(tmp_path: Path) -> None:
     assert not (tmp_path / "none").exists()
 
 
-def test_whatever_a_part_holds_and_their_order_change_the_fingerprint() -> None:
+def test_the_fingerprint_depends_on_the_content_and_order_of_all_parts() -> None:
     assert sha256_of(["a", 1]) == sha256_of(iter(["a", 1]))
     assert len({sha256_of(parts) for parts in ([], ["a", 1], [1, "a"], ["a", "1"], ["a", 1, None])}) == 5
 

@@ -1,4 +1,4 @@
-"""finetune/running/run_list.py: every run once, its answers beside its record, its data prepared once a task."""
+"""finetune/running/run_list.py: each run happens once, its answers are saved, and data is prepared once per task."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ from tests.conftest import REPOSITORY
 from tests.finetune.conftest import make_record
 
 
-def test_what_is_in_the_file_is_finished(tmp_path: Path) -> None:
+def test_runs_in_the_results_file_are_finished(tmp_path: Path) -> None:
     runs = [make_record(seed=seed).run for seed in (1, 2, 3)]
     assert unfinished(runs, tmp_path, {}) == [0, 1, 2]
     (tmp_path / "results.jsonl").write_text(make_record(seed=2).model_dump_json() + "\n")
@@ -27,7 +27,7 @@ def test_what_is_in_the_file_is_finished(tmp_path: Path) -> None:
     assert unfinished(runs, tmp_path, {"CoLA": ["CoLA.tsv"]}) == [0, 2]
 
 
-def test_a_task_is_prepared_once_and_each_run_keeps_its_answers(
+def test_a_task_is_prepared_once_and_each_run_saves_its_answers(
     stock_model: Path, squad_folder: Path, tmp_path: Path
 ) -> None:
     model, data = open_model(str(stock_model)), load_squad(VERSIONS["2.0"], squad_folder)

@@ -1,6 +1,6 @@
-"""finetune/running/train.py: plain AdamW with layer-wise decay, whatever the ranks, micro-batches and ZeRO stage.
+"""finetune/running/train.py: training equals plain AdamW with layer-wise decay for any ranks, micro-batches and stage.
 
-A run that was stopped or killed ends as one that was not.
+A run that was stopped or killed ends like an undisturbed one.
 """
 
 import gc
@@ -36,7 +36,7 @@ from tests.deepspeed_values import values_of
 from tests.finetune.conftest import two_ranks
 from tests.pretrain.engine.test_checkpoint import flip_bit
 
-# 27 batches an epoch, the last of 3 examples: every unevenness of a real run.
+# 27 batches per epoch, the last with 3 examples, so that all sizes are uneven as in a real run.
 SETTINGS = GlueConfig(
     learning_rate=3e-3,
     epochs=2,
@@ -72,7 +72,7 @@ def deepspeed_file(folder: Path, stage: int = 0, micro: int | str = "auto") -> P
 
 
 def plain_adamw(model: SequenceClassifier, job: GlueJob, settings: GlueConfig) -> None:
-    """The same run without engine, ranks or micro-batches: one parameter a group, the batch at once."""
+    """Trains the same run without engine, ranks or micro-batches: one group per parameter, the whole batch at once."""
     layers = model.electra.config.num_hidden_layers
     scales = [layer_scale(name, layers, settings.layer_decay) for name, _ in model.named_parameters()]
     optimizer = torch.optim.AdamW(
@@ -183,7 +183,7 @@ def test_zero_stages_learn_the_same(stage: int, stock_model: Path, job: GlueJob,
     assert zero.train_losses == pytest.approx(plain.train_losses, abs=1e-5)
 
 
-def test_bf16_learns_the_same_but_for_its_rounding(stock_model: Path, job: GlueJob, world: World) -> None:
+def test_bf16_learns_the_same_up_to_rounding(stock_model: Path, job: GlueJob, world: World) -> None:
     plain, half = (
         go(stock_model, job, world, REPOSITORY / "ds_configs" / f"zero1_{precision}.json")
         for precision in ("fp32", "bf16")
@@ -193,7 +193,7 @@ def test_bf16_learns_the_same_but_for_its_rounding(stock_model: Path, job: GlueJ
     assert half.train_losses == pytest.approx(plain.train_losses, abs=0.02)
 
 
-def test_the_same_seed_gives_the_same_run_and_another_seed_another(
+def test_equal_seeds_give_equal_runs_and_other_seeds_others(
     stock_model: Path, job: GlueJob, world: World, tmp_path: Path
 ) -> None:
     config = deepspeed_file(tmp_path)
@@ -204,7 +204,9 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_another(
     assert first.train_losses != other.train_losses
 
 
-def test_best_and_last_are_the_scores_of_epochs(stock_model: Path, job: GlueJob, world: World, tmp_path: Path) -> None:
+def test_best_and_last_scores_are_those_of_epochs(
+    stock_model: Path, job: GlueJob, world: World, tmp_path: Path
+) -> None:
     outcome = go(stock_model, job, world, deepspeed_file(tmp_path), epochs=6)
     assert outcome.best["dev"]["matthews"] >= outcome.last["dev"]["matthews"] > 0.5
     assert outcome.collapsed is None
@@ -212,7 +214,9 @@ def test_best_and_last_are_the_scores_of_epochs(stock_model: Path, job: GlueJob,
     assert outcome.precision == "float32"
 
 
-def test_one_answer_for_every_example_is_flagged(stock_model: Path, job: GlueJob, world: World, tmp_path: Path) -> None:
+def test_a_run_with_constant_predictions_is_flagged(
+    stock_model: Path, job: GlueJob, world: World, tmp_path: Path
+) -> None:
     one_label = replace(job, train=job.train._replace(targets=[1.0] * len(job.train.targets)))
     outcome = go(stock_model, one_label, world, deepspeed_file(tmp_path))
     assert outcome.collapsed == "constant prediction"
@@ -229,7 +233,7 @@ def test_a_run_that_diverges_ends_and_is_flagged(
     assert np.isfinite(outcome.last["dev"]["matthews"])
 
 
-def test_a_model_with_relative_position_trains_its_table(job: GlueJob, world: World, tmp_path: Path) -> None:
+def test_a_model_with_relative_positions_trains_their_table(job: GlueJob, world: World, tmp_path: Path) -> None:
     config = EncoderConfig(
         vocab_size=60,
         embedding_size=16,
@@ -249,7 +253,7 @@ def test_a_model_with_relative_position_trains_its_table(job: GlueJob, world: Wo
     assert 1e-5 < (after - before).abs().max() < 0.1
 
 
-def test_a_finished_run_leaves_no_model_behind(stock_model: Path, job: GlueJob, world: World, tmp_path: Path) -> None:
+def test_a_finished_run_deletes_its_model(stock_model: Path, job: GlueJob, world: World, tmp_path: Path) -> None:
     run = Run(load_encoder(stock_model), job, SETTINGS, SEED, deepspeed_file(tmp_path), world)
     run.train_epoch(0)
     weight = weakref.ref(run.engine.module)
@@ -258,7 +262,7 @@ def test_a_finished_run_leaves_no_model_behind(stock_model: Path, job: GlueJob, 
     assert weight() is None
 
 
-def test_two_ranks_learn_what_one_learns(
+def test_two_ranks_learn_the_same_as_one(
     stock_model: Path, cola_folder: Path, job: GlueJob, world: World, tmp_path: Path
 ) -> None:
     alone = go(stock_model, job, world, deepspeed_file(tmp_path))
@@ -270,22 +274,22 @@ def test_two_ranks_learn_what_one_learns(
 
 
 def one_rank(stock_model: str, cola_folder: str, config: str) -> None:
-    """What each process of `test_two_ranks_learn_what_one_learns` does."""
+    """Runs in each process of `test_two_ranks_learn_the_same_as_one`."""
     outcome = go(Path(stock_model), read_job(Path(stock_model), Path(cola_folder)), start_processes(), Path(config))
     print("\n" + json.dumps(outcome._asdict()), flush=True)
 
 
 WITH_DROPOUT = SETTINGS.model_copy(update={"dropout": 0.1, "attention_dropout": 0.1, "learning_rate": 1e-2})
-BATCHES = 26  # an epoch of 203 examples, eight at a time
+BATCHES = 26  # per epoch of 203 examples, eight at a time
 
 
 def never() -> bool:
-    """No request to stop."""
+    """Never asks for a stop."""
     return False
 
 
 class Stop:
-    """A request to stop that comes after so many batches."""
+    """Asks for a stop after so many batches."""
 
     def __init__(self, after: int) -> None:
         self.left = after
@@ -296,7 +300,7 @@ class Stop:
 
 
 class Killed(Exception):
-    """Stands for a kill: nothing runs after it that would save."""
+    """Simulates a kill: code after it that would save does not run."""
 
 
 def kill_after(batches: int) -> Stop:
@@ -319,9 +323,9 @@ def whole(stock_model: Path, job: GlueJob, world: World, tmp_path_factory: pytes
     return go_on(stock_model, job, world, tmp_path_factory.mktemp("whole"), None)
 
 
-# In the first epoch, at its end (saved before it is evaluated), and in the second.
+# In the first epoch, at its end (after saving, before evaluating), and in the second.
 @pytest.mark.parametrize("batches", [7, BATCHES, BATCHES + 3])
-def test_a_stopped_run_ends_bitwise_as_one_that_was_not(
+def test_a_stopped_run_ends_bitwise_like_an_undisturbed_one(
     batches: int, whole: Outcome, stock_model: Path, job: GlueJob, world: World, tmp_path: Path
 ) -> None:
     with pytest.raises(Stopped):
@@ -330,7 +334,7 @@ def test_a_stopped_run_ends_bitwise_as_one_that_was_not(
     assert go_on(stock_model, job, world, tmp_path, Keeper(tmp_path / "run", never)) == whole
 
 
-def test_a_killed_run_goes_on_from_its_last_checkpoint(
+def test_a_killed_run_resumes_from_its_last_checkpoint(
     whole: Outcome, stock_model: Path, job: GlueJob, world: World, tmp_path: Path
 ) -> None:
     with pytest.raises(Killed):
@@ -339,7 +343,7 @@ def test_a_killed_run_goes_on_from_its_last_checkpoint(
     assert go_on(stock_model, job, world, tmp_path, Keeper(tmp_path / "run", never)) == whole
 
 
-def test_a_run_whose_checkpoint_is_damaged_does_not_start_anew_over_it(
+def test_a_run_with_a_damaged_checkpoint_does_not_start_over(
     stock_model: Path, job: GlueJob, world: World, tmp_path: Path
 ) -> None:
     with pytest.raises(Stopped):
@@ -350,13 +354,13 @@ def test_a_run_whose_checkpoint_is_damaged_does_not_start_anew_over_it(
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["step-00000004"]
 
 
-def test_a_run_without_checkpoints_starts_anew(
+def test_a_run_without_checkpoints_starts_from_the_beginning(
     whole: Outcome, stock_model: Path, job: GlueJob, world: World, tmp_path: Path
 ) -> None:
     assert go_on(stock_model, job, world, tmp_path, Keeper(tmp_path / "nothing", never)) == whole
 
 
-def test_loss_and_requests_to_stop_are_one_sum_a_batch(
+def test_loss_and_stop_requests_share_one_all_reduce_per_batch(
     stock_model: Path, job: GlueJob, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keeper = Keeper(tmp_path / "run", never)
@@ -372,13 +376,13 @@ def test_loss_and_requests_to_stop_are_one_sum_a_batch(
     assert sums == [2] * BATCHES
 
 
-def test_a_request_that_reaches_one_rank_stops_all(stock_model: Path, cola_folder: Path, tmp_path: Path) -> None:
+def test_a_stop_request_to_one_rank_stops_all(stock_model: Path, cola_folder: Path, tmp_path: Path) -> None:
     assert two_ranks(MODULE, "stop", stock_model, cola_folder, tmp_path) == ["stopped", "stopped"]
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["step-00000004"]
 
 
 def stop_one_rank(model: str, data: str, folder: str) -> None:
-    """What each process of `test_a_request_that_reaches_one_rank_stops_all` does: the second is asked."""
+    """Runs in each process of `test_a_stop_request_to_one_rank_stops_all`; the second rank is asked to stop."""
     world = start_processes()
     keeper = Keeper(Path(folder) / "run", Stop(4 if world.rank == 1 else -1))
     try:

@@ -1,4 +1,4 @@
-"""finetune/squad/features.py: windows that miss nothing, and answers that come back as they were written."""
+"""finetune/squad/features.py: windows cover the whole paragraph, and answers are recovered as written."""
 
 from itertools import pairwise
 from pathlib import Path
@@ -20,7 +20,7 @@ from finetune.squad.features import (
 )
 from finetune.squad.files import VERSIONS, Answer, Question, SquadFile, load_squad, read_squad
 
-# Letters that lower-casing or accent-stripping changes in length, scripts cut into single pieces, marks of their own.
+# Letters whose length changes when lower-cased or stripped of accents, scripts split into single pieces, odd marks.
 LETTERS = [
     "a",
     "b",
@@ -48,7 +48,7 @@ SPACES = [" ", "  ", "\n", "\t", "\u00a0", "\u2009", "\u202f", "\u3000", " \u200
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> BertTokenizerFast:
-    """Cuts every word into letters; whatever is missing here becomes [UNK]."""
+    """A tokenizer that splits every word into letters; characters missing in its vocabulary become [UNK]."""
     letters = [*"abzeois7-.$’中文fi", "ss", "क", "ᄒ", "ᅡ", "ᆫ"]
     path = tmp_path_factory.mktemp("letters") / "vocab.txt"
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -70,7 +70,7 @@ WORDS = st.lists(st.lists(st.sampled_from(LETTERS), min_size=1, max_size=6).map(
 
 @settings(max_examples=400, deadline=None)
 @given(words=WORDS, spaces=st.lists(st.sampled_from(SPACES), min_size=9, max_size=9), data=st.data())
-def test_words_come_back_to_the_last_character(
+def test_words_are_recovered_to_the_last_character(
     words: list[str], spaces: list[str], data: st.DataObject, tokenizer: BertTokenizerFast
 ) -> None:
     text, places = spaces[-1], []
@@ -88,7 +88,7 @@ def test_words_come_back_to_the_last_character(
 
 @settings(max_examples=400, deadline=None)
 @given(text=st.text(max_size=40))
-def test_on_any_text_a_span_of_pieces_is_a_stretch_of_it_in_order(text: str, tokenizer: BertTokenizerFast) -> None:
+def test_in_any_text_a_span_of_pieces_is_an_ordered_stretch_of_it(text: str, tokenizer: BertTokenizerFast) -> None:
     (pieces,) = cut_into_pieces([text], tokenizer)
     assert (np.diff(pieces.begin) >= 0).all()
     assert (np.diff(pieces.end) >= 0).all()
@@ -99,13 +99,13 @@ def test_on_any_text_a_span_of_pieces_is_a_stretch_of_it_in_order(text: str, tok
         assert span[0] <= place <= span[1]
 
 
-def test_a_stretch_that_no_piece_covers_is_none(tokenizer: BertTokenizerFast) -> None:
+def test_a_stretch_without_pieces_is_none(tokenizer: BertTokenizerFast) -> None:
     (pieces,) = cut_into_pieces(["a \u200b b"], tokenizer)
     assert pieces.covering(2, 3) is None
 
 
 @given(size=st.integers(0, 60), capacity=st.integers(1, 20), stride=st.integers(1, 30))
-def test_windows_cover_everything_and_none_is_more_than_needed(size: int, capacity: int, stride: int) -> None:
+def test_windows_cover_everything_and_none_is_superfluous(size: int, capacity: int, stride: int) -> None:
     windows = cut_into_windows(size, capacity, stride)
     assert sorted({piece for window in windows for piece in window}) == list(range(size))
     assert all(len(window) <= capacity for window in windows)
@@ -131,7 +131,7 @@ def example(answer: Answer | None, paragraph: str = "a b a . $ 7 a b z z e o i s
     return SquadFile([paragraph], [Question("q", "s o a b ?", 0, (answer,) if answer else ())])
 
 
-def test_a_window_is_question_and_part_of_the_paragraph(tokenizer: BertTokenizerFast) -> None:
+def test_a_window_contains_the_question_and_part_of_the_paragraph(tokenizer: BertTokenizerFast) -> None:
     file = example(Answer("i s .", 24))
     made = make_windows(file, tokenizer, short(), training=True)
     ids, segments, targets = made.features
@@ -143,7 +143,7 @@ def test_a_window_is_question_and_part_of_the_paragraph(tokenizer: BertTokenizer
     assert [window.pieces for window in made.windows] == [range(12), range(4, 16), range(8, 17)]
 
 
-def test_a_long_question_is_cut(tokenizer: BertTokenizerFast) -> None:
+def test_a_long_question_is_truncated(tokenizer: BertTokenizerFast) -> None:
     made = make_windows(example(None), tokenizer, short(max_question=2), training=True)
     assert tokenizer.convert_ids_to_tokens(made.features.input_ids[0][:5]) == ["[CLS]", "s", "o", "[SEP]", "a"]
 
@@ -156,7 +156,9 @@ def test_a_window_without_the_whole_answer_points_to_cls(head: str, label: bool,
     assert target(half_in, (12, 14), False, short(head=head)) == (0, 0, label)
 
 
-def test_no_answer_is_unanswerable_in_every_window_and_dev_windows_have_no_target(tokenizer: BertTokenizerFast) -> None:
+def test_a_question_without_answer_is_unanswerable_in_every_window_and_dev_windows_have_no_target(
+    tokenizer: BertTokenizerFast,
+) -> None:
     made = make_windows(example(None), tokenizer, short(), training=True)
     assert set(made.features.targets) == {(0, 0, True)}
     made = make_windows(example(Answer("z", 16)), tokenizer, short(), training=False)
@@ -168,7 +170,7 @@ def test_an_empty_paragraph_still_has_a_window(tokenizer: BertTokenizerFast) -> 
     assert [window.pieces for window in made.windows] == [range(0)]
 
 
-def test_real_answers_come_back_unless_they_end_inside_a_word(
+def test_real_answers_are_recovered_unless_they_end_inside_a_word(
     real_tokenizer: BertTokenizerFast, shared_data: Path
 ) -> None:
     file = load_squad(VERSIONS["2.0"], shared_data / "squad" / "article_split").train
@@ -188,7 +190,7 @@ def test_real_answers_come_back_unless_they_end_inside_a_word(
     assert len(wrong) < 0.01 * len(answered)
 
 
-def test_real_windows_point_at_their_answers(real_tokenizer: BertTokenizerFast, shared_data: Path) -> None:
+def test_targets_of_real_windows_are_their_answers(real_tokenizer: BertTokenizerFast, shared_data: Path) -> None:
     file = read_squad(shared_data / "squad" / "article_split" / "train-v2.0.json")
     few = SquadFile(file.paragraphs[:40], [question for question in file.questions if question.paragraph < 40])
     made = make_windows(few, real_tokenizer, squad_settings_for(256, 128, {}), training=True)

@@ -1,4 +1,4 @@
-"""finetune/squad/files.py: the official JSON layout, and mistakes in it named by place."""
+"""finetune/squad/files.py: the official JSON layout is read, and mistakes in it are located."""
 
 import json
 from pathlib import Path
@@ -44,7 +44,7 @@ def test_a_question_without_answers_and_one_of_squad_1_are_read(tmp_path: Path) 
     assert [question.answers for question in file.questions] == [(), (Answer("cat", 4),)]
 
 
-def test_questions_to_predict_need_no_answers_and_lose_those_they_have(tmp_path: Path) -> None:
+def test_questions_need_no_answers_and_existing_ones_are_ignored(tmp_path: Path) -> None:
     bare = {key: value for key, value in entry("q2").items() if key not in ("answers", "is_impossible")}
     path = write(tmp_path, entry(), bare)
     assert [question.answers for question in read_squad(path, labelled=False).questions] == [(), ()]
@@ -52,7 +52,7 @@ def test_questions_to_predict_need_no_answers_and_lose_those_they_have(tmp_path:
         read_squad(path)
 
 
-def test_whatever_is_in_the_files_changes_the_fingerprint(tmp_path: Path) -> None:
+def test_any_change_in_the_files_changes_the_fingerprint(tmp_path: Path) -> None:
     write(tmp_path, entry())
     write(tmp_path, entry(), name="dev-v2.0.json")
     before = load_squad(VERSIONS["2.0"], tmp_path).fingerprint()
@@ -79,7 +79,7 @@ def test_a_malformed_entry_is_named(entries: list[dict[str, Any]], problem: str,
     assert str(path) in str(error.value)
 
 
-def test_a_misplaced_answer_is_refused_for_training_and_not_for_scoring(tmp_path: Path) -> None:
+def test_a_misplaced_answer_is_refused_for_training_but_not_for_scoring(tmp_path: Path) -> None:
     write(tmp_path, entry(start=5), name="dev-v2.0.json")
     write(tmp_path, entry())
     assert load_squad(VERSIONS["2.0"], tmp_path).dev.questions[0].answers[0].start == 5
@@ -103,7 +103,7 @@ def test_a_question_without_an_answer_is_refused_in_squad_1(wrong: str, tmp_path
 
 
 @pytest.mark.parametrize("content", [None, b"\xff{", b"[]", b'{"data": 1}'])
-def test_a_file_that_is_not_squad_is_named(content: bytes | None, tmp_path: Path) -> None:
+def test_a_file_that_is_not_squad_is_refused_by_name(content: bytes | None, tmp_path: Path) -> None:
     path = tmp_path / "train-v1.1.json"
     if content is not None:
         path.write_bytes(content)

@@ -1,4 +1,4 @@
-"""finetune/squad/head.py: the head's formulas, written out the slow way."""
+"""finetune/squad/head.py: the head against its formulas, written out step by step."""
 
 import itertools
 import math
@@ -21,7 +21,7 @@ FEATURES = Features(
 )
 ALLOWED = {
     "electra": [{0, 3, 4, 5, 6, 7, 8}, {0, 3, 4}, {0, 4, 5, 6}],
-    "xlnet": [{0, 3, 4, 5, 6, 7}, {0, 3}, {0, 4, 5}],  # not the last [SEP]
+    "xlnet": [{0, 3, 4, 5, 6, 7}, {0, 3}, {0, 4, 5}],  # the last [SEP] is excluded
 }
 BATCH = collate(FEATURES, [0, 1, 2], 0, torch.device("cpu"))
 
@@ -43,7 +43,7 @@ def model(kind: str, dropout: float = 0.0) -> QuestionAnswerer:
 
 
 def score_pair(scorer: PairScorer, first_H: Tensor, second_H: Tensor, kind: str) -> float:
-    """One dense layer of the two states side by side, and what follows it."""
+    """One dense layer on the two concatenated states, and the layers after it."""
     matrix = torch.cat([scorer.first.weight, scorer.second.weight], dim=1)
     mixed = matrix @ torch.cat([first_H, second_H]) + scorer.second.bias
     mixed = F.gelu(mixed) if kind == "electra" else torch.tanh(mixed)
@@ -88,7 +88,7 @@ def test_answerability_sees_cls_and_the_starts_weighted_by_their_probability(kin
 
 
 @torch.no_grad()
-def test_a_beam_as_wide_as_the_text_finds_the_best_span_of_all() -> None:
+def test_a_beam_as_wide_as_the_text_finds_the_best_span() -> None:
     answerer = model("electra").eval()
     beams, hidden_BLH = answerer(BATCH), states(answerer)
     for row, allowed in enumerate(ALLOWED["electra"]):
@@ -112,7 +112,7 @@ def test_a_beam_as_wide_as_the_text_finds_the_best_span_of_all() -> None:
 
 
 @pytest.mark.parametrize(("kind", "beam"), [("electra", 20), ("xlnet", 5)])
-def test_the_beam_is_the_kinds_or_the_length(kind: str, beam: int) -> None:
+def test_the_beam_is_limited_by_the_length(kind: str, beam: int) -> None:
     beams = model(kind).eval()(BATCH)
     assert beams.end_BKK.shape == (3, min(beam, 9), min(beam, 9))
 
@@ -134,7 +134,7 @@ def test_the_loss_is_the_mean_of_start_and_end_and_half_of_answerability() -> No
     assert span_losses(logits, torch.tensor([[1.0, 1.0, 0.0]])).tolist() == pytest.approx([expected])
 
 
-def test_every_parameter_of_the_head_learns_in_either_kind() -> None:
+def test_every_parameter_of_the_head_gets_a_gradient_in_both_kinds() -> None:
     for kind in HEAD_KINDS:
         answerer = model(kind).train()
         span_losses(answerer(BATCH), BATCH.target_B).sum().backward()
@@ -143,14 +143,14 @@ def test_every_parameter_of_the_head_learns_in_either_kind() -> None:
             assert parameter.grad.isfinite().all(), name
 
 
-def test_only_xlnets_answerability_drops_out_and_lacks_a_bias() -> None:
+def test_only_xlnets_answerability_has_dropout_and_no_bias() -> None:
     electra, xlnet = model("electra", dropout=0.5), model("xlnet", dropout=0.5)
     assert (electra.head.unanswerable.dropout.p, xlnet.head.unanswerable.dropout.p) == (0, 0.5)
     assert (electra.head.unanswerable.logit.bias is None, xlnet.head.unanswerable.logit.bias is None) == (False, True)
     assert (electra.head.end.first.out_features, xlnet.head.end.first.out_features) == (512, 16)
 
 
-def test_each_kind_starts_from_its_sources_numbers() -> None:
+def test_each_kind_is_initialized_as_in_its_source() -> None:
     config = EncoderConfig(
         vocab_size=10,
         embedding_size=8,

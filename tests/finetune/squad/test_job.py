@@ -1,4 +1,4 @@
-"""finetune/squad/job.py: from windows to answers and scores, and a model that can learn them by heart."""
+"""finetune/squad/job.py: from windows to answers and scores, with a model that can memorize them."""
 
 import itertools
 import json
@@ -45,7 +45,7 @@ def small_job(model: Path, data: SquadData, version: str = "2.0", **changes: Any
 
 
 def learn(job: SquadJob, encoder: ElectraEncoder, world: World) -> Run:
-    """A run over all its epochs, without evaluations."""
+    """Trains all epochs without evaluations."""
     run = Run(encoder, job, job.settings, 1, FP32, world)
     for epoch in range(job.settings.epochs):
         run.train_epoch(epoch)
@@ -60,9 +60,9 @@ def encoder_of(stock_model: Path) -> ElectraEncoder:
 
 @pytest.mark.parametrize(
     ("head", "epochs"),
-    [("electra", 50), ("xlnet", 200)],  # XLNet's matrices start so small that a width of 32 takes longer
+    [("electra", 50), ("xlnet", 200)],  # XLNet's initial matrices are so small that a width of 32 learns slowly
 )
-def test_a_tiny_model_learns_sixteen_questions_by_heart(
+def test_a_tiny_model_memorizes_sixteen_questions(
     head: str, epochs: int, stock_model: Path, data: SquadData, world: World
 ) -> None:
     job = small_job(stock_model, data, head=head, epochs=epochs, learning_rate=1e-2)
@@ -72,13 +72,13 @@ def test_a_tiny_model_learns_sixteen_questions_by_heart(
 
 
 @pytest.mark.long
-def test_a_tiny_model_learns_fifty_real_questions_by_heart(shared_data: Path, world: World) -> None:
+def test_a_tiny_model_memorizes_fifty_real_questions(shared_data: Path, world: World) -> None:
     file = read_squad(shared_data / "squad" / "article_split" / "train-v2.0.json")
     few = SquadFile(file.paragraphs, file.questions[:50])
     tokenizer = BertTokenizerFast(vocab=str(shared_data / "vocab" / "vocab.txt"))
     settings = squad_settings_for(64, 128, BY_HEART | {"epochs": 60, "learning_rate": 1e-3})
     job = make_job(VERSIONS["2.0"], SquadData(few, few), tokenizer, settings)
-    assert len(job.train.targets) > 2 * job.train_examples == 100  # several windows a question
+    assert len(job.train.targets) > 2 * job.train_examples == 100  # several windows per question
     torch.manual_seed(0)
     config = EncoderConfig(
         vocab_size=len(tokenizer),
@@ -97,13 +97,13 @@ def test_a_tiny_model_learns_fifty_real_questions_by_heart(shared_data: Path, wo
 
 @pytest.fixture(scope="module")
 def barely_trained(stock_model: Path, data: SquadData, world: World) -> tuple[SquadJob, Run]:
-    """A model that answers some questions wrong, on several windows a question."""
+    """A model that answers some questions wrong, with several windows per question."""
     job = small_job(stock_model, data, max_length=20, stride=4, epochs=12, learning_rate=1e-2)
     assert len(job.dev.windows) > 2 * len(data.dev.questions)
     return job, learn(job, encoder_of(stock_model), world)
 
 
-def test_the_kept_files_give_the_scores(barely_trained: tuple[SquadJob, Run], data: SquadData) -> None:
+def test_scores_follow_from_the_saved_files(barely_trained: tuple[SquadJob, Run], data: SquadData) -> None:
     job, run = barely_trained
     metrics, files, constant = job.evaluate(run.engine)
     best = {name: answers[0]["text"] for name, answers in files["nbest.json"].items()}
@@ -133,13 +133,13 @@ def test_answers_are_stretches_of_their_paragraphs_best_first(
         assert all(len(text.split()) <= 30 for text in texts)
 
 
-def test_ranks_share_the_windows(barely_trained: tuple[SquadJob, Run], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_divide_the_windows(barely_trained: tuple[SquadJob, Run], monkeypatch: pytest.MonkeyPatch) -> None:
     job, run = barely_trained
     spans_WN3, null_W = job.predict(job.dev, run.engine)
     parts = []
     for rank in range(3):
         monkeypatch.setattr(run.engine, "world", World(rank, 3, rank, torch.device("cpu")))
-        parts.append(job.predict(job.dev, run.engine))  # the group of one process leaves each part as it is
+        parts.append(job.predict(job.dev, run.engine))  # in a group of one process each part stays as it is
     torch.testing.assert_close(sum(spans for spans, _ in parts), spans_WN3, atol=1e-5, rtol=0)
     torch.testing.assert_close(sum(nulls for _, nulls in parts), null_W, atol=1e-5, rtol=0)
 
@@ -177,7 +177,7 @@ def test_a_diverged_model_still_has_scores(stock_model: Path, data: SquadData, w
 
 
 LENGTH, BEAM = 12, 5
-# Paragraph pieces 4..10 stand at input positions 3..9; those up to 7 have more context elsewhere.
+# Paragraph pieces 4..10 are at input positions 3..9; those up to 7 have more context in another window.
 WINDOWS = [
     Window(0, range(7), 3, np.ones(7, dtype=bool)),
     Window(0, range(4, 11), 3, np.array([False] * 4 + [True] * 3)),
@@ -193,7 +193,7 @@ def beams(seed: int = 0) -> SpanBeams:
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("n_best", [3, 40])
-def test_spans_are_the_best_that_the_rules_allow(seed: int, n_best: int) -> None:
+def test_spans_are_the_best_allowed_by_the_rules(seed: int, n_best: int) -> None:
     given = beams(seed)
     spans_BN3 = best_spans(given, WINDOWS, LENGTH, max_answer=3, n_best=n_best)
     assert spans_BN3.shape == (2, n_best, 3)
@@ -212,12 +212,12 @@ def test_spans_are_the_best_that_the_rules_allow(seed: int, n_best: int) -> None
             assert span == pytest.approx(wanted, abs=1e-6)
 
 
-def test_scores_that_are_no_numbers_are_no_answers() -> None:
+def test_nan_scores_give_no_answers() -> None:
     given = beams()._replace(start_log_p_BK=torch.full((2, BEAM), math.nan))
     assert (best_spans(given, WINDOWS, LENGTH, 3, 4)[:, :, 0] == -math.inf).all()
 
 
-def test_merged_answers_stand_once_under_their_best_score_in_the_texts_own_words() -> None:
+def test_equal_answers_are_merged_with_their_best_score_and_the_texts_wording() -> None:
     paragraph = "Émile  and Émile"
     pieces = Pieces(np.arange(3), np.array([0, 7, 11]), np.array([5, 10, 16]))
     spans = torch.tensor([[[-1.0, 2, 2], [-2.0, 0, 1]], [[-0.5, 0, 0], [-math.inf, -math.inf, -math.inf]]])
@@ -227,7 +227,7 @@ def test_merged_answers_stand_once_under_their_best_score_in_the_texts_own_words
     assert merge(spans[1:, 1:], pieces, paragraph, 1) == []
 
 
-def test_probabilities_are_shares_among_the_candidates() -> None:
+def test_probabilities_are_normalized_over_the_candidates() -> None:
     pieces = Pieces(np.arange(2), np.array([0, 2]), np.array([1, 3]))
     spans = torch.tensor([[math.log(0.3), 0, 0], [math.log(0.1), 1, 1]], dtype=torch.float64)
     found = merge(spans, pieces, "a b", 5)

@@ -1,4 +1,4 @@
-"""finetune/squad/metrics.py: the official evaluation, to the last digit."""
+"""finetune/squad/metrics.py: the scores are exactly those of the official script."""
 
 import json
 from pathlib import Path
@@ -24,13 +24,11 @@ def stored(shared_data: Path, name: str) -> Any:
 
 
 @pytest.mark.parametrize("system", ["bert_single_google", "bidaf_selfatt_elmo", "nlnet_single"])
-def test_real_predictions_score_what_the_official_script_says(
-    system: str, dev: list[Question], shared_data: Path
-) -> None:
+def test_real_predictions_have_the_official_scripts_scores(system: str, dev: list[Question], shared_data: Path) -> None:
     assert evaluate(dev, stored(shared_data, system)) == stored(shared_data, f"{system}.official_metrics")
 
 
-def test_best_thresholds_are_the_official_scripts(dev: list[Question], shared_data: Path) -> None:
+def test_best_thresholds_are_those_of_the_official_script(dev: list[Question], shared_data: Path) -> None:
     predicted = stored(shared_data, "bert_single_google")
     null_scores = stored(shared_data, "bert_single_google.SYNTHETIC_na_prob")
     expected = stored(shared_data, "bert_single_google.with_SYNTHETIC_na_prob.official_metrics")
@@ -38,7 +36,7 @@ def test_best_thresholds_are_the_official_scripts(dev: list[Question], shared_da
 
 
 @pytest.mark.parametrize("threshold", [0.1, 0.59999, 0.9])
-def test_a_threshold_is_the_empty_text_for_every_question_above_it(
+def test_questions_above_the_threshold_are_scored_as_unanswered(
     threshold: float, dev: list[Question], shared_data: Path
 ) -> None:
     predicted = stored(shared_data, "bert_single_google")
@@ -47,7 +45,7 @@ def test_a_threshold_is_the_empty_text_for_every_question_above_it(
     assert evaluate(dev, predicted, null_scores, threshold).items() >= evaluate(dev, cut).items()
 
 
-def test_the_best_threshold_scores_what_it_promises(dev: list[Question], shared_data: Path) -> None:
+def test_the_best_threshold_reaches_its_reported_score(dev: list[Question], shared_data: Path) -> None:
     predicted = stored(shared_data, "bert_single_google")
     null_scores = stored(shared_data, "bert_single_google.SYNTHETIC_na_prob")
     best = evaluate(dev, predicted, null_scores)
@@ -57,7 +55,7 @@ def test_the_best_threshold_scores_what_it_promises(dev: list[Question], shared_
 
 
 @pytest.mark.parametrize("right", [0, 1, 2])
-def test_the_best_threshold_of_logits_scores_what_it_promises_also_where_nothing_answered_is_best(right: int) -> None:
+def test_the_best_threshold_of_logits_reaches_its_score_even_if_no_answers_are_best(right: int) -> None:
     questions = [question("a", "Rome"), question("b", "Oslo"), question("c"), question("d")]
     predicted = dict(zip("abcd", ["Rome" if right else "x", "Oslo" if right > 1 else "x", "y", "y"], strict=True))
     logits = {"a": -5.0, "b": -1.0, "c": -3.0, "d": 0.0}
@@ -66,21 +64,21 @@ def test_the_best_threshold_of_logits_scores_what_it_promises_also_where_nothing
     assert evaluate(questions, predicted, logits, best_threshold(found))["f1"] == found["best_f1"]
 
 
-def test_a_reference_answer_scores_full_marks_on_squad_1(shared_data: Path) -> None:
+def test_reference_answers_reach_full_scores_on_squad_1(shared_data: Path) -> None:
     questions = read_squad(shared_data / "squad" / "dev-v1.1.reconstructed.json").questions
     for choose in (0, -1):
         scores = evaluate_squad1(questions, {question.id: question.answers[choose].text for question in questions})
         assert (scores["exact"], scores["total"]) == (100.0, 10_570)
-        assert 99.9 < scores["f1"] <= 100  # a few answers have no words, such as "a"
+        assert 99.9 < scores["f1"] <= 100  # a few answers such as "a" have no words after normalization
 
 
-def test_squad_1_takes_an_answer_without_words_as_it_is() -> None:
+def test_squad_1_compares_answers_without_words_as_they_are() -> None:
     questions = [question("a", "the", "Rome")]
     assert evaluate_squad1(questions, {"a": "an"}) == {"exact": 100, "f1": 0, "total": 1}
     assert evaluate(questions, {"a": "an"})["exact"] == 0
 
 
-def test_case_punctuation_articles_and_spaces_do_not_count() -> None:
+def test_case_punctuation_articles_and_spaces_are_ignored() -> None:
     assert normalize(" The  Cat,\u00a0a DOG\nand an\tend. ") == "cat dog and end"
     assert normalize("theatre an-other") == "theatre another"
     assert question_scores([question("q", "the U.S.")], {"q": "us"})["exact"] == {"q": 1}
@@ -92,7 +90,7 @@ def test_f1_counts_words_with_multiplicity() -> None:
     assert (f1("the", "a"), f1("", ""), f1("", "x"), f1("x", "an")) == (1, 1, 0, 0)
 
 
-def test_the_best_reference_counts_and_none_means_the_empty_text() -> None:
+def test_the_best_reference_counts_and_no_reference_means_the_empty_text() -> None:
     questions = [question("a", "Rome", "in Rome"), question("b"), question("c", "the")]
     scores = evaluate(questions, {"a": "in rome", "b": "", "c": ""})
     assert scores["exact"] == 100

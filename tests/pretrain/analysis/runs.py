@@ -1,4 +1,4 @@
-"""Run folders as training leaves them, written by its own log without any training."""
+"""Run folders as training leaves them, written by the real log without any training."""
 
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ MACHINE = ("tokens_per_second", "peak_share", "gradient_norm", "learning_rate", 
 
 
 def write_run(folder: Path, *steps: int, objective: str = "hp_loss", held_out: bool = True, **changes: Any) -> Path:
-    """A run folder with a record, and an evaluation, of each of these steps; every value is another one."""
+    """A run folder with a training record and an evaluation at each of these steps, all with different values."""
     run = with_objective(TINY, objective).model_copy(update=changes)
     description = RunDescription(
         run=run,
@@ -43,7 +43,7 @@ def write_run(folder: Path, *steps: int, objective: str = "hp_loss", held_out: b
 
 
 def values(objective: str, seed: int) -> dict[str, Any]:
-    """What a record of this objective holds."""
+    """Values of a record for this objective."""
     random = np.random.default_rng(seed)
     names = GENERATOR + MACHINE + (DISCRIMINATOR if objective != "mlm" else ())
     sampled = ("p_G", "p_S") if objective != "mlm" else ("p_G",)

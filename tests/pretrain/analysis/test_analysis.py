@@ -1,4 +1,4 @@
-"""Claims about the analysis, against numbers worked out by hand and against known cases."""
+"""Claims about the analysis, against values computed by hand and known cases."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ from pretrain.analysis.observation import Judgement, Observations, Observed, Ori
 
 
 def judgement(**changes: np.ndarray) -> Judgement:
-    """Six positions, four of them masked, two replaced; the discriminator orders them perfectly."""
+    """Six positions, four of them masked, two replaced; the discriminator ranks them perfectly."""
     values = {
         "d": np.array([3.0, 2.0, -1.0, -2.0, -3.0, -4.0]),
         "replaced": np.array([True, True, False, False, False, False]),
@@ -29,7 +29,7 @@ def judgement(**changes: np.ndarray) -> Judgement:
 
 
 def observations(**changes: object) -> Observations:
-    """The four masked positions of `judgement`."""
+    """Observations at the four masked positions of `judgement`."""
     values = {
         "judgement": judgement(),
         "estimated_loss": np.array([0.1, 0.4, 0.2, 0.3]),
@@ -60,7 +60,7 @@ def test_the_generators_numbers_are_means_over_masked_positions() -> None:
     assert found["mlm_loss"].value == pytest.approx(-np.log([0.9, 0.5, 0.25, 0.05]).mean())
 
 
-def test_detection_counts_right_answers_masked_and_all_with_an_interval_around_them() -> None:
+def test_detection_accuracy_over_masked_and_all_positions_has_an_interval_around_it() -> None:
     found = detection(judgement(d=np.array([3.0, -2.0, -1.0, -2.0, -3.0, 4.0])))
     assert found["accuracy_masked"].value == 0.75
     assert found["accuracy_all"].value == pytest.approx(4 / 6)
@@ -70,7 +70,7 @@ def test_detection_counts_right_answers_masked_and_all_with_an_interval_around_t
         assert low <= value <= high and low < high
 
 
-def test_detection_has_the_loss_beside_the_entropy_of_the_replaced_share() -> None:
+def test_detection_compares_the_loss_with_the_entropy_of_the_replaced_share() -> None:
     found = detection(judgement())
     loss = np.mean([np.log1p(np.exp(-v)) for v in (3, 2)] * 1 + [np.log1p(np.exp(v)) for v in (-1, -2, -3, -4)])
     entropy = -(1 / 3 * np.log(1 / 3) + 2 / 3 * np.log(2 / 3))
@@ -87,21 +87,21 @@ def test_detection_has_the_auc_of_all_and_of_masked_positions() -> None:
     assert as_json(nothing["auc_all"]) is None and as_json(nothing["auc_masked"]) is None
 
 
-def test_correlations_are_numpys_by_class() -> None:
+def test_correlations_by_class_are_numpys() -> None:
     pearson = estimate_quality(observations())["pearson"]
     assert pearson["replaced"].value == pytest.approx(1.0)
     assert pearson["original"].value == pytest.approx(1.0)
     assert pearson["all"].value == pytest.approx(np.corrcoef([0.1, 0.4, 0.2, 0.3], [0.2, 0.8, 0.7, 0.9])[0, 1])
 
 
-def test_an_objective_without_estimate_has_no_correlation() -> None:
+def test_an_objective_without_loss_estimate_has_no_correlation() -> None:
     seen = observations(estimated_loss=np.empty(0))
     assert estimate_quality(seen) == {}
     shown = headline(as_json(analyse(observed(p_G=seen))))
     assert shown["estimate_correlation"] == {"original": None, "replaced": None, "all": None}
 
 
-def test_the_class_mean_predictor_knows_the_class_and_nothing_else() -> None:
+def test_the_class_mean_predictor_depends_only_on_the_class() -> None:
     quality = estimate_quality(observations())
     means = [0.5, 0.5, 0.8, 0.8]
     expected = np.corrcoef(means, [0.2, 0.8, 0.7, 0.9])[0, 1]
@@ -111,7 +111,7 @@ def test_the_class_mean_predictor_knows_the_class_and_nothing_else() -> None:
     assert quality["spearman"]["all"].value == pytest.approx(np.corrcoef([1, 4, 2, 3], [1, 3, 2, 4])[0, 1])
 
 
-def test_an_estimate_that_follows_the_loss_within_classes_is_above_the_class_means_and_a_blind_one_is_not() -> None:
+def test_an_estimate_informative_within_classes_beats_the_class_means_and_a_constant_one_does_not() -> None:
     random = np.random.default_rng(0)
     other = random.random(4000) < 0.5
     loss = np.where(other, 1.0, 0.3) + random.normal(0, 0.5, 4000)
@@ -125,7 +125,7 @@ def test_an_estimate_that_follows_the_loss_within_classes_is_above_the_class_mea
         assert (low > 0) == above
 
 
-def test_shares_of_the_maximum_probability_are_counted_in_tenths() -> None:
+def test_maximum_probabilities_are_counted_in_ten_bins() -> None:
     own, plain = observations(), observations(largest_q=np.array([0.95, 0.91, 0.55, 0.05]))
     shares = {name: certainty(seen)[0] for name, seen in (("p_G", plain), ("p_S", own))}
     assert [share.value for share in shares["p_G"]] == [0.25, 0, 0, 0, 0, 0.25, 0, 0, 0, 0.5]
@@ -135,10 +135,10 @@ def test_shares_of_the_maximum_probability_are_counted_in_tenths() -> None:
 
 
 def test_the_entropy_is_the_mean_over_masked_positions() -> None:
-    assert as_json(certainty(observations())[1]) == [3.0, 1.5, 4.5]  # either sequence alone, at the ends
+    assert as_json(certainty(observations())[1]) == [3.0, 1.5, 4.5]  # one sequence or the other only, at the ends
 
 
-def test_the_loss_estimate_weighs_every_sample_by_its_ratio() -> None:
+def test_the_loss_estimate_weights_every_sample_by_its_ratio() -> None:
     values = np.array([0.1, 1.6, 0.7, 0.45])
     found = {name: part.value for name, part in weighted_loss(observations()).items()}
     assert found == pytest.approx(
@@ -146,8 +146,8 @@ def test_the_loss_estimate_weighs_every_sample_by_its_ratio() -> None:
     )
 
 
-def test_the_weighted_estimate_of_a_better_distribution_has_less_variance_by_more_than_the_interval() -> None:
-    """Two kinds of tokens of loss 0 and 1: drawing the second three times as often leaves a quarter of the variance."""
+def test_a_better_distribution_has_lower_variance_by_more_than_the_interval() -> None:
+    """Tokens with loss 0 or 1: drawing the second kind three times as often leaves a quarter of the variance."""
     random = np.random.default_rng(0)
     losses = {name: random.permutation(8000) < share * 8000 for name, share in {"p_G": 0.1, "p_S": 0.3}.items()}
     under = {
@@ -172,6 +172,6 @@ def test_the_weighted_estimate_of_a_better_distribution_has_less_variance_by_mor
     assert found["loss_estimate"]["p_S"]["effective_share"][2] < 1
 
 
-def test_a_run_that_learns_no_sampling_has_no_p_S_to_compare() -> None:
+def test_a_run_without_learned_sampling_has_no_p_S_to_compare() -> None:
     found = analyse(observed(p_G=observations()))
     assert found["detection"].keys() == {"p_G"} and "p_S_minus_p_G" not in found

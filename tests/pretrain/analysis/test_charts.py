@@ -1,4 +1,4 @@
-"""Claims about the charts of a page."""
+"""Claims about the charts on a page."""
 
 import re
 import xml.etree.ElementTree as ElementTree
@@ -18,7 +18,7 @@ def drawn(*folders: Path) -> list[Chart]:
     return charts(ALL, {folder.name: read_history(folder) for folder in folders})
 
 
-def test_every_number_of_a_chart_is_one_of_the_log(tmp_path: Path) -> None:
+def test_every_number_on_a_chart_is_in_the_log(tmp_path: Path) -> None:
     history = read_history(write_run(tmp_path, 10, 20, 30))
     generator = drawn(tmp_path)[0]
     for line, records in zip(generator.lines, (history.log.train, history.log.held_out), strict=True):
@@ -27,7 +27,7 @@ def test_every_number_of_a_chart_is_one_of_the_log(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("steps", [(10,), (10, 20, 30)])
-def test_a_chart_has_the_colours_of_the_page_alone_and_ids_of_its_own(steps: tuple[int, ...], tmp_path: Path) -> None:
+def test_a_chart_uses_only_the_pages_colors_and_has_unique_ids(steps: tuple[int, ...], tmp_path: Path) -> None:
     found = drawn(write_run(tmp_path / "run", *steps))
     assert len(found) > 10
     ids: list[str] = []
@@ -39,19 +39,19 @@ def test_a_chart_has_the_colours_of_the_page_alone_and_ids_of_its_own(steps: tup
     assert len(ids) == len({*ids})
 
 
-def test_of_several_runs_each_has_its_colour_and_only_some_curves(tmp_path: Path) -> None:
+def test_each_of_several_runs_has_its_color_and_fewer_curves(tmp_path: Path) -> None:
     found = drawn(write_run(tmp_path / "a", 10, 20), write_run(tmp_path / "b", 10, objective="mlm"))
     assert {(line.run, line.color) for line in found[0].lines} == {("a", PALETTE[0]), ("b", PALETTE[1])}
     assert all(len({line.label for line in chart.lines}) <= chart.panel.compared for chart in found)
 
 
-def test_a_run_without_discriminator_shows_what_it_has(tmp_path: Path) -> None:
+def test_a_run_without_discriminator_shows_its_other_curves(tmp_path: Path) -> None:
     titles = [chart.panel.title for chart in drawn(write_run(tmp_path, 10, objective="mlm"))]
     assert "Generator" in titles and "Speed" in titles
     assert not {"Discriminator", "Detection", "Replaced", "Ratio of p_G to p_S"} & {*titles}
 
 
-def test_numbers_at_the_edge_of_floats_are_drawn_or_left_out(tmp_path: Path) -> None:
+def test_extreme_numbers_are_drawn_or_left_out(tmp_path: Path) -> None:
     write_run(tmp_path, 10)
     for step, value in enumerate(("NaN", "-Infinity", "1e29", "-1e29", "1e308", "0", "-3", "5e-324", "[]", '"x"'), 20):
         fields = ", ".join(f'"{name}": {value}' for name in ("mlm_loss", "gradient_norm", "tokens_per_second"))
@@ -61,7 +61,7 @@ def test_numbers_at_the_edge_of_floats_are_drawn_or_left_out(tmp_path: Path) -> 
     assert [*generator.lines[0].points] == [10, 22, 23, 25, 26, 27]
 
 
-def test_the_sentence_says_what_is_seen() -> None:
+def test_the_caption_describes_the_curve() -> None:
     panel = ALL[0]
     falling, flat = {50: 7.049, 2000: 5.055}, {50: 0.43, 2000: 0.431}
     lines = [Line("a", "loss", PALETTE[0], 0, falling), Line("a", "loss", PALETTE[0], 0, {2000: 5.2}, held_out=True)]
@@ -71,7 +71,7 @@ def test_the_sentence_says_what_is_seen() -> None:
     assert finding(panel, lines + others) == "Loss at the end, held out: a 5.20, b 0.431"
 
 
-def test_a_table_keeps_both_ends_and_evaluations() -> None:
+def test_a_table_keeps_both_ends_and_all_evaluations() -> None:
     lines = [
         Line("a", "loss", PALETTE[0], 0, dict.fromkeys(range(1000), 1.0)),
         Line("a", "loss", PALETTE[0], 0, {333: 1.0, 777: 1.0}, held_out=True),
@@ -80,7 +80,7 @@ def test_a_table_keeps_both_ends_and_evaluations() -> None:
     assert {0, 333, 777, 999} <= {*steps} and len(steps) <= 2 * MOST_ROWS
 
 
-def test_evenly_keeps_first_and_last() -> None:
+def test_thinning_out_keeps_first_and_last() -> None:
     assert evenly([*range(100)], 3) == [0, 50, 99] and evenly([1], 3) == [1] and evenly([], 3) == []
 
 
@@ -88,5 +88,5 @@ def test_evenly_keeps_first_and_last() -> None:
     ("value", "text"),
     [(None, "–"), (float("nan"), "–"), (0.0, "0"), (40612.7, "40,613"), (-0.31, "-0.310"), (1.02e-6, "1.02e-06")],
 )
-def test_a_number_has_as_many_digits_as_are_read(value: float | None, text: str) -> None:
+def test_a_number_has_as_many_digits_as_a_reader_needs(value: float | None, text: str) -> None:
     assert number(value) == text

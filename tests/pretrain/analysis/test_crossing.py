@@ -1,4 +1,4 @@
-"""Claims about the crossing of runs, on checkpoints of small models that are loaded from disk as a run's are."""
+"""Claims about crossing runs: every discriminator on every sampler's replacements, on checkpoints loaded from disk."""
 
 import json
 from collections.abc import Callable
@@ -24,7 +24,7 @@ OPTIM = {"steps": 10, "warmup_steps": 1, "lr": 1e-3}
 
 
 def candidate(name: str, model: Electra, batches: list[Batch], folder: Path) -> Candidate:
-    """The model as the checkpoint of a run, evaluated."""
+    """Saves the model as the checkpoint of a run, and evaluates it."""
     description = RunDescription(
         run=RunConfig(model=SMALL_MODEL, objective=model.objective, optim=OptimConfig.from_values(OPTIM), batch_size=1),
         data=("data",),
@@ -43,14 +43,14 @@ def candidate(name: str, model: Electra, batches: list[Batch], folder: Path) -> 
 
 @pytest.fixture
 def batches(batch: Batch) -> list[Batch]:
-    """The same sequences with other draws, eight times."""
+    """Eight batches of the same sequences with different draws."""
     torch.manual_seed(0)
     return [batch._replace(uniforms_BK=torch.rand_like(batch.uniforms_BK)) for _ in range(8)]
 
 
 @pytest.fixture
 def models(make_electra: Callable[..., Electra]) -> dict[str, Electra]:
-    """A baseline, and a method whose discriminator says otherwise."""
+    """A baseline, and a method with a different discriminator."""
     method = make_electra(name="hp_loss")
     torch.nn.init.normal_(method.discriminator_predictions.dense.weight)
     return {"base": make_electra(name="electra"), "method": method}
@@ -63,13 +63,13 @@ def entries(models: dict[str, Electra], batches: list[Batch], tmp_path: Path) ->
 
 
 def test_every_discriminator_judges_every_samplers_replacements(entries: list[Entry]) -> None:
-    sources = [("base", "p_G"), ("method", "p_G"), ("method", "p_S")]  # the baseline has no p_S of its own
+    sources = [("base", "p_G"), ("method", "p_G"), ("method", "p_S")]  # the baseline has no p_S
     assert [(entry.discriminator, entry.sampler, entry.distribution) for entry in entries] == [
         (name, *source) for name in ("base", "method") for source in sources
     ]
 
 
-def test_the_diagonal_is_what_the_runs_were_evaluated_to_and_the_rest_is_the_other_discriminators_answer(
+def test_the_diagonal_equals_the_runs_own_evaluations_and_the_rest_does_not(
     entries: list[Entry], models: dict[str, Electra], batches: list[Batch]
 ) -> None:
     replacements = {name: observe(model, batches, CPU) for name, model in models.items()}
@@ -88,7 +88,7 @@ def test_the_diagonal_is_what_the_runs_were_evaluated_to_and_the_rest_is_the_oth
         assert entry.found["replaced_share"].value == own["replaced_share"].value
 
 
-def test_a_difference_is_of_two_discriminators_on_the_very_same_replacements(entries: list[Entry]) -> None:
+def test_a_difference_compares_two_discriminators_on_identical_replacements(entries: list[Entry]) -> None:
     crossed = json.loads(json.dumps(crossing(entries, 24)))
     found = {
         (part["discriminator"], part["sampler"], part["distribution"], part["step"]): part
@@ -106,9 +106,7 @@ def test_a_difference_is_of_two_discriminators_on_the_very_same_replacements(ent
             assert low <= value + 1e-9 and value - 1e-9 <= high
 
 
-def test_one_run_by_itself_is_its_own_diagonal(
-    models: dict[str, Electra], batches: list[Batch], tmp_path: Path
-) -> None:
+def test_a_single_run_is_its_own_diagonal(models: dict[str, Electra], batches: list[Batch], tmp_path: Path) -> None:
     alone = candidate("method", models["method"], batches, tmp_path)
     entries = list(cross([alone], lambda: pytest.fail("nothing is left to read"), CPU))
     assert [entry.distribution for entry in entries] == ["p_G", "p_S"]
@@ -116,7 +114,7 @@ def test_one_run_by_itself_is_its_own_diagonal(
     assert "minus" not in tables(crossing(entries, 24))
 
 
-def test_the_tables_are_markdown_with_every_entry_and_the_differences_from_the_first_run(entries: list[Entry]) -> None:
+def test_the_markdown_tables_have_every_entry_and_the_differences_from_the_first_run(entries: list[Entry]) -> None:
     lines = tables(crossing(entries, 24)).splitlines()
     assert lines[0].startswith("| discriminator | replacements | step |")
     rows = [line for line in lines if line.startswith("| base") or line.startswith("| method")]
@@ -128,7 +126,7 @@ def test_the_tables_are_markdown_with_every_entry_and_the_differences_from_the_f
     assert len(columns) == 1
 
 
-def test_resamples_are_the_same_for_all_so_that_a_discriminator_differs_from_itself_by_nothing(
+def test_all_entries_share_their_resamples_so_a_discriminators_difference_from_itself_is_zero(
     make_electra: Callable[..., Electra], batches: list[Batch], tmp_path: Path
 ) -> None:
     twins = [candidate(name, make_electra(name="hp_loss"), batches, tmp_path / name) for name in ("a", "b")]

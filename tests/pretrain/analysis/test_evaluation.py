@@ -1,4 +1,4 @@
-"""Claims about what an evaluation reads and prints; whole evaluations are in tests/pretrain/test_evaluate.py."""
+"""Claims about the input and output of an evaluation; whole evaluations are in tests/pretrain/test_evaluate.py."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from pretrain.analysis.evaluation import HeldOut, one_line
 from pretrain.data.shards import Shards
 
 
-def test_the_first_sequences_are_read_in_order_whatever_the_batch_size(shards_folder: Path) -> None:
+def test_the_first_sequences_are_read_in_order_for_any_batch_size(shards_folder: Path) -> None:
     shards, cpu = Shards(shards_folder), torch.device("cpu")
     read = []
     for size in (3, 10):
@@ -18,7 +18,7 @@ def test_the_first_sequences_are_read_in_order_whatever_the_batch_size(shards_fo
     assert read[0] == read[1]
 
 
-def test_the_line_names_the_correlations_that_exist() -> None:
+def test_the_summary_line_names_the_existing_correlations() -> None:
     result = {"mlm_loss": 2.0, "mlm_accuracy": 0.5}
     assert one_line(result) == "MLM loss 2.000, accuracy 0.500"
     result |= {"detection": {}, "discriminator_loss": 0.3, "discriminator_entropy": 0.4}

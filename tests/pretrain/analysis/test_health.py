@@ -1,4 +1,4 @@
-"""Claims about the checks of a run's health, on records that its own log wrote; real sick runs: bench/doctor.py."""
+"""Claims about the health checks, on records written by the real log; bench/doctor.py checks real sick runs."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -68,13 +68,13 @@ Write = Callable[..., Path]
 
 
 def examine(folder: Path) -> list[Finding]:
-    """The findings of a run; none for a healthy one."""
+    """Findings of a run; empty if it is healthy."""
     return diagnose(folder).findings
 
 
 @pytest.fixture
 def write(shards_folder: Path, tmp_path: Path) -> Write:
-    """Writes a run folder: the same values in every record, or those that a function gives for a step."""
+    """Writes a run folder with the same values in every record, or with values computed from the step."""
 
     def run(
         objective: str = "hp_loss",
@@ -102,14 +102,14 @@ def write(shards_folder: Path, tmp_path: Path) -> Write:
 
 
 @pytest.mark.parametrize("objective", CHECKS)
-def test_of_a_healthy_run_nothing_is_found_and_every_check_is_made(objective: str, write: Write) -> None:
+def test_nothing_is_found_in_a_healthy_run_and_every_check_is_made(objective: str, write: Write) -> None:
     diagnosis = diagnose(write(objective))
     assert diagnosis.findings == [] and diagnosis.unjudged == []
     assert {answer.finding.name for answer in diagnosis.judged} == CHECKS[objective]
 
 
 @pytest.mark.parametrize("name", SICK)
-def test_each_sickness_is_named_alone_with_its_threshold_and_steps(name: str, write: Write) -> None:
+def test_each_sickness_is_the_only_finding_and_has_its_threshold_and_steps(name: str, write: Write) -> None:
     objective, values = SICK[name]
     folder = write(objective, values)
     (finding,) = examine(folder)
@@ -121,7 +121,9 @@ def test_each_sickness_is_named_alone_with_its_threshold_and_steps(name: str, wr
 
 
 @pytest.mark.parametrize("text", ["alien words", "alien letters"])
-def test_a_vocabulary_of_another_text_is_named(text: str, write: Write, shards_folder: Path, tmp_path: Path) -> None:
+def test_a_vocabulary_learned_from_another_text_is_found(
+    text: str, write: Write, shards_folder: Path, tmp_path: Path
+) -> None:
     random = np.random.default_rng(0)
     letters = "abcdefghijklmnopqrstuvwxyz" if text == "alien words" else "αβγδε"
     words = ["".join(random.choice(list(letters), size=7)) for _ in range(3000)]
@@ -134,12 +136,12 @@ def test_a_vocabulary_of_another_text_is_named(text: str, write: Write, shards_f
     }
     vocab = {"vocab": str(shards_folder / "tokenizer"), "packing": "full", "held_out": 0}
     assert build_shards(BuildOptions.from_values(options | vocab)) == 0
-    # a generator that knows the text: its entropy is another one
+    # a generator that has learned the text, whose entropy is different
     (finding,) = examine(write(values={"mlm_loss": 0.0}, folder=tmp_path / "shards"))[:1]
     assert finding.name == "vocabulary does not fit"
 
 
-def test_an_estimate_that_is_the_same_everywhere_correlates_with_nothing(write: Write) -> None:
+def test_a_constant_estimate_counts_as_uncorrelated(write: Write) -> None:
     (finding,) = examine(write("hp_loss", {"estimate_correlation": {}}))
     assert finding.name == "sampling head dead" and "by 0.000" in finding.evidence
 
@@ -153,39 +155,39 @@ def test_an_estimate_that_is_the_same_everywhere_correlates_with_nothing(write: 
     ],
     ids=["fp16 skips one step in ten", "the loss rises again", "every token gets the same answer"],
 )
-def test_a_learning_rate_is_too_high_by_each_of_its_signs(values: Any, write: Write) -> None:
+def test_each_sign_of_a_too_high_learning_rate_is_recognized(values: Any, write: Write) -> None:
     (finding,) = examine(write(values=values))
     assert finding.name == "learning rate too high"
 
 
-def test_an_evaluation_is_compared_with_what_training_had_reached_then(write: Write) -> None:
-    """A loss that has fallen since is no sign of learning by heart."""
+def test_an_evaluation_is_compared_with_training_at_the_same_step(write: Write) -> None:
+    """A training loss that has fallen since is not a sign of memorization."""
     folder = write(values=lambda step: {"mlm_loss": 4.0 if step <= 300 else 2.0})
     path = folder / "metrics.jsonl"
     path.write_text(path.read_text().replace('"held_out", "step": 600', '"held_out", "step": 300'))
     assert examine(folder) == []
 
 
-def test_a_discriminator_that_learns_by_heart_shows_repeated_text(write: Write) -> None:
+def test_a_discriminator_that_memorizes_indicates_repeated_text(write: Write) -> None:
     (finding,) = examine(write(held_out={"discriminator_loss": 0.3}))
     assert finding.name == "data repeated or unshuffled" and "L_D over its entropy +0.149" in finding.evidence
 
 
-def test_text_that_was_read_too_often_is_repeated_even_where_nothing_was_learned_by_heart(write: Write) -> None:
+def test_text_read_too_often_counts_as_repeated_even_without_memorization(write: Write) -> None:
     (finding,) = examine(write(values={"epoch": 120.0}))
     assert finding.name == "data repeated or unshuffled" and "read 120 times (the limit is 100)" in finding.evidence
 
 
-def test_the_steps_that_fp16_skips_while_it_looks_for_its_scale_are_no_sickness(write: Write) -> None:
+def test_steps_skipped_while_fp16_finds_its_scale_are_not_a_sickness(write: Write) -> None:
     assert examine(write(values={"skipped": 16})) == []
 
 
-def test_ranks_that_are_slow_by_turns_are_no_straggler(write: Write) -> None:
+def test_ranks_that_are_slow_alternately_are_not_stragglers(write: Write) -> None:
     slow = {"slowest_rank_seconds": 0.05}
     assert examine(write(values=lambda step: slow | {"slowest_rank": step // EVERY % 2})) == []
 
 
-def test_an_early_run_is_neither_healthy_nor_sick_but_what_shows_at_once_is_said(write: Write) -> None:
+def test_an_early_run_gets_no_verdict_but_obvious_problems_are_reported(write: Write) -> None:
     early = LEAST_STEPS - 2 * EVERY
     with pytest.raises(ConfigError, match=f"too early to judge: look again {2 * EVERY} steps later"):
         examine(write("electra", SICK["discriminator on the plateau"][1], steps=early))
@@ -194,11 +196,11 @@ def test_an_early_run_is_neither_healthy_nor_sick_but_what_shows_at_once_is_said
     assert diagnosis.unjudged == [f"what the models learn: it is too early, look again {2 * EVERY} steps later"]
 
 
-def test_what_cannot_be_judged_is_said(write: Write, shards_folder: Path) -> None:
+def test_checks_that_could_not_be_made_are_listed(write: Write, shards_folder: Path) -> None:
     folder = write(values={"slowest_rank_seconds": 0.05})
     path = folder / "run.json"
     path.write_text(path.read_text().replace(str(shards_folder), str(folder / "gone")))
-    lines = (folder / "metrics.jsonl").read_text().splitlines()[:-1]  # no evaluation
+    lines = (folder / "metrics.jsonl").read_text().splitlines()[:-1]  # without the evaluation
     (folder / "metrics.jsonl").write_text("\n".join(line.replace('"slowest_rank"', '"old"') for line in lines) + "\n")
     diagnosis = diagnose(folder)
     assert diagnosis.findings == []
@@ -206,7 +208,7 @@ def test_what_cannot_be_judged_is_said(write: Write, shards_folder: Path) -> Non
     assert f"{folder / 'gone'}" in text and "held-out" in held_out and "single process" in rank
 
 
-def test_of_an_older_run_what_its_records_hold_is_judged(write: Write) -> None:
+def test_an_older_run_is_judged_by_the_records_it_has(write: Write) -> None:
     folder = write(values={"length": 15.0})
     path = folder / "metrics.jsonl"
     path.write_text(path.read_text().replace('"epoch"', '"other"').replace('"auc_all"', '"other"'))
@@ -215,7 +217,7 @@ def test_of_an_older_run_what_its_records_hold_is_judged(write: Write) -> None:
     assert [reason.split(":")[0] for reason in diagnosis.unjudged] == ["what needs epoch", "what needs auc_all"]
 
 
-def test_a_folder_without_a_record_is_a_users_mistake(write: Write, tmp_path: Path) -> None:
+def test_a_folder_without_records_is_a_user_error(write: Write, tmp_path: Path) -> None:
     (write() / "metrics.jsonl").unlink()
     with pytest.raises(ConfigError, match="no step is logged yet"):
         Symptoms(tmp_path / "run")

@@ -17,9 +17,7 @@ def description(shards_folder: Path) -> RunDescription:
     return describe(PRESETS["tiny"].run, Shards(shards_folder))
 
 
-def test_the_card_has_every_setting_of_the_mathematics_and_no_path_of_the_machine(
-    description: RunDescription, tmp_path: Path
-) -> None:
+def test_the_card_has_every_setting_of_the_run_and_no_local_path(description: RunDescription, tmp_path: Path) -> None:
     card = model_card(tmp_path, description, step=7)
     for section in ("model", "objective", "optim"):
         for name, value in getattr(description.run, section).model_dump(mode="json").items():
@@ -29,7 +27,7 @@ def test_the_card_has_every_setting_of_the_mathematics_and_no_path_of_the_machin
     assert "None were taken." in card
 
 
-def test_the_card_tells_how_to_load_what_it_describes(description: RunDescription, tmp_path: Path) -> None:
+def test_the_cards_example_loads_the_model(description: RunDescription, tmp_path: Path) -> None:
     assert "AutoModelForPreTraining.from_pretrained(FOLDER, trust_remote_code=True)" in model_card(
         tmp_path, description, 1
     )
@@ -38,7 +36,7 @@ def test_the_card_tells_how_to_load_what_it_describes(description: RunDescriptio
     assert "AutoModelForMaskedLM.from_pretrained(FOLDER)" in card
 
 
-def test_scores_are_those_of_the_exported_step_and_an_evaluations_win(
+def test_scores_belong_to_the_exported_step_and_evaluations_take_precedence(
     description: RunDescription, tmp_path: Path
 ) -> None:
     records = [{"kind": "held_out", "step": step, "accuracy_all": 0.9 + step / 1000} for step in (5, 10)]

@@ -1,4 +1,4 @@
-"""Claims about what is observed of a model, against its own outputs and a plain walk over the positions."""
+"""Claims about observations of a model, against its own outputs and a plain loop over positions."""
 
 from collections.abc import Callable
 
@@ -14,7 +14,7 @@ from pretrain.method.objectives.hardness import HPLoss
 CPU = torch.device("cpu")
 
 
-def test_both_distributions_are_observed_with_one_pass_of_the_generator(
+def test_both_distributions_are_observed_with_one_forward_of_the_generator(
     batch: Batch, make_electra: Callable[..., Electra]
 ) -> None:
     model = make_electra(name="hp_loss").eval()
@@ -29,7 +29,7 @@ def test_both_distributions_are_observed_with_one_pass_of_the_generator(
     assert own.sequence.tolist() == [0, 0, 1, 1, 2, 3, 3, 4, 4, 5] and own.sequences == 6
 
 
-def test_an_objective_that_learns_no_sampling_is_observed_under_p_G_alone(
+def test_an_objective_without_learned_sampling_is_observed_only_under_p_G(
     batch: Batch, make_electra: Callable[..., Electra]
 ) -> None:
     observed = observe(make_electra(name="electra"), [batch], CPU)
@@ -69,7 +69,7 @@ def test_observations_are_the_models_own_numbers_at_each_masked_position(
             row += 1
 
 
-def test_a_discriminator_judges_its_own_replacements_as_it_was_observed_to(
+def test_a_discriminator_judges_its_own_replacements_as_observed(
     batch: Batch, make_electra: Callable[..., Electra]
 ) -> None:
     model = make_electra(name="hp_dist")
@@ -79,7 +79,7 @@ def test_a_discriminator_judges_its_own_replacements_as_it_was_observed_to(
         assert all(np.array_equal(a, b) for a, b in zip(again, seen.judgement, strict=True))
 
 
-def test_another_discriminator_judges_the_same_replacements_otherwise(
+def test_another_discriminator_judges_the_same_replacements_differently(
     batch: Batch, make_electra: Callable[..., Electra]
 ) -> None:
     drawing, judging = make_electra(name="hp_loss"), make_electra(name="electra")

@@ -1,4 +1,4 @@
-"""Claims about reading a run folder in whatever state it is."""
+"""Claims about reading run folders in any state."""
 
 import json
 import math
@@ -22,7 +22,7 @@ def write_lines(path: Path, count: int) -> Path:
     return path
 
 
-def test_a_short_log_is_read_as_the_run_itself_reads_it(tmp_path: Path) -> None:
+def test_a_short_log_is_read_like_in_the_run_itself(tmp_path: Path) -> None:
     write_run(tmp_path, 10, 20, 30)
     log = read_log(tmp_path / "metrics.jsonl")
     assert log.train == read_records(tmp_path, "train") and log.held_out == read_records(tmp_path, "held_out")
@@ -30,7 +30,7 @@ def test_a_short_log_is_read_as_the_run_itself_reads_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("count", [MOST_RECORDS, MOST_RECORDS + 1, 5 * MOST_RECORDS + 7])
-def test_of_a_long_log_evenly_many_records_are_kept_with_the_first_and_the_newest(count: int, tmp_path: Path) -> None:
+def test_a_long_log_is_thinned_out_evenly_with_first_and_newest_records_kept(count: int, tmp_path: Path) -> None:
     log = read_log(write_lines(tmp_path / "metrics.jsonl", count))
     steps = [record["step"] for record in log.train]
     assert steps[0] == 1 and steps[-NEWEST:] == [*range(count - NEWEST + 1, count + 1)] and log.seen == count
@@ -38,7 +38,7 @@ def test_of_a_long_log_evenly_many_records_are_kept_with_the_first_and_the_newes
     assert len({after - before for before, after in pairwise(steps[:-NEWEST])}) == 1
 
 
-def test_damaged_lines_are_left_out_and_counted(tmp_path: Path) -> None:
+def test_damaged_lines_are_skipped_and_counted(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "metrics.jsonl", 3)
     strange = [b"\xff\xfe\x00", b"[]", b'{"kind": "train", "step": 1, "step": "x"}', b'{"kind": "train", "step": 4, ]}']
     deep = b'{"kind": "train", "step": 5, "a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
@@ -48,7 +48,7 @@ def test_damaged_lines_are_left_out_and_counted(tmp_path: Path) -> None:
     assert log.damaged == len(strange) + 2
 
 
-def test_a_torn_last_line_does_not_hide_the_whole_one_before_it(tmp_path: Path) -> None:
+def test_a_truncated_last_line_does_not_hide_the_complete_one_before_it(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "metrics.jsonl", 2 * MOST_RECORDS)
     with path.open("a") as file:
         file.write('{"kind": "train", "step": 9999, "mlm_l')
@@ -56,14 +56,14 @@ def test_a_torn_last_line_does_not_hide_the_whole_one_before_it(tmp_path: Path) 
     assert log.train[-1]["step"] == 2 * MOST_RECORDS and log.damaged == 1
 
 
-def test_a_number_that_cannot_be_drawn_is_none(tmp_path: Path) -> None:
+def test_a_number_that_cannot_be_drawn_is_nan(tmp_path: Path) -> None:
     record = json.loads('{"a": {"b": [1, 2.5]}, "s": "3", "n": NaN, "h": 1e300, "i": 1' + "0" * 400 + ', "x": null}')
     assert value_of(record, "a/b/1") == 2.5
     for path in ("a", "a/b", "a/b/2", "a/c", "s", "n", "h", "i", "x", "a/b/1/0", "missing"):
         assert math.isnan(value_of(record, path)), path
 
 
-def test_the_state_says_what_has_become_of_the_run(tmp_path: Path) -> None:
+def test_the_state_tells_how_the_run_ended(tmp_path: Path) -> None:
     steps = TINY.optim.steps
     write_run(tmp_path, 50)
     assert read_history(tmp_path).state == f"Stopped, step 50 of {steps:,}"
@@ -91,12 +91,12 @@ def test_a_run_that_failed_at_its_start_has_a_history(tmp_path: Path) -> None:
     assert history.nonfinite == [1] and history.warnings["WARNING: disk"] == 2 and len(history.warnings) == 2
 
 
-def test_a_folder_that_is_no_run_is_named(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_a_run_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=str(tmp_path)):
         read_history(tmp_path)
 
 
-def test_the_nearest_preset_differs_where_the_run_does() -> None:
+def test_the_nearest_preset_differs_in_the_runs_own_settings() -> None:
     name, settings = nearest_preset(SMALL.model_copy(update={"seed": 7}))
     assert name == "small"
     assert {key: values for key, values in settings.items() if values[0] != values[1]} == {"seed": (0, 7)}

@@ -1,4 +1,4 @@
-"""Claims about the page of a run, read back as a browser reads it."""
+"""Claims about the page of a run, parsed as a browser parses it."""
 
 import json
 import re
@@ -25,7 +25,7 @@ HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(1)>&amp;{{ 7*7 
 
 
 class Reader(HTMLParser):
-    """Every element with its attributes, the text in it, and the headings."""
+    """Collects every element with its attributes, its text, and the headings."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -67,12 +67,12 @@ def page_of(*folders: Path) -> Reader:
     return Reader(path)
 
 
-def test_the_numbers_are_those_of_the_log_and_of_tensorboard(tmp_path: Path) -> None:
+def test_the_numbers_are_those_of_the_log_and_tensorboard(tmp_path: Path) -> None:
     write_run(tmp_path, 50, 100)
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     logged = {value for line in lines for name, value in flat(line) if name not in ("kind", "step")}
     shown = {float(value) for value in page_of(tmp_path).attributes("data", "value")}
-    newest = {key.value for key in keys(read_history(tmp_path))}  # the one that is a ratio of two
+    newest = {key.value for key in keys(read_history(tmp_path))}  # except the one that is a ratio of two
     assert shown - newest <= logged and len(shown & logged) > 100
     board = EventAccumulator(str(tmp_path))
     board.Reload()
@@ -82,7 +82,7 @@ def test_the_numbers_are_those_of_the_log_and_of_tensorboard(tmp_path: Path) -> 
     assert {np.float32(value) for value in shown & logged} <= drawn
 
 
-def test_what_others_wrote_stays_text(tmp_path: Path) -> None:
+def test_text_written_by_others_is_escaped(tmp_path: Path) -> None:
     folder = write_run(tmp_path / HOSTILE.replace("/", "|"), 50)
     description = json.loads((folder / DESCRIPTION).read_text())
     description |= {"data": [HOSTILE], "init_from": [HOSTILE], "versions": {HOSTILE: HOSTILE}}
@@ -106,7 +106,7 @@ def test_what_others_wrote_stays_text(tmp_path: Path) -> None:
         assert "\x1b" not in page.source and "\u202e" not in page.source and "\\x1b[31m\\u202e" in page.source
 
 
-def test_nothing_is_fetched(tmp_path: Path) -> None:
+def test_the_page_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
     page = page_of(write_run(tmp_path, 50))
     assert {*re.findall(r"\w+://[^\s\"'<]+", page.source)} == {
         "http://www.w3.org/2000/svg",
@@ -118,7 +118,7 @@ def test_nothing_is_fetched(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("runs", [1, 3])
-def test_it_can_be_read_with_keyboard_and_screen_reader(runs: int, tmp_path: Path) -> None:
+def test_the_page_works_with_keyboard_and_screen_reader(runs: int, tmp_path: Path) -> None:
     page = page_of(*(write_run(tmp_path / str(number), 50, 100) for number in range(runs)))
     tags = [tag for tag, _ in page.elements]
     assert all(tags.count(tag) == 1 for tag in ("h1", "header", "nav", "main", "footer"))
@@ -153,20 +153,20 @@ def contrast(one: str, other: str) -> float:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_and_curves_stand_out_as_wcag_aa_wants(scheme: str) -> None:
+def test_text_and_curves_have_the_contrast_required_by_wcag_aa(scheme: str) -> None:
     blocks = re.findall(r":root \{(.*?)\}", (FOLDER / "run_page.css").read_text(), re.DOTALL)
     colors = dict(re.findall(r"--([\w-]+): (#\w{6})", blocks[("light", "dark").index(scheme)]))
     grounds = {name: colors[name] for name in ("page", "raised", "good-tint", "bad-tint", "changed")}
     for ground, color in grounds.items():
         for ink in ("ink", "quiet", "link", "good", "bad"):
             assert contrast(colors[ink], color) >= 4.5, (ink, ground)
-    for curve in ("c0", "c1"):  # these colour words too
+    for curve in ("c0", "c1"):  # these colors are also used for words
         assert contrast(colors[curve], colors["raised"]) >= 4.5, curve
     for curve in ("c0", "c1", "c2", "c3", "c4", "c5", "neutral"):
         assert contrast(colors[curve], colors["page"]) >= 3, curve
 
 
-def test_an_example_is_marked_for_what_it_is() -> None:
+def test_an_example_is_marked_by_replacement_and_suspicion() -> None:
     text = "[CLS] the [cat->dog]! sat [on->##in] a! [mat] [rug]! ! [ x ] ok[b->c]d [SEP]"
     kinds = [(piece.kind, piece.text, piece.drawn) for piece in marked(text) if piece.kind != "plain"]
     assert kinds == [
@@ -187,7 +187,7 @@ def test_an_example_is_marked_for_what_it_is() -> None:
 
 
 @pytest.mark.parametrize("objective", ["hp_loss", "hp_dist", "electra", "mlm"])
-def test_every_objective_has_its_page(objective: str, tmp_path: Path) -> None:
+def test_every_objective_has_a_page(objective: str, tmp_path: Path) -> None:
     page = page_of(write_run(tmp_path, 50, 100, objective=objective))
     assert objective in page.text and "Generator" in page.text
     assert ("Detection accuracy" in page.text) == (objective != "mlm")
@@ -202,13 +202,13 @@ def test_a_run_that_failed_before_its_first_record_has_a_page(tmp_path: Path) ->
     assert "Failed, step 0 of 2,000 rank 0 on" in text and "out of memory" in text and "Nothing is logged yet" in text
 
 
-def test_a_damaged_log_has_a_page_that_says_so(tmp_path: Path) -> None:
+def test_the_page_of_a_damaged_log_says_so(tmp_path: Path) -> None:
     path = write_run(tmp_path, 50, 100) / "metrics.jsonl"
     path.write_bytes(path.read_bytes()[:-30] + b"\n\x00\xff\n")
     assert "2 lines of metrics.jsonl torn or damaged" in page_of(tmp_path).text
 
 
-def test_the_verdict_comes_first_with_what_was_measured(tmp_path: Path) -> None:
+def test_the_diagnosis_comes_first_with_its_measurements(tmp_path: Path) -> None:
     young = page_of(write_run(tmp_path, 50, held_out=False))
     assert 'class="verdict unknown"' in young.source and "too early to judge" in young.text
     record = values("electra", 0) | {"tokens_so_far": 64 * 64 * 1000, "mlm_accuracy": 0.99, "replace_rate": 0.01}
@@ -221,7 +221,7 @@ def test_the_verdict_comes_first_with_what_was_measured(tmp_path: Path) -> None:
     assert "the doctor cannot read the values of metrics.jsonl" in page_of(tmp_path).text
 
 
-def test_a_setting_that_is_not_the_presets_is_shown_beside_it(tmp_path: Path) -> None:
+def test_a_setting_that_differs_from_the_preset_is_shown_beside_it(tmp_path: Path) -> None:
     page = page_of(write_run(tmp_path, 50, seed=7, batch_size=32))
     changed = page.source.split('class="text changed"')[1].split("</table>")[0]
     assert re.findall(r'<th scope="row">(.*?)</th><td>(.*?)</td><td>(.*?)</td>', changed) == [
@@ -230,7 +230,7 @@ def test_a_setting_that_is_not_the_presets_is_shown_beside_it(tmp_path: Path) ->
     ]
 
 
-def test_demands_are_shown_as_met_or_not(tmp_path: Path) -> None:
+def test_demands_are_shown_as_met_or_not_met(tmp_path: Path) -> None:
     write_run(tmp_path, 50)
     gates = [{"name": "AUC", "value": "0.7", "demand": "at least 0.65", "passed": passed} for passed in (True, False)]
     (tmp_path / "gates.json").write_text(json.dumps(gates))
@@ -240,7 +240,7 @@ def test_demands_are_shown_as_met_or_not(tmp_path: Path) -> None:
 
 
 def lines(objective: str, count: int) -> Iterator[bytes]:
-    """So many training records, as the log has them."""
+    """Generates training records as in a log."""
     bodies = [json.dumps(values(objective, seed))[1:].encode() for seed in range(500)]
     for step, body in enumerate(islice(cycle(bodies), count), 1):
         yield b'{"kind": "train", "step": %d, %b\n' % (step, body)
@@ -248,7 +248,7 @@ def lines(objective: str, count: int) -> Iterator[bytes]:
 
 @pytest.mark.parametrize("records", [20_000, pytest.param(10**6, marks=pytest.mark.long)])
 def test_six_long_runs_make_a_page_under_two_megabytes_within_seconds(records: int, tmp_path: Path) -> None:
-    """Of this process's own time, on any machine."""
+    """Measured in this process's CPU time, so that it holds on any machine."""
     folders = [write_run(tmp_path / f"run-{number}", 10) for number in range(6)]
     for folder in folders:
         with (folder / "metrics.jsonl").open("wb") as file:
@@ -260,7 +260,7 @@ def test_six_long_runs_make_a_page_under_two_megabytes_within_seconds(records: i
     assert f"of {records:,} training records" in page.text
 
 
-def test_a_page_that_cannot_be_written_is_a_users_error(tmp_path: Path) -> None:
+def test_a_page_that_cannot_be_written_is_a_user_error(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", 50)
     for path in (folder, folder / "run.json" / "page.html"):
         with pytest.raises(ConfigError, match="output"):

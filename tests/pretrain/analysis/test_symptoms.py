@@ -1,4 +1,4 @@
-"""Claims about what is read of a run for its examination."""
+"""Claims about the quantities read from a run for its diagnosis."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from pretrain.training.run_log import RunLog
 
 @pytest.fixture
 def run(shards_folder: Path, tmp_path: Path) -> Symptoms:
-    """A loss that falls to 1 at step 80 and rises after it."""
+    """A run whose loss falls to 1 at step 80 and rises afterwards."""
     config, shards = PRESETS["tiny"].run, Shards(shards_folder)
     write_run(tmp_path, describe(config, shards), {})
     log = RunLog(tmp_path, step=0, total_steps=200)
@@ -32,12 +32,12 @@ def test_the_newest_records_are_averaged_and_their_steps_named(run: Symptoms) ->
     assert run.mean("mlm_loss") == pytest.approx(np.mean([1, 2, 3, 4, 5]))
 
 
-def test_records_up_to_a_step_are_those_before_it(run: Symptoms) -> None:
+def test_a_limit_excludes_later_records(run: Symptoms) -> None:
     assert run.when(65) == "steps 11 to 60" and run.when(20) == "steps 1 to 20"
     assert run.mean("mlm_loss", 60) == pytest.approx(np.mean([7, 6, 5, 4, 3]))
 
 
-def test_the_lowest_loss_is_of_as_many_records_as_are_averaged(run: Symptoms) -> None:
+def test_the_lowest_loss_is_averaged_over_as_many_records(run: Symptoms) -> None:
     assert RECENT == 5
     assert run.lowest_loss == (pytest.approx(np.mean([3, 2, 1, 2, 3])), 100)
 

@@ -1,4 +1,4 @@
-"""Claims about batches: the same samples on any cluster, masks and segments as the shards say, exact global counts."""
+"""Claims about batches: equal samples on any cluster, masks and segments as in the shards, exact global counts."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ def shards(shards_folder: Path) -> Shards:
 
 
 def all_of(shards: Shards, step: int, world_size: int, micro: int, size: int = 24) -> Batch:
-    """One step's samples on every rank, put back in order."""
+    """One step's samples from all ranks, in their global order."""
     plans = [BatchPlan(size, micro, world_size, rank) for rank in range(world_size)]
     steps = [TrainingBatches(shards, plan, seed=3).step(step) for plan in plans]
     ordered = [ranks[number] for number in range(len(steps[0])) for ranks in steps]
@@ -42,8 +42,8 @@ def test_a_step_reads_the_same_samples_and_uniforms_on_any_cluster(world_size: i
     assert spread[7:] == pytest.approx(whole[7:])
 
 
-def test_whether_a_token_is_kept_says_nothing_about_the_draw_there(shards: Shards) -> None:
-    """Over epochs, so that there are many: both uniform, and as often together as apart."""
+def test_keeping_a_token_is_independent_of_the_draw_there(shards: Shards) -> None:
+    """Checked over epochs for enough samples: both numbers are uniform and independent."""
     batches = TrainingBatches(shards, BatchPlan(256, 256, 1, 0), seed=3)
     steps = [batches.step(step)[0] for step in range(40)]
     draw, keep = (
@@ -55,7 +55,7 @@ def test_whether_a_token_is_kept_says_nothing_about_the_draw_there(shards: Shard
     assert chisquare(counts.flatten()).pvalue > 1e-4
 
 
-def test_an_epoch_reads_every_sequence_once_and_the_next_in_another_order(shards: Shards) -> None:
+def test_an_epoch_reads_every_sequence_once_and_the_next_epoch_in_another_order(shards: Shards) -> None:
     batches = TrainingBatches(shards, BatchPlan(10, 10, 1, 0), seed=0)
     steps = -(-2 * len(shards) // 10)
     index, epoch = (np.concatenate(part) for part in zip(*map(batches.sequences, range(steps)), strict=True))
@@ -64,7 +64,7 @@ def test_an_epoch_reads_every_sequence_once_and_the_next_in_another_order(shards
     assert not np.array_equal(first, second)
 
 
-def test_counts_are_those_of_the_whole_step_over_its_micro_batches(shards: Shards) -> None:
+def test_counts_are_those_of_the_whole_step_divided_among_its_micro_batches(shards: Shards) -> None:
     step = [TrainingBatches(shards, BatchPlan(24, 4, 2, rank), seed=3).step(1) for rank in range(2)]
     parts = [batch for rank in step for batch in rank]
     masked = sum(int(batch.masked_valid_BK.sum()) for batch in parts)
@@ -96,7 +96,7 @@ def test_masks_are_15_percent_rounded_up_and_never_special_tokens(shards: Shards
     assert not set(originals.tolist()) & {special.pad, special.cls, special.sep, special.mask}
 
 
-def test_segments_change_after_the_first_separator_and_end_with_the_sequence(shards: Shards) -> None:
+def test_the_second_segment_starts_after_the_first_separator_and_ends_with_the_sequence(shards: Shards) -> None:
     index = np.arange(len(shards))
     batch = make_batch(shards, index, np.zeros_like(index), seed=0)
     seen_pairs = 0
@@ -110,7 +110,7 @@ def test_segments_change_after_the_first_separator_and_end_with_the_sequence(sha
     assert seen_pairs > 0
 
 
-def test_steps_come_in_order_from_any_start_and_equal_those_read_alone(shards: Shards) -> None:
+def test_steps_come_in_order_from_any_start_and_equal_those_read_separately(shards: Shards) -> None:
     batches = TrainingBatches(shards, BatchPlan(8, 4, 1, 0), seed=0)
     streamed = list(batches.from_step(3, 6))
     assert len(streamed) == 3
@@ -132,6 +132,6 @@ def test_an_evaluation_reads_the_same_held_out_sequences_on_any_cluster(shards_f
     assert sorted(alone) == sorted(spread)
 
 
-def test_missing_shards_are_an_error_that_says_how_to_get_them(tmp_path: Path) -> None:
+def test_missing_shards_are_an_error_with_the_command_that_makes_them(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"--data.*build_shards.py --output .*nothing$"):
         open_shards(tmp_path / "nothing")

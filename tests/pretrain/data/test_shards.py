@@ -1,4 +1,4 @@
-"""Claims about reading folders of shards: mixtures are exact and stateless, and damage is an error that names it."""
+"""Claims about reading folders of shards: mixtures are exact and stateless, and errors name the damaged file."""
 
 import json
 import resource
@@ -25,7 +25,7 @@ from tests.conftest import REPOSITORY
 
 @pytest.fixture(scope="module")
 def folders(shards_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Three folders of different sizes, built like `shards_folder`."""
+    """Three folders of different sizes, built in the same way as `shards_folder`."""
     root = tmp_path_factory.mktemp("mixture")
     text = shards_folder.parent / "raw"
     (root / "few.txt").write_text((text / "0.txt").read_text()[:8000])
@@ -44,20 +44,20 @@ def like(config: dict[str, object], shards_folder: Path, text: Path, output: Pat
 
 
 def samples_of(shards: Shards, steps: range, size: int = 40) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Folder, sequence and epoch of every sample of these steps."""
+    """Folder, sequence and epoch of every sample in these steps."""
     batches = TrainingBatches(shards, BatchPlan(size, size, 1, 0), seed=5)
     index, epoch = (np.concatenate(part) for part in zip(*map(batches.sequences, steps), strict=True))
     return np.searchsorted(np.cumsum(shards.sizes), index, side="right"), index, epoch
 
 
-def test_every_step_has_each_folders_share_and_no_step_strays(folders: list[Path]) -> None:
+def test_every_step_has_exactly_each_folders_share(folders: list[Path]) -> None:
     folder, _, _ = samples_of(open_shards(*folders, weights=(0.7, 0.2, 0.1)), range(300))
     per_step = np.stack([np.bincount(step, minlength=3) for step in folder.reshape(300, 40)])
     assert np.abs(per_step - np.array([28, 8, 4])).max() <= 3
     assert np.bincount(folder) == pytest.approx(np.array([0.7, 0.2, 0.1]) * 12_000, abs=2)
 
 
-def test_each_folder_has_every_sequence_once_in_each_of_its_own_epochs(folders: list[Path]) -> None:
+def test_each_folder_reads_every_sequence_once_per_own_epoch(folders: list[Path]) -> None:
     shards = open_shards(*folders, weights=(1, 1, 2))
     folder, index, epoch = samples_of(shards, range(140))
     starts = np.cumsum([0, *shards.sizes])
@@ -69,14 +69,14 @@ def test_each_folder_has_every_sequence_once_in_each_of_its_own_epochs(folders: 
             assert sorted(seen) == list(range(starts[number], starts[number] + size))
 
 
-def test_without_weights_folders_count_by_their_sequences_and_end_their_epochs_together(folders: list[Path]) -> None:
+def test_without_weights_folders_count_by_size_and_finish_their_epochs_together(folders: list[Path]) -> None:
     shards = open_shards(*folders)
     sample = np.arange(len(shards))
     assert sorted(shards.shuffled(sample, seed=1)[0]) == sorted(shards.in_turn(sample)) == sample.tolist()
     assert not shards.shuffled(sample, seed=1)[1].any()
 
 
-def test_a_mixture_needs_the_step_alone_on_any_cluster(folders: list[Path]) -> None:
+def test_a_mixture_depends_only_on_the_step_on_any_cluster(folders: list[Path]) -> None:
     shards = open_shards(*folders, weights=(3, 1, 1))
     alone = TrainingBatches(shards, BatchPlan(24, 24, 1, 0), seed=2).step(70)
     spread = [TrainingBatches(shards, BatchPlan(24, 4, 3, rank), seed=2).step(70) for rank in range(3)]
@@ -85,11 +85,11 @@ def test_a_mixture_needs_the_step_alone_on_any_cluster(folders: list[Path]) -> N
         assert torch.equal(alone[0][part], torch.cat([batch[part] for batch in ordered]))
     masked = sum(int(batch.masked_valid_BK.sum()) for batch in ordered)
     tokens = sum(int(batch.attention_mask_BL.sum()) for batch in ordered)
-    for batch in ordered:  # the global counts that the losses are divided by
+    for batch in ordered:  # the global counts by which losses are divided
         assert (batch.masked_count, batch.token_count) == pytest.approx((masked / 6, tokens / 6))
 
 
-def test_a_mixtures_rows_are_the_folders_own_sequences(folders: list[Path]) -> None:
+def test_rows_of_a_mixture_are_the_folders_own_sequences(folders: list[Path]) -> None:
     shards = open_shards(*folders)
     starts = np.cumsum([0, *shards.sizes])
     for number, folder in enumerate(folders):
@@ -114,7 +114,7 @@ def test_held_out_shards_are_read_together_and_a_folder_may_have_none(folders: l
 @pytest.mark.parametrize(
     ("changes", "name"), [({"seq_length": 16}, "seq_length"), ({"mask_copies": 3}, "mask_copies"), ({}, "tokenizer")]
 )
-def test_folders_that_do_not_go_together_are_refused_by_name(
+def test_incompatible_folders_are_refused_by_name(
     changes: dict[str, object], name: str, shards_folder: Path, tmp_path: Path
 ) -> None:
     if name == "tokenizer":
@@ -131,7 +131,7 @@ def test_folders_that_do_not_go_together_are_refused_by_name(
 
 
 @pytest.mark.parametrize("weights", [(1.0,), (1.0, 0.0, 1.0), (1.0, -1.0, 1.0), (1.0, float("nan"), 1.0)])
-def test_weights_are_one_positive_number_a_folder(weights: tuple[float, ...], folders: list[Path]) -> None:
+def test_weights_are_one_positive_number_per_folder(weights: tuple[float, ...], folders: list[Path]) -> None:
     with pytest.raises(ConfigError, match=r"data_weights: got .*, expected a number above 0 .* 3 in all"):
         open_shards(*folders, weights=weights)
 
@@ -141,7 +141,7 @@ def test_a_folder_named_twice_is_refused(shards_folder: Path) -> None:
         open_shards(shards_folder, shards_folder / ".." / shards_folder.name)
 
 
-def test_missing_shards_are_an_error_that_says_how_to_get_them(tmp_path: Path) -> None:
+def test_missing_shards_are_an_error_with_the_command_that_makes_them(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"--data.*build_shards.py --output .*nothing$"):
         open_shards(tmp_path / "nothing")
 
@@ -155,7 +155,7 @@ def cut(name: str, size: int) -> Callable[[Path], None]:
 
 
 def swapped(one: str, other: str) -> Callable[[Path], None]:
-    """As after a copy that went wrong: one shard's file stands under another's name."""
+    """Puts one shard's file in place of another, as a faulty copy might."""
 
     def damage(folder: Path) -> None:
         shutil.copy(folder / other, folder / one)
@@ -185,9 +185,7 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_shard_is_an_error_that_names_it_before_anything_is_read(
-    damage: str, shards_folder: Path, tmp_path: Path
-) -> None:
+def test_a_damaged_shard_is_named_before_anything_is_read(damage: str, shards_folder: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(shards_folder, tmp_path / "copy")
     DAMAGES[damage](folder)
     with pytest.raises(ConfigError, match="shard-00001") as caught:
@@ -203,7 +201,7 @@ def shifted_offsets(folder: Path) -> None:
     path.write_bytes(content)
 
 
-def test_an_index_that_lost_a_bit_is_an_error_that_names_its_sequence_when_it_is_read(
+def test_a_flipped_bit_in_an_index_is_found_on_reading_and_its_sequence_named(
     shards_folder: Path, tmp_path: Path
 ) -> None:
     folder = shutil.copytree(shards_folder, tmp_path / "copy")
@@ -216,7 +214,7 @@ def test_an_index_that_lost_a_bit_is_an_error_that_names_its_sequence_when_it_is
 
 
 def overwritten(name: str, first: int, value: int) -> Callable[[Path], None]:
-    """As where a disk lost a block: the size is right, the content is not."""
+    """Overwrites content without changing the size, as when a disk loses a block."""
 
     def damage(folder: Path) -> None:
         content = bytearray((folder / name).read_bytes())
@@ -235,7 +233,7 @@ def overwritten(name: str, first: int, value: int) -> Callable[[Path], None]:
         ("shard-00001.mask.bin", 255, "masked positions"),
     ],
 )
-def test_lost_content_is_found_when_it_is_read_and_its_sequence_named(
+def test_lost_content_is_found_on_reading_and_its_sequence_named(
     name: str, value: int, problem: str, shards_folder: Path, tmp_path: Path
 ) -> None:
     folder = shutil.copytree(shards_folder, tmp_path / "copy")
@@ -243,11 +241,11 @@ def test_lost_content_is_found_when_it_is_read_and_its_sequence_named(
     shards = open_shards(folder)
     with pytest.raises(LocalProblem, match=rf"shard-00001 is damaged: sequence \d+ .*{problem}"):
         shards.read(np.arange(len(shards)), np.zeros(len(shards), int))
-    with pytest.raises(LocalProblem, match="shard-00001"):  # also from the thread that reads ahead
+    with pytest.raises(LocalProblem, match="shard-00001"):  # in the background thread too
         list(TrainingBatches(shards, BatchPlan(16, 16, 1, 0), seed=0).from_step(0, len(shards) // 16))
 
 
-def test_a_sequence_end_and_a_mask_beyond_it_are_checked(shards_folder: Path, tmp_path: Path) -> None:
+def test_missing_sequence_ends_and_masks_beyond_the_end_are_detected(shards_folder: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(shards_folder, tmp_path / "copy")
     shards = open_shards(folder)
     row = int(np.argmin(shards.lengths(np.arange(load_manifest(folder).shards[0].sequences))))
@@ -261,15 +259,13 @@ def test_a_sequence_end_and_a_mask_beyond_it_are_checked(shards_folder: Path, tm
 
 
 def resealed(folder: Path, **changes: object) -> None:
-    """The manifest with other values, under a checksum that fits them."""
+    """Rewrites the manifest with other values and a matching checksum."""
     values = json.loads((folder / "manifest.json").read_text()) | changes
     (folder / "manifest.json").write_bytes(sealed({name: values[name] for name in values if name != "sha256"}))
 
 
 @pytest.mark.parametrize("name", ["vocab.txt", "tokenizer.json", "tokenizer_config.json"])
-def test_a_tokenizer_that_was_overwritten_is_refused_by_its_file(
-    name: str, shards_folder: Path, tmp_path: Path
-) -> None:
+def test_an_overwritten_tokenizer_is_refused_by_file(name: str, shards_folder: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(shards_folder, tmp_path / "copy")
     content = (folder / "tokenizer" / name).read_text()
     (folder / "tokenizer" / name).write_text(content.replace("e", "é", 1) if name == "vocab.txt" else content + "\n")
@@ -277,7 +273,9 @@ def test_a_tokenizer_that_was_overwritten_is_refused_by_its_file(
         open_shards(folder)
 
 
-def test_a_manifest_with_other_special_ids_than_its_tokenizer_is_refused(shards_folder: Path, tmp_path: Path) -> None:
+def test_a_manifest_whose_special_ids_differ_from_its_tokenizers_is_refused(
+    shards_folder: Path, tmp_path: Path
+) -> None:
     folder = shutil.copytree(shards_folder, tmp_path / "copy")
     special = load_manifest(folder).special_tokens.model_dump()
     resealed(folder, special_tokens=special | {"mask": 5})
@@ -288,7 +286,7 @@ def test_a_manifest_with_other_special_ids_than_its_tokenizer_is_refused(shards_
 FORMAT_1 = Path(__file__).parents[2] / "data_prep" / "format_1" / "shards"
 
 
-def test_a_folder_of_format_1_is_read_like_any_other() -> None:
+def test_a_folder_of_format_1_can_be_read() -> None:
     shards, held_out = open_shards(FORMAT_1), open_held_out(FORMAT_1)
     assert held_out is not None
     assert (len(shards), len(held_out)) == (sum(shards.sizes), sum(held_out.sizes)) == (55, 35)
@@ -298,7 +296,7 @@ def test_a_folder_of_format_1_is_read_like_any_other() -> None:
 
 
 @pytest.mark.parametrize("damage", ["special token", "vocabulary"])
-def test_a_folder_of_format_1_is_checked_as_far_as_its_sums_go(damage: str, tmp_path: Path) -> None:
+def test_a_folder_of_format_1_is_checked_as_far_as_its_checksums_allow(damage: str, tmp_path: Path) -> None:
     folder = shutil.copytree(FORMAT_1, tmp_path / "copy")
     if damage == "special token":
         text = (folder / "manifest.json").read_text()
@@ -312,7 +310,7 @@ def test_a_folder_of_format_1_is_checked_as_far_as_its_sums_go(damage: str, tmp_
 
 
 def many_times(source: Path, folder: Path, count: int) -> None:
-    """A folder whose shards are all links to the first of another."""
+    """A folder whose shards are all links to the first shard of another."""
     shutil.copytree(source / "tokenizer", folder / "tokenizer")
     manifest = load_manifest(source)
     first, shards = manifest.shards[0], []

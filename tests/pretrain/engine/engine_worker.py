@@ -1,9 +1,9 @@
-"""What the ranks of test_engine.py do: every ZeRO stage and precision in one launch, figures left as JSON.
+"""Worker of test_engine.py: trains under every ZeRO stage and precision in one launch, and writes figures as JSON.
 
-    deepspeed --num_gpus 2 tests/pretrain/engine/engine_worker.py FOLDER     or plain python, alone
+    deepspeed --num_gpus 2 tests/pretrain/engine/engine_worker.py FOLDER     or by plain python as a single process
 
-They train a small model with what makes ZeRO-3 hard: two encoders over the same embeddings, whose matrix also
-is the output matrix, used five times a forward, once of these without gradient.
+The small model has what makes ZeRO-3 hard: two encoders share embeddings, and the embedding matrix, which is also the
+output matrix, is used five times per forward, once without gradient.
 """
 
 import json
@@ -29,16 +29,16 @@ FP32 = ("zero0_fp32", "zero1_fp32", "zero2_fp32", "zero3_fp32")
 BF16 = ("zero1_bf16", "zero2_bf16", "zero3_bf16")
 FP16 = ("zero1_fp16", "zero2_fp16")
 VARIANTS = tuple(name for name in sorted(REMOVED_FILES) if name.count("_") > 1)
-"""Overrides that change memory and time alone."""
+"""Overrides that change only memory and time."""
 ALONE = ("zero0_fp32", "zero1_fp32", "zero2_fp32", "zero1_bf16", "zero2_bf16", *FP16)
-"""Of these, what one process trains under too: it sums gradients with nobody, and takes a shorter way."""
+"""Files under which one process trains too, by a shorter way without summing gradients over ranks."""
 VOCABULARY, LENGTH, BATCH, MICRO_BATCH = 61, 12, 16, 4
 STEPS, SAVED_AT, RECOMPUTED = 20, 7, 5
 OPTIM = OptimConfig(lr=5e-3, steps=STEPS, warmup_steps=3)
 
 
 class SmallElectra(nn.Module):
-    """The loss is a sum over real tokens; odd sizes leave every stage a padded part."""
+    """A small pair whose loss is a sum over real tokens; odd sizes force padded partitions in every stage."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ class SmallElectra(nn.Module):
 
 
 def batch_of(step: int) -> tuple[Tensor, Tensor]:
-    """Ids and which of them are real: sequences of unequal lengths, so micro-batches weigh differently."""
+    """Ids, and which of them are real; sequence lengths differ, so micro-batches have different weights."""
     generator = torch.Generator().manual_seed(step)
     ids_BL = torch.randint(5, VOCABULARY, (BATCH, LENGTH), generator=generator)
     lengths_B1 = torch.randint(2, LENGTH + 1, (BATCH, 1), generator=generator)
@@ -97,7 +97,7 @@ def rate(step: int) -> float:
 
 
 def plain_losses() -> list[float]:
-    """The same training without DeepSpeed: one process, the whole batch at once, PyTorch's AdamW."""
+    """Losses of the same training without DeepSpeed: one process, the whole batch at once, PyTorch's AdamW."""
     model = small_model()
     optimizer = torch.optim.AdamW(parameter_groups(model, OPTIM.weight_decay), betas=OPTIM.betas, eps=OPTIM.eps)
     losses = []
@@ -115,7 +115,7 @@ def plain_losses() -> list[float]:
 
 
 class Runner(NamedTuple):
-    """One engine and its training over any range of steps."""
+    """An engine that can train any range of steps."""
 
     engine: Any
 
@@ -123,7 +123,7 @@ class Runner(NamedTuple):
         return [self.step(step)[0] for step in steps]
 
     def step(self, step: int, spoil: float = 1.0) -> tuple[float, Any]:
-        """The step's loss and the engine's result; `spoil` multiplies what is differentiated."""
+        """The step's loss and the engine's result; the differentiated loss is multiplied by `spoil`."""
         engine, world = self.engine, self.engine.world
         ids_BL, real_BL = batch_of(step)
         total = torch.zeros(())
@@ -138,7 +138,7 @@ class Runner(NamedTuple):
 
 
 def resolved_config(name: str, world_size: int, **sections: dict[str, Any]) -> Any:
-    """With changes to its sections."""
+    """The resolved configuration of a file with changes to its sections."""
     values = values_of(name) | {"train_micro_batch_size_per_gpu": MICRO_BATCH}
     for section, changes in sections.items():
         values[section] = values.get(section, {}) | changes
@@ -147,7 +147,7 @@ def resolved_config(name: str, world_size: int, **sections: dict[str, Any]) -> A
 
 
 def make_runner(name: str, world: Any, seed: int = 0, lr_scale: Any = lambda name: 1.0, **fp16: float) -> Runner:
-    """`fp16` are changes to that section of the file."""
+    """A new engine; `fp16` are changes to that section of the file."""
     from pretrain.engine.engine import Engine
 
     model = small_model(seed)
@@ -157,14 +157,14 @@ def make_runner(name: str, world: Any, seed: int = 0, lr_scale: Any = lambda nam
 
 
 def allow_fp16_on_cpu() -> None:
-    """Lets these tests reach the loss scale without a GPU; DeepSpeed and our configuration refuse it."""
+    """Lets these tests reach the loss scale without a GPU; DeepSpeed and this project refuse fp16 on a CPU."""
     from deepspeed.accelerator import get_accelerator
 
     get_accelerator().is_fp16_supported = lambda: True
 
 
 def same_states(one: Any, other: Any) -> bool:
-    """Bitwise, on the first rank, where states are."""
+    """Bitwise equality on the first rank, which alone holds states."""
     pairs = [(one.weights, other.weights), *((one.moments[key], other.moments[key]) for key in one.moments)]
     return (one.adam_steps, one.loss_scale) == (other.adam_steps, other.loss_scale) and all(
         left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
@@ -173,9 +173,9 @@ def same_states(one: Any, other: Any) -> bool:
 
 
 def train_and_resume(name: str, world: Any, folder: Path) -> dict[str, Any]:
-    """Trains, saving on the way; then a fresh engine with other weights goes on from the saved state.
+    """Trains and saves a checkpoint; then a new engine with other weights resumes from it.
 
-    Each rank makes another model; the first one's counts.
+    Each rank creates a different model; the first rank's counts.
     """
     from pretrain.engine.checkpoint import load, newest_valid, save
 
@@ -206,13 +206,13 @@ def train_and_resume(name: str, world: Any, folder: Path) -> dict[str, Any]:
 
 
 def is_small_model(weights: dict[str, Tensor], world: Any) -> bool:
-    """Whether the first rank's weights are those the model was made with, bitwise."""
+    """Checks on the first rank that the weights are bitwise the model's initial ones."""
     made = dict(small_model().named_parameters()) if world.is_first else {}
     return weights.keys() == made.keys() and all(torch.equal(weights[name], made[name]) for name in made)
 
 
 def starts_as_made(config: Any, world: Any) -> bool:
-    """The same of an engine that has not trained."""
+    """Checks the initial weights of an engine that has not trained."""
     from pretrain.engine.engine import Engine
 
     model = small_model(seed=world.rank)
@@ -221,12 +221,12 @@ def starts_as_made(config: Any, world: Any) -> bool:
 
 
 def largest_change(before: dict[str, Tensor], after: dict[str, Tensor]) -> float:
-    """Of the weights without decay, on the first rank."""
+    """Largest change of the weights without decay, on the first rank."""
     return max((float((after[n] - before[n]).abs().max()) for n in before if "bias" in n), default=0.0)
 
 
 def spoiled_step(runner: Runner, before: Any) -> dict[str, Any]:
-    """A step whose gradient is NaN on one rank alone; `before` is the state it starts from."""
+    """A step with a NaN gradient on one rank only; `before` is the state before the step."""
     world = runner.engine.world
     _, result = runner.step(0, float("nan") if world.rank == world.world_size - 1 else 1.0)
     after = runner.engine.full_state()
@@ -235,7 +235,7 @@ def spoiled_step(runner: Runner, before: Any) -> dict[str, Any]:
 
 
 def loss_scale_under(spoiled: str, name: str, world: Any, **fp16: float) -> dict[str, list[Any]]:
-    """What each step did: of the steps marked x the gradient is infinite on one rank, of those marked n the loss."""
+    """Results of steps of which one rank's gradient (marked x) or loss (marked n) is infinite."""
     runner = make_runner(name, world, **fp16)
     done = []
     for step, mark in enumerate(spoiled):
@@ -259,7 +259,7 @@ def recomputed_losses(name: str, world: Any) -> list[float]:
 
 
 def scale_stories(name: str, world: Any) -> dict[str, Any]:
-    """The dynamic scale falling to its floor, growing, and a fixed one."""
+    """Results for a dynamic scale that falls to its floor, one that grows, and a fixed one."""
     small = {"initial_scale_power": 2, "hysteresis": 1}
     return {
         "falling": loss_scale_under("xxxx..", name, world, **small),
@@ -271,7 +271,7 @@ def scale_stories(name: str, world: Any) -> dict[str, Any]:
 
 
 def continue_from(name: str, world: Any, folder: Path) -> list[float]:
-    """Losses of the steps after a checkpoint that another number of ranks wrote."""
+    """Losses of the steps after a checkpoint written by a different number of ranks."""
     from pretrain.engine.checkpoint import load, newest_valid
 
     runner = make_runner(name, world, seed=1)
@@ -281,7 +281,7 @@ def continue_from(name: str, world: Any, folder: Path) -> list[float]:
 
 
 def frozen_by_scale(name: str, world: Any) -> dict[str, bool]:
-    """Which parameters a learning rate scale of 0 on the generator has left alone."""
+    """Parameters that stay unchanged under a learning rate scale of 0 for the generator: True by name."""
     runner = make_runner(name, world, lr_scale=lambda name: 0.0 if name.startswith("generator.encoder") else 1.0)
     before = runner.engine.full_state().weights
     runner.train(range(1))
@@ -306,7 +306,7 @@ def main(folder: Path) -> None:
 
 
 def first_figures(names: tuple[str, ...], world: Any, own: Path) -> dict[str, Any]:
-    """Of training from the start under each file; checkpoints stay in `own`."""
+    """Figures of training from the beginning under each file; checkpoints are written to `own`."""
     figures: dict[str, Any] = {"train": {name: train_and_resume(name, world, own) for name in names}}
     figures["frozen"] = {name: frozen_by_scale(name, world) for name in FP32 if name in names}
     figures["recomputed"] = {name: recomputed_losses(name, world) for name in (*FP32, *BF16) if name in names}

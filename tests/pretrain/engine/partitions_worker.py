@@ -1,4 +1,4 @@
-"""What the ranks of test_partitions.py do: DeepSpeed gathers the same state by its own utilities; what it costs.
+"""Worker of test_partitions.py: compares gathered states with DeepSpeed's own utilities, and counts their traffic.
 
 deepspeed --num_gpus 2 tests/pretrain/engine/partitions_worker.py RESULT.json
 """
@@ -25,19 +25,19 @@ from tests.pretrain.engine.engine_worker import OPTIM, Runner, resolved_config, 
 
 FILES = ("zero1_fp32", "zero2_bf16", "zero1_bf16_offload")
 SMALL_PIECES = 202
-"""Values of all ranks: many pieces a group, the last one shorter."""
+"""Elements over all ranks: many pieces per group, the last one shorter."""
 STEPS = 4
 
 
 def engine_of(name: str, world: World, seed: int = 0, **zero: Any) -> Engine:
-    """`zero` are changes to that section of the file."""
+    """A new engine; `zero` are changes to that section of the file."""
     model = small_model(seed)
     config = resolved_config(name, world.world_size, zero_optimization=zero)
     return Engine(model, parameter_groups(model, OPTIM.weight_decay), config, world)
 
 
 def figures_of(name: str, world: World) -> dict[str, Any]:
-    """Saves after two steps, and loads what was saved into an engine that has other weights."""
+    """Saves after two steps, and loads the state into an engine with other weights."""
     engine, fresh = engine_of(name, world), engine_of(name, world, seed=1)
     Runner(engine).train(range(2))
     state, saving = with_traffic(engine, engine.full_state)
@@ -56,7 +56,7 @@ def figures_of(name: str, world: World) -> dict[str, Any]:
 
 
 def same_in_pieces(state: EngineState, engine: Engine) -> bool:
-    """Whether a save and a load move the same bits by many small collectives."""
+    """True if saving and loading with many small collectives gives the same bits."""
     whole, partitions.AT_ONCE = partitions.AT_ONCE, SMALL_PIECES
     same = [same_states(state, engine.full_state())]
     Runner(engine).train(range(2, 3))
@@ -66,7 +66,7 @@ def same_in_pieces(state: EngineState, engine: Engine) -> bool:
 
 
 def round_robin(name: str, world: World) -> dict[str, Any]:
-    """Losses with the parameters in DeepSpeed's other order and in the usual one; a save and a load in the other."""
+    """Losses with DeepSpeed's round-robin order of parameters and with the usual one; saves and loads the former."""
     engine = engine_of(name, world, round_robin_gradients=True)
     losses = Runner(engine).train(range(STEPS))
     state, fresh = engine.full_state(), engine_of(name, world, seed=1, round_robin_gradients=True)
@@ -80,7 +80,7 @@ def round_robin(name: str, world: World) -> dict[str, Any]:
 
 
 def with_traffic(engine: Engine, work: Callable[[], Any]) -> tuple[Any, list[int]]:
-    """The result of `work`, and the bytes that each rank sent for it."""
+    """The result of `work`, and the bytes sent by each rank."""
     engine.barrier()
     before = bytes_sent()
     result = work()
@@ -95,7 +95,7 @@ def over_ranks(value: Any) -> list[Any]:
 
 
 def by_deepspeed(engine: Engine, state: EngineState) -> EngineState:
-    """The same state by an all-reduce for each tensor."""
+    """The state gathered by DeepSpeed's utilities, with one all-reduce per tensor."""
     import deepspeed.utils as utilities
 
     def named(full: Callable[[nn.Parameter], Tensor]) -> dict[str, Tensor]:
@@ -107,7 +107,7 @@ def by_deepspeed(engine: Engine, state: EngineState) -> EngineState:
 
 
 def rounds(state: EngineState, engine: Engine) -> list[bool]:
-    """Whether every weight of the module is the rounded master weight, by rank."""
+    """True for each rank on which every weight of the module equals the rounded master weight."""
     same = []
     for name, parameter in engine.module.named_parameters():
         master = state.weights[name].clone() if engine.world.is_first else torch.empty(parameter.shape)

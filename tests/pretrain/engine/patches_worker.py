@@ -1,4 +1,4 @@
-"""What the ranks of test_deepspeed_patches.py do: they train as if another version of DeepSpeed were installed.
+"""Worker of test_deepspeed_patches.py: trains as if another version of DeepSpeed were installed.
 
 deepspeed --num_gpus 2 tests/pretrain/engine/patches_worker.py RESULT.json
 """
@@ -20,7 +20,7 @@ STEPS = 5
 def main(result: Path) -> None:
     world = start_processes()
     deepspeed.__version__ = "0.19.9"
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # half a minute of a C++ compiler
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # saves half a minute of compiling C++
     figures = {}
     for name in (*FP32, *BF16):
         runner = make_runner(name, world, seed=world.rank)

@@ -1,4 +1,4 @@
-"""A checkpoint is whole or it does not count, whatever happens to the process or the disk."""
+"""Claims about checkpoints: each is complete or does not count, whatever happens to the process or the disk."""
 
 import json
 import os
@@ -34,7 +34,7 @@ for step in itertools.count(found.step + 1 if found else 1):
 
 
 def state_of(step: int, size: int = 5) -> EngineState:
-    """Told apart by its step in every tensor."""
+    """A state whose tensors all depend on the step."""
     tensors = {"a.weight": torch.full((size,), float(step)), "b.bias": torch.full((2, 3), -float(step))}
     moments = {key: {name: tensor + 0.5 for name, tensor in tensors.items()} for key in ("exp_avg", "exp_avg_sq")}
     return EngineState(step, {"cur_scale": 2.0**step, "cur_iter": step}, tensors, moments)
@@ -52,14 +52,14 @@ def same(one: EngineState, other: EngineState) -> bool:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Checkpoints of steps 10 and 20."""
+    """A folder with checkpoints of steps 10 and 20."""
     for step in (10, 20):
         save(tmp_path, step, state_of(step), {"updates": step - 1}, keep_last=3)
     return tmp_path
 
 
 def sign(checkpoint: Path) -> None:
-    """Gives the marker the sizes and checksums of the files as they are now."""
+    """Rewrites the marker for the current sizes and checksums of the files."""
     (checkpoint / "complete.json").write_bytes(marker_text({name: fingerprint(checkpoint / name) for name in FILES}))
 
 
@@ -67,7 +67,7 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_what_was_saved_is_loaded(folder: Path) -> None:
+def test_a_checkpoint_is_loaded_as_it_was_saved(folder: Path) -> None:
     found = newest_valid(folder)
     assert found is not None
     state, extra = load(found)
@@ -82,17 +82,17 @@ def test_a_folder_without_checkpoints_has_none(tmp_path: Path) -> None:
     assert newest_valid(tmp_path / "missing") is None
 
 
-def test_the_newest_are_kept_and_nothing_else(folder: Path) -> None:
+def test_only_the_newest_are_kept(folder: Path) -> None:
     (folder / "step-00000015.saving").mkdir()
     (folder / "step-00000005.removing").mkdir()
     save(folder, 30, state_of(30), {}, keep_last=2)
     assert names(folder) == ["step-00000020", "step-00000030"]
 
 
-def test_saves_and_removals_are_on_the_disk_in_the_order_that_keeps_one_whole(
+def test_saving_and_removing_flush_to_disk_in_an_order_that_always_keeps_one_complete(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Files before their marker, all before the name; the names of the old gone before their files."""
+    """Files before their marker, and all before the rename; a removed checkpoint loses its name before its files."""
     checkpoints = tmp_path / "run" / "checkpoints"
     done = []
 
@@ -124,18 +124,18 @@ def test_saves_and_removals_are_on_the_disk_in_the_order_that_keeps_one_whole(
     assert done == [*made, *first, *second, *removed]
 
 
-def test_every_nth_is_kept_for_good_beside_the_newest(tmp_path: Path) -> None:
+def test_every_nth_is_kept_permanently_beside_the_newest(tmp_path: Path) -> None:
     for step in range(10, 90, 10):
         save(tmp_path, step, state_of(step), {}, keep_last=2, keep_every=30)
     assert names(tmp_path) == [f"step-{step:08d}" for step in (30, 60, 70, 80)]
 
 
-def test_a_run_gone_back_removes_what_it_left_ahead_and_never_its_own(folder: Path) -> None:
+def test_a_run_resumed_from_an_earlier_step_removes_later_checkpoints_and_no_others(folder: Path) -> None:
     save(folder, 15, state_of(15), {}, keep_last=1)
     assert names(folder) == ["step-00000015"]
 
 
-def test_saving_the_same_step_again_keeps_a_good_one_and_replaces_a_damaged_one(folder: Path) -> None:
+def test_saving_a_step_again_keeps_an_intact_checkpoint_and_replaces_a_damaged_one(folder: Path) -> None:
     kept = folder / "step-00000020" / "weights.safetensors"
     before = kept.stat().st_ino
     save(folder, 20, state_of(20), {}, keep_last=3)
@@ -157,7 +157,9 @@ def truncate(path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["weights.safetensors", "optimizer.safetensors", "state.json", "complete.json"])
 @pytest.mark.parametrize("damage", [flip_bit, truncate, Path.unlink], ids=["bit flip", "truncation", "deletion"])
-def test_damage_to_any_file_is_said_and_the_one_before_is_used(folder: Path, name: str, damage: object) -> None:
+def test_damage_to_any_file_is_reported_and_the_previous_checkpoint_used(
+    folder: Path, name: str, damage: object
+) -> None:
     damage(folder / "step-00000020" / name)  # type: ignore[operator]
     said: list[str] = []
     found = newest_valid(folder, said.append)
@@ -168,7 +170,7 @@ def test_damage_to_any_file_is_said_and_the_one_before_is_used(folder: Path, nam
     assert name in said[0]
 
 
-def test_a_checkpoint_of_a_later_version_is_an_error_not_damage(folder: Path) -> None:
+def test_a_checkpoint_of_a_later_version_is_an_error_and_not_damage(folder: Path) -> None:
     marker = folder / "step-00000020" / "complete.json"
     marker.write_bytes(later(json.loads(marker.read_text())["files"], version=2))
     with pytest.raises(ConfigError, match="format version 2, expected at most 1"):
@@ -183,7 +185,9 @@ def test_a_checkpoint_of_version_0_1_is_loaded(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [80_000, 1_000_000], ids=["in the second file", "in the first file"])
-def test_a_full_disk_is_said_and_leaves_the_last_good_checkpoint_and_its_own_space(small_disk: Path, size: int) -> None:
+def test_a_full_disk_is_reported_and_leaves_the_last_good_checkpoint_and_no_leftovers(
+    small_disk: Path, size: int
+) -> None:
     folder = small_disk / "checkpoints"
     save(folder, 20, state_of(20, size=20_000), {}, keep_last=1)
     free = shutil.disk_usage(small_disk).free
@@ -196,8 +200,8 @@ def test_a_full_disk_is_said_and_leaves_the_last_good_checkpoint_and_its_own_spa
     assert found is not None and same(load(found)[0], state_of(20, size=20_000))
 
 
-def test_a_disk_that_fails_is_said_and_leaves_the_last_good_checkpoint(folder: Path) -> None:
-    """The same where no file system can be mounted: files may not grow beyond 100 kB."""
+def test_a_failing_disk_is_reported_and_leaves_the_last_good_checkpoint(folder: Path) -> None:
+    """Needs no mounted file system: files may not grow beyond 100 kB."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
     try:
@@ -210,7 +214,7 @@ def test_a_disk_that_fails_is_said_and_leaves_the_last_good_checkpoint(folder: P
     assert found.step == 20
 
 
-def test_killed_at_any_moment_the_last_finished_save_is_whole(tmp_path: Path) -> None:
+def test_after_a_kill_at_any_moment_the_last_finished_checkpoint_is_complete(tmp_path: Path) -> None:
     moments = random.Random(0)
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[3])}
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""DeepSpeed's JSON: every mistake is refused with what to do, and what the run owns is filled in."""
+"""Claims about DeepSpeed's JSON: every mistake is refused with a remedy, and values of the run are filled in."""
 
 import copy
 import json
@@ -32,7 +32,7 @@ ADDITIONS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "overlap": lambda values: values["zero_optimization"].get("overlap_comm"),
     "profile": lambda values: values.get("flops_profiler", {}).get("enabled") and values["wall_clock_breakdown"],
 }
-"""What the last part of a removed file's name says that the file without it does not have."""
+"""The difference that the last part of a removed file's name stands for."""
 
 
 def resolved(source: Any, batch_size: int = 64, world_size: int = 2, device_type: str = "cuda") -> EngineConfig:
@@ -62,7 +62,7 @@ def renamed(values: dict[str, Any], path: tuple[str, ...], name: str) -> dict[st
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_every_shipped_file_resolves_with_the_numbers_of_the_run(path: Path) -> None:
+def test_every_shipped_file_resolves_with_the_values_of_the_run(path: Path) -> None:
     config = resolved(path)
     assert (config.micro_batch_size, config.accumulation_steps) == (32, 1)
     assert config.gradient_clipping == OPTIM.gradient_clipping
@@ -78,7 +78,7 @@ def test_every_shipped_file_resolves_with_the_numbers_of_the_run(path: Path) -> 
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_every_shipped_file_is_named_for_what_it_is_and_listed(path: Path) -> None:
+def test_every_shipped_file_has_a_fitting_name_and_is_listed(path: Path) -> None:
     assert_named_for_what_it_is(path.stem, json.loads(path.read_text()))
     assert f"`{path.stem}`" in (FOLDER / "README.md").read_text()
 
@@ -96,7 +96,7 @@ def assert_named_for_what_it_is(name: str, values: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("options_class", [RunOptions, GlueOptions])
 @pytest.mark.parametrize("name", REMOVED_FILES)
-def test_a_removed_files_name_is_answered_with_options_that_do_what_it_did(
+def test_a_removed_files_name_is_answered_with_options_that_replace_it(
     name: str, options_class: type[RunOptions | GlueOptions]
 ) -> None:
     said = problems(FOLDER / f"{name}.json")
@@ -112,14 +112,14 @@ def test_a_removed_files_name_is_answered_with_options_that_do_what_it_did(
     assert len(said.splitlines()) == 1
 
 
-def test_a_file_of_ones_own_may_have_a_removed_files_name(tmp_path: Path) -> None:
+def test_a_users_file_may_have_a_removed_files_name(tmp_path: Path) -> None:
     path = tmp_path / "zero2_bf16.json"
     assert f"cannot read {path}" in problems(path)
     path.write_text((FOLDER / "zero1_bf16.json").read_text())
     assert resolved(path)
 
 
-def test_a_shipped_file_is_found_in_any_folder_unless_there_is_one_of_ones_own(
+def test_a_shipped_file_is_found_in_any_folder_unless_the_user_has_one_of_that_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -134,7 +134,7 @@ def test_a_shipped_file_is_found_in_any_folder_unless_there_is_one_of_ones_own(
 OFFLOAD = "zero_optimization.offload_optimizer"
 
 
-def test_an_override_reaches_every_level_makes_its_sections_and_keeps_the_rest() -> None:
+def test_an_override_reaches_every_level_creates_sections_and_keeps_the_rest() -> None:
     config = resolved(
         read(
             FOLDER / "zero1_fp16.json",
@@ -153,7 +153,7 @@ def test_an_override_reaches_every_level_makes_its_sections_and_keeps_the_rest()
     expected["zero_optimization"]["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
     del expected["zero_optimization"]["overlap_comm"]
     expected["fp16"]["loss_scale"] = 128
-    assert values.pop("activation_checkpointing") == {}  # DeepSpeed's own takes no part
+    assert values.pop("activation_checkpointing") == {}  # DeepSpeed's own implementation is not used
     assert values == expected
     assert (config.micro_batch_size, config.accumulation_steps, config.offloads, config.recomputes) == (
         4,
@@ -183,7 +183,7 @@ WRONG_OVERRIDES = [
 
 
 @pytest.mark.parametrize(("override", "said"), WRONG_OVERRIDES)
-def test_a_wrong_override_is_refused_as_a_wrong_file_is_and_named(override: str, said: str) -> None:
+def test_a_wrong_override_is_refused_like_a_wrong_file_and_named(override: str, said: str) -> None:
     with pytest.raises(ConfigError) as caught:
         read(FOLDER / "zero1_fp32.json", ("deepspeed.zero_optimization.overlap_comm=true", f"deepspeed.{override}"))
     (problem,) = caught.value.problems
@@ -191,37 +191,37 @@ def test_a_wrong_override_is_refused_as_a_wrong_file_is_and_named(override: str,
 
 
 @pytest.mark.parametrize("override", ["seed=1", "deepspeed", "deepspeed=1", "deepspeed.fp16", ""])
-def test_what_is_no_override_of_deepspeeds_is_refused(override: str) -> None:
+def test_other_overrides_are_refused_as_deepspeed_overrides(override: str) -> None:
     with pytest.raises(ConfigError, match=r"--set: got '.*', expected deepspeed\.KEY=VALUE, for example deepspeed\."):
         read(FOLDER / "zero1_fp32.json", (override,))
 
 
-def test_a_mistake_of_the_file_is_the_files_whatever_is_set() -> None:
+def test_a_mistake_in_the_file_is_attributed_to_the_file_despite_overrides() -> None:
     with pytest.raises(ConfigError, match=r"^deepspeed config: gradient_cliping: unknown key"):
         read(values_of("zero1_fp32") | {"gradient_cliping": 1.0}, ("deepspeed.zero_optimization.stage=2",))
 
 
-def test_an_override_may_make_a_file_possible_or_impossible() -> None:
+def test_an_override_may_make_a_file_valid_or_invalid() -> None:
     assert resolved(read(FOLDER / "zero1_fp16.json", ("deepspeed.fp16=null",)), device_type="cpu")
     impossible = read(FOLDER / "zero1_fp16.json", ("deepspeed.zero_optimization.stage=0",))
     assert problems(impossible).startswith("deepspeed.zero_optimization.stage: 0 with fp16")
 
 
 @pytest.mark.parametrize("path", list(key_paths(values_of("zero1_fp16"))), ids=".".join)
-def test_a_misspelt_key_at_any_level_is_refused_with_the_right_one(path: tuple[str, ...]) -> None:
+def test_a_misspelled_key_at_any_level_is_refused_with_the_right_one(path: tuple[str, ...]) -> None:
     misspelt = path[-1][:2] + path[-1][3:] if len(path[-1]) > 3 else path[-1] + "x"
     said = problems(renamed(values_of("zero1_fp16"), path, misspelt))
     assert ".".join((*path[:-1], misspelt)) in said
     assert f"did you mean '{path[-1]}'" in said
 
 
-def test_a_key_that_deepspeed_takes_in_silence_is_refused() -> None:
+def test_an_unknown_key_that_deepspeed_silently_accepts_is_refused() -> None:
     said = problems(values_of("zero1_fp32") | {"gradient_cliping": 1.0})
     assert "gradient_cliping: unknown key; did you mean 'gradient_clipping'?" in said
 
 
 @pytest.mark.parametrize("key", REFUSED_KEYS)
-def test_a_key_with_another_owner_is_refused_with_what_to_do_instead(key: str) -> None:
+def test_a_key_that_belongs_to_the_run_is_refused_with_what_to_do_instead(key: str) -> None:
     values = values_of("zero1_fp16")
     *sections, last = key.split(".")
     section = values
@@ -242,7 +242,7 @@ def test_every_mistake_is_reported_at_once() -> None:
     ("key", "value"),
     [("train_batch_size", 64), ("gradient_accumulation_steps", 2), ("gradient_clipping", 1.0)],
 )
-def test_numbers_the_run_owns_stay_auto(key: str, value: float) -> None:
+def test_values_of_the_run_must_be_auto(key: str, value: float) -> None:
     assert key in problems(values_of("zero1_fp32") | {key: value})
 
 
@@ -252,7 +252,7 @@ def test_half_precision_without_zero_is_refused_with_the_reason(precision: str) 
     assert f"stage: 0 with {precision}" in problems(values)
 
 
-def test_fp16_on_a_cpu_is_refused_with_files_that_work() -> None:
+def test_fp16_on_a_cpu_is_refused_with_alternatives() -> None:
     said = problems(values_of("zero1_fp16"), device_type="cpu")
     assert "zero1_bf16.json" in said
     assert resolved(FOLDER / "zero1_bf16.json", device_type="cpu")
@@ -262,7 +262,7 @@ def test_both_half_precisions_at_once_are_refused() -> None:
     assert "at most one" in problems(values_of("zero1_fp16") | {"bf16": {"enabled": True}})
 
 
-def test_offloading_nothing_is_refused() -> None:
+def test_offload_without_anything_to_offload_is_refused() -> None:
     values = values_of("zero0_fp32")
     values["zero_optimization"]["offload_optimizer"] = {"device": "cpu"}
     assert "offload_optimizer" in problems(values)
@@ -275,7 +275,7 @@ def test_sizes_may_be_written_as_json_powers_of_ten() -> None:
 
 
 def changed(name: str, **sections: Any) -> dict[str, Any]:
-    """A shipped file with these keys too, `section__key` for one of a section."""
+    """A shipped file with added keys; `section__key` stands for a key of a section."""
     values = values_of(name)
     for path, value in sections.items():
         section, _, key = path.rpartition("__")
@@ -284,7 +284,7 @@ def changed(name: str, **sections: Any) -> dict[str, Any]:
 
 
 FP32_GRADIENTS = {"data_types__grad_accum_dtype": "fp32"}
-# What DeepSpeed fails in with a bare traceback, and beside it what differs a little and trains.
+# Values on which DeepSpeed fails with a bare traceback, each beside a similar value that trains.
 FAILS = [
     ("zero1_bf16", FP32_GRADIENTS, "grad_accum_dtype: got fp32 with bf16 at stage 1"),
     ("zero0_fp32", {"data_types__grad_accum_dtype": "bf16"}, "grad_accum_dtype: got bf16 at stage 0"),
@@ -302,12 +302,14 @@ TRAINS = [
 
 
 @pytest.mark.parametrize(("name", "changes", "said"), FAILS)
-def test_what_deepspeed_fails_in_is_refused_with_the_remedy(name: str, changes: dict[str, Any], said: str) -> None:
+def test_values_on_which_deepspeed_fails_are_refused_with_the_remedy(
+    name: str, changes: dict[str, Any], said: str
+) -> None:
     assert said in problems(changed(name, **changes))
 
 
 @pytest.mark.parametrize(("name", "changes"), TRAINS)
-def test_what_is_taken_beside_it_trains(name: str, changes: dict[str, Any]) -> None:
+def test_similar_values_are_accepted_and_train(name: str, changes: dict[str, Any]) -> None:
     values = changed(name, train_micro_batch_size_per_gpu=worker.MICRO_BATCH, **changes)
     config = resolved(values, batch_size=worker.BATCH, world_size=1, device_type="cpu")
     model = worker.small_model()
@@ -323,19 +325,19 @@ def test_a_value_of_another_type_is_refused() -> None:
     assert "fp16.enabled: got 'true'" in problems(values)
 
 
-def test_a_micro_batch_below_the_share_accumulates() -> None:
+def test_a_micro_batch_below_the_share_leads_to_accumulation() -> None:
     config = resolved(values_of("zero1_fp32") | {"train_micro_batch_size_per_gpu": 4}, batch_size=64, world_size=2)
     assert config.accumulation_steps == 8
 
 
 @pytest.mark.parametrize(("micro", "batch_size"), [("auto", 63), (5, 64), (64, 64)])
-def test_a_batch_that_does_not_divide_is_refused(micro: Any, batch_size: int) -> None:
+def test_a_batch_that_is_not_divisible_is_refused(micro: Any, batch_size: int) -> None:
     values = values_of("zero1_fp32") | {"train_micro_batch_size_per_gpu": micro}
     assert "expected a multiple of" in problems(values, batch_size=batch_size)
 
 
 @pytest.mark.parametrize("micro", [0, -1, True, "many", 1.5])
-def test_a_micro_batch_that_is_no_count_is_refused(micro: Any) -> None:
+def test_a_micro_batch_that_is_not_a_count_is_refused(micro: Any) -> None:
     values = values_of("zero1_fp32") | {"train_micro_batch_size_per_gpu": micro}
     assert "train_micro_batch_size_per_gpu" in problems(values)
 
@@ -344,7 +346,7 @@ def test_a_micro_batch_that_is_no_count_is_refused(micro: Any) -> None:
     ("text", "said"),
     [("{", "not valid JSON"), ("[]", "an object"), ('{"fp16": {}, "fp16": {}}', "duplicate key 'fp16'")],
 )
-def test_a_file_that_is_no_configuration_is_refused(tmp_path: Path, text: str, said: str) -> None:
+def test_a_file_that_is_not_a_configuration_is_refused(tmp_path: Path, text: str, said: str) -> None:
     path = tmp_path / "mine.json"
     path.write_text(text)
     assert said in problems(path)

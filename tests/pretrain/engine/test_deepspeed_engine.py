@@ -1,4 +1,4 @@
-"""pretrain/engine/deepspeed_engine.py: a parameter that stage 3 divides is put together again."""
+"""pretrain/engine/deepspeed_engine.py: parameters partitioned by stage 3 are gathered again."""
 
 import torch
 from torch import nn
@@ -11,8 +11,8 @@ from tests.pretrain.engine import engine_worker as worker
 
 
 @torch.no_grad()
-def test_what_is_divided_among_the_ranks_is_whole_again() -> None:
-    """On one rank; on two with padded parts: `engine_worker.py`."""
+def test_partitioned_parameters_are_gathered_as_a_whole() -> None:
+    """Covers one rank; engine_worker.py covers two ranks with padded partitions."""
     model, world = nn.Linear(3, 5), start_processes()
     config = worker.resolved_config("zero3_fp32", world_size=1)
     engine = deepspeed_engine.start(model, parameter_groups(model, 0.01), config, world)

@@ -1,7 +1,7 @@
-"""Every key that DeepSpeed knows is taken or refused; and none of its misspellings is taken.
+"""Claims about keys: every key that DeepSpeed knows is accepted or refused, and no misspelling is accepted.
 
-DeepSpeed itself says what it knows: the sections that are pydantic models list their fields, and of the rest we note
-what its reader asks for.
+DeepSpeed itself provides the list: sections that are pydantic models list their fields, and for the others we record
+the keys its reader asks for.
 """
 
 import json
@@ -68,7 +68,7 @@ for name, model in {
 print(json.dumps(sorted(map(str, found))), file=sys.stderr)
 """
 GONE = {"amp", "bfloat16", "zero_optimization.cpu_offload"}
-"""Refused by name, whether or not DeepSpeed still asks for them."""
+"""Keys refused by name, whether or not DeepSpeed still asks for them."""
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +80,7 @@ def documented() -> list[str]:
 
 
 def said_of(key: str) -> str:
-    """What is said of a file that has this key too, an empty section as its value."""
+    """The error for a file with this key added; an empty section is its value."""
     values = json.loads((REPOSITORY / "ds_configs" / "zero1_fp16.json").read_text())
     section = values
     for name in key.split(".")[:-1]:
@@ -97,7 +97,7 @@ def said_of(key: str) -> str:
 
 
 def taken(schema: type[BaseModel] = DeepSpeedConfig, path: str = "") -> Iterator[str]:
-    """The paths of every key of our own schema."""
+    """Paths of all keys in our own schema."""
     for name, field in schema.model_fields.items():
         yield path + name
         for part in (field.annotation, *getattr(field.annotation, "__args__", ())):
@@ -118,12 +118,12 @@ def misspelt(key: str) -> set[str]:
     return {key[: len(key) - len(name)] + other for other in changed}
 
 
-def test_deepspeed_tells_its_keys(documented: list[str]) -> None:
+def test_deepspeed_provides_its_keys(documented: list[str]) -> None:
     assert len(documented) > 120
     assert {"zero_optimization.stage3_prefetch_bucket_size", "fp16.hysteresis", "gradient_clipping"} <= set(documented)
 
 
-def test_every_key_that_deepspeed_knows_is_taken_or_refused_in_one_line(documented: list[str]) -> None:
+def test_every_key_that_deepspeed_knows_is_accepted_or_refused_in_one_line(documented: list[str]) -> None:
     known = set(taken())
     for key in documented:
         said = said_of(key)
@@ -137,12 +137,12 @@ def test_every_key_that_deepspeed_knows_is_taken_or_refused_in_one_line(document
 
 
 def parents(key: str) -> list[str]:
-    """The key and the sections it stands in, the outermost first."""
+    """The key and its enclosing sections, the outermost first."""
     parts = key.split(".")
     return [".".join(parts[: end + 1]) for end in range(len(parts))]
 
 
-def test_every_misspelling_of_a_key_is_refused_with_the_key_where_it_is_taken(documented: list[str]) -> None:
+def test_every_misspelling_of_an_accepted_key_is_refused_with_the_right_one(documented: list[str]) -> None:
     known = set(documented) | set(taken())
     tried = 0
     for key in sorted(known):
@@ -158,17 +158,17 @@ def test_every_misspelling_of_a_key_is_refused_with_the_key_where_it_is_taken(do
     assert tried > 400
 
 
-def test_no_reason_is_given_for_a_key_that_never_was(documented: list[str]) -> None:
+def test_no_reason_is_given_for_a_key_that_never_existed(documented: list[str]) -> None:
     assert set(REFUSED_KEYS) - GONE <= set(documented)
     assert not set(REFUSED_KEYS) & set(taken())
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_the_overrides_that_a_reason_advises_are_taken_with_every_preset(preset: str) -> None:
+def test_overrides_advised_by_a_reason_are_valid_with_every_preset(preset: str) -> None:
     advised = REFUSED_KEYS["autotuning"].partition("--set ")[2].split()
     assert with_overrides(PRESETS[preset].run, advised).optim.steps == 50
 
 
-def test_what_is_taken_exists_in_deepspeed(documented: list[str]) -> None:
+def test_every_accepted_key_exists_in_deepspeed(documented: list[str]) -> None:
     ours = {key for key in taken() if not key.startswith("optimizer.params")}
     assert ours <= set(documented)

@@ -1,4 +1,4 @@
-"""Claims about what is changed in DeepSpeed: on one version, and for speed."""
+"""Claims about the patches to DeepSpeed: for one version only, and only for speed."""
 
 import importlib.metadata
 import json
@@ -14,7 +14,7 @@ from tests.pretrain.engine import engine_worker as worker
 from tests.pretrain.engine.patches_worker import STEPS
 
 
-def test_the_installed_version_is_the_one_that_the_patches_were_tested_on() -> None:
+def test_the_installed_version_is_the_one_the_patches_were_tested_with() -> None:
     assert importlib.metadata.version("deepspeed") == TESTED, (
         "review pretrain/engine/deepspeed_patches.py: each patch against DeepSpeed's source, its gain measured"
     )
@@ -22,7 +22,7 @@ def test_the_installed_version_is_the_one_that_the_patches_were_tested_on() -> N
 
 
 @pytest.mark.long
-def test_another_version_trains_the_same_without_them_and_one_line_says_so(
+def test_another_version_trains_the_same_without_patches_and_one_line_says_so(
     tmp_path: Path, launch: Callable[..., Popen[str]]
 ) -> None:
     process = launch(2, worker.__file__.replace("engine_worker", "patches_worker"), tmp_path / "figures.json")

@@ -1,4 +1,4 @@
-"""The engine through the real launcher: one and two ranks, every stage and precision (engine_worker.py)."""
+"""Claims about the engine under the real launcher: one and two ranks, every stage and precision (engine_worker.py)."""
 
 import json
 from collections.abc import Callable
@@ -25,7 +25,7 @@ Figures = dict[str, Any]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, launch: Callable[..., Popen[str]]) -> Path:
-    """Where the ranks left their figures: one saves, two go on from it and save, one goes on from theirs."""
+    """Folder of the ranks' figures: one process saves, two resume from it and save, one resumes from theirs."""
     folder = tmp_path_factory.mktemp("engine")
     for ranks in (0, 2, 0):
         process = launch(ranks, worker.__file__, folder)
@@ -50,7 +50,7 @@ def one(folder: Path) -> Figures:
 
 
 def trained(jobs: tuple[Figures, ...], name: str) -> list[Figures]:
-    """Of those that trained under this file."""
+    """Figures of the jobs that trained under this file."""
     return [figures["train"][name] for figures in jobs if name in figures["train"]]
 
 
@@ -65,16 +65,16 @@ def test_every_stage_trains_like_one_plain_process_on_the_whole_batch(
     two: Figures, plain: list[float], name: str
 ) -> None:
     assert two["train"][name]["losses"] == pytest.approx(plain, rel=1e-6)
-    assert plain[-1] < plain[0] / 2  # otherwise nothing was learned and the agreement says little
+    assert plain[-1] < plain[0] / 2  # otherwise nothing was learned and the agreement means little
 
 
 @pytest.mark.parametrize("name", worker.BF16)
-def test_bf16_trains_like_fp32_but_for_its_rounding(two: Figures, plain: list[float], name: str) -> None:
+def test_bf16_trains_like_fp32_up_to_rounding(two: Figures, plain: list[float], name: str) -> None:
     assert two["train"][name]["losses"] == pytest.approx(plain, rel=2e-2)
 
 
 @pytest.mark.parametrize("name", worker.ALONE)
-def test_one_process_alone_trains_like_two(one: Figures, two: Figures, plain: list[float], name: str) -> None:
+def test_one_process_trains_like_two(one: Figures, two: Figures, plain: list[float], name: str) -> None:
     losses = one["train"][name]["losses"]
     if name in worker.FP32:
         assert losses == pytest.approx(plain, rel=1e-6)
@@ -82,30 +82,30 @@ def test_one_process_alone_trains_like_two(one: Figures, two: Figures, plain: li
 
 
 @pytest.mark.parametrize("name", (*worker.FP32, *worker.BF16))
-def test_recomputed_activations_change_no_bit(two: Figures, name: str) -> None:
+def test_activation_checkpointing_changes_no_bit(two: Figures, name: str) -> None:
     assert two["recomputed"][name] == two["train"][name]["losses"][: worker.RECOMPUTED]
 
 
 @pytest.mark.parametrize("name", worker.VARIANTS)
-def test_overrides_for_memory_and_time_alone_change_no_loss(two: Figures, name: str) -> None:
+def test_overrides_for_memory_and_time_change_no_loss(two: Figures, name: str) -> None:
     plain = name.rpartition("_")[0]
     assert two["variants"][name] == pytest.approx(two["train"][plain]["losses"], rel=1e-3)
 
 
-def test_every_shipped_file_was_used_and_all_that_replaces_a_removed_one(two: Figures) -> None:
+def test_every_shipped_file_and_every_replacement_of_a_removed_one_was_used(two: Figures) -> None:
     files = {path.stem for path in (worker.REPOSITORY / "ds_configs").glob("*.json")}
     assert two["train"].keys() | two["variants"].keys() == files | REMOVED_FILES.keys()
 
 
 @pytest.mark.parametrize("name", (*worker.FP32, *worker.BF16, *worker.FP16))
-def test_a_fresh_engine_goes_on_bitwise_from_a_checkpoint(two: Figures, one: Figures, name: str) -> None:
+def test_a_new_engine_resumes_bitwise_from_a_checkpoint(two: Figures, one: Figures, name: str) -> None:
     for figures in trained((two, one), name):
         assert figures["resumed"] == figures["losses"][worker.SAVED_AT :]
         assert figures["same_end"]
 
 
 @pytest.mark.parametrize("name", worker.FP32)
-def test_another_world_size_goes_on_within_rounding(two: Figures, one: Figures, plain: list[float], name: str) -> None:
+def test_another_world_size_resumes_up_to_rounding(two: Figures, one: Figures, plain: list[float], name: str) -> None:
     assert one["continued"][name] == pytest.approx(plain[worker.SAVED_AT :], rel=1e-6)
     if name == "zero1_fp32":
         assert two["continued"][name] == pytest.approx(plain[worker.SAVED_AT :], rel=1e-6)
@@ -123,12 +123,12 @@ def test_a_nan_on_one_rank_changes_no_weight_anywhere(two: Figures, one: Figures
 
 
 @pytest.mark.parametrize("name", (*worker.FP32, *worker.BF16, *worker.FP16))
-def test_the_master_weights_start_as_the_model_was_made_to_the_bit(two: Figures, one: Figures, name: str) -> None:
+def test_the_master_weights_are_bitwise_the_models_initial_ones(two: Figures, one: Figures, name: str) -> None:
     for figures in trained((two, one), name):
         assert figures["same_start"]
 
 
-def test_so_they_do_under_every_override_and_at_stage_3_in_fp16(two: Figures) -> None:
+def test_the_same_holds_under_every_override_and_at_stage_3_in_fp16(two: Figures) -> None:
     assert two["starts"].keys() == {*worker.VARIANTS, "zero3_fp16"}
     assert all(two["starts"].values()), two["starts"]
 
@@ -142,16 +142,16 @@ def test_the_loss_scale_falls_with_overflows_and_is_resumed(two: Figures, name: 
 
 
 @pytest.mark.parametrize("name", worker.FP16)
-def test_the_loss_scale_halves_at_an_overflow_doubles_after_good_steps_and_ends_at_its_floor(
+def test_the_loss_scale_halves_at_an_overflow_doubles_after_good_steps_and_stops_at_its_floor(
     two: Figures, one: Figures, name: str
 ) -> None:
-    """On a CPU, past DeepSpeed's refusal of fp16 there: its scaler and ours, not a GPU's arithmetic."""
+    """Runs on a CPU, bypassing the refusal of fp16: it tests the loss scalers, not a GPU's arithmetic."""
     stories = two["scales"][name]
     assert one["scales"][name] == stories
     assert stories["falling"]["loss_scale"] == [4, 2, 1, 1, 1, 1]
     assert stories["falling"]["overflow"] == [True] * 4 + [False] * 2
     assert stories["falling"]["fatal"] == [False, False, True, True, False, False]
-    assert stories["patient"]["loss_scale"] == [4, 4, 2, 1, 1, 1]  # the first overflow is let pass
+    assert stories["patient"]["loss_scale"] == [4, 4, 2, 1, 1, 1]  # the first overflow is tolerated
     assert stories["growing"]["loss_scale"][:4] == [4, 4, 4, 8]
     assert stories["growing"]["loss_scale"][4:7] == [4, 4, 4]
     assert stories["growing"]["loss_scale"][7] == 8
@@ -167,14 +167,14 @@ def test_a_loss_that_is_not_finite_updates_nothing(two: Figures, name: str) -> N
     assert two["scales"][name]["loss"]["overflow"] == [False, True, False]
 
 
-def test_a_checkpoint_holds_each_parameter_once_whatever_the_stage(two: Figures) -> None:
+def test_a_checkpoint_holds_each_parameter_once_at_any_stage(two: Figures) -> None:
     expected = sorted(name for name, _ in worker.small_model().named_parameters())
     assert sum("word_embeddings" in name for name in expected) == 1
     assert all(figures["names"] == expected for figures in two["train"].values())
 
 
 @pytest.mark.parametrize("name", worker.FP32)
-def test_a_learning_rate_scale_of_zero_leaves_its_parameters_alone(two: Figures, name: str) -> None:
+def test_a_learning_rate_scale_of_zero_leaves_its_parameters_unchanged(two: Figures, name: str) -> None:
     for parameter, frozen in two["frozen"][name].items():
         assert frozen == parameter.startswith("generator.encoder"), parameter
 
@@ -183,7 +183,7 @@ def test_a_value_is_shared_from_the_first_rank(two: Figures) -> None:
     assert two["shared"] == [{"rank": 0}, {"rank": 0}]
 
 
-def test_deepspeed_says_nothing_between_our_lines(folder: Path) -> None:
+def test_deepspeed_prints_nothing_between_our_lines(folder: Path) -> None:
     assert "INFO" not in (folder / "output-0").read_text()
     assert "Warning" not in (folder / "output-2").read_text()
 
@@ -193,8 +193,8 @@ def make_engine(model: nn.Module) -> Engine:
     return Engine(model, parameter_groups(model, 0.01), config, start_processes())
 
 
-def test_adams_numbers_are_scaled_for_one_update_alone() -> None:
-    """Without bias correction the first update is (1 - beta1) / sqrt(1 - beta2) of the rate: 3.16 times."""
+def test_adams_hyperparameters_are_scaled_for_one_update_only() -> None:
+    """Without bias correction the first update is (1 - beta1) / sqrt(1 - beta2) = 3.16 times the rate."""
     engine = make_engine(worker.small_model())
     start = engine.full_state().weights
     ids, real = worker.batch_of(0)
@@ -217,7 +217,7 @@ def test_a_checkpoint_of_another_model_is_refused_by_name(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["zero1_fp16", "zero3_bf16"])
-def test_a_checkpoint_of_another_precision_and_stage_goes_on(folder: Path, name: str) -> None:
+def test_a_checkpoint_of_another_precision_and_stage_is_resumed(folder: Path, name: str) -> None:
     state, _ = load(Checkpoint(next((folder / "ranks-2" / name).iterdir()), worker.SAVED_AT))
     engine = make_engine(worker.small_model(seed=1))
     engine.load_full_state(state)
@@ -229,11 +229,11 @@ def test_a_checkpoint_of_another_precision_and_stage_goes_on(folder: Path, name:
 
 
 @pytest.mark.parametrize(("name", "slots"), [("16v100", [8, 8]), ("8v100", [8]), ("local", [2])])
-def test_hostfiles_are_what_deepspeed_reads(name: str, slots: list[int]) -> None:
+def test_hostfiles_are_read_by_deepspeed_as_intended(name: str, slots: list[int]) -> None:
     assert list(fetch_hostfile(str(worker.REPOSITORY / "hostfiles" / name)).values()) == slots
 
 
-def test_groups_that_forget_a_parameter_are_refused() -> None:
+def test_groups_that_lack_a_parameter_are_refused() -> None:
     model = nn.Linear(2, 2)
     config = worker.resolved_config("zero1_fp32", world_size=1)
     with pytest.raises(RuntimeError, match="1 parameters do not lie in exactly one, first bias"):

@@ -1,4 +1,4 @@
-"""The norm of gradients against float64 taken at once."""
+"""Claims about the norm of gradients, against float64."""
 
 import math
 
@@ -15,7 +15,7 @@ def of_all_sizes(dtype: torch.dtype) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
-def test_squares_add_up_as_in_float64(dtype: torch.dtype) -> None:
+def test_squares_are_summed_as_in_float64(dtype: torch.dtype) -> None:
     gradients = of_all_sizes(dtype)
     expected = torch.cat([gradient.flatten().double() for gradient in gradients]).square().sum()
     found = squared_norm(gradients)
@@ -23,21 +23,21 @@ def test_squares_add_up_as_in_float64(dtype: torch.dtype) -> None:
     assert found.item() == pytest.approx(expected.item(), rel=1e-12)
 
 
-def test_the_norm_is_the_same_however_the_values_are_shared_out() -> None:
+def test_the_norm_does_not_depend_on_the_division_into_tensors() -> None:
     gradients = of_all_sizes(torch.bfloat16)
     flat = torch.cat([gradient.flatten() for gradient in gradients])
     shared = [squared_norm(list(flat.split(size))) for size in (1000, CHUNK - 1, len(flat))]
     assert {part.sqrt().float().item() for part in shared} == {squared_norm(gradients).sqrt().float().item()}
 
 
-def test_a_gradient_that_is_laid_out_otherwise_counts_alike() -> None:
+def test_a_non_contiguous_gradient_counts_the_same() -> None:
     gradient = torch.randn(64, 48)
     assert squared_norm([gradient.T]).item() == pytest.approx(squared_norm([gradient]).item(), rel=1e-14)
 
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
 @pytest.mark.parametrize("place", [0, CHUNK, CHUNK + 4])
-def test_one_value_that_is_not_finite_is_seen_wherever_it_is(value: float, place: int) -> None:
+def test_a_single_value_that_is_not_finite_is_noticed_anywhere(value: float, place: int) -> None:
     gradient = torch.zeros(CHUNK + 5, dtype=torch.bfloat16)
     gradient[place] = value
     assert not squared_norm([torch.ones(3, dtype=torch.bfloat16), gradient]).isfinite()
@@ -48,5 +48,5 @@ def test_the_largest_half_precision_values_do_not_overflow() -> None:
     assert squared_norm([largest]).item() == pytest.approx(10 * float(largest[0]) ** 2, rel=1e-12)
 
 
-def test_of_no_gradient_it_is_nothing() -> None:
+def test_the_norm_of_no_gradients_is_zero() -> None:
     assert squared_norm([]) == 0

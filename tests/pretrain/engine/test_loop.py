@@ -1,4 +1,4 @@
-"""Claims about an optimizer step and a resume, in one process; both trainings' own tests have several."""
+"""Claims about an optimizer step and a resume, in one process; the tests of both trainings use several."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from tests.pretrain.engine.test_checkpoint import flip_bit
 
 @dataclass
 class Steps:
-    """A run's progress."""
+    """Progress of a run."""
 
     done: int = 0
 
@@ -31,7 +31,7 @@ def new_engine(seed: int = 0) -> Engine:
 
 
 def losses(engine: Engine, step: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """As `worker.Runner` takes them."""
+    """Losses as computed in `worker.Runner`."""
     ids_BL, real_BL = worker.batch_of(step)
     for rows in zip(ids_BL.split(worker.MICRO_BATCH), real_BL.split(worker.MICRO_BATCH), strict=True):
         loss_sum = engine.forward(*rows)["loss_sum"]
@@ -49,7 +49,7 @@ def test_a_step_is_one_update_by_the_mean_over_its_micro_batches() -> None:
     assert worker.same_states(engine.full_state(), other.full_state())
 
 
-def test_a_request_to_stop_during_the_step_is_told_with_it() -> None:
+def test_a_stop_request_during_the_step_is_returned_with_it() -> None:
     engine, asked = new_engine(), []
 
     def asked_at_the_end() -> Iterator[tuple[Tensor, Tensor]]:
@@ -60,7 +60,7 @@ def test_a_request_to_stop_during_the_step_is_told_with_it() -> None:
     assert engine.full_state().adam_steps == 1
 
 
-def test_a_resume_loads_engine_and_progress_and_without_a_checkpoint_both_stay_new(tmp_path: Path) -> None:
+def test_a_resume_loads_engine_and_progress_and_changes_nothing_without_a_checkpoint(tmp_path: Path) -> None:
     trained, fresh = new_engine(), new_engine(seed=1)
     worker.Runner(trained).train(range(2))
     start = fresh.full_state()
@@ -71,7 +71,7 @@ def test_a_resume_loads_engine_and_progress_and_without_a_checkpoint_both_stay_n
     assert worker.same_states(fresh.full_state(), trained.full_state())
 
 
-def test_a_resume_takes_the_checkpoint_before_a_damaged_one_but_never_begins_anew(tmp_path: Path) -> None:
+def test_a_resume_uses_the_checkpoint_before_a_damaged_one_but_never_starts_over(tmp_path: Path) -> None:
     engine = new_engine()
     for step in (1, 2):
         save(tmp_path, step, engine.full_state(), {"done": step}, keep_last=2)

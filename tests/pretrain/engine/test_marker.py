@@ -1,4 +1,4 @@
-"""Claims about the marker of a checkpoint: with any bit damaged it is none; only a later version's is an error."""
+"""Claims about a checkpoint's marker: any flipped bit counts as damage; only a later version's marker is an error."""
 
 import json
 from collections.abc import Iterator
@@ -16,19 +16,19 @@ Files = dict[str, dict[str, object]]
 
 @pytest.fixture
 def files(tmp_path: Path) -> Files:
-    """Of a checkpoint whose files hold their names."""
+    """Files of a checkpoint, each containing its own name."""
     for name in FILES:
         (tmp_path / name).write_text(name)
     return {name: fingerprint(tmp_path / name) for name in FILES}
 
 
 def of_version_0_1(files: Files) -> bytes:
-    """As it was before the marker had a checksum of its own."""
+    """A marker without its own checksum, as version 0.1 wrote it."""
     return json.dumps({"format_version": 1, "files": files}, indent=1).encode()
 
 
 def later(files: Files, version: object = 2, **more: object) -> bytes:
-    """What a later version may write: sealed as ours is."""
+    """A marker as a later version may write it, with a valid checksum."""
     return sealed({"format_version": version, "files": files, **more})
 
 
@@ -38,18 +38,18 @@ def read(folder: Path, content: bytes) -> Files:
 
 
 EVERY = pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.long)])
-"""Every seventh bit, and every bit where there is time for it."""
+"""Every seventh bit in the quick suite, every bit in the long one."""
 
 
 def flips(content: bytes, every: int = 1) -> Iterator[bytes]:
-    """The content with one bit in `every` flipped, each in turn; steps of 7 reach all eight places of a byte."""
+    """Copies of the content with one bit flipped, for one bit in `every`; a step of 7 reaches all bits of a byte."""
     for place in range(0, 8 * len(content), every):
         flipped = bytearray(content)
         flipped[place // 8] ^= 1 << place % 8
         yield bytes(flipped)
 
 
-def test_what_was_written_is_read(tmp_path: Path, files: Files) -> None:
+def test_a_marker_is_read_as_it_was_written(tmp_path: Path, files: Files) -> None:
     assert read(tmp_path, marker_text(files)) == files
     assert json.loads(marker_text(files))["files"] == files
 
@@ -89,14 +89,14 @@ def test_a_later_versions_marker_is_an_error_that_names_both_versions(tmp_path: 
 
 
 @pytest.mark.parametrize("version", [0, -1, True, 1.0, 2.0, "2", None, [2], {}])
-def test_a_version_that_there_cannot_be_is_damage_though_it_is_sealed(
+def test_an_impossible_version_is_damage_even_with_a_valid_checksum(
     tmp_path: Path, files: Files, version: object
 ) -> None:
     with pytest.raises(Damaged):
         read(tmp_path, later(files, version))
 
 
-def test_a_later_version_without_its_seal_is_damage(tmp_path: Path, files: Files) -> None:
+def test_a_later_version_without_checksum_is_damage(tmp_path: Path, files: Files) -> None:
     with pytest.raises(Damaged):
         read(tmp_path, of_version_0_1(files).replace(b'"format_version": 1', b'"format_version": 2'))
 
@@ -121,7 +121,7 @@ MALFORMED = {
 
 
 @pytest.mark.parametrize("content", MALFORMED.values(), ids=MALFORMED)
-def test_anything_else_is_damage(tmp_path: Path, content: bytes) -> None:
+def test_any_other_content_is_damage(tmp_path: Path, content: bytes) -> None:
     with pytest.raises(Damaged, match=MARKER):
         read(tmp_path, content)
 
@@ -129,7 +129,9 @@ def test_anything_else_is_damage(tmp_path: Path, content: bytes) -> None:
 @pytest.mark.parametrize(
     "entry", [None, [], 3, {}, {"bytes": 3}, {"bytes": "3", "sha256": "0" * 64}, {"bytes": 3, "sha256": None}]
 )
-def test_a_file_that_is_told_of_otherwise_is_damage_sealed_or_not(tmp_path: Path, files: Files, entry: object) -> None:
+def test_a_wrong_entry_for_a_file_is_damage_with_or_without_checksum(
+    tmp_path: Path, files: Files, entry: object
+) -> None:
     wrong = {**files, FILES[1]: entry}
     for write in (marker_text, of_version_0_1):
         with pytest.raises(Damaged):
@@ -144,13 +146,13 @@ def test_another_set_of_files_is_damage(tmp_path: Path, files: Files) -> None:
             read(tmp_path, marker_text(wrong))
 
 
-def test_a_key_that_stands_twice_is_damage(tmp_path: Path, files: Files) -> None:
+def test_a_duplicate_key_is_damage(tmp_path: Path, files: Files) -> None:
     for content in (marker_text(files), of_version_0_1(files)):
         with pytest.raises(Damaged):
             read(tmp_path, content.replace(b'"format_version": 1,', b'"format_version": 2,\n "format_version": 1,'))
 
 
-def test_a_marker_that_is_not_there_or_no_file_is_damage(tmp_path: Path) -> None:
+def test_a_missing_marker_or_one_that_is_not_a_file_is_damage(tmp_path: Path) -> None:
     for _ in range(2):
         with pytest.raises(Damaged, match=f"{MARKER} is missing or unreadable"):
             read_marker(tmp_path / MARKER, FILES)

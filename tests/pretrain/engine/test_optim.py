@@ -1,4 +1,4 @@
-"""The schedule, and which parameters decay."""
+"""Claims about the learning rate schedule and about weight decay."""
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ SIZES = EncoderConfig(
 
 
 class TwoEncoders(nn.Module):
-    """Generator and discriminator over shared embeddings."""
+    """Generator and discriminator with shared embeddings."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ def test_the_rate_rises_linearly_to_its_base_and_falls_linearly_to_zero() -> Non
     assert values[10:] == pytest.approx([2.0 * (100 - step) / 90 for step in range(10, 101)])
 
 
-def test_every_update_has_a_rate_above_zero_and_none_above_the_base() -> None:
+def test_every_update_has_a_rate_above_zero_and_at_most_the_base() -> None:
     assert all(0 < value <= 2.0 for value in rates()[:-1])
     assert rates()[-1] == 0
 
@@ -65,9 +65,9 @@ def test_multiplicative_warmup_is_googles_product_of_a_rising_and_a_decaying_rat
 
 
 def test_adam_without_bias_correction_is_googles_update_by_hand_in_float64() -> None:
-    """google-research/electra `optimization.py`: w <- w - lr (m / (sqrt(v) + eps) + wd w), no correction of m and v."""
+    """google-research/electra `optimization.py`: w <- w - lr (m / (sqrt(v) + eps) + wd w), m and v uncorrected."""
     torch.manual_seed(0)
-    betas, eps, decay, rate = (0.9, 0.999), 1e-3, 0.1, 0.05  # an eps that matters
+    betas, eps, decay, rate = (0.9, 0.999), 1e-3, 0.1, 0.05  # an eps large enough to matter
     by_hand = torch.randn(5, dtype=torch.float64)
     weight = nn.Parameter(by_hand.clone())
     optimizer = torch.optim.AdamW([weight], betas=betas)
@@ -113,7 +113,7 @@ def test_matrices_and_embeddings_decay(name: str) -> None:
     assert decays(name)
 
 
-def test_groups_follow_the_scale_of_each_name() -> None:
+def test_groups_have_the_learning_rate_scale_of_each_name() -> None:
     groups = parameter_groups(TwoEncoders(), 0.01, lambda name: 0.5 if "embeddings." in name else 1.0)
     assert sorted((group["weight_decay"], group["lr_scale"]) for group in groups) == [
         (0.0, 0.5), (0.0, 1.0), (0.01, 0.5), (0.01, 1.0),
@@ -121,6 +121,6 @@ def test_groups_follow_the_scale_of_each_name() -> None:
 
 
 @pytest.mark.parametrize("mistake", [{"warmup_steps": 100}, {"betas": (0.9, 1.0)}, {"lr": 0}, {"warmpu_steps": 1}])
-def test_impossible_optimization_is_refused(mistake: dict[str, object]) -> None:
+def test_impossible_optimizer_settings_are_refused(mistake: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match=next(iter(mistake))):
         OptimConfig.from_values({"lr": 1e-3, "steps": 100, "warmup_steps": 10} | mistake)

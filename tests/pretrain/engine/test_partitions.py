@@ -1,4 +1,4 @@
-"""Claims about ZeRO's flat groups: how parameters lie in them, and what moves between the ranks."""
+"""Claims about ZeRO's flat groups: where parameters are in them, and what is sent between ranks."""
 
 import json
 import math
@@ -19,13 +19,13 @@ from tests.pretrain.engine import partitions_worker as worker
 Figures = dict[str, dict[str, Any]]
 
 SMALL_THINGS = 2_000
-"""Bytes of headers, padding and what else the ranks tell each other."""
+"""Bytes of headers, padding and other small messages between ranks."""
 
 SHAPES = st.lists(st.lists(st.integers(1, 5), min_size=0, max_size=3).map(tuple), min_size=1, max_size=6)
 
 
 def group_of(shapes: list[tuple[int, ...]], gaps: list[int], dtype: torch.dtype = torch.float32) -> Any:
-    """A flat group of as many parameters, so many values of padding behind each, and the parameters by name."""
+    """A flat group of parameters with these shapes and gaps of padding after them, and the parameters by name."""
     sizes = [math.prod(shape) for shape in shapes]
     flat = torch.randn(sum(sizes) + sum(gaps), dtype=dtype)
     parameters, first = {}, 0
@@ -36,7 +36,7 @@ def group_of(shapes: list[tuple[int, ...]], gaps: list[int], dtype: torch.dtype 
 
 
 @given(shapes=SHAPES, data=st.data())
-def test_parameters_are_found_whatever_their_order_sizes_and_padding(
+def test_parameters_are_found_for_any_order_sizes_and_padding(
     shapes: list[tuple[int, ...]], data: st.DataObject
 ) -> None:
     gaps = data.draw(st.lists(st.integers(0, 3), min_size=len(shapes), max_size=len(shapes)))
@@ -73,7 +73,7 @@ def test_a_layout_other_than_deepspeeds_is_refused() -> None:
             partitions(parameters, flat, other)
 
 
-def test_the_masters_of_a_rounded_group_are_its_values_in_fp32_nan_too() -> None:
+def test_masters_of_a_rounded_group_are_its_values_in_fp32_including_nan() -> None:
     flat, parameters = group_of([(3, 2), (5,)], [0, 1], torch.bfloat16)
     flat[7] = math.nan
     assert isinstance(partitions(parameters, flat, flat[6:].float()), Partitions)
@@ -81,7 +81,7 @@ def test_the_masters_of_a_rounded_group_are_its_values_in_fp32_nan_too() -> None
 
 @pytest.fixture(scope="module")
 def figures(tmp_path_factory: pytest.TempPathFactory, launch: Callable[..., Popen[str]]) -> Figures:
-    """What two ranks found under each DeepSpeed file."""
+    """Figures of two ranks under each DeepSpeed file."""
     result = tmp_path_factory.mktemp("partitions") / "figures.json"
     process = launch(2, worker.__file__, result)
     output = process.communicate(timeout=300)[0]
@@ -91,37 +91,37 @@ def figures(tmp_path_factory: pytest.TempPathFactory, launch: Callable[..., Pope
 
 
 @pytest.mark.parametrize("name", worker.FILES)
-def test_what_is_gathered_is_what_deepspeeds_own_utilities_give(figures: Figures, name: str) -> None:
+def test_the_gathered_state_is_that_of_deepspeeds_own_utilities(figures: Figures, name: str) -> None:
     assert figures[name]["as_deepspeed"]
     assert figures[name]["in_order"]
 
 
 @pytest.mark.parametrize("name", worker.FILES)
-def test_a_state_is_loaded_bitwise_and_every_rank_has_its_weights_rounded(figures: Figures, name: str) -> None:
+def test_a_state_is_loaded_bitwise_and_every_rank_has_the_rounded_weights(figures: Figures, name: str) -> None:
     assert figures[name]["loaded"]
     assert figures[name]["rounded"] == [True, True]
 
 
 @pytest.mark.parametrize("name", worker.FILES)
-def test_groups_larger_than_one_collective_takes_move_in_pieces(figures: Figures, name: str) -> None:
+def test_groups_larger_than_one_collective_are_sent_in_pieces(figures: Figures, name: str) -> None:
     assert figures[name]["in_pieces"]
 
 
 @pytest.mark.parametrize("name", worker.FILES)
-def test_a_checkpoint_sends_each_part_once_and_the_first_ranks_own_never(figures: Figures, name: str) -> None:
+def test_a_checkpoint_sends_each_part_once_except_the_first_ranks_own(figures: Figures, name: str) -> None:
     part = 3 * 4 * figures[name]["parameters"] / 2
     assert figures[name]["saving"] == pytest.approx([0, part], abs=SMALL_THINGS)
 
 
 @pytest.mark.parametrize("name", worker.FILES)
-def test_a_resume_sends_each_rank_its_part_and_the_rounded_weights_of_the_others(figures: Figures, name: str) -> None:
+def test_a_resume_sends_each_rank_its_part_and_the_others_rounded_weights(figures: Figures, name: str) -> None:
     part = 3 * 4 * figures[name]["parameters"] / 2
     rounded = figures[name]["bytes_per_weight"] * figures[name]["parameters"] / 2
     assert figures[name]["loading"] == pytest.approx([part + rounded, rounded], abs=SMALL_THINGS)
 
 
-def test_round_robin_order_trains_and_resumes_as_the_usual_one(figures: Figures) -> None:
-    """DeepSpeed's own utilities take a parameter's place from the usual order: they give other parameters' values."""
+def test_round_robin_order_trains_and_resumes_like_the_usual_one(figures: Figures) -> None:
+    """DeepSpeed's own utilities assume the usual order and would return other parameters' values."""
     found = figures["round_robin"]
     assert found["losses"] == pytest.approx(found["usual"], rel=1e-6)
     assert found["losses"][-1] < 0.8 * found["losses"][0]  # otherwise nothing was learned

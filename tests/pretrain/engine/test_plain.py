@@ -1,4 +1,4 @@
-"""pretrain/engine/plain.py: what DeepSpeed does for one process at stage 0, to the last bit, and nothing beside it."""
+"""pretrain/engine/plain.py: bitwise what DeepSpeed does for one process at stage 0, without DeepSpeed."""
 
 import copy
 from typing import Any
@@ -15,7 +15,7 @@ from tests.deepspeed_values import values_of
 from tests.pretrain.engine import engine_worker as worker
 
 FOR_DEEPSPEED = {"wall_clock_breakdown": False}
-"""A key that changes nothing, and that plain PyTorch does not know."""
+"""A key without effect that plain PyTorch does not support, so that DeepSpeed is used."""
 SPOILED = 4
 """The step whose second micro-batch has no finite loss."""
 
@@ -31,7 +31,7 @@ def make_engine(**keys: Any) -> Engine:
 
 
 def train(engine: Engine, steps: range) -> list[tuple[bool, float]]:
-    """What each update says; one of them overflows, and one takes google-research/electra's way."""
+    """Results of the updates; one overflows, and one uses google-research/electra's variant of Adam."""
     results = []
     for step in steps:
         ids, real = worker.batch_of(step)
@@ -55,7 +55,7 @@ def test_one_process_trains_bitwise_as_under_deepspeed(keys: dict[str, Any]) -> 
     assert worker.same_states(plain.full_state(), deepspeed.full_state())
 
 
-def test_a_checkpoint_of_either_goes_on_bitwise_in_the_other() -> None:
+def test_a_checkpoint_of_either_is_resumed_bitwise_by_the_other() -> None:
     plain, deepspeed = make_engine(), make_engine(**FOR_DEEPSPEED)
     train(plain, range(3))
     deepspeed.load_full_state(copy.deepcopy(plain.full_state()))
@@ -72,7 +72,7 @@ def test_a_checkpoint_of_either_goes_on_bitwise_in_the_other() -> None:
     ],
     ids=["ranks", "stage", "profiler"],
 )
-def test_what_is_asked_of_deepspeed_is_left_to_it(name: str, keys: dict[str, Any], ranks: int) -> None:
+def test_configurations_that_need_deepspeed_use_it(name: str, keys: dict[str, Any], ranks: int) -> None:
     values = values_of(name) | keys
     config = resolve(values, batch_size=worker.BATCH, world_size=ranks, device_type="cpu", optim=worker.OPTIM)
     assert not is_enough(config, World(0, ranks, 0, torch.device("cpu")))

@@ -1,4 +1,4 @@
-"""What the tests of exports share: a tokenizer to carry along, and a batch under Hugging Face's names."""
+"""Shared by the tests of exports: a tokenizer to export, and a batch in Hugging Face's names."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Claims about an export: Hugging Face loads it and gives the model's own outputs back."""
+"""Claims about an export: loaded by Hugging Face it gives the model's own outputs."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -16,13 +16,13 @@ from tests.pretrain.conftest import SMALL_MODEL, new_model
 
 @pytest.fixture
 def stock_shaped() -> Electra:
-    """A model without relative position: its export is a stock Hugging Face ELECTRA."""
+    """A model without relative positions, whose export is a stock Hugging Face ELECTRA."""
     torch.manual_seed(0)
     model = SMALL_MODEL.model_copy(update={"relative_position": False})
     return new_model("hp_loss", model).eval()
 
 
-def test_hugging_face_gives_the_exported_discriminators_logits_back(
+def test_the_loaded_discriminator_gives_the_models_logits(
     stock_shaped: Electra, tokenizer: Path, batch: Batch, inputs: dict[str, torch.Tensor], tmp_path: Path
 ) -> None:
     export(stock_shaped, 0, tokenizer, "# card\n", tmp_path / "out")
@@ -34,7 +34,7 @@ def test_hugging_face_gives_the_exported_discriminators_logits_back(
     assert (theirs.eval()(**inputs).logits[visible] - ours).abs().max().item() < 1e-5
 
 
-def test_hugging_face_gives_the_exported_generators_logits_back(
+def test_the_loaded_generator_gives_the_models_logits(
     stock_shaped: Electra, tokenizer: Path, batch: Batch, inputs: dict[str, torch.Tensor], tmp_path: Path
 ) -> None:
     export(stock_shaped, 0, tokenizer, "# card\n", tmp_path / "out")
@@ -47,7 +47,7 @@ def test_hugging_face_gives_the_exported_generators_logits_back(
     assert (theirs.eval()(**inputs).logits - ours)[visible].abs().max().item() < 1e-5
 
 
-def test_weights_are_equal_to_the_bit_and_the_tokenizer_travels_along(
+def test_weights_are_bitwise_equal_and_the_tokenizer_is_included(
     stock_shaped: Electra, tokenizer: Path, tmp_path: Path
 ) -> None:
     export(stock_shaped, 0, tokenizer, "# card\n", tmp_path / "out")
@@ -56,10 +56,10 @@ def test_weights_are_equal_to_the_bit_and_the_tokenizer_travels_along(
     assert AutoTokenizer.from_pretrained(tmp_path / "out")("yes no")["input_ids"] == [2, 5, 6, 3]
 
 
-def test_a_model_with_relative_position_is_not_mistaken_for_a_stock_one(
+def test_a_model_with_relative_positions_is_not_mistaken_for_a_stock_one(
     make_electra: Callable[..., Electra], tokenizer: Path, tmp_path: Path
 ) -> None:
-    """Stock classes would drop the table in silence and compute something else."""
+    """Stock classes would silently drop the table and compute something else."""
     model = make_electra()
     export(model, 0, tokenizer, "# card\n", tmp_path / "out")
     with pytest.raises(ValueError, match="trust_remote_code"):

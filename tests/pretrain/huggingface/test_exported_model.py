@@ -1,4 +1,4 @@
-"""Claims about the model code that an export with relative position carries, where this project is not installed."""
+"""Claims about the model code in exports with relative positions, without this project installed."""
 
 import ast
 import json
@@ -89,11 +89,11 @@ def test_auto_model_loads_an_export_where_this_project_is_not_installed(
         assert torch.equal(results[f"discriminator/electra.{name}"], weight)
     for name, weight in model.generator.state_dict().items():
         assert torch.equal(results[f"generator/electra.{name}"], weight)
-    again = load_encoder(tmp_path / "results-again").state_dict()  # saved by Hugging Face, read by us
+    again = load_encoder(tmp_path / "results-again").state_dict()  # saved by Hugging Face, read by this project
     assert all(torch.equal(again[name], weight) for name, weight in model.discriminator.state_dict().items())
 
 
-def test_the_carried_code_is_one_file_that_imports_torch_and_transformers_alone(
+def test_the_code_in_an_export_is_one_file_that_imports_only_torch_and_transformers(
     make_electra: Callable[..., Electra], tokenizer: Path, tmp_path: Path
 ) -> None:
     export(make_electra(), 0, tokenizer, "# card\n", tmp_path / "out")
@@ -105,13 +105,13 @@ def test_the_carried_code_is_one_file_that_imports_torch_and_transformers_alone(
         assert {name.split(".")[0] for name in imported} - sys.stdlib_module_names == {"torch", "transformers"}
         assert "torch.ops" not in path.read_text()
         defined = [node.name for node in body if isinstance(node, ast.ClassDef | ast.FunctionDef)]
-        assert len(defined) == len(set(defined)), "a part hides what another defines"
+        assert len(defined) == len(set(defined)), "two parts define the same name"
         for name in json.loads((folder / "config.json").read_text())["auto_map"].values():
             module, model = name.split(".")
             assert module == path.stem and model in defined
 
 
-def test_losses_are_over_visible_positions_and_over_those_with_a_label() -> None:
+def test_losses_average_over_visible_positions_and_over_labelled_ones() -> None:
     torch.manual_seed(0)
     config = ElectraSamplerConfig(
         vocab_size=9, embedding_size=4, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8

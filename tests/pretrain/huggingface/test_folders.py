@@ -1,4 +1,4 @@
-"""Claims about Hugging Face folders, against Hugging Face itself."""
+"""Claims about reading Hugging Face folders, against Hugging Face itself."""
 
 import json
 from pathlib import Path
@@ -29,7 +29,7 @@ def stock_folder(tmp_path: Path) -> Path:
     return tmp_path / "stock"
 
 
-def test_a_stock_electra_loads_with_its_weights_to_the_bit(stock_folder: Path) -> None:
+def test_a_stock_electra_loads_with_bitwise_equal_weights(stock_folder: Path) -> None:
     theirs = ElectraForPreTraining.from_pretrained(stock_folder).electra.state_dict()
     ours = load_encoder(stock_folder).state_dict()
     assert ours.keys() == theirs.keys()
@@ -44,7 +44,7 @@ def test_random_weights_keep_the_shape_and_changes_reach_the_configuration(stock
     assert not torch.equal(next(fresh.parameters()), next(trained.parameters()))
 
 
-def test_relative_position_survives_the_round_trip(tmp_path: Path, stock_folder: Path) -> None:
+def test_relative_positions_survive_the_round_trip(tmp_path: Path, stock_folder: Path) -> None:
     encoder = load_encoder(stock_folder, random_weights=True)
     config = encoder.config.__class__(**{**encoder.config.__dict__, "relative_position": True})
     relative = encoder.__class__(config)
@@ -77,7 +77,7 @@ def test_relative_position_survives_the_round_trip(tmp_path: Path, stock_folder:
         ({"layer_norm_eps": "tiny"}, "layer_norm_eps 'tiny'; expected a number"),
     ],
 )
-def test_a_folder_that_is_no_fitting_electra_is_one_clear_error(
+def test_a_folder_without_a_supported_electra_is_one_clear_error(
     damage: dict[str, object], message: str, stock_folder: Path
 ) -> None:
     path = stock_folder / "config.json"
@@ -86,7 +86,7 @@ def test_a_folder_that_is_no_fitting_electra_is_one_clear_error(
         load_encoder(stock_folder)
 
 
-def test_a_configuration_that_is_no_object_is_one_clear_error(stock_folder: Path) -> None:
+def test_a_configuration_that_is_not_an_object_is_one_clear_error(stock_folder: Path) -> None:
     (stock_folder / "config.json").write_text("[1, 2]")
     with pytest.raises(ConfigError, match="holds list, expected an object"):
         load_encoder(stock_folder)
@@ -106,7 +106,7 @@ def test_damaged_weights_are_one_clear_error(stock_folder: Path) -> None:
 
 
 def change_weights(folder: Path, **changed: Tensor) -> None:
-    """Adds these, or puts them in the place of those of the same name, with `__` for a point."""
+    """Adds these weights or replaces those of the same name; `__` stands for a dot."""
     weights = load_file(folder / "model.safetensors")
     save_file(
         weights | {name.replace("__", "."): tensor for name, tensor in changed.items()},
@@ -115,15 +115,15 @@ def change_weights(folder: Path, **changed: Tensor) -> None:
     )
 
 
-def test_a_table_of_distances_is_refused_though_the_configuration_is_silent_about_it(stock_folder: Path) -> None:
-    """What `position_embedding_type: relative_key` adds to each layer: without it the model computes something else."""
+def test_a_distance_table_is_refused_even_if_the_configuration_does_not_mention_it(stock_folder: Path) -> None:
+    """Such as `position_embedding_type: relative_key` adds to each layer; without it the outputs would be wrong."""
     table = torch.zeros(1023, 8)
     change_weights(stock_folder, electra__encoder__layer__0__attention__self__distance_embedding__weight=table)
     with pytest.raises(ConfigError, match=r"holds 1 weights for which .* has no place, such as .*distance_embedding"):
         load_encoder(stock_folder)
 
 
-def test_numbered_positions_that_old_versions_saved_are_no_weights(stock_folder: Path) -> None:
+def test_position_ids_saved_by_old_versions_are_ignored(stock_folder: Path) -> None:
     before = load_encoder(stock_folder).state_dict()
     change_weights(stock_folder, electra__embeddings__position_ids=torch.arange(512)[None])
     after = load_encoder(stock_folder).state_dict()
@@ -132,20 +132,20 @@ def test_numbered_positions_that_old_versions_saved_are_no_weights(stock_folder:
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float64])
-def test_weights_that_fp32_does_not_hold_as_they_are_are_refused(dtype: torch.dtype, stock_folder: Path) -> None:
+def test_weights_that_fp32_cannot_represent_exactly_are_refused(dtype: torch.dtype, stock_folder: Path) -> None:
     change_weights(stock_folder, electra__embeddings__LayerNorm__weight=torch.ones(16, dtype=dtype))
     kind = str(dtype).removeprefix("torch.")
     with pytest.raises(ConfigError, match=f"LayerNorm.weight as {kind}; expected float32, bfloat16 or float16"):
         load_encoder(stock_folder)
 
 
-def test_weights_in_half_precision_are_taken_as_they_are(stock_folder: Path) -> None:
+def test_weights_in_half_precision_are_loaded_exactly(stock_folder: Path) -> None:
     weight = torch.rand(16).bfloat16()
     change_weights(stock_folder, electra__embeddings__LayerNorm__weight=weight)
     assert torch.equal(load_encoder(stock_folder).embeddings.LayerNorm.weight, weight.float())
 
 
-def test_weights_in_several_files_are_refused_with_what_to_do(stock_folder: Path) -> None:
+def test_weights_in_several_files_are_refused_with_a_remedy(stock_folder: Path) -> None:
     model = ElectraForPreTraining.from_pretrained(stock_folder)
     (stock_folder / "model.safetensors").unlink()
     model.save_pretrained(stock_folder, max_shard_size="10KB")

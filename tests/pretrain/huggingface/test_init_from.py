@@ -1,4 +1,4 @@
-"""Claims about starting from a trained pair, Hugging Face's or an export of ours."""
+"""Claims about starting from a trained pair, either Hugging Face's or an export of this project."""
 
 import json
 import os
@@ -27,7 +27,7 @@ STOCK = {"vocab_size": 300, "embedding_size": 24, "num_hidden_layers": 2}
 
 @pytest.fixture
 def stock_pair(tmp_path: Path) -> tuple[str, str]:
-    """A generator and a discriminator as Hugging Face saves them, embeddings shared as ELECTRA trains them."""
+    """A generator and a discriminator saved by Hugging Face, with the shared embeddings of ELECTRA."""
     torch.manual_seed(0)
     discriminator = ElectraForPreTraining(
         ElectraConfig(**STOCK, hidden_size=64, num_attention_heads=4, intermediate_size=128)
@@ -57,18 +57,18 @@ def exported(model: Electra, shards: Path, out: Path) -> dict[str, dict[str, tor
 
 
 @pytest.mark.parametrize("objective", ["electra", "hp_loss", "hp_dist"])
-def test_a_stock_pair_comes_back_out_of_an_export_to_the_bit(
+def test_a_stock_pair_is_bitwise_unchanged_in_an_export(
     objective: str, stock_pair: tuple[str, str], shards_folder: Path, tmp_path: Path
 ) -> None:
     weights = exported(start(shards_folder, stock_pair, objective=objective), shards_folder, tmp_path / "out")
     for name, folder in zip(("generator", "discriminator"), stock_pair, strict=True):
         before = read_weights(Path(folder))
-        before.pop("generator_lm_head.weight", None)  # the word embeddings again
+        before.pop("generator_lm_head.weight", None)  # the word embeddings a second time
         assert before.keys() == weights[name].keys()
         assert all(torch.equal(weights[name][key], before[key]) for key in before)
 
 
-def test_embeddings_that_differ_are_the_discriminators_and_the_run_says_so(
+def test_if_embeddings_differ_the_discriminators_are_used_and_a_message_says_so(
     stock_pair: tuple[str, str], shards_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     start(shards_folder, stock_pair)
@@ -83,7 +83,7 @@ def test_embeddings_that_differ_are_the_discriminators_and_the_run_says_so(
 
 
 @pytest.mark.parametrize("relative", ["true", "false"])
-def test_an_export_of_ours_goes_round_to_the_bit(relative: str, shards_folder: Path, tmp_path: Path) -> None:
+def test_an_export_survives_the_round_trip_bitwise(relative: str, shards_folder: Path, tmp_path: Path) -> None:
     first = start(shards_folder, (), set=(f"model.relative_position={relative}", "seed=3"))
     weights = exported(first, shards_folder, tmp_path / "out")
     again = exported(start(shards_folder, (str(tmp_path / "out"),)), shards_folder, tmp_path / "again")
@@ -100,10 +100,10 @@ def test_an_export_of_ours_goes_round_to_the_bit(relative: str, shards_folder: P
         (0, "tests/reliability/fp16_worker.py", "zero1_fp16"),
     ],
 )
-def test_a_run_in_half_precision_has_the_pairs_weights_to_the_bit(
+def test_a_run_in_half_precision_starts_with_bitwise_the_pairs_weights(
     ranks: int, script: str, name: str, stock_pair: tuple[str, str], shards_folder: Path, tmp_path: Path, launch: Launch
 ) -> None:
-    """After a step whose learning rate is 0, by the schedule that starts there: as the checkpoint holds them."""
+    """Compared in the checkpoint after a step whose learning rate is 0 by the schedule."""
     schedule = ("optim.steps=1", "optim.warmup_steps=0", "optim.multiplicative_warmup=true")
     arguments = run_arguments(shards_folder, tmp_path / "run", *schedule)[1:]
     finished(launch(ranks, script, *arguments, *("--init_from", *stock_pair, "--deepspeed_config", of_name(name))))
@@ -121,7 +121,7 @@ def of_name(name: str) -> Path:
 
 
 @pytest.mark.parametrize("objective", ["hp_loss", "hp_dist"])
-def test_the_fresh_sampling_head_samples_from_the_pairs_own_p_g(
+def test_the_new_sampling_head_samples_from_the_pairs_p_g(
     objective: str, stock_pair: tuple[str, str], shards_folder: Path
 ) -> None:
     model = start(shards_folder, stock_pair, objective=objective).eval()
@@ -153,7 +153,7 @@ def test_a_run_without_a_pair_starts_as_before(shards_folder: Path) -> None:
         ({"num_hidden_layers": 3}, "has num_hidden_layers 3, expected 2"),
     ],
 )
-def test_a_generator_that_does_not_go_with_its_discriminator_is_refused_by_field(
+def test_a_generator_that_does_not_fit_its_discriminator_is_refused_by_field(
     damage: dict[str, int], message: str, stock_pair: tuple[str, str], shards_folder: Path
 ) -> None:
     path = Path(stock_pair[0]) / "config.json"
@@ -171,17 +171,17 @@ def test_a_pair_with_other_tokens_is_refused(stock_pair: tuple[str, str], shards
 
 
 def cached(folder: str, cache: Path, name: str) -> None:
-    """Puts a folder where the hub's client keeps what it downloaded under this name."""
+    """Puts a folder where the hub's client caches a download of this name."""
     entry = cache / f"models--{name.replace('/', '--')}"
     (entry / "refs").mkdir(parents=True)
     (entry / "refs" / "main").write_text("0123456789abcdef0123456789abcdef01234567")
     shutil.copytree(folder, entry / "snapshots" / "0123456789abcdef0123456789abcdef01234567")
 
 
-def test_names_on_the_hub_are_found_in_its_cache_and_else_are_one_clear_error(
+def test_names_on_the_hub_are_found_in_its_cache_or_are_one_clear_error(
     stock_pair: tuple[str, str], shards_folder: Path, tmp_path: Path
 ) -> None:
-    """In a process of its own: the hub's client reads its settings once, when it is imported."""
+    """Runs in a new process, because the hub's client reads its settings once, on import."""
     cached(stock_pair[0], tmp_path / "hub", "someone/generator")
     cached(stock_pair[1], tmp_path / "hub", "someone/discriminator")
     for generator, code, said in (
@@ -202,7 +202,7 @@ def test_names_on_the_hub_are_found_in_its_cache_and_else_are_one_clear_error(
         assert said in done.stdout + done.stderr and "Traceback" not in done.stderr
 
 
-def test_what_is_no_pair_is_one_clear_error(stock_pair: tuple[str, str], shards_folder: Path) -> None:
+def test_anything_but_a_pair_is_one_clear_error(stock_pair: tuple[str, str], shards_folder: Path) -> None:
     with pytest.raises(ConfigError, match=r"generator has no config\.json"):
         make_plan(options(shards_folder, stock_pair[1:]))
     with pytest.raises(ConfigError, match="init_from: got 3 names"):
@@ -223,21 +223,19 @@ def change_config(folder: str, **changes: object) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
-def test_a_generator_with_an_output_matrix_of_its_own_is_refused(
-    stock_pair: tuple[str, str], shards_folder: Path
-) -> None:
+def test_a_generator_with_its_own_output_matrix_is_refused(stock_pair: tuple[str, str], shards_folder: Path) -> None:
     generator = ElectraForMaskedLM.from_pretrained(stock_pair[0], tie_word_embeddings=False)
     torch.nn.init.normal_(generator.generator_lm_head.weight)
     generator.save_pretrained(stock_pair[0])
     with pytest.raises(ConfigError, match=r"has tie_word_embeddings False, expected True: the output matrix"):
         make_plan(options(shards_folder, stock_pair))
-    change_config(stock_pair[0], tie_word_embeddings=True)  # the matrix says the same
+    change_config(stock_pair[0], tie_word_embeddings=True)  # the matrix is still separate
     with pytest.raises(ConfigError, match=r"generator_lm_head\.weight of .* differs from its word embeddings"):
         start(shards_folder, stock_pair)
 
 
 @pytest.mark.parametrize("place", [0, 1])
-def test_a_pair_whose_attention_knows_distances_is_refused(
+def test_a_pair_with_distance_dependent_attention_is_refused(
     place: int, stock_pair: tuple[str, str], shards_folder: Path
 ) -> None:
     change_config(stock_pair[place], position_embedding_type="relative_key")
@@ -247,7 +245,7 @@ def test_a_pair_whose_attention_knows_distances_is_refused(
 
 @pytest.mark.parametrize("changes", [{"layer_norm_eps": 1e-5}, {"type_vocab_size": 3}])
 @pytest.mark.parametrize("place", [0, 1])
-def test_a_pair_that_computes_otherwise_than_this_model_is_refused_by_field(
+def test_a_pair_that_computes_differently_from_this_model_is_refused_by_field(
     place: int, changes: dict[str, object], stock_pair: tuple[str, str], shards_folder: Path
 ) -> None:
     change_config(stock_pair[place], **changes)
@@ -267,7 +265,7 @@ def test_a_weight_that_would_be_dropped_is_refused_by_name(
 
 
 @pytest.mark.parametrize("name", ["word_embeddings", "position_embeddings", "token_type_embeddings", "LayerNorm"])
-def test_whichever_embeddings_differ_the_run_says_so(
+def test_whichever_embeddings_differ_the_discriminators_are_used_and_a_message_says_so(
     name: str, stock_pair: tuple[str, str], shards_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = Path(stock_pair[0]) / "model.safetensors"

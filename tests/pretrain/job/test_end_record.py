@@ -1,4 +1,4 @@
-"""Claims about the records of why ranks ended; those of real ranks in test_watchdog.py and tests/reliability."""
+"""Claims about the records of why ranks ended; test_watchdog.py and tests/reliability have real ranks."""
 
 import os
 import socket
@@ -32,13 +32,13 @@ def ends(*reasons: Reason | None) -> list[EndRecord]:
     ],
     ids=str,
 )
-def test_a_rank_that_ended_the_job_is_told_from_those_that_ended_because_of_it(
+def test_the_rank_that_ended_the_job_is_distinguished_from_those_that_ended_because_of_it(
     reasons: tuple[Reason | None, ...], ranks: list[int]
 ) -> None:
     assert [end.rank for end in first_causes(ends(*reasons))] == ranks
 
 
-def test_a_rank_that_does_not_say_why_it_ended_was_probably_killed(tmp_path: Path) -> None:
+def test_a_rank_without_a_reason_was_probably_killed(tmp_path: Path) -> None:
     (tmp_path / "logs").mkdir()
     write_record(tmp_path, EndRecord.of(3)._replace(reason="hang", sentence="no progress"))
     write_record(tmp_path, EndRecord.of(3))
@@ -47,14 +47,14 @@ def test_a_rank_that_does_not_say_why_it_ended_was_probably_killed(tmp_path: Pat
     assert record.sentence == "exited without a message (probably killed)"
 
 
-def test_why_a_rank_ended_is_read_as_it_was_written(tmp_path: Path) -> None:
+def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
     (tmp_path / "logs").mkdir()
     record = EndRecord.of(3)._replace(reason="error", exit_code=1, step=7, sentence="failed: no\x1b\nroom")
     write_record(tmp_path, record)
     assert read_records(tmp_path) == [record]
 
 
-def test_a_rank_whose_folder_takes_no_record_ends_all_the_same(tmp_path: Path) -> None:
+def test_a_rank_whose_folder_cannot_be_written_still_ends(tmp_path: Path) -> None:
     (tmp_path / "logs").write_text("no folder")
     watchdog = Watchdog(World(0, 1, 0, torch.device("cpu")), 600, tmp_path)
     watchdog.record("done", 0, "ended with exit code 0")
@@ -62,7 +62,7 @@ def test_a_rank_whose_folder_takes_no_record_ends_all_the_same(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"rank": 0}', '{"rank": 0, "later": 1}', "\udcff"], ids=ascii)
-def test_a_damaged_record_is_passed_over(text: str, tmp_path: Path) -> None:
+def test_a_damaged_record_is_ignored(text: str, tmp_path: Path) -> None:
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "rank-0000.json").write_bytes(os.fsencode(text))
     write_record(tmp_path, EndRecord.of(1))

@@ -1,4 +1,4 @@
-"""Claims about hostfiles, and about DeepSpeed's silence where one is missing."""
+"""Claims about hostfiles, including a missing one, which DeepSpeed ignores silently."""
 
 import subprocess
 import sys
@@ -11,13 +11,13 @@ from pretrain.job.hostfile import read_hostfile, require_launch
 from tests.conftest import REPOSITORY, free_port
 
 
-def test_hosts_keep_their_order_and_comments_mean_nothing(tmp_path: Path) -> None:
+def test_hosts_keep_their_order_and_comments_are_ignored(tmp_path: Path) -> None:
     (tmp_path / "hosts").write_text("# two\nnode2 slots=8\n\n  node1   slots=4\n")
     assert list(read_hostfile(tmp_path / "hosts").items()) == [("node2", 8), ("node1", 4)]
 
 
 @pytest.mark.parametrize("name", ["16v100", "8v100", "local"])
-def test_the_hostfiles_that_come_with_the_project_can_be_read(name: str) -> None:
+def test_the_shipped_hostfiles_are_valid(name: str) -> None:
     slots = read_hostfile(REPOSITORY / "hostfiles" / name)
     assert sum(slots.values()) == {"16v100": 16, "8v100": 8, "local": 2}[name]
 
@@ -57,7 +57,7 @@ def test_a_file_in_another_encoding_is_named(tmp_path: Path) -> None:
         read_hostfile(tmp_path / "hosts")
 
 
-def test_processes_that_are_not_the_hostfiles_are_refused(tmp_path: Path) -> None:
+def test_processes_that_do_not_match_the_hostfile_are_refused(tmp_path: Path) -> None:
     (tmp_path / "hosts").write_text("node1 slots=2\n")
     require_launch(tmp_path / "hosts", 2)
     with pytest.raises(ConfigError, match="has 2 slots, but 1 processes were started"):
@@ -69,7 +69,7 @@ def test_processes_that_are_not_the_hostfiles_are_refused(tmp_path: Path) -> Non
     [(None, "cannot read"), ("node1 slots=8\n", "says node1 slots=8, but DeepSpeed has started localhost slots=1")],
     ids=["missing", "another"],
 )
-def test_training_refuses_a_hostfile_that_deepspeed_did_not_follow(
+def test_training_refuses_a_hostfile_that_deepspeed_did_not_use(
     text: str | None, problem: str, shards_folder: Path, tmp_path: Path
 ) -> None:
     hostfile = tmp_path / "hosts"

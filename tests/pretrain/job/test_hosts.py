@@ -1,4 +1,4 @@
-"""Claims about comparing hosts; that they are asked by ssh is claimed in tests/cluster/test_dry_run.py."""
+"""Claims about comparing hosts; asking them by ssh is tested in tests/cluster/test_dry_run.py."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ import pytest
 from pretrain.job.hosts import check_hosts, facts, find_differences
 
 
-def test_a_host_is_like_itself(shards_folder: Path) -> None:
+def test_a_host_does_not_differ_from_itself(shards_folder: Path) -> None:
     ours = facts([str(shards_folder)])
     assert "missing" not in ours.values()
     assert not list(find_differences("node1", 1, ours | {"skew": 0.0}, ours, "fp32"))
@@ -32,17 +32,17 @@ def test_each_difference_is_one_line(change: dict[str, object], problem: str) ->
     assert problem in line
 
 
-def test_data_that_a_host_lacks_is_a_difference(shards_folder: Path, tmp_path: Path) -> None:
+def test_data_missing_on_a_host_is_a_difference(shards_folder: Path, tmp_path: Path) -> None:
     assert facts([str(tmp_path)])[f"data {tmp_path}"] == "missing"
 
 
-def test_a_host_that_does_not_exist_is_named() -> None:
+def test_a_nonexistent_host_is_named() -> None:
     (problem,) = check_hosts({"no-such-host.invalid": 1}, [], "fp32").problems
     assert "no-such-host.invalid cannot be reached" in problem or "no ssh on this machine" in problem
 
 
 @pytest.mark.parametrize("said", ["", "Welcome \x1b[1mto node1", "\\351t\\351", "{"])
-def test_a_host_whose_shell_says_something_else_is_named_in_one_line(
+def test_a_host_whose_shell_prints_something_else_is_named_in_one_line(
     said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "ssh").write_text(f"#!/bin/sh\nprintf '{said}'\n")
@@ -52,7 +52,7 @@ def test_a_host_whose_shell_says_something_else_is_named_in_one_line(
     assert problem.startswith("hostfile: node1 answers '") and problem.isprintable()
 
 
-def test_several_hosts_need_ssh_and_pdsh_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_several_hosts_require_ssh_and_pdsh_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     problems = check_hosts({"node1": 1, "node2": 1}, [], "fp32").problems
     assert ["no pdsh" in problems[0], *("no ssh" in problem for problem in problems[1:])] == [True] * 3

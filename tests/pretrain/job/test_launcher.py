@@ -1,4 +1,4 @@
-"""Claims about finding what launched a rank; DeepSpeed's own processes are met in tests/cluster."""
+"""Claims about finding a rank's launcher; tests/cluster has DeepSpeed's real processes."""
 
 import base64
 import os
@@ -14,7 +14,7 @@ from foundation.config import ConfigError
 from pretrain.job.launcher import adopt_slurm, find_runner, is_alive, launched_slots, launchers, number_of
 from tests.conftest import REPOSITORY
 
-# What srun gives task 5 of 6, on the second of three nodes.
+# Environment that srun gives task 5 of 6, on the second of three nodes.
 TASK = {
     "SLURM_JOB_ID": "712",
     "SLURM_STEP_ID": "1",
@@ -38,10 +38,10 @@ def test_a_task_of_srun_is_a_rank() -> None:
         "LOCAL_SIZE": "2",
         "MASTER_ADDR": "gpu03",
     }
-    assert 1024 < int(environment["MASTER_PORT"]) < 32768  # where no other program's outgoing connection is
+    assert 1024 < int(environment["MASTER_PORT"]) < 32768  # outside the range of outgoing connections
 
 
-def test_the_number_of_a_job_does_not_tell_its_port() -> None:
+def test_the_port_cannot_be_derived_from_the_job_number() -> None:
     steps = [TASK | {"SLURM_STEP_LAUNCHER_PORT": str(port)} for port in (41245, 41245, 52001)]
     for environment in steps:
         adopt_slurm(environment)
@@ -50,7 +50,7 @@ def test_the_number_of_a_job_does_not_tell_its_port() -> None:
 
 
 @pytest.mark.parametrize("value", ["", "x", "-1", "1.5", "٣", "9" * 5000, "1\n2"])
-def test_what_a_launcher_leaves_and_is_no_number_is_named(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_environment_variable_that_is_not_a_number_is_named(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", value)
     with pytest.raises(ConfigError, match=r"WORLD_SIZE: got '.* expected a whole number; start the processes by"):
         number_of("WORLD_SIZE", "1")
@@ -66,14 +66,14 @@ def test_the_first_node_is_the_meeting_point(nodes: str, first: str) -> None:
 
 
 @pytest.mark.parametrize("given", [{"RANK": "0"}, {"SLURM_STEP_ID": None}], ids=["another launcher", "batch script"])
-def test_only_a_task_that_srun_itself_started_is_a_rank(given: dict[str, str | None]) -> None:
+def test_only_a_task_started_by_srun_itself_is_a_rank(given: dict[str, str | None]) -> None:
     environment = {key: value for key, value in (TASK | given).items() if value is not None}
     before = dict(environment)
     adopt_slurm(environment)
     assert environment == before
 
 
-def test_a_process_that_ended_is_not_alive_though_nobody_has_asked_for_its_end() -> None:
+def test_a_zombie_is_not_alive() -> None:
     child = subprocess.Popen(["sleep", "600"])
     process = psutil.Process(child.pid)
     assert is_alive(process)
@@ -84,7 +84,7 @@ def test_a_process_that_ended_is_not_alive_though_nobody_has_asked_for_its_end()
     assert not is_alive(process)
 
 
-def test_a_program_that_deepspeed_did_not_start_has_its_parent_alone() -> None:
+def test_a_program_not_started_by_deepspeed_has_only_its_parent() -> None:
     assert [process.pid for process in launchers()] == [os.getppid()]
     assert launched_slots() is None
     assert find_runner() is None
@@ -122,11 +122,11 @@ FOUND = (
     "from pretrain.job.launcher import find_runner, launched_slots, launchers;"
     " print(launched_slots(), len(launchers()), find_runner())"
 )
-ODD = b"caf\xe9"  # Latin-1, and no UTF-8
+ODD = b"caf\xe9"  # Latin-1, not valid UTF-8
 
 
-def test_a_command_line_or_name_that_is_no_text_stops_no_launch(tmp_path: Path) -> None:
-    """Of a process above the launcher, of the launcher itself, and of a stranger on the same machine."""
+def test_a_command_line_or_name_that_is_not_text_stops_no_launch(tmp_path: Path) -> None:
+    """Tries a process above the launcher, the launcher itself, and an unrelated process on the machine."""
     (tmp_path / "deepspeed").write_text(CALL)
     shell = tmp_path / os.fsdecode(ODD)
     shell.symlink_to("/bin/sh")
@@ -144,7 +144,7 @@ def test_a_command_line_or_name_that_is_no_text_stops_no_launch(tmp_path: Path) 
     assert found.stdout == "{'localhost': 2} 2 Runner(hostfile=None, takes_part=False)\n", found.stderr
 
 
-def test_the_first_process_of_a_container_was_launched_by_nothing() -> None:
+def test_the_first_process_of_a_container_has_no_launcher() -> None:
     command = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", FOUND]
     found = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
     if "unshare failed" in found.stderr:

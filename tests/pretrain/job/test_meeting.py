@@ -1,4 +1,4 @@
-"""Claims about what ranks tell each other at their store, and about strangers who write to it."""
+"""Claims about the messages of ranks at their store, and about strangers who write to it."""
 
 import json
 import os
@@ -21,7 +21,7 @@ RANK_1 = f"watchdog/{attempt()}/1"
 
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[TCPStore]:
-    """The store of a job, as a stranger has it who found its port."""
+    """A job's store, as seen by a stranger who found its port."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
         server = TCPStore(
@@ -36,7 +36,7 @@ def meeting(rank: int, key: bytes = KEY) -> Meeting:
     return Meeting(World(rank, 2, rank, torch.device("cpu")), key)
 
 
-def test_ranks_hear_how_far_each_has_come_and_why_one_fails(store: TCPStore) -> None:
+def test_ranks_learn_each_others_progress_and_failures(store: TCPStore) -> None:
     first, second = meeting(0), meeting(1)
     second.hold(STATE)
     first.hold(STATE)
@@ -50,7 +50,7 @@ def test_ranks_hear_how_far_each_has_come_and_why_one_fails(store: TCPStore) -> 
 FORGED: dict[str, Callable[[TCPStore], Any]] = {
     "a failure": lambda store: store.set(FAILURE, json.dumps(["\x1b[31mbad usage", 2])),
     "a failure and a signature": lambda store: store.set(FAILURE, "0" * 64 + json.dumps(["bad usage", 2])),
-    "no text": lambda store: store.set(FAILURE, b"\xff\xfe" * 64),  # type: ignore[arg-type]
+    "no text": lambda store: store.set(FAILURE, b"\xff\xfe" * 64),  # not text
     "nothing": lambda store: store.set(FAILURE, ""),
     "a rank's word in another place": lambda store: store.set(FAILURE, store.get(RANK_1).decode()),
     "a state": lambda store: store.set(RANK_1, json.dumps([99, "rank 1", "\x1b[31m", "nowhere"])),
@@ -58,7 +58,7 @@ FORGED: dict[str, Callable[[TCPStore], Any]] = {
 
 
 @pytest.mark.parametrize("what", FORGED)
-def test_what_a_stranger_writes_is_passed_over_and_said_once_and_the_ranks_still_hear_each_other(
+def test_a_strangers_writes_are_ignored_and_reported_once_and_ranks_still_hear_each_other(
     what: str, store: TCPStore, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first, second = meeting(0), meeting(1)
@@ -76,7 +76,7 @@ def test_what_a_stranger_writes_is_passed_over_and_said_once_and_the_ranks_still
     assert first.known[1] == STATE and first.failure == ("no room", 1)
 
 
-def test_words_of_an_earlier_start_or_of_the_past_do_not_count(store: TCPStore) -> None:
+def test_messages_of_an_earlier_start_or_an_earlier_step_are_ignored(store: TCPStore) -> None:
     earlier = meeting(1, b"of another start")
     earlier.hold(STATE)
     earlier.tell("bad usage", 2)
@@ -92,7 +92,7 @@ def test_words_of_an_earlier_start_or_of_the_past_do_not_count(store: TCPStore) 
     assert first.known[1].where == "step 8"
 
 
-def test_the_words_of_a_failure_reach_the_log_without_control_characters(store: TCPStore) -> None:
+def test_a_failures_message_is_logged_without_control_characters(store: TCPStore) -> None:
     first, second = meeting(0), meeting(1)
     second.tell("no file \x1b[31mred\r here:\nit is gone" + "x" * 100_000, 1)
     first.hold(STATE)

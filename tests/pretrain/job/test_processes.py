@@ -1,4 +1,4 @@
-"""Joining and leaving a job. Several ranks are tried in test_engine.py, through the launcher."""
+"""Claims about joining and leaving a job. Several ranks are tested in test_engine.py, under the launcher."""
 
 import os
 import platform
@@ -31,20 +31,18 @@ def run_alone(**environment: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_plain_python_is_a_job_of_one_with_every_core_and_leaves_with_the_code_given_whatever_the_shutdown_does() -> (
-    None
-):
+def test_plain_python_is_a_job_of_one_with_every_core_and_exits_with_the_given_code() -> None:
     finished = run_alone()
     assert (finished.returncode, finished.stderr) == (75, "")
     assert finished.stdout == f"threads {len(os.sched_getaffinity(0))}\n"
 
 
 @pytest.mark.parametrize("environment", [{"OMP_NUM_THREADS": "1"}, {"LOCAL_SIZE": "1000"}], ids=str)
-def test_ranks_share_the_cores_unless_told_otherwise(environment: dict[str, str]) -> None:
+def test_ranks_divide_the_cores_unless_told_otherwise(environment: dict[str, str]) -> None:
     assert run_alone(**environment).stdout == "threads 1\n"
 
 
-def test_joining_twice_is_joining_once() -> None:
+def test_joining_twice_has_no_further_effect() -> None:
     assert start_processes() == start_processes()
 
 
@@ -57,10 +55,8 @@ def reached(address: str, port: int) -> bool:
 
 
 @pytest.mark.parametrize(("address", "everywhere"), [("127.0.0.1", False), ("192.0.2.1", True), ("localhost", True)])
-def test_a_job_is_met_at_its_own_address_alone_where_that_is_one_of_this_machine(
-    address: str, everywhere: bool
-) -> None:
-    """192.0.2.1 is nobody's (RFC 5737), as one that is translated on the way; localhost has two."""
+def test_a_job_listens_only_at_its_own_address_if_that_is_on_this_machine(address: str, everywhere: bool) -> None:
+    """192.0.2.1 belongs to nobody (RFC 5737), like an address translated on the way; localhost has two addresses."""
     with listen(address, free_port()) as listening:
         port = listening.getsockname()[1]
         assert reached("127.0.0.1", port)
@@ -71,7 +67,7 @@ RANK_0 = "from pretrain.job.processes import start_processes; start_processes()"
 ONE_HOST = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_SIZE": "2"}
 
 
-def test_ranks_of_one_host_meet_where_no_other_host_can_reach_them() -> None:
+def test_ranks_on_one_host_meet_where_no_other_host_can_reach_them() -> None:
     port = free_port()
     launched = ONE_HOST | {"MASTER_ADDR": socket.gethostname(), "MASTER_PORT": str(port)}
     rank = subprocess.Popen([sys.executable, "-c", RANK_0], env=os.environ | launched)
@@ -85,7 +81,7 @@ def test_ranks_of_one_host_meet_where_no_other_host_can_reach_them() -> None:
 
 
 @pytest.mark.parametrize("place", ["127.0.0.1", "0.0.0.0"])
-def test_a_port_that_another_program_has_is_named_with_how_to_choose_another(place: str) -> None:
+def test_a_port_in_use_is_named_with_the_way_to_choose_another(place: str) -> None:
     with socket.create_server((place, 0)) as other:
         port = other.getsockname()[1]
         with pytest.raises(ConfigError, match=rf"MASTER_PORT: got {port}, .*already in use.*--master_port"):
@@ -105,7 +101,7 @@ print(sum([faults() for _ in range(20)][-5:]))
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library has other settings")
-def test_memory_that_a_step_leaves_serves_the_next_one_without_page_faults() -> None:
+def test_memory_freed_by_a_step_is_reused_by_the_next_without_page_faults() -> None:
     def faults(kept: bool) -> int:
         program = FAULTS.format(kept=kept)
         return int(subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout)

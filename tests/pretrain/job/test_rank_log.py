@@ -53,7 +53,7 @@ def run(folder: Path, end: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=60)
 
 
-def test_what_a_rank_prints_is_on_its_terminal_and_in_its_log_with_every_start_told_apart(tmp_path: Path) -> None:
+def test_a_ranks_output_goes_to_terminal_and_log_with_every_start_marked(tmp_path: Path) -> None:
     for _ in range(2):
         finished = run(tmp_path, "raise ValueError('nothing moved')")
         assert finished.stdout == "a line, and its end\n"
@@ -64,7 +64,7 @@ def test_what_a_rank_prints_is_on_its_terminal_and_in_its_log_with_every_start_t
     assert log.count("ValueError: nothing moved") == 2
 
 
-def test_what_came_from_elsewhere_reaches_neither_terminal_nor_log_as_control_characters(tmp_path: Path) -> None:
+def test_control_characters_from_elsewhere_reach_neither_terminal_nor_log(tmp_path: Path) -> None:
     hostile = r"print('node\x1b[2J\x9b\u202e\nend', flush=True); raise ValueError('a\rb')"
     finished = run(tmp_path, hostile)
     shown = r"node\x1b[2J\x9b\u202e" + "\nend\n"
@@ -75,7 +75,7 @@ def test_what_came_from_elsewhere_reaches_neither_terminal_nor_log_as_control_ch
         assert text.replace("\n", "").isprintable()
 
 
-def test_what_libraries_remark_is_in_the_log_alone_and_their_errors_are_on_the_terminal_too(tmp_path: Path) -> None:
+def test_library_remarks_go_only_to_the_log_and_library_errors_to_the_terminal_too(tmp_path: Path) -> None:
     command = [sys.executable, "-c", LIBRARIES, str(tmp_path)]
     finished = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=60)
     assert finished.stdout == "of the run\n"
@@ -87,18 +87,18 @@ def test_what_libraries_remark_is_in_the_log_alone_and_their_errors_are_on_the_t
     assert "[WARNING] [DeepSpeed] remark 2" in log
 
 
-def test_a_crash_below_python_leaves_its_stack(tmp_path: Path) -> None:
+def test_a_crash_in_native_code_leaves_its_stack(tmp_path: Path) -> None:
     run(tmp_path, "os.kill(os.getpid(), signal.SIGSEGV)")
     log = (tmp_path / "logs" / "rank-0003.log").read_text()
     assert "Fatal Python error: Segmentation fault" in log and 'File "<string>", line 9' in log
 
 
-def test_a_rank_that_ends_without_cleaning_up_has_said_everything(tmp_path: Path) -> None:
+def test_a_rank_that_ends_without_clean_up_has_flushed_its_output(tmp_path: Path) -> None:
     run(tmp_path, "os._exit(1)")
     assert "its end\nan error\n" in (tmp_path / "logs" / "rank-0003.log").read_text()
 
 
-def test_a_log_that_the_disk_does_not_take_ends_no_rank(small_disk: Path) -> None:
+def test_a_log_that_cannot_be_written_ends_no_rank(small_disk: Path) -> None:
     program = PROGRAM.format(end="print('end')").replace("keep_rank_log(Path(sys.argv[1]), 3)", FULL)
     command = [sys.executable, "-c", program, str(small_disk)]
     finished = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=60)
@@ -106,8 +106,8 @@ def test_a_log_that_the_disk_does_not_take_ends_no_rank(small_disk: Path) -> Non
     assert finished.stdout == "a line, and its end\nend\n"
 
 
-def test_a_rank_whose_terminal_is_gone_goes_on_and_its_log_has_its_words(tmp_path: Path) -> None:
-    """As when its supervisor is killed, which read what it said: it has yet to save."""
+def test_a_rank_whose_terminal_is_gone_continues_and_logs_its_output(tmp_path: Path) -> None:
+    """The terminal disappears when the supervisor that reads it is killed; the rank must still save."""
     end = "sys.stdin.read(); print('saved', flush=True); sys.stdout.flush(); os._exit(0)"
     command = [sys.executable, "-c", PROGRAM.format(end=end), str(tmp_path)]
     rank = subprocess.Popen(command, cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)

@@ -1,4 +1,4 @@
-"""Claims about ranks that die, hang or lose their launcher: the job ends in time and says whose fault it was."""
+"""Claims about ranks that die, hang or lose their launcher: the job ends in time and names the rank."""
 
 import os
 import signal
@@ -37,7 +37,7 @@ def wait_for_start(processes: list[subprocess.Popen[str]]) -> None:
 
 
 def ended(process: subprocess.Popen[str], within: float) -> str:
-    """What a rank said until it ended by itself within so many seconds."""
+    """Output of a rank that must end by itself within this many seconds."""
     try:
         return process.communicate(timeout=within)[0]
     finally:
@@ -47,32 +47,32 @@ def ended(process: subprocess.Popen[str], within: float) -> str:
 @pytest.mark.parametrize(
     "how", ["is frozen", *(pytest.param(how, marks=pytest.mark.long) for how in ("hangs", "holds Python's lock"))]
 )
-def test_a_rank_that_stands_still_ends_the_job_in_time_and_is_named(how: str, tmp_path: Path) -> None:
+def test_a_hanging_rank_ends_the_job_in_time_and_is_named(how: str, tmp_path: Path) -> None:
     processes = start(how, 2, tmp_path)
     wait_for_start(processes)
     said = ended(processes[0], within=6 * HANG_TIMEOUT)
     assert processes[0].returncode == 1
     assert "rank 1 on " in said and f"after step {BAD_STEP}" in said, said
-    assert "all_reduce" in said  # where it waited itself
+    assert "all_reduce" in said  # the place where it was waiting itself
     record = read_records(tmp_path)[0]
     assert (record.exit_code, record.step) == (1, BAD_STEP) and "rank 1 on " in record.sentence, record
     if how == "is frozen":
         assert "last words" in said
-        processes[1].kill()  # no process ends while it is frozen; launchers kill it
+        processes[1].kill()  # a frozen process cannot end by itself; launchers kill it
         assert [record.rank for record in first_causes(read_records(tmp_path))] == [1]
     else:
         ended(processes[1], within=6 * HANG_TIMEOUT)
 
 
 @pytest.mark.parametrize(("how", "killed"), [("is killed", 1), ("is killed with the store", 0)])
-def test_a_rank_that_was_killed_is_told_from_one_that_lost_its_connection_to_it(
+def test_a_killed_rank_is_distinguished_from_one_that_lost_its_connection_to_it(
     how: str, killed: int, tmp_path: Path
 ) -> None:
     processes = start(how, 2, tmp_path)
     wait_for_start(processes)
     survivor = processes[1 - killed]
     assert processes[killed].wait(6 * HANG_TIMEOUT) == -signal.SIGKILL
-    survivor.terminate()  # as its launcher does, before it has said why it ends
+    survivor.terminate()  # as its launcher does, before it has printed the reason
     said = ended(survivor, within=6 * HANG_TIMEOUT)
     assert survivor.returncode == 1
     records = read_records(tmp_path)
@@ -82,14 +82,14 @@ def test_a_rank_that_was_killed_is_told_from_one_that_lost_its_connection_to_it(
     assert (cause.rank, cause.sentence) == (killed, "exited without a message (probably killed)")
 
 
-def test_the_error_of_one_rank_ends_the_others_with_its_words(tmp_path: Path) -> None:
+def test_an_error_on_one_rank_ends_the_others_with_its_message(tmp_path: Path) -> None:
     processes = start("raises", 2, tmp_path)
     wait_for_start(processes)
     said = ended(processes[0], within=6 * HANG_TIMEOUT)
     assert processes[0].returncode == 1
     assert "rank 1 on " in said and "OSError: no space left on device" in said
     stack = " is, after "
-    assert stack not in said and stack in (tmp_path / "logs" / "rank-0000.log").read_text(), "its own log alone"
+    assert stack not in said and stack in (tmp_path / "logs" / "rank-0000.log").read_text(), "only in its log"
     assert "Traceback" in ended(processes[1], within=6 * HANG_TIMEOUT)
     told, failed = read_records(tmp_path)
     assert (told.reason, failed.reason) == ("told", "error") and first_causes([told, failed]) == [failed]
@@ -108,10 +108,10 @@ while time.monotonic() < end:
         time.sleep(0.1)
 print(sorted(store.list_keys()))
 """
-"""Knows the port, and from the store itself every name in it."""
+"""A stranger who knows the port, and learns every key from the store itself."""
 
 
-def test_a_stranger_at_the_store_ends_no_job_and_the_ranks_still_hear_why_it_fails(tmp_path: Path) -> None:
+def test_a_stranger_at_the_store_ends_no_job_and_ranks_still_learn_of_a_failure(tmp_path: Path) -> None:
     processes = start("raises", 2, tmp_path)
     wait_for_start(processes)
     port = dict(part.split("=", 1) for part in environment_of(processes[0]))["MASTER_PORT"]
@@ -120,7 +120,7 @@ def test_a_stranger_at_the_store_ends_no_job_and_the_ranks_still_hear_why_it_fai
     said = ended(processes[0], within=6 * HANG_TIMEOUT)
     assert processes[0].returncode == 1
     assert "WARNING: somebody else writes to this job's store at 127.0.0.1:" in said
-    assert "OSError: no space left on device" in said, "the failure of a rank, of which the stranger had the place"
+    assert "OSError: no space left on device" in said, "a rank's failure, to whose key the stranger also wrote"
     assert "bad usage" not in said and "\x1b" not in said
     ended(processes[1], within=6 * HANG_TIMEOUT)
 
@@ -130,7 +130,7 @@ def environment_of(process: subprocess.Popen[str]) -> list[str]:
 
 
 @pytest.mark.long
-def test_a_job_that_torchrun_starts_again_does_not_end_of_what_ended_it_before(tmp_path: Path) -> None:
+def test_a_job_restarted_by_torchrun_is_not_ended_by_the_previous_failure(tmp_path: Path) -> None:
     launcher = ["-m", "torch.distributed.run", "--nproc_per_node=2", "--max_restarts=1", f"--master_port={free_port()}"]
     job = subprocess.Popen(
         [sys.executable, *launcher, "tests/pretrain/job/watchdog_worker.py", "raises once", tmp_path],
@@ -147,14 +147,14 @@ def test_a_job_that_torchrun_starts_again_does_not_end_of_what_ended_it_before(t
 
 
 @pytest.mark.parametrize(("how", "code"), [("stops", 75), ("never stops", 1)])
-def test_a_rank_does_not_outlive_what_launched_it(how: str, code: int, tmp_path: Path) -> None:
+def test_a_rank_does_not_outlive_its_launcher(how: str, code: int, tmp_path: Path) -> None:
     script = f'"$@" & echo $! > {tmp_path}/rank; wait'
     (launcher,) = start(how, 1, tmp_path, "sh", "-c", script, "sh")
     wait_for_start([launcher])
     time.sleep(0.5)
     launcher.send_signal(signal.SIGKILL)
     launcher.wait()
-    said, _ = launcher.communicate(timeout=6 * HANG_TIMEOUT)  # the rank's end closes the output
+    said, _ = launcher.communicate(timeout=6 * HANG_TIMEOUT)  # the output closes when the rank ends
     assert "its launcher has exited; saving and stopping" in said
     assert ("could not save and stop" in said) == (code == 1)
     assert not Path("/proc", (tmp_path / "rank").read_text().strip(), "exe").exists()

@@ -1,6 +1,6 @@
-"""A rank of test_watchdog.py: it adds up numbers with the others until it misbehaves as told.
+"""Worker of test_watchdog.py: adds numbers with the other ranks until it misbehaves as told.
 
-python tests/pretrain/job/watchdog_worker.py HOW FOLDER        with RANK and the other variables of a launcher
+python tests/pretrain/job/watchdog_worker.py HOW FOLDER        with RANK and a launcher's other variables
 """
 
 import os
@@ -51,7 +51,7 @@ def main(how: str, folder: Path) -> None:
             if step == BAD_STEP and world.rank == (0 if how == "is killed with the store" else 1):
                 misbehave(how)
             if step == BAD_STEP and how == "raises":
-                time.sleep(600)  # in no collective, which would notice by itself
+                time.sleep(600)  # outside any collective, which would notice by itself
             if watchdog.launcher_gone and how != "never stops":
                 leave(75)
             dist.all_reduce(torch.ones(()))

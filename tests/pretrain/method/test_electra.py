@@ -1,4 +1,4 @@
-"""Claims about the whole forward: the losses, who learns from which, and how the sampler starts."""
+"""Claims about the whole forward: the losses, the gradient of each, and the sampler's initial distribution."""
 
 import math
 from collections.abc import Callable
@@ -28,7 +28,7 @@ def sigmoid(x: float) -> float:
 def test_the_loss_is_the_papers_formula_by_brute_force_in_float64(
     objective: str, switches: dict[str, object], gamma: float, batch: Batch, make_electra: Callable[..., Electra]
 ) -> None:
-    """Every position is walked in plain Python from the two encoders' states, with the head's own matrices."""
+    """Every position is computed in plain Python from the two encoders' states, with the head's own matrices."""
     model = make_electra(name=objective, gamma=gamma, **switches).double().eval()
     output = model(batch)
     rows = [(b, k) for b in range(3) for k in range(2) if batch.masked_valid_BK[b, k]]
@@ -154,13 +154,13 @@ def names_with_gradient(model: Electra) -> set[str]:
 def gradient_of(
     part: str, batch: Batch, make_electra: Callable[..., Electra], objective: str, **switches: object
 ) -> set[str]:
-    """Names of the parameters that the gradient of one of the three losses reaches."""
+    """Names of the parameters that get a gradient from one of the three losses."""
     weights = {"lambda2": 1.0 if part == "discriminator" else 0.0}
     if objective != "electra":
         weights["lambda1"] = 1.0 if part == "sampler" else 0.0
     model = make_electra(name=objective, **weights, **switches)
     output = model(batch)
-    if part != "generator":  # L_G has no weight of its own: take its gradient away again
+    if part != "generator":  # L_G has no weight, so its gradient is subtracted
         everything = torch.autograd.grad(output.loss, list(model.parameters()), allow_unused=True)
         alone = make_electra(name=objective, **dict.fromkeys(weights, 0.0), **switches)
         generator_only = torch.autograd.grad(alone(batch).loss, list(alone.parameters()), allow_unused=True)
@@ -175,16 +175,16 @@ def gradient_of(
 
 
 def rooms(names: set[str]) -> set[str]:
-    """Parameter names by the part of the model they belong to; the shared embeddings are one part."""
+    """Parts of the model that these parameters belong to; the shared embeddings are one part."""
     return {"embeddings" if ".embeddings." in name else name.split(".")[0] for name in names}
 
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("objective", ["hp_loss", "hp_dist"])
-def test_each_loss_teaches_exactly_the_parameters_it_should(
+def test_each_loss_trains_exactly_the_intended_parameters(
     objective: str, bias: bool, batch: Batch, make_electra: Callable[..., Electra]
 ) -> None:
-    """Every one of these parts, and none of the others."""
+    """Every one of these parts gets a gradient, and no other does."""
     parts = {
         "generator": {"embeddings", "generator", "generator_predictions", "generator_lm_head"},
         "sampler": {"embeddings", "generator", "sampler_transform", "sampler_scores"},
@@ -198,7 +198,7 @@ def test_each_loss_teaches_exactly_the_parameters_it_should(
 
 
 @pytest.mark.parametrize("objective", ["hp_loss", "hp_dist"])
-def test_with_its_input_detached_the_sampler_loss_teaches_the_sampling_head_and_its_bias_alone(
+def test_with_its_input_detached_the_sampler_loss_trains_only_the_sampling_head_and_its_bias(
     objective: str, batch: Batch, make_electra: Callable[..., Electra]
 ) -> None:
     model = make_electra(name=objective)
@@ -218,7 +218,7 @@ def test_with_its_input_detached_the_sampler_loss_teaches_the_sampling_head_and_
     ],
     ids=lambda switches: " ".join(map(str, switches)),
 )
-def test_no_switch_lets_the_discriminators_loss_into_the_generator_or_the_sampler(
+def test_no_switch_lets_the_discriminators_loss_reach_the_generator_or_the_sampler(
     switches: dict[str, object], batch: Batch, make_electra: Callable[..., Electra]
 ) -> None:
     objective, others = str(switches["name"]), {key: value for key, value in switches.items() if key != "name"}
@@ -260,10 +260,10 @@ def test_padding_changes_nothing(objective: str, batch: Batch, make_electra: Cal
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
-def test_free_sampling_in_fp32_differs_from_float64_by_counted_flips_alone(
+def test_free_sampling_in_fp32_differs_from_float64_only_by_counted_flips(
     objective: str, batch: Batch, make_electra: Callable[..., Electra]
 ) -> None:
-    """A draw flips where its uniform lies within rounding of a step of the CDF; the rows without a flip agree."""
+    """A draw flips if its uniform is within rounding of a step of the CDF; rows without a flip agree."""
     rows = 2000
     many = [part[:1].expand(rows, *part.shape[1:]) if isinstance(part, torch.Tensor) else part for part in batch]
     uniforms = torch.rand(rows, 2, generator=torch.Generator().manual_seed(0))

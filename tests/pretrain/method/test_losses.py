@@ -1,4 +1,4 @@
-"""Claims about the paper's losses, against float64 arithmetic written out."""
+"""Claims about the paper's losses, against written-out float64 arithmetic."""
 
 import math
 
@@ -44,14 +44,14 @@ def test_focal_gradient_flows_through_both_factors() -> None:
 
 
 @pytest.mark.parametrize("gamma", [0.0, 1e-9, 0.5, 0.99, 1.0, 4.0, "piecewise"])
-def test_focal_loss_and_gradient_stay_finite_where_the_generator_is_sure(gamma: float) -> None:
+def test_focal_loss_and_gradient_stay_finite_if_the_generator_is_certain(gamma: float) -> None:
     x = torch.tensor([0.0, -1e-42, -1e-8, -90.0], requires_grad=True)
     focal_loss(x, gamma).sum().backward()
     assert x.grad is not None
     assert torch.isfinite(x.grad).all()
 
 
-def test_discriminator_loss_is_minus_log_of_the_right_answers_probability() -> None:
+def test_discriminator_loss_is_minus_log_of_the_correct_answers_probability() -> None:
     d = torch.tensor([-2.0, 0.3, 4.0, -1.0], dtype=torch.float64)
     replaced = torch.tensor([False, True, True, False])
     probability_original = [1 / (1 + math.exp(value)) for value in d.tolist()]

@@ -1,4 +1,4 @@
-"""Claims about p_S, the draw from it, the replaced sequence, and rows searched by blocks: the same as whole ones."""
+"""Claims about p_S, draws from it, the replaced sequence, and the search by blocks, which equals one of whole rows."""
 
 import math
 
@@ -38,7 +38,7 @@ def brute_force_p_S(p_G: list[float], D_hat: list[float], original: int, tempera
 
 
 def drawn_from(weights: torch.Tensor, uniforms: torch.Tensor, forbid_original: int | None = None) -> Draw:
-    """One draw a row [X, V], beside any prediction."""
+    """One draw per row of weights [X, V], with any prediction."""
     shape = weights.shape[:-1]
     original = torch.full(shape, forbid_original or 0)
     prediction = Prediction(torch.ones_like(weights), torch.zeros(shape), original, original)
@@ -68,8 +68,8 @@ def test_a_constant_estimate_leaves_p_g_unchanged() -> None:
 
 
 @pytest.mark.parametrize("z", [-1e4, -60.0, -20.0, 0.0, 20.0, 1e4])
-def test_an_estimate_of_any_size_leaves_weights_to_draw_by(z: float) -> None:
-    """Of both signs: the original's loss is small where the others' is large; fp32 against float64."""
+def test_an_estimate_of_any_size_gives_usable_weights(z: float) -> None:
+    """Tries both signs, because the original's loss is small where the others' is large; fp32 against float64."""
     p_G, original = torch.tensor([[0.98, 0.02, 0.0], [1 / 3, 1 / 3, 1 / 3]]), torch.tensor([0, 1])
     p_S = normalized(hp_loss_weights(p_G, torch.full((2, 3), z), original))
     wide = torch.full((2, 3), z, dtype=torch.float64)
@@ -79,7 +79,7 @@ def test_an_estimate_of_any_size_leaves_weights_to_draw_by(z: float) -> None:
     assert drawn_from(p_S, torch.tensor([0.5, 0.999])).log_q_BK.isfinite().all()
 
 
-def test_a_mass_of_losses_too_small_for_fp32_is_drawn_from_as_by_p_g() -> None:
+def test_if_all_losses_underflow_in_fp32_tokens_are_drawn_by_p_g() -> None:
     p_G = torch.tensor([0.5, 0.3, 0.2])
     p_S = normalized(hp_loss_weights(p_G, torch.tensor([200.0, -200.0, -300.0]), torch.tensor(0)))
     assert torch.allclose(p_S, p_G)
@@ -87,9 +87,7 @@ def test_a_mass_of_losses_too_small_for_fp32_is_drawn_from_as_by_p_g() -> None:
 
 @pytest.mark.parametrize("place", [3, 300])
 @pytest.mark.parametrize("weight", [math.nan, math.inf])
-def test_of_weights_that_are_not_finite_a_token_of_the_vocabulary_is_drawn_with_probability_nan(
-    weight: float, place: int
-) -> None:
+def test_weights_that_are_not_finite_give_a_valid_token_with_probability_nan(weight: float, place: int) -> None:
     weights = torch.ones(2, 301)
     weights[1, place] = weight
     drawn = drawn_from(weights, torch.tensor([0.5, 0.5]))
@@ -109,7 +107,7 @@ def test_the_probability_of_the_drawn_token_and_the_largest_are_the_tempered_sof
 
 
 @pytest.mark.parametrize("rows", [1, ENTROPY_ROWS, 2 * ENTROPY_ROWS + 1])
-def test_the_entropy_is_scipys_also_where_probabilities_are_zero(rows: int) -> None:
+def test_the_entropy_is_scipys_even_with_zero_probabilities(rows: int) -> None:
     weights = (torch.randn(rows, 3, 11, generator=torch.Generator().manual_seed(rows), dtype=torch.float64) * 4).exp()
     weights[:, 0, :5] = 0
     weights[:, 1, 1:] = 0
@@ -128,7 +126,7 @@ def test_a_forbidden_original_is_never_drawn_and_the_others_keep_their_proportio
     assert chisquare([counts[0], *counts[2:]], [20_000, 50_000, 30_000]).pvalue > 1e-4
 
 
-def test_beside_a_forbidden_original_that_is_all_there_is_the_others_are_equally_likely() -> None:
+def test_if_a_forbidden_original_has_all_the_weight_the_others_are_equally_likely() -> None:
     certain = torch.tensor([0.0, 1.0, 0.0, 0.0]).expand(3, 4)
     drawn = drawn_from(certain, torch.tensor([0.1, 0.5, 0.9]), forbid_original=1)
     assert drawn.tokens_BK.tolist() == [0, 2, 3]
@@ -144,7 +142,7 @@ def test_importance_weights_are_the_ratio_at_masked_positions_and_one_elsewhere(
     assert torch.allclose(weights, expected)
 
 
-def test_replace_changes_the_valid_positions_alone() -> None:
+def test_replacement_changes_only_the_valid_positions() -> None:
     ids = torch.tensor([[2, 5, 6, 3], [2, 6, 3, 0]])
     replaced = replace(
         ids,
@@ -156,7 +154,7 @@ def test_replace_changes_the_valid_positions_alone() -> None:
     assert ids.tolist() == [[2, 5, 6, 3], [2, 6, 3, 0]]
 
 
-def test_the_log_probability_and_its_gradient_are_autograds() -> None:
+def test_the_log_probability_and_its_gradient_are_those_of_autograd() -> None:
     torch.manual_seed(0)
     logits = (torch.randn(4, 3, 11, dtype=torch.float64) * 5).requires_grad_()
     ids, above = torch.randint(11, (4, 3)), torch.randn(4, 3, dtype=torch.float64)
@@ -167,7 +165,7 @@ def test_the_log_probability_and_its_gradient_are_autograds() -> None:
     assert torch.allclose(*gradients, rtol=1e-12, atol=1e-15)
 
 
-def test_the_log_probability_is_exact_where_the_probability_is_a_rounding_of_zero_or_one() -> None:
+def test_the_log_probability_is_exact_even_if_the_probability_rounds_to_zero_or_one() -> None:
     logits = torch.tensor([300.0, 0.0, 299.5])
     p, top = logits.softmax(-1), torch.tensor(0)
     found = [log_probability(logits, p, torch.tensor(token), top).item() for token in range(3)]
@@ -176,7 +174,7 @@ def test_the_log_probability_is_exact_where_the_probability_is_a_rounding_of_zer
 
 
 def keyed(number: int, seed: int) -> Tensor:
-    """Of 24 bits, the lowest set, as training's; the least and the greatest among them."""
+    """Uniforms of 24 bits with the lowest bit set, as in training, including the smallest and the largest."""
     random = torch.Generator().manual_seed(seed)
     bits = torch.randint(2**23, (number,), generator=random).mul(2).add(1)
     bits[0], bits[-1] = 1, 2**24 - 1
@@ -184,10 +182,10 @@ def keyed(number: int, seed: int) -> Tensor:
 
 
 @pytest.mark.parametrize("length", LENGTHS)
-def test_the_largest_is_argmaxs_and_of_equal_ones_the_first(length: int) -> None:
+def test_the_largest_is_argmaxs_and_the_first_of_equal_ones(length: int) -> None:
     random = torch.Generator().manual_seed(length)
     values = torch.randn(2, 30, length, generator=random)
-    coarse = values.mul(2).round()  # many equal ones
+    coarse = values.mul(2).round()  # many equal values
     assert torch.equal(largest(values), values.argmax(-1))
     assert torch.equal(largest(coarse), coarse.argmax(-1))
     assert not largest(torch.full((3, length), -math.inf)).any()
@@ -195,8 +193,8 @@ def test_the_largest_is_argmaxs_and_of_equal_ones_the_first(length: int) -> None
 
 @pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.parametrize("seed", SEEDS)
-def test_the_token_is_that_of_the_exact_cdf_but_for_its_rounding(seed: int, length: int) -> None:
-    """No further from the uniform than a few roundings of fp32 from where float64 sees the token's share."""
+def test_the_token_is_that_of_the_exact_cdf_up_to_rounding(seed: int, length: int) -> None:
+    """Each uniform is within a few fp32 roundings of its token's interval in float64."""
     weights = torch.randn(2000, length, generator=torch.Generator().manual_seed(seed)).mul(3).exp()
     uniform = keyed(2000, seed)
     token, total = inverse_cdf(weights, uniform)
@@ -208,7 +206,7 @@ def test_the_token_is_that_of_the_exact_cdf_but_for_its_rounding(seed: int, leng
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_found_frequencies_follow_the_weights(seed: int) -> None:
+def test_drawn_frequencies_follow_the_weights(seed: int) -> None:
     length, draws = 2 * BLOCK + 9, 400_000
     weights = torch.rand(length, generator=torch.Generator().manual_seed(seed)) + 0.1
     token, _ = inverse_cdf(weights.expand(draws, length), keyed(draws, seed))
@@ -218,7 +216,7 @@ def test_found_frequencies_follow_the_weights(seed: int) -> None:
 
 @pytest.mark.parametrize("scale", [1e-37, 1.0, 1e37])
 @pytest.mark.parametrize("only", [(0,), (BLOCK,), (3, BLOCK - 1, 2 * BLOCK), (3 * BLOCK + 4,)])
-def test_a_token_of_weight_zero_is_never_found_even_at_the_ends_of_a_block(only: tuple[int, ...], scale: float) -> None:
+def test_a_token_of_weight_zero_is_never_drawn_even_at_the_ends_of_a_block(only: tuple[int, ...], scale: float) -> None:
     weights = torch.zeros(3 * BLOCK + 5)
     weights[list(only)] = torch.rand(len(only), generator=torch.Generator().manual_seed(1)) * scale
     token, _ = inverse_cdf(weights.expand(50_000, -1), keyed(50_000, 0))
@@ -226,8 +224,8 @@ def test_a_token_of_weight_zero_is_never_found_even_at_the_ends_of_a_block(only:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_no_rounding_of_a_block_leads_past_its_end(seed: int) -> None:
-    """A block's sum and its running sum round differently: who seeks its very end must not find a weight of zero."""
+def test_rounding_never_leads_past_the_end_of_a_block(seed: int) -> None:
+    """A block's sum and its running sum round differently; a search for its very end must not return weight zero."""
     random = torch.Generator().manual_seed(seed)
     weights = torch.rand(20_000, 2 * BLOCK, generator=random)
     weights[:, BLOCK - 1] = weights[:, -1] = 0

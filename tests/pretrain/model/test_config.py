@@ -19,6 +19,6 @@ def test_the_generator_keeps_depth_and_head_size_and_shrinks_with_its_width(
     assert (generator.num_hidden_layers, generator.embedding_size) == (model.layers, model.embedding_size)
 
 
-def test_a_generator_width_that_no_whole_head_fits_is_refused() -> None:
+def test_a_generator_width_that_is_not_a_multiple_of_the_head_size_is_refused() -> None:
     with pytest.raises(ConfigError, match="generator_hidden_size: got 80, expected a multiple of 64"):
         ModelConfig.from_values({**RUN.model.model_dump(), "generator_hidden_size": 80})

@@ -1,4 +1,4 @@
-"""Claims about the operations for a CPU, against float64 and PyTorch's own."""
+"""Claims about the CPU operations, against float64 and PyTorch's own."""
 
 import copy
 
@@ -16,7 +16,7 @@ FORMS = (attend, dropout, layer_norm, linear, look_up)
 B, N, L, D = 2, 3, 7, 4
 HALF_AND_FULL = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 ROUNDING = 2.0**-8
-"""Of bf16, from one number to the next."""
+"""Relative spacing of bf16 numbers."""
 ROWS, SIZE = 4096, 32
 
 
@@ -28,11 +28,11 @@ def seeded() -> None:
 @pytest.fixture
 def in_use(monkeypatch: pytest.MonkeyPatch) -> None:
     for form in FORMS:
-        monkeypatch.setattr(ops, form.__name__, getattr(ops, form.__name__))  # put back at the end
+        monkeypatch.setattr(ops, form.__name__, getattr(ops, form.__name__))  # restored at the end
     cpu_ops.use()
 
 
-def test_each_takes_the_place_of_its_plain_form(in_use: None) -> None:
+def test_each_replaces_its_plain_form(in_use: None) -> None:
     for form in FORMS:
         assert getattr(ops, form.__name__) is form
     values, layer = torch.randn(5, 7), ops.Linear(7, 3)
@@ -47,7 +47,7 @@ def test_each_takes_the_place_of_its_plain_form(in_use: None) -> None:
 
 
 def example(dtype: torch.dtype = torch.float64) -> tuple[Tensor, ...]:
-    """Query, key, value [B, N, L, D], a learned bias [B, N, L, L] that hides the second sequence's end."""
+    """Query, key, value [B, N, L, D] and a learned bias [B, N, L, L] that hides the end of the second sequence."""
     torch.manual_seed(0)
     query, key, value = torch.randn(3, B, N, L, D, dtype=dtype).unbind(0)
     bias = torch.randn(B, N, L, L, dtype=dtype)
@@ -60,7 +60,7 @@ def gradients(context_BNLD: Tensor, inputs: tuple[Tensor, ...]) -> tuple[Tensor,
     return torch.autograd.grad((context_BNLD * weights_BNLD).sum(), inputs)
 
 
-def test_context_and_gradients_are_those_of_pytorchs_function() -> None:
+def test_output_and_gradients_are_those_of_pytorchs_function() -> None:
     inputs = example()
     ours, theirs = attend(*inputs, dropout=0.0), F.scaled_dot_product_attention(*inputs[:3], attn_mask=inputs[3])
     assert torch.allclose(ours, theirs, rtol=1e-12)
@@ -92,7 +92,7 @@ def test_a_bias_for_all_heads_and_sequences_gets_the_sum_of_their_gradients() ->
     assert torch.allclose(shared, spread.sum((0, 1), keepdim=True), rtol=1e-12)
 
 
-def test_bf16_stays_as_near_to_float64_as_pytorchs_function_or_nearly_so() -> None:
+def test_bf16_is_about_as_close_to_float64_as_pytorchs_function() -> None:
     exact = example()
     inputs = tuple(part.detach().bfloat16().requires_grad_() for part in exact)
     reference = [part.float() for part in gradients(attend(*exact, dropout=0.0), exact)]
@@ -103,19 +103,19 @@ def test_bf16_stays_as_near_to_float64_as_pytorchs_function_or_nearly_so() -> No
         assert (own.float() - true).norm() < allowed
 
 
-def test_hidden_positions_get_no_weight() -> None:
+def test_hidden_positions_have_no_weight() -> None:
     query, key, value, bias = example(torch.float32)
     other = value.detach().clone()
     other[1, :, 5:] = 1e3
     assert torch.equal(attend(query, key, value, bias, 0.0), attend(query, key, other, bias, 0.0))
 
 
-# Dropout: its share, its scale, its independence, its keys
+# Dropout: its rate, scale, independence and seeds
 
 
 @pytest.mark.parametrize("dtype", HALF_AND_FULL)
 @pytest.mark.parametrize("p", [1e-9, 0.1, 0.5, 1 - 1e-9])
-def test_the_factors_are_zero_and_what_keeps_the_mean_whatever_the_precision(p: float, dtype: torch.dtype) -> None:
+def test_the_factors_are_zero_or_the_inverse_of_the_kept_share_in_any_precision(p: float, dtype: torch.dtype) -> None:
     dropped = min(round(p * 65536), 65535)
     factors = kept(torch.Size([300, 1001]), p, dtype)
     assert factors.dtype == dtype and factors.shape == (300, 1001)
@@ -124,7 +124,7 @@ def test_the_factors_are_zero_and_what_keeps_the_mean_whatever_the_precision(p: 
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5])
-def test_the_dropped_share_is_p_and_the_mean_stays(p: float) -> None:
+def test_the_dropped_share_is_p_and_the_mean_is_preserved(p: float) -> None:
     factors = kept(torch.Size([1000, 1001]), p, torch.float32)
     deviation = (p * (1 - p) / factors.numel()) ** 0.5
     assert abs((factors == 0).float().mean().item() - p) < 4 * deviation
@@ -132,7 +132,7 @@ def test_the_dropped_share_is_p_and_the_mean_stays(p: float) -> None:
     assert factors.unique().tolist() == [0.0, pytest.approx(1 / (1 - p), rel=1e-4)]
 
 
-def test_every_lane_of_a_word_and_every_pair_of_lanes_is_as_likely() -> None:
+def test_every_lane_of_a_random_word_and_every_pair_of_lanes_is_equally_likely() -> None:
     dropped = kept(torch.Size([400_000, 4]), 0.1, torch.float64) == 0
     share_4 = dropped.double().mean(0)
     assert (share_4 - 0.1).abs().max().item() < 4 * (0.09 / 400_000) ** 0.5
@@ -140,7 +140,7 @@ def test_every_lane_of_a_word_and_every_pair_of_lanes_is_as_likely() -> None:
     assert correlation_44.abs().max().item() < 4 / 400_000**0.5
 
 
-def test_the_gradient_passes_where_the_value_did_with_the_same_factor() -> None:
+def test_the_gradient_has_the_same_factor_as_the_value() -> None:
     values = torch.randn(37, 41, requires_grad=True)
     dropped = dropout(values, 0.3)
     dropped.sum().backward()
@@ -149,7 +149,7 @@ def test_the_gradient_passes_where_the_value_did_with_the_same_factor() -> None:
 
 
 @pytest.mark.parametrize("dtype", HALF_AND_FULL)
-def test_the_seed_decides_and_the_precision_changes_no_choice(dtype: torch.dtype) -> None:
+def test_the_choice_depends_on_the_seed_and_not_on_the_precision(dtype: torch.dtype) -> None:
     def drawn(seed: int, dtype: torch.dtype) -> Tensor:
         torch.manual_seed(seed)
         return kept(torch.Size([513]), 0.1, dtype) > 0
@@ -164,21 +164,21 @@ def test_nothing_is_dropped_outside_training_or_with_probability_0(in_use: None)
     assert torch.equal(ops.Dropout(0.0).train()(values), values)
 
 
-# Gradients in half precision: what thousands of tokens give one weight is added up in fp32
+# Gradients in half precision: sums over thousands of tokens are computed in fp32
 
 
 def off(ours: Tensor | None, exact: Tensor | None) -> float:
-    """Relative difference in norm."""
+    """Norm of the difference, relative to the exact norm."""
     assert ours is not None and exact is not None
     return float((ours.double() - exact.double()).norm() / exact.double().norm())
 
 
 def alike(*shape: int) -> Tensor:
-    """Gradients that mostly point the same way, as those of a bias do at the start of training."""
+    """Gradients that mostly point the same way, as those of biases do early in training."""
     return (1 + 0.3 * torch.randn(*shape)).bfloat16()
 
 
-def test_the_gradients_of_layer_norm_are_those_of_float64_to_a_rounding(in_use: None) -> None:
+def test_the_gradients_of_layer_norm_are_those_of_float64_within_one_rounding(in_use: None) -> None:
     layer = ops.LayerNorm(SIZE).bfloat16()
     nn.init.normal_(layer.weight)
     exact = nn.LayerNorm(SIZE).double()
@@ -202,9 +202,9 @@ def test_layer_norm_itself_is_pytorchs(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("rows", [2, 100, 100_000], ids=["fewer rows than tokens", "as few", "more rows"])
-def test_the_gradient_of_a_table_is_that_of_float64_to_a_rounding(rows: int, in_use: None) -> None:
+def test_the_gradient_of_an_embedding_table_is_that_of_float64_within_one_rounding(rows: int, in_use: None) -> None:
     table = ops.Embedding(rows, SIZE).bfloat16()
-    ids_X = torch.randint(2, (8, ROWS // 8))  # half of the tokens each
+    ids_X = torch.randint(2, (8, ROWS // 8))  # half of the tokens for each row
     gradient_XE = alike(8, ROWS // 8, SIZE)
     output_XE = table(ids_X)
     output_XE.backward(gradient_XE)
@@ -215,13 +215,13 @@ def test_the_gradient_of_a_table_is_that_of_float64_to_a_rounding(rows: int, in_
     assert not table.weight.grad[2:].any()
 
 
-def test_a_table_in_fp32_is_pytorchs() -> None:
+def test_a_table_in_fp32_uses_pytorchs_gradient() -> None:
     table_VE, ids_X = torch.randn(10, SIZE, requires_grad=True), torch.randint(10, (7, 3))
     assert torch.equal(look_up(ids_X, table_VE), F.embedding(ids_X, table_VE))
 
 
-def test_in_bf16_an_encoders_gradient_is_that_of_fp32_to_some_roundings(in_use: None) -> None:
-    """PyTorch's own kernels were half off in some biases, and three quarters in the table of segments."""
+def test_in_bf16_an_encoders_gradient_is_that_of_fp32_within_a_few_roundings(in_use: None) -> None:
+    """PyTorch's own kernels made errors of a half in some biases, and of three quarters in the segment table."""
     encoder = ElectraEncoder(preset("tiny").run.model.discriminator(500)).eval().bfloat16()
     exact = copy.deepcopy(encoder).float()
     ids_BL = torch.randint(500, (16, 128))
@@ -230,7 +230,7 @@ def test_in_bf16_an_encoders_gradient_is_that_of_fp32_to_some_roundings(in_use: 
         hidden_BLH = model(ids_BL, everywhere, 0 * ids_BL)
         hidden_BLH.backward(gradient_H.to(hidden_BLH.dtype).expand_as(hidden_BLH))
     for (name, ours), theirs in zip(encoder.named_parameters(), exact.parameters(), strict=True):
-        if not name.endswith("key.bias"):  # which changes no attention: its gradient is zero
+        if not name.endswith("key.bias"):  # a key bias changes no attention, so its gradient is zero
             assert off(ours.grad, theirs.grad) < 16 * ROUNDING, name
 
 
@@ -238,7 +238,7 @@ def test_in_bf16_an_encoders_gradient_is_that_of_fp32_to_some_roundings(in_use: 
 
 
 def results(values: Tensor, weight: Tensor, bias: Tensor | None) -> list[Tensor]:
-    """Output and the gradients of input, weight and bias."""
+    """Output, and the gradients of input, weight and bias."""
     wanted = [part.detach().requires_grad_() for part in (values, weight, bias) if part is not None]
     output = linear(*wanted)
     weights = torch.linspace(-1, 1, output.numel(), dtype=output.dtype).view_as(output)
@@ -260,14 +260,14 @@ def test_output_and_gradients_are_those_of_float64(
         assert torch.allclose(ours.double(), reference, rtol=1e-5, atol=1e-5)
 
 
-def test_a_transposed_or_strided_input_gives_the_same() -> None:
+def test_a_transposed_or_strided_input_gives_the_same_result() -> None:
     values, weight = torch.randn(8, 6), torch.randn(3, 8)
     assert torch.equal(linear(values.T, weight), linear(values.T.contiguous(), weight))
     strided = torch.randn(6, 16)[:, ::2]
     assert torch.equal(linear(strided, weight), linear(strided.contiguous(), weight))
 
 
-def test_a_frozen_weight_gets_no_gradient_and_the_input_its_own() -> None:
+def test_a_frozen_weight_gets_no_gradient_but_the_input_does() -> None:
     values, weight = torch.randn(4, 6, requires_grad=True), torch.randn(3, 6)
     linear(values, weight).sum().backward()
     assert values.grad is not None
@@ -275,6 +275,6 @@ def test_a_frozen_weight_gets_no_gradient_and_the_input_its_own() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-def test_other_precisions_are_pytorchs_own_to_the_bit(dtype: torch.dtype) -> None:
+def test_other_precisions_are_bitwise_pytorchs(dtype: torch.dtype) -> None:
     values, weight, bias = (torch.randn(*shape, dtype=dtype) for shape in ((4, 6), (3, 6), (3,)))
     assert torch.equal(linear(values, weight, bias), F.linear(values, weight, bias))

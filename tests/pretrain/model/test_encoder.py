@@ -29,7 +29,7 @@ def encoder(**changes: object) -> ElectraEncoder:
     return ElectraEncoder(EncoderConfig(**{**SIZES, **changes})).eval()  # type: ignore[arg-type]
 
 
-def test_without_relative_position_it_is_hugging_faces_electra_to_1e_5() -> None:
+def test_without_relative_positions_it_is_hugging_faces_electra_to_1e_5() -> None:
     torch.manual_seed(1)
     theirs = ElectraModel(ElectraConfig(**SIZES)).eval()
     ours = encoder(relative_position=False)
@@ -47,7 +47,7 @@ def test_buckets_are_t5s() -> None:
 
 
 def test_relative_bias_is_added_to_the_scores_of_every_layer() -> None:
-    """One layer's attention, recomputed from its own projections with the bias added by hand."""
+    """Recomputes one layer's attention from its own projections, with the bias added by hand."""
     model = encoder(num_hidden_layers=1)
     stack = model.encoder
     hidden_BLH = torch.randn(1, 9, 32)
@@ -63,7 +63,7 @@ def test_relative_bias_is_added_to_the_scores_of_every_layer() -> None:
     assert torch.allclose(attention(hidden_BLH, bias), expected, atol=1e-5)
 
 
-def test_padding_is_invisible() -> None:
+def test_padding_has_no_effect() -> None:
     model = encoder()
     ids_BL, mask_BL, segments_BL = example()
     other_BL = torch.where(mask_BL, ids_BL, 7)
@@ -71,7 +71,7 @@ def test_padding_is_invisible() -> None:
     assert torch.equal(a[mask_BL], b[mask_BL])
 
 
-def test_a_local_start_prefers_each_heads_neighbour_and_falls_with_distance() -> None:
+def test_a_local_start_prefers_each_heads_neighbor_and_falls_with_distance() -> None:
     table = encoder(relative_bias_init="local").encoder.relative_attention_bias.weight
     for head, neighbour in ((0, -1), (1, 1), (2, -1)):
         bias = {
@@ -82,12 +82,12 @@ def test_a_local_start_prefers_each_heads_neighbour_and_falls_with_distance() ->
         assert side == sorted(side, reverse=True)
 
 
-def test_the_t5_start_has_deviation_one_over_root_width() -> None:
+def test_the_t5_start_has_standard_deviation_one_over_root_width() -> None:
     table = encoder(hidden_size=256, relative_attention_num_buckets=2048).encoder.relative_attention_bias.weight
     assert abs(table.std().item() - 256**-0.5) < 0.05 * 256**-0.5
 
 
-def test_recomputing_layers_keeps_less_and_changes_no_bit_with_dropout() -> None:
+def test_activation_checkpointing_keeps_less_and_changes_no_bit_with_dropout() -> None:
     def gradients(recompute: bool) -> tuple[int, list[torch.Tensor]]:
         model = encoder(hidden_dropout_prob=0.3, attention_probs_dropout_prob=0.3).train()
         model.encoder.recompute = recompute
@@ -101,7 +101,7 @@ def test_recomputing_layers_keeps_less_and_changes_no_bit_with_dropout() -> None
         torch.manual_seed(5)
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             hidden_BLH = model(*example())
-        torch.manual_seed(6)  # what is computed again draws as it did before, not from here
+        torch.manual_seed(6)  # recomputation must draw as before, not continue from here
         hidden_BLH.square().sum().backward()
         return kept, [hidden_BLH, *(p.grad for p in model.parameters() if p.grad is not None)]
 

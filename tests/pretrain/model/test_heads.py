@@ -1,4 +1,4 @@
-"""Claims about the heads, against Hugging Face's and against the full vocabulary."""
+"""Claims about the heads, against Hugging Face's and against the scores of the whole vocabulary."""
 
 import pytest
 import torch
@@ -35,7 +35,7 @@ def test_transform_and_discriminator_head_are_hugging_faces() -> None:
 
 
 @pytest.mark.parametrize("bias", [True, False])
-def test_scores_of_chosen_tokens_are_those_columns_of_the_full_scores_with_their_gradient(bias: bool) -> None:
+def test_scores_of_chosen_tokens_and_their_gradient_are_those_of_the_full_scores(bias: bool) -> None:
     scores, embeddings = VocabularyScores(CONFIG, bias), TiedEmbedding(11, 6)
     for parameter in scores.parameters():
         torch.nn.init.normal_(parameter)

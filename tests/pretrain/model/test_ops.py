@@ -1,4 +1,4 @@
-"""Claims about the operations in plain torch, and that those for a CPU differ from them by rounding alone."""
+"""Claims about the operations in plain torch, and that the CPU versions differ from them only by rounding."""
 
 import inspect
 import runpy
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from pretrain.model import cpu_ops, ops
 
 PLAIN = runpy.run_path(str(ops.__file__))
-"""The module as it is read, whatever an engine of this process has put in place of its functions."""
+"""The module as written, even if an engine in this process has replaced its functions."""
 EXAMPLES: dict[str, Callable[[], tuple[object, ...]]] = {
     "attend": lambda: (*torch.randn(3, 2, 3, 7, 4).unbind(), torch.randn(1, 3, 7, 7, requires_grad=True), 0.0),
     "dropout": lambda: (torch.randn(3, 5), 0.0),
@@ -22,7 +22,7 @@ EXAMPLES: dict[str, Callable[[], tuple[object, ...]]] = {
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_the_form_for_a_cpu_takes_the_same_and_gives_the_same_within_rounding(name: str) -> None:
+def test_the_cpu_version_has_the_same_parameters_and_the_same_results_within_rounding(name: str) -> None:
     torch.manual_seed(0)
     plain, form, values = PLAIN[name], getattr(cpu_ops, name), EXAMPLES[name]()
     assert inspect.signature(form) == inspect.signature(plain)
@@ -38,17 +38,17 @@ def test_the_form_for_a_cpu_takes_the_same_and_gives_the_same_within_rounding(na
         ("Dropout", nn.Dropout, (0.3,), torch.randn(50)),
     ],
 )
-def test_a_layer_is_pytorchs_of_that_name(
+def test_a_layer_equals_pytorchs_of_that_name(
     ours: str, theirs: type[nn.Module], sizes: tuple[float, ...], values: Tensor
 ) -> None:
     outputs = []
     for kind in (PLAIN[ours], theirs):
-        torch.manual_seed(0)  # of the weights, and of what is dropped
+        torch.manual_seed(0)  # for the weights, and for dropout
         outputs.append(kind(*sizes)(values))
     assert issubclass(PLAIN[ours], theirs)
     assert torch.equal(*outputs)
 
 
-def test_dropout_leaves_values_alone_outside_training() -> None:
+def test_dropout_changes_nothing_outside_training() -> None:
     values = torch.randn(9)
     assert PLAIN["Dropout"](0.5).eval()(values) is values

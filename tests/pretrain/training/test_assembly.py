@@ -1,4 +1,4 @@
-"""Claims about a run put together from its plan; of refused folders in tests/reliability/test_two_commands.py."""
+"""Claims about building a run from its plan; tests/reliability/test_two_commands.py covers refused folders."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from pretrain.training.starts import Startup
 from tests.pretrain.training.test_plan import options
 
 
-def test_a_plan_becomes_its_model_under_the_engine_and_a_folder_that_describes_it(
+def test_a_plan_becomes_a_model_under_the_engine_and_a_folder_that_describes_it(
     shards_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plan, world = make_plan(options(shards_folder, tmp_path / "run")), start_processes()

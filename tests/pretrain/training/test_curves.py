@@ -1,4 +1,4 @@
-"""Claims about the names of curves."""
+"""Claims about the names and groups of curves."""
 
 import re
 
@@ -16,12 +16,12 @@ def test_every_metric_has_a_group_and_there_are_a_dozen() -> None:
     assert len(set(GROUPS.values())) == 12 and CHARTS.keys() <= set(GROUPS.values())
 
 
-def test_a_metric_is_on_one_chart() -> None:
+def test_each_metric_is_on_exactly_one_chart() -> None:
     names = [name for charts in CHARTS.values() for chart in charts for name in chart.split()]
     assert len(names) == len(set(names))
 
 
-def test_a_record_is_drawn_number_by_number_and_tenths_as_a_histogram() -> None:
+def test_each_number_of_a_record_is_a_curve_and_tenths_are_a_histogram() -> None:
     shares = [0.1] * 10
     values = {
         "entropy": {"p_G": 3.0, "p_S": 4.0},
@@ -40,7 +40,7 @@ def test_a_record_is_drawn_number_by_number_and_tenths_as_a_histogram() -> None:
     assert histogram == Histogram([0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0], shares)
 
 
-def test_a_metric_without_a_group_is_no_curve() -> None:
+def test_a_metric_without_a_group_is_not_a_curve() -> None:
     with pytest.raises(KeyError, match="unheard_of"):
         curve_name("train", "unheard_of/p_G")
 

@@ -20,7 +20,7 @@ CPU = torch.device("cpu")
 
 
 def random_forward(seed: int) -> tuple[Batch, ElectraOutput]:
-    """What a forward could have said: logits near the truth, estimates near the loss, sequences of any length."""
+    """Plausible random outputs: logits near the truth, estimates near the loss, sequences of any length."""
     g = torch.Generator().manual_seed(seed)
     visible = torch.arange(L) < torch.randint(10, L + 1, (B, 1), generator=g)
     positions = torch.rand(B, L, generator=g).masked_fill(~visible, 2).argsort(1)[:, :K]
@@ -73,7 +73,7 @@ def test_the_auc_is_scikit_learns_up_to_the_width_of_a_bin() -> None:
         assert values[name] == pytest.approx(roc_auc_score(truth, d), abs=1e-3)
 
 
-def test_the_correlations_are_scipys_by_class_of_the_drawn_token() -> None:
+def test_correlations_by_class_of_the_drawn_token_are_scipys() -> None:
     batch, output = random_forward(1)
     found = describe(summed((batch, output)))["estimate_correlation"]
     valid, estimates = batch.masked_valid_BK, output.draw.estimated_loss_BK
@@ -102,17 +102,19 @@ def test_probabilities_entropies_and_ratios_are_numpys() -> None:
         assert values[f"ratio_p{percentile}"] == pytest.approx(exact, rel=0.1)
 
 
-def test_parts_and_ranks_add_up_to_the_whole() -> None:
+def test_sums_of_parts_and_ranks_equal_the_sum_of_the_whole() -> None:
     forwards = [random_forward(seed) for seed in range(3)]
     apart = sum((summed(forward) for forward in forwards), torch.zeros(()))
     assert torch.allclose(summed(*forwards), apart, rtol=1e-12)
 
 
 @pytest.mark.parametrize("name", ["electra", "hp_loss", "hp_dist", "mlm"])
-def test_each_objective_reports_what_it_has(name: str, batch: Batch, make_electra: Callable[..., Electra]) -> None:
+def test_each_objective_reports_the_quantities_it_has(
+    name: str, batch: Batch, make_electra: Callable[..., Electra]
+) -> None:
     model = new_model(name) if name == "mlm" else make_electra(name=name)
     distributions = Distributions(CPU)
-    for seed in range(9):  # often enough for either class at the masked positions
+    for seed in range(9):  # often enough for both classes at the masked positions
         uniforms = torch.rand(3, 2, generator=torch.Generator().manual_seed(seed))
         distributions.add(batch, model(batch._replace(uniforms_BK=uniforms), entropies=True))
     values = describe(distributions.vector)
@@ -126,33 +128,33 @@ def test_each_objective_reports_what_it_has(name: str, batch: Batch, make_electr
         assert values["entropy"]["p_S"] == pytest.approx(values["entropy"]["p_G"])
 
 
-def test_a_constant_estimate_correlates_with_nothing(batch: Batch) -> None:
-    model = new_model("hp_loss")  # at its start, D_hat is one half everywhere
+def test_a_constant_estimate_has_no_correlation(batch: Batch) -> None:
+    model = new_model("hp_loss")  # initially D_hat is one half everywhere
     distributions = Distributions(CPU)
     distributions.add(batch, model(batch, entropies=True))
     assert "estimate_correlation" not in describe(distributions.vector)
 
 
-def test_histograms_hold_every_value_and_nothing_that_was_not_counted() -> None:
+def test_histograms_hold_every_counted_value_and_no_others() -> None:
     batch, output = random_forward(3)
     found = histograms(summed((batch, output)))
     visible = batch.attention_mask_BL
     for name, truth in (("logit/original", False), ("logit/replaced", True)):
         edges, counts = found[name]
         d = output.d_BL[visible & (output.replaced_BL == truth)]
-        assert np.abs(counts - np.histogram(d.double().numpy(), edges)[0]).sum() <= 2  # on an edge in fp32
+        assert np.abs(counts - np.histogram(d.double().numpy(), edges)[0]).sum() <= 2  # values on an edge in fp32
         assert sum(counts) == len(d)
     assert {len(counts) for _, counts in found.values()} == {100, 120}
     assert histograms(torch.zeros_like(summed((batch, output)))) == {}
 
 
-def test_what_is_beyond_the_bins_counts_at_their_ends_and_nan_breaks_nothing() -> None:
+def test_values_beyond_the_bins_count_at_their_ends_and_nan_is_harmless() -> None:
     place = Bins(-1.0, 1.0, 4).place(torch.tensor([-torch.inf, -9.0, -0.6, 0.1, 1.0, torch.inf, torch.nan]))
     assert place.tolist() == [0, 0, 0, 2, 3, 3, 0]
 
 
-def test_counting_waits_for_no_device(batch: Batch, make_electra: Callable[..., Electra]) -> None:
-    """On the meta device there are no values: whoever asks for one, as `bincount` and boolean indexing do, fails."""
+def test_counting_never_waits_for_the_device(batch: Batch, make_electra: Callable[..., Electra]) -> None:
+    """The meta device has no values, so operations that need one, such as `bincount` or boolean indexing, fail."""
     meta = torch.device("meta")
     model = make_electra(name="hp_loss").to(meta)
     distributions = Distributions(meta)

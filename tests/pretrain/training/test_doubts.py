@@ -1,4 +1,4 @@
-"""Claims about the doubts of a plan: what each is of, and that a sensible plan has none."""
+"""Claims about the warnings for a doubtful plan: what each is about, and that a sensible plan has none."""
 
 import re
 import shutil
@@ -51,12 +51,12 @@ def planned(shards: Path, folder: Path, **options: object) -> Plan:
     return make_plan(RunOptions.from_values(values))
 
 
-def test_a_sensible_plan_has_none(shards_folder: Path, tmp_path: Path) -> None:
+def test_a_sensible_plan_has_no_warnings(shards_folder: Path, tmp_path: Path) -> None:
     assert doubts(planned(shards_folder, tmp_path, **SENSIBLE), PARAMETERS, on_gpus=True) == []
 
 
 @pytest.mark.parametrize("name", DOUBTFUL)
-def test_a_doubt_names_field_value_and_what_to_do(name: str, shards_folder: Path, tmp_path: Path) -> None:
+def test_a_warning_names_field_value_and_remedy(name: str, shards_folder: Path, tmp_path: Path) -> None:
     options, expected = DOUBTFUL[name]
     found = doubts(planned(shards_folder, tmp_path, **options), PARAMETERS, on_gpus=True)
     (one,) = (doubt for doubt in found if re.search(expected, doubt))
@@ -71,7 +71,7 @@ def test_data_without_a_held_out_part_is_doubtful(shards_folder: Path, tmp_path:
     assert "--held_out" in found
 
 
-def test_of_folders_that_mix_the_one_that_is_read_too_often_is_named(shards_folder: Path, tmp_path: Path) -> None:
+def test_of_several_folders_the_one_that_is_read_too_often_is_named(shards_folder: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     shutil.copytree(shards_folder, other)
     plan = planned(shards_folder, tmp_path, **SENSIBLE, data=(shards_folder, other), data_weights=(99, 1))
@@ -88,10 +88,10 @@ def test_of_folders_that_mix_the_one_that_is_read_too_often_is_named(shards_fold
     assert found.startswith(f"data: {other} has")
 
 
-def test_checkpoints_that_the_run_has_already_are_no_shortage(
+def test_existing_checkpoints_of_the_run_do_not_count_as_missing_disk_space(
     shards_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A disk with next to nothing left takes a run that only replaces what it holds."""
+    """A nearly full disk is enough for a run that only replaces its own checkpoints."""
     plan = planned(shards_folder, tmp_path, **SENSIBLE)
     usage = shutil.disk_usage(tmp_path)._replace(free=10**6)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
@@ -103,7 +103,7 @@ def test_checkpoints_that_the_run_has_already_are_no_shortage(
     assert doubts(plan, PARAMETERS, on_gpus=True) == []
 
 
-def test_a_checkpoint_is_weights_and_two_moments_in_fp32_and_one_more_is_there_than_is_kept(
+def test_a_checkpoint_is_weights_and_two_moments_in_fp32_and_one_more_exists_than_is_kept(
     shards_folder: Path, tmp_path: Path
 ) -> None:
     plan = planned(shards_folder, tmp_path, **SENSIBLE, set=("keep_checkpoints=2",))
@@ -112,7 +112,7 @@ def test_a_checkpoint_is_weights_and_two_moments_in_fp32_and_one_more_is_there_t
     assert disk_needed(plan, sum(parameter.numel() for parameter in model.parameters())) == (2 + 1) * 3 * weights
 
 
-def test_only_a_run_of_months_is_too_long() -> None:
+def test_only_a_run_of_months_counts_as_too_long() -> None:
     assert list(too_long(40.0, "16 V100")) == []
     (found,) = too_long(9000.0, "2 V100")
     assert found.startswith("optim.steps: the run would take 9,000 days on 2 V100")

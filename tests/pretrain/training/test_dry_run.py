@@ -1,4 +1,4 @@
-"""Claims about a dry run; what it finds on other hosts is claimed in tests/cluster/test_dry_run.py."""
+"""Claims about a dry run; tests/cluster/test_dry_run.py covers its checks of other hosts."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ def options(shards: Path, **changes: object) -> RunOptions:
     return RunOptions.from_values({"data": (shards,), "dry_run": True, **changes})
 
 
-def test_the_paper_s_run_is_planned_on_a_machine_without_a_gpu(
+def test_the_papers_run_can_be_planned_on_a_machine_without_a_gpu(
     shards_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(options(shards_folder, output=tmp_path / "run")) == 0
@@ -23,12 +23,12 @@ def test_the_paper_s_run_is_planned_on_a_machine_without_a_gpu(
     assert not (tmp_path / "run").exists()
 
 
-def test_a_disk_that_cannot_hold_the_checkpoints_is_a_problem(shards_folder: Path, tmp_path: Path) -> None:
+def test_a_disk_too_small_for_the_checkpoints_is_a_problem(shards_folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"output: checkpoints need .* GiB are free at"):
         main(options(shards_folder, preset="tiny", output=tmp_path / "run", set=("keep_checkpoints=1000000000",)))
 
 
-def test_the_disk_holds_the_newest_checkpoints_one_more_and_those_kept_for_good(
+def test_disk_space_counts_the_newest_checkpoints_one_more_and_the_permanent_ones(
     shards_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def needed(*overrides: str) -> float:
@@ -53,7 +53,7 @@ def test_a_missing_hostfile_is_named(shards_folder: Path, tmp_path: Path) -> Non
         main(options(shards_folder, preset="tiny", output=tmp_path / "run", hostfile=tmp_path / "16v10"))
 
 
-def test_a_doubtful_plan_ends_with_its_warnings_and_not_with_no_problem(
+def test_a_doubtful_plan_ends_with_its_warnings_instead_of_no_problem(
     shards_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(options(shards_folder, preset="base", output=tmp_path / "run")) == 0

@@ -1,4 +1,4 @@
-"""Claims about what a run will need, against counts made otherwise."""
+"""Claims about estimates of a run's needs, against independent counts."""
 
 import pytest
 import torch
@@ -34,22 +34,20 @@ VOCABULARY, MASK = 30_522, 103
         ("base", 512, "hp_dist", 689),
     ],
 )
-def test_operations_a_word_piece_are_those_of_the_usual_formula(
-    name: str, length: int, objective: str, millions: float
-) -> None:
+def test_flops_per_word_piece_follow_the_usual_formula(name: str, length: int, objective: str, millions: float) -> None:
     run = with_objective(preset(name).run, objective)
     counted = flops_per_token(run.model, run.objective, VOCABULARY, length)
     assert counted == pytest.approx(millions * 1e6, rel=0.01)
 
 
-def test_operations_of_the_forward_pass_are_those_that_pytorch_counts() -> None:
+def test_flops_of_the_forward_are_those_counted_by_pytorch() -> None:
     model = ModelConfig(
         layers=2, hidden_size=64, heads=2, intermediate_size=128, embedding_size=32, generator_hidden_size=32
     )
     length, config = 32, model.discriminator(100)
     encoder = ElectraEncoder(config, Embeddings(config)).eval().double()
     ids_BL = torch.zeros(3, length, dtype=torch.int64)
-    # Of attention in one kernel, and of oneDNN's products in fp32, PyTorch counts nothing on a CPU.
+    # On a CPU PyTorch does not count attention in one kernel, nor oneDNN's products in fp32.
     with FlopCounterMode(display=False) as counter, torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
         encoder(ids_BL, torch.ones_like(ids_BL, dtype=torch.bool), ids_BL)
     per_token = flops_per_token(model, MaskedLM.Config(), 100, length) / 3
@@ -67,7 +65,7 @@ def test_operations_of_the_forward_pass_are_those_that_pytorch_counts() -> None:
         ("zero3_bf16", 2 / 4 + 2 / 4 + 12 / 4),
     ],
 )
-def test_states_of_a_gpu_shrink_as_zero_partitions_them(file: str, bytes_a_parameter: float) -> None:
+def test_a_gpus_states_shrink_as_zero_partitions_them(file: str, bytes_a_parameter: float) -> None:
     run = preset("base").run
     deepspeed = resolve(values_of(file), batch_size=64, world_size=4, device_type="cuda", optim=run.optim)
     memory = memory_per_gpu(deepspeed, 4, 1000, run.model, VOCABULARY, 128)
@@ -79,9 +77,7 @@ def test_states_of_a_gpu_shrink_as_zero_partitions_them(file: str, bytes_a_param
     "wider", ["model.hidden_size=512", "model.generator_hidden_size=512", "model.embedding_size=64"]
 )
 @pytest.mark.parametrize("objective", ["hp_loss", "hp_dist", "electra", "mlm"])
-def test_the_weights_that_are_counted_before_a_model_is_made_are_no_more_than_it_has(
-    objective: str, wider: str
-) -> None:
+def test_the_weights_counted_before_a_model_is_made_are_at_most_those_it_has(objective: str, wider: str) -> None:
     run = with_overrides(with_objective(preset("small").run, objective), [wider])
     with torch.device("meta"):
         trained = objective_class(objective)
@@ -109,7 +105,7 @@ def test_the_weights_that_are_counted_before_a_model_is_made_are_no_more_than_it
         ),
     ],
 )
-def test_what_no_memory_holds_is_refused_before_it_is_made(overrides: str, on_gpu: bool, problem: str) -> None:
+def test_a_model_too_large_for_memory_is_refused_before_it_is_made(overrides: str, on_gpu: bool, problem: str) -> None:
     run = with_overrides(preset("small").run, overrides.split())
     with pytest.raises(ConfigError, match=problem):
         require_memory(run, run.batch_size, VOCABULARY, 512, on_gpu)

@@ -13,7 +13,7 @@ WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "un", "##able", "cat", "d
 
 
 def text(batch: Batch, output: ElectraOutput, suspected: list[int]) -> str:
-    """[CLS] cat un ##able dog [SEP] [PAD]: cat became dog, dog was drawn again; the third slot is not valid."""
+    """[CLS] cat un ##able dog [SEP] [PAD]: cat became dog, dog was drawn again; the third slot is invalid."""
     ids_BL = torch.tensor([[2, 7, 5, 6, 8, 3, 0]])
     shown = batch._replace(
         input_ids_BL=ids_BL,
@@ -30,13 +30,11 @@ def test_replacements_are_marked_and_word_pieces_joined(batch: Batch, make_elect
     assert text(batch, make_electra()(batch), suspected=[]) == "[CLS] [cat->dog] unable [dog] [SEP]"
 
 
-def test_what_the_discriminator_suspects_is_marked_wherever_it_stands(
-    batch: Batch, make_electra: Callable[..., Electra]
-) -> None:
+def test_suspected_tokens_are_marked_anywhere(batch: Batch, make_electra: Callable[..., Electra]) -> None:
     assert text(batch, make_electra()(batch), suspected=[1, 3, 6]) == "[CLS] [cat->dog]! unable! [dog] [SEP]"
 
 
-def test_a_masked_language_model_shows_what_it_thinks_likeliest(batch: Batch) -> None:
+def test_a_masked_language_model_shows_its_most_likely_tokens(batch: Batch) -> None:
     output = new_model("mlm")(batch)
     words = [f"w{number}" for number in range(VOCABULARY)]
     shown = example(batch, output, words).split()

@@ -1,4 +1,4 @@
-"""Claims about what a step is checked for. The engine's part is in test_engine.py, the run's in test_train.py."""
+"""Claims about the checks of each step. test_engine.py covers the engine's part, test_train.py the run's."""
 
 import json
 import math
@@ -32,7 +32,7 @@ def batches(shards_folder: Path) -> TrainingBatches:
     ],
     ids=["gradient", "loss", "loss under a scale that could fall"],
 )
-def test_what_no_loss_scale_mends_is_an_error_with_step_and_samples(
+def test_problems_that_no_loss_scale_solves_are_errors_with_step_and_samples(
     result: StepResult, loss: float, said: str, batches: TrainingBatches, tmp_path: Path
 ) -> None:
     with pytest.raises(FloatingPointError, match=said):
@@ -43,13 +43,13 @@ def test_what_no_loss_scale_mends_is_an_error_with_step_and_samples(
 
 
 @pytest.mark.parametrize("result", [UPDATED, overflow(4, fatal=False)], ids=["update", "overflow"])
-def test_an_update_and_an_overflow_that_a_smaller_scale_mends_pass(
+def test_an_update_and_an_overflow_solved_by_a_smaller_scale_pass(
     result: StepResult, batches: TrainingBatches, tmp_path: Path
 ) -> None:
     require_finite(result, 3.5, 7, batches, tmp_path)
     assert not [*tmp_path.iterdir()]
 
 
-def test_a_fall_is_no_spike_and_neither_is_anything_before_there_is_a_norm() -> None:
+def test_a_falling_loss_is_no_spike_and_nothing_is_before_there_is_a_reference() -> None:
     assert spike(-100.0, [1.0, 2.0] * RECENT) is None
     assert spike(1e9, [1.0, 2.0] * (RECENT // 2 - 1)) is None

@@ -1,4 +1,4 @@
-"""Claims about the log line: short, whatever it has to say, and explained."""
+"""Claims about the log line: it is always short, and its names are explained."""
 
 import re
 
@@ -23,7 +23,7 @@ SLOW = {"slowest_rank": 3, "slowest_rank_seconds": 1.21, "median_rank_seconds": 
 LEFT = "23:45:07 left"
 
 
-def test_a_line_says_what_a_person_watches_in_the_longest_run_too() -> None:
+def test_a_line_has_the_most_important_values_even_in_the_longest_run() -> None:
     shown = "L_G 2.345  L_S 0.070  L_D 0.567/0.423  acc 0.583  lr 1.9e-5  grad 1.234  12.3k tok/s"
     assert log_line(999_999, 1_000_000, VALUES, LEFT) == f"step 999999/1000000  {shown}  {LEFT}"
 
@@ -37,14 +37,14 @@ def test_no_value_makes_a_line_longer_than_120_characters(step: int, value: floa
     assert len(line) <= WIDTH == 120 and line.startswith(f"step {step}/{step}  ") and line.endswith(left)
 
 
-def test_skipped_steps_and_a_slow_rank_are_shown_where_there_are_any() -> None:
+def test_skipped_steps_and_a_slow_rank_are_shown_if_there_are_any() -> None:
     even = SLOW | {"median_rank_seconds": 1.1}
     assert not re.search("skipped|rank", log_line(1, 10, VALUES | even, LEFT))
     line = log_line(1, 10, VALUES | SLOW | {"skipped": 3}, LEFT)
     assert "  skipped 3  slowest rank 3 1.210/0.600 s  " in line and len(line) <= WIDTH
 
 
-def test_a_line_that_would_be_too_long_leaves_out_the_learning_rate_first() -> None:
+def test_a_line_that_would_be_too_long_omits_the_learning_rate_first() -> None:
     line = log_line(999_999, 1_000_000, VALUES | {"skipped": 3}, LEFT)
     assert "lr" not in line and "L_G 2.345  L_S" in line and "skipped 3" in line
     assert sorted(FIRST_TO_GO) == sorted(SHOWN)

@@ -1,4 +1,4 @@
-"""Claims about the running sums."""
+"""Claims about the running sums of metrics."""
 
 from collections.abc import Callable
 
@@ -13,9 +13,7 @@ from pretrain.training.metrics import MetricSums, summary
 from tests.pretrain.conftest import new_model
 
 
-def test_the_summary_is_what_a_walk_over_the_positions_counts(
-    batch: Batch, make_electra: Callable[..., Electra]
-) -> None:
+def test_the_summary_equals_a_plain_count_over_positions(batch: Batch, make_electra: Callable[..., Electra]) -> None:
     output = make_electra(name="hp_loss", gamma=1.0)(batch)
     sums = MetricSums(torch.device("cpu"))
     sums.add(batch, output)
@@ -46,7 +44,7 @@ def test_the_summary_is_what_a_walk_over_the_positions_counts(
     assert values["generator_loss"] == pytest.approx(output.generator_loss_BK[valid].mean().item(), rel=1e-6)
 
 
-def test_sums_of_parts_are_the_sum_of_the_whole(batch: Batch, make_electra: Callable[..., Electra]) -> None:
+def test_sums_of_parts_equal_the_sum_of_the_whole(batch: Batch, make_electra: Callable[..., Electra]) -> None:
     model = make_electra(name="hp_loss").eval()
     whole, parts = MetricSums(torch.device("cpu")), MetricSums(torch.device("cpu"))
     whole.add(batch, model(batch))
@@ -56,7 +54,7 @@ def test_sums_of_parts_are_the_sum_of_the_whole(batch: Batch, make_electra: Call
     assert torch.allclose(whole.vector, parts.vector, rtol=1e-5)
 
 
-def test_without_a_discriminator_only_the_generator_is_summed_up(batch: Batch) -> None:
+def test_without_a_discriminator_only_the_generators_metrics_are_summed(batch: Batch) -> None:
     model = new_model("mlm")
     sums = MetricSums(torch.device("cpu"))
     sums.add(batch, model(batch))

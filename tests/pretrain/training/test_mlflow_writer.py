@@ -1,6 +1,6 @@
-"""Claims about curves in MLflow, with its store of files, read back by its own client.
+"""Claims about curves in MLflow, with its file store, read by its own client.
 
-Where the package is missing they skip: `pip install -e .[mlflow]` runs them.
+Skipped if the package is missing; `pip install -e .[mlflow]` installs it.
 """
 
 from pathlib import Path
@@ -44,13 +44,13 @@ def test_numbers_histograms_and_examples_arrive_at_their_steps(tmp_path: Path) -
     assert mlflow.artifacts.load_text(f"{first.info.artifact_uri}/{path}") == "[CLS] <cat>"
 
 
-def test_what_cannot_be_reached_is_named_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_server_is_named_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "nothing://here")
     with pytest.raises(ConfigError, match=r"^log_to: got mlflow, which does not start .* see MLFLOW_TRACKING_URI$"):
         Writer(write_run(tmp_path / "base"), 1)
 
 
-def test_a_store_that_goes_away_does_not_end_the_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_store_that_disappears_does_not_end_the_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     writer = Writer(write_run(tmp_path / "base"), 1)
     (tmp_path / "store").rename(tmp_path / "gone")
     for step in (1, 2):

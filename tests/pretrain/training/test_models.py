@@ -1,4 +1,4 @@
-"""Claims about the model a run starts with; loading a trained one is claimed in test_evaluate.py."""
+"""Claims about a run's initial model; test_evaluate.py covers loading a trained one."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from pretrain.training.models import build_model, empty_model
 from pretrain.training.run_folder import describe
 
 
-def test_initial_weights_follow_from_the_seed_alone(shards_folder: Path) -> None:
+def test_initial_weights_depend_only_on_the_seed(shards_folder: Path) -> None:
     shards = Shards(shards_folder)
     descriptions = [describe(with_overrides(PRESETS["tiny"].run, [f"seed={seed}"]), shards) for seed in (1, 1, 2)]
     first, again, other = (build_model(description) for description in descriptions)
@@ -23,9 +23,7 @@ def test_initial_weights_follow_from_the_seed_alone(shards_folder: Path) -> None
 
 
 @pytest.mark.parametrize("objective", ["hp_loss", "mlm"])
-def test_an_empty_model_has_the_shapes_and_the_shared_parameters_of_one_with_weights(
-    objective: str, shards_folder: Path
-) -> None:
+def test_a_model_without_weights_has_the_same_shapes_and_shared_parameters(objective: str, shards_folder: Path) -> None:
     description = describe(with_objective(PRESETS["tiny"].run, objective), Shards(shards_folder))
     full, empty = (
         {name: (parameter.shape, parameter.dtype, parameter.device) for name, parameter in model.named_parameters()}

@@ -13,12 +13,12 @@ from pretrain.training.options import RunOptions
 from tests.conftest import REPOSITORY
 
 
-def test_the_options_are_known_without_what_takes_long_to_import() -> None:
+def test_options_are_known_without_slow_imports() -> None:
     code = "import sys; import pretrain.training.options; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY).returncode == 0
 
 
-def test_the_objectives_are_those_of_the_registry() -> None:
+def test_the_objectives_are_those_in_the_registry() -> None:
     for name in OBJECTIVES:
         assert parse_options(RunOptions, "", ["--objective", name]).objective == name
     with pytest.raises(ConfigError, match=r"objective: got 'other', expected: .*'hp_loss', 'hp_dist', 'electra' or"):
@@ -26,7 +26,7 @@ def test_the_objectives_are_those_of_the_registry() -> None:
 
 
 @pytest.mark.parametrize("name", ["wandb", "mlflow"])
-def test_curves_go_nowhere_without_the_package(name: str) -> None:
+def test_a_missing_package_for_curves_is_refused_with_its_installation(name: str) -> None:
     if find_spec(name):
         pytest.skip(f"{name} is installed")
     with pytest.raises(ConfigError, match=rf"log_to: got {name}, .* pip install 'electra-sampler\[{name}\]'$"):

@@ -1,4 +1,4 @@
-"""Claims about the plan of a run: options, presets and overrides as one configuration, checked against the data."""
+"""Claims about the plan of a run: options, presets and overrides combined and checked against the data."""
 
 import json
 import os
@@ -17,14 +17,16 @@ def options(shards: Path, output: Path, **changes: object) -> RunOptions:
     return RunOptions.from_values({"preset": "tiny", "data": (shards,), "output": output, **changes})
 
 
-def test_the_objective_brings_its_weights_and_overrides_win_over_both(shards_folder: Path, tmp_path: Path) -> None:
+def test_the_objective_sets_its_weights_and_overrides_take_precedence_over_both(
+    shards_folder: Path, tmp_path: Path
+) -> None:
     plain = make_plan(options(shards_folder, tmp_path, objective="hp_dist")).run.objective
     assert (plain.name, plain.lambda1) == ("hp_dist", 1.0)
     changed = make_plan(options(shards_folder, tmp_path, objective="hp_dist", set=("objective.lambda1=3",)))
     assert changed.run.objective.lambda1 == 3.0
 
 
-def test_a_row_of_the_papers_tables_is_an_objective_and_not_given_beside_one(
+def test_a_row_of_the_papers_tables_sets_the_objective_and_excludes_that_option(
     shards_folder: Path, tmp_path: Path
 ) -> None:
     row = make_plan(options(shards_folder, tmp_path, row="HP_Loss lambda1=10")).run.objective
@@ -33,7 +35,7 @@ def test_a_row_of_the_papers_tables_is_an_objective_and_not_given_beside_one(
         make_plan(options(shards_folder, tmp_path, row="ELECTRA", objective="electra"))
 
 
-def test_the_batch_is_shared_among_the_processes_of_the_launcher(
+def test_the_batch_is_divided_among_the_launchers_processes(
     shards_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(os.environ, "WORLD_SIZE", "4")
@@ -43,14 +45,14 @@ def test_the_batch_is_shared_among_the_processes_of_the_launcher(
 
 
 def listed(**given: object) -> dict[str, tuple[str, str]]:
-    """Value and meaning of each key that is listed."""
+    """Value and meaning of each listed key."""
     lines = list_settings(RunOptions.from_values(given)).splitlines()[1:]
     assert max(map(len, lines)) <= 120
     rows = [line.split(maxsplit=2) for line in lines if line and not line.startswith(" ")]
     return {key: (value, meaning) for key, value, meaning in rows}
 
 
-def test_every_key_that_set_takes_is_listed_with_its_value_under_the_other_options_and_its_meaning(
+def test_every_key_of_set_is_listed_with_its_meaning_and_its_value_under_the_other_options(
     shards_folder: Path, tmp_path: Path
 ) -> None:
     shown = listed(preset="tiny", objective="hp_dist", set=("optim.lr=1e-4", "deepspeed.zero_optimization.stage=2"))
@@ -62,12 +64,12 @@ def test_every_key_that_set_takes_is_listed_with_its_value_under_the_other_optio
     run = make_plan(options(shards_folder, tmp_path, objective="hp_dist")).run.model_dump()
     sections = {name: values for name, values in run.items() if isinstance(values, dict)}
     keys = {f"{section}.{key}" for section, values in sections.items() for key in values} | run.keys() - sections.keys()
-    assert shown.keys() >= keys - {"objective.name"}  # --objective's
+    assert shown.keys() >= keys - {"objective.name"}  # set by --objective
     assert shown["log_every"] == ("50", "Steps between log lines.")
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
-def test_what_is_listed_is_taken_by_set(objective: str) -> None:
+def test_every_listed_key_is_accepted_by_set(objective: str) -> None:
     own = [f"{key}={value}" for key, (value, _) in listed(objective=objective).items() if value != "null"]
     given = {"objective": objective}
     assert list_settings(RunOptions.from_values(given | {"set": own})) == list_settings(RunOptions.from_values(given))
@@ -78,9 +80,7 @@ def test_sequences_longer_than_the_model_are_refused(shards_folder: Path, tmp_pa
         make_plan(options(shards_folder, tmp_path, set=("model.max_positions=16",)))
 
 
-def test_overrides_of_deepspeeds_values_change_speed_and_memory_and_not_the_run(
-    shards_folder: Path, tmp_path: Path
-) -> None:
+def test_overrides_of_deepspeeds_values_do_not_change_the_run(shards_folder: Path, tmp_path: Path) -> None:
     plain = make_plan(options(shards_folder, tmp_path, set=("seed=3",)))
     overrides = ("deepspeed.train_micro_batch_size_per_gpu=8", "seed=3", "deepspeed.zero_optimization.stage=2")
     changed = make_plan(options(shards_folder, tmp_path, set=overrides))

@@ -1,4 +1,4 @@
-"""Claims about the run folder: a run goes on as the same run, or not at all."""
+"""Claims about the run folder: a run resumes as the same run, or not at all."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ def description(shards_folder: Path) -> RunDescription:
     return describe(PRESETS["tiny"].run, Shards(shards_folder))
 
 
-def test_a_description_survives_the_folder(tmp_path: Path, description: RunDescription) -> None:
+def test_a_description_is_read_as_it_was_written(tmp_path: Path, description: RunDescription) -> None:
     write_run(tmp_path / "run", description, {"train_batch_size": 8})
     assert read_run(tmp_path / "run") == description
     assert (tmp_path / "run" / "tokenizer" / "vocab.txt").is_file()
@@ -58,7 +58,7 @@ def test_another_configuration_or_data_is_refused_naming_every_difference(
     assert "use the same value or another --output" in str(error.value)
 
 
-def test_a_folder_that_is_no_run_is_one_clear_error(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_a_run_is_one_clear_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"expected a folder written by pretrain/run\.py"):
         read_run(tmp_path)
 
@@ -68,16 +68,14 @@ def test_a_folder_that_is_no_run_is_one_clear_error(tmp_path: Path) -> None:
     ["", "{", "null", "[]", '"text"', "[" * 100_000, '{"run": ' + "9" * 10_000 + "}", "\ud800"],
     ids=lambda content: content[:10],
 )
-def test_a_damaged_description_is_one_line_that_says_what_to_do(content: str, tmp_path: Path) -> None:
+def test_a_damaged_description_is_one_line_with_a_remedy(content: str, tmp_path: Path) -> None:
     (tmp_path / "run.json").write_bytes(content.encode(errors="surrogatepass"))
     with pytest.raises(ConfigError, match=r"run\.json is damaged \(.*\); put a copy .* or remove it") as error:
         read_run(tmp_path)
     assert len(error.value.problems) == 1 and "\n" not in str(error.value)
 
 
-def test_a_run_of_one_folder_written_before_folders_could_mix_is_the_same_run(
-    tmp_path: Path, description: RunDescription
-) -> None:
+def test_a_run_of_one_folder_from_before_mixtures_is_the_same_run(tmp_path: Path, description: RunDescription) -> None:
     write_run(tmp_path / "run", description, {})
     path = tmp_path / "run" / "run.json"
     values = json.loads(path.read_text())
@@ -99,10 +97,10 @@ OLD_SWITCHES = (
         ("hp_loss", '"gamma": 1.0, "lambda1": 5.0, "lambda2": 50.0'),
         ("hp_dist", '"gamma": 1.0, "lambda1": 1.0, "lambda2": 50.0'),
         ("electra", '"gamma": 0.0, "lambda1": 0.0, "lambda2": 50.0'),
-        ("mlm", '"gamma": 0.0, "lambda1": 3.0, "lambda2": 7.0'),  # by --set, without effect
+        ("mlm", '"gamma": 0.0, "lambda1": 3.0, "lambda2": 7.0'),  # set by --set, without effect
     ],
 )
-def test_a_run_written_when_every_objective_had_every_switch_is_the_same_run(
+def test_a_run_from_when_every_objective_had_every_switch_is_the_same_run(
     name: str, weights: str, tmp_path: Path, description: RunDescription
 ) -> None:
     now = description.model_copy(update={"run": with_objective(description.run, name)})
@@ -115,7 +113,7 @@ def test_a_run_written_when_every_objective_had_every_switch_is_the_same_run(
     assert read_run(tmp_path / "run") == now
 
 
-def test_a_switch_that_an_old_run_could_not_have_had_is_refused(tmp_path: Path, description: RunDescription) -> None:
+def test_a_switch_that_an_old_run_could_not_have_is_refused(tmp_path: Path, description: RunDescription) -> None:
     write_run(tmp_path / "run", description, {})
     path = tmp_path / "run" / "run.json"
     for objective, problem in (

@@ -1,4 +1,4 @@
-"""Claims about the log of a run, read back with TensorBoard's own reader."""
+"""Claims about a run's log, read by TensorBoard's own reader."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,9 @@ from tests.pretrain.conftest import fill
 VALUES = {"discriminator_loss": 0.41, "discriminator_entropy": 0.43, "tokens_per_second": 12345.0}
 
 
-def test_a_record_reaches_file_terminal_and_tensorboard(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_record_is_written_to_file_terminal_and_tensorboard(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     log = RunLog(tmp_path, step=0, total_steps=100)
     log.write("train", 10, VALUES)
     log.close()
@@ -25,14 +27,14 @@ def test_a_record_reaches_file_terminal_and_tensorboard(tmp_path: Path, capsys: 
     assert board.Scalars("Loss/discriminator_loss/train")[0].value == pytest.approx(0.41)
 
 
-def test_a_resumed_run_forgets_what_was_logged_after_its_checkpoint(tmp_path: Path) -> None:
+def test_a_resumed_run_discards_records_after_its_checkpoint(tmp_path: Path) -> None:
     log = RunLog(tmp_path, step=0, total_steps=100)
     for step in (10, 20, 30):
         log.write("train", step, VALUES)
     log.close()
     with (tmp_path / "metrics.jsonl").open("a") as file:
-        file.write('{"kind": "train", "st')  # torn by a kill
-    assert [record["step"] for record in read_records(tmp_path, "train")] == [10, 20, 30]  # before any resume too
+        file.write('{"kind": "train", "st')  # truncated by a kill
+    assert [record["step"] for record in read_records(tmp_path, "train")] == [10, 20, 30]  # even before any resume
     RunLog(tmp_path, step=20, total_steps=100).close()
     assert [record["step"] for record in read_records(tmp_path, "train")] == [10, 20]
     assert all(json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines())
@@ -46,7 +48,7 @@ def test_nested_values_are_nested_in_the_file(tmp_path: Path) -> None:
     assert read_records(tmp_path, "held_out") == [{"kind": "held_out", "step": 10, **values}]
 
 
-def test_an_example_is_a_record_and_drawn(tmp_path: Path) -> None:
+def test_an_example_is_recorded_and_shown_in_tensorboard(tmp_path: Path) -> None:
     log = RunLog(tmp_path, step=0, total_steps=100)
     log.write_example(20, "[CLS] [cat->dog]! [SEP]", {"log_ratio": Histogram([-1.0, 0.0, 1.0], [0.0, 5.0])})
     log.close()
@@ -57,7 +59,7 @@ def test_an_example_is_a_record_and_drawn(tmp_path: Path) -> None:
     assert [event.histogram_value.num for event in board.Histograms("Ratio/log_ratio/train")] == [5]
 
 
-def test_without_a_writer_there_are_records_alone(tmp_path: Path) -> None:
+def test_without_a_writer_there_are_only_records(tmp_path: Path) -> None:
     log = RunLog(tmp_path, step=0, total_steps=100, log_to=())
     log.write("train", 10, VALUES)
     log.write_example(10, "[CLS]", {})
@@ -65,8 +67,8 @@ def test_without_a_writer_there_are_records_alone(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # of TensorBoard's writer
-def test_while_the_disk_is_full_records_wait_and_the_run_is_told(
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # in TensorBoard's writer
+def test_records_wait_while_the_disk_is_full_and_a_warning_is_printed(
     small_disk: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log = RunLog(small_disk, step=0, total_steps=100)

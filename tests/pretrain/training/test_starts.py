@@ -1,4 +1,4 @@
-"""Claims about the record of each start, and where its time goes; of two launched ranks in test_train.py."""
+"""Claims about the record of each start and its phases; test_train.py has two launched ranks."""
 
 import json
 import shutil
@@ -17,7 +17,7 @@ from pretrain.training.starts import Startup, code_version, describe_start, reco
 from tests.pretrain.engine import engine_worker as worker
 
 
-def test_every_start_is_a_record_with_machine_precision_code_and_environment(
+def test_every_start_is_recorded_with_machine_precision_code_and_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NCCL_DEBUG", "WARN")
@@ -36,7 +36,7 @@ def test_every_start_is_a_record_with_machine_precision_code_and_environment(
     assert "hidden" not in json.dumps(records)
 
 
-def test_the_code_is_named_by_its_commit_and_changes_are_said(tmp_path: Path) -> None:
+def test_the_code_is_identified_by_its_commit_and_uncommitted_changes_are_marked(tmp_path: Path) -> None:
     if shutil.which("git") is None:
         pytest.skip("git is not installed")
 
@@ -54,10 +54,10 @@ def test_the_code_is_named_by_its_commit_and_changes_are_said(tmp_path: Path) ->
     (tmp_path / "file").write_text("two")
     assert code_version(tmp_path) == git("rev-parse", "HEAD") + " + changes"
     (tmp_path / "site-packages").mkdir()
-    assert code_version(tmp_path / "site-packages") is None, "of an environment in a repository of something else"
+    assert code_version(tmp_path / "site-packages") is None, "an environment inside another repository"
 
 
-def test_the_phases_follow_each_other_from_the_beginning_of_the_process() -> None:
+def test_the_phases_cover_the_time_since_the_process_began() -> None:
     startup = Startup()
     time.sleep(0.1)
     startup.done("nap")
@@ -67,5 +67,5 @@ def test_the_phases_follow_each_other_from_the_beginning_of_the_process() -> Non
     assert sum(startup.seconds.values()) == pytest.approx(since, abs=0.05)
 
 
-def test_the_line_tells_of_the_slowest_rank() -> None:
+def test_the_line_shows_the_slowest_rank() -> None:
     assert describe_start({"plan": [1.0, 3.0], "engine": [4.0, 0.5]}) == "started in 5.0 s: plan 1.0, engine 4.0"

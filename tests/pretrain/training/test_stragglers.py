@@ -1,4 +1,4 @@
-"""Claims about each rank's own time; two real ranks are in test_train.py."""
+"""Claims about each rank's own time; test_train.py has two real ranks."""
 
 import time
 
@@ -20,7 +20,7 @@ def own_time() -> OwnTime:
     return OwnTime(Engine(model, parameter_groups(model, 0.01), config, start_processes()))
 
 
-def test_waiting_for_data_and_computing_count_and_waiting_for_others_does_not(own_time: OwnTime) -> None:
+def test_waiting_for_data_and_computing_count_but_waiting_for_other_ranks_does_not(own_time: OwnTime) -> None:
     def slow_data(steps: int) -> object:
         for step in range(steps):
             time.sleep(0.1)
@@ -37,7 +37,7 @@ def test_waiting_for_data_and_computing_count_and_waiting_for_others_does_not(ow
     assert 0.3 <= values["slowest_rank_seconds"] <= (time.monotonic() - started) / 2 - 0.4
 
 
-def test_each_look_starts_anew(own_time: OwnTime) -> None:
+def test_each_reading_starts_a_new_measurement(own_time: OwnTime) -> None:
     for _ in own_time.reading(range(1)):
         with own_time.computing():
             time.sleep(0.3)

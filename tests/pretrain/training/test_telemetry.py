@@ -1,4 +1,4 @@
-"""Claims about what a run reports, from whole runs in this process, read back with TensorBoard's own reader."""
+"""Claims about a run's reports, from whole runs in this process, read by TensorBoard's own reader."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -27,7 +27,7 @@ Run = Callable[..., Path]
 
 @pytest.fixture(scope="module")
 def run(shards_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Trains six steps of two micro-batches, with dropout."""
+    """Trains six steps of two micro-batches each, with dropout."""
 
     def start(objective: str, *overrides: str) -> Path:
         folder = tmp_path_factory.mktemp("reports")
@@ -56,8 +56,8 @@ def watched(run: Run) -> Path:
     return run("hp_loss", "histogram_every=2")
 
 
-def test_distributions_and_histograms_are_of_their_step_alone_whatever_fell_due_before(run: Run, watched: Path) -> None:
-    """With `histogram_every` no divisor of `log_every`, as with it equal: the same values, bit by bit."""
+def test_distributions_and_histograms_cover_only_their_own_step(run: Run, watched: Path) -> None:
+    """The values are bitwise equal whether or not `histogram_every` is a divisor of `log_every`."""
     crossed = run("hp_loss", "log_every=3", "histogram_every=2")
     expected = {record["step"]: record for record in read_records(watched, "train")}
     records = read_records(crossed, "train")
@@ -78,7 +78,7 @@ def board_of(folder: Path) -> Any:
     return board
 
 
-def test_watching_changes_no_bit_of_what_is_trained(run: Run, watched: Path) -> None:
+def test_watching_does_not_change_training_by_a_bit(run: Run, watched: Path) -> None:
     alone = run("hp_loss", "log_every=100", "histogram_every=100")
     assert [record["step"] for record in read_records(alone, "train")] == [STEPS]
     for step in (3, STEPS):
@@ -95,7 +95,7 @@ def test_watching_changes_no_bit_of_what_is_trained(run: Run, watched: Path) -> 
     assert silent["discriminator_loss"] == pytest.approx(mean, rel=1e-12)
 
 
-def test_every_number_of_the_file_is_on_the_board_under_its_name(watched: Path) -> None:
+def test_every_number_in_the_file_is_in_tensorboard_under_its_name(watched: Path) -> None:
     board, seen = board_of(watched), set()
     for kind in ("train", "held_out"):
         for record in read_records(watched, kind):
@@ -111,22 +111,22 @@ def test_every_number_of_the_file_is_on_the_board_under_its_name(watched: Path) 
     assert set(board.Tags()["scalars"]) == seen
 
 
-def test_every_number_of_the_file_is_explained_in_formats(watched: Path) -> None:
+def test_every_number_in_the_file_is_explained_in_the_formats_page(watched: Path) -> None:
     table = (REPOSITORY / "docs" / "formats.md").read_text()
     names = {name for kind in ("train", "held_out") for record in read_records(watched, kind) for name in record}
     assert {"gradient_norm", "epoch"} <= names
     assert not {name for name in names - {"kind", "step", "tokens"} if f"`{name}" not in table}
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="speaks of a GPU's memory")
-def test_memory_is_the_most_that_was_taken_at_once(watched: Path) -> None:
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_memory_is_the_peak(watched: Path) -> None:
     records = read_records(watched, "train")
     peaks = [record["gpu_memory_gb"] for record in records]
     assert 0 < peaks[0] <= peaks[-1] == torch.cuda.max_memory_allocated() / 1e9
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="speaks of a machine without a GPU")
-def test_without_a_gpu_nothing_is_said_of_its_memory(watched: Path) -> None:
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_without_a_gpu_its_memory_is_not_reported(watched: Path) -> None:
     assert not [record for record in read_records(watched, "train") if "gpu_memory_gb" in record]
 
 
@@ -140,11 +140,11 @@ NAMES = {
     "estimate": [f"estimate_correlation/{name}" for name in ("original", "replaced", "all")],
 }
 NEEDS_AN_ORIGINAL = {"auc_masked", "estimate_correlation/original"}
-"""Left out where none was drawn, as may happen so early."""
+"""Metrics left out if no original token was drawn, which may happen this early."""
 
 
 @pytest.mark.parametrize("objective", ["hp_loss", "hp_dist", "electra", "mlm"])
-def test_every_objective_reports_what_it_has(objective: str, run: Run, watched: Path) -> None:
+def test_every_objective_reports_the_quantities_it_has(objective: str, run: Run, watched: Path) -> None:
     folder = watched if objective == "hp_loss" else run(objective, "histogram_every=2")
     groups = {"hp_loss": list(NAMES), "mlm": ["generator"]}.get(objective, ["generator", "discriminator"])
     for kind in ("train", "held_out"):
@@ -171,7 +171,7 @@ def test_an_example_is_decoded_with_the_runs_tokenizer(watched: Path) -> None:
 
 
 def test_the_histogram_is_of_the_step_that_the_line_reports(watched: Path) -> None:
-    """Of its two micro-batches."""
+    """It covers both micro-batches of that step."""
     events = [board_of(watched).Histograms(f"Detection/logit/{name}/train")[0] for name in ("original", "replaced")]
     tokens = {record["step"]: record["tokens"] for record in read_records(watched, "train")}
     assert sum(event.histogram_value.num for event in events) == tokens[2]

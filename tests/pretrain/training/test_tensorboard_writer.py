@@ -1,4 +1,4 @@
-"""Claims about curves in TensorBoard, read back with its own readers."""
+"""Claims about curves in TensorBoard, read by its own readers."""
 
 import re
 from pathlib import Path
@@ -14,7 +14,7 @@ from pretrain.training.tensorboard_writer import Writer
 
 
 def written(folder: Path, *curves: Curves) -> EventAccumulator:
-    """Read back after a step for each."""
+    """Writes one step per argument, and reads the file."""
     writer = Writer(folder, 1)
     for step, of_step in enumerate(curves, 1):
         writer.write(step, of_step)
@@ -31,7 +31,7 @@ def test_a_run_has_the_name_of_its_folder(tmp_path: Path) -> None:
     assert sorted(boards.Runs()) == ["base", "small"]
 
 
-def test_a_resumed_run_draws_over_what_was_lost(tmp_path: Path) -> None:
+def test_a_resumed_run_overwrites_lost_curves(tmp_path: Path) -> None:
     for first in (1, 3):
         writer = Writer(tmp_path, first)
         for step in range(first, 5):
@@ -60,7 +60,7 @@ def test_training_and_held_out_text_are_on_one_chart(tmp_path: Path) -> None:
     assert not re.match(shown, "Loss/generator_loss/train")
 
 
-def test_a_histogram_is_drawn_as_it_was_counted(tmp_path: Path) -> None:
+def test_a_histogram_is_shown_as_it_was_counted(tmp_path: Path) -> None:
     values = np.random.default_rng(0).normal(size=1000).clip(-1.99, 1.99)
     counts, edges = np.histogram(values, bins=40, range=(-2, 2))
     board = written(tmp_path, Curves(histograms={"Detection/logit/train": Histogram(edges.tolist(), counts.tolist())}))
@@ -75,7 +75,7 @@ def test_a_histogram_is_drawn_as_it_was_counted(tmp_path: Path) -> None:
     assert seen.sum_squares == pytest.approx((values**2).sum(), rel=0.01)
 
 
-def test_a_text_stands_as_it_is(tmp_path: Path) -> None:
+def test_a_text_is_shown_literally(tmp_path: Path) -> None:
     text = "[CLS] [cat->dog]! * _ # " + "unable " * 40 + "[SEP]"
     (event,) = written(tmp_path, Curves(texts={"Example": text})).Tensors("Example/text_summary")
     first, *lines, last = event.tensor_proto.string_val[0].decode().split("\n")

@@ -1,4 +1,4 @@
-"""Claims about speed and the work done, against PyTorch's own count of operations."""
+"""Claims about speed and work done, against PyTorch's own count of operations."""
 
 from pathlib import Path
 
@@ -48,17 +48,17 @@ def full_batch(sequences: int) -> Batch:
 
 
 @pytest.mark.parametrize("name", ["electra", "hp_loss", "hp_dist"])
-def test_operations_of_a_step_are_those_that_pytorch_counts_forward_and_backward(name: str) -> None:
-    """To 3%: left out are the discriminator's head and the generator's input projection of few columns."""
+def test_flops_of_a_step_are_those_counted_by_pytorch_forward_and_backward(name: str) -> None:
+    """Within 3%: the discriminator's head and the generator's narrow input projection are not counted."""
     torch.manual_seed(0)
-    model = new_model(name, MODEL, VOCABULARY).double()  # oneDNN's products in fp32 it does not count
+    model = new_model(name, MODEL, VOCABULARY).double()  # PyTorch does not count oneDNN's products in fp32
     with FlopCounterMode(display=False) as counter:
         model(full_batch(3)).loss.backward()
     per_token = counter.get_total_flops() / (3 * LENGTH)
     assert flops_per_token(MODEL, model.objective, VOCABULARY, LENGTH) == pytest.approx(per_token, rel=0.03)
 
 
-def test_rates_and_sums_are_of_what_was_done(shards_folder: Path) -> None:
+def test_rates_and_sums_are_those_of_the_work_done(shards_folder: Path) -> None:
     run, shards = PRESETS["tiny"].run, Shards(shards_folder)
     throughput = Throughput(run, shards, step=100, peak=1e12)
     per_token = throughput.flops_per_token
@@ -77,7 +77,7 @@ def test_position_in_the_data_is_counted_in_epochs_of_each_folder(shards_folder:
     assert values["epoch"] == pytest.approx(100 * run.batch_size / size)
     assert "epoch_of_folder" not in values
 
-    held_out = shards_folder / "held_out"  # another folder of the same make
+    held_out = shards_folder / "held_out"  # another folder built in the same way
     mixed = Shards(shards_folder, held_out, weights=(1, 3))
     values = Throughput(run, mixed, step=0, peak=1e12).end(100, 1, 1)
     index, _ = mixed.shuffled(np.arange(100 * run.batch_size), seed=0)
@@ -86,7 +86,7 @@ def test_position_in_the_data_is_counted_in_epochs_of_each_folder(shards_folder:
     assert values["epoch"] == max(values["epoch_of_folder"])
 
 
-def test_the_fewest_days_are_those_of_the_steps_left_at_the_peak(shards_folder: Path) -> None:
+def test_the_minimum_days_left_are_those_of_the_remaining_steps_at_the_peak(shards_folder: Path) -> None:
     run, shards = PRESETS["tiny"].run, Shards(shards_folder)
     half = Throughput(run, shards, step=run.optim.steps // 2, peak=1e6)
     operations = half.end(run.optim.steps, 1, 1)["flops_so_far"]
@@ -95,7 +95,7 @@ def test_the_fewest_days_are_those_of_the_steps_left_at_the_peak(shards_folder: 
     )
 
 
-def test_the_peak_is_what_a_product_here_reaches_and_draws_nothing_from_the_run() -> None:
+def test_the_measured_peak_is_plausible_and_leaves_the_random_state_unchanged() -> None:
     model = nn.Linear(2, 2)
     config = worker.resolved_config("zero1_fp32", world_size=1)
     engine = Engine(model, parameter_groups(model, 0.01), config, start_processes())
@@ -103,4 +103,4 @@ def test_the_peak_is_what_a_product_here_reaches_and_draws_nothing_from_the_run(
     state = torch.get_rng_state()
     peak = matrix_peak(engine)
     assert torch.equal(torch.get_rng_state(), state)
-    assert 1e9 < peak < 1e14  # of a CPU
+    assert 1e9 < peak < 1e14  # plausible for a CPU

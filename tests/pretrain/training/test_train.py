@@ -1,4 +1,4 @@
-"""Claims about the training run as a whole, through the real launcher on two processes."""
+"""Claims about whole training runs, under the real launcher on two processes."""
 
 import json
 import os
@@ -32,7 +32,7 @@ from tests.pretrain.training.zero_worker import OBJECTIVES, ONE_RANK, STEPS, TWO
 
 Launch = Callable[..., subprocess.Popen[str]]
 OTHERS = [*[*TWO_RANKS][1:], *ONE_RANK]
-"""Settings of zero_worker.py beside stage 0 on two ranks."""
+"""Settings of zero_worker.py other than stage 0 on two ranks."""
 CLOCK = {
     "tokens_per_second",
     "samples_per_second",
@@ -43,7 +43,7 @@ CLOCK = {
     "slowest_rank_seconds",
     "median_rank_seconds",
 }
-"""What differs between two runs that are the same."""
+"""Keys that differ between two equal runs."""
 SHORT_RUN = (
     "optim.steps=24",
     "optim.warmup_steps=4",
@@ -92,13 +92,13 @@ def read_complete(folder: Path) -> list[dict[str, Any]]:
 
 
 def losses(folder: Path) -> list[dict[str, Any]]:
-    """Every record, without what the clock says."""
+    """Every record without its times."""
     records = [record for kind in ("train", "held_out") for record in read_records(folder, kind)]
     return [{key: value for key, value in record.items() if key not in CLOCK} for record in records]
 
 
 @pytest.mark.long
-def test_a_run_killed_in_the_middle_and_started_again_gives_bitwise_the_same_losses(
+def test_a_run_killed_halfway_and_rerun_gives_bitwise_the_same_losses(
     shards_folder: Path, tmp_path: Path, launch: Launch
 ) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "killed"
@@ -120,7 +120,7 @@ def test_a_run_killed_in_the_middle_and_started_again_gives_bitwise_the_same_los
 
 
 @pytest.mark.parametrize("how", [pytest.param("stop file", marks=pytest.mark.long), "SIGTERM"])
-def test_a_requested_stop_saves_exits_75_and_resumes_as_if_nothing_had_been(
+def test_a_requested_stop_saves_exits_with_75_and_resumes_without_a_trace(
     how: str, shards_folder: Path, tmp_path: Path, launch: Launch
 ) -> None:
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
@@ -139,9 +139,7 @@ def test_a_requested_stop_saves_exits_75_and_resumes_as_if_nothing_had_been(
     assert losses(stopped) == losses(whole)
 
 
-def test_a_stop_asked_for_during_the_start_is_honoured_once(
-    shards_folder: Path, tmp_path: Path, launch: Launch
-) -> None:
+def test_a_stop_requested_during_the_start_is_honored_once(shards_folder: Path, tmp_path: Path, launch: Launch) -> None:
     folder = tmp_path / "run"
     process = launch(0, *run_arguments(shards_folder, folder))
     while not (folder / "logs" / "rank-0000.log").exists():  # long before the first step
@@ -156,14 +154,14 @@ def test_a_stop_asked_for_during_the_start_is_honoured_once(
     assert [record["step"] for record in read_records(folder, "train")] == list(range(1, 25))
 
 
-def test_a_run_whose_folder_is_removed_under_it_makes_it_again_for_its_last_checkpoint(
+def test_a_run_folder_deleted_during_the_run_is_created_again_for_the_last_checkpoint(
     shards_folder: Path, tmp_path: Path, launch: Launch
 ) -> None:
     folder = tmp_path / "run"
     process = launch(0, *run_arguments(shards_folder, folder, "optim.steps=60", "checkpoint_every=60"))
     wait_for_step(folder, 3)
     while folder.exists():
-        shutil.rmtree(folder, ignore_errors=True)  # fails where the run writes a file meanwhile
+        shutil.rmtree(folder, ignore_errors=True)  # fails while the run writes a file
     output = finished(process)
     assert f"WARNING: {folder} was removed while the run went on; it is made again" in output
     found = newest_valid(folder / "checkpoints", say=pytest.fail)
@@ -172,7 +170,7 @@ def test_a_run_whose_folder_is_removed_under_it_makes_it_again_for_its_last_chec
 
 
 @pytest.mark.long
-def test_where_every_checkpoint_is_damaged_all_ranks_end_with_2_and_nothing_is_overwritten(
+def test_if_every_checkpoint_is_damaged_all_ranks_exit_with_2_and_nothing_is_overwritten(
     shards_folder: Path, tmp_path: Path, launch: Launch
 ) -> None:
     folder = tmp_path / "run"
@@ -189,7 +187,7 @@ def test_where_every_checkpoint_is_damaged_all_ranks_end_with_2_and_nothing_is_o
     assert (folder / "metrics.jsonl").read_bytes() == records
 
 
-def test_a_start_says_what_it_does_and_from_which_checkpoint_where_the_newest_is_damaged_too(
+def test_a_start_prints_what_it_does_and_its_checkpoint_even_if_the_newest_is_damaged(
     shards_folder: Path, tmp_path: Path, launch: Launch
 ) -> None:
     command = run_arguments(shards_folder, tmp_path / "run", "optim.warmup_steps=20")
@@ -216,10 +214,10 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_names_step_and_samples(
     assert not (folder / "checkpoints").exists()
 
 
-def test_alone_a_rank_is_compared_with_no_other_and_its_own_time_starts_anew_at_each_line(
+def test_a_single_rank_is_not_compared_and_its_own_time_restarts_at_each_line(
     shards_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else the events that time its forwards on a GPU would pile up to the end of the run."""
+    """Otherwise the events that time its forwards on a GPU would accumulate until the end of the run."""
     steps = []
 
     class Told(OwnTime):
@@ -238,7 +236,7 @@ def test_alone_a_rank_is_compared_with_no_other_and_its_own_time_starts_anew_at_
 
 @pytest.fixture(scope="module")
 def zero_results(shards_folder: Path, tmp_path_factory: pytest.TempPathFactory, launch: Launch) -> Any:
-    """Of two ranks and of one process, by kind of sampling, objective and setting."""
+    """Results of two ranks and of one process, by kind of sampling, objective and setting."""
     folder = tmp_path_factory.mktemp("zero")
     results = []
     for ranks in (2, 0):
@@ -250,20 +248,20 @@ def zero_results(shards_folder: Path, tmp_path_factory: pytest.TempPathFactory, 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
 @pytest.mark.parametrize("setting", OTHERS)
-def test_stage_world_size_split_and_padding_change_neither_loss_nor_gradient_with_replacements_forced(
+def test_with_forced_replacements_stage_world_size_split_and_padding_change_neither_loss_nor_gradient(
     objective: str, setting: str, zero_results: Any
 ) -> None:
     ours, plain = (zero_results["forced"][objective][name] for name in (setting, "zero0_fp32"))
     assert ours["drawn"] == plain["drawn"]
     assert ours["losses"] == pytest.approx(plain["losses"], rel=1e-5)
     assert ours["norms"] == pytest.approx(plain["norms"], rel=1e-4)
-    assert len(set(ours["losses"])) == STEPS  # the weights did move
+    assert len(set(ours["losses"])) == STEPS  # the weights did change
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
 @pytest.mark.parametrize("setting", OTHERS)
-def test_with_free_sampling_they_differ_by_counted_flips_alone(objective: str, setting: str, zero_results: Any) -> None:
-    """Losses agree up to the first step with a flipped draw, and few draws flip (measured: 0.25% at 1e-7 noise)."""
+def test_with_free_sampling_they_differ_only_by_counted_flips(objective: str, setting: str, zero_results: Any) -> None:
+    """Losses agree up to the first step with a flipped draw, and few draws flip (measured: 0.25% with 1e-7 noise)."""
     ours, plain = (zero_results["free"][objective][name] for name in (setting, "zero0_fp32"))
     flips = (np.array(ours["drawn"]) != np.array(plain["drawn"])).sum((1, 2))
     assert flips.sum() < 0.02 * np.array(plain["drawn"]).size
@@ -274,10 +272,10 @@ def test_with_free_sampling_they_differ_by_counted_flips_alone(objective: str, s
 
 
 @pytest.mark.long
-def test_on_two_ranks_then_one_then_two_a_run_goes_on_at_the_next_sample_but_for_counted_flips(
+def test_a_run_on_two_ranks_then_one_then_two_reads_the_same_samples_up_to_counted_flips(
     shards_folder: Path, tmp_path: Path, launch: Launch, zero_results: Any
 ) -> None:
-    """With another ZeRO stage each time, which changes nothing either."""
+    """Each part uses another ZeRO stage, which changes nothing either."""
     parts = []
     for ranks, setting, first, last in ((2, "zero1_fp32", 0, 4), (0, "split", 4, 8), (2, "zero3_fp32", 8, STEPS)):
         part = (tmp_path / f"{first}.json", setting, str(first), str(last), tmp_path / "checkpoints")
@@ -288,7 +286,7 @@ def test_on_two_ranks_then_one_then_two_a_run_goes_on_at_the_next_sample_but_for
     flips = (np.array(drawn) != np.array(plain["drawn"])).sum((1, 2))
     assert flips.sum() < 0.02 * np.array(plain["drawn"]).size
     first_flip = next(iter(np.flatnonzero(flips)), len(flips))
-    assert first_flip > 8, "it never went on to the third part without a flip, which then says little"
+    assert first_flip > 8, "a flip before the third part, which was therefore not compared"
     seen = [loss for part in parts for loss in part["losses"]]
     assert seen[:first_flip] == pytest.approx(plain["losses"][:first_flip], rel=1e-5)
     assert seen[first_flip:] == pytest.approx(plain["losses"][first_flip:], rel=0.1)
@@ -296,8 +294,10 @@ def test_on_two_ranks_then_one_then_two_a_run_goes_on_at_the_next_sample_but_for
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
 @pytest.mark.parametrize("setting", OTHERS)
-def test_what_a_step_reports_does_not_depend_on_them_either(objective: str, setting: str, zero_results: Any) -> None:
-    """Rounding can move a value over the edge of its bin: one of 40 draws, one of 250 logits."""
+def test_the_reports_of_a_step_do_not_depend_on_the_setting_either(
+    objective: str, setting: str, zero_results: Any
+) -> None:
+    """Rounding can move a value across the edge of a bin: one of 40 draws, one of 250 logits."""
     ours, plain = (dict(flat(zero_results["forced"][objective][name]["reported"])) for name in (setting, "zero0_fp32"))
     assert ours.keys() == plain.keys()
     for name, value in plain.items():
@@ -316,5 +316,5 @@ def test_compiled_layers_give_the_same_losses_within_rounding(
         finished(launch(1, *command, *fp32, *options))
     eager, compiled = losses(tmp_path / "eager"), losses(tmp_path / "compiled")
     assert compiled[0]["generator_loss"] == pytest.approx(eager[0]["generator_loss"], rel=1e-5)
-    for ours, reference in zip(compiled, eager, strict=True):  # a replacement drawn otherwise moves a loss this far
+    for ours, reference in zip(compiled, eager, strict=True):  # a different draw changes a loss this much
         assert ours["discriminator_loss"] == pytest.approx(reference["discriminator_loss"], rel=2e-2)

@@ -1,6 +1,6 @@
-"""Claims about curves in Weights & Biases, offline, read back from the file it leaves.
+"""Claims about curves in Weights & Biases, written offline and read from its file.
 
-Where the package is missing they skip: `pip install -e .[wandb]` runs them.
+Skipped if the package is missing; `pip install -e .[wandb]` installs it.
 """
 
 import json
@@ -23,7 +23,7 @@ from pretrain.training.wandb_writer import Writer  # noqa: E402
 
 @pytest.fixture(autouse=True)
 def _anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Its settings of the environment are read once for a process."""
+    """Resets W&B's settings, which it reads from the environment once per process."""
     monkeypatch.setenv("WANDB_MODE", "offline")
     yield
     wandb.teardown()
@@ -34,11 +34,11 @@ FULL, LAST = 1, 4
 
 
 def records(folder: Path) -> list[Record]:
-    """What would be sent: the file is a LevelDB log, whose records may be in fragments, each within a block."""
+    """Records that would be sent, from a LevelDB log: records may be split into fragments, each within a block."""
     (path,) = folder.glob("wandb/offline-run-*/run-*.wandb")
     content, place, found, begun = path.read_bytes(), HEADER, [], b""
     while place < len(content):
-        if BLOCK - place % BLOCK < HEADER:  # no room for a header: padding
+        if BLOCK - place % BLOCK < HEADER:  # no room for a header, so the rest is padding
             place += BLOCK - place % BLOCK
         length, kind = struct.unpack_from("<HB", content, place + 4)  # after a checksum
         begun += content[place + HEADER : place + HEADER + length]
@@ -74,7 +74,7 @@ def test_numbers_histograms_and_examples_arrive_at_their_steps(tmp_path: Path) -
     assert settings["run"]["objective"]["name"] == "hp_loss"
 
 
-def test_without_a_key_it_is_said_how_to_give_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_key_is_reported_with_how_to_give_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "online")
     monkeypatch.setenv("NETRC", str(tmp_path / "none"))
     monkeypatch.delenv("WANDB_API_KEY", raising=False)

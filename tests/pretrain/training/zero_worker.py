@@ -1,12 +1,11 @@
-"""What the ranks of test_train.py do: the same 12 steps of the real model in every setting, in one launch.
+"""Worker of test_train.py: trains the same 12 steps of the real model in every setting, in one launch.
 
-    deepspeed --num_gpus 2 tests/pretrain/training/zero_worker.py SHARDS RESULT.json     or plain python, alone
+    deepspeed --num_gpus 2 tests/pretrain/training/zero_worker.py SHARDS RESULT.json     or by plain python
     ...                    tests/pretrain/training/zero_worker.py SHARDS RESULT.json SETTING FIRST LAST CHECKPOINTS
 
-Two ranks go through the ZeRO stages; one process through the ways to split and to pad the same steps. Dropout is 0.
-The second form does a part of the steps in one setting, from the newest checkpoint to a checkpoint of its own.
-With replacements forced (a function of the uniforms alone) losses must agree; with free sampling the draws that
-flipped are counted.
+Two ranks go through the ZeRO stages; one process goes through the ways to split and pad the steps. Dropout is 0. The
+second form trains part of the steps in one setting, from the newest checkpoint to a new one. With forced replacements
+(which depend only on the uniforms) losses must agree; with free sampling flipped draws are counted.
 """
 
 import json
@@ -36,17 +35,17 @@ from pretrain.training.telemetry import Reported
 from tests.deepspeed_values import values_of
 
 REPOSITORY = Path(__file__).resolve().parents[3]
-STEPS, BATCH_SIZE, DRAWS = 12, 8, 5  # 5 masked at most of 32
+STEPS, BATCH_SIZE, DRAWS = 12, 8, 5  # at most 5 of 32 positions are masked
 OBJECTIVES = ("hp_loss", "hp_dist")
 
 
 class Setting(NamedTuple):
-    """One way to do the same steps."""
+    """A configuration under which the same steps are trained."""
 
     deepspeed_config: str = "zero0_fp32"
     micro_batch_size: int = 2
     padding: int = 0
-    """Columns of padding behind every sequence."""
+    """Columns of padding added to every sequence."""
 
 
 TWO_RANKS = {stage: Setting(stage) for stage in ("zero0_fp32", "zero1_fp32", "zero2_fp32", "zero3_fp32")}
@@ -61,8 +60,8 @@ def train(
     steps: range = range(STEPS),
     checkpoints: Path | None = None,
 ) -> dict[str, Any]:
-    """The global loss and gradient norm of every step, every token drawn [steps, batch, draws], and what the last
-    step reports. With `checkpoints` it goes on from the newest there and leaves one.
+    """The global loss and gradient norm of every step, every drawn token [steps, batch, draws], and the last step's
+    report. With `checkpoints`, resumes from the newest one there and saves a new one.
     """
     tiny = PRESETS["tiny"].run
     run = tiny.model_copy(
@@ -113,7 +112,7 @@ def train(
 
 
 def padded(batch: Batch, columns: int) -> Batch:
-    """The batch with as many columns more that no one sees."""
+    """The batch with this many more columns of invisible padding."""
     wider = (
         torch.nn.functional.pad(part, (0, columns)) if name.endswith("BL") else part
         for name, part in zip(Batch._fields, batch, strict=True)

@@ -1,4 +1,4 @@
-"""Claims about ELECTRA as an objective; what it draws is claimed beside the others, in test_hardness.py."""
+"""Claims about ELECTRA as an objective; test_hardness.py covers what it draws."""
 
 from collections.abc import Callable
 
@@ -10,7 +10,7 @@ from pretrain.method.electra import Electra
 from pretrain.method.objectives.electra import PlainElectra
 
 
-def test_it_has_no_sampling_head_to_learn_and_one_distribution_to_draw_from(
+def test_it_has_no_sampling_head_and_one_distribution_to_draw_from(
     batch: Batch, make_electra: Callable[..., Electra]
 ) -> None:
     model = make_electra(name="electra")
@@ -19,6 +19,6 @@ def test_it_has_no_sampling_head_to_learn_and_one_distribution_to_draw_from(
     assert list(model.draws(*model.generate(batch), batch.uniforms_BK)) == ["p_G"]
 
 
-def test_a_weight_of_the_loss_it_does_not_have_is_refused() -> None:
+def test_the_weight_of_a_loss_it_lacks_is_refused() -> None:
     with pytest.raises(ConfigError, match="lambda1: unknown key; expected one of name, gamma"):
         PlainElectra.Config.from_values({"lambda1": 1.0})

@@ -1,5 +1,5 @@
-"""Claims about the paper's objectives, with each switch: x' follows the distributions written out, and what the head
-says of it comes along.
+"""Claims about the paper's objectives with each switch: x' is drawn from the written-out distributions, and the draw
+contains the head's values for it.
 """
 
 import math
@@ -20,7 +20,7 @@ from tests.pretrain.conftest import SMALL_MODEL, new_model
 SEEDS = (0, 1, 2)
 DRAWS, VOCABULARY, ORIGINAL = 60_000, 9, 4
 RARE = 5e-4
-"""Cells of a lower expected share are merged before the chi-square test."""
+"""Cells with a smaller expected share are merged before the chi-square test."""
 
 
 def prediction(seed: int) -> Prediction:
@@ -30,7 +30,7 @@ def prediction(seed: int) -> Prediction:
 
 
 def model_of(seed: int, setting: dict[str, Any]) -> Any:
-    """Its sampling head away from the start, where p_S = p_G would hide mistakes."""
+    """A model whose sampling head is away from its initial weights, where p_S = p_G would hide mistakes."""
     torch.manual_seed(100 + seed)
     model = new_model(vocabulary=VOCABULARY, **setting).double()
     for name, parameter in model.named_parameters():
@@ -42,11 +42,11 @@ def model_of(seed: int, setting: dict[str, Any]) -> Any:
 HIDDEN = torch.randn(
     SMALL_MODEL.generator_hidden_size, generator=torch.Generator().manual_seed(0), dtype=torch.float64
 ).expand(1, DRAWS, -1)
-"""The same at every position."""
+"""The same scores at every position."""
 
 
 def scores_of(model: Any) -> Tensor:
-    """The sampling head's, of every token."""
+    """The sampling head's scores of every token."""
     return model.score(model.project(HIDDEN[:, :1]))[0, 0].detach()
 
 
@@ -85,7 +85,7 @@ SETTINGS: list[dict[str, object]] = [
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: " ".join(map(str, setting.values())))
 @pytest.mark.parametrize("seed", SEEDS)
-def test_sampled_frequencies_and_reported_probabilities_are_those_of_the_distribution(
+def test_sampled_frequencies_and_reported_probabilities_follow_the_distribution(
     seed: int, setting: dict[str, object]
 ) -> None:
     model = model_of(seed, setting)
@@ -105,7 +105,7 @@ def test_sampled_frequencies_and_reported_probabilities_are_those_of_the_distrib
 
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: " ".join(map(str, setting.values())))
-def test_entropies_come_along_where_they_are_asked_for_and_change_nothing(setting: dict[str, object]) -> None:
+def test_entropies_are_returned_on_request_and_change_nothing_else(setting: dict[str, object]) -> None:
     model = model_of(0, setting)
     silent = draws(0, model)
     assert silent.entropy_p_G_BK is silent.entropy_q_BK is None
@@ -157,7 +157,7 @@ def test_a_mixture_bounds_the_ratio_by_its_inverse() -> None:
 
 
 @pytest.mark.parametrize("name", ["hp_loss", "hp_dist"])
-def test_either_draws_from_the_generator_too_with_what_the_head_says_of_these_tokens(name: str) -> None:
+def test_both_can_draw_from_the_generator_with_the_heads_values_for_these_tokens(name: str) -> None:
     model = model_of(0, {"name": name})
     uniforms = torch.rand(1, DRAWS, generator=torch.Generator().manual_seed(0))
     both = model.draws(HIDDEN, prediction(0), uniforms)
@@ -170,7 +170,7 @@ def test_either_draws_from_the_generator_too_with_what_the_head_says_of_these_to
     assert drawn.head_BK is not None and torch.allclose(drawn.head_BK, said)
 
 
-def test_hp_loss_alone_estimates_the_discriminators_loss_of_what_it_drew() -> None:
+def test_only_hp_loss_estimates_the_discriminators_loss_on_its_draws() -> None:
     assert draws(0, model_of(0, {"name": "hp_dist"})).estimated_loss_BK is None
     model = model_of(0, {"name": "hp_loss"})
     drawn, D_hat = draws(0, model), torch.sigmoid(scores_of(model))
@@ -180,7 +180,7 @@ def test_hp_loss_alone_estimates_the_discriminators_loss_of_what_it_drew() -> No
     assert torch.allclose(drawn.estimated_loss_BK, loss[drawn.tokens_BK])
 
 
-def test_hp_loss_compares_estimate_and_discriminator_and_spares_the_discriminator() -> None:
+def test_hp_loss_compares_estimate_and_discriminator_without_gradient_to_the_discriminator() -> None:
     z = torch.tensor([0.4], dtype=torch.float64, requires_grad=True)
     d = torch.tensor([1.5], dtype=torch.float64, requires_grad=True)
     loss = hp_loss_sampler_loss(z, d)
@@ -192,7 +192,7 @@ def test_hp_loss_compares_estimate_and_discriminator_and_spares_the_discriminato
     assert d.grad is None
 
 
-def test_hp_dist_weighs_log_p_s_by_a_detached_ratio_and_loss() -> None:
+def test_hp_dist_weights_log_p_s_by_a_detached_ratio_and_loss() -> None:
     log_p_S = torch.tensor([-1.0], dtype=torch.float64, requires_grad=True)
     log_p_G = torch.tensor([-2.0], dtype=torch.float64, requires_grad=True)
     loss_D = torch.tensor([0.7], dtype=torch.float64, requires_grad=True)
@@ -205,7 +205,7 @@ def test_hp_dist_weighs_log_p_s_by_a_detached_ratio_and_loss() -> None:
     assert loss_D.grad is None
 
 
-def test_a_ratio_above_the_clip_weighs_as_the_clip() -> None:
+def test_a_ratio_above_the_clip_counts_as_the_clip() -> None:
     log_p_S, loss_D = torch.tensor([-3.0, -1.0]), torch.tensor([0.5, 0.5])
     loss = hp_dist_sampler_loss(log_p_S, torch.tensor([5.0, 0.1]), loss_D, ratio_clip=4.0)
     assert loss.tolist() == pytest.approx([4.0 * 0.5 * 3.0, math.exp(0.1) * 0.5 * 1.0])

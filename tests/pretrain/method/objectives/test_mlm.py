@@ -1,4 +1,4 @@
-"""Claims about the masked language model, the baseline of objective `mlm`."""
+"""Claims about the masked language model, the baseline objective `mlm`."""
 
 from collections.abc import Callable
 

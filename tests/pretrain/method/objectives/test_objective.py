@@ -1,4 +1,4 @@
-"""Claims about what every objective is, and about the registry."""
+"""Claims about the interface of objectives and about their registry."""
 
 from typing import get_args
 
@@ -11,7 +11,7 @@ from tests.pretrain.conftest import SMALL_MODEL, VOCABULARY
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
-def test_every_objective_of_the_registry_says_all_that_is_asked_of_one(name: str) -> None:
+def test_every_objective_in_the_registry_implements_the_interface(name: str) -> None:
     trained = objective_class(name)
     assert issubclass(trained, Objective)
     assert get_args(trained.Config.model_fields["name"].annotation) == (name,)
@@ -42,7 +42,7 @@ def test_switches_that_do_not_fit_the_objective_are_refused(name: str, values: d
         objective_class(name).Config.from_values(values)
 
 
-def test_all_that_is_wrong_with_the_switches_is_said_at_once() -> None:
+def test_all_wrong_switches_are_reported_at_once() -> None:
     wrong = {"gamma": -1.0, "importance_weighting": True, "forbid_original": True, "mixture": 0.1}
     with pytest.raises(ConfigError) as error:
         objective_class("electra").Config.from_values(wrong)
