@@ -35,14 +35,14 @@ STAGES = {
 }
 
 CLUSTER = """\
-Two hosts with eight V100 each run the same command with nothing added. What this machine could not show:
+Two hosts with eight V100 each run the same command, with nothing added. This machine could not show:
 
 - **Precision.** fp16 with a dynamic loss scale, which DeepSpeed refuses on a CPU; here bf16.
 - **Communication.** NCCL, over NVLink within a host and the network between them, beside the backward pass; here gloo
   over loopback, one rank after another. The bytes are the same.
 - **Compute.** Fused Adam and attention kernels, a micro-batch of many sequences, activations kept; here one sequence a
   rank, and activations computed again.
-- **Memory.** Weights, moments and activations lie on the GPU. The host holds what a process and its libraries need,
+- **Memory.** Weights, moments and activations are on the GPU. The host holds what a process and its libraries need,
   and on the first rank what a checkpoint gathers.
 - **Files.** Each host reads the shards through a shared file system and caches them itself; here both share one disk
   and one cache.
@@ -126,7 +126,7 @@ def _usage(stages: Mapping[str, Stage]) -> list[str]:
     return [
         *markdown_table(head, rows),
         "",
-        "Memory is the peak PSS: of the largest process, of all processes together, and what the machine had in use",
+        "Memory is the peak PSS of the largest process, of all processes together, and what the machine had in use",
         "beyond what it had before. Descriptors and maps are those of the process with the most. Disk is what a stage",
         "added at its peak, sent is what the two hosts sent to each other and within themselves.",
     ]
@@ -152,7 +152,7 @@ def _predictions(stages: Mapping[str, Stage]) -> list[str]:
             both,
             60,
             "min",
-            f"the dry run takes every core for busy; the build had {cpu / both:.2f} of {workers:g}, and two starts",
+            f"the dry run counts every core as busy; the build had {cpu / both:.2f} of {workers:g}, and two starts",
         ),
         (
             "memory of a rank",
@@ -160,7 +160,7 @@ def _predictions(stages: Mapping[str, Stage]) -> list[str]:
             whole["largest"]["value"],
             GB,
             "GB",
-            f"predicted for a GPU; the first rank has its libraries and {checkpoint / GB:.2f} GB of checkpoint too",
+            f"predicted for a GPU; the first rank also holds its libraries and {checkpoint / GB:.2f} GB of checkpoint",
         ),
         (
             "all checkpoints there at once",

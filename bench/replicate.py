@@ -28,12 +28,12 @@ from pretrain.presets import PRESETS
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
-# Ours: with the tiny preset, the sizes at which both gates are passed within minutes (docs/replication.md).
+# Ours: with the tiny preset, the sizes at which both gates are passed within minutes (docs/evidence/replication.md).
 VOCAB_SIZE, SEQ_LENGTH = 4096, 64
 CHECKPOINTS = 6  # kept of each run, evenly spaced, for the figures against steps
 PROBE_SEEDS = "1 2 3 4 5"  # the paper's protocol: medians of five
 PROBES = {
-    # for a model of tiny's width, which learns nothing at the paper's 3e-4 (docs/reproduction.md)
+    # for a model of tiny's width, which learns nothing at the paper's 3e-4 (docs/evidence/results.md)
     "CoLA": "--epochs 5 --learning_rate 1e-3",
     "SST-2": "--epochs 1 --learning_rate 1e-3 --batch_size 128",
 }

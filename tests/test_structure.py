@@ -37,11 +37,6 @@ MOST_IMPORTS_INSIDE = 25
 MOST_SHORT_ONCE = 20
 
 
-NAMED_FILE = re.compile(
-    r"\b(?:(?:foundation|electra_sampler|data_prep|pretrain|finetune|quickstart|ds_configs|hostfiles|cluster|docs|tests)/[\w./]*\w)"
-)
-
-
 def modules(*packages):
     paths = (path for package in packages for path in (REPOSITORY / package).rglob("*.py"))
     return sorted(path.relative_to(REPOSITORY) for path in paths)
@@ -161,13 +156,6 @@ def test_every_script_imports_from_the_repository_and_not_from_its_own_folder():
     scripts = [module for module in modules(*PACKAGES) if '__name__ == "__main__"' in (REPOSITORY / module).read_text()]
     assert scripts
     assert not [str(module) for module in scripts if PROLOGUE not in (REPOSITORY / module).read_text()]
-
-
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md"])
-def test_every_file_that_a_page_names_exists(page):
-    named = set(NAMED_FILE.findall((REPOSITORY / page).read_text())) - {"ds_configs/NAME.json", "hostfiles/NAME"}
-    assert named
-    assert not [name for name in sorted(named) if not (REPOSITORY / name).exists()]
 
 
 def test_few_imports_of_the_project_stand_inside_functions():

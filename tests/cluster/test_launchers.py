@@ -1,4 +1,4 @@
-"""What launchers do with signals and bad hostfiles, row by row as docs/operations.md has it; with ranks that only wait.
+"""Launchers do with signals and bad hostfiles what docs/evidence/launchers.md says, row by row; the ranks only wait.
 
 A failure here is news of DeepSpeed, pdsh or Slurm: the page, and what relies on the row, must follow.
 """
@@ -19,7 +19,7 @@ from bench.two_hosts import ADDRESSES, Slurm, TwoHosts
 from tests.cluster.runs import deepspeed, wait_for
 from tests.conftest import REPOSITORY
 
-PAGE = REPOSITORY / "docs/operations.md"
+PAGE = REPOSITORY / "docs/evidence/launchers.md"
 RANK = str(REPOSITORY / "tests/cluster/rank.py")
 SETTLED = 12.0
 """Seconds after which what still runs is taken to run on."""

@@ -94,5 +94,5 @@ def assert_nothing_was_lost(folder: Path, whole: Path) -> None:
 
 
 def tell(**seconds: float) -> None:
-    """For the table of docs/reliability.md: `pytest -rP` shows it."""
+    """For docs/evidence/faults_runs.md: `pytest -rP` shows it."""
     print("seconds:", ", ".join(f"{what} {value:.1f}" for what, value in seconds.items()))

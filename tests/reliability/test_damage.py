@@ -1,4 +1,4 @@
-"""The table of faults of docs/reliability.md, those of files: checkpoints, disk, shards, what a resume is given."""
+"""The faults of docs/evidence/faults_runs.md, those of files: checkpoints, disk, shards, what a resume is given."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""The table of faults of docs/reliability.md, those of ranks and numbers: each is done to a whole run.
+"""The faults of docs/evidence/faults_runs.md, those of ranks and numbers: each is done to a whole run.
 
 `pytest -m long -rP tests/reliability` shows the seconds of the table. Of files: test_damage.py.
 """
