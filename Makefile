@@ -3,6 +3,7 @@
 #   make test            the tests that fit in 12 minutes, by two workers      (PYTEST="-n 0 -k masking": some, by one)
 #   make test-long       the tests that do not
 #   make check           formatter, linter, type checker
+#   make docs           the documentation as a site: site/index.html    (search needs a server: .venv/bin/mkdocs serve)
 #   make bench           every benchmark, or one: make bench BENCH=bench/step.py
 
 PYTHON ?= python3
@@ -18,7 +19,7 @@ export OMP_WAIT_POLICY ?= passive
 BIN := $(CURDIR)/.venv/bin
 INSTALLED := .venv/installed
 
-.PHONY: quickstart test test-long check bench .venv
+.PHONY: quickstart test test-long check docs bench .venv
 
 quickstart: $(INSTALLED)
 	$(BIN)/python quickstart/run.py $(QUICKSTART)
@@ -31,6 +32,10 @@ test-long: $(INSTALLED)
 
 check: $(INSTALLED)
 	PATH="$(BIN):$$PATH" pre-commit run --all-files
+
+docs: $(INSTALLED)
+	$(BIN)/python docs/make_reference.py
+	$(BIN)/mkdocs build --strict
 
 # Alone on a machine waking a thread costs more than its spinning: small steps take a third longer.
 bench: $(INSTALLED)

@@ -35,18 +35,18 @@ STAGES = {
 }
 
 CLUSTER = """\
-Two hosts with eight V100 each run the same command without the added options. This machine could not show:
+Two hosts with eight V100 each run the same command, with nothing added. This machine could not show:
 
 - **Precision.** fp16 with a dynamic loss scale, which DeepSpeed refuses on a CPU; here bf16.
-- **Communication.** NCCL over NVLink and the network, overlapping with the backward pass; here gloo over loopback, one
-  rank after another. The bytes are the same.
-- **Compute.** Fused Adam and attention kernels, micro-batches of many sequences, activations kept; here one sequence
-  per rank, and activations recomputed.
-- **Memory.** Weights, moments and activations are on the GPU. The host holds the processes and their libraries, and
-  on the first rank the gathered checkpoint.
-- **Files.** Each host reads the shards from a shared file system into its own cache; here both share one disk and one
-  cache.
-- **Faults.** A host can lose power, network or clock. Here one process was killed."""
+- **Communication.** NCCL, over NVLink within a host and the network between them, beside the backward pass; here gloo
+  over loopback, one rank after another. The bytes are the same.
+- **Compute.** Fused Adam and attention kernels, a micro-batch of many sequences, activations kept; here one sequence a
+  rank, and activations computed again.
+- **Memory.** Weights, moments and activations are on the GPU. The host holds what a process and its libraries need,
+  and on the first rank what a checkpoint gathers.
+- **Files.** Each host reads the shards through a shared file system and caches them itself; here both share one disk
+  and one cache.
+- **Faults.** A host can lose its power, its network or its clock. Here a process was killed."""
 
 
 def report(stages: Mapping[str, Stage], machine: str) -> str:
@@ -126,9 +126,9 @@ def _usage(stages: Mapping[str, Stage]) -> list[str]:
     return [
         *markdown_table(head, rows),
         "",
-        "Memory is a peak: the PSS of the largest process (largest), of all processes (together), and the machine's",
-        "memory in use beyond that before the stage (machine). Descriptors and maps are the most of any one process.",
-        "Disk is the most that a stage added. Sent are the bytes between and within the two hosts.",
+        "Memory is the peak PSS of the largest process, of all processes together, and what the machine had in use",
+        "beyond what it had before. Descriptors and maps are those of the process with the most. Disk is what a stage",
+        "added at its peak, sent is what the two hosts sent to each other and within themselves.",
     ]
 
 
@@ -152,7 +152,7 @@ def _predictions(stages: Mapping[str, Stage]) -> list[str]:
             both,
             60,
             "min",
-            f"the dry run assumes free cores; the build got {cpu / both:.2f} of {workers:g}, and started twice",
+            f"the dry run counts every core as busy; the build had {cpu / both:.2f} of {workers:g}, and two starts",
         ),
         (
             "memory of a rank",

@@ -28,12 +28,12 @@ from pretrain.presets import PRESETS
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
-# Chosen here: with these sizes, the tiny preset passes both gates within minutes (docs/replication.md).
+# Chosen here: with these sizes, the tiny preset passes both gates within minutes (docs/evidence/replication.md).
 VOCAB_SIZE, SEQ_LENGTH = 4096, 64
 CHECKPOINTS = 6  # kept per run, evenly spaced, for figures over steps
 PROBE_SEEDS = "1 2 3 4 5"  # as in the paper, which reports medians of five
 PROBES = {
-    # a model as narrow as tiny learns nothing at the paper's learning rate of 3e-4 (docs/reproduction.md)
+    # a model as narrow as tiny learns nothing at the paper's learning rate of 3e-4 (docs/evidence/results.md)
     "CoLA": "--epochs 5 --learning_rate 1e-3",
     "SST-2": "--epochs 1 --learning_rate 1e-3 --batch_size 128",
 }

@@ -171,9 +171,7 @@ def claims(found: Replication) -> Iterator[Claim]:
             _below_zero,
         )
     for group in ("original", "replaced", "all_minus_class_means"):
-        text = {"all_minus_class_means": "over all, minus that of predicting each class's mean,"}.get(
-            group, f"where {group}"
-        )
+        text = {"all_minus_class_means": "over all, minus that of knowing only the class,"}.get(group, f"where {group}")
         yield Claim(
             f"HP_Loss + focal: correlation of estimated and actual loss {text} is above 0",
             _of_runs(found, "hp_loss-focal", "estimate_quality", "pearson", group),
@@ -193,7 +191,7 @@ def number_tables(found: Replication) -> Iterator[str]:
             estimate = metrics["loss_estimate"][name]
             shown = (_show(bins[-1], 4), _show(estimate["variance"]), _show(estimate["effective_share"]))
             sureness.append((*run, name, *shown))
-    yield "Detection by each discriminator of its own run's replacements:\n\n" + _table(
+    yield "How well each discriminator detects its own run's replacements:\n\n" + _table(
         ("run", "seed", "replacements", "masked", "all", "AUC", "AUC, masked", "replaced share"), detection
     )
     yield "Confidence of each distribution, and the estimate of E[L_D] under p_G from its samples:\n\n" + _table(

@@ -70,8 +70,8 @@ class BuildOptions(Choices, _Places):
 
     strict: Annotated[bool, Group("the build")] = False
     """refuse malformed UTF-8 and records"""
-    workers: int = Field(os.cpu_count() or 1, ge=1, le=4096)
-    """processes; does not change the result"""
+    workers: int = Field(default_factory=lambda: os.cpu_count() or 1, ge=1, le=4096)
+    """processes; does not change the result (one per processor)"""
     dry_run: bool = False
     """check all, estimate time and disk, write nothing"""
 

@@ -49,8 +49,8 @@ class InspectOptions(StrictConfig):
     """check every checksum, sequence and mask, also through megatron-core's reader"""
     show: int = Field(0, ge=0)
     """sequences to print, masked tokens marked"""
-    workers: int = Field(os.cpu_count() or 1, ge=1, le=4096)
-    """processes that verify"""
+    workers: int = Field(default_factory=lambda: os.cpu_count() or 1, ge=1, le=4096)
+    """processes that verify (one per processor)"""
 
 
 def main(options: InspectOptions) -> int:

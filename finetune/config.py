@@ -27,7 +27,7 @@ class FinetuneConfig(StrictConfig):
     weight_decay: Annotated[float, Field(ge=0, le=100)]
     """Decoupled weight decay, none on LayerNorm and biases."""
     max_length: Annotated[int, Field(ge=8, le=MOST)]
-    """Word pieces a sequence at most, special tokens included; longer inputs are cut."""
+    """Word pieces per sequence at most, special tokens included; longer inputs are cut."""
     layer_decay: Annotated[float, Field(gt=0, le=1)] = 0.8
     """Learning-rate factor from each layer to the one below it (paper's fine-tuning table)."""
     legacy_layer_decay: bool = False
@@ -101,7 +101,7 @@ class FinetuneOptions(StrictConfig):
     weight_decay: float | None = None
     """decoupled weight decay (small 0.0, base 0.01)"""
     max_length: int | None = None
-    """word pieces a sequence at most (GLUE 128, SQuAD 512)"""
+    """word pieces per sequence at most (GLUE 128, SQuAD 512)"""
     legacy_layer_decay: bool | None = None
     """layer-wise decay as google-research/electra counts it (off)"""
     legacy_adam: bool | None = None

@@ -159,6 +159,14 @@ def parse_options(
     Raises:
         ConfigError: an unknown option, one given twice, or a value outside what its field allows.
     """
+    parser = parser_of(options_class, description)
+    arguments = sys.argv[1:] if arguments is None else arguments
+    _require_known(options_class, arguments)
+    return options_class.from_values(vars(parser.parse_args(arguments)))
+
+
+def parser_of(options_class: type[StrictConfig], description: str | None) -> argparse.ArgumentParser:
+    """The command line's parser, with a group of options for each `Group`."""
     parser = _Parser(
         description=(description or "").strip().split("\n\n")[0],
         formatter_class=partial(argparse.HelpFormatter, max_help_position=28),
@@ -173,9 +181,7 @@ def parse_options(
         if title := next((mark for mark in field.metadata if isinstance(mark, Group)), None):
             place = groups[title] = groups.get(title) or parser.add_argument_group(title)
         _add_option(place, name, field)
-    arguments = sys.argv[1:] if arguments is None else arguments
-    _require_known(options_class, arguments)
-    return options_class.from_values(vars(parser.parse_args(arguments)))
+    return parser
 
 
 def _require_known(options_class: type[StrictConfig], arguments: Sequence[str]) -> None:
@@ -220,7 +226,9 @@ def _bare(annotation: Any) -> Any:
 def _help(field: FieldInfo) -> str:
     text = (field.description or "").strip().replace("%", "%%")
     default = field.default
-    if field.is_required() or (default in (None, ()) and text.endswith(")")):  # the text says what is taken then
+    if (
+        field.is_required() or field.default_factory or (default in (None, ()) and text.endswith(")"))
+    ):  # the text says it
         return text
     if isinstance(default, bool):
         default = "on" if default else "off"

@@ -6,7 +6,7 @@ forked child keeps after its parent was killed and some cluster file systems kee
 if its holder closed the file a second time, so only this module opens it. The file says who has the lock, for the
 message to others; emptied on release, it tells of a holder that was killed.
 
-Which file systems carry it, and what happens on one without locks: docs/operations.md.
+Which file systems carry it, and what happens on one without locks: docs/evidence/locks.md.
 """
 
 import contextlib
@@ -95,7 +95,7 @@ class Lock(contextlib.AbstractContextManager["Lock"]):
         if before.get("host", self.words["host"]) != self.words["host"]:
             print(
                 f"{path}: taken over from {_described(before)}, which did not release it; if it is still at work, this"
-                " file system keeps locks to each host (docs/operations.md): stop one of the two",
+                " file system keeps locks to each host (docs/evidence/locks.md): stop one of the two",
                 flush=True,
             )
         status = os.fstat(self.file)
@@ -199,7 +199,7 @@ def _warn_once(folder: Path, why: str) -> None:
     place, kind = max(over, key=lambda mount: len(mount[0]), default=("?", "of unknown type"))
     print(
         f"WARNING: {folder} lies on a file system without locks ({kind} at {place}; {why}): nothing keeps a second"
-        " command out of it; see to it that none is started while this one runs (docs/operations.md)",
+        " command out of it; see to it that none is started while this one runs (docs/evidence/locks.md)",
         file=sys.stderr,
         flush=True,
     )

@@ -2,6 +2,7 @@
 
 import json
 import textwrap
+from collections.abc import Sequence
 from typing import Literal, get_args, get_origin
 
 from pydantic import BaseModel
@@ -13,25 +14,35 @@ WIDTH = 120
 """Characters of a line."""
 
 
-def settings_tables(config_class: type[BaseModel], config: BaseModel | None, section: str = "") -> list[str]:
-    """A table of a section and of each in it: the keys as `--set` takes them, and their values, null for none.
+Setting = tuple[str, str, str]
+"""Key as `--set` takes it, value (null for none), and description."""
 
-    What can have one value only is left out.
-    """
-    rows: list[tuple[str, str, str]] = []
-    inner: list[str] = []
+
+def settings_tables(config_class: type[BaseModel], config: BaseModel | None, section: str = "") -> list[str]:
+    """A text table of each section that has settings."""
+    return [_aligned(rows) for rows in settings(config_class, config, section)]
+
+
+def settings(config_class: type[BaseModel], config: BaseModel | None, section: str = "") -> list[list[Setting]]:
+    """The settings of a section, then of each section in it. A field with only one possible value is left out."""
+    rows: list[Setting] = []
+    inner: list[list[Setting]] = []
     for name, field in config_class.model_fields.items():
         value = getattr(config, name, None)
         kinds = [type(value), *types_of(field.annotation)]
         part = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), BaseModel)
         if part.model_fields:
-            inner += settings_tables(part, value, f"{section}{name}.")
+            inner += settings(part, value, f"{section}{name}.")
         elif get_origin(field.annotation) is not Literal or len(get_args(field.annotation)) > 1:
             shown = value if isinstance(value, str) else json.dumps(to_jsonable_python(value), separators=(",", ":"))
             rows.append((section + name, shown, " ".join((field.description or "").split())))
-    keys, values = (max((len(row[column]) for row in rows), default=0) for column in (0, 1))
+    return [rows, *inner] if rows else inner
+
+
+def _aligned(rows: Sequence[Setting]) -> str:
+    keys, values = (max(len(row[column]) for row in rows) for column in (0, 1))
     lines = []
     for key, shown, text in rows:
         start = f"{key:<{keys}}  {shown:<{values}}  "
         lines += textwrap.wrap(start + text, WIDTH, subsequent_indent=" " * len(start), break_on_hyphens=False)
-    return ["\n".join(lines), *inner] if lines else inner
+    return "\n".join(lines)

@@ -37,7 +37,7 @@ class RunConfig(StrictConfig):
     """The registry's configurations as one union, told apart by `name`."""
     optim: OptimConfig
     batch_size: int = Field(gt=0, le=2**20)
-    """Sequences an optimizer step, over all ranks and micro-batches; each rank holds the places of all of them."""
+    """Sequences per optimizer step, over all ranks and micro-batches; each rank holds the places of all of them."""
     seed: int = Field(default=0, ge=0, lt=2**63)
     """Seed of initial weights, order, sampling and dropout."""
     log_every: Count = 100

@@ -32,7 +32,7 @@ PAPER = {
 """What each objective is trained with unless told otherwise."""
 
 TINY = RunConfig(
-    # Ours: the smallest model seen to detect replacements within five minutes on two CPU cores (docs/reproduction.md).
+    # Ours: the smallest model seen to detect replacements in five minutes on two CPU cores (docs/evidence/results.md).
     model=ModelConfig(
         layers=2,
         hidden_size=128,

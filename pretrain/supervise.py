@@ -163,7 +163,7 @@ class Supervised:
 def _end_with(supervisor: int) -> None:
     """What the command does first: has the system tell it to stop when the supervisor ends, however it does.
 
-    Of DeepSpeed's launcher SIGUSR1 is the end, which its ranks notice; `srun` passes it on (docs/operations.md).
+    SIGUSR1 ends DeepSpeed's launcher, which its ranks notice; `srun` passes it on (docs/evidence/launchers.md).
     """
     _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGUSR1)
     if os.getppid() != supervisor:

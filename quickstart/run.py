@@ -32,7 +32,7 @@ TASK_TEXT, TASKS = DATA / "task.txt", DATA / "glue"
 RUNS = Path("runs/quickstart")
 RUN, EXPORTED, SCORES = RUNS / "tiny", RUNS / "exported", RUNS / "glue"
 
-# Ours, chosen with the tiny preset: small enough to learn in minutes (docs/reproduction.md).
+# Ours, chosen with the tiny preset: small enough to learn in minutes (docs/evidence/results.md).
 VOCAB_SIZE, SEQ_LENGTH, HELD_OUT = 2048, 64, 0.03
 SHORT_STEPS = 1000
 

@@ -1,22 +1,100 @@
-"""Claims about the documentation: commands and overrides on its pages are valid."""
+"""Claims about the pages: links lead somewhere, what a user is told to type is accepted, and no page is too long."""
 
+import importlib
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
+from html.parser import HTMLParser
+from itertools import takewhile
+from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 
+from docs.make_reference import REFERENCE, pages
+from electra_sampler.commands import COMMANDS
+from foundation.command_line import parser_of
 from pretrain.config import with_overrides
 from pretrain.engine.deepspeed_config import OVERRIDE, read
 from pretrain.presets import PRESETS
 from tests.conftest import REPOSITORY
 
-PAGES = [REPOSITORY / "README.md", *REPOSITORY.glob("docs/*.md"), REPOSITORY / "ds_configs/README.md"]
+PAGES = [*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/**/*.md"), REPOSITORY / "ds_configs/README.md"]
+OF_TODAY = [page for page in PAGES if page.name != "CHANGELOG.md"]
+"""Pages that name only what is there."""
+LONGEST, WIDEST = 250, 200
+"""Lines of a page, and characters of a table's row."""
+CODE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
+LINK = re.compile(r"\]\(([^)\s]+)\)")
 OVERRIDES = re.compile(r"--set((?: [\w.]+=[^\s`]+)+)")
+FOLDERS = (
+    "foundation electra_sampler data_prep pretrain finetune quickstart ds_configs hostfiles cluster bench docs tests"
+)
+NAMED_FILE = re.compile(rf"(?<![\w./-])(?:{FOLDERS.replace(' ', '|')})/[\w./]*\w(?![\w*])")
+NAMED_OTHERWISE = {"ds_configs/NAME.json", "hostfiles/NAME", "bench/results/NAME"}
+SCRIPTS = {module.replace(".", "/") + ".py": module for module, _ in COMMANDS.values()}
+
+
+def name_of(page: Path) -> str:
+    return page.relative_to(REPOSITORY).as_posix()
+
+
+every_page = pytest.mark.parametrize("page", sorted(PAGES), ids=name_of)
+
+
+@every_page
+def test_a_page_is_short_and_its_tables_are_narrow(page: Path) -> None:
+    lines = page.read_text().splitlines()
+    assert len(lines) <= LONGEST
+    assert not [line for line in lines if line.startswith("|") and len(line) > WIDEST]
+
+
+@every_page
+def test_every_link_within_the_project_leads_somewhere(page: Path) -> None:
+    for link in LINK.findall(CODE.sub("", page.read_text())):
+        if not link.startswith(("https://", "http://")):
+            path, _, anchor = link.partition("#")
+            target = (page.parent / path).resolve() if path else page
+            assert target.exists(), link
+            assert not anchor or anchor in anchors(target), link
+
+
+def anchors(page: Path) -> set[str]:
+    """Those of the page's headings, as GitHub and MkDocs make them."""
+    headings = re.findall(r"^#+ (.+)$", CODE.sub("", page.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", sorted(OF_TODAY), ids=name_of)
+def test_every_file_that_a_page_names_exists(page: Path) -> None:
+    named = set(NAMED_FILE.findall(page.read_text())) - NAMED_OTHERWISE
+    assert not [name for name in sorted(named) if not (REPOSITORY / name).exists()]
+
+
+def test_every_option_that_a_page_types_exists() -> None:
+    typed = [(name_of(page), *command) for page in OF_TODAY for command in commands_of(page)]
+    assert len(typed) > 20
+    for page, module, options in typed:
+        command = importlib.import_module(module)
+        known = parser_of(get_type_hints(command.main)["options"], None)._option_string_actions
+        assert not options - {*known}, f"{page}: {module}"
+
+
+def commands_of(page: Path) -> Iterator[tuple[str, set[str]]]:
+    """The commands in the page's code blocks: the module of each, and its options by name."""
+    for block in CODE.findall(page.read_text()):
+        for line in block.replace("\\\n", " ").splitlines():
+            words = [word.strip("[]") for word in line.partition(" #")[0].split()]
+            script = next((place for place, word in enumerate(words) if word in SCRIPTS), None)
+            if script is not None:
+                given = takewhile(lambda word: word not in ("--", "|", "&&"), words[script + 1 :])
+                yield SCRIPTS[words[script]], {word.partition("=")[0] for word in given if word.startswith("--")}
 
 
 def documented() -> Iterator[tuple[str, str]]:
-    """Overrides of each `--set`, with the presets they are for: the one named beside them, or all."""
-    for page in PAGES:
+    """The overrides of each `--set`, with each preset that they are for: the one named beside them, or all."""
+    for page in OF_TODAY:
         for line in page.read_text().replace("\\\n", " ").splitlines():
             named = re.findall(r"--preset (\w+)", line) or PRESETS
             given = [overrides.strip() for overrides in OVERRIDES.findall(line) if "KEY=VALUE" not in overrides]
@@ -28,3 +106,36 @@ def test_overrides_on_a_page_are_valid(preset: str, overrides: str) -> None:
     of_deepspeed = [override for override in overrides.split() if override.startswith(OVERRIDE)]
     with_overrides(PRESETS[preset].run, [other for other in overrides.split() if other not in of_deepspeed])
     read(REPOSITORY / PRESETS[preset].deepspeed_config, of_deepspeed)
+
+
+def test_the_generated_pages_are_up_to_date() -> None:
+    for name, text in pages().items():
+        assert (REFERENCE / name).read_text() == text, f"docs/reference/{name}: run python docs/make_reference.py"
+
+
+class Loaded(HTMLParser):
+    """Collects the addresses that a browser loads with a page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.addresses: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        if tag == "link" and given.get("rel") not in ("canonical", "next", "prev"):
+            self.addresses.append(given.get("href") or "")
+        elif tag in ("script", "img", "iframe", "source"):
+            self.addresses.append(given.get("src") or "")
+
+
+def test_the_site_has_every_page_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
+    pytest.importorskip("material", reason="the site needs the extra [docs]")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+    process = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr
+    assert 'not included in the "nav"' not in process.stderr
+    for page in REPOSITORY.glob("docs/**/*.md"):
+        built = tmp_path / page.relative_to(REPOSITORY / "docs").with_suffix(".html")
+        loaded = Loaded()
+        loaded.feed(built.read_text())
+        assert loaded.addresses and not [address for address in loaded.addresses if "//" in address], page

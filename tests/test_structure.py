@@ -37,11 +37,6 @@ MOST_IMPORTS_INSIDE = 25
 MOST_SHORT_ONCE = 20
 
 
-NAMED_FILE = re.compile(
-    r"\b(?:(?:foundation|electra_sampler|data_prep|pretrain|finetune|quickstart|ds_configs|hostfiles|cluster|docs|tests)/[\w./]*\w)"
-)
-
-
 def modules(*packages):
     paths = (path for package in packages for path in (REPOSITORY / package).rglob("*.py"))
     return sorted(path.relative_to(REPOSITORY) for path in paths)

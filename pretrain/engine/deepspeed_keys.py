@@ -34,7 +34,7 @@ class OptimizerParams(Section):
     torch_adam: Literal[True]
     """PyTorch's AdamW; DeepSpeed's own are compiled at start (50 s on two CPU cores) and hold other state."""
     fused: bool = False
-    """One kernel an update, on CPU and GPU."""
+    """One kernel per update, on CPU and GPU."""
     lr: Auto = "auto"
     betas: Auto = "auto"
     eps: Auto = "auto"

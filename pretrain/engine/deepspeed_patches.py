@@ -38,7 +38,7 @@ def patch_modules(world: World) -> bool:
     # A kernel for inference, compiled at the first start on a CPU: 26 s on two cores.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     # Every ZeRO optimizer imports Muon, which hands its functions to torch.compile: 1.3 of the 4.7 s of processor time
-    # that a process takes to import torch and DeepSpeed and make an optimizer (docs/scaling.md).
+    # that a process takes to import torch and DeepSpeed and make an optimizer (docs/evidence/scaling.md).
     deepspeed.runtime.compiler.compile = lambda: deepspeed.runtime.compiler.dummy_decorator
     # `Engine` sends the first rank's weights itself, in full precision. For base in bf16 on 4 ranks (ZeRO-1, two busy
     # cores) the broadcast took 9 of an engine's 59 s, and 479 of the 1,018 MB that the first rank sent.
@@ -55,7 +55,8 @@ def patch_engine(engine: Any, world: World) -> None:
 
     A single process has nothing to sum, for which DeepSpeed copies every gradient together and back. At stages 1 and 2
     it asks each gradient whether all of it is finite, and then takes a norm, which says so too. Both cost a step 5 to
-    12% on a CPU; for small in bf16 they are 5,764 of 9,197 operations, each a kernel on a GPU (docs/scaling.md).
+    12% on a CPU; for small in bf16 they are 5,764 of 9,197 operations, each a kernel on a GPU
+    (docs/evidence/scaling.md).
     """
     alone, zero, stage = world.world_size == 1, engine.optimizer, engine.zero_optimization_stage()
     if stage in (1, 2) and not zero.cpu_offload:

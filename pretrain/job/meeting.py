@@ -1,8 +1,9 @@
 """Messages between the ranks of a job at its store, beside the collectives: how far each has come, why it ends.
 
-The store is torch's: whoever reaches its port can read, write, list and delete everything in it (docs/operations.md).
-So each message is signed with a key that the ranks share over the connections between them and never write there;
-messages without the signature are ignored. That keeps strangers from speaking for a rank, not from silencing one.
+The store is torch's: whoever reaches its port can read, write, list and delete everything in it
+(docs/reference/network.md). So each message is signed with a key that the ranks share over the connections between
+them and never write there; messages without the signature are ignored. That keeps strangers from speaking for a rank,
+not from silencing one.
 """
 
 import contextlib
@@ -112,7 +113,7 @@ class Meeting:
             point = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
             say(
                 f"WARNING: somebody else writes to this job's store at {point}; it is not listened to, and training"
-                " goes on; see docs/operations.md, What is trusted on the network"
+                " goes on; see docs/reference/network.md"
             )
 
     def silent_since(self, moment: float) -> list[int]:

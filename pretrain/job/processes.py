@@ -144,7 +144,7 @@ def _keep_memory() -> None:
     """Has glibc keep the memory that tensors leave and hand it out again.
 
     By default it returns every large block at once, and each step maps and clears its own anew: a tenth to a fifth of
-    a small model's step (docs/speed.md). A C library without these settings is left as it is.
+    a small model's step (docs/evidence/speed.md). A C library without these settings is left as it is.
     """
     with suppress(AttributeError):
         for setting, value in KEPT_MEMORY.items():

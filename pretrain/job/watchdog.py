@@ -1,8 +1,8 @@
 """No rank outlives its job, and no job waits for a rank that is gone.
 
-Neither gloo, NCCL nor DeepSpeed bounds the wait in a training collective (docs/operations.md), so each rank has two
-threads of its own. One meets the other ranks every second at the store that started the job: rank 0 listens for all,
-the others for rank 0. The other compares clocks, and ends this process when
+Neither gloo, NCCL nor DeepSpeed bounds the wait in a training collective (docs/evidence/faults_machines.md), so each
+rank has two threads of its own. One meets the other ranks every second at the store that started the job: rank 0
+listens for all, the others for rank 0. The other compares clocks, and ends this process when
 
 - the job has failed: a rank raised an error, or was not heard from for `silence` seconds;
 - there was no progress for `hang_timeout` seconds (three times that until the first step has ended);

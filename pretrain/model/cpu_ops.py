@@ -1,6 +1,7 @@
 """The operations of `ops` for a CPU, where PyTorch's own are slow, or add up in half precision.
 
-Under torch.compile they are PyTorch's, which the compiler fuses. What each gains: docs/speed.md, `bench/kernels.py`.
+Under torch.compile they are PyTorch's, which the compiler fuses. What each gains: docs/evidence/speed.md,
+`bench/kernels.py`.
 
 Shape letters: X any leading dimensions, R rows (their product), I inputs, O outputs, H hidden size, V rows of a table,
 E embedding size; B batch, N heads, L length, D head size, Y for B x N.

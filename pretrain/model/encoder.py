@@ -251,7 +251,7 @@ def relative_bucket(distance: Tensor, num_buckets: int, max_distance: int) -> Te
 
 LOCAL_BIAS_SLOPE = 2.0
 """Fall of a `local` start per e-fold of distance from the preferred neighbour; attention scores start near zero,
-so about e^-2 of the weight remains at three pieces away. Chosen on the tiny preset (docs/reproduction.md)."""
+so about e^-2 of the weight remains at three pieces away. Chosen on the tiny preset (docs/evidence/results.md)."""
 
 
 @torch.no_grad()

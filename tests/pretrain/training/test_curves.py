@@ -9,7 +9,12 @@ from tests.conftest import REPOSITORY
 
 
 def test_every_metric_has_a_group_and_there_are_a_dozen() -> None:
-    table = (REPOSITORY / "docs" / "formats.md").read_text().split("| name | what it is |")[1].split("\n\n")[0]
+    table = (
+        (REPOSITORY / "docs" / "reference" / "run_folder.md")
+        .read_text()
+        .split("| name | what it is |")[1]
+        .split("\n\n")[0]
+    )
     named = " ".join(row.split(" | ")[0] for row in table.splitlines())
     names = set(re.findall(r"`([a-z]\w+)", named))
     assert len(names) > 30 and names <= GROUPS.keys()

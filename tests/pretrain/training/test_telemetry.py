@@ -111,8 +111,8 @@ def test_every_number_in_the_file_is_in_tensorboard_under_its_name(watched: Path
     assert set(board.Tags()["scalars"]) == seen
 
 
-def test_every_number_in_the_file_is_explained_in_the_formats_page(watched: Path) -> None:
-    table = (REPOSITORY / "docs" / "formats.md").read_text()
+def test_every_number_of_the_file_is_explained_in_the_reference(watched: Path) -> None:
+    table = (REPOSITORY / "docs" / "reference" / "run_folder.md").read_text()
     names = {name for kind in ("train", "held_out") for record in read_records(watched, kind) for name in record}
     assert {"gradient_norm", "epoch"} <= names
     assert not {name for name in names - {"kind", "step", "tokens"} if f"`{name}" not in table}
