@@ -158,13 +158,6 @@ def test_every_script_imports_from_the_repository_and_not_from_its_own_folder():
     assert not [str(module) for module in scripts if PROLOGUE not in (REPOSITORY / module).read_text()]
 
 
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "docs/house.md"])
-def test_every_file_that_a_page_names_exists(page):
-    named = set(NAMED_FILE.findall((REPOSITORY / page).read_text())) - {"ds_configs/NAME.json", "hostfiles/NAME"}
-    assert named
-    assert not [name for name in sorted(named) if not (REPOSITORY / name).exists()]
-
-
 def test_few_project_imports_are_inside_functions():
     """Allowed are a command's lazy import, so that `--help` answers at once, and others that must wait."""
     found = [*imports_inside_functions()]
