@@ -1,4 +1,4 @@
-"""Reactions of launchers to signals and bad hostfiles, row by row as in docs/evidence/launchers.md. The ranks only wait.
+"""Reactions of launchers to signals and bad hostfiles, row by row as in docs/evidence/launchers.md (ranks only wait).
 
 A failure here means that DeepSpeed, pdsh or Slurm has changed: update the page and all code that relies on the row.
 """
