@@ -37,7 +37,7 @@ def test_overrides_reach_every_level_and_keep_the_rest() -> None:
         ('objective={"name": "electra"}', "the section 'objective'; set its keys one by one, such as objective.name"),
         (
             "objective.mixture=0.1",
-            "got 'objective.mixture=0.1', which hp_loss has no use for; leave it out or choose hp_dist",
+            "got 'objective.mixture=0.1', which objective hp_loss does not have; leave it out or choose hp_dist",
         ),
         ("objective.mixtur=0.1", "unknown key 'objective.mixtur'; expected one of name, gamma"),
         ("objective.name=electra", "keep the weights of another objective; use --objective electra"),

@@ -45,7 +45,7 @@ def test_a_real_run_that_pads_is_told_so_in_the_first_line_with_evidence_and_rem
 ) -> None:
     code, lines = examined(launch, padded_run)
     assert code == EXIT_SICK and lines[0] == "padding waste"
-    (evidence,) = [line for line in lines if line.startswith("  how it is known  Padding is 0.")]
+    (evidence,) = [line for line in lines if line.startswith("  evidence  Padding is 0.")]
     assert "in steps 1 to 6; the limit is 0.25" in evidence
     assert any("--packing full" in line for line in lines)
     assert any("too early" in line for line in lines[lines.index("not judged:") :])
