@@ -165,7 +165,7 @@ def test_a_run_whose_folder_is_removed_under_it_makes_it_again_for_its_last_chec
     while folder.exists():
         shutil.rmtree(folder, ignore_errors=True)  # fails where the run writes a file meanwhile
     output = finished(process)
-    assert f"WARNING: {folder} was removed while the run went on; it is made again" in output
+    assert f"WARNING: {folder} was removed during the run; it was created again" in output
     found = newest_valid(folder / "checkpoints", say=pytest.fail)
     assert found is not None and found.step == 60
     assert load_trained(folder)[1] == 60
