@@ -97,7 +97,7 @@ def test_several_checkpoints_are_evaluated_against_the_steps(trained_run: Path) 
 
 
 def test_a_step_without_checkpoint_is_refused_naming_those_there_are(trained_run: Path) -> None:
-    with pytest.raises(ConfigError, match=r"steps: got 4, expected newest, all, or steps that .* has .* of: 3 6"):
+    with pytest.raises(ConfigError, match=r"steps: got 4, expected newest, all, or steps at which .* has .*: 3 6"):
         main(EvaluateOptions(runs=(trained_run,), steps=("3", "4")))
 
 
