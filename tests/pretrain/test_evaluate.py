@@ -239,7 +239,7 @@ def test_the_loaded_model_is_the_trained_one(trained_run: Path) -> None:
 
 def test_a_run_without_checkpoint_is_one_clear_error(trained_run: Path, tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text((trained_run / "run.json").read_text())
-    with pytest.raises(ConfigError, match="no whole checkpoint yet"):
+    with pytest.raises(ConfigError, match="no complete checkpoint yet"):
         load_trained(tmp_path)
 
 

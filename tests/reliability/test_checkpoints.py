@@ -82,7 +82,7 @@ def test_numbers_that_are_none_are_not_used_though_their_checksum_is_right(state
     sign(folder / "step-00000020")
     said: list[str] = []
     assert newest_valid(folder, said.append).step == 10  # type: ignore[union-attr]
-    assert "state.json does not tell where a run stands" in said[0]
+    assert "state.json is not the state of a run" in said[0]
 
 
 def test_a_file_beside_those_of_a_checkpoint_changes_nothing(folder: Path) -> None:
@@ -122,7 +122,8 @@ def test_where_none_is_whole_that_is_an_error_and_nothing_is_touched(
     damage_all(folder, how)
     before, said = content_of(folder), []
     with pytest.raises(
-        ConfigError, match=rf"none in {folder} is whole: step-00000020 \(.*\), step-00000010 \(.*move .* aside to begin"
+        ConfigError,
+        match=rf"none in {folder} is intact: step-00000020 \(.*\), step-00000010 \(.*move .* away to start over",
     ):
         find(folder, said.append)
     assert len(said) == 2 and content_of(folder) == before
@@ -193,7 +194,7 @@ def test_all_checkpoints_may_lie_behind_a_link_and_a_disk_that_is_not_mounted_is
     save(link, 30, state_of(30), {}, keep_last=1, say=pytest.fail)
     assert names(folder) == ["step-00000030"] and link.is_symlink()
     folder.rename(folder.with_name("unmounted"))
-    with pytest.raises(ConfigError, match=rf"checkpoints: {link} is a link to {folder}, which is not there"):
+    with pytest.raises(ConfigError, match=rf"checkpoints: {link} is a link to {folder}, which does not exist"):
         newest_valid(link)
     with pytest.raises(NotSaved, match="no checkpoint could be written"):
         save(link, 40, state_of(40), {}, keep_last=1)

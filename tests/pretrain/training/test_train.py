@@ -183,7 +183,7 @@ def test_where_every_checkpoint_is_damaged_all_ranks_end_with_2_and_nothing_is_o
     records = (folder / "metrics.jsonl").read_bytes()
     output = finished(launch(2, *run_arguments(shards_folder, folder)), code=2)
     errors = [line for line in output.splitlines() if "run.py: error: " in line]
-    assert len(errors) == 1 and f"none in {folder}/checkpoints is whole: step-00000024 (" in errors[0]
+    assert len(errors) == 1 and f"none in {folder}/checkpoints is intact: step-00000024 (" in errors[0]
     assert "Traceback" not in output
     assert {path: path.read_bytes() for path in folder.glob("[cm]*/**/*") if path.is_file()} == before
     assert (folder / "metrics.jsonl").read_bytes() == records
