@@ -61,7 +61,7 @@ def test_a_checkpoint_under_another_steps_name_is_not_used(folder: Path) -> None
     said: list[str] = []
     found = newest_valid(folder, said.append)
     assert found is not None and found.step == 20
-    assert len(said) == 1 and "step-00000030 is not used: state.json is of step 10; looking" in said[0]
+    assert len(said) == 1 and "step-00000030 is not used: state.json is of step 10; trying" in said[0]
 
 
 NO_STATES = {
@@ -218,7 +218,7 @@ def test_an_old_checkpoint_that_keeps_its_name_is_said_and_costs_neither_save_no
     said: list[str] = []
     with mounted(folder / "step-00000005", "64k"):
         save(folder, 30, state_of(30), {}, keep_last=1, say=said.append)
-    assert len(said) == 1 and "old checkpoints stay" in said[0] and "busy" in said[0]
+    assert len(said) == 1 and "old checkpoints cannot be removed" in said[0] and "busy" in said[0]
     assert newest_valid(folder, say=pytest.fail).step == 30  # type: ignore[union-attr]
     save(folder, 40, state_of(40), {}, keep_last=1, say=pytest.fail)
     assert names(folder) == ["step-00000040"]
