@@ -52,7 +52,7 @@ def test_the_number_of_a_job_does_not_tell_its_port() -> None:
 @pytest.mark.parametrize("value", ["", "x", "-1", "1.5", "٣", "9" * 5000, "1\n2"])
 def test_what_a_launcher_leaves_and_is_no_number_is_named(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", value)
-    with pytest.raises(ConfigError, match=r"WORLD_SIZE: got '.* expected a whole number; start the processes by"):
+    with pytest.raises(ConfigError, match=r"WORLD_SIZE: got '.* expected a whole number; start the processes with"):
         number_of("WORLD_SIZE", "1")
 
 
