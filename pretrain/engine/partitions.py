@@ -78,7 +78,7 @@ class Partitions:
 
     @torch.no_grad()
     def gather(self, parts: Sequence[Tensor]) -> dict[str, Tensor]:
-        """Gathers `parts` (one per group) of all ranks: full fp32 tensors by name, on the first rank's CPU. Collective."""
+        """Gathers all ranks' `parts` (one per group): full fp32 tensors by name on rank 0's CPU. Collective."""
         size, device = self._world.world_size, self._world.device
         named: dict[str, Tensor] = {}
         for part, places in zip(parts, self._places, strict=True):
