@@ -65,9 +65,9 @@ def test_an_objective_takes_its_own_switches_and_refuses_those_of_others_all_at_
     assert with_overrides(run, ["objective.mixture=0.1"]).objective.mixture == 0.1
     with pytest.raises(ConfigError) as error:
         with_overrides(with_objective(RUN, "mlm"), ["objective.lambda1=1", "objective.ratio_clip=2", "sed=1"])
-    assert [problem.partition(" has")[0] for problem in error.value.problems[:2]] == [
-        "--set: got 'objective.lambda1=1', which mlm",
-        "--set: got 'objective.ratio_clip=2', which mlm",
+    assert [problem.partition(" does")[0] for problem in error.value.problems[:2]] == [
+        "--set: got 'objective.lambda1=1', which objective mlm",
+        "--set: got 'objective.ratio_clip=2', which objective mlm",
     ]
     assert len(error.value.problems) == 3
 

@@ -111,7 +111,7 @@ def test_runs_are_crossed_at_every_step_they_share_and_an_mlm_run_is_named_and_l
     runs = (trained_baseline, trained_run, trained_mlm)
     main(EvaluateOptions(runs=runs, sequences=16, steps=("all",), output=tmp_path / "out"))
     printed = capsys.readouterr().out
-    assert f"{trained_mlm} has no discriminator to cross" in printed
+    assert f"{trained_mlm} is not crossed: objective mlm has no discriminator" in printed
     crossed = json.loads((tmp_path / "out" / "crossing.json").read_text())
     names = {str(trained_baseline), str(trained_run)}
     assert {entry["discriminator"] for entry in crossed["entries"]} == names

@@ -191,7 +191,7 @@ def test_an_early_run_is_neither_healthy_nor_sick_but_what_shows_at_once_is_said
         examine(write("electra", SICK["discriminator on the plateau"][1], steps=early))
     diagnosis = diagnose(write("electra", SICK["discriminator on the plateau"][1] | {"length": 15.0}, steps=early))
     assert [finding.name for finding in diagnosis.findings] == ["padding waste"]
-    assert diagnosis.unjudged == [f"what the models learn: it is too early, look again {2 * EVERY} steps later"]
+    assert diagnosis.unjudged == [f"checks of learning: it is too early, look again {2 * EVERY} steps later"]
 
 
 def test_what_cannot_be_judged_is_said(write: Write, shards_folder: Path) -> None:
@@ -212,7 +212,7 @@ def test_of_an_older_run_what_its_records_hold_is_judged(write: Write) -> None:
     path.write_text(path.read_text().replace('"epoch"', '"other"').replace('"auc_all"', '"other"'))
     diagnosis = diagnose(folder)
     assert [finding.name for finding in diagnosis.findings] == ["padding waste"]
-    assert [reason.split(":")[0] for reason in diagnosis.unjudged] == ["what needs epoch", "what needs auc_all"]
+    assert [reason.split(":")[0] for reason in diagnosis.unjudged] == ["checks of epoch", "checks of auc_all"]
 
 
 def test_a_folder_without_a_record_is_a_users_mistake(write: Write, tmp_path: Path) -> None:
