@@ -83,8 +83,8 @@ class RunConfig(StrictConfig):
     def _samples_can_be_counted(self) -> "RunConfig":
         if self.optim.steps * self.batch_size > MOST:
             raise ValueError(
-                f"optim.steps: got {self.optim.steps} of batch_size {self.batch_size} sequences, expected fewer than"
-                f" {MOST} sequences in all, the largest count that is exact"
+                f"optim.steps: got {self.optim.steps} with batch_size {self.batch_size}, expected at most {MOST}"
+                " sequences in all, since larger counts are not exact; lower one of them"
             )
         return self
 

@@ -17,7 +17,7 @@ from foundation.command_line import POSITIONAL, run_command
 from foundation.config import StrictConfig
 
 MOST_RUNS = 6
-"""Runs on one page; more colours could not be told apart."""
+"""Runs on one page; more colors could not be told apart."""
 
 
 class PageOptions(StrictConfig):

@@ -31,7 +31,7 @@ class Judgement(NamedTuple):
 
 
 class OriginalTokens(NamedTuple):
-    """The original tokens' predictions by the generator or masked language model; one value per masked position."""
+    """Predictions of the original tokens by the generator or masked language model; one value per masked position."""
 
     log_p_original: np.ndarray
     """Log-probability of the original token."""

@@ -53,7 +53,7 @@ class Thinned:
 
     @property
     def lines(self) -> list[bytes]:
-        """The first line, evenly spaced ones after it, and the newest."""
+        """The kept sample: the first line, evenly spaced ones after it, and the newest `NEWEST`."""
         evenly = self._kept[: -(-(self.seen - len(self._newest)) // self.every)]  # those that came before the newest
         return [*evenly, *self._newest]
 

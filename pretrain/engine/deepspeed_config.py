@@ -189,7 +189,7 @@ def _impossible(config: DeepSpeedConfig, device_type: str) -> Iterator[str]:
     stage = config.zero_optimization.stage
     fp16, bf16 = bool(config.fp16 and config.fp16.enabled), bool(config.bf16 and config.bf16.enabled)
     if fp16 and bf16:
-        yield "fp16.enabled and bf16.enabled: both true, expected at most one"
+        yield "fp16.enabled and bf16.enabled: both true, expected at most one; switch one off"
     if fp16 and device_type == "cpu":
         yield "fp16.enabled: true without a GPU; add --deepspeed_config ds_configs/zero1_bf16.json"
     if fp16 and stage == 0:

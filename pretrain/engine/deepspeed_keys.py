@@ -89,7 +89,7 @@ class ZeroOptimization(Section):
     stage3_max_live_parameters: Elements | None = None
     """Stage 3: most elements a GPU holds before it releases some."""
     stage3_max_reuse_distance: Elements | None = None
-    """Stage 3: parameters needed again within so many elements are not released."""
+    """Stage 3: parameters needed again within this many elements are not released."""
     offload_optimizer: OffloadOptimizer | None = None
 
     @property

@@ -110,7 +110,7 @@ class Engine:
     def backward(self, loss: Tensor) -> None:
         """Adds the gradient of a micro-batch's `loss`; DeepSpeed averages over ranks and micro-batches.
 
-        The factor on the loss is 1, or NaN if the loss is not finite: then the gradient is not finite on any rank.
+        If the loss is not finite, a factor of NaN makes sure that the gradient is not finite either, on any rank.
         """
         self._deepspeed.backward(loss * (1 + 0 * loss.detach()))
         if not self._deepspeed.is_gradient_accumulation_boundary():

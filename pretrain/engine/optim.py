@@ -66,7 +66,7 @@ def learning_rate(
 
 
 class AdamScale(NamedTuple):
-    """Factors on AdamW's settings for one update."""
+    """Factors that multiply AdamW's settings for one update."""
 
     learning_rate: float = 1.0
     eps: float = 1.0

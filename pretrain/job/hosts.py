@@ -29,7 +29,9 @@ KEEP_ALIVE = "ServerAliveInterval"
 
 
 def facts(data: Sequence[str]) -> dict[str, Any]:
-    """Returns this host's versions of code, packages and data, which must be equal everywhere; time, GPUs and cores."""
+    """Returns facts about this host: versions of code, packages and data, which must be equal on all hosts, and its
+    clock's time and its numbers of GPUs and cores.
+    """
     manifests = {folder: Path(folder, "manifest.json") for folder in data}
     code = hashlib.sha256()
     for path in sorted(path for pattern in CODE for path in ROOT.glob(pattern)):

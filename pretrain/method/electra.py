@@ -2,7 +2,7 @@
 
     masked ids -> generator -> p_G -> x' -> replaced ids -> discriminator -> L_G + lambda1 L_S + lambda2 L_D
 
-Shape letters: B batch, L length, K masked positions a sequence, H hidden size, V vocabulary.
+Shape letters: B batch, L length, K masked positions per sequence, H hidden size, V vocabulary.
 """
 
 from typing import Any, NamedTuple
@@ -40,7 +40,7 @@ class ReplacementConfig(ObjectiveConfig):
     @classmethod
     def _weighs_originals_too(cls, weighs: bool, info: ValidationInfo) -> bool:
         if weighs and info.data.get("forbid_original"):
-            raise ValueError("true with forbid_original, which never samples the original; switch one off")
+            raise ValueError("true with forbid_original, but its estimator must also sample originals; switch one off")
         return weighs
 
 

@@ -68,7 +68,9 @@ class RunLog:
             while self._unwritten:
                 self._unwritten = self._unwritten[self._file.write(self._unwritten) :]
         except OSError as error:
-            self.say(f"WARNING: {self.path}: {error.strerror}; training continues, and its records wait for room")
+            self.say(
+                f"WARNING: {self.path}: {error.strerror}; training continues; records are kept until there is room"
+            )
 
     def say(self, line: str) -> None:
         try:

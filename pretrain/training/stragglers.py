@@ -33,7 +33,7 @@ class OwnTime:
         self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
 
     def reading(self, source: Iterable[Item]) -> Iterator[Item]:
-        """Yields the items of `source`, one per step, and counts the wait for each."""
+        """Yields the items of `source`, one per step, and adds the time spent waiting for each."""
         items, started = iter(source), time.perf_counter()
         for item in items:
             self._seconds += time.perf_counter() - started
@@ -43,7 +43,7 @@ class OwnTime:
 
     @contextmanager
     def computing(self) -> Iterator[None]:
-        """Counts the device time of the block's code; on a GPU without waiting for it."""
+        """Adds the device time of the block's code; on a GPU without waiting for it."""
         if self._engine.device.type != "cuda":
             started = time.perf_counter()
             yield

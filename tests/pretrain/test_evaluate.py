@@ -262,7 +262,7 @@ def test_a_run_whose_checkpoints_are_all_damaged_is_one_clear_error_and_of_some_
     for written in (run / "evaluation", tmp_path / "out"):
         shutil.rmtree(written, ignore_errors=True)
     flip_bit(run / "checkpoints" / "step-00000003" / "weights.safetensors")
-    with pytest.raises(ConfigError, match=rf"none in {run}/checkpoints is whole: step-00000006 \(.*step-00000003 \("):
+    with pytest.raises(ConfigError, match=rf"none in {run}/checkpoints is intact: step-00000006 \(.*step-00000003 \("):
         go()
     assert not (run / "evaluation").exists() and not (tmp_path / "out").exists()
 

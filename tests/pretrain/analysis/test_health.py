@@ -141,7 +141,7 @@ def test_a_vocabulary_of_another_text_is_named(text: str, write: Write, shards_f
 
 def test_an_estimate_that_is_the_same_everywhere_correlates_with_nothing(write: Write) -> None:
     (finding,) = examine(write("hp_loss", {"estimate_correlation": {}}))
-    assert finding.name == "sampling head dead" and "by 0.000" in finding.evidence
+    assert finding.name == "sampling head dead" and "loss is 0.000" in finding.evidence
 
 
 @pytest.mark.parametrize(
