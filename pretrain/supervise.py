@@ -81,7 +81,7 @@ def main(options: SuperviseOptions) -> int:
         causes = first_causes([record for record in read_records(folder) if record not in before])
         _say(*accounts(folder, causes) or _indented("its last lines:", supervised.last_lines))
         if restarts < options.max_restarts:
-            if who := holder(folder / "lock"):  # a first rank on another host that has not saved or noticed yet
+            if who := holder(folder / "lock"):  # rank 0, on another host, may not have noticed or saved yet
                 _say(f"waiting up to {GRACE:g} s for the end of {who}")
                 still_held(folder / "lock", GRACE)
             newest = max(folder.glob("checkpoints/step-*[0-9]"), default=None)

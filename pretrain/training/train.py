@@ -92,7 +92,9 @@ def losses(
     """
     engine = training.engine
     for number, batch in enumerate(micro_batches):
-        torch.manual_seed(key_of(training.plan.run.seed, step, number, engine.world.rank))  # dropout's only source
+        torch.manual_seed(
+            key_of(training.plan.run.seed, step, number, engine.world.rank)
+        )  # the only randomness of a step is dropout
         training.watchdog.progress(f"reading the data of step {step + 1}")
         batch = batch.to(engine.device)
         with telemetry.own_time.computing():
