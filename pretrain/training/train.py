@@ -92,9 +92,7 @@ def losses(
     """
     engine = training.engine
     for number, batch in enumerate(micro_batches):
-        torch.manual_seed(
-            key_of(training.plan.run.seed, step, number, engine.world.rank)
-        )  # the only randomness of a step is dropout
+        torch.manual_seed(key_of(training.plan.run.seed, step, number, engine.world.rank))  # for dropout only
         training.watchdog.progress(f"reading the data of step {step + 1}")
         batch = batch.to(engine.device)
         with telemetry.own_time.computing():
