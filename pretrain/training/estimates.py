@@ -32,7 +32,7 @@ class Speed(NamedTuple):
 
     gpu: str
     flops: float
-    """FLOP/s, counted as here."""
+    """FLOP/s, counted as in `flops_per_token`."""
     source: str
     memory: float
     """Bytes, of the model with the most memory."""
