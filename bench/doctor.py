@@ -254,7 +254,7 @@ def report(output: Path) -> str:
         f"Found: {sum(map(bool, evidence.values()))} of {len(sick)} planted sicknesses. False alarms:"
         f" {sum(bool(names[run]) for run in well)} of {len(well)} healthy runs.",
         *("", "## Planted sicknesses", ""),
-        "Each run by `--preset tiny` with these options; then the doctor's first line, and how it is known.",
+        "Each run by `--preset tiny` with these options; then the doctor's first line, and evidence.",
         *(line for run in sick for line in _case(run, _first_line(names[run]), evidence[run])),
         *("", "## Healthy", ""),
         *markdown_table(("run", "half", "diagnosis"), [(run.name, run.group, _first_line(names[run])) for run in well]),

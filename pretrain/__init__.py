@@ -1,4 +1,4 @@
-"""Pre-training with learned replacement sampling: where each part of the paper stands in the code.
+"""Pre-training with learned replacement sampling: a map from the paper to the code.
 
 | paper (Hao et al., Findings of ACL 2021)                     | code                                               |
 |--------------------------------------------------------------|----------------------------------------------------|
@@ -7,7 +7,7 @@
 | discriminator D(x, c) = sigmoid(-d), L_D                     | `model.heads.DiscriminatorHead`,                   |
 |                                                              | `method.losses.discriminator_loss`                 |
 | p_S proportional to p_G x L_D minimizes the variance,        | `method.sampling.hp_loss_weights`                  |
-| the proposition of section 3; its estimator                  | `method.sampling.importance_weights` (off)         |
+| the proposition of section 3; its estimator, off by default  | `method.sampling.importance_weights`               |
 | HP_Loss: estimate D_hat = sigmoid(e(x')·h_S), L_S            | `method.objectives.hardness.HPLoss`,               |
 |                                                              | `.hp_loss_sampler_loss`                            |
 | HP_Dist: p_S = softmax(e(x')·h_S), L_S                       | `method.objectives.hardness.HPDist`,               |
@@ -23,6 +23,6 @@
 | probability of p_S, section 5                                | `analysis.analysis`, `foundation.stats`            |
 | discriminators under p_G and p_S, appendix                   | `analysis.crossing`                                |
 
-A run reads from `run.main`: the plan (configuration and data), then `training.train.train_rank`: processes, model under
-its engine, the loop.
+To follow a run, start at `run.main`. It makes the plan (configuration and data) and calls `training.train.train_rank`,
+which joins the processes, puts the model under its engine and runs the loop.
 """

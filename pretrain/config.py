@@ -1,6 +1,6 @@
-"""What a pre-training run is: model, objective, optimization and bookkeeping, each a strict frozen configuration.
+"""The configuration of a pre-training run: model, objective, optimization and bookkeeping, each strict and frozen.
 
-The numbers of the paper live in `presets.py`; speed and memory live in `ds_configs/*.json` and
+The paper's numbers are in `presets.py`; speed and memory are set in `ds_configs/*.json` and by
 `--set deepspeed.KEY=VALUE`.
 """
 
@@ -23,37 +23,37 @@ OLD_SWITCHES = {
     "mixture": 0.0,
     "ratio_clip": None,
 }
-"""What run.json held, up to 0.2, of switches that mean nothing to an objective; read without them."""
+"""Switches at their defaults that versions up to 0.2 wrote to run.json for objectives without them; ignored."""
 OLD_WEIGHTS = ("lambda1", "lambda2")
-"""The same of losses that an objective does not have, at any value."""
+"""Loss weights that the same versions wrote for objectives without the loss; ignored at any value."""
 Count = Annotated[int, Field(gt=0, le=MOST)]
 
 
 class RunConfig(StrictConfig):
-    """Everything that decides a run's mathematics, and how often it reports and saves."""
+    """Everything that determines a run's mathematics, plus how often it reports and saves."""
 
     model: ModelConfig
     objective: SerializeAsAny[ObjectiveConfig]
-    """The registry's configurations as one union, told apart by `name`."""
+    """Configuration of one registered objective; `name` selects its class."""
     optim: OptimConfig
     batch_size: int = Field(gt=0, le=2**20)
-    """Sequences per optimizer step, over all ranks and micro-batches; each rank holds the places of all of them."""
+    """Sequences per optimizer step, over all ranks and micro-batches; each rank holds the indices of all of them."""
     seed: int = Field(default=0, ge=0, lt=2**63)
-    """Seed of initial weights, order, sampling and dropout."""
+    """Seed of initial weights, data order, sampling and dropout."""
     log_every: Count = 100
     """Steps between log lines."""
     histogram_every: Count = 1_000
     """Steps between histograms and decoded examples in the log."""
     evaluate_every: Count = 10_000
-    """Steps between evaluations on the held-out part."""
+    """Steps between evaluations on held-out text."""
     evaluate_sequences: Count = 512
-    """Held-out sequences an evaluation during training reads."""
+    """Held-out sequences per evaluation during training."""
     checkpoint_every: Count = 5_000
     """Steps between checkpoints."""
     keep_checkpoints: Count = 3
-    """Newest checkpoints kept."""
+    """Number of newest checkpoints to keep."""
     keep_every: int = Field(default=0, ge=0, le=MOST)
-    """Steps between checkpoints that are kept for good; 0 keeps none but the newest."""
+    """Steps between checkpoints that are kept forever; 0 keeps only the newest."""
 
     @field_validator("objective", mode="before")
     @classmethod
@@ -83,17 +83,17 @@ class RunConfig(StrictConfig):
     def _samples_can_be_counted(self) -> "RunConfig":
         if self.optim.steps * self.batch_size > MOST:
             raise ValueError(
-                f"optim.steps: got {self.optim.steps} of batch_size {self.batch_size} sequences, expected fewer than"
-                f" {MOST} sequences in all: a larger number is not exact"
+                f"optim.steps: got {self.optim.steps} with batch_size {self.batch_size}, expected at most {MOST}"
+                " sequences in all, since larger counts are not exact; lower one of them"
             )
         return self
 
 
 def with_overrides(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
-    """`config` with `key.path=value` applied; values are JSON where they parse as JSON, else strings.
+    """Returns `config` with each `key.path=value` applied; a value is read as JSON if it parses, else as a string.
 
     Raises:
-        ConfigError: an override without `=`, an unknown key, or a value its field refuses; all of them at once.
+        ConfigError: lists every override without `=`, unknown key and invalid value.
     """
     values = config.model_dump()
     problems = [problem for override in overrides if (problem := _apply(values, override))]
@@ -103,14 +103,14 @@ def with_overrides(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
 
 
 def _apply(values: dict[str, Any], override: str) -> str | None:
-    """Sets one override in place; returns the problem if there is one."""
+    """Applies one override to `values` in place; returns an error message, or `None`."""
     parsed = parse_override(override)
     if parsed is None:
         return f"--set: got {shown(override)}, expected key=value, for example optim.lr=2e-4"
     path, value = parsed
     if path == "objective.name":
         option = f"--objective {shown(str(value))[1:-1]}"
-        return f"--set: got {shown(override)}, which would keep the weights of another objective; use {option}"
+        return f"--set: got {shown(override)}, which would keep the loss weights of another objective; use {option}"
     *parents, key = path.split(".")
     section: Any = values
     for part in parents:
@@ -122,14 +122,14 @@ def _apply(values: dict[str, Any], override: str) -> str | None:
 
 
 def _no_value_of(section: Any, path: str, override: str, values: dict[str, Any]) -> str | None:
-    """What is wrong with a path whose last part should be a value of `section` in `values`, if anything is."""
+    """Returns an error message if the last part of `path` is not a settable value of `section`, else `None`."""
     parent, _, key = path.rpartition(".")
     keys = [f"{name}.{own}" for name, part in values.items() if isinstance(part, dict) for own in part]
     nearest = did_you_mean(path, [*values, *keys])
     if not isinstance(section, dict):
         whole = shown(parent)[1:-1]
         return (
-            f"unknown key {shown(path)}; {whole} is no section, so set {whole} as a whole or a key of another{nearest}"
+            f"unknown key {shown(path)}; {whole} is not a section: set {whole} itself, or a key of a section{nearest}"
         )
     if key in section and isinstance(section[key], dict):
         return f"the section {path!r}; set its keys one by one, such as {path}.{next(iter(section[key]))}"
@@ -138,5 +138,5 @@ def _no_value_of(section: Any, path: str, override: str, values: dict[str, Any])
     others = [name for name in OBJECTIVES if key in objective_class(name).Config.model_fields]
     if others and parent == "objective":
         use = f"leave it out or choose {' or '.join(others)}"
-        return f"{shown(override)}, which {section['name']} has no use for; {use}"
+        return f"{shown(override)}, which objective {section['name']} does not have; {use}"
     return f"unknown key {shown(path)}; expected one of {', '.join(section)}{nearest}"

@@ -1,9 +1,9 @@
-"""Says whether a pre-training run is healthy; if not, what is wrong, how it is known and what to do.
+"""Check the health of a pre-training run: for each problem, what is wrong, the evidence and what to do.
 
 python pretrain/doctor.py runs/base
 
-Reads the run's records and a sample of its text; the run may go on. Exit codes: 0 healthy, 3 sick, 2 no run folder or
-too early to judge, 1 failed.
+Reads the run's records and a sample of its text; the run may still be training. Exit codes: 0 healthy, 3 a problem was
+found, 2 not a run folder or too early to judge, 1 failed.
 """
 
 import sys
@@ -20,7 +20,7 @@ EXIT_SICK = 3
 
 
 class DoctorOptions(StrictConfig):
-    """The command line of an examination."""
+    """The command line of `doctor.py`."""
 
     run: Annotated[Path, POSITIONAL]
     """run folder"""
@@ -34,10 +34,10 @@ def main(options: DoctorOptions) -> int:
     print("; ".join(finding.name for finding in findings) or "healthy")
     for finding in findings:
         print("", finding.name, f"  what is wrong  {finding.verdict}", sep="\n")
-        print(f"  how it is known  {finding.evidence}", f"  what to do  {finding.remedy}", sep="\n")
+        print(f"  evidence  {finding.evidence}", f"  what to do  {finding.remedy}", sep="\n")
     healthy = [answer.finding for answer in diagnosis.judged if not answer.sick]
     if healthy:
-        print("", "nothing wrong with:", *(f"  {finding.name}: {finding.evidence}" for finding in healthy), sep="\n")
+        print("", "no problem found:", *(f"  {finding.name}: {finding.evidence}" for finding in healthy), sep="\n")
     if diagnosis.unjudged:
         print("", "not judged:", *(f"  {reason}" for reason in diagnosis.unjudged), sep="\n")
     return EXIT_SICK if findings else 0

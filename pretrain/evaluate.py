@@ -1,4 +1,4 @@
-"""Evaluate pre-training runs on held-out text: detection under p_S and p_G, and what the sampling head knows.
+"""Evaluate pre-training runs on held-out text: detection under p_S and p_G, and accuracy of the estimated loss.
 
 python pretrain/evaluate.py runs/base
 python pretrain/evaluate.py runs/base --steps all
@@ -19,20 +19,20 @@ from foundation.config import MOST, StrictConfig
 
 
 class EvaluateOptions(StrictConfig):
-    """The command line of an evaluation."""
+    """The command line of `evaluate.py`."""
 
     runs: Annotated[tuple[Path, ...], POSITIONAL, Field(min_length=1)]
-    """run folders; several are crossed, the first the baseline"""
+    """run folders; several are compared pairwise, with the first as baseline"""
     steps: tuple[str, ...] = Field(default=("newest",), min_length=1)
-    """checkpoints: newest, all, or their steps"""
+    """checkpoints: newest, all, or step numbers"""
     data: Path | None = None
     """held-out shards (those beside the runs' data)"""
     output: Path | None = None
-    """where the crossing goes (FIRST RUN/evaluation)"""
+    """folder for the comparison of the runs (FIRST RUN/evaluation)"""
     sequences: int = Field(default=4096, gt=0, le=MOST)
-    """sequences to read at most"""
+    """maximum number of sequences to read"""
     batch_size: int = Field(default=64, gt=0, le=4096)
-    """sequences at once"""
+    """sequences per forward pass"""
 
 
 def main(options: EvaluateOptions) -> None:

@@ -2,9 +2,10 @@
 
     python pretrain/export.py runs/base exported/base
 
-OUT holds the discriminator (`ElectraForPreTraining`) with the tokenizer and a model card, OUT/generator the generator
-(`ElectraForMaskedLM`), as safetensors. A run of objective `mlm` has one model, in OUT, an `ElectraForMaskedLM`. With
-relative position `AutoModel.from_pretrained(OUT, trust_remote_code=True)` loads them with the code they carry.
+OUT holds the discriminator (`ElectraForPreTraining`) with the tokenizer and a model card; OUT/generator holds the
+generator (`ElectraForMaskedLM`). Weights are safetensors. A run with objective `mlm` has only one model, an
+`ElectraForMaskedLM` in OUT. Models with relative position carry their own code:
+`AutoModel.from_pretrained(OUT, trust_remote_code=True)` loads them.
 """
 
 import sys
@@ -20,12 +21,12 @@ from foundation.files import require_folder
 
 
 class ExportOptions(StrictConfig):
-    """The command line of an export."""
+    """The command line of `export.py`."""
 
     run: Annotated[Path, POSITIONAL]
     """run folder"""
     out: Annotated[Path, POSITIONAL]
-    """folder to write"""
+    """folder to write; must be empty or absent"""
 
 
 def main(options: ExportOptions) -> None:

@@ -1,4 +1,4 @@
-"""Write a run as one page: verdict, curves, throughput, an example, configuration, faults. No server, no network.
+"""Write a run as one HTML page: verdict, curves, throughput, an example, settings, faults. Needs no server or network.
 
 python pretrain/page.py runs/base
 python pretrain/page.py runs/electra runs/base --output compared.html
@@ -17,16 +17,16 @@ from foundation.command_line import POSITIONAL, run_command
 from foundation.config import StrictConfig
 
 MOST_RUNS = 6
-"""More colours are not told apart."""
+"""Runs on one page; more colors could not be told apart."""
 
 
 class PageOptions(StrictConfig):
-    """The command line of a page."""
+    """The command line of `page.py`."""
 
     runs: Annotated[tuple[Path, ...], POSITIONAL, Field(min_length=1, max_length=MOST_RUNS)]
     """run folders; several are drawn on the same charts"""
     output: Path | None = None
-    """file to write (FIRST RUN/page.html)"""
+    """HTML file to write (FIRST RUN/page.html)"""
 
 
 def main(options: PageOptions) -> None:

@@ -1,6 +1,6 @@
-"""The runs of the paper and a tiny one, every number with its source; speed and memory live in `ds_configs/`.
+"""The paper's runs and a tiny one, each number with its source; speed and memory are set in `ds_configs/`.
 
-"paper" is Hao et al., Findings of ACL 2021; "GOO" is google-research/electra, for what the paper leaves open
+"paper" is Hao et al., Findings of ACL 2021. "GOO" is google-research/electra, the source of what the paper leaves open
 (batch size, sequence length, weight decay, dropout, clipping).
 """
 
@@ -17,7 +17,7 @@ from pretrain.model.config import ModelConfig
 
 
 class Preset(NamedTuple):
-    """A named run and the DeepSpeed file it uses unless told otherwise."""
+    """A named run and its default DeepSpeed file."""
 
     run: RunConfig
     deepspeed_config: str
@@ -26,10 +26,10 @@ class Preset(NamedTuple):
 PAPER = {
     "hp_loss": HPLoss.Config(lambda1=5.0, lambda2=50.0, gamma=1.0),  # paper section 4.1
     "hp_dist": HPDist.Config(lambda1=1.0, lambda2=50.0, gamma=1.0),  # paper section 4.1
-    "electra": PlainElectra.Config(lambda2=50.0, gamma=0.0),  # cross-entropy; so is the next
+    "electra": PlainElectra.Config(lambda2=50.0, gamma=0.0),  # gamma 0 is cross-entropy, here and below
     "mlm": MaskedLM.Config(gamma=0.0),
 }
-"""What each objective is trained with unless told otherwise."""
+"""Default settings of each objective."""
 
 TINY = RunConfig(
     # Ours: the smallest model seen to detect replacements in five minutes on two CPU cores (docs/evidence/results.md).
@@ -56,7 +56,7 @@ TINY = RunConfig(
 
 SMALL = RunConfig(
     model=ModelConfig(
-        layers=12,  # paper, table of pre-training hyperparameters; so are the next six
+        layers=12,  # all sizes: paper, table of pre-training hyperparameters
         hidden_size=256,
         heads=4,
         intermediate_size=1024,
@@ -70,7 +70,7 @@ SMALL = RunConfig(
 
 BASE = RunConfig(
     model=ModelConfig(
-        layers=12,  # paper, table of pre-training hyperparameters; so are the next six
+        layers=12,  # all sizes: paper, table of pre-training hyperparameters
         hidden_size=768,
         heads=12,
         intermediate_size=3072,
@@ -84,7 +84,7 @@ BASE = RunConfig(
 
 PRESETS = {
     "tiny": Preset(TINY, "ds_configs/zero1_bf16.json"),
-    "small": Preset(SMALL, "ds_configs/zero1_fp16.json"),  # paper: V100, which has fp16 alone
+    "small": Preset(SMALL, "ds_configs/zero1_fp16.json"),  # paper: V100, which has fp16 but no bf16
     "base": Preset(BASE, "ds_configs/zero1_fp16.json"),
 }
 
@@ -102,15 +102,15 @@ ROWS = {
     "HP_Loss gamma=1": HPLoss.Config(lambda1=5.0, gamma=1.0),
     "HP_Loss gamma=4": HPLoss.Config(lambda1=5.0, gamma=4.0),
 }
-"""The rows of the paper's tables, in their order, each with any preset's sizes. The paper quotes BERT from its authors:
-the row here is a masked language model of the discriminator's size on the same data."""
+"""The rows of the paper's tables, in order; each works with any preset's sizes. The paper quotes BERT's scores from its
+authors; the row here trains a masked language model of the discriminator's size on the same data."""
 
 
 def preset(name: str) -> Preset:
-    """The preset of this name.
+    """Returns the preset of this name.
 
     Raises:
-        ConfigError: no such preset.
+        ConfigError: there is no such preset.
     """
     if name not in PRESETS:
         raise ConfigError(f"preset: got {name!r}, {one_of(name, PRESETS)}")
@@ -118,10 +118,10 @@ def preset(name: str) -> Preset:
 
 
 def with_row(run: RunConfig, name: str) -> RunConfig:
-    """`run` trained as a row of the paper's tables says.
+    """Returns `run` with the objective of a row of the paper's tables.
 
     Raises:
-        ConfigError: no such row.
+        ConfigError: there is no such row.
     """
     if name not in ROWS:
         raise ConfigError(f"row: got {name!r}, {one_of(name, ROWS)}")
@@ -129,5 +129,5 @@ def with_row(run: RunConfig, name: str) -> RunConfig:
 
 
 def with_objective(run: RunConfig, name: str) -> RunConfig:
-    """`run` trained towards another objective, with the paper's weights for it."""
+    """Returns `run` with another objective and the paper's loss weights for it."""
     return run.model_copy(update={"objective": PAPER.get(name) or objective_class(name).Config.from_values({})})

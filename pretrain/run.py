@@ -1,4 +1,4 @@
-"""Pre-train ELECTRA with learned replacement sampling; the same command again resumes.
+"""Pre-train ELECTRA with learned replacement sampling; rerun the same command to resume.
 
 deepspeed --hostfile hostfiles/16v100 pretrain/run.py --preset base
 deepspeed --num_gpus 2 pretrain/run.py --preset tiny

@@ -1,10 +1,10 @@
-"""Run a pre-training command, and run it again from its last checkpoint when it fails.
+"""Run a pre-training command, and restart it from its last checkpoint when it fails.
 
 python pretrain/supervise.py --max_restarts 3 -- deepspeed --hostfile hostfiles/16v100 pretrain/run.py --preset base
 
-Ended with 2 (bad usage) or 75 (stopped on request) it is not run again, and the code is passed on. A signal to stop is
-passed to the command and everything it has started here. Killed itself, it takes the command with it, whose ranks save.
-What DeepSpeed's launcher remarks is in RUN/logs/launcher.log.
+A command that exits with 2 (bad usage) or 75 (stopped on request) is not restarted; its exit code is passed on. A stop
+signal is forwarded to the command and to everything it started on this machine. If the supervisor itself is killed, the
+command is told to stop, and its ranks save first. DeepSpeed's launcher messages go to RUN/logs/launcher.log.
 """
 
 import contextlib
@@ -38,28 +38,30 @@ from pretrain.job.stopping import EXIT_STOPPED, SIGNALS
 from pretrain.training.options import RunOptions
 
 GRACE = 120.0
-"""Seconds that what the command leaves behind has to end by itself: ranks whose launcher is gone save first."""
+"""Seconds granted to processes that outlive the command: ranks that lose their launcher save before they exit."""
 PR_SET_PDEATHSIG = 1
-"""Of Linux's prctl(2)."""
+"""Option of Linux's prctl(2): the signal to send this process when its parent dies."""
 _LIBC = ctypes.CDLL(None)
 SHOWN_LINES = 25
-"""Last lines shown of a rank's log, or of a command whose ranks left no record; they hold the stack of a crash."""
+"""Lines shown from the end of a rank's log (or of the command's output, if no rank left a record): enough for the stack
+of a crash."""
 MOST_NAMED = 3
+"""Ranks whose end is reported."""
 STARTED = ("pretrain/run.py", "pretrain.run")
-"""How what the command runs ends: in a checkout, or as a module; `electra-sampler` calls it `pretrain`."""
+"""Endings of the training script's name: in a checkout, or as a module. `electra-sampler` calls it `pretrain`."""
 REMARK = re.compile(r"\[[\d-]+ [\d:,]+\] \[(?:DEBUG|INFO|WARNING)\] \[\w+\.py:\d+:")
-"""Begins a line of DeepSpeed's launcher that nobody need read."""
+"""Start of a launcher line that nobody needs to read; it goes to the log only."""
 ENDED = re.compile(r"\[[\d-]+ [\d:,]+\] \[ERROR\] \[launch\.py:.* exits with return code = (-?\d+)$")
-"""The launcher's line about the exit code of a rank."""
+"""The launcher's line that reports a rank's exit code."""
 
 
 class SuperviseOptions(StrictConfig):
-    """The command line."""
+    """The command line of `supervise.py`."""
 
     command: Annotated[tuple[str, ...], POSITIONAL]
     """after --: the launcher and pretrain/run.py with its options"""
     max_restarts: int = Field(default=3, ge=0)
-    """how often the command is run again"""
+    """maximum number of restarts"""
 
 
 def main(options: SuperviseOptions) -> int:
@@ -79,31 +81,31 @@ def main(options: SuperviseOptions) -> int:
         causes = first_causes([record for record in read_records(folder) if record not in before])
         _say(*accounts(folder, causes) or _indented("its last lines:", supervised.last_lines))
         if restarts < options.max_restarts:
-            if who := holder(folder / "lock"):  # a first rank on another host, which has yet to save or to notice
+            if who := holder(folder / "lock"):  # rank 0, on another host, may not have noticed or saved yet
                 _say(f"waiting up to {GRACE:g} s for the end of {who}")
                 still_held(folder / "lock", GRACE)
             newest = max(folder.glob("checkpoints/step-*[0-9]"), default=None)
             begin = newest.name if newest else "the start: no checkpoint was written yet"
             _say(f"restart {restarts + 1} of {options.max_restarts}, from {begin}")
-    _say(f"gave up after {options.max_restarts} restarts; the full output of each rank is in {folder / LOGS}")
+    _say(f"gave up after {options.max_restarts} restarts; each rank's full output is in {folder / LOGS}")
     return EXIT_FAILED
 
 
 class Supervised:
-    """A command in a process group of its own, which its end or a signal to stop reaches as a whole."""
+    """A command in its own process group, so that a stop signal, and the final kill, reach all of its processes."""
 
     def __init__(self, command: Sequence[str], log: Path) -> None:
-        """`log` takes what the launcher remarks, if its folder is there: a run that is refused makes none."""
+        """`log` receives the launcher's messages if its folder exists; a refused run creates no folder."""
         self.command, self._log = command, log
         self.stopping = False
-        """A signal asked for a stop."""
+        """True once a signal has asked for a stop."""
         self.last_lines: deque[str] = deque(maxlen=SHOWN_LINES)
         self._process: subprocess.Popen[str] | None = None
         for number in SIGNALS:
             signal.signal(number, self._pass_on)
 
     def run(self) -> int:
-        """Runs it to its end and to that of everything it started on this machine; returns its exit code.
+        """Runs the command until it and everything it started on this machine have ended; returns its exit code.
 
         Raises:
             ConfigError: there is no such program.
@@ -114,9 +116,9 @@ class Supervised:
         reading = threading.Thread(target=self._pass_through, args=(process.stdout, remarks), daemon=True)
         reading.start()
         process.wait()
-        reading.join(GRACE)  # the output ends when the last process that holds it does
+        reading.join(GRACE)  # the output closes when the last process that holds it ends
         if reading.is_alive():
-            _say(f"ending what the command has left behind: it did not end within {GRACE:g} s")
+            _say(f"killing the processes that the command left running: they did not end within {GRACE:g} s")
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         reading.join()
@@ -146,14 +148,14 @@ class Supervised:
         for line in output:
             self.last_lines.append(line.rstrip())
             ended = ENDED.match(line)
-            asked_for = ended is not None and (self.stopping or int(ended[1]) == EXIT_STOPPED)  # which is no error
+            asked_for = ended is not None and (self.stopping or int(ended[1]) == EXIT_STOPPED)  # not an error
             if asked_for or REMARK.match(line):
                 remarks.append(line)
             else:
                 print(printable_lines(line), end="", flush=True)
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
-        """Ctrl-C goes on as SIGUSR1, at first: by it `deepspeed` dies silently, and `srun` tells its ranks."""
+        """Forwards a signal; the first Ctrl-C as SIGUSR1, which ends `deepspeed` silently and which `srun` forwards."""
         first, self.stopping = not self.stopping, True
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
@@ -161,9 +163,9 @@ class Supervised:
 
 
 def _end_with(supervisor: int) -> None:
-    """What the command does first: has the system tell it to stop when the supervisor ends, however it does.
+    """Runs in the new process before the command: asks Linux to send it SIGUSR1 whenever the supervisor ends.
 
-    SIGUSR1 ends DeepSpeed's launcher, which its ranks notice; `srun` passes it on (docs/evidence/launchers.md).
+    SIGUSR1 ends DeepSpeed's launcher, which its ranks notice; `srun` forwards it to the ranks (docs/evidence/launchers.md).
     """
     _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGUSR1)
     if os.getppid() != supervisor:
@@ -171,10 +173,10 @@ def _end_with(supervisor: int) -> None:
 
 
 def run_folder_of(command: Sequence[str]) -> Path:
-    """Where the supervised run writes.
+    """The run folder that the supervised command writes to, from its options.
 
     Raises:
-        ConfigError: the command starts no pre-training, or gives it options it does not know.
+        ConfigError: the command does not start pre-training, or passes it unknown options.
     """
     named = (place for place, part in enumerate(command) if part == "pretrain" or part.endswith(STARTED))
     script = next(named, None)
@@ -188,16 +190,16 @@ def run_folder_of(command: Sequence[str]) -> Path:
 
 
 def is_complete(folder: Path) -> bool:
-    """Whether the run's last step has its checkpoint; the exit code does not say so: a killed launcher can give 0."""
+    """True if the run's last step has its checkpoint; the exit code cannot tell: a killed launcher can return 0."""
     try:
         steps = json.loads((folder / "run.json").read_text())["run"]["optim"]["steps"]
         return (folder / "checkpoints" / f"step-{steps:08d}").is_dir()
-    except (OSError, ValueError, LookupError, TypeError):  # there is no run yet, or its description is damaged
+    except (OSError, ValueError, LookupError, TypeError):  # no run yet, or its description is damaged
         return False
 
 
 def accounts(folder: Path, causes: Sequence[EndRecord]) -> list[str]:
-    """Why each of these ranks ended, and the end of its log."""
+    """Lines that tell why each of these ranks ended, with the end of its log."""
     lines = []
     for end in causes[:MOST_NAMED]:
         title = f"{end.name}: {end.sentence}; the end of {rank_log(folder, end.rank)}:"

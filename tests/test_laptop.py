@@ -71,4 +71,4 @@ def test_a_job_that_needs_deepspeed_says_what_to_do_in_one_line(folder: Path, la
     (line,) = done.stderr.splitlines()
     assert done.returncode == 2
     assert "No module named 'deepspeed'" in line
-    assert line.endswith(f"{PLAIN}, which does without")
+    assert line.endswith(f"{PLAIN}, which does not need it")

@@ -1,1 +1,1 @@
-"""The paper's analysis of trained models, as numbers, tables, figures and the page of an export."""
+"""Analysis of runs: the paper's evaluation as numbers, tables and figures; the doctor; run pages; model cards."""

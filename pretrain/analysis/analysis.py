@@ -1,5 +1,5 @@
-"""What the paper's analysis asks of a trained model: detection, how well the sampling head knows the loss, and how
-sure the sampling distribution is; each number with its bootstrap over sequences.
+"""The paper's analysis of a trained model: detection, accuracy of the sampling head's estimated loss, and confidence of
+the sampling distribution; each number with a bootstrap over sequences.
 
 Shape letters: C columns to sum, S sequences.
 """
@@ -12,7 +12,7 @@ from foundation.stats import Interval, Resampled, auc, binary_entropy, correlati
 from pretrain.analysis.observation import Judgement, Observations, Observed, OriginalTokens
 
 BINS = 10
-"""Of the maximum probability (paper, figure of the sampling distribution)."""
+"""Bins of the maximum probability (paper, figure of the sampling distribution)."""
 
 PAPER: dict[str, Any] = {
     "detection": {
@@ -21,11 +21,12 @@ PAPER: dict[str, Any] = {
     },
     "estimate_quality": {"pearson": {"original": 0.78, "replaced": 0.61, "all": 0.64}},
 }
-"""Paper, section 5: detection by ELECTRA under its p_G and by HP_Loss + focal under its p_S; HP_Loss's correlations."""
+"""Paper, section 5: detection accuracy of ELECTRA under its p_G, and of HP_Loss + focal under its p_S; correlation of
+HP_Loss's estimated loss."""
 
 
 def generator(originals: OriginalTokens) -> dict[str, Resampled]:
-    """Accuracy and cross-entropy (nats a position) of the generator, or of an mlm run's model, at masked positions."""
+    """Returns accuracy and cross-entropy (nats per position) at masked positions, of the generator or an mlm model."""
     log_p_original, predicted, sequence = originals
     columns = (predicted, -log_p_original.astype(np.float64), np.ones(len(predicted)))
     sums_CS = sums(sequence, int(sequence[-1]) + 1, *columns)
@@ -33,10 +34,9 @@ def generator(originals: OriginalTokens) -> dict[str, Resampled]:
 
 
 def detection(judgement: Judgement) -> dict[str, Resampled]:
-    """How well replaced and original tokens are told apart; losses and entropies in nats a position.
+    """Returns the detection metrics of replaced tokens; losses and entropies in nats per position.
 
-    `discriminator_entropy` is that of the replaced share: the discriminator's loss if it knew that share and nothing
-    else.
+    `discriminator_entropy` is the entropy of the replaced share: the loss of always predicting that share.
     """
     d, replaced, masked, sequence = judgement
     sequences = int(sequence[-1]) + 1
@@ -60,11 +60,11 @@ def detection(judgement: Judgement) -> dict[str, Resampled]:
 
 
 def estimate_quality(observations: Observations) -> dict[str, dict[str, Resampled]]:
-    """Correlation of estimated and actual discriminator loss at the sampled tokens (paper section 5), by class of the
-    token, original or replaced, and over both: Pearson's and Spearman's; nothing where the objective estimates nothing.
+    """Returns Pearson and Spearman correlations of estimated and actual discriminator loss at the sampled tokens (paper
+    section 5), for originals, replaced tokens and both; empty if the objective has no estimate.
 
-    `class_means` predicts for each sampled token the mean loss of its class and knows nothing else: fitted here, on the
-    very losses it is judged by, which flatters it. Spearman's resamples keep the ranks of the whole.
+    `class_means` is a baseline that predicts the mean loss of each token's class. It is fitted on the losses that it is
+    judged by, which flatters it. The resamples of Spearman keep the ranks of the full sample.
     """
     from scipy.stats import rankdata
 
@@ -85,8 +85,8 @@ def estimate_quality(observations: Observations) -> dict[str, dict[str, Resample
 
 
 def certainty(observations: Observations) -> tuple[list[Resampled], Resampled]:
-    """Share of masked positions whose most likely token has a probability in each tenth of [0, 1], and the entropy in
-    nats a masked position: of the distribution sampled from.
+    """Returns, for the sampling distribution, the share of masked positions with a maximum probability in each tenth of
+    [0, 1], and the entropy in nats per masked position.
     """
     tenths = np.minimum((observations.largest_q * BINS).astype(int), BINS - 1)
     columns = (np.ones(len(tenths)), observations.entropy_q, *(tenths == number for number in range(BINS)))
@@ -95,9 +95,10 @@ def certainty(observations: Observations) -> tuple[list[Resampled], Resampled]:
 
 
 def weighted_loss(observations: Observations) -> dict[str, Resampled]:
-    """The estimate of E_{p_G}[L_D] at masked positions by weighing each sample with p_G over its probability.
+    """Returns the importance-sampling estimate of E_{p_G}[L_D] at masked positions: each sample is weighted by p_G over
+    the probability it was drawn with.
 
-    `variance` is of one sample; `effective_share` is the effective sample size (Kish) over the number of samples.
+    `variance` is that of a single sample; `effective_share` is Kish's effective sample size over the number of samples.
     """
     weight = observations.ratio.astype(np.float64)
     values = weight * observations.actual_loss
@@ -111,8 +112,8 @@ def weighted_loss(observations: Observations) -> dict[str, Resampled]:
 
 
 def analyse(observed: Observed) -> dict[str, Any]:
-    """Every number of the analysis, in sections; where there is a p_S, `p_S_minus_p_G` holds the differences of
-    what is under both, paired by sequence. Of a model that replaces nothing, the generator's alone.
+    """Returns every number of the analysis, in sections. If there is a p_S, `p_S_minus_p_G` holds the differences of
+    the sections with both distributions, paired by sequence. For a masked language model, only `generator`.
     """
     of_generator: dict[str, Any] = {"generator": generator(observed.originals)}
     if not observed.under:
@@ -139,7 +140,7 @@ def _minus(a: Any, b: Any) -> Any:
 
 
 def as_json(value: Any) -> Any:
-    """The same with each number as `[value, low, high]`."""
+    """Converts each number of a nested structure to `[value, low, high]`."""
     if isinstance(value, Resampled):
         return value.interval()
     if isinstance(value, dict):
@@ -148,7 +149,9 @@ def as_json(value: Any) -> Any:
 
 
 def headline(numbers: dict[str, Any]) -> dict[str, Any]:
-    """What the model card and the quickstart show of the JSON: under what the objective samples from, no intervals."""
+    """Returns the numbers that model card and quickstart show: under the objective's own distribution, without
+    intervals.
+    """
     detection = numbers["detection"].get("p_S", numbers["detection"]["p_G"])
     pearson = numbers["estimate_quality"].get("pearson", {})
     return {

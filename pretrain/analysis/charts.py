@@ -1,6 +1,6 @@
-"""The charts of a page, each drawn in the page's own colours, with the numbers it shows and a sentence that says them.
+"""Draws the charts of a run's page as SVG, each with a table of its numbers and a sentence that states its finding.
 
-Of one run each quantity has its colour, of several each run.
+With one run, colors distinguish metrics; with several, they distinguish runs.
 """
 
 import io
@@ -23,9 +23,9 @@ VARIABLES = {color: f"var(--c{number})" for number, color in enumerate(PALETTE)}
     INK: "var(--quiet)",
     RULE: "var(--rule)",
 }
-"""What stands in the page's style in place of the colours that are drawn with: they follow light and dark."""
+"""CSS variables that replace the drawn colors in the page, so that they follow its light or dark style."""
 LETTERS = ("p_", "L_")
-"""The paper's, which keep their case."""
+"""Prefixes of the paper's symbols, which are never capitalized."""
 DASHES = ("", "5 3", "2 2", "8 3 2 3")
 STYLE = {
     "svg.fonttype": "none",
@@ -41,17 +41,17 @@ STYLE = {
 THOUSANDS = EngFormatter(sep="")
 MOST_ROWS, MOST_MARKS = 40, 40
 STILL = 0.02
-"""Of its size, a change that is none."""
+"""Relative change below which a value counts as unchanged."""
 _NOT_NEEDED = re.compile(
     r'^.*?(?=<svg)|<style.*?</style>| (?:width|height)="[\d.]+pt"| id="[\w.]+_\d+"| transform="rotate\(-0 .*?\)"'
     r"|font-size:[^;]*; font-family: [^;]*; ",
     re.DOTALL,
 )
-"""Of what matplotlib writes: the page has its own fonts, and an id may stand there once."""
+"""Parts of matplotlib's SVG that are removed: the page has its own fonts, and ids must be unique in it."""
 
 
 class Line(NamedTuple):
-    """What is drawn of a quantity."""
+    """The points of one metric of one run, and how to draw them."""
 
     run: str
     label: str
@@ -62,7 +62,7 @@ class Line(NamedTuple):
 
     @property
     def variable(self) -> str:
-        """Its colour in the page's style."""
+        """The CSS variable of its color."""
         return VARIABLES[self.color]
 
     @property
@@ -72,7 +72,7 @@ class Line(NamedTuple):
 
 
 class Chart(NamedTuple):
-    """A panel of some runs."""
+    """A drawn panel."""
 
     panel: Panel
     lines: list[Line]
@@ -81,7 +81,7 @@ class Chart(NamedTuple):
 
     @property
     def rows(self) -> list[tuple[float, list[float | None]]]:
-        """The table behind the chart: at most so many rows, among them every evaluation as far as they fit."""
+        """The table of the chart's numbers: at most 40 evenly chosen steps, plus as many steps of evaluations."""
         steps = sorted({x for line in self.lines for x in line.points})
         held_out = sorted({x for line in self.lines if line.held_out for x in line.points})
         chosen = sorted({*evenly(steps, MOST_ROWS), *evenly(held_out, MOST_ROWS)})
@@ -89,7 +89,7 @@ class Chart(NamedTuple):
 
 
 def charts(panels: Sequence[Panel], runs: dict[str, History]) -> list[Chart]:
-    """The panels of which any run has a number."""
+    """Draws the panels for which any run has data."""
     found = []
     for panel in panels:
         if lines := lines_of(panel, runs):
@@ -98,7 +98,7 @@ def charts(panels: Sequence[Panel], runs: dict[str, History]) -> list[Chart]:
 
 
 def lines_of(panel: Panel, runs: dict[str, History]) -> list[Line]:
-    """What there is to draw of a panel, by name of the run."""
+    """Returns the lines of a panel for these runs, given by name."""
     lines = []
     for (name, history), own in zip(runs.items(), PALETTE, strict=False):
         for curve in panel.curves if len(runs) == 1 else panel.curves[: panel.compared]:
@@ -110,7 +110,7 @@ def lines_of(panel: Panel, runs: dict[str, History]) -> list[Line]:
 
 
 def _points(panel: Panel, curve: Curve, history: History) -> list[dict[float, float]]:
-    """In training, and on held-out text."""
+    """Returns a metric's points in training, and on held-out text."""
     if panel.over_tenths:
         return [
             _finite({place / 10: value_of(history.newest, f"{curve.path}/{place}") for place in range(len(TENTHS))})
@@ -127,7 +127,7 @@ def _finite(points: dict[float, float]) -> dict[float, float]:
 
 
 def draw(panel: Panel, lines: Sequence[Line]) -> str:
-    """The chart as an `svg` element without words: what the curves are says the page."""
+    """Returns the chart as an `svg` element; the page itself adds title and legend."""
     with plt.rc_context(STYLE | {"svg.hashsalt": panel.title}):
         figure, axes = plt.subplots(figsize=(5.2, 2.6))
         for line in lines:
@@ -162,12 +162,12 @@ def draw(panel: Panel, lines: Sequence[Line]) -> str:
 
 
 def finding(panel: Panel, lines: Sequence[Line]) -> str:
-    """What the chart shows, in one sentence."""
+    """States what the chart shows, in one sentence."""
     several = len({line.run for line in lines}) > 1
     if panel.over_tenths:
         sure = (f"{line.run} {line.label}" if several else line.label for line in lines)
         shares = ", ".join(f"{who} {number(line.points.get(0.9))}" for who, line in zip(sure, lines, strict=True))
-        return f"Positions with a likeliest token above 0.9: {shares}"
+        return f"Share of positions with a maximum probability above 0.9: {shares}"
     ends = {(line.run, line.label): line.last for line in sorted(lines, key=lambda line: line.held_out)}
     if several:
         label = lines[0].label
@@ -188,7 +188,7 @@ def _sentence(text: str) -> str:
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """With as many digits as are read."""
+    """Formats a number for reading, with three significant digits by default."""
     if value is None or not math.isfinite(value):
         return "–"
     if value == 0:
@@ -197,5 +197,5 @@ def number(value: float | None, digits: int = 3) -> str:
 
 
 def evenly(values: Sequence[float], most: int) -> list[float]:
-    """At most so many of the values, evenly chosen, the first and the last among them."""
+    """Returns at most `most` of the values, evenly spaced, including the first and the last."""
     return [values[round(place)] for place in np.linspace(0, len(values) - 1, min(len(values), most))]

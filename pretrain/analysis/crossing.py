@@ -1,4 +1,4 @@
-"""Runs crossed: each run's discriminator judges the replacements that each run's sampler draws, at the same masked
+"""Crosses runs: each run's discriminator judges the replacements drawn by each run's sampler, at the same masked
 positions with the same uniforms (paper, appendix: each discriminator under p_G and under p_S).
 
 `crossing.json`:
@@ -12,9 +12,9 @@ positions with the same uniforms (paper, appendix: each discriminator under p_G 
                       "accuracy_masked": [difference, low, high], ...}],
      "paper": {"p_G": {"accuracy_masked": ..., "accuracy_all": ...}, "p_S": ...}}
 
-RUN is a run folder as given. A run that learns no sampling has no p_S: it samples from p_G. `auc_all` is over all
-positions, as losses are; `auc_masked` over the masked ones. In a difference A stands after B among the runs, both judge
-the very same replacements, and its interval is of the paired bootstrap over sequences.
+RUN is a run folder as given. A run without a sampling head has no p_S: it samples from p_G. `auc_all` is over all
+positions, as are the losses; `auc_masked` is over masked positions. In a difference, A comes after B in the order of
+the runs, both judge the same replacements, and the interval is from the paired bootstrap over sequences.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -42,14 +42,14 @@ COMPARED = (
     "discriminator_loss",
     "loss_over_entropy",
 )
-"""What a difference is taken of: the others are the replacements' alone."""
+"""Metrics whose differences are reported; the other metrics depend only on the replacements."""
 
 SHOWN = {"accuracy_masked": "masked", "accuracy_all": "all", "auc_all": "AUC", "discriminator_loss": "L_D"}
 HEAD = ("discriminator", "replacements", "step", *SHOWN.values())
 
 
 class Candidate(NamedTuple):
-    """A checkpoint of a run, already evaluated by itself."""
+    """A checkpoint of a run, with the results of its own evaluation."""
 
     run: str
     description: RunDescription
@@ -57,13 +57,13 @@ class Candidate(NamedTuple):
     result: dict[str, Any]
     """The content of `metrics.json`."""
     tokens: dict[str, Tensor]
-    """Replacements it draws [S, K], by distribution; none where it replaces nothing, and is not crossed."""
+    """The replacements it draws [S, K], by distribution; empty without a discriminator, and then it is not crossed."""
     detection: dict[str, dict[str, Resampled]]
-    """What its own discriminator makes of these, by distribution."""
+    """Its own discriminator's detection metrics on these, by distribution."""
 
 
 class Entry(NamedTuple):
-    """What one discriminator makes of one sampler's replacements."""
+    """Detection metrics of one discriminator on one sampler's replacements."""
 
     discriminator: str
     sampler: str
@@ -73,16 +73,16 @@ class Entry(NamedTuple):
 
     @property
     def replacements(self) -> dict[str, Any]:
-        """Which ones it judged."""
+        """Identifies the replacements that it judged."""
         return {"sampler": self.sampler, "distribution": self.distribution, "step": self.step}
 
 
 def cross(
     candidates: Sequence[Candidate], read: Callable[[], Iterable[Batch]], device: torch.device
 ) -> Iterator[Entry]:
-    """Every discriminator on every sampler's replacements; all candidates are at the same step.
+    """Yields the detection of every discriminator on every sampler's replacements; all candidates have the same step.
 
-    One model at a time is in memory, and of the replacements' judgements only their sums and resamples stay.
+    Only one model is in memory at a time, and only sums and resamples of the judgements are kept.
     """
     for judging in candidates:
         found = {judging.run: judging.detection}
@@ -100,7 +100,7 @@ def cross(
 
 
 def crossing(entries: Sequence[Entry], sequences: int) -> dict[str, Any]:
-    """The content of `crossing.json`."""
+    """Returns the content of `crossing.json`."""
     return {
         "sequences": sequences,
         "entries": [
@@ -120,7 +120,7 @@ def crossing(entries: Sequence[Entry], sequences: int) -> dict[str, Any]:
 
 
 def tables(crossed: dict[str, Any]) -> str:
-    """Markdown: every discriminator on every sampler's replacements, and its difference from the first run's."""
+    """Returns Markdown tables: each discriminator on each sampler's replacements; differences from the first run."""
     entries, differences = crossed["entries"], crossed["differences"]
     first = entries[0]["discriminator"]
     rows = [[*_row(entry), f"{entry['discriminator_entropy']:.4f}"] for entry in entries]

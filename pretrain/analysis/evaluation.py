@@ -1,4 +1,7 @@
-"""Trained runs evaluated on held-out text: each by itself, at one or several of its checkpoints, then crossed."""
+"""Evaluates trained runs on held-out text: each run by itself, at one or several checkpoints, then crossed.
+
+Crossing: every run's discriminator judges the replacements of every run's sampler (crossing.py).
+"""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -30,7 +33,7 @@ from pretrain.training.run_folder import RunDescription, read_run, write_json
 
 
 class HeldOut(NamedTuple):
-    """The sequences that a run is evaluated on, and where."""
+    """The sequences that a run is evaluated on, and the device to run on."""
 
     shards: Shards
     sequences: int
@@ -38,7 +41,7 @@ class HeldOut(NamedTuple):
     device: torch.device
 
     def batches(self) -> Iterator[Batch]:
-        """The first sequences of the folder, in order, each with its first mask."""
+        """Yields the first sequences of the folder, in order, each with its first mask copy."""
         for start in range(0, self.sequences, self.batch_size):
             index = self.shards.in_turn(np.arange(start, min(start + self.batch_size, self.sequences)))
             yield make_batch(self.shards, index, np.zeros_like(index), HELD_OUT_SEED)
@@ -50,14 +53,14 @@ def evaluate(
     """Evaluates the chosen checkpoints of each run, then crosses the runs that have a discriminator.
 
     Raises:
-        ConfigError: a folder, checkpoint or data set that cannot be used, before anything is computed.
+        ConfigError: a folder, checkpoint or data set cannot be used; raised before anything is computed.
     """
     descriptions = {run: read_run(run) for run in runs}
     crossing_folder = output or runs[0] / "evaluation"
     for folder in (crossing_folder, *(run / "evaluation" for run in descriptions)):
         require_folder(folder)
     problems = [
-        f"runs: {run} was trained on other shards than {runs[0]}; evaluate each by itself, or name with --data shards"
+        f"runs: {run} was trained on other shards than {runs[0]}; evaluate them separately, or name with --data shards"
         " that neither was trained on"
         for run, description in descriptions.items()
         if not data and description.data_sha256 != descriptions[runs[0]].data_sha256
@@ -75,26 +78,26 @@ def evaluate(
     evaluations = [evaluate_run(run, descriptions[run], chosen[run], held_out[run]) for run in descriptions]
     for (run, description), parts in zip(descriptions.items(), evaluations, strict=True):
         if not parts[-1].detection:
-            print(f"{run} has no discriminator to cross: objective {description.run.objective.name} replaces nothing")
+            print(f"{run} is not crossed: objective {description.run.objective.name} has no discriminator")
     if to_cross := [parts for parts in evaluations if parts[-1].detection]:
         cross_runs(to_cross, held_out[runs[0]], crossing_folder)
 
 
 def open_matching(folder: Path | None, description: RunDescription) -> Shards:
-    """The shards to evaluate on, by default those held out of the run's data.
+    """Opens the shards to evaluate on, by default the held-out part of the run's data.
 
     Raises:
-        ConfigError: they were made with another tokenizer than the run's, or hold longer sequences than its model.
+        ConfigError: there are none, their tokenizer is not the run's, or their sequences are too long for its model.
     """
     shards = Shards(folder) if folder else open_held_out(*map(Path, description.data))
     if shards is None:
         raise ConfigError(
-            f"data: no held-out shards beside {', '.join(description.data)}; name a folder with --data, or build the"
+            f"data: no held-out shards in {', '.join(description.data)}; choose a folder with --data, or build the"
             " shards with a larger --held_out"
         )
     if shards.manifest.tokenizer_sha256 != description.tokenizer_sha256:
         raise ConfigError(
-            f"data: {shards.folders[0]} was made with another tokenizer than the run"
+            f"data: {shards.folders[0]} was made with another tokenizer than the run's"
             f" ({shards.manifest.tokenizer_sha256[:12]}, expected {description.tokenizer_sha256[:12]});"
             " build it with the run's tokenizer folder as --vocab"
         )
@@ -110,8 +113,10 @@ def open_matching(folder: Path | None, description: RunDescription) -> Shards:
 def evaluate_run(
     run: Path, description: RunDescription, chosen: list[Checkpoint], held_out: HeldOut
 ) -> list[Candidate]:
-    """Evaluates the chosen checkpoints; writes the newest's `metrics.json` and figures to RUN/evaluation, and where
-    there are several, all of them as `steps.json` and `steps.png`.
+    """Evaluates the chosen checkpoints of a run and writes the results to RUN/evaluation.
+
+    `metrics.json` and the figures are of the newest checkpoint. If there are several, `steps.json` and `steps.png`
+    cover all of them.
     """
     folder = run / "evaluation"
     folder.mkdir(exist_ok=True)
@@ -133,7 +138,7 @@ def evaluate_run(
 def evaluate_checkpoint(
     run: Path, description: RunDescription, checkpoint: Checkpoint, held_out: HeldOut, draw: bool
 ) -> Candidate:
-    """The numbers of the paper's analysis for one checkpoint; with `draw`, its figures too."""
+    """Computes the numbers of the paper's analysis for one checkpoint; with `draw`, also draws its figures."""
     model = load_checkpoint(description, checkpoint).to(held_out.device)
     about = {
         "run": str(run),
@@ -157,12 +162,10 @@ def evaluate_checkpoint(
 
 
 def cross_runs(evaluations: list[list[Candidate]], held_out: HeldOut, folder: Path) -> None:
-    """Crosses the runs at each step that all were evaluated at; writes `crossing.json` and its figures, and prints its
-    tables.
-    """
+    """Crosses the runs at each step evaluated for all; writes `crossing.json` and its figures, prints its tables."""
     common = set.intersection(*({part.checkpoint.step for part in parts} for parts in evaluations))
     if not common:
-        print("the runs' checkpoints are not of one step, so they are not crossed; name --steps that all have")
+        print("the runs have no evaluated step in common and are not crossed; choose --steps that all runs have")
         return
     entries: list[Entry] = []
     for step in sorted(common):
@@ -177,7 +180,7 @@ def cross_runs(evaluations: list[list[Candidate]], held_out: HeldOut, folder: Pa
 
 
 def one_line(result: dict[str, Any]) -> str:
-    """One checkpoint in one line."""
+    """Summarizes the result of one checkpoint in one line."""
     parts = [f"MLM loss {result['mlm_loss']:.3f}, accuracy {result['mlm_accuracy']:.3f}"]
     if "detection" in result:
         share = result["discriminator_loss"] / result["discriminator_entropy"]

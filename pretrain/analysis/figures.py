@@ -1,4 +1,4 @@
-"""The figures of an evaluation, as PNG files; how every figure is written."""
+"""Draws the figures of an evaluation as PNG files; `save` writes every figure of the project."""
 
 from pathlib import Path
 from typing import IO, Any
@@ -23,7 +23,7 @@ ACCURACIES = {"accuracy_masked": "masked", "accuracy_all": "all"}
 
 
 def draw_training(run: Path, path: Path) -> None:
-    """Losses over the steps, the discriminator's beside the entropy it would sit at if it knew nothing."""
+    """Draws the losses over the steps; the dashed line is the loss of always predicting the replaced share."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(10.0, 4.2))
     for kind, style in (("train", "-"), ("held_out", "o")):
         records = read_records(run, kind)
@@ -49,13 +49,13 @@ def draw_training(run: Path, path: Path) -> None:
             entropy = _column(records, "discriminator_entropy")
             right.plot(steps, entropy, "--", color=NEUTRAL, label="entropy of the replaced share")
     for axes, title in ((left, "Generator"), (right, "Discriminator")):
-        axes.set(title=title, xlabel="step", ylabel="nats a position")
+        axes.set(title=title, xlabel="step", ylabel="nats per position")
         axes.legend(frameon=False, fontsize=8)
     save(figure, path)
 
 
 def draw_detection(judgement: Judgement, path: Path) -> None:
-    """How the discriminator's probability of "replaced" is spread over original and replaced tokens."""
+    """Draws histograms of the discriminator's probability of "replaced", for original and replaced tokens."""
     figure, axes = plt.subplots(figsize=SIZE)
     probability = 1 / (1 + np.exp(-judgement.d))
     bins = np.linspace(0, 1, 41).tolist()
@@ -68,7 +68,7 @@ def draw_detection(judgement: Judgement, path: Path) -> None:
 
 
 def draw_estimate(observations: Observations, path: Path) -> None:
-    """Estimated against actual discriminator loss of the sampled tokens: means in twenty groups by the estimate."""
+    """Draws actual over estimated discriminator loss of the sampled tokens: means of twenty groups by the estimate."""
     figure, axes = plt.subplots(figsize=SIZE)
     for other, color, label in (
         (False, ORIGINAL, "sampled the original"),
@@ -82,14 +82,14 @@ def draw_estimate(observations: Observations, path: Path) -> None:
         axes.plot(estimated, actual, "o-", color=color, ms=4, label=label)
     limits = (0.0, max(axes.get_xlim()[1], axes.get_ylim()[1]))
     axes.plot(limits, limits, "--", color=NEUTRAL, lw=1, label="equal")
-    axes.set(title="What the sampling head knows", xlabel="estimated loss $\\hat{L}_D$", ylabel="actual loss $L_D$")
+    axes.set(title="Estimated and actual loss", xlabel="estimated loss $\\hat{L}_D$", ylabel="actual loss $L_D$")
     axes.legend(frameon=False)
     save(figure, path)
 
 
 def draw_comparison(result: dict[str, Any], path: Path) -> None:
-    """The paper's three pictures of a trained model, its numbers as crosses: how sure p_S is beside p_G, what the
-    discriminator detects under both, and how well the estimate knows the loss.
+    """Draws the paper's three figures of a trained model, the paper's numbers as crosses: maximum probabilities of p_S
+    and p_G, detection accuracy under both, and correlation of estimated and actual loss.
     """
     figure, (shares, detected, known) = plt.subplots(1, 3, figsize=(14.0, 4.2))
     _draw_shares(shares, [(f"${name}$", COLORS[name], values) for name, values in result["max_probability"].items()])
@@ -117,7 +117,7 @@ def _draw_accuracies(axes: Any, detection: dict[str, dict[str, Any]]) -> None:
 def _draw_values(
     axes: Any, values: dict[str, list[float] | None], color: str, offset: float, label: str, width: float = 0.3
 ) -> None:
-    """Bars with their intervals; a value that does not exist leaves its place empty."""
+    """Draws bars with error intervals; a missing value leaves a gap."""
     middle, low, high = np.array([value or [0.0] * 3 for value in values.values()]).T
     places, error = np.arange(len(values)), np.maximum(0, [middle - low, high - middle])
     axes.bar(places + offset, middle, yerr=error, width=width, color=color, label=label, capsize=2)
@@ -125,7 +125,7 @@ def _draw_values(
 
 
 def draw_steps(results: list[dict[str, Any]], path: Path) -> None:
-    """One run's checkpoints: what training is expected to move, against the steps, as far as the run has it."""
+    """Draws one run's metrics over its checkpoints; metrics that the run does not have are left out."""
     panels = [
         ("Generator", "MLM accuracy", {"p_G": _across(results, "generator", "mlm_accuracy")}),
         ("Detection, masked positions", "accuracy", _under(results, "detection", "accuracy_masked")),
@@ -152,7 +152,7 @@ def draw_steps(results: list[dict[str, Any]], path: Path) -> None:
 
 
 def _across(results: list[dict[str, Any]], *keys: str | int) -> list[list[float] | None]:
-    """One number at every step; `None` where a run has no such number."""
+    """Returns one number at every step; `None` where it is missing."""
     values: list[Any] = results
     for key in keys:
         values = [value[int(key)] if isinstance(value, list) else (value or {}).get(key) for value in values]
@@ -160,13 +160,14 @@ def _across(results: list[dict[str, Any]], *keys: str | int) -> list[list[float]
 
 
 def _under(results: list[dict[str, Any]], section: str, key: str | int) -> dict[str, list[list[float] | None]]:
-    """One number under p_G and under p_S, at every step."""
+    """Returns one number under p_G and under p_S, at every step."""
     return {name: _across(results, section, name, key) for name in COLORS}
 
 
 def draw_crossing(crossed: dict[str, Any], path: Path) -> None:
-    """The paper's appendix figure: detection accuracy of each discriminator on each sampler's replacements, one panel
-    a set of replacements, at masked positions above and at all below; against the steps if there are several.
+    """Draws the paper's appendix figure: detection accuracy of each discriminator on each sampler's replacements.
+
+    One column per set of replacements; masked positions above, all positions below; over the steps if several.
     """
     entries = crossed["entries"]
     sources = list(dict.fromkeys((entry["sampler"], entry["distribution"]) for entry in entries))
@@ -185,7 +186,7 @@ def draw_crossing(crossed: dict[str, Any], path: Path) -> None:
                 )
             place.set(title=f"${distribution}$ of {names[sampler]}, {label}")
         row[0].set_ylabel("detection accuracy")
-    labelled: dict[str, Any] = {}  # each label of all panels once
+    labelled: dict[str, Any] = {}  # each label once over all panels
     for place in axes.flat:
         labelled |= dict(zip(*reversed(place.get_legend_handles_labels()), strict=True))
     figure.legend(
@@ -195,7 +196,7 @@ def draw_crossing(crossed: dict[str, Any], path: Path) -> None:
 
 
 def draw_max_probability(results: list[dict[str, Any]], path: Path) -> None:
-    """The paper's figure of the sampling distribution, over runs: how sure each p_G and each p_S is."""
+    """Draws the paper's figure of the sampling distribution for several runs: maximum probabilities of p_G and p_S."""
     figure, axes = plt.subplots(figsize=(9.0, 4.2))
     names = run_names([result["run"] for result in results])
     series = [
@@ -209,25 +210,25 @@ def draw_max_probability(results: list[dict[str, Any]], path: Path) -> None:
 
 
 def _draw_shares(axes: Any, series: list[tuple[str, str, list[list[float]]]]) -> None:
-    """How sure distributions are, each with its label and color: the tenths of the maximum probability."""
+    """Draws the shares of masked positions by maximum probability, in tenths, for each (label, color, shares)."""
     width = 0.9 / len(series)
     for number, (label, color, shares) in enumerate(series):
         offset = (number - (len(series) - 1) / 2) * width
         _draw_values(axes, dict(zip(TENTHS, shares, strict=True)), color, offset, label, width)
     axes.set(
-        title="How sure the distributions are", xlabel="maximum probability, from", ylabel="share of masked positions"
+        title="Confidence of the distributions", xlabel="maximum probability, from", ylabel="share of masked positions"
     )
 
 
 def run_names(runs: list[str]) -> dict[str, str]:
-    """What each run is called: its folder's own name, or all of its path where two folders share the name."""
+    """Returns a label for each run: its folder's name, or its whole path if two folders share the name."""
     paths = {run: Path(run) for run in runs}
     own = [path.name for path in paths.values()]
     return {run: path.name if own.count(path.name) == 1 else run for run, path in paths.items()}
 
 
 def _draw_lines(axes: Any, steps: list[int], lines: dict[str, list[list[float] | None]]) -> None:
-    """Each line with its interval as a band; at a single step, points beside each other with theirs as bars."""
+    """Draws lines with their intervals as bands; at a single step, points side by side with error bars."""
     for number, (name, values) in enumerate(lines.items()):
         middle, low, high = np.array([value or [np.nan] * 3 for value in values], dtype=float).T
         if np.isnan(middle).all():
@@ -243,12 +244,12 @@ def _draw_lines(axes: Any, steps: list[int], lines: dict[str, list[list[float] |
 
 
 def _column(records: list[dict[str, Any]], name: str) -> list[float]:
-    """Not a number where a record has no such value: nothing is drawn there."""
+    """Returns a metric of each record; NaN, which is not drawn, where it is missing."""
     return [record.get(name, float("nan")) for record in records]
 
 
 def save(figure: Any, target: Path | IO[str], **settings: Any) -> None:
-    """Writes the figure, by default as PNG with nothing cut off, and closes it."""
+    """Writes the figure, by default as PNG with a tight bounding box, and closes it."""
     for axes in figure.axes:
         axes.spines[["top", "right"]].set_visible(False)
     figure.tight_layout()

@@ -1,7 +1,7 @@
-"""Ten checks of a run's health, each for one sickness, from the run's own files (symptoms.py).
+"""Ten checks of a run's health, each for one problem, from the run's own files (symptoms.py).
 
-The docstring of a threshold names its source. "Healthy" is the worst of the ten runs that set thresholds in
-`docs/evidence/doctor.md`.
+The docstring of each threshold names its source. "Healthy" is the worst value among the ten healthy runs in
+`docs/evidence/doctor.md`, from which the thresholds were set.
 """
 
 from collections.abc import Callable
@@ -17,58 +17,59 @@ from pretrain.training.doubts import MOST_EPOCHS
 from pretrain.training.log_line import MOST_WAITING
 
 MOST_PADDING = 0.25
-"""Share of all positions. Healthy: .05; Wikipedia in 512 tokens of BERT's vocabulary: .10."""
+"""Share of padding among all positions. Healthy: .05; Wikipedia at length 512 with BERT's vocabulary: .10."""
 MOST_UNKNOWN = 0.01
-"""Share of the word pieces. Healthy: 0; BERT's vocabulary on English Wikipedia: .0002."""
+"""Share of [UNK] among the word pieces. Healthy: 0; BERT's vocabulary on English Wikipedia: .0002."""
 MOST_PIECES = ((16_000, 1.75), (1_000, 2.5), (0, 4.0))
-"""Pieces per word, by the least size of a vocabulary. Healthy, with 2,048: 2.0. With BERT's 30,522 English has 1.1;
-German, Hungarian and Turkish, which they do not fit, have 1.9, 2.3 and 2.6."""
+"""Word pieces per word, by minimum vocabulary size. Healthy, with 2,048: 2.0. With BERT's 30,522, English has 1.1;
+German, Hungarian and Turkish, which that vocabulary does not fit, have 1.9, 2.3 and 2.6."""
 MOST_GAP = 0.5
-"""Nats of MLM loss between held-out text and that of training. Healthy: .03."""
+"""MLM loss on held-out text minus that of training, in nats. Healthy: .03."""
 MOST_APART = 0.1
-"""The same of L_D over the entropy of the replaced share, which small models learn by heart first. Healthy: .01."""
+"""Held-out minus training, of L_D over the entropy of the replaced share: small models overfit here first. Healthy:
+.01."""
 MOST_SPIKES, MOST_SKIPPED = 0.01, 0.02
 """Shares of the steps. Healthy: 0; fp16's dynamic loss scale, which doubles every 1,000 steps, skips .001."""
 MOST_RISEN = 0.3
-"""Nats of MLM loss above its lowest mean. Healthy: 0."""
+"""Current MLM loss minus its lowest mean, in nats. Healthy: 0."""
 LEAST_FROM_CHANCE = 0.001
-"""AUC of telling replaced tokens from others, in the best record after the warm-up. On the plateau it is .02 or more:
-special tokens are known. At .5 sharp every token gets the same answer."""
+"""Distance of the detection AUC from .5, in the best recent record after the warm-up. On the plateau it is .02 or more,
+since special tokens are recognized. At exactly .5, every token gets the same answer."""
 MOST_ACCURATE, LEAST_REPLACED = 0.9, 0.1
-"""Shares of the masked positions. With a tenth of them replaced, .015 of all, detection has a fifth of the entropy
-that it has with all of them replaced."""
+"""Shares of the masked positions: generator accuracy, and replaced tokens. With a tenth of them replaced (.015 of all
+positions), detection has a fifth of the entropy that it has with all of them replaced."""
 LEAST_LEARNED = 0.1
-"""Nats of MLM loss below the entropy of the word pieces. Healthy, after 500 steps: .29."""
+"""Entropy of the word pieces minus MLM loss, in nats. Healthy, after 500 steps: .29."""
 MOST_OF_PLATEAU = 0.97
-"""1 is the plateau by arithmetic. Healthy, after 500 steps: .85."""
+"""L_D relative to the plateau, where it is 1 by arithmetic. Healthy, after 500 steps: .85."""
 SPECIAL_TOKENS = 3
-"""Special tokens in a sequence of two segments: never replaced, so the plateau is the entropy among the others."""
+"""Special tokens in a sequence of two segments. They are never replaced, so the plateau is the entropy of the rest."""
 LEAST_CORRELATION = 0.1
-"""0 is the class's mean. Healthy, after 500 steps: .29."""
+"""Correlation of estimated and actual loss; 0 is as good as the class mean. Healthy, after 500 steps: .29."""
 MOST_RATIO = 5.0
-"""99th percentile of p_G/p_S, whose mean is 1: beyond it 1% of draws have 5% of the weight. Healthy: 1.7."""
+"""99th percentile of p_G/p_S, whose mean is 1: above 5, 1% of the draws have 5% of the weight. Healthy: 1.7."""
 LEAST_STEPS, WARMUPS = 500, 4
-"""Before so many steps and warm-ups every run looks as if it learned nothing."""
+"""Minimum steps and warm-ups before the models are judged; earlier, every run looks as if it learned nothing."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A sickness of a run."""
+    """A problem of a run."""
 
     name: str
     verdict: str
-    """What is wrong, in a sentence."""
+    """What is wrong, in one sentence."""
     evidence: str
-    """How it is known: value, threshold and steps."""
+    """Measured value, limit and steps."""
     remedy: str
     """What to do."""
 
 
 class Judged(NamedTuple):
-    """The answer of a check."""
+    """The result of a check."""
 
     finding: Finding
-    """Its evidence holds for a healthy run too."""
+    """The problem, if there is one; its evidence is also valid for a healthy run."""
     measured: tuple[Measured, ...]
 
     @property
@@ -77,11 +78,11 @@ class Judged(NamedTuple):
 
 
 class Diagnosis(NamedTuple):
-    """The answers of all checks."""
+    """The results of all checks."""
 
     judged: list[Judged]
     unjudged: list[str]
-    """Why other checks could not be made."""
+    """Why the other checks could not be made."""
 
     @property
     def findings(self) -> list[Finding]:
@@ -105,11 +106,11 @@ def vocabulary(run: Symptoms) -> Judged:
     most = next(most for least_size, most in MOST_PIECES if size >= least_size)
     finding = Finding(
         name="vocabulary does not fit",
-        verdict="The vocabulary is not this text's: its words fall into many pieces, or are unknown.",
+        verdict="The vocabulary does not match the text: words are split into many pieces, or are unknown.",
         evidence=f"A word has {text.pieces_per_word:.2f} pieces (the limit is {most} for a vocabulary of {size:,}), and"
-        f" {text.unknown_share:.2%} of the pieces are [UNK] (the limit is {MOST_UNKNOWN:.0%}), in what steps 1 to"
-        f" {text.steps} read.",
-        remedy="Learn a vocabulary from this text with data_prep/train_vocab.py, and build the shards with it.",
+        f" {text.unknown_share:.2%} of the pieces are [UNK] (the limit is {MOST_UNKNOWN:.0%}), in the text of steps 1"
+        f" to {text.steps}.",
+        remedy="Train a vocabulary on this text with data_prep/train_vocab.py, and build the shards with it.",
     )
     unknown = Measured("[UNK]", text.unknown_share, MOST_UNKNOWN)
     return Judged(finding, (unknown, Measured("pieces per word", text.pieces_per_word, most)))
@@ -117,7 +118,7 @@ def vocabulary(run: Symptoms) -> Judged:
 
 def repetition(run: Symptoms) -> Judged:
     held_out, epochs = run.evaluated, run.last["epoch"]
-    step = held_out["step"]  # beside what training had reached then, not since
+    step = held_out["step"]  # compared with training at the time of that evaluation
     gap = held_out["mlm_loss"] - run.mean("mlm_loss", step)
     measured = [Measured("held-out minus training MLM loss", gap, MOST_GAP), Measured("epochs", epochs, MOST_EPOCHS)]
     detection = ""
@@ -128,12 +129,12 @@ def repetition(run: Symptoms) -> Judged:
         detection = f", L_D over its entropy {apart:+.3f} (the limit is {MOST_APART:+})"
     finding = Finding(
         name="data repeated or unshuffled",
-        verdict="The run learns its text by heart: the same comes again and again, or much alike follows each other.",
+        verdict="The run overfits its text: the data repeats too often, or similar text comes in a row.",
         evidence=f"On held-out text at step {step:,} the MLM loss is {gap:+.2f} nats from that of"
         f" training in {run.when(step)} (the limit is {MOST_GAP:+}){detection}, and the text was read {epochs:.3g}"
         f" times (the limit is {MOST_EPOCHS}).",
-        remedy="Build the shards from more text, shuffled, with --dedup exact if documents come twice; or train for"
-        " fewer steps.",
+        remedy="Build the shards from more text, shuffled, with --dedup exact if it contains duplicate documents; or"
+        " train for fewer steps.",
     )
     return Judged(finding, tuple(measured))
 
@@ -156,12 +157,12 @@ def learning_rate(run: Symptoms) -> Judged:
         collapse = f"; the AUC is up to {apart:.4f} from chance (at least {LEAST_FROM_CHANCE} expected)"
     finding = Finding(
         name="learning rate too high",
-        verdict="Training is not stable: losses jump or rise, gradients overflow, or the discriminator has collapsed.",
+        verdict="Training is unstable: losses spike or rise, gradients overflow, or the discriminator has collapsed.",
         evidence=f"{spikes:.2%} of steps 1 to {run.step:,} were spikes (the limit is {MOST_SPIKES:.0%}),"
         f" {skipped:.1%} of the last {steps:,} were skipped (the limit is {MOST_SKIPPED:.0%}), and the MLM loss in"
         f" {run.when()} is {risen:.2f} nats above its lowest mean, at step {at:,} (the limit is"
         f" {MOST_RISEN}){collapse}.",
-        remedy="Lower optim.lr, raise optim.warmup_steps or keep optim.gradient_clipping at 1, and start anew.",
+        remedy="Lower optim.lr, raise optim.warmup_steps or keep optim.gradient_clipping at 1, and start a new run.",
     )
     return Judged(finding, tuple(measured))
 
@@ -178,7 +179,7 @@ def straggler(run: Symptoms) -> Judged:
         evidence=f"Data and forwards take {waiting:.0%} less time on the median rank than on the slowest one (the"
         f" limit is {MOST_WAITING:.0%}), which was rank {rank} in {ranks.count(rank)} of {len(ranks)} records of"
         f" {run.when()}.",
-        remedy="See what else runs on that rank's machine, its clock, temperature and disk, or leave the machine out.",
+        remedy="Check that machine for other processes, clock speed, temperature and disk, or leave it out.",
     )
     always = ranks.count(rank) == len(ranks)
     return Judged(finding, (Measured("waiting for one rank", waiting if always else 0.0, MOST_WAITING),))
@@ -190,12 +191,12 @@ def easy_replacements(run: Symptoms) -> Judged | None:
     accuracy, replaced = run.mean("mlm_accuracy"), run.mean("replace_rate")
     finding = Finding(
         name="generator too good",
-        verdict="The generator knows nearly all masked tokens: few are replaced, and the discriminator has little to"
+        verdict="The generator predicts nearly all masked tokens: few are replaced, and the discriminator has little to"
         " detect.",
         evidence=f"The generator's accuracy is {accuracy:.3f} (the limit is {MOST_ACCURATE}), and {replaced:.3f} of"
         f" the masked positions are replaced (at least {LEAST_REPLACED} expected), in {run.when()}.",
-        remedy="Take a smaller model.generator_hidden_size, objective.mask_keep_fraction=0, objective.temperature=1,"
-        " or text that is less predictable.",
+        remedy="Use a smaller model.generator_hidden_size, objective.mask_keep_fraction=0, objective.temperature=1,"
+        " or less predictable text.",
     )
     measured = (
         Measured("generator's accuracy", accuracy, MOST_ACCURATE),
@@ -208,9 +209,9 @@ def generator(run: Symptoms) -> Judged:
     loss, entropy = run.mean("mlm_loss"), run.text.unigram_entropy
     finding = Finding(
         name="generator does not learn",
-        verdict="The generator knows no more than how frequent each word piece is.",
+        verdict="The generator has learned little more than the frequency of each word piece.",
         evidence=f"Its MLM loss is {loss:.3f} nats in {run.when()}, {entropy - loss:.3f} below the entropy of the word"
-        f" pieces; at least {LEAST_LEARNED} expected.",
+        f" pieces; at least {LEAST_LEARNED} is expected.",
         remedy="Raise optim.lr if the loss still falls slowly; start narrow models with"
         " model.relative_bias_init=local and model.initializer_range=0.1.",
     )
@@ -242,10 +243,10 @@ def sampling_head(run: Symptoms) -> Judged | None:
     correlation = sum(known) / len(known)
     finding = Finding(
         name="sampling head dead",
-        verdict="The sampling head's estimate of the discriminator's loss is no better than the mean of the class.",
-        evidence=f"Among replaced tokens the estimated and the actual loss correlate by {correlation:.3f} in"
-        f" {run.when()}; at least {LEAST_CORRELATION} expected.",
-        remedy="Set objective.lambda1=5, as in the paper; while the discriminator learns nothing, mend that first.",
+        verdict="The sampling head's estimate of the discriminator's loss is hardly better than the class mean.",
+        evidence=f"Among replaced tokens, the correlation of estimated and actual loss is {correlation:.3f} in"
+        f" {run.when()}; at least {LEAST_CORRELATION} is expected.",
+        remedy="Set objective.lambda1=5, as in the paper; if the discriminator learns nothing, fix that first.",
     )
     return Judged(finding, (Measured("correlation of the estimate", correlation, LEAST_CORRELATION, most=False),))
 
@@ -256,26 +257,27 @@ def ratios(run: Symptoms) -> Judged | None:
     ratio, median = run.mean("ratio_p99"), run.mean("ratio_p50")
     finding = Finding(
         name="importance ratios exploding",
-        verdict="The sampling distribution has left the generator's: a few tokens with a huge p_G/p_S decide L_S.",
+        verdict="The sampling distribution is too far from the generator's: a few tokens with a huge p_G/p_S dominate"
+        " L_S.",
         evidence=f"One draw in a hundred has a p_G/p_S above {ratio:.3g} in {run.when()} (median {median:.3g}); the"
         f" limit is {MOST_RATIO:g}.",
         remedy="Set objective.temperature=1 and objective.lambda1=1, as in the paper, lower optim.lr, or bound the"
-        " ratios by objective.mixture=0.1.",
+        " ratios with objective.mixture=0.1.",
     )
     return Judged(finding, (Measured("99th percentile of p_G/p_S", ratio, MOST_RATIO),))
 
 
 Check = Callable[[Symptoms], Judged | None]
-"""`None` where the objective cannot have the sickness; raises `Unjudged` where the run's files do not tell."""
+"""Returns `None` if the objective cannot have the problem; raises `Unjudged` if the files do not allow the check."""
 AT_ONCE: tuple[Check, ...] = (padding, vocabulary, repetition, learning_rate, straggler)
 ONCE_LEARNED: tuple[Check, ...] = (easy_replacements, generator, plateau, sampling_head, ratios)
 
 
 def diagnose(run_folder: Path, log: Log | None = None) -> Diagnosis:
-    """Makes every check that the run's files allow; `log` is its log, where it is read already.
+    """Makes every check that the run's files allow; `log` is the run's log if it has been read already.
 
     Raises:
-        ConfigError: not a run folder, or one where it is too early to say.
+        ConfigError: not a run folder, or it is too early to judge the run.
     """
     run, judged, unjudged = Symptoms(run_folder, log), [], []
     left = max(LEAST_STEPS, WARMUPS * run.run.optim.warmup_steps) - run.step
@@ -286,9 +288,9 @@ def diagnose(run_folder: Path, log: Log | None = None) -> Diagnosis:
         except Unjudged as reason:
             unjudged.append(str(reason))
         except KeyError as name:
-            unjudged.append(f"what needs {name.args[0]}: the run's records, of an older version, lack it")
+            unjudged.append(f"checks of {name.args[0]}: the run's records, from an older version, lack it")
     if left > 0:
-        unjudged.append(f"what the models learn: it is too early, look again {left:,} steps later")
+        unjudged.append(f"checks of learning: it is too early, look again {left:,} steps later")
         if not any(answer.sick for answer in judged):
             raise ConfigError(f"{run_folder}: too early to judge: look again {left:,} steps later")
     return Diagnosis(judged, [*dict.fromkeys(unjudged)])

@@ -1,4 +1,4 @@
-"""The page of an exported model, `README.md` in its folder: what it is, how it was trained, what it scored."""
+"""The model card of an export, `README.md` in its folder: the model, its training settings and its scores."""
 
 import json
 from pathlib import Path
@@ -10,11 +10,11 @@ from pretrain.training.run_folder import BOOKKEEPING, RunDescription, flat
 from pretrain.training.run_log import read_records
 
 TASKS = {"AutoModelForPreTraining": "feature-extraction", "AutoModelForMaskedLM": "fill-mask"}
-"""What Hugging Face's hub calls the use of a model."""
+"""Pipeline tag on Hugging Face's hub, by model class."""
 SCORES = {
-    "mlm_loss": "MLM cross-entropy, nats a masked position",
+    "mlm_loss": "MLM cross-entropy, nats per masked position",
     "mlm_accuracy": "MLM accuracy",
-    "discriminator_loss": "discriminator loss, nats a position",
+    "discriminator_loss": "discriminator loss, nats per position",
     "replaced_share": "share of positions replaced",
     "accuracy_masked": "detection accuracy, masked positions",
     "accuracy_all": "detection accuracy, all positions",
@@ -23,7 +23,10 @@ SCORES = {
 
 
 def model_card(run: Path, description: RunDescription, step: int) -> str:
-    """Markdown with Hugging Face's header; scores are those of `evaluate.py`, or else of the run's own evaluation."""
+    """Returns the model card in Markdown with Hugging Face's header.
+
+    Scores are those of `evaluate.py` for this step, or else of the run's own evaluation.
+    """
     config = description.run
     trusts = "" if not config.model.relative_position else ", trust_remote_code=True"
     trained = objective_class(config.objective.name)
@@ -63,7 +66,7 @@ Made with {versions}.
 
 
 def _scores(run: Path, step: int) -> dict[str, Any]:
-    """Of this step alone: what an earlier checkpoint scored is another model's."""
+    """Returns the scores of this step only: those of an earlier checkpoint are another model's."""
     evaluated = run / "evaluation" / "metrics.json"
     found = [record for record in read_records(run, "held_out") if record["step"] == step]
     if evaluated.is_file():

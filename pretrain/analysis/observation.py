@@ -1,6 +1,6 @@
-"""Running a trained model over held-out text, position by position: what it samples and what it says of samples.
+"""Runs a trained model over held-out text and records, per position, its samples and the discriminator's answers.
 
-Shape letters: B batch, L length, K masked positions a sequence, S sequences, N positions of all sequences.
+Shape letters: B batch, L length, K masked positions per sequence, S sequences, N positions of all sequences.
 """
 
 from collections import defaultdict
@@ -18,47 +18,49 @@ from pretrain.training.metrics import MetricSums, summary
 
 
 class Judgement(NamedTuple):
-    """What a discriminator says of one set of replacements; one value a visible position, [N] over all sequences."""
+    """A discriminator's answers on one set of replacements; one value per non-pad position, [N] over all sequences."""
 
     d: np.ndarray
-    """Its logit; above 0 it says "replaced"."""
+    """The logit; above 0 means "replaced"."""
     replaced: np.ndarray
+    """True if the token differs from the original."""
     masked: np.ndarray
-    """Whether the position was masked: the others can never be replaced."""
+    """True if the position was masked; only these can be replaced."""
     sequence: np.ndarray
-    """Number of the sequence."""
+    """Index of the sequence."""
 
 
 class OriginalTokens(NamedTuple):
-    """The original tokens under the generator, or a masked language model; one value per masked position."""
+    """Predictions of the original tokens by the generator or masked language model; one value per masked position."""
 
     log_p_original: np.ndarray
+    """Log-probability of the original token."""
     predicted: np.ndarray
-    """Whether the most likely token is the original."""
+    """True if the most likely token is the original."""
     sequence: np.ndarray
-    """Number of the sequence."""
+    """Index of the sequence."""
 
 
 class Observations(NamedTuple):
-    """One value a visible position (`judgement`) or a masked position (the rest), over all batches."""
+    """Observations under one sampling distribution, per masked position; in `judgement`, per non-pad position."""
 
     judgement: Judgement
     estimated_loss: np.ndarray
-    """L_hat of the sampled token, by the sampling head; empty where the objective gives none."""
+    """L_hat of the sampled token, from the sampling head; empty if the objective has no such estimate."""
     actual_loss: np.ndarray
     """L_D at the same positions."""
     sampled_other: np.ndarray
-    """Whether the sampled token differs from the original."""
+    """True if the sampled token differs from the original."""
     ratio: np.ndarray
     """p_G of the sampled token over the probability it was sampled with."""
     largest_q: np.ndarray
-    """Probability of the most likely token of the distribution sampled from."""
+    """Largest probability of the sampling distribution."""
     entropy_q: np.ndarray
-    """Of that distribution, in nats."""
+    """Entropy of the sampling distribution, in nats."""
 
     @property
     def sequence(self) -> np.ndarray:
-        """Number of the sequence of each masked position."""
+        """Index of the sequence of each masked position."""
         return self.judgement.sequence[self.judgement.masked]
 
     @property
@@ -67,26 +69,26 @@ class Observations(NamedTuple):
 
 
 class Observed(NamedTuple):
-    """All that one pass over the data tells of a model."""
+    """Everything observed of a model in one pass over the data."""
 
     originals: OriginalTokens
     under: dict[str, Observations]
-    """By the distribution the replacements were drawn from: p_G, and p_S where the objective learns one; none of a
-    model that replaces nothing."""
+    """Observations by sampling distribution: p_G, and p_S if the objective learns one; empty for a masked language
+    model."""
     tokens: dict[str, Tensor]
-    """The replacements themselves [S, K], int32 on the CPU, for other discriminators to judge."""
+    """The replacements [S, K] by sampling distribution, int32 on the CPU, for other discriminators to judge."""
     metrics: dict[str, float]
-    """What training reports, under what the objective samples from."""
+    """The metrics that training reports, with the objective's own sampling distribution."""
 
     @property
     def learned(self) -> Observations:
-        """Under what the objective samples from: p_S where it learns one."""
+        """Observations under the objective's own sampling distribution: p_S if it learns one, else p_G."""
         return self.under.get("p_S", self.under["p_G"])
 
 
 @torch.no_grad()
 def observe(model: Objective, batches: Iterable[Batch], device: torch.device) -> Observed:
-    """Runs the model in evaluation mode over the batches: the generator once, the discriminator once a distribution."""
+    """Runs the model in evaluation mode over the batches: generator once, discriminator once per distribution."""
     model.eval()
     metrics, sequences = MetricSums(device), 0
     originals: list[tuple[Tensor, ...]] = []
@@ -99,7 +101,7 @@ def observe(model: Objective, batches: Iterable[Batch], device: torch.device) ->
                 seen = _judgement(batch, output.d_BL, output.replaced_BL, sequences)
                 parts[name].append(_on_host(*seen, *_observe_masked(batch, output)))
                 tokens[name].append(output.draw.tokens_BK.to("cpu", torch.int32))
-        metrics.add(batch, output)  # of the last: what the objective samples from
+        metrics.add(batch, output)  # the last output, with the objective's own sampling distribution
         original_BK = batch.input_ids_BL.gather(1, batch.masked_positions_BK)
         valid_BK = batch.masked_valid_BK
         columns_BK = (output.log_p_original_BK, output.top_BK == original_BK, _rows(valid_BK, sequences))
@@ -116,7 +118,7 @@ def observe(model: Objective, batches: Iterable[Batch], device: torch.device) ->
 
 @torch.no_grad()
 def judge(model: Electra, batches: Iterable[Batch], tokens_SK: Tensor, device: torch.device) -> Judgement:
-    """What the model's discriminator says where the masked positions of the batches hold `tokens`."""
+    """Returns the discriminator's answers with `tokens` at the masked positions of the batches."""
     model.eval()
     parts, sequences = [], 0
     for batch in batches:
@@ -136,16 +138,16 @@ def _joined(parts: list[tuple[Tensor, ...]]) -> list[np.ndarray]:
 
 
 def _judgement(batch: Batch, d_BL: Tensor, replaced_BL: Tensor, first_sequence: int) -> tuple[Tensor, ...]:
-    """The columns of `Judgement` of one batch."""
+    """Returns the columns of `Judgement` for one batch."""
     visible_BL = batch.attention_mask_BL
     columns_BL = (d_BL.float(), replaced_BL, batch.masked_BL > 0, _rows(visible_BL, first_sequence))
     return tuple(column_BL[visible_BL] for column_BL in columns_BL)
 
 
 def _observe_masked(batch: Batch, output: ElectraOutput) -> tuple[Tensor, ...]:
-    """The other columns of `Observations`, in the order of the positions in the sequence, as the visible ones are."""
+    """Returns the other columns of `Observations`, in the order of the masked positions, as in `Judgement`."""
     valid_BK, drawn = batch.masked_valid_BK, output.draw
-    assert drawn.entropy_q_BK is not None  # asked for by `observe`
+    assert drawn.entropy_q_BK is not None  # requested by `observe`
     other_BK = output.replaced_BL.gather(1, batch.masked_positions_BK)
     return (
         output.d_BL.new_empty(0) if drawn.estimated_loss_BK is None else drawn.estimated_loss_BK[valid_BK],
@@ -158,6 +160,6 @@ def _observe_masked(batch: Batch, output: ElectraOutput) -> tuple[Tensor, ...]:
 
 
 def _rows(like: Tensor, first_sequence: int) -> Tensor:
-    """The number of its sequence at each place of a [B, any] tensor."""
+    """Returns the index of its sequence for each element of a [B, any] tensor."""
     rows_B = torch.arange(first_sequence, first_sequence + len(like), device=like.device)
     return rows_B[:, None].expand_as(like)

@@ -1,15 +1,15 @@
-"""What the charts of a page show: the quantities of the log, and how each is read."""
+"""The charts of a run's page: which metrics of the log each shows, and how to read it."""
 
 from typing import NamedTuple
 
 from pretrain.analysis.figures import NEUTRAL, ORIGINAL, REPLACED
 
 PALETTE = (ORIGINAL, REPLACED, "#2e7d4f", "#7b4fa3", "#8a6d00", "#b0306a")
-"""Of quantities, or of runs where there are several: more colours are not told apart."""
+"""Colors of the metrics, or of the runs if there are several; more colors could not be told apart."""
 
 
 class Curve(NamedTuple):
-    """One quantity of the log."""
+    """One metric of the log, and how to draw it."""
 
     path: str
     label: str
@@ -23,22 +23,22 @@ class Panel(NamedTuple):
     title: str
     unit: str
     note: str
-    """How it is read."""
+    """How to read the chart."""
     curves: tuple[Curve, ...]
     logarithmic: bool = False
     compared: int = 1
-    """So many of the curves are drawn where there are several runs."""
+    """Number of curves drawn if there are several runs."""
     over_tenths: bool = False
-    """Drawn is the newest record's share in each tenth, rather than a number over the steps."""
+    """Draws the newest record's share in each tenth of [0, 1] instead of a number over the steps."""
 
 
 PANELS = {
     "Learning": (
-        Panel("Generator", "nats a masked position", "Lower is better.", (Curve("mlm_loss", "cross-entropy"),)),
+        Panel("Generator", "nats per masked position", "Lower is better.", (Curve("mlm_loss", "cross-entropy"),)),
         Panel(
             "Discriminator",
-            "nats a position",
-            "A discriminator that knows the share of replaced tokens and nothing else has a loss of the dashed line.",
+            "nats per position",
+            "The dashed line is the loss of always predicting the share of replaced tokens.",
             (
                 Curve("discriminator_loss", "L_D", REPLACED),
                 Curve("discriminator_entropy", "entropy of the replaced share", NEUTRAL, 1),
@@ -48,14 +48,14 @@ PANELS = {
         Panel(
             "Detection",
             "area under the ROC curve",
-            "0.5 is guessing, 1 is every replaced token found.",
+            "0.5 is guessing; 1 is perfect separation of replaced and original tokens.",
             (Curve("auc_all", "all positions"), Curve("auc_masked", "masked positions", REPLACED, 1)),
         ),
         Panel(
             "Detection accuracy",
-            "share judged rightly",
-            "Where few tokens are replaced, saying “original” everywhere is right most of the time: look at the"
-            " masked positions.",
+            "share judged correctly",
+            "If few tokens are replaced, always answering “original” is right most of the time: look at the masked"
+            " positions.",
             (
                 Curve("accuracy_masked", "masked positions", REPLACED),
                 Curve("accuracy_all", "all positions", ORIGINAL, 1),
@@ -64,7 +64,7 @@ PANELS = {
         Panel(
             "Gradient norm",
             "before clipping",
-            "Peaks that do not come down again say that the learning rate is too high.",
+            "Peaks that do not come down again mean that the learning rate is too high.",
             (Curve("gradient_norm", "gradient norm"),),
             logarithmic=True,
         ),
@@ -72,9 +72,9 @@ PANELS = {
     ),
     "p_S against p_G": (
         Panel(
-            "How sure each is",
-            "share of positions, by the likeliest token",
-            "By the probability of the likeliest token at a masked position. p_G is the generator's distribution, p_S"
+            "Confidence",
+            "share of positions, by maximum probability",
+            "By the probability of the most likely token at a masked position. p_G is the generator's distribution, p_S"
             " the one that replacements are drawn from.",
             (Curve("max_probability/p_G", "p_G"), Curve("max_probability/p_S", "p_S", REPLACED, 1)),
             compared=2,
@@ -82,7 +82,7 @@ PANELS = {
         ),
         Panel(
             "Entropy",
-            "nats a masked position",
+            "nats per masked position",
             "",
             (Curve("entropy/p_G", "p_G"), Curve("entropy/p_S", "p_S", REPLACED, 1)),
             compared=2,
@@ -90,7 +90,7 @@ PANELS = {
         Panel(
             "Ratio of p_G to p_S",
             "at the drawn tokens",
-            "Far from 1, sampling has left the generator's distribution; percentiles.",
+            "Percentiles. Ratios far from 1 mean that sampling has moved away from the generator's distribution.",
             tuple(
                 Curve(f"ratio_p{percentile}", f"{percentile}%", PALETTE[number], number)
                 for number, percentile in enumerate((99, 90, 50, 1))
@@ -100,7 +100,7 @@ PANELS = {
         Panel(
             "Estimated and actual loss",
             "Pearson correlation",
-            "What the sampling head knows of the discriminator's loss, by what was drawn.",
+            "How well the sampling head predicts the discriminator's loss, by the class of the drawn token.",
             tuple(
                 Curve(f"estimate_correlation/{name}", name, PALETTE[number], number)
                 for number, name in enumerate(("all", "original", "replaced"))
@@ -109,21 +109,22 @@ PANELS = {
         Panel(
             "Replaced",
             "share of masked positions",
-            "Draws that are another token than the original.",
+            "Masked positions where the drawn token differs from the original.",
             (Curve("replace_rate", "replaced", REPLACED),),
         ),
     ),
     "Throughput": (
-        Panel("Speed", "tokens a second", "", (Curve("tokens_per_second", "tokens a second"),)),
+        Panel("Speed", "tokens per second", "", (Curve("tokens_per_second", "tokens per second"),)),
         Panel(
             "Share of the limit",
-            "of the machine's matrix products",
-            "The limit is what square products reached at the start, in the run's precision, on all ranks at once.",
+            "of the machine's matrix-product speed",
+            "The limit is the speed of square matrix products, measured at the start on all ranks at once, in the run's"
+            " precision.",
             (Curve("peak_share", "share of the limit"),),
         ),
         Panel(
             "Ranks",
-            "own seconds a step",
+            "own seconds per step",
             "A slowest rank far above the median holds up all others.",
             (
                 Curve("slowest_rank_seconds", "slowest", REPLACED),

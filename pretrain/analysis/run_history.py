@@ -1,4 +1,4 @@
-"""What a run folder tells of its run, whatever state it is in: going on, failed at its start, with damaged files."""
+"""Reads everything about a run from its folder, in any state: running, failed at its start, or with damaged files."""
 
 import json
 import math
@@ -19,12 +19,13 @@ from pretrain.training.run_log import RECORDS
 from pretrain.training.starts import STARTS
 
 GATES = "gates.json"
-"""Demands on the run: a list of `{"name": ..., "value": ..., "demand": ..., "passed": true, false or null}`."""
+"""Acceptance criteria: a list of `{"name": ..., "value": ..., "demand": ..., "passed": true, false or null}`."""
 MOST_RECORDS, NEWEST = 400, 6
-"""Records kept of a kind, for a chart is not wider; the newest, which are all kept: the doctor takes their mean."""
+"""Records kept per kind, as many as a chart can show; newest records always kept, for the doctor's means."""
 LONGEST_WARNING = 400
+"""Characters kept of a warning."""
 LARGEST = 1e30
-"""What is drawn: axes of larger numbers overflow."""
+"""Largest number drawn; axes of larger numbers overflow."""
 KINDS = ("train", "held_out", "example")
 _BEGINNING = re.compile(rb'\{"kind": "(train|held_out|example)", "step": \d{1,15}, ')
 _STEP = re.compile(r"step-(\d{1,15})(?:\.json)?$")
@@ -33,7 +34,7 @@ Record = dict[str, Any]
 
 
 class Thinned:
-    """Lines as they come; where they are too many, every second one is forgotten, but for the newest."""
+    """A bounded sample of a stream of lines: drops every second line whenever there are too many; keeps the newest."""
 
     def __init__(self) -> None:
         self.every, self.seen = 1, 0
@@ -41,7 +42,7 @@ class Thinned:
         self._newest: deque[bytes] = deque(maxlen=NEWEST)
 
     def add(self, line: bytes) -> None:
-        """The next line."""
+        """Adds the next line."""
         if self.seen % self.every == 0:
             self._kept.append(line)
         if len(self._kept) > MOST_RECORDS:
@@ -52,26 +53,26 @@ class Thinned:
 
     @property
     def lines(self) -> list[bytes]:
-        """The first, evenly many after it, and the newest."""
+        """The kept sample: the first line, evenly spaced ones after it, and the newest `NEWEST`."""
         evenly = self._kept[: -(-(self.seen - len(self._newest)) // self.every)]  # those that came before the newest
         return [*evenly, *self._newest]
 
 
 class Log(NamedTuple):
-    """The records of `metrics.jsonl`, evenly thinned."""
+    """An evenly thinned sample of the records in `metrics.jsonl`."""
 
     train: list[Record]
     held_out: list[Record]
     example: Record
-    """The last one; empty without any."""
+    """The last example; empty if there is none."""
     seen: int
     """Training records in the file."""
     damaged: int
-    """Lines that are no record, of those looked at."""
+    """Lines found that are not valid records; dropped lines are not checked in full."""
 
 
 class History(NamedTuple):
-    """All of a run folder that its page speaks of."""
+    """Everything in a run folder that the run's page shows."""
 
     folder: Path
     description: RunDescription
@@ -80,33 +81,33 @@ class History(NamedTuple):
     ends: list[EndRecord]
     gates: list[Record]
     evaluation: Record
-    """`metrics.json` of the evaluation; empty where there is none."""
+    """`metrics.json` of the evaluation; empty if there is none."""
     checkpoints: list[int]
     nonfinite: list[int]
     """Steps whose loss or gradient was not finite."""
     warnings: Counter[str]
-    """Of the first rank's log."""
+    """Warnings in the first rank's log, with their counts."""
     held_by: str | None
-    """The command that trains there now."""
+    """The command that is training there now, if any."""
 
     @property
     def step(self) -> int:
-        """The last that is logged."""
+        """The last logged training step; 0 if none."""
         return self.newest_train.get("step", 0)
 
     @property
     def newest_train(self) -> Record:
-        """The last record of training, if there is any."""
+        """The last training record; empty if there is none."""
         return (self.log.train or [{}])[-1]
 
     @property
     def newest(self) -> Record:
-        """The last record on held-out text, or of training where there is none."""
+        """The last record on held-out text, or else of training."""
         return self.log.held_out[-1] if self.log.held_out else self.newest_train
 
     @property
     def cause(self) -> str:
-        """Why the run failed, in one line; empty where it did not."""
+        """Why the run failed, in one line; empty if it did not."""
         causes = first_causes(self.ends)
         if self.held_by or self.step >= self.description.run.optim.steps or not causes:
             return ""
@@ -114,7 +115,7 @@ class History(NamedTuple):
 
     @property
     def state(self) -> str:
-        """What has become of the run."""
+        """The state of the run in one phrase: running, failed, stopped or finished."""
         steps = self.description.run.optim.steps
         if self.held_by or self.step < steps:
             how = "Running" if self.held_by else "Failed" if self.cause else "Stopped"
@@ -126,7 +127,7 @@ def read_history(folder: Path) -> History:
     """Reads a run folder.
 
     Raises:
-        ConfigError: it is none, or what describes the run is damaged.
+        ConfigError: it is not a run folder, or its run.json is damaged.
     """
     gates, evaluation = (_parsed(b"".join(_lines(folder / name))) for name in (GATES, "evaluation/metrics.json"))
     warnings = (
@@ -150,7 +151,7 @@ def read_history(folder: Path) -> History:
 
 
 def read_log(path: Path) -> Log:
-    """The log of a run in one pass, which parses no line that it does not keep: a million take seconds."""
+    """Reads a run's log in one pass. Only lines that are kept are parsed, so a million lines take seconds."""
     kinds = {kind: Thinned() for kind in KINDS}
     strange = 0
     for line in _lines(path):
@@ -167,7 +168,7 @@ def read_log(path: Path) -> Log:
 
 
 def value_of(record: Mapping[str, Any], path: str) -> float:
-    """The number under a path such as `max_probability/p_G/9`; not a number where there is none that can be drawn."""
+    """Returns the number at a path such as `max_probability/p_G/9`; NaN if there is none or it is too large to draw."""
     found: Any = record
     for part in path.split("/"):
         if isinstance(found, list):
@@ -177,7 +178,7 @@ def value_of(record: Mapping[str, Any], path: str) -> float:
 
 
 def nearest_preset(run: RunConfig) -> tuple[str, dict[str, tuple[Any, Any]]]:
-    """The preset that a run differs least from, and every setting: the preset's value, the run's."""
+    """Returns the preset with the fewest differences from the run, and each setting's value in preset and run."""
     found = {}
     for name, preset in PRESETS.items():
         both = with_objective(preset.run, run.objective.name), run
@@ -188,13 +189,13 @@ def nearest_preset(run: RunConfig) -> tuple[str, dict[str, tuple[Any, Any]]]:
 
 
 def _lines(path: Path) -> Iterator[bytes]:
-    """None where the file cannot be read."""
+    """Yields the lines of a file; none if it cannot be read."""
     with suppress(OSError), path.open("rb") as file:
         yield from file
 
 
 def _parsed(text: bytes) -> Any:
-    """None where it is no JSON."""
+    """Parses JSON; returns `None` if it is invalid."""
     with suppress(ValueError, RecursionError):
         return json.loads(text)
     return None

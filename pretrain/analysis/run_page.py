@@ -1,6 +1,6 @@
-"""The page of a run, or of several beside each other: one HTML file with all that it shows in it.
+"""Writes the page of a run, or of several runs side by side: one self-contained HTML file.
 
-All text passes through Jinja's escaping: names of runs and hosts, messages and examples may hold anything.
+All text goes through Jinja's escaping: names of runs and hosts, messages and examples may contain anything.
 """
 
 import math
@@ -36,19 +36,19 @@ _MARKED = re.compile(
     r"(?P<special>\[(?:CLS|SEP|UNK|PAD|MASK)\])|\[(?P<original>\S{1,100}?)->(?P<drawn>\S{1,100}?)\](?P<caught>!?)"
     r"|\[(?P<kept>\S{1,100}?)\](?P<suspected>!?)|(?P<plain>[^\s!\[\]]{1,100})!"
 )
-"""What `training.example` writes of a sequence."""
+"""The marks that `training.example` puts into a decoded sequence."""
 
 
 class Verdict(NamedTuple):
-    """What the doctor says of a run."""
+    """The doctor's diagnosis of a run, if it could be made."""
 
     diagnosis: Diagnosis | None
     unknown: str = ""
-    """Why there is none."""
+    """Why there is no diagnosis."""
 
 
 class Key(NamedTuple):
-    """One of the numbers that a run is known by."""
+    """One of a run's key figures."""
 
     label: str
     value: float
@@ -56,7 +56,7 @@ class Key(NamedTuple):
 
 
 class Setting(NamedTuple):
-    """A setting beside the preset's."""
+    """A setting with its value in the preset and in the run."""
 
     name: str
     preset: Any
@@ -64,17 +64,17 @@ class Setting(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """Some words of an example."""
+    """A piece of an example's text."""
 
     kind: str
-    """`plain`, `special`, `kept` where the original was drawn, `caught`, `missed`; `alarm` where nothing is wrong."""
+    """`plain`; `special` token; `kept`: masked, original drawn; `caught`, `missed`: replaced; `alarm`: false alarm."""
     text: str
     drawn: str = ""
-    """What stands there instead."""
+    """The replacement."""
 
 
 class Gate(NamedTuple):
-    """A demand on the run, of its `gates.json`."""
+    """An acceptance criterion of the run, from its `gates.json`."""
 
     name: str
     value: str
@@ -83,7 +83,7 @@ class Gate(NamedTuple):
 
 
 class RunPart(NamedTuple):
-    """What the page says of one run alone."""
+    """The contents of the page that concern one run."""
 
     name: str
     history: History
@@ -94,7 +94,7 @@ class RunPart(NamedTuple):
     changed: list[Setting]
     unchanged: list[Setting]
     detection: dict[str, list[list[float]]]
-    """Under p_G and p_S, each with its interval."""
+    """Detection metrics by label: value, low and high under p_G, then under p_S."""
     example: list[Piece]
 
 
@@ -102,7 +102,7 @@ def write_page(folders: Sequence[Path], path: Path) -> None:
     """Writes the page of these runs.
 
     Raises:
-        ConfigError: one of them is no run folder, or the page cannot be written there.
+        ConfigError: one of them is not a run folder, or the page cannot be written to `path`.
     """
     require_folder(path.parent)
     if path.is_dir():
@@ -117,7 +117,7 @@ def write_page(folders: Sequence[Path], path: Path) -> None:
 
 
 def render(runs: dict[str, History]) -> str:
-    """The page of these runs, by name."""
+    """Returns the HTML of the page of these runs, given by name."""
     environment = Environment(
         loader=FileSystemLoader(FOLDER),
         autoescape=True,
@@ -136,7 +136,7 @@ def render(runs: dict[str, History]) -> str:
 
 
 def part_of(name: str, history: History) -> RunPart:
-    """What the page says of one run."""
+    """Collects the page's contents for one run."""
     preset, values = nearest_preset(history.description.run)
     settings = [Setting(name, theirs, ours) for name, (theirs, ours) in values.items()]
     detection = {
@@ -166,17 +166,17 @@ def part_of(name: str, history: History) -> RunPart:
 
 
 def verdict(history: History) -> Verdict:
-    """What the doctor says of the run."""
+    """Asks the doctor for a diagnosis of the run."""
     try:
         return Verdict(diagnose(history.folder, history.log))
     except ConfigError as error:
         return Verdict(None, str(error))
-    except (ValueError, TypeError, LookupError, ArithmeticError) as error:  # lines that are whole, values that are not
+    except (ValueError, TypeError, LookupError, ArithmeticError) as error:  # valid lines with invalid values
         return Verdict(None, f"the doctor cannot read the values of {RECORDS}: {error!r}")
 
 
 def keys(history: History) -> list[Key]:
-    """The numbers that the run is known by, as far as it has them; of held-out text where they were measured there."""
+    """Returns the run's key figures, on held-out text if it was evaluated; missing ones are NaN."""
     newest, last = history.newest, history.newest_train
     entropy = value_of(newest, "discriminator_entropy") or math.nan
     return [
@@ -185,14 +185,14 @@ def keys(history: History) -> list[Key]:
         Key("detection accuracy, masked", value_of(newest, "accuracy_masked")),
         Key("MLM cross-entropy", value_of(newest, "mlm_loss")),
         Key("MLM accuracy", value_of(newest, "mlm_accuracy")),
-        Key("tokens a second", value_of(last, "tokens_per_second")),
-        Key("of the limit", value_of(last, "peak_share"), percent=True),
+        Key("tokens per second", value_of(last, "tokens_per_second")),
+        Key("of the speed limit", value_of(last, "peak_share"), percent=True),
         Key("epochs", value_of(last, "epoch")),
     ]
 
 
 def marked(text: str) -> list[Piece]:
-    """A decoded sequence in pieces, each with what is said of it."""
+    """Splits a decoded sequence into pieces by its marks."""
     pieces, end = [], 0
     for found in _MARKED.finditer(text):
         pieces.append(Piece("plain", text[end : found.start()]))

@@ -1,4 +1,4 @@
-"""Evidence of a run's health in its own files: its records, and a sample of the text it reads. No model is loaded."""
+"""Measures a run's health from its own files: its records, and a sample of its training text. Loads no model."""
 
 from collections.abc import Mapping
 from functools import cached_property
@@ -16,23 +16,23 @@ from pretrain.training.run_folder import read_run
 from pretrain.training.run_log import RECORDS
 
 RECENT = 5
-"""Records that are averaged: a single one speaks of few masked positions."""
+"""Number of newest records to average; a single record covers few masked positions."""
 SAMPLED = 2048
-"""Sequences of the text that are read: the first of the run, so those of every folder in their shares."""
+"""Sequences of text to read: the first ones of the run's training order, so folders appear by their weights."""
 
 
 class Unjudged(Exception):
-    """A check that the run's files do not allow; says which and why."""
+    """A check that cannot be made from the run's files; the message names it and says why."""
 
 
 class Measured(NamedTuple):
-    """A measure of a run beside its threshold."""
+    """A measured value with its limit."""
 
     name: str
     value: float
     limit: float
     most: bool = True
-    """The limit is the most that is healthy, else the least."""
+    """True if the limit is the largest healthy value, false if it is the smallest."""
 
     @property
     def beyond(self) -> bool:
@@ -40,26 +40,26 @@ class Measured(NamedTuple):
 
 
 class Text(NamedTuple):
-    """Measures of a sample of the text."""
+    """Statistics of a sample of the training text."""
 
     unknown_share: float
-    """[UNK] among the word pieces."""
+    """Share of [UNK] among the word pieces."""
     pieces_per_word: float
     unigram_entropy: float
-    """Entropy of the word pieces, in nats: the cross-entropy of knowing their frequencies and nothing else."""
+    """Entropy of the word pieces' frequencies in nats: the cross-entropy of a model that knows only these."""
     steps: int
-    """Number of steps that read the sample."""
+    """Number of training steps that read the sample."""
 
 
 class Symptoms:
-    """The records of a run, as its checks ask for them.
+    """The records of a run, and the measures that the checks in health.py need.
 
     Raises:
-        ConfigError: not a run folder, or one without a record.
+        ConfigError: not a run folder, or nothing is logged yet.
     """
 
     def __init__(self, folder: Path, log: Log | None = None) -> None:
-        """`log` is the run's, where it is read already: it may hold a million records."""
+        """`log` is the run's log if it has been read already: the file may hold a million records."""
         self.folder, self.description = folder, read_run(folder)
         self.run = self.description.run
         self.train, self.held_out, *_ = log or read_log(folder / RECORDS)
@@ -69,17 +69,21 @@ class Symptoms:
         self.step: int = self.last["step"]
 
     def recent(self, until: int | None = None) -> list[dict[str, Any]]:
-        """The newest records of training, or those up to a step."""
+        """Returns the newest `RECENT` training records, or the newest up to the step `until`."""
         return [record for record in self.train if until is None or record["step"] <= until][-RECENT:]
 
     def when(self, until: int | None = None) -> str:
-        """The steps that these records speak of."""
+        """Describes the steps that the recent records cover, for a message."""
         first, last = (self.recent(until)[place]["step"] for place in (0, -1))
         before = max((record["step"] for record in self.train if record["step"] < first), default=0)
         return f"steps {before + 1:,} to {last:,}"
 
     def mean(self, name: str, until: int | None = None) -> float:
-        """Mean over these records, as far as they have the value: one that does not exist is left out."""
+        """Returns the mean of a metric over the recent records that have it.
+
+        Raises:
+            KeyError: none has it.
+        """
         values = [record[name] for record in self.recent(until) if name in record]
         if not values:
             raise KeyError(name)
@@ -92,7 +96,7 @@ class Symptoms:
 
     @property
     def lowest_loss(self) -> tuple[float, int]:
-        """The least mean MLM loss of as many records in a row as are averaged, and the last step of them."""
+        """The lowest mean MLM loss over `RECENT` consecutive records, and the last step of these."""
         return min(
             (
                 fmean(record["mlm_loss"] for record in self.train[max(0, end - RECENT) : end]),
@@ -105,12 +109,12 @@ class Symptoms:
     def evaluated(self) -> Mapping[str, Any]:
         """The newest evaluation on held-out text."""
         if not self.held_out:
-            raise Unjudged("repeated data: nothing was evaluated on held-out text")
+            raise Unjudged("repeated data: there is no evaluation on held-out text")
         return self.held_out[-1]
 
     @cached_property
     def text(self) -> Text:
-        """Measures of the sequences that the run's first steps read."""
+        """Statistics of the sequences that the run's first steps read."""
         description = self.description
         try:
             shards = open_shards(*map(Path, description.data), weights=description.data_weights)
@@ -118,7 +122,7 @@ class Symptoms:
             ids_BL, _, _ = shards.read(index_B, np.zeros_like(index_B))
             words = WordPiece.load(self.folder / "tokenizer")
         except ConfigError:
-            raise Unjudged(f"what needs the text: {', '.join(description.data)} cannot be read from here") from None
+            raise Unjudged(f"checks of the text: {', '.join(description.data)} cannot be read from here") from None
         counts_V = np.bincount(ids_BL.flatten(), minlength=words.vocab_size) * ~words.never_masked
         pieces = counts_V.sum()
         shares_V = counts_V[counts_V > 0] / pieces

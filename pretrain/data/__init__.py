@@ -1,1 +1,1 @@
-"""Shards as batches of training; it reads what `data_prep` wrote, as `data_prep` defines it."""
+"""Turns shards into training batches; the shard format is defined in `data_prep`."""

@@ -1,10 +1,10 @@
 """Batches from memory-mapped shards: stateless order, precomputed masks, keyed uniforms, global counts.
 
-A sample's place in training is its number s = step x batch_size + row: its epoch is s div n, and its sequence is a
-bijection of (seed, epoch, s mod n); where folders mix, s and n are those of the sample's own folder. Nothing is stored,
-so a resume needs the step alone, at any world size.
+The sample in row r of a step has the number s = step x batch_size + r. With n sequences, its epoch is s div n, and its
+sequence is a bijection of (seed, epoch, s mod n). If several folders are mixed, s and n count only the sample's own
+folder. Nothing is stored, so a resume needs only the step, at any world size.
 
-Shape letters: B batch, L length, K masked positions a sequence.
+Shape letters: B batch, L length, K masked positions per sequence.
 """
 
 from collections.abc import Iterator
@@ -20,32 +20,32 @@ from foundation.ordering import key_of, uniforms
 from pretrain.data.shards import Shards
 
 KEEP = 1
-"""Keys a second decision at a masked position, independent of the first."""
+"""Key of the second random number per masked position, independent of the first."""
 HELD_OUT_SEED = 1
-"""Keys the draws of every evaluation alike, so that evaluations compare: the same positions, the same uniforms."""
+"""Seed of every evaluation's draws: the same positions and uniforms each time, so that evaluations are comparable."""
 
 
 class Batch(NamedTuple):
-    """One micro-batch of one rank; slots beyond a sequence's masked positions point at 0 and are not valid."""
+    """One micro-batch of one rank; unused slots of `masked_positions` are 0 and not valid."""
 
     input_ids_BL: Tensor
     """Original ids, int64."""
     attention_mask_BL: Tensor
     """True on non-pad positions."""
     token_type_ids_BL: Tensor
-    """1 after the first [SEP], int64."""
+    """Segment: 1 after the first [SEP], else 0; int64."""
     masked_positions_BK: Tensor
-    """int64."""
+    """Indices of the masked positions, int64."""
     masked_valid_BK: Tensor
-    """bool."""
+    """True for slots that hold a masked position, bool."""
     uniforms_BK: Tensor
-    """fp32 in (0, 1): one draw a masked position, keyed by (seed, sequence, epoch, position)."""
+    """Random numbers in (0, 1), fp32, one per masked position, keyed by (seed, sequence, epoch, position)."""
     keep_uniforms_BK: Tensor
-    """Another, of its own key: below `mask_keep_fraction` the position keeps its token as the generator's input."""
+    """Independent random numbers; below `mask_keep_fraction`, the generator sees the original token."""
     masked_count: float
-    """Masked positions of the whole optimizer step over its number of micro-batches (all ranks)."""
+    """Masked positions per micro-batch on average over the whole optimizer step: all ranks, all micro-batches."""
     token_count: float
-    """Non-pad positions, likewise."""
+    """Non-pad positions per micro-batch on average, likewise."""
 
     @property
     def masked_BL(self) -> Tensor:
@@ -57,14 +57,16 @@ class Batch(NamedTuple):
         return Batch._make(part.to(device, non_blocking=True) if isinstance(part, Tensor) else part for part in self)
 
     def pinned(self) -> "Batch":
-        """The same where a GPU reads it while the host goes on; without a GPU, this."""
+        """Returns a copy in pinned memory for asynchronous transfer; without a GPU, itself."""
         if not torch.cuda.is_available():
             return self
         return Batch._make(part.pin_memory() if isinstance(part, Tensor) else part for part in self)
 
 
 class BatchPlan(NamedTuple):
-    """How an optimizer step's sequences are spread: row = (micro-step x world + rank) x micro_batch_size + i."""
+    """Distribution of a step's sequences over ranks and micro-steps: sequence i of a micro-batch is row
+    (micro_step x world_size + rank) x micro_batch_size + i of the step.
+    """
 
     batch_size: int
     micro_batch_size: int
@@ -73,7 +75,7 @@ class BatchPlan(NamedTuple):
 
     @property
     def micro_batches(self) -> int:
-        """Micro-batches of a step over all ranks."""
+        """Micro-batches per step, over all ranks."""
         return self.batch_size // self.micro_batch_size
 
     def rows(self, micro_step: int) -> np.ndarray:
@@ -82,18 +84,18 @@ class BatchPlan(NamedTuple):
 
 
 class TrainingBatches:
-    """The micro-batches of every step, for one rank; the same samples a step whatever the plan."""
+    """The micro-batches of one rank, step by step; a step has the same samples under every plan."""
 
     def __init__(self, shards: Shards, plan: BatchPlan, seed: int) -> None:
         self.shards, self.plan, self.seed = shards, plan, seed
 
     def sequences(self, step: int) -> tuple[np.ndarray, np.ndarray]:
-        """Sequence index and epoch of every sample of the step, each int64 [batch_size]."""
+        """Returns sequence index and epoch of every sample of the step, each int64 [batch_size]."""
         sample = np.arange(step * self.plan.batch_size, (step + 1) * self.plan.batch_size)
         return self.shards.shuffled(sample, self.seed)
 
     def step(self, step: int) -> list[Batch]:
-        """The micro-batches of a step that are this rank's, on the CPU."""
+        """Returns this rank's micro-batches of a step, on the CPU."""
         index, epoch = self.sequences(step)
         plan = self.plan
         micro_steps = range(plan.micro_batches // plan.world_size)
@@ -103,7 +105,7 @@ class TrainingBatches:
         return [make_batch(self.shards, index[rows], epoch[rows], self.seed, counts).pinned() for rows in parts]
 
     def from_step(self, start: int, end: int) -> Iterator[list[Batch]]:
-        """The steps start..end-1 in order, the next one read in the background while the caller works."""
+        """Yields the micro-batches of steps start..end-1 in order; reads the next step in the background."""
         with ThreadPoolExecutor(max_workers=1, thread_name_prefix="batches") as reader:
             waiting = [reader.submit(self.step, step) for step in range(start, end)[:1]]
             for following in range(start + 1, end + 1):
@@ -116,7 +118,11 @@ class TrainingBatches:
 def make_batch(
     shards: Shards, index: np.ndarray, epoch: np.ndarray, seed: int, counts: tuple[float, float] | None = None
 ) -> Batch:
-    """The batch of these sequences; without `counts` the losses are means over the batch itself."""
+    """Builds a batch of these sequences; without `counts`, its losses are means over this batch only.
+
+    Raises:
+        LocalProblem: a sequence or its mask is damaged.
+    """
     special, copies = shards.manifest.special_tokens, shards.manifest.mask_copies
     ids_BL, masked_BL, lengths = shards.read(index, epoch % copies)
     slots = int(mask_size(shards.manifest.seq_length))
@@ -140,7 +146,10 @@ def make_batch(
 
 
 def held_out_batches(shards: Shards, sequences: int, plan: BatchPlan, seed: int) -> Iterator[Batch]:
-    """Batches of one rank over the first `sequences` (wrapping round smaller shards), whole micro-batches only."""
+    """Yields one rank's batches of the first `sequences` held-out sequences, in full micro-batches on every rank.
+
+    There is at least one batch; if the shards are too small for it, sequences repeat.
+    """
     group = plan.micro_batch_size * plan.world_size
     for micro_step in range(max(1, min(sequences, len(shards)) // group)):
         index = shards.in_turn(plan.rows(micro_step))

@@ -1,11 +1,11 @@
-"""Folders of shards as one collection of sequences, read through memory maps and checked as they are read.
+"""Folders of shards as one collection of sequences, read through memory maps and checked while reading.
 
-Opening reads the manifests and the sizes of the files. A shard is mapped when a sequence of it is asked for. The first
-`OPEN_SHARDS` stay mapped, any other is mapped anew for each batch, so any number of shards takes few descriptors and
-maps. (Sequences are drawn at random: no other choice of those that stay would be asked for more often.)
+Opening reads only manifests and file sizes. A shard is mapped when one of its sequences is first read. The first
+`OPEN_SHARDS` stay mapped; any other is mapped again for each batch, which limits file descriptors and maps for any
+number of shards. (Sequences are drawn at random, so keeping other shards open would not help.)
 
-Several folders mix by weights. Which folder a sample of a run comes from, and how many of that folder came before it,
-follow from the sample's number alone (`ordering.dealt`): each folder has its own epochs, and nothing is stored.
+Several folders are mixed by weight. The number of a sample determines its folder, and how many samples of that folder
+precede it (`ordering.dealt`): each folder has its own epochs, and nothing is stored.
 
 Shape letters: B batch, L length.
 """
@@ -29,30 +29,31 @@ from foundation.files import with_suffix
 from foundation.ordering import dealt, key_of, permuted
 
 OPEN_SHARDS = 32
-"""Shards that stay mapped: three descriptors and three maps each, for training and held-out text 192 of either."""
+"""Shards that stay mapped. Each takes 3 descriptors and 3 maps: 192 of each for training and held-out text together."""
 SHARE_UNIT = 1 << 30
-"""Weights become whole numbers of about this sum, right to one sample in a billion, for exact arithmetic."""
+"""Weights are converted to integers of about this sum, for exact arithmetic; the error is one sample in a billion."""
 ALIKE = ("tokenizer_sha256", "vocab_size", "seq_length", "mask_copies")
-"""What folders that are read together have in common."""
+"""Manifest fields that must be equal in all folders that are read together."""
 SHOWN = 3
-REPAIR = "run build_shards.py with its options again, which repairs it, or put the right files back"
-VERIFY = "`python data_prep/inspect_shards.py --verify` tells all that is wrong, and build_shards.py repairs it"
+"""Problems shown per folder."""
+REPAIR = "rerun build_shards.py with the same options to repair it, or restore the right files"
+VERIFY = "`python data_prep/inspect_shards.py --verify` lists all damage, and build_shards.py repairs it"
 
 
 class Shards:
-    """One folder of shards, or several, as one collection: sequences are numbered through all of them.
+    """One or several folders of shards as one collection; sequences are numbered across all folders.
 
     Args:
-        folders: written by build_shards, alike in tokenizer, length and mask copies.
-        weights: how often each folder is sampled, relative to the others; none: as often as it has sequences.
+        folders: written by build_shards, with equal tokenizer, sequence length and number of mask copies.
+        weights: relative sampling weight of each folder; empty: its number of sequences.
 
     Attributes:
-        manifest: the first folder's; what it says of tokens and masks holds for all.
-        sizes: sequences of each folder. shares: `weights` as whole numbers.
+        manifest: the first folder's; its facts on tokens and masks hold for all folders.
+        sizes: number of sequences in each folder. shares: `weights` as integers.
 
     Raises:
-        ConfigError: a folder is incomplete, manifest, tokenizer and shards are not of one build, or the folders do not
-            go together.
+        ConfigError: a folder is incomplete; its manifest, tokenizer and shards are of different builds; or the folders
+            cannot be read together.
     """
 
     def __init__(self, *folders: Path, weights: Sequence[float] = ()) -> None:
@@ -75,53 +76,54 @@ class Shards:
 
     @property
     def mean_length(self) -> float:
-        """Tokens of a sampled sequence on average."""
+        """Mean number of tokens in a sampled sequence."""
         return float(np.average(np.divide(self._tokens, self.sizes), weights=self.shares))
 
     @property
     def mixture(self) -> list[tuple[Path, int, float]]:
-        """Each folder, its sequences, and its share of the samples."""
+        """Each folder with its number of sequences and its share of the samples."""
         shares = (share / sum(self.shares) for share in self.shares)
         return list(zip(self.folders, self.sizes, shares, strict=True))
 
     def sha256(self) -> str:
-        """Names the folders' manifests, which hold the checksum of every shard."""
+        """Returns the checksum of the folders' manifests, which hold the checksum of every shard."""
         return hashlib.sha256(b"".join((folder / MANIFEST_NAME).read_bytes() for folder in self.folders)).hexdigest()
 
     def shuffled(self, sample_B: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
-        """Sequence and epoch of these samples of a run, each int64 [B]: a folder's epoch has all its sequences once."""
+        """Returns sequence and epoch of these samples, each int64 [B]; a folder's epoch has all its sequences once."""
         folder_B, number_B = dealt(sample_B, self.shares)
         epoch_B, place_B = np.divmod(number_B, np.array(self.sizes)[folder_B])
         index_B = np.empty_like(place_B)
         for folder, start in enumerate(self._folder_starts):
-            order_seed = key_of(seed, folder) if folder else seed  # folders of one size need not go in one order
+            order_seed = key_of(seed, folder) if folder else seed  # folders of equal size get different orders
             for epoch in np.unique(epoch_B[folder_B == folder]):
                 rows = (folder_B == folder) & (epoch_B == epoch)
                 index_B[rows] = start + permuted(place_B[rows], self.sizes[folder], order_seed, int(epoch))
         return index_B, epoch_B
 
     def in_turn(self, sample_B: np.ndarray) -> np.ndarray:
-        """Sequences of these samples where each folder is read from its beginning, over and over; int64 [B]."""
+        """Returns the sequences of these samples if each folder is read in order, repeating at its end; int64 [B]."""
         folder_B, number_B = dealt(sample_B, self.shares)
         return np.array(self._folder_starts)[folder_B] + number_B % np.array(self.sizes)[folder_B]
 
     @property
     def _folder_starts(self) -> list[int]:
-        """Number of each folder's first sequence."""
+        """Index of each folder's first sequence."""
         return np.cumsum([0, *self.sizes[:-1]]).tolist()
 
     def lengths(self, index_B: np.ndarray) -> np.ndarray:
-        """Length of each sequence in tokens, int64."""
+        """Returns the length of each sequence in tokens, int64 [B]."""
         lengths_B = np.empty(len(index_B), dtype=np.int64)
         for file, items, rows in self._by_shard(index_B):
             lengths_B[rows] = file.lengths_of(items)
         return lengths_B
 
     def read(self, index_B: np.ndarray, copy_B: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Ids [B, L], padded, booleans [B, L] of the positions that the asked mask copy masks, and lengths [B].
+        """Reads sequences and their masks: padded ids [B, L], whether mask copy `copy_B` masks the position [B, L],
+        and lengths [B].
 
         Raises:
-            LocalProblem: a sequence or its mask is not as build_shards writes it; names shard and sequence.
+            LocalProblem: a sequence or its mask is damaged; names shard and sequence.
         """
         length = self.manifest.seq_length
         ids_BL = np.full((len(index_B), length), self.manifest.special_tokens.pad, dtype=np.int64)
@@ -135,7 +137,7 @@ class Shards:
         return ids_BL, masked_BL, lengths_B
 
     def _by_shard(self, index_B: np.ndarray) -> "Iterator[tuple[_MappedShard, np.ndarray, np.ndarray]]":
-        """Each shard that holds some of these sequences, their numbers in it, and their rows in [B]."""
+        """Yields each shard with some of these sequences, their indices in the shard, and their rows in [B]."""
         shard_B = self._shard_of(index_B)
         for shard in np.unique(shard_B):
             rows = np.flatnonzero(shard_B == shard)
@@ -156,13 +158,13 @@ class Shards:
     def _require_sound(
         self, index_B: np.ndarray, ids_BL: np.ndarray, masked_BL: np.ndarray, lengths_B: np.ndarray
     ) -> None:
-        """What is cheap to see in every batch; `inspect_shards.py --verify` sees everything."""
+        """Raises `LocalProblem` for damage that is cheap to detect; `inspect_shards.py --verify` finds all of it."""
         special, rows = self.manifest.special_tokens, np.arange(len(index_B))
         checks = {
             "does not begin with [CLS]": ids_BL[:, 0] != special.cls,
             "does not end with [SEP]": ids_BL[rows, lengths_B - 1] != special.sep,
             "has an id beyond the vocabulary": ids_BL.max(axis=1) >= self.manifest.vocab_size,
-            "has not ceil(0.15 n) masked positions": masked_BL.sum(axis=1) != mask_size(lengths_B),
+            "does not have ceil(0.15 n) masked positions": masked_BL.sum(axis=1) != mask_size(lengths_B),
             "has a mask beyond its end": masked_BL.shape[1] - masked_BL[:, ::-1].argmax(axis=1) > lengths_B,
         }
         for problem, wrong_B in checks.items():
@@ -176,8 +178,8 @@ class Shards:
 def _require_alike(folders: Sequence[Path], manifests: Sequence[Manifest]) -> None:
     first = {name: getattr(manifests[0], name) for name in ALIKE}
     problems = [
-        f"data: {folder} has {name} {getattr(manifest, name)}, expected {value} as {folders[0]} has; build it again"
-        " like the first, or leave it out"
+        f"data: {folder} has {name} {getattr(manifest, name)}, expected {value} as in {folders[0]}; rebuild it with the"
+        " first folder's settings, or leave it out"
         for folder, manifest in zip(folders, manifests, strict=True)
         for name, value in first.items()
         if getattr(manifest, name) != value
@@ -202,7 +204,7 @@ def _whole_shares(folders: Sequence[Path], weights: Sequence[float]) -> list[int
 
 
 class _MappedShard:
-    """One shard, memory-mapped: the index of its ids now, ids and masks when they are asked for."""
+    """One memory-mapped shard: maps the index of its ids at once, the ids and masks on first use."""
 
     def __init__(self, prefix: Path, sequences: int, manifest: Manifest) -> None:
         self._prefix = prefix
@@ -211,13 +213,13 @@ class _MappedShard:
         except ConfigError as error:
             raise LocalProblem(f"data: {error}") from None
         if (self._ids.dtype, len(self._ids)) != (np.uint16, sequences):
-            raise LocalProblem(f"data: {prefix}.idx is not the index of {sequences} sequences; {VERIFY}")
+            raise LocalProblem(f"data: {prefix}.idx is not an index of {sequences} sequences; {VERIFY}")
         self._longest = manifest.seq_length
         self._copies, self._width = manifest.mask_copies, bytes_per_copy(manifest.seq_length)
 
     @cached_property
     def masks(self) -> np.ndarray:
-        """Bytes of the bitmaps, [sequences, copies, width]."""
+        """The mask bitmaps as bytes, [sequences, copies, width]."""
         path = with_suffix(self._prefix, ".mask.bin")
         try:
             return mapped(path, np.dtype(np.uint8)).reshape(len(self._ids), self._copies, self._width)
@@ -225,10 +227,10 @@ class _MappedShard:
             raise LocalProblem(f"data: {path} cannot be read ({error}); {VERIFY}") from None
 
     def lengths_of(self, items: np.ndarray) -> np.ndarray:
-        """Lengths of these sequences in tokens.
+        """Returns the lengths of these sequences in tokens.
 
         Raises:
-            LocalProblem: the index is damaged there.
+            LocalProblem: the index is damaged at one of them.
         """
         lengths = self._ids.lengths[items]
         starts = self._ids.offsets[items]
@@ -241,7 +243,7 @@ class _MappedShard:
         return lengths
 
     def gather_ids(self, items: np.ndarray, rows: np.ndarray, out_BL: np.ndarray) -> np.ndarray:
-        """Copies the sequences into the rows of `out_BL`, as one gather from the memory map; returns their lengths."""
+        """Copies the sequences into rows of `out_BL`, with one gather from the memory map; returns their lengths."""
         lengths = self.lengths_of(items)
         starts = self._ids.offsets[items] // 2
         columns = np.arange(out_BL.shape[1])
@@ -252,8 +254,10 @@ class _MappedShard:
 
 
 def _require_one_build(folder: Path, manifest: Manifest) -> None:
-    """Refuses a folder whose tokenizer or shards are not those of its manifest, as far as sizes tell of shards, and one
-    without a sequence.
+    """Checks that a folder is not empty and that tokenizer and shard sizes match its manifest.
+
+    Raises:
+        ConfigError: names the differences.
     """
     problems = tokenizer_problems(folder, manifest)
     problems += [problem for shard in manifest.shards for problem in file_problems(folder, shard, checksums=False)]
@@ -261,18 +265,18 @@ def _require_one_build(folder: Path, manifest: Manifest) -> None:
         more = f", and {len(problems) - SHOWN} more problems" if len(problems) > SHOWN else ""
         raise ConfigError(f"data: {folder} is damaged: {'; '.join(problems[:SHOWN])}{more}; {REPAIR}")
     if not any(shard.sequences for shard in manifest.shards):
-        raise ConfigError(f"data: {folder} holds no sequence; build it from more text")
+        raise ConfigError(f"data: {folder} has no sequences; build it from more text")
 
 
 def open_shards(*folders: Path, weights: Sequence[float] = ()) -> Shards:
-    """The training shards of a run."""
+    """Opens the training shards of a run."""
     for folder in folders:
         require_shards(folder)
     return Shards(*folders, weights=weights)
 
 
 def open_held_out(*folders: Path) -> Shards | None:
-    """The held-out shards of every build that set documents aside, all sequences alike; None where none did."""
+    """Opens the held-out shards of these folders, weighted by number of sequences; `None` if no folder has any."""
     held_out = [folder / HELD_OUT_NAME for folder in folders]
     found = [folder for folder in held_out if (folder / MANIFEST_NAME).is_file()]
     return Shards(*found) if found else None

@@ -1,1 +1,1 @@
-"""DeepSpeed behind one seam, the only room that imports it; its configuration, checkpoints, optimization."""
+"""The training engine: the only package that imports DeepSpeed. Its configuration, checkpoints and optimization."""

@@ -1,13 +1,14 @@
-"""Checkpoints: full tensors by name, whatever ZeRO stage and world size wrote them, checksummed, no pickle.
+"""Checkpoints: full tensors by name, independent of ZeRO stage and world size, with checksums and without pickle.
 
     RUN/checkpoints/step-00001000/weights.safetensors     fp32 master weights
                                   optimizer.safetensors   exp_avg/NAME and exp_avg_sq/NAME, fp32
-                                  state.json              step, Adam's count, loss scale, the run's own
+                                  state.json              step, Adam's step count, loss scale, the loop's own state
                                   complete.json           marker.py: size and sha256 of each file; written last
 
-A checkpoint without its marker, or with a file that differs from it, does not count: the one before is used. Where
-none is whole a run does not begin anew over them, but ends. A checkpoint may be a link to where there is more room.
-A save writes beside, flushes to the disk and renames: at any instant the last good checkpoint is whole.
+A checkpoint without its marker, or with a file that differs from it, is skipped, and the previous one is used. If there
+are checkpoints but none is intact, the run ends with an error instead of starting over. A checkpoint may be a symbolic
+link to a larger disk. A save writes to a temporary folder, flushes it to the disk and renames it, so the last good
+checkpoint is intact at any moment.
 """
 
 import json
@@ -32,19 +33,19 @@ _SAVING, _REMOVING = ".saving", ".removing"
 
 @dataclass
 class EngineState:
-    """What an engine needs to go on bitwise; tensors are fp32, on the CPU, and on the first rank alone."""
+    """The engine's state, enough to resume bitwise. Tensors are fp32, on the CPU, and only on the first rank."""
 
     adam_steps: int
-    """Updates Adam has counted."""
+    """Adam's step count."""
     loss_scale: dict[str, float]
-    """The dynamic loss scaler's numbers; empty without one."""
+    """State of the dynamic loss scaler; empty without one."""
     weights: dict[str, Tensor]
-    """Master weights by parameter name; a shared parameter stands once."""
+    """Master weights by parameter name; shared parameters are stored once."""
     moments: dict[str, dict[str, Tensor]]
     """`exp_avg` and `exp_avg_sq`, each by parameter name."""
 
     def mismatch(self, shapes: Mapping[str, tuple[int, ...]]) -> str | None:
-        """What is wrong with it for a model whose parameters have these shapes, if anything is."""
+        """Returns an error message if the state does not fit a model with these parameter shapes, else `None`."""
         saved = {name: tuple(tensor.shape) for name, tensor in self.weights.items()}
         different = sorted(name for name in shapes.keys() | saved if shapes.get(name) != saved.get(name))
         if not different:
@@ -52,7 +53,7 @@ class EngineState:
         first = different[0]
         return (
             f"checkpoint: {len(different)} parameters differ from this model's, first {first}: saved"
-            f" {saved.get(first)}, expected {shapes.get(first)}; use the configuration it was saved under"
+            f" {saved.get(first)}, expected {shapes.get(first)}; use the configuration it was saved with"
         )
 
 
@@ -64,7 +65,7 @@ class Checkpoint(NamedTuple):
 
 
 class NotSaved(RuntimeError):
-    """The disk did not take a checkpoint; nothing of it is left, and those before are as they were."""
+    """A checkpoint could not be written; its partial files are removed, and earlier checkpoints are unchanged."""
 
 
 def save(
@@ -77,14 +78,14 @@ def save(
     keep_every: int = 0,
     say: Callable[[str], None] = print,
 ) -> Checkpoint:
-    """Writes the checkpoint of `step` under `folder` and removes those older than the newest `keep_last`.
+    """Writes the checkpoint of `step` under `folder` and removes old ones; first rank only.
 
-    Those of steps that `keep_every` divides stay for good (0: none). `extra` is what the run remembers besides the
-    engine, as JSON. An undamaged checkpoint of this step stays; later ones, left by a run that went back to an earlier
-    one, are removed; what cannot be removed is said. For the first rank alone.
+    The newest `keep_last` checkpoints are kept, and for good those whose step is a multiple of `keep_every` (0: none).
+    `extra` is the loop's own state, as JSON. If an intact checkpoint of this step exists, it is kept instead. Later
+    steps' checkpoints, left when a run fell back to an earlier one, are removed. `say` reports what cannot be removed.
 
     Raises:
-        NotSaved: the disk is full, or fails otherwise.
+        NotSaved: the disk is full, or writing fails otherwise.
     """
     final = folder / _name(step)
     if _damage(final, step) is None:
@@ -94,7 +95,7 @@ def save(
         remove(partial)
         make_folder(folder)
         _write(partial, step, state, extra)
-        remove(final)  # if there, it is damaged
+        remove(final)  # if it exists, it is damaged
         partial.rename(final)
         flush(folder)
     except (OSError, SafetensorError) as error:
@@ -106,7 +107,7 @@ def save(
 
 
 def _write(partial: Path, step: int, state: EngineState, extra: dict[str, Any]) -> None:
-    """The files of a checkpoint, on the disk when this returns."""
+    """Writes the files of a checkpoint and flushes them to the disk."""
     partial.mkdir()
     moments = {f"{key}/{name}": tensor for key, named in state.moments.items() for name, tensor in named.items()}
     numbers = {"step": step, "adam_steps": state.adam_steps, "loss_scale": state.loss_scale, "extra": extra}
@@ -126,16 +127,16 @@ def _why_not(folder: Path, state: EngineState, error: Exception) -> str:
     needed = sum(tensor.nbytes for named in tensors for tensor in named.values())
     free = shutil.disk_usage(next(place for place in (folder, *folder.parents) if place.exists())).free
     before = None
-    with suppress(ConfigError):  # no folder, which the error tells
+    with suppress(ConfigError):  # no readable folder; `error` says so already
         before = next((path for _, path in _by_step(folder)), None)
     return (
-        f"no checkpoint could be written in {folder} ({error}): it takes {needed / 1e6:,.1f} MB, and"
-        f" {free / 1e6:,.1f} MB are free; " + (f"{before} is as it was" if before else "there is none before it")
+        f"no checkpoint could be written in {folder} ({error}): it needs {needed / 1e6:,.1f} MB, and"
+        f" {free / 1e6:,.1f} MB are free; " + (f"{before} is unchanged" if before else "there is no earlier one")
     )
 
 
 def newest_valid(folder: Path, say: Callable[[str], None] = print) -> Checkpoint | None:
-    """The newest checkpoint that is as it was written, byte for byte; says which it passes over, and why.
+    """Returns the newest intact checkpoint, or `None` if there are none; reports those it skips, and why.
 
     Raises:
         ConfigError: as `all_valid`.
@@ -144,10 +145,10 @@ def newest_valid(folder: Path, say: Callable[[str], None] = print) -> Checkpoint
 
 
 def all_valid(folder: Path, say: Callable[[str], None] = print) -> Iterator[Checkpoint]:
-    """Every checkpoint that is as it was written, the newest first; each is verified when it is asked for.
+    """Yields every checkpoint that is byte for byte as it was written, newest first, each verified on request.
 
     Raises:
-        ConfigError: there are checkpoints and none is whole, one is a later version's, or the folder cannot be read.
+        ConfigError: there are checkpoints but none is intact, one is of a later version, or the folder is unreadable.
     """
     damaged, checkpoints = [], _by_step(folder)
     for step, candidate in checkpoints:
@@ -155,17 +156,17 @@ def all_valid(folder: Path, say: Callable[[str], None] = print) -> Iterator[Chec
         if problem is None:
             yield Checkpoint(candidate, step)
         else:
-            say(f"checkpoint {candidate} is not used: {problem}; looking for the one before")
+            say(f"checkpoint {candidate} is not used: {problem}; trying the previous one")
             damaged.append(f"{candidate.name} ({problem})")
     if checkpoints and len(damaged) == len(checkpoints):
         raise ConfigError(
-            f"checkpoints: none in {folder} is whole: {', '.join(damaged)}; put a copy of one in its place, or move"
-            f" {folder} aside to begin anew: nothing was changed"
+            f"checkpoints: none in {folder} is intact: {', '.join(damaged)}; restore one from a copy, or move {folder}"
+            " away to start over; nothing was changed"
         )
 
 
 def load(checkpoint: Checkpoint) -> tuple[EngineState, dict[str, Any]]:
-    """The engine's state and the run's `extra`, as `save` was given them."""
+    """Returns the engine's state and the loop's `extra`, as they were passed to `save`."""
     numbers = json.loads((checkpoint.folder / STATE).read_text())
     moments: dict[str, dict[str, Tensor]] = {}
     for key_and_name, tensor in load_file(checkpoint.folder / OPTIMIZER).items():
@@ -176,7 +177,7 @@ def load(checkpoint: Checkpoint) -> tuple[EngineState, dict[str, Any]]:
 
 
 def load_weights(checkpoint: Checkpoint) -> dict[str, Tensor]:
-    """The fp32 weights alone, by parameter name; a shared parameter stands once."""
+    """Returns only the fp32 weights, by parameter name; shared parameters are stored once."""
     return load_file(checkpoint.folder / WEIGHTS)
 
 
@@ -185,17 +186,17 @@ def _name(step: int) -> str:
 
 
 def _by_step(folder: Path) -> list[tuple[int, Path]]:
-    """Finished checkpoints, newest first; a save or removal that was cut short has another name.
+    """Returns finished checkpoints, newest first; interrupted saves and removals have other names and are left out.
 
     Raises:
-        ConfigError: the folder is there and cannot be read, or is a link to where nothing is.
+        ConfigError: the folder exists but cannot be read, or is a broken link.
     """
     try:
         names = [path.name for path in folder.iterdir()]
     except FileNotFoundError:
         if not folder.is_symlink():
             return []
-        raise ConfigError(f"checkpoints: {folder} is a link to {folder.readlink()}, which is not there") from None
+        raise ConfigError(f"checkpoints: {folder} is a link to {folder.readlink()}, which does not exist") from None
     except OSError as error:
         raise ConfigError(f"checkpoints: {folder} cannot be read ({error.strerror}), expected a folder") from None
     numbers = {name: name.removeprefix("step-") for name in names}
@@ -204,10 +205,10 @@ def _by_step(folder: Path) -> list[tuple[int, Path]]:
 
 
 def _damage(checkpoint: Path, step: int) -> str | None:
-    """What differs between the checkpoint of a step and its marker, or `None`.
+    """Returns how the checkpoint of a step differs from its marker, or `None` if it is intact.
 
     Raises:
-        ConfigError: a checkpoint of a later format, which is not damage.
+        ConfigError: the checkpoint has a later format, which is not damage.
     """
     try:
         for name, expected in read_marker(checkpoint / MARKER, FILES).items():
@@ -219,7 +220,7 @@ def _damage(checkpoint: Path, step: int) -> str | None:
 
 
 def _require_file(path: Path, expected: dict[str, Any]) -> None:
-    """Refuses a file of a checkpoint that is not the one its marker tells of."""
+    """Raises `Damaged` if a checkpoint's file does not match its fingerprint in the marker."""
     try:
         size = path.stat().st_size
         if size != expected["bytes"]:
@@ -233,21 +234,21 @@ def _require_file(path: Path, expected: dict[str, Any]) -> None:
 
 
 def _require_state(path: Path, step: int) -> None:
-    """Refuses the numbers of another step: what a folder was called when it was written counts."""
+    """Raises `Damaged` if `state.json` is malformed, or of another step than the folder's name says."""
     try:
         values = json.loads(path.read_bytes())
         numbers = [values["step"], values["adam_steps"]]
         parts = [values["loss_scale"], values["extra"]]
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
-        raise Damaged(f"{path.name} does not tell where a run stands") from None
+        raise Damaged(f"{path.name} is not the state of a run") from None
     if not all(type(number) is int for number in numbers) or not all(isinstance(part, dict) for part in parts):
-        raise Damaged(f"{path.name} does not tell where a run stands")
+        raise Damaged(f"{path.name} is not the state of a run")
     if numbers[0] != step:
         raise Damaged(f"{path.name} is of step {numbers[0]}")
 
 
 def _prune(folder: Path, step: int, keep_last: int, keep_every: int, say: Callable[[str], None]) -> None:
-    """Takes names away before files, so that a removal cut short, be it by the power, leaves no half checkpoint."""
+    """Removes old checkpoints: renames them first, so that even a power cut leaves no partial checkpoint."""
     checkpoints = _by_step(folder)
     kept = [number for number, _ in checkpoints if number <= step]
     kept = kept[:keep_last] + [number for number in kept if keep_every and number % keep_every == 0]
@@ -258,7 +259,7 @@ def _prune(folder: Path, step: int, keep_last: int, keep_every: int, say: Callab
                 path.rename(path.with_name(path.name + _REMOVING))
             flush(folder)
         except OSError as error:
-            say(f"WARNING: {folder}: old checkpoints stay ({error}); the next save tries again")
+            say(f"WARNING: {folder}: old checkpoints cannot be removed ({error}); the next save will try again")
         _clear_up(folder, say)
 
 
@@ -268,4 +269,4 @@ def _clear_up(folder: Path, say: Callable[[str], None]) -> None:
             try:
                 remove(path)
             except OSError as error:
-                say(f"WARNING: {path} cannot be removed ({error.strerror}); the next save tries again")
+                say(f"WARNING: {path} cannot be removed ({error.strerror}); the next save will try again")

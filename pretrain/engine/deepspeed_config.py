@@ -1,8 +1,8 @@
-"""DeepSpeed's JSON, read strictly: it owns speed and memory, the run's numbers go where it says "auto".
+"""Reads DeepSpeed's JSON strictly. The file sets speed and memory; the run's own numbers replace each "auto".
 
-DeepSpeed takes an unknown top-level key in silence and trains without it; here every key of every level is
-known (deepspeed_keys.py), or refused with the nearest known key. `--set deepspeed.KEY=VALUE` replaces single values.
-DeepSpeed is not imported: any machine can check.
+DeepSpeed silently ignores unknown top-level keys. Here, an unknown key at any level is an error that names the nearest
+known key (deepspeed_keys.py). `--set deepspeed.KEY=VALUE` replaces single values. DeepSpeed itself is not imported, so
+any machine can check a file.
 """
 
 import json
@@ -22,27 +22,27 @@ class EngineConfig:
     """A DeepSpeed configuration, resolved for one run."""
 
     json: dict[str, Any]
-    """All of it, as `deepspeed.initialize` takes it; the learning rate comes with each update."""
+    """The complete configuration for `deepspeed.initialize`; the learning rate is set at each update."""
     stage: int
-    """ZeRO's."""
+    """ZeRO stage."""
     precision: str
     """fp32, bf16 or fp16."""
     micro_batch_size: int
-    """Sequences a rank holds at once."""
+    """Sequences per rank and micro-batch."""
     accumulation_steps: int
-    """Micro-batches of a rank per step."""
+    """Micro-batches per rank and step."""
     gradient_clipping: float
     """Largest global norm of the gradient, 0 for none."""
     offloads: bool
     """Master weights and moments are in the host's memory."""
     recomputes: bool
-    """Each layer is computed again in the backward."""
+    """Activation checkpointing: each layer is computed again in the backward."""
 
 
 Source = Path | Mapping[str, Any] | DeepSpeedConfig
-"""A file, its values, or the same already read."""
+"""A file, its values, or its parsed configuration."""
 OVERRIDE = "deepspeed."
-"""The start of an override of `--set` that changes DeepSpeed's values."""
+"""Prefix of the `--set` keys that change DeepSpeed's values."""
 
 _ADDED = {
     "accumulate": ("deepspeed.train_micro_batch_size_per_gpu=8",),
@@ -66,11 +66,11 @@ REMOVED_FILES: dict[str, tuple[str, tuple[str, ...]]] = {
     },
     "zero3_fp32": ("zero3_bf16", ("deepspeed.bf16=null",)),
 }
-"""Files that ds_configs/ once had: the file and the overrides that resolve to the same configuration."""
+"""Files removed from ds_configs/: each with the remaining file and overrides that give the same configuration."""
 
 
 def read(source: Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> DeepSpeedConfig:
-    """The values of a file with those of `--set deepspeed.KEY=VALUE` in their place; null leaves a key out.
+    """Reads a file and applies the overrides of `--set deepspeed.KEY=VALUE`; null removes a key.
 
     Raises:
         ConfigError: every unknown key and wrong value of the file at once, else those of the overrides.
@@ -89,12 +89,12 @@ def resolve(
     device_type: str,
     optim: AdamNumbers,
 ) -> EngineConfig:
-    """The configuration of a run: `source` checked, each "auto" filled with the run's value.
+    """Checks `source` and replaces each "auto" with the run's value.
 
     `batch_size` is global; `device_type` is that of the training machines, "cuda" or "cpu".
 
     Raises:
-        ConfigError: as `read`, or every impossible combination at once.
+        ConfigError: as `read`; or lists every combination of values that does not work.
     """
     config = source if isinstance(source, DeepSpeedConfig) else read(source)
     problems = [OVERRIDE + problem for problem in _impossible(config, device_type)]
@@ -105,7 +105,7 @@ def resolve(
 
 
 def _shipped(path: Path) -> Path:
-    """The file, or the one of ds_configs/ that is meant where it is not there: `zero1_bf16`, in any folder."""
+    """Returns the path, or, if no such file exists, the file in ds_configs/ that it names, such as `zero1_bf16`."""
     ours = (ROOT / "ds_configs" / path.name).with_suffix(".json")
     return ours if path.parent in (Path(), Path("ds_configs")) and not path.exists() and ours.is_file() else path
 
@@ -142,17 +142,19 @@ def _with_overrides(values: Mapping[str, Any], overrides: Sequence[str]) -> Mapp
         section = values = dict(values)
         for name in sections:
             inner = section.get(name)
-            section[name] = dict(inner) if isinstance(inner, Mapping) else {}  # of no section one, for the check
+            section[name] = (
+                dict(inner) if isinstance(inner, Mapping) else {}
+            )  # a missing section is created; the check follows
             section = section[name]
         section[key] = value
     return values
 
 
 def _check(values: Mapping[str, Any], place: str) -> DeepSpeedConfig:
-    """The configuration of the values; `place` begins each problem.
+    """Parses and checks the values; each problem starts with `place`.
 
     Raises:
-        ConfigError: every unknown key at once, else every wrong value.
+        ConfigError: lists every unknown key, or else every wrong value.
     """
     try:
         if unknown := list(_unknown_keys(values, DeepSpeedConfig)):
@@ -163,7 +165,7 @@ def _check(values: Mapping[str, Any], place: str) -> DeepSpeedConfig:
 
 
 def _unknown_keys(values: Mapping[str, Any], schema: type[Section], path: str = "") -> Iterator[str]:
-    """One sentence for each key, at any level, that the schema lacks."""
+    """Yields one problem for each key, at any level, that the schema lacks."""
     for key, value in values.items():
         field = schema.model_fields.get(key)
         if field is None:
@@ -183,16 +185,16 @@ def _why_unknown(key_path: str, schema: type[Section]) -> str:
 
 
 def _impossible(config: DeepSpeedConfig, device_type: str) -> Iterator[str]:
-    """Combinations that DeepSpeed 0.19.8 takes and then trains wrongly or fails in."""
+    """Yields the combinations that DeepSpeed 0.19.8 accepts, but with which it trains wrongly or fails."""
     stage = config.zero_optimization.stage
     fp16, bf16 = bool(config.fp16 and config.fp16.enabled), bool(config.bf16 and config.bf16.enabled)
     if fp16 and bf16:
-        yield "fp16.enabled and bf16.enabled: both true, expected at most one"
+        yield "fp16.enabled and bf16.enabled: both true, expected at most one; switch one off"
     if fp16 and device_type == "cpu":
         yield "fp16.enabled: true without a GPU; add --deepspeed_config ds_configs/zero1_bf16.json"
     if fp16 and stage == 0:
         yield (
-            "zero_optimization.stage: 0 with fp16, where DeepSpeed divides gradients by a loss scale it never"
+            "zero_optimization.stage: 0 with fp16, where DeepSpeed divides gradients by a loss scale that it never"
             " applied; use stage 1"
         )
     if bf16 and stage == 0:
@@ -209,8 +211,8 @@ def _impossible(config: DeepSpeedConfig, device_type: str) -> Iterator[str]:
         yield f"data_types.grad_accum_dtype: got {kept} at stage 0, which keeps gradients in fp32; leave it out"
     if stage == 1 and bf16 and kept == "fp32" and not config.zero_optimization.offloads:
         yield (
-            "data_types.grad_accum_dtype: got fp32 with bf16 at stage 1, where DeepSpeed takes another optimizer whose"
-            " state no checkpoint here can hold; use stage 2, or leave it out"
+            "data_types.grad_accum_dtype: got fp32 with bf16 at stage 1, where DeepSpeed uses another optimizer, whose"
+            " state cannot be saved here; use stage 2, or leave it out"
         )
 
 
@@ -236,7 +238,7 @@ def _fill(config: DeepSpeedConfig, batch_size: int, world_size: int, optim: Adam
         "eps": optim.eps,
         "weight_decay": optim.weight_decay,
     }
-    values["timers"] = {"throughput": {"enabled": False}}  # DeepSpeed's waits for the GPU at every micro-batch
+    values["timers"] = {"throughput": {"enabled": False}}  # DeepSpeed's timer waits for the GPU at every micro-batch
     return EngineConfig(
         values,
         config.zero_optimization.stage,

@@ -1,5 +1,6 @@
-"""DeepSpeed itself: its engine started, and the parameters that its stage 3 has divided; imported only for a job that
-needs it (`plain.is_enough`).
+"""Starts DeepSpeed's engine, and reads and sets the parameters that its stage 3 partitions.
+
+Imported only for jobs that need DeepSpeed (`plain.is_enough`).
 """
 
 import os
@@ -13,9 +14,9 @@ from torch import Tensor, nn
 from pretrain.engine.deepspeed_config import EngineConfig
 from pretrain.job.processes import World
 
-# Told what it runs on, DeepSpeed neither searches for accelerators nor warns that it found none.
+# With the accelerator given, DeepSpeed neither searches for one nor warns that it found none.
 os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
-os.environ.setdefault("LOCAL_RANK", "0")  # it asks for it even when alone
+os.environ.setdefault("LOCAL_RANK", "0")  # DeepSpeed requires it even in a single process
 import deepspeed
 import deepspeed.utils as sharded
 
@@ -25,7 +26,7 @@ from pretrain.engine.deepspeed_patches import patch_engine, patch_modules
 def start(
     model: nn.Module, parameter_groups: Sequence[Mapping[str, Any]], config: EngineConfig, world: World
 ) -> deepspeed.DeepSpeedEngine:
-    """A model under DeepSpeed. Collective."""
+    """Returns the model under DeepSpeed's engine. Collective."""
     clipping = {} if config.stage else {"gradient_clipping": 0.0}  # see `Engine._clip_replicated`
     patched = patch_modules(world)
     deepspeed.init_distributed(dist_init_required=False, verbose=False)
@@ -40,16 +41,16 @@ def start(
 
 
 def whole(parameter: nn.Parameter, moment: str | None) -> Tensor:
-    """A parameter of stage 3, or its moment, of all ranks' parts. Collective."""
+    """Returns a stage-3 parameter in fp32, or one of its moments, in full, from all ranks' parts. Collective."""
     if moment:
         return sharded.safe_get_full_optimizer_state(parameter, moment)
     return sharded.safe_get_full_fp32_param(parameter)
 
 
 def divide(parameter: Any, moment: str | None, full: Tensor, world: World) -> None:
-    """Sets this rank's part of a parameter of stage 3, or of its moment. Collective."""
+    """Sets this rank's part of a stage-3 parameter, or of one of its moments, from the `full` tensor. Collective."""
     size = parameter.ds_tensor.numel()
-    padded = F.pad(full.flatten(), (0, size * world.world_size - full.numel()))  # which DeepSpeed's setters forget
+    padded = F.pad(full.flatten(), (0, size * world.world_size - full.numel()))  # DeepSpeed's setters do not pad
     part = padded.narrow(0, size * world.rank, size)
     if moment:
         sharded.safe_set_local_optimizer_state(parameter, part, moment)

@@ -1,6 +1,6 @@
-"""The keys of DeepSpeed's JSON that are supported here; any other is refused, a few with what to use instead.
+"""The supported keys of DeepSpeed's JSON. Any other key is refused, some with a hint on what to use instead.
 
-A test feeds every key that DeepSpeed 0.19.8 knows: each is here, or refused.
+A test tries every key of DeepSpeed 0.19.8: each is supported here or refused.
 """
 
 import sys
@@ -11,28 +11,28 @@ from pydantic import ConfigDict, Field
 from foundation.config import MOST, StrictConfig
 
 Auto = Literal["auto"]
-"""A value the run owns; the file says "auto" or leaves it out."""
+"""A value that the run sets; the file says "auto" or leaves it out."""
 
 Elements = Annotated[int, Field(ge=0, le=sys.maxsize, strict=False)]
-"""A number of tensor elements; JSON may write it 5e7."""
+"""A number of tensor elements; may be written as 5e7 in JSON."""
 Bucket = Annotated[int, Field(ge=0, le=2**31, strict=False)]
-"""The same, of a buffer that DeepSpeed may allocate as a whole: four times its own default of 5e8."""
+"""Elements of a buffer that DeepSpeed may allocate at once; the limit is four times its default of 5e8."""
 Scale = Annotated[float, Field(ge=0, le=2**127)]
-"""Of the loss, in fp32."""
+"""A loss scale that fp32 can hold."""
 Count = Annotated[int, Field(gt=0, le=MOST)]
 
 
 class Section(StrictConfig):
-    """Part of the file, its values of exactly the declared types: `"true"` is not true, and true is not 1."""
+    """A section of the file. Values must have exactly the declared types: `"true"` is not true, and true is not 1."""
 
     model_config = ConfigDict(strict=True)
 
 
 class OptimizerParams(Section):
-    """`optimizer.params`: which AdamW; its numbers are the run's."""
+    """`optimizer.params`: selects the AdamW implementation; its numbers are set by the run."""
 
     torch_adam: Literal[True]
-    """PyTorch's AdamW; DeepSpeed's own are compiled at start (50 s on two CPU cores) and hold other state."""
+    """PyTorch's AdamW; DeepSpeed's own are compiled at start (50 s on two CPU cores) and keep other state."""
     fused: bool = False
     """One kernel per update, on CPU and GPU."""
     lr: Auto = "auto"
@@ -52,44 +52,44 @@ class OffloadOptimizer(Section):
     """`zero_optimization.offload_optimizer`: master weights and moments in the host's memory."""
 
     device: Literal["none", "cpu"]
-    """Where they are: cpu, or none to leave them on the GPU."""
+    """Where to keep master weights and moments: cpu, or none to leave them on the GPU."""
     pin_memory: bool = True
     """Page-locked host memory: faster transfers."""
 
 
 class ZeroOptimization(Section):
-    """`zero_optimization`: what is partitioned over the ranks, and how it travels."""
+    """`zero_optimization`: what is partitioned over the ranks, and how it is communicated."""
 
     stage: Literal[0, 1, 2, 3]
-    """Splits 1 Adam's state, 2 gradients, 3 all."""
+    """Partitions nothing (0), Adam's state (1), also gradients (2), also weights (3)."""
     contiguous_gradients: bool | None = None
-    """Copies gradients into one buffer as they come."""
+    """Copies gradients into one buffer as they are computed."""
     overlap_comm: bool | None = None
     """Reduces gradients during the backward."""
     reduce_scatter: bool | None = None
     """Each rank gets only the gradients it updates."""
     round_robin_gradients: bool | None = None
-    """Spreads the copying of gradients to the host."""
+    """Spreads the copying of gradients to the host over the ranks."""
     use_multi_rank_bucket_allreduce: bool | None = None
     """One reduction for several ranks' gradients."""
     allgather_partitions: bool | None = None
-    """Gathers parameters at once, not by broadcasts."""
+    """Gathers parameters with one all-gather instead of broadcasts."""
     reduce_bucket_size: Annotated[Bucket, Field(gt=0)] | None = None
     """Elements reduced at once."""
     allgather_bucket_size: Annotated[Bucket, Field(multiple_of=2)] | None = None
     """Elements gathered at once."""
     sub_group_size: Elements | None = None
-    """Stage 3: parameters updated at once."""
+    """Stage 3: elements updated at once."""
     stage3_prefetch_bucket_size: Elements | None = None
-    """Parameters fetched ahead."""
+    """Stage 3: elements fetched in advance."""
     stage3_param_persistence_threshold: Elements | None = None
-    """Smaller parameters are not partitioned."""
+    """Stage 3: parameters with fewer elements are not partitioned."""
     stage3_model_persistence_threshold: Elements | None = None
-    """Largest sum of those that are not partitioned."""
+    """Stage 3: most elements that are not partitioned in all."""
     stage3_max_live_parameters: Elements | None = None
-    """Parameters a GPU holds before it releases."""
+    """Stage 3: most elements a GPU holds before it releases some."""
     stage3_max_reuse_distance: Elements | None = None
-    """Parameters used again sooner are kept."""
+    """Stage 3: parameters needed again within this many elements are not released."""
     offload_optimizer: OffloadOptimizer | None = None
 
     @property
@@ -98,47 +98,47 @@ class ZeroOptimization(Section):
 
 
 class Switch(Section):
-    """A section that is on or off: `bf16`."""
+    """A section with a switch, such as `bf16`."""
 
     enabled: bool
-    """Whether it is on."""
+    """Turns the section on."""
 
 
 class Fp16(Switch):
-    """`fp16`: half precision with a loss scale; 0 is the dynamic one."""
+    """`fp16`: half precision with a fixed or dynamic loss scale."""
 
     loss_scale: Scale | None = None
-    """Fixed scale of the loss; 0 adapts it to overflows."""
+    """Fixed loss scale; 0 for a dynamic one."""
     initial_scale_power: int | None = Field(default=None, ge=0, le=127)
-    """The adapted scale starts at 2 to this power."""
+    """The dynamic loss scale starts at 2 to this power."""
     loss_scale_window: Count | None = None
-    """Steps without overflow after which it doubles."""
+    """Steps without overflow after which the dynamic scale doubles."""
     hysteresis: Count | None = None
-    """Overflows before it is halved."""
+    """Overflows before the dynamic scale is halved."""
     consecutive_hysteresis: bool | None = None
-    """Whether only overflows in a row count."""
+    """Only consecutive overflows count for hysteresis."""
     min_loss_scale: int | None = Field(default=None, gt=0, le=2**127)
-    """Smallest adapted scale."""
+    """Smallest dynamic loss scale."""
 
 
 class DataTypes(Section):
     """`data_types`."""
 
     grad_accum_dtype: Literal["fp32", "bf16", "fp16"]
-    """Number format in which gradients accumulate."""
+    """Data type in which gradients accumulate."""
 
 
 class FlopsProfiler(Switch):
     """`flops_profiler`."""
 
     profile_step: Count | None = None
-    """Step that is profiled."""
+    """Step to profile."""
     module_depth: int | None = Field(default=None, ge=-1, le=MOST)
-    """Depth to which modules are printed; -1 is all."""
+    """Depth to which modules are printed; -1 for all."""
     top_modules: Count | None = None
     """Modules printed at each depth."""
     detailed: bool | None = None
-    """Whether every module is printed."""
+    """Prints every module."""
 
 
 class DeepSpeedConfig(Section):
@@ -146,7 +146,7 @@ class DeepSpeedConfig(Section):
 
     train_batch_size: Auto = "auto"
     train_micro_batch_size_per_gpu: Count | Auto = "auto"
-    """Sequences a rank holds at once; "auto" is its whole share of the batch, without accumulation."""
+    """Sequences per rank and micro-batch; "auto" is its whole share of the batch, without accumulation."""
     gradient_accumulation_steps: Auto = "auto"
     gradient_clipping: Auto = "auto"
     optimizer: Optimizer
@@ -155,14 +155,12 @@ class DeepSpeedConfig(Section):
     bf16: Switch | None = None
     data_types: DataTypes | None = None
     communication_data_type: Literal["fp32", "bf16", "fp16"] | None = None
-    """Number format in which gradients travel."""
+    """Data type in which gradients are communicated."""
     activation_checkpointing: Section | None = None
-    """Where the section stands, empty, each layer keeps its input alone and is computed again in the backward, with the
-    same dropout.
-    """
+    """If set to {}, each layer keeps only its input and is computed again in the backward, with the same dropout."""
     flops_profiler: FlopsProfiler | None = None
     wall_clock_breakdown: bool | None = None
-    """Prints the time of forward, backward and update; they then wait for the GPU."""
+    """Prints the time of forward, backward and update; this waits for the GPU after each."""
 
 
 REFUSED_KEYS = {
@@ -173,11 +171,11 @@ REFUSED_KEYS = {
     "csv_monitor": "the run writes metrics.jsonl",
     "timers": "the run logs its own throughput",
     "dump_state": "the resolved configuration is in the run folder's deepspeed.json",
-    "elasticity": "a run goes on with any number of ranks that divides its batch: just start it on them",
+    "elasticity": "a run resumes with any number of ranks that divides its batch: just start it with them",
     "autotuning": "it starts runs of its own; try ds_configs/*.json with --set optim.steps=50 optim.warmup_steps=1",
     "amp": "removed from DeepSpeed; use fp16 or bf16",
     "bfloat16": "renamed by DeepSpeed: use bf16",
     "zero_optimization.cpu_offload": "renamed by DeepSpeed: use zero_optimization.offload_optimizer",
     "zero_optimization.offload_param": "the models here fit every GPU; use zero_optimization.offload_optimizer",
 }
-"""Keys of DeepSpeed that have another owner here, with what to do instead."""
+"""DeepSpeed keys that are handled elsewhere here, with what to use instead."""

@@ -1,7 +1,7 @@
-"""Every change to DeepSpeed's insides: they save time or memory, and are made only to the version they were tested on.
+"""All patches to DeepSpeed's internals. They save time or memory, and apply only to the version they were tested on.
 
-Under any other version none is made, with one warning: training goes on within rounding, only slower. After an upgrade
-compare each with DeepSpeed's source, measure it again, and set `TESTED`.
+With any other version none is applied, and one warning says so: results are the same within rounding, but training is
+slower. After an upgrade, compare each patch with DeepSpeed's source, measure it again, and set `TESTED`.
 """
 
 import functools
@@ -20,43 +20,43 @@ from pretrain.engine.partitions import pieces
 from pretrain.job.processes import World
 
 TESTED = "0.19.8"
-"""DeepSpeed's version."""
+"""The DeepSpeed version that the patches were tested on."""
 
 
 @functools.cache
 def patch_modules(world: World) -> bool:
-    """Changes what DeepSpeed's engines are made of, before the first of them; `False` under an untested version."""
+    """Patches DeepSpeed's modules before the first engine is made; returns `False` with an untested version."""
     if deepspeed.__version__ != TESTED:
         if world.is_first:
             print(
-                f"WARNING: deepspeed {deepspeed.__version__} is not {TESTED}, for which"
-                " pretrain/engine/deepspeed_patches.py makes training faster: this run is slower; use"
+                f"WARNING: deepspeed {deepspeed.__version__} is not {TESTED}, the version that"
+                " pretrain/engine/deepspeed_patches.py speeds up: this run is slower; use"
                 f" deepspeed=={TESTED}",
                 flush=True,
             )
         return False
-    # A kernel for inference, compiled at the first start on a CPU: 26 s on two cores.
+    # Skips an inference kernel that is compiled at the first start on a CPU: 26 s on two cores.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    # Every ZeRO optimizer imports Muon, which hands its functions to torch.compile: 1.3 of the 4.7 s of processor time
-    # that a process takes to import torch and DeepSpeed and make an optimizer (docs/evidence/scaling.md).
+    # Every ZeRO optimizer imports Muon, which passes its functions to torch.compile: 1.3 of the 4.7 s of CPU time that
+    # a process takes to import torch and DeepSpeed and make an optimizer (docs/evidence/scaling.md).
     deepspeed.runtime.compiler.compile = lambda: deepspeed.runtime.compiler.dummy_decorator
     # `Engine` sends the first rank's weights itself, in full precision. For base in bf16 on 4 ranks (ZeRO-1, two busy
     # cores) the broadcast took 9 of an engine's 59 s, and 479 of the 1,018 MB that the first rank sent.
     deepspeed.DeepSpeedEngine._broadcast_model = lambda _: None
     if not torch.cuda.is_available():
         stage_1_and_2.all_gather_dp_groups = _all_gather
-    # torch 2.13 renames two collectives that DeepSpeed calls by their old names; they work.
+    # torch 2.13 renames two collectives; DeepSpeed uses the old names, which still work.
     warnings.filterwarnings("ignore", message=r"`torch\.distributed\.\w+` is deprecated", category=FutureWarning)
     return True
 
 
 def patch_engine(engine: Any, world: World) -> None:
-    """Changes one of DeepSpeed's engines: it leaves out what a step does not need.
+    """Patches one of DeepSpeed's engines to skip work that a step does not need.
 
-    A single process has nothing to sum, for which DeepSpeed copies every gradient together and back. At stages 1 and 2
-    it asks each gradient whether all of it is finite, and then takes a norm, which says so too. Both cost a step 5 to
-    12% on a CPU; for small in bf16 they are 5,764 of 9,197 operations, each a kernel on a GPU
-    (docs/evidence/scaling.md).
+    In a single process there is nothing to sum over ranks, yet DeepSpeed copies every gradient into a buffer and back.
+    At stages 1 and 2 it checks each gradient for non-finite values and then computes the norm, which would show them
+    too. Together they take 5 to 12% of a step on a CPU; for the small model in bf16 they are 5,764 of 9,197 operations,
+    each a kernel on a GPU (docs/evidence/scaling.md).
     """
     alone, zero, stage = world.world_size == 1, engine.optimizer, engine.zero_optimization_stage()
     if stage in (1, 2) and not zero.cpu_offload:
@@ -73,9 +73,9 @@ def _all_gather(
     dp_process_group: Sequence[dist.ProcessGroup],
     **_: Any,
 ) -> None:
-    """Gathers the ranks' updated parts of each flat group on every rank, piece by piece; DeepSpeed's own arguments.
+    """All-gathers the ranks' updated parts of each flat group in pieces; takes the arguments of DeepSpeed's function.
 
-    Where DeepSpeed gathers a group at once gloo copies it: a quarter of a gigabyte on every rank for base.
+    DeepSpeed gathers a whole group at once, which gloo copies: a quarter of a gigabyte on every rank for base.
     """
     for parts, group in zip(partitioned_param_groups, dp_process_group, strict=True):
         own = parts[dist.get_rank(group)]
@@ -84,7 +84,10 @@ def _all_gather(
 
 
 def _norm_over_ranks(zero: Any, world: World) -> Tensor:
-    """Of the parts that each rank holds at stages 1 and 2, on the host, where DeepSpeed reads it. Collective."""
+    """Returns the global gradient norm at stages 1 and 2, from each rank's parts; on the CPU, where DeepSpeed reads it.
+
+    Collective.
+    """
     gradients = [gradient for group in zero.averaged_gradients.values() for gradient in group]
     total = squared_norm(gradients).to(world.device)
     dist.all_reduce(total)

@@ -1,7 +1,7 @@
-"""The seam to DeepSpeed: precision, ZeRO, updates, the job's state.
+"""The interface to DeepSpeed: precision, ZeRO, updates, and the state of the whole job.
 
-A step of training is `forward` and `backward` for each micro-batch, and one `update`. What a checkpoint needs is
-gathered by `full_state`, by name and in full, whatever the ZeRO stage and world size.
+A training step is `forward` and `backward` for each micro-batch, then one `update`. `full_state` gathers full tensors
+by name for a checkpoint, independent of ZeRO stage and world size.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,33 +30,33 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 LOSS_SCALE_FIELDS = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
-"""What DeepSpeed's dynamic loss scaler changes while it runs."""
+"""Attributes of DeepSpeed's dynamic loss scaler that change during training."""
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """What `Engine.update` did."""
+    """The outcome of `Engine.update`."""
 
     overflow: bool
-    """Loss or gradient was not finite: no weight changed, in any precision."""
+    """Loss or gradient was not finite, so no weight changed; in any precision."""
     gradient_norm: Tensor | float
     """Global norm before clipping; infinite at an overflow.
 
-    A number at stage 0, a tensor on the host at stages 1 and 2, else one where DeepSpeed leaves it.
+    A number at stage 0, a CPU tensor at stages 1 and 2, and at stage 3 a tensor on the device DeepSpeed chose.
     """
     loss_scale: float
-    """In force during this step; 1 except with fp16."""
+    """The loss scale used in this step; 1 except with fp16."""
     fatal: bool = False
-    """An overflow at a loss scale that cannot fall: there is none, it is fixed, or it is at its floor."""
+    """The step overflowed and the loss scale cannot fall: there is none, it is fixed, or it is at its minimum."""
 
 
 class Engine:
-    """A model under DeepSpeed, or, where that has nothing to do, in plain PyTorch.
+    """A model under DeepSpeed, or under plain PyTorch if the job does not need DeepSpeed (`plain.is_enough`).
 
     `parameter_groups` come from `optim.parameter_groups`, `config` from `deepspeed_config.resolve`.
 
     Raises:
-        ConfigError: bf16 on a GPU that has none; a job for DeepSpeed where that cannot be imported.
+        ConfigError: bf16 on a GPU without it, or the job needs DeepSpeed and it cannot be imported.
     """
 
     def __init__(
@@ -85,14 +85,14 @@ class Engine:
         self._optimizer = self._deepspeed.optimizer
         self.dtype = DTYPES[config.precision]
         self._adam_numbers = [(group["eps"], group["weight_decay"]) for group in self._optimizer.param_groups]
-        self._partitions = None  # of stages 1 and 2
+        self._partitions = None  # only at stages 1 and 2
         if config.stage in (1, 2):
             groups = self._optimizer.bit16_groups_flat
             self._partitions = Partitions(dict(self._parameters()), groups, self._masters(), world)
         self._start_adam()
-        self._load_weights(initial)  # in full precision: DeepSpeed has made the master weights of rounded ones
+        self._load_weights(initial)  # in full precision: DeepSpeed made its master weights from rounded ones
         if scaler := self._dynamic_loss_scaler():
-            scaler.raise_error_at_min_scale = False  # an exception that names no step; see `StepResult.fatal`
+            scaler.raise_error_at_min_scale = False  # its exception names no step; see `StepResult.fatal`
 
     @property
     def device(self) -> torch.device:
@@ -104,21 +104,22 @@ class Engine:
         return self._deepspeed.module
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's output: a tensor, or a (named) tuple, list or dict that holds the loss."""
+        """Returns the module's output: a tensor, or a (named) tuple, list or dict that holds the loss."""
         return self._deepspeed(*args, **kwargs)
 
     def backward(self, loss: Tensor) -> None:
-        """Adds the gradient of a micro-batch's `loss`; over ranks and micro-batches DeepSpeed takes the mean.
+        """Adds the gradient of a micro-batch's `loss`; DeepSpeed averages over ranks and micro-batches.
 
-        The factor is 1, or NaN where the loss is not finite: then neither is the gradient, on any rank.
+        If the loss is not finite, a factor of NaN makes sure that the gradient is not finite either, on any rank.
         """
         self._deepspeed.backward(loss * (1 + 0 * loss.detach()))
         if not self._deepspeed.is_gradient_accumulation_boundary():
             self._deepspeed.step()  # counts the micro-batch; `update` ends the last one
 
     def update(self, learning_rate: float, scale: AdamScale = UNSCALED) -> StepResult:
-        """Ends a step, after the backward of its last micro-batch: clips, and updates with `learning_rate`, times
-        `scale`.
+        """Ends a step after the backward of its last micro-batch: clips the gradient and updates the weights.
+
+        `scale` multiplies the learning rate, epsilon and weight decay of this update.
         """
         loss_scale = float(getattr(self._optimizer, "loss_scale", 1.0))
         for group, (eps, weight_decay) in zip(self._optimizer.param_groups, self._adam_numbers, strict=True):
@@ -133,18 +134,18 @@ class Engine:
         return StepResult(False, self._deepspeed.get_global_grad_norm() if norm is None else norm, loss_scale)
 
     def _clip_replicated(self) -> float:
-        """Clipping at stage 0, where DeepSpeed hides the norm and updates even with what is not finite."""
+        """Clips at stage 0; returns the norm. DeepSpeed hides it there, and updates even with non-finite gradients."""
         parameters = [parameter for _, parameter in self._parameters()]
         max_norm = self.config.gradient_clipping or float("inf")
         total = squared_norm([p.grad for p in parameters if p.grad is not None]).sqrt().float()
         nn.utils.clip_grads_with_norm_(parameters, max_norm, total)
         norm = float(total)
         if not norm < float("inf"):
-            self._deepspeed.zero_grad()  # Adam passes over parameters without a gradient
+            self._deepspeed.zero_grad()  # Adam skips parameters without a gradient
         return norm
 
     def sum_over_ranks(self, tensor: Tensor) -> Tensor:
-        """`tensor` summed over the ranks, in place. Collective."""
+        """Sums `tensor` over the ranks in place, and returns it. Collective."""
         dist.all_reduce(tensor)
         return tensor
 
@@ -154,7 +155,10 @@ class Engine:
 
     @torch.no_grad()
     def full_state(self) -> EngineState:
-        """The state of the whole job. Collective; at stage 3 the other ranks hold one full tensor at a time."""
+        """Returns the state of the whole job; its tensors are complete on the first rank and absent on the others.
+
+        Collective. At stage 3 the other ranks hold one full tensor at a time.
+        """
         (adam_steps,) = {int(state["step"]) for state in self._adam_state().values()}
         scaler = self._dynamic_loss_scaler()
         return EngineState(
@@ -166,10 +170,10 @@ class Engine:
 
     @torch.no_grad()
     def load_full_state(self, state: EngineState | None) -> None:
-        """Takes over the first rank's `state`; the other ranks give `None`. Collective, bitwise.
+        """Loads the first rank's `state` into all ranks, bitwise; the other ranks pass `None`. Collective.
 
         Raises:
-            ConfigError: the state's parameters are not the model's.
+            ConfigError: the state's parameters do not match the model's.
         """
         shapes = {name: tuple(getattr(p, "ds_shape", p.shape)) for name, p in self._parameters()}
         problem = self.world.share(state.mismatch(shapes) if state else None)
@@ -192,7 +196,7 @@ class Engine:
         return self._deepspeed.basic_optimizer.state
 
     def _masters(self) -> list[Tensor]:
-        """The tensors Adam updates on this rank: parameters at stage 0, else this rank's flat fp32 parts."""
+        """Returns the tensors that Adam updates here: the parameters at stage 0, else this rank's flat fp32 parts."""
         if self.config.stage == 0:
             return [parameter for _, parameter in self._parameters()]
         if self.config.stage == 3:
@@ -200,11 +204,11 @@ class Engine:
         return self._optimizer.single_partition_of_fp32_groups
 
     def _parts(self, moment: str | None) -> list[Tensor]:
-        """Master weights on this rank, or one of their moments."""
+        """Returns the master weights on this rank, or one of their moments."""
         return [self._adam_state()[master][moment] if moment else master for master in self._masters()]
 
     def _start_adam(self) -> None:
-        """Creates Adam's state before its first update would: a checkpoint may be saved or loaded earlier."""
+        """Creates Adam's state now rather than at the first update: a checkpoint may be saved or loaded before that."""
         fused = self._deepspeed.basic_optimizer.defaults["fused"]
         for master in self._masters():
             state = self._adam_state()[master]
@@ -212,19 +216,19 @@ class Engine:
             state |= {key: torch.zeros_like(master) for key in MOMENTS}
 
     def _scale_is_at_floor(self) -> bool:
-        """Whether an overflow of this step would leave the loss scale as it is for good."""
+        """Returns true if an overflow in this step could not lower the loss scale, now or later."""
         scaler = self._dynamic_loss_scaler()
         return scaler is None or (
             scaler.cur_scale <= scaler.min_scale and 1 in (scaler.delayed_shift, scaler.cur_hysteresis)
         )
 
     def _dynamic_loss_scaler(self) -> Any:
-        """DeepSpeed's, with fp16 and no fixed scale, else `None`."""
+        """Returns DeepSpeed's dynamic loss scaler, or `None` unless fp16 runs without a fixed scale."""
         scaler = getattr(self._optimizer, "loss_scaler", None)
         return scaler if getattr(scaler, "dynamic", False) else None
 
     def _gather(self, moment: str | None = None) -> dict[str, Tensor]:
-        """Master weights or a moment in full, by name on the first rank; the others take part and keep nothing."""
+        """Gathers master weights or a moment: full tensors by name on the first rank, an empty dict on the others."""
         if self._partitions:
             return self._partitions.gather(self._parts(moment))
         gathered = {}
@@ -241,13 +245,13 @@ class Engine:
 
     @torch.no_grad()
     def _load_weights(self, weights: Mapping[str, Tensor] | None) -> None:
-        """The first rank's full tensors, by name, as master weights, and rounded in the module."""
+        """Sets the master weights, and the module's rounded ones, from the first rank's full tensors by name."""
         self._spread(weights)
         if self._partitions:
-            self._optimizer.update_lp_params()  # each rank rounds its own part, and all gather them
+            self._optimizer.update_lp_params()  # each rank rounds its own part; an all-gather distributes them
 
     def _spread(self, named: Mapping[str, Tensor] | None, moment: str | None = None) -> None:
-        """The first rank's full tensors, by name, as master weights or a moment, on every rank that holds them."""
+        """Copies the first rank's full tensors, by name, into the master weights or a moment on every rank."""
         if self._partitions:
             self._partitions.scatter(self._parts(moment), named)
             return
@@ -267,6 +271,6 @@ def _import_deepspeed() -> ModuleType:
     except ImportError as error:
         raise ConfigError(
             f"deepspeed_config: needs DeepSpeed, which cannot be imported ({error}); install it, or train in one"
-            " process by --deepspeed_config ds_configs/zero0_fp32.json, which does without"
+            " process with --deepspeed_config ds_configs/zero0_fp32.json, which does not need it"
         ) from None
     return deepspeed_engine

@@ -1,4 +1,4 @@
-"""The norm of gradients in float64, whatever their precision: the same however ranks and ZeRO stages share them out."""
+"""The gradient norm in float64, whatever the gradients' precision, and however ranks and ZeRO stages divide them."""
 
 from collections.abc import Sequence
 
@@ -6,14 +6,14 @@ import torch
 from torch import Tensor
 
 CHUNK = 2**20
-"""Values widened at once on a CPU: 8 MB of float64, which its cache holds."""
+"""Values converted to float64 at once on a CPU: 8 MB, which fit its cache."""
 
 
 @torch.no_grad()
 def squared_norm(gradients: Sequence[Tensor]) -> Tensor:
-    """The sum of squares of all values, a float64 scalar on their device; not finite where one of them is not.
+    """Returns the sum of squares of all values, a float64 scalar on their device; not finite if any value is not.
 
-    A GPU takes hundreds of tensors by a few kernels. Squares add up in float64: in fp32 the norm of a large fp32
+    A GPU handles hundreds of tensors with a few kernels. Squares are summed in float64: in fp32, the norm of a large
     matrix is off by a thousandth on a CPU.
     """
     if not gradients:

@@ -1,4 +1,4 @@
-"""What the training loops of pre-training and fine-tuning share: resuming, and one optimizer step."""
+"""Shared by the training loops of pre-training and fine-tuning: resuming, and one optimizer step."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -16,10 +16,12 @@ Progress = TypeVar("Progress")
 
 
 def resume(folder: Path, engine: Engine, progress: type[Progress]) -> Progress:
-    """Loads the newest whole checkpoint into the engine; returns the run's own progress, new without one. Collective.
+    """Loads the newest intact checkpoint into the engine and returns the progress saved with it. Collective.
+
+    Without a checkpoint, the engine stays as it is and the progress is new.
 
     Raises:
-        ConfigError: on every rank, as `checkpoint.all_valid`; or the checkpoint is another model's.
+        ConfigError: on every rank, as `checkpoint.all_valid`, or if the checkpoint is of another model.
     """
     problems: tuple[str, ...] = ()
     state, extra = None, None
@@ -45,11 +47,12 @@ def optimizer_step(
     learning_rate: float,
     scale: AdamScale = UNSCALED,
 ) -> tuple[StepResult, float, bool]:
-    """The backward of each of this rank's micro-batches, and the update. Collective.
+    """Runs the backward of each of this rank's micro-batches, then the update. Collective.
 
-    `losses` runs the forward of the next micro-batch: it gives what to differentiate, and what to add up. Returns what
-    the update did, that sum over all ranks, and whether any of them is to `stop`. The ranks agree on these two by one
-    sum, read just before the update: the one place where the host waits for the device, as DeepSpeed does.
+    Each item of `losses` is from the forward of one micro-batch: the loss to differentiate, and a value to sum up.
+    Returns the result of the update, the sum of these values over all ranks, and whether `stop` is true on any rank.
+    One all-reduce, read just before the update, gives every rank the last two. Only there does the host wait for the
+    device, as DeepSpeed does at that point.
     """
     total = torch.zeros((), dtype=torch.float64, device=engine.device)
     for loss, counted in losses:

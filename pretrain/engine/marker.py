@@ -1,9 +1,9 @@
-"""The marker of a finished checkpoint: what its files were when it was written, under a checksum of its own.
+"""The marker of a finished checkpoint: size and checksum of each of its files, with a checksum of its own.
 
     {"sha256": "...", "format_version": 1, "files": {NAME: {"bytes": N, "sha256": "..."}, ...}}
 
-The first is of the marker's own text (`foundation/files.py`). Markers of version 0.1 lack it. What a marker says is
-written out again and compared, so that damage to any bit of it shows.
+The first `sha256` is of the marker's own text (`foundation/files.py`); markers of version 0.1 lack it. When a marker is
+read, its content is serialized again and compared, so that damage to any bit is found.
 """
 
 import json
@@ -22,25 +22,25 @@ Fingerprint = dict[str, Any]
 
 
 class Damaged(Exception):
-    """A checkpoint is not as it was written; says in which way."""
+    """A checkpoint differs from what was written; the message says how."""
 
 
 def fingerprint(path: Path) -> Fingerprint:
-    """What a file is known by."""
+    """Returns the size and sha256 of a file."""
     return {"bytes": path.stat().st_size, "sha256": file_sha256(path)}
 
 
 def marker_text(files: Mapping[str, Fingerprint]) -> bytes:
-    """The marker of a checkpoint of these files."""
+    """Returns the content of the marker of a checkpoint with these files."""
     return sealed({"format_version": FORMAT_VERSION, "files": files})
 
 
 def read_marker(path: Path, names: tuple[str, ...]) -> dict[str, Fingerprint]:
-    """What the files of a checkpoint, which has these, were when it was written.
+    """Reads the marker of a checkpoint with files `names`; returns each file's fingerprint at the time of writing.
 
     Raises:
-        Damaged: there is no marker, or it is not what was written.
-        ConfigError: it is what a later version has written.
+        Damaged: there is no marker, or it is not as it was written.
+        ConfigError: a later version of this project wrote it.
     """
     try:
         content = path.read_bytes()
@@ -49,12 +49,18 @@ def read_marker(path: Path, names: tuple[str, ...]) -> dict[str, Fingerprint]:
         version, files = said.get("format_version"), said.get("files")
         is_later = type(version) is int and version > FORMAT_VERSION and content == sealed(said)
         is_ours = content in (marker_text(files), json.dumps({"format_version": 1, "files": files}, indent=1).encode())
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError):  # no file, JSON or object; without end
+    except (
+        OSError,
+        ValueError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+    ):  # no file, not JSON, not an object, nested too deeply
         raise Damaged(f"{path.name} is missing or unreadable") from None
     if is_later:
         raise ConfigError(
             f"{path.parent}: got a checkpoint of format version {version}, expected at most {FORMAT_VERSION};"
-            " use the version of this project that wrote it, or a later one"
+            " use the version of this project that wrote it, or a newer one"
         )
     if not (is_ours and _are_fingerprints(files, names)):
         raise Damaged(f"the content of {path.name} has changed")

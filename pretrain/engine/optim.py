@@ -1,4 +1,4 @@
-"""Optimization of a run: learning rate over the steps, and which parameters decay."""
+"""Optimizer settings, the learning-rate schedule, and the choice of parameters with weight decay."""
 
 import math
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from foundation.config import MOST, StrictConfig
 
 
 class AdamNumbers(Protocol):
-    """AdamW's settings, whose learning rate follows the run's own schedule."""
+    """AdamW's settings except the learning rate, which follows the run's own schedule."""
 
     betas: tuple[float, float]
     eps: float
@@ -20,10 +20,10 @@ class AdamNumbers(Protocol):
 
 
 class OptimConfig(StrictConfig):
-    """AdamW with decoupled decay, linear warm-up and linear decay."""
+    """AdamW with decoupled weight decay, and a learning rate with linear warm-up and linear decay."""
 
     lr: float = Field(ge=1e-30, le=1e30)
-    """Highest learning rate (paper: 5e-4 small, 1e-4 base); what fp32 can hold."""
+    """Peak learning rate (paper: 5e-4 small, 1e-4 base)."""
     steps: int = Field(gt=0, le=MOST)
     """Updates in the whole run (paper: 1M small, 765k base)."""
     warmup_steps: int = Field(default=10_000, ge=0, le=MOST)
@@ -31,15 +31,15 @@ class OptimConfig(StrictConfig):
     betas: tuple[float, float] = (0.9, 0.999)
     """Adam's decay rates of both moments (paper)."""
     eps: float = Field(default=1e-6, ge=1e-30, le=1)
-    """Adam's epsilon (paper); one that is 0 in fp32 would divide 0 by 0."""
+    """Adam's epsilon (paper); must not round to 0 in fp32, or Adam divides 0 by 0."""
     weight_decay: float = Field(default=0.01, ge=0, le=100)
-    """Decoupled decay, none on LayerNorm and biases (not in the paper; google-research/electra)."""
+    """Decoupled weight decay, except on LayerNorm and biases (google-research/electra; not in the paper)."""
     gradient_clipping: float = Field(default=1.0, ge=0)
-    """Largest global norm of the gradient, 0 for none. Not in the paper; google-research/electra."""
+    """Largest global norm of the gradient, 0 for no clipping (google-research/electra; not in the paper)."""
     multiplicative_warmup: bool = False
-    """Warm-up multiplies a rate that decays from the first update on, as in google-research/electra."""
+    """The linear decay starts at the first update, times the warm-up, as in google-research/electra."""
     adam_bias_correction: bool = True
-    """Without it the first updates are up to sqrt(10) times as large; google-research/electra has none."""
+    """Adam's bias correction; google-research/electra has none: its first updates are up to sqrt(10) times as large."""
 
     @model_validator(mode="after")
     def _decay_follows_warmup(self) -> "OptimConfig":
@@ -53,9 +53,9 @@ class OptimConfig(StrictConfig):
 def learning_rate(
     step: int, *, base: float, warmup_steps: int, total_steps: int, multiplicative: bool = False
 ) -> float:
-    """Rate of the update that follows `step` updates: linear up over `warmup_steps`, then linear down.
+    """Returns the learning rate of the next update after `step` updates: linear warm-up, then linear decay.
 
-    Never 0 before `total_steps`, 0 from there on. It needs the count of updates alone, so nothing is stored.
+    It is 0 only from `total_steps` on. It depends only on the number of updates, so a resume needs no stored state.
     `multiplicative` is google-research/electra's schedule (`optimization.py`), whose first rate is 0.
     """
     if multiplicative:
@@ -66,7 +66,7 @@ def learning_rate(
 
 
 class AdamScale(NamedTuple):
-    """Factors on AdamW's numbers for one update."""
+    """Factors that multiply AdamW's settings for one update."""
 
     learning_rate: float = 1.0
     eps: float = 1.0
@@ -77,7 +77,9 @@ UNSCALED = AdamScale()
 
 
 def without_bias_correction(updates: int, betas: tuple[float, float]) -> AdamScale:
-    """What makes PyTorch's AdamW, after `updates` updates, take google-research/electra's next one.
+    """Returns factors with which PyTorch's AdamW makes its next update without bias correction.
+
+    This is google-research/electra's update after `updates` updates.
 
     PyTorch: w <- (1 - lr wd) w - lr/c1 m / (sqrt(v)/c2 + eps), c1 = 1 - beta1^t, c2 = sqrt(1 - beta2^t), with
     t = updates + 1. With lr c1/c2 for lr, eps/c2 for eps and wd c2/c1 for wd, c1 and c2 cancel: the result is exact.
@@ -87,9 +89,9 @@ def without_bias_correction(updates: int, betas: tuple[float, float]) -> AdamSca
 
 
 def decays(name: str) -> bool:
-    """Whether weight decay acts on a parameter: not on LayerNorms and biases.
+    """Returns true if weight decay applies to the parameter of this name: not to LayerNorms and biases.
 
-    The rule of google-research/electra and UniLM, by name; the table of relative biases is spared too.
+    This is google-research/electra's and UniLM's rule; it also exempts the relative position bias table.
     """
     return "LayerNorm" not in name and "bias" not in name
 
@@ -97,9 +99,9 @@ def decays(name: str) -> bool:
 def parameter_groups(
     model: nn.Module, weight_decay: float, lr_scale: Callable[[str], float] = lambda name: 1.0
 ) -> list[dict[str, Any]]:
-    """Trainable parameters grouped by decay and by `lr_scale` of the name (layer-wise decay in fine-tuning).
+    """Groups the trainable parameters by weight decay and by `lr_scale(name)` (layer-wise decay in fine-tuning).
 
-    Each group holds `params`, `weight_decay` and `lr_scale`; a shared parameter counts by its first name.
+    Each group holds `params`, `weight_decay` and `lr_scale`; a shared parameter appears once, under its first name.
     """
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():

@@ -1,8 +1,8 @@
-"""The flat groups of ZeRO stages 1 and 2: where each parameter lies in them, and how its values reach the first rank.
+"""The flat groups of ZeRO stages 1 and 2: locates each parameter in them, and moves values to and from the first rank.
 
-DeepSpeed lays the parameters of an optimizer group end to end in one flat tensor of the training precision, padded so
-that the ranks can divide it evenly. Each rank alone holds the fp32 master weights and Adam's moments of its own part.
-Each part is sent to the first rank, or from it, once; DeepSpeed's own utilities send every tensor whole to every rank.
+DeepSpeed concatenates the parameters of an optimizer group in one flat tensor of the training precision, padded so that
+it divides evenly among the ranks. Only the owner of a part holds its fp32 master weights and Adam moments. Here each
+part is sent to or from the first rank once; DeepSpeed's own utilities send every full tensor to every rank.
 """
 
 import math
@@ -16,11 +16,11 @@ from torch import Tensor
 from pretrain.job.processes import World
 
 AT_ONCE = 2**24
-"""Values that one collective moves, over all ranks: 64 MB of fp32 on the first rank's device."""
+"""Values per collective, over all ranks: 64 MB of fp32 on the first rank's device."""
 
 
 class Place(NamedTuple):
-    """The stretch of a flat group that holds a parameter."""
+    """The range of a flat group that holds a parameter."""
 
     name: str
     first: int
@@ -32,7 +32,7 @@ class Place(NamedTuple):
 
 
 def places_in(flat: Tensor, parameters: Mapping[str, Tensor]) -> list[Place]:
-    """The places of those parameters that are stretches of `flat` in memory, in their order there."""
+    """Returns the places of the parameters that are views into `flat`, in the order of their memory."""
     places = [
         Place(name, int(parameter.storage_offset() - flat.storage_offset()), tuple(parameter.shape))
         for name, parameter in parameters.items()
@@ -42,7 +42,7 @@ def places_in(flat: Tensor, parameters: Mapping[str, Tensor]) -> list[Place]:
 
 
 def parameters_in(flat: Tensor, places: Iterable[Place]) -> dict[str, Tensor]:
-    """The parameters of a flat group by name: views of it."""
+    """Returns the parameters of a flat group by name, as views."""
     return {place.name: flat[place.first : place.end].view(place.shape) for place in places}
 
 
@@ -50,7 +50,7 @@ class Partitions:
     """The flat groups of a job: `flats` in the training precision, and the fp32 `masters` of this rank's parts.
 
     Raises:
-        RuntimeError: DeepSpeed has laid the parameters out otherwise than this module relies on.
+        RuntimeError: DeepSpeed's memory layout is not the one this module relies on.
     """
 
     def __init__(
@@ -63,19 +63,22 @@ class Partitions:
             raise RuntimeError(f"ZeRO's flat groups: {problem}; use the version of DeepSpeed in constraints.txt")
 
     def _problem(self, flats: Sequence[Tensor], masters: Sequence[Tensor]) -> str | None:
-        """What keeps this layout from being understood; the masters are still DeepSpeed's copies of the flat groups."""
+        """Returns how the layout differs from the expected one, or `None`.
+
+        Must run before training, while `masters` are still fp32 copies of the flat groups.
+        """
         placed = [place.name for places in self._places for place in places]
         if wrong := sorted(name for name in self._names if placed.count(name) != 1):
             return f"{len(wrong)} parameters do not lie in exactly one, first {wrong[0]}"
         for number, (flat, master) in enumerate(zip(flats, masters, strict=True)):
             own = flat.view(self._world.world_size, -1)[self._world.rank].to(master.device, torch.float32)
-            if not torch.equal(master.view(torch.int32), own.view(torch.int32)):  # by their bits, as NaN has some too
+            if not torch.equal(master.view(torch.int32), own.view(torch.int32)):  # compared as bits: NaN != NaN
                 return f"rank {self._world.rank} holds no fp32 copy of its part of group {number}"
         return None
 
     @torch.no_grad()
     def gather(self, parts: Sequence[Tensor]) -> dict[str, Tensor]:
-        """Full fp32 tensors by name, on the first rank's CPU, of every rank's `parts`, one per group. Collective."""
+        """Gathers all ranks' `parts` (one per group): full fp32 tensors by name on rank 0's CPU. Collective."""
         size, device = self._world.world_size, self._world.device
         named: dict[str, Tensor] = {}
         for part, places in zip(parts, self._places, strict=True):
@@ -105,6 +108,6 @@ class Partitions:
 
 
 def pieces(part: Tensor, ranks: int) -> Iterator[slice]:
-    """Stretches of a part, such that those of all ranks together have at most `AT_ONCE` values (or one each)."""
+    """Yields slices of a part, each of at most `AT_ONCE` values over all ranks together (or one value per rank)."""
     length = max(1, AT_ONCE // ranks)
     return (slice(first, first + length) for first in range(0, part.numel(), length))

@@ -1,6 +1,6 @@
-"""One process at stage 0 in plain PyTorch: what `Engine` asks of DeepSpeed's engine, which there is not needed.
+"""A plain PyTorch replacement for DeepSpeed's engine, for one process at stage 0, which does not need DeepSpeed.
 
-The same arithmetic in the same order: results and checkpoints are equal to the last bit.
+It does the same arithmetic in the same order, so results and checkpoints are bitwise equal.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,16 +16,16 @@ SERVED_KEYS = {
     *("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping"),
     *("optimizer", "zero_optimization", "activation_checkpointing", "timers"),
 }
-"""Of DeepSpeed's; any other, such as its profiler's, needs DeepSpeed."""
+"""DeepSpeed's keys that plain PyTorch handles; any other, such as the profiler's, needs DeepSpeed."""
 
 
 def is_enough(config: EngineConfig, world: World) -> bool:
-    """Whether a job asks nothing of DeepSpeed that plain PyTorch does not do as well."""
+    """Returns true if plain PyTorch can run the job: one process, stage 0, and only `SERVED_KEYS`."""
     return config.json.keys() <= SERVED_KEYS and config.stage == 0 and world.world_size == 1
 
 
 class PlainEngine:
-    """In place of a `deepspeed.DeepSpeedEngine`, whose names these are."""
+    """Stands in for a `deepspeed.DeepSpeedEngine`: the methods that `Engine` calls, under the same names."""
 
     def __init__(
         self, model: nn.Module, parameter_groups: Sequence[Mapping[str, Any]], config: EngineConfig, world: World

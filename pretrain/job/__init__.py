@@ -1,1 +1,1 @@
-"""The processes of a run and how they end: launchers, hosts, signals, watchdog, logs; it knows no model."""
+"""The processes of a job: launchers, hosts, signals, watchdog and logs. Knows nothing of models."""

@@ -1,6 +1,6 @@
-"""Why each rank ended: RUN/logs/rank-0000.json, begun when it starts and completed when it ends.
+"""The end record of each rank, which says why it ended: RUN/logs/rank-0000.json.
 
-A rank that is killed completes nothing, and its record says so.
+It is written when the rank starts and completed when it ends. A killed rank leaves it incomplete, which shows the kill.
 """
 
 import json
@@ -15,29 +15,29 @@ from foundation.files import write_atomically
 
 LOGS = "logs"
 Reason = Literal["error", "refused", "hang", "launcher", "lost", "told", "stopped", "done"]
-"""`lost`: another rank was out of reach; `told`: another rank has failed; `launcher`: it has exited."""
+"""`lost`: another rank was unreachable; `told`: another rank reported a failure; `launcher`: the launcher exited."""
 CAUSES: tuple[tuple[Reason | None, ...], ...] = ((None, "error", "refused"), ("hang", "launcher"), ("lost",))
-"""The most likely first: ranks that end the job before those that end because of them."""
+"""Reasons grouped by how likely they started the failure, most likely first; ranks with other reasons only followed."""
 
 
 class EndRecord(NamedTuple):
-    """The end of one rank."""
+    """Identity of one rank's process, and why it ended."""
 
     rank: int
     host: str
     process: int
     time: str
-    """Of its start, then of its end."""
+    """Start time, replaced by the end time when it ends; ISO 8601, UTC."""
     reason: Reason | None = None
-    """None: it runs, or was killed."""
+    """`None` if the rank is running or was killed."""
     exit_code: int | None = None
     step: int | None = None
-    """The last that it finished."""
+    """The last finished step."""
     sentence: str = "exited without a message (probably killed)"
 
     @classmethod
     def of(cls, rank: int) -> Self:
-        """Of this process, which runs."""
+        """Returns the record of this process at its start."""
         return cls(rank, socket.gethostname(), os.getpid(), now())
 
     @property
@@ -46,7 +46,7 @@ class EndRecord(NamedTuple):
 
 
 def write_record(folder: Path, record: EndRecord) -> None:
-    """Replaces what this rank's record was before."""
+    """Writes a rank's record, replacing its previous one."""
     path = folder / LOGS / f"rank-{record.rank:04d}.json"
     write_atomically(path, (json.dumps(record._asdict()) + "\n").encode())
 
@@ -56,7 +56,7 @@ def now() -> str:
 
 
 def read_records(folder: Path) -> list[EndRecord]:
-    """Those of every rank, in order; not one that is damaged."""
+    """Reads the records of all ranks, in order; skips damaged ones."""
     records = []
     for path in sorted((folder / LOGS).glob("rank-*.json")):
         with suppress(OSError, ValueError, TypeError):
@@ -65,5 +65,5 @@ def read_records(folder: Path) -> list[EndRecord]:
 
 
 def first_causes(records: list[EndRecord]) -> list[EndRecord]:
-    """The ranks that ended the job, without those that ended because of them; none where all ended as they should."""
+    """Returns the ranks that probably ended the job, without those that only followed; empty if all ended normally."""
     return next((found for reasons in CAUSES if (found := [end for end in records if end.reason in reasons])), [])

@@ -1,7 +1,7 @@
-"""Hostfiles: machines and how many processes each takes, one `host slots=GPUs` per line.
+"""Hostfiles: one `host slots=GPUs` per line, the number of processes on each machine.
 
-DeepSpeed silently trains on the local machine when the hostfile is missing, and reads only the first of two hosts in a
-line; here each of these is an error.
+If the hostfile is missing, DeepSpeed silently trains on the local machine; of two hosts on a line, it reads only the
+first. Here both are errors.
 """
 
 import re
@@ -12,14 +12,14 @@ from foundation.config import ConfigError, shown
 from pretrain.job.launcher import Slots, find_runner, launched_slots
 
 LINE = re.compile(r"([A-Za-z0-9_:][\w.:%@-]*)\s+slots=([0-9]{1,5})", re.ASCII)
-"""A name that ssh takes for no option, and a number that a cluster may have."""
+"""A host name that ssh cannot mistake for an option, and a plausible number of slots."""
 
 
 def read_hostfile(path: Path) -> Slots:
-    """Slots of each host, in order; empty lines and lines that start with # mean nothing.
+    """Reads the slots of each host, in order; empty lines and lines starting with # are ignored.
 
     Raises:
-        ConfigError: no such file, no host, a duplicate host, and every line that is not `host slots=N`.
+        ConfigError: the file cannot be read or names no host; or lists duplicate hosts and malformed lines.
     """
     try:
         lines = [line.strip() for line in path.read_text(encoding="utf-8").split("\n")]
@@ -49,12 +49,12 @@ def read_hostfile(path: Path) -> Slots:
 
 
 def require_launch(hostfile: Path | None, world_size: int) -> None:
-    """Refuses processes that are not those of the hostfile: `hostfile`, and the one that `deepspeed` was given.
+    """Checks that the started processes match `hostfile` and the hostfile that `deepspeed` was given.
 
-    Where DeepSpeed was told to use a part of the hosts, its hostfile must only be there.
+    If DeepSpeed was told to use only some of the hosts, its own hostfile is only checked to be valid.
 
     Raises:
-        ConfigError: a hostfile that is missing or wrong, or hosts and processes that differ from it.
+        ConfigError: a hostfile is missing or wrong, or the started hosts and processes differ from it.
     """
     runner = find_runner()
     if runner and runner.hostfile:
@@ -69,9 +69,9 @@ def _compare(path: Path, wanted: Slots, world_size: int) -> None:
     launched = launched_slots()
     if launched not in (None, wanted):
         both = (", ".join(f"{host} slots={n}" for host, n in (slots or {}).items()) for slots in (wanted, launched))
-        raise ConfigError(f"hostfile: {path} says {', but DeepSpeed has started '.join(both)}")
+        raise ConfigError(f"hostfile: {path} has {', but DeepSpeed has started '.join(both)}; launch with this file")
     if sum(wanted.values()) != world_size:
         raise ConfigError(
-            f"hostfile: {path} has {sum(wanted.values())} slots, but {world_size} processes were started; start them by"
-            f" `deepspeed --hostfile {path} ...`, or check without starting by --dry_run"
+            f"hostfile: {path} has {sum(wanted.values())} slots, but {world_size} processes were started; start them"
+            f" with `deepspeed --hostfile {path} ...`, or check without starting with --dry_run"
         )

@@ -1,4 +1,4 @@
-"""Whether the machines of a hostfile can train together: reached by ssh, same code, packages, data and time."""
+"""Checks that a hostfile's hosts can train together: reachable by ssh, with the same code, packages, data and time."""
 
 import hashlib
 import importlib.metadata
@@ -24,12 +24,14 @@ PACKAGES = ("torch", "deepspeed", "numpy", "safetensors", "pydantic")
 REACH_SECONDS = 10
 ANSWER_SECONDS = 60
 LARGEST_SKEW = 5.0
-"""Seconds between clocks; more makes logs of several hosts misleading."""
+"""Tolerated difference between clocks in seconds; more makes the logs of several hosts misleading."""
 KEEP_ALIVE = "ServerAliveInterval"
 
 
 def facts(data: Sequence[str]) -> dict[str, Any]:
-    """What must be the same on every host, and its time, GPUs and cores."""
+    """Returns facts about this host: versions of code, packages and data, which must be equal on all hosts, and its
+    clock's time and its numbers of GPUs and cores.
+    """
     manifests = {folder: Path(folder, "manifest.json") for folder in data}
     code = hashlib.sha256()
     for path in sorted(path for pattern in CODE for path in ROOT.glob(pattern)):
@@ -46,16 +48,16 @@ def facts(data: Sequence[str]) -> dict[str, Any]:
 
 
 class Hosts(NamedTuple):
-    """What was found out about the machines of a hostfile, one line each."""
+    """The result of checking a hostfile's machines; each string is one line to print."""
 
     problems: list[str]
     found: dict[str, str]
-    """By host, in the order of their ranks."""
+    """A description of each host, in rank order."""
     notes: list[str]
 
 
 def check_hosts(slots: Slots, data: Sequence[Path], precision: str) -> Hosts:
-    """Asks all hosts at once whether they can train together in this precision."""
+    """Checks, on all hosts in parallel, whether they can train together in this precision."""
     folders = [str(folder.resolve()) for folder in data]
     ours = facts(folders)
     with ThreadPoolExecutor(max_workers=32) as pool:
@@ -63,7 +65,7 @@ def check_hosts(slots: Slots, data: Sequence[Path], precision: str) -> Hosts:
     problems, found = [], {}
     if len(slots) > 1 and not shutil.which("pdsh"):
         problems.append(
-            "hostfile: there is no pdsh on this machine, by which DeepSpeed starts several hosts; install it"
+            "hostfile: there is no pdsh on this machine, which DeepSpeed uses to start several hosts; install it"
         )
     for host, answer in answers.items():
         if isinstance(answer, str):
@@ -81,7 +83,7 @@ def _processors(host: Mapping[str, Any]) -> str:
 
 
 def _ask(host: str, folders: list[str]) -> dict[str, Any] | str:
-    """The host's facts, and how its clock differs from ours; or why it has not told them."""
+    """Returns the host's facts and its clock's difference from ours in seconds, or an error message."""
     program = f"import json; from pretrain.job.hosts import facts; print(json.dumps(facts({folders!r})))"
     command = f"cd {shlex.quote(str(ROOT))} && {shlex.quote(sys.executable)} -c {shlex.quote(program)}"
     options = ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={REACH_SECONDS}"]
@@ -96,19 +98,21 @@ def _ask(host: str, folders: list[str]) -> dict[str, Any] | str:
             timeout=ANSWER_SECONDS,
         )
     except subprocess.TimeoutExpired:
-        return f"hostfile: {host} has not answered for {ANSWER_SECONDS} s; see that `ssh {host} true` works"
+        return f"hostfile: {host} did not answer within {ANSWER_SECONDS} s; make sure that `ssh {host} true` works"
     except FileNotFoundError:
         return "hostfile: there is no ssh on this machine, which DeepSpeed needs for several hosts; install it"
     last = (answer.stderr.strip().splitlines() or ["no reason given"])[-1]
-    if answer.returncode == 255:  # ssh's own
-        return f"hostfile: {host} cannot be reached: {last}; see that `ssh {host} true` works without a password"
+    if answer.returncode == 255:  # ssh's own error
+        return f"hostfile: {host} cannot be reached: {last}; make sure that `ssh {host} true` works without a password"
     if answer.returncode:
-        return f"hostfile: {host} has no such code or Python at {ROOT} and {sys.executable}: {last}"
+        return (
+            f"hostfile: {host} lacks this code in {ROOT} or this Python, {sys.executable}; install both there: {last}"
+        )
     try:
         found: dict[str, Any] = json.loads(answer.stdout.splitlines()[-1])
     except (IndexError, ValueError):
-        return f"hostfile: {host} answers {shown(answer.stdout)}; see that `ssh {host} true` prints nothing"
-    early, late = found["time"] - time.time(), found["time"] - asked  # its clock was read between the two
+        return f"hostfile: {host} answers {shown(answer.stdout)}; make sure that `ssh {host} true` prints nothing"
+    early, late = found["time"] - time.time(), found["time"] - asked  # its clock was read between these two moments
     found["skew"] = max(0.0, early, -late)
     return found
 
@@ -116,20 +120,22 @@ def _ask(host: str, folders: list[str]) -> dict[str, Any] | str:
 def find_differences(
     host: str, slots: int, theirs: Mapping[str, Any], ours: Mapping[str, Any], precision: str
 ) -> Iterator[str]:
-    """What of a host's facts would keep it from training with this machine."""
+    """Yields each problem that would keep a host from training with this machine, given the facts of both."""
     for key in ours.keys() - {"time", "gpus", "cores"}:
         if theirs.get(key) != ours[key]:
-            yield f"hostfile: {host} has {key} {theirs.get(key)}, this machine {ours[key]}; make them the same"
+            yield f"hostfile: {host} has {key} {theirs.get(key)}, this machine {ours[key]}; make them equal"
     if theirs["skew"] > LARGEST_SKEW:
-        yield f"hostfile: the clock of {host} differs by {theirs['skew']:.0f} s from this machine's; synchronise them"
+        yield f"hostfile: the clock of {host} differs by {theirs['skew']:.0f} s from this machine's; synchronize them"
     if slots > (theirs["gpus"] or theirs["cores"]):
-        yield f"hostfile: {host} slots={slots}, but it has {_processors(theirs)}; give it at most so many slots"
+        yield f"hostfile: {host} has slots={slots}, but only {_processors(theirs)}; give it at most that many slots"
     if precision == "fp16" and not theirs["gpus"]:
-        yield f"deepspeed_config: fp16, but {host} has no GPU; add --deepspeed_config ds_configs/zero1_bf16.json"
+        yield (
+            f"deepspeed_config: fp16 needs GPUs, but {host} has none; add --deepspeed_config ds_configs/zero1_bf16.json"
+        )
 
 
 def _keep_alive_notes(slots: Slots) -> Iterator[str]:
-    """Without keep-alives pdsh waits for ever for a host that was cut off."""
+    """Yields a note if ssh sends no keep-alives: without them, pdsh waits forever for a host that lost its network."""
     given = KEEP_ALIVE.lower() in os.environ.get("PDSH_SSH_ARGS_APPEND", "").lower()
     if len(slots) < 2 or given or not shutil.which("ssh"):
         return
@@ -137,7 +143,7 @@ def _keep_alive_notes(slots: Slots) -> Iterator[str]:
         settings = subprocess.run(["ssh", "-G", host], capture_output=True, text=True).stdout.splitlines()
         if f"{KEEP_ALIVE.lower()} 0" in settings:
             yield (
-                f"note        ssh to {host} has no {KEEP_ALIVE}: `deepspeed` would wait for ever for a host that is cut"
-                f" off; export PDSH_SSH_ARGS_APPEND='-o {KEEP_ALIVE}=15'"
+                f"note        ssh to {host} has no {KEEP_ALIVE}: `deepspeed` would wait forever for a host that loses"
+                f" its network; export PDSH_SSH_ARGS_APPEND='-o {KEEP_ALIVE}=15'"
             )
             return

@@ -1,8 +1,8 @@
-"""The launcher of this rank: DeepSpeed's processes above it, or Slurm's variables around it.
+"""Finds out how this rank was launched, from DeepSpeed's parent processes or Slurm's environment variables.
 
-DeepSpeed gives its program neither the hostfile nor word of its own end, so both are read from the processes above:
+DeepSpeed tells its program neither the hostfile nor when the launcher exits. Both are found in the parent processes:
 
-    one machine        deepspeed -> deepspeed.launcher.launch -> ranks
+    one host           deepspeed -> deepspeed.launcher.launch -> ranks
     several, by pdsh   deepspeed -> pdsh -> ssh  ~~>  sshd -> shell -> deepspeed.launcher.launch -> ranks
 """
 
@@ -23,26 +23,26 @@ from foundation.config import ConfigError, shown
 NODE_LAUNCHER = "deepspeed.launcher.launch"
 RUNNERS = ("deepspeed", "ds", "deepspeed.launcher.runner")
 SCRIPTS = (".py", "pretrain.run")
-"""How what it is to start ends; a module after --module, outside a checkout."""
+"""Endings of the training script's argument; outside a checkout it is a module, after --module."""
 SHELLS = ("bash", "dash", "ksh", "sh", "zsh")
 
 Slots = dict[str, int]
-"""Processes on each host, in the order of their ranks."""
+"""Number of processes on each host, in rank order."""
 
 
 class Runner(NamedTuple):
-    """What the `deepspeed` command of this job was given."""
+    """Options of this job's `deepspeed` command."""
 
     hostfile: Path | None
     takes_part: bool
-    """Told to use only some of the hosts or slots."""
+    """True if it was told to use only some of the hosts or slots."""
 
 
 def launchers() -> list[psutil.Process]:
-    """The processes that this rank should not outlive: its parent, and as much as this machine shows of DeepSpeed's.
+    """Returns the processes that this rank must not outlive: its parent, and DeepSpeed's launchers on this machine.
 
-    Of a launch by pdsh the machine it was typed on shows pdsh and the runner, any other the end of the ssh connection.
-    The first process of a container has none.
+    For a launch by pdsh these are pdsh and the `deepspeed` command on the machine where it was typed, and the ssh
+    connection's process on the others. Empty for the first process of a container.
     """
     ancestors = list(_ancestors())
     if not ancestors:
@@ -61,14 +61,14 @@ def launchers() -> list[psutil.Process]:
 
 
 def is_alive(process: psutil.Process) -> bool:
-    """Whether a process has not ended; one that nobody has waited for has."""
+    """Returns true if the process is running; a zombie counts as ended."""
     with contextlib.suppress(psutil.NoSuchProcess):
         return process.is_running() and process.status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
     return False
 
 
 def find_runner() -> Runner | None:
-    """The `deepspeed` command above this rank; with several hosts it is above none of theirs."""
+    """Returns the `deepspeed` command among this rank's ancestors, if any; pdsh launches show none to their ranks."""
     for process, arguments in _ancestors():
         if _is_runner(arguments):
             return _read_runner(arguments, Path(process.cwd()))
@@ -76,7 +76,7 @@ def find_runner() -> Runner | None:
 
 
 def launched_slots() -> Slots | None:
-    """How many processes DeepSpeed has started on each host; `None` under anything else."""
+    """Returns how many processes DeepSpeed started on each host; `None` under another launcher."""
     arguments = next((given for _, given in _ancestors()), [])
     encoded = [argument.partition("=")[2] for argument in arguments if argument.startswith("--world_info=")]
     if NODE_LAUNCHER not in arguments or not encoded:
@@ -85,10 +85,10 @@ def launched_slots() -> Slots | None:
 
 
 def adopt_slurm(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Tells PyTorch and DeepSpeed in their variables what Slurm says in its own; for a task that `srun` started."""
+    """Sets the variables that PyTorch and DeepSpeed expect, such as RANK, from Slurm's, in a task started by `srun`."""
     if "RANK" in environment or "SLURM_STEP_NUM_TASKS" not in environment or "SLURM_STEP_ID" not in environment:
         return
-    # The port that srun got for its output: all tasks of a step know it, and the job's number does not tell it.
+    # srun's own port is mixed in: every task of the step knows it, and it cannot be guessed from the job number.
     drawn = int(environment["SLURM_STEP_ID"]) + int(environment.get("SLURM_STEP_LAUNCHER_PORT", "0"))
     counts = re.findall(r"(\d+)(?:\(x(\d+)\))?", environment["SLURM_STEP_TASKS_PER_NODE"])  # 8(x2),4: 8, 8 and 4
     tasks = [tasks for tasks, nodes in counts for _ in range(int(nodes or 1))]
@@ -107,23 +107,23 @@ def adopt_slurm(environment: MutableMapping[str, str] = os.environ) -> None:
 
 
 def number_of(name: str, default: str | None = None) -> int:
-    """A number that a launcher has left in the environment.
+    """Returns a whole number from an environment variable that the launcher sets.
 
     Raises:
-        ConfigError: there is none, or it is no number.
+        ConfigError: the variable is missing and has no default, or is not a whole number.
     """
     value = os.environ.get(name, default)
     if value is None or not re.fullmatch(r"[0-9]{1,9}", value):
         got = "nothing" if value is None else shown(value)
         raise ConfigError(
-            f"{name}: got {got} from the environment, expected a whole number; start the processes by deepspeed,"
+            f"{name}: got {got} from the environment, expected a whole number; start the processes with deepspeed,"
             " torchrun or srun, which set it, or unset RANK and WORLD_SIZE to train in one process"
         )
     return int(value)
 
 
 def _ancestors() -> Iterator[tuple[psutil.Process, list[str]]]:
-    """From the parent up, each with its command line."""
+    """Yields this process's ancestors from the parent up, each with its command line."""
     for process in psutil.Process().parents():
         with contextlib.suppress(psutil.Error):  # it has just ended
             if arguments := process.cmdline():
@@ -135,7 +135,7 @@ def _is_runner(arguments: list[str]) -> bool:
 
 
 def _read_runner(arguments: list[str], folder: Path) -> Runner:
-    """Reads DeepSpeed's options, which stand before the script."""
+    """Parses DeepSpeed's own options, which come before the script."""
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("-H", "--hostfile", type=Path)
     for part in (("-i", "--include"), ("-e", "--exclude"), ("--num_nodes",), ("--num_gpus", "--num_accelerators")):

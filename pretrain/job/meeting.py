@@ -1,9 +1,8 @@
-"""Messages between the ranks of a job at its store, beside the collectives: how far each has come, why it ends.
+"""Messages between the ranks of a job through its key-value store, outside the collectives: progress and failures.
 
-The store is torch's: whoever reaches its port can read, write, list and delete everything in it
-(docs/reference/network.md). So each message is signed with a key that the ranks share over the connections between
-them and never write there; messages without the signature are ignored. That keeps strangers from speaking for a rank,
-not from silencing one.
+The store is torch's: anyone who can reach its port can read, write, list and delete everything in it
+(docs/reference/network.md). So each message is signed with a key that the ranks exchange over their own connections and never
+write to the store; unsigned messages are ignored. This prevents forged messages, but not the deletion of real ones.
 """
 
 import contextlib
@@ -24,35 +23,35 @@ from pretrain.job.processes import World, attempt
 from pretrain.job.rank_log import printable_lines
 
 BEAT = 1.0
-"""Seconds between two looks at the others."""
+"""Seconds between exchanges with the other ranks."""
 QUIET = 3 * BEAT
-"""A rank that was not heard from for so long may be gone: its word takes a beat to write and one to read."""
+"""Seconds of silence after which a rank may be gone: its message takes one beat to write and one to read."""
 MOST_NAMED = 8
 FAILURE = "failure"
-"""Where the first rank that fails says why."""
+"""Key under which the first rank that fails stores the reason."""
 SIGNATURE = 2 * hashlib.sha256().digest_size
-"""Characters, before the word itself."""
+"""Length of the hexadecimal signature before each message."""
 ANSWER = timedelta(seconds=2)
 LONGEST_REASON = 20_000  # characters
 
 
 class RankState(NamedTuple):
-    """How far a rank has come."""
+    """The progress of a rank."""
 
     name: str
     where: str
-    """The last progress it reported."""
+    """The last progress it reported, such as "step 12"."""
     place: str = ""
-    """The line it is at."""
+    """The line of code it is at."""
 
 
 class Meeting:
-    """One rank at the store, over a connection of its own."""
+    """One rank's access to the store, over its own connection."""
 
     def __init__(self, world: World, key: bytes) -> None:
-        """`key` is known only to the ranks of this start of the job, so nothing said at another start counts."""
+        """`key` signs messages; each start of the job has its own, so messages of an earlier start are ignored."""
         self.failure: tuple[str, int] | None = None
-        """Why the job ends, and its exit code."""
+        """Why the job ends, and its exit code; `None` while it runs."""
         self._rank, self._key = world.rank, key
         self._everyone = [rank for rank in range(world.world_size) if rank != world.rank]
         self._others = self._everyone if world.is_first else [0]
@@ -66,12 +65,12 @@ class Meeting:
         if self._store is None:
             address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
             store = TCPStore(address, port, is_master=False, wait_for_workers=False)
-            store.set_timeout(ANSWER)  # of a word that somebody takes away between the question and the answer
+            store.set_timeout(ANSWER)  # a key may be deleted between `check` and `get`, which would wait for it
             self._store = PrefixStore(f"watchdog/{attempt()}", store)
         return self._store
 
     def hold(self, state: RankState) -> None:
-        """Says how far this rank has come, and reads how far the others have: rank 0 all, the rest rank 0."""
+        """Writes this rank's progress and reads the others': rank 0 reads all, the other ranks read rank 0's."""
         self._write(str(self._rank), [time.monotonic(), *state])
         for rank in self._others:
             if (word := self._read(str(rank))) and word[0] > self._last[rank]:
@@ -81,7 +80,7 @@ class Meeting:
             self.failure = failure[0], failure[1]
 
     def tell(self, reason: str, code: int) -> None:
-        """Tells every rank why the job ends; the first reason counts."""
+        """Tells every rank why the job ends; only the first reason is kept."""
         with contextlib.suppress(DistError):
             if self._read(FAILURE) is None:
                 self._write(FAILURE, [printable_lines(reason[:LONGEST_REASON]), code])
@@ -91,7 +90,7 @@ class Meeting:
         self._connect().set(name, self._sign(name, text.encode()) + text)
 
     def _read(self, name: str) -> list[Any] | None:
-        """What a rank of this job has last written there."""
+        """Returns the last message under `name` with a valid signature, or `None`."""
         store = self._connect()
         if not store.check([name]):
             return None
@@ -107,38 +106,38 @@ class Meeting:
         return hmac.new(self._key, name.encode() + b"\0" + text, "sha256").hexdigest()
 
     def _warn(self) -> None:
-        """Once: a stranger may write as often as he likes."""
+        """Warns of messages with a wrong signature, only once, however many there are."""
         if not self._warned:
             self._warned = True
             point = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
             say(
-                f"WARNING: somebody else writes to this job's store at {point}; it is not listened to, and training"
-                " goes on; see docs/reference/network.md"
+                f"WARNING: somebody else writes to this job's store at {point}; it is ignored, and training"
+                " continues; see docs/reference/network.md"
             )
 
     def silent_since(self, moment: float) -> list[int]:
-        """The ranks that were last heard from before `moment`; the first few."""
+        """Returns the ranks last heard from before `moment`, at most `MOST_NAMED`."""
         return [rank for rank in self._others if self._heard[rank] < moment][:MOST_NAMED]
 
     def elsewhere(self, place: str) -> list[int]:
-        """The ranks that are at another line than this one, or were not heard from lately; the first few."""
+        """Returns the ranks at another line of code than `place`, or silent lately; at most `MOST_NAMED`."""
         silent = self.silent_since(time.monotonic() - QUIET)
         return [rank for rank in self._others if rank in silent or self.known[rank].place != place][:MOST_NAMED]
 
     def states(self, ranks: Sequence[int]) -> str:
-        """How far other ranks have come and where they were, as last heard from."""
+        """Describes the last known progress and line of code of these ranks, for a message."""
         states = map(self.known.__getitem__, ranks)
         return ", ".join(f"{state.name} (after {state.where}, at {state.place})" for state in states)
 
     def gone(self) -> list[int]:
-        """The ranks that fall silent from here on, for one whose connection has failed; listens to all for a while."""
+        """Listens to all ranks for a few seconds; returns those that are silent. Called after a connection failed."""
         self._heard, self._others = dict.fromkeys(self._everyone, time.monotonic()), self._everyone
         time.sleep(QUIET + BEAT)
         silent = self.silent_since(time.monotonic() - QUIET)
-        return [0] if 0 in silent else silent  # the store ends with rank 0, and nobody is heard without it
+        return [0] if 0 in silent else silent  # without rank 0 there is no store, and all ranks seem silent
 
 
 def say(text: str) -> None:
-    """Prints where the launcher listens, if it still does."""
-    with contextlib.suppress(OSError):  # with the launcher its end of our output may be gone
+    """Prints to stderr, which the launcher shows; ignores a closed stream."""
+    with contextlib.suppress(OSError):  # the launcher, which reads the output, may have ended
         print(text, file=sys.stderr, flush=True)

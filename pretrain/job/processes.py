@@ -1,4 +1,4 @@
-"""The processes of a job: joining them, telling them apart, and leaving together."""
+"""The processes of a job: joining the process group, identifying ranks, and exiting together."""
 
 import atexit
 import ctypes
@@ -22,17 +22,17 @@ from foundation.config import ConfigError, shown
 from pretrain.job.launcher import adopt_slurm, number_of
 
 COMMUNICATION_TIMEOUT = timedelta(minutes=30)
-"""Longest wait in a collective of the job's first group (PyTorch's own for gloo); DeepSpeed's ignore it."""
+"""Timeout of collectives in the job's first group (PyTorch's default for gloo); DeepSpeed's own groups ignore it."""
 
 BACKLOG = 4096
-"""Ranks that may be waiting to be let in (PyTorch's own for its store)."""
+"""Pending connections that the store's socket accepts (PyTorch's value for its store)."""
 KEPT_MEMORY = {-1: 2**31 - 1, -4: 0}
-"""glibc's M_TRIM_THRESHOLD, bytes, and M_MMAP_MAX, blocks outside its heap (malloc.h, mallopt(3))."""
+"""Values for glibc's M_TRIM_THRESHOLD (bytes) and M_MMAP_MAX (blocks outside the heap); see malloc.h, mallopt(3)."""
 
 
 @dataclass(frozen=True)
 class World:
-    """One process among the processes of the job."""
+    """One process's place in the job: its rank, the world size, and its device."""
 
     rank: int
     world_size: int
@@ -44,7 +44,7 @@ class World:
         return self.rank == 0
 
     def share(self, value: Any = None) -> Any:
-        """The first rank's `value` on every rank; anything that JSON can hold. Collective."""
+        """Returns the first rank's `value` on every rank; any JSON-serializable value. Collective."""
         encoded = torch.tensor(list(json.dumps(value).encode()), dtype=torch.uint8, device=self.device)
         size = torch.tensor(encoded.numel(), device=self.device)
         dist.broadcast(size, src=0)
@@ -55,7 +55,7 @@ class World:
 
 
 def start_processes() -> World:
-    """Joins the processes of the job: under `deepspeed`, `torchrun` or `srun`, or alone under plain `python`."""
+    """Joins the job's process group, under `deepspeed`, `torchrun` or `srun`, or as a single process under `python`."""
     adopt_slurm()
     world_size, local_rank = (number_of(key, "0") for key in ("WORLD_SIZE", "LOCAL_RANK"))
     rank = number_of("RANK") if world_size else 0
@@ -64,7 +64,7 @@ def start_processes() -> World:
     if cuda:
         torch.cuda.set_device(device)
     else:
-        if "OMP_NUM_THREADS" not in os.environ:  # each rank of this machine its share: more would wait in turn
+        if "OMP_NUM_THREADS" not in os.environ:  # divide the cores among this machine's ranks; more threads only queue
             local_ranks = int(os.environ.get("LOCAL_SIZE") or os.environ.get("LOCAL_WORLD_SIZE") or 1)
             torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // local_ranks))
         _keep_memory()
@@ -72,7 +72,7 @@ def start_processes() -> World:
         dist.init_process_group(
             "nccl" if cuda else "gloo",
             timeout=COMMUNICATION_TIMEOUT,
-            store=_meet(rank, world_size) if world_size else HashStore(),  # alone: no port to agree on
+            store=_meet(rank, world_size) if world_size else HashStore(),  # a single process needs no port
             rank=rank,
             world_size=max(1, world_size),
         )
@@ -80,11 +80,11 @@ def start_processes() -> World:
 
 
 def _meet(rank: int, world_size: int) -> Store:
-    """The job's store, as the launcher's variables say."""
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # torchrun's own, which it listens for
+    """Connects to the job's key-value store, at the address in the launcher's environment variables."""
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # torchrun itself serves the store
         store = next(rendezvous("env://", timeout=COMMUNICATION_TIMEOUT))[0]
     else:
-        if world_size == number_of("LOCAL_SIZE", "0"):  # on one host: nobody else has to reach it
+        if world_size == number_of("LOCAL_SIZE", "0"):  # all ranks on one host: no other host has to reach it
             os.environ["MASTER_ADDR"] = "127.0.0.1"
         address, port = os.environ.get("MASTER_ADDR", "localhost"), number_of("MASTER_PORT")
         if not 0 < port < 2**16:
@@ -102,19 +102,19 @@ def _meet(rank: int, world_size: int) -> Store:
 
 
 def listen(address: str, port: int) -> socket.socket:
-    """A socket for the job's store, on the one interface that has the address.
+    """Opens the listening socket of the job's store, on only the interface with this address if possible.
 
-    On all of them where other hosts may call this one otherwise: by a name of several addresses, or of one that is this
-    machine's alone, such as Debian's 127.0.1.1; or by an address that is translated on the way.
+    It listens on all interfaces if other hosts may reach this one under another address: if the name has several
+    addresses, or only a loopback one such as Debian's 127.0.1.1, or if no local interface has the address (NAT).
 
     Raises:
-        ConfigError: an unknown name; another program has the port, or the system does not give it.
+        ConfigError: the name is unknown, the port is taken, or the system refuses it.
     """
     try:
         found = {info[4][0] for info in socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)}
     except OSError as error:
         raise ConfigError(
-            f"MASTER_ADDR: got {shown(address)}, expected this machine's name or address ({error.strerror}); set it"
+            f"MASTER_ADDR: got {shown(address)}, expected this machine's name or address ({error.strerror}); correct it"
         ) from None
     try:
         (only,) = found if len(found) == 1 else ("",)
@@ -131,20 +131,20 @@ def listen(address: str, port: int) -> socket.socket:
     except OSError as error:
         raise ConfigError(
             f"MASTER_PORT: got {port}, expected a free port of {address} ({os.strerror(error.errno or 0)}); another run"
-            " may have it: choose another by --master_port of deepspeed or torchrun, else by the variable"
+            " may use it: choose another with --master_port of deepspeed or torchrun, or by setting MASTER_PORT"
         ) from None
 
 
 def attempt() -> str:
-    """Names this start of the job: torchrun's store outlives its restarts, with the addresses of ranks long gone."""
+    """Returns a name for this start of the job: torchrun's store survives restarts, with addresses of dead ranks."""
     return f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
 
 
 def _keep_memory() -> None:
-    """Has glibc keep the memory that tensors leave and hand it out again.
+    """Makes glibc keep freed memory and reuse it for later tensors.
 
-    By default it returns every large block at once, and each step maps and clears its own anew: a tenth to a fifth of
-    a small model's step (docs/evidence/speed.md). A C library without these settings is left as it is.
+    By default it returns every large block to the system at once, and each step has to map and clear new ones, which
+    takes a tenth to a fifth of a small model's step (docs/evidence/speed.md). Does nothing with other C libraries.
     """
     with suppress(AttributeError):
         for setting, value in KEPT_MEMORY.items():
@@ -152,10 +152,10 @@ def _keep_memory() -> None:
 
 
 def leave(code: int) -> NoReturn:
-    """Ends this rank with `code` once every rank has come here.
+    """Ends this rank with `code` once every rank has called this. Collective.
 
-    The interpreter's own shutdown sometimes aborts in a thread of the communication library and turns the job's code
-    into a failure (among several ranks 1 in 10, measured; alone seen once in a hundred), so it is skipped.
+    Skips the interpreter's shutdown, which sometimes aborts in a thread of the communication library and turns the exit
+    code into a failure (measured: 1 in 10 with several ranks, 1 in 100 with a single process).
     """
     if not dist.is_initialized():
         raise SystemExit(code)
@@ -168,6 +168,6 @@ def leave(code: int) -> NoReturn:
 
 def _end_here(code: int) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):  # a full disk, or closed: whoever wrote to it has said so
+        with suppress(OSError, ValueError):  # full disk or closed stream, already reported by whoever wrote to it
             stream.flush()
     os._exit(code)

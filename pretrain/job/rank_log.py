@@ -1,6 +1,6 @@
-"""Everything each rank prints, kept in the run folder: RUN/logs/rank-0000.log, one start after the other.
+"""The log of everything a rank prints, over all starts: RUN/logs/rank-0000.log.
 
-The terminal shows the run itself and errors; what libraries log below an error is in the log only.
+The terminal shows the run's own output and errors; library messages below level ERROR go to the log only.
 """
 
 import contextlib
@@ -18,9 +18,9 @@ REMARK = "[%(asctime)s] [%(levelname)s] [%(name)s] %(message)s"
 
 
 def keep_rank_log(folder: Path, rank: int) -> None:
-    """From here on everything this rank prints is also in its log, and the stack of a crash such as SIGSEGV.
+    """Copies everything this rank prints from now on to its log, including the stack of a crash such as SIGSEGV.
 
-    What libraries log below an error, and Python's warnings, are in the log only.
+    Library messages below level ERROR, and Python's warnings, go to the log only.
     """
     (folder / LOGS).mkdir(parents=True, exist_ok=True)
     record = EndRecord.of(rank)
@@ -29,7 +29,7 @@ def keep_rank_log(folder: Path, rank: int) -> None:
     log.write(f"--- {record.time} {record.name}, process {record.process}\n")
     sys.stdout, sys.stderr = Both(sys.stdout, log), Both(sys.stderr, log)
     faulthandler.enable(log, all_threads=False)
-    # Every logger there is: those that libraries make later pass on to the root, whose handlers these are too.
+    # Sets the handlers of all existing loggers; loggers made later propagate to the root, which has them too.
     remarks, errors = logging.StreamHandler(Both(None, log)), logging.StreamHandler(sys.stderr)
     remarks.addFilter(lambda remark: remark.levelno < logging.ERROR)
     errors.setLevel(logging.ERROR)
@@ -43,7 +43,7 @@ def keep_rank_log(folder: Path, rank: int) -> None:
 
 
 def last_lines(folder: Path, rank: int, count: int) -> list[str]:
-    """The end of a rank's log, as far as this machine sees it."""
+    """Returns the last `count` lines of a rank's log; empty if this machine cannot read it."""
     try:
         return rank_log(folder, rank).read_text(errors="replace").splitlines()[-count:]
     except OSError:
@@ -55,17 +55,17 @@ def rank_log(folder: Path, rank: int) -> Path:
 
 
 def printable_lines(text: str) -> str:
-    """The text with each of its lines as `printable` shows it."""
+    """Applies `printable` to each line of the text."""
     return "\n".join(map(printable, text.split("\n")))
 
 
 class Both(io.TextIOBase):
-    """A stream whose text also goes to a log, at once: a process that is killed has nothing left to write.
+    """A stream that also writes its text to a log, unbuffered, so that a killed process loses nothing.
 
-    Of what a rank prints, parts come from elsewhere: names of hosts and files, and what other ranks have said. Its
-    lines only show; no control character reaches a terminal, here or where the log is read.
+    Parts of the output come from outside: names of hosts and files, messages of other ranks. So control characters are
+    escaped, and none reaches a terminal, here or where the log is read.
 
-    Without a stream, the log alone.
+    With `stream` None, writes only to the log.
     """
 
     def __init__(self, stream: IO[str] | None, log: IO[str]) -> None:
@@ -73,9 +73,9 @@ class Both(io.TextIOBase):
 
     def write(self, text: str) -> int:
         shown = printable_lines(text)
-        with contextlib.suppress(OSError):  # a full disk; what was not written is written once there is room
+        with contextlib.suppress(OSError):  # full disk; the text stays buffered until there is room
             self._log.write(shown)
-        with contextlib.suppress(BrokenPipeError):  # who read it has ended; the rank has yet to save
+        with contextlib.suppress(BrokenPipeError):  # the reader has ended; the rank must still save
             if self._stream:
                 self._stream.write(shown)
         return len(text)

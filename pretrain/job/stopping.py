@@ -1,4 +1,4 @@
-"""Requests to stop a run: a signal that reaches this rank, or a file named `stop` in the run folder."""
+"""Requests to stop a run: a signal to this rank, or a file named `stop` in the run folder."""
 
 import os
 import signal
@@ -12,12 +12,15 @@ from typing import Any, Self
 from foundation.command_line import printable
 
 EXIT_STOPPED = 75
-"""EX_TEMPFAIL of sysexits.h: stopped on request with a checkpoint written; batch systems requeue on it."""
+"""Exit code of a run stopped on request, with a checkpoint: EX_TEMPFAIL of sysexits.h; batch systems requeue on it."""
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
 class StopRequest:
-    """Remembers the first signal while it is entered; a second SIGINT acts as usual, for a user who will not wait."""
+    """A context that catches stop signals; true once a signal has arrived or the `stop` file exists.
+
+    After the first signal, SIGINT interrupts as usual, for a user who will not wait.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._file = folder / "stop"
@@ -37,7 +40,7 @@ class StopRequest:
     def _remember(self, number: int, frame: FrameType | None) -> None:
         self._signalled = True
         name = printable(f"rank {os.environ.get('RANK', 0)} on {socket.gethostname()}")
-        with suppress(OSError, RuntimeError):  # nobody reads it any more; or the signal came in the middle of a print
+        with suppress(OSError, RuntimeError):  # the output is closed, or the signal interrupted another print
             print(f"{name}: {signal.Signals(number).name} received; saving and stopping", flush=True)
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -45,13 +48,13 @@ class StopRequest:
         return self._signalled or self._file.exists()
 
     def withdraw(self, say: Callable[[str], None]) -> None:
-        """Removes the file, which is for one run: the one it stops, or the one that ends before it could."""
+        """Removes the `stop` file at the end of a run, so that it does not stop the next one."""
         try:
             self._file.unlink()
-            say(f"{self._file} is removed: a stop is asked for once")
+            say(f"removed {self._file}, so that the next start can run")
         except FileNotFoundError:
             pass
         except OSError as error:
             say(
-                f"WARNING: {self._file} cannot be removed ({error.strerror}); remove it, or it stops the next start too"
+                f"WARNING: {self._file} cannot be removed ({error.strerror}); remove it, or it will stop the next start"
             )

@@ -1,14 +1,14 @@
-"""No rank outlives its job, and no job waits for a rank that is gone.
+"""The watchdog: ends a rank that hangs or whose job has failed; no rank outlives its job or waits for a dead one.
 
-Neither gloo, NCCL nor DeepSpeed bounds the wait in a training collective (docs/evidence/faults_machines.md), so each
-rank has two threads of its own. One meets the other ranks every second at the store that started the job: rank 0
-listens for all, the others for rank 0. The other compares clocks, and ends this process when
+Neither gloo, NCCL nor DeepSpeed bounds the wait in a training collective (docs/evidence/faults_machines.md), so each rank runs two
+threads. The first exchanges messages every second through the store that started the job: rank 0 listens to all ranks,
+the others to rank 0. The second checks the time, and ends this process when
 
 - the job has failed: a rank raised an error, or was not heard from for `silence` seconds;
 - there was no progress for `hang_timeout` seconds (three times that until the first step has ended);
-- the launcher is gone and the stop that follows from it is not done within `silence` seconds.
+- the launcher exited, and this rank has not saved and stopped within `silence` seconds.
 
-Should these threads not run themselves, because something holds Python's lock, the system's alarm ends the process.
+If the threads themselves cannot run because something holds Python's GIL, a system alarm ends the process.
 """
 
 import contextlib
@@ -37,23 +37,23 @@ from pretrain.job.processes import World
 from pretrain.job.rank_log import last_lines
 
 LONGEST_SILENCE = 60.0
-"""Seconds after which a silent rank is lost; nothing in a step keeps Python's other threads so long."""
+"""Seconds after which a silent rank is given up; no operation in a step blocks Python's other threads this long."""
 START_FACTOR = 3
-"""The first step also builds the model, connects the ranks and compiles kernels."""
+"""Factor on the timeout of the first step, which includes building the model, connecting and compiling kernels."""
 LAST_LINES = 5
-"""Of the log of a lost rank."""
+"""Lines shown from the end of a lost rank's log."""
 STACK_LINES = 6
-"""Innermost calls shown of a rank that ends."""
+"""Innermost calls shown when a rank ends."""
 
 
 class Watchdog:
-    """Watches this rank and the job's others while its `with` block lasts; the training loop reports its `progress`."""
+    """Watches this rank and the others during its `with` block; the training loop reports `progress`."""
 
     def __init__(self, world: World, hang_timeout: float, folder: Path) -> None:
         """`hang_timeout`: seconds without progress after which the job ends; `folder`: the run's, with its logs."""
         self.hang_timeout, self.silence = hang_timeout, min(LONGEST_SILENCE, hang_timeout)
         self.launcher_gone = False
-        """Asks for a stop: what started this rank has exited."""
+        """True once the launcher has exited; the training loop then saves and stops."""
         self._world, self._folder, self._record = world, folder, EndRecord.of(world.rank)
         self._state = RankState(self._record.name, "the start")
         self._allowed = START_FACTOR * hang_timeout
@@ -64,7 +64,7 @@ class Watchdog:
         self._main_thread, self._over = threading.get_ident(), threading.Event()
 
     def __enter__(self) -> Self:
-        """Collective."""
+        """Starts the threads. Collective."""
         threading.Thread(target=self._watch, daemon=True, name="watchdog").start()
         if self._world.world_size > 1:
             key = self._world.share(secrets.token_hex() if self._world.is_first else None)
@@ -81,39 +81,39 @@ class Watchdog:
         signal.alarm(0)
 
     def progress(self, where: str) -> None:
-        """The training loop has done this much, and has `hang_timeout` seconds for what follows; more at first."""
+        """Reports progress up to `where`; restarts the timeout, which is longer until the first step has ended."""
         self._state = RankState(self._state.name, where)
         self._deadline = time.monotonic() + self._allowed
 
     def step_done(self, step: int) -> None:
-        """A step has ended."""
+        """Reports the end of a step."""
         self._allowed, self._record = self.hang_timeout, self._record._replace(step=step)
         self.progress(f"step {step}")
 
     def record(self, reason: Reason, code: int, sentence: str) -> None:
-        """Writes why this rank ends to the run folder, if the disk takes it."""
+        """Writes the record of why this rank ends to the run folder; a failed write is ignored."""
         ended = self._record._replace(time=now(), reason=reason, exit_code=code, sentence=sentence)
         with contextlib.suppress(OSError):
             write_record(self._folder, ended)
 
     def _explain(self, error: BaseException) -> None:
-        """Tells why this rank fails; if it lost a connection, whose, unless another rank tells why first."""
+        """Reports why this rank fails with `error`; for a lost connection, names the rank that is gone."""
         what = traceback.format_exception_only(error)[-1].strip()
         refused = isinstance(error, ConfigError)
         code = EXIT_BAD_USAGE if refused else EXIT_FAILED
         reason: Reason = "refused" if refused else "error"
         sentence = f"failed after {self._state.where}: {what}"
         if self._meeting:
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # of its launcher, which ends all ranks with the first
-            if isinstance(error, DistError) or "gloo/transport" in what:  # gloo has no type of its own
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the launcher sends it to all ranks when the first one ends
+            if isinstance(error, DistError) or "gloo/transport" in what:  # gloo's errors have no type of their own
                 names = ", ".join(self._meeting.known[rank].name for rank in self._meeting.gone())
                 reason, sentence = "lost", f"lost the connection to {names or 'another rank'}; {sentence}"
-            self._over.set()  # or the other thread would hear of this failure as another rank's
+            self._over.set()  # or the other thread would take this failure for another rank's
         said = f"{self._state.name} {sentence}" if self._meeting and not refused else ""
         self._account(reason, code, sentence, said)
 
     def _account(self, reason: Reason, code: int, sentence: str, said: str) -> None:
-        """Tells the other ranks, as far as they can be reached, the user and the run folder why this rank ends."""
+        """Tells the other ranks (if reachable), the user and the run folder why this rank ends."""
         if self._meeting and reason != "told":
             words = f"{self._state.name}: {sentence}", code
             telling = threading.Thread(target=self._meeting.tell, args=words, daemon=True)
@@ -123,19 +123,19 @@ class Watchdog:
             say(said)
         self.record(reason, code, sentence)
         if self._meeting:
-            time.sleep(2 * BEAT)  # for the others to hear it: the store ends with rank 0
+            time.sleep(2 * BEAT)  # time for the others to read it: the store ends with rank 0
 
     def _meet(self, meeting: Meeting) -> None:
         while True:
-            with contextlib.suppress(DistError):  # no answer is what the other thread waits for
+            with contextlib.suppress(DistError):  # the other thread notices when answers stop
                 meeting.hold(self._state._replace(place=self._place()))
             if self._over.wait(BEAT):
                 return
 
     def _watch(self) -> None:
-        patience = 0.0 if self._world.is_first else QUIET  # the first rank knows where all are
+        patience = 0.0 if self._world.is_first else QUIET  # rank 0 ends first: it knows where all ranks are
         while not self._over.wait(BEAT):
-            signal.alarm(math.ceil(2 * self.silence))  # of a thread that does not come back here
+            signal.alarm(math.ceil(2 * self.silence))  # ends the process if this thread does not come back here
             now = time.monotonic()
             if self._meeting and self._meeting.failure:
                 self._end("told", *self._meeting.failure)
@@ -154,12 +154,15 @@ class Watchdog:
                 self._end("launcher", f"its launcher exited {self.silence:g} s ago, and it could not save and stop")
 
     def _place(self) -> str:
-        """Where the main thread is: the innermost line of Python."""
+        """Returns file and line of the innermost Python frame of the main thread."""
         frame = sys._current_frames().get(self._main_thread)
         return f"{Path(frame.f_code.co_filename).name} line {frame.f_lineno}" if frame else "its end"
 
     def _end(self, reason: Reason, sentence: str, code: int = EXIT_FAILED, named: Sequence[int] = ()) -> NoReturn:
-        """Ends this process. Of those that were told the stack is in the log only: thousands may end so at once."""
+        """Ends this process and reports why, with its stack and the ends of the logs of the ranks `named`.
+
+        If another rank reported the failure, the stack goes to the log only: thousands of ranks may end so at once.
+        """
         stack = "".join(traceback.format_stack(sys._current_frames().get(self._main_thread))[-STACK_LINES:])
         where = f"{self._state.name} is, after {self._state.where}, at\n{stack}"
         said = f"{self._state.name} ends: {sentence}"

@@ -1,1 +1,1 @@
-"""The paper's method on a batch: generator, sampling of replacements, losses; it knows no engine and no job."""
+"""The paper's method on one batch: generator, sampling of replacements, losses. Knows neither engine nor job."""

@@ -2,7 +2,7 @@
 
     masked ids -> generator -> p_G -> x' -> replaced ids -> discriminator -> L_G + lambda1 L_S + lambda2 L_D
 
-Shape letters: B batch, L length, K masked positions a sequence, H hidden size, V vocabulary.
+Shape letters: B batch, L length, K masked positions per sequence, H hidden size, V vocabulary.
 """
 
 from typing import Any, NamedTuple
@@ -21,31 +21,31 @@ from pretrain.model.heads import DiscriminatorHead, VocabularyScores, Vocabulary
 
 
 class ReplacementConfig(ObjectiveConfig):
-    """The switches of an objective that replaces tokens."""
+    """Settings of an objective that replaces tokens."""
 
     lambda2: float = Field(default=50.0, ge=0, le=1e6)
     """Weight of the discriminator's loss (paper and ELECTRA: 50)."""
     temperature: float = Field(default=1.0, gt=0)
-    """Of the sampling distribution: p_G^(1/T) before it is reweighed, p_S^(1/T) for HP_Dist (ELECTRA: 1)."""
+    """Temperature T of sampling: p_G^(1/T) before reweighting, p_S^(1/T) for HP_Dist (ELECTRA: 1)."""
     forbid_original: bool = False
-    """The original token is never sampled (google-research/electra `disallow_correct`)."""
+    """Never samples the original token (google-research/electra `disallow_correct`)."""
     importance_weighting: bool = False
-    """L_D of a masked position is weighed by p_G/p_S of its token: the estimator of the paper's proposition.
+    """Weights L_D of a masked position by p_G/p_S of its token: the estimator of the paper's proposition.
 
-    Its expectation is the masked position's loss under p_G exactly where a sequence has one mask; with several it is
-    approximate, because the loss also depends on what was drawn at the other masks. Unmasked positions weigh 1.
+    Its expectation is exactly the loss under p_G if a sequence has one masked position. With several it is approximate,
+    because the loss also depends on the tokens drawn at the others. Unmasked positions have weight 1.
     """
 
     @field_validator("importance_weighting")
     @classmethod
     def _weighs_originals_too(cls, weighs: bool, info: ValidationInfo) -> bool:
         if weighs and info.data.get("forbid_original"):
-            raise ValueError("true with forbid_original, which samples no original to weigh; switch one off")
+            raise ValueError("true with forbid_original, but its estimator must also sample originals; switch one off")
         return weighs
 
 
 class ElectraOutput(NamedTuple):
-    """What one forward gives: the loss to differentiate, and per-position tensors (detached) for the metrics."""
+    """The result of one forward: the loss to differentiate, and detached per-position tensors for the metrics."""
 
     loss: Tensor
     generator_loss_BK: Tensor
@@ -57,15 +57,17 @@ class ElectraOutput(NamedTuple):
     """The generator's most likely ids."""
     draw: Draw
     d_BL: Tensor
+    """The discriminator's logits; positive means "replaced"."""
     replaced_BL: Tensor
+    """True where the discriminator's input differs from the original token."""
 
 
 class Electra(Objective):
-    """The model of the paper, without its sampling head: x' comes from p_G, as in ELECTRA, unless an objective says
-    otherwise by its own `draw`.
+    """The paper's model without the sampling head: x' is drawn from p_G as in ELECTRA, unless a subclass overrides
+    `draw`.
 
-    Word, position and segment embeddings with their LayerNorm are shared by both encoders; the vocabulary heads use
-    the word embeddings as output matrix with a bias of their own.
+    Both encoders share word, position and segment embeddings with their LayerNorm. The vocabulary heads use the word
+    embeddings as output matrix, each with its own bias.
     """
 
     exports = {
@@ -74,7 +76,7 @@ class Electra(Objective):
     }
     objective: ReplacementConfig
     sampler_weight = 0.0
-    """lambda1, where there is a sampling head."""
+    """lambda1, if there is a sampling head."""
 
     def __init__(self, model: ModelConfig, objective: Any, vocab_size: int, special_mask_id: int) -> None:
         super().__init__(model, objective, vocab_size, special_mask_id)
@@ -102,23 +104,23 @@ class Electra(Objective):
         return {name: self.judge(batch, prediction, drawn) for name, drawn in draws.items()}
 
     def generate(self, batch: Batch, entropies: bool = False) -> tuple[Tensor, Prediction]:
-        """The generator's states at the masked positions, and what it predicts there."""
+        """Returns the generator's hidden states at the masked positions [B, K, H], and its prediction there."""
         hidden_BKH = masked_states(self.generator, batch, self.special_mask_id, self.objective.mask_keep_fraction)
         words = self.generator.embeddings.word_embeddings
         logits_BKV = self.generator_lm_head(self.generator_predictions(hidden_BKH), words)
         return hidden_BKH, predict(batch, logits_BKV, entropies)
 
     def draw(self, hidden_BKH: Tensor, prediction: Prediction, uniforms_BK: Tensor, from_p_G: bool = False) -> Draw:
-        """Draws x' as training does, or from p_G all the same; without a sampling head there is nothing else."""
+        """Draws x' as in training, or from p_G if `from_p_G`; without a sampling head the two are the same."""
         weights_BKV = tempered(prediction.p_BKV, self.objective.temperature)
         return draw_from(weights_BKV, prediction, uniforms_BK, self.objective.forbid_original)
 
     def draws(self, hidden_BKH: Tensor, prediction: Prediction, uniforms_BK: Tensor) -> dict[str, Draw]:
-        """Draws x' from every distribution there is, that of training last: p_G, and p_S where one is learned."""
+        """Draws x' from every distribution of the objective, training's last: p_G, then p_S if one is learned."""
         return {"p_G": self.draw(hidden_BKH, prediction, uniforms_BK)}
 
     def judge(self, batch: Batch, prediction: Prediction, drawn: Draw) -> ElectraOutput:
-        """The losses where the masked positions hold what was drawn."""
+        """Runs the discriminator on the drawn tokens, and returns all losses."""
         positions_BK, valid_BK = batch.masked_positions_BK, batch.masked_valid_BK
         d_BL, replaced_BL = self.discriminate(batch, drawn.tokens_BK)
         loss_D_BL = weighed_loss_D_BL = discriminator_loss(d_BL, replaced_BL)
@@ -142,20 +144,22 @@ class Electra(Objective):
         )
 
     def discriminate(self, batch: Batch, tokens_BK: Tensor) -> tuple[Tensor, Tensor]:
-        """The discriminator's logits d where the masked positions hold `tokens`, by whomever they were drawn, and where
-        these differ from the original: a sampled original counts as original. Both [B, L].
+        """Returns the discriminator's logits d with `tokens` at the masked positions, and a mask of the positions that
+        differ from the original: a sampled original counts as original. Both [B, L].
         """
         input_ids_BL = replace(batch.input_ids_BL, batch.masked_positions_BK, batch.masked_valid_BK, tokens_BK)
         hidden_BLH = self.discriminator(input_ids_BL, batch.attention_mask_BL, batch.token_type_ids_BL)
         return self.discriminator_predictions(hidden_BLH), input_ids_BL != batch.input_ids_BL
 
     def sampler_loss(self, drawn: Draw, d_BK: Tensor, loss_D_BK: Tensor) -> Tensor:
-        """L_S of the sampling head, given the discriminator's answers at the masked positions; 0 without a head."""
+        """Returns L_S of the sampling head [B, K], from the discriminator's logits and losses at the masked positions;
+        0 without a head.
+        """
         return torch.zeros_like(loss_D_BK)
 
 
 def masked_states(encoder: ElectraEncoder, batch: Batch, special_mask_id: int, keep_fraction: float) -> Tensor:
-    """The encoder's states at the masked positions [B, K, H]; the vocabulary heads see no other position."""
+    """Returns the encoder's hidden states at the masked positions, [B, K, H]; the vocabulary heads need no others."""
     mask_BK = torch.full_like(batch.masked_positions_BK, special_mask_id)
     change_BK = batch.masked_valid_BK & (batch.keep_uniforms_BK >= keep_fraction)
     masked_ids_BL = replace(batch.input_ids_BL, batch.masked_positions_BK, change_BK, mask_BK)

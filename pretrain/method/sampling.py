@@ -1,9 +1,11 @@
-"""Distributions over the vocabulary as pure functions: what is predicted, p_S, the draw, the replaced sequence.
+"""Pure functions on distributions over the vocabulary: prediction, p_S, drawing tokens, building the replaced sequence.
 
-Everything here runs in fp32 or wider; sampling carries no gradient, for it is not differentiated (paper section 3.2).
-A distribution is given by weights: probabilities up to a factor, of which a row's largest is a normal number.
-Shape letters: X any leading dimensions, V vocabulary, B batch, L length, K masked positions a sequence, N blocks of a
-row, S tokens of a block. A tensor [X, V] is the largest of a step: each is made once and worked on in place.
+Everything runs in fp32 or wider. Sampling carries no gradient: the paper does not differentiate through it (section
+3.2). A distribution is represented by weights, that is, unnormalized probabilities; the largest weight of each row must
+be a normal number (not subnormal).
+
+Shape letters: X any leading dimensions, V vocabulary, B batch, L length, K masked positions per sequence, N blocks per
+row, S tokens per block. Tensors [X, V] are the largest of a step, so each is made once and updated in place.
 """
 
 from collections.abc import Callable
@@ -17,29 +19,30 @@ from torch.autograd.function import once_differentiable
 from pretrain.data.batches import Batch
 
 LEAST_LOSS = 1e-30
-"""Under L_hat: times the largest p_G, at least 1/V, it is still a normal number of fp32. It changes p_S where all that
-p_G holds likely is estimated to cost the discriminator less than that."""
+"""Lower bound on L_hat: times the largest p_G (at least 1/V) it is still a normal fp32 number. It changes p_S only if
+the estimated loss of every token that p_G finds likely is below it."""
 ENTROPY_ROWS = 64
-"""Rows whose entropy is taken at once: 8 MB of fp32 with 30,522 tokens, where a whole micro-batch has hundreds."""
-BLOCK = 128  # near the root of 30,522 tokens; from 64 to 512 the time is the same
+"""Rows per entropy computation: 8 MB of fp32 with 30,522 tokens; a whole micro-batch would take hundreds of MB."""
+BLOCK = 128  # near the square root of 30,522 tokens; sizes from 64 to 512 take the same time
 
 
 class Prediction(NamedTuple):
-    """What a masked language model says of the masked positions."""
+    """A masked language model's predictions at the masked positions."""
 
     p_BKV: Tensor
-    """Of every token, without gradient."""
+    """Probability of every token, without gradient."""
     log_p_original_BK: Tensor
-    """Of the original tokens, differentiable."""
+    """Log-probability of the original tokens, differentiable."""
     original_BK: Tensor
+    """Original ids."""
     top_BK: Tensor
-    """The most likely ids."""
+    """Most likely ids."""
     entropy_BK: Tensor | None = None
-    """In nats, where it was asked for: it costs a pass over the vocabulary."""
+    """Entropy in nats, if requested; it costs a pass over the vocabulary."""
 
 
 class Draw(NamedTuple):
-    """Replacements of the masked positions and what was believed of them; without gradient but for `head_BK`."""
+    """Sampled replacements for the masked positions, with their probabilities; only `head_BK` carries a gradient."""
 
     tokens_BK: Tensor
     """Sampled ids x'."""
@@ -52,22 +55,22 @@ class Draw(NamedTuple):
     log_max_q_BK: Tensor
     """The largest log-probability of the distribution x' was drawn from."""
     entropy_p_G_BK: Tensor | None
-    """In nats, where the prediction was asked for it."""
+    """Entropy of p_G in nats, if requested."""
     entropy_q_BK: Tensor | None
-    """The same of the distribution x' was drawn from."""
+    """Entropy of the distribution x' was drawn from, in nats, if requested."""
     head_BK: Tensor | None = None
-    """What a sampling head says of x', for its own loss; differentiable, and gone when the forward is over."""
+    """The sampling head's output for x', needed by its loss L_S; differentiable, removed at the end of the forward."""
     estimated_loss_BK: Tensor | None = None
-    """L_hat(x'), by a sampling head that estimates the discriminator's loss."""
+    """L_hat(x'), if the sampling head estimates the discriminator's loss."""
 
     @property
     def log_ratio_BK(self) -> Tensor:
-        """Log of p_G over the distribution x' was drawn from, at x'."""
+        """Log of p_G(x') over the probability that x' was drawn with."""
         return self.log_p_G_BK - self.log_q_BK
 
 
 def predict(batch: Batch, logits_BKV: Tensor, with_entropy: bool = False) -> Prediction:
-    """The distribution that the logits stand for."""
+    """Computes the generator's prediction from its logits."""
     original_BK = batch.input_ids_BL.gather(1, batch.masked_positions_BK)
     p_BKV, top_BK = logits_BKV.detach().softmax(-1), largest(logits_BKV)
     return Prediction(
@@ -81,10 +84,10 @@ def predict(batch: Batch, logits_BKV: Tensor, with_entropy: bool = False) -> Pre
 
 @torch.no_grad()
 def draw_from(weights_BKV: Tensor, prediction: Prediction, uniforms_BK: Tensor, forbid_original: bool = False) -> Draw:
-    """Draws one token a position in proportion to its weight by inverse CDF.
+    """Draws one token per position with probability proportional to its weight, by inverse CDF.
 
-    Of weights that are not finite some token is drawn, with probability NaN: the loss shall say it, not an index beyond
-    the vocabulary.
+    If weights are not finite, an arbitrary valid token is drawn with probability NaN: the error then shows as a
+    non-finite loss, not as an index out of range.
     """
     if forbid_original:
         weights_BKV = without_original(weights_BKV, prediction.original_BK)
@@ -104,10 +107,10 @@ def draw_from(weights_BKV: Tensor, prediction: Prediction, uniforms_BK: Tensor, 
 
 @torch.no_grad()
 def hp_loss_weights(p_G_XV: Tensor, z_XV: Tensor, original_X: Tensor) -> Tensor:
-    """HP_Loss: p_G L_hat, [X, V], where p_G may be tempered; made in place of z.
+    """Returns HP_Loss's sampling weights p_G L_hat, [X, V]; `p_G` may be tempered. Overwrites `z`.
 
-    L_hat = -log D_hat = softplus(-z) for the original token and -log(1 - D_hat) = softplus(z) for every other
-    (paper, equations of section 3.3), with D_hat = sigmoid(z).
+    With D_hat = sigmoid(z), L_hat is -log D_hat = softplus(-z) for the original token and -log(1 - D_hat) = softplus(z)
+    for every other token (paper, equations of section 3.3).
     """
     original_X1 = original_X[..., None]
     of_original_X1 = F.softplus(-z_XV.gather(-1, original_X1))
@@ -117,22 +120,22 @@ def hp_loss_weights(p_G_XV: Tensor, z_XV: Tensor, original_X: Tensor) -> Tensor:
 
 @torch.no_grad()
 def tempered(p_XV: Tensor, temperature: float) -> Tensor:
-    """Weights of p^(1/T); the largest is 1 where T is not."""
+    """Returns weights proportional to p^(1/T): `p` itself for T = 1, else scaled so that each row's largest is 1."""
     return p_XV if temperature == 1 else (p_XV / p_XV.amax(-1, keepdim=True)).pow_(1 / temperature)
 
 
 @torch.no_grad()
 def without_original(weights_XV: Tensor, original_X: Tensor) -> Tensor:
-    """The same weights but zero for the original token (google-research/electra `disallow_correct`).
+    """Returns the weights with zero for the original token (google-research/electra `disallow_correct`).
 
-    Beside an original that leaves the others no weight at all, they are equally likely.
+    If all other tokens had weight zero, they become equally likely.
     """
     return weights_XV.clamp(min=torch.finfo(weights_XV.dtype).tiny).scatter_(-1, original_X[..., None], 0.0)
 
 
 @torch.no_grad()
 def importance_weights(log_ratio_BK: Tensor, batch: Batch) -> Tensor:
-    """p_G/p_S at the masked positions and 1 elsewhere, [B, L]."""
+    """Returns p_G/p_S of the drawn tokens at the masked positions and 1 elsewhere, [B, L]."""
     excess_BK = torch.where(batch.masked_valid_BK, torch.expm1(log_ratio_BK), 0.0)
     ones_BL = torch.ones_like(batch.input_ids_BL, dtype=log_ratio_BK.dtype)
     return ones_BL.scatter_add(1, batch.masked_positions_BK, excess_BK)
@@ -140,23 +143,23 @@ def importance_weights(log_ratio_BK: Tensor, batch: Batch) -> Tensor:
 
 @torch.no_grad()
 def replace(input_ids_BL: Tensor, positions_BK: Tensor, valid_BK: Tensor, tokens_BK: Tensor) -> Tensor:
-    """`input_ids` with `tokens` at the valid masked positions, [B, L]; slots that are not valid change nothing."""
+    """Returns `input_ids` with `tokens` at the valid masked positions, [B, L]; invalid slots change nothing."""
     current_BK = input_ids_BL.gather(1, positions_BK)
     change_BK = torch.where(valid_BK, tokens_BK - current_BK, 0)
     return input_ids_BL.scatter_add(1, positions_BK, change_BK)
 
 
 def log_at(p_XV: Tensor, ids_X: Tensor) -> Tensor:
-    """Log-probability of one token a row; of one too small for its type, of the least it can hold."""
+    """Returns the log-probability of one token per row, [X]; probabilities are at least the smallest normal number."""
     p_X = p_XV.gather(-1, ids_X[..., None]).squeeze(-1)
     return p_X.clamp(min=torch.finfo(p_X.dtype).tiny).log()
 
 
 def log_probability(logits_XV: Tensor, p_XV: Tensor, ids_X: Tensor, top_X: Tensor | None = None) -> Tensor:
-    """Of one token a row, [X]: the value and the gradient of `logits.log_softmax(-1).gather(-1, ids)`.
+    """Returns `logits.log_softmax(-1).gather(-1, ids)`, [X], with its gradient, but with less memory.
 
-    `p` is the softmax, without gradient, and `top` the most likely token where it is known, whose probability is no
-    rounding of zero. The backward makes one tensor [X, V] where autograd makes three.
+    `p` is the softmax of the logits, without gradient. `top` is the most likely token, if known: the result is computed
+    relative to it, since its probability cannot round to zero. The backward makes one tensor [X, V]; autograd's, three.
     """
     return _LogProbability.apply(logits_XV, p_XV, largest(logits_XV) if top_X is None else top_X, ids_X)
 
@@ -172,7 +175,7 @@ class _LogProbability(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient_X: Tensor) -> tuple[Tensor, None, None, None]:
-        """(1 where it is the token, else 0) - p, times what comes from above."""
+        """Returns (one_hot(ids) - p) times the incoming gradient."""
         p_XV, ids_X = ctx.saved_tensors
         gradient_X1 = gradient_X[..., None]
         gradient_XV = (p_XV * -gradient_X1).scatter_add_(-1, ids_X[..., None], gradient_X1)
@@ -181,7 +184,7 @@ class _LogProbability(torch.autograd.Function):
 
 @torch.no_grad()
 def entropy(weights_XV: Tensor) -> Tensor:
-    """Of the distribution in proportion to the weights, in nats [X]; a few rows at a time."""
+    """Returns the entropy in nats of the distribution proportional to the weights, [X]; takes a few rows at a time."""
     entropies = []
     for weights_RV in weights_XV.flatten(0, -2).split(ENTROPY_ROWS):
         p_RV = weights_RV / weights_RV.sum(-1, keepdim=True)
@@ -191,7 +194,9 @@ def entropy(weights_XV: Tensor) -> Tensor:
 
 @torch.no_grad()
 def largest(values_XV: Tensor) -> Tensor:
-    """The id of each row's largest value, the first of several [X]; on a CPU in a third of `argmax`'s time."""
+    """Returns the index of each row's largest value, the first if there are several, [X]; 3 times as fast as `argmax`
+    on a CPU.
+    """
     block_X1 = _by_block(torch.amax, values_XV).argmax(-1, keepdim=True)
     place_X1 = _block(values_XV, block_X1, fill=-torch.inf).argmax(-1, keepdim=True)
     return (block_X1 * BLOCK + place_X1).squeeze(-1)
@@ -199,10 +204,11 @@ def largest(values_XV: Tensor) -> Tensor:
 
 @torch.no_grad()
 def inverse_cdf(weights_XV: Tensor, uniform_X: Tensor) -> tuple[Tensor, Tensor]:
-    """The token at which a row's running sum first exceeds the share `uniform` of its total; and the totals. Both [X].
+    """Samples by inverse CDF: returns the first token at which a row's cumulative sum exceeds `uniform` times its
+    total, and the totals. Both [X].
 
-    `uniform` lies in [0, 1) with at most 24 bits, so that what is sought stays below the total and a token of weight
-    zero, at which the sum does not grow, is never found. Of weights that are not finite it is some token.
+    `uniform` is in [0, 1) with at most 24 bits, so the sought value stays below the total, and a token of weight zero,
+    where the sum does not grow, is never drawn. With weights that are not finite, the token is arbitrary but valid.
     """
     cdf_XN = _by_block(torch.sum, weights_XV).cumsum(-1)
     total_X1 = cdf_XN[..., -1:]
@@ -210,7 +216,7 @@ def inverse_cdf(weights_XV: Tensor, uniform_X: Tensor) -> tuple[Tensor, Tensor]:
     block_X1 = torch.searchsorted(cdf_XN, sought_X1, right=True).clamp_(max=cdf_XN.shape[-1] - 1)
     sought_X1 = sought_X1 - F.pad(cdf_XN, (1, 0)).gather(-1, block_X1)
     cdf_XS = _block(weights_XV, block_X1, fill=0.0).cumsum_(-1)
-    end_X1 = cdf_XS[..., -1:]  # the block's sum but for rounding: nothing at or beyond it may be sought
+    end_X1 = cdf_XS[..., -1:]  # the block's sum, with another rounding: the sought value must stay below it
     sought_X1 = sought_X1.minimum(end_X1.nextafter(torch.zeros_like(end_X1)))
     place_X1 = torch.searchsorted(cdf_XS, sought_X1, right=True)
     token_X1 = (block_X1 * BLOCK + place_X1).clamp_(max=weights_XV.shape[-1] - 1)
@@ -218,7 +224,7 @@ def inverse_cdf(weights_XV: Tensor, uniform_X: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _by_block(reduce: Callable[..., Tensor], values_XV: Tensor) -> Tensor:
-    """`reduce` of each block [X, N]; the last may be a short one."""
+    """Applies `reduce` to each block of a row, [X, N]; the last block may be shorter."""
     whole = values_XV.shape[-1] // BLOCK
     reduced_XN = reduce(values_XV[..., : whole * BLOCK].unflatten(-1, (whole, BLOCK)), -1)
     rest_XS = values_XV[..., whole * BLOCK :]
@@ -226,7 +232,7 @@ def _by_block(reduce: Callable[..., Tensor], values_XV: Tensor) -> Tensor:
 
 
 def _block(values_XV: Tensor, block_X1: Tensor, fill: float) -> Tensor:
-    """One block of each row [X, S], filled up where the row ends first."""
+    """Returns one block of each row, [X, S], with `fill` beyond the end of the row."""
     ids_XS = block_X1 * BLOCK + torch.arange(BLOCK, device=block_X1.device)
     vocabulary = values_XV.shape[-1]
     return values_XV.gather(-1, ids_XS.clamp(max=vocabulary - 1)).masked_fill_(ids_XS >= vocabulary, fill)

@@ -1,1 +1,1 @@
-"""The Transformer and its heads, in torch alone: what every model here, and every export, is made of."""
+"""The Transformer encoder and its heads in plain torch, used by every model here and copied into exports."""

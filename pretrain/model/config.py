@@ -1,4 +1,4 @@
-"""Sizes of the models of a run: the discriminator's, from which the generator's follow."""
+"""Model sizes of a run: the discriminator's, from which the generator's are derived."""
 
 import math
 from typing import Annotated, Literal
@@ -9,20 +9,20 @@ from foundation.config import StrictConfig
 from pretrain.model.encoder import EncoderConfig
 
 Width = Annotated[int, Field(gt=0, le=2**17)]
-"""Of a matrix: twice the widest dense model published (PaLM's feed-forward, 73,728)."""
+"""A layer width; the limit is nearly twice the widest published dense model (PaLM's feed-forward layer, 73,728)."""
 
 
 class ModelConfig(StrictConfig):
-    """Sizes of the discriminator; the generator follows from them and its width."""
+    """Sizes of the discriminator, and the width of the generator, whose other sizes are derived."""
 
     layers: int = Field(gt=0, le=1024)
-    """Transformer layers, of both encoders; the deepest that was ever trained has 1,000 (DeepNet)."""
+    """Transformer layers of each encoder; the deepest model trained so far has 1,000 (DeepNet)."""
     hidden_size: Width
     """Width of the discriminator."""
     heads: Width
-    """Attention heads of the discriminator; the generator keeps its head size."""
+    """Attention heads of the discriminator; the generator has the same head size."""
     intermediate_size: Width
-    """Width of the feed-forward layer."""
+    """Width of the discriminator's feed-forward layer."""
     embedding_size: Width
     """Width of the word embeddings, which both encoders share."""
     generator_hidden_size: Width
@@ -30,15 +30,15 @@ class ModelConfig(StrictConfig):
     max_positions: Width = 512
     """Longest sequence, in word pieces (google-research/electra)."""
     dropout: float = Field(default=0.1, ge=0, lt=1)
-    """Dropout of hidden states (not in the paper; google-research/electra)."""
+    """Dropout of hidden states (google-research/electra; not in the paper)."""
     attention_dropout: float = Field(default=0.1, ge=0, lt=1)
-    """Dropout of attention weights (not in the paper; google-research/electra)."""
+    """Dropout of attention weights (google-research/electra; not in the paper)."""
     initializer_range: float = Field(default=0.02, ge=1e-6, le=1)
-    """Deviation of the initial matrices (google-research/electra); narrow models learn sooner near 1/sqrt(width)."""
+    """Deviation of initial matrices (google-research/electra); narrow models learn sooner with about 1/sqrt(width)."""
     relative_position: bool = True
     """T5's relative position bias (paper section 4.1)."""
     relative_bias_init: Literal["t5", "local"] = "t5"
-    """Start of that bias: T5's, or `local` for runs too small to leave the unigram plateau by themselves."""
+    """Initial relative position bias: T5's, or `local` for runs too small to leave the unigram plateau otherwise."""
 
     @model_validator(mode="after")
     def _heads_divide_widths(self) -> "ModelConfig":
@@ -53,7 +53,7 @@ class ModelConfig(StrictConfig):
         if self.intermediate_size * self.generator_hidden_size < self.hidden_size:
             raise ValueError(
                 f"intermediate_size: got {self.intermediate_size}, expected at least"
-                f" {math.ceil(self.hidden_size / self.generator_hidden_size)}: the generator's shrinks with its width,"
+                f" {math.ceil(self.hidden_size / self.generator_hidden_size)}: the generator's scales with its width,"
                 f" from {self.hidden_size} to {self.generator_hidden_size}, and would be 0"
             )
         return self
@@ -62,7 +62,9 @@ class ModelConfig(StrictConfig):
         return self._encoder(vocab_size, self.hidden_size, self.heads, self.intermediate_size)
 
     def generator(self, vocab_size: int) -> EncoderConfig:
-        """Same depth and head size; heads and feed-forward shrink with the width (as google-research/electra)."""
+        """Returns the generator's sizes: depth and head size as the discriminator's; number of heads and feed-forward
+        width scaled with its width (as in google-research/electra).
+        """
         width = self.generator_hidden_size
         heads = max(1, width * self.heads // self.hidden_size)
         return self._encoder(vocab_size, width, heads, self.intermediate_size * width // self.hidden_size)

@@ -1,7 +1,6 @@
-"""The operations of `ops` for a CPU, where PyTorch's own are slow, or add up in half precision.
+"""CPU versions of the operations in `ops`, for cases where PyTorch's are slow or sum in half precision.
 
-Under torch.compile they are PyTorch's, which the compiler fuses. What each gains: docs/evidence/speed.md,
-`bench/kernels.py`.
+Under torch.compile they call PyTorch's, which the compiler fuses. Measured gains: docs/evidence/speed.md, `bench/kernels.py`.
 
 Shape letters: X any leading dimensions, R rows (their product), I inputs, O outputs, H hidden size, V rows of a table,
 E embedding size; B batch, N heads, L length, D head size, Y for B x N.
@@ -19,21 +18,24 @@ from torch.autograd.function import once_differentiable
 from pretrain.model import ops
 
 ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-"""Not so in PyTorch's builds for other processors than x86 and Arm."""
+"""True if PyTorch was built with oneDNN's linear product, as on x86 and Arm."""
 BITS = 16
-"""Random bits of a value that dropout decides on, and of its probability: 0.1 becomes 6554 / 65536."""
+"""Random bits per value for dropout, and bits of its probability: 0.1 becomes 6554 / 65536."""
 HALF = (torch.bfloat16, torch.float16)
-"""Precisions in which PyTorch's gradients of LayerNorm and of a table add up the tokens in the precision itself."""
+"""Types in which PyTorch sums the gradients of LayerNorm and of embeddings over tokens without widening to fp32."""
 
 
 def use() -> None:
-    """Has every model of this process compute by these from here on."""
+    """Replaces the functions of `ops` in this process by the ones here."""
     for form in (attend, dropout, layer_norm, linear, look_up):
         setattr(ops, form.__name__, form)
 
 
 def attend(query_BNLD: Tensor, key_BNLD: Tensor, value_BNLD: Tensor, bias: Tensor, dropout: float) -> Tensor:
-    """For a learned bias or dropout PyTorch has no fast kernel, and takes the products of bf16 in fp32."""
+    """Computes `ops.attend`, faster for a learned bias or dropout.
+
+    PyTorch has no fast kernel for these, and computes bf16 products in fp32.
+    """
     learning = torch.is_grad_enabled() and (dropout > 0 or bias.requires_grad)
     if not learning or torch.compiler.is_compiling():
         return F.scaled_dot_product_attention(query_BNLD, key_BNLD, value_BNLD, attn_mask=bias, dropout_p=dropout)
@@ -42,7 +44,7 @@ def attend(query_BNLD: Tensor, key_BNLD: Tensor, value_BNLD: Tensor, bias: Tenso
 
 
 class _Attend(torch.autograd.Function):
-    """Keeps the probabilities and what dropout left of them."""
+    """Attention that saves the probabilities and the dropout factors for the backward."""
 
     @staticmethod
     def forward(
@@ -82,16 +84,16 @@ def _times(values: Tensor, factors: Tensor | None) -> Tensor:
 
 
 def dropout(values: Tensor, p: float) -> Tensor:
-    """By 16 random bits a value; PyTorch draws many times as long for as many values."""
+    """Computes `ops.dropout` from 16 random bits per value, many times faster than PyTorch's random numbers."""
     if torch.compiler.is_compiling():
         return F.dropout(values, p)
     return values * kept(values.shape, p, values.dtype) if p else values
 
 
 def kept(shape: torch.Size, p: float, dtype: torch.dtype) -> Tensor:
-    """Random factors: 0 with probability `p`, else 1 / (1 - p); keyed by PyTorch's default generator."""
+    """Returns random factors: 0 with probability `p`, else 1 / (1 - p); seeded from PyTorch's default generator."""
     count = math.prod(shape)
-    # NumPy's SFC64 is twice as fast as PyTorch's Mersenne Twister, which draws its seed.
+    # NumPy's SFC64 is twice as fast as PyTorch's Mersenne Twister, which only draws the seed.
     seed = int(torch.empty((), dtype=torch.int64).random_(-(2**63), None))
     random = np.random.Generator(np.random.SFC64(seed % 2**64))
     words = torch.from_numpy(random.integers(-(2**63), 2**63, -(-count * BITS // 64)))
@@ -105,10 +107,10 @@ def kept(shape: torch.Size, p: float, dtype: torch.dtype) -> Tensor:
 
 
 def layer_norm(input_XH: Tensor, weight_H: Tensor, bias_H: Tensor, eps: float) -> Tensor:
-    """The gradients of weight and bias add up the tokens in fp32, in half precision too.
+    """Computes `ops.layer_norm`, with gradients of weight and bias summed over tokens in fp32 even in half precision.
 
-    In bf16 a sum of terms alike stands still at 256 of them: with 2,048 word pieces the gradient of a bias came out
-    half as large as it is.
+    In bf16, a sum of equal terms stops growing at 256 of them: with 2,048 word pieces, a bias's gradient came out half
+    as large as it should be.
     """
     if input_XH.dtype not in HALF or not torch.is_grad_enabled():
         return F.layer_norm(input_XH, weight_H.shape, weight_H, bias_H, eps)
@@ -133,22 +135,24 @@ class _LayerNorm(torch.autograd.Function):
             gradient_XH, input_XH, weight_H.shape, mean_X1, inverse_deviation_X1, weight_H, None, [True, False, False]
         )
         gradient_RH = gradient_XH.flatten(0, -2)
-        normal_RH = F.layer_norm(input_XH.flatten(0, -2), weight_H.shape, eps=ctx.eps)  # cheaper made again than kept
+        normal_RH = F.layer_norm(
+            input_XH.flatten(0, -2), weight_H.shape, eps=ctx.eps
+        )  # cheaper to recompute than to save
         return gradient_input_XH, normal_RH.mul_(gradient_RH).sum(0), gradient_RH.sum(0), None
 
 
 def look_up(ids_X: Tensor, table_VE: Tensor) -> Tensor:
-    """The gradient of the table adds up the tokens in fp32, in half precision too: see `layer_norm`."""
+    """Computes `ops.look_up`, with the table's gradient summed over tokens in fp32; see `layer_norm`."""
     if table_VE.dtype not in HALF:
         return F.embedding(ids_X, table_VE)
     if len(table_VE) <= ids_X.numel():
         return F.embedding(ids_X, table_VE.float()).to(table_VE.dtype)
-    used, place_X = ids_X.unique(return_inverse=True)  # the whole of a large table in fp32 would cost more
+    used, place_X = ids_X.unique(return_inverse=True)  # converting all of a large table to fp32 would cost more
     return F.embedding(place_X, F.embedding(used, table_VE).float()).to(table_VE.dtype)
 
 
 def linear(input_XI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
-    """In fp32 by oneDNN's products; PyTorch takes MKL's, which on an AMD processor reach half the speed."""
+    """Computes `ops.linear`, in fp32 with oneDNN; PyTorch uses MKL, which is half as fast on AMD processors."""
     fp32 = input_XI.dtype == weight_OI.dtype == torch.float32
     if not (ONEDNN and fp32 and input_XI.numel() and input_XI.dim() > 1) or torch.compiler.is_compiling():
         return F.linear(input_XI, weight_OI, bias_O)
@@ -167,7 +171,7 @@ class _Linear(torch.autograd.Function):
         input_RI, weight_OI = ctx.saved_tensors
         needs_input, needs_weight, needs_bias = ctx.needs_input_grad
         gradient_weight_OI = None
-        if needs_weight and len(weight_OI) > weight_OI.shape[1]:  # its transpose has fewer rows: that is faster
+        if needs_weight and len(weight_OI) > weight_OI.shape[1]:  # computing the transpose, with fewer rows, is faster
             gradient_weight_OI = _product(input_RI.T, gradient_RO.T).T
         elif needs_weight:
             gradient_weight_OI = _product(gradient_RO.T, input_RI.T)

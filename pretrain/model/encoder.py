@@ -1,7 +1,7 @@
 """The Transformer encoder shared by generator, discriminator and every fine-tuned model.
 
 Parameter names are those of Hugging Face's `ElectraModel`, so loading and exporting copy weights without renaming;
-relative position adds one table. It imports `ops` alone of the project, so that an export can carry it.
+relative position adds one table. Of this project it imports only `ops`, so that an export can include it.
 
 Shape letters: B batch, L length, E embedding size, H hidden size, N heads, D head size, F feed-forward size,
 V vocabulary.
@@ -21,7 +21,7 @@ from pretrain.model import ops
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderConfig:
-    """Sizes and switches of one encoder; field names are Hugging Face's `ElectraConfig`'s where it has them."""
+    """Sizes and switches of one encoder; field names follow Hugging Face's `ElectraConfig` where it has them."""
 
     vocab_size: int
     embedding_size: int
@@ -36,13 +36,13 @@ class EncoderConfig:
     initializer_range: float = 0.02
     layer_norm_eps: float = 1e-12
     relative_position: bool = True
-    """T5's relative position bias, added to the scaled attention scores; absolute positions stay."""
+    """T5's relative position bias, added to the scaled attention scores, in addition to absolute positions."""
     relative_attention_num_buckets: int = 32
     """T5's value."""
     relative_attention_max_distance: int = 128
     """T5's value, in word pieces."""
     relative_bias_init: Literal["t5", "local"] = "t5"
-    """`t5`: normal with deviation H^-1/2, as T5. `local`: each head starts on its left or right neighbour."""
+    """`t5`: normal with standard deviation H^-1/2, as in T5. `local`: each head prefers its left or right neighbor."""
 
     def __post_init__(self) -> None:
         if self.hidden_size % self.num_attention_heads:
@@ -52,7 +52,7 @@ class EncoderConfig:
 
 
 class Embeddings(nn.Module):
-    """Word + position + segment embedding, LayerNorm, dropout: ids [B, L] -> [B, L, E].
+    """Word, position and segment embeddings summed, then LayerNorm and dropout: ids [B, L] -> [B, L, E].
 
     Generator and discriminator share one instance (paper section 3.1, after ELECTRA).
     """
@@ -75,7 +75,7 @@ class Embeddings(nn.Module):
 class TiedEmbedding(nn.Embedding):
     """An embedding that is also the output matrix of the vocabulary heads.
 
-    Both uses run through this module's forward: under ZeRO-3 the weight exists only while its owner runs.
+    Both uses go through this module's forward: under ZeRO-3 a weight exists only while its own module runs.
     """
 
     def forward(
@@ -83,7 +83,7 @@ class TiedEmbedding(nn.Embedding):
     ) -> Tensor:
         """Ids [...] -> [..., E]; with `as_output_matrix`, hidden [..., E] -> scores [..., V] with `bias`.
 
-        `frozen` lets no gradient into the matrix.
+        With `frozen`, no gradient reaches the matrix.
         """
         weight = self.weight.detach() if frozen else self.weight
         return ops.linear(input, weight, bias_V) if as_output_matrix else ops.look_up(input, weight)
@@ -106,7 +106,7 @@ class ElectraEncoder(nn.Module):
             initialize_relative_bias(self.encoder.relative_attention_bias, config)
 
     def forward(self, input_ids_BL: Tensor, attention_mask_BL: Tensor, token_type_ids_BL: Tensor) -> Tensor:
-        """Last layer's hidden states [B, L, H]; `attention_mask_BL` is true (or 1) on non-pad positions."""
+        """Returns the last layer's hidden states, [B, L, H]; `attention_mask_BL` is true (or 1) except at padding."""
         hidden_BLX = self.embeddings(input_ids_BL, token_type_ids_BL)
         if self.config.embedding_size != self.config.hidden_size:
             hidden_BLX = self.embeddings_project(hidden_BLX)
@@ -120,7 +120,7 @@ class LayerStack(nn.Module):
         super().__init__()
         self.config = config
         self.recompute = False
-        """Each layer keeps its input alone and is computed again in the backward, with the same dropout."""
+        """Keeps only each layer's input and recomputes the layer in the backward, with the same dropout."""
         self.layer = nn.ModuleList(Layer(config) for _ in range(config.num_hidden_layers))
         if config.relative_position:
             self.relative_attention_bias = ops.Embedding(
@@ -137,8 +137,8 @@ class LayerStack(nn.Module):
         return hidden_BLH
 
     def attention_bias(self, visible_BL: Tensor, dtype: torch.dtype) -> Tensor:
-        """What is added to the scaled scores, built once for all layers: [B, N, L, L], or [B, 1, 1, L] without
-        relative position.
+        """Returns the bias added to the scaled scores, built once for all layers: relative position and padding mask,
+        [B, N, L, L], or only the mask, [B, 1, 1, L], without relative position.
         """
         lowest = torch.finfo(dtype).min
         invisible_B11L = ~visible_BL[:, None, None, :]
@@ -146,7 +146,7 @@ class LayerStack(nn.Module):
             return torch.zeros_like(invisible_B11L, dtype=dtype).masked_fill_(invisible_B11L, lowest)
         position_L = torch.arange(visible_BL.shape[1], device=visible_BL.device)
         bucket_LL = relative_bucket(
-            position_L[None, :] - position_L[:, None],  # of the key, minus that of the query
+            position_L[None, :] - position_L[:, None],  # key position minus query position
             self.config.relative_attention_num_buckets,
             self.config.relative_attention_max_distance,
         )
@@ -217,7 +217,7 @@ class Intermediate(nn.Module):
 
 
 class ResidualOutput(nn.Module):
-    """LayerNorm(residual + dropout(dense(x))): the end of both halves of a layer."""
+    """LayerNorm(residual + dropout(dense(x))): the last step of attention and of feed-forward."""
 
     def __init__(self, in_features: int, config: EncoderConfig) -> None:
         super().__init__()
@@ -230,15 +230,19 @@ class ResidualOutput(nn.Module):
 
 
 def initialize_matrix(module: nn.Linear | nn.Embedding, deviation: float) -> None:
-    """Truncated normal at two deviations, zero bias (as google-research/electra `modeling.create_initializer`)."""
+    """Fills a weight from a normal distribution truncated at two standard deviations, and a bias with zeros (as
+    google-research/electra `modeling.create_initializer`).
+    """
     nn.init.trunc_normal_(module.weight, std=deviation, a=-2 * deviation, b=2 * deviation)
     if isinstance(module, nn.Linear) and module.bias is not None:
         nn.init.zeros_(module.bias)
 
 
 def relative_bucket(distance: Tensor, num_buckets: int, max_distance: int) -> Tensor:
-    """T5's bidirectional bucket of each signed distance: half the buckets a direction, the near half of those exact,
-    the rest spaced logarithmically up to `max_distance` (Raffel et al. 2020, section 2.1).
+    """Returns T5's bidirectional bucket of each signed distance (Raffel et al. 2020, section 2.1).
+
+    Each direction has half of the buckets: the first half of those for exact distances, the rest spaced logarithmically
+    up to `max_distance`.
     """
     per_direction = num_buckets // 2
     exact = per_direction // 2
@@ -250,13 +254,13 @@ def relative_bucket(distance: Tensor, num_buckets: int, max_distance: int) -> Te
 
 
 LOCAL_BIAS_SLOPE = 2.0
-"""Fall of a `local` start per e-fold of distance from the preferred neighbour; attention scores start near zero,
-so about e^-2 of the weight remains at three pieces away. Chosen on the tiny preset (docs/evidence/results.md)."""
+"""Decrease of the `local` initial bias per e-fold of distance from the preferred neighbor. Attention scores start near
+zero, so about e^-2 of the weight remains three word pieces away. Chosen on the tiny preset (docs/evidence/results.md)."""
 
 
 @torch.no_grad()
 def initialize_relative_bias(table: nn.Embedding, config: EncoderConfig) -> None:
-    """Fills the table [buckets, N] as `relative_bias_init` says; one without memory is left."""
+    """Fills the table [buckets, N] as set by `relative_bias_init`; a table on the meta device is left as it is."""
     if table.weight.is_meta:
         return
     if config.relative_bias_init == "t5":

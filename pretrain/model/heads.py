@@ -1,4 +1,4 @@
-"""The heads on top of the encoders; parameter names are Hugging Face ELECTRA's where it has the same head.
+"""The heads on top of the encoders; parameter names follow Hugging Face's ELECTRA where it has the same head.
 
 Shape letters: X any leading dimensions, H hidden size, E embedding size, V vocabulary.
 """
@@ -12,7 +12,9 @@ from pretrain.model.encoder import EncoderConfig, TiedEmbedding, initialize_matr
 
 
 class VocabularyTransform(nn.Module):
-    """LayerNorm(GELU(dense(h))), [X, H] -> [X, E]: h of the paper's softmax(e(x)·h); `ElectraGeneratorPredictions`."""
+    """LayerNorm(GELU(dense(h))), [X, H] -> [X, E]: the h of the paper's softmax(e(x)·h); Hugging Face's
+    `ElectraGeneratorPredictions`.
+    """
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
@@ -25,8 +27,8 @@ class VocabularyTransform(nn.Module):
 
 
 class VocabularyScores(nn.Module):
-    """e(x)·h with the matrix of the shared word embeddings, and a bias of its own; in fp32 even in a half-precision
-    model.
+    """Scores e(x)·h, plus a bias of its own by default, with the shared word embeddings as matrix; fp32 even in half
+    precision.
     """
 
     def __init__(self, config: EncoderConfig, bias: bool = True) -> None:
@@ -36,9 +38,9 @@ class VocabularyScores(nn.Module):
     def forward(
         self, projected_XE: Tensor, embeddings: TiedEmbedding, ids_X: Tensor | None = None, frozen: bool = False
     ) -> Tensor:
-        """Scores of every token [X, V], or of the given tokens alone [X]: the gradient of one column is then cheap.
+        """Returns the scores of every token, [X, V], or only of the given tokens, [X], which makes the gradient cheap.
 
-        `frozen` lets no gradient into the embeddings.
+        With `frozen`, no gradient reaches the embeddings.
         """
         bias_V = None if self.bias is None else full_precision(self.bias)
         if ids_X is None:
@@ -52,7 +54,9 @@ class VocabularyScores(nn.Module):
 
 
 class DiscriminatorHead(nn.Module):
-    """dense(GELU(dense(h))), [X, H] -> logit d [X] in fp32, d > 0 "replaced" (`ElectraDiscriminatorPredictions`)."""
+    """dense(GELU(dense(h))), [X, H] -> logit d [X] in fp32; d > 0 means "replaced" (Hugging Face's
+    `ElectraDiscriminatorPredictions`).
+    """
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
@@ -66,5 +70,5 @@ class DiscriminatorHead(nn.Module):
 
 
 def full_precision(values: Tensor) -> Tensor:
-    """fp32 of half precision; what is wider stays, so that a float64 model is one throughout."""
+    """Converts half precision to fp32; wider types stay, so that a float64 model computes in float64 throughout."""
     return values.to(torch.promote_types(values.dtype, torch.float32))

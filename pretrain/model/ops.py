@@ -1,8 +1,8 @@
-"""What the models are made of: operations in plain torch, and the layers that call them.
+"""The operations that models are built from, in plain torch, and the layers that call them.
 
-A machine may have faster forms: where the engine starts on a CPU, `cpu_ops.use()` puts its own in the place of these
-functions, as a `cuda_ops` beside it could on a GPU. So models name them `ops.linear` and import none by itself, and
-every dense layer, LayerNorm, embedding and dropout is a layer of `ops`. An export carries what stands here.
+Faster versions can replace these functions: when the engine starts on a CPU, it calls `cpu_ops.use()`; a `cuda_ops`
+could do the same for GPUs. So models must call `ops.linear` through the module, never import a function by name, and
+use the dense, LayerNorm, embedding and dropout layers of `ops`. Exports contain the plain versions below.
 
 Shape letters: X any leading dimensions, I inputs, O outputs, H hidden size, V rows of a table, E embedding size;
 B batch, N heads, L length, D head size.
@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 
 def attend(query_BNLD: Tensor, key_BNLD: Tensor, value_BNLD: Tensor, bias: Tensor, dropout: float) -> Tensor:
-    """softmax(Q K^T / sqrt(D) + bias) V with dropout on the probabilities; `bias` broadcasts to [B, N, L, L]."""
+    """Returns softmax(Q K^T / sqrt(D) + bias) V, dropout on the probabilities; `bias` broadcasts to [B, N, L, L]."""
     return F.scaled_dot_product_attention(query_BNLD, key_BNLD, value_BNLD, attn_mask=bias, dropout_p=dropout)
 
 
 def dropout(values: Tensor, p: float) -> Tensor:
-    """Zeroes values with probability `p` and scales the others by 1 / (1 - p)."""
+    """Sets values to zero with probability `p` and scales the others by 1 / (1 - p)."""
     return F.dropout(values, p)
 
 
@@ -32,33 +32,33 @@ def linear(input_XI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) ->
 
 
 def look_up(ids_X: Tensor, table_VE: Tensor) -> Tensor:
-    """The rows of a table that are asked for, [X, E]."""
+    """Returns the rows of the table with these indices, [X, E]."""
     return F.embedding(ids_X, table_VE)
 
 
 class Dropout(nn.Dropout):
-    """`nn.Dropout` by `dropout`."""
+    """`nn.Dropout` that calls `dropout`."""
 
     def forward(self, input: Tensor) -> Tensor:
         return dropout(input, self.p) if self.training else input
 
 
 class LayerNorm(nn.LayerNorm):
-    """`nn.LayerNorm` over the last dimension, with weight and bias, by `layer_norm`."""
+    """`nn.LayerNorm` over the last dimension, with weight and bias, that calls `layer_norm`."""
 
     def forward(self, input: Tensor) -> Tensor:
         return layer_norm(input, self.weight, self.bias, self.eps)
 
 
 class Linear(nn.Linear):
-    """`nn.Linear` by `linear`."""
+    """`nn.Linear` that calls `linear`."""
 
     def forward(self, input: Tensor) -> Tensor:
         return linear(input, self.weight, self.bias)
 
 
 class Embedding(nn.Embedding):
-    """`nn.Embedding` by `look_up`."""
+    """`nn.Embedding` that calls `look_up`."""
 
     def forward(self, input: Tensor) -> Tensor:
         return look_up(input, self.weight)

@@ -1,4 +1,4 @@
-"""A run put together from its plan: the run folder taken, the model under its engine, the data's plan."""
+"""Builds a run from its plan: locks the run folder, puts the model under its engine, plans the batches."""
 
 from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
@@ -20,7 +20,7 @@ from pretrain.training.starts import Startup
 
 
 class Training(NamedTuple):
-    """The parts of a run, built."""
+    """The parts of a run that is ready to train."""
 
     plan: Plan
     engine: Engine
@@ -30,7 +30,7 @@ class Training(NamedTuple):
 
 
 def take_folder(plan: Plan, world: World) -> AbstractContextManager[object]:
-    """The run folder's lock, held by the first rank; where it is refused, every rank exits. Collective."""
+    """Locks the run folder on the first rank and returns the lock; if that fails, every rank exits. Collective."""
     lock: AbstractContextManager[object] = nullcontext()
     problems: tuple[str, ...] = ()
     if world.is_first:
@@ -45,7 +45,7 @@ def take_folder(plan: Plan, world: World) -> AbstractContextManager[object]:
 
 
 def build_training(plan: Plan, world: World, watchdog: Watchdog, startup: Startup, compiled: bool = False) -> Training:
-    """The model under its engine, the data's plan and the run folder, ready to train; prints the plan. Collective."""
+    """Builds model, engine, batch plan and run folder; prints the plan and its warnings. Collective."""
     model = initial_model(plan.description) if world.is_first else empty_model(plan.description)
     if world.is_first:
         parameters = sum(parameter.numel() for parameter in model.parameters())

@@ -1,6 +1,6 @@
-"""What is drawn of a run: the names of its curves, in groups, and what draws them: TensorBoard, W&B, MLflow.
+"""The curves of a run: their names and groups, and the interface of the writers (TensorBoard, W&B, MLflow).
 
-A curve is named GROUP/NAME/KIND: `Loss/discriminator_loss/train`; NAME is the one in `metrics.jsonl`.
+A curve is named GROUP/NAME/KIND, for example `Loss/discriminator_loss/train`; NAME is as in `metrics.jsonl`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 PROJECT = "electra-sampler"
-"""What services with several projects call this one."""
+"""Project name in services that hold several projects."""
 CHARTS = {
     "Loss": ("generator_loss", "sampler_loss", "discriminator_loss discriminator_entropy"),
     "Generator": ("mlm_loss", "mlm_accuracy"),
@@ -25,21 +25,21 @@ CHARTS = {
     "Ranks": ("slowest_rank", "slowest_rank_seconds median_rank_seconds"),
     "Data": ("epoch epoch_of_folder", "tokens", "tokens_so_far", "flops_so_far"),
 }
-"""The numbers of each group: training and held-out text on one chart, as are those in one string."""
+"""The charts of each group. One string is one chart, of one or several metrics, in training and on held-out text."""
 GROUPS = {name: group for group, charts in CHARTS.items() for chart in charts for name in chart.split()}
 GROUPS |= {"logit": "Detection", "max_probability": "Sampling", "log_ratio": "Ratio", "example": "Example"}
-"""The group of each number, histogram and text."""
+"""The group of each metric, histogram and text."""
 
 
 class Histogram(NamedTuple):
-    """Counts between edges, of which there is one more."""
+    """Bin edges, and counts between them; one edge more than counts."""
 
     edges: Sequence[float]
     counts: Sequence[float]
 
 
 class Curves(NamedTuple):
-    """What is drawn of one moment, by name."""
+    """Everything a writer draws at one step, by curve name."""
 
     scalars: Mapping[str, float] = {}
     histograms: Mapping[str, Histogram] = {}
@@ -47,7 +47,9 @@ class Curves(NamedTuple):
 
 
 class Writer(Protocol):
-    """Where curves go. It is opened with the run's folder and first step, and never ends the run."""
+    """A destination of curves, opened with the run's folder and first step. After it is open, its failures never end
+    the run.
+    """
 
     def __init__(self, folder: Path, step: int) -> None: ...
 
@@ -57,12 +59,14 @@ class Writer(Protocol):
 
 
 def curve_name(kind: str, path: str) -> str:
-    """What the metric at this path is called among the curves."""
+    """Returns the curve name of the metric at this path."""
     return f"{GROUPS[path.split('/')[0]]}/{path}/{kind}"
 
 
 def curves_of(kind: str, values: Mapping[str, Any]) -> Curves:
-    """What is drawn of a record: of shares of equal parts of 0 to 1 a histogram, of all else the numbers."""
+    """Converts a record to curves: `max_probability` (shares over equal parts of [0, 1]) to histograms, the rest to
+    scalars.
+    """
     scalars = {name: value for name, value in values.items() if name != "max_probability"}
     histograms = {}
     for path, shares in values.get("max_probability", {}).items():
@@ -73,7 +77,7 @@ def curves_of(kind: str, values: Mapping[str, Any]) -> Curves:
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
-    """The numbers of nested values, each under its path: `max_probability/p_G/9`."""
+    """Yields the numbers of nested values, each with its path, such as `max_probability/p_G/9`."""
     for name, value in values.items():
         if isinstance(value, list):
             value = {str(place): part for place, part in enumerate(value)}

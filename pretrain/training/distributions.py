@@ -1,7 +1,7 @@
-"""How what a forward believes is spread over the positions: counts and moments on the device, which ranks add up.
+"""Histograms and moments of model outputs over positions, counted on the device and summed over ranks.
 
-Everything comes from the forward that trains; nothing waits for the device until it is described.
-Shape letters: B batch, L length, K masked positions a sequence, N any positions in a row.
+All values come from the training forwards; the host waits for the device only when the sums are described.
+Shape letters: B batch, L length, K masked positions per sequence, N positions, flattened.
 """
 
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ from pretrain.training.curves import Histogram
 
 
 class Bins(NamedTuple):
-    """Equal bins from `low` to `high`; what lies beyond counts in the first or the last."""
+    """Equal-width bins from `low` to `high`; values outside count in the first or last bin."""
 
     low: float
     high: float
@@ -29,23 +29,23 @@ class Bins(NamedTuple):
         return (self.high - self.low) / self.number
 
     def place(self, values: Tensor) -> Tensor:
-        """The bin of each value, int64; of what is not a number, the first."""
+        """Returns the bin index of each value, int64; NaN goes to the first bin."""
         return ((values - self.low) / self.width).clamp(0, self.number - 1).nan_to_num(0.0).long()
 
 
 LOGIT = Bins(-20.0, 20.0, 2000)
-"""Of the discriminator; two logits nearer than 0.02 count as equal in the AUC, beyond 20 D is 1 in fp32."""
+"""Bins of the discriminator's logit. In the AUC, logits in one 0.02 bin count as equal; beyond 20, D is 1 in fp32."""
 LOG_RATIO = Bins(-12.0, 12.0, 480)
-"""Of p_G over the probability drawn with, in nats: a percentile is off by 2.5% at most."""
+"""Bins of the log of p_G(x') over the probability x' was drawn with, in nats; a percentile is off by at most 2.5%."""
 PROBABILITY = Bins(0.0, 1.0, 10)
-"""Of the most likely token (paper, figure of the sampling distribution)."""
+"""Bins of the most likely token's probability (paper, figure of the sampling distribution)."""
 PERCENTILES = (1, 50, 90, 99)
-"""Of the importance ratio."""
+"""Reported percentiles of the importance ratio."""
 
 CLASSES = ("unmasked", "original", "replaced")
-"""Of a visible position: not masked, masked and the original drawn, masked and another token drawn."""
+"""Classes of a non-pad position: not masked; masked, original drawn; masked, another token drawn."""
 MOMENTS = 6
-"""1, a, b, a^2, b^2, ab, summed: what a correlation needs."""
+"""Sums of 1, a, b, a^2, b^2 and ab, from which a Pearson correlation follows."""
 PARTS = {
     "logit": len(CLASSES) * LOGIT.number,
     "log_ratio": LOG_RATIO.number,
@@ -58,7 +58,7 @@ PARTS = {
 
 
 class Distributions:
-    """Sums over forwards that were asked for their entropies, as one float64 vector that ranks can add up."""
+    """Sums over forwards that computed entropies, in one float64 vector that can be all-reduced."""
 
     def __init__(self, device: torch.device) -> None:
         self.vector = torch.zeros(sum(PARTS.values()), dtype=torch.float64, device=device)
@@ -80,7 +80,10 @@ class Distributions:
             self._add_estimate(batch, output, output.draw.estimated_loss_BK)
 
     def _count(self, part: str, index: Tensor, counted: Tensor) -> None:
-        """`scatter_add_` rather than `bincount`, which waits for the device; counts are exact in any order."""
+        """Counts `index` where `counted` is true.
+
+        Uses `scatter_add_`, since `bincount` waits for the device; counts are exact in any order.
+        """
         self._parts[part].scatter_add_(0, index.flatten(), counted.flatten().double())
 
     def _count_masked(self, batch: Batch, part: str, bins: Bins, values_BK: Tensor) -> None:
@@ -91,7 +94,7 @@ class Distributions:
         self._parts[part] += entropy_BK.where(batch.masked_valid_BK, 0.0).sum(dtype=torch.float64)
 
     def _add_estimate(self, batch: Batch, output: ElectraOutput, estimate_BK: Tensor) -> None:
-        """Estimated and actual L_D at the drawn tokens, by class."""
+        """Adds the moments of estimated and actual L_D at the drawn tokens, by class."""
         positions_BK, valid_BK = batch.masked_positions_BK, batch.masked_valid_BK
         other_BK = output.replaced_BL.gather(1, positions_BK)
         a_N = estimate_BK.double().flatten()
@@ -102,12 +105,12 @@ class Distributions:
 
 
 def split(vector: Tensor) -> dict[str, Tensor]:
-    """The parts of a vector, by name."""
+    """Returns views of the vector's parts, by name as in `PARTS`."""
     return dict(zip(PARTS, vector.split(list(PARTS.values())), strict=True))
 
 
 def describe(vector: Tensor) -> dict[str, Any]:
-    """What the sums say, under the names that `evaluate.py` uses; what cannot be said is left out."""
+    """Returns metrics from the sums, under the names that `evaluate.py` uses; undefined values are left out."""
     parts = split(vector.cpu())
     values = _beliefs(parts, "p_G")
     if parts["max_p_S"].sum():
@@ -115,14 +118,14 @@ def describe(vector: Tensor) -> dict[str, Any]:
         values = {name: values[name] | ours[name] for name in values}
         targets = torch.tensor(PERCENTILES, dtype=torch.float64) / 100 * parts["log_ratio"].sum()
         places = torch.searchsorted(parts["log_ratio"].cumsum(0), targets)
-        ratios = (LOG_RATIO.low + (places.double() + 0.5) * LOG_RATIO.width).exp()  # the middles of their bins
-        # Area under the ROC curve of telling replaced from original, over all positions and the masked ones. Two logits
-        # in one bin count half, as equal ones do: off by half the share of such pairs at most.
+        ratios = (LOG_RATIO.low + (places.double() + 0.5) * LOG_RATIO.width).exp()  # the centers of their bins
+        # Area under the ROC curve for detecting replaced tokens, over all and over masked positions. Two logits in one
+        # bin count half, like equal ones: the error is at most half the share of such pairs.
         unmasked, original, replaced = parts["logit"].view(len(CLASSES), LOGIT.number).numpy()
         negatives = {"auc_all": unmasked + original, "auc_masked": original}
         values |= _existing({name: auc_of_counts(negative, replaced) for name, negative in negatives.items()})
         values |= {f"ratio_p{name}": value for name, value in zip(PERCENTILES, ratios.tolist(), strict=True)}
-    # Pearson correlation of estimated and actual L_D at the drawn tokens (paper section 5), where both vary
+    # Pearson correlation of estimated and actual L_D at the drawn tokens (paper section 5), if both vary
     original, replaced = parts["estimate"].view(2, MOMENTS).numpy()
     groups = {"original": original, "replaced": replaced, "all": original + replaced}
     if correlations := _existing({name: pearson(group) for name, group in groups.items()}):
@@ -135,7 +138,7 @@ def _existing(values: dict[str, np.ndarray]) -> dict[str, float]:
 
 
 def _beliefs(parts: dict[str, Tensor], name: str) -> dict[str, Any]:
-    """Mean entropy in nats and the share of maximum probabilities in each tenth, of p_G or p_S."""
+    """Returns mean entropy in nats and the share of maximum probabilities in each tenth of [0, 1], for p_G or p_S."""
     counts = parts[f"max_{name}"]
     number = counts.sum().clamp(min=1)
     return {
@@ -145,9 +148,9 @@ def _beliefs(parts: dict[str, Tensor], name: str) -> dict[str, Any]:
 
 
 def histograms(vector: Tensor) -> dict[str, Histogram]:
-    """What is worth a picture and was counted at all; in at most 120 bins, for the sake of the log's size.
+    """Returns the non-empty histograms of logits and log ratios, merged to at most 120 bins to keep the log small.
 
-    The likeliest tokens' probabilities are in `describe`, tenth by tenth.
+    Histograms of the maximum probabilities are in `describe`.
     """
     parts = split(vector.cpu())
     unmasked, original, replaced = parts["logit"].view(len(CLASSES), LOGIT.number)

@@ -1,4 +1,4 @@
-"""What of a plan was probably not meant: it would run, and waste its time.
+"""Warnings about a plan that would run but probably waste its time.
 
 Each doubt is one line that names the field, its value, why it is doubtful and what to do.
 """
@@ -15,28 +15,28 @@ from pretrain.training.plan import Plan
 from pretrain.training.run_folder import CHECKPOINTS
 
 MOST_EPOCHS = 100
-"""BERT read its text 40 times (Devlin et al. 2019, A.2); of causal models 4 times are nearly as good as new text, and
-what 40 add is next to nothing (Muennighoff et al. 2023)."""
+"""BERT read its text 40 times (Devlin et al. 2019, A.2). For causal models, up to 4 passes are nearly as good as new
+text, and after 40 more passes add almost nothing (Muennighoff et al. 2023)."""
 MOST_DAYS = 60
-"""The paper's longest run took 5, on 16 GPUs."""
+"""The paper's longest run took 5 days, on 16 GPUs."""
 MOST_WARMUP = 0.5
-"""Of the steps; the paper's runs have 0.01."""
+"""Share of the steps spent on warm-up; the paper's runs have 0.01."""
 PAPER_VOCABULARY, FAR = 30_522, 4
-"""BERT's, which the paper takes; so many times smaller or larger is another experiment."""
+"""Size of BERT's vocabulary, which the paper uses; 4 times smaller or larger makes it a different experiment."""
 
 
 def doubts(plan: Plan, parameters: int, on_gpus: bool) -> list[str]:
-    """Of all that can be told before a run starts; where it is not `on_gpus`, no word of their memory."""
+    """Returns every doubt that can be raised before a run starts; GPU memory is checked only `on_gpus`."""
     found = [*_data(plan), *_held_out(plan), *_warmup(plan), *_sizes(plan), *disk_shortage(plan, parameters)]
     return found + ([*_memory(plan, parameters)] if on_gpus else [])
 
 
 def too_long(days: float, machine: str) -> Iterator[str]:
-    """A run whose end nobody waits for."""
+    """Yields a doubt if the run would take more than `MOST_DAYS` days."""
     if days > MOST_DAYS:
         yield (
-            f"optim.steps: the run would take {days:,.0f} days on {machine}, the paper's longest took 5 on 16 GPUs;"
-            " take more processes, a smaller --preset, or --set optim.steps lower"
+            f"optim.steps: the run would take {days:,.0f} days on {machine}; the paper's longest took 5 on 16 GPUs;"
+            " use more processes or a smaller --preset, or --set optim.steps lower"
         )
 
 
@@ -46,8 +46,8 @@ def _data(plan: Plan) -> Iterator[str]:
         epochs = batch_size * steps * share / size
         if batch_size * share > size:
             yield (
-                f"data: {folder} has {size:,} sequences, fewer than the {batch_size * share:,.0f} that a step takes of"
-                " it, so a step would hold some of them twice; build it from more text, or --set batch_size lower"
+                f"data: {folder} has {size:,} sequences, fewer than the {batch_size * share:,.0f} that a step reads"
+                " from it, so a step would contain duplicates; build it from more text, or --set batch_size lower"
             )
         if epochs > MOST_EPOCHS:
             enough = int(MOST_EPOCHS * size / (share * batch_size))
@@ -71,25 +71,25 @@ def _warmup(plan: Plan) -> Iterator[str]:
     if warmup > MOST_WARMUP * steps:
         yield (
             f"optim.warmup_steps: got {warmup:,} of {steps:,} steps, so the learning rate rises for most of the run;"
-            f" --set optim.warmup_steps={steps // 10} or lower"
+            f" use --set optim.warmup_steps={steps // 10} or lower"
         )
 
 
 def _sizes(plan: Plan) -> Iterator[str]:
-    """Data that is not for the paper's models; other sizes are the user's own affair."""
+    """Doubts about data that does not fit the paper's model sizes; other sizes are up to the user."""
     manifest, model = plan.shards.manifest, plan.run.model
     if model not in (SMALL.model, BASE.model):
         return
     if not PAPER_VOCABULARY / FAR <= manifest.vocab_size <= PAPER_VOCABULARY * FAR:
         yield (
             f"data: the vocabulary of {plan.shards.folders[0]} has {manifest.vocab_size:,} tokens, expected about"
-            f" {PAPER_VOCABULARY:,} for a model of this size; build with another --vocab, or take --preset tiny"
+            f" {PAPER_VOCABULARY:,} for a model of this size; build with another --vocab, or use --preset tiny"
         )
     if manifest.seq_length < model.max_positions / FAR:
         yield (
             f"data: the sequences of {plan.shards.folders[0]} have {manifest.seq_length} tokens at most, expected 128"
-            f" to 512 for a model of this size: of its {model.max_positions} positions the others would never be"
-            f" trained; build with --seq_length 512, or --set model.max_positions={manifest.seq_length}"
+            f" to 512 for a model of this size: the rest of its {model.max_positions} positions would never be trained;"
+            f" build with --seq_length 512, or --set model.max_positions={manifest.seq_length}"
         )
 
 
@@ -103,33 +103,33 @@ def _memory(plan: Plan, parameters: int) -> Iterator[str]:
         gpu, there = speed.gpu, speed.memory
     if needed > there:
         yield (
-            f"deepspeed_config: a process needs about {needed / GIB:,.0f} GiB, but a {gpu} has {there / GIB:,.0f}; take"
-            " more processes, smaller micro-batches (--set deepspeed.train_micro_batch_size_per_gpu=N) or recompute"
+            f"deepspeed_config: a process needs about {needed / GIB:,.0f} GiB, but a {gpu} has {there / GIB:,.0f}; use"
+            " more processes or smaller micro-batches (--set deepspeed.train_micro_batch_size_per_gpu=N), or recompute"
             " activations (--set deepspeed.activation_checkpointing={})"
         )
 
 
 def memory_of(plan: Plan, parameters: int) -> Memory:
-    """Of one process."""
+    """Returns the estimated GPU memory of one process."""
     model, manifest = plan.run.model, plan.shards.manifest
     return memory_per_gpu(plan.deepspeed, plan.world_size, parameters, model, manifest.vocab_size, manifest.seq_length)
 
 
 def disk_needed(plan: Plan, parameters: int) -> int:
-    """Bytes of all checkpoints that are there at once."""
+    """Bytes of all checkpoints that exist at the same time."""
     run = plan.run
     kept = run.keep_checkpoints + (run.optim.steps // run.keep_every if run.keep_every else 0)
     checkpoint = parameters * (MASTER_BYTES + MOMENTS_BYTES)
-    return (kept + 1) * checkpoint  # one is written before one is removed
+    return (kept + 1) * checkpoint  # a new one is written before an old one is removed
 
 
 def disk_shortage(plan: Plan, parameters: int) -> Iterator[str]:
-    """Checkpoints that the disk will not take, beside those of the run that it holds already."""
+    """Yields a doubt if the checkpoints will not fit the disk, counting the space of those the run already has."""
     place, needed = existing_part(plan.folder), disk_needed(plan, parameters)
     held = sum(file.stat().st_size for file in (plan.folder / CHECKPOINTS).glob("step-*/*"))
     free = shutil.disk_usage(place).free
     if needed > free + held:
         yield (
-            f"output: checkpoints need {needed / GIB:.1f} GiB, but {free / GIB:.1f} GiB are free at {place};"
-            " free some, name another --output, or --set keep_checkpoints lower or keep_every to 0 or higher"
+            f"output: checkpoints need {needed / GIB:.1f} GiB, but only {free / GIB:.1f} GiB are free at {place};"
+            " free some space, name another --output, or --set keep_checkpoints lower or keep_every to 0 or higher"
         )

@@ -1,4 +1,4 @@
-"""`run.py --dry_run`: everything that can be known before a run starts, printed; every problem, one line each."""
+"""`run.py --dry_run`: prints everything that is known before a run starts, and every problem on one line."""
 
 import shlex
 import shutil
@@ -24,10 +24,10 @@ from pretrain.training.plan import Plan
 
 
 def dry_run(plan: Plan, hostfile: Path | None) -> None:
-    """Prints the plan of a run, what it will need, and how it is launched; starts nothing. Last come the doubts.
+    """Prints a run's plan, its estimated needs, its launch command and warnings; starts nothing.
 
     Raises:
-        ConfigError: all that would keep it from running well.
+        ConfigError: lists everything that would keep the run from working.
     """
     print(printable_lines(str(plan)))
     parameters = sum(parameter.numel() for parameter in build_model(plan.description).parameters())
@@ -41,7 +41,7 @@ def dry_run(plan: Plan, hostfile: Path | None) -> None:
         problems += hosts.problems
         for line in (*_ranks(slots, hosts.found), *hosts.notes):
             print(printable(line))
-    # with the hostfile among the options each rank compares it once more
+    # the run's options keep --hostfile, so each rank checks it again
     given = [*(["--hostfile", str(hostfile)] if hostfile else []), "pretrain/run.py", *sys.argv[1:]]
     command = as_typed(shlex.join(["deepspeed", *(part for part in given if part != "--dry_run")]))
     print(printable(f"launch      {command}"))
@@ -58,7 +58,7 @@ def dry_run(plan: Plan, hostfile: Path | None) -> None:
 def _flops(plan: Plan) -> float:
     seq_length, vocab_size = plan.shards.manifest.seq_length, plan.shards.manifest.vocab_size
     per_token = flops_per_token(plan.run.model, plan.run.objective, vocab_size, seq_length)
-    return per_token * plan.run.batch_size * plan.run.optim.steps * seq_length  # padding is computed too
+    return per_token * plan.run.batch_size * plan.run.optim.steps * seq_length  # including padding
 
 
 def _days(plan: Plan) -> float:
@@ -70,13 +70,13 @@ def _needs(plan: Plan, parameters: int) -> Iterator[str]:
     yield f"size        {parameters / 1e6:.1f} M parameters; {tokens:.3g} word pieces, {_flops(plan):.3g} FLOPs"
     memory = memory_of(plan, parameters)
     parts = ", ".join(f"{name} {value / GIB:.2f}" for name, value in memory._asdict().items())
-    yield f"memory      {memory.total / GIB:.1f} GiB a process at most: {parts} (estimated)"
+    yield f"memory      {memory.total / GIB:.1f} GiB per process at most: {parts} (estimated)"
     precision = plan.deepspeed.precision
     speed = SPEEDS[precision]
     machine = f"{plan.world_size} {speed.gpu} in {precision}"
     yield f"time        {_days(plan):.2f} days on {machine}, if each reaches {speed.source}"
     if precision == "fp16" and not torch.cuda.is_available():
-        yield "note        fp16 needs GPUs: this machine has none and would refuse to start this run itself"
+        yield "note        fp16 needs GPUs: this machine has none, so the run cannot start here"
     place, needed = existing_part(plan.folder), disk_needed(plan, parameters)
     free = shutil.disk_usage(place).free
     yield f"disk        {needed / GIB:.1f} GiB for checkpoints; {free / GIB:.1f} GiB are free at {place}"

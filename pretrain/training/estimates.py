@@ -1,4 +1,4 @@
-"""What a run will need, before it runs: floating-point operations, memory of a GPU, disk, days.
+"""Estimates of a run's needs before it starts: floating-point operations, GPU memory, speed.
 
 Shape letters: B sequences of a micro-batch, L length, H hidden size, A heads, V vocabulary, K masked positions.
 """
@@ -15,48 +15,48 @@ from pretrain.method.objectives.objective import ObjectiveConfig
 from pretrain.model.config import ModelConfig
 
 FORWARD_AND_BACKWARD = 3
-"""A matrix product's gradient takes two more of its size."""
+"""Matrix products of the same size per forward product: the product itself, and two for its gradients."""
 MASTER_BYTES, MOMENTS_BYTES = 4, 8
-"""A parameter in fp32, and Adam's two moments of it."""
+"""Bytes per parameter of the fp32 master weight and of Adam's two moments."""
 SCORES_COPIES = 4
-"""Scores over the vocabulary in fp32 held at once: themselves, their logarithms, and a gradient of each."""
+"""fp32 tensors over the vocabulary held at once: the scores, their logarithms, and a gradient of each."""
 LEAST_ELEMENT = 2
-"""Bytes of a number between layers, in the narrowest precision."""
+"""Bytes per activation element in the narrowest precision."""
 GIB = 2**30
 LARGEST_GPU = 1024 * GIB
 """More than any GPU has."""
 
 
 class Speed(NamedTuple):
-    """What one GPU has been seen to reach in the matrix products of such a run."""
+    """Published training speed of one GPU on an ELECTRA run."""
 
     gpu: str
     flops: float
-    """A second."""
+    """FLOP/s, counted as in `flops_per_token`."""
     source: str
     memory: float
-    """Bytes of its largest kind."""
+    """Bytes, of the model with the most memory."""
 
 
 SPEEDS = {
     "fp16": Speed(
-        "V100", 32.8e12, "26% of 125 TFLOP/s: NVIDIA's ELECTRA-base at length 512, 96 sequences/s a V100", 32 * GIB
+        "V100", 32.8e12, "26% of 125 TFLOP/s: NVIDIA's ELECTRA-base at length 512, 96 sequences/s per V100", 32 * GIB
     ),
     "bf16": Speed(
-        "A100", 58.5e12, "19% of 312 TFLOP/s: NVIDIA's ELECTRA-base at length 512, 171 sequences/s an A100", 80 * GIB
+        "A100", 58.5e12, "19% of 312 TFLOP/s: NVIDIA's ELECTRA-base at length 512, 171 sequences/s per A100", 80 * GIB
     ),
     "fp32": Speed(
         "V100", 3.3e12, "21% of 15.7 TFLOP/s: google-research/electra's small model, 4 days on a V100", 32 * GIB
     ),
 }
-"""DeepLearningExamples, TensorFlow2 ELECTRA, pre-training performance; google-research/electra's README. Their rates
-times the operations counted here."""
+"""By precision. Sources: NVIDIA DeepLearningExamples, TensorFlow2 ELECTRA, pre-training performance; google-research/
+electra's README. Published sequences per second times the operations counted here."""
 
 
 def flops_per_token(model: ModelConfig, objective: ObjectiveConfig, vocab_size: int, length: int) -> float:
-    """Operations of a training step for each word piece: matrix products and attention, forward and backward.
+    """Returns FLOPs per word piece of a training step: matrix products and attention, forward and backward.
 
-    Heads over the vocabulary see masked positions alone.
+    Vocabulary heads are counted at masked positions only.
     """
     trained = objective_class(objective.name)
     encoders = trained.encoders(model, vocab_size)
@@ -72,7 +72,7 @@ def flops_per_token(model: ModelConfig, objective: ObjectiveConfig, vocab_size: 
 
 
 class Memory(NamedTuple):
-    """Bytes of one GPU, by what holds them."""
+    """Memory of one GPU in bytes, by use."""
 
     weights: float
     gradients: float
@@ -87,7 +87,7 @@ class Memory(NamedTuple):
 def memory_per_gpu(
     deepspeed: EngineConfig, world_size: int, parameters: int, model: ModelConfig, vocab_size: int, length: int
 ) -> Memory:
-    """An estimate from above: states as Rajbhandari et al. 2020 (ZeRO) count them, activations by `_activations`."""
+    """Returns an upper estimate: states as counted by Rajbhandari et al. 2020 (ZeRO), activations by `_activations`."""
     element = 4 if deepspeed.precision == "fp32" else 2
     share = {level: 1 / world_size if deepspeed.stage >= level else 1.0 for level in (1, 2, 3)}
     master = MASTER_BYTES if deepspeed.stage else 0  # the weights themselves at stage 0, which is fp32
@@ -100,7 +100,9 @@ def memory_per_gpu(
 
 
 def _activations(batch: int, model: ModelConfig, vocab_size: int, length: int, element: int) -> float:
-    """Kept for the backward pass: Korthikanti et al. 2022, equation 2, a layer, and the scores over the vocabulary."""
+    """Returns bytes kept for the backward pass: each layer after Korthikanti et al. 2022, equation 2, plus the scores
+    over the vocabulary.
+    """
     total = 0.0
     for encoder in (model.generator(vocab_size), model.discriminator(vocab_size)):
         hidden, heads = encoder.hidden_size, encoder.num_attention_heads
@@ -110,13 +112,13 @@ def _activations(batch: int, model: ModelConfig, vocab_size: int, length: int, e
 
 
 def require_memory(run: RunConfig, micro_batch_size: int, vocab_size: int, length: int, on_gpu: bool) -> None:
-    """Refuses a run that this machine cannot even begin, before anything of it is allocated.
+    """Refuses a run that cannot possibly fit into memory, before anything is allocated.
 
-    Both are bounds from below: the largest matrices, which each process builds in fp32 on its host, and what enters the
-    layers of one encoder, which is kept for the backward pass whatever is computed again.
+    Two lower bounds are checked: the largest weight matrices, which each process builds in fp32 on its host, and the
+    inputs of one encoder's layers, which are kept for the backward pass even with activation recomputation.
 
     Raises:
-        ConfigError: more than there is.
+        ConfigError: a bound exceeds the available memory.
     """
     here = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     weights = MASTER_BYTES * least_parameters(run, vocab_size)
@@ -130,13 +132,13 @@ def require_memory(run: RunConfig, micro_batch_size: int, vocab_size: int, lengt
     if kept > room:
         raise ConfigError(
             f"batch_size: got {run.batch_size}, of which a process holds {micro_batch_size} sequences at once, expected"
-            f" what fits {room / GIB:,.0f} GiB, not {kept / GIB:,.0f} GiB or more; lower it with"
+            f" a micro-batch that fits {room / GIB:,.0f} GiB, not {kept / GIB:,.0f} GiB or more; lower it with"
             " --set deepspeed.train_micro_batch_size_per_gpu=N"
         )
 
 
 def least_parameters(run: RunConfig, vocab_size: int) -> int:
-    """Elements of the large matrices alone: no more than all parameters, and known before any is made."""
+    """Returns the number of elements of the large matrices only: a lower bound on the parameters, known in advance."""
     encoders = objective_class(run.objective.name).encoders(run.model, vocab_size)
     layers = [4 * encoder.hidden_size**2 + 2 * encoder.hidden_size * encoder.intermediate_size for encoder in encoders]
     return run.model.layers * sum(layers) + (vocab_size + run.model.max_positions) * run.model.embedding_size

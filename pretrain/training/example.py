@@ -1,4 +1,4 @@
-"""One sequence as words, with what happened to its masked positions marked."""
+"""Decodes one training sequence to text, marking replacements and the discriminator's detections."""
 
 from collections.abc import Sequence
 
@@ -11,9 +11,11 @@ from pretrain.method.objectives.mlm import MaskedLMOutput
 
 
 def example(batch: Batch, output: ElectraOutput | MaskedLMOutput, vocabulary: Sequence[str]) -> str:
-    """The first sequence of a micro-batch: `[cat->dog]` where another token was drawn, or is what a masked language
-    model thinks likeliest, `[cat]` where the original was, `!` after what the discriminator takes for replaced,
-    wherever it stands.
+    """Returns the first sequence of a micro-batch as text.
+
+    `[cat->dog]` marks a masked position where another token was drawn, `[cat]` one where the original was drawn; for a
+    masked language model the drawn token is its most likely one. `!` follows each token, masked or not, that the
+    discriminator takes for replaced.
     """
     if isinstance(output, ElectraOutput):
         tokens_BK, suspected_BL = output.draw.tokens_BK, output.d_BL > 0

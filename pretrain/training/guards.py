@@ -1,4 +1,4 @@
-"""Checks of every step: a loss or gradient that is not finite ends the run; warns when the loss spikes."""
+"""Checks after every step: a loss or gradient that is not finite ends the run; a loss spike is a warning."""
 
 import json
 import math
@@ -10,20 +10,20 @@ from pretrain.data.batches import TrainingBatches
 from pretrain.engine.engine import StepResult
 
 RECENT = 64
-"""Steps whose losses a new one is compared with."""
+"""Number of preceding losses that a new one is compared with."""
 SPIKE = 8.0
-"""Deviations above their median that are a spike; normal noise never goes so far."""
+"""Standard deviations above their median that make a spike; normal noise never gets there."""
 DEVIATION = 1.4826
-"""Standard deviation of normal noise over its median absolute deviation."""
+"""Ratio of standard deviation to median absolute deviation, for normal noise."""
 
 
 def require_finite(result: StepResult, loss: float, step: int, batches: TrainingBatches, folder: Path) -> None:
-    """Lets a step pass that updated, or whose overflow a smaller fp16 loss scale may mend.
+    """Ends the run if the step's loss or gradient is not finite, unless a smaller fp16 loss scale may fix the overflow.
 
-    `loss` is the step's over all ranks. The list of the step's samples is left in `folder`.
+    `loss` is the step's mean over all ranks. The step's samples are listed in a file in `folder`.
 
     Raises:
-        FloatingPointError: names step, loss, loss scale and where the samples are listed.
+        FloatingPointError: names step, loss, loss scale and the file with the samples.
     """
     if not result.overflow or (math.isfinite(loss) and not result.fatal):
         return
@@ -38,7 +38,7 @@ def require_finite(result: StepResult, loss: float, step: int, batches: Training
 
 
 def spike(loss: float, recent: Sequence[float]) -> str | None:
-    """A warning if `loss` is far above the `recent` ones; `None` if not, or with too few to tell."""
+    """Returns a warning if `loss` is far above the `recent` ones, else `None`; also `None` with fewer than `RECENT`."""
     if len(recent) < RECENT:
         return None
     middle = median(recent)

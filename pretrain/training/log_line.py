@@ -1,4 +1,4 @@
-"""The log line of a run: what a person watches, in at most 120 characters; all else is in `metrics.jsonl`."""
+"""The log line of a run: the key metrics in at most 120 characters; everything else is in `metrics.jsonl`."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,7 +7,8 @@ from tqdm import tqdm
 
 WIDTH = 120
 MOST_WAITING = 0.15
-"""Share of a step for which the others wait, where the slowest rank's backwards are as slow as its forwards."""
+"""Tolerated wait for the slowest rank, as a share of its own time (data and forwards). If its backwards are as slow as
+its forwards, this is also the share of a step that the others wait."""
 SHOWN = {
     "generator_loss": "L_G {generator_loss}",
     "sampler_loss": "L_S {sampler_loss}",
@@ -19,25 +20,25 @@ SHOWN = {
     "skipped": "skipped {skipped}",
     "slowest_rank_seconds": "slowest rank {slowest_rank} {slowest_rank_seconds}/{median_rank_seconds} s",
 }
-"""What is shown, in this order, where there is any."""
+"""The metrics shown, in this order, each only if the record has a non-zero value."""
 FIRST_TO_GO = (
     *("learning_rate", "sampler_loss", "generator_loss", "gradient_norm", "tokens_per_second", "accuracy_masked"),
     *("discriminator_loss", "slowest_rank_seconds", "skipped"),
 )
-"""What is left out, in this order, of a line that would be too long."""
+"""Metrics dropped from a line that would be too long, in this order."""
 LEGEND = """\
-log lines   L_G, L_S   losses of the generator and of the sampling head, a masked position
-            L_D a/b    loss of the discriminator, a position / if it knew the share of replaced tokens alone
-            acc        share of the masked positions that the discriminator judges rightly
-            lr, grad   learning rate; norm of the gradient before clipping
-            skipped    steps so far without an update, by fp16 overflow; shown where there are any
-            slowest    the rank that others wait for, where they do for 15% of a step: its own seconds / the median's
+log lines   L_G, L_S   losses of the generator and of the sampling head, per masked position
+            L_D a/b    loss of the discriminator, per position / loss of always predicting the share of replaced tokens
+            acc        the discriminator's accuracy at masked positions
+            lr, grad   learning rate; gradient norm before clipping
+            skipped    steps so far without an update, due to fp16 overflow; shown if there are any
+            slowest    the slowest rank, shown if others wait for it 15% of its time: its own seconds / the median's
             all else   """
-"""The file with the records follows."""
+"""Explains the log lines; the caller appends the path of the records."""
 
 
 def log_line(step: int, total_steps: int, values: Mapping[str, Any], ending: str) -> str:
-    """The line of one record."""
+    """Returns the log line of one record; `ending` is its last entry, such as the time left."""
     texts = {name: str(value) for name, value in values.items()}
     for name, value in values.items():
         if isinstance(value, float):

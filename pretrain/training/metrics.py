@@ -1,6 +1,6 @@
-"""Running sums of what training and evaluation report, on the device and without synchronising until asked.
+"""Running sums of the metrics of training and evaluation, kept on the device without synchronization until read.
 
-Shape letters: B batch, L length, K masked positions a sequence.
+Shape letters: B batch, L length, K masked positions per sequence.
 """
 
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ SUMS = (
 
 
 class MetricSums:
-    """Sums over micro-batches, as one float64 vector that ranks can add up."""
+    """Sums over micro-batches, in one float64 vector [len(SUMS)] that can be all-reduced."""
 
     def __init__(self, device: torch.device) -> None:
         self.vector = torch.zeros(len(SUMS), dtype=torch.float64, device=device)
@@ -53,7 +53,7 @@ class MetricSums:
 
 
 def _detection(batch: Batch, output: ElectraOutput) -> list[Tensor]:
-    """What there is to sum of replacements and the discriminator's answers."""
+    """Returns the terms to sum for replacements and discriminator, in the order of `SUMS` from `judged` on."""
     valid_BK, visible_BL = batch.masked_valid_BK, batch.attention_mask_BL
     suspected_BL = (output.d_BL > 0) & visible_BL
     right_BL = (suspected_BL == output.replaced_BL) & visible_BL
@@ -71,11 +71,11 @@ def _detection(batch: Batch, output: ElectraOutput) -> list[Tensor]:
 
 
 def summary(vector: Tensor) -> dict[str, float]:
-    """Means of the summed vector; losses in nats a position. Without a discriminator, those of the generator alone.
+    """Returns means from the summed vector, losses in nats per position; only the generator's without a discriminator.
 
-    `replace_rate` is of the masked positions, `replaced_share` of all: the base rate of detection. Its entropy,
-    `discriminator_entropy`, is the discriminator loss of knowing nothing else. `precision` and `recall` are of saying
-    "replaced", 0 where there is nothing to divide by.
+    `replace_rate` is the replaced share of masked positions, `replaced_share` that of all positions, the base rate of
+    detection. `discriminator_entropy` is the entropy of `replaced_share`: the loss of always predicting the base rate.
+    `precision` and `recall` are for the class "replaced", and 0 if their denominator is 0.
     """
     sums: Mapping[str, float] = dict(zip(SUMS, vector.tolist(), strict=True))
     masked, tokens = max(sums["masked"], 1.0), max(sums["tokens"], 1.0)

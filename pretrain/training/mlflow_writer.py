@@ -1,6 +1,6 @@
-"""Curves in MLflow: a run for each start, named as the run folder; where to, MLFLOW_TRACKING_URI says.
+"""Sends curves to MLflow at MLFLOW_TRACKING_URI: one MLflow run per start, named after the run folder.
 
-MLflow has neither histograms nor texts among its curves: they are artifacts.
+MLflow has no histogram or text curves, so these are stored as artifacts.
 """
 
 import json
@@ -18,10 +18,11 @@ from pretrain.training.run_folder import DESCRIPTION, flat
 
 
 class Writer:
-    """A thread of its own sends, so training waits for no network."""
+    """MLflow writer. A separate thread sends, so training never waits for the network."""
 
     def __init__(self, folder: Path, step: int) -> None:
-        """
+        """Starts an MLflow run for the start at `step`.
+
         Raises:
             ConfigError: MLflow cannot be reached.
         """
@@ -52,12 +53,12 @@ class Writer:
                 self._client.log_dict(self._run, histogram._asdict(), f"{name}/step-{step:08}.json")
             for name, text in curves.texts.items():
                 self._client.log_text(self._run, text, f"{name}/step-{step:08}.txt")
-        except Exception as error:  # of whatever kind, after MLflow's own attempts: training goes on
+        except Exception as error:  # of any kind, after MLflow's own retries: training continues
             self._is_lost = True
-            print(f"WARNING: MLflow took nothing of step {step}, nor will it to the end: {error}", file=sys.stderr)
+            print(f"WARNING: MLflow failed at step {step} and gets no more curves: {error}", file=sys.stderr)
 
     def close(self) -> None:
-        """Waits until all is sent."""
+        """Waits until everything is sent."""
         self._sender.shutdown()
         if not self._is_lost:
             self._client.set_terminated(self._run)

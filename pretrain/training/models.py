@@ -1,4 +1,4 @@
-"""The model of a run: with its initial weights, or with those of its newest checkpoint."""
+"""Builds the model of a run, with its initial weights or with those of a checkpoint."""
 
 from collections.abc import Sequence
 from itertools import islice
@@ -16,7 +16,7 @@ from pretrain.training.run_folder import CHECKPOINTS, RunDescription, read_run
 
 
 def build_model(description: RunDescription) -> Objective:
-    """The model of a run's configuration, the same in every process: its fresh weights follow from the seed."""
+    """Returns the run's model with fresh weights, drawn from the run's seed and so identical in every process."""
     run = description.run
     torch.manual_seed(run.seed)
     trained = objective_class(run.objective.name)
@@ -24,7 +24,7 @@ def build_model(description: RunDescription) -> Objective:
 
 
 def initial_model(description: RunDescription) -> Objective:
-    """The model a run's first step changes: fresh, or with the weights of the pair it starts from."""
+    """Returns the model as a new run starts: with fresh weights, or with those of the pair in `init_from`."""
     model = build_model(description)
     if description.init_from:
         load_pair(model, find_pair(description.init_from))
@@ -32,9 +32,9 @@ def initial_model(description: RunDescription) -> Objective:
 
 
 def empty_model(description: RunDescription) -> Objective:
-    """The model without weights: of a rank that gets them from the first one.
+    """Returns the model with uninitialized weights, for ranks that receive them from the first rank.
 
-    To draw base's takes 5 s of a core and twice the memory of the weights that a rank of half precision keeps.
+    Drawing the base model's weights takes 5 s on one core, and twice the memory that a half-precision rank needs later.
     """
     with torch.device("meta"):
         model = build_model(description)
@@ -42,17 +42,17 @@ def empty_model(description: RunDescription) -> Objective:
 
 
 def compile_layers(model: torch.nn.Module) -> None:
-    """Has torch.compile fuse each layer of the encoders from its first step on; the same numbers within rounding."""
+    """Compiles each encoder layer with torch.compile at its first forward; results are equal within rounding."""
     for module in model.modules():
         if isinstance(module, Layer):
             module.compile(dynamic=False)
 
 
 def load_trained(folder: Path) -> tuple[Objective, int]:
-    """The model of a run folder in fp32 on the CPU, and the step its newest whole checkpoint was written at.
+    """Loads a run's newest intact checkpoint; returns its model in fp32 on the CPU, and its step.
 
     Raises:
-        ConfigError: not a run folder, or no whole checkpoint in it.
+        ConfigError: not a run folder, or no intact checkpoint in it.
     """
     description = read_run(folder)
     (checkpoint,) = choose_checkpoints(folder, ("newest",))
@@ -60,7 +60,7 @@ def load_trained(folder: Path) -> tuple[Objective, int]:
 
 
 def choose_checkpoints(run: Path, steps: Sequence[str]) -> list[Checkpoint]:
-    """The whole checkpoints of a run that are asked for, the oldest first.
+    """Returns the requested intact checkpoints of a run, oldest first; `steps` is `newest`, `all`, or step numbers.
 
     Raises:
         ConfigError: there is none, or none at one of the steps.
@@ -68,28 +68,30 @@ def choose_checkpoints(run: Path, steps: Sequence[str]) -> list[Checkpoint]:
     found = all_valid(run / CHECKPOINTS)
     chosen = list(islice(found, 1) if tuple(steps) == ("newest",) else found)[::-1]
     if not chosen:
-        raise ConfigError(f"run: {run} has no whole checkpoint yet; train on, or name another run")
+        raise ConfigError(f"run: {run} has no complete checkpoint yet; train longer, or name another run")
     if tuple(steps) in (("newest",), ("all",)):
         return chosen
     by_step = {str(checkpoint.step): checkpoint for checkpoint in chosen}
     if missing := [step for step in steps if step not in by_step]:
         raise ConfigError(
-            f"steps: got {' '.join(missing)}, expected newest, all, or steps that {run} has checkpoints of:"
+            f"steps: got {' '.join(missing)}, expected newest, all, or steps at which {run} has checkpoints:"
             f" {' '.join(by_step)}"
         )
     return [by_step[step] for step in sorted(set(steps), key=int)]
 
 
 def load_checkpoint(description: RunDescription, checkpoint: Checkpoint) -> Objective:
-    """The run's model with the weights of this checkpoint, in fp32 on the CPU.
+    """Returns the run's model with the weights of this checkpoint, in fp32 on the CPU.
 
     Raises:
-        ConfigError: the weights are another model's.
+        ConfigError: the weights belong to a different model.
     """
     model = build_model(description)
-    weights = load_weights(checkpoint)  # a shared parameter stands once, under its first name
+    weights = load_weights(checkpoint)  # a shared parameter is stored once, under its first name
     model.load_state_dict(weights, strict=False)
     missing = {name for name, _ in model.named_parameters()} ^ weights.keys()
     if missing:
-        raise ConfigError(f"run: weights of {checkpoint.folder} are not this model's, first {min(missing)}")
+        raise ConfigError(
+            f"run: the weights in {checkpoint.folder} do not fit the model in run.json, first {min(missing)}"
+        )
     return model

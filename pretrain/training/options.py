@@ -1,4 +1,4 @@
-"""The command line of a pre-training run, apart from its plan: `--help` needs nothing that takes long to import."""
+"""The command line of a pre-training run, apart from its plan so that `--help` imports nothing slow."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,35 +18,35 @@ class RunOptions(StrictConfig):
     preset: Annotated[Literal["tiny", "small", "base"], Group("the run")] = "base"
     """sizes and schedule, from the paper"""
     objective: Literal[tuple(OBJECTIVES)] | None = None  # type: ignore[valid-type]
-    """what is trained (hp_loss)"""
+    """objective to train (hp_loss)"""
     row: str | None = None
-    """a row of the paper's tables, such as 'HP_Loss lambda1=10', in place of an objective"""
+    """a row of the paper's tables, such as 'HP_Loss lambda1=10', instead of an objective"""
     init_from: tuple[FileName, ...] = ()
-    """start from this generator and discriminator, or one exported folder"""
+    """start from a generator and a discriminator, or from one exported folder"""
     set: Annotated[tuple[str, ...], Metavar("KEY=VALUE")] = ()
-    """settings in place of the preset's, such as optim.lr=2e-4 seed=1 deepspeed.zero_optimization.stage=2"""
+    """override settings, such as optim.lr=2e-4 seed=1 deepspeed.zero_optimization.stage=2"""
     list_settings: bool = False
-    """print every KEY of --set, its value and its meaning"""
+    """print every KEY of --set with its value and meaning"""
     data: Annotated[tuple[Path, ...], Group("data and output")] = (SHARDS,)
-    """shards written by build_shards.py; several mix"""
+    """folders of shards from build_shards.py; several are mixed"""
     data_weights: tuple[float, ...] = ()
-    """share of each (by its number of sequences)"""
+    """relative sampling weight of each folder (its number of sequences)"""
     output: Path | None = None
     """run folder (runs/PRESET)"""
     log_to: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ("tensorboard",)
-    """what draws curves; of several each draws all"""
+    """where to log curves; each writer named gets all of them"""
     deepspeed_config: Annotated[Path | None, Group("machines")] = None
-    """speed and memory (the preset's, of ds_configs/)"""
+    """DeepSpeed file: speed and memory (the preset's, in ds_configs/)"""
     hostfile: Path | None = None
-    """the launcher's, for --dry_run; in training it is compared with what was launched"""
+    """the launcher's hostfile: --dry_run checks its hosts; training compares it with the started processes"""
     compile: bool = False
-    """fuse each layer with torch.compile: for GPUs; half a minute at every start, and slower on a CPU"""
+    """fuse each layer with torch.compile, for GPUs; adds half a minute to every start, slower on a CPU"""
     hang_timeout: float = Field(default=600, ge=1, le=MOST)
-    """seconds without progress after which the job ends"""
+    """seconds without progress before the job is ended"""
     dry_run: bool = False
     """check everything, print the plan, start nothing"""
     local_rank: Annotated[int, HIDDEN] = 0
-    """given by the launcher; the environment says the same"""
+    """passed by the launcher; unused, as the environment has it too"""
 
     @field_validator("log_to")
     @classmethod

@@ -1,4 +1,4 @@
-"""The plan of a run: all that one process can check of the options of its command before anything starts."""
+"""The plan of a run: reads and checks everything that one process can check before anything starts."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -22,7 +22,7 @@ from pretrain.training.run_folder import RunDescription, describe, require_same_
 
 
 class Plan(NamedTuple):
-    """A run, checked as far as one process can, before anything is started."""
+    """A run whose configuration, data and run folder were checked by one process before anything starts."""
 
     run: RunConfig
     shards: Shards
@@ -46,18 +46,18 @@ class Plan(NamedTuple):
                     for folder, size, share in self.shards.mixture
                 ),
                 f"training    {self.run.optim.steps:,} steps of {self.run.batch_size} sequences,"
-                f" {sequences * self.shards.mean_length:.3g} tokens: {self.shards.mean_length:.1f} a sequence",
+                f" {sequences * self.shards.mean_length:.3g} tokens: {self.shards.mean_length:.1f} per sequence",
                 f"processes   {self.world_size}, each {self.deepspeed.micro_batch_size} sequences"
-                f" x {self.deepspeed.accumulation_steps} micro-batches a step",
+                f" x {self.deepspeed.accumulation_steps} micro-batches per step",
             )
         )
 
 
 def make_plan(options: RunOptions) -> Plan:
-    """Reads and checks configuration, data and run folder.
+    """Reads and checks configuration, data and run folder, before any process group exists.
 
     Raises:
-        ConfigError: everything a user can have wrong, before the first process group exists.
+        ConfigError: a mistake in the options, the data or the run folder.
     """
     run = choose_run(options)
     shards = open_shards(*options.data, weights=options.data_weights)
@@ -69,7 +69,7 @@ def make_plan(options: RunOptions) -> Plan:
     world_size = number_of("WORLD_SIZE", "1")
     if options.dry_run and options.hostfile:
         world_size = sum(read_hostfile(options.hostfile).values())
-    on_gpu = options.dry_run or torch.cuda.is_available()  # dry: for other machines
+    on_gpu = options.dry_run or torch.cuda.is_available()  # a dry run plans for other machines
     deepspeed = resolve(
         _deepspeed(options),
         batch_size=run.batch_size,
@@ -90,7 +90,7 @@ def make_plan(options: RunOptions) -> Plan:
 
 
 def list_settings(options: RunOptions) -> str:
-    """Every key of `--set` under the other options, a line each.
+    """Returns every key of `--set` with its value under the other options and its meaning, one line each.
 
     Raises:
         ConfigError: an option is wrong.
@@ -109,10 +109,14 @@ def _deepspeed(options: RunOptions) -> DeepSpeedConfig:
 
 
 def choose_run(options: RunOptions) -> RunConfig:
-    """The preset, with the objective's or the row's weights, the initial pair's sizes and the overrides applied."""
+    """Returns the preset's configuration with objective or row, initial pair's sizes and overrides applied, in order.
+
+    Raises:
+        ConfigError: an option is wrong.
+    """
     run = preset(options.preset).run
     if options.objective is not None and options.row is not None:
-        raise ConfigError(f"row: got {options.row!r} with --objective, which it decides; give one of them")
+        raise ConfigError(f"row: got {options.row!r} with --objective, but a row sets the objective; give one of them")
     if options.row is not None:
         run = with_row(run, options.row)
     if options.objective is not None:

@@ -1,10 +1,10 @@
-"""The folder of a run: what it is made of, its log, and what a later command needs to know.
+"""The run folder: its description, its lock, and reading it again in later commands.
 
 RUN/run.json          description: configuration, vocabulary, data, code and package versions
 RUN/deepspeed.json    the resolved DeepSpeed configuration
-RUN/tokenizer/        that of the shards, written anew
-RUN/metrics.jsonl     one record a log interval or evaluation
-RUN/events.out.tf...  the same as curves
+RUN/tokenizer/        a copy of the shards' tokenizer
+RUN/metrics.jsonl     one record per log interval and per evaluation
+RUN/events.out.tf...  the same values as TensorBoard curves
 RUN/checkpoints/      see checkpoint.py
 RUN/lock              held by the first rank of the command that trains here
 """
@@ -28,7 +28,7 @@ from pretrain.data.shards import Shards
 
 DESCRIPTION, CHECKPOINTS, LOCK = "run.json", "checkpoints", "lock"
 PATIENCE = 5.0
-"""Seconds that a command waits for a folder's lock: a holder that was killed takes a moment to end."""
+"""Seconds to wait for a folder's lock: a holder that was just killed takes a moment to end."""
 BOOKKEEPING = {
     "log_every",
     "histogram_every",
@@ -38,40 +38,40 @@ BOOKKEEPING = {
     "keep_checkpoints",
     "keep_every",
 }
-"""How often a run reports and saves: nothing of its mathematics, so it may resume with other values."""
+"""How often a run reports and saves. These do not change its mathematics, so it may resume with other values."""
 VERSIONS_OF = ("torch", "deepspeed", "numpy", "electra-sampler")
 
 
 class RunDescription(StrictConfig):
-    """What decides a run's result, kept beside it."""
+    """Everything that determines a run's result, as saved in its `run.json`."""
 
     run: RunConfig
     data: tuple[str, ...]
     """Folders of the shards, as given."""
     data_weights: tuple[float, ...] = ()
-    """How often each was sampled, relative to the others; none: as often as it has sequences."""
+    """Relative sampling weight of each folder; empty: its number of sequences."""
     data_sha256: str
-    """Of the folders' manifests in order, which hold the checksum of every shard."""
+    """Checksum of the folders' manifests in order; these hold the checksum of every shard."""
     tokenizer_sha256: str
-    """Of the tokenizer the shards were made with."""
+    """Checksum of the tokenizer that the shards were built with."""
     seq_length: int
     vocab_size: int
     mask_token_id: int
     pad_token_id: int
     init_from: tuple[str, ...] = ()
-    """Names of the pair the run started from, as given."""
+    """Generator and discriminator that the run started from, as given."""
     versions: dict[str, str] = {}
 
     @field_validator("data", mode="before")
     @classmethod
     def _was_one_folder(cls, data: Any) -> Any:
-        return (data,) if isinstance(data, str) else data  # as runs wrote it before folders could mix
+        return (data,) if isinstance(data, str) else data  # older runs had a single folder
 
 
 def describe(
     run: RunConfig, shards: Shards, data_weights: tuple[float, ...] = (), init_from: tuple[str, ...] = ()
 ) -> RunDescription:
-    """The description of a run of `run` on these shards."""
+    """Returns the description of a run with this configuration on these shards."""
     manifest, versions = shards.manifest, {"python": platform.python_version()}
     for package in VERSIONS_OF:
         with suppress(importlib.metadata.PackageNotFoundError):
@@ -92,7 +92,7 @@ def describe(
 
 
 def require_same_run(folder: Path, description: RunDescription) -> None:
-    """Refuses to go on with a run of another configuration, data or vocabulary; a new folder is always fine.
+    """Checks that a run already in `folder` has the same configuration, data and vocabulary; a new folder passes.
 
     Raises:
         ConfigError: names each difference.
@@ -115,10 +115,12 @@ def require_same_run(folder: Path, description: RunDescription) -> None:
 
 @contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """Around what a start writes to the run's folder; later a full disk is waited out (run_log.py, checkpoint.py).
+    """Turns a failed write to the run folder during start-up into a `ConfigError`.
+
+    Later writes survive a full disk instead (run_log.py, checkpoint.py).
 
     Raises:
-        ConfigError: the system does not take it.
+        ConfigError: a write in the block failed.
     """
     try:
         yield
@@ -129,20 +131,20 @@ def writing(folder: Path) -> Iterator[None]:
 
 
 def require_free(folder: Path) -> None:
-    """Refuses a folder in which another command trains; takes nothing, so that every rank may ask.
+    """Checks that no other command trains in `folder`; does not lock it, so every rank may call this.
 
     Raises:
-        ConfigError: names that command.
+        ConfigError: names the other command.
     """
     if who := still_held(folder / LOCK, PATIENCE):
         raise _in_use(folder, who)
 
 
 def lock_run(folder: Path, description: RunDescription) -> Lock:
-    """Keeps every other command out of the folder until it is released, or this process ends.
+    """Locks the folder against other commands until the lock is released or this process ends.
 
     Raises:
-        ConfigError: another one trains there, or has begun another run since this one looked.
+        ConfigError: another command trains there, or has started a different run there in the meantime.
     """
     try:
         lock = Lock(folder / LOCK, PATIENCE)
@@ -164,7 +166,7 @@ def _in_use(folder: Path, who: str) -> ConfigError:
 
 
 def write_run(folder: Path, description: RunDescription, deepspeed: dict[str, Any]) -> None:
-    """Creates the folder with what describes the run.
+    """Creates the run folder with tokenizer, resolved DeepSpeed configuration and description.
 
     Raises:
         ConfigError: the shards' tokenizer cannot be read.
@@ -177,7 +179,7 @@ def write_run(folder: Path, description: RunDescription, deepspeed: dict[str, An
 
 
 def read_run(folder: Path) -> RunDescription:
-    """The description of the run in `folder`.
+    """Reads the description of the run in `folder`.
 
     Raises:
         ConfigError: not a run folder, or one this version cannot read.
@@ -186,26 +188,26 @@ def read_run(folder: Path) -> RunDescription:
     try:
         values = json.loads(path.read_text())
         if not isinstance(values, dict):
-            raise ValueError("no JSON object")
+            raise ValueError("not a JSON object")
     except OSError as error:
         raise ConfigError(
             f"run: cannot read {path} ({error.strerror}); expected a folder written by pretrain/run.py"
         ) from None
     except (ValueError, RecursionError) as error:
         raise ConfigError(
-            f"run: {path} is damaged ({error}); put a copy in its place, or remove it and start the run's command"
-            " again, which writes it anew"
+            f"run: {path} is damaged ({error}); restore it from a copy, or remove it and rerun the run's command,"
+            " which writes it again"
         ) from None
     return RunDescription.from_values(values, str(path))
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Writes a value as a JSON file that is either absent or whole."""
+    """Writes a value as a JSON file, atomically."""
     write_atomically(path, (json.dumps(value, indent=2) + "\n").encode())
 
 
 def flat(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The values of nested sections, each under its path: `model.layers`."""
+    """Yields the values of nested sections, each with its dotted path, such as `model.layers`."""
     for key, value in values.items():
         if isinstance(value, dict):
             yield from flat(value, f"{prefix}{key}.")

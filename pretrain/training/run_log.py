@@ -19,13 +19,13 @@ RECORDS = "metrics.jsonl"
 
 
 class RunLog:
-    """Writes the records of a run that starts or resumes at `step`; discards those after it, of an interrupted run.
+    """Writes the log of a run that starts or resumes at `step`, on the first rank only.
 
-    On the first rank only.
+    Records after `step`, left by an interrupted run, are discarded.
     """
 
     def __init__(self, folder: Path, step: int, total_steps: int, log_to: Iterable[str] = ("tensorboard",)) -> None:
-        """`log_to` names the writers that draw curves."""
+        """`log_to` names the curve writers: `tensorboard`, `wandb`, `mlflow`."""
         self.total_steps = total_steps
         self._started = (time.monotonic(), step)
         self.path = folder / RECORDS
@@ -36,7 +36,7 @@ class RunLog:
         self._writers: list[Writer] = [module.Writer(folder, step + 1) for module in modules]
 
     def write(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
-        """One record of `kind` ("train" or "held_out"), as a line, in the file and drawn; values may be nested."""
+        """Writes one record of `kind` ("train" or "held_out") to file, curves and log line; values may be nested."""
         self._write_record(kind, step, values)
         self._draw(step, curves_of(kind, values))
         ending = "held out"
@@ -47,7 +47,9 @@ class RunLog:
         self.say(log_line(step, self.total_steps, values, ending))
 
     def write_example(self, step: int, text: str, histograms: Mapping[str, Histogram]) -> None:
-        """A decoded sequence, as a record of kind "example" and drawn, and histograms of the same step, drawn."""
+        """Writes a decoded sequence as a record of kind "example", and sends it to the curve writers with histograms of
+        the same step.
+        """
         self._write_record("example", step, {"text": text})
         named = {curve_name("train", name): histogram for name, histogram in histograms.items()}
         examples = {curve_name("train", "example"): text}
@@ -66,12 +68,14 @@ class RunLog:
             while self._unwritten:
                 self._unwritten = self._unwritten[self._file.write(self._unwritten) :]
         except OSError as error:
-            self.say(f"WARNING: {self.path}: {error.strerror}; training goes on, and its records wait for room")
+            self.say(
+                f"WARNING: {self.path}: {error.strerror}; training continues; records are kept until there is room"
+            )
 
     def say(self, line: str) -> None:
         try:
             print(line, flush=True)
-        except BrokenPipeError:  # what launched the run has ended: the run shall stop as it should, unheard
+        except BrokenPipeError:  # the launcher has ended: drop the output and let the run stop in order
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
     def close(self) -> None:
@@ -82,12 +86,12 @@ class RunLog:
 
 
 def read_records(folder: Path, kind: str) -> list[dict[str, Any]]:
-    """The records of one kind of a run folder, in order."""
+    """Returns the run folder's records of one kind, in order."""
     return [record for _, record in _whole_lines(folder / RECORDS) if record["kind"] == kind]
 
 
 def _whole_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The lines of the file, none if it is not there, each with its record; a killed run may have torn the last one."""
+    """Yields each valid line of the file with its record; skips a partial last line, left by a killed run."""
     for line in path.read_text().splitlines() if path.exists() else ():
         with suppress(json.JSONDecodeError):
             yield line, json.loads(line)

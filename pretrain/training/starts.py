@@ -1,4 +1,4 @@
-"""What each start of a run ran on and where its time went: RUN/starts.jsonl, one record per start."""
+"""The start record: hardware, code, environment and duration of each start of a run, in RUN/starts.jsonl."""
 
 import json
 import os
@@ -19,15 +19,15 @@ from pretrain.engine.engine import Engine
 
 STARTS = "starts.jsonl"
 PREFIXES = ("CUDA_", "NCCL_", "TORCH_", "DS_", "OMP_", "SLURM_JOB", "MASTER_", "PYTORCH_")
-"""Of the environment, what can change speed, memory or results."""
+"""Prefixes of the environment variables recorded: those that can change speed, memory or results."""
 
 
 def record_start(
     folder: Path, engine: Engine, step: int, matrix_peak: float, seconds: Mapping[str, Sequence[float]]
 ) -> None:
-    """Adds this start, from `step` on, to the run folder, with the seconds of its phases on every rank.
+    """Appends the record of this start, at `step`, to the run folder; first rank only.
 
-    For the first rank alone.
+    `matrix_peak` is in FLOP/s over all ranks; `seconds` holds each phase's duration by rank.
     """
     cuda = engine.device.type == "cuda"
     record = {
@@ -51,8 +51,8 @@ def record_start(
 
 
 def code_version(repository: Path = ROOT) -> str | None:
-    """The commit this code is of, with "+ changes" where files differ from it; `None` outside a repository."""
-    if not (repository / ".git").exists():  # installed, perhaps below a folder that is a repository of something else
+    """Returns this code's commit, with "+ changes" if tracked files differ from it; `None` outside a repository."""
+    if not (repository / ".git").exists():  # installed, perhaps inside an unrelated repository
         return None
     question = ("describe", "--always", "--abbrev=40", "--exclude=*", "--dirty= + changes")
     with suppress(OSError, subprocess.TimeoutExpired):
@@ -62,7 +62,7 @@ def code_version(repository: Path = ROOT) -> str | None:
 
 
 class Startup:
-    """The phases of a start: each begins where the one before ends, the first with the process."""
+    """Times the phases of a start; each begins when the previous one ends, the first when the process starts."""
 
     def __init__(self) -> None:
         self._began = psutil.Process().create_time()
@@ -71,14 +71,14 @@ class Startup:
         self.done("imports and plan")
 
     def done(self, phase: str) -> None:
-        """Ends a phase."""
+        """Records the end of a phase."""
         now = time.time() - self._began
         self.seconds[phase] = now - self._ended
         self._ended = now
 
 
 def describe_start(seconds: dict[str, list[float]]) -> str:
-    """One line: the slowest rank's start, phase by phase; `seconds` are each phase's by rank."""
+    """Returns one line on the slowest rank's start, phase by phase; `seconds` holds each phase's duration by rank."""
     totals = [sum(phases) for phases in zip(*seconds.values(), strict=True)]
     slowest = totals.index(max(totals))
     phases = ", ".join(f"{phase} {of_ranks[slowest]:.1f}" for phase, of_ranks in seconds.items())

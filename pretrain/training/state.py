@@ -1,4 +1,4 @@
-"""The state of a training run beside its engine's, and what follows from it: the next update's rate, a due report."""
+"""The training state outside the engine, and what follows from it: the next learning rate, whether a report is due."""
 
 import math
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from pretrain.training.guards import RECENT, spike
 
 @dataclass
 class TrainingState:
-    """With the engine's state, all that a resume needs."""
+    """The loop's own counters; together with the engine's state, all that a resume needs."""
 
     step: int = 0
     """Optimizer steps whose data was consumed."""
@@ -20,10 +20,10 @@ class TrainingState:
     spikes: int = 0
     """Steps whose loss was a spike."""
     recent_losses: list[float] = field(default_factory=list)
-    """Losses of the last steps, over all ranks; a spike is measured against them."""
+    """Losses of the last steps, over all ranks; spikes are measured against them."""
 
     def advance(self, result: StepResult, loss: float) -> str | None:
-        """Counts a finished step; returns a warning about its loss, or `None`."""
+        """Counts a finished step; returns a warning if its loss is a spike, else `None`."""
         self.step += 1
         self.updates += not result.overflow
         warning = spike(loss, self.recent_losses)
@@ -32,7 +32,7 @@ class TrainingState:
         return warning and f"WARNING: step {self.step}: {warning}"
 
     def values(self, run: RunConfig, last: StepResult) -> dict[str, float]:
-        """The last step's optimization, for the log; an overflow has no norm."""
+        """Returns the last step's optimization metrics for the log; a step that overflowed has no gradient norm."""
         norm = float(last.gradient_norm)
         return {
             "learning_rate": rate_after(run, self.updates - 1),
@@ -44,7 +44,7 @@ class TrainingState:
 
 
 def rate_after(run: RunConfig, updates: int) -> float:
-    """Learning rate of the update that follows `updates` of them."""
+    """Returns the learning rate of the next update after `updates` updates."""
     optim = run.optim
     return learning_rate(
         updates,
@@ -56,5 +56,5 @@ def rate_after(run: RunConfig, updates: int) -> float:
 
 
 def due(every: int, step: int, last: int) -> bool:
-    """Whether an action taken every so many steps is due after this one; after the last step it always is."""
+    """Returns true after every `every`-th step and after the last one."""
     return step % every == 0 or step == last

@@ -1,4 +1,4 @@
-"""Which rank the others wait for: the time each spends where it waits for none."""
+"""Finds the rank that the others wait for, from the time each rank spends on work that waits for no other rank."""
 
 import time
 from collections.abc import Iterable, Iterator
@@ -14,17 +14,17 @@ Item = TypeVar("Item")
 
 
 def of_ranks(engine: Engine, *numbers: float) -> list[list[float]]:
-    """These numbers of every rank, by rank. Collective."""
+    """Returns these numbers from every rank, by rank. Collective."""
     table = torch.zeros(engine.world.world_size, len(numbers), dtype=torch.float64, device=engine.device)
     table[engine.world.rank] = torch.tensor(numbers, dtype=torch.float64)
     return engine.sum_over_ranks(table).tolist()
 
 
 class OwnTime:
-    """Time of this rank from the last look at it on: waiting for its data, and its forwards.
+    """Measures a rank's own time since the last reading: waiting for its data, and its forwards.
 
-    Backwards and updates wait for other ranks and end together on all; so would the steps. Under ZeRO-3 a forward
-    waits too, for weights.
+    Backwards, updates and whole steps include waiting for other ranks, so they take equally long on all. Under ZeRO-3 a
+    forward also waits, for weights.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -33,7 +33,7 @@ class OwnTime:
         self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
 
     def reading(self, source: Iterable[Item]) -> Iterator[Item]:
-        """The items of `source`, one a step, the wait for each counted."""
+        """Yields the items of `source`, one per step, and adds the time spent waiting for each."""
         items, started = iter(source), time.perf_counter()
         for item in items:
             self._seconds += time.perf_counter() - started
@@ -43,7 +43,7 @@ class OwnTime:
 
     @contextmanager
     def computing(self) -> Iterator[None]:
-        """Counts what the device does for the code of the block; on a GPU without waiting for it."""
+        """Adds the device time of the block's code; on a GPU without waiting for it."""
         if self._engine.device.type != "cuda":
             started = time.perf_counter()
             yield
@@ -56,7 +56,7 @@ class OwnTime:
         self._events.append((start, end))
 
     def end(self) -> dict[str, float]:
-        """The slowest rank, its own seconds a step and the median rank's; starts anew. Collective."""
+        """Returns the slowest rank, its own seconds per step and the median rank's; resets the count. Collective."""
         self._seconds += sum(start.elapsed_time(end) for start, end in self._events) / 1e3
         seconds = [own for (own,) in of_ranks(self._engine, self._seconds / self._steps)]
         self._steps, self._seconds, self._events = 0, 0.0, []

@@ -1,4 +1,4 @@
-"""What a run reports while it trains, gathered on the device from the forwards that train."""
+"""Collects everything a run reports during training, on the device, from the training forwards themselves."""
 
 import time
 from typing import Any
@@ -24,20 +24,20 @@ from pretrain.training.throughput import Throughput, matrix_peak
 
 
 class Reported:
-    """Everything reported of forwards, over all ranks."""
+    """Metrics and distributions gathered from forwards, over all ranks."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.sums, self.distributions = MetricSums(engine.device), Distributions(engine.device)
 
     def add(self, batch: Batch, output: ElectraOutput | MaskedLMOutput, watched: bool) -> None:
-        """One micro-batch; `watched` ones were asked for their entropies."""
+        """Adds one micro-batch; `watched` means that its forward also computed entropies."""
         self.sums.add(batch, output)
         if watched:
             self.distributions.add(batch, output)
 
     def values(self) -> dict[str, Any]:
-        """The summary of everything added, by name. Collective."""
+        """Returns the summary of everything added, by metric name. Collective."""
         sums, distributions = (
             self.engine.sum_over_ranks(part.vector.clone()) for part in (self.sums, self.distributions)
         )
@@ -45,13 +45,13 @@ class Reported:
 
 
 class Telemetry:
-    """Told by the loop what happened; turns it into log lines, records, histograms and curves.
+    """Turns the events of the training loop into log lines, records, histograms and curves.
 
-    Sums are over every step since the last line; distributions, which cost more, over the last step only.
+    Metrics are summed over every step since the last line; distributions, which cost more, cover only the last step.
     """
 
     def __init__(self, training: Training, step: int) -> None:
-        """Of a run that starts or resumes at `step`."""
+        """`step` is where the run starts or resumes."""
         engine, folder, run = training.engine, training.plan.folder, training.plan.run
         self._training, self._engine, self._run, self._step = training, engine, run, step + 1
         with writing(folder):
@@ -60,7 +60,7 @@ class Telemetry:
         self.say(f"resumed from step {step} ({folder / CHECKPOINTS}/step-{step:08d})" if step else "starts at step 0")
         self._reported, self.own_time = Reported(engine), OwnTime(engine)
         self._first: tuple[Batch, ElectraOutput | MaskedLMOutput] | None = None
-        # read now: the folder may be gone when it is needed
+        # read now: the folder may have been removed when an example is decoded
         self._vocabulary = open_tokenizer(str(folder / "tokenizer")).tokens if engine.world.is_first else []
 
     def say(self, line: str) -> None:
@@ -73,7 +73,7 @@ class Telemetry:
             self._log.close()
 
     def started(self) -> None:
-        """Measures the machine and records the start; the first interval begins. Collective."""
+        """Measures the machine's speed, records the start and begins the first log interval. Collective."""
         training, engine, step = self._training, self._engine, self._step - 1
         peak = matrix_peak(engine)
         training.startup.done("matrix peak")
@@ -85,26 +85,26 @@ class Telemetry:
                 record_start(training.plan.folder, engine, step, peak, seconds)
         self.say(describe_start(seconds))
         self._throughput = Throughput(self._run, training.plan.shards, step, peak)
-        for doubt in too_long(self._throughput.fewest_days, "this machine at the best"):
+        for doubt in too_long(self._throughput.fewest_days, "this machine at best"):
             self.say(f"WARNING: {doubt}")
         self._since = time.monotonic()
 
     @property
     def watching(self) -> bool:
-        """Whether the forwards of the current step are to compute their entropies."""
+        """True if the forwards of the current step should compute entropies, because a report is due."""
         return any(self._due(every) for every in (self._run.log_every, self._run.histogram_every))
 
     def _due(self, every: int) -> bool:
         return due(every, self._step, self._run.optim.steps)
 
     def forward_done(self, batch: Batch, output: ElectraOutput | MaskedLMOutput) -> None:
-        """One micro-batch of the current step."""
+        """Adds one micro-batch of the current step."""
         self._reported.add(batch, output, self.watching)
         if self._log and self._first is None and self._due(self._run.histogram_every):
-            self._first = batch, output  # to be decoded when the step is done: now the host would wait for the device
+            self._first = batch, output  # decoded after the step: now the host would have to wait for the device
 
     def step_done(self, state: TrainingState, result: StepResult) -> None:
-        """Writes what falls due after the step. Collective."""
+        """Writes the reports that are due after the step. Collective."""
         if self._due(self._run.histogram_every):
             counts = self._engine.sum_over_ranks(self._reported.distributions.vector.clone())
             if self._log and self._first:
@@ -130,16 +130,13 @@ class Telemetry:
         self.write("train", state, values)
 
     def write(self, kind: str, state: TrainingState, values: dict[str, Any]) -> None:
-        """A record of `kind` ("train" or "held_out") after the last step."""
+        """Writes a record of `kind` ("train" or "held_out") at the state's step."""
         if self._log:
             self._log.write(kind, state.step, values)
 
 
 def gpu_memory(engine: Engine) -> dict[str, float]:
-    """Most memory that tensors have taken at once since the start, on the rank with the most; empty without GPUs.
-
-    Collective.
-    """
+    """Returns peak tensor memory since the start, of the rank with the most, in GB; empty without GPUs. Collective."""
     if engine.device.type != "cuda":
         return {}
     peaks = of_ranks(engine, torch.cuda.max_memory_allocated(engine.device))

@@ -1,4 +1,4 @@
-"""Curves in TensorBoard: in the run's folder itself, whose name is the run's there."""
+"""Writes curves for TensorBoard into the run folder, whose name TensorBoard shows as the run's."""
 
 import textwrap
 from contextlib import suppress
@@ -13,17 +13,17 @@ LAYOUT = {
     group: {chart: ["Multiline", [rf"{group}/({chart.replace(' ', '|')})/(.+/)?(train|held_out)$"]] for chart in charts}
     for group, charts in CHARTS.items()
 }
-"""Of the page "Custom scalars": training and held-out text on one chart."""
+"""Layout of TensorBoard's page "Custom scalars": training and held-out text on one chart."""
 
 
 class Writer:
-    """Where the disk does not take them the curves have a gap, and the run goes on."""
+    """TensorBoard writer. If a write fails, the curves have a gap, and training continues."""
 
     def __init__(self, folder: Path, step: int) -> None:
-        """Curves from `step` on are discarded: an interrupted run's."""
+        """Discards earlier curves from `step` on, left by an interrupted run."""
         self._folder = folder
         self._gap = 0
-        """The last step that the file did not take."""
+        """The last step that could not be written; 0 if none."""
         self._open(step)
 
     def _open(self, step: int) -> None:
@@ -42,9 +42,11 @@ class Writer:
                 self._add_histogram(name, histogram, step)
             for name, text in curves.texts.items():
                 lines = textwrap.wrap(text, 100, break_long_words=False, break_on_hyphens=False)
-                self._board.add_text(name, "\n".join(("```", *lines, "```")), step)  # as it is: no Markdown
+                self._board.add_text(
+                    name, "\n".join(("```", *lines, "```")), step
+                )  # a code block: not read as Markdown
             self._gap = 0
-        except OSError:  # its thread has ended; the next step begins a new file
+        except OSError:  # the writer's thread has ended; the next step opens a new file
             self._gap = step
 
     def _add_histogram(self, name: str, histogram: Histogram, step: int) -> None:
@@ -63,6 +65,6 @@ class Writer:
         )
 
     def close(self) -> None:
-        """Flushes; the interpreter's own shutdown, which would, is skipped among several ranks."""
+        """Flushes. Jobs of several ranks skip the interpreter's shutdown, which would do so otherwise."""
         with suppress(OSError):
             self._board.close()

@@ -1,4 +1,4 @@
-"""How fast a run goes, against what the machine's matrix products reach, and how far it has come in its data."""
+"""Training throughput, relative to the machine's measured matrix-product speed, and progress through the data."""
 
 import time
 from typing import Any
@@ -13,16 +13,16 @@ from pretrain.model import ops
 from pretrain.training.estimates import flops_per_token
 
 LARGEST = 8192
-"""Rows of the largest product tried: beyond it no GPU gets faster."""
+"""Rows of the largest product tried; no GPU is faster with larger ones."""
 LONG_ENOUGH = 0.04
-"""Seconds a product takes before a larger one is not tried: five of them keep a start waiting for 0.2 s."""
+"""No larger product is tried after one that took this many seconds; five such products delay a start by 0.2 s."""
 REPEATS = 3
 
 
 def matrix_peak(engine: Engine) -> float:
-    """Operations a second that square products in the run's precision reach, all ranks at once. Collective.
+    """Measures the FLOP/s of square matrix products in the run's precision, summed over all ranks. Collective.
 
-    By the library that the model's own products use.
+    The products use the same `ops.linear` as the model.
     """
     size, seconds = 256, 0.0
     while seconds < LONG_ENOUGH and size < LARGEST:
@@ -34,7 +34,7 @@ def matrix_peak(engine: Engine) -> float:
 
 
 def _seconds_of_product(size: int, engine: Engine) -> float:
-    random = torch.Generator(engine.device).manual_seed(0)  # of its own: a run's randomness is not touched
+    random = torch.Generator(engine.device).manual_seed(0)  # its own generator: the run's randomness is untouched
     left = torch.rand(size, size, generator=random, device=engine.device).to(engine.dtype)
     _wait_for(left)
     started = time.perf_counter()
@@ -48,22 +48,22 @@ def _wait_for(tensor: torch.Tensor) -> None:
 
 
 class Throughput:
-    """What a log line says of speed, and of the work done so far."""
+    """Computes the log's metrics of speed and of the work done so far."""
 
     def __init__(self, run: RunConfig, shards: Shards, step: int, peak: float) -> None:
-        """A run that starts or resumes at `step`; `peak`: operations a second, of all ranks."""
+        """`step` is where the run starts or resumes; `peak` is from `matrix_peak`, in FLOP/s over all ranks."""
         manifest = shards.manifest
         self.flops_per_token = flops_per_token(run.model, run.objective, manifest.vocab_size, manifest.seq_length)
         self._tokens_per_step = run.batch_size * shards.mean_length
         self._batch_size, self._step, self._peak = run.batch_size, step, peak
         self._mixture = shards.mixture
         self.fewest_days = (run.optim.steps - step) * self._tokens_per_step * self.flops_per_token / peak / DAY
-        """What the steps that are left take where all operations are as fast as square products."""
+        """Lower bound on the time for the remaining steps: all operations as fast as square matrix products."""
 
     def end(self, step: int, tokens: float, tokens_per_second: float) -> dict[str, Any]:
-        """Of the interval that ends after `step`, and since the run's first step; the next one begins.
+        """Ends the interval at `step`; returns its speed and the totals since the run's first step.
 
-        Operations are those of the word pieces, without padding.
+        FLOPs count word pieces only, not padding.
         """
         steps, self._step = step - self._step, step
         flops = tokens_per_second * self.flops_per_token
@@ -74,6 +74,6 @@ class Throughput:
             "peak_share": flops / self._peak,
             "tokens_so_far": round(step * self._tokens_per_step),
             "flops_so_far": step * self._tokens_per_step * self.flops_per_token,
-            "epoch": max(epochs),  # of folders that mix the most
+            "epoch": max(epochs),  # of the mixed folders, the one read most often
             **({"epoch_of_folder": epochs} if len(epochs) > 1 else {}),
         }

@@ -1,4 +1,4 @@
-"""The training loop: `train` says when to step, report, evaluate, save and stop; `losses` is what a step computes."""
+"""The training loop: `run_steps` decides when to step, report, evaluate, save and stop; `losses` runs the forwards."""
 
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -29,9 +29,9 @@ from pretrain.training.telemetry import Reported, Telemetry
 
 
 def train_rank(plan: Plan, hang_timeout: float, compiled: bool) -> int:
-    """Trains as one rank of the job, from the meeting of the ranks to their end; returns its exit code. Collective."""
+    """Trains as one rank of the job: joins the other ranks, trains and leaves; returns its exit code. Collective."""
     startup = Startup()
-    require_free(plan.folder)  # before the ranks meet: the run that goes on there may have the port
+    require_free(plan.folder)  # before the ranks meet: a run that still trains there may hold the port
     world = start_processes()
     startup.done("meeting")
     lock = take_folder(plan, world)
@@ -45,7 +45,7 @@ def train_rank(plan: Plan, hang_timeout: float, compiled: bool) -> int:
 
 
 def train(training: Training) -> int:
-    """Trains to the last step or to a request to stop; returns the process's exit code."""
+    """Resumes, then trains to the last step or to a stop request; returns the process's exit code."""
     state = resume(training.plan.folder / CHECKPOINTS, training.engine, TrainingState)
     training.startup.done("resume")
     with StopRequest(training.plan.folder) as stop, closing(Telemetry(training, state.step)) as telemetry:
@@ -56,7 +56,7 @@ def train(training: Training) -> int:
 
 
 def run_steps(training: Training, state: TrainingState, telemetry: Telemetry, stop: StopRequest) -> int:
-    """The remaining steps, with what falls due between them; returns the process's exit code."""
+    """Runs the remaining steps with the reports, evaluations and saves due between them; returns the exit code."""
     plan, run, last = training.plan, training.plan.run, training.plan.run.optim.steps
     batches = TrainingBatches(plan.shards, training.batches, run.seed)
     telemetry.started()
@@ -87,10 +87,12 @@ def run_steps(training: Training, state: TrainingState, telemetry: Telemetry, st
 def losses(
     training: Training, step: int, micro_batches: list[Batch], telemetry: Telemetry
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """The forward of each of this rank's micro-batches: its loss to differentiate, and its part of the step's."""
+    """Runs the forward of each of this rank's micro-batches of a step; yields the loss to differentiate, and its
+    contribution to the step's mean loss.
+    """
     engine = training.engine
     for number, batch in enumerate(micro_batches):
-        torch.manual_seed(key_of(training.plan.run.seed, step, number, engine.world.rank))  # dropout's only source
+        torch.manual_seed(key_of(training.plan.run.seed, step, number, engine.world.rank))  # for dropout only
         training.watchdog.progress(f"reading the data of step {step + 1}")
         batch = batch.to(engine.device)
         with telemetry.own_time.computing():
@@ -101,7 +103,7 @@ def losses(
 
 @torch.no_grad()
 def evaluate(training: Training, held_out: Shards) -> dict[str, Any]:
-    """The metrics of the held-out part, over all ranks. Collective."""
+    """Returns the metrics on held-out text, over all ranks. Collective."""
     engine, sequences = training.engine, training.plan.run.evaluate_sequences
     reported = Reported(engine)
     engine.module.eval()
@@ -114,11 +116,13 @@ def evaluate(training: Training, held_out: Shards) -> dict[str, Any]:
 
 
 def save_state(training: Training, state: TrainingState, telemetry: Telemetry, must: bool) -> None:
-    """Writes a checkpoint of this moment. Collective.
+    """Saves a checkpoint of the current state; a failure is only a warning unless the checkpoint `must` be saved.
+
+    Collective.
 
     Raises:
-        NotSaved: on every rank, where the disk did not take it and it `must` be; else the run goes on and says so.
-        Lost: on the first rank; the folder is another command's.
+        NotSaved: on every rank, if the checkpoint could not be written and `must` is set.
+        Lost: on the first rank, if another command has taken over the run folder.
     """
     engine, folder, run = training.engine, training.plan.folder, training.plan.run
     engine_state, problem = engine.full_state(), None
@@ -141,14 +145,14 @@ def save_state(training: Training, state: TrainingState, telemetry: Telemetry, m
     if (problem := engine.world.share(problem)) and must:
         raise NotSaved(problem)
     if problem:
-        telemetry.say(f"WARNING: {problem}; training goes on, and tries again when the next checkpoint is due")
+        telemetry.say(f"WARNING: {problem}; training continues, and will try again when the next checkpoint is due")
 
 
 def require_described(plan: Plan, say: Callable[[str], None]) -> None:
-    """Makes a run folder again that was removed under the run: a checkpoint alone is no run.
+    """Writes the run folder again if it was removed during the run: a checkpoint without it could not be resumed.
 
     Raises:
-        NotSaved: it cannot be made.
+        NotSaved: the folder cannot be written.
     """
     folder = plan.folder
     if (folder / DESCRIPTION).exists():
@@ -156,8 +160,8 @@ def require_described(plan: Plan, say: Callable[[str], None]) -> None:
     try:
         write_run(folder, plan.description, plan.deepspeed.json)
     except OSError as error:
-        raise NotSaved(f"{folder} was removed while the run went on, and cannot be made again ({error})") from error
+        raise NotSaved(f"{folder} was removed during the run and cannot be created again ({error})") from error
     say(
-        f"WARNING: {folder} was removed while the run went on; it is made again, for the checkpoints from here on:"
-        " logs and records begin again at the next start"
+        f"WARNING: {folder} was removed during the run; it was created again for the checkpoints from here on;"
+        " logs and records are kept again after the next start"
     )

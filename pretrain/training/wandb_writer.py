@@ -1,6 +1,7 @@
-"""Curves in Weights & Biases: a run for each start, all of a run folder in one group; where to, W&B's environment says.
+"""Sends curves to Weights & Biases: one W&B run per start, all starts of a run folder in one group.
 
-`WANDB_MODE=offline` writes to `RUN/wandb` alone, which `wandb sync` uploads later.
+W&B's environment variables choose the server. `WANDB_MODE=offline` writes only to `RUN/wandb`; `wandb sync` uploads it
+later.
 """
 
 import html
@@ -16,12 +17,13 @@ from pretrain.training.run_folder import DESCRIPTION
 
 
 class Writer:
-    """W&B has a process of its own, so training waits for no network."""
+    """W&B writer. W&B sends from its own process, so training never waits for the network."""
 
     def __init__(self, folder: Path, step: int) -> None:
-        """
+        """Starts a W&B run for the start at `step`.
+
         Raises:
-            ConfigError: W&B does not start, for want of a key for example.
+            ConfigError: W&B does not start, for example without an API key.
         """
         name, config = folder.resolve().name, json.loads((folder / DESCRIPTION).read_text())
         settings = wandb.Settings(console="off", silent=True)
@@ -47,11 +49,11 @@ class Writer:
         texts = {name: wandb.Html(f"<p>{html.escape(text)}</p>") for name, text in curves.texts.items()}
         try:
             self._run.log({**curves.scalars, **histograms, **texts}, step=step)
-        except Exception as error:  # of whatever kind: its process is gone, and training goes on
+        except Exception as error:  # of any kind, such as W&B's process gone: training continues
             self._is_lost = True
-            print(f"WARNING: W&B took nothing of step {step}, nor will it to the end: {error}", file=sys.stderr)
+            print(f"WARNING: W&B failed at step {step} and gets no more curves: {error}", file=sys.stderr)
 
     def close(self) -> None:
-        """Waits until all is sent."""
+        """Waits until everything is sent."""
         if not self._is_lost:
             self._run.finish()

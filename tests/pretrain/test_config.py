@@ -30,17 +30,17 @@ def test_overrides_reach_every_level_and_keep_other_values() -> None:
         ("batch_size=0", "batch_size: got 0, expected"),
         ("objective.gamma=-1", "gamma: got -1.0, expected 0, a positive number to 100 or 'piecewise'"),
         ("model.heads=5", "hidden_size: got 256, expected a multiple of heads"),
-        ("optim.betas.0=0.8", "unknown key 'optim.betas.0'; optim.betas is no section, so set optim.betas as a whole"),
-        ("optim.lr.x=1", "unknown key 'optim.lr.x'; optim.lr is no section"),
-        ("model.layers.x.y=1", "unknown key 'model.layers.x.y'; model.layers.x is no section"),
-        ("objective.name.x=1", "unknown key 'objective.name.x'; objective.name is no section"),
+        ("optim.betas.0=0.8", "unknown key 'optim.betas.0'; optim.betas is not a section: set optim.betas itself"),
+        ("optim.lr.x=1", "unknown key 'optim.lr.x'; optim.lr is not a section"),
+        ("model.layers.x.y=1", "unknown key 'model.layers.x.y'; model.layers.x is not a section"),
+        ("objective.name.x=1", "unknown key 'objective.name.x'; objective.name is not a section"),
         ('objective={"name": "electra"}', "the section 'objective'; set its keys one by one, such as objective.name"),
         (
             "objective.mixture=0.1",
-            "got 'objective.mixture=0.1', which hp_loss has no use for; leave it out or choose hp_dist",
+            "got 'objective.mixture=0.1', which objective hp_loss does not have; leave it out or choose hp_dist",
         ),
         ("objective.mixtur=0.1", "unknown key 'objective.mixtur'; expected one of name, gamma"),
-        ("objective.name=electra", "keep the weights of another objective; use --objective electra"),
+        ("objective.name=electra", "keep the loss weights of another objective; use --objective electra"),
         ("seed=100000000000000000000", "seed: got 100000000000000000000, expected"),
         (f"seed={'9' * 5000}", "seed: got '999"),
     ],
@@ -65,9 +65,9 @@ def test_an_objective_takes_its_own_switches_and_refuses_all_others_at_once() ->
     assert with_overrides(run, ["objective.mixture=0.1"]).objective.mixture == 0.1
     with pytest.raises(ConfigError) as error:
         with_overrides(with_objective(RUN, "mlm"), ["objective.lambda1=1", "objective.ratio_clip=2", "sed=1"])
-    assert [problem.partition(" has")[0] for problem in error.value.problems[:2]] == [
-        "--set: got 'objective.lambda1=1', which mlm",
-        "--set: got 'objective.ratio_clip=2', which mlm",
+    assert [problem.partition(" does")[0] for problem in error.value.problems[:2]] == [
+        "--set: got 'objective.lambda1=1', which objective mlm",
+        "--set: got 'objective.ratio_clip=2', which objective mlm",
     ]
     assert len(error.value.problems) == 3
 

@@ -45,7 +45,7 @@ def test_a_real_run_with_much_padding_gets_that_finding_first_with_evidence_and_
 ) -> None:
     code, lines = examined(launch, padded_run)
     assert code == EXIT_SICK and lines[0] == "padding waste"
-    (evidence,) = [line for line in lines if line.startswith("  how it is known  Padding is 0.")]
+    (evidence,) = [line for line in lines if line.startswith("  evidence  Padding is 0.")]
     assert "in steps 1 to 6; the limit is 0.25" in evidence
     assert any("--packing full" in line for line in lines)
     assert any("too early" in line for line in lines[lines.index("not judged:") :])

@@ -98,7 +98,7 @@ def test_several_checkpoints_are_evaluated_and_plotted_over_steps(trained_run: P
 
 
 def test_a_step_without_checkpoint_is_refused_naming_the_existing_ones(trained_run: Path) -> None:
-    with pytest.raises(ConfigError, match=r"steps: got 4, expected newest, all, or steps that .* has .* of: 3 6"):
+    with pytest.raises(ConfigError, match=r"steps: got 4, expected newest, all, or steps at which .* has .*: 3 6"):
         main(EvaluateOptions(runs=(trained_run,), steps=("3", "4")))
 
 
@@ -112,7 +112,7 @@ def test_runs_are_crossed_at_every_common_step_and_an_mlm_run_is_named_and_left_
     runs = (trained_baseline, trained_run, trained_mlm)
     main(EvaluateOptions(runs=runs, sequences=16, steps=("all",), output=tmp_path / "out"))
     printed = capsys.readouterr().out
-    assert f"{trained_mlm} has no discriminator to cross" in printed
+    assert f"{trained_mlm} is not crossed: objective mlm has no discriminator" in printed
     crossed = json.loads((tmp_path / "out" / "crossing.json").read_text())
     names = {str(trained_baseline), str(trained_run)}
     assert {entry["discriminator"] for entry in crossed["entries"]} == names
@@ -263,7 +263,7 @@ def test_the_loaded_model_is_the_trained_one(trained_run: Path) -> None:
 
 def test_a_run_without_checkpoint_is_one_clear_error(trained_run: Path, tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text((trained_run / "run.json").read_text())
-    with pytest.raises(ConfigError, match="no whole checkpoint yet"):
+    with pytest.raises(ConfigError, match="no complete checkpoint yet"):
         load_trained(tmp_path)
 
 
@@ -286,7 +286,7 @@ def test_if_all_checkpoints_are_damaged_that_is_one_clear_error_else_intact_ones
     for written in (run / "evaluation", tmp_path / "out"):
         shutil.rmtree(written, ignore_errors=True)
     flip_bit(run / "checkpoints" / "step-00000003" / "weights.safetensors")
-    with pytest.raises(ConfigError, match=rf"none in {run}/checkpoints is whole: step-00000006 \(.*step-00000003 \("):
+    with pytest.raises(ConfigError, match=rf"none in {run}/checkpoints is intact: step-00000006 \(.*step-00000003 \("):
         go()
     assert not (run / "evaluation").exists() and not (tmp_path / "out").exists()
 

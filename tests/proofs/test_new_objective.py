@@ -67,7 +67,7 @@ def test_another_value_of_its_switch_is_another_run_and_other_objectives_switche
     refused = train(shards_folder, tmp_path / "run", "objective.mixture=0.1", "--dry_run")
     assert refused.returncode == 2
     assert refused.stderr.splitlines() == [
-        "power_worker.py: error: --set: got 'objective.mixture=0.1', which power has no use for;"
+        "power_worker.py: error: --set: got 'objective.mixture=0.1', which objective power does not have;"
         " leave it out or choose hp_dist"
     ]
 

@@ -63,7 +63,7 @@ def test_a_checkpoint_under_another_steps_name_is_not_used(folder: Path) -> None
     said: list[str] = []
     found = newest_valid(folder, said.append)
     assert found is not None and found.step == 20
-    assert len(said) == 1 and "step-00000030 is not used: state.json is of step 10; looking" in said[0]
+    assert len(said) == 1 and "step-00000030 is not used: state.json is of step 10; trying" in said[0]
 
 
 NO_STATES = {
@@ -84,7 +84,7 @@ def test_invalid_numbers_are_not_used_even_with_a_valid_checksum(state: str, fol
     sign(folder / "step-00000020")
     said: list[str] = []
     assert newest_valid(folder, said.append).step == 10  # type: ignore[union-attr]
-    assert "state.json does not tell where a run stands" in said[0]
+    assert "state.json is not the state of a run" in said[0]
 
 
 def test_an_additional_file_in_a_checkpoint_changes_nothing(folder: Path) -> None:
@@ -124,7 +124,8 @@ def test_if_no_checkpoint_is_intact_that_is_an_error_and_nothing_is_touched(
     damage_all(folder, how)
     before, said = content_of(folder), []
     with pytest.raises(
-        ConfigError, match=rf"none in {folder} is whole: step-00000020 \(.*\), step-00000010 \(.*move .* aside to begin"
+        ConfigError,
+        match=rf"none in {folder} is intact: step-00000020 \(.*\), step-00000010 \(.*move .* away to start over",
     ):
         find(folder, said.append)
     assert len(said) == 2 and content_of(folder) == before
@@ -195,7 +196,7 @@ def test_all_checkpoints_may_be_behind_a_link_and_an_unmounted_disk_is_not_a_new
     save(link, 30, state_of(30), {}, keep_last=1, say=pytest.fail)
     assert names(folder) == ["step-00000030"] and link.is_symlink()
     folder.rename(folder.with_name("unmounted"))
-    with pytest.raises(ConfigError, match=rf"checkpoints: {link} is a link to {folder}, which is not there"):
+    with pytest.raises(ConfigError, match=rf"checkpoints: {link} is a link to {folder}, which does not exist"):
         newest_valid(link)
     with pytest.raises(NotSaved, match="no checkpoint could be written"):
         save(link, 40, state_of(40), {}, keep_last=1)
@@ -219,7 +220,7 @@ def test_an_old_checkpoint_that_cannot_be_renamed_is_reported_and_save_and_run_c
     said: list[str] = []
     with mounted(folder / "step-00000005", "64k"):
         save(folder, 30, state_of(30), {}, keep_last=1, say=said.append)
-    assert len(said) == 1 and "old checkpoints stay" in said[0] and "busy" in said[0]
+    assert len(said) == 1 and "old checkpoints cannot be removed" in said[0] and "busy" in said[0]
     assert newest_valid(folder, say=pytest.fail).step == 30  # type: ignore[union-attr]
     save(folder, 40, state_of(40), {}, keep_last=1, say=pytest.fail)
     assert names(folder) == ["step-00000040"]

@@ -1,4 +1,4 @@
-"""What a run can train: one class an objective, which is all that the rest of the code knows of it (objective.py)."""
+"""The training objectives: one class per objective, with the interface in objective.py, and a registry by name."""
 
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING
@@ -12,10 +12,10 @@ OBJECTIVES = {
     "electra": "pretrain.method.objectives.electra:PlainElectra",
     "mlm": "pretrain.method.objectives.mlm:MaskedLM",
 }
-"""The registry. Classes are imported when they are asked for: `--help` needs only the names, and not torch."""
+"""The registry: class of each objective, imported only on use, so that `--help` needs the names but not torch."""
 
 
 def objective_class(name: str) -> "type[Objective]":
-    """The class of this objective."""
+    """Imports and returns the class of this objective."""
     found: type[Objective] = resolve_name(OBJECTIVES[name])
     return found

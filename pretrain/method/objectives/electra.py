@@ -1,4 +1,4 @@
-"""ELECTRA itself, the baseline: replacements from the generator's own distribution, and nothing learned about them."""
+"""The ELECTRA baseline: replacements are drawn from the generator's own distribution, without a sampling head."""
 
 from typing import Literal
 
@@ -6,7 +6,7 @@ from pretrain.method.electra import Electra, ReplacementConfig
 
 
 class PlainElectra(Electra):
-    """x' from p_G."""
+    """ELECTRA: x' is drawn from p_G."""
 
     title = "ELECTRA"
     sampling_passes = 0

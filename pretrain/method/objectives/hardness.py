@@ -1,7 +1,7 @@
-"""The paper's two objectives, which learn to sample what is hard for the discriminator: HP_Loss and HP_Dist.
+"""The paper's two objectives, HP_Loss and HP_Dist, which learn to sample replacements that are hard to detect.
 
-Both add a sampling head over the generator's states: e(x)·h_S and, by default, a bias of its own for every token x.
-Shape letters: B batch, K masked positions a sequence, H hidden size, E embedding size, V vocabulary.
+Both add a sampling head on the generator's hidden states: e(x)·h_S and, by default, a bias of its own for every token x.
+Shape letters: B batch, K masked positions per sequence, H hidden size, E embedding size, V vocabulary.
 """
 
 from typing import Any, Literal
@@ -25,21 +25,21 @@ from pretrain.model.heads import VocabularyScores, VocabularyTransform
 
 
 class SamplingHeadConfig(ReplacementConfig):
-    """The switches of an objective with a sampling head."""
+    """Settings of an objective with a sampling head."""
 
     lambda1: float = Field(default=5.0, ge=0, le=1e6)
-    """Weight of the sampling head's loss (paper: 5 for HP_Loss, 1 for HP_Dist); beside 1e6 fp32 rounds L_G away."""
+    """Weight of the sampling head's loss (paper: 5 for HP_Loss, 1 for HP_Dist); above 1e6, fp32 rounds L_G away."""
     detach_sampler_input: bool = False
-    """L_S teaches the sampling head and its bias alone, not the generator and the embeddings (the paper is silent)."""
+    """Trains only the sampling head and its bias with L_S, not generator and embeddings (the paper does not say)."""
     sampling_bias: bool = True
-    """The sampling head adds a bias of its own to e(x)·h_S; the paper's formulas have none."""
+    """Adds a bias of its own to the sampling head's e(x)·h_S; the paper's formulas have none."""
     sampling_start: Literal["proposal", "normal"] = "proposal"
     """`proposal`: p_S = p_G at step 0 (for HP_Dist without a bias, only if the MLM head's is 0, as in a fresh model).
-    `normal`: random, as any new head. The paper is silent."""
+    `normal`: random, as any new head. The paper does not say."""
 
 
 class SamplingHead(Electra):
-    """ELECTRA with a sampling head. A subclass says how the head starts, how it draws and what it learns."""
+    """ELECTRA with a sampling head. Subclasses define how the head starts, how it draws, and its loss."""
 
     objective: SamplingHeadConfig
 
@@ -51,11 +51,13 @@ class SamplingHead(Electra):
         self.start()
 
     def project(self, hidden_BKH: Tensor) -> Tensor:
-        """h_S [B, K, E] of the generator's states."""
+        """Returns h_S [B, K, E] from the generator's hidden states."""
         return self.sampler_transform(hidden_BKH.detach() if self.objective.detach_sampler_input else hidden_BKH)
 
     def score(self, projected_BKE: Tensor, ids_BK: Tensor | None = None) -> Tensor:
-        """e(x)·h_S, and the bias if there is one, of every token [B, K, V], or of one token a position [B, K]."""
+        """Returns e(x)·h_S, plus the bias if there is one, of every token, [B, K, V], or of one token per position,
+        [B, K].
+        """
         words, frozen = self.generator.embeddings.word_embeddings, self.objective.detach_sampler_input
         return self.sampler_scores(projected_BKE, words, ids_BK, frozen)
 
@@ -67,17 +69,17 @@ class SamplingHead(Electra):
 
 
 class HPLoss(SamplingHead):
-    """HP_Loss: the head estimates the discriminator's loss, D_hat = sigmoid(z), and x' is drawn by p_G L_hat."""
+    """HP_Loss: the head estimates the discriminator, D_hat = sigmoid(z), and x' is drawn in proportion to p_G L_hat."""
 
     title = "ELECTRA with replacements sampled by estimated loss (HP_Loss)"
-    sampling_passes = 1  # the gradient is that of the sampled column
+    sampling_passes = 1  # the backward covers only the sampled tokens
 
     class Config(SamplingHeadConfig):
         name: Literal["hp_loss"] = "hp_loss"
 
     @torch.no_grad()
     def start(self) -> None:
-        """`proposal` estimates the same loss of every token: p_S = p_G."""
+        """With `proposal`, starts with z = 0, the same estimated loss for every token, so p_S = p_G."""
         if self.objective.sampling_start == "proposal":
             self.sampler_transform.LayerNorm.weight.zero_()
 
@@ -92,7 +94,7 @@ class HPLoss(SamplingHead):
 
     @torch.no_grad()
     def weights(self, projected_BKE: Tensor, prediction: Prediction) -> Tensor:
-        """p_S up to a factor."""
+        """Returns unnormalized p_S [B, K, V]."""
         z_BKV = self.score(projected_BKE)
         return hp_loss_weights(tempered(prediction.p_BKV, self.objective.temperature), z_BKV, prediction.original_BK)
 
@@ -102,7 +104,7 @@ class HPLoss(SamplingHead):
 
 
 class HPDist(SamplingHead):
-    """HP_Dist: the head is the sampling distribution itself, p_S = softmax(e(x)·h_S)."""
+    """HP_Dist: the head outputs the sampling distribution itself, p_S = softmax(e(x)·h_S)."""
 
     title = "ELECTRA with replacements sampled by a learned distribution (HP_Dist)"
     sampling_passes = 3
@@ -110,15 +112,15 @@ class HPDist(SamplingHead):
     class Config(SamplingHeadConfig):
         name: Literal["hp_dist"] = "hp_dist"
         mixture: float = Field(default=0.0, ge=0, lt=1)
-        """Samples from (1 - mixture) p_S + mixture p_G, which bounds p_G over the proposal by 1/mixture."""
+        """Samples from (1 - mixture) p_S + mixture p_G, which bounds the importance ratio p_G/q by 1/mixture."""
         ratio_clip: float | None = Field(default=None, gt=0, le=1e30)
-        """Largest p_G over proposal in L_S; it moves the optimum away from the paper's p_S."""
+        """Largest importance ratio p_G/q in L_S; clipping moves the optimum away from the paper's p_S."""
 
     objective: Config
 
     @torch.no_grad()
     def start(self) -> None:
-        """`proposal` is a copy of the MLM head: p_S = p_G."""
+        """With `proposal`, starts as a copy of the MLM head, so p_S = p_G."""
         if self.objective.sampling_start == "proposal":
             self.sampler_transform.load_state_dict(self.generator_predictions.state_dict())
             if self.objective.sampling_bias:
@@ -129,7 +131,7 @@ class HPDist(SamplingHead):
         p_S_BKV = scores_BKV.detach().softmax(-1)
         weights_BKV = tempered(prediction.p_BKV if from_p_G else p_S_BKV, self.objective.temperature)
         if self.objective.mixture and not from_p_G:
-            p_BKV = weights_BKV / weights_BKV.sum(-1, keepdim=True)  # both normalized, and so is the mixture
+            p_BKV = weights_BKV / weights_BKV.sum(-1, keepdim=True)  # a mixture needs both normalized
             weights_BKV = p_BKV.lerp(prediction.p_BKV, self.objective.mixture)
         drawn = draw_from(weights_BKV, prediction, uniforms_BK, self.objective.forbid_original)
         return drawn._replace(head_BK=log_probability(scores_BKV, p_S_BKV, drawn.tokens_BK))
@@ -140,17 +142,18 @@ class HPDist(SamplingHead):
 
 
 def hp_loss_sampler_loss(z_sampled: Tensor, d: Tensor) -> Tensor:
-    """HP_Loss: L_S = (D_hat(x') - D(x'))^2 at the sampled tokens, D detached."""
+    """Returns HP_Loss's L_S = (D_hat(x') - D(x'))^2 at the sampled tokens; D is detached."""
     return (torch.sigmoid(z_sampled) - torch.sigmoid(-d.detach())) ** 2
 
 
 def hp_dist_sampler_loss(
     log_p_S: Tensor, log_ratio: Tensor, discriminator_loss: Tensor, ratio_clip: float | None = None
 ) -> Tensor:
-    """HP_Dist: L_S = -(p_G / p_S) L_D log p_S at the sampled tokens; the ratio and L_D are detached.
+    """Returns HP_Dist's L_S = -(p_G / p_S) L_D log p_S at the sampled tokens; the ratio and L_D are detached.
 
-    `log_ratio` is log of p_G over the distribution x' was drawn from: p_S in the paper. Its expected gradient is that
-    of the cross-entropy from p_G L_D to p_S whatever that distribution, as long as `ratio_clip` cuts nothing.
+    `log_ratio` is the log of p_G over the distribution that x' was drawn from, which is p_S in the paper. Whatever that
+    distribution, the expected gradient is that of the cross-entropy of p_S relative to p_G L_D, unless a ratio is
+    clipped.
     """
     ratio = torch.exp(log_ratio.detach())
     if ratio_clip is not None:

@@ -1,6 +1,6 @@
-"""The masked language model as a baseline (BERT's, RoBERTa's): an encoder of the discriminator's size learns L_G alone.
+"""The masked-language-model baseline (BERT, RoBERTa): one encoder of the discriminator's size, trained only with L_G.
 
-Shape letters: B batch, K masked positions a sequence.
+Shape letters: B batch, K masked positions per sequence.
 """
 
 from typing import Any, Literal, NamedTuple
@@ -18,7 +18,7 @@ from pretrain.model.heads import VocabularyScores, VocabularyTransform
 
 
 class MaskedLMOutput(NamedTuple):
-    """The loss to differentiate, and per-position tensors (detached) for the metrics."""
+    """The result of one forward: the loss to differentiate, and detached per-position tensors for the metrics."""
 
     loss: Tensor
     generator_loss_BK: Tensor
@@ -29,7 +29,7 @@ class MaskedLMOutput(NamedTuple):
 
 
 class MaskedLM(Objective):
-    """Replaces nothing; parameter names are `ElectraForMaskedLM`'s."""
+    """A masked language model without replacements; parameter names are `ElectraForMaskedLM`'s."""
 
     title = "masked language model"
     exports = {".": ("ElectraForMaskedLM", "electra", "generator_predictions", "generator_lm_head")}

@@ -1,4 +1,4 @@
-"""What every objective is: a strict configuration, and a model whose forward gives the loss."""
+"""The interface of every objective: a strict configuration, and a model whose forward returns the loss."""
 
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar
@@ -12,18 +12,18 @@ from pretrain.model.config import ModelConfig
 from pretrain.model.encoder import EncoderConfig
 
 LARGEST_GAMMA = 100.0
-"""Beyond it (1 - p)^gamma is 0 in fp32 wherever the generator is more than 0.6 sure: it would learn nothing more."""
+"""Above it, (1 - p)^gamma is 0 in fp32 wherever p exceeds 0.6, and such positions would contribute no gradient."""
 
 
 class ObjectiveConfig(StrictConfig):
-    """The switches of every objective; each adds those that mean something to it."""
+    """Settings shared by every objective; each subclass adds its own."""
 
     name: str
-    """As the registry has it: a `Literal` of one."""
+    """Name in the registry; subclasses narrow it to a `Literal`."""
     gamma: Gamma = 1.0
-    """Focal exponent: 0, a positive number to 100, or `piecewise` (paper, best: 1)."""
+    """Exponent of the focal loss: 0 to 100, or `piecewise` (paper, best: 1); 0 is cross-entropy."""
     mask_keep_fraction: float = Field(default=0.0, ge=0, lt=1)
-    """Share of masked positions that keep their token as the generator's input (google-research/electra: 0.15)."""
+    """Share of masked positions where the generator sees the original token (google-research/electra: 0.15)."""
 
     @field_validator("gamma")
     @classmethod
@@ -34,18 +34,18 @@ class ObjectiveConfig(StrictConfig):
 
 
 class Objective(nn.Module, ABC):
-    """A model with the loss it learns; `objective` holds its switches, `special_mask_id` is the id of [MASK].
+    """A model together with its loss; `objective` holds its settings, `special_mask_id` is the id of [MASK].
 
-    Subclasses draw their initial weights when they are made: the same order gives the same weights.
+    Subclasses draw initial weights in their constructor, so the order of construction determines the weights of a seed.
     """
 
     Config: ClassVar[type[ObjectiveConfig]]
     title: ClassVar[str]
-    """Heads the model card."""
+    """Title of the model card."""
     exports: ClassVar[dict[str, tuple[str, ...]]]
-    """What an export holds: by folder, Hugging Face's class and the modules here, the encoder first."""
+    """Content of an export: for each folder, the Hugging Face class and the names of the modules, encoder first."""
     sampling_passes: ClassVar[int]
-    """Products of states and vocabulary that the sampling head takes in a step: 1 forward, 2 more for its gradient."""
+    """Matrix products over the vocabulary per step for the sampling head: 1 forward, 2 more for its gradient."""
 
     def __init__(self, model: ModelConfig, objective: Any, vocab_size: int, special_mask_id: int) -> None:
         super().__init__()
@@ -53,18 +53,18 @@ class Objective(nn.Module, ABC):
         self.special_mask_id = special_mask_id
 
     def start(self) -> None:
-        """Initializes the objective's own parameters, given the generator's."""
+        """Initializes the objective's own parameters, after the generator's."""
 
     def outputs(self, batch: Any) -> dict[str, Any]:
-        """The forward by the distribution that replacements are drawn from, that of training last."""
+        """Runs the forward for each sampling distribution; returns the outputs by its name, training's last."""
         return {"p_G": self(batch, entropies=True)}
 
     def exported(self, folder: str) -> nn.ModuleDict:
-        """The modules in this folder of an export, under Hugging Face's names."""
+        """Returns the modules in this folder of an export, under Hugging Face's names."""
         _, encoder, *heads = self.exports[folder]
         return nn.ModuleDict({"electra": getattr(self, encoder)} | {head: getattr(self, head) for head in heads})
 
     @staticmethod
     @abstractmethod
     def encoders(model: ModelConfig, vocab_size: int) -> tuple[EncoderConfig, ...]:
-        """Those of the model, first the one that predicts masked tokens."""
+        """Returns the configurations of the model's encoders, the one that predicts masked tokens first."""

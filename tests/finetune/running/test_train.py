@@ -349,7 +349,7 @@ def test_a_run_with_a_damaged_checkpoint_does_not_start_over(
     with pytest.raises(Stopped):
         go_on(stock_model, job, world, tmp_path, Keeper(tmp_path / "run", Stop(4)))
     flip_bit(tmp_path / "run" / "step-00000004" / "state.json")
-    with pytest.raises(ConfigError, match=r"checkpoints: none in .*run is whole: step-00000004 \(.*state\.json"):
+    with pytest.raises(ConfigError, match=r"checkpoints: none in .*run is intact: step-00000004 \(.*state\.json"):
         go_on(stock_model, job, world, tmp_path, Keeper(tmp_path / "run", never))
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["step-00000004"]
 

@@ -205,7 +205,7 @@ def test_a_run_that_failed_before_its_first_record_has_a_page(tmp_path: Path) ->
 def test_the_page_of_a_damaged_log_says_so(tmp_path: Path) -> None:
     path = write_run(tmp_path, 50, 100) / "metrics.jsonl"
     path.write_bytes(path.read_bytes()[:-30] + b"\n\x00\xff\n")
-    assert "2 lines of metrics.jsonl torn or damaged" in page_of(tmp_path).text
+    assert "2 lines of metrics.jsonl damaged or incomplete" in page_of(tmp_path).text
 
 
 def test_the_diagnosis_comes_first_with_its_measurements(tmp_path: Path) -> None:

@@ -126,7 +126,7 @@ def test_incompatible_folders_are_refused_by_name(
     config = load_manifest(shards_folder).config.model_dump()
     text = shards_folder.parent / "raw" / "0.txt"
     build_shards(like(config, shards_folder, text, tmp_path / "other", **changes))
-    with pytest.raises(ConfigError, match=f"data: .*other has {name}.*build it again like the first"):
+    with pytest.raises(ConfigError, match=f"data: .*other has {name}.*rebuild it with the first folder"):
         open_shards(shards_folder, tmp_path / "other")
 
 

@@ -78,5 +78,5 @@ def test_a_resume_uses_the_checkpoint_before_a_damaged_one_but_never_starts_over
     flip_bit(tmp_path / "step-00000002" / "weights.safetensors")
     assert resume(tmp_path, engine, Steps) == Steps(1)
     flip_bit(tmp_path / "step-00000001" / "weights.safetensors")
-    with pytest.raises(ConfigError, match=r"none in .* is whole"):
+    with pytest.raises(ConfigError, match=r"none in .* is intact"):
         resume(tmp_path, engine, Steps)

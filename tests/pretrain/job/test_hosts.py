@@ -19,9 +19,9 @@ def test_a_host_does_not_differ_from_itself(shards_folder: Path) -> None:
         ({"torch": "1.0"}, "node2 has torch 1.0, this machine"),
         ({"code": "abc"}, "node2 has code abc, this machine"),
         ({"skew": 90.0}, "the clock of node2 differs by 90 s"),
-        ({"gpus": 4}, "node2 slots=8, but it has 4 GPUs"),
-        ({"gpus": 0, "cores": 2}, "node2 slots=8, but it has 2 cores and no GPU"),
-        ({"gpus": 0, "cores": 8, "precision": "fp16"}, "fp16, but node2 has no GPU"),
+        ({"gpus": 4}, "node2 has slots=8, but only 4 GPUs"),
+        ({"gpus": 0, "cores": 2}, "node2 has slots=8, but only 2 cores and no GPU"),
+        ({"gpus": 0, "cores": 8, "precision": "fp16"}, "fp16 needs GPUs, but node2 has none"),
     ],
     ids=str,
 )

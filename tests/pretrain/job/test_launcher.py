@@ -52,7 +52,7 @@ def test_the_port_cannot_be_derived_from_the_job_number() -> None:
 @pytest.mark.parametrize("value", ["", "x", "-1", "1.5", "٣", "9" * 5000, "1\n2"])
 def test_an_environment_variable_that_is_not_a_number_is_named(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", value)
-    with pytest.raises(ConfigError, match=r"WORLD_SIZE: got '.* expected a whole number; start the processes by"):
+    with pytest.raises(ConfigError, match=r"WORLD_SIZE: got '.* expected a whole number; start the processes with"):
         number_of("WORLD_SIZE", "1")
 
 

@@ -21,7 +21,7 @@ DOUBTFUL: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "batch": (
         {"preset": "tiny", "set": ("batch_size=4096", "optim.steps=60")},
-        r"^data: \S+ has [\d,]+ sequences, fewer than the 4,096 that a step takes .* --set batch_size lower",
+        r"^data: \S+ has [\d,]+ sequences, fewer than the 4,096 that a step reads .* --set batch_size lower",
     ),
     "warm-up": (
         {"preset": "tiny", "set": ("optim.steps=80",)},

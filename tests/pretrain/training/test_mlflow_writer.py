@@ -56,4 +56,4 @@ def test_a_store_that_disappears_does_not_end_the_run(tmp_path: Path, capfd: pyt
     for step in (1, 2):
         writer.write(step, Curves({"Loss/generator_loss/train": 2.5}))
     writer.close()
-    assert capfd.readouterr().err.count("WARNING: MLflow took nothing of step 1, nor will it to the end: ") == 1
+    assert capfd.readouterr().err.count("WARNING: MLflow failed at step 1 and gets no more curves: ") == 1

@@ -163,7 +163,7 @@ def test_a_run_folder_deleted_during_the_run_is_created_again_for_the_last_check
     while folder.exists():
         shutil.rmtree(folder, ignore_errors=True)  # fails while the run writes a file
     output = finished(process)
-    assert f"WARNING: {folder} was removed while the run went on; it is made again" in output
+    assert f"WARNING: {folder} was removed during the run; it was created again" in output
     found = newest_valid(folder / "checkpoints", say=pytest.fail)
     assert found is not None and found.step == 60
     assert load_trained(folder)[1] == 60
@@ -181,7 +181,7 @@ def test_if_every_checkpoint_is_damaged_all_ranks_exit_with_2_and_nothing_is_ove
     records = (folder / "metrics.jsonl").read_bytes()
     output = finished(launch(2, *run_arguments(shards_folder, folder)), code=2)
     errors = [line for line in output.splitlines() if "run.py: error: " in line]
-    assert len(errors) == 1 and f"none in {folder}/checkpoints is whole: step-00000024 (" in errors[0]
+    assert len(errors) == 1 and f"none in {folder}/checkpoints is intact: step-00000024 (" in errors[0]
     assert "Traceback" not in output
     assert {path: path.read_bytes() for path in folder.glob("[cm]*/**/*") if path.is_file()} == before
     assert (folder / "metrics.jsonl").read_bytes() == records
