@@ -165,7 +165,8 @@ class Supervised:
 def _end_with(supervisor: int) -> None:
     """Runs in the new process before the command: asks Linux to send it SIGUSR1 whenever the supervisor ends.
 
-    SIGUSR1 ends DeepSpeed's launcher, which its ranks notice; `srun` forwards it to the ranks (docs/evidence/launchers.md).
+    SIGUSR1 ends DeepSpeed's launcher, which its ranks notice; `srun` forwards it to the ranks
+    (docs/evidence/launchers.md).
     """
     _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGUSR1)
     if os.getppid() != supervisor:

@@ -1,8 +1,9 @@
 """Messages between the ranks of a job through its key-value store, outside the collectives: progress and failures.
 
 The store is torch's: anyone who can reach its port can read, write, list and delete everything in it
-(docs/reference/network.md). So each message is signed with a key that the ranks exchange over their own connections and never
-write to the store; unsigned messages are ignored. This prevents forged messages, but not the deletion of real ones.
+(docs/reference/network.md). So each message is signed with a key that the ranks exchange over their own connections
+and never write to the store; unsigned messages are ignored. This prevents forged messages, but not the deletion of
+real ones.
 """
 
 import contextlib

@@ -1,8 +1,8 @@
 """The watchdog: ends a rank that hangs or whose job has failed; no rank outlives its job or waits for a dead one.
 
-Neither gloo, NCCL nor DeepSpeed bounds the wait in a training collective (docs/evidence/faults_machines.md), so each rank runs two
-threads. The first exchanges messages every second through the store that started the job: rank 0 listens to all ranks,
-the others to rank 0. The second checks the time, and ends this process when
+Neither gloo, NCCL nor DeepSpeed bounds the wait in a training collective (docs/evidence/faults_machines.md), so each
+rank runs two threads. The first exchanges messages every second through the store that started the job: rank 0 listens
+to all ranks, the others to rank 0. The second checks the time, and ends this process when
 
 - the job has failed: a rank raised an error, or was not heard from for `silence` seconds;
 - there was no progress for `hang_timeout` seconds (three times that until the first step has ended);

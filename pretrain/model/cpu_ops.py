@@ -1,6 +1,7 @@
 """CPU versions of the operations in `ops`, for cases where PyTorch's are slow or sum in half precision.
 
-Under torch.compile they call PyTorch's, which the compiler fuses. Measured gains: docs/evidence/speed.md, `bench/kernels.py`.
+Under torch.compile they call PyTorch's, which the compiler fuses. Measured gains: docs/evidence/speed.md,
+`bench/kernels.py`.
 
 Shape letters: X any leading dimensions, R rows (their product), I inputs, O outputs, H hidden size, V rows of a table,
 E embedding size; B batch, N heads, L length, D head size, Y for B x N.

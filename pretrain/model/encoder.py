@@ -255,7 +255,8 @@ def relative_bucket(distance: Tensor, num_buckets: int, max_distance: int) -> Te
 
 LOCAL_BIAS_SLOPE = 2.0
 """Decrease of the `local` initial bias per e-fold of distance from the preferred neighbor. Attention scores start near
-zero, so about e^-2 of the weight remains three word pieces away. Chosen on the tiny preset (docs/evidence/results.md)."""
+zero, so about e^-2 of the weight remains three word pieces away. Chosen on the tiny preset
+(docs/evidence/results.md)."""
 
 
 @torch.no_grad()

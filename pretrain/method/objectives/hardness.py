@@ -1,6 +1,6 @@
 """The paper's two objectives, HP_Loss and HP_Dist, which learn to sample replacements that are hard to detect.
 
-Both add a sampling head on the generator's hidden states: e(x)·h_S and, by default, a bias of its own for every token x.
+Both add a sampling head on the generator's hidden states: e(x)·h_S and, by default, a bias of its own for each token x.
 Shape letters: B batch, K masked positions per sequence, H hidden size, E embedding size, V vocabulary.
 """
 
