@@ -1,4 +1,4 @@
-"""The settings of a configuration as a table: key, value, and the field's own description."""
+"""Formats the settings of a configuration as tables: key, value, and the field's description."""
 
 import json
 import textwrap
@@ -10,13 +10,13 @@ from pydantic_core import to_jsonable_python
 from foundation.config import types_of
 
 WIDTH = 120
-"""Characters of a line."""
+"""Most characters per line."""
 
 
 def settings_tables(config_class: type[BaseModel], config: BaseModel | None, section: str = "") -> list[str]:
-    """A table of a section and of each in it: the keys as `--set` takes them, and their values, null for none.
+    """One table per section and subsection: the keys as `--set` takes them, their values (null for none), descriptions.
 
-    What can have one value only is left out.
+    Settings that allow only one value are omitted.
     """
     rows: list[tuple[str, str, str]] = []
     inner: list[str] = []
