@@ -41,11 +41,11 @@ from foundation.command_line import Group, print_warning, printable, run_command
 from foundation.config import ConfigError, StrictConfig
 from foundation.progress import duration
 
-_SAMPLE = 1_000_000  # bytes of a dry run
-_PUNKT_SAMPLE = 4_000_000  # bytes: Punkt learns at 0.6 MB/s, and its lists hardly grow after a few megabytes
+_SAMPLE = 1_000_000  # bytes sampled by a dry run
+_PUNKT_SAMPLE = 4_000_000  # bytes: Punkt trains at 0.6 MB/s, and its lists hardly grow after a few megabytes
 _FEW = 20  # documents
-_SHORT = 500  # characters: the median paragraph of 53 novels of 54 has up to 316, an article far more
-_MOST_WORDS = 100  # masked at once; a word's number in its n-gram is kept in a byte
+_SHORT = 500  # characters: median paragraph in 53 of 54 novels is at most 316; a median article is far longer
+_MOST_WORDS = 100  # longest n-gram, in words; a word's number within its n-gram is stored in one byte
 
 
 class _Places(StrictConfig):
@@ -60,7 +60,7 @@ class _Places(StrictConfig):
     sentences: Sentences = "punkt"
     """line: the text has one per line already"""
     punkt: Path | None = None
-    """folder of a Punkt model (default: learn one)"""
+    """folder of a Punkt model (default: train one)"""
 
 
 class BuildOptions(Choices, _Places):
@@ -73,7 +73,7 @@ class BuildOptions(Choices, _Places):
     workers: int = Field(default_factory=lambda: os.cpu_count() or 1, ge=1, le=4096)
     """processes; does not change the result (one per processor)"""
     dry_run: bool = False
-    """check all, estimate time and disk, write nothing"""
+    """check everything, estimate time and disk space, write nothing"""
 
     @field_validator("ngram")
     @classmethod
@@ -94,7 +94,7 @@ class BuildOptions(Choices, _Places):
 
 
 def main(options: BuildOptions) -> int:
-    """Builds the shards, or says what building them would take."""
+    """Builds the shards, or prints an estimate of time and disk space; returns the exit code."""
     with start_pool(options.workers) as pool:
         if pool is None:
             return 0
@@ -123,14 +123,14 @@ def main(options: BuildOptions) -> int:
 
 
 def _warn_of_paragraphs(sources: Sequence[Source], reading: Reading) -> None:
-    """Warns where blank lines seem to stand between the paragraphs of a text, so that each becomes a document."""
+    """Warns when blank lines seem to separate paragraphs, so that each paragraph would become a document."""
     local = [source for source in sources if not source.on_hub]
     pieces = [piece for piece in sample_pieces(local, _SAMPLE, reading) if piece.format is Format.TEXT] if local else []
     lengths = [len(document.content) for piece in pieces for document in piece.documents(reading)]
     if len(lengths) >= _FEW and median(lengths) < _SHORT:
         print_warning(
-            f"half of {len(lengths):,} documents of a sample have at most {median(lengths):,.0f} characters, and each "
-            "is padded to a sequence of its own; where a blank line ends a paragraph and a file is one text, such as a "
+            f"half of {len(lengths):,} sampled documents have at most {median(lengths):,.0f} characters, and each is "
+            "padded to its own sequence; if blank lines only separate paragraphs and each file is one text, such as a "
             "novel, use --documents file"
         )
 
@@ -150,17 +150,17 @@ def _build(options: BuildOptions, sources: list[Source], tokenizer: WordPiece, p
         manifest = finish(options.output, log, tokenizer)
     folder = printable(str(options.output))
     if was_complete and not made:
-        print(f"{folder} is complete already: {_summary(manifest)}")
+        print(f"{folder} is already complete: {_summary(manifest)}")
         return
     print(f"{folder}: {_summary(manifest)}, {duration(time.monotonic() - started)}")
     if not manifest.books.documents.held_out:
         one = manifest.books.documents.train == 1
-        remedy = "it is one document, and training goes on without" if one else "a larger --held_out sets some aside"
-        print(f"no document was held out: the corpus is small; {remedy}")
+        remedy = "with a single document, training runs without held-out text" if one else "use a larger --held_out"
+        print(f"no document was held out, because the corpus is small; {remedy}")
 
 
 def _punkt(options: BuildOptions, sources: Sequence[Source], earlier: Plan | None, sample: int) -> PunktModel | None:
-    """The model given, or the one that an earlier run of this build learned, or a new one; None if not needed."""
+    """The given model, else the one trained by an earlier run of this build, else a new one; None if not needed."""
     if options.sentences == "line":
         return None
     if options.punkt is not None:
@@ -183,9 +183,9 @@ def _plan(options: BuildOptions, sources: Sequence[Source], tokenizer: WordPiece
 
 
 def _estimate(options: BuildOptions, sources: Sequence[Source], tokenizer: WordPiece, workers: int) -> str:
-    """What a build would take, by building a sample: files, chunks, time and disk, a line each.
+    """Estimates files, chunks, time and disk space of a build, one per line, by building a sample.
 
-    How much a dataset on the hub holds is known once it is streamed.
+    The size of a dataset on the hub is unknown until it is streamed.
 
     Raises:
         ConfigError: the input cannot be read, or there is no text in the sample.
@@ -195,7 +195,7 @@ def _estimate(options: BuildOptions, sources: Sequence[Source], tokenizer: WordP
     pieces = tuple(sample_pieces(sources, _SAMPLE, options.reading))
     sample = sum(piece.size for piece in pieces)
     if not sample:
-        raise ConfigError("dry_run: a sample of the input has no text; build without --dry_run to see what is there")
+        raise ConfigError("dry_run: found no text in a sample of the input; run without --dry_run to read all of it")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         prepare(folder, tokenizer, punkt)
@@ -203,7 +203,7 @@ def _estimate(options: BuildOptions, sources: Sequence[Source], tokenizer: WordP
         started = time.monotonic()
         record = build_chunk(Chunk(0, pieces), "", config, folder)
         seconds = time.monotonic() - started
-    index = 2 * 20 - 4  # bytes a sequence has in the two indices, less its length in the part
+    index = 2 * 20 - 4  # bytes per sequence in the two indices, minus its length, which the part stores too
     written = sum(part.size + index * part.sequences for part in (record.train, record.held_out) if part)
     speed = f"{sample / seconds / 1e6:.1f} MB/s each"
     on_disk = sum(source.size for source in sources)
@@ -220,7 +220,7 @@ def _estimate(options: BuildOptions, sources: Sequence[Source], tokenizer: WordP
         ]
     if streamed := [str(source.path) for source in sources if source.on_hub]:
         lines.append(
-            f"{', '.join(streamed)}: its size is not known before it is streamed; 1,000 MB of text take about "
+            f"{', '.join(streamed)}: the size is unknown until it is streamed; 1,000 MB of text take about "
             f"{duration(1e9 * seconds / sample / workers)} with {workers} workers at {speed}, if the network keeps up, "
             f"and {1000 * written / sample:,.0f} MB of shards"
         )

@@ -1,7 +1,7 @@
-"""The work of a build: chunks through the pool, their parts merged into shards as soon as a run of them is complete.
+"""Runs a build: sends the chunks through the pool and merges their parts into a shard once it has all of them.
 
-A build that is resumed, or run again when it is complete, is the same work with less to do: every chunk's text and
-every part and shard is compared with what the log recorded, and what is missing or damaged is made again.
+Resuming a build, or repeating a complete one, runs the same code with less to do: the text of every chunk, every part
+and every shard is compared with the log, and only missing or damaged ones are rebuilt.
 """
 
 from collections import deque
@@ -26,11 +26,11 @@ from foundation.progress import Progress
 def make_shards(
     output: Path, log: RecordLog, config: BuildConfig, sources: Sequence[Source], pool: Pool, *, strict: bool
 ) -> int:
-    """Brings every chunk and shard about that the log does not hold whole; returns how many were made.
+    """Builds every chunk and shard that is missing or damaged according to the log; returns how many were built.
 
     Raises:
-        ConfigError: the input cannot be read, or is not what the log's chunks were built from.
-        OSError: the disk does not take what is written.
+        ConfigError: the input cannot be read, or differs from the text that the log's chunks were built from.
+        OSError: writing to the disk fails.
     """
     made = _drop_damaged(output, log, pool)
     budget = int(config.chunk_mb * 1e6)
@@ -56,8 +56,8 @@ def make_shards(
             progress.advance(task.chunk.disk_bytes, is_old)
     if merging.next_chunk != len(log):
         raise ConfigError(
-            f"input: {output} was built from {len(log)} chunks of text, and there are {merging.next_chunk} now; put "
-            "the old text back, or build into another --output"
+            f"input: {output} was built from {len(log)} chunks of text, but the input now has {merging.next_chunk}; "
+            "restore the old text, or choose another --output"
         )
     for merge, entry in pool.run(_perform, merging.end(), config, output, strict):
         merging.finish(merge, entry)
@@ -66,17 +66,17 @@ def make_shards(
 
 
 def _perform(task: ChunkTask | Merge, config: BuildConfig, output: Path, strict: bool) -> ChunkRecord | ShardEntry:
-    """What a worker does."""
+    """Carries out one task on a worker."""
     if isinstance(task, Merge):
         return merge_parts(task, config, output)
     return do_chunk(task, config, output, strict)
 
 
 class _Merging:
-    """Follows the finished chunks in order, and says which shards can be merged.
+    """Tracks the finished chunks in order, and decides which shards can be merged.
 
     Attributes:
-        next_chunk: number of the first chunk that has not been followed.
+        next_chunk: number of the first chunk that is not finished.
     """
 
     def __init__(self, output: Path, log: RecordLog, config: BuildConfig) -> None:
@@ -87,7 +87,7 @@ class _Merging:
         self.next_chunk = 0
 
     def sides_of(self, chunk: int) -> frozenset[str]:
-        """Sides on which a whole shard holds the chunk's part."""
+        """The sides whose part of the chunk is already in a complete shard."""
         shards = self._log.shards.items()
         return frozenset(
             side for side, entries in shards if any(e.first_chunk <= chunk <= e.last_chunk for e in entries.values())
@@ -105,7 +105,7 @@ class _Merging:
             self.next_chunk += 1
 
     def take(self) -> Iterator[Merge]:
-        """The shards that have all their parts, and are not there yet."""
+        """Yields the shards that have all their parts and have not been merged yet."""
         while self._waiting:
             merge = self._waiting.popleft()
             entry = self._log.shards[merge.side].get(merge.number)
@@ -115,13 +115,13 @@ class _Merging:
                 self._remove_parts(merge)
 
     def end(self) -> Iterator[Merge]:
-        """The same, once no chunk is left: with the last shards, which are not full."""
+        """Yields the remaining shards after the last chunk, including those that are not full."""
         for cutter in self._cutters.values():
             self._waiting += cutter.end()
         return self.take()
 
     def finish(self, merge: Merge, entry: ShardEntry) -> None:
-        """Records a merged shard; its parts go."""
+        """Records a merged shard and removes its parts."""
         self._log.add(merge.side, merge.number, entry)
         self._remove_parts(merge)
 
@@ -131,7 +131,7 @@ class _Merging:
 
 
 def _drop_damaged(output: Path, log: RecordLog, pool: Pool) -> int:
-    """Strikes from the log the shards that are missing or damaged, and says so; returns how many."""
+    """Drops missing and damaged shards from the log, printing each; returns how many."""
     dropped = 0
     size = sum(entry.size for entries in log.shards.values() for entry in entries.values())
     with Progress(size, "check of shards") as progress:
@@ -142,13 +142,13 @@ def _drop_damaged(output: Path, log: RecordLog, pool: Pool) -> int:
                 progress.advance(shard.size)
                 if problems:
                     del entries[int(shard.name.removeprefix("shard-"))]
-                    print(f"{folder}: {'; '.join(problems)}; its text is built again")
+                    print(f"{folder}: {'; '.join(problems)}; rebuilding it")
                     dropped += 1
     return dropped
 
 
 def _find_duplicates(output: Path, config: BuildConfig, sources: Sequence[Source], pool: Pool) -> Duplicates:
-    """The first pass over the input, which only hashes."""
+    """Makes a first pass over the input, which only hashes the documents."""
     folder, count = output / WORK_NAME, 0
     with Progress(sum(source.size for source in sources), "hashes") as progress:
         chunks = read_chunks(sources, int(config.chunk_mb * 1e6), config.reading)

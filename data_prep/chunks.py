@@ -1,8 +1,8 @@
 """Cuts the input into chunks, the units of work, and reads their documents.
 
-A chunk is a run of pieces of files, each cut at a document's end after a budget of bytes, so memory is bounded
-by the budget and the longest document. A plain file is looked at around its cuts and read by the worker; what
-cannot be sought in (compressed files, tables) is read once, by the reader of chunks, and travels with the chunk.
+A chunk is a sequence of pieces of files. Pieces end at the end of a document, so the budget of bytes and the longest
+document bound the memory. The reader looks at a plain file only around its cuts, and the worker reads the text.
+Compressed files and tables cannot be seeked in: the reader reads them once and sends their text with the chunk.
 """
 
 import hashlib
@@ -33,15 +33,15 @@ from data_prep.unpacking import DAMAGED, opened, unpacked
 from foundation.config import ConfigError
 
 _BLOCK = 1 << 20  # bytes read at a time
-_OVERLAP = 80  # bytes searched again with the next block: a document's end may lie across two
-_SAMPLED_FILES = 256  # more would cost a seek each and tell little
+_OVERLAP = 80  # bytes searched again with the next block; a document's end may span both
+_SAMPLED_FILES = 256  # each further file costs a seek and adds little
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Documents of one file: its text from byte `start` to `end`, which travels as `content` where it must.
+    """Documents of one file: its text from byte `start` to `end`, sent as `content` if a worker cannot seek to it.
 
-    `cut`: its last document was too long and continues in the next piece. Rows are documents already.
+    `cut`: the last document was too long and continues in the next piece. A row of a table is one document.
     """
 
     source: Source
@@ -61,7 +61,7 @@ class Piece:
         """The documents in order.
 
         Raises:
-            ConfigError: the file is gone, or not what it was when it was cut; or a record is too large.
+            ConfigError: the file is gone or has changed since it was cut, or a record is too large.
         """
         content, place = self.loaded().content, self.start
         if isinstance(content, tuple):
@@ -74,16 +74,16 @@ class Piece:
             ends = [0, *(found.end() for found in END_OF_DOCUMENT[self.format].finditer(content)), len(content)]
             if max(end - start for start, end in pairwise(ends)) > LONGEST_RECORD:
                 raise ConfigError(
-                    f"input: {self.source.path} has a record of over {LONGEST_RECORD >> 20} MB, too large to be read "
-                    f"within a worker's memory; is it really {self.format}? Cut its text in parts, or take it out"
+                    f"input: {self.source.path} has a record of over {LONGEST_RECORD >> 20} MB, too large for a "
+                    f"worker's memory; check that it is really {self.format}, and split or remove the record"
                 )
         yield from parse(self.format, content, place, reading)
 
     def loaded(self) -> "Piece":
-        """The piece with its text in it.
+        """The piece with its text loaded.
 
         Raises:
-            ConfigError: the file is gone, or not what it was when it was cut.
+            ConfigError: the file is gone or has changed since it was cut.
         """
         if self.content is not None:
             return self
@@ -91,29 +91,29 @@ class Piece:
             file.seek(self.start)
             text = file.read(self.size)
         if len(text) != self.size:
-            raise ConfigError(f"input: {self.source.path} changed while it was read; put the old file back")
+            raise ConfigError(f"input: {self.source.path} changed while it was being read; restore the old file")
         return replace(self, content=text)
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """The unit of work: makes one part of a shard."""
+    """The unit of work; its documents become at most one part per side, training and held out."""
 
     number: int
     pieces: tuple[Piece, ...]
-    duplicates: frozenset[int] = frozenset()  # numbers, in the chunk, of documents that occur earlier in the corpus
+    duplicates: frozenset[int] = frozenset()  # indices in the chunk of documents that occur earlier in the corpus
 
     @property
     def key(self) -> str:
-        """Names the chunk's text, wherever the input lies: part of the seed of its random stream."""
+        """Identifies the chunk's text wherever the input is stored; part of the seed of its random stream."""
         return f"{self.pieces[0].source.key}@{self.pieces[0].start}"
 
     def loaded(self) -> "Chunk":
-        """The chunk with its text in it, which may be gone from the disk, or other text, later."""
+        """The chunk with its text loaded, because the files may change or disappear later."""
         return replace(self, pieces=tuple(piece.loaded() for piece in self.pieces))
 
     def digest(self) -> str:
-        """Names the text of a loaded chunk, byte for byte, with all that distinguishes it from other text."""
+        """Digest of a loaded chunk: every byte of its text, and the source, bounds and format of each piece."""
         digest = hashlib.blake2b(digest_size=16)
         for piece in self.pieces:
             digest.update(f"{piece.format} {piece.source.key} {piece.start} {piece.end} {piece.cut}\n".encode())
@@ -124,21 +124,21 @@ class Chunk:
 
     @property
     def duplicates_digest(self) -> str:
-        """Names the documents that are duplicates."""
+        """Digest of the indices of the duplicate documents."""
         numbers = " ".join(map(str, sorted(self.duplicates)))
         return hashlib.blake2b(numbers.encode(), digest_size=8).hexdigest()
 
     @property
     def disk_bytes(self) -> int:
-        """Its share of the input on disk."""
+        """Bytes of the input on disk that the chunk covers."""
         return sum(piece.disk_bytes for piece in self.pieces)
 
 
 def read_chunks(sources: Sequence[Source], budget: int, reading: Reading) -> Iterator[Chunk]:
-    """Cuts the input into chunks of about `budget` bytes of text, one at a time in memory.
+    """Cuts the input into chunks of about `budget` bytes of text, holding one in memory at a time.
 
     Raises:
-        ConfigError: a file is unreadable or damaged, or not in the format it seems to have.
+        ConfigError: a file is unreadable or damaged, or not in the format that it appears to have.
     """
     number, size = 0, 0
     held: list[Piece] = []
@@ -155,9 +155,10 @@ def read_chunks(sources: Sequence[Source], budget: int, reading: Reading) -> Ite
 
 
 def sample_pieces(sources: Sequence[Source], size: int, reading: Reading) -> Iterator[Piece]:
-    """Text of about `size` bytes, from the beginnings of files spread evenly over the corpus.
+    """Samples about `size` bytes of text from the beginnings of files spread evenly over the corpus.
 
-    A file gives a record at least; after long ones, a novel each, files are passed over: it is never much more text.
+    Each sampled file gives at least one record. After long records, such as whole novels, files are skipped to keep
+    the sample near its size.
 
     Raises:
         ConfigError: as `read_chunks`.
@@ -174,7 +175,7 @@ def sample_pieces(sources: Sequence[Source], size: int, reading: Reading) -> Ite
 
 
 def sample_documents(sources: Sequence[Source], size: int, reading: Reading) -> Iterator[str]:
-    """The texts of such a sample, cleaned."""
+    """The cleaned texts of the documents of a sample, as `sample_pieces` draws it."""
     for piece in sample_pieces(sources, size, reading):
         for document in piece.documents(reading):
             if document.reason is None:
@@ -182,7 +183,7 @@ def sample_documents(sources: Sequence[Source], size: int, reading: Reading) -> 
 
 
 def _cut(source: Source, budget: int, reading: Reading, longest: int = LONGEST_DOCUMENT) -> Iterator[Piece]:
-    """The source in pieces of about `budget` bytes; a document that continues for `longest` more is cut."""
+    """Cuts the source into pieces of about `budget` bytes, and a document that runs on for `longest` more bytes."""
     if source.on_hub:
         yield from _cut_rows(source, budget, reading)
         return
@@ -197,11 +198,11 @@ def _cut(source: Source, budget: int, reading: Reading, longest: int = LONGEST_D
             cutter = _Cutter(source, bytes(beginning), budget, longest, reading)
             yield from _cut_plain(cutter, raw) if stream is None else _cut_stream(cutter, raw, stream, beginning)
         except DAMAGED as error:
-            raise ConfigError(f"input: {source.path} cannot be read to its end ({error}); replace the file") from None
+            raise ConfigError(f"input: {source.path} cannot be read to the end ({error}); replace the file") from None
 
 
 class _Cutter:
-    """Where to cut one file."""
+    """Finds the places where one file may be cut."""
 
     def __init__(self, source: Source, beginning: bytes, budget: int, longest: int, reading: Reading) -> None:
         self.source, self.budget = source, budget
@@ -210,9 +211,9 @@ class _Cutter:
         self._longest = LONGEST_RECORD if self.format in RECORD_FORMATS else longest
 
     def find(self, text: bytearray, budget_end: int, searched: int) -> tuple[int, bool] | None:
-        """The first end of a document in `text` after `budget_end`, and whether it is a forced one; None: read on.
+        """The first end of a document in `text` after `budget_end`, and whether the cut is forced; None: read more.
 
-        `searched` bytes of the text hold none.
+        The first `searched` bytes have been searched already.
         """
         if found := self._end.search(text, max(budget_end, searched - _OVERLAP)):
             return found.end(), False
@@ -224,7 +225,7 @@ class _Cutter:
 
 
 def _cut_plain(cutter: _Cutter, file: BinaryIO) -> Iterator[Piece]:
-    """Reads only from where a piece may end to where it does."""
+    """Cuts a plain file, reading only from where a piece may end to where it does end."""
     start, size = 0, cutter.source.size
     while start < size:
         file.seek(start + cutter.budget)
@@ -234,14 +235,14 @@ def _cut_plain(cutter: _Cutter, file: BinaryIO) -> Iterator[Piece]:
             seen += block
             found = cutter.find(seen, 0, searched)
         length, cut = found or (len(seen), False)
-        del seen  # this generator rests while the piece is worked on
+        del seen  # frees memory: the generator is suspended while the piece is processed
         end = min(start + cutter.budget + length, size)
         yield Piece(cutter.source, cutter.format, start, end, end - start, cut=cut and end < size)
         start = end
 
 
 def _cut_stream(cutter: _Cutter, raw: BinaryIO, stream: Any, held: bytearray) -> Iterator[Piece]:
-    """Holds text until a piece of it is complete; `held` is its beginning."""
+    """Cuts a compressed file, buffering text in `held`, which already has its beginning, until a piece is complete."""
     step = max(BEGINNING, min(_BLOCK, cutter.budget))
     start = disk_start = searched = 0
     for block in chain([b""], iter(lambda: stream.read(step), b"")):

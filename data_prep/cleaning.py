@@ -1,8 +1,8 @@
-"""Clean-up of a document's text, every change counted.
+"""Cleans the text of a document and counts every change.
 
-A character counts in the decoded text: what is taken away is counted by reason, so that characters
-read = characters kept + characters removed. Then comes Unicode's NFC, which writes the same characters in fewer
-or more code points, and is counted in documents; and the breaking of lines too long for a sentence splitter.
+Characters are counted in the decoded text. Removed ones are counted by reason, so that characters read = characters
+kept + characters removed. Unicode's NFC follows, which may change the number of code points of the same text and is
+therefore counted in documents. Last, lines that are too long for the sentence splitter are broken.
 """
 
 import re
@@ -13,20 +13,20 @@ from functools import lru_cache
 
 from data_prep.wikitext import pieces, plain_text
 
-LONGEST_LINE = 100_000  # characters; a longer one is no paragraph, and would be one item to Punkt and the tokenizer
-# Without tab, and without what ends a line or a page: line feed, \v, \f, carriage return, \x1c to \x1e, \x85.
+LONGEST_LINE = 100_000  # characters; longer ones are not paragraphs and would cost Punkt and the tokenizer memory
+# All but tab and the characters that end a line or page: line feed, \v, \f, carriage return, \x1c to \x1e, \x85.
 _CONTROL = re.compile("[\x00-\x08\x0e-\x1b\x1f\x7f-\x84\x86-\x9f]")
 _BYTE_ORDER_MARK = "\ufeff"
 
 
 @dataclass
 class Cleaned:
-    """A clean text and what was done to get it.
+    """A clean text and the changes that produced it.
 
     Attributes:
-        read: characters before. removed: characters taken away, by reason.
-        invalid_utf8: malformed byte sequences, each replaced by U+FFFD, the first at byte `first_invalid`.
-        normalized: whether NFC changed anything. cut_lines: line ends put in.
+        read: characters before cleaning. removed: characters removed, by reason.
+        invalid_utf8: malformed byte sequences, each replaced by U+FFFD; the first is at byte `first_invalid`.
+        normalized: whether NFC changed anything. cut_lines: line breaks inserted.
     """
 
     text: str
@@ -43,14 +43,14 @@ class Cleaned:
         return self.read - sum(self.removed.values())
 
     def keep(self, text: str, reason: str) -> None:
-        """Goes on with `text`, which lacks some of the characters."""
+        """Replaces the text by `text` and counts the characters that it lacks under `reason`."""
         if removed := len(self.text) - len(text):
             self.removed[reason] = removed
         self.text = text
 
 
 def clean(content: bytes, *, wikitext: bool = False) -> Cleaned:
-    """The text of a document's bytes: decoded, without wiki markup and control characters, in NFC."""
+    """Cleans a document: decodes it, removes wiki markup and control characters, and normalizes it to NFC."""
     cleaned = decode(content)
     text = cleaned.text
     if wikitext:
@@ -73,7 +73,7 @@ def clean(content: bytes, *, wikitext: bool = False) -> Cleaned:
 
 
 def decode(content: bytes) -> Cleaned:
-    """The text of a document's bytes, not cleaned."""
+    """Decodes a document without cleaning it."""
     try:
         text = content.decode()
         return Cleaned(text, len(text))
@@ -84,10 +84,10 @@ def decode(content: bytes) -> Cleaned:
 
 
 def _in_order(run: re.Match[str]) -> str:
-    """A run of combining marks in canonical order.
+    """Sorts a run of combining marks into canonical order.
 
-    Python's NFC takes time that grows with the square of a run out of order; which form of equivalent text it is given
-    makes no difference to it.
+    Python's NFC takes quadratic time on a run that is out of order. The order changes nothing in its result, since both
+    forms are equivalent text.
     """
     marks = "".join(unicodedata.normalize("NFD", mark) for mark in run[0])
     return "".join(sorted(marks, key=unicodedata.combining))
@@ -95,7 +95,7 @@ def _in_order(run: re.Match[str]) -> str:
 
 @lru_cache(maxsize=1)
 def _long_runs() -> re.Pattern[str]:
-    """More combining marks than any language has on a letter: Unicode's Stream-Safe Text Format allows 30."""
+    """Matches runs of over 30 combining marks, Unicode's Stream-Safe limit: more than any language needs."""
     marks = [
         chr(code)
         for code in range(0x300, sys.maxunicode + 1)

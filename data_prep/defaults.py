@@ -1,6 +1,6 @@
-"""Where the commands look for what they are not told, and what to type next where nothing is there yet.
+"""Default paths of the commands, and errors that name the next command when nothing is there yet.
 
-Each message is one line that ends with a command: pasted, it runs.
+Each message is one line that ends with a command ready to paste.
 """
 
 import shlex
@@ -11,19 +11,19 @@ from electra_sampler.commands import as_typed
 from foundation.config import ConfigError
 
 RAW, VOCAB, SHARDS = Path("data/raw"), Path("data/vocab"), Path("data/wikibooks")
-"""The user's own: text, tokenizer folder or vocab.txt, and shards."""
+"""The user's own text, tokenizer folder or vocab.txt, and shards."""
 QUICKSTART = Path("data/quickstart")
-"""All data that the quickstart makes; it empties this folder when it starts, and touches no other."""
+"""All data of the quickstart, which empties this data folder when it starts and touches no other."""
 QUICKSTART_RAW, QUICKSTART_VOCAB, QUICKSTART_SHARDS = (QUICKSTART / name for name in ("raw", "vocab", "shards"))
 
 _MAKE_QUICKSTART = as_typed("make quickstart")
 
 
 def require_text(inputs: Sequence[Path]) -> None:
-    """Refuses the default input where it is not there.
+    """Raises an error if the input is the default and does not exist.
 
     Raises:
-        ConfigError: ends with a build of the quickstart's text, or with the quickstart.
+        ConfigError: ends with the command that builds the quickstart's text, or with the quickstart.
     """
     if tuple(inputs) != (RAW,) or RAW.exists():
         return
@@ -32,30 +32,30 @@ def require_text(inputs: Sequence[Path]) -> None:
         paths = ("--input", QUICKSTART_RAW, "--vocab", QUICKSTART_VOCAB, "--output", QUICKSTART / "wikibooks")
         command = _python("data_prep/build_shards.py", *paths)
     raise ConfigError(
-        f"input: {RAW} does not exist; put text there, name some by --input, or try the quickstart's: {command}"
+        f"input: {RAW} does not exist; put text there, name other text with --input, or try the quickstart: {command}"
     )
 
 
 def require_vocab(vocab: str, inputs: Sequence[Path]) -> None:
-    """Refuses the default vocabulary where it is not there.
+    """Raises an error if the vocabulary is the default and does not exist.
 
     Raises:
-        ConfigError: ends with the training of one on the text at hand.
+        ConfigError: ends with the command that trains one on the given text.
     """
     if vocab != str(VOCAB) or VOCAB.exists():
         return
     options: tuple[str | Path, ...] = () if tuple(inputs) == (RAW,) else ("--input", *inputs)
     raise ConfigError(
-        f"vocab: {VOCAB} does not exist; put a vocab.txt or a tokenizer folder there, name one by --vocab, or learn"
-        f" one: {_python('data_prep/train_vocab.py', *options)}"
+        f"vocab: {VOCAB} does not exist; put a vocab.txt or a tokenizer folder there, name one with --vocab, or"
+        f" train one: {_python('data_prep/train_vocab.py', *options)}"
     )
 
 
 def require_shards(folder: Path) -> None:
-    """Refuses a folder of shards, the default or another, that is not there.
+    """Raises an error if the shard folder, the default or another, does not exist.
 
     Raises:
-        ConfigError: ends with a build where there is text, a run on the quickstart's shards, or the quickstart.
+        ConfigError: ends with the command to build it, to train on the quickstart's shards, or to run the quickstart.
     """
     if folder.exists():
         return
@@ -67,7 +67,7 @@ def require_shards(folder: Path) -> None:
         command = _python("pretrain/run.py", "--preset", "tiny", "--data", QUICKSTART_SHARDS)
     else:
         command = _MAKE_QUICKSTART
-    raise ConfigError(f"data: {folder} does not exist; name shards that do by --data, or type: {command}")
+    raise ConfigError(f"data: {folder} does not exist; name existing shards with --data, or run: {command}")
 
 
 def _python(*arguments: str | Path) -> str:

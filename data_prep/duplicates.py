@@ -1,7 +1,7 @@
-"""Finds exact copies of documents, however far apart: a first pass over the input keeps 8 bytes of each document.
+"""Finds exact copies of documents anywhere in the corpus: a first pass over the input keeps an 8-byte hash of each.
 
-Two different documents with the same 8 bytes would be taken for copies; among 100 million documents the chance that
-there is one such pair is 1 in 3,700 (n^2 / 2^65).
+Two different documents with the same hash would count as copies. Among 100 million documents, the chance of any such
+pair is 1 in 3,700 (n^2 / 2^65).
 """
 
 from pathlib import Path
@@ -12,12 +12,12 @@ from data_prep.chunks import Chunk
 from data_prep.formats import Reading
 from foundation.files import write_atomically
 
-_SORTED_AT_ONCE = 1 << 23  # hashes, 32 bytes each with all that sorting needs
-_UNUSED = bytes(8)  # of a document that is dropped anyway, and is no copy of any
+_SORTED_AT_ONCE = 1 << 23  # hashes; sorting takes 32 bytes each
+_UNUSED = bytes(8)  # hash of a document that is dropped anyway and never counts as a copy
 
 
 def hash_chunk(chunk: Chunk, reading: Reading, folder: Path) -> None:
-    """Writes the hashes of a chunk's documents, in order, into the folder."""
+    """Writes the hashes of a chunk's documents, in order, to `hashes_path`."""
     hashes = [
         document.digest if document.content and document.reason is None else _UNUSED
         for piece in chunk.pieces
@@ -27,16 +27,16 @@ def hash_chunk(chunk: Chunk, reading: Reading, folder: Path) -> None:
 
 
 def hashes_path(folder: Path, number: int) -> Path:
-    """Where the hashes of a chunk's documents lie."""
+    """The file with the hashes of a chunk's documents."""
     return folder / f"hashes-{number:05d}.bin"
 
 
 class Duplicates:
-    """The documents that occur earlier in the corpus; the first of each kind is none.
+    """The documents that occur earlier in the corpus; the first occurrence does not count.
 
     Args:
-        folder: holds the hashes of all chunks, `hash_chunk`'s.
-        chunks: how many there are.
+        folder: holds the hashes of all chunks, written by `hash_chunk`.
+        chunks: number of chunks.
     """
 
     def __init__(self, folder: Path, chunks: int) -> None:
@@ -48,12 +48,12 @@ class Duplicates:
         self._numbers = np.sort(np.concatenate(found))
 
     def of(self, number: int) -> frozenset[int]:
-        """Numbers of such documents in a chunk."""
+        """Indices of the duplicates within a chunk."""
         first, last = np.searchsorted(self._numbers, self._starts[number : number + 2])
         return frozenset((self._numbers[first:last] - self._starts[number]).tolist())
 
     def _find(self, part: int, parts: int) -> np.ndarray:
-        """Numbers, in the corpus, of the copies whose hash is `part` modulo `parts`."""
+        """Indices, in the corpus, of the duplicates whose hash is `part` modulo `parts`."""
         gathered = [
             (hashes[chosen], start + np.flatnonzero(chosen))
             for start, hashes in zip(
@@ -64,6 +64,6 @@ class Duplicates:
         if not gathered:
             return np.empty(0, np.int64)
         hashes, numbers = (np.concatenate(arrays) for arrays in zip(*gathered, strict=True))
-        order = np.argsort(hashes, kind="stable")  # equal hashes stay in the corpus's order
+        order = np.argsort(hashes, kind="stable")  # keeps equal hashes in corpus order
         copies = hashes[order[1:]] == hashes[order[:-1]]
         return numbers[order[1:][copies]]

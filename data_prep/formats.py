@@ -1,8 +1,8 @@
-"""How a file's text becomes documents: plain text, WikiExtractor's output, JSON lines, a MediaWiki XML dump.
+"""Splits a file's text into documents: plain text, WikiExtractor's output, JSON lines, a MediaWiki XML dump.
 
-The format shows in the file's beginning, that of JSON lines also in its name. Each has a pattern that ends a document,
-where a file may be cut. What surrounds a text (tags, JSON, XML, white space) is no part of its document; a
-document that is not to be used says why, so that the books can count it.
+The format is recognised from the file's beginning, and JSON lines also from the name. Each format has a pattern that
+ends a document, where a file may be cut. Markup around a text (tags, JSON, XML, white space) is not part of its
+document. A document that must not be used carries a reason, so that the build's books can count it.
 """
 
 import hashlib
@@ -21,12 +21,12 @@ from foundation.config import ConfigError
 
 Boundary = Literal["blank_line", "file"]
 
-BEGINNING = 4096  # bytes that tell a file's format
-LONGEST_DOCUMENT = 1 << 24  # bytes; a longer one is cut at a line's end, so that memory stays bounded
-LONGEST_PAGE = 1 << 21  # bytes of wikitext; MediaWiki's $wgMaxArticleSize, and its parser needs the most memory
-LONGEST_RECORD = 1 << 25  # bytes; a JSON object or XML page is read whole, and takes up to 24 times that
+BEGINNING = 4096  # bytes that identify a file's format
+LONGEST_DOCUMENT = 1 << 24  # bytes; longer ones are cut at a line's end to bound memory
+LONGEST_PAGE = 1 << 21  # bytes of wikitext: MediaWiki's $wgMaxArticleSize; the wikitext parser needs the most memory
+LONGEST_RECORD = 1 << 25  # bytes; a JSON object or XML page is read whole, which takes up to 24 times its size
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-PARQUET = b"PAR1"  # a Parquet file's first bytes, and its last
+PARQUET = b"PAR1"  # first and last bytes of a Parquet file
 _WIDE_MARKS = (b"\xff\xfe", b"\xfe\xff")  # byte order marks of UTF-16
 _JSON_SUFFIXES = {".json", ".jsonl", ".ndjson"}
 _JSON_OBJECT = re.compile(rb'\{\s*"')
@@ -36,7 +36,7 @@ _PAGE_START = b"<page>"
 
 
 class Format(StrEnum):
-    """What a file holds."""
+    """Input file formats."""
 
     TEXT = "text"
     ONE_DOCUMENT = "one document"
@@ -59,7 +59,7 @@ RECORD_FORMATS = (Format.JSON_LINES, Format.MEDIAWIKI, Format.ROWS)  # a documen
 
 @dataclass(frozen=True)
 class Reading:
-    """How the user wants files read: what ends a document in plain text, and which column or key holds the text."""
+    """The user's options for reading files: the document boundary in plain text, and the text's column or key."""
 
     boundary: Boundary = "blank_line"
     text_column: str = "text"
@@ -67,9 +67,9 @@ class Reading:
 
 @dataclass(frozen=True)
 class Document:
-    """A document's bytes; `place` is their offset in the unpacked file (in bytes; of the text, in rows).
+    """A document's bytes; `place` is their byte offset in the unpacked file, or for rows, in the text of all rows.
 
-    `reason` says why it is not to be used, if so. `cut`: it continues in the next document.
+    `reason` says why it must not be used; None if it may. `cut`: the text continues in the next document.
     """
 
     content: bytes
@@ -80,21 +80,21 @@ class Document:
 
     @property
     def digest(self) -> bytes:
-        """8 bytes that tell its content, whatever mark the file began with and however it ends lines."""
+        """8-byte hash of its content, the same with or without a byte order mark and for any kind of line end."""
         content = self.content.removeprefix(BYTE_ORDER_MARK).replace(b"\r\n", b"\n")
         return hashlib.blake2b(content, digest_size=8).digest()
 
 
 def format_of(path: Path, beginning: bytes, boundary: Boundary) -> Format:
-    """What a file holds, by its first `BEGINNING` bytes of text.
+    """The format of a file, from its first `BEGINNING` bytes of text.
 
     Raises:
-        ConfigError: it is nothing that can be read.
+        ConfigError: the format is not supported.
     """
     if beginning.startswith(_WIDE_MARKS):
-        raise ConfigError(f"input: {path} is not UTF-8: it begins as UTF-16 does; convert it (iconv -t UTF-8)")
+        raise ConfigError(f"input: {path} is UTF-16, expected UTF-8; convert it (iconv -t UTF-8)")
     if what := not_text(beginning):
-        raise ConfigError(f"input: {path} holds {what} data in place of text; unpack, convert or replace it")
+        raise ConfigError(f"input: {path} holds {what} data instead of text; unpack, convert or replace it")
     start = beginning.removeprefix(BYTE_ORDER_MARK).lstrip()
     suffix = text_suffix(path)
     if start.startswith(b"<doc "):
@@ -102,25 +102,25 @@ def format_of(path: Path, beginning: bytes, boundary: Boundary) -> Format:
     if _MEDIAWIKI.match(start):
         return Format.MEDIAWIKI
     if suffix == ".parquet" or start.startswith(PARQUET):
-        raise ConfigError(f"input: {path} is not a Parquet file as it lies on disk; unpack or replace it")
+        raise ConfigError(f"input: {path} is not an uncompressed, valid Parquet file; unpack or replace it")
     if suffix.startswith(".xml") and start:
-        raise ConfigError(f"input: {path} does not begin as a MediaWiki dump does (<mediawiki ...>); give another file")
+        raise ConfigError(f"input: {path} does not begin with <mediawiki as a dump must; replace it")
     if suffix in _JSON_SUFFIXES or (not suffix and _JSON_OBJECT.match(start)):
         if start and not start.startswith(b"{"):
-            raise ConfigError(f"input: {path} is not JSON lines: it begins with no {{; give one object per line")
+            raise ConfigError(f"input: {path} is not JSON lines: it does not begin with {{; write one object per line")
         return Format.JSON_LINES
     return Format.TEXT if boundary == "blank_line" else Format.ONE_DOCUMENT
 
 
 def parse(form: Format, text: bytes, place: int, reading: Reading) -> Iterator[Document]:
-    """The documents of text cut at ends of documents, none much longer than `LONGEST_DOCUMENT`.
+    """Yields the documents of a text that was cut at document ends, none much longer than `LONGEST_DOCUMENT`.
 
-    A WikiExtractor document or a JSON text may be empty; in plain text an empty one is only a longer gap.
+    A WikiExtractor document or a JSON text may be empty. In plain text, empty ones are skipped: further blank lines.
 
     Raises:
-        ConfigError: a file's first JSON object has no `text_column`.
+        ConfigError: a file's first JSON object lacks the key `text_column`.
     """
-    if place == 0 and form not in (Format.TEXT, Format.ONE_DOCUMENT):  # there the clean-up counts it
+    if place == 0 and form not in (Format.TEXT, Format.ONE_DOCUMENT):  # there cleaning removes the mark
         mark = len(BYTE_ORDER_MARK) if text.startswith(BYTE_ORDER_MARK) else 0
         text, place = text[mark:], mark
     start = 0
@@ -140,7 +140,7 @@ def parse(form: Format, text: bytes, place: int, reading: Reading) -> Iterator[D
 
 
 def split_long(document: Document) -> Iterator[Document]:
-    """The document, in several parts where it is too long."""
+    """Yields the document, split into several if it is too long."""
     limit = LONGEST_PAGE if document.wikitext else LONGEST_DOCUMENT
     start = 0
     while len(document.content) - start > limit:
@@ -151,7 +151,7 @@ def split_long(document: Document) -> Iterator[Document]:
 
 
 def cut_point(text: bytes) -> int:
-    """Where to cut text that continues: at the last line's end, at white space, or else between two characters."""
+    """Offset at which to cut text that continues: after the last line end, else a space, else between characters."""
     end = text.rfind(b"\n") + 1 or text.rfind(b" ") + 1 or len(text)
     if end == len(text):
         start_of_last = next((n for n in range(1, 5) if text[-n] & 0xC0 != 0x80), len(text))
@@ -160,7 +160,7 @@ def cut_point(text: bytes) -> int:
 
 
 def _page(part: bytes, place: int, *, is_whole: bool) -> Document | None:
-    """An article as wikitext. What lies outside pages, such as the names of a dump's namespaces, is no document."""
+    """An article as wikitext; None for text outside pages, such as the names of a dump's namespaces."""
     begin = part.find(_PAGE_START)
     if begin < 0:
         return None
@@ -172,13 +172,13 @@ def _json_document(line: bytes, place: int, column: str) -> Document | None:
     if not line:
         return None
     try:
-        # malformed UTF-8 and lone \ud800 alike pass through as surrogates, for the clean-up to count
+        # malformed UTF-8 and lone \ud800 both pass through as surrogates, for cleaning to count
         value = json.loads(line.decode("utf-8", "surrogateescape"))[column]
     except (ValueError, TypeError, RecursionError):
         return Document(line, place, "malformed_record")
     except KeyError:
         if place <= len(BYTE_ORDER_MARK):
-            raise ConfigError(f"text_column: {column} is not among the keys of {line[:80]!r}; name one") from None
+            raise ConfigError(f"text_column: {column} is not among the keys of {line[:80]!r}; choose one") from None
         value = None
     if not isinstance(value, str):
         return Document(line, place, "no_text")

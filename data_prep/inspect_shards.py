@@ -1,4 +1,4 @@
-"""Prints what a folder of shards holds, checks it, and shows some of its sequences.
+"""Prints the statistics of a shard folder, checks it, and shows some of its sequences.
 
 python data_prep/inspect_shards.py data/wikibooks --verify --show 3
 """
@@ -32,10 +32,10 @@ from foundation.command_line import POSITIONAL, printable, run_command
 from foundation.config import StrictConfig
 from foundation.progress import Progress
 
-_SHOWN = 20  # problems, and inputs
-_BLOCKS, _BLOCK = 64, 64  # without --verify: so many blocks of so many sequences are looked at
+_SHOWN = 20  # problems listed, and inputs listed
+_BLOCKS, _BLOCK = 64, 64  # blocks, and sequences per block, sampled without --verify
 _MARK, _PLAIN = "\033[30;43m", "\033[0m"  # ANSI: black on yellow; end
-_PARTS = 8  # of a sequence, for the rate by position
+_PARTS = 8  # equal parts of a sequence, for the masking rate by position
 
 
 class InspectOptions(StrictConfig):
@@ -50,11 +50,11 @@ class InspectOptions(StrictConfig):
     show: int = Field(0, ge=0)
     """sequences to print, masked tokens marked"""
     workers: int = Field(default_factory=lambda: os.cpu_count() or 1, ge=1, le=4096)
-    """processes that verify (one per processor)"""
+    """processes used by --verify (one per processor)"""
 
 
 def main(options: InspectOptions) -> int:
-    """Prints the figures of a folder and of its held-out part; returns 1 where a check fails."""
+    """Prints the statistics of a folder and of its held-out part; returns 1 if a check fails, else 0."""
     try:
         with start_pool(options.workers if options.verify else 1) as pool:
             return _inspect_all(options, pool) if pool else 0
@@ -99,13 +99,13 @@ def _inspect(folder: Path, options: InspectOptions, pool: Pool) -> list[str]:
 
 
 def verify(folder: Path, manifest: Manifest, pool: Pool) -> tuple[list[str], MaskStatistics]:
-    """Everything that can be found wrong with a folder, read to the last byte, and the counts over all sequences."""
+    """Reads every byte of a folder; returns all problems found, and the mask statistics over all sequences."""
     problems = [f"{folder}/{problem}" for problem in tokenizer_problems(folder, manifest)]
     if (folder / LOG_NAME).is_file():
         with RecordLog(folder, "rb") as log:
             if log.damaged or sum((record.books for record in log.chunks()), Books()) != manifest.books:
-                problems.append(f"{log.path}: damaged, or not of this build")
-    plain = manifest.model_copy(update={"shards": ()})  # what a worker is sent with each shard
+                problems.append(f"{log.path}: damaged, or from another build")
+    plain = manifest.model_copy(update={"shards": ()})  # sent to a worker with each shard
     shards, totals = manifest.shards, manifest.totals
     done: dict[str, tuple[list[str], MaskStatistics]] = {}
     with Progress(sum(shard.size for shard in shards), "verify") as progress:
@@ -118,14 +118,14 @@ def verify(folder: Path, manifest: Manifest, pool: Pool) -> tuple[list[str], Mas
         problems += found
         statistics.join(counted)
     if not problems and (statistics.sequences, statistics.tokens) != (totals.sequences, totals.tokens):
-        problems.append(f"{folder}: manifest.json counts other sequences or tokens than the shards hold")
+        problems.append(f"{folder}: the number of sequences or tokens in manifest.json differs from the shards")
     if not manifest.books.balances:
         problems.append(f"{folder}: the books in manifest.json do not balance")
     return problems, statistics
 
 
 def _verify_shard(shard: ShardEntry, folder: Path, manifest: Manifest) -> tuple[list[str], MaskStatistics]:
-    """The same of one shard."""
+    """Problems and mask statistics of one shard."""
     tokenizer = WordPiece.load(folder / TOKENIZER_NAME)
     statistics = MaskStatistics(manifest.seq_length)
     problems = file_problems(folder, shard)
@@ -147,12 +147,12 @@ def _print_manifest(folder: Path, manifest: Manifest) -> None:
     for name, ledger in ledgers.items():
         dropped = ", ".join(f"{count:,} {reason}" for reason, count in ledger.dropped.items() if count) or "none"
         print(
-            f"  {name:<12} {ledger.read:>15,} read = {ledger.train:,} to train on + "
+            f"  {name:<12} {ledger.read:>15,} read = {ledger.train:,} for training + "
             f"{ledger.held_out:,} held out + dropped: {dropped}"
         )
     print(
-        f"  mended          malformed UTF-8 {books.invalid_utf8:,} times, {books.normalized_documents:,} documents to "
-        f"NFC, {books.cut_documents:,} documents and {books.cut_lines:,} lines cut for their length"
+        f"  repaired        {books.invalid_utf8:,} malformed UTF-8 sequences, {books.normalized_documents:,} documents "
+        f"normalized to NFC, {books.cut_documents:,} overlong documents and {books.cut_lines:,} overlong lines cut"
     )
     pieces = sum(share.word_pieces for share in books.inputs.values())
     for name, share in list(books.inputs.items())[:_SHOWN]:
@@ -161,16 +161,16 @@ def _print_manifest(folder: Path, manifest: Manifest) -> None:
             f"{share.word_pieces:,} word pieces ({share.word_pieces / max(1, pieces):.1%})"
         )
     if len(books.inputs) > _SHOWN:
-        print(f"  and {len(books.inputs) - _SHOWN:,} inputs more")
+        print(f"  and {len(books.inputs) - _SHOWN:,} more inputs")
     drawn = " ".join(f"{count / max(1, sum(totals.ngrams)):.4f}" for count in totals.ngrams)
     asked = " ".join(f"{chance:.4f}" for chance in manifest.config.ngram)
     print(f"  unknown words   {totals.unknown_share:.4%} of the word pieces")
     print(f"  padding         {totals.padding_share:.2%} of {totals.sequences:,} x {manifest.seq_length}")
-    print(f"  n-grams         {drawn} drawn, {asked} asked for")
+    print(f"  n-grams         {drawn} drawn, {asked} requested")
 
 
 def _print_statistics(statistics: MaskStatistics, manifest: Manifest) -> None:
-    """Where the masks fall; rates as multiples of a token's chance."""
+    """Prints where the masks fall; rates are multiples of the expected rate."""
     sequences, copies, masked = statistics.sequences, manifest.mask_copies, statistics.position.sum()
     positions = [np.array_split(counts, _PARTS) for counts in (statistics.position, statistics.position_chance)]
     by_position = [f"{there.sum() / max(1e-9, chance.sum()):.3f}" for there, chance in zip(*positions, strict=True)]
@@ -178,19 +178,19 @@ def _print_statistics(statistics: MaskStatistics, manifest: Manifest) -> None:
     by_piece = [f"{count / chance:.3f}" if chance else "none" for count, chance in pieces]
     cut, most = statistics.words_cut, statistics.most_cut
     per_mask, share = cut / max(1, sequences * copies), cut / max(1, statistics.words_masked)
-    print(f"  of {sequences:,} sequences and {copies} masks each:")
+    print(f"  in {sequences:,} sequences with {copies} masks each:")
     print(f"  two segments    {statistics.pairs / max(1, sequences):.1%}")
     print(f"  masked          {masked / max(1, statistics.tokens * copies):.4%} of the tokens")
     for name, runs in (("masked runs", statistics.runs), ("  simulated", statistics.simulated_runs)):
         shares = [f"{length}: {count / max(1, runs.sum()):.1%}" for length, count in enumerate(runs[1:9], 1)]
         print(f"  {name:<15} {' '.join(shares)}")
-    print(f"  by position     {' '.join(by_position)} times the chance, in eighths of the length")
-    print(f"  by piece        {' '.join(by_piece)} times the chance, of a word's first, second, ... piece")
-    print(f"  words cut       {per_mask:.2f} a mask, {share:.1%} of the words masked, at most {most} by one mask")
+    print(f"  by position     {' '.join(by_position)} times the expected rate, by eighths of the length")
+    print(f"  by piece        {' '.join(by_piece)} times the expected rate, by first, second, ... piece of a word")
+    print(f"  words cut       {per_mask:.2f} per mask, {share:.1%} of the masked words, at most {most} in one mask")
 
 
 def _show(folder: Path, manifest: Manifest, tokenizer: WordPiece, count: int) -> None:
-    """Prints the first sequences, the tokens of their first mask [marked], or coloured on a terminal."""
+    """Prints the first sequences with the tokens of their first mask [in brackets], or coloured on a terminal."""
     for rows in read_rows(folder, manifest.shards[0], manifest, limit=count):
         for number in range(min(count - rows.first, len(rows.lengths))):
             length = int(rows.lengths[number])
@@ -200,7 +200,7 @@ def _show(folder: Path, manifest: Manifest, tokenizer: WordPiece, count: int) ->
 
 
 def _marked(tokens: list[str], masked: np.ndarray) -> str:
-    """The text of the tokens, `##` pieces joined to their word."""
+    """Joins tokens into text, `##` pieces to their word, with the masked ones marked."""
     coloured = sys.stdout.isatty() and "NO_COLOR" not in os.environ
     opening, closing = (_MARK, _PLAIN) if coloured else ("[", "]")
     parts: list[str] = []

@@ -1,4 +1,4 @@
-"""The sequences and masks of a shard folder as arrays, every check of them and of the files, and their statistics."""
+"""Reads the sequences and masks of a shard folder as arrays, checks them and their files, and computes statistics."""
 
 import warnings
 from collections.abc import Iterator
@@ -15,9 +15,9 @@ from data_prep.tokens import TOKENIZER_NAME, WordPiece
 from foundation.config import ConfigError
 from foundation.files import file_sha256
 
-_BATCH = 4096  # sequences looked at together
-_SIMULATED, _DRAWS = 64, 4  # of each batch, so many sequences are masked anew, so many times
-_PIECES = 5  # the first four pieces of a word, and all later ones together
+_BATCH = 4096  # sequences per batch
+_SIMULATED, _DRAWS = 64, 4  # sequences masked again per batch, and masks drawn for each
+_PIECES = 5  # classes of word pieces: the first four of a word, and all later ones together
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Rows:
 def read_rows(
     folder: Path, shard: ShardEntry, manifest: Manifest, first: int = 0, limit: int | None = None
 ) -> Iterator[Rows]:
-    """The shard's sequences in order from number `first` on, at most `limit` of them, in batches.
+    """Yields the shard's sequences in order from number `first` on, at most `limit` of them, in batches.
 
     Raises:
         ConfigError: the files are damaged.
@@ -57,7 +57,7 @@ def read_rows(
 
 
 def sample_rows(folder: Path, manifest: Manifest, blocks: int, block: int) -> Iterator[Rows]:
-    """About `blocks` x `block` sequences in blocks spread evenly over all shards; all there are where they are fewer.
+    """Yields about `blocks` x `block` sequences in blocks spread evenly over all shards, or all if there are fewer.
 
     Raises:
         ConfigError: the files are damaged.
@@ -74,17 +74,17 @@ def sample_rows(folder: Path, manifest: Manifest, blocks: int, block: int) -> It
 
 
 def open_shard(folder: Path, shard: ShardEntry, manifest: Manifest) -> tuple[IndexedFile, IndexedFile]:
-    """The ids and the masks of a shard, memory-mapped; all that the indices alone can tell is checked.
+    """The ids and the masks of a shard, memory-mapped; checks everything that needs only the indices.
 
     Raises:
-        ConfigError: a file is missing, or is not what the manifest says.
+        ConfigError: a file is missing, or contradicts the manifest.
     """
     path, row = folder / shard.name, manifest.mask_copies * bytes_per_copy(manifest.seq_length)
     ids, masks = IndexedFile(path), IndexedFile(folder / f"{shard.name}.mask")
     ids.require_sound()
     masks.require_sound()
     if masks.dtype != np.uint8 or len(masks) != len(ids) or (masks.lengths != row).any():
-        raise ConfigError(f"{path}.mask: has not one row of masks per sequence; build the shards again")
+        raise ConfigError(f"{path}.mask: does not have one row of masks per sequence; build the shards again")
     if ids.dtype != np.uint16 or (len(ids), len(ids.data)) != (shard.sequences, shard.tokens):
         raise ConfigError(
             f"{path}: holds {len(ids)} sequences and {len(ids.data)} tokens, but manifest.json says {shard.sequences} "
@@ -96,7 +96,7 @@ def open_shard(folder: Path, shard: ShardEntry, manifest: Manifest) -> tuple[Ind
 
 
 def problems_of(rows: Rows, manifest: Manifest) -> list[str]:
-    """What is wrong with some sequences and their masks; nothing, normally."""
+    """Checks some sequences and their masks; returns the first sequence with each problem, normally none."""
     special = manifest.special_tokens
     positions = np.arange(manifest.seq_length)
     inside = positions < rows.lengths[:, None]
@@ -109,12 +109,12 @@ def problems_of(rows: Rows, manifest: Manifest) -> list[str]:
         "does not start with [CLS], or has a second one": (rows.ids[:, 0] != special.cls)
         | ((rows.ids == special.cls).sum(1) != 1),
         "does not end with [SEP]": ~(separators & last).any(1),
-        "has not one or two segments": ~np.isin(separators.sum(1), (1, 2)),
+        "does not have one or two segments": ~np.isin(separators.sum(1), (1, 2)),
         "has [MASK] or [PAD] among its tokens": (inside & np.isin(rows.ids, (special.mask, special.pad))).any(1),
         "has an id beyond the vocabulary": (rows.ids >= manifest.vocab_size).any(1),
         "has a mask beyond its end": beyond | (masked & ~inside[:, None]).any((1, 2)),
         "has a special token masked": (masked & (inside & forbidden)[:, None]).any((1, 2)),
-        "has not ceil(0.15 n) masked positions": (masked.sum(-1) != mask_size(rows.lengths)[:, None]).any(1),
+        "does not have ceil(0.15 n) masked positions": (masked.sum(-1) != mask_size(rows.lengths)[:, None]).any(1),
     }
     return [
         f"sequence {rows.first + int(np.argmax(wrong))} {problem}" for problem, wrong in checks.items() if wrong.any()
@@ -122,12 +122,12 @@ def problems_of(rows: Rows, manifest: Manifest) -> list[str]:
 
 
 def tokenizer_problems(folder: Path, manifest: Manifest) -> list[str]:
-    """Where a folder's tokenizer is not the one that the manifest names; nothing, normally."""
+    """Differences between a folder's tokenizer and the one that the manifest names; normally none."""
     problems = []
     tokenizer = WordPiece.load(folder / TOKENIZER_NAME)
     ours = (tokenizer.sha256(), tokenizer.vocab_size, tokenizer.special)
     if ours != (manifest.tokenizer_sha256, manifest.vocab_size, manifest.special_tokens):
-        problems.append(f"{TOKENIZER_NAME}: not the tokenizer that the manifest names, or with other special ids")
+        problems.append(f"{TOKENIZER_NAME}: not the tokenizer named by the manifest, or its special ids differ")
     written = manifest.tokenizer_files or {"vocab.txt": sha256(tokenizer.files()["vocab.txt"]).hexdigest()}
     for name, expected in written.items():
         path = folder / TOKENIZER_NAME / name
@@ -137,7 +137,7 @@ def tokenizer_problems(folder: Path, manifest: Manifest) -> list[str]:
 
 
 def file_problems(folder: Path, shard: ShardEntry, *, checksums: bool = True) -> list[str]:
-    """Files of a shard that are missing or not those that were written, as far as their sizes tell or their content."""
+    """Files of a shard that are missing or changed, by their sizes and, unless `checksums` is off, their sha256."""
     found = (
         file_problem(folder / (shard.name + suffix), size, digest if checksums else None)
         for suffix, (size, digest) in shard.written.items()
@@ -146,7 +146,7 @@ def file_problems(folder: Path, shard: ShardEntry, *, checksums: bool = True) ->
 
 
 def file_problem(path: Path, size: int, digest: str | None) -> str | None:
-    """What is wrong with a file of this size and, if given, sha256; None where it is whole."""
+    """Compares a file with its expected size and, if given, sha256; returns the difference, or None."""
     try:
         found = path.stat().st_size
     except OSError as error:
@@ -157,7 +157,7 @@ def file_problem(path: Path, size: int, digest: str | None) -> str | None:
 
 
 def megatron_problems(folder: Path, shard: ShardEntry) -> list[str]:
-    """Where megatron-core's own reader sees other items than ours."""
+    """Files whose items megatron-core's own reader reads differently from ours."""
     with warnings.catch_warnings(action="ignore"):  # about GPU libraries that reading does not need
         from megatron.core.datasets.indexed_dataset import IndexedDataset
 
@@ -170,17 +170,18 @@ def megatron_problems(folder: Path, shard: ShardEntry) -> list[str]:
 
 
 class MaskStatistics:
-    """Counts over the sequences seen, and where their masks fall beside where they should.
+    """Statistics of sequences and their masks: where the masks fall, and where they are expected to fall.
 
-    A token's chance of being masked is k / m, of the m of its sequence that may be; `chance` arrays are what the counts
-    should be. `simulated_runs` are those of masks drawn anew. Suffixes: S sequences, C mask copies, P positions,
-    M tokens that may be masked, W words.
+    A token is masked with probability k / m, where m tokens of its sequence may be masked and k are. The `chance`
+    arrays hold the expected counts, and `simulated_runs` the runs of freshly drawn masks.
+
+    Array suffixes: S sequences, C mask copies, P positions, M tokens that may be masked, W words.
 
     Args:
         seq_length: longest sequence in tokens.
 
     Attributes:
-        pairs: sequences of two segments. most_cut: words cut by one mask.
+        pairs: sequences with two segments. most_cut: most words cut by one mask.
     """
 
     def __init__(self, seq_length: int) -> None:
@@ -191,7 +192,7 @@ class MaskStatistics:
         self.runs, self.simulated_runs = np.zeros((2, seq_length + 1), np.int64)
 
     def add(self, rows: Rows, manifest: Manifest, tokenizer: WordPiece) -> None:
-        """Counts some rows in."""
+        """Adds some rows to the statistics."""
         length = manifest.seq_length
         self.sequences += len(rows.lengths)
         self.tokens += int(rows.lengths.sum())
@@ -213,7 +214,7 @@ class MaskStatistics:
         self.piece_chance += np.bincount(piece_M, chance_SP[maskable_SP], _PIECES)
         self._count_words(masked_SCP, maskable_SP, start_SP)
         masker = Masker(length, _DRAWS, manifest.config.ngram, tokenizer.never_masked, tokenizer.continuation)
-        some = np.flatnonzero(mask_size(rows.lengths) <= maskable_SP.sum(1))[:_SIMULATED]  # all, but in damaged shards
+        some = np.flatnonzero(mask_size(rows.lengths) <= maskable_SP.sum(1))[:_SIMULATED]  # fails only if damaged
         bitmaps, _ = masker.draw(rows.ids[some][inside_SP[some]], rows.lengths[some], np.random.default_rng(rows.first))
         drawn_SCP = np.unpackbits(bitmaps.reshape(-1, _DRAWS, bytes_per_copy(length)), axis=-1, bitorder="little")
         self.simulated_runs += np.bincount(run_lengths(drawn_SCP), minlength=length + 1)
@@ -230,7 +231,7 @@ class MaskStatistics:
             self.most_cut = max(self.most_cut, int(np.add.reduceat(cut_W, first_word_S, dtype=np.int32).max()))
 
     def join(self, other: "MaskStatistics") -> None:
-        """Counts in what was counted elsewhere."""
+        """Adds the statistics of other rows, counted elsewhere."""
         self.most_cut = max(self.most_cut, other.most_cut)
         for name in vars(self).keys() - {"most_cut"}:
             setattr(self, name, getattr(self, name) + getattr(other, name))

@@ -1,4 +1,4 @@
-"""What a shard folder holds, with checksums: `manifest.json`, written last: it means complete."""
+"""`manifest.json`: the contents and checksums of a shard folder. Written last, it marks the folder as complete."""
 
 import json
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ Count = Annotated[int, Field(ge=0, lt=1 << 63)]
 
 
 class Choices(StrictConfig):
-    """What a user chooses that decides the shards' bytes."""
+    """The user's options that determine the shards' bytes."""
 
     seq_length: Annotated[int, Group("sequences and masks")] = Field(512, ge=8, le=65_535)
     """longest sequence in tokens"""
@@ -48,7 +48,7 @@ class Choices(StrictConfig):
     held_out: float = Field(0.005, ge=0, lt=1)
     """share of documents never trained on"""
     seed: Annotated[int, Group("the build")] = 0
-    """of every random choice"""
+    """seed of every random choice"""
     chunk_mb: float = Field(16.0, gt=0, le=64)
     """text per unit of work, in MB"""
     shard_mb: float = Field(1000.0, gt=0, le=16_000)
@@ -56,17 +56,17 @@ class Choices(StrictConfig):
 
     @property
     def reading(self) -> Reading:
-        """How the input is read."""
+        """The options for reading the input."""
         return Reading(self.documents, self.text_column)
 
 
 class BuildConfig(Choices):
-    """Everything that decides the shards' bytes besides the text."""
+    """Everything besides the text that determines the shards' bytes."""
 
     chunk_mb: float
-    """At most 1024 in format 1."""
+    """Text per unit of work, in MB; format 1 allowed up to 1024."""
     shard_mb: float
-    """0: a shard per chunk, as in format 1."""
+    """Size of a shard, in MB; 0: one shard per chunk, as in format 1."""
     tokenizer_sha256: str
     sentences: Sentences
     punkt: Literal["given", "learned", "none"]
@@ -74,13 +74,13 @@ class BuildConfig(Choices):
 
 
 class ShardEntry(StrictRecord):
-    """One shard."""
+    """The manifest's entry of one shard."""
 
     name: str = Field(pattern=r"^shard-\d+$")
     """Prefix of its files."""
     first_chunk: Count
     last_chunk: Count
-    """Number of the last chunk of text it was made from."""
+    """Numbers of the first and last chunk of text that it was made from."""
     sequences: Count
     tokens: Count
     """Special tokens included."""
@@ -115,7 +115,7 @@ def _added(left: Any, right: Any) -> Any:
 
 
 class Ledger(_Sums):
-    """Where one kind of thing went: read = train + held_out + everything dropped."""
+    """Accounts for all documents, characters or word pieces: read = train + held_out + the sum of dropped."""
 
     read: int = 0
     train: int = 0
@@ -125,12 +125,12 @@ class Ledger(_Sums):
 
     @property
     def balances(self) -> bool:
-        """Whether nothing is unaccounted for."""
+        """True if everything read is accounted for."""
         return self.read == self.train + self.held_out + sum(self.dropped.values())
 
 
 class Share(_Sums):
-    """What came from one input."""
+    """The contribution of one input."""
 
     documents: int = 0
     characters: int = 0
@@ -142,9 +142,9 @@ class Books(_Sums):
 
     documents: Ledger = Ledger()
     characters: Ledger = Ledger()
-    """Code points of the documents as decoded: without what holds them (tags, JSON), before NFC."""
+    """Code points of the decoded documents, without surrounding markup (tags, JSON), before NFC."""
     word_pieces: Ledger = Ledger()
-    """Of the documents that came as far as the tokenizer."""
+    """Word pieces of the documents that reached the tokenizer."""
     invalid_utf8: int = 0
     """Malformed byte sequences, each replaced by U+FFFD."""
     normalized_documents: int = 0
@@ -154,11 +154,11 @@ class Books(_Sums):
     cut_lines: int = 0
     """Cuts in lines too long for a sentence."""
     inputs: dict[str, Share] = {}
-    """The mixture: what the shards have of each input, training and held out."""
+    """The mixture: the contribution of each input to the shards, training and held out."""
 
     @property
     def balances(self) -> bool:
-        """Whether nothing is unaccounted for."""
+        """True if all three ledgers balance."""
         return self.documents.balances and self.characters.balances and self.word_pieces.balances
 
 
@@ -169,9 +169,9 @@ class Totals(StrictRecord):
     tokens: int
     word_pieces: int
     unknown_share: float
-    """[UNK] among word pieces."""
+    """Share of [UNK] among the word pieces."""
     padding_share: float
-    """Of sequences x seq_length."""
+    """Share of padding in sequences x seq_length."""
     ngrams: tuple[int, ...]
 
 
@@ -183,10 +183,10 @@ class Manifest(StrictRecord):
     vocab_size: int = Field(ge=1, le=LARGEST_VOCABULARY)
     special_tokens: SpecialTokens
     tokenizer_files: dict[str, str]
-    """The sha256 of each file of the tokenizer; not known of format 1."""
+    """The sha256 of each file of the tokenizer; empty in format 1."""
     versions: dict[str, str]
     input_files: Count
-    """Files the text came from."""
+    """Number of input files."""
     books: Books
     totals: Totals
     shards: tuple[ShardEntry, ...]
@@ -203,14 +203,14 @@ class Manifest(StrictRecord):
 
     @property
     def tokenizer_sha256(self) -> str:
-        """Names the tokenizer by what decides its ids."""
+        """Identifies the tokenizer by everything that determines its ids."""
         return self.config.tokenizer_sha256
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:
         special = self.special_tokens.model_dump().values()
         if not 0 <= min(special) <= max(special) < self.vocab_size or len(set(special)) < len(special):
-            raise ValueError("its special tokens are not different ids of its vocabulary")
+            raise ValueError("its special tokens are not distinct ids of its vocabulary")
         sums = [sum(getattr(shard, name) for shard in self.shards) for name in ("sequences", "tokens")]
         if sums != [self.totals.sequences, self.totals.tokens]:
             raise ValueError("its totals are not the sums of its shards")
@@ -232,10 +232,10 @@ def sum_shards(shards: Sequence[ShardEntry], seq_length: int, ngram_sizes: int) 
 
 
 def load_manifest(folder: Path) -> Manifest:
-    """Reads a complete shard folder's manifest, of this format or of format 1.
+    """Reads the manifest of a complete shard folder, in the current format or format 1.
 
     Raises:
-        ConfigError: the folder is not there or not complete, or its manifest is damaged or of a newer format.
+        ConfigError: the folder is missing or incomplete, or its manifest is damaged or of a newer format.
     """
     path = folder / MANIFEST_NAME
     if not path.is_file():
@@ -250,11 +250,11 @@ def load_manifest(folder: Path) -> Manifest:
         if isinstance(version, int) and version > FORMAT_VERSION:
             raise ConfigError(
                 f"{path}: format_version is {version}, expected at most {FORMAT_VERSION}; it was written by a newer "
-                "version of this software: use that one"
+                "version of this software: use that version"
             )
         return Manifest.model_validate(values)
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read ({error.strerror}); see to the disk") from None
+        raise ConfigError(f"{path} cannot be read ({error.strerror}); check the disk") from None
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise ConfigError(
             f"{path}: damaged ({_reason(error)}); run data_prep/build_shards.py with the same options, which repairs it"
@@ -262,7 +262,7 @@ def load_manifest(folder: Path) -> Manifest:
 
 
 def _from_format_1(values: dict[str, Any]) -> dict[str, Any]:
-    """The values in the form of format 2: each once, and a shard per chunk."""
+    """Converts format 1 to format 2, where each value is stored once and a shard has a range of chunks."""
     known = {name: value for name, value in values.items() if name in Manifest.model_fields}
     for name in ("seed", "seq_length", "mask_copies", "tokenizer_sha256"):
         if values[name] != values["config"][name]:
@@ -284,7 +284,7 @@ def _from_format_1(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _reason(error: Exception) -> str:
-    """The error in one line."""
+    """The error message on one line."""
     if isinstance(error, ValidationError):
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
@@ -293,5 +293,5 @@ def _reason(error: Exception) -> str:
 
 
 def save_manifest(manifest: Manifest, folder: Path) -> None:
-    """Writes `manifest.json`, which declares the folder complete."""
+    """Writes `manifest.json`, which marks the folder as complete."""
     write_if_other(folder / MANIFEST_NAME, sealed(manifest.model_dump(mode="json")))

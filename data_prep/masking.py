@@ -1,10 +1,10 @@
-"""Which positions of a sequence are masked: n-gram masks, drawn in several copies when the shards are built.
+"""Draws the positions to mask in each sequence: n-gram masks, in several copies, when the shards are built.
 
 Words are cut into n-grams, the n-grams are shuffled and their tokens laid on a circle; from a uniform start,
-disjoint windows of k = ceil(0.15 n) tokens are one mask copy each. By symmetry every token has exactly the
-same chance k / m of being masked (m tokens may be), and at most the two n-grams at a window's ends are cut.
+each disjoint window of k = ceil(0.15 n) tokens is one mask copy. By symmetry, each of the m tokens that may be masked
+has exactly the same probability k / m, and at most the two n-grams at a window's ends are cut.
 
-Array suffixes: S sequences, T tokens of the batch, M tokens of it that may be masked, W words, G n-grams,
+Array suffixes: S sequences, T tokens of the batch, M those that may be masked, W words, G n-grams,
 P segments, N windows (one mask copy each), U tokens of the windows.
 """
 
@@ -15,17 +15,17 @@ from typing import TypeVar
 import numpy as np
 
 COPIES_PER_SHUFFLE = 6  # 6 x 15% = 90% of the circle; a seventh window would overlap the first
-_BATCH = 2048  # sequences masked together: keeps the temporary arrays near the processor's cache
-_LARGEST_BATCH = 1 << 28  # bits of their masks, each a byte while they are drawn
+_BATCH = 2048  # sequences masked together; keeps the temporary arrays near the size of the CPU cache
+_LARGEST_BATCH = 1 << 28  # mask bits of a batch; each takes a byte while drawing
 _STARTS_WORD, _SPECIAL = np.uint8(0), np.uint8(2)  # kinds of token; 1 continues a word
-# of a sort key: sequence | random | number of the n-gram, which makes every key distinct
+# fields of a sort key: sequence | random | number of the n-gram, which makes every key distinct
 _RANDOM_BITS, _NGRAM_BITS = 36, 16
 
 Length = TypeVar("Length", int, np.ndarray)
 
 
 def mask_size(length: Length) -> Length:
-    """Tokens to mask of n: ceil(0.15 n), exactly; n counts [CLS] and [SEP], as google-research/electra does."""
+    """Number of tokens to mask: exactly ceil(0.15 n). n counts [CLS] and [SEP], as google-research/electra does."""
     return (3 * length + 19) // 20
 
 
@@ -39,9 +39,9 @@ class Masker:
     """Draws the masks of sequences.
 
     Args:
-        seq_length: positions of a bitmap; no sequence is longer.
+        seq_length: longest sequence in tokens, the positions of a bitmap.
         copies: bitmaps per sequence.
-        ngram: chances of n-grams of 1, 2, ... words; they sum to 1.
+        ngram: probabilities of n-grams of 1, 2, ... words; they sum to 1.
         special: bool [vocabulary]: ids that are never masked and that end an n-gram.
         continuation: bool [vocabulary]: `##` ids, which belong to the word before them.
     """
@@ -53,7 +53,7 @@ class Masker:
     continuation: np.ndarray
 
     def draw(self, ids: np.ndarray, lengths: np.ndarray, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Masks for the sequences laid end to end in `ids`.
+        """Draws masks for the sequences concatenated in `ids`.
 
         Returns:
             Bitmaps, uint8 [S, copies * bytes_per_copy]; how often an n-gram of 1, 2, ... words was drawn,
@@ -83,9 +83,9 @@ class Masker:
 
 
 class _Batch:
-    """The tokens of some sequences that may be masked, and how they group into words and segments.
+    """The maskable tokens of some sequences, and their grouping into words and segments.
 
-    Positions and indices are int32: the arrays are large, and their traffic to memory is what takes the time.
+    Positions and indices are int32: the arrays are large, and memory bandwidth is the bottleneck.
     """
 
     def __init__(self, ids_T: np.ndarray, lengths_S: np.ndarray, masker: Masker) -> None:
@@ -98,7 +98,7 @@ class _Batch:
         self.k_S = mask_size(lengths_S.astype(np.int64))
         self.m_S = np.diff(np.searchsorted(token_M, first_T_S), append=len(token_M))
         self.position_M = token_M - np.repeat(first_T_S, self.m_S)
-        # index into M of each word's first token; index into W of each segment's, the text between special tokens
+        # index into M of each word's first token; index into W of each segment's first word (text between specials)
         self.word_M_W = np.flatnonzero((kind_T[token_M] == _STARTS_WORD) | segment_start_M).astype(np.int32)
         self.first_W_P = np.flatnonzero(segment_start_M[self.word_M_W]).astype(np.int32)
 
@@ -110,13 +110,13 @@ class _Batch:
         drawn: np.ndarray,
         masked: np.ndarray,
     ) -> None:
-        """Sets ones in `masked` for so many copies of each sequence, the first of which starts at `start_S` there.
+        """Sets the masked positions of `copies_S` copies per sequence to 1 in `masked`, where they begin at `start_S`.
 
-        A sequence too short for all of them in one shuffle is shuffled again.
+        A sequence that is too short for all its copies in one shuffle is shuffled again for the rest.
         """
         circle_M = self._shuffled_tokens(random, drawn)
         turn_S = random.integers(0, self.m_S)
-        # windows of k tokens that fit on the circle without touching twice
+        # disjoint windows of k tokens that fit on the circle
         windows_S = np.minimum(np.minimum(self.m_S // self.k_S, COPIES_PER_SHUFFLE), copies_S)
         width = bytes_per_copy(self.masker.seq_length) * 8
         position_U = self.position_M[circle_M[self._used_places(turn_S, windows_S * self.k_S)]]
@@ -131,9 +131,9 @@ class _Batch:
             kept.mask(start_S[again_S], (copies_S - windows_S)[again_S], random, drawn, masked)
 
     def _used_places(self, turn_S: np.ndarray, used_S: np.ndarray) -> np.ndarray:
-        """Indices into the circles of the first `used_S` tokens after each circle's start, one after the other.
+        """Indices of the first `used_S` tokens after each circle's start, concatenated.
 
-        The circle starts `turn_S` before the end of its list, so its tokens are two runs of the list.
+        A circle starts `turn_S` before the end of its list, so its tokens form two runs of the list.
         """
         first_S = np.cumsum(self.m_S) - self.m_S
         before_S = np.minimum(turn_S, used_S)
@@ -150,14 +150,14 @@ class _Batch:
         return _ranges(first_G[shuffled_G], size_G[shuffled_G])
 
     def _cut_into_ngrams(self, random: np.random.Generator, drawn: np.ndarray) -> np.ndarray:
-        """Index (into M) of the first token of every n-gram; each segment is cut from its first word on."""
+        """Index (into M) of the first token of every n-gram; each segment is cut separately, from its first word on."""
         words = len(self.word_M_W)
         chance_W = random.random(words)
         size_W = np.ones(words, np.int8)
         for bound in np.cumsum(self.masker.ngram)[:-1]:
             size_W += (chance_W >= bound).view(np.int8)
         before_W = np.cumsum(size_W, dtype=np.int32) - size_W
-        # n-gram number i of a segment starts at its word number before_W[i] - before_W[first], while it has so many
+        # n-gram i of a segment starts at its word before_W[i] - before_W[first], as long as it has that many words
         words_P = np.diff(self.first_W_P, append=np.int32(words))
         before_P = before_W[self.first_W_P]
         ngrams_P = np.searchsorted(before_W, before_P + words_P) - self.first_W_P
@@ -181,7 +181,7 @@ def _shuffle_within(count_S: np.ndarray, random: np.random.Generator) -> np.ndar
 
 
 def _ranges(start: np.ndarray, length: np.ndarray) -> np.ndarray:
-    """The numbers start, start + 1, ... of each range, `length` >= 1 of them, end to end, int32."""
+    """Concatenates the ranges start, start + 1, ..., each of `length` >= 1 numbers, int32."""
     first = np.cumsum(length, dtype=np.int32)
     numbers = np.ones(first[-1] if len(first) else 0, np.int32)
     first -= length

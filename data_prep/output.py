@@ -1,4 +1,4 @@
-"""The folder of a build: one builder at a time, one configuration, resumed where it stopped."""
+"""Manages the output folder of a build: one build at a time, one configuration, resumable."""
 
 import shutil
 from hashlib import sha256
@@ -29,10 +29,10 @@ LOCK_NAME = ".lock"
 
 
 def locked(folder: Path) -> Lock:
-    """The lock on the folder, made where missing: no other build writes to it meanwhile.
+    """Locks the folder against other builds, making it if missing.
 
     Raises:
-        ConfigError: another build holds it, or it cannot be made.
+        ConfigError: another build holds the lock, or the folder cannot be made.
     """
     require_folder(folder)
     try:
@@ -44,32 +44,31 @@ def locked(folder: Path) -> Lock:
 
 
 def open_log(folder: Path) -> RecordLog:
-    """The log of the build that was begun or completed in the folder, or a new one in an empty folder.
+    """Opens the log of the build in the folder, unfinished or complete, or a new log if the folder is empty.
 
     Raises:
-        ConfigError: the folder holds something else, or a build that cannot be resumed.
+        ConfigError: the folder holds other files, or a build that cannot be resumed.
     """
     if (folder / LOG_NAME).is_file():
         log = RecordLog(folder)
         if log.plan is None and (len(log) or log.damaged):
-            raise ConfigError(f"output: {log.path} is damaged, its plan cannot be read; choose another folder")
+            raise ConfigError(f"output: {log.path} is damaged: its plan cannot be read; choose another folder")
         if log.damaged:
-            print(f"{log.path}: {log.damaged} damaged records; what they recorded is built again")
+            print(f"{log.path}: {log.damaged} damaged records; rebuilding their chunks and shards")
         return log
     if (folder / MANIFEST_NAME).is_file():
         known = load_manifest(folder).format_version == FORMAT_VERSION
         reason = f"its {LOG_NAME} is missing" if known else "it was built in format 1, which training still reads"
         raise ConfigError(
-            f"output: {folder} is complete, but what it was built from cannot be checked: {reason}; build into "
-            "another --output"
+            f"output: {folder} is complete, but its input cannot be verified: {reason}; choose another --output"
         )
     if any(entry.name not in (WORK_NAME, LOCK_NAME) for entry in folder.iterdir()):
-        raise ConfigError(f"output: {folder} holds files that are not a build's; choose an empty or a new folder")
+        raise ConfigError(f"output: {folder} holds files that do not belong to a build; choose an empty or new folder")
     return RecordLog(folder)
 
 
 def refuse_another(plan: Plan, earlier: Plan, folder: Path) -> None:
-    """Raises ConfigError, one line for each difference, where `plan` is not the folder's own."""
+    """Raises ConfigError, with one line per difference, if `plan` differs from the folder's own plan."""
     old, new = _flat(earlier.model_dump()), _flat(plan.model_dump())
     problems = [
         f"{name}: the build in {folder} has {old.get(name, 'none')}, this one {new.get(name, 'none')}; "
@@ -87,7 +86,7 @@ def _flat(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def prepare(folder: Path, tokenizer: WordPiece, punkt: PunktModel | None) -> None:
-    """Clears away what a killed run left half written, and writes what the workers read."""
+    """Removes files that a killed run left half-written, and writes the tokenizer and Punkt model for the workers."""
     for leftover in folder.rglob(f"*{TEMPORARY_SUFFIX}"):
         leftover.unlink()
     (folder / WORK_NAME).mkdir(exist_ok=True)
@@ -98,17 +97,17 @@ def prepare(folder: Path, tokenizer: WordPiece, punkt: PunktModel | None) -> Non
 
 
 def finish(folder: Path, log: RecordLog, tokenizer: WordPiece) -> Manifest:
-    """Writes the manifests, the main one last, and removes what only an unfinished build needs; returns the main one.
+    """Writes the manifests, the main one last, and removes the working files; returns the main manifest.
 
-    What is there already is left as it is.
+    Files that are already up to date are left untouched.
 
     Raises:
-        ConfigError: no document has any text.
+        ConfigError: no document is left for training.
     """
     books = sum((record.books for record in log.chunks()), Books())
     train, held_out = (_manifest(log, side, tokenizer, books) for side in (TRAIN, HELD_OUT))
     if not train.shards:
-        raise ConfigError("input: no document is left to train on; give more text or a smaller --held_out")
+        raise ConfigError("input: no document is left for training; give more text or a smaller --held_out")
     log.put_in_order()
     if held_out.shards:
         tokenizer.save(folder / HELD_OUT_NAME / TOKENIZER_NAME)

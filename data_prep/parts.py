@@ -1,8 +1,8 @@
-"""What a shard gets from one chunk, its part: made of documents, kept on the disk, merged with others into a shard.
+"""Parts of shards: a part holds the sequences of one chunk on one side, and is merged with others into a shard.
 
-A part is written and read block by block. A block is two uint32, its numbers of sequences and of tokens, then their
-lengths (int32), ids (uint16) and masks (uint8, `mask_copies` bitmaps per sequence), each end to end. Which parts go
-together follows from their sizes, in the order of the input.
+A part is written and read block by block. A block is two uint32, its numbers of sequences and tokens, then the
+sequences' lengths (int32), ids (uint16) and masks (uint8, `mask_copies` bitmaps per sequence), each concatenated. The
+parts' sizes, in the order of the input, determine which parts form a shard.
 """
 
 import hashlib
@@ -22,16 +22,16 @@ from data_prep.shards import IndexedWriter
 from data_prep.tokens import WordPiece
 from foundation.files import NewFile, file_sha256
 
-WORK_NAME = ".build"  # folder of parts and hashes; gone once the manifest is written
-# Made into sequences together: memory grows neither with the chunk nor with a document, nor with the number of tiny
-# ones, whose masks take more than their text.
+WORK_NAME = ".build"  # folder of parts and hashes; removed once the manifest is written
+# Limits of one batch of documents. They bound memory for large chunks, for long documents, and for many tiny documents,
+# whose masks take more than their text.
 _TOKENS_AT_ONCE = 1 << 22
 _DOCUMENTS_AT_ONCE = 1 << 16
 _HEADER = struct.Struct("<II")
 
 
 class Block(NamedTuple):
-    """Some sequences of a part."""
+    """Some sequences of a part, concatenated."""
 
     lengths: np.ndarray
     ids: np.ndarray
@@ -39,9 +39,10 @@ class Block(NamedTuple):
 
 
 class Side:
-    """One side of a chunk, training or held out: takes documents in, and writes them to `path` as one part.
+    """One side of a chunk, training or held out: collects documents and writes them to `path` as one part.
 
-    The random stream belongs to the build's seed, the chunk's key and the side's name.
+    Args:
+        seed_key: the build's seed, the chunk's key and the side's name; determines the random stream.
     """
 
     def __init__(self, seed_key: str, config: BuildConfig, tokenizer: WordPiece, path: Path) -> None:
@@ -58,14 +59,14 @@ class Side:
         self._tokens_waiting = 0
 
     def add(self, ids: np.ndarray, sentence_lengths: np.ndarray) -> None:
-        """Takes in one document: its ids laid end to end, and how many each sentence has."""
+        """Adds one document: its concatenated ids and the number of ids in each sentence."""
         self._waiting.append((ids, sentence_lengths))
         self._tokens_waiting += len(ids)
         if self._tokens_waiting >= _TOKENS_AT_ONCE or len(self._waiting) >= _DOCUMENTS_AT_ONCE:
             self._make_sequences()
 
     def finish(self) -> PartEntry | None:
-        """Completes the part; None, and no file, where no document came in."""
+        """Completes the part; returns None and leaves no file if no document was added."""
         if self._waiting:
             self._make_sequences()
         size, sha256 = self._file.close()
@@ -74,7 +75,7 @@ class Side:
         return PartEntry(**self._counts, ngrams=tuple(self._ngrams.tolist()), size=size, sha256=sha256)
 
     def _make_sequences(self) -> None:
-        """Writes the sequences and masks of the documents that wait."""
+        """Writes the sequences and masks of the collected documents."""
         documents, self._waiting, self._tokens_waiting = self._waiting, [], 0
         text = np.concatenate([ids for ids, _ in documents])
         stream = TokenStream(
@@ -99,7 +100,7 @@ class Side:
 
 
 def part_path(output: Path, side: str, number: int) -> Path:
-    """Where a chunk's part of a side lies until it is merged into a shard."""
+    """The file of a chunk's part on one side, until it is merged into a shard."""
     return output / WORK_NAME / f"{side}-{number:05d}.part"
 
 
@@ -111,10 +112,10 @@ def write_block(file: NewFile, block: Block) -> None:
 
 
 def read_part(path: Path, part: PartEntry, mask_bytes: int) -> Iterator[Block]:
-    """The blocks of a part; `mask_bytes` is the size of a sequence's bitmaps.
+    """Yields the blocks of a part; `mask_bytes` is the size of a sequence's bitmaps.
 
     Raises:
-        OSError: it is missing, or not what was written.
+        OSError: the part is missing or has changed since it was written.
     """
     if file_sha256(path) != part.sha256:
         raise OSError(f"{path} has changed since it was written")
@@ -129,21 +130,21 @@ def read_part(path: Path, part: PartEntry, mask_bytes: int) -> Iterator[Block]:
 
 
 class Merge(NamedTuple):
-    """A shard to write: a run of chunks, and the parts of those that have one on this side."""
+    """A shard to write: a range of chunks, and the parts of those that have one on this side."""
 
     side: str
     number: int
     first_chunk: int
     last_chunk: int
     parts: tuple[tuple[int, PartEntry], ...]
-    """Each with its chunk's number."""
+    """Pairs of a chunk's number and its part."""
 
 
 class ShardCutter:
-    """Takes one side's parts in the order of their chunks, and says when a shard of them is full.
+    """Groups one side's parts, in the order of their chunks, into shards.
 
     Args:
-        limit: bytes of parts in a shard, unless a single part has more.
+        limit: most bytes of parts in a shard, unless a single part has more.
     """
 
     def __init__(self, side: str, limit: float) -> None:
@@ -152,7 +153,7 @@ class ShardCutter:
         self._parts: list[tuple[int, PartEntry]] = []
 
     def add(self, chunk: int, part: PartEntry | None) -> Iterator[Merge]:
-        """Takes the next chunk's part; yields the shard that is full without it, if any."""
+        """Adds the next chunk's part; yields the shard of the parts before it if the part no longer fits."""
         if part is None:
             return
         if self._size + part.size > self._limit:
@@ -169,7 +170,7 @@ class ShardCutter:
 
 
 def merge_parts(merge: Merge, config: BuildConfig, output: Path) -> ShardEntry:
-    """Writes a shard; its parts stay.
+    """Writes a shard, keeping its parts.
 
     Raises:
         OSError: a part is missing or damaged, or the disk is full.

@@ -1,6 +1,7 @@
-"""One chunk of text through every step to its parts of shards: the work of one worker, the same wherever it runs.
+"""Runs one chunk of text through every step and writes its parts of shards: one worker's task.
 
-The random stream belongs to the chunk (seed, key), so neither the number of workers nor a restart changes a byte.
+The random stream depends only on the seed and the chunk's key, so neither the number of workers nor a restart changes
+a byte.
 """
 
 import os
@@ -26,22 +27,22 @@ from data_prep.tokens import TOKENIZER_NAME, WordPiece
 from foundation.config import ConfigError
 
 PUNKT_NAME = "punkt"
-_AT_ONCE = 1 << 20  # characters of a batch of documents, and of what is tokenized together
-_WEIGHT = 256  # characters that a document counts beside its text: its objects take that much however short it is
+_AT_ONCE = 1 << 20  # characters per batch of documents, and per call of the tokenizer
+_WEIGHT = 256  # characters added to each document's size in a batch, for the memory of its Python objects
 
 
 class ChunkTask(NamedTuple):
-    """A chunk to build, or to check where an earlier run has built it."""
+    """A chunk to build, or to check if an earlier run has built it."""
 
     chunk: Chunk
     record: ChunkRecord | None
-    """What the earlier run recorded."""
+    """The earlier run's record; None if there is none."""
     merged: frozenset[str]
-    """Sides on which a whole shard holds its part already."""
+    """Sides whose part is already in a complete shard."""
 
 
 class Text(NamedTuple):
-    """A document on its way, and the input it came from."""
+    """A cleaned document and the input that it came from."""
 
     origin: str
     document: Document
@@ -49,10 +50,10 @@ class Text(NamedTuple):
 
 
 def do_chunk(task: ChunkTask, config: BuildConfig, output: Path, strict: bool = False) -> ChunkRecord:
-    """Builds the chunk; one that is built already, from the same text, is left as it is.
+    """Builds the chunk, unless an earlier run has built it from the same text and its parts are intact.
 
     Raises:
-        ConfigError: its text has changed since, cannot be read, or, where `strict`, is malformed.
+        ConfigError: the text has changed since, cannot be read, or, with `strict`, is malformed.
     """
     chunk, record = task.chunk.loaded(), task.record
     text = chunk.digest()
@@ -60,8 +61,8 @@ def do_chunk(task: ChunkTask, config: BuildConfig, output: Path, strict: bool = 
         if (record.key, record.text) != (chunk.key, text) or record.duplicates != chunk.duplicates_digest:
             names = ", ".join(sorted({str(piece.source.path) for piece in chunk.pieces})[:3])
             raise ConfigError(
-                f"input: the text of {names} is not what {output} was built from; put the old text back, or build into "
-                "another --output"
+                f"input: the text of {names} has changed since {output} was built from it; restore the old text, or "
+                "choose another --output"
             )
         parts = {part_path(output, side, record.number): record.part(side) for side in SIDES if side not in task.merged}
         if not any(part and file_problem(path, part.size, part.sha256) for path, part in parts.items()):
@@ -70,10 +71,10 @@ def do_chunk(task: ChunkTask, config: BuildConfig, output: Path, strict: bool = 
 
 
 def build_chunk(chunk: Chunk, text: str, config: BuildConfig, output: Path, strict: bool = False) -> ChunkRecord:
-    """Makes the parts of a loaded chunk whose digest is `text`, and says what became of it.
+    """Builds the parts of a loaded chunk whose digest is `text`, and returns the chunk's record.
 
     Raises:
-        ConfigError: its text, where `strict`, is malformed.
+        ConfigError: with `strict`, the text is malformed.
     """
     tokenizer, punkt = load_tools(output, config.sentences)
     sides = {
@@ -97,11 +98,11 @@ def build_chunk(chunk: Chunk, text: str, config: BuildConfig, output: Path, stri
 
 
 class Intake:
-    """Takes a chunk's documents in, and keeps the books of what becomes of each."""
+    """Cleans and filters a chunk's documents, and accounts for every one of them."""
 
     def __init__(self, chunk: Chunk, config: BuildConfig, strict: bool) -> None:
         self._chunk, self._config, self._strict = chunk, config, strict
-        # of documents, characters and word pieces: those read, on each side, and removed or dropped by reason
+        # per unit (documents, characters, word pieces): counts read, on each side, and removed or dropped by reason
         self._ledgers: dict[str, Counter[str]] = {
             name: Counter() for name in ("documents", "characters", "word_pieces")
         }
@@ -109,7 +110,7 @@ class Intake:
         self._shares: defaultdict[str, Counter[str]] = defaultdict(Counter)
 
     def batches(self) -> Iterator[list[Text]]:
-        """The documents that are used, cleaned, some at a time."""
+        """Yields the documents to use, cleaned, in batches."""
         batch: list[Text] = []
         size = 0
         for text in self._used():
@@ -153,9 +154,9 @@ class Intake:
             self._ledgers[name][place] += count
 
     def side_of(self, text: Text, word_pieces: int) -> str | None:
-        """The side that a document of so many word pieces goes to; None where it has none.
+        """Chooses and records the side of a document with so many word pieces; None if it has none.
 
-        By its content only: two equal documents are never on different sides, whatever the seed.
+        The choice depends only on the content: equal documents are always on the same side, whatever the seed.
         """
         if not word_pieces:
             self._count("empty", 1, text.cleaned.kept)
@@ -168,7 +169,7 @@ class Intake:
         return side
 
     def books(self, parts: Mapping[str, PartEntry | None]) -> Books:
-        """What was read beside what the shards get."""
+        """The accounts of the chunk: everything read, against everything that its parts received."""
         pieces = self._ledgers["word_pieces"]
         pieces.update({side: part.word_pieces for side, part in parts.items() if part})
         if self._config.builder == "electra":
@@ -185,19 +186,19 @@ class Intake:
 def _refuse_malformed(piece: Piece, document: Document, cleaned: Cleaned) -> None:
     if cleaned.first_invalid is not None:
         problem, place = "malformed UTF-8", document.place
-        if piece.format not in RECORD_FORMATS:  # in a record, escapes hide the byte: its beginning must do
+        if piece.format not in RECORD_FORMATS:  # in a record, escapes hide the exact byte: give the record's beginning
             place += cleaned.first_invalid
     elif document.reason in ("malformed_record", "unfinished_page"):
         problem, place = document.reason.replace("_", " "), document.place
     else:
         return
-    raise ConfigError(f"strict: {piece.source.path} has {problem} at byte {place}; fix the file, or leave --strict out")
+    raise ConfigError(f"strict: {piece.source.path} has {problem} at byte {place}; fix the file, or omit --strict")
 
 
 @lru_cache(maxsize=1)
 def load_tools(output: Path, sentences: Sentences) -> tuple[WordPiece, Punkt | None]:
-    """The tokenizer of an output folder, and its Punkt model unless a line is a sentence; loaded once per process."""
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the workers fill the cores; its threads would compete
+    """The tokenizer of an output folder and, unless each line is a sentence, its Punkt model; cached per process."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the workers already use all cores
     punkt = Punkt(load_model(output / PUNKT_NAME)) if sentences == "punkt" else None
     return WordPiece.load(output / TOKENIZER_NAME), punkt
 
@@ -205,10 +206,10 @@ def load_tools(output: Path, sentences: Sentences) -> tuple[WordPiece, Punkt | N
 def _tokenize(
     texts: Sequence[Text], tokenizer: WordPiece, punkt: Punkt | None
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """The token ids of each text, and how many each of its sentences has."""
+    """The token ids of each text, and the number of ids in each of its sentences."""
     documents = [split_sentences(text.cleaned.text, punkt) for text in texts]
     sentences = [sentence for document in documents for sentence in document]
-    # so many at a time that memory stays bounded
+    # encode in batches to bound memory
     ends = np.cumsum([len(sentence) for sentence in sentences])
     cuts = np.flatnonzero(np.diff(ends // _AT_ONCE)) + 1
     encoded = [tokenizer.encode(sentences[start:end]) for start, end in pairwise([0, *cuts, len(sentences)])]

@@ -1,11 +1,11 @@
-"""Sentence ends by a Punkt model (Kiss and Strunk, 2006), the same as NLTK's and more than ten times faster.
+"""Splits text into sentences with a Punkt model (Kiss and Strunk, 2006), exactly as NLTK and over ten times faster.
 
-NLTK's PunktSentenceTokenizer is the reference, habits included. Only a full stop, question or exclamation mark
-before closing punctuation or before white space and another word may end a sentence; whether it does is decided by
-the word before it and what follows. Here one compiled pattern finds those marks, and what a word says is worked out
-once and remembered: most words before a full stop end a sentence whatever follows.
+NLTK's PunktSentenceTokenizer is the reference, quirks included. Only a full stop, question or exclamation mark before
+closing punctuation, or before white space and another word, may end a sentence; the word before it and the text after
+it decide. Here one compiled pattern finds those marks, and the analysis of each word is cached: most words before a
+full stop end a sentence whatever follows.
 
-White space, digits and letters are those of the `regex` package, which NLTK compiles its patterns with.
+White space, digits and letters are defined as in the `regex` package, which NLTK uses to compile its patterns.
 """
 
 import hashlib
@@ -18,11 +18,11 @@ from typing import NamedTuple
 
 import regex
 
-# NLTK's PunktLanguageVars and PunktToken. \s is White_Space: not the separators 1C to 1F, which `re` counts in.
+# NLTK's PunktLanguageVars and PunktToken. \s is White_Space, without the separators 1C to 1F that `re` includes.
 _SPACE = r"[^\S\x1c-\x1f]"
 _QUOTES = "‘’“”«»"
 _NOT_IN_WORDS = rf"[)\";}}\]*:@'({{\[{_QUOTES}?!]"
-_SEVERAL = r"(?:-{2,}|\.{2,}|(?:\.\s){2,}\.)"  # dashes; dots, also with spaces between
+_SEVERAL = r"(?:-{2,}|\.{2,}|(?:\.\s){2,}\.)"  # several dashes, or several dots with or without spaces between them
 _MARK = re.compile(rf"[.?!](?={_NOT_IN_WORDS}|{_SPACE}+([\S\x1c-\x1f]+))")
 _CLOSERS = frozenset("\"')]}" + _QUOTES)
 _CLOSING = re.compile(rf"([\"')\]}}{_QUOTES}]+)(?:{_SPACE}+|(?=--)|$)")
@@ -39,19 +39,19 @@ _NUMBER = "##number##"
 _ENDINGS = frozenset(".?!")
 _PUNCTUATION = frozenset(";:,.!?")
 
-# NLTK's flags of how a word occurred in training: at a sentence's beginning, inside it, or one cannot tell
+# NLTK's flags for the occurrences of a word in training: at a sentence's beginning, inside it, or unknown
 _BEGINS_UPPER, _INSIDE_UPPER, _UNKNOWN_UPPER, _BEGINS_LOWER, _INSIDE_LOWER, _UNKNOWN_LOWER = (
     1 << n for n in range(1, 7)
 )
 _UPPER = _BEGINS_UPPER | _INSIDE_UPPER | _UNKNOWN_UPPER
 _LOWER = _BEGINS_LOWER | _INSIDE_LOWER | _UNKNOWN_LOWER
 
-_REMEMBERED, _LONGEST = 1 << 16, 64  # words, and characters of one: about 20 MB, whatever the text
+_REMEMBERED, _LONGEST = 1 << 16, 64  # cached words, and the longest in characters: at most about 20 MB
 
 
 @dataclass
 class PunktModel:
-    """What training learns; names and values are those of NLTK's PunktParameters."""
+    """A trained model, with the names and values of NLTK's PunktParameters."""
 
     abbrev_types: set[str] = field(default_factory=set)
     collocations: set[tuple[str, str]] = field(default_factory=set)
@@ -59,11 +59,11 @@ class PunktModel:
     ortho_context: dict[str, int] = field(default_factory=dict)
 
     def sha256(self) -> str:
-        """Names the model by its content."""
+        """Checksum that identifies the model by its content."""
         return hashlib.sha256("\n\n".join(self.files().values()).encode()).hexdigest()
 
     def files(self) -> dict[str, str]:
-        """The files, by name, of a folder in NLTK's `punkt_tab` form, sorted, so that equal models are equal files."""
+        """The model as files by name in NLTK's `punkt_tab` form, sorted so that equal models give equal files."""
         return {
             "abbrev_types.txt": "\n".join(sorted(self.abbrev_types)),
             "collocations.tab": "\n".join(sorted("\t".join(pair) for pair in self.collocations)),
@@ -73,7 +73,7 @@ class PunktModel:
 
 
 class _Token(NamedTuple):
-    """A token and what it says by itself."""
+    """A token and its properties that do not depend on its neighbours."""
 
     text: str
     kind: str  # lower case, a number as ##number##
@@ -84,12 +84,12 @@ class _Token(NamedTuple):
 
     @property
     def following_kind(self) -> str:
-        """Its kind as seen from the token before it."""
+        """The token's kind as seen from the token before it."""
         return self.base if self.ends else self.kind
 
 
 class Punkt:
-    """Finds the sentences of lines."""
+    """Splits lines into sentences with a model."""
 
     def __init__(self, model: PunktModel) -> None:
         self._model = model
@@ -115,7 +115,7 @@ class Punkt:
         return sentences
 
     def _ends(self, line: str) -> list[tuple[int, int]]:
-        """Where each sentence but the last ends, and where the next one starts, before closing marks are moved."""
+        """The end of each sentence but the last and the start of the next, before closing punctuation is moved."""
         found = []
         for start, match in _candidates(line):
             end = match.end()
@@ -127,7 +127,7 @@ class Punkt:
         return found
 
     def _ends_before(self, last: _Token | None, word: str, match: re.Match[str]) -> bool:
-        """Whether a sentence ends after the word, or, as NLTK has it, anywhere inside what follows it."""
+        """True if a sentence ends after the word or, as in NLTK, anywhere inside the text that follows it."""
         following = match[1] or match.string[match.end()]
         if last is None:
             gap = match.string[match.end() : max(match.start(1), match.end())]
@@ -137,10 +137,10 @@ class Punkt:
         return ends_inside or self._ends_between(last, first)
 
     def _analyse_word(self, word: str) -> tuple[bool, _Token | None]:
-        """Whether a sentence ends after a word that ends with a mark, whatever follows; its last token if it may.
+        """True if a sentence ends after the word, whatever follows; and if not, the last token of the word, or None.
 
-        There is no such token where white space other than a blank, such as a no-break space, is inside the word: dots
-        with such spaces between them are one token, which can only be told with what follows.
+        The token is None if the word contains white space other than a blank, such as a no-break space: dots separated
+        by such spaces are one token, which can be recognised only together with the text that follows.
         """
         stem = word[:-1].lower()
         if len(stem) > 1 and stem.isascii() and stem.isalpha() and stem not in self._undecided:
@@ -153,7 +153,7 @@ class Punkt:
         return decided or self._has_end(tokens), last
 
     def _analyse_follower(self, text: str) -> tuple[_Token, bool]:
-        """The first token of the text after a space, and whether a sentence ends inside that text."""
+        """The first token of the text that follows a word, and whether a sentence ends inside that text."""
         tokens = self._tokens(text)
         return tokens[0], self._has_end(tokens)
 
@@ -164,7 +164,7 @@ class Punkt:
         return [self._token(found) for found in _TOKEN.findall(text)]
 
     def _token(self, text: str) -> _Token:
-        """First pass of the paper: by the token itself."""
+        """First pass of the paper: classifies a token by itself."""
         kind = _NUMERIC.sub(_NUMBER, text.lower())
         stem = text[:-1].lower()
         is_word = text.endswith(".") and not text.endswith("..") and text != "."
@@ -179,7 +179,7 @@ class Punkt:
         )
 
     def _ends_between(self, first: _Token, second: _Token) -> bool:
-        """Second pass: whether a sentence ends after `first`, given the token after it."""
+        """Second pass of the paper: True if a sentence ends after `first`, given the token that follows."""
         if not first.text.endswith("."):
             return first.ends
         kind = second.following_kind
@@ -196,7 +196,7 @@ class Punkt:
         return first.ends
 
     def _starts_sentence(self, token: _Token) -> bool | None:
-        """The orthographic heuristic: whether the token starts a sentence; None where its case does not tell."""
+        """The orthographic heuristic: whether the token starts a sentence; None if its case does not decide."""
         if token.text in _PUNCTUATION:
             return False
         seen = self._model.ortho_context.get(token.following_kind, 0)
@@ -210,7 +210,7 @@ class Punkt:
 def _candidates(line: str) -> list[tuple[int, re.Match[str]]]:
     """The marks that may end a sentence, each with the start of the word before it.
 
-    Of marks with no space between them only the last counts, unless the first has no word before it.
+    If no space separates several marks, only the last counts, unless the first has no word before it.
     """
     found: list[tuple[int, re.Match[str]]] = []
     spaced = line.replace("\t", " ")

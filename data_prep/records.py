@@ -3,8 +3,9 @@
     LINE = first 16 hex digits of the sha256 of REST, a space, REST
     REST = kind number JSON
 
-Kinds: `plan`; `chunk`, a chunk's text, books and parts; `train` and `held_out`, a merged shard. Of several lines of one
-kind and number the last counts. A line that is torn or damaged counts as absent: what it recorded is built again.
+Kinds: `plan`; `chunk`, a chunk's text, books and parts; `train` and `held_out`, a merged shard. If several
+lines have the same kind and number, the last one counts. A torn or damaged line is ignored, and the chunk or shard that
+it recorded is rebuilt.
 """
 
 import hashlib
@@ -22,11 +23,11 @@ LOG_NAME = "records.log"
 PLAN, CHUNK, TRAIN, HELD_OUT = "plan", "chunk", "train", "held_out"
 SIDES = (TRAIN, HELD_OUT)
 _DIGITS = 16
-_SECONDS_BETWEEN_FLUSHES = 1.0  # a power failure costs the chunks of the last second; a killed process costs nothing
+_SECONDS_BETWEEN_FLUSHES = 1.0  # a power failure loses the last second's chunks; a killed process loses none
 
 
 class Plan(StrictRecord):
-    """What decides a build's bytes; every run that resumes it must have the same."""
+    """Everything that determines a build's bytes; a run can resume a build only with an equal plan."""
 
     config: BuildConfig
     versions: dict[str, str]
@@ -35,7 +36,7 @@ class Plan(StrictRecord):
 
 
 class PartEntry(StrictRecord):
-    """What a shard gets from one chunk."""
+    """A part: the sequences of one chunk on one side."""
 
     sequences: int
     tokens: int
@@ -46,26 +47,26 @@ class PartEntry(StrictRecord):
     ngrams: tuple[int, ...]
     """How often an n-gram of 1, 2, ... words was drawn for the masks."""
     size: int
-    """Bytes of lengths, ids and masks together."""
+    """Bytes of the part's file: lengths, ids and masks."""
     sha256: str
-    """Of these bytes."""
+    """The sha256 of the part's file."""
 
 
 class ChunkRecord(StrictRecord):
-    """What became of one chunk; `train` or `held_out` is None where no text fell to it."""
+    """The result of one chunk; `train` or `held_out` is None if that side received no text."""
 
     number: int
     key: str
     text: str
-    """Digest of its text."""
+    """Digest of the chunk's text."""
     duplicates: str
-    """Digest of the numbers of those documents that occur earlier in the corpus."""
+    """Digest of the indices of the documents that occur earlier in the corpus."""
     books: Books
     train: PartEntry | None
     held_out: PartEntry | None
 
     def part(self, side: str) -> PartEntry | None:
-        """Its part of a side."""
+        """The chunk's part on a side."""
         return self.train if side == TRAIN else self.held_out
 
 
@@ -73,15 +74,15 @@ _RECORDS: dict[str, type[StrictRecord]] = {PLAN: Plan, CHUNK: ChunkRecord, TRAIN
 
 
 class RecordLog:
-    """The log in a build's folder. Memory: a few bytes per chunk, and the shards' entries.
+    """The log in a build's folder. In memory it keeps a few bytes per chunk and the entries of the shards.
 
     Args:
-        mode: "rb" where the log is only read.
+        mode: "rb" to read only.
 
     Attributes:
-        plan: of the build; None where the log is new or its plan is unreadable.
-        shards: the merged shards by side and number. One that is damaged is deleted here until it is merged again.
-        damaged: lines that count as absent.
+        plan: the build's plan; None if the log is new or the plan is unreadable.
+        shards: the merged shards by side and number. A damaged one is deleted here until it is merged again.
+        damaged: number of damaged lines, which are ignored.
 
     Raises:
         ConfigError: the log cannot be opened.
@@ -96,7 +97,7 @@ class RecordLog:
             is_new = not self.path.exists()
             self._open(mode)
         except OSError as error:
-            raise ConfigError(f"output: {self.path} cannot be opened ({error.strerror}); see to the disk") from None
+            raise ConfigError(f"output: {self.path} cannot be opened ({error.strerror}); check the disk") from None
         if is_new:
             flush(folder)
 
@@ -108,22 +109,22 @@ class RecordLog:
         self._file.close()
 
     def __len__(self) -> int:
-        """Chunks recorded."""
+        """Number of chunks recorded."""
         return sum(kind == CHUNK for kind, _ in self._places)
 
     def chunk(self, number: int) -> ChunkRecord | None:
-        """The record of a chunk; None where there is none."""
+        """The record of a chunk; None if there is none."""
         if (CHUNK, number) not in self._places:
             return None
         return ChunkRecord.model_validate_json(_split(self._line(CHUNK, number))[2])
 
     def chunks(self) -> Iterator[ChunkRecord]:
-        """The records of all chunks, in the order of the input."""
+        """Yields the records of all chunks, in the order of the input."""
         numbers = sorted(number for kind, number in self._places if kind == CHUNK)
         return filter(None, map(self.chunk, numbers))
 
     def add(self, kind: str, number: int, record: StrictRecord) -> None:
-        """Appends a record; it is on the disk when this returns, that of a chunk about a second later."""
+        """Appends a record; it is on the disk when this returns, or about a second later for a chunk."""
         place = self._file.seek(0, os.SEEK_END)
         self._file.write(_signed(f"{kind} {number} {record.model_dump_json()}\n".encode()))
         self._file.flush()
@@ -132,7 +133,7 @@ class RecordLog:
             self._flush()
 
     def put_in_order(self) -> None:
-        """Rewrites the log as plan, chunks and shards by number, so that equal builds have equal logs."""
+        """Sorts the log into plan, chunks and shards by number, so that equal builds have equal logs."""
         kinds = list(_RECORDS)
         ordered = sorted(self._places, key=lambda key: (kinds.index(key[0]), key[1]))
         if self._lines == len(ordered) and list(self._places) == ordered:
@@ -145,7 +146,7 @@ class RecordLog:
         self._open("a+b")
 
     def _open(self, mode: Literal["a+b", "rb"]) -> None:
-        """Finds the records, and cuts off a torn last line."""
+        """Opens the file, indexes its records and truncates a torn last line."""
         self._file: BinaryIO = self.path.open(mode)
         self._places: dict[tuple[str, int], int] = {}  # in the order of the file
         self._lines = self.damaged = place = 0

@@ -1,7 +1,8 @@
-"""Tables of documents: Parquet files, and datasets streamed from the Hugging Face hub.
+"""Reads tables of documents: Parquet files, and datasets streamed from the Hugging Face hub.
 
-A Parquet reader unpacks a page before it can say how large its values are. A value lies whole in its page, whose header
-says its size before, in Thrift's compact protocol (https://parquet.apache.org/docs/file-format/, PageHeader).
+A Parquet reader decompresses a whole page before it knows how large its values are. To bound memory, the size of a page
+is read from its header first; no value spans two pages. The header is in Thrift's compact protocol
+(https://parquet.apache.org/docs/file-format/, PageHeader).
 """
 
 from collections.abc import Iterator
@@ -13,20 +14,20 @@ from data_prep.sources import HUB, Source
 from data_prep.unpacking import opened
 from foundation.config import ConfigError
 
-_BATCH = 1 << 22  # bytes of text read at a time, and bytes of a file
-_MOST_ROWS = 64  # in a batch, however short they seem
-_LARGEST_PAGE = 1 << 27  # bytes, unpacked; one value that fills it takes 700 MB to read
-_REPEATED = 1 << 26  # bytes of a batch of rows that all name the longest text of a dictionary
-_UNPACKED, _PACKED = 2, 3  # fields of a page's header: its bytes as they will be and as they lie in the file
-_STOP, _TRUE, _FALSE, _I32, _I64, _BINARY, _STRUCT = 0, 1, 2, 5, 6, 8, 12  # all that a page's header is made of
-_DEEPEST = 8  # structs in structs; a page's header has two
+_BATCH = 1 << 22  # bytes of text, and of the file, read at a time
+_MOST_ROWS = 64  # rows per batch, however short they seem
+_LARGEST_PAGE = 1 << 27  # bytes, uncompressed; one value of this size takes 700 MB to read
+_REPEATED = 1 << 26  # bytes of a batch whose rows all refer to the longest text of a dictionary
+_UNPACKED, _PACKED = 2, 3  # fields of a page's header: its size uncompressed and in the file
+_STOP, _TRUE, _FALSE, _I32, _I64, _BINARY, _STRUCT = 0, 1, 2, 5, 6, 8, 12  # the Thrift types that a page's header uses
+_DEEPEST = 8  # nesting of structs; a page's header has two levels
 
 
 def read_rows(source: Source, column: str) -> Iterator[tuple[bytes | None, float]]:
-    """The text of each row, None where there is none, and the share of the source that is read by then.
+    """Yields the text of each row, or None if it has none, and the share of the source read so far.
 
     Raises:
-        ConfigError: the source cannot be read, or has no such column of text.
+        ConfigError: the source cannot be read, or has no text column of that name.
     """
     return _hub_rows(source.path, column) if source.on_hub else _parquet_rows(source.path, column)
 
@@ -49,25 +50,25 @@ def _parquet_rows(path: Path, column: str) -> Iterator[tuple[bytes | None, float
                         yield _record(path, value.as_py()), done / file.metadata.num_rows
     except (OSError, pyarrow.ArrowException) as error:
         reason = str(error).splitlines()[0]
-        raise ConfigError(f"input: {path} cannot be read to its end ({reason}); replace the file") from None
+        raise ConfigError(f"input: {path} cannot be read to the end ({reason}); replace the file") from None
 
 
 def _rows_at_once(path: Path, group: Any, column: str) -> int:
-    """How many rows of a row group (pyarrow's metadata of it) are read together, so that memory stays bounded.
+    """Number of rows of a row group (given as pyarrow's metadata) to read together within bounded memory.
 
     Raises:
-        ConfigError: one page of it is too large.
+        ConfigError: a page of the row group is too large.
     """
     chunk = next(c for c in map(group.column, range(group.num_columns)) if c.path_in_schema == column)
     bytes_per_row = group.total_byte_size // max(1, group.num_rows) + 1
     rows = min(_MOST_ROWS, _BATCH // bytes_per_row)
-    if chunk.total_uncompressed_size > min(_REPEATED // _MOST_ROWS, _LARGEST_PAGE):  # else nothing in it is too large
+    if chunk.total_uncompressed_size > min(_REPEATED // _MOST_ROWS, _LARGEST_PAGE):  # else no page can be too large
         with opened(path) as raw:
             sizes = list(page_sizes(raw, chunk))
         if (largest := max(sizes)) > _LARGEST_PAGE:
             raise ConfigError(
                 f"input: {path} has a page of {largest >> 20:,} MB, expected at most {_LARGEST_PAGE >> 20}: too large "
-                "to be read within a worker's memory; cut long texts in parts, or write it with smaller pages"
+                "for a worker's memory; split long texts, or write the file with smaller pages"
             )
         if chunk.has_dictionary_page:
             rows = min(rows, _REPEATED // sizes[0])
@@ -75,7 +76,7 @@ def _rows_at_once(path: Path, group: Any, column: str) -> int:
 
 
 def page_sizes(file: BinaryIO, chunk: Any) -> Iterator[int]:
-    """Bytes of each page, unpacked, of a column chunk (pyarrow's metadata of it), its dictionary first.
+    """Yields the uncompressed bytes of each page of a column chunk (pyarrow's metadata), the dictionary first.
 
     Raises:
         OSError: a header is damaged.
@@ -92,7 +93,7 @@ def page_sizes(file: BinaryIO, chunk: Any) -> Iterator[int]:
 
 
 def _struct(file: BinaryIO, depth: int = 0) -> dict[int, int]:
-    """The integers of a struct by their fields' numbers; leaves the file at its end."""
+    """Reads a struct to its end; returns its integers by field number."""
     integers: dict[int, int] = {}
     number = 0
     while (head := _byte(file)) != _STOP:
@@ -104,14 +105,14 @@ def _struct(file: BinaryIO, depth: int = 0) -> dict[int, int]:
             file.seek(_varint(file), 1)
         elif kind == _STRUCT and depth < _DEEPEST:
             _struct(file, depth + 1)
-        elif kind not in (_TRUE, _FALSE):  # which are in the head
+        elif kind not in (_TRUE, _FALSE):  # booleans are stored in the head itself
             raise OSError("the header of a page is damaged")
     return integers
 
 
 def _integer(file: BinaryIO) -> int:
     value = _varint(file)
-    return value >> 1 ^ -(value & 1)  # the sign is the last bit
+    return value >> 1 ^ -(value & 1)  # zigzag: the sign is the last bit
 
 
 def _varint(file: BinaryIO) -> int:
@@ -134,7 +135,7 @@ def _record(path: Path, text: bytes | None) -> bytes | None:
     if text is not None and len(text) > LONGEST_RECORD:
         raise ConfigError(
             f"input: {path} has a text of {len(text) >> 20:,} MB, expected at most {LONGEST_RECORD >> 20}: too large "
-            "to be read within a worker's memory; cut it in parts, or take it out"
+            "for a worker's memory; split or remove it"
         )
     return text
 
@@ -142,18 +143,18 @@ def _record(path: Path, text: bytes | None) -> bytes | None:
 def _check_column(path: Path, column: str, columns: dict[str, bool]) -> None:
     if not columns.get(column):
         texts = ", ".join(name for name, is_text in columns.items() if is_text) or "none"
-        raise ConfigError(f"text_column: {path} has no column of text named {column}; it has {texts}")
+        raise ConfigError(f"text_column: {path} has no text column named {column}; its text columns: {texts}")
 
 
 def hub_name(path: Path) -> tuple[str, str | None, str | None]:
-    """Name, configuration and revision of `hub:OWNER/NAME[:CONFIGURATION][@REVISION]`."""
+    """Parses `hub:OWNER/NAME[:CONFIGURATION][@REVISION]` into name, configuration and revision."""
     given, _, revision = str(path).removeprefix(HUB).partition("@")
     name, _, configuration = given.partition(":")
     return name, configuration or None, revision or None
 
 
 def _hub_rows(path: Path, column: str) -> Iterator[tuple[bytes | None, float]]:
-    """The train split of a dataset."""
+    """Streams the train split of a dataset."""
     import datasets
 
     name, configuration, revision = hub_name(path)
@@ -167,7 +168,7 @@ def _hub_rows(path: Path, column: str) -> Iterator[tuple[bytes | None, float]]:
             yield _record(path, None if text is None else text.encode("utf-8", "surrogatepass")), 0.0
     except ConfigError:
         raise
-    except Exception as error:  # the network, the hub and the file formats each have their own
+    except Exception as error:  # the network, the hub and each file format raise their own
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise ConfigError(
             f"input: {path} cannot be streamed from the hub ({reason}); check the name and the network, or download "

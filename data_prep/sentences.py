@@ -1,7 +1,7 @@
-"""Sentences of documents by Punkt: a model given as a folder, or trained on a sample of the corpus.
+"""Splits documents into sentences with Punkt; the model is given as a folder or trained on a sample of the corpus.
 
-A model's folder holds four text files, NLTK's `punkt_tab` form; NLTK trains it, `punkt` applies it. A line's end
-always ends a sentence, as in ELECTRA's builder, which takes line by line.
+A model's folder holds four text files in NLTK's `punkt_tab` form. NLTK trains the model; `punkt` applies it. The end of
+a line always ends a sentence, as in ELECTRA's builder, which reads line by line.
 """
 
 from collections.abc import Iterable
@@ -18,9 +18,9 @@ _FILES = ("abbrev_types.txt", "collocations.tab", "ortho_context.tab", "sent_sta
 
 
 def split_sentences(document: str, punkt: Punkt | None) -> list[str]:
-    """The sentences of a document, in order; nothing but white space is lost.
+    """The sentences of a document, in order; only white space is lost.
 
-    A line's end always ends one; without Punkt nothing else does.
+    The end of a line always ends a sentence; without Punkt, nothing else does.
     """
     if punkt is None:
         return [line for line in map(str.strip, document.splitlines()) if line]
@@ -28,10 +28,10 @@ def split_sentences(document: str, punkt: Punkt | None) -> list[str]:
 
 
 def find_model(path: Path) -> Path:
-    """The folder of the model's files: `path` itself, or the English one of an nltk_data folder.
+    """The folder with a model's files: `path` itself, or the English model in an nltk_data folder.
 
     Raises:
-        ConfigError: neither holds one.
+        ConfigError: there is no model in any of these places.
     """
     for folder in (path, path / "english", path / "tokenizers" / "punkt_tab" / "english"):
         if all((folder / name).is_file() for name in _FILES):
@@ -40,7 +40,7 @@ def find_model(path: Path) -> Path:
 
 
 def train_model(texts: Iterable[str]) -> PunktModel:
-    """Punkt's unsupervised training (Kiss and Strunk, 2006) with NLTK's defaults."""
+    """Trains a model by Punkt's unsupervised method (Kiss and Strunk, 2006) with NLTK's defaults."""
     from nltk.tokenize.punkt import PunktTrainer  # takes two seconds to import
 
     trainer = PunktTrainer()
@@ -54,7 +54,7 @@ def load_model(folder: Path) -> PunktModel:
     """Reads a model's four files.
 
     Raises:
-        ConfigError: one is missing or does not have the form.
+        ConfigError: a file is missing or malformed.
     """
     try:
         texts = {name: (folder / name).read_text("utf-8") for name in _FILES}
@@ -66,11 +66,11 @@ def load_model(folder: Path) -> PunktModel:
             ortho_context={word: int(flags) for word, flags in rows["ortho_context.tab"]},
         )
     except (OSError, ValueError) as error:
-        raise ConfigError(f"punkt: {folder} is not a Punkt model ({error}); give the folder of one") from None
+        raise ConfigError(f"punkt: {folder} is not a Punkt model ({error}); give the folder of a Punkt model") from None
 
 
 def save_model(model: PunktModel, folder: Path) -> None:
-    """Writes a model in the form `load_model` reads."""
+    """Writes a model as the four files that `load_model` reads."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in model.files().items():
         write_if_other(folder / name, content.encode())

@@ -1,8 +1,8 @@
-"""Documents to training sequences `[CLS] A [SEP] (B [SEP])`, after google-research/electra's ExampleBuilder.
+"""Packs documents into training sequences `[CLS] A [SEP] (B [SEP])`, after google-research/electra's ExampleBuilder.
 
-A document's tokens fill sequences to a target length; one target in twenty is shorter. One sequence in ten is
-a single segment, the others split at a sentence end near the middle. What does not fit opens the next
-sequence, where Google's builder throws it away (14% of the pieces at length 128, 3.7% at 512).
+A document's tokens fill sequences up to a target length; one target in twenty is shorter. One sequence in ten is a
+single segment; the others are split at a sentence end near the middle. Overflow starts the next sequence, whereas
+Google's builder discards it (14% of the pieces at length 128, 3.7% at 512).
 """
 
 from dataclasses import dataclass
@@ -11,9 +11,9 @@ from typing import Literal
 import numpy as np
 
 SHORT_TARGET = 0.05  # electra build_pretraining_dataset.py, ExampleBuilder._create_example
-SHORTEST_TARGET = 5  # the same: randint(5, max_length)
-SINGLE_SEGMENT = 0.1  # the same
-CROSS_MIDDLE = 0.5  # the same: a sentence across the middle stays in the first segment half of the time
+SHORTEST_TARGET = 5  # ibid.: randint(5, max_length)
+SINGLE_SEGMENT = 0.1  # ibid.
+CROSS_MIDDLE = 0.5  # ibid.: a sentence across the middle stays in the first segment half of the time
 _DRAWS = 4096  # random numbers taken at a time
 
 _NO_LIMIT = 1 << 32
@@ -24,10 +24,10 @@ Builder = Literal["lossless", "electra"]
 
 @dataclass(frozen=True)
 class TokenStream:
-    """Word pieces of documents laid end to end; ends are offsets into `ids`, the last of them its length."""
+    """Concatenated word pieces of documents; ends are offsets into `ids`, and the last equals its length."""
 
     ids: np.ndarray
-    word_starts: np.ndarray  # bool: not a `##` piece
+    word_starts: np.ndarray  # bool: True if not a `##` piece
     sentence_ends: np.ndarray
     document_ends: np.ndarray
 
@@ -41,12 +41,12 @@ def build_sequences(
     sep: int,
     random: np.random.Generator,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The tokens of the stream, in order, in sequences of at most `seq_length` tokens.
+    """Packs the tokens of the stream, in order, into sequences of at most `seq_length` tokens.
 
-    Every token, unless the builder is Google's and throws the overflow away.
+    No token is lost, except that Google's builder ("electra") discards the overflow.
 
     Returns:
-        Ids of the sequences laid end to end, special tokens included, uint16; length of each, int32.
+        The concatenated ids of the sequences, special tokens included, uint16; and their lengths, int32.
     """
     if packing == "documents":
         ends, half = _fill_documents(stream, seq_length, builder, random)
@@ -63,18 +63,18 @@ def build_sequences(
 def _fill_documents(
     stream: TokenStream, seq_length: int, builder: Builder, random: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Ends of the sequences (offsets into the stream) and targets of their first segments.
+    """The ends of the sequences (offsets into the stream) and the target lengths of their first segments.
 
-    A word that does not fit opens the next sequence whole, unless it is longer than a sequence. Google's builder takes
+    A word that does not fit starts the next sequence whole, unless it is longer than a sequence. Google's builder takes
     whole sentences until a sequence reaches its target.
     """
     numbers = np.arange(len(stream.ids), dtype=np.int32)
-    if builder == "electra":  # first sentence end at each token or after it
+    if builder == "electra":  # first sentence end at or after each token
         cut = np.repeat(stream.sentence_ends, np.diff(np.minimum(stream.sentence_ends + 1, len(numbers)), prepend=0))
     else:
         cut = np.maximum.accumulate(np.where(stream.word_starts, numbers, 0))  # start of each token's word
     ends: list[int] = []
-    room: list[int] = []  # text tokens that this and the coming sequences can take
+    room: list[int] = []  # text tokens that each sequence can hold, drawn ahead
     half: list[int] = []
     position = 0
     for document_end in stream.document_ends.tolist():
@@ -96,7 +96,7 @@ def _fill_documents(
 
 
 def _fill_across(tokens: int, seq_length: int, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """As `_fill_documents`, but every sequence is full, whatever document it starts in."""
+    """Like `_fill_documents`, but every sequence is filled completely, across document ends."""
     room, half = _draw_targets(tokens // (seq_length - 3) + 1, 0.0, seq_length, random)
     ends = np.cumsum(room)
     count = int(np.searchsorted(ends, tokens)) + 1 if tokens else 0
@@ -106,7 +106,7 @@ def _fill_across(tokens: int, seq_length: int, random: np.random.Generator) -> t
 def _truncate(
     ids: np.ndarray, starts: np.ndarray, splits: np.ndarray, ends: np.ndarray, seq_length: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Ids, starts, splits and ends without what exceeds a sequence: first of segment A, then of segment B."""
+    """Discards the tokens that exceed a sequence, truncating segment A first, then B; returns all four arrays anew."""
     first = np.minimum(splits - starts, seq_length - 2)
     second = np.minimum(ends - splits, np.maximum(0, seq_length - 3 - first))
     edges = np.zeros(len(ids) + 1, np.int8)
@@ -121,7 +121,7 @@ def _truncate(
 def _draw_targets(
     count: int, short_target: float, seq_length: int, random: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Text tokens that fit into each sequence, and the target of its first segment (no limit if single)."""
+    """Draws the number of text tokens of each sequence, and its first segment's target (no limit if single)."""
     short = random.random(count) < short_target
     target = np.where(short, random.integers(SHORTEST_TARGET, seq_length + 1, count), seq_length)
     single = random.random(count) < SINGLE_SEGMENT
@@ -135,11 +135,11 @@ def _segment_ends(
     sentence_ends: np.ndarray,
     random: np.random.Generator,
 ) -> np.ndarray:
-    """Where the first segment of each sequence ends; the sequence's own end where there is no second segment.
+    """The end of each sequence's first segment; the end of the sequence if there is no second segment.
 
-    To the first segment belong its first sentence, every sentence that ends before the middle, and half of
-    the time the one across it. The middle is that of the target, so a short end of a document tends to be one
-    segment.
+    The first segment consists of the first sentence, every sentence that ends before the middle, and half of the time
+    the sentence across the middle. The middle is that of the target length, so the short remainder of a document tends
+    to be a single segment.
     """
     middle = starts + half
     first_sentence = np.minimum(sentence_ends[np.searchsorted(sentence_ends, starts, side="right")], ends)

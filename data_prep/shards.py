@@ -1,10 +1,10 @@
-"""Files of arrays of different lengths, megatron-core's IndexedDataset format: `PREFIX.bin` and `PREFIX.idx`.
+"""Files of variable-length arrays in megatron-core's IndexedDataset format: `PREFIX.bin` and `PREFIX.idx`.
 
-`.bin` is the items end to end. `.idx` is, little-endian: 9 bytes `MMIDIDX` 0 0, uint64 version 1, uint8
+`.bin` holds the concatenated items. `.idx` holds, little-endian: 9 bytes `MMIDIDX` 0 0, uint64 version 1, uint8
 element type, uint64 items, uint64 document marks (items + 1: every item is its own document), then int32
 lengths (elements), int64 offsets (bytes) and int64 document marks. Source:
-megatron/core/datasets/indexed_dataset.py, megatron-core 0.16.1, whose import costs seconds, so reading and
-writing are done here.
+megatron/core/datasets/indexed_dataset.py of megatron-core 0.16.1. Importing that takes seconds, so this module
+reads and writes the format itself.
 """
 
 import mmap
@@ -29,19 +29,19 @@ _TYPES = {code: dtype for dtype, code in _TYPE_CODES.items()}
 
 
 class IndexedFile:
-    """One indexed file, memory-mapped for reading. Opening reads the header only, whatever the size.
+    """One indexed file, memory-mapped for reading. Opening it reads only the header, whatever the size.
 
     Args:
         prefix: path without `.bin` and `.idx`.
 
     Attributes:
-        dtype: of the items, uint8 or uint16.
+        dtype: type of the items, uint8 or uint16.
         lengths: int32 [items], in elements.
-        offsets: int64 [items], in bytes, as the format stores them.
-        size: bytes of the items.
+        offsets: int64 [items], in bytes, as stored in the format.
+        size: bytes of the `.bin` file.
 
     Raises:
-        ConfigError: a file is missing, or its size is not what the index says.
+        ConfigError: a file is missing, or its size contradicts the index.
     """
 
     def __init__(self, prefix: Path) -> None:
@@ -50,7 +50,7 @@ class IndexedFile:
             index = mapped(index_path, np.dtype(np.uint8))
             self.dtype, items, marks = _parse_header(index, index_path)
             if len(index) != _HEADER.size + 12 * items + 8 * marks:
-                raise ConfigError(f"{index_path}: damaged, its size does not fit its {items} items; rebuild the shard")
+                raise ConfigError(f"{index_path}: damaged: its size is not that of {items} items; rebuild the shard")
             self.lengths = np.frombuffer(index, np.int32, items, _HEADER.size)
             self.offsets = np.frombuffer(index, np.int64, items, _HEADER.size + 4 * items)
             self.size = self._data_path.stat().st_size
@@ -58,23 +58,23 @@ class IndexedFile:
             raise ConfigError(f"{prefix}: cannot be read as an indexed file ({error}); rebuild the shard") from None
         end = int(self.offsets[-1]) + int(self.lengths[-1]) * self.dtype.itemsize if items else 0
         if self.size != end:
-            raise ConfigError(f"{self._data_path}: damaged, its size does not fit its index; rebuild the shard")
+            raise ConfigError(f"{self._data_path}: damaged: its size does not match its index; rebuild the shard")
 
     @cached_property
     def data(self) -> np.ndarray:
-        """The whole `.bin` as one array, mapped when it is first read."""
+        """The whole `.bin` as one array, mapped on first access."""
         return mapped(self._data_path, self.dtype)
 
     def require_sound(self) -> None:
-        """Reads the whole index.
+        """Checks the whole index.
 
         Raises:
-            ConfigError: the offsets do not follow from the lengths.
+            ConfigError: the offsets do not match the lengths.
         """
         ends = np.cumsum(self.lengths, dtype=np.int64)
         if (self.offsets != (ends - self.lengths) * self.dtype.itemsize).any() or (self.lengths < 0).any():
             index_path = self._data_path.with_suffix(".idx")
-            raise ConfigError(f"{index_path}: damaged, its offsets do not follow from its lengths; rebuild the shard")
+            raise ConfigError(f"{index_path}: damaged: its offsets do not match its lengths; rebuild the shard")
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -85,10 +85,10 @@ class IndexedFile:
 
 
 def mapped(path: Path, dtype: np.dtype[Any]) -> np.ndarray:
-    """A file as an array; a third of the time of np.memmap, which counts where shards are opened for every batch.
+    """Maps a file as an array in a third of the time of np.memmap, which matters when every batch opens shards.
 
     Raises:
-        OSError, ValueError: it cannot be read, is empty, or is not a whole number of elements.
+        OSError, ValueError: the file cannot be read, is empty, or does not hold a whole number of elements.
     """
     file = os.open(path, os.O_RDONLY)
     try:
@@ -98,10 +98,10 @@ def mapped(path: Path, dtype: np.dtype[Any]) -> np.ndarray:
 
 
 class IndexedWriter:
-    """Writes an indexed file piece by piece; both its files take their names, whole, when it is closed.
+    """Writes an indexed file piece by piece; `close` gives both files their final names, once they are complete.
 
     Args:
-        prefix: path without `.bin` and `.idx`. dtype: of the items, uint8 or uint16.
+        prefix: path without `.bin` and `.idx`. dtype: type of the items, uint8 or uint16.
     """
 
     def __init__(self, prefix: Path, dtype: Any) -> None:
@@ -110,12 +110,12 @@ class IndexedWriter:
         self._lengths: list[np.ndarray] = []
 
     def add(self, data: np.ndarray, lengths: np.ndarray) -> None:
-        """Appends the items that lie end to end in `data`, `lengths` elements each."""
+        """Appends the items concatenated in `data`; item i has `lengths[i]` elements."""
         self._data.write(data.astype(self._dtype, copy=False).tobytes())
         self._lengths.append(lengths.astype(np.int32))
 
     def close(self) -> dict[str, tuple[int, str]]:
-        """Writes the index; returns the size and sha256 of both files by suffix."""
+        """Completes both files; returns their size and sha256 by suffix."""
         lengths = np.concatenate(self._lengths)
         offsets = (np.cumsum(lengths, dtype=np.int64) - lengths) * self._dtype.itemsize
         marks = np.arange(len(lengths) + 1, dtype=np.int64)
@@ -126,7 +126,7 @@ class IndexedWriter:
 
 def _parse_header(index: np.ndarray, path: Path) -> tuple[np.dtype[Any], int, int]:
     if len(index) < _HEADER.size:
-        raise ConfigError(f"{path}: damaged, shorter than its header; rebuild the shard")
+        raise ConfigError(f"{path}: damaged: shorter than its header; rebuild the shard")
     magic, version, code, items, marks = _HEADER.unpack(index[: _HEADER.size].tobytes())
     if magic != _MAGIC or version != 1 or code not in _TYPES:
         raise ConfigError(f"{path}: not an index of ids or masks; rebuild the shard")

@@ -1,4 +1,4 @@
-"""Which files an input names."""
+"""Finds the input files: expands files, folders, globs and names of hub datasets."""
 
 import os
 import re
@@ -11,31 +11,31 @@ from pathlib import Path
 from data_prep.unpacking import text_suffix
 from foundation.config import ConfigError
 
-HUB = "hub:"  # before the name of a dataset on the Hugging Face hub
+HUB = "hub:"  # prefix of a dataset's name on the Hugging Face hub
 # WikiExtractor names its files without a suffix; Wikipedia's dumps are called ....xml-p1p41242.bz2.
 _TEXT_SUFFIX = re.compile(r"|\.(txt|json|jsonl|ndjson|parquet|xml(-p\d+p\d+)?)")
 
 
 @dataclass(frozen=True)
 class Source:
-    """An input file, or a dataset on the hub; `key` is its path relative to its input, after that input's number."""
+    """An input file or a dataset on the hub; `key` is `NUMBER/PATH`: the input's number, and the path below it."""
 
     path: Path
     key: str
     size: int  # bytes on disk
-    origin: str = ""  # that number and the input's name, for the books
+    origin: str = ""  # the input's number and name, for the accounts of the build
 
     @property
     def on_hub(self) -> bool:
-        """Whether it is streamed from the hub."""
+        """True for a dataset streamed from the hub."""
         return str(self.path).startswith(HUB)
 
 
 def find_sources(inputs: Sequence[Path]) -> list[Source]:
-    """The files that files, folders (in depth, without hidden files) and globs name, in fixed order.
+    """All files named by files, folders (recursively, without hidden files) and globs, in a fixed order.
 
     Raises:
-        ConfigError: nothing is there, a file's suffix is not one of text, or it is no file but a pipe or a device.
+        ConfigError: there is no text, a file's suffix is not a known text format, or a path is a pipe or device.
     """
     sources = [source for number, given in enumerate(inputs) for source in _sources_of(number, given)]
     if not any(source.size or source.on_hub for source in sources):
@@ -51,7 +51,7 @@ def _sources_of(number: int, given: Path) -> Iterator[Source]:
         for relative, path in sorted(_files_of(given)):
             status = path.stat()
             if not stat.S_ISREG(status.st_mode):
-                raise ConfigError(f"input: {path} is a pipe, a socket or a device; give files, or take it away")
+                raise ConfigError(f"input: {path} is a pipe, a socket or a device; give files, or remove it")
             key, origin = f"{number}/{_as_text(relative)}", f"{number} {_as_text(given.name)}"
             yield Source(path, key, status.st_size, origin)
     except OSError as error:
@@ -59,7 +59,7 @@ def _sources_of(number: int, given: Path) -> Iterator[Source]:
 
 
 def _files_of(given: Path) -> Iterator[tuple[str, Path]]:
-    """(path relative to the input, path) of every file an input names."""
+    """Yields (path relative to the input, path) for every file that an input names."""
     if given.is_dir():
         root, found = given, list(_walk(given))
     elif given.exists():
@@ -75,28 +75,27 @@ def _files_of(given: Path) -> Iterator[tuple[str, Path]]:
         if not _TEXT_SUFFIX.fullmatch(text_suffix(path)):
             raise ConfigError(
                 f"input: {path} does not look like text: its suffix is not .txt, .json, .jsonl, .xml, .parquet or "
-                "none, perhaps with .gz, .bz2, .xz or .zst after it; take it away, or name the right files by a "
+                "none, optionally followed by .gz, .bz2, .xz or .zst; remove it, or select the right files with a "
                 "quoted glob"
             )
         yield relative.as_posix(), path
 
 
 def _matches(given: Path) -> tuple[Path, list[Path]]:
-    """The folder above a glob's first sign, and the files it matches; none where it has no sign."""
+    """The folder above a glob's first wildcard, and the files that it matches; none if it has no wildcard."""
     signs = [number for number, part in enumerate(given.parts) if any(sign in part for sign in "*?[")]
     if not signs:
         return given.parent, []
     root, pattern = Path(*given.parts[: signs[0]]), given.parts[signs[0] :]
-    if any("**" in part and part != "**" for part in pattern):  # Python 3.13 reads it as *, those before not at all
-        raise ConfigError(f"input: {given} is no glob: ** is a whole folder only; write it as folder/**/*.txt")
+    if any("**" in part and part != "**" for part in pattern):  # Python 3.13 reads it as *; older ones refuse it
+        raise ConfigError(f"input: {given} is no valid glob: ** must be a folder of its own, as in folder/**/*.txt")
     return root, [path for path in root.glob(str(Path(*pattern))) if not path.is_dir()]
 
 
 def _walk(folder: Path) -> Iterator[Path]:
-    """Every file in depth. Links are followed, and each real folder read once, under the first name it is found by.
+    """Yields every file below a folder. Links are followed, and each real folder is read once, under its first name.
 
-    Not once for each path that leads to it: between folders that are linked to each other there is no end of paths,
-    and text that is wanted twice can be given twice.
+    Reading it once per path would never end between folders that link to each other; to use text twice, give it twice.
     """
     waiting, seen = deque([folder]), set()
     while waiting:
@@ -112,5 +111,5 @@ def _walk(folder: Path) -> Iterator[Path]:
 
 
 def _as_text(name: str) -> str:
-    """The name, with bytes that are not UTF-8 as escapes: what is hashed and written into JSON is text."""
+    """The name with bytes that are not UTF-8 escaped, because hashes and JSON need text."""
     return os.fsencode(name).decode("utf-8", "backslashreplace")

@@ -1,7 +1,7 @@
-"""WordPiece: text to ids, and the folder that later stages load.
+"""WordPiece tokenization: encodes text into ids, and writes the tokenizer folder that later stages load.
 
-Hugging Face's `tokenizers` says what the ids are. nanotoken gives the same ids 20 to 30 times faster and does the
-work; a sample of every batch goes through both, and a difference ends the build.
+Hugging Face's `tokenizers` is the reference. nanotoken computes the same ids 20 to 30 times faster and is used if
+possible; both encode a sample of every batch, and a difference stops the build.
 """
 
 import hashlib
@@ -23,10 +23,10 @@ from foundation.files import write_if_other
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")  # BERT's
 LARGEST_VOCABULARY = 1 << 16  # ids are stored as uint16
 CONTINUATION = "##"
-TOKENIZER_NAME = "tokenizer"  # folder of a tokenizer, in a folder of shards
-FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt")  # the last tells train_vocab that all are there
-"""A tokenizer folder; what else lies in it does not travel."""
-_CHECKED = 4096  # characters of every batch that both encoders encode: 0.4% of the pipeline's batches of 1 MiB
+TOKENIZER_NAME = "tokenizer"  # name of the tokenizer folder inside a shard folder
+FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt")  # vocab.txt last: with it the folder is complete
+"""The files of a tokenizer folder; others in it are not copied."""
+_CHECKED = 4096  # characters per batch encoded by both encoders: 0.4% of the pipeline's 1 Mi-character batches
 
 
 class SpecialTokens(StrictRecord):
@@ -40,21 +40,21 @@ class SpecialTokens(StrictRecord):
 
 
 class WordPiece:
-    """A WordPiece tokenizer and what data preparation must know of its vocabulary.
+    """A WordPiece tokenizer and the properties of its vocabulary that data preparation needs.
 
     Attributes:
-        special: ids of the special tokens. vocab_size: number of ids. never_masked: bool [vocab_size]: [PAD],
-        [CLS], [SEP], [MASK]. [UNK] is a word and may be masked, as
+        special: ids of the special tokens. vocab_size: number of ids.
+        never_masked: bool [vocab_size]: [PAD], [CLS], [SEP], [MASK]. [UNK] is a word and may be masked, as
             in google-research/electra's get_candidates_mask.
         continuation: bool [vocab_size]: `##` pieces.
-        slow_because: why Hugging Face's encoder does the work; None where nanotoken does.
+        slow_because: the reason for using Hugging Face's encoder; None if nanotoken is used.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        # "[MASK]" written in a text is text: were it the token, a sequence's structure could not be read back
+        # "[MASK]" in the input is ordinary text: as a special token it would corrupt the sequence structure
         tokenizer.encode_special_tokens = True
-        tokenizer.no_truncation()  # some published tokenizers cut texts at the length of their model
+        tokenizer.no_truncation()  # some published tokenizers truncate text to their model's length
         tokenizer.no_padding()
         tokenizer.post_processor = processors.TemplateProcessing(
             single="[CLS] $A [SEP]",
@@ -73,14 +73,14 @@ class WordPiece:
 
     @classmethod
     def load(cls, folder: Path) -> "WordPiece":
-        """The tokenizer of a folder written by `save`.
+        """Loads the tokenizer from a folder written by `save`.
 
         Raises:
-            ConfigError: it is missing or damaged, or a link leads out of the folder.
+            ConfigError: the folder is missing or damaged, or a link leads out of it.
         """
         for path in (folder / name for name in FILES):
             if path.resolve().parent != folder.resolve():
-                raise ConfigError(f"{path}: a link out of its folder; copy the file in its place")
+                raise ConfigError(f"{path}: is a link out of its folder; replace it by a copy of the file")
         try:
             tokenizer = _from_folder(folder)
         except Exception as error:  # the tokenizers library raises bare Exception for every kind of damage
@@ -89,7 +89,7 @@ class WordPiece:
         return cls(tokenizer)
 
     def encode(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Ids of the texts laid end to end, uint16, and how many each text has, int64; no special tokens.
+        """Encodes texts; returns their concatenated ids, uint16, and the number per text, int64; no special tokens.
 
         Raises:
             ConfigError: the two encoders disagree.
@@ -117,8 +117,8 @@ class WordPiece:
         if not self._agree(sample):
             culprit = next((text for text in sample if not self._agree([text])), sample[0])
             raise ConfigError(
-                f"vocab: nanotoken gives other ids than Hugging Face's tokenizers for {culprit[:80]!r}; "
-                "`pip uninstall nanotoken` and run again: slower, but right"
+                f"vocab: nanotoken and Hugging Face's tokenizers give different ids for {culprit[:80]!r}; "
+                "`pip uninstall nanotoken` and run again: slower, but correct"
             )
 
     def _agree(self, texts: Sequence[str]) -> bool:
@@ -126,7 +126,7 @@ class WordPiece:
         return all(np.array_equal(slow, fast) for slow, fast in pairs)
 
     def sha256(self) -> str:
-        """Names the tokenizer by what decides its ids: the vocabulary in order and the clean-up of text."""
+        """Checksum of everything that determines the ids: the ordered vocabulary and the text normalization."""
         settings = json.loads(self._tokenizer.to_str())
         parts = [
             *self.tokens,
@@ -135,7 +135,7 @@ class WordPiece:
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
     def files(self) -> dict[str, bytes]:
-        """The files, by name, of a folder that `transformers.AutoTokenizer` loads, with the same ids."""
+        """The tokenizer as files by name; `transformers.AutoTokenizer` loads their folder and gives the same ids."""
         names = {f"{name}_token": f"[{name.upper()}]" for name in SpecialTokens.model_fields}
         configuration = _class_settings(json.loads(self._tokenizer.to_str())) | names
         texts = (
@@ -146,17 +146,17 @@ class WordPiece:
         return {name: text.encode() for name, text in zip(FILES, texts, strict=True)}
 
     def save(self, folder: Path) -> None:
-        """Writes those files."""
+        """Writes the `files` into a folder, leaving unchanged ones untouched."""
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in self.files().items():
             write_if_other(folder / name, content)
 
 
 def open_tokenizer(vocab: str) -> WordPiece:
-    """The tokenizer a user names: a `vocab.txt`, a tokenizer folder, or (the only download) a hub name.
+    """Opens the tokenizer that the user names: a `vocab.txt`, a tokenizer folder, or a hub name (the only download).
 
     Raises:
-        ConfigError: it is not there, is not WordPiece, lacks a special token, or has too many ids for uint16.
+        ConfigError: it does not exist, is not WordPiece, lacks a special token, or has too many ids for uint16.
     """
     path = Path(vocab)
     try:
@@ -164,13 +164,13 @@ def open_tokenizer(vocab: str) -> WordPiece:
             tokenizer = from_vocabulary(_read_vocabulary(path))
         elif path.is_dir():
             tokenizer = _from_folder(path)
-        elif (  # `name` or `owner/name`; never a path into a folder that exists here, which is a slip of the pen
+        elif (  # `name` or `owner/name`; never a path whose first folder exists here, which is a typing error
             not path.is_absolute()
             and len(path.parts) <= 2
             and path.suffix != ".txt"
             and not os.path.lexists(path.parts[0])
         ):
-            logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # its retries are not the user's mistake
+            logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # hides its messages about retries
             tokenizer = Tokenizer.from_pretrained(vocab)
         else:
             raise ConfigError(f"vocab: {vocab} does not exist; give a vocab.txt, a tokenizer folder or a hub name")
@@ -183,12 +183,12 @@ def open_tokenizer(vocab: str) -> WordPiece:
     _check(tokenizer, vocab)
     word_piece = WordPiece(tokenizer)
     if word_piece.slow_because is not None:
-        print(f"Hugging Face's encoder is used, 20 times slower: {word_piece.slow_because}", file=sys.stderr)
+        print(f"using Hugging Face's encoder, which is 20 times slower: {word_piece.slow_because}", file=sys.stderr)
     return word_piece
 
 
 def from_vocabulary(tokens: Sequence[str], *, lowercase: bool | None = None) -> Tokenizer:
-    """BERT's tokenizer over a vocabulary; text is lower-cased unless a token has a capital letter."""
+    """BERT's tokenizer for a vocabulary; by default, text is lower-cased unless some token has a capital letter."""
     words = [token for token in tokens if not (token.startswith("[") and token.endswith("]"))]
     if lowercase is None:
         lowercase = all(word == word.lower() for word in words)
@@ -202,12 +202,13 @@ def from_vocabulary(tokens: Sequence[str], *, lowercase: bool | None = None) -> 
 
 
 def _class_settings(settings: dict[str, Any]) -> dict[str, Any]:
-    """By what `transformers` cleans text as the tokenizer of these settings does: it builds BERT's clean-up anew from
-    three names, and leaves any other kind as tokenizer.json has it.
+    """The settings with which `transformers` normalizes text exactly as this tokenizer does.
+
+    For BERT's normalizer it rebuilds the normalization from three settings; any other it takes from tokenizer.json.
     """
     normalizer, pre_tokenizer = settings["normalizer"] or {}, settings["pre_tokenizer"] or {}
     if pre_tokenizer.get("type") != "BertPreTokenizer" or not normalizer.get("clean_text"):
-        inputs = ["input_ids", "token_type_ids", "attention_mask"]  # BERT's, which this class does not suppose
+        inputs = ["input_ids", "token_type_ids", "attention_mask"]  # BERT's inputs, which this class does not assume
         return {"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": inputs}
     return {
         "tokenizer_class": "BertTokenizer",
@@ -218,22 +219,23 @@ def _class_settings(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _fast_encoder(tokenizer: Tokenizer) -> tuple[Any, str | None]:
-    """The encoder of nanotoken for the same tokenizer, or why there is none."""
+    """The same tokenizer in nanotoken, or None and the reason why it cannot be used."""
     try:
         from nanotoken import WordPieceTokenizer
     except ImportError:
         return None, "nanotoken is not installed"
     settings = json.loads(tokenizer.to_str())
-    settings["added_tokens"] = [token for token in settings["added_tokens"] if not token["special"]]  # they are text
-    settings["post_processor"] = None  # adds special tokens, which are not asked for
+    # special tokens in the input are ordinary text
+    settings["added_tokens"] = [token for token in settings["added_tokens"] if not token["special"]]
+    settings["post_processor"] = None  # would add special tokens
     try:
         return WordPieceTokenizer.from_json(json.dumps(settings)), None
     except ValueError as error:
-        return None, f"nanotoken cannot take this tokenizer ({error})"
+        return None, f"nanotoken does not support this tokenizer ({error})"
 
 
 def _encode_fast(encoder: Any, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    ids, ends = encoder.encode_batch(texts, add_special_tokens=False, parallel=False)  # the workers fill the cores
+    ids, ends = encoder.encode_batch(texts, add_special_tokens=False, parallel=False)  # workers use all cores
     return ids.astype(np.uint16), np.diff(ends)
 
 
@@ -241,14 +243,14 @@ def _from_folder(folder: Path) -> Tokenizer:
     if (folder / "tokenizer.json").is_file():
         return Tokenizer.from_buffer(
             (folder / "tokenizer.json").read_bytes()
-        )  # by its name, that would have to be UTF-8
+        )  # not by path, which would have to be UTF-8
     configuration = folder / "tokenizer_config.json"
     settings = json.loads(configuration.read_text("utf-8")) if configuration.is_file() else {}
     return from_vocabulary(_read_vocabulary(folder / "vocab.txt"), lowercase=settings.get("do_lower_case"))
 
 
 def _read_vocabulary(path: Path) -> list[str]:
-    """One token per line: some of the characters that Unicode ends lines with are tokens."""
+    """Reads one token per line, split at line feeds only, because some of Unicode's line separators are tokens."""
     return path.read_text("utf-8").removesuffix("\n").split("\n")
 
 
@@ -266,7 +268,7 @@ def _check(tokenizer: Tokenizer, vocab: str) -> None:
         problems.append(f"vocab: {vocab} lacks {', '.join(missing)}; add them to the vocabulary")
     ids = tokenizer.get_vocab().values()
     if ids and max(ids) >= len(ids):
-        problems.append(f"vocab: {vocab} repeats a token or skips an id; give each id from 0 on a token of its own")
+        problems.append(f"vocab: {vocab} repeats a token or skips an id; give every id, from 0 on, its own token")
     if tokenizer.get_vocab_size() > LARGEST_VOCABULARY:
         problems.append(f"vocab: {vocab} has {tokenizer.get_vocab_size()} ids, expected at most {LARGEST_VOCABULARY}")
     if problems:

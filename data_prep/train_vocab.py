@@ -1,4 +1,4 @@
-"""Learns an uncased WordPiece vocabulary from text; writes the tokenizer folder that build_shards takes.
+"""Trains an uncased WordPiece vocabulary on text; writes the tokenizer folder that build_shards takes.
 
 python data_prep/train_vocab.py --input data/raw --output data/vocab
 """
@@ -25,7 +25,7 @@ from foundation.command_line import printable, run_command
 from foundation.config import ConfigError, StrictConfig
 
 _LARGEST_ALPHABET = 1000  # rarer characters become [UNK]; the default of tokenizers' BertWordPieceTokenizer
-_LEAST_COUNT = 2  # of a pair of pieces to be joined; the same
+_LEAST_COUNT = 2  # of a pair of pieces to be joined; the same default
 
 
 class VocabularyOptions(StrictConfig):
@@ -38,18 +38,18 @@ class VocabularyOptions(StrictConfig):
     output: Path = VOCAB
     """tokenizer folder to make"""
     size: int = Field(30_522, ge=100, le=LARGEST_VOCABULARY)
-    """tokens at most; BERT's and ELECTRA's have 30,522"""
+    """most tokens; BERT and ELECTRA have 30,522"""
     sample_mb: float = Field(200.0, gt=0, le=1_000_000)
-    """text to learn from, in MB, spread over the files"""
+    """text to train on, in MB, sampled across the files"""
     text_column: str = "text"
     """key or column of the text in JSON lines and Parquet"""
 
 
 def main(options: VocabularyOptions) -> int:
-    """Learns the vocabulary and writes the folder."""
+    """Trains the vocabulary and writes the tokenizer folder; returns the exit code."""
     try:
         if (options.output / "vocab.txt").exists():
-            raise ConfigError(f"output: {options.output} has a vocabulary already; remove it or choose another folder")
+            raise ConfigError(f"output: {options.output} already has a vocabulary; remove it or choose another folder")
         require_text(options.input)
         sources, reading = find_sources(options.input), Reading(text_column=options.text_column)
         size = int(options.sample_mb * 1e6)
@@ -64,10 +64,10 @@ def main(options: VocabularyOptions) -> int:
 
 
 def train_vocabulary(read_texts: Callable[[], Iterator[str]], size: int) -> list[str]:
-    """The special tokens, the characters, and the pieces learned, longest last; the same in every run.
+    """Trains a vocabulary: the special tokens, the characters, and the learned pieces, longest last. Deterministic.
 
-    `tokenizers` numbers the characters in the order of a hash table, which differs from run to run, and the
-    numbers decide between equally frequent pairs. Given the characters as special tokens, sorted, it cannot.
+    `tokenizers` numbers the characters in hash-table order, which differs between runs, and breaks ties between equally
+    frequent pairs by these numbers. Passing the sorted characters as special tokens fixes their order.
 
     Raises:
         ConfigError: the characters already exceed `size`.
@@ -91,16 +91,16 @@ def train_vocabulary(read_texts: Callable[[], Iterator[str]], size: int) -> list
 
 
 def _alphabet(texts: Iterator[str]) -> list[str]:
-    """The commonest characters, and the `##` forms of those that can be inside a word, sorted."""
+    """The most common characters, and the `##` forms of those that can occur inside a word, each sorted."""
     tokenizer = from_vocabulary(SPECIAL_TOKENS, lowercase=True)
     counts: Counter[str] = Counter()
     for text in texts:
         counts.update(tokenizer.normalizer.normalize_str(text))
-    # sorted before it is cut, so that equally rare characters do not depend on the order of the text
+    # sorted before truncation, so that ties do not depend on the order of the text
     commonest = sorted(counts, key=lambda character: (-counts[character], character))[:_LARGEST_ALPHABET]
     characters = sorted(character for character in commonest if not character.isspace())
     after_letter = {character: tokenizer.normalizer.normalize_str(f"a{character}") for character in characters}
-    # neither punctuation nor Chinese, which would not stay in the letter's word
+    # excludes punctuation and Chinese, which are split off the letter's word
     inside = [
         CONTINUATION + character
         for character, text in after_letter.items()

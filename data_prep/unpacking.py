@@ -1,4 +1,4 @@
-"""Opens files for reading, unpacking gzip, bzip2, xz and Zstandard, which are recognised by content."""
+"""Opens files for reading, decompressing gzip, bzip2, xz and Zstandard, which are recognised by content."""
 
 import bz2
 import gzip
@@ -14,17 +14,17 @@ from typing import Any, BinaryIO
 from foundation.config import ConfigError
 
 _SUFFIXES = {".gz", ".bz2", ".xz", ".zst"}
-DAMAGED = (EOFError, OSError, lzma.LZMAError, zlib.error)  # what reading damaged compressed data raises
-_BLOCK = 1 << 16  # bytes of packed data read at a time
+DAMAGED = (EOFError, OSError, lzma.LZMAError, zlib.error)  # raised when reading damaged compressed data
+_BLOCK = 1 << 16  # bytes of compressed data read at a time
 _LONGEST_MAGIC = 6
-_XZ_MEMORY = 1 << 28  # bytes; xz -9 needs a quarter of it, and a file may ask for 4 GB
-_MOST_ZEROS = (16, 0.05)  # and this share of the beginning; UTF-16 has nearly half, a tar archive's header a tenth
+_XZ_MEMORY = 1 << 28  # bytes; xz -9 needs a quarter of this, and a file may demand 4 GB
+_MOST_ZEROS = (16, 0.05)  # zero bytes allowed in text, plus this share of it; UTF-16 has nearly half, tar a tenth
 
 
 class _Streams(io.RawIOBase):
-    """Text of streams one after the other, each unpacked by a decompressor of its own; zeros after one are padding.
+    """Decompresses concatenated streams, each with its own decompressor; zeros after a stream are padding.
 
-    Python's own readers take a damaged stream after the first for the end of the file.
+    Python's own readers mistake a damaged stream after the first for the end of the file.
     """
 
     def __init__(self, new_decompressor: Callable[[], Any], file: BinaryIO) -> None:
@@ -39,7 +39,7 @@ class _Streams(io.RawIOBase):
             if self._decompressor.needs_input and not self._packed:
                 self._packed = self._file.read(_BLOCK)
                 if not self._packed:
-                    raise EOFError("it ends before its compressed data do")
+                    raise EOFError("the compressed data are cut short")
             text = self._decompressor.decompress(self._packed, len(buffer))
             self._packed = b""
             if text:
@@ -48,7 +48,7 @@ class _Streams(io.RawIOBase):
         return 0
 
     def _begin_next(self) -> bool:
-        """Goes on to the next stream, if there is one."""
+        """Starts the next stream; returns False if there is none."""
         rest = self._decompressor.unused_data.lstrip(b"\0")
         while not rest:
             if not (block := self._file.read(_BLOCK)):
@@ -71,9 +71,9 @@ _PACKINGS: dict[str, tuple[re.Pattern[bytes], Callable[[BinaryIO], Any]]] = {
         re.compile(rb"\xfd7zXZ\x00"),
         lambda file: io.BufferedReader(_Streams(partial(lzma.LZMADecompressor, lzma.FORMAT_XZ, _XZ_MEMORY), file)),
     ),
-    # a file may begin with a frame that is to be skipped, as pzstd's do
+    # the second pattern is a skippable frame, with which pzstd's files begin
     "Zstandard": (re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18"), _open_zstandard),
-}  # by each format's first bytes
+}  # pattern of the first bytes, and opener
 _ARCHIVES = {
     "tar": re.compile(rb"(?s).{257}ustar"),
     "zip": re.compile(rb"PK\x03\x04"),
@@ -83,24 +83,26 @@ _ARCHIVES = {
 
 
 def text_suffix(path: Path) -> str:
-    """The suffix of what a file holds when it is unpacked."""
+    """The suffix of a file's name without its compression suffix."""
     return (path.with_suffix("") if path.suffix in _SUFFIXES else path).suffix
 
 
 def opened(path: Path) -> BinaryIO:
-    """The file as it lies on disk.
+    """Opens a file without decompressing it.
 
     Raises:
-        ConfigError: it is gone or may not be read.
+        ConfigError: the file is missing or not readable.
     """
     try:
         return path.open("rb")
     except OSError as error:
-        raise ConfigError(f"input: {path} cannot be opened ({error.strerror}); check that it is there") from None
+        raise ConfigError(
+            f"input: {path} cannot be opened ({error.strerror}); check that it exists and is readable"
+        ) from None
 
 
 def unpacked(file: BinaryIO) -> Any:
-    """A stream of the file's text where the file is compressed; None where it is plain. Begins at its first byte."""
+    """A decompressing stream from the file's first byte on; None if the file is not compressed."""
     beginning = file.read(_LONGEST_MAGIC)
     file.seek(0)
     opener = next((opener for magic, opener in _PACKINGS.values() if magic.match(beginning)), None)
@@ -108,7 +110,7 @@ def unpacked(file: BinaryIO) -> Any:
 
 
 def not_text(beginning: bytes) -> str | None:
-    """What data are that begin so, where it is not text: compressed (once more), an archive, binary."""
+    """The kind of data with this beginning if it is not text: compressed (again), an archive, or binary; else None."""
     magics = {name: magic for name, (magic, _) in _PACKINGS.items()} | _ARCHIVES
     found = next((name for name, magic in magics.items() if magic.match(beginning)), None)
     stray, share = _MOST_ZEROS

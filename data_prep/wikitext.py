@@ -1,4 +1,4 @@
-"""Pages of a MediaWiki XML dump, and the plain text of their wikitext."""
+"""Extracts the wikitext of pages in a MediaWiki XML dump, and converts it to plain text."""
 
 import html
 import re
@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-# Tags whose content is no running text: https://en.wikipedia.org/wiki/Help:HTML_in_wikitext
+# Tags whose content is not running text: https://en.wikipedia.org/wiki/Help:HTML_in_wikitext
 _DROPPED_TAGS = {
     *("table", "ref", "references", "gallery", "math", "chem", "score", "timeline", "hiero", "imagemap", "graph"),
     *("source", "syntaxhighlight", "pre", "code", "templatedata", "categorytree", "inputbox", "mapframe", "maplink"),
@@ -14,25 +14,25 @@ _DROPPED_TAGS = {
 _PAGE_PARTS = re.compile(rb"<ns>(?P<namespace>-?\d+)</ns>|<redirect\b|<text\b[^<>]*>(?P<text>[^<]*)")
 _BEFORE_HEADING = re.compile(r"^(?==)", re.M)
 _LONGEST_SECTION = 1 << 14  # characters; 10 of 2,368 sections of 106 real articles are longer
-# Markup that opens and markup that closes; tags that are seldom closed only where even their own > is missing.
+# Opening and closing markup. Tags that are seldom closed count only if even their > is missing.
 _MARKUP = re.compile(
     r"(\{\||\{\{|\[\[|\[(?=https?:|ftp:|mailto:|//)|<!--|<(?!(?:br|hr|wbr|li|d[dt]|t[dhr]|img|link|meta)\b[^<>]*>)[a-z]+)"
     r"|(\|\}(?!\})|\}\}|\]\]?|-->|</[a-z]+|/>)",
     re.I,
 )
 _CLOSING = {"{|": "|}", "{{": "}}", "[[": "]]", "[": "]", "<!--": "-->"}
-_MOST_UNCLOSED = 1 << 18  # characters in unclosed markup, once for each; in real sections at most 6,623
-_UNCLOSED_SECTION = 512  # characters
-# A link to a file, a category or another language's page is no text; [[:Category:...]] is.
+_MOST_UNCLOSED = 1 << 18  # characters after unclosed markup, summed by `_unclosed`; at most 6,623 in real sections
+_UNCLOSED_SECTION = 512  # characters per piece of a section with more than that
+# Links to files, categories and other languages' pages are not text; [[:Category:...]] is.
 _LINK_ASIDE = re.compile(r"\s*([a-z]{2,3}(-[a-z-]+)?|file|image|media|category|simple|wikipedia|template)\s*:", re.I)
-# Bold and italic marks, switches (__NOTOC__), and what the parser takes for text inside unbalanced markup.
+# Bold and italic marks, switches (__NOTOC__), and markup that the parser leaves as text if it is unbalanced.
 _LEFT_OVER = re.compile(r"'{2,}|__[A-Z]+__|<ref\b[^<>]*(?:/>|>[^<]*</ref>)|^[ \t]*(?:\{\||\||!).*\n?", re.M)
-_EMPTY_BRACKETS = re.compile(r" ?\([\s,;:]*\)")  # what a dropped template leaves behind
+_EMPTY_BRACKETS = re.compile(r" ?\([\s,;:]*\)")  # left behind by a dropped template
 _BLANK_LINES = re.compile(r"(?<![ \t])[ \t]*\n(?:[ \t*#:;]*\n)+")
 
 
 def page_text(page: bytes) -> tuple[bytes, str | None]:
-    """The wikitext of a `<page>` element, newest revision, and why it is no article, if so."""
+    """The wikitext of a `<page>` element's newest revision, and the reason if it is not an article, else None."""
     text, reason = b"", None
     for part in _PAGE_PARTS.finditer(page):
         if part["namespace"] not in (None, b"0"):
@@ -47,7 +47,7 @@ def page_text(page: bytes) -> tuple[bytes, str | None]:
 
 
 def plain_text(wikitext: str) -> str:
-    """The running text: no templates, tables, references, files, categories or comments; never longer."""
+    """The running text without templates, tables, references, files, categories and comments; never longer."""
     text = "".join(map(_section_text, _sections(wikitext)))
     for remainder in (_LEFT_OVER, _EMPTY_BRACKETS):
         text = remainder.sub("", text)
@@ -55,10 +55,10 @@ def plain_text(wikitext: str) -> str:
 
 
 def _sections(wikitext: str) -> Iterator[str]:
-    """The wikitext cut before headings, and at line ends where a section is too long.
+    """Splits the wikitext before headings, and sections that are too long at line ends.
 
-    The parser reads on to a section's end for all markup that is not closed: its time grows with the square of what
-    could take it 100 seconds for 100 kB, so sections with much of it are cut small.
+    For each unclosed markup, the parser reads on to the end of the section. This takes quadratic time, up to 100
+    seconds for 100 kB, so sections with much unclosed markup are cut into small pieces.
     """
     for section in _BEFORE_HEADING.split(wikitext):
         for part in pieces(section, _LONGEST_SECTION, "\n"):
@@ -66,7 +66,10 @@ def _sections(wikitext: str) -> Iterator[str]:
 
 
 def pieces(text: str, longest: int, separator: str, least: int = 0) -> Iterator[str]:
-    """The text cut after separators, of which none is among a piece's first `least` characters; hard where none is."""
+    """Cuts text into pieces of at most `longest` characters, after the last separator in each, or hard without one.
+
+    Separators among the first `least` characters of a piece do not count.
+    """
     start = 0
     while len(text) - start > longest:
         limit = start + longest
@@ -77,9 +80,9 @@ def pieces(text: str, longest: int, separator: str, least: int = 0) -> Iterator[
 
 
 def _unclosed(section: str) -> int:
-    """Characters from each markup that is not closed to where what holds it ends, summed: the parser's detours."""
-    opened: list[tuple[str, int]] = []  # what would close it, where it is
-    waiting: Counter[str] = Counter()  # how many wait for each
+    """Sum over unclosed markup of the characters from it to the end of its enclosing markup: the parser's detours."""
+    opened: list[tuple[str, int]] = []  # (closing markup expected, offset)
+    waiting: Counter[str] = Counter()  # number of open markups per closing markup
     detours = 0
     for found in _MARKUP.finditer(section):
         opening, closing = (part and part.lower() for part in found.groups())
@@ -105,7 +108,10 @@ def _section_text(section: str) -> str:
 
     try:
         return _render(mwparserfromhell.parse(section, skip_style_tags=True))
-    except (mwparserfromhell.parser.ParserError, RecursionError):  # its own "this is a bug"; nesting beyond Python's
+    except (
+        mwparserfromhell.parser.ParserError,
+        RecursionError,
+    ):  # a bug in the parser; nesting deeper than Python's limit
         return ""
 
 
@@ -131,8 +137,8 @@ def _render_node(node: Any) -> str:
         case "HTMLEntity":
             try:
                 return str(node.normalize())
-            except (ValueError, OverflowError):  # a number that is no character
+            except (ValueError, OverflowError):  # a number that is not a character
                 return str(node)
         case "Heading":
             return _render(node.title).strip()
-    return ""  # every other node (template, argument, comment) leaves nothing
+    return ""  # every other node (template, argument, comment) is dropped

@@ -1,4 +1,4 @@
-"""Who does the chunks: this process, some processes of this machine, or the ranks of an mpirun."""
+"""Runs tasks in this process, in several processes of this machine, or on the ranks of an mpirun."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -9,20 +9,20 @@ from threading import Thread
 from typing import Any, TypeVar
 
 _RANKS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")  # set by Open MPI's mpirun; by MPICH's and Intel's
-_WAITING_PER_WORKER = 2  # chunks handed out ahead: no worker waits for the reader, and memory stays bounded
+_WAITING_PER_WORKER = 2  # tasks queued per worker: workers never wait for the reader, and memory stays bounded
 
 Item = TypeVar("Item")
 
 
 class Pool:
-    """Runs a function over items on `size` workers; with no executor, here and now."""
+    """Runs a function over items on `size` workers, or in this process without an executor."""
 
     def __init__(self, executor: Any, size: int) -> None:
         self._executor = executor
         self.size = size
 
     def run(self, function: Callable[..., Any], items: Iterable[Item], *constants: Any) -> Iterator[tuple[Item, Any]]:
-        """Yields items with `function(item, *constants)` as they are done; takes them as workers need them."""
+        """Yields each item with `function(item, *constants)` as it completes; draws items only as workers need them."""
         if self._executor is None:
             for item in items:
                 yield item, function(item, *constants)
@@ -37,14 +37,14 @@ class Pool:
 
 
 def _finished(waiting: dict[Future[Any], Item]) -> Iterator[tuple[Item, Any]]:
-    """Waits for at least one, and takes those that are done out."""
+    """Waits for at least one task; removes and yields all that are done."""
     for future in wait(waiting, return_when=FIRST_COMPLETED).done:
         yield waiting.pop(future), future.result()
 
 
 @contextmanager
 def start_pool(workers: int) -> Iterator[Pool | None]:
-    """The pool: MPI's ranks under mpirun, else `workers` processes; None on a rank that has done its work."""
+    """Starts the pool: MPI's ranks under mpirun, else `workers` processes; None on a rank that was a worker."""
     if max(int(os.environ.get(name, 1)) for name in _RANKS) > 1:
         from mpi4py import MPI
         from mpi4py.futures import MPICommExecutor
@@ -64,7 +64,7 @@ def start_pool(workers: int) -> Iterator[Pool | None]:
 
 
 def _end_with_parent() -> None:
-    """Lets no worker outlive a killed parent: it would wait forever, or write beside the resumed build."""
+    """Ends this worker when its parent is killed: it would wait forever, or write while the resumed build writes."""
 
     def watch() -> None:
         if parent := parent_process():

@@ -1,1 +1,1 @@
-"""The ground floor, which imports nothing of the project: strict configuration, command line, files, randomness."""
+"""The ground floor: strict configuration, command line, files, randomness. Imports no other package of the project."""

@@ -1,10 +1,12 @@
 """The command line of every entry point, derived from a `StrictConfig`: names, types, defaults and help in one place.
 
-A field is an option `--field`, and marks in its `Annotated[...]` say more: POSITIONAL makes it an argument without a
-flag, required; HIDDEN leaves it out of `--help`; `Group(TITLE)` begins a group of options there, or goes on with the
-one of that title; `Metavar(NAME)` stands there for its value. A tuple of any length may come in parts,
-`--set a=1 --set b=2`; any other option stands there once. Exit codes: 0 done, 1 failed, 2 bad usage or configuration,
-75 stopped on request with a checkpoint written, 130 interrupted, 141 what it prints is read no further.
+A field becomes an option `--field`; marks in its `Annotated[...]` refine it. POSITIONAL makes it a required argument
+without a flag. HIDDEN omits it from `--help`. There, `Group(TITLE)` starts or continues a group of options, and
+`Metavar(NAME)` is the placeholder for the value. A tuple of any length may be given in parts, `--set a=1 --set b=2`;
+any other option may be given only once.
+
+Exit codes: 0 done, 1 failed, 2 bad usage or configuration, 75 stopped on request with a checkpoint written,
+130 interrupted, 141 the reader of its output has closed the pipe.
 """
 
 import argparse
@@ -29,19 +31,19 @@ HIDDEN = "command line: not shown by --help"
 
 
 class Group(str):
-    """The title, in `--help`, of an option and those after it."""
+    """Mark: the title, in `--help`, of the group that starts with this option."""
 
 
 class Metavar(str):
-    """What stands for an option's value in `--help`."""
+    """Mark: the placeholder for an option's value in `--help`."""
 
 
 EXIT_FAILED = 1
 EXIT_BAD_USAGE = 2
 LAST_TO_LEAVE = 5.0
-"""Seconds that a rank with nothing to say leaves later: its launcher ends the others of its machine with it."""
+"""Seconds that a silent rank waits before it exits: its exit makes the launcher end the other ranks of the machine."""
 EXIT_INTERRUPTED = 130  # the shell's convention for a process ended by Ctrl-C: 128 + SIGINT
-EXIT_UNREAD = 141  # the same for one whose output goes into a pipe that was closed, as by `| head`: 128 + SIGPIPE
+EXIT_UNREAD = 141  # the shell's convention for output into a closed pipe, as with `| head`: 128 + SIGPIPE
 
 Options = TypeVar("Options", bound=StrictConfig)
 _METAVARS = {int: "N", float: "X", Path: "PATH", str: "NAME"}
@@ -53,7 +55,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 class _Once(argparse.Action):
-    """Keeps the value of an option that may stand there once: the last of several would silence the others."""
+    """Stores an option that may be given only once; argparse would silently keep the last of several values."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
@@ -61,20 +63,20 @@ class _Once(argparse.Action):
         value = True if self.nargs == 0 else values
         if hasattr(namespace, self.dest):
             first = getattr(namespace, self.dest)
-            raise ConfigError(f"{self.dest}: got {first!r} and {value!r}, expected {option} once; leave one out")
+            raise ConfigError(f"{self.dest}: got {first!r} and {value!r}, expected {option} only once; remove one")
         setattr(namespace, self.dest, value)
 
 
 def run_command(main: Callable[[Options], int | None], options_class: type[Options], description: str | None) -> int:
-    """Parses `sys.argv`, runs `main`, and returns the process's exit code; a `ConfigError` prints one line each.
+    """Parses `sys.argv`, runs `main`, and returns the process's exit code; prints a `ConfigError`, one line per problem.
 
-    Under a launcher the first rank of each machine speaks for the others there, which find the same mistakes; a
-    `LocalProblem` may be another's.
+    Under a launcher, all ranks find the same problems, so only the first rank of each machine prints them. A
+    `LocalProblem` may concern any rank, so each one prints its own.
     """
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch remarks on every address that has no name
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch warns about every address without a name
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # a file's name need not be text: it may fail no print
+            stream.reconfigure(errors="backslashreplace")  # file names need not be text, and must not make print fail
     try:
         try:
             code = _run(main, options_class, description)
@@ -108,7 +110,7 @@ def _run(main: Callable[[Options], int | None], options_class: type[Options], de
 
 
 def _written() -> bool:
-    """Whether what was printed is written: a file that it goes into may lie on a full disk."""
+    """Flushes the output; returns False, with an error printed, if it cannot be written, as on a full disk."""
     try:
         print(end="", flush=True)
     except BrokenPipeError:
@@ -121,43 +123,43 @@ def _written() -> bool:
 
 
 def _send_nowhere(number: int) -> None:
-    """Lets what is printed from here on, and what is left at exit, go nowhere."""
+    """Redirects a file descriptor to the null device, for everything printed later and flushed at exit."""
     with Path(os.devnull).open("wb") as nowhere:
         os.dup2(nowhere.fileno(), number)
 
 
 def print_problems(problems: Iterable[str]) -> None:
-    """The mistakes of a user, one line each."""
+    """Prints a user's mistakes to stderr, one per line."""
     for problem in problems:
         print(f"{Path(sys.argv[0]).name}: {_painted('error:', 31, sys.stderr)} {printable(problem)}", file=sys.stderr)
 
 
 def print_warning(warning: str) -> None:
-    """What a user should know of and may go on with, as one line."""
+    """Prints a one-line warning about something that does not stop the command."""
     print(_painted("WARNING:", 33, sys.stdout), printable(warning))
 
 
 def _painted(word: str, color: int, stream: TextIO) -> str:
-    """In a color of ANSI's on a terminal, unless the user's NO_COLOR is set (https://no-color.org)."""
+    """The word in an ANSI color on a terminal, unless NO_COLOR is set (https://no-color.org)."""
     return f"\033[{color}m{word}\033[0m" if stream.isatty() and not os.environ.get("NO_COLOR") else word
 
 
 def printable(text: str) -> str:
-    """The text as one line that only shows: control characters and bytes that are no text become escapes.
+    """The text as one printable line: control characters and bytes that are not text become escapes.
 
-    For what others named, such as files and hosts: such a name could move the cursor, or fake a line of its own.
+    For names chosen by others, such as files and hosts, which could otherwise move the cursor or forge a line.
     """
     escaped = (part if part.isprintable() else part.encode("unicode_escape").decode() for part in text)
-    return "".join(part.replace(r"\udc", r"\x") for part in escaped)  # a byte that is not UTF-8 is kept as U+DC00 + it
+    return "".join(part.replace(r"\udc", r"\x") for part in escaped)  # Python keeps a non-UTF-8 byte b as U+DC00 + b
 
 
 def parse_options(
     options_class: type[Options], description: str | None, arguments: Sequence[str] | None = None
 ) -> Options:
-    """The validated options of a command line.
+    """Parses and validates the options of a command line.
 
     Raises:
-        ConfigError: an unknown option, one given twice, or a value outside what its field allows.
+        ConfigError: an option is unknown or given twice, or its field does not allow the value.
     """
     parser = parser_of(options_class, description)
     arguments = sys.argv[1:] if arguments is None else arguments
@@ -174,7 +176,7 @@ def parser_of(options_class: type[StrictConfig], description: str | None) -> arg
         argument_default=argparse.SUPPRESS,
         add_help=False,
     )
-    parser.add_argument("-h", "--help", action="help", help=argparse.SUPPRESS)  # who reads it has found it
+    parser.add_argument("-h", "--help", action="help", help=argparse.SUPPRESS)  # a reader of the help knows the option
     groups: dict[str, argparse._ArgumentGroup] = {}
     place: argparse._ActionsContainer = parser
     for name, field in options_class.model_fields.items():
@@ -185,7 +187,7 @@ def parser_of(options_class: type[StrictConfig], description: str | None) -> arg
 
 
 def _require_known(options_class: type[StrictConfig], arguments: Sequence[str]) -> None:
-    """Refuses unknown options, each with the nearest, before argparse finds that others are missing."""
+    """Refuses unknown options, suggesting the nearest known ones, before argparse reports missing options."""
     given = [argument.partition("=")[0] for argument in takewhile("--".__ne__, arguments)]
     fields = options_class.model_fields.items()
     known = ["--help", *(f"--{name}" for name, field in fields if POSITIONAL not in field.metadata)]
@@ -217,7 +219,7 @@ def _add_option(parser: argparse._ActionsContainer, name: str, field: FieldInfo)
 
 
 def _bare(annotation: Any) -> Any:
-    """The type itself, without `None` and without bounds."""
+    """The type without `None` and bounds."""
     if get_origin(annotation) in (Union, UnionType):
         return _bare(next(part for part in get_args(annotation) if part is not type(None)))
     return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
@@ -226,9 +228,8 @@ def _bare(annotation: Any) -> Any:
 def _help(field: FieldInfo) -> str:
     text = (field.description or "").strip().replace("%", "%%")
     default = field.default
-    if (
-        field.is_required() or field.default_factory or (default in (None, ()) and text.endswith(")"))
-    ):  # the text says it
+    named = default in (None, ()) and text.endswith(")")  # the text itself names the default
+    if field.is_required() or field.default_factory or named:
         return text
     if isinstance(default, bool):
         default = "on" if default else "off"

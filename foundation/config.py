@@ -1,4 +1,4 @@
-"""How the project reads configuration: strict, frozen, and every mistake reported as one `ConfigError`."""
+"""Strict, frozen configuration: all mistakes in it are reported together in one `ConfigError`."""
 
 import difflib
 import json
@@ -13,19 +13,19 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, Val
 from pydantic_core import PydanticCustomError
 
 SHOWN = 80
-"""Characters of a value that an error shows."""
+"""Most characters of a value shown in an error."""
 LONGEST_PATH, LONGEST_NAME = 4095, 255
-"""Bytes, on Linux."""
+"""Limits of Linux, in bytes."""
 _NO_TEXT = re.compile(r"[\ud800-\udfff]")
-"""A byte that is not UTF-8, as Python keeps it in a name, or half of a character in UTF-16."""
+"""Surrogates: a non-UTF-8 byte as Python keeps it in a name, or half of a UTF-16 character."""
 MOST = 2**53
-"""The largest count: JSON and floats hold every whole number up to here."""
+"""The largest count: JSON and floats represent every integer up to here exactly."""
 
 
 class ConfigError(Exception):
-    """A mistake in the user's input or configuration, to be mended by the user; entry points exit with code 2.
+    """A mistake in the user's input or configuration, for the user to fix; entry points exit with code 2.
 
-    Each problem is one sentence that names the field, its value, what was expected and how to mend it.
+    Each problem is one sentence that names the field, its value, the expected value and the fix.
     """
 
     def __init__(self, *problems: str) -> None:
@@ -34,39 +34,39 @@ class ConfigError(Exception):
 
 
 class LocalProblem(ConfigError):
-    """What one process of a job may meet alone, such as a damaged shard: each that does speaks for itself."""
+    """A problem that only some processes of a job may find, such as a damaged shard: each one prints its own."""
 
 
 class StrictRecord(BaseModel):
-    """Base of what the project itself writes and reads back: immutable, unknown keys refused."""
+    """Base of records that the project itself writes and reads back: immutable, unknown keys refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
 
 class StrictConfig(StrictRecord):
-    """Base of what a user says: immutable, unknown keys refused, a field's docstring is its help text."""
+    """Base of the user's options and settings: immutable, unknown keys refused; a field's docstring is its help text."""
 
     takes_any_name: ClassVar[bool] = False
-    """Whether paths may have bytes that are not UTF-8."""
+    """True if paths may contain bytes that are not UTF-8."""
 
     @field_validator("*", mode="before")
     @classmethod
     def _is_what_it_looks_like(cls, value: Any, info: ValidationInfo) -> Any:
-        """Refuses what pydantic or a file system would take for something else: true for 1, bytes for a name."""
+        """Refuses values that pydantic or a file system would misread: true as 1, or bytes as a name."""
         for part in value if isinstance(value, (list, tuple)) else (value,):
             types = types_of(cls.model_fields[str(info.field_name)].annotation) if isinstance(part, (bool, str)) else ()
             if isinstance(part, bool) and bool not in types and (int in types or float in types):
-                raise PydanticCustomError("no_switch", "input should be a number, neither true nor false")
+                raise PydanticCustomError("no_switch", "input should be a number, not true or false")
             is_name = isinstance(part, Path) or Path in types
             if isinstance(part, (str, Path)) and _NO_TEXT.search(str(part)) and not (is_name and cls.takes_any_name):
-                raise PydanticCustomError("no_text", "input should be text in UTF-8; use another name")
+                raise PydanticCustomError("no_text", "input should be UTF-8 text; use another name")
             if is_name:
                 require_file_name(str(part))
         return value
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any], source: str = "") -> Self:
-        """Validates `values`, collecting every problem into one `ConfigError`; `source` names where they stood."""
+        """Validates `values`, collecting all problems in one `ConfigError`; `source` says where the values come from."""
         try:
             return cls.model_validate(dict(values))
         except ValidationError as error:
@@ -75,7 +75,7 @@ class StrictConfig(StrictRecord):
 
 
 def _describe(config_class: type[BaseModel], item: Any) -> str:
-    """One pydantic error as `field: got value, expected what`."""
+    """Formats one pydantic error as `field: got VALUE, expected: DESCRIPTION`."""
     field = (
         ".".join(key if key.isprintable() and len(key) <= SHOWN else shown(key) for key in map(str, item["loc"]))
         or config_class.__name__
@@ -94,15 +94,15 @@ def _describe(config_class: type[BaseModel], item: Any) -> str:
 
 
 def one_of(name: Any, known: Iterable[str]) -> str:
-    """What an error expects in place of an unknown name: all that are known, and the nearest."""
+    """The end of an error about an unknown name: the list of known names, and the nearest one."""
     known = tuple(known)
     return f"expected one of {', '.join(map(shlex.quote, known))}{did_you_mean(name, known)}"
 
 
 def did_you_mean(name: Any, known: Iterable[str]) -> str:
-    """The end of an error about a name: a question about the nearest that is known, in any case; empty for none.
+    """A suggestion of the nearest known name, ignoring case, to end an error with; empty if none is near.
 
-    Of a name with dots, such as `optim.lr`, the last part is enough; an option's hyphens do not count.
+    For a dotted name such as `optim.lr`, the last part is enough. The leading hyphens of an option are ignored.
     """
     names = {form.lower().lstrip("-"): one for one in known for form in (one, one.rpartition(".")[2])}
     nearest = difflib.get_close_matches(str(name).lower().lstrip("-"), names, n=1)
@@ -110,13 +110,13 @@ def did_you_mean(name: Any, known: Iterable[str]) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value as an error shows it: in one line, without control characters, and not all of a long one."""
+    """A value as shown in an error: one line, control characters escaped, long values truncated."""
     text = repr(str(value) if isinstance(value, Path) else value)
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}... ({len(text):,} characters)"
 
 
 def parse_override(override: str) -> tuple[str, Any] | None:
-    """`key.path=value` of `--set` as path and value: JSON where it parses as JSON, else text. `None` without a `=`."""
+    """Parses `key.path=value` of `--set` into path and value, JSON if possible, else text; None without a `=`."""
     path, equals, text = override.partition("=")
     if not equals:
         return None
@@ -127,7 +127,7 @@ def parse_override(override: str) -> tuple[str, Any] | None:
 
 
 def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """For `json.loads`, which would keep the last of a key's values in silence."""
+    """An `object_pairs_hook` that refuses duplicate keys, of which `json.loads` would silently keep the last."""
     values: dict[str, Any] = {}
     for key, value in pairs:
         if key in values:
@@ -137,18 +137,18 @@ def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def require_file_name(name: str) -> str:
-    """Refuses a name that no file can have, before a file system is asked for it; for pydantic."""
+    """A pydantic validator that refuses names too long for any file, before they reach the file system."""
     if len(os.fsencode(name)) > LONGEST_PATH or max(len(os.fsencode(part)) for part in name.split("/")) > LONGEST_NAME:
-        raise PydanticCustomError("too_long", "input should be a path that a file can have; use a shorter name")
+        raise PydanticCustomError("too_long", "input should be a path short enough for a file; use a shorter name")
     return name
 
 
 FileName = Annotated[str, AfterValidator(require_file_name)]
-"""Of a file or folder, or of something else."""
+"""A string that may be the name of a file or folder."""
 
 
 def types_of(annotation: Any) -> list[Any]:
-    """All that an annotation is made of."""
+    """An annotation and, recursively, all types inside it."""
     types = [annotation]
     for part in types:
         types += get_args(part)

@@ -1,4 +1,4 @@
-"""Files that are either absent or whole, and JSON files that carry their own checksum."""
+"""Atomic file writes, and JSON files that contain their own checksum."""
 
 import hashlib
 import json
@@ -12,7 +12,7 @@ from typing import IO, Any
 from foundation.config import ConfigError
 
 ROOT = Path(__file__).resolve().parents[1]
-"""Of the project: a checkout, or the folder that pip installs packages into; what it ships lies there too."""
+"""The project's root: a checkout, or the site-packages folder of an installation, with the shipped data files."""
 IS_CHECKOUT = (ROOT / "Makefile").is_file()
 TEMPORARY_SUFFIX = ".tmp"
 _UNSEALED = "0" * 64
@@ -20,7 +20,7 @@ _SEAL = re.compile(rb'\{\s*"sha256": "([0-9a-f]{64})"')
 
 
 class NewFile:
-    """A file written piece by piece: absent until it is closed, whole from then on. Nothing written, no file."""
+    """A file written piece by piece: absent until it is closed, complete afterwards. An empty file is not created."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._temporary = path, with_suffix(path, TEMPORARY_SUFFIX)
@@ -37,7 +37,7 @@ class NewFile:
         self._size += len(content)
 
     def close(self) -> tuple[int, str]:
-        """Gives the file its name, once it is on the disk; returns its size and sha256."""
+        """Flushes the file to the disk and gives it its final name; returns its size and sha256."""
         if self._file is not None:
             with self._file as file:
                 file.flush()
@@ -48,20 +48,20 @@ class NewFile:
 
 
 def write_atomically(path: Path, content: bytes) -> str:
-    """Writes a file that is either absent or whole, whenever the power fails; returns its sha256."""
+    """Writes a file that, even after a power failure, is the old one or the complete new one; returns its sha256."""
     file = NewFile(path)
     file.write(content)
     return file.close()[1]
 
 
 def write_if_other(path: Path, content: bytes) -> None:
-    """Writes a file as `write_atomically` does; leaves alone one that has this content already."""
+    """Like `write_atomically`, but leaves a file untouched if it already has this content."""
     if not path.is_file() or path.read_bytes() != content:
         write_atomically(path, content)
 
 
 def flush(path: Path) -> None:
-    """Flushes a file, or a folder's entries, to the disk: a new name survives a power failure only after this."""
+    """Flushes a file or a folder's entries to the disk; only then does a new name survive a power failure."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -70,7 +70,7 @@ def flush(path: Path) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Makes a folder and those it lies in, as far as they are missing, and flushes their names."""
+    """Makes a folder and its missing parents, and flushes their names to the disk."""
     if path.is_dir():
         return
     make_folder(path.parent)
@@ -79,7 +79,7 @@ def make_folder(path: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Removes a file, a folder with all it holds, or a link but not what it points to; nothing where nothing is."""
+    """Removes a file, a folder with its contents, or a link without its target. A link must exist; see `unlink`."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -93,43 +93,45 @@ def file_sha256(path: Path) -> str:
 
 
 def with_suffix(path: Path, suffix: str) -> Path:
-    """The path with a suffix after those it has."""
+    """The path with a suffix appended to its name."""
     return path.with_name(path.name + suffix)
 
 
 def sealed(values: Mapping[str, Any]) -> bytes:
-    """JSON that begins with the sha256 of the whole text, taken with those 64 digits as zeros."""
+    """JSON that begins with its own sha256, computed over the whole text with these 64 digits set to zero."""
     text = (json.dumps({"sha256": _UNSEALED, **values}, indent=1) + "\n").encode()
     return text.replace(_UNSEALED.encode(), hashlib.sha256(text).hexdigest().encode(), 1)
 
 
 def unsealed(content: bytes) -> bytes:
-    """The JSON that was given to `sealed`.
+    """Checks and removes the checksum; returns the JSON of the values given to `sealed`.
 
     Raises:
-        ValueError: the content is not, to the last bit, what `sealed` returned.
+        ValueError: the content differs from the output of `sealed` in any bit.
     """
     found = _SEAL.match(content)
     if found is None:
         raise ValueError("its checksum is missing")
     blank = content[: found.start(1)] + _UNSEALED.encode() + content[found.end(1) :]
     if hashlib.sha256(blank).hexdigest().encode() != found[1]:
-        raise ValueError("its content does not fit its checksum")
+        raise ValueError("its content does not match its checksum")
     return b"{" + content[found.end() :].removeprefix(b",")
 
 
 def require_folder(path: Path, option: str = "output") -> None:
-    """Refuses a path, given as this option, that can be no folder to write to; makes nothing.
+    """Checks that the path given for `option` is, or could be made, a writable folder; creates nothing.
 
     Raises:
-        ConfigError: it is a file, or would lie below one; or it cannot be written to.
+        ConfigError: the path is a file or below one, or cannot be written to.
     """
     if not (existing := existing_part(path)).is_dir():
-        raise ConfigError(f"{option}: got {path}, expected a folder, but {existing} is none; name another or remove it")
+        raise ConfigError(
+            f"{option}: got {path}, expected a folder, but {existing} is not a folder; name another or remove it"
+        )
     if not os.access(existing, os.W_OK | os.X_OK):
-        raise ConfigError(f"{option}: got {path}, but {existing} cannot be written to; name another folder")
+        raise ConfigError(f"{option}: got {path}, but {existing} is not writable; name another folder")
 
 
 def existing_part(path: Path) -> Path:
-    """The path itself or, of what it would lie in, the nearest that is there."""
+    """The path itself or, if it does not exist, its nearest existing parent."""
     return next(part for part in (path.absolute(), *path.absolute().parents) if os.path.lexists(part))

@@ -1,12 +1,12 @@
-"""A lock that one process has on a folder's work, released by the system when its holder dies.
+"""A lock that lets only one process work in a folder, released by the system when its holder dies.
 
-A POSIX record lock on a file that is never removed: every shared file system that has locks carries it from host to
-host, the file server itself sees it, and no child inherits it. The package `filelock` takes flock(2) instead, which a
-forked child keeps after its parent was killed and some cluster file systems keep to each host. The lock would also end
-if its holder closed the file a second time, so only this module opens it. The file says who has the lock, for the
-message to others; emptied on release, it tells of a holder that was killed.
+It is a POSIX record lock on a file that is never removed. It works across hosts on every shared file system with locks,
+the file server itself enforces it, and no child inherits it. The package `filelock` uses flock(2) instead, which a
+forked child keeps after its parent is killed, and which some cluster file systems enforce only within each host. A
+record lock also ends when its holder closes any other handle of the file, so only this module opens the file. The file
+names the holder for error messages. It is emptied on release, so a name in an unlocked file is that of a killed holder.
 
-Which file systems carry it, and what happens on one without locks: docs/evidence/locks.md.
+Supported file systems, and the behaviour on one without locks: docs/evidence/locks.md.
 """
 
 import contextlib
@@ -30,32 +30,32 @@ from foundation.config import ConfigError
 
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
 LOOK_EVERY = 0.1
-"""Seconds between two tries."""
-LONGEST_SHOWN = 200
+"""Seconds between two attempts."""
+LONGEST_SHOWN = 200  # characters of the holder's command in a message
 _FLOCK = "hhqqi"
-"""C's struct flock on Linux with 64 bits: type, whence, start, length, process."""
+"""C's struct flock on 64-bit Linux: type, whence, start, length, process."""
 
 _held: dict[tuple[int, int], "Lock"] = {}
-"""Those of this process by their file's device and inode: the system keeps processes apart, not two parts of one."""
+"""This process's locks by device and inode: the system excludes other processes, not a second lock in this one."""
 
 
 class Held(Exception):
-    """Another process has the lock; the message is which, in one line."""
+    """The lock is held; the message describes its holder in one line."""
 
 
 class Lost(RuntimeError):
-    """The lock was this process's, and is another's now."""
+    """This process had the lock, and now another one has it."""
 
 
 class Lock(contextlib.AbstractContextManager["Lock"]):
-    """A lock that this process has; until it is released or the process ends."""
+    """A lock that this process holds until it releases it or ends."""
 
     def __init__(self, path: Path, patience: float = 0.0) -> None:
-        """Takes the lock on `path`, made where missing, and tries for so many seconds.
+        """Takes the lock on `path`, creating the file if missing, and retries for `patience` seconds.
 
         Raises:
-            Held: it is another's.
-            ConfigError: the file cannot be made or written to.
+            Held: the lock is held already.
+            ConfigError: the file cannot be created or written to.
         """
         since, command = datetime.now(UTC).isoformat(timespec="seconds"), shlex.join(sys.orig_argv)
         self.words: dict[str, Any] = {
@@ -71,19 +71,19 @@ class Lock(contextlib.AbstractContextManager["Lock"]):
             time.sleep(LOOK_EVERY)
 
     def _try(self, path: Path) -> str | None:
-        """Takes the lock, or returns who has it."""
-        if lock := _held_here(path):  # not opened, for closing it would release it
+        """Takes the lock and returns None, or returns a description of its holder."""
+        if lock := _held_here(path):  # do not open the file: closing it would release the lock
             return _described(lock.words)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self.file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         except OSError as error:
             raise ConfigError(
-                f"lock: {path} cannot be made or written to ({error.strerror}); name another folder or mend its rights"
+                f"lock: {path} cannot be created or written to ({error.strerror}); name another folder or fix its permissions"
             ) from None
         try:
             fcntl.lockf(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except (BlockingIOError, PermissionError):  # it is another's: EAGAIN or EACCES
+        except (BlockingIOError, PermissionError):  # held by another process: EAGAIN or EACCES
             who = _described(_read(self.file))
             os.close(self.file)
             return who
@@ -94,26 +94,27 @@ class Lock(contextlib.AbstractContextManager["Lock"]):
         before = _read(self.file)
         if before.get("host", self.words["host"]) != self.words["host"]:
             print(
-                f"{path}: taken over from {_described(before)}, which did not release it; if it is still at work, this"
-                " file system keeps locks to each host (docs/evidence/locks.md): stop one of the two",
+                f"{path}: taken over from {_described(before)}, which did not release it; if that process is still"
+                " running, this file system enforces locks only within each host (docs/evidence/locks.md): stop one of"
+                " the two",
                 flush=True,
             )
         status = os.fstat(self.file)
         self._key = status.st_dev, status.st_ino
         _held[self._key] = self
-        with contextlib.suppress(OSError):  # a full disk: others are refused all the same, without a name
+        with contextlib.suppress(OSError):  # on a full disk the lock still holds, but its holder is not named
             self._write(json.dumps(self.words).encode())
         return None
 
     def release(self) -> None:
-        """Gives it up."""
+        """Releases the lock."""
         with contextlib.suppress(OSError):
             self._write(b"")
         os.close(self.file)
         del _held[self._key]
 
     def _write(self, text: bytes) -> None:
-        """On the disk when this returns: another host reads what the server has."""
+        """Writes the file through to the disk, because other hosts read the file server's copy."""
         os.ftruncate(self.file, 0)
         os.pwrite(self.file, text, 0)
         os.fsync(self.file)
@@ -125,7 +126,7 @@ class Lock(contextlib.AbstractContextManager["Lock"]):
 
 
 def holder(path: Path) -> str | None:
-    """Who has the lock on `path` now, this process included; disturbs nobody."""
+    """Describes the current holder of the lock on `path`, which may be this process; None if free. Takes no lock."""
     if lock := _held_here(path):
         return _described(lock.words)
     try:
@@ -138,7 +139,7 @@ def holder(path: Path) -> str | None:
 
 
 def still_held(path: Path, patience: float) -> str | None:
-    """Who has the lock on `path`, asked until nobody has or so many seconds are over."""
+    """Waits up to `patience` seconds for the lock on `path` to be free; returns its holder, or None."""
     deadline = time.monotonic() + patience
     while (who := holder(path)) and time.monotonic() < deadline:
         time.sleep(LOOK_EVERY)
@@ -146,23 +147,25 @@ def still_held(path: Path, patience: float) -> str | None:
 
 
 def confirm(path: Path) -> None:
-    """Makes sure of a lock of this process, before it writes: a host cut off from its file server for longer than the
-    server's lease has lost it, and so has one whose folder was removed and made again.
+    """Checks, before this process writes, that it still holds its lock.
+
+    A host loses it when it is cut off from the file server for longer than the server's lease, or when the folder is
+    removed and made again.
 
     Raises:
-        Lost: another process has it.
+        Lost: another process has the lock.
     """
     if lock := _held_here(path):
         try:
-            fcntl.lockf(lock.file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # changes nothing while it is this process's
+            fcntl.lockf(lock.file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # no effect while this process holds it
         except OSError as error:
             if error.errno not in NO_LOCKS:
                 raise Lost(
-                    f"the lock on {path} was lost while the file server was out of reach, and another process has it"
+                    f"the lock on {path} was lost while the file server was unreachable, and another process has it"
                     " now; nothing more is written"
                 ) from error
     elif who := holder(path):
-        raise Lost(f"the lock on {path} was removed, and {who} has made it anew; nothing more is written")
+        raise Lost(f"the lock on {path} was removed, and {who} has created it again; nothing more is written")
 
 
 def _held_here(path: Path) -> Lock | None:
@@ -174,7 +177,7 @@ def _held_here(path: Path) -> Lock | None:
 
 
 def _read(file: int) -> dict[str, Any]:
-    """What the holder wrote; nothing where it has not yet, or where something else stands there."""
+    """The holder's description of itself; empty if it has not written one yet, or if the file holds anything else."""
     try:
         words = json.loads(os.pread(file, 1 << 16, 0))
     except (OSError, ValueError):
@@ -183,9 +186,9 @@ def _read(file: int) -> dict[str, Any]:
 
 
 def _described(words: dict[str, Any]) -> str:
-    """The holder in one line, whatever characters its file holds."""
+    """Describes the holder in one printable line."""
     if not words:
-        return "a process that has not said yet which it is"
+        return "a process that has not identified itself yet"
     pid, host, since, command = (str(words.get(key, "?")) for key in ("pid", "host", "since", "command"))
     if len(command) > LONGEST_SHOWN:
         command = command[:LONGEST_SHOWN] + " ..."
@@ -199,7 +202,7 @@ def _warn_once(folder: Path, why: str) -> None:
     place, kind = max(over, key=lambda mount: len(mount[0]), default=("?", "of unknown type"))
     print(
         f"WARNING: {folder} lies on a file system without locks ({kind} at {place}; {why}): nothing keeps a second"
-        " command out of it; see to it that none is started while this one runs (docs/evidence/locks.md)",
+        " command out of it; start no other one here while this one runs (docs/evidence/locks.md)",
         file=sys.stderr,
         flush=True,
     )

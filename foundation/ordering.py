@@ -1,15 +1,15 @@
-"""Order and randomness without state: samples dealt to parts, a bijection for their order, one uniform a position."""
+"""Stateless order and randomness: samples dealt to parts, a bijection for their order, one uniform per position."""
 
 from collections.abc import Sequence
 
 import numpy as np
 
 FEISTEL_ROUNDS = 6
-"""Four rounds of a random function give a strong pseudorandom permutation (Luby and Rackoff 1988); two are spare."""
+"""Four rounds of a random function give a strong pseudorandom permutation (Luby and Rackoff 1988); two are a margin."""
 
 
 def mixed(values: np.ndarray, key: int | np.ndarray) -> np.ndarray:
-    """A well-mixed uint64 of each (value, key): the finalizer of splitmix64 (Steele et al. 2014), modulo 2^64."""
+    """Hashes each (value, key) to a uint64 by the finalizer of splitmix64 (Steele et al. 2014), modulo 2^64."""
     with np.errstate(over="ignore"):
         z = values.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.asarray(key).astype(np.uint64)
         z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -18,7 +18,7 @@ def mixed(values: np.ndarray, key: int | np.ndarray) -> np.ndarray:
 
 
 def key_of(*parts: int) -> int:
-    """One 64-bit key from several numbers, order-sensitive."""
+    """Combines several numbers into one 64-bit key; their order matters."""
     key = np.zeros(1, dtype=np.uint64)
     for part in parts:
         key = mixed(np.array([part], dtype=np.uint64), key)
@@ -26,15 +26,15 @@ def key_of(*parts: int) -> int:
 
 
 def dealt(samples: np.ndarray, shares: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Which of several parts each sample comes from, and how many samples before it came from that part; both int64.
+    """Deals samples to parts in proportion to `shares`; returns each sample's part and its index there, both int64.
 
-    Nothing is drawn: of the first s samples, part 0 has floor(s x shares[0] / sum(shares)), and the others share what
-    it leaves in the same way, so no part strays by more than a few samples. `samples` are below 2^33, and `shares`
-    whole numbers of a sum up to 2^31: their products fit into 64 bits.
+    The deal is deterministic: of the first s samples, part 0 gets floor(s x shares[0] / sum(shares)), and the others
+    divide the rest in the same way, so every part stays within a few samples of its share. `samples` must be below
+    2^33, and `shares` integers with a sum of at most 2^31, so that their products fit into 64 bits.
     """
     part = np.zeros(len(samples), dtype=np.int64)
     number = np.zeros(len(samples), dtype=np.int64)
-    left = samples.astype(np.uint64)  # the sample's number among those that the parts so far have left
+    left = samples.astype(np.uint64)  # the sample's index among those left by the parts so far
     open_rows = np.ones(len(samples), dtype=bool)
     for index, share in enumerate(shares):
         whole = np.uint64(sum(shares[index:]))
@@ -47,10 +47,10 @@ def dealt(samples: np.ndarray, shares: Sequence[int]) -> tuple[np.ndarray, np.nd
 
 
 def permuted(places: np.ndarray, size: int, seed: int, epoch: int) -> np.ndarray:
-    """Where each of `places` (in [0, size)) goes under the bijection of (seed, epoch); int64.
+    """Maps each of `places`, in [0, size), by a bijection of [0, size) that is keyed by (seed, epoch); int64.
 
-    A balanced Feistel network on the smallest even number of bits that holds `size`; values that land outside walk
-    on along their cycle until they are inside, so the restriction is a bijection too.
+    A balanced Feistel network on the smallest even number of bits that holds `size`. Values that land outside are
+    mapped again until they are inside (cycle walking), so the restriction is a bijection too.
     """
     half = max(1, -(-max(1, (size - 1).bit_length()) // 2))
     keys = [key_of(seed, epoch, number) for number in range(FEISTEL_ROUNDS)]
@@ -69,10 +69,10 @@ def _feistel(values: np.ndarray, half: int, keys: list[int]) -> np.ndarray:
 
 
 def uniforms(seed: int, sequence_B: np.ndarray, epoch_B: np.ndarray, position_BK: np.ndarray) -> np.ndarray:
-    """fp32 in (0, 1), keyed by (seed, sequence, epoch, position): the same draw on any cluster.
+    """Uniform fp32 numbers in (0, 1), keyed by (seed, sequence, epoch, position): identical on any cluster.
 
-    Odd multiples of 2^-24, all exact in fp32. Neither end is reached: at 0 the inverse CDF would pick the first token
-    of any weight, however small, about once in 2^24 draws.
+    They are odd multiples of 2^-24, all exact in fp32, and never 0 or 1: at 0, about once in 2^24 draws, the inverse
+    CDF would pick the first token however small its weight.
     """
     key_B = mixed(epoch_B, mixed(sequence_B, key_of(seed)))
     bits_BK = mixed(position_BK, key_B[:, None]) >> np.uint64(41)

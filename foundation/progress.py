@@ -1,4 +1,4 @@
-"""How far a long command is: a bar with the time left on a terminal, a plain line now and then in a log."""
+"""Progress of a long command: on a terminal a bar with the remaining time, in a log an occasional plain line."""
 
 import io
 import sys
@@ -11,11 +11,11 @@ from tqdm import tqdm
 _LINE = "{desc}: {percentage:.0f}%, {rate_fmt}, {remaining} left"
 _SECONDS_BETWEEN_LINES = 30.0
 DAY = 86_400
-"""Seconds."""
+"""Seconds per day."""
 
 
 class Progress(AbstractContextManager["Progress"]):
-    """Counts bytes done of `total`; use as a context manager."""
+    """Shows the number of bytes processed out of `total`; a context manager."""
 
     def __init__(self, total: int, what: str) -> None:
         self._is_log = not sys.stderr.isatty()
@@ -29,7 +29,7 @@ class Progress(AbstractContextManager["Progress"]):
         self._bar.close()
 
     def advance(self, amount: int, is_old: bool = False) -> None:
-        """Counts what is done, and says so when it is time; of the speed what an earlier run did says nothing."""
+        """Adds processed bytes and prints a line when one is due; bytes of an earlier run do not count for the speed."""
         if is_old:
             self._bar.initial += amount
         self._bar.update(amount)

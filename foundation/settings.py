@@ -1,4 +1,4 @@
-"""The settings of a configuration as a table: key, value, and the field's own description."""
+"""Formats the settings of a configuration as tables: key, value, and the field's description."""
 
 import json
 import textwrap
@@ -11,20 +11,20 @@ from pydantic_core import to_jsonable_python
 from foundation.config import types_of
 
 WIDTH = 120
-"""Characters of a line."""
+"""Most characters per line."""
 
 
 Setting = tuple[str, str, str]
-"""Key as `--set` takes it, value (null for none), and description."""
+"""A key as `--set` takes it, its value (null for none), and its description."""
 
 
 def settings_tables(config_class: type[BaseModel], config: BaseModel | None, section: str = "") -> list[str]:
-    """A text table of each section that has settings."""
+    """One text table per section and subsection with settings."""
     return [_aligned(rows) for rows in settings(config_class, config, section)]
 
 
 def settings(config_class: type[BaseModel], config: BaseModel | None, section: str = "") -> list[list[Setting]]:
-    """The settings of a section, then of each section in it. A field with only one possible value is left out."""
+    """The settings of a section, then of each subsection. Settings that allow only one value are omitted."""
     rows: list[Setting] = []
     inner: list[list[Setting]] = []
     for name, field in config_class.model_fields.items():

@@ -1,8 +1,8 @@
-"""AUC, correlation and entropy, and their confidence intervals by bootstrap.
+"""AUC, correlation and entropy, with bootstrap confidence intervals.
 
-Positions of one sequence are not independent, so whole sequences are resampled. A number is computed from sums over all
-sequences; a resample only changes how often each of them counts. Every number is computed on the same resamples, so the
-difference of two has an interval of its own: paired, hence narrower than theirs.
+Positions of one sequence are not independent, so whole sequences are resampled. Each statistic is computed from sums
+over all sequences; a resample only changes the weight of each sequence. All statistics use the same resamples, so the
+difference of two has a paired interval, which is usually narrower than either of theirs.
 
 Shape letters: C columns to sum, S sequences, R resamples, N positions.
 """
@@ -15,28 +15,28 @@ import numpy as np
 
 RESAMPLES = 1000
 LEVEL = 95.0
-"""Percent."""
-AUC_BINS = 512
+"""Confidence level in percent."""
+AUC_BINS = 512  # quantiles of the score
 ROUNDING = 1e-12
-"""Spread of a column, relative to its sum of squares, that is rounding error: the column is constant."""
+"""Spread of a column relative to its sum of squares, up to which the column counts as constant."""
 
 Interval = list[float] | None
-"""[value, low, high] as in JSON; `None` where the value does not exist."""
+"""[value, low, high] as in JSON; None if the value is undefined."""
 
 
 class Resampled(NamedTuple):
-    """A number and its value on each resample."""
+    """A statistic and its value on each resample."""
 
     value: float
-    """Not a number where it does not exist."""
+    """NaN if undefined."""
     resampled_R: np.ndarray
 
     def minus(self, other: "Resampled") -> "Resampled":
-        """The difference, resample by resample."""
+        """The paired difference, resample by resample."""
         return Resampled(self.value - other.value, self.resampled_R - other.resampled_R)
 
     def interval(self) -> Interval:
-        """The value with its interval, over the resamples on which it exists."""
+        """The value with its interval over the resamples on which it is defined; None if undefined."""
         exists_R = self.resampled_R[np.isfinite(self.resampled_R)]
         if not np.isfinite(self.value) or not len(exists_R):
             return None
@@ -44,7 +44,7 @@ class Resampled(NamedTuple):
 
 
 def bounds(values_R: np.ndarray) -> tuple[float, float]:
-    """Percentiles that hold `LEVEL` of the resampled values between them."""
+    """The percentiles that enclose the central `LEVEL` percent of the resampled values."""
     outside = (100 - LEVEL) / 2
     low, high = np.percentile(values_R, [outside, 100 - outside])
     return float(low), float(high)
@@ -52,7 +52,7 @@ def bounds(values_R: np.ndarray) -> tuple[float, float]:
 
 @lru_cache(maxsize=1)
 def counts_RS(number: int) -> np.ndarray:
-    """How often each of `number` items is in each resample, the same on every call. fp32: exact, and fast."""
+    """Count of each of `number` items in each resample, identical on every call; fp32 is exact here, and fast."""
     random = np.random.default_rng(0)
     counts = np.empty((RESAMPLES, number), dtype=np.float32)
     for count_S in counts:
@@ -61,19 +61,19 @@ def counts_RS(number: int) -> np.ndarray:
 
 
 def sums(sequence_N: np.ndarray, sequences: int, *columns_N: np.ndarray) -> np.ndarray:
-    """Each column summed within each of the `sequences`, [C, S]; `sequence` is the sequence of each position."""
+    """Sums each column within each sequence, [C, S]; `sequence_N` is the sequence of each position."""
     return np.stack([np.bincount(sequence_N, weights=column, minlength=sequences) for column in columns_N])
 
 
 def resample(sums_CS: np.ndarray, statistic: Callable[[np.ndarray], np.ndarray]) -> Resampled:
-    """`statistic` of the sums over sequences: it maps [C, any] to [any]."""
-    with np.errstate(invalid="ignore", divide="ignore"):  # what does not exist is not a number
+    """Computes `statistic`, which maps [C, any] to [any], on the sums over all sequences and on each resample."""
+    with np.errstate(invalid="ignore", divide="ignore"):  # undefined values become NaN
         value = float(statistic(sums_CS.sum(axis=1, keepdims=True))[0])
         return Resampled(value, statistic(sums_CS @ counts_RS(sums_CS.shape[1]).T))
 
 
 def mean(sums_CS: np.ndarray) -> np.ndarray:
-    """Mean from the sum of values and their number."""
+    """Mean from two sums: of the values and of their number."""
     return sums_CS[0] / sums_CS[1]
 
 
@@ -84,12 +84,12 @@ def binary_entropy(share: np.ndarray | float) -> np.ndarray:
 
 
 def moments(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, ...]:
-    """The columns whose sums `pearson` takes."""
+    """The columns whose sums `pearson` needs."""
     return np.ones_like(a), a, b, a * a, b * b, a * b
 
 
 def pearson(sums_C: np.ndarray) -> np.ndarray:
-    """Pearson correlation from the summed `moments`; not a number where a side is constant."""
+    """Pearson correlation from the summed `moments`; NaN if either variable is constant."""
     n, a, b, aa, bb, ab = sums_C
     spread_a, spread_b = n * aa - a * a, n * bb - b * b
     varies = (spread_a > ROUNDING * n * aa) & (spread_b > ROUNDING * n * bb)
@@ -101,22 +101,24 @@ def correlation(a_N: np.ndarray, b_N: np.ndarray, sequence_N: np.ndarray, sequen
     """Pearson correlation with its resamples."""
     if len(a_N) < 2 or not np.ptp(a_N) or not np.ptp(b_N):
         return Resampled(np.nan, np.full(RESAMPLES, np.nan))
-    a_N, b_N = ((values - values.mean()) / values.std() for values in (a_N, b_N))  # against cancellation in the sums
+    a_N, b_N = (
+        (values - values.mean()) / values.std() for values in (a_N, b_N)
+    )  # standardized against cancellation in the sums
     return resample(sums(sequence_N, sequences, *moments(a_N, b_N)), pearson)
 
 
 def auc_of_counts(negative_XB: np.ndarray, positive_XB: np.ndarray) -> np.ndarray:
-    """Area under the ROC curve from counts in ascending bins of the score; a pair in one bin counts half."""
+    """Area under the ROC curve from counts in ascending bins of the score; pairs within a bin count half."""
     below_XB = negative_XB.cumsum(axis=-1) - negative_XB / 2
-    with np.errstate(invalid="ignore"):  # not a number without a pair
+    with np.errstate(invalid="ignore"):  # NaN without any pair
         return (positive_XB * below_XB).sum(axis=-1) / (positive_XB.sum(axis=-1) * negative_XB.sum(axis=-1))
 
 
 def auc(score_N: np.ndarray, positive_N: np.ndarray, sequence_N: np.ndarray, sequences: int) -> Resampled:
-    """Area under the ROC curve: how often a positive scores above a negative, ties counting half.
+    """Area under the ROC curve: the probability that a positive scores above a negative; ties count half.
 
-    The value is exact. The resamples know scores by `AUC_BINS` quantiles, and ties within those count half too; what
-    this changes in the value is taken off them.
+    The value is exact. The resamples use scores binned into `AUC_BINS` quantiles, where pairs within a bin count half;
+    they are corrected by the difference that binning makes to the value.
     """
     from scipy.stats import rankdata
 
