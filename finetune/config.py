@@ -1,4 +1,4 @@
-"""The settings of one fine-tuning run, and the options of `run_glue.py` and `run_squad.py` that fill them."""
+"""The settings of one fine-tuning run, and the options of the `run_*.py` commands that fill them."""
 
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -75,11 +75,20 @@ class SquadConfig(FinetuneConfig):
     """Sizes and habits of the head (`presets.HEAD_KINDS`)."""
 
 
+class TaggingConfig(FinetuneConfig):
+    """A run on token classification."""
+
+    head: Literal["linear"] = "linear"
+    """Dropout and one linear layer, as Hugging Face's `ElectraForTokenClassification`."""
+
+
 class FinetuneOptions(StrictConfig):
-    """Options of both command lines; `None` takes the value of `presets.py`, the paper's for the model's size."""
+    """Options of every command line; `None` takes the value of `presets.py`, the paper's for the model's size."""
 
     model: Annotated[FileName, Group("the runs")]
-    """exported folder, or the hub name of a stock Hugging Face ELECTRA"""
+    """exported folder, hub name of a stock Hugging Face ELECTRA, or with --steps a run folder"""
+    steps: tuple[str, ...] = ()
+    """fine-tune checkpoints of the run: all, newest, or the steps that they were kept at"""
     seeds: tuple[Seed, ...] = (1, 2, 3, 4, 5)
     """one run per seed; the paper reports the median of five"""
     random_weights: bool = False
@@ -95,7 +104,7 @@ class FinetuneOptions(StrictConfig):
     weight_decay: float | None = None
     """decoupled weight decay (small 0.0, base 0.01)"""
     max_length: int | None = None
-    """word pieces a sequence at most (GLUE 128, SQuAD 512)"""
+    """word pieces a sequence at most (GLUE 128, tagging 256, SQuAD 512)"""
     legacy_layer_decay: bool | None = None
     """layer-wise decay as google-research/electra counts it (off)"""
     deepspeed_config: Annotated[Path | None, Group("machines")] = None
@@ -151,3 +160,16 @@ class SquadOptions(FinetuneOptions):
     """word pieces of a question at most (64)"""
     null_threshold: float | None = None
     """answerability logit above which no answer is given (-2.75)"""
+
+
+class TaggingOptions(FinetuneOptions):
+    """Command line of `run_tagging.py`."""
+
+    task: Annotated[str, Group("the runs")]
+    """NER (entities in IOB2, scored by seqeval) or POS (accuracy over words)"""
+    data_dir: Annotated[Path, Group("data and output")]
+    """folder of a train and a dev file: CoNLL columns, or CoNLL-U (.conllu)"""
+    output: Annotated[Path, Group("data and output")] = Path("runs/tagging")
+    """folder of results and predictions; what it has is skipped"""
+    predict_test: bool = False
+    """score and predict the test file too"""

@@ -7,7 +7,7 @@ Where the paper searches a grid, the default is the grid's value that google-res
 import itertools
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from finetune.config import FinetuneConfig, GlueConfig, SquadConfig
+from finetune.config import FinetuneConfig, GlueConfig, SquadConfig, TaggingConfig
 from foundation.config import ConfigError
 
 ModelSize = Literal["small", "base"]
@@ -21,6 +21,7 @@ EPOCHS, EPOCHS_RTE = (3, 4, 5), (10, 15, 20)
 
 BATCH_SIZE = 32  # paper's fine-tuning table
 MAX_LENGTH = 128  # not in the paper; google-research/electra `configure_finetuning.py`
+TAGGING_MAX_LENGTH = 256  # as MAX_LENGTH: what google-research/electra gives its tagging task, chunking
 SQUAD_MAX_LENGTH, SQUAD_MAX_QUESTION, SQUAD_STRIDE = 512, 64, 128  # as MAX_LENGTH
 BASE_HIDDEN_SIZE = 768  # paper's pre-training table; small has 256
 
@@ -100,6 +101,22 @@ def settings_for(task: str, hidden_size: int, max_positions: int, overrides: dic
         **paper_grid(task, hidden_size)[0],
     }
     return _fitting(GlueConfig.from_values(values | overrides), max_positions)
+
+
+def tagging_settings_for(task: str, hidden_size: int, max_positions: int, overrides: dict[str, Any]) -> TaggingConfig:
+    """The settings for token classification, which the paper has none of: its settings for GLUE.
+
+    google-research/electra trains its tagging task with them too: 3 epochs, batches of 32, layer decay .8.
+
+    Raises:
+        ConfigError: as `settings_for`.
+    """
+    values = {
+        "batch_size": BATCH_SIZE,
+        "max_length": min(TAGGING_MAX_LENGTH, max_positions),
+        **paper_grid(task, hidden_size)[0],
+    }
+    return _fitting(TaggingConfig.from_values(values | overrides), max_positions)
 
 
 def squad_settings_for(hidden_size: int, max_positions: int, overrides: dict[str, Any]) -> SquadConfig:

@@ -13,6 +13,8 @@ from torch import Tensor
 from foundation.ordering import key_of, permuted
 from pretrain.job.processes import World
 
+IGNORED = -100
+"""The target of a position that has none, as in Hugging Face's and PyTorch's losses."""
 _ORDER_OF_BATCHES = 2
 """Sets its draws apart from those of the examples' order."""
 
@@ -28,7 +30,7 @@ class Features(NamedTuple):
 class Batch(NamedTuple):
     """A padded batch; `weight_B` is 1, or 0 for an example that only fills the batch and counts nowhere.
 
-    `target_B` has a second dimension where a task has several targets.
+    `target_B` has a second dimension where a task has several targets; where it has one per position, [B, L].
     """
 
     input_ids_BL: Tensor
@@ -43,13 +45,15 @@ def collate(features: Features, indices: Sequence[int] | np.ndarray, pad_id: int
     chosen = indices if len(indices) else [0]
     ids = [torch.as_tensor(features.input_ids[i], dtype=torch.long) for i in chosen]
     segments = [torch.as_tensor(features.token_type_ids[i], dtype=torch.long) for i in chosen]
+    targets = [torch.as_tensor(features.targets[i], dtype=torch.float).reshape(-1) for i in chosen]
+    target_BX = torch.nn.utils.rnn.pad_sequence(targets, batch_first=True, padding_value=IGNORED)
     lengths_B = torch.tensor([len(row) for row in ids])
     input_ids_BL = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True, padding_value=pad_id)
     batch = Batch(
         input_ids_BL,
         torch.arange(input_ids_BL.shape[1])[None, :] < lengths_B[:, None],
         torch.nn.utils.rnn.pad_sequence(segments, batch_first=True),
-        torch.tensor([features.targets[i] for i in chosen], dtype=torch.float),
+        target_BX if np.ndim(features.targets[0]) else target_BX[:, 0],
         torch.full((len(chosen),), float(len(indices) > 0)),
     )
     return Batch(*(tensor.to(device, non_blocking=True) for tensor in batch))

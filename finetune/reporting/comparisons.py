@@ -22,7 +22,7 @@ _RESAMPLES_AT_ONCE = 100
 """Bounds the memory: 100 resamples of QQP's 40,430 dev examples are 32 MB."""
 
 Examples = Mapping[str, Any]
-"""What a run's `examples.json` holds of a dev split: `predicted` and `target`, or scores by metric."""
+"""A dev split in a run's `examples.json`: `predicted` and `target`, counts of matches, or scores by metric."""
 
 
 class Difference(NamedTuple):
@@ -43,11 +43,15 @@ class Difference(NamedTuple):
 def differences(rows: Sequence[Row], columns: Sequence[Column], outputs: Sequence[Path]) -> Iterator[Difference]:
     """Every two models in every column, where both ran on the same data with a seed in common.
 
+    Checkpoints are compared at the same pre-training step only.
+
     `outputs` are the folders that may hold the runs' predictions.
     """
     for column in columns:
         scored = [row for row in rows if column.title in row.cells]
         for first, second in itertools.combinations(scored, 2):
+            if None not in (first.step, second.step) and first.step != second.step:
+                continue
             one, other = ({run.run.seed: run for run in row.cells[column.title].records} for row in (first, second))
             pairs = [(one[seed], other[seed]) for seed in sorted(one.keys() & other)]
             if pairs and pairs[0][0].run.data_sha256 == pairs[0][1].run.data_sha256:
@@ -85,7 +89,7 @@ def load_examples(record: RunRecord, column: Column, outputs: Sequence[Path]) ->
     found = next(filter(Path.is_file, paths), None)
     examples = json.loads(found.read_text(encoding="utf-8")).get(column.split, {}) if found else {}
     of_questions = column.metric.rpartition("_")[2] in examples and not column.metric.startswith("best")
-    return examples if of_questions or "predicted" in examples else None
+    return examples if of_questions or "predicted" in examples or "matched" in examples else None
 
 
 def permutation_p(differences: Sequence[float]) -> float:
@@ -123,6 +127,9 @@ def scores(examples: Examples, metric: str, count_RN: np.ndarray) -> np.ndarray:
     """The metric [R] when each example counts as often as `count_RN` says."""
     if "predicted" in examples:
         return _METRICS[metric](np.asarray(examples["target"]), np.asarray(examples["predicted"]), count_RN)
+    if "matched" in examples:
+        totals = [count_RN @ np.asarray(examples[name]) for name in _TOTALS[metric]]
+        return _ratio(len(totals) * (count_RN @ np.asarray(examples["matched"])), np.sum(totals, axis=0))
     part, _, name = metric.rpartition("_")
     answerable = np.asarray(examples["answerable"])
     chosen = {"": np.ones(len(answerable), bool), "HasAns": answerable, "NoAns": ~answerable}[part]
@@ -160,6 +167,8 @@ def _ratio(above: np.ndarray, below: np.ndarray) -> np.ndarray:
     return np.divide(above, below, out=np.zeros(len(below)), where=below != 0)
 
 
+_TOTALS = {"accuracy": ("wanted",), "recall": ("wanted",), "precision": ("found",), "f1": ("wanted", "found")}
+"""Counts in the denominator of a metric of tagged sentences."""
 _METRICS: Mapping[str, Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]] = {
     "accuracy": lambda target, predicted, count_RN: _ratio(count_RN @ (target == predicted), count_RN.sum(1)),
     "f1": lambda target, predicted, count_RN: _ratio(

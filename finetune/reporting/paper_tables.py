@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from finetune.glue.tasks import AX, TASKS, tasks_predicted_with
 from finetune.presets import ModelSize
+from finetune.tagging import files as tagging
 
 
 class Column(NamedTuple):
@@ -103,6 +104,18 @@ SQUAD_ROWS: dict[ModelSize, dict[str, _Row]] = {
     },
 }
 
+
+def _tagging_columns() -> Iterator[Column]:
+    """Every metric of every task on the dev file, then on the test file."""
+    for task in tagging.TASKS.values():
+        for split, addition in (("dev", ""), ("test", ", test")):
+            for metric in task.metrics:
+                named = "accuracy" if metric == "accuracy" else metric.capitalize()
+                yield Column(f"{task.name} {named}{addition}", task.name, split, metric)
+
+
+TAGGING_COLUMNS = tuple(_tagging_columns())
+
 ABLATION_COLUMNS = (
     Column("MNLI-m", "MNLI", "dev_matched", "accuracy", 0),
     Column("SQuAD 2.0 F1", "SQuAD 2.0", "dev", "f1", 1),
@@ -123,6 +136,7 @@ ABLATION_ROWS: dict[ModelSize, dict[str, _Row]] = {
 TABLES = (
     Table("GLUE", GLUE_COLUMNS, GLUE_ROWS),
     Table("SQuAD", SQUAD_COLUMNS, SQUAD_ROWS),
+    Table("Token classification", TAGGING_COLUMNS, {}),
     Table("Ablation", ABLATION_COLUMNS, ABLATION_ROWS, whole=True),
 )
-COLUMNS = GLUE_COLUMNS + SQUAD_COLUMNS
+COLUMNS = GLUE_COLUMNS + SQUAD_COLUMNS + TAGGING_COLUMNS

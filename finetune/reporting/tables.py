@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from finetune.config import GlueConfig, SquadConfig
+from finetune.config import FinetuneConfig
 from finetune.reporting.comparisons import Difference, differences
 from finetune.reporting.paper_tables import TABLES, Column, Table
 from finetune.reporting.results import Cell, Row
@@ -142,7 +142,7 @@ def setting_lines(rows: Sequence[Row], columns: Sequence[Column]) -> list[str]:
     return markdown_table(("task", "model", "setting", "tried"), found) if found else []
 
 
-def _shown(setting: GlueConfig | SquadConfig, names: Iterable[str]) -> str:
+def _shown(setting: FinetuneConfig, names: Iterable[str]) -> str:
     values = {name: getattr(setting, name) for name in names}
     return ", ".join(
         f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}" for name, value in values.items()

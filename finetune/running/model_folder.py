@@ -2,19 +2,28 @@
 
 import hashlib
 import json
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from finetune.config import FinetuneOptions, GlueConfig, SquadConfig
+from finetune.config import FinetuneOptions, GlueConfig, SquadConfig, TaggingConfig
 from finetune.presets import paper_grid
 from finetune.running.records import RunIdentity
 from foundation.config import ConfigError
-from foundation.files import file_sha256
+from foundation.files import file_sha256, remove
+from foundation.locks import Lock
+from pretrain.engine.checkpoint import Checkpoint
+from pretrain.engine.marker import MARKER
+from pretrain.export import write_export
 from pretrain.huggingface.folders import find_folder, read_encoder_config
 from pretrain.model.encoder import EncoderConfig
+from pretrain.training.models import choose_checkpoints
+from pretrain.training.run_folder import DESCRIPTION
 
+MODELS = "models"
+"""Folder, in the output folder, of exported checkpoints."""
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt")
 
 
@@ -27,6 +36,41 @@ class ModelFolder:
     """Over the names and contents of its files."""
     config: EncoderConfig
     tokenizer: Any
+    step: int | None = None
+    """Pre-training step of the checkpoint that it was exported from, in a sweep over a run's checkpoints."""
+
+
+def open_models(options: FinetuneOptions) -> list[ModelFolder]:
+    """The model of a command line, or one for each checkpoint of the run that `steps` asks for, the oldest first.
+
+    Checkpoints are exported once, into a folder of the output folder.
+
+    Raises:
+        ConfigError: no such model, run or checkpoint.
+    """
+    if not options.steps:
+        return [open_model(options.model)]
+    run = Path(options.model)
+    if not (run / DESCRIPTION).is_file():
+        raise ConfigError(f"steps: {run} has no {DESCRIPTION}; expected --model to be a run folder of pretrain/run.py")
+    if options.random_weights:
+        raise ConfigError("steps: random_weights leaves nothing of a checkpoint; give one of the two")
+    return [
+        replace(open_model(str(export_once(run, checkpoint, options.output / MODELS))), step=checkpoint.step)
+        for checkpoint in choose_checkpoints(run, options.steps)
+    ]
+
+
+def export_once(run: Path, checkpoint: Checkpoint, models: Path) -> Path:
+    """The checkpoint as an exported folder in `models`; one process writes it while the others wait."""
+    name = f"{run.resolve().name}-{checkpoint.folder.name}-{file_sha256(checkpoint.folder / MARKER)[:10]}"
+    folder, partial = models / name, models / f"{name}.partial"
+    with Lock(models / f"{name}.lock", math.inf):
+        if not folder.exists():
+            remove(partial)
+            write_export(run, partial, checkpoint.step)
+            partial.rename(folder)
+    return folder
 
 
 def open_model(name: str) -> ModelFolder:
@@ -68,7 +112,7 @@ def plan_runs(
     model: ModelFolder,
     task: str,
     data_sha256: str,
-    settings_for: Callable[[int, int, dict[str, Any]], GlueConfig | SquadConfig],
+    settings_for: Callable[[int, int, dict[str, Any]], SquadConfig | GlueConfig | TaggingConfig],
     overrides: dict[str, Any],
 ) -> list[RunIdentity]:
     """The runs asked for on one task: one per setting and seed.

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from finetune.config import GlueConfig, SquadConfig
+from finetune.config import GlueConfig, SquadConfig, TaggingConfig
 from finetune.presets import ModelSize
 from foundation.config import ConfigError, StrictConfig
 from foundation.files import write_atomically
@@ -27,15 +27,15 @@ Metrics = dict[str, dict[str, float]]
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """Fields that every task has; GLUE and SQuAD add their own."""
+    """Fields that every task has; GLUE, SQuAD and token classification add their own."""
 
     name: str
     metrics: tuple[str, ...] = ("accuracy",)
     """Those shown while a run trains; the first chooses the best epoch."""
     dev_splits: tuple[str, ...] = ("dev",)
     """Splits that are scored; the first chooses the best epoch."""
-    official_examples: int
-    """Examples of the official training file, to tell it from another in the same layout."""
+    official_examples: int | None = None
+    """Examples of the official training file, to tell it from another in the same layout; none without such a file."""
 
 
 def sha256_of(parts: Iterable[object]) -> str:
@@ -61,7 +61,7 @@ class RunIdentity(StrictConfig):
     random_weights: bool
     data_sha256: str
     """Digest of the examples."""
-    settings: SquadConfig | GlueConfig
+    settings: SquadConfig | GlueConfig | TaggingConfig
 
     def folder_name(self) -> str:
         """A name of its own for whatever the run leaves besides its record."""
@@ -75,6 +75,8 @@ class RunRecord(StrictConfig):
     run: RunIdentity
     model: str
     """As named on the command line."""
+    step: int | None = None
+    """The model is the checkpoint of the run `model` at this pre-training step; none for an exported model."""
     model_size: ModelSize
     """The size of the paper's models that it is compared with."""
     train_examples: int

@@ -46,7 +46,7 @@ class Queue:
         runs: Sequence[RunIdentity],
         make_job: Callable[[RunIdentity], Job],
         files: Mapping[str, Sequence[str]],
-        model: ModelFolder,
+        models: Sequence[ModelFolder],
         options: FinetuneOptions,
     ) -> None:
         """`files` names, by task, what a finished run has in its folder of predictions.
@@ -54,7 +54,8 @@ class Queue:
         Raises:
             ConfigError: a model, DeepSpeed configuration or setting that does not fit.
         """
-        self.runs, self.files, self.model, self.options, self.output = runs, files, model, options, options.output
+        self.runs, self.files, self.options, self.output = runs, files, options, options.output
+        self.models = {model.sha256: model for model in models}
         self.world = start_processes()
         self.deepspeed_config = read_deepspeed(options)
         for settings in dict.fromkeys(run.settings for run in runs):  # a mistake shows before anything is written
@@ -127,9 +128,9 @@ class Queue:
         if task not in self._jobs:  # its data serves every seed
             self._jobs.clear()  # frees the memory first
             self._jobs[task] = self._make_job(run)
-        job = self._jobs[task]
+        job, model = self._jobs[task], self.models[run.model_sha256]
         outcome = train(
-            self.model.path,
+            model.path,
             run.random_weights,
             job,
             run.settings,
@@ -143,7 +144,8 @@ class Queue:
         record = RunRecord(
             run=run,
             model=self.options.model,
-            model_size=size_of(self.model.config.hidden_size),
+            step=model.step,
+            model_size=size_of(model.config.hidden_size),
             train_examples=job.train_examples,
             left_out=dict(job.left_out),
             seconds=round(time.monotonic() - started, 2),

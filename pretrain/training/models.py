@@ -48,14 +48,14 @@ def compile_layers(model: torch.nn.Module) -> None:
             module.compile(dynamic=False)
 
 
-def load_trained(folder: Path) -> tuple[Objective, int]:
-    """The model of a run folder in fp32 on the CPU, and the step its newest whole checkpoint was written at.
+def load_trained(folder: Path, step: int | None = None) -> tuple[Objective, int]:
+    """The model of a run folder's newest whole checkpoint, or of the one at `step`, in fp32 on the CPU; and its step.
 
     Raises:
-        ConfigError: not a run folder, or no whole checkpoint in it.
+        ConfigError: not a run folder, or no such whole checkpoint in it.
     """
     description = read_run(folder)
-    (checkpoint,) = choose_checkpoints(folder, ("newest",))
+    (checkpoint,) = choose_checkpoints(folder, ("newest" if step is None else str(step),))
     return load_checkpoint(description, checkpoint), checkpoint.step
 
 
