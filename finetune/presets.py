@@ -1,7 +1,7 @@
 """The paper's fine-tuning numbers for its two model sizes, and the single setting a plain run uses.
 
 Where the paper searches a grid, the default is the grid's value that google-research/electra's
-`configure_finetuning.py` uses; only STS-B (10 epochs) and SQuAD (2) differ there: the paper counts both as others.
+`configure_finetuning.py` uses. There, STS-B (10 epochs) and SQuAD (2) are exceptions; in the paper they are not.
 """
 
 import itertools
@@ -27,23 +27,23 @@ BASE_HIDDEN_SIZE = 768  # paper's pre-training table; small has 256
 
 
 class HeadKind(NamedTuple):
-    """Sizes and habits of a head for SQuAD."""
+    """Sizes and conventions of a head for SQuAD."""
 
     hidden_size: int | None
-    """Of the layer between the pair of states and the logit; none for the encoder's own."""
+    """Size of the layer between the pair of states and the logit; `None` takes the encoder's."""
     activation: Literal["gelu", "tanh"]
     end_layer_norm: bool
     """LayerNorm before the end's logit."""
     answerable_dropout: bool
     answerable_bias: bool
-    """Of the layer that gives the answerability logit."""
+    """Whether the layer that gives the answerability logit has a bias."""
     beam: int
-    """Starts tried, and ends tried for each."""
+    """Number of starts tried, and of ends tried for each."""
     n_best: int
     max_answer: int
-    """As in `SquadConfig`, whose defaults these are."""
+    """With `n_best`, the defaults of `SquadConfig`."""
     initializer_range: float | None
-    """Standard deviation of the matrices at the start; none for TensorFlow's default, Glorot's."""
+    """Standard deviation of the initial matrices; `None` for TensorFlow's default (Glorot)."""
     last_separator: bool
     """Whether an answer may start or end at the [SEP] after the paragraph."""
     unanswerable_outside: bool
@@ -83,14 +83,14 @@ HEAD_KINDS = {
 
 
 def size_of(hidden_size: int) -> ModelSize:
-    """The paper's model size whose fine-tuning numbers a model takes: base from its hidden size upwards."""
+    """The paper's model size that a model takes its fine-tuning numbers from: base, from base's hidden size upwards."""
     return "base" if hidden_size >= BASE_HIDDEN_SIZE else "small"
 
 
 def settings_for(task: str, hidden_size: int, max_positions: int, overrides: dict[str, Any]) -> GlueConfig:
-    """The paper's settings for a task of GLUE and a model of this shape, with `overrides` laid over them.
+    """The paper's settings for a task of GLUE and a model of this shape, with `overrides` applied.
 
-    The default length is `MAX_LENGTH` or, on a shorter model, all its positions.
+    The default length is `MAX_LENGTH`, or all positions of a shorter model.
 
     Raises:
         ConfigError: an override out of range, or a length the model has no positions for.
@@ -120,7 +120,7 @@ def tagging_settings_for(task: str, hidden_size: int, max_positions: int, overri
 
 
 def squad_settings_for(hidden_size: int, max_positions: int, overrides: dict[str, Any]) -> SquadConfig:
-    """The same for SQuAD; on a model of fewer than 512 positions, lengths shrink in proportion.
+    """SQuAD's settings; for a model of fewer than 512 positions, lengths shrink in proportion.
 
     Raises:
         ConfigError: as `settings_for`, or a length that leaves a paragraph no room beside its question.

@@ -4,8 +4,9 @@
     python finetune/run_tagging.py --model OUT --task POS --data_dir UD_English-GUM
 
 DATA_DIR has one file with "train" in its name and one with "dev" or "valid": CoNLL columns (word first, label last), or
-CoNLL-U if it ends in .conllu. One launch runs every seed; several at once share them. A finished run is a line of
-OUTPUT/results.jsonl, its predictions are in OUTPUT/predictions; the same command resumes. Tables: finetune/report.py.
+CoNLL-U if it ends in .conllu. One launch runs every seed; several at once share them. A finished run is one line of
+OUTPUT/results.jsonl, with its predictions in OUTPUT/predictions; the same command runs only what is missing. Tables:
+finetune/report.py.
 """
 
 import sys

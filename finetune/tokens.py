@@ -1,4 +1,4 @@
-"""Examples of any task as token ids, the order in which they are learned from, and padded batches.
+"""Examples of any task as token ids, their order in training, and padded batches.
 
 Shape letters: B batch, L length.
 """
@@ -16,11 +16,11 @@ from pretrain.job.processes import World
 IGNORED = -100
 """The target of a position that has none, as in Hugging Face's and PyTorch's losses."""
 _ORDER_OF_BATCHES = 2
-"""Sets its draws apart from those of the examples' order."""
+"""Separates its draws from those of the examples' order."""
 
 
 class Features(NamedTuple):
-    """Tokenised examples: ids and segments of [CLS] A [SEP] (B [SEP]), and the targets, a number or several each."""
+    """Tokenised examples: ids and segments of [CLS] A [SEP] (B [SEP]), and the targets, one or several per example."""
 
     input_ids: list[Any]
     token_type_ids: list[Any]
@@ -41,7 +41,7 @@ class Batch(NamedTuple):
 
 
 def collate(features: Features, indices: Sequence[int] | np.ndarray, pad_id: int, device: torch.device) -> Batch:
-    """The examples `indices`, padded to the longest of them; no index gives one example of weight 0."""
+    """The examples `indices`, padded to the longest of them; without indices, one example of weight 0."""
     chosen = indices if len(indices) else [0]
     ids = [torch.as_tensor(features.input_ids[i], dtype=torch.long) for i in chosen]
     segments = [torch.as_tensor(features.token_type_ids[i], dtype=torch.long) for i in chosen]
@@ -60,11 +60,11 @@ def collate(features: Features, indices: Sequence[int] | np.ndarray, pad_id: int
 
 
 def epoch_batches(lengths: Sequence[int], batch_size: int, pool: int, seed: int, epoch: int) -> list[np.ndarray]:
-    """Index arrays of `batch_size` examples, one of them maybe smaller; together they hold each example once.
+    """Index arrays of `batch_size` examples, the remainder in a smaller one; each example is in exactly one.
 
     Stateless: they follow from (seed, epoch). Examples are put in a random order, sorted by length within pools of
     `pool` batches, cut into batches, and the batches put in a random order; so a batch needs little padding, and which
-    examples meet in it still changes from epoch to epoch. A pool of 1 leaves the batches random.
+    examples share one still changes from epoch to epoch. A pool of 1 leaves the batches random.
     """
     size = len(lengths)
     order = permuted(np.arange(size), size, seed, epoch)
@@ -79,9 +79,9 @@ def epoch_batches(lengths: Sequence[int], batch_size: int, pool: int, seed: int,
 
 
 def shares(features: Features, world: World, size: int) -> Iterator[np.ndarray]:
-    """Index arrays of this rank's batches of `size`, like lengths together; together the ranks hold each example once.
+    """Index arrays of this rank's batches of `size`, sorted by length; each example is on exactly one rank.
 
-    As many on every rank, so some may be empty: under ZeRO-3 every forward is collective.
+    Every rank has equally many, some maybe empty: under ZeRO-3 every forward is collective.
     """
     order = np.argsort([len(ids) for ids in features.input_ids], kind="stable")
     step = size * world.world_size

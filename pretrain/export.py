@@ -27,32 +27,23 @@ class ExportOptions(StrictConfig):
     out: Annotated[Path, POSITIONAL]
     """folder to write"""
     step: int | None = None
-    """of the checkpoint (the newest)"""
+    """step of the checkpoint to export (the newest)"""
 
 
 def main(options: ExportOptions) -> None:
-    if options.out.exists() and any(options.out.iterdir() if options.out.is_dir() else [options.out]):
-        raise ConfigError(f"out: {options.out} exists already; name another folder or remove it")
-    require_folder(options.out, "out")
-    step = write_export(options.run, options.out, options.step)
-    print(f"exported step {step} of {options.run} to {options.out}")
-
-
-def write_export(run: Path, out: Path, step: int | None = None) -> int:
-    """Exports a run's checkpoint of `step`, or its newest; returns its step.
-
-    Raises:
-        ConfigError: no run folder, or no such checkpoint.
-    """
     from pretrain.analysis.model_card import model_card
     from pretrain.huggingface.export import export
     from pretrain.training.models import load_trained
     from pretrain.training.run_folder import read_run
 
-    description = read_run(run)
-    model, found = load_trained(run, step)
-    export(model, description.pad_token_id, run / "tokenizer", model_card(run, description, found), out)
-    return found
+    if options.out.exists() and any(options.out.iterdir() if options.out.is_dir() else [options.out]):
+        raise ConfigError(f"out: {options.out} exists already; name another folder or remove it")
+    require_folder(options.out, "out")
+    description = read_run(options.run)
+    model, step = load_trained(options.run, options.step)
+    card = model_card(options.run, description, step)
+    export(model, description.pad_token_id, options.run / "tokenizer", card, options.out)
+    print(f"exported step {step} of {options.run} to {options.out}")
 
 
 if __name__ == "__main__":

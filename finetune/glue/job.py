@@ -1,4 +1,4 @@
-"""A GLUE task as a run needs it, and the runs that a command asks for."""
+"""GLUE tasks as jobs, and the runs that a command asks for."""
 
 import itertools
 import os
@@ -156,10 +156,10 @@ def run_queue(options: GlueOptions) -> int:
 
 
 def present(tasks: list[GlueTask], options: GlueOptions) -> list[GlueTask]:
-    """All tasks asked for by name; of `all`, those that the data folder has, the others named in a line each.
+    """The tasks asked for by name; for `all`, those that the data folder has, with one line about each of the others.
 
     Raises:
-        ConfigError: `all`, and not one is there.
+        ConfigError: `all` in a folder without any of them.
     """
     if "all" not in map(str.lower, options.task):
         return tasks

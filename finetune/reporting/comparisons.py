@@ -1,4 +1,4 @@
-"""Every difference between two models of a report, and how sure it is: over seeds, and over examples.
+"""Differences between every two models of a report, with their uncertainty over seeds and over examples.
 
 Shape letters: R resamples, N examples, K classes.
 """
@@ -17,7 +17,7 @@ from finetune.running.records import EXAMPLES, PREDICTIONS, RunRecord
 from foundation.stats import RESAMPLES, bounds, counts_RS, moments, pearson
 
 SIGN_ASSIGNMENTS = 2**16
-"""Tried by a permutation test: all there are for up to 16 seeds."""
+"""Most that a permutation test tries: all there are for up to 16 seeds."""
 _RESAMPLES_AT_ONCE = 100
 """Bounds the memory: 100 resamples of QQP's 40,430 dev examples are 32 MB."""
 
@@ -41,7 +41,7 @@ class Difference(NamedTuple):
 
 
 def differences(rows: Sequence[Row], columns: Sequence[Column], outputs: Sequence[Path]) -> Iterator[Difference]:
-    """Every two models in every column, where both ran on the same data with a seed in common.
+    """Differences of every two models in every column, if both ran on the same data with a seed in common.
 
     Checkpoints are compared at the same pre-training step only.
 
@@ -81,9 +81,9 @@ def _interval(
 
 
 def load_examples(record: RunRecord, column: Column, outputs: Sequence[Path]) -> Examples | None:
-    """A run's answer to each example of a column's split, if one of the folders has it and the score follows from it.
+    """A run's answers to the examples of a column's split, if a folder has them and the score follows from them.
 
-    Not so the best threshold's, which is a choice of its own.
+    Scores at the best threshold do not: it is chosen anew for each resample.
     """
     paths = (output / PREDICTIONS / record.run.folder_name() / EXAMPLES for output in outputs)
     found = next(filter(Path.is_file, paths), None)
@@ -111,7 +111,7 @@ def permutation_p(differences: Sequence[float]) -> float:
 def bootstrap_interval(pairs: Sequence[tuple[Examples, Examples]], metric: str) -> tuple[float, float]:
     """95% interval of the mean difference, second minus first, over paired resamples of the examples.
 
-    `pairs` holds two runs a seed; all of them are scored on the same resamples.
+    `pairs` holds two runs per seed; all of them are scored on the same resamples.
     """
     all_RN = counts_RS(len(next(iter(pairs[0][0].values()))))
     differences = []
@@ -137,7 +137,7 @@ def scores(examples: Examples, metric: str, count_RN: np.ndarray) -> np.ndarray:
 
 
 def _matthews(target: np.ndarray, predicted: np.ndarray, count_RN: np.ndarray) -> np.ndarray:
-    """For any number of classes, as scikit-learn defines it."""
+    """Matthews correlation for any number of classes, as scikit-learn defines it."""
     classes = np.union1d(target, predicted)
     target_RK, predicted_RK = (count_RN @ (values[:, None] == classes) for values in (target, predicted))
     right, total = count_RN @ (target == predicted), count_RN.sum(1)
@@ -147,7 +147,7 @@ def _matthews(target: np.ndarray, predicted: np.ndarray, count_RN: np.ndarray) -
 
 
 def _ranks(values: np.ndarray, count_RN: np.ndarray) -> np.ndarray:
-    """The mean rank of each example [R, N] among all, ties shared, when examples are repeated."""
+    """The mean rank of each example [R, N] in each resample, ties shared."""
     order = np.argsort(values, kind="stable")
     _, first, group = np.unique(values[order], return_index=True, return_inverse=True)
     held = np.add.reduceat(count_RN[:, order], first, axis=1)
@@ -163,7 +163,7 @@ def _correlation(x_XN: np.ndarray, y_XN: np.ndarray, count_RN: np.ndarray) -> np
 
 
 def _ratio(above: np.ndarray, below: np.ndarray) -> np.ndarray:
-    """0 where both are 0, as the metrics themselves."""
+    """The ratio, or 0 if both are 0, as in the metrics themselves."""
     return np.divide(above, below, out=np.zeros(len(below)), where=below != 0)
 
 

@@ -18,7 +18,7 @@ PAPER_COLOURS = {"small": "black", "base": "dimgrey"}
 ACROSS = 5
 """Panels side by side."""
 LEAST_SPAN = 4
-"""Points that a panel shows at least, lest noise look like a difference."""
+"""Smallest range of a panel, in points, so that noise does not look like a difference."""
 
 
 def draw(rows: Sequence[Row], tables: Sequence[Table]) -> Figure:
@@ -75,14 +75,14 @@ def _draw_model(rows: Sequence[Row], column: Column, axes: Axes, place: int | No
 
 
 def _draw_paper(axes: Axes, rows: Sequence[Row], table: Table, column: Column) -> None:
-    """The paper's medians, where it has the column and one of our models was trained on the official data."""
+    """The paper's medians, if it has the column and one of our models was trained on the official data."""
     cells = [row.cells[column.title] for row in rows if column.title in row.cells]
     if column.paper_index is None or not any(cell.official_data for cell in cells):
         return
     for size in dict.fromkeys(row.size for row in rows):
         for label, style in PAPER_STYLES.items():
             value = table.paper_rows[size][label][column.paper_index]
-            assert value is not None  # these rows of the paper are whole
+            assert value is not None  # these rows of the paper have every column
             axes.axhline(
                 value, linestyle=style, linewidth=1, color=PAPER_COLOURS[size], label=f"paper, {size}: {label}"
             )

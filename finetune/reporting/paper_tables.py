@@ -49,7 +49,7 @@ def _glue_columns() -> Iterator[Column]:
             for split, title in zip(of.dev_splits, titles[of], strict=True):
                 for metric in of.metrics:
                     named = title if metric in ("accuracy", "matthews") else f"{title} {metric.capitalize()}"
-                    # STS-B: the paper's table says Pearson, its text Spearman; its number stands under both.
+                    # STS-B: the paper's table says Pearson, its text Spearman; its number is shown under both.
                     yield Column(named, task.name, split, metric, None if metric == "f1" else places.get(title))
 
 
@@ -73,7 +73,7 @@ GLUE_ROWS: dict[ModelSize, dict[str, _Row]] = {
     },
 }
 
-# The paper does not say which threshold it scored SQuAD 2.0 at; its numbers stand under both.
+# The paper does not say which threshold it scored SQuAD 2.0 at; its numbers are shown under both.
 SQUAD_COLUMNS = (
     Column("SQuAD 2.0 EM", "SQuAD 2.0", "dev", "exact", 0),
     Column("SQuAD 2.0 F1", "SQuAD 2.0", "dev", "f1", 1),

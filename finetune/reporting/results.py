@@ -1,4 +1,4 @@
-"""Results of finished runs: one row per model, one cell per column of the table, the seeds' scores in it."""
+"""Results of finished runs: one row per model, and in each column a cell with the seeds' scores."""
 
 import statistics
 from collections.abc import Iterable, Sequence
@@ -30,14 +30,14 @@ class Cell:
 
     scores: tuple[float, ...]
     records: tuple[RunRecord, ...]
-    """The runs they are of."""
+    """The runs that scored them."""
     tried: tuple[FinetuneConfig, ...]
     official_data: bool
     """Whether it was trained on as many examples as the official file has; true of tasks without one."""
 
     @property
     def collapsed(self) -> tuple[bool, ...]:
-        """Which of the scores are those of collapsed runs."""
+        """For each score, whether its run collapsed."""
         return tuple(record.collapsed is not None for record in self.records)
 
     @property
@@ -102,14 +102,14 @@ def make_rows(records: Sequence[RunRecord]) -> list[Row]:
 
 
 def shared_folder(records: Iterable[RunRecord]) -> PurePath:
-    """The folder that all models lie in, which tells none from another; empty for one model."""
+    """The folder that all models are in, which labels need not repeat; empty for one model."""
     folders = [name.parts[:-1] for name in {PurePath(record.model) for record in records}]
     levels = zip(*folders, strict=False) if len(folders) > 1 else ()
     return PurePath(*(level[0] for level in takewhile(lambda level: len(set(level)) == 1, levels)))
 
 
 def make_cell(runs: Sequence[RunRecord], column: Column) -> Cell | None:
-    """The best setting's scores, as the paper takes the best of its grid, of those that ran with the most seeds.
+    """The scores of the best setting among those run with the most seeds, as the paper takes the best of its grid.
 
     `None` for a model without them, such as NoAns on a dev set of answerable questions only.
 
@@ -121,12 +121,14 @@ def make_cell(runs: Sequence[RunRecord], column: Column) -> Cell | None:
     if not records:
         return None
     if len({record.run.data_sha256 for record in records}) > 1:
-        raise ConfigError(f"runs: {records[0].model} was trained on different {column.task} data; report them apart")
+        raise ConfigError(
+            f"runs: {records[0].model} was trained on different {column.task} data; report them separately"
+        )
     by_setting: dict[str, list[RunRecord]] = {}
     for record in records:
         by_setting.setdefault(record.run.settings.model_dump_json(), []).append(record)
     task = ALL_TASKS[column.task]
-    most = max(len(runs) for runs in by_setting.values())  # a lucky seed alone is no better setting
+    most = max(len(runs) for runs in by_setting.values())  # one lucky seed makes no better setting
     whole = [runs for runs in by_setting.values() if len(runs) == most]
     chosen = max(whole, key=lambda runs: statistics.median(scores_of(runs, task.dev_splits[0], task.metrics[0])))
     return Cell(

@@ -1,4 +1,4 @@
-"""The model to fine-tune, known by its content, and the runs of it that a command line asks for."""
+"""The model to fine-tune, identified by its content, and the runs of it that a command line asks for."""
 
 import hashlib
 import json
@@ -16,7 +16,8 @@ from foundation.files import file_sha256, remove
 from foundation.locks import Lock
 from pretrain.engine.checkpoint import Checkpoint
 from pretrain.engine.marker import MARKER
-from pretrain.export import write_export
+from pretrain.export import ExportOptions
+from pretrain.export import main as export
 from pretrain.huggingface.folders import find_folder, read_encoder_config
 from pretrain.model.encoder import EncoderConfig
 from pretrain.training.models import choose_checkpoints
@@ -33,7 +34,7 @@ class ModelFolder:
 
     path: Path
     sha256: str
-    """Over the names and contents of its files."""
+    """Digest of the names and contents of its files."""
     config: EncoderConfig
     tokenizer: Any
     step: int | None = None
@@ -68,7 +69,7 @@ def export_once(run: Path, checkpoint: Checkpoint, models: Path) -> Path:
     with Lock(models / f"{name}.lock", math.inf):
         if not folder.exists():
             remove(partial)
-            write_export(run, partial, checkpoint.step)
+            export(ExportOptions(run=run, out=partial, step=checkpoint.step))
             partial.rename(folder)
     return folder
 
@@ -92,15 +93,15 @@ def open_model(name: str) -> ModelFolder:
 
 
 def load_tokenizer(path: Path) -> Any:
-    """The folder's own tokenizer; none of the folder's code is run, which `AutoTokenizer` would ask for."""
+    """The folder's own tokenizer. Runs none of the folder's code, as `AutoTokenizer` would ask to."""
     from transformers import ElectraTokenizerFast, PreTrainedTokenizerFast
 
-    if not any((path / name).is_file() for name in TOKENIZER_FILES):  # it would make up an empty one
+    if not any((path / name).is_file() for name in TOKENIZER_FILES):  # transformers would make up an empty one
         raise ConfigError(f"model: {path} has no tokenizer, expected one of {', '.join(TOKENIZER_FILES)} in it")
     try:
         settings = path / "tokenizer_config.json"
         kind = json.loads(settings.read_text("utf-8")).get("tokenizer_class") if settings.is_file() else None
-        as_it_is = kind in ("PreTrainedTokenizerFast", PreTrainedTokenizerFast.__name__)  # which versions change
+        as_it_is = kind in ("PreTrainedTokenizerFast", PreTrainedTokenizerFast.__name__)  # versions rename it
         return (PreTrainedTokenizerFast if as_it_is else ElectraTokenizerFast).from_pretrained(path)
     except Exception as error:  # a damaged file makes the library raise bare exceptions too
         reason = str(error).strip().splitlines()[0]

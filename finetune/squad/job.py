@@ -1,4 +1,4 @@
-"""SQuAD as a run needs it: from windows to each question's best answers, in the words of its paragraph, and scores.
+"""SQuAD as a job: from windows to each question's best answers, in the words of its paragraph, and scores.
 
 Shape letters: B windows of a batch, W windows of a file, L length, K beam, N best spans.
 """
@@ -30,7 +30,7 @@ from pretrain.model.encoder import ElectraEncoder
 EVALUATION_BATCH = 32
 """Windows per rank and forward pass (google-research/electra); the beams hold 20 states per window and position."""
 ANSWER_FILES = ("predictions.json", "null_odds.json", "nbest.json")
-"""Files of the answers to a file's questions."""
+"""Files with the answers to a file's questions."""
 
 
 Candidates = list[dict[str, Any]]
@@ -39,7 +39,7 @@ Candidates = list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class SquadJob(Job):
-    """The training windows, and dev questions with theirs; those of a test file too where there is one."""
+    """Training windows; the questions of the dev file, and of a test file if there is one, with their windows."""
 
     task: SquadVersion
     settings: SquadConfig

@@ -109,7 +109,7 @@ def read_tagged(path: Path, task: TaggingTask) -> list[Sentence]:
     Raises:
         ConfigError: an unreadable file, or a malformed line, named by its number.
     """
-    try:  # only a line feed ends a line: words may hold the other characters that Python splits lines at
+    try:  # only a line feed ends a line: words may contain the other characters at which Python splits lines
         with path.open(encoding="utf-8-sig", newline="\n") as file:
             lines = [line.rstrip("\r\n") for line in file]
     except (OSError, UnicodeDecodeError) as error:

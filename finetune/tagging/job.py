@@ -1,4 +1,4 @@
-"""Token classification as a run needs it, and the runs that a command asks for.
+"""Token classification as a job, and the runs that a command asks for.
 
 Shape letters: B batch, L length, C classes.
 """
@@ -128,8 +128,8 @@ def run_queue(options: TaggingOptions) -> int:
         return 0
     require_folder(options.output)
     task = select_task(options.task)
-    models = open_models(options)
     data = load_tagging(task, options.data_dir, test=options.predict_test)
+    models = open_models(options)
     settings_for = partial(tagging_settings_for, task.name)
     queue = Queue(
         [

@@ -81,13 +81,13 @@ def pretraining_run(pretrained_model: Path) -> Path:
 
 
 def tagged_text(count: int, seed: int) -> str:
-    """Sentences in CoNLL columns: the signal words are locations, and a word between the two is inside one."""
+    """Sentences in CoNLL columns, one location in each: the two signal words."""
     random = np.random.default_rng(seed)
     sentences = []
     for _ in range(count):
         rows = [f"{word}\tO\n" for word in random.choice(WORDS, size=int(random.integers(2, 7)))]
         place = int(random.integers(len(rows)))
-        rows[place:place] = [f"{SIGNAL[0]}\tB-loc\n", f"{random.choice(WORDS)}\tI-loc\n", f"{SIGNAL[1]}\tI-loc\n"]
+        rows[place:place] = [f"{SIGNAL[0]}\tB-loc\n", f"{SIGNAL[1]}\tI-loc\n"]
         sentences.append("".join(rows))
     return "\n".join(sentences)
 

@@ -21,7 +21,7 @@ from tests.conftest import REPOSITORY
 from tests.finetune.conftest import launch
 
 
-def run_here(model: Path, data_dir: Path, output: Path, **options: Any) -> list[RunRecord]:
+def run_here(model: Path, data_dir: Path, output: Path, /, **options: Any) -> list[RunRecord]:
     """Runs the queue in this process; returns all records of the output folder."""
     given = {"model": str(model), "task": "NER", "data_dir": data_dir, "output": output, "epochs": 1, "seeds": (1,)}
     run_queue(TaggingOptions.from_values(given | options))
@@ -45,7 +45,7 @@ def test_two_processes_run_all_seeds_and_the_next_launch_only_what_is_missing(
 def test_the_task_is_learned_and_reported_as_a_median_without_the_papers_rows(
     stock_model: Path, tagging_folder: Path, tmp_path: Path
 ) -> None:
-    settings = {"epochs": 8, "batch_size": 8, "learning_rate": 5e-3}
+    settings = {"epochs": 3, "batch_size": 8, "learning_rate": 1e-2}
     records = run_here(stock_model, tagging_folder, tmp_path, seeds=(1, 2), **settings)
     assert min(record.last["dev"]["f1"] for record in records) > 0.9
     text = markdown(make_rows(records), [tmp_path])
