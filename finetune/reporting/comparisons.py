@@ -43,14 +43,14 @@ class Difference(NamedTuple):
 def differences(rows: Sequence[Row], columns: Sequence[Column], outputs: Sequence[Path]) -> Iterator[Difference]:
     """Differences of every two models in every column, if both ran on the same data with a seed in common.
 
-    Checkpoints are compared at the same pre-training step only.
+    Checkpoints are compared with those of the same pre-training step only.
 
     `outputs` are the folders that may hold the runs' predictions.
     """
     for column in columns:
         scored = [row for row in rows if column.title in row.cells]
         for first, second in itertools.combinations(scored, 2):
-            if None not in (first.step, second.step) and first.step != second.step:
+            if first.step != second.step:
                 continue
             one, other = ({run.run.seed: run for run in row.cells[column.title].records} for row in (first, second))
             pairs = [(one[seed], other[seed]) for seed in sorted(one.keys() & other)]
