@@ -128,8 +128,8 @@ def run_queue(options: TaggingOptions) -> int:
         return 0
     require_folder(options.output)
     task = select_task(options.task)
-    data = load_tagging(task, options.data_dir, test=options.predict_test)
     models = open_models(options)
+    data = load_tagging(task, options.data_dir, test=options.predict_test)
     settings_for = partial(tagging_settings_for, task.name)
     queue = Queue(
         [
