@@ -26,6 +26,7 @@ COMMANDS = {
     "export": ("pretrain.export", "a run as a Hugging Face folder"),
     "glue": ("finetune.run_glue", "fine-tune on GLUE; several processes: deepspeed --module finetune.run_glue"),
     "squad": ("finetune.run_squad", "fine-tune on SQuAD; several processes: deepspeed --module finetune.run_squad"),
+    "tagging": ("finetune.run_tagging", "fine-tune on entities or parts of speech; --module finetune.run_tagging"),
     "blimp": ("finetune.blimp", "minimal pairs, without fine-tuning"),
     "report": ("finetune.report", "fine-tuned scores beside the paper's"),
     "quickstart": ("quickstart.run", "all of it on a small corpus, offline, in 10 minutes"),

@@ -1,4 +1,4 @@
-"""The settings of one fine-tuning run, and the options of `run_glue.py` and `run_squad.py` that fill them."""
+"""The settings of one fine-tuning run, and the options of the `run_*.py` commands that fill them."""
 
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -16,7 +16,7 @@ Later = Annotated[bool, Field(exclude_if=lambda on: not on)]
 
 
 class FinetuneConfig(StrictConfig):
-    """Everything that decides a run's result, task, model and seed apart; `presets.py` fills it."""
+    """Everything that decides a run's result besides task, model and seed; `presets.py` fills it in."""
 
     learning_rate: Annotated[float, Field(ge=1e-30, le=1e30)]
     """Peak learning rate of the task head; layers below it get less (`layer_decay`)."""
@@ -25,15 +25,15 @@ class FinetuneConfig(StrictConfig):
     batch_size: Annotated[int, Field(ge=1, le=2**20)]
     """Examples per update, over all processes."""
     weight_decay: Annotated[float, Field(ge=0, le=100)]
-    """Decoupled weight decay, none on LayerNorm and biases."""
+    """Decoupled weight decay; LayerNorm and biases have none."""
     max_length: Annotated[int, Field(ge=8, le=MOST)]
-    """Word pieces per sequence at most, special tokens included; longer inputs are cut."""
+    """Most word pieces per sequence, special tokens included; longer inputs are cut."""
     layer_decay: Annotated[float, Field(gt=0, le=1)] = 0.8
     """Learning-rate factor from each layer to the one below it (paper's fine-tuning table)."""
     legacy_layer_decay: bool = False
-    """One factor more on everything below the head, as google-research/electra has it."""
+    """One more factor of decay on everything below the head, as in google-research/electra."""
     legacy_adam: Later = False
-    """Adam without bias correction, as google-research/electra has it."""
+    """Adam without bias correction, as in google-research/electra."""
     multiplicative_warmup: Later = False
     """Warm-up multiplies a rate that decays from the first update on, as in google-research/electra."""
     warmup_fraction: Fraction = 0.1
@@ -49,8 +49,8 @@ class FinetuneConfig(StrictConfig):
     gradient_clipping: Annotated[float, Field(gt=0)] = 1.0
     """Largest global gradient norm (not in the paper; google-research/electra `model/optimization.py`)."""
     length_pool: Count = 50
-    """Batches whose examples are sorted by length together, so that each needs little padding; 1 sorts nothing.
-    (50 is Hugging Face Trainer's number where it groups by length.)"""
+    """Number of batches whose examples are sorted by length together, to save padding; 1 sorts nothing.
+    (50 as in Hugging Face's Trainer when it groups by length.)"""
 
 
 class GlueConfig(FinetuneConfig):
@@ -59,33 +59,42 @@ class GlueConfig(FinetuneConfig):
     head: Literal["electra", "hf"] = "electra"
     """google-research/electra's one dense layer, or Hugging Face's two."""
     both_orders: bool = False
-    """Pairs whose order says nothing are trained on in both orders, as google-research/electra does."""
+    """Symmetric pairs are trained on in both orders, as google-research/electra does."""
     plain_scores: bool = False
-    """A regression learns the scores as the files have them, rather than divided by the highest."""
+    """Regression targets are the files' scores, not divided by the highest."""
 
 
 class SquadConfig(FinetuneConfig):
     """A run on SQuAD; the defaults that `presets.py` fills in are google-research/electra's."""
 
     max_question: Count
-    """Word pieces of a question at most; the rest is cut."""
+    """Most word pieces of a question; the rest is cut."""
     stride: Count
     """Word pieces from the start of one window on a paragraph to the next."""
     max_answer: Count
-    """Word pieces of a predicted answer at most."""
+    """Most word pieces of a predicted answer."""
     n_best: Count
-    """Answers kept of each window and of each question."""
+    """Answers kept per window and per question."""
     null_threshold: float = -2.75
-    """A question whose answerability logit lies above it is given no answer."""
+    """A question whose answerability logit exceeds it gets no answer."""
     head: Literal["electra", "xlnet"] = "electra"
-    """Sizes and habits of the head (`presets.HEAD_KINDS`)."""
+    """Sizes and conventions of the head (`presets.HEAD_KINDS`)."""
+
+
+class TaggingConfig(FinetuneConfig):
+    """A run on token classification."""
+
+    head: Literal["linear"] = "linear"
+    """Dropout and one linear layer, as Hugging Face's `ElectraForTokenClassification`."""
 
 
 class FinetuneOptions(StrictConfig):
-    """Options of both command lines; `None` takes the value of `presets.py`, the paper's for the model's size."""
+    """Options of every command line; `None` takes the value of `presets.py`, the paper's for the model's size."""
 
     model: Annotated[FileName, Group("the runs")]
-    """exported folder, or the hub name of a stock Hugging Face ELECTRA"""
+    """exported folder, hub name of a stock ELECTRA, or with --steps a run"""
+    steps: tuple[str, ...] = ()
+    """the run's checkpoints to fine-tune: all, newest, or their steps"""
     seeds: tuple[Seed, ...] = (1, 2, 3, 4, 5)
     """one run per seed; the paper reports the median of five"""
     random_weights: bool = False
@@ -101,7 +110,7 @@ class FinetuneOptions(StrictConfig):
     weight_decay: float | None = None
     """decoupled weight decay (small 0.0, base 0.01)"""
     max_length: int | None = None
-    """word pieces per sequence at most (GLUE 128, SQuAD 512)"""
+    """most word pieces per sequence (GLUE 128, tagging 256, SQuAD 512)"""
     legacy_layer_decay: bool | None = None
     """layer-wise decay as google-research/electra counts it (off)"""
     legacy_adam: bool | None = None
@@ -111,7 +120,7 @@ class FinetuneOptions(StrictConfig):
     deepspeed_config: Annotated[Path | None, Group("machines")] = None
     """precision, ZeRO stage, micro-batch (ds_configs/zero0_fp32.json)"""
     set: Annotated[tuple[str, ...], Metavar("KEY=VALUE")] = ()
-    """of that file, such as deepspeed.train_micro_batch_size_per_gpu=8"""
+    """override it: deepspeed.train_micro_batch_size_per_gpu=8"""
     list_settings: bool = False
     """print every KEY of --set, its value and its meaning"""
     output: Annotated[Path, Group("data and output")]
@@ -150,14 +159,27 @@ class SquadOptions(FinetuneOptions):
     data_dir: Annotated[Path, Group("data and output")] = Path("data/squad")
     """folder of train-v2.0.json and dev-v2.0.json, or v1.1's"""
     output: Annotated[Path, Group("data and output")] = Path("runs/squad")
-    """folder of results and predictions; what it has is skipped"""
+    """results and predictions; finished runs are skipped"""
     test_file: Path | None = None
-    """more questions to predict, with answers or without"""
+    """further questions to answer, labelled or not"""
     head: Annotated[Literal["electra", "xlnet"] | None, Group("settings")] = None
-    """google-research/electra's head or XLNet's, with its habits (electra)"""
+    """electra's head or XLNet's, with the conventions of each (electra)"""
     stride: int | None = None
     """word pieces from one window on a paragraph to the next (128)"""
     max_question: int | None = None
-    """word pieces of a question at most (64)"""
+    """most word pieces of a question (64)"""
     null_threshold: float | None = None
     """answerability logit above which no answer is given (-2.75)"""
+
+
+class TaggingOptions(FinetuneOptions):
+    """Command line of `run_tagging.py`."""
+
+    task: Annotated[str, Group("the runs")]
+    """NER (entities in IOB2, scored by seqeval) or POS (accuracy over words)"""
+    data_dir: Annotated[Path, Group("data and output")]
+    """folder of a train and a dev file: CoNLL columns, or CoNLL-U (.conllu)"""
+    output: Annotated[Path, Group("data and output")] = Path("runs/tagging")
+    """results and predictions; finished runs are skipped"""
+    predict_test: bool = False
+    """score and predict the test file too"""

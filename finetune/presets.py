@@ -1,13 +1,13 @@
 """The paper's fine-tuning numbers for its two model sizes, and the single setting a plain run uses.
 
 Where the paper searches a grid, the default is the grid's value that google-research/electra's
-`configure_finetuning.py` uses; only STS-B (10 epochs) and SQuAD (2) differ there: the paper counts both as others.
+`configure_finetuning.py` uses. There, STS-B (10 epochs) and SQuAD (2) are exceptions; in the paper they are not.
 """
 
 import itertools
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from finetune.config import FinetuneConfig, GlueConfig, SquadConfig
+from finetune.config import FinetuneConfig, GlueConfig, SquadConfig, TaggingConfig
 from foundation.config import ConfigError
 
 ModelSize = Literal["small", "base"]
@@ -21,28 +21,29 @@ EPOCHS, EPOCHS_RTE = (3, 4, 5), (10, 15, 20)
 
 BATCH_SIZE = 32  # paper's fine-tuning table
 MAX_LENGTH = 128  # not in the paper; google-research/electra `configure_finetuning.py`
+TAGGING_MAX_LENGTH = 256  # as MAX_LENGTH: what google-research/electra gives its tagging task, chunking
 SQUAD_MAX_LENGTH, SQUAD_MAX_QUESTION, SQUAD_STRIDE = 512, 64, 128  # as MAX_LENGTH
 BASE_HIDDEN_SIZE = 768  # paper's pre-training table; small has 256
 
 
 class HeadKind(NamedTuple):
-    """Sizes and habits of a head for SQuAD."""
+    """Sizes and conventions of a head for SQuAD."""
 
     hidden_size: int | None
-    """Of the layer between the pair of states and the logit; none for the encoder's own."""
+    """Size of the layer between the pair of states and the logit; `None` takes the encoder's."""
     activation: Literal["gelu", "tanh"]
     end_layer_norm: bool
     """LayerNorm before the end's logit."""
     answerable_dropout: bool
     answerable_bias: bool
-    """Of the layer that gives the answerability logit."""
+    """Whether the layer that gives the answerability logit has a bias."""
     beam: int
-    """Starts tried, and ends tried for each."""
+    """Number of starts tried, and of ends tried for each."""
     n_best: int
     max_answer: int
-    """As in `SquadConfig`, whose defaults these are."""
+    """With `n_best`, the defaults of `SquadConfig`."""
     initializer_range: float | None
-    """Standard deviation of the matrices at the start; none for TensorFlow's default, Glorot's."""
+    """Standard deviation of the initial matrices; `None` for TensorFlow's default (Glorot)."""
     last_separator: bool
     """Whether an answer may start or end at the [SEP] after the paragraph."""
     unanswerable_outside: bool
@@ -82,14 +83,14 @@ HEAD_KINDS = {
 
 
 def size_of(hidden_size: int) -> ModelSize:
-    """The paper's model size whose fine-tuning numbers a model takes: base from its hidden size upwards."""
+    """The paper's model size that a model takes its fine-tuning numbers from: base, from base's hidden size upwards."""
     return "base" if hidden_size >= BASE_HIDDEN_SIZE else "small"
 
 
 def settings_for(task: str, hidden_size: int, max_positions: int, overrides: dict[str, Any]) -> GlueConfig:
-    """The paper's settings for a task of GLUE and a model of this shape, with `overrides` laid over them.
+    """The paper's settings for a task of GLUE and a model of this shape, with `overrides` applied.
 
-    The default length is `MAX_LENGTH` or, on a shorter model, all its positions.
+    The default length is `MAX_LENGTH`, or all positions of a shorter model.
 
     Raises:
         ConfigError: an override out of range, or a length the model has no positions for.
@@ -102,8 +103,24 @@ def settings_for(task: str, hidden_size: int, max_positions: int, overrides: dic
     return _fitting(GlueConfig.from_values(values | overrides), max_positions)
 
 
+def tagging_settings_for(task: str, hidden_size: int, max_positions: int, overrides: dict[str, Any]) -> TaggingConfig:
+    """The settings for token classification, which the paper has none of: its settings for GLUE.
+
+    google-research/electra trains its tagging task with them too: 3 epochs, batches of 32, layer decay .8.
+
+    Raises:
+        ConfigError: as `settings_for`.
+    """
+    values = {
+        "batch_size": BATCH_SIZE,
+        "max_length": min(TAGGING_MAX_LENGTH, max_positions),
+        **paper_grid(task, hidden_size)[0],
+    }
+    return _fitting(TaggingConfig.from_values(values | overrides), max_positions)
+
+
 def squad_settings_for(hidden_size: int, max_positions: int, overrides: dict[str, Any]) -> SquadConfig:
-    """The same for SQuAD; on a model of fewer than 512 positions, lengths shrink in proportion.
+    """SQuAD's settings; for a model of fewer than 512 positions, lengths shrink in proportion.
 
     Raises:
         ConfigError: as `settings_for`, or a length that leaves a paragraph no room beside its question.

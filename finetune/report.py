@@ -21,7 +21,7 @@ class ReportOptions(StrictConfig):
     """Command line of `report.py`."""
 
     runs: Annotated[tuple[Path, ...], POSITIONAL]
-    """output folders of run_glue.py and run_squad.py, or results.jsonl files"""
+    """output folders of run_glue.py, run_squad.py or run_tagging.py"""
     output: Path | None = None
     """Markdown file; the figure is written beside it as .png (first RUNS folder/report.md)"""
 

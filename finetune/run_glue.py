@@ -4,8 +4,7 @@
     python finetune/run_glue.py --model OUT --task all --data_dir hub
 
 One launch runs every task and seed, one after another; several at once, such as a Slurm array, share them. A finished
-run is a line of OUTPUT/results.jsonl, and the same command again does only what is not there yet. Tables:
-finetune/report.py.
+run is one line of OUTPUT/results.jsonl; the same command runs only what is missing. Tables: finetune/report.py.
 """
 
 import sys

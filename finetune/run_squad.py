@@ -2,9 +2,9 @@
 
     deepspeed finetune/run_squad.py --model OUT --data_dir SQUAD
 
-One launch runs every seed; several at once share them. A finished run is a line of OUTPUT/results.jsonl, its answers
-(predictions.json, n-best list, null odds, official metrics) lie in OUTPUT/predictions, and the same command again does
-only what is not there yet. Tables: finetune/report.py.
+One launch runs every seed; several at once share them. A finished run is one line of OUTPUT/results.jsonl, with its
+answers (predictions.json, n-best list, null odds, official metrics) in OUTPUT/predictions; the same command runs only
+what is missing. Tables: finetune/report.py.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""Examples of any task as token ids, the order in which they are learned from, and padded batches.
+"""Examples of any task as token ids, their order in training, and padded batches.
 
 Shape letters: B batch, L length.
 """
@@ -13,12 +13,14 @@ from torch import Tensor
 from foundation.ordering import key_of, permuted
 from pretrain.job.processes import World
 
+IGNORED = -100
+"""The target of a position that has none, as in Hugging Face's and PyTorch's losses."""
 _ORDER_OF_BATCHES = 2
-"""Sets its draws apart from those of the examples' order."""
+"""Separates its draws from those of the examples' order."""
 
 
 class Features(NamedTuple):
-    """Tokenised examples: ids and segments of [CLS] A [SEP] (B [SEP]), and the targets, a number or several each."""
+    """Tokenised examples: ids and segments of [CLS] A [SEP] (B [SEP]), and the targets, one or several per example."""
 
     input_ids: list[Any]
     token_type_ids: list[Any]
@@ -28,7 +30,7 @@ class Features(NamedTuple):
 class Batch(NamedTuple):
     """A padded batch; `weight_B` is 1, or 0 for an example that only fills the batch and counts nowhere.
 
-    `target_B` has a second dimension where a task has several targets.
+    `target_B` has a second dimension where a task has several targets; where it has one per position, [B, L].
     """
 
     input_ids_BL: Tensor
@@ -39,28 +41,30 @@ class Batch(NamedTuple):
 
 
 def collate(features: Features, indices: Sequence[int] | np.ndarray, pad_id: int, device: torch.device) -> Batch:
-    """The examples `indices`, padded to the longest of them; no index gives one example of weight 0."""
+    """The examples `indices`, padded to the longest of them; without indices, one example of weight 0."""
     chosen = indices if len(indices) else [0]
     ids = [torch.as_tensor(features.input_ids[i], dtype=torch.long) for i in chosen]
     segments = [torch.as_tensor(features.token_type_ids[i], dtype=torch.long) for i in chosen]
+    targets = [torch.as_tensor(features.targets[i], dtype=torch.float).reshape(-1) for i in chosen]
+    target_BX = torch.nn.utils.rnn.pad_sequence(targets, batch_first=True, padding_value=IGNORED)
     lengths_B = torch.tensor([len(row) for row in ids])
     input_ids_BL = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True, padding_value=pad_id)
     batch = Batch(
         input_ids_BL,
         torch.arange(input_ids_BL.shape[1])[None, :] < lengths_B[:, None],
         torch.nn.utils.rnn.pad_sequence(segments, batch_first=True),
-        torch.tensor([features.targets[i] for i in chosen], dtype=torch.float),
+        target_BX if np.ndim(features.targets[0]) else target_BX[:, 0],
         torch.full((len(chosen),), float(len(indices) > 0)),
     )
     return Batch(*(tensor.to(device, non_blocking=True) for tensor in batch))
 
 
 def epoch_batches(lengths: Sequence[int], batch_size: int, pool: int, seed: int, epoch: int) -> list[np.ndarray]:
-    """Index arrays of `batch_size` examples, one of them maybe smaller; together they hold each example once.
+    """Index arrays of `batch_size` examples, the remainder in a smaller one; each example is in exactly one.
 
     Stateless: they follow from (seed, epoch). Examples are put in a random order, sorted by length within pools of
     `pool` batches, cut into batches, and the batches put in a random order; so a batch needs little padding, and which
-    examples meet in it still changes from epoch to epoch. A pool of 1 leaves the batches random.
+    examples share one still changes from epoch to epoch. A pool of 1 leaves the batches random.
     """
     size = len(lengths)
     order = permuted(np.arange(size), size, seed, epoch)
@@ -75,9 +79,9 @@ def epoch_batches(lengths: Sequence[int], batch_size: int, pool: int, seed: int,
 
 
 def shares(features: Features, world: World, size: int) -> Iterator[np.ndarray]:
-    """Index arrays of this rank's batches of `size`, like lengths together; together the ranks hold each example once.
+    """Index arrays of this rank's batches of `size`, sorted by length; each example is on exactly one rank.
 
-    As many on every rank, so some may be empty: under ZeRO-3 every forward is collective.
+    Every rank has equally many, some maybe empty: under ZeRO-3 every forward is collective.
     """
     order = np.argsort([len(ids) for ids in features.input_ids], kind="stable")
     step = size * world.world_size

@@ -27,6 +27,8 @@ class ExportOptions(StrictConfig):
     """run folder"""
     out: Annotated[Path, POSITIONAL]
     """folder to write; must be empty or absent"""
+    step: int | None = None
+    """step of the checkpoint to export (the newest)"""
 
 
 def main(options: ExportOptions) -> None:
@@ -39,7 +41,7 @@ def main(options: ExportOptions) -> None:
         raise ConfigError(f"out: {options.out} exists already; name another folder or remove it")
     require_folder(options.out, "out")
     description = read_run(options.run)
-    model, step = load_trained(options.run)
+    model, step = load_trained(options.run, options.step)
     card = model_card(options.run, description, step)
     export(model, description.pad_token_id, options.run / "tokenizer", card, options.out)
     print(f"exported step {step} of {options.run} to {options.out}")

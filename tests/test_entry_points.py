@@ -43,6 +43,7 @@ WRONG_PATHS = [
     "pretrain/page.py no/such",
     "finetune/run_glue.py --model no/such --task CoLA",
     "finetune/run_squad.py --model no/such",
+    "finetune/run_tagging.py --model no/such --task NER --data_dir .",
     "finetune/report.py no/such",
     "quickstart/acceptability.py --input no/such",
 ]
@@ -57,6 +58,7 @@ UNREADABLE = [
     "pretrain/page.py junk",
     "finetune/run_glue.py --model junk --task CoLA",
     "finetune/run_squad.py --model junk",
+    "finetune/run_tagging.py --model junk --task NER --data_dir .",
     "finetune/report.py junk",
     "quickstart/acceptability.py --input junk.txt",
 ]
@@ -65,6 +67,7 @@ UNKNOWN_KEYS = [
     ("pretrain/run.py --set optim.learning_rat=1", "optim.learning_rat"),
     ("pretrain/run.py --preset huge", "huge"),
     ("finetune/run_glue.py --model m --task Coal --data_dir .", "Coal"),
+    ("finetune/run_tagging.py --model m --task NRE --data_dir .", "NRE"),
 ]
 NOT_FOR_TRAINING = set(HEAVY) - {"torch", "deepspeed"} | {
     "accelerate",

@@ -17,7 +17,7 @@ ROOMS = (
     *("pretrain/config", "pretrain/presets", "pretrain/huggingface", "pretrain/training", "pretrain/analysis"),
     "pretrain",
     *("finetune/config", "finetune/presets", "finetune/tokens", "finetune/running", "finetune/minimal_pairs"),
-    *("finetune/glue", "finetune/squad", "finetune/reporting"),
+    *("finetune/glue", "finetune/squad", "finetune/tagging", "finetune/reporting"),
     "finetune",
     "quickstart",
 )
@@ -27,6 +27,7 @@ FORBIDDEN = {
     "pretrain/engine": ("pretrain/data", "pretrain/method"),
     "finetune": ("pretrain/method", "data_prep"),
     "finetune/squad": ("finetune/glue",),
+    "finetune/tagging": ("finetune/glue", "finetune/squad"),
 }
 PROLOGUE = """
 if not __package__:  # run as a script: import from the repository, never from the script's own folder

@@ -1,4 +1,4 @@
-"""Where a task's examples are, in GLUE's folder layout, as Microsoft's original MRPC, or on the hub; and their rows.
+"""The files of a GLUE task: in GLUE's folder layout, as Microsoft's original MRPC, or on the hub.
 
 Files are TSV, JSON lines or Parquet. GLUE's TSV is not quoted CSV: a tab always separates, a quotation mark is text.
 MRPC's files begin with a byte order mark, CoLA's training and dev files have no header. Malformed rows are left out and
@@ -32,14 +32,14 @@ MICROSOFT = {"train": "msr_paraphrase_train.txt", "test": "msr_paraphrase_test.t
 MICROSOFT_IDS = ("#1 ID", "#2 ID")
 DEV_IDS = "dev_ids.tsv"
 PROBLEMS_SHOWN = 5
-"""Malformed rows named in full; the rest is counted."""
+"""Malformed rows shown in full; the rest are counted."""
 MALFORMED_AT_MOST = 1e-3
-"""Share of a source's rows. The official QQP has a few, which a line feed within a question breaks in two
+"""Largest share of a source's rows. The official QQP has a few, broken in two by a line feed within a question
 (nyu-mll/GLUE-baselines #5); a file of another task, or in another layout, is malformed nearly everywhere."""
 Row = Mapping[str, Any]
 Source = tuple[str, Iterable[tuple[int, Row | str]]]
-"""Name of a file or of a split on the hub; its rows: line (or row) number, and the row by column name, or what is
-wrong with it."""
+"""Name of a file or of a split on the hub; its rows: line (or row) number, and the row by column name, or its
+problem."""
 
 
 def load_task(task: GlueTask, data_dir: str, *, tests: bool = False) -> TaskData:
@@ -65,7 +65,7 @@ def load_task(task: GlueTask, data_dir: str, *, tests: bool = False) -> TaskData
 
 
 def missing_from(task: GlueTask, data_dir: str, split: str = "train") -> str | None:
-    """Why `data_dir` has no such split of a task, or `None` where it has one; the hub is taken to have all."""
+    """Why `data_dir` has no such split of a task, or `None` if it has; the hub is assumed to have all."""
     folder = Path(data_dir) / task.name
     if _hub_dataset(data_dir) or _find(task, data_dir, split):
         return None
@@ -87,7 +87,7 @@ def _hub_dataset(data_dir: str) -> str | None:
 
 
 def _find(task: GlueTask, data_dir: str, split: str) -> list[Path]:
-    """The files of a split: one, or the hub's numbered Parquet files; the first format that is there."""
+    """The files of a split: one, or the hub's numbered Parquet files; in the first format found."""
     folder = Path(data_dir) / task.name
     stems = [folder / split, folder / split.replace("dev", "validation")]
     for stem in [Path(data_dir) / file for file in AX_FILES] if task is AX else stems:
@@ -108,7 +108,7 @@ def _find_microsoft(folder: Path, split: str) -> list[Path]:
 def _divide_microsoft(
     task: GlueTask, data_dir: str, path: Path, left_out: dict[str, int]
 ) -> tuple[list[Example], list[Example]]:
-    """MRPC as GLUE divides it where GLUE's dev ids are there, otherwise as Microsoft does, whose test set is then dev.
+    """MRPC split as GLUE does if GLUE's dev ids are there; otherwise as Microsoft does, with its test set as dev.
 
     Both of Microsoft's files are labelled; GLUE's dev set is a part of the first, its test set the second.
     """
@@ -141,7 +141,7 @@ def _divide_microsoft(
 
 
 def open_file(path: Path, task: GlueTask, *, labelled: bool = True) -> Source:
-    """The rows of a file in the format that its suffix names; unless `labelled`, it always has a header."""
+    """The rows of a file in the format that its suffix names; a file without labels always has a header."""
     return str(path), _rows(path, task, task.header if labelled else None)
 
 
@@ -154,7 +154,7 @@ def _rows(path: Path, task: GlueTask, header: tuple[str, ...] | None) -> Iterato
             with pyarrow.parquet.ParquetFile(path) as file:
                 yield from enumerate((row for batch in file.iter_batches() for row in batch.to_pylist()), 1)
             return
-        # Only a line feed ends a row: sentences may hold the other characters that Python splits lines at.
+        # Only a line feed ends a row: sentences may contain the other characters at which Python splits lines.
         with path.open(encoding="utf-8-sig", newline="\n") as lines:
             for number, line in enumerate(lines, 1):
                 cells = tuple(line.rstrip("\r\n").split("\t"))
@@ -235,7 +235,7 @@ def read(
 
 
 def _report(name: str, whole: int, problems: list[str]) -> None:
-    """Prints the malformed rows of a source if they are few beside the whole ones, else raises them."""
+    """Prints the malformed rows of a source if they are few, otherwise raises them."""
     left = len(problems) - PROBLEMS_SHOWN
     named = problems[:PROBLEMS_SHOWN] + ([f"data_dir: {name}: {left} more malformed rows"] if left > 0 else [])
     total = whole + len(problems)

@@ -32,7 +32,7 @@ class SequenceClassifier(nn.Module):
             self.head: nn.Module = nn.Sequential(OrderedDict(layers))  # parameters are named as Hugging Face's
         else:
             self.head = ops.Linear(size, num_outputs)
-            nn.init.xavier_uniform_(self.head.weight)  # TensorFlow's default, which google-research/electra leaves
+            nn.init.xavier_uniform_(self.head.weight)  # TensorFlow's default, which google-research/electra keeps
             nn.init.zeros_(self.head.bias)
 
     def forward(self, batch: Batch) -> Tensor:

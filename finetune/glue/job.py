@@ -1,5 +1,6 @@
-"""A GLUE task as a run needs it, and the runs that a command asks for."""
+"""GLUE tasks as jobs, and the runs that a command asks for."""
 
+import itertools
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from finetune.glue.metrics import is_constant, score, submission
 from finetune.glue.tasks import TASKS, Example, ExampleSet, GlueTask, TaskData, select_tasks
 from finetune.presets import settings_for
 from finetune.running.job import Evaluation, Job
-from finetune.running.model_folder import open_model, plan_runs
+from finetune.running.model_folder import open_models, plan_runs
 from finetune.running.records import EXAMPLES, Metrics
 from finetune.running.run_list import Queue, list_settings
 from finetune.tokens import Batch, Features
@@ -136,29 +137,29 @@ def run_queue(options: GlueOptions) -> int:
         return 0
     require_folder(options.output)
     tasks = present(select_tasks(options.task), options)
-    model = open_model(options.model)
+    models = open_models(options)
     data = {task.name: load_task(task, options.data_dir, tests=options.predict_test) for task in tasks}
     planned = []
-    for task in tasks:
+    for model, task in itertools.product(models, tasks):
         idle = {"both_orders": not task.unordered, "plain_scores": bool(task.classes)}  # here they change no run
         given = {name: value for name, value in options.overrides().items() if not idle.get(name)}
         settings = partial(settings_for, task.name)
         planned += plan_runs(options, model, task.name, data[task.name].fingerprint(), settings, given)
     queue = Queue(
         planned,
-        lambda run: make_job(TASKS[run.task], data[run.task], model.tokenizer, cast(GlueConfig, run.settings)),
+        lambda run: make_job(TASKS[run.task], data[run.task], models[0].tokenizer, cast(GlueConfig, run.settings)),
         {name: list(examples.tests_by_path()) for name, examples in data.items()},
-        model,
+        models,
         options,
     )
     return queue.work()
 
 
 def present(tasks: list[GlueTask], options: GlueOptions) -> list[GlueTask]:
-    """All tasks asked for by name; of `all`, those that the data folder has, the others named in a line each.
+    """The tasks asked for by name; for `all`, those that the data folder has, with one line about each of the others.
 
     Raises:
-        ConfigError: `all`, and not one is there.
+        ConfigError: `all` in a folder without any of them.
     """
     if "all" not in map(str.lower, options.task):
         return tasks

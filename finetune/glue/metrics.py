@@ -14,7 +14,7 @@ CONSTANT_SPREAD = 1e-3
 
 
 def _correlation(measure: Callable, target: np.ndarray, predicted: np.ndarray) -> float:
-    """0 where a side is constant and has no correlation, so that a collapsed run still has a score."""
+    """The correlation, or 0 if a side is constant, so that a collapsed run still has a score."""
     return 0.0 if np.ptp(predicted) == 0 or np.ptp(target) == 0 else measure(target, predicted).statistic
 
 
@@ -34,7 +34,7 @@ def score(names: Iterable[str], target: np.ndarray, predicted: np.ndarray) -> di
 
 
 def is_constant(predicted: np.ndarray) -> bool:
-    """Whether a run has collapsed to one prediction for every example."""
+    """True if the predictions have collapsed to one for every example."""
     return bool(np.ptp(predicted) < CONSTANT_SPREAD)
 
 

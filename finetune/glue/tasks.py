@@ -1,4 +1,4 @@
-"""The nine GLUE tasks and the diagnostic set AX as rows of one table, and rows of their files as examples."""
+"""The nine GLUE tasks and the diagnostic set AX as one table; the rows of their files as examples."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -158,7 +158,7 @@ def tasks_predicted_with(task: GlueTask) -> tuple[GlueTask, ...]:
 
 
 def select_tasks(names: Iterable[str]) -> list[GlueTask]:
-    """The tasks named on a command line, in any case; `all` stands for every one.
+    """The tasks named on a command line, in any case; `all` means every task.
 
     Raises:
         ConfigError: a name that is no task.
@@ -188,7 +188,7 @@ def read_example(row: Mapping[str, Any], task: GlueTask, *, labelled: bool = Tru
 
 @lru_cache
 def _columns(task: GlueTask, names: tuple[str, ...], labelled: bool) -> list[str]:
-    """Columns of the texts and the label, under GLUE's names or the hub's; the label's only where it is there."""
+    """Columns of the texts and the label, under GLUE's names or the hub's; the label's only if present."""
     known = {name.lower(): name for name in names}
     official = (*task.text_columns, task.label_column)
     hub = (*(task.hub_text_columns or task.text_columns), "label")

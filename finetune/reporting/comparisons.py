@@ -1,4 +1,4 @@
-"""Every difference between two models of a report, and how sure it is: over seeds, and over examples.
+"""Differences between every two models of a report, with their uncertainty over seeds and over examples.
 
 Shape letters: R resamples, N examples, K classes.
 """
@@ -17,12 +17,12 @@ from finetune.running.records import EXAMPLES, PREDICTIONS, RunRecord
 from foundation.stats import RESAMPLES, bounds, counts_RS, moments, pearson
 
 SIGN_ASSIGNMENTS = 2**16
-"""Tried by a permutation test: all there are for up to 16 seeds."""
+"""Most that a permutation test tries: all there are for up to 16 seeds."""
 _RESAMPLES_AT_ONCE = 100
 """Bounds the memory: 100 resamples of QQP's 40,430 dev examples are 32 MB."""
 
 Examples = Mapping[str, Any]
-"""What a run's `examples.json` holds of a dev split: `predicted` and `target`, or scores by metric."""
+"""A dev split in a run's `examples.json`: `predicted` and `target`, counts of matches, or scores by metric."""
 
 
 class Difference(NamedTuple):
@@ -41,13 +41,17 @@ class Difference(NamedTuple):
 
 
 def differences(rows: Sequence[Row], columns: Sequence[Column], outputs: Sequence[Path]) -> Iterator[Difference]:
-    """Every two models in every column, where both ran on the same data with a seed in common.
+    """Differences of every two models in every column, if both ran on the same data with a seed in common.
+
+    Checkpoints are compared with those of the same pre-training step only.
 
     `outputs` are the folders that may hold the runs' predictions.
     """
     for column in columns:
         scored = [row for row in rows if column.title in row.cells]
         for first, second in itertools.combinations(scored, 2):
+            if first.step != second.step:
+                continue
             one, other = ({run.run.seed: run for run in row.cells[column.title].records} for row in (first, second))
             pairs = [(one[seed], other[seed]) for seed in sorted(one.keys() & other)]
             if pairs and pairs[0][0].run.data_sha256 == pairs[0][1].run.data_sha256:
@@ -77,15 +81,15 @@ def _interval(
 
 
 def load_examples(record: RunRecord, column: Column, outputs: Sequence[Path]) -> Examples | None:
-    """A run's answer to each example of a column's split, if one of the folders has it and the score follows from it.
+    """A run's answers to the examples of a column's split, if a folder has them and the score follows from them.
 
-    Not so the best threshold's, which is a choice of its own.
+    Scores at the best threshold do not: it is chosen anew for each resample.
     """
     paths = (output / PREDICTIONS / record.run.folder_name() / EXAMPLES for output in outputs)
     found = next(filter(Path.is_file, paths), None)
     examples = json.loads(found.read_text(encoding="utf-8")).get(column.split, {}) if found else {}
     of_questions = column.metric.rpartition("_")[2] in examples and not column.metric.startswith("best")
-    return examples if of_questions or "predicted" in examples else None
+    return examples if of_questions or "predicted" in examples or "matched" in examples else None
 
 
 def permutation_p(differences: Sequence[float]) -> float:
@@ -107,7 +111,7 @@ def permutation_p(differences: Sequence[float]) -> float:
 def bootstrap_interval(pairs: Sequence[tuple[Examples, Examples]], metric: str) -> tuple[float, float]:
     """95% interval of the mean difference, second minus first, over paired resamples of the examples.
 
-    `pairs` holds two runs a seed; all of them are scored on the same resamples.
+    `pairs` holds two runs per seed; all of them are scored on the same resamples.
     """
     all_RN = counts_RS(len(next(iter(pairs[0][0].values()))))
     differences = []
@@ -123,6 +127,9 @@ def scores(examples: Examples, metric: str, count_RN: np.ndarray) -> np.ndarray:
     """The metric [R] when each example counts as often as `count_RN` says."""
     if "predicted" in examples:
         return _METRICS[metric](np.asarray(examples["target"]), np.asarray(examples["predicted"]), count_RN)
+    if "matched" in examples:
+        totals = [count_RN @ np.asarray(examples[name]) for name in _TOTALS[metric]]
+        return _ratio(len(totals) * (count_RN @ np.asarray(examples["matched"])), np.sum(totals, axis=0))
     part, _, name = metric.rpartition("_")
     answerable = np.asarray(examples["answerable"])
     chosen = {"": np.ones(len(answerable), bool), "HasAns": answerable, "NoAns": ~answerable}[part]
@@ -130,7 +137,7 @@ def scores(examples: Examples, metric: str, count_RN: np.ndarray) -> np.ndarray:
 
 
 def _matthews(target: np.ndarray, predicted: np.ndarray, count_RN: np.ndarray) -> np.ndarray:
-    """For any number of classes, as scikit-learn defines it."""
+    """Matthews correlation for any number of classes, as scikit-learn defines it."""
     classes = np.union1d(target, predicted)
     target_RK, predicted_RK = (count_RN @ (values[:, None] == classes) for values in (target, predicted))
     right, total = count_RN @ (target == predicted), count_RN.sum(1)
@@ -140,7 +147,7 @@ def _matthews(target: np.ndarray, predicted: np.ndarray, count_RN: np.ndarray) -
 
 
 def _ranks(values: np.ndarray, count_RN: np.ndarray) -> np.ndarray:
-    """The mean rank of each example [R, N] among all, ties shared, when examples are repeated."""
+    """The mean rank of each example [R, N] in each resample, ties shared."""
     order = np.argsort(values, kind="stable")
     _, first, group = np.unique(values[order], return_index=True, return_inverse=True)
     held = np.add.reduceat(count_RN[:, order], first, axis=1)
@@ -156,10 +163,12 @@ def _correlation(x_XN: np.ndarray, y_XN: np.ndarray, count_RN: np.ndarray) -> np
 
 
 def _ratio(above: np.ndarray, below: np.ndarray) -> np.ndarray:
-    """0 where both are 0, as the metrics themselves."""
+    """The ratio, or 0 if both are 0, as in the metrics themselves."""
     return np.divide(above, below, out=np.zeros(len(below)), where=below != 0)
 
 
+_TOTALS = {"accuracy": ("wanted",), "recall": ("wanted",), "precision": ("found",), "f1": ("wanted", "found")}
+"""Counts in the denominator of a metric of tagged sentences."""
 _METRICS: Mapping[str, Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]] = {
     "accuracy": lambda target, predicted, count_RN: _ratio(count_RN @ (target == predicted), count_RN.sum(1)),
     "f1": lambda target, predicted, count_RN: _ratio(

@@ -1,4 +1,7 @@
-"""The figure of a report: every seed a dot, or a cross where it collapsed, every median a bar, the paper's a line."""
+"""The figure of a report: every seed a dot, or a cross if it collapsed, every median a bar, the paper's a line.
+
+With checkpoints of runs it is score against pre-training step: a line per run, and one across for any other model.
+"""
 
 import math
 from collections.abc import Sequence
@@ -15,49 +18,71 @@ PAPER_COLOURS = {"small": "black", "base": "dimgrey"}
 ACROSS = 5
 """Panels side by side."""
 LEAST_SPAN = 4
-"""Points that a panel shows at least, lest noise look like a difference."""
+"""Smallest range of a panel, in points, so that noise does not look like a difference."""
 
 
 def draw(rows: Sequence[Row], tables: Sequence[Table]) -> Figure:
-    """One panel per column, each with its own scale; each model has one colour and one place in every panel."""
+    """One panel per column, each with its own scale; each model or run has one colour and one place in every panel."""
+    names = list(dict.fromkeys(row.name for row in rows))
+    sweep = any(row.step is not None for row in rows)
     chosen = [(table, column) for table in tables for column in table.columns]
     across, down = min(len(chosen), ACROSS), math.ceil(len(chosen) / ACROSS)
-    width, height = 3.5 + (1.6 + 0.15 * len(rows)) * across, 2.5 * down + 0.5
+    width, height = 3.5 + (3.0 if sweep else 1.6 + 0.15 * len(names)) * across, 2.5 * down + 0.5
     figure = Figure(figsize=(width, height), layout="constrained")
     panels = figure.subplots(down, across, squeeze=False)
     for axes in panels.flat[len(chosen) :]:
         axes.remove()
-    palette = matplotlib.colormaps["tab10" if len(rows) <= 10 else "tab20"]
+    palette = matplotlib.colormaps["tab10" if len(names) <= 10 else "tab20"]
     for axes, (table, column) in zip(panels.flat, chosen, strict=False):
         axes.set_title(column.title, fontsize="medium")
-        axes.set_xticks([])
-        axes.set_xlim(-0.7, len(rows) - 0.3)
         axes.grid(axis="y", alpha=0.3)
-        for index, row in enumerate(rows):
-            if cell := row.cells.get(column.title):
-                colour = palette(index % palette.N)
-                for score, collapsed in zip(cell.scores, cell.collapsed, strict=True):
-                    axes.plot(index, score, "X" if collapsed else "o", alpha=0.5, color=colour, zorder=3)
-                axes.plot([index - 0.4, index + 0.4], [cell.median] * 2, linewidth=2, color=colour, label=row.label)
+        if not sweep:
+            axes.set_xticks([])
+            axes.set_xlim(-0.7, len(names) - 0.3)
+        for index, name in enumerate(names):
+            own = [row for row in rows if row.name == name]
+            _draw_model(own, column, axes, None if sweep else index, palette(index % palette.N))
         _draw_paper(axes, rows, table, column)
         low, high = axes.get_ylim()
         axes.set_ylim(min(low, (low + high - LEAST_SPAN) / 2), max(high, (low + high + LEAST_SPAN) / 2))
     figure.supylabel("dev score, per cent", fontsize="medium")
+    if sweep:
+        figure.supxlabel("pre-training step", fontsize="medium")
     legends = (zip(*axes.get_legend_handles_labels(), strict=True) for axes in figure.axes)
     labels = {label: handle for legend in legends for handle, label in legend}
     figure.legend(labels.values(), labels.keys(), loc="outside right upper", fontsize="small")
     return figure
 
 
+def _draw_model(rows: Sequence[Row], column: Column, axes: Axes, place: int | None, colour: tuple[float, ...]) -> None:
+    """A model's seeds and median at its place, or those of a run's checkpoints at their steps.
+
+    Without a place, in a sweep, another model's median is a line across.
+    """
+    medians: dict[float, float] = {}
+    for row in rows:
+        if not (cell := row.cells.get(column.title)):
+            continue
+        x = place if row.step is None else row.step
+        if x is None:
+            axes.axhline(cell.median, linewidth=1, color=colour, label=row.name)
+            continue
+        for score, collapsed in zip(cell.scores, cell.collapsed, strict=True):
+            axes.plot(x, score, "X" if collapsed else "o", alpha=0.5, color=colour, zorder=3)
+        medians |= dict.fromkeys((x - 0.4, x + 0.4) if row.step is None else (x,), cell.median)
+    if medians:
+        axes.plot(list(medians), list(medians.values()), linewidth=2, color=colour, label=rows[0].name)
+
+
 def _draw_paper(axes: Axes, rows: Sequence[Row], table: Table, column: Column) -> None:
-    """The paper's medians, where it has the column and one of our models was trained on the official data."""
+    """The paper's medians, if it has the column and one of our models was trained on the official data."""
     cells = [row.cells[column.title] for row in rows if column.title in row.cells]
     if column.paper_index is None or not any(cell.official_data for cell in cells):
         return
     for size in dict.fromkeys(row.size for row in rows):
         for label, style in PAPER_STYLES.items():
             value = table.paper_rows[size][label][column.paper_index]
-            assert value is not None  # these rows of the paper are whole
+            assert value is not None  # these rows of the paper have every column
             axes.axhline(
                 value, linestyle=style, linewidth=1, color=PAPER_COLOURS[size], label=f"paper, {size}: {label}"
             )

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from finetune.glue.tasks import AX, TASKS, tasks_predicted_with
 from finetune.presets import ModelSize
+from finetune.tagging import files as tagging
 
 
 class Column(NamedTuple):
@@ -48,7 +49,7 @@ def _glue_columns() -> Iterator[Column]:
             for split, title in zip(of.dev_splits, titles[of], strict=True):
                 for metric in of.metrics:
                     named = title if metric in ("accuracy", "matthews") else f"{title} {metric.capitalize()}"
-                    # STS-B: the paper's table says Pearson, its text Spearman; its number stands under both.
+                    # STS-B: the paper's table says Pearson, its text Spearman; its number is shown under both.
                     yield Column(named, task.name, split, metric, None if metric == "f1" else places.get(title))
 
 
@@ -72,7 +73,7 @@ GLUE_ROWS: dict[ModelSize, dict[str, _Row]] = {
     },
 }
 
-# The paper does not say which threshold it scored SQuAD 2.0 at; its numbers stand under both.
+# The paper does not say which threshold it scored SQuAD 2.0 at; its numbers are shown under both.
 SQUAD_COLUMNS = (
     Column("SQuAD 2.0 EM", "SQuAD 2.0", "dev", "exact", 0),
     Column("SQuAD 2.0 F1", "SQuAD 2.0", "dev", "f1", 1),
@@ -103,6 +104,18 @@ SQUAD_ROWS: dict[ModelSize, dict[str, _Row]] = {
     },
 }
 
+
+def _tagging_columns() -> Iterator[Column]:
+    """Every metric of every task on the dev file, then on the test file."""
+    for task in tagging.TASKS.values():
+        for split, addition in (("dev", ""), ("test", ", test")):
+            for metric in task.metrics:
+                named = "accuracy" if metric == "accuracy" else metric.capitalize()
+                yield Column(f"{task.name} {named}{addition}", task.name, split, metric)
+
+
+TAGGING_COLUMNS = tuple(_tagging_columns())
+
 ABLATION_COLUMNS = (
     Column("MNLI-m", "MNLI", "dev_matched", "accuracy", 0),
     Column("SQuAD 2.0 F1", "SQuAD 2.0", "dev", "f1", 1),
@@ -123,6 +136,7 @@ ABLATION_ROWS: dict[ModelSize, dict[str, _Row]] = {
 TABLES = (
     Table("GLUE", GLUE_COLUMNS, GLUE_ROWS),
     Table("SQuAD", SQUAD_COLUMNS, SQUAD_ROWS),
+    Table("Token classification", TAGGING_COLUMNS, {}),
     Table("Ablation", ABLATION_COLUMNS, ABLATION_ROWS, whole=True),
 )
-COLUMNS = GLUE_COLUMNS + SQUAD_COLUMNS
+COLUMNS = GLUE_COLUMNS + SQUAD_COLUMNS + TAGGING_COLUMNS

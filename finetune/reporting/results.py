@@ -1,4 +1,4 @@
-"""Results of finished runs: one row per model, one cell per column of the table, the seeds' scores in it."""
+"""Results of finished runs: one row per model, and in each column a cell with the seeds' scores."""
 
 import statistics
 from collections.abc import Iterable, Sequence
@@ -6,15 +6,20 @@ from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path, PurePath
 
-from finetune.config import GlueConfig, SquadConfig
-from finetune.glue.tasks import TASKS
+from finetune.config import FinetuneConfig
+from finetune.glue import tasks as glue
 from finetune.presets import ModelSize
 from finetune.reporting.paper_tables import COLUMNS, Column
 from finetune.running.records import FILE_NAME, RunRecord, Task, read_records
 from finetune.squad.files import VERSIONS
+from finetune.tagging import files as tagging
 from foundation.config import ConfigError
 
-ALL_TASKS: dict[str, Task] = {**TASKS, **{version.name: version for version in VERSIONS.values()}}
+ALL_TASKS: dict[str, Task] = {
+    **glue.TASKS,
+    **{version.name: version for version in VERSIONS.values()},
+    **tagging.TASKS,
+}
 OFFICIAL_TOLERANCE = 0.01
 """Share by which a training set may differ from the official size: copies lack a few damaged rows."""
 
@@ -25,13 +30,14 @@ class Cell:
 
     scores: tuple[float, ...]
     records: tuple[RunRecord, ...]
-    """The runs they are of."""
-    tried: tuple[GlueConfig | SquadConfig, ...]
+    """The runs that scored them."""
+    tried: tuple[FinetuneConfig, ...]
     official_data: bool
+    """Whether it was trained on as many examples as the official file has; true of tasks without one."""
 
     @property
     def collapsed(self) -> tuple[bool, ...]:
-        """Which of the scores are those of collapsed runs."""
+        """For each score, whether its run collapsed."""
         return tuple(record.collapsed is not None for record in self.records)
 
     @property
@@ -43,11 +49,18 @@ class Cell:
 class Row:
     """One model: its cells by column title."""
 
-    label: str
+    name: str
+    """The model's, or for a checkpoint its run's."""
+    step: int | None
+    """Pre-training step of a checkpoint in a sweep."""
     size: ModelSize
     cells: dict[str, Cell]
     collapsed: tuple[RunRecord, ...]
     """Every collapsed run, whatever its setting."""
+
+    @property
+    def label(self) -> str:
+        return self.name if self.step is None else f"{self.name}, step {self.step:,}"
 
 
 def load_runs(paths: Iterable[Path]) -> list[RunRecord]:
@@ -61,38 +74,42 @@ def load_runs(paths: Iterable[Path]) -> list[RunRecord]:
         file = path / FILE_NAME if path.is_dir() else path
         if not (found := read_records(file)):
             raise ConfigError(
-                f"runs: no results in {file}; expected the --output folder of run_glue.py or run_squad.py"
+                f"runs: no results in {file}; expected the --output folder of finetune/run_glue.py or a sibling"
             )
         records.update({record.run.model_dump_json(): record for record in found})
     return list(records.values())
 
 
 def make_rows(records: Sequence[RunRecord]) -> list[Row]:
-    """One row per model, trained or with random weights, in order of appearance; its first name is its label."""
+    """One row per model, trained or with random weights, in order of appearance; a run's checkpoints by step.
+
+    A model is labelled by its first name.
+    """
     models: dict[tuple[str, bool], list[RunRecord]] = {}
     for record in records:
         models.setdefault((record.run.model_sha256, record.run.random_weights), []).append(record)
-    versions = [(runs[0].model, random) for (_, random), runs in models.items()]
+    versions = [(runs[0].model, runs[0].step, random) for (_, random), runs in models.items()]
     shared = len(shared_folder(records).parts)
     rows = []
     for (digest, random), runs in models.items():
-        name = runs[0].model
-        version = f" {digest[:7]}" if versions.count((name, random)) > 1 else ""
-        label = str(PurePath(*PurePath(name).parts[shared:])) + version + (" (random weights)" if random else "")
+        model, step = runs[0].model, runs[0].step
+        version = f" {digest[:7]}" if versions.count((model, step, random)) > 1 else ""
+        name = str(PurePath(*PurePath(model).parts[shared:])) + version + (" (random weights)" if random else "")
         cells = {column.title: cell for column in COLUMNS if (cell := make_cell(runs, column))}
-        rows.append(Row(label, runs[0].model_size, cells, tuple(run for run in runs if run.collapsed)))
-    return rows
+        rows.append(Row(name, step, runs[0].model_size, cells, tuple(run for run in runs if run.collapsed)))
+    names = [row.name for row in rows]
+    return sorted(rows, key=lambda row: (names.index(row.name), row.step or 0))
 
 
 def shared_folder(records: Iterable[RunRecord]) -> PurePath:
-    """The folder that all models lie in, which tells none from another; empty for one model."""
+    """The folder that all models are in, which labels need not repeat; empty for one model."""
     folders = [name.parts[:-1] for name in {PurePath(record.model) for record in records}]
     levels = zip(*folders, strict=False) if len(folders) > 1 else ()
     return PurePath(*(level[0] for level in takewhile(lambda level: len(set(level)) == 1, levels)))
 
 
 def make_cell(runs: Sequence[RunRecord], column: Column) -> Cell | None:
-    """The best setting's scores, as the paper takes the best of its grid, of those that ran with the most seeds.
+    """The scores of the best setting among those run with the most seeds, as the paper takes the best of its grid.
 
     `None` for a model without them, such as NoAns on a dev set of answerable questions only.
 
@@ -104,19 +121,22 @@ def make_cell(runs: Sequence[RunRecord], column: Column) -> Cell | None:
     if not records:
         return None
     if len({record.run.data_sha256 for record in records}) > 1:
-        raise ConfigError(f"runs: {records[0].model} was trained on different {column.task} data; report them apart")
+        raise ConfigError(
+            f"runs: {records[0].model} was trained on different {column.task} data; report them separately"
+        )
     by_setting: dict[str, list[RunRecord]] = {}
     for record in records:
         by_setting.setdefault(record.run.settings.model_dump_json(), []).append(record)
     task = ALL_TASKS[column.task]
-    most = max(len(runs) for runs in by_setting.values())  # a lucky seed alone is no better setting
+    most = max(len(runs) for runs in by_setting.values())  # one lucky seed makes no better setting
     whole = [runs for runs in by_setting.values() if len(runs) == most]
     chosen = max(whole, key=lambda runs: statistics.median(scores_of(runs, task.dev_splits[0], task.metrics[0])))
     return Cell(
         scores=scores_of(chosen, column.split, column.metric),
         records=tuple(chosen),
         tried=tuple(runs[0].run.settings for runs in by_setting.values()),
-        official_data=abs(chosen[0].train_examples / task.official_examples - 1) <= OFFICIAL_TOLERANCE,
+        official_data=not task.official_examples
+        or abs(chosen[0].train_examples / task.official_examples - 1) <= OFFICIAL_TOLERANCE,
     )
 
 

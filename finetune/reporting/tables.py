@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from finetune.config import GlueConfig, SquadConfig
+from finetune.config import FinetuneConfig
 from finetune.reporting.comparisons import Difference, differences
 from finetune.reporting.paper_tables import TABLES, Column, Table
 from finetune.reporting.results import Cell, Row
@@ -48,7 +48,7 @@ def table_lines(table: Table, rows: Sequence[Row]) -> list[str]:
 
 
 def shown_tables(rows: Sequence[Row]) -> list[Table]:
-    """The tables that some model belongs in, with the columns in which one has a score."""
+    """The tables that some model belongs in, each with the columns that have a score."""
     filled = {title for row in rows for title in row.cells}
     return [
         table._replace(columns=tuple(column for column in table.columns if column.title in filled))
@@ -78,24 +78,26 @@ def notes(rows: Sequence[Row], tables: Sequence[Table]) -> list[str]:
     titles = {column.title for table in tables for column in table.columns}
     left_out = {file: count for cell in cells for run in cell.records for file, count in run.left_out.items()}
     listed = ", ".join(f"{count} of {file}" for file, count in left_out.items())
+    lines = ["Dev sets, per cent: **median** (lowest–highest; number of seeds), after the last epoch."]
     wanted = {
-        "Collapsed: the model gives every example the same answer, or its loss was no longer finite; the run is "
-        "counted all the same.": any(any(cell.collapsed) for cell in cells),
+        "Collapsed: the model gives every example the same answer, or its loss was no longer finite; the run "
+        "still counts.": any(any(cell.collapsed) for cell in cells),
         "\\* the best median of several settings, of those run with the most seeds; chosen on the dev set itself, "
         "as the paper does.": any(len(cell.tried) > 1 for cell in cells),
         "† not trained on the official training set (by its size): not comparable with the paper.": not all(
             cell.official_data for cell in cells
         ),
         f"Malformed rows left out: {listed}.": bool(left_out),
-        "STS-B: the paper's table says Pearson, its text Spearman; its number stands under both.": (
+        "STS-B: the paper's table says Pearson, its text Spearman; its number is shown under both.": (
             "STS-B Pearson" in titles
         ),
         "SQuAD 2.0: EM, F1, HasAns and NoAns at the fixed threshold on the null score. The paper does not name "
-        "its threshold; its numbers stand under the fixed and the best one.": "SQuAD 2.0 EM" in titles,
+        "its threshold; its numbers are shown under the fixed and the best one.": "SQuAD 2.0 EM" in titles,
     }
+    if any(table.paper_rows for table in tables):
+        lines.append("The paper's rows are medians over five seeds; no difference from them is claimed.")
     return [
-        "Dev sets, per cent: **median** (lowest–highest; number of seeds), after the last epoch.",
-        "The paper's rows are medians over five seeds; no difference from them is claimed.",
+        *lines,
         *(line for note, holds in wanted.items() if holds for line in ("", note)),
     ]
 
@@ -123,7 +125,7 @@ def difference_lines(differences: Iterable[Difference]) -> list[str]:
 
 
 def setting_lines(rows: Sequence[Row], columns: Sequence[Column]) -> list[str]:
-    """Each task's best setting for each model, or for all at once; a task's first column stands for it."""
+    """Each task's best setting for each model, or for all at once; a task's first column represents it."""
     first_columns = {column.task: column for column in reversed(columns)}
     found = []
     for task, column in reversed(first_columns.items()):
@@ -142,7 +144,7 @@ def setting_lines(rows: Sequence[Row], columns: Sequence[Column]) -> list[str]:
     return markdown_table(("task", "model", "setting", "tried"), found) if found else []
 
 
-def _shown(setting: GlueConfig | SquadConfig, names: Iterable[str]) -> str:
+def _shown(setting: FinetuneConfig, names: Iterable[str]) -> str:
     values = {name: getattr(setting, name) for name in names}
     return ", ".join(
         f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}" for name, value in values.items()

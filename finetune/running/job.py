@@ -1,4 +1,4 @@
-"""A task as a run needs it: a model to train, a loss, scores on the dev set."""
+"""The interface of a task to a run: a model to train, a loss, scores on the dev set."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -23,12 +23,12 @@ class Evaluation(NamedTuple):
     files: Mapping[str, Any]
     """Answers to keep: file name -> text, or a value that JSON can hold."""
     constant: bool = False
-    """Whether every dev example got one and the same answer."""
+    """Whether every dev example got the same answer."""
 
 
 @dataclass(frozen=True)
 class Job(ABC):
-    """A task with its data in token ids."""
+    """A task with its data as token ids."""
 
     task: Task
     train: Features
@@ -40,7 +40,7 @@ class Job(ABC):
 
     @abstractmethod
     def build(self, encoder: ElectraEncoder) -> nn.Module:
-        """The model: `encoder` as its `electra`, the rest as its `head`."""
+        """The model, with `encoder` as its attribute `electra` and the rest as `head`."""
 
     @abstractmethod
     def losses(self, output: Any, batch: Batch) -> Tensor:
@@ -48,7 +48,7 @@ class Job(ABC):
 
     @abstractmethod
     def evaluate(self, engine: Engine) -> Evaluation:
-        """Scores the dev set. Collective: the ranks share the examples and all know the result."""
+        """Scores the dev set. Collective: the ranks share the examples, and all get the result."""
 
     @abstractmethod
     def predict_tests(self, engine: Engine) -> Evaluation:

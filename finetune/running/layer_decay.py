@@ -11,8 +11,8 @@ import re
 def layer_scale(name: str, num_layers: int, decay: float, legacy: bool = False) -> float:
     """The factor on the learning rate of the parameter `name` of a task's model.
 
-    What lies below every layer or serves them all (embeddings, their projection, the relative position table)
-    takes the lowest factor.
+    Parameters below all layers or shared by them (embeddings, their projection, the relative position table) get
+    the lowest factor.
     """
     if name.startswith("head."):
         return 1.0

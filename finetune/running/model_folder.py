@@ -1,20 +1,30 @@
-"""The model to fine-tune, known by its content, and the runs of it that a command line asks for."""
+"""The model to fine-tune, identified by its content, and the runs of it that a command line asks for."""
 
 import hashlib
 import json
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from finetune.config import FinetuneOptions, GlueConfig, SquadConfig
+from finetune.config import FinetuneOptions, GlueConfig, SquadConfig, TaggingConfig
 from finetune.presets import paper_grid
 from finetune.running.records import RunIdentity
 from foundation.config import ConfigError
-from foundation.files import file_sha256
+from foundation.files import file_sha256, remove
+from foundation.locks import Lock
+from pretrain.engine.checkpoint import Checkpoint
+from pretrain.engine.marker import MARKER
+from pretrain.export import ExportOptions
+from pretrain.export import main as export
 from pretrain.huggingface.folders import find_folder, read_encoder_config
 from pretrain.model.encoder import EncoderConfig
+from pretrain.training.models import choose_checkpoints
+from pretrain.training.run_folder import DESCRIPTION
 
+MODELS = "models"
+"""Folder, in the output folder, of exported checkpoints."""
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt")
 
 
@@ -24,9 +34,44 @@ class ModelFolder:
 
     path: Path
     sha256: str
-    """Over the names and contents of its files."""
+    """Digest of the names and contents of its files."""
     config: EncoderConfig
     tokenizer: Any
+    step: int | None = None
+    """Pre-training step of the checkpoint that it was exported from, in a sweep over a run's checkpoints."""
+
+
+def open_models(options: FinetuneOptions) -> list[ModelFolder]:
+    """The model of a command line, or one for each checkpoint of the run that `steps` asks for, the oldest first.
+
+    Checkpoints are exported once, into a folder of the output folder.
+
+    Raises:
+        ConfigError: no such model, run or checkpoint.
+    """
+    if not options.steps:
+        return [open_model(options.model)]
+    run = Path(options.model)
+    if not (run / DESCRIPTION).is_file():
+        raise ConfigError(f"steps: {run} has no {DESCRIPTION}; expected --model to be a run folder of pretrain/run.py")
+    if options.random_weights:
+        raise ConfigError("steps: random_weights leaves nothing of a checkpoint; give one of the two")
+    return [
+        replace(open_model(str(export_once(run, checkpoint, options.output / MODELS))), step=checkpoint.step)
+        for checkpoint in choose_checkpoints(run, options.steps)
+    ]
+
+
+def export_once(run: Path, checkpoint: Checkpoint, models: Path) -> Path:
+    """The checkpoint as an exported folder in `models`; one process writes it while the others wait."""
+    name = f"{run.resolve().name}-{checkpoint.folder.name}-{file_sha256(checkpoint.folder / MARKER)[:10]}"
+    folder, partial = models / name, models / f"{name}.partial"
+    with Lock(models / f"{name}.lock", math.inf):
+        if not folder.exists():
+            remove(partial)
+            export(ExportOptions(run=run, out=partial, step=checkpoint.step))
+            partial.rename(folder)
+    return folder
 
 
 def open_model(name: str) -> ModelFolder:
@@ -48,15 +93,15 @@ def open_model(name: str) -> ModelFolder:
 
 
 def load_tokenizer(path: Path) -> Any:
-    """The folder's own tokenizer; none of the folder's code is run, which `AutoTokenizer` would ask for."""
+    """The folder's own tokenizer. Runs none of the folder's code, as `AutoTokenizer` would ask to."""
     from transformers import ElectraTokenizerFast, PreTrainedTokenizerFast
 
-    if not any((path / name).is_file() for name in TOKENIZER_FILES):  # it would make up an empty one
+    if not any((path / name).is_file() for name in TOKENIZER_FILES):  # transformers would make up an empty one
         raise ConfigError(f"model: {path} has no tokenizer, expected one of {', '.join(TOKENIZER_FILES)} in it")
     try:
         settings = path / "tokenizer_config.json"
         kind = json.loads(settings.read_text("utf-8")).get("tokenizer_class") if settings.is_file() else None
-        as_it_is = kind in ("PreTrainedTokenizerFast", PreTrainedTokenizerFast.__name__)  # which versions change
+        as_it_is = kind in ("PreTrainedTokenizerFast", PreTrainedTokenizerFast.__name__)  # versions rename it
         return (PreTrainedTokenizerFast if as_it_is else ElectraTokenizerFast).from_pretrained(path)
     except Exception as error:  # a damaged file makes the library raise bare exceptions too
         reason = str(error).strip().splitlines()[0]
@@ -68,7 +113,7 @@ def plan_runs(
     model: ModelFolder,
     task: str,
     data_sha256: str,
-    settings_for: Callable[[int, int, dict[str, Any]], GlueConfig | SquadConfig],
+    settings_for: Callable[[int, int, dict[str, Any]], SquadConfig | GlueConfig | TaggingConfig],
     overrides: dict[str, Any],
 ) -> list[RunIdentity]:
     """The runs asked for on one task: one per setting and seed.

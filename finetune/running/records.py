@@ -1,4 +1,4 @@
-"""Record of a finished run: one line of `results.jsonl`, from which `report.py` makes its tables, and files."""
+"""The record of a finished run: one line of `results.jsonl`, which `report.py` reads, and files beside it."""
 
 import contextlib
 import fcntl
@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from finetune.config import GlueConfig, SquadConfig
+from finetune.config import GlueConfig, SquadConfig, TaggingConfig
 from finetune.presets import ModelSize
 from foundation.config import ConfigError, StrictConfig
 from foundation.files import write_atomically
 
 FILE_NAME = "results.jsonl"
 PREDICTIONS = "predictions"
-"""Folder, beside the file, of everything else that runs leave."""
+"""Folder, beside the file, of all other output of runs."""
 EXAMPLES = "examples.json"
 """File in a run's folder there: its answer to each dev example, for paired tests."""
 
@@ -27,19 +27,19 @@ Metrics = dict[str, dict[str, float]]
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """Fields that every task has; GLUE and SQuAD add their own."""
+    """Fields that every task has; GLUE, SQuAD and token classification add their own."""
 
     name: str
     metrics: tuple[str, ...] = ("accuracy",)
-    """Those shown while a run trains; the first chooses the best epoch."""
+    """Metrics shown while a run trains; the first chooses the best epoch."""
     dev_splits: tuple[str, ...] = ("dev",)
     """Splits that are scored; the first chooses the best epoch."""
-    official_examples: int
-    """Examples of the official training file, to tell it from another in the same layout."""
+    official_examples: int | None = None
+    """Examples of the official training file, to tell it from another in the same layout; none without such a file."""
 
 
 def sha256_of(parts: Iterable[object]) -> str:
-    """SHA-256 over the `repr` of each part: the same examples have the same one, wherever they were read from."""
+    """SHA-256 over the `repr` of each part: the same for the same examples, wherever they were read from."""
     digest = hashlib.sha256()
     for part in parts:
         digest.update(repr(part).encode())
@@ -61,10 +61,10 @@ class RunIdentity(StrictConfig):
     random_weights: bool
     data_sha256: str
     """Digest of the examples."""
-    settings: SquadConfig | GlueConfig
+    settings: SquadConfig | GlueConfig | TaggingConfig
 
     def folder_name(self) -> str:
-        """A name of its own for whatever the run leaves besides its record."""
+        """Name of the folder for the run's other files, unique to the run."""
         digest = hashlib.sha256(self.model_dump_json().encode()).hexdigest()
         return f"{self.task.replace(' ', '-')}-seed{self.seed}-{digest[:10]}"
 
@@ -75,27 +75,29 @@ class RunRecord(StrictConfig):
     run: RunIdentity
     model: str
     """As named on the command line."""
+    step: int | None = None
+    """The model is the checkpoint of the run `model` at this pre-training step; none for an exported model."""
     model_size: ModelSize
     """The size of the paper's models that it is compared with."""
     train_examples: int
     left_out: dict[str, int] = {}
-    """Number of malformed rows left out of all below, by file."""
+    """Number of malformed rows left out, by file; nothing else counts them."""
     last: Metrics
     """Dev scores after the last epoch: what is reported."""
     best: Metrics
-    """Dev scores after the epoch with the best first metric: optimistic, for the dev set chose it."""
+    """Dev scores after the epoch with the best first metric: optimistic, because the dev set chose it."""
     train_losses: tuple[float | None, ...]
     """Mean loss of each epoch; none where it was not finite."""
     collapsed: str | None
-    """Why the run counts as collapsed; it stays in every median all the same."""
+    """Why the run counts as collapsed; every median still includes it."""
     seconds: float
-    """Wall time in the process that finished it; one that was stopped before is not counted."""
+    """Wall time in the process that finished it; time before an interruption is not counted."""
     precision: str
     world_size: int
 
 
 def read_records(path: Path) -> list[RunRecord]:
-    """The records of a file; none where there is no file. A line cut short by a kill is named and left out.
+    """The records of a file; none without a file. A line cut short by a kill is reported and skipped.
 
     Raises:
         ConfigError: a complete line that is no record.
@@ -107,7 +109,7 @@ def read_records(path: Path) -> list[RunRecord]:
         try:
             values = json.loads(line)
         except json.JSONDecodeError:
-            print(f"{path}, line {number}: cut short, left out", flush=True)
+            print(f"{path}, line {number}: cut short, skipped", flush=True)
             continue
         if not isinstance(values, dict):
             raise ConfigError(f"{path}, line {number}: got {line}, expected the JSON object of a run; remove the line")
@@ -116,11 +118,11 @@ def read_records(path: Path) -> list[RunRecord]:
 
 
 def append_record(path: Path, record: RunRecord) -> None:
-    """Adds one line, whole, beside other processes; a line once cut short by a kill is closed first."""
+    """Appends one line, whole even if other processes append too; ends a line that a kill cut short first."""
     path.parent.mkdir(parents=True, exist_ok=True)
     line = record.model_dump_json().encode() + b"\n"
     with path.open("a+b", buffering=0) as file:
-        with contextlib.suppress(OSError):  # a file system without locks: one write at the end is whole all the same
+        with contextlib.suppress(OSError):  # without locks on this file system, one appended write is whole still
             fcntl.lockf(file, fcntl.LOCK_EX)
         size = file.seek(0, os.SEEK_END)
         if size and os.pread(file.fileno(), 1, size - 1) != b"\n":

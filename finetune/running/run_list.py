@@ -1,7 +1,7 @@
-"""The runs of a launch: what is asked for, what is done already, and the rest one after another.
+"""The queue of a launch: does the runs that are asked for and not done yet, one after another.
 
-A finished run is a line of OUTPUT/results.jsonl; its answers lie in OUTPUT/predictions, what a killed one goes on from
-in OUTPUT/checkpoints. Several launches with one OUTPUT share the runs (OUTPUT/locks).
+A finished run is one line of OUTPUT/results.jsonl, with its answers in OUTPUT/predictions; an interrupted one resumes
+from OUTPUT/checkpoints. Several launches with one OUTPUT share the runs (OUTPUT/locks).
 """
 
 import shutil
@@ -35,7 +35,7 @@ from pretrain.job.stopping import EXIT_STOPPED, StopRequest
 CHECKPOINTS, LOCKS = "checkpoints", "locks"
 
 PLAIN_DEEPSPEED_CONFIG = ROOT / "ds_configs" / "zero0_fp32.json"
-"""Where none is named: the models fit one machine, and fp32 runs on all of them."""
+"""The default: the models fit on one machine, and every machine can run fp32."""
 
 
 class Queue:
@@ -46,15 +46,16 @@ class Queue:
         runs: Sequence[RunIdentity],
         make_job: Callable[[RunIdentity], Job],
         files: Mapping[str, Sequence[str]],
-        model: ModelFolder,
+        models: Sequence[ModelFolder],
         options: FinetuneOptions,
     ) -> None:
-        """`files` names, by task, what a finished run has in its folder of predictions.
+        """`files` names, by task, the files in a finished run's folder of predictions.
 
         Raises:
             ConfigError: a model, DeepSpeed configuration or setting that does not fit.
         """
-        self.runs, self.files, self.model, self.options, self.output = runs, files, model, options, options.output
+        self.runs, self.files, self.options, self.output = runs, files, options, options.output
+        self.models = {model.sha256: model for model in models}
         self.world = start_processes()
         self.deepspeed_config = read_deepspeed(options)
         for settings in dict.fromkeys(run.settings for run in runs):  # a mistake shows before anything is written
@@ -65,12 +66,12 @@ class Queue:
     def work(self) -> int:
         """Does every run that is neither done nor under way elsewhere; returns the process's exit code.
 
-        A lock may come free in the meantime.
+        After each pass it looks again: other processes may have released locks.
         """
         waiting = self.unfinished()
         self.say(f"{len(waiting)} of {len(self.runs)} runs to do, results in {self.output / FILE_NAME}")
         if self.world.is_first:
-            for place, run in enumerate(self.runs):  # removes what a process killed too early left of a done run
+            for place, run in enumerate(self.runs):  # removes checkpoints that a killed process left of a done run
                 if place not in waiting and self.checkpoints(run).exists():
                     self.take(run)
         if not waiting:
@@ -85,14 +86,17 @@ class Queue:
                 while any(self.do_if_free(self.runs[place], stop) for place in waiting):
                     waiting = self.unfinished()
         except Stopped:
-            self.say("stopped on request; the same command goes on from there")
+            self.say("stopped on request; run the same command to resume")
             return EXIT_STOPPED
         if waiting:
             self.say(f"{len(waiting)} runs are under way in other processes")
         return 0
 
     def take(self, run: RunIdentity) -> Lock | None:
-        """The lock of a run that is free and not done; what is left of a done one is removed. First rank only."""
+        """The run's lock, or `None` if it is taken or the run is done. First rank only.
+
+        Removes the checkpoints of a done run.
+        """
         try:
             lock = Lock(self.output / LOCKS / run.folder_name())
         except Held:
@@ -108,7 +112,7 @@ class Queue:
         return self.output / CHECKPOINTS / run.folder_name()
 
     def do_if_free(self, run: RunIdentity, stop: StopRequest) -> bool:
-        """Does a run unless another process has done it or is at it. Collective."""
+        """Does a run unless another process has done it or is doing it; returns whether it did. Collective."""
         lock = self.take(run) if self.world.is_first else None
         with lock or nullcontext():
             free: bool = self.world.share(lock is not None)
@@ -117,19 +121,19 @@ class Queue:
             return free
 
     def do(self, run: RunIdentity, keeper: Keeper) -> None:
-        """A run to its end, and what is kept of it.
+        """Trains a run to its end and writes its record and files.
 
         Raises:
             Stopped: on request, with everything saved.
         """
         started = time.monotonic()
         task = run.model_copy(update={"seed": None})
-        if task not in self._jobs:  # its data serves every seed
+        if task not in self._jobs:  # its data is the same for every seed
             self._jobs.clear()  # frees the memory first
             self._jobs[task] = self._make_job(run)
-        job = self._jobs[task]
+        job, model = self._jobs[task], self.models[run.model_sha256]
         outcome = train(
-            self.model.path,
+            model.path,
             run.random_weights,
             job,
             run.settings,
@@ -143,7 +147,8 @@ class Queue:
         record = RunRecord(
             run=run,
             model=self.options.model,
-            model_size=size_of(self.model.config.hidden_size),
+            step=model.step,
+            model_size=size_of(model.config.hidden_size),
             train_examples=job.train_examples,
             left_out=dict(job.left_out),
             seconds=round(time.monotonic() - started, 2),
@@ -165,7 +170,7 @@ class Queue:
 
 
 def read_deepspeed(options: FinetuneOptions) -> DeepSpeedConfig:
-    """The configuration that the options name.
+    """The DeepSpeed configuration that the options name.
 
     Raises:
         ConfigError: it is wrong.
@@ -174,12 +179,12 @@ def read_deepspeed(options: FinetuneOptions) -> DeepSpeedConfig:
 
 
 def list_settings(options: FinetuneOptions) -> str:
-    """Every key of `--set` under the other options, a line each."""
+    """Every key of `--set` and its value under the other options, one per line."""
     return "\n\n".join(settings_tables(DeepSpeedConfig, read_deepspeed(options), OVERRIDE))
 
 
 def unfinished(runs: Sequence[RunIdentity], output: Path, files: Mapping[str, Sequence[str]]) -> list[int]:
-    """Places in `runs` of those that the output folder lacks, or lacks a file of."""
+    """Places in `runs` of those without a record in the output folder, or without all their files."""
     done = [record.run for record in read_records(output / FILE_NAME)]
     return [
         place

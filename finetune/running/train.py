@@ -2,8 +2,8 @@
 
 Every rank holds all examples and takes its part of each batch; the loss is the mean over the whole batch, so
 neither the number of ranks nor the micro-batch changes what is learned. All randomness derives from (seed, batch).
-A run killed or stopped resumes from RUN/step-.../ (`pretrain/engine/checkpoint.py`; the step counts batches), bitwise
-on as many processes; the folder is removed when the run is finished.
+An interrupted run resumes from RUN/step-.../ (`pretrain/engine/checkpoint.py`; the step counts batches), bitwise on the
+same number of processes; the folder is removed when the run is finished.
 """
 
 import gc
@@ -34,43 +34,43 @@ from pretrain.job.processes import World
 from pretrain.model.encoder import ElectraEncoder
 
 REPORT_SECONDS = 30.0
-"""Between two lines of progress within an epoch."""
+"""Interval of the lines of progress within an epoch."""
 CHECKPOINT_EVERY = 1_000
 """Batches from one checkpoint to the next: a few minutes of a base model on one GPU."""
 
 
 class Stopped(Exception):
-    """The run was asked to stop and has saved where it stands."""
+    """The run was asked to stop and has saved its state."""
 
 
 @dataclass
 class RunState:
-    """With the engine's state, all that a run needs to go on; its order and dropout follow from (seed, batch)."""
+    """All that a run needs to resume besides the engine's state; order and dropout follow from (seed, batch)."""
 
     batches: int = 0
-    """Batches learned from, over all epochs."""
+    """Batches trained on, over all epochs."""
     updates: int = 0
-    """Those that changed the weights: fewer where fp16 overflowed."""
+    """Batches that changed the weights: all but those with an overflow in fp16."""
     loss_sum: float = 0.0
-    """Losses of the unfinished epoch, added up over its examples."""
+    """Sum of the losses of the unfinished epoch's examples."""
     losses: list[float | None] = field(default_factory=list)
-    """Mean loss of each finished epoch; none where it was not finite."""
+    """Mean loss of each finished epoch; `None` if it was not finite."""
     metrics: list[Metrics] = field(default_factory=list)
     """Dev scores of each finished epoch."""
 
 
 class Keeper(NamedTuple):
-    """How a run is kept on disk."""
+    """Where and when a run is saved."""
 
     folder: Path
     stop: Callable[[], bool]
-    """Whether this rank was asked to stop: then the run is saved too."""
+    """Whether this rank was asked to stop; the run is then saved too."""
     every: int = CHECKPOINT_EVERY
     """Batches from one checkpoint to the next."""
 
 
 class Outcome(NamedTuple):
-    """What a run came to; fields as in `records.RunRecord`."""
+    """The result of a run; fields as in `records.RunRecord`."""
 
     last: Metrics
     best: Metrics
@@ -78,7 +78,7 @@ class Outcome(NamedTuple):
     collapsed: str | None
     precision: str
     files: Mapping[str, Any]
-    """What to keep of the answers: file name -> text, or a value that JSON can hold."""
+    """Answers to keep: file name -> text, or a value that JSON can hold."""
 
 
 def train(
@@ -91,11 +91,11 @@ def train(
     world: World,
     keeper: Keeper | None = None,
 ) -> Outcome:
-    """One run, on every rank: from its start, or from where `keeper` has it.
+    """Trains one run, on every rank: from its start, or from the state that `keeper` has.
 
     Raises:
         ConfigError: a model or DeepSpeed configuration that does not fit.
-        Stopped: `keeper` was asked to stop, and has the run.
+        Stopped: on request, with the run saved.
     """
     torch.manual_seed(key_of(seed, 0))
     encoder = load_encoder(
@@ -113,7 +113,7 @@ def train(
 
 
 class Run:
-    """The engine of one run, and where it stands."""
+    """One run: its engine and its state."""
 
     def __init__(
         self,
@@ -136,10 +136,10 @@ class Run:
         self.resumed = self.state.batches
         self.started = self.said = time.monotonic()
         if self.resumed:
-            self.say(f"goes on after step {self.resumed}/{self.steps}")
+            self.say(f"resumes after step {self.resumed}/{self.steps}")
 
     def train(self) -> Outcome:
-        """All epochs, an evaluation after each; a loss that is not finite ends the run."""
+        """Trains all epochs, each followed by an evaluation; a loss that is not finite ends the run."""
         state, evaluation = self.state, None
         for epoch in range(len(state.losses), self.settings.epochs):
             loss = self.train_epoch(epoch)
@@ -168,7 +168,7 @@ class Run:
         )
 
     def train_epoch(self, epoch: int) -> float:
-        """What is left of a pass over the training examples; the mean loss over the whole of it.
+        """Trains what is left of an epoch; returns the mean loss over the whole epoch.
 
         Raises:
             Stopped: on request, with everything saved.
@@ -190,7 +190,7 @@ class Run:
         return loss_sum / len(self.job.train.targets)
 
     def save(self, folder: Path) -> None:
-        """Keeps where the run stands. Collective."""
+        """Saves the run's state. Collective."""
         engine_state = self.engine.full_state()
         if self.world.is_first:
             save(folder, self.state.batches, engine_state, asdict(self.state), keep_last=1)
@@ -218,7 +218,7 @@ class Run:
         return loss_sum
 
     def losses(self, chosen: np.ndarray, parts: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """The forward of each of this rank's parts of a batch: its loss to differentiate, and its examples' sum."""
+        """For each of this rank's parts of a batch: the loss to differentiate, and the sum over its examples."""
         for part in range(self.world.rank, parts, self.world.world_size):
             torch.manual_seed(key_of(self.seed, 1, self.state.batches, part))  # dropout's only source
             batch = collate(self.job.train, chosen[part::parts], self.job.pad_id, self.world.device)

@@ -1,6 +1,6 @@
-"""SQuAD questions -> windows of token ids, and stretches of word pieces -> the original text.
+"""SQuAD questions -> windows of token ids, and spans of word pieces -> the original text.
 
-A window is [CLS] question [SEP] part of the paragraph [SEP]. Windows start `stride` pieces apart and together hold the
+A window is [CLS] question [SEP] part of the paragraph [SEP]. Windows start `stride` pieces apart and together cover the
 whole paragraph; google-research/electra's `qa_tasks.py` (after BERT's `run_squad.py`) sets the rules.
 """
 
@@ -18,23 +18,23 @@ from finetune.tokens import Features
 MARKS = regex.compile(r"\p{Mn}*")
 """Combining marks."""
 TEXTS_AT_ONCE = 1_000
-"""Texts tokenised in one call: its offsets are Python objects, ten times the size of the arrays kept of them."""
+"""Texts tokenised per call: the offsets are Python objects, ten times the size of the arrays made of them."""
 
 
 class Pieces(NamedTuple):
-    """A text's word pieces: their ids, and the characters [begin, end) of the original text each stands for."""
+    """A text's word pieces: their ids, and the characters [begin, end) of the original text that each covers."""
 
     ids: np.ndarray
     begin: np.ndarray
     end: np.ndarray
 
     def covering(self, begin: int, end: int) -> tuple[int, int] | None:
-        """First and last of the pieces that share a character with [begin, end); none when there are none."""
+        """First and last of the pieces that share a character with [begin, end); `None` without any."""
         inside = np.flatnonzero((self.end > begin) & (self.begin < end))
         return (int(inside[0]), int(inside[-1])) if len(inside) else None
 
     def text(self, original: str, first: int, last: int) -> str:
-        """The stretch of the original text from the first to the last of these pieces."""
+        """The original text from the first to the last of these pieces."""
         return original[self.begin[first] : self.end[last]]
 
 
@@ -46,9 +46,9 @@ class Window(NamedTuple):
     pieces: range
     """The paragraph's pieces that it holds."""
     position: int
-    """Where the first of them stands in the input."""
+    """Position of the first of them in the input."""
     best: np.ndarray
-    """Whether each piece has more context here than in any other window: only there may an answer start at it."""
+    """Whether each piece has more context here than in any other window; an answer may start at it only if so."""
 
 
 class Windows(NamedTuple):
@@ -82,7 +82,7 @@ def cut_into_windows(size: int, capacity: int, stride: int) -> list[range]:
 
 
 def window_of_most_context(windows: Sequence[range], size: int) -> np.ndarray:
-    """For each piece, the window in which it has most context; of equals the first.
+    """The window in which each piece has most context; a tie goes to the first.
 
     Context is the smaller of the numbers of pieces to its left and right, plus a hundredth of the window's length.
     """
@@ -99,7 +99,7 @@ def window_of_most_context(windows: Sequence[range], size: int) -> np.ndarray:
 
 
 def make_windows(file: SquadFile, tokenizer: Any, settings: SquadConfig, *, training: bool) -> Windows:
-    """The windows of every question; the targets hold its first answer in training, else nothing."""
+    """The windows of every question; in training, the targets hold its first answer, otherwise nothing."""
     paragraphs = list(cut_into_pieces(file.paragraphs, tokenizer))
     made = Windows([], Features([], [], []), paragraphs)
     texts = [question.text for question in file.questions]

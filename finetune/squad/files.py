@@ -14,7 +14,7 @@ from finetune.running.records import Task, sha256_of
 from foundation.config import ConfigError
 
 PROBLEMS_SHOWN = 5
-"""Malformed entries one error names in full; it counts the rest."""
+"""Malformed entries that an error shows in full; the rest are counted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,7 @@ VERSIONS = {
 
 @pydantic.dataclasses.dataclass(frozen=True)
 class Answer:
-    """A stretch of the paragraph: its text, and the character it starts at."""
+    """A span of the paragraph: its text, and the character it starts at."""
 
     text: str
     start: int = Field(alias="answer_start")
@@ -69,7 +69,7 @@ class SquadData(NamedTuple):
 def load_squad(version: SquadVersion, data_dir: str | Path) -> SquadData:
     """Reads the version's two files in `data_dir`.
 
-    Training learns from the place of each answer and so refuses a wrong one; scoring goes by the text only.
+    A misplaced answer is refused in the training file only; scoring uses nothing but the text.
 
     Raises:
         ConfigError: a missing or malformed file.
@@ -105,7 +105,7 @@ class _File(BaseModel):
 
 
 def read_squad(path: Path, *, labelled: bool = True, has_unanswerable: bool = True) -> SquadFile:
-    """The questions of one file; unless `labelled`, without answers, whether or not it has some.
+    """The questions of one file; unless `labelled`, without their answers.
 
     Raises:
         ConfigError: an unreadable file, or malformed entries, each named by its place or its question's id.

@@ -1,6 +1,6 @@
 """The head for SQuAD after XLNet: start; end given the start; whether there is an answer.
 
-Google-research/electra's (`finetune/qa/qa_tasks.py`) and XLNet's own differ in `presets.HEAD_KINDS` alone.
+Google-research/electra's (`finetune/qa/qa_tasks.py`) and XLNet's own differ only in `presets.HEAD_KINDS`.
 Shape letters: B batch, L length, H hidden size, K beam, X size of a hidden layer.
 """
 
@@ -20,7 +20,7 @@ UNANSWERABLE_WEIGHT = 0.5  # of the answerability loss: google-research/electra 
 
 
 class SpanLogits(NamedTuple):
-    """What a batch comes to in training, fp32; ends are those given the true start."""
+    """A batch's logits in training, fp32; ends are scored given the true start."""
 
     start_BL: Tensor
     end_BL: Tensor
@@ -28,7 +28,7 @@ class SpanLogits(NamedTuple):
 
 
 class SpanBeams(NamedTuple):
-    """What a batch comes to in prediction: the likeliest starts, the likeliest ends given each, log-probabilities."""
+    """A batch's output in prediction: the likeliest starts, the likeliest ends given each, log-probabilities."""
 
     start_BK: Tensor
     start_log_p_BK: Tensor
@@ -38,9 +38,9 @@ class SpanBeams(NamedTuple):
 
 
 class PairScorer(nn.Module):
-    """One logit of two states: dense layer of both, activation, LayerNorm or not, dropout, dense layer.
+    """One logit per pair of states: dense layer over both, activation, optional LayerNorm, dropout, dense layer.
 
-    The first layer's matrix lies in two halves, so that pairs of one state with many need no copies of it.
+    The first layer's matrix is kept in two halves, so that pairing one state with many copies nothing.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class SpanHead(nn.Module):
         )
 
     def forward(self, hidden_BLH: Tensor, allowed_BL: Tensor, true_start_B: Tensor | None) -> SpanLogits | SpanBeams:
-        """With the true start, logits to learn from; without, the beams. Positions not allowed have probability 0."""
+        """Logits for training if the true start is given, otherwise beams. Positions not allowed have probability 0."""
         start_BL = self.start(hidden_BLH).squeeze(-1).float().masked_fill(~allowed_BL, -math.inf)
         likely_BH = torch.einsum("bl,blh->bh", start_BL.softmax(1).to(hidden_BLH.dtype), hidden_BLH)
         unanswerable_B = self.unanswerable(hidden_BLH[:, 0], likely_BH)
@@ -126,7 +126,7 @@ def span_losses(logits: SpanLogits, target_B3: Tensor) -> Tensor:
 
 
 def initialize(kind: HeadKind, *layers: nn.Linear) -> None:
-    """Layers whose matrices lie side by side are initialised as the one they stand for; biases start at 0."""
+    """Initialises layers as the parts of one matrix, side by side; biases start at 0."""
     limit = math.sqrt(6 / (sum(layer.in_features for layer in layers) + layers[0].out_features))
     for layer in layers:
         if kind.initializer_range:

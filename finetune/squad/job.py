@@ -1,4 +1,4 @@
-"""SQuAD as a run needs it: from windows to each question's best answers, in the words of its paragraph, and scores.
+"""SQuAD as a job: from windows to each question's best answers, in the words of its paragraph, and scores.
 
 Shape letters: B windows of a batch, W windows of a file, L length, K beam, N best spans.
 """
@@ -15,7 +15,7 @@ from torch import Tensor
 from finetune.config import SquadConfig, SquadOptions
 from finetune.presets import HEAD_KINDS, squad_settings_for
 from finetune.running.job import Evaluation, Job
-from finetune.running.model_folder import open_model, plan_runs
+from finetune.running.model_folder import open_models, plan_runs
 from finetune.running.records import EXAMPLES, answers_folder
 from finetune.running.run_list import Queue, list_settings
 from finetune.squad.features import Pieces, Window, Windows, make_windows
@@ -30,7 +30,7 @@ from pretrain.model.encoder import ElectraEncoder
 EVALUATION_BATCH = 32
 """Windows per rank and forward pass (google-research/electra); the beams hold 20 states per window and position."""
 ANSWER_FILES = ("predictions.json", "null_odds.json", "nbest.json")
-"""Files of the answers to a file's questions."""
+"""Files with the answers to a file's questions."""
 
 
 Candidates = list[dict[str, Any]]
@@ -39,7 +39,7 @@ Candidates = list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class SquadJob(Job):
-    """The training windows, and dev questions with theirs; those of a test file too where there is one."""
+    """Training windows; the questions of the dev file, and of a test file if there is one, with their windows."""
 
     task: SquadVersion
     settings: SquadConfig
@@ -199,15 +199,21 @@ def run_queue(options: SquadOptions) -> int:
         print(list_settings(options))
         return 0
     require_folder(options.output)
-    model = open_model(options.model)
+    models = open_models(options)
     version = VERSIONS[options.version]
     data = load_squad(version, options.data_dir)
     test = read_squad(options.test_file, labelled=False) if options.test_file else None
     queue = Queue(
-        plan_runs(options, model, version.name, data.fingerprint(), squad_settings_for, options.overrides()),
-        lambda run: make_job(version, data, model.tokenizer, cast(SquadConfig, run.settings), test),
+        [
+            run
+            for model in models
+            for run in plan_runs(
+                options, model, version.name, data.fingerprint(), squad_settings_for, options.overrides()
+            )
+        ],
+        lambda run: make_job(version, data, models[0].tokenizer, cast(SquadConfig, run.settings), test),
         {version.name: answer_paths(test) if test else []},
-        model,
+        models,
         options,
     )
     return queue.work()

@@ -72,9 +72,9 @@ def evaluate(
 
 
 def best_threshold(metrics: Mapping[str, float]) -> float:
-    """The threshold at which `evaluate` comes to the `best_f1` it reported.
+    """The threshold at which `evaluate` reaches the `best_f1` it reported.
 
-    Where no answer at all is best, the official threshold is 0: below every probability, but not below a logit.
+    If answering nothing is best, the official threshold is 0: below every probability, but not below every logit.
     """
     nothing_answered = 100.0 * metrics.get("NoAns_total", 0) / metrics["total"]
     return -math.inf if metrics["best_f1"] == nothing_answered else metrics["best_f1_thresh"]
@@ -125,7 +125,7 @@ def _best_threshold(
 ) -> tuple[float, float]:
     """The best score in per cent over all thresholds, and the lowest threshold that reaches it.
 
-    From "nothing is answered" on, answers come in one by one in the order of their null scores.
+    Starting from "nothing is answered", answers are added one by one in the order of their null scores.
     """
     current = best = float(sum(not has_answer for has_answer in answerable.values()))
     threshold = 0.0

@@ -48,14 +48,14 @@ def compile_layers(model: torch.nn.Module) -> None:
             module.compile(dynamic=False)
 
 
-def load_trained(folder: Path) -> tuple[Objective, int]:
-    """Loads a run's newest intact checkpoint; returns its model in fp32 on the CPU, and its step.
+def load_trained(folder: Path, step: int | None = None) -> tuple[Objective, int]:
+    """Loads a run's newest intact checkpoint, or that of `step`; returns its model in fp32 on the CPU, and its step.
 
     Raises:
-        ConfigError: not a run folder, or no intact checkpoint in it.
+        ConfigError: not a run folder, or no such intact checkpoint in it.
     """
     description = read_run(folder)
-    (checkpoint,) = choose_checkpoints(folder, ("newest",))
+    (checkpoint,) = choose_checkpoints(folder, ("newest" if step is None else str(step),))
     return load_checkpoint(description, checkpoint), checkpoint.step
 
 

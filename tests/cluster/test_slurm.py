@@ -189,7 +189,7 @@ def test_an_array_fine_tunes_each_task_and_a_signalled_element_resumes(
     for element in (cola, squad):
         wait_for_end(slurm, element, tmp_path)
     assert [field(slurm, element, "Restarts") for element in (cola, squad)] == ["1", "0"]
-    assert "goes on after step" in output.read_text()
+    assert "resumes after step" in output.read_text()
     (resumed,) = read_records(tmp_path / "runs/finetune/CoLA/results.jsonl")
     (answered,) = read_records(tmp_path / "runs/finetune/squad-2.0/results.jsonl")
     assert answered.run.task == "SQuAD 2.0"

@@ -59,7 +59,8 @@ def pretrained_model(shared_data: Path, tmp_path_factory: pytest.TempPathFactory
     shards = BuildOptions(input=text, output=folder / "shards", vocab=str(folder / "vocab"), seq_length=64, workers=1)
     build_shards(shards)
     sizes = ("batch_size=16", "optim.steps=40", "optim.warmup_steps=4", "model.hidden_size=64", "model.heads=2")
-    command = ["--preset", "tiny", "--data", shards.output, "--output", folder / "run", "--set", *sizes]
+    saves = ("checkpoint_every=20", "keep_checkpoints=2")
+    command = ["--preset", "tiny", "--data", shards.output, "--output", folder / "run", "--set", *sizes, *saves]
     done = subprocess.run(
         [sys.executable, REPOSITORY / "pretrain" / "run.py", *command],
         capture_output=True,
@@ -71,6 +72,33 @@ def pretrained_model(shared_data: Path, tmp_path_factory: pytest.TempPathFactory
     assert done.returncode == 0, done.stdout + done.stderr
     export(ExportOptions(run=folder / "run", out=folder / "model"))
     return folder / "model"
+
+
+@pytest.fixture(scope="session")
+def pretraining_run(pretrained_model: Path) -> Path:
+    """The run that `pretrained_model` was exported from, with checkpoints of steps 20 and 40."""
+    return pretrained_model.parent / "run"
+
+
+def tagged_text(count: int, seed: int) -> str:
+    """Sentences in CoNLL columns, one location in each: the two signal words."""
+    random = np.random.default_rng(seed)
+    sentences = []
+    for _ in range(count):
+        rows = [f"{word}\tO\n" for word in random.choice(WORDS, size=int(random.integers(2, 7)))]
+        place = int(random.integers(len(rows)))
+        rows[place:place] = [f"{SIGNAL[0]}\tB-loc\n", f"{SIGNAL[1]}\tI-loc\n"]
+        sentences.append("".join(rows))
+    return "\n".join(sentences)
+
+
+@pytest.fixture(scope="session")
+def tagging_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of a learnable NER task in CoNLL columns: 203 training, 41 dev and 23 test sentences."""
+    folder = tmp_path_factory.mktemp("tagging")
+    for seed, (name, count) in enumerate((("train", 203), ("dev", 41), ("test", 23))):
+        (folder / f"{name}.conll").write_text(tagged_text(count, seed))
+    return folder
 
 
 def cola_rows(count: int, seed: int) -> str:

@@ -63,6 +63,20 @@ def test_the_best_setting_is_shown_and_its_selection_stated() -> None:
     assert "several settings" not in report(make_record())
 
 
+def test_the_checkpoints_of_a_run_are_rows_in_the_order_of_their_steps_and_compared_at_equal_steps() -> None:
+    records = [
+        make_record(step / 100, seed=seed, step=step, model=run, model_sha256=f"{run}{step}" * 8)
+        for run in ("a", "b")
+        for step in (40, 9)
+        for seed in (1, 2)
+    ]
+    text = report(*records)
+    labels = [line.split(" | ")[0] for line in text.split("\n\n")[2].splitlines()[2:6]]
+    assert labels == ["| a, step 9", "| a, step 40", "| b, step 9", "| b, step 40"]
+    compared = text.split("differences between our own runs")[1].split("\n\n")[1].splitlines()[2:]
+    assert [line.split(" | ")[0] for line in compared] == ["| b, step 9 - a, step 9", "| b, step 40 - a, step 40"]
+
+
 def test_another_training_set_is_marked_as_not_comparable() -> None:
     assert "†" in report(make_record(train_examples=3000))
     assert "†" not in report(make_record())

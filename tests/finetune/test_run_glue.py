@@ -194,7 +194,7 @@ def test_a_terminated_run_exits_with_75_and_resumes(
     assert (process.returncode, "stopped on request" in said) == (75, True)
     assert not (tmp_path / "results.jsonl").exists()
     (record,) = run_here(stock_model, cola_folder, tmp_path, seeds=(1,), epochs=12)
-    assert "goes on after step" in capsys.readouterr().out
+    assert "resumes after step" in capsys.readouterr().out
     assert len(record.train_losses) == 12
     assert not any((tmp_path / "checkpoints").iterdir())
 

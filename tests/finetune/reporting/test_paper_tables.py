@@ -3,7 +3,7 @@
 import pytest
 
 from finetune.glue.tasks import AX, TASKS
-from finetune.reporting.paper_tables import GLUE_COLUMNS, GLUE_ROWS, SQUAD_COLUMNS, SQUAD_ROWS, TABLES
+from finetune.reporting.paper_tables import COLUMNS, GLUE_COLUMNS, GLUE_ROWS, SQUAD_ROWS, TABLES, TAGGING_COLUMNS
 
 
 def test_every_column_is_a_split_and_metric_of_its_task() -> None:
@@ -56,8 +56,18 @@ def test_the_papers_gains_on_squad_follow_from_its_rows() -> None:
 
 
 def test_every_table_has_rows_as_wide_as_its_columns_and_unique_titles() -> None:
-    titles = [column.title for column in (*GLUE_COLUMNS, *SQUAD_COLUMNS)]
+    titles = [column.title for column in COLUMNS]
     assert len(set(titles)) == len(titles)
     for table in TABLES:
+        if not table.paper_rows:
+            assert all(column.paper_index is None for column in table.columns)
+            continue
         width = 1 + max(column.paper_index for column in table.columns if column.paper_index is not None)
         assert {len(row) for rows in table.paper_rows.values() for row in rows.values()} == {width}
+
+
+def test_token_classification_has_a_column_for_each_metric_of_dev_and_test_files() -> None:
+    assert [column.title for column in TAGGING_COLUMNS] == [
+        *("NER F1", "NER Precision", "NER Recall", "NER F1, test", "NER Precision, test", "NER Recall, test"),
+        *("POS accuracy", "POS accuracy, test"),
+    ]

@@ -6,13 +6,16 @@ from typing import Any
 
 import pytest
 
-from finetune.config import SquadOptions
+from finetune.config import GlueOptions, SquadOptions, TaggingOptions
+from finetune.glue import job as glue
 from finetune.presets import squad_settings_for
 from finetune.running.model_folder import open_model, plan_runs
 from finetune.running.records import RunIdentity, read_records, write_files
 from finetune.running.run_list import Queue, unfinished
+from finetune.squad import job as squad
 from finetune.squad.files import VERSIONS, load_squad
 from finetune.squad.job import make_job
+from finetune.tagging import job as tagging
 from tests.conftest import REPOSITORY
 from tests.finetune.conftest import make_record
 
@@ -47,7 +50,7 @@ def test_a_task_is_prepared_once_and_each_run_saves_its_answers(
         prepared.append(run)
         return make_job(VERSIONS["2.0"], data, model.tokenizer, run.settings)
 
-    assert Queue(runs, prepare, {}, model, options).work() == 0
+    assert Queue(runs, prepare, {}, [model], options).work() == 0
     records = read_records(tmp_path / "results.jsonl")
     assert [(record.run.seed, record.run.settings.epochs) for record in records] == [(1, 1), (2, 1), (1, 2), (2, 2)]
     assert [run.settings.epochs for run in prepared] == [1, 2]
@@ -58,3 +61,24 @@ def test_a_task_is_prepared_once_and_each_run_saves_its_answers(
         assert official["f1"] == pytest.approx(100 * record.last["dev"]["f1"])
         assert len(json.loads((folder / "predictions.json").read_text())) == 16
     assert len(list((tmp_path / "predictions").iterdir())) == 4
+
+
+@pytest.mark.parametrize("task", ["CoLA", "SQuAD 2.0", "NER"])
+def test_every_checkpoint_of_a_run_is_fine_tuned_with_every_seed_by_one_command(
+    task: str, pretraining_run: Path, tmp_path: Path, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kind, command, data, given = {
+        "CoLA": (GlueOptions, glue, "cola_folder", {"task": ("CoLA",)}),
+        "SQuAD 2.0": (SquadOptions, squad, "squad_folder", {}),
+        "NER": (TaggingOptions, tagging, "tagging_folder", {"task": "NER"}),
+    }[task]
+    given |= {"model": str(pretraining_run), "data_dir": str(request.getfixturevalue(data)), "output": tmp_path}
+    options = kind(steps=("40",), seeds=(1,), epochs=1, **given)
+    assert command.run_queue(options) == 0
+    assert command.run_queue(options.model_copy(update={"steps": ("all",), "seeds": (1, 2)})) == 0
+    assert "3 of 4 runs to do" in capsys.readouterr().out
+    records = read_records(tmp_path / "results.jsonl")
+    assert sorted((record.step, record.run.seed) for record in records) == [(20, 1), (20, 2), (40, 1), (40, 2)]
+    assert len({record.run.model_sha256 for record in records}) == 2
+    assert {(record.run.task, record.model) for record in records} == {(task, str(pretraining_run))}
+    assert len({record.train_losses for record in records}) == 4

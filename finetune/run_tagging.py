@@ -1,0 +1,30 @@
+"""Fine-tune an exported discriminator, or a stock Hugging Face ELECTRA, on named entities or parts of speech.
+
+    deepspeed finetune/run_tagging.py --model OUT --task NER --data_dir WNUT17
+    python finetune/run_tagging.py --model OUT --task POS --data_dir UD_English-GUM
+
+DATA_DIR has one file with "train" in its name and one with "dev" or "valid": CoNLL columns (word first, label last), or
+CoNLL-U if it ends in .conllu. One launch runs every seed; several at once share them. A finished run is one line of
+OUTPUT/results.jsonl, with its predictions in OUTPUT/predictions; the same command runs only what is missing. Tables:
+finetune/report.py.
+"""
+
+import sys
+from pathlib import Path
+
+if not __package__:  # run as a script: import from the repository, never from the script's own folder
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+from finetune.config import TaggingOptions
+from foundation.command_line import run_command
+
+
+def main(options: TaggingOptions) -> None:
+    from finetune.tagging.job import run_queue
+    from pretrain.job.processes import leave
+
+    leave(run_queue(options))
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main, TaggingOptions, __doc__))

@@ -1,0 +1,1 @@
+"""Token classification: tagged files, features, head and metrics, as a run needs them."""

@@ -1,0 +1,207 @@
+"""The token classification tasks, and their files: sentences with a label on each word.
+
+A `.conllu` file is read as CoNLL-U (the label is UPOS), any other as CoNLL columns: the word first, its label last,
+separated by tabs or spaces; an empty line ends a sentence.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import NamedTuple
+
+from finetune.running.records import Task, answers_folder, sha256_of
+from foundation.config import ConfigError, one_of, shown
+
+SPLITS = {"train": ("train",), "dev": ("dev", "valid"), "test": ("test",)}
+"""The part of a file's name that tells its split."""
+CONLLU_COLUMNS, CONLLU_WORD, CONLLU_LABEL = 10, 1, 3
+DOCUMENT = "-DOCSTART-"
+"""Begins the line between two documents."""
+OUTSIDE = "O"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaggingTask(Task):
+    """A task that labels every word."""
+
+    entities: bool
+    """Labels are IOB2 and scored by entity; otherwise by word."""
+
+
+TASKS = {
+    task.name: task
+    for task in (
+        TaggingTask(name="NER", metrics=("f1", "precision", "recall"), entities=True),
+        TaggingTask(name="POS", entities=False),
+    )
+}
+
+
+class Sentence(NamedTuple):
+    """Words and the label of each."""
+
+    words: tuple[str, ...]
+    labels: tuple[str, ...]
+
+
+class TaggingData(NamedTuple):
+    """The sentences of each file; no test sentences unless they were asked for."""
+
+    train: list[Sentence]
+    dev: list[Sentence]
+    test: list[Sentence]
+
+    def fingerprint(self) -> str:
+        """SHA-256 over all training and dev sentences."""
+        return sha256_of(chain(self.train, self.dev))
+
+    def test_answers(self) -> list[str]:
+        """Path, in a run's folder, of the predictions for the test file, if there is one."""
+        return [f"{answers_folder(self.test)}/test.conll"] if self.test else []
+
+
+def select_task(name: str) -> TaggingTask:
+    """The task named on the command line, in any case.
+
+    Raises:
+        ConfigError: an unknown task.
+    """
+    if name.upper() not in TASKS:
+        raise ConfigError(f"task: got {shown(name)}, {one_of(name, TASKS)}")
+    return TASKS[name.upper()]
+
+
+def load_tagging(task: TaggingTask, data_dir: Path, *, test: bool = False) -> TaggingData:
+    """Reads the training and dev files of a folder, and the test file where it is asked for.
+
+    Raises:
+        ConfigError: a missing or malformed file.
+    """
+    train, dev = (read_tagged(find_file(data_dir, split), task) for split in ("train", "dev"))
+    return TaggingData(train, dev, read_tagged(find_file(data_dir, "test"), task) if test else [])
+
+
+def find_file(folder: Path, split: str) -> Path:
+    """The one file of a folder that has the split in its name, such as train.conll or en_gum-ud-train.conllu.
+
+    Raises:
+        ConfigError: no such file, or several.
+    """
+    if not folder.is_dir():
+        raise ConfigError(f"data_dir: no folder {folder}; expected one with a train and a dev file in CoNLL columns")
+    found = sorted(
+        path.name for path in folder.iterdir() if path.is_file() and any(name in path.name for name in SPLITS[split])
+    )
+    if len(found) != 1:
+        raise ConfigError(
+            f"data_dir: {folder} has {len(found)} files with {' or '.join(map(repr, SPLITS[split]))} in their names"
+            f"{': ' if found else ''}{', '.join(found)}; expected one, such as {split}.conll or {split}.conllu"
+        )
+    return folder / found[0]
+
+
+def read_tagged(path: Path, task: TaggingTask) -> list[Sentence]:
+    """The sentences of one file.
+
+    Raises:
+        ConfigError: an unreadable file, or a malformed line, named by its number.
+    """
+    try:  # only a line feed ends a line: words may contain the other characters at which Python splits lines
+        with path.open(encoding="utf-8-sig", newline="\n") as file:
+            lines = [line.rstrip("\r\n") for line in file]
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"data_dir: cannot read {path} ({error}); expected text in CoNLL columns or CoNLL-U"
+        ) from None
+    read_row = read_conllu if path.suffix == ".conllu" else conll_reader(lines)
+    sentences: list[Sentence] = []
+    words: list[str] = []
+    labels: list[str] = []
+    for number, line in enumerate([*lines, ""], 1):
+        if not line.strip(" \t") or line.startswith(DOCUMENT):
+            if words:
+                sentences.append(Sentence(tuple(words), tuple(labels)))
+            words, labels = [], []
+            continue
+        try:
+            if (row := read_row(line)) is None:
+                continue
+            word, label = row
+            if not word or not label:
+                raise ValueError(f"got {shown(line)}, expected a word and a label")
+            if task.entities:
+                check_iob2(label, labels[-1] if labels else OUTSIDE)
+        except ValueError as error:
+            raise ConfigError(f"data_dir: {path}:{number}: {error}") from None
+        words.append(word)
+        labels.append(label)
+    if not sentences:
+        raise ConfigError(f"data_dir: {path} has no sentences; expected one word and its label per line")
+    return sentences
+
+
+def split_columns(line: str) -> list[str]:
+    """The columns of a line: between tabs if it has one, otherwise between spaces."""
+    return line.split("\t") if "\t" in line else re.split(" +", line.strip(" "))
+
+
+def conll_reader(lines: list[str]) -> Callable[[str], tuple[str, str] | None]:
+    """Reads lines with as many columns as the first that is no comment.
+
+    A line that begins with # and has another number of columns, or no tab where the others have one, is a comment;
+    otherwise # is a word.
+    """
+    rows = (line for line in lines if line.strip(" \t") and not line.startswith(("#", DOCUMENT)))
+    first = next(rows, "")
+    return partial(read_conll, width=len(split_columns(first)), tabs="\t" in first)
+
+
+def read_conll(line: str, width: int, tabs: bool) -> tuple[str, str] | None:
+    """Word and label of a line in CoNLL columns, or `None` for a comment.
+
+    Raises:
+        ValueError: another number of columns.
+    """
+    columns = split_columns(line)
+    if line.startswith("#") and (len(columns), "\t" in line) != (width, tabs):
+        return None
+    if len(columns) != width or width < 2:
+        raise ValueError(f"{len(columns)} columns, expected {max(width, 2)}: the word first, its label last")
+    return columns[0], columns[-1]
+
+
+def read_conllu(line: str) -> tuple[str, str] | None:
+    """Word and UPOS of a line in CoNLL-U, or `None` for a comment, a multiword token (1-2) or an empty node (1.1).
+
+    Raises:
+        ValueError: another number of columns, no word number, or no UPOS.
+    """
+    if line.startswith("#"):
+        return None
+    columns = line.split("\t")
+    if len(columns) != CONLLU_COLUMNS:
+        raise ValueError(f"{len(columns)} columns, expected CoNLL-U's {CONLLU_COLUMNS}, separated by tabs")
+    if re.fullmatch(r"\d+[-.]\d+", columns[0]):
+        return None
+    if not re.fullmatch(r"\d+", columns[0]):
+        raise ValueError(f"ID {shown(columns[0])}, expected a number such as 1, 1-2 or 1.1")
+    if columns[CONLLU_LABEL] == "_":
+        raise ValueError("no UPOS in column 4; expected an annotated file")
+    return columns[CONLLU_WORD], columns[CONLLU_LABEL]
+
+
+def check_iob2(label: str, previous: str) -> None:
+    """Accepts O, B-TYPE, and I-TYPE after B-TYPE or I-TYPE.
+
+    Raises:
+        ValueError: any other label.
+    """
+    if label != OUTSIDE and not re.fullmatch("[BI]-.+", label):
+        raise ValueError(f"label {shown(label)}, expected O, B-TYPE or I-TYPE (IOB2)")
+    if label.startswith("I-") and previous[2:] != label[2:]:
+        raise ValueError(
+            f"label {shown(label)} follows {shown(previous)}, expected B{label[1:]} there; convert the file to IOB2"
+        )

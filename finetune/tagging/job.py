@@ -1,0 +1,145 @@
+"""Token classification as a job, and the runs that a command asks for.
+
+Shape letters: B batch, L length, C classes.
+"""
+
+import os
+from collections import Counter
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch.nn.functional as F
+from torch import Tensor
+
+from finetune.config import FinetuneConfig, TaggingOptions
+from finetune.presets import tagging_settings_for
+from finetune.running.job import Evaluation, Job
+from finetune.running.model_folder import open_models, plan_runs
+from finetune.running.records import EXAMPLES
+from finetune.running.run_list import Queue, list_settings
+from finetune.tagging.features import TaggedFeatures, tokenize_sentences
+from finetune.tagging.files import TaggingData, TaggingTask, load_tagging, select_task
+from finetune.tagging.head import TokenClassifier
+from finetune.tagging.metrics import count_matches, score
+from finetune.tokens import IGNORED, Batch
+from foundation.files import require_folder
+from pretrain.engine.engine import Engine
+from pretrain.model.encoder import ElectraEncoder
+
+EVALUATION_BATCH = 128
+"""Sentences per rank and forward pass; no gradients, so larger than in training."""
+
+
+@dataclass(frozen=True)
+class TaggingJob(Job):
+    """A task's tokenised sentences."""
+
+    task: TaggingTask
+    classes: tuple[str, ...]
+    """Labels of the training file, sorted."""
+    majority: str
+    """The most frequent of them (O, for entities): the answer for words without pieces."""
+    words_per_feature: float
+    """Mean number of words that a training feature is scored on."""
+    dev: TaggedFeatures
+    test: tuple[str, TaggedFeatures] | None
+    """Path of its predictions in the run's folder, and the sentences."""
+
+    def build(self, encoder: ElectraEncoder) -> TokenClassifier:
+        return TokenClassifier(encoder, len(self.classes))
+
+    def losses(self, output_BLC: Tensor, batch: Batch) -> Tensor:
+        """Cross-entropy summed over the words of each feature, in units of the mean number of words.
+
+        So every word weighs the same, whatever sentence it is in, and an epoch's mean is the loss per word.
+        """
+        targets_BL = batch.target_B.long()
+        losses_BL = F.cross_entropy(output_BLC.transpose(1, 2), targets_BL, reduction="none", ignore_index=IGNORED)
+        return losses_BL.sum(1) / self.words_per_feature
+
+    def evaluate(self, engine: Engine) -> Evaluation:
+        return self.evaluate_split("dev", "dev.conll", self.dev, engine)
+
+    def predict_tests(self, engine: Engine) -> Evaluation:
+        return self.evaluate_split("test", *self.test, engine) if self.test else Evaluation({}, {})
+
+    def evaluate_split(self, split: str, path: str, tagged: TaggedFeatures, engine: Engine) -> Evaluation:
+        """Scores a file; its predictions go to `path` in CoNLL columns: word, label, predicted label."""
+        longest = max(map(len, tagged.features.targets))
+
+        def answer(output_BLC: Tensor, batch: Batch, own: np.ndarray) -> Tensor:
+            best_BL = output_BLC.argmax(dim=2)
+            return F.pad(best_BL, (0, longest - best_BL.shape[1]))
+
+        classes = self.answer_all(tagged.features, engine, EVALUATION_BATCH, longest, answer).numpy()
+        predicted = tagged.label_words(classes, self.classes, self.majority)
+        target = [list(sentence.labels) for sentence in tagged.sentences]
+        blocks = (
+            "".join(f"{word}\t{label}\t{found}\n" for word, label, found in zip(*sentence, labels, strict=True))
+            for sentence, labels in zip(tagged.sentences, predicted, strict=True)
+        )
+        files: dict[str, Any] = {path: "\n".join(blocks)}
+        if split == "dev":
+            files[EXAMPLES] = {split: count_matches(self.task, target, predicted)}
+        return Evaluation(
+            {split: score(self.task, target, predicted)},
+            files,
+            constant=len({label for labels in predicted for label in labels}) == 1,
+        )
+
+
+def make_job(task: TaggingTask, data: TaggingData, tokenizer: Any, settings: FinetuneConfig) -> TaggingJob:
+    """Tokenises a task's sentences."""
+    counts = Counter(label for sentence in data.train for label in sentence.labels)
+    classes = tuple(sorted(counts))
+    numbers = {label: number for number, label in enumerate(classes)}
+    files = {split: sentences for split, sentences in data._asdict().items() if sentences}
+    tagged = {name: tokenize_sentences(part, numbers, tokenizer, settings.max_length) for name, part in files.items()}
+    train, majority = tagged["train"], max(classes, key=counts.__getitem__)
+    for name, part in tagged.items() if os.environ.get("RANK", "0") == "0" else ():
+        if part.words_without_pieces:
+            print(
+                f"{task.name} {name}: {part.words_without_pieces} words without pieces count as {majority}", flush=True
+            )
+    return TaggingJob(
+        task=task,
+        train=train.features,
+        train_examples=len(data.train),
+        left_out={},  # a malformed line is refused
+        pad_id=tokenizer.pad_token_id,
+        classes=classes,
+        majority=majority,
+        words_per_feature=len(train.places) / len(train.features.targets),
+        dev=tagged["dev"],
+        test=(data.test_answers()[0], tagged["test"]) if data.test else None,
+    )
+
+
+def run_queue(options: TaggingOptions) -> int:
+    """Runs what the options ask for and the output folder does not have yet; returns the exit code.
+
+    Raises:
+        ConfigError: a wrong task, model, file or setting; all data is read before the first run.
+    """
+    if options.list_settings:
+        print(list_settings(options))
+        return 0
+    require_folder(options.output)
+    task = select_task(options.task)
+    models = open_models(options)
+    data = load_tagging(task, options.data_dir, test=options.predict_test)
+    settings_for = partial(tagging_settings_for, task.name)
+    queue = Queue(
+        [
+            run
+            for model in models
+            for run in plan_runs(options, model, task.name, data.fingerprint(), settings_for, options.overrides())
+        ],
+        lambda run: make_job(task, data, models[0].tokenizer, run.settings),
+        {task.name: data.test_answers()},
+        models,
+        options,
+    )
+    return queue.work()
