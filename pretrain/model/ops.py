@@ -2,7 +2,7 @@
 
 A machine may have faster forms: where the engine starts on a CPU, `cpu_ops.use()` puts its own in the place of these
 functions, as a `cuda_ops` beside it could on a GPU. So models name them `ops.linear` and import none by itself, and
-every dense layer, LayerNorm, embedding and dropout is a layer of `ops`. An export carries what stands here.
+every dense layer, LayerNorm, embedding and dropout is a layer of `ops`.
 
 Shape letters: X any leading dimensions, I inputs, O outputs, H hidden size, V rows of a table, E embedding size;
 B batch, N heads, L length, D head size.
