@@ -8,7 +8,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -17,9 +17,8 @@ from typing import Any
 import pytest
 import yaml
 
-from pretrain.huggingface.export import export
-from pretrain.method.electra import Electra
 from tests.conftest import REPOSITORY
+from tests.pretrain.test_export import untouched_run
 
 CARD = "---\nlicense: mit\nlanguage: en\n---\n\n# A model\n"
 PUSH = """
@@ -121,33 +120,26 @@ def hub() -> Iterator[tuple[str, dict[str, dict[str, bytes]]]]:
     server.server_close()
 
 
-def upload(folder: Path, name: str, address: str, token: str | None) -> subprocess.CompletedProcess[str]:
+def send(command: list[str], cache: Path, address: str, token: str | None) -> subprocess.CompletedProcess[str]:
     """In a process of its own: the hub's client reads its settings once, when it is imported."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "HUGGING"))}
-    environment |= {"HF_HUB_DISABLE_XET": "1", "HF_ENDPOINT": address, "HF_HOME": str(folder.parent / "cache")} | (
+    environment |= {"HF_HUB_DISABLE_XET": "1", "HF_ENDPOINT": address, "HF_HOME": str(cache)} | (
         {} if token is None else {"HF_TOKEN": token}
     )
     return subprocess.run(
-        [sys.executable, "-c", PUSH, folder, name],
-        cwd=REPOSITORY,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=200,
+        [sys.executable, *command], cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=200
     )
 
 
 def test_the_hub_has_every_byte_of_the_folder(
-    hub: tuple[str, dict[str, dict[str, bytes]]],
-    make_electra: Callable[..., Electra],
-    tokenizer: Path,
-    tmp_path: Path,
+    hub: tuple[str, dict[str, dict[str, bytes]]], shards_folder: Path, tmp_path: Path
 ) -> None:
     address, repositories = hub
-    export(make_electra(), 0, tokenizer, CARD, tmp_path / "out")
-    done = upload(tmp_path / "out", "someone/electra", address, "hf_stand_in")
+    run = untouched_run(tmp_path / "run", shards_folder, "hp_loss")
+    command = ["pretrain/export.py", str(run), str(tmp_path / "out"), "--push", "someone/electra"]
+    done = send(command, tmp_path / "cache", address, "hf_stand_in")
     assert done.returncode == 0, done.stderr
-    assert f"{address}/someone/electra" in done.stdout
+    assert f"uploaded to {address}/someone/electra" in done.stdout
     written = {
         path.relative_to(tmp_path / "out").as_posix(): path.read_bytes()
         for path in (tmp_path / "out").rglob("*")
@@ -176,6 +168,6 @@ def test_what_the_hub_refuses_is_one_clear_error(
 ) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "README.md").write_text(card)
-    done = upload(tmp_path / "out", name, hub[0], token)
+    done = send(["-c", PUSH, str(tmp_path / "out"), name], tmp_path / "cache", hub[0], token)
     assert done.returncode == 2 and said in done.stderr and "Traceback" not in done.stderr, done.stderr
     assert not any(hub[1].values())
