@@ -91,7 +91,7 @@ def settings_page() -> Iterator[str]:
     yield from table({name: of_section(tables, "objective") for name, tables in objectives.items()})
     shapes = {name: (PRESETS[name].run.model.hidden_size, PRESETS[name].run.model.max_positions) for name in SIZES}
     yield from ("", "## Fine-tuning on GLUE", "")
-    yield "An [option](options.md) of the same name changes a setting. RTE trains for 10 epochs."
+    yield "An [option](options_finetuning.md) of the same name changes a setting. RTE trains for 10 epochs."
     yield ""
     yield from table(
         {name: settings(GlueConfig, settings_for("MNLI", *shape, {}))[0] for name, shape in shapes.items()}
