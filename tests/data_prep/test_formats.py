@@ -34,7 +34,7 @@ def test_a_format_is_recognized_by_the_beginning_of_a_file(name, beginning, expe
 @pytest.mark.parametrize(
     ("name", "beginning", "reason"),
     [
-        ("a.xml", b"<html>", "MediaWiki"),
+        ("a.xml", b"<html>", "does not begin with <mediawiki"),
         ("a.json", b'[{"text": "an array"}]', "one object per line"),
         ("a.parquet", b"Text", "not an uncompressed, valid Parquet file"),
         ("a.txt.gz", b"PAR1", "not an uncompressed, valid Parquet file"),

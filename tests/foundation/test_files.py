@@ -121,5 +121,5 @@ def test_a_path_that_cannot_be_a_folder_is_refused_and_a_possible_one_is_not_cre
 
 @pytest.mark.skipif(os.access("/proc/sys", os.W_OK), reason="here root may write anywhere")
 def test_a_read_only_folder_is_refused() -> None:
-    with pytest.raises(ConfigError, match="output: got /proc/sys/out, but /proc/sys cannot be written to"):
+    with pytest.raises(ConfigError, match="output: got /proc/sys/out, but /proc/sys is not writable"):
         require_folder(Path("/proc/sys/out"))
