@@ -9,6 +9,7 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -35,6 +36,9 @@ BUFFERS = ("embeddings.position_ids", "embeddings.token_type_ids")
 """Numbers from 0 on, and zeros, that old versions of transformers saved as if they were weights."""
 EXACT = (torch.float32, torch.bfloat16, torch.float16)
 """What weights may be stored as: fp32 holds each to the bit."""
+
+PICKLED = "pytorch_model.bin"
+"""Weights as old versions of transformers saved them."""
 
 MODEL_FILE = "modeling_electra_sampler.py"
 """The code that a folder with relative position carries and `auto_map` names: a module of this package, as it is."""
@@ -113,7 +117,10 @@ def find_folder(name: str | Path) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(str(name), allow_patterns=["*.json", "*.safetensors", "vocab.txt"]))
+        found = Path(snapshot_download(str(name), allow_patterns=["*.json", "*.safetensors", "vocab.txt"]))
+        if not any(found.glob("*.safetensors")):
+            found = Path(snapshot_download(str(name), allow_patterns=["*.json", PICKLED, "vocab.txt"]))
+        return found
     except Exception as error:  # the hub client raises a dozen types; each means the model cannot be had
         reason = str(error).splitlines()[0]
         raise ConfigError(f"model: {name} is no local folder and cannot be had from the hub: {reason}") from None
@@ -131,13 +138,13 @@ def read_config(folder: Path) -> dict[str, Any]:
     return values
 
 
-def read_encoder_config(folder: Path) -> EncoderConfig:
-    """The `EncoderConfig` of a folder's `config.json`.
+def read_encoder_config(folder: Path, settings: Mapping[str, Any] | None = None) -> EncoderConfig:
+    """The `EncoderConfig` of a folder's `config.json`, or of `settings` in its place.
 
     Raises:
         ConfigError: no ELECTRA, or one that computes what is not computed here.
     """
-    path, values = folder / "config.json", read_config(folder)
+    path, values = folder / "config.json", settings or read_config(folder)
     if values.get("model_type") not in (STOCK_MODEL_TYPE, RELATIVE_MODEL_TYPE):
         raise ConfigError(f"model: {path} has model_type {values.get('model_type')!r}; expected an ELECTRA model")
     fields = {field.name: field.type for field in dataclasses.fields(EncoderConfig)}
@@ -160,23 +167,28 @@ def read_encoder_config(folder: Path) -> EncoderConfig:
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
-    """The tensors of `model.safetensors`.
+    """The tensors of `model.safetensors`, or of `pytorch_model.bin` if there is none: only tensors are read.
 
     Raises:
         ConfigError: no such file, a damaged one, or weights that fp32 does not hold as they are.
     """
     path = folder / "model.safetensors"
+    if not path.is_file() and (folder / PICKLED).is_file():
+        path = folder / PICKLED
     if not path.is_file():
         parts = (folder / "model.safetensors.index.json").is_file()
         raise ConfigError(
             f"model: {folder} has its weights in several files; save the model in one, with max_shard_size"
             if parts
-            else f"model: {folder} has no model.safetensors; save it in that format (no pickled weights are read)"
+            else f"model: {folder} has no model.safetensors; save it in that format"
         )
     try:
-        stored = load_file(path)
-    except (SafetensorError, OSError) as error:
-        raise ConfigError(f"model: cannot read {path}: {error}") from None
+        stored = torch.load(path, "cpu", weights_only=True) if path.name == PICKLED else load_file(path)
+        if not all(isinstance(weight, Tensor) for weight in stored.values()):
+            raise ValueError("expected nothing but tensors by name")
+    except (SafetensorError, OSError, RuntimeError, UnpicklingError, EOFError, AttributeError, ValueError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ConfigError(f"model: cannot read {path}: {reason}") from None
     weights = {name: weight for name, weight in stored.items() if not name.endswith(BUFFERS)}
     for name, weight in weights.items():
         if weight.dtype not in EXACT:

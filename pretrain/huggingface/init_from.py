@@ -1,18 +1,22 @@
-"""Starting from a trained pair: any Hugging Face ELECTRA generator and discriminator, or what `export.py` wrote.
+"""Starting from trained models: a generator, a discriminator or both, or the encoder of a BERT or MPNet.
 
-The sizes of the run's model are the pair's; the sampling head starts as in any run, by default so that p_S = p_G.
+The sizes of the run's model are theirs. Parts that they lack start fresh, and one line names these; a fresh sampling
+head starts, by default, so that p_S = p_G. Added tokens and positions extend the tables.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+from tokenizers.models import WordPiece as Pieces
+from torch import Tensor, nn
 
 from data_prep.tokens import open_tokenizer
 from foundation.config import ConfigError
 from pretrain.config import RunConfig
 from pretrain.huggingface.folders import fill, find_folder, read_config, read_encoder_config, read_weights
+from pretrain.huggingface.relatives import RELATIVES, electra_settings, electra_weights
 from pretrain.method.objectives import objective_class
 from pretrain.method.objectives.objective import Objective
 from pretrain.model.config import ModelConfig
@@ -22,98 +26,231 @@ WORDS = "electra.embeddings.word_embeddings.weight"
 OUTPUT_MATRIX = "generator_lm_head.weight"
 TRAINING_ONLY = ("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range", "relative_bias_init")
 """What the run decides, not the pair: how it trains, and how it would have started."""
+EXTENSIBLE = ("vocab_size", "max_position_embeddings")
+"""The run's may be larger: its tables are then extended."""
+PER_TOKEN = ("word_embeddings.weight", "generator_lm_head.bias", "sampler_scores.bias")
+"""Parameters with a row per token."""
 
 
-class Pair(NamedTuple):
-    """Two local folders."""
+class Source(NamedTuple):
+    """A trained model: its weights are read when asked for, under Hugging Face's names."""
 
-    generator: Path
-    discriminator: Path
+    folder: Path
+    config: EncoderConfig
+    tokenizer: Path
+    weights: Callable[[], dict[str, Tensor]]
 
     @property
-    def configs(self) -> tuple[EncoderConfig, EncoderConfig]:
-        return read_encoder_config(self.generator), read_encoder_config(self.discriminator)
+    def has_tokenizer(self) -> bool:
+        return any((self.tokenizer / name).is_file() for name in ("tokenizer.json", "vocab.txt"))
 
 
-def find_pair(names: Sequence[str]) -> Pair:
-    """GENERATOR DISCRIMINATOR, or one exported folder with its generator inside; local, or names on the hub.
+class Sources(NamedTuple):
+    """The models that a run starts from; at least one of the two."""
+
+    generator: Source | None
+    discriminator: Source | None
+    sampling_head: Callable[[], dict[str, Tensor]] = dict
+    """Of a run: the weights of its sampling head, if it has one."""
+    objective: str = ""
+    """That run's, which decides what the sampling head means."""
+
+
+def find_models(names: Sequence[str]) -> Sources:
+    """GENERATOR DISCRIMINATOR, an exported folder with its generator inside, or one model, whose class decides which of
+    the two it is; local folders, or names on the hub.
 
     Raises:
-        ConfigError: another number of names, or no such model.
+        ConfigError: another number of names, no such model, or one that computes what is not computed here.
     """
     if len(names) > 2:
-        raise ConfigError(f"init_from: got {len(names)} names, expected GENERATOR DISCRIMINATOR or one exported folder")
-    discriminator = find_folder(names[-1])
-    return Pair(find_folder(names[0]) if len(names) == 2 else find_folder(discriminator / "generator"), discriminator)
+        raise ConfigError(
+            f"init_from: got {len(names)} names, expected GENERATOR DISCRIMINATOR, one model, or a run folder"
+        )
+    last = find_folder(names[-1])
+    if len(names) == 2:
+        first = find_folder(names[0])
+        if not is_generator(first) or is_generator(last):
+            raise ConfigError(
+                f"init_from: got {names[0]} {names[1]}, expected GENERATOR DISCRIMINATOR: an ElectraForMaskedLM, then a"
+                " model of another class"
+            )
+        return Sources(read_generator(first), read_discriminator(last))
+    if is_generator(last):
+        return Sources(read_generator(last), None)
+    inside = last / "generator"
+    return Sources(read_generator(inside) if inside.is_dir() else None, read_discriminator(last))
 
 
-def with_sizes_of(run: RunConfig, pair: Pair) -> RunConfig:
-    """`run` with a model of the pair's sizes.
+def is_generator(folder: Path) -> bool:
+    """Whether a folder holds an `ElectraForMaskedLM`; the encoder of a masked BERT serves the discriminator."""
+    values = read_config(folder)
+    classes = values.get("architectures") or [""]
+    return values.get("model_type") not in RELATIVES and str(classes[0]).endswith("ForMaskedLM")
+
+
+def read_generator(folder: Path) -> Source:
+    """The `ElectraForMaskedLM` in a folder.
+
+    Raises:
+        ConfigError: its output matrix is not its word embeddings, or it computes what is not computed here.
+    """
+    if not read_config(find_folder(folder)).get("tie_word_embeddings", True):
+        raise ConfigError(
+            f"init_from: {folder} has tie_word_embeddings False, expected True: the output matrix is the word"
+            " embeddings here; name a generator trained so"
+        )
+
+    def weights() -> dict[str, Tensor]:
+        found = read_weights(folder)
+        output_matrix = found.pop(OUTPUT_MATRIX, None)
+        if output_matrix is not None and WORDS in found and not torch.equal(output_matrix, found[WORDS]):
+            raise ConfigError(
+                f"init_from: {OUTPUT_MATRIX} of {folder} differs from its word embeddings, which are the output"
+                " matrix here; name a generator trained so"
+            )
+        return found
+
+    return Source(folder, read_encoder_config(folder), folder, weights)
+
+
+def read_discriminator(folder: Path) -> Source:
+    """The `ElectraForPreTraining` in a folder, or the encoder of an `ElectraModel`, a BERT or an MPNet.
+
+    Raises:
+        ConfigError: it is none of these, or computes what is not computed here.
+    """
+    values = read_config(folder)
+
+    def weights() -> dict[str, Tensor]:
+        found = read_weights(folder)
+        if values["model_type"] in RELATIVES:
+            return electra_weights(found, values["model_type"])
+        bare = not any(name.startswith("electra.") for name in found)  # an `ElectraModel`
+        return {f"electra.{name}" if bare else name: weight for name, weight in found.items()}
+
+    return Source(folder, read_encoder_config(folder, electra_settings(values)), folder, weights)
+
+
+def with_sizes_of(run: RunConfig, sources: Sources) -> RunConfig:
+    """`run` with a model of the sources' sizes. If one of the two models is missing, its width has the preset's
+    proportion to the other's, in whole heads.
 
     Raises:
         ConfigError: an objective without a pair, or sizes that make no model here.
     """
     if "generator" not in objective_class(run.objective.name).exports:
         raise ConfigError(f"init_from: the objective {run.objective.name} trains one model; choose another objective")
-    generator, discriminator = pair.configs
+    generator, discriminator = (source and source.config for source in sources[:2])
+    known = discriminator or generator
+    assert known is not None
+    head_size = known.hidden_size // known.num_attention_heads
+    heads = known.num_attention_heads
+    if discriminator is None:
+        heads = max(1, round(heads * run.model.hidden_size / run.model.generator_hidden_size))
+    width = head_size * heads
+    share = run.model.generator_hidden_size / run.model.hidden_size
     sizes = {
-        "layers": discriminator.num_hidden_layers,
-        "hidden_size": discriminator.hidden_size,
-        "heads": discriminator.num_attention_heads,
-        "intermediate_size": discriminator.intermediate_size,
-        "embedding_size": discriminator.embedding_size,
-        "generator_hidden_size": generator.hidden_size,
-        "max_positions": discriminator.max_position_embeddings,
-        "relative_position": discriminator.relative_position,
+        "layers": known.num_hidden_layers,
+        "hidden_size": width,
+        "heads": heads,
+        "intermediate_size": known.intermediate_size * width // known.hidden_size,
+        "embedding_size": known.embedding_size,
+        "generator_hidden_size": generator.hidden_size if generator else head_size * max(1, round(heads * share)),
+        "max_positions": known.max_position_embeddings,
+        "relative_position": known.relative_position,
     }
-    model = ModelConfig.from_values(run.model.model_dump() | sizes, f"init_from: {pair.discriminator}")
+    name = next(source.folder for source in (sources.discriminator, sources.generator) if source)
+    model = ModelConfig.from_values(run.model.model_dump() | sizes, f"init_from: {name}")
     return run.model_copy(update={"model": model})
 
 
-def require_fit(pair: Pair, model: ModelConfig, vocab_size: int, tokenizer: Path) -> None:
-    """Refuses a pair that is no generator and discriminator of `model` or has other tokens than `tokenizer`.
+def require_fit(sources: Sources, model: ModelConfig, vocab_size: int, tokenizer: Path) -> None:
+    """Refuses sources that are no generator and discriminator of `model`, or whose tokens are not the first of
+    `tokenizer`.
 
     Raises:
         ConfigError: each field that differs, or the vocabulary.
     """
     expected = (model.generator(vocab_size), model.discriminator(vocab_size))
+    fits = [(source, own) for source, own in zip(sources[:2], expected, strict=True) if source is not None]
     problems = [
-        f"init_from: {folder} has {field} {getattr(theirs, field)}, expected {ours} with this configuration and data"
-        for folder, theirs, own in zip(pair, pair.configs, expected, strict=True)
+        f"init_from: {source.folder} has {field} {theirs}, expected {ours} with this configuration and data"
+        for source, own in fits
         for field, ours in vars(own).items()
-        if getattr(theirs, field) != ours and field not in TRAINING_ONLY
+        if (theirs := getattr(source.config, field)) != ours
+        and field not in TRAINING_ONLY
+        and not (field in EXTENSIBLE and theirs < ours and (source.has_tokenizer or field != "vocab_size"))
     ]
-    if not read_config(pair.generator).get("tie_word_embeddings", True):
-        problems.append(
-            f"init_from: {pair.generator} has tie_word_embeddings False, expected True: the output matrix is the word"
-            " embeddings here; name a generator trained so"
-        )
     if problems:
         raise ConfigError(*problems)
-    has_tokenizer = any((pair.discriminator / name).is_file() for name in ("tokenizer.json", "vocab.txt"))
-    if has_tokenizer and open_tokenizer(str(pair.discriminator)).tokens != open_tokenizer(str(tokenizer)).tokens:
-        raise ConfigError(
-            f"init_from: the vocabulary of {pair.discriminator} is not the data's; build the shards with it as --vocab"
-        )
+    for source, _ in fits:
+        if source.has_tokenizer:
+            tokens = open_tokenizer(str(tokenizer)).tokens[: source.config.vocab_size]
+            if open_tokenizer(str(source.tokenizer)).tokens != tokens:
+                raise ConfigError(
+                    f"init_from: the vocabulary of {source.folder} is not the data's, nor its beginning; build the"
+                    " shards with it as --vocab"
+                )
 
 
-def load_pair(model: Objective, pair: Pair) -> None:
-    """Gives the model the pair's weights, bit for bit; where their embeddings differ, says that the discriminator's
-    are used.
+def load_sources(model: Objective, sources: Sources, tokenizer: Path) -> None:
+    """Gives the model the sources' weights, bit for bit, and names the parts that start fresh; where the embeddings of
+    generator and discriminator differ, says that the discriminator's are used. `tokenizer` is the data's.
 
     Raises:
         ConfigError: a weight is missing, has another shape, or has no place in the model.
     """
-    generator, discriminator = read_weights(pair.generator), read_weights(pair.discriminator)
-    output_matrix = generator.pop(OUTPUT_MATRIX, None)
-    fill(model.exported("generator"), generator, pair.generator)
-    fill(model.exported("."), discriminator, pair.discriminator)  # after the generator: it has the last word
-    if output_matrix is not None and not torch.equal(output_matrix, generator[WORDS]):
-        raise ConfigError(
-            f"init_from: {OUTPUT_MATRIX} of {pair.generator} differs from its word embeddings, which are the output"
-            " matrix here; name a generator trained so"
+    loaded: list[str] = []
+    embeddings: list[dict[str, Tensor]] = []
+    for place, source in (("generator", sources.generator), (".", sources.discriminator)):  # the last decides
+        if source is None:
+            continue
+        modules = model.exported(place)
+        weights = extended(source.weights(), modules["electra"].config, source, tokenizer)
+        if place == "." and all(name.startswith("electra.") for name in weights):
+            modules = nn.ModuleDict({"electra": modules["electra"]})
+        fill(modules, weights, source.folder)
+        loaded += model.exports[place][1 : 1 + len(modules)]
+        embeddings.append({name: weights[name] for name in weights if name.startswith("electra.embeddings.")})
+    if len(embeddings) == 2 and not all(torch.equal(one, embeddings[1][name]) for name, one in embeddings[0].items()):
+        assert sources.generator and sources.discriminator
+        print(
+            f"embeddings of {sources.generator.folder} and {sources.discriminator.folder} differ: the discriminator's"
+            " are used for both"
         )
-    shared = [name for name in generator if name.startswith("electra.embeddings.")]
-    if not all(torch.equal(generator[name], discriminator[name]) for name in shared):
-        print(f"embeddings of {pair.generator} and {pair.discriminator} differ: the discriminator's are used for both")
-    model.start()
+    head = sources.sampling_head() if sources.objective == model.objective.name else {}
+    names = [name for name, _ in model.named_children() if name.startswith("sampler_")]
+    own = nn.ModuleDict({name: getattr(model, name) for name in names})
+    if head and sources.generator and head.keys() == own.state_dict().keys():
+        fill(
+            own, extended(head, model.exported("generator")["electra"].config, sources.generator, tokenizer), tokenizer
+        )
+        loaded += names
+    else:
+        model.start()
+    if fresh := [name for name, _ in model.named_children() if name not in loaded]:
+        print(f"init_from: these parts start fresh, except for shared embeddings: {', '.join(fresh)}")
+
+
+def extended(weights: Mapping[str, Tensor], config: Any, source: Source, tokenizer: Path) -> dict[str, Tensor]:
+    """The weights with rows for the positions and tokens of `config` that the source lacks.
+
+    Positions repeat from the first. A new token is the mean of its pieces under the source's tokenizer. A table of
+    another length than its configuration's is left for `fill` to refuse.
+    """
+    positions, size = config.max_position_embeddings, source.config.vocab_size
+    pieces: list[list[int]] = []
+    if size < config.vocab_size:
+        tokens = open_tokenizer(str(tokenizer)).tokens
+        vocabulary = {token: number for number, token in enumerate(tokens[:size])}
+        split = Pieces(vocabulary, unk_token="[UNK]", continuing_subword_prefix="##").tokenize
+        pieces = [[piece.id for piece in split(token)] for token in tokens[size:]]
+    longer = dict(weights)
+    for name, weight in weights.items():
+        if name.endswith("position_embeddings.weight") and len(weight) == source.config.max_position_embeddings:
+            longer[name] = weight.repeat(-(-positions // len(weight)), 1)[:positions]
+        elif pieces and name.endswith(PER_TOKEN) and len(weight) == size:
+            rows = torch.stack([weight[ids].float().mean(0) for ids in pieces])
+            longer[name] = torch.cat([weight, rows.to(weight.dtype)])
+    return longer

@@ -78,6 +78,13 @@ def _warmup(plan: Plan) -> Iterator[str]:
 def _sizes(plan: Plan) -> Iterator[str]:
     """Doubts about data that does not fit the paper's model sizes; other sizes are up to the user."""
     manifest, model = plan.shards.manifest, plan.run.model
+    if model.generator_hidden_size >= model.hidden_size and plan.run.objective.name != "mlm":
+        yield (
+            f"model.generator_hidden_size: got {model.generator_hidden_size}, expected less than hidden_size"
+            f" ({model.hidden_size}), best a quarter to a half: with a generator as large as the discriminator the"
+            " discriminator's loss collapses (google/electra-small-generator is such a one); --init_from the"
+            " discriminator only, with a fresh generator, or --set model.generator_hidden_size lower"
+        )
     if model not in (SMALL.model, BASE.model):
         return
     if not PAPER_VOCABULARY / FAR <= manifest.vocab_size <= PAPER_VOCABULARY * FAR:

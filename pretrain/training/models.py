@@ -1,6 +1,7 @@
 """Builds the model of a run, with its initial weights or with those of a checkpoint."""
 
 from collections.abc import Sequence
+from functools import cache
 from itertools import islice
 from pathlib import Path
 
@@ -8,11 +9,11 @@ import torch
 
 from foundation.config import ConfigError
 from pretrain.engine.checkpoint import Checkpoint, all_valid, load_weights
-from pretrain.huggingface.init_from import find_pair, load_pair
+from pretrain.huggingface.init_from import Source, Sources, find_models, load_sources
 from pretrain.method.objectives import objective_class
 from pretrain.method.objectives.objective import Objective
-from pretrain.model.encoder import Layer
-from pretrain.training.run_folder import CHECKPOINTS, RunDescription, read_run
+from pretrain.model.encoder import EncoderConfig, Layer
+from pretrain.training.run_folder import CHECKPOINTS, DESCRIPTION, RunDescription, read_run
 
 
 def build_model(description: RunDescription) -> Objective:
@@ -24,11 +25,37 @@ def build_model(description: RunDescription) -> Objective:
 
 
 def initial_model(description: RunDescription) -> Objective:
-    """Returns the model as a new run starts: with fresh weights, or with those of the pair in `init_from`."""
+    """Returns the model as a new run starts: with fresh weights, or with those of the models in `init_from`."""
     model = build_model(description)
     if description.init_from:
-        load_pair(model, find_pair(description.init_from))
+        load_sources(model, find_sources(description.init_from), Path(description.data[0]) / "tokenizer")
     return model
+
+
+def find_sources(names: Sequence[str]) -> Sources:
+    """The models that `--init_from` names: those of a run's newest checkpoint, or Hugging Face folders.
+
+    Raises:
+        ConfigError: no such models.
+    """
+    folder = Path(names[0])
+    if len(names) > 1 or not (folder / DESCRIPTION).is_file():
+        return find_models(names)
+    description = read_run(folder)
+    trained = cache(lambda: load_trained(folder)[0])
+
+    def source(place: str, config: EncoderConfig) -> Source:
+        return Source(folder, config, folder / "tokenizer", lambda: dict(trained().exported(place).state_dict()))
+
+    def sampling_head() -> dict[str, torch.Tensor]:
+        return {name: weight for name, weight in trained().state_dict().items() if name.startswith("sampler_")}
+
+    run = description.run
+    kind = objective_class(run.objective.name)
+    generator, *discriminator = kind.encoders(run.model, description.vocab_size)
+    if not discriminator:
+        return Sources(source(".", generator), None)
+    return Sources(source("generator", generator), source(".", *discriminator), sampling_head, run.objective.name)
 
 
 def empty_model(description: RunDescription) -> Objective:

@@ -12,11 +12,12 @@ from pretrain.config import RunConfig, with_overrides
 from pretrain.data.shards import Shards, open_held_out, open_shards
 from pretrain.engine.deepspeed_config import OVERRIDE, EngineConfig, read, resolve
 from pretrain.engine.deepspeed_keys import DeepSpeedConfig
-from pretrain.huggingface.init_from import find_pair, require_fit, with_sizes_of
+from pretrain.huggingface.init_from import require_fit, with_sizes_of
 from pretrain.job.hostfile import read_hostfile
 from pretrain.job.launcher import number_of
 from pretrain.presets import preset, with_objective, with_row
 from pretrain.training.estimates import require_memory
+from pretrain.training.models import find_sources
 from pretrain.training.options import RunOptions
 from pretrain.training.run_folder import RunDescription, describe, require_same_run
 
@@ -80,7 +81,9 @@ def make_plan(options: RunOptions) -> Plan:
     manifest = shards.manifest
     require_memory(run, deepspeed.micro_batch_size, manifest.vocab_size, manifest.seq_length, on_gpu)
     if options.init_from:
-        require_fit(find_pair(options.init_from), run.model, shards.manifest.vocab_size, options.data[0] / "tokenizer")
+        require_fit(
+            find_sources(options.init_from), run.model, shards.manifest.vocab_size, options.data[0] / "tokenizer"
+        )
     folder = options.output or Path("runs") / options.preset
     require_folder(folder)
     description = describe(run, shards, options.data_weights, options.init_from)
@@ -109,7 +112,7 @@ def _deepspeed(options: RunOptions) -> DeepSpeedConfig:
 
 
 def choose_run(options: RunOptions) -> RunConfig:
-    """Returns the preset's configuration with objective or row, initial pair's sizes and overrides applied, in order.
+    """Returns the preset's configuration with objective or row, initial models' sizes and overrides applied, in order.
 
     Raises:
         ConfigError: an option is wrong.
@@ -122,5 +125,5 @@ def choose_run(options: RunOptions) -> RunConfig:
     if options.objective is not None:
         run = with_objective(run, options.objective)
     if options.init_from:
-        run = with_sizes_of(run, find_pair(options.init_from))
+        run = with_sizes_of(run, find_sources(options.init_from))
     return with_overrides(run, [override for override in options.set if not override.startswith(OVERRIDE)])

@@ -59,7 +59,7 @@ class RunDescription(StrictConfig):
     mask_token_id: int
     pad_token_id: int
     init_from: tuple[str, ...] = ()
-    """Generator and discriminator that the run started from, as given."""
+    """Names of the models the run started from, as given."""
     versions: dict[str, str] = {}
 
     @field_validator("data", mode="before")

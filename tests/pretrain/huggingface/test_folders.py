@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import ElectraConfig, ElectraForPreTraining
 
 from foundation.config import ConfigError
-from pretrain.huggingface.folders import load_encoder, save_folder
+from pretrain.huggingface.folders import load_encoder, read_weights, save_folder
 
 SIZES = {
     "vocab_size": 50,
@@ -92,8 +92,30 @@ def test_a_configuration_that_is_not_an_object_is_one_clear_error(stock_folder: 
         load_encoder(stock_folder)
 
 
-def test_pickled_weights_are_not_read(stock_folder: Path) -> None:
-    (stock_folder / "model.safetensors").rename(stock_folder / "pytorch_model.bin")
+def test_pickled_weights_are_read_only_without_safetensors_and_only_as_tensors(stock_folder: Path) -> None:
+    weights, path = read_weights(stock_folder), stock_folder / "pytorch_model.bin"
+    torch.save({name: weight + 1 for name, weight in weights.items()}, path)
+    assert all(torch.equal(weight, weights[name]) for name, weight in read_weights(stock_folder).items())
+    torch.save(weights, path)
+    (stock_folder / "model.safetensors").unlink()
+    assert all(torch.equal(weight, weights[name]) for name, weight in read_weights(stock_folder).items())
+
+
+class Stranger:
+    """Anything but a tensor."""
+
+
+@pytest.mark.parametrize("content", [b"", b"no pickle", {"weight": Stranger()}, {"weight": 1.0}, [1, 2]])
+def test_a_pickle_of_anything_else_is_one_clear_error(content: object, stock_folder: Path) -> None:
+    path = stock_folder / "pytorch_model.bin"
+    (stock_folder / "model.safetensors").unlink()
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        torch.save(content, path)
+    with pytest.raises(ConfigError, match=r"model: cannot read .*pytorch_model\.bin: \S"):
+        load_encoder(stock_folder)
+    path.unlink()
     with pytest.raises(ConfigError, match=r"no model\.safetensors"):
         load_encoder(stock_folder)
 

@@ -10,12 +10,14 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
-from transformers import ElectraConfig, ElectraForMaskedLM, ElectraForPreTraining
+from transformers import BertTokenizer, ElectraConfig, ElectraForMaskedLM, ElectraForPreTraining
 
 from foundation.config import ConfigError
+from pretrain.data.batches import Batch
 from pretrain.huggingface.export import export
 from pretrain.huggingface.folders import read_weights
 from pretrain.method.electra import Electra
+from pretrain.method.sampling import replace
 from pretrain.training.models import build_model, initial_model, load_trained
 from pretrain.training.options import RunOptions
 from pretrain.training.plan import make_plan
@@ -166,7 +168,7 @@ def test_a_pair_with_other_tokens_is_refused(stock_pair: tuple[str, str], shards
     tokens = (shards_folder / "tokenizer" / "vocab.txt").read_text().splitlines()
     tokens[-1], tokens[-2] = tokens[-2], tokens[-1]
     (Path(stock_pair[1]) / "vocab.txt").write_text("\n".join(tokens) + "\n")
-    with pytest.raises(ConfigError, match=r"vocabulary of .* is not the data's"):
+    with pytest.raises(ConfigError, match=r"vocabulary of .* is not the data's, nor its beginning"):
         make_plan(options(shards_folder, stock_pair))
 
 
@@ -202,7 +204,12 @@ def test_names_on_the_hub_are_found_in_its_cache_or_are_one_clear_error(
         assert said in done.stdout + done.stderr and "Traceback" not in done.stderr
 
 
-def test_anything_but_a_pair_is_one_clear_error(stock_pair: tuple[str, str], shards_folder: Path) -> None:
+def test_names_that_are_no_models_to_start_from_are_one_clear_error(
+    stock_pair: tuple[str, str], shards_folder: Path
+) -> None:
+    with pytest.raises(ConfigError, match="expected GENERATOR DISCRIMINATOR: an ElectraForMaskedLM, then"):
+        make_plan(options(shards_folder, stock_pair[::-1]))
+    (Path(stock_pair[1]) / "generator").mkdir()
     with pytest.raises(ConfigError, match=r"generator has no config\.json"):
         make_plan(options(shards_folder, stock_pair[1:]))
     with pytest.raises(ConfigError, match="init_from: got 3 names"):
@@ -274,3 +281,129 @@ def test_whichever_embeddings_differ_the_discriminators_are_used_and_a_message_s
     save_file(weights | {changed: weights[changed] + 1}, path, {"format": "pt"})
     start(shards_folder, stock_pair)
     assert "the discriminator's are used for both" in capsys.readouterr().out
+
+
+def test_losses_before_the_first_step_equal_hugging_faces(
+    stock_pair: tuple[str, str], shards_folder: Path, batch: Batch
+) -> None:
+    model = start(shards_folder, stock_pair, objective="electra").eval()
+    segments_BL = torch.arange(batch.input_ids_BL.shape[1]).expand_as(batch.input_ids_BL) % 2
+    batch = batch._replace(token_type_ids_BL=segments_BL)
+    output = model(batch)
+    mask, valid_BK = batch.attention_mask_BL, batch.masked_valid_BK
+    inputs = {"attention_mask": mask.long(), "token_type_ids": segments_BL}
+
+    chosen_BL = torch.zeros_like(mask).scatter(1, batch.masked_positions_BK, valid_BK)
+    masked_BL = batch.input_ids_BL.masked_fill(chosen_BL, model.special_mask_id)
+    labels_BL = batch.input_ids_BL.masked_fill(~chosen_BL, -100)
+    generator = ElectraForMaskedLM.from_pretrained(stock_pair[0]).eval()
+    theirs = generator(input_ids=masked_BL, labels=labels_BL, **inputs).loss
+    assert torch.isclose(output.generator_loss_BK[valid_BK].mean(), theirs, atol=1e-5, rtol=0)
+
+    replaced_BL = replace(batch.input_ids_BL, batch.masked_positions_BK, valid_BK, output.draw.tokens_BK)
+    assert output.replaced_BL.any()
+    discriminator = ElectraForPreTraining.from_pretrained(stock_pair[1]).eval()
+    theirs = discriminator(input_ids=replaced_BL, labels=output.replaced_BL.long(), **inputs).loss
+    assert torch.isclose(output.discriminator_loss_BL[mask].mean(), theirs, atol=1e-5, rtol=0)
+
+
+def test_a_discriminator_only_gets_a_fresh_generator_of_the_presets_proportion(
+    stock_pair: tuple[str, str], shards_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = start(shards_folder, stock_pair[1:])
+    assert model.generator.config.hidden_size == 32  # half, as tiny's
+    weights = exported(model, shards_folder, tmp_path / "out")["discriminator"]
+    before = read_weights(Path(stock_pair[1]))
+    assert before.keys() == weights.keys() and all(torch.equal(weights[key], before[key]) for key in before)
+    assert (
+        "start fresh, except for shared embeddings: generator, generator_predictions, generator_lm_head,"
+        " sampler_transform, sampler_scores\n"
+    ) in capsys.readouterr().out
+    narrow = start(shards_folder, stock_pair[1:], set=("model.generator_hidden_size=16",))
+    assert narrow.generator.config.hidden_size == 16
+
+
+def test_a_generator_only_gets_a_fresh_discriminator_of_the_presets_proportion(
+    stock_pair: tuple[str, str], shards_folder: Path, tmp_path: Path
+) -> None:
+    model = start(shards_folder, stock_pair[:1])
+    assert model.discriminator.config.hidden_size == 32 and model.discriminator.config.num_attention_heads == 2
+    weights = exported(model, shards_folder, tmp_path / "out")["generator"]
+    before = read_weights(Path(stock_pair[0]))
+    before.pop("generator_lm_head.weight", None)
+    assert before.keys() == weights.keys() and all(torch.equal(weights[key], before[key]) for key in before)
+
+
+def test_an_encoder_without_heads_gets_a_fresh_discriminator_head(
+    stock_pair: tuple[str, str], shards_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    encoder = ElectraForPreTraining.from_pretrained(stock_pair[1]).electra
+    encoder.save_pretrained(stock_pair[1])
+    model = start(shards_folder, stock_pair, objective="electra")
+    assert "except for shared embeddings: discriminator_predictions\n" in capsys.readouterr().out
+    mine = model.discriminator.state_dict()
+    assert all(torch.equal(mine[name], weight) for name, weight in encoder.state_dict().items())
+
+
+def test_positions_are_extended_by_repeating_the_table(stock_pair: tuple[str, str], shards_folder: Path) -> None:
+    model = start(shards_folder, stock_pair, set=("model.max_positions=1100",))
+    table = model.generator.embeddings.position_embeddings.weight
+    theirs = read_weights(Path(stock_pair[1]))["electra.embeddings.position_embeddings.weight"]
+    assert table.shape[0] == 1100
+    assert torch.equal(table[:512], theirs) and torch.equal(table[512:1024], theirs)
+    assert torch.equal(table[1024:], theirs[:76])
+    with pytest.raises(ConfigError, match="has max_position_embeddings 512, expected 256"):
+        make_plan(options(shards_folder, stock_pair, set=("model.max_positions=256",)))
+
+
+def test_a_table_of_another_length_than_its_configuration_is_refused_not_extended(
+    stock_pair: tuple[str, str], shards_folder: Path
+) -> None:
+    change_config(stock_pair[1], max_position_embeddings=1024)
+    with pytest.raises(ConfigError, match=r"weights of .*discriminator do not fit its config\.json: size mismatch"):
+        start(shards_folder, stock_pair[1:])
+
+
+def test_relative_biases_are_kept_with_more_positions(shards_folder: Path, tmp_path: Path) -> None:
+    first = start(shards_folder, (), set=("seed=3",))
+    exported(first, shards_folder, tmp_path / "out")
+    again = start(shards_folder, (str(tmp_path / "out"),), set=("model.max_positions=2048",))
+    biases = [model.discriminator.encoder.relative_attention_bias.weight for model in (first, again)]
+    assert torch.equal(*biases)
+
+
+@pytest.fixture
+def known_pair(stock_pair: tuple[str, str], shards_folder: Path) -> tuple[str, str]:
+    """The stock pair with a tokenizer whose vocabulary is the first 297 of the data's 300 tokens."""
+    tokens = (shards_folder / "tokenizer" / "vocab.txt").read_text().splitlines()[:297]
+    for folder, kind in zip(stock_pair, (ElectraForMaskedLM, ElectraForPreTraining), strict=True):
+        model = kind.from_pretrained(folder)
+        model.resize_token_embeddings(297)
+        model.save_pretrained(folder)
+        (Path(folder) / "vocab.txt").write_text("\n".join(tokens) + "\n")
+    return stock_pair
+
+
+def test_a_new_token_starts_as_the_mean_of_its_pieces(known_pair: tuple[str, str], shards_folder: Path) -> None:
+    model = start(shards_folder, known_pair, objective="hp_dist")
+    new = (shards_folder / "tokenizer" / "vocab.txt").read_text().splitlines()[297:]
+    theirs = BertTokenizer(str(Path(known_pair[1]) / "vocab.txt"))
+    generator = read_weights(Path(known_pair[0]))
+    words, bias = generator["electra.embeddings.word_embeddings.weight"], generator["generator_lm_head.bias"]
+    matrix = model.discriminator.embeddings.word_embeddings.weight
+    assert torch.equal(matrix[:297], words)
+    assert any(not token.startswith("##") for token in new)
+    for number, token in enumerate(new, 297):
+        if not token.startswith("##"):
+            pieces = theirs.convert_tokens_to_ids(theirs.tokenize(token))
+            assert torch.allclose(matrix[number], words[pieces].mean(0), atol=1e-7)
+            assert torch.isclose(model.generator_lm_head.bias[number], bias[pieces].mean(), atol=1e-7)
+            assert torch.isclose(model.sampler_scores.bias[number], bias[pieces].mean(), atol=1e-7)
+
+
+def test_more_tokens_than_the_model_has_need_its_tokenizer(known_pair: tuple[str, str], shards_folder: Path) -> None:
+    for folder in known_pair:
+        (Path(folder) / "vocab.txt").unlink()
+        (Path(folder) / "tokenizer.json").unlink(missing_ok=True)
+    with pytest.raises(ConfigError, match="has vocab_size 297, expected 300"):
+        make_plan(options(shards_folder, known_pair))

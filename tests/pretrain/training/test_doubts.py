@@ -35,6 +35,10 @@ DOUBTFUL: dict[str, tuple[dict[str, Any], str]] = {
         {"preset": "small", "set": ("optim.steps=900", "optim.warmup_steps=9")},
         r"^data: the sequences of \S+ have 32 tokens at most, expected 128 to 512 .* --set model.max_positions=32$",
     ),
+    "generator": (
+        {"preset": "tiny", "set": ("model.generator_hidden_size=128",)},
+        r"^model.generator_hidden_size: got 128, .* collapses .* --init_from the discriminator only, with a fresh",
+    ),
     "memory": (
         {"preset": "base", "set": ("batch_size=16384", "optim.steps=12", "optim.warmup_steps=1")},
         r"^deepspeed_config: a process needs about 2\d\d GiB, but a .* has \d+; .* deepspeed.activation_checkpointing",
