@@ -45,7 +45,7 @@ CELLS = tuple(
 
 
 class BitwiseOptions(StrictConfig):
-    """The command line."""
+    """The command line of `bitwise.py`."""
 
     before: Path
     """checkout of the commit to compare with"""
@@ -113,7 +113,7 @@ def train(checkout: Path, cell: str, data: Path, output: Path) -> str:
 
 
 def deepspeed_config(precision: str, stage: int) -> dict[str, object]:
-    """A configuration like the files in `ds_configs/`, for any precision and stage."""
+    """Returns a DeepSpeed configuration like the files in `ds_configs/`, for any precision and stage."""
     values: dict[str, object] = dict.fromkeys(
         (
             "train_batch_size",

@@ -30,7 +30,7 @@ CONVERTER = "from deepspeed.checkpoint.ds_to_universal import main, parse_argume
 
 
 class Options(StrictConfig):
-    """The command line."""
+    """The command line of `checkpoint.py`."""
 
     preset: Literal["tiny", "small", "base"] = "small"
     """model sizes"""
@@ -87,7 +87,7 @@ def report(
 
 
 def build_engine(name: str) -> Engine:
-    """The engine of the preset's model, with Adam's state."""
+    """Returns an engine with the preset's model and Adam's state."""
     run = preset(name).run
     return new_engine(fresh_model(run), run, CONFIGS / "zero1_fp32.json", run.batch_size, start_processes())
 

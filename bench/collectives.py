@@ -41,7 +41,7 @@ def _finished(result: Any) -> Any:
 
 
 def _tensors(argument: Any) -> Iterator[Tensor]:
-    """The tensors in an argument, which may be nested lists."""
+    """Yields the tensors in an argument, which may be nested lists."""
     if isinstance(argument, Tensor):
         yield argument
     elif isinstance(argument, (list, tuple)):

@@ -77,7 +77,7 @@ class BenchOptions(StrictConfig):
 
 @dataclass(frozen=True)
 class Text:
-    """Some of the documents, in each contender's input format; `plain` has one file per worker."""
+    """A text of some size for the benchmark, in each contender's input format; `plain` has one file per worker."""
 
     folder: Path
     plain: Path
@@ -106,7 +106,8 @@ def main(options: BenchOptions) -> None:
         little, part, much = write_texts(options, work)
         learned = prepare_punkt(options, work)
         print(
-            f"{much.megabytes:.0f} MB of text for us, {part.megabytes:.0f} MB for the peers, {options.workers} workers"
+            f"{much.megabytes:.0f} MB of text for our build, its first {part.megabytes:.0f} MB for the "
+            f"other tools, {options.workers} workers each"
         )
         if learned:
             print(f"learning Punkt, once per build, not included below: {learned:.1f} s")
@@ -124,7 +125,7 @@ def main(options: BenchOptions) -> None:
 
 
 def with_stand_ins(options: BenchOptions, work: Path) -> BenchOptions:
-    """The options, with a corpus and a vocabulary made here if the default ones do not exist."""
+    """Returns the options; makes a corpus and a vocabulary if the default ones do not exist."""
     if options.input == (DEFAULT_INPUT,) and not DEFAULT_INPUT.exists():
         print(f"{DEFAULT_INPUT} does not exist: using the documentation of the installed packages instead", flush=True)
         corpus = ["quickstart/corpus.py", "--output", work / "corpus", "--set_aside", work / "task.txt"]
@@ -214,7 +215,7 @@ def given(work: Path) -> list[str]:
 
 
 def ours(options: BenchOptions, work: Path) -> dict[str, list[str]]:
-    """Our builds: extra options by label."""
+    """Returns the extra options of each of our builds, by label."""
     return {
         "build_shards": given(work),
         "build_shards --sentences line": ["--sentences", "line"],
@@ -239,7 +240,7 @@ def hugging_face(options: BenchOptions, work: Path) -> Command:
 
 
 def peers(options: BenchOptions, work: Path) -> Iterator[tuple[str, Command, dict[str, str]]]:
-    """The peers whose checkouts were given."""
+    """Yields label, command and environment of each other tool whose checkout was given."""
     vocab = str(work / "tokenizer" / "vocab.txt")
     if options.megatron is not None:
         folder = options.megatron.resolve()
@@ -284,7 +285,7 @@ def measure(
 
 
 def run(commands: list[list[str]], environment: dict[str, str] | None, options: BenchOptions) -> tuple[float, float]:
-    """Wall-clock and CPU seconds of the commands, run one after the other."""
+    """Runs the commands one after the other; returns wall-clock and CPU seconds."""
     threads = {"RAYON_NUM_THREADS": str(options.workers), "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "true"}
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     started = time.perf_counter()

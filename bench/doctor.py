@@ -65,7 +65,7 @@ GROUPS = {"sets thresholds": (0, 1), "held back": (2, 3)}
 
 
 class DoctorOptions(StrictConfig):
-    """The command line."""
+    """The command line of `doctor.py`."""
 
     text: Path
     """folder with wiki/, books/novels/, languages/hu/ and nltk_data/ (tests: ELECTRA_SAMPLER_DATA)"""
@@ -89,7 +89,7 @@ class Planned(NamedTuple):
 
 
 def healthy() -> Iterator[Planned]:
-    """The twenty healthy runs: four objectives, eight seeds, three sizes, Wikipedia and novels, two lengths."""
+    """Yields the twenty healthy runs: four objectives, eight seeds, three sizes, two sources of text, two lengths."""
     for group, seeds in GROUPS.items():
         for number, objective in enumerate(("electra", "hp_loss", "hp_dist", "mlm")):
             for seed in seeds:
@@ -124,7 +124,7 @@ PLANTED = {
 
 
 def planted() -> Iterator[Planned]:
-    """The sick runs, each in the group of its sickness."""
+    """Yields the sick runs, each in the group of its sickness."""
     for name, run in PLANTED.items():
         slug = name.replace(" ", "-")
         yield run._replace(name=f"sick-{slug}", group=name, options=f"{run.options} {SIZES[64]}")
@@ -172,7 +172,7 @@ def _head(path: Path, characters: int) -> str:
 
 
 def shard_commands(options: DoctorOptions) -> dict[str, str]:
-    """The command for each folder of shards; learns the vocabulary first if it is missing."""
+    """Returns the command that builds each folder of shards; learns the vocabulary first if it is missing."""
     output = shlex.quote(str(options.output))
     punkt = shlex.quote(str(options.text / "nltk_data" / "tokenizers" / "punkt_tab" / "english"))
     if not (options.output / "vocab" / "vocab.txt").exists():
@@ -229,7 +229,7 @@ def train(output: Path, run: Planned) -> None:
 
 
 def slow_down(launcher: int, rank: int) -> None:
-    """Suspends one of the launcher's ranks for a moment, then lets it run for as long."""
+    """Suspends one of the launcher's ranks for `SUSPENDED` seconds, then lets it run for as long."""
     with suppress(psutil.NoSuchProcess):
         below = psutil.Process(launcher).children(recursive=True)
         ranks = [process for process in below if f"--local_rank={rank}" in process.cmdline()]
@@ -242,7 +242,7 @@ def slow_down(launcher: int, rank: int) -> None:
 
 
 def report(output: Path) -> str:
-    """The doctor's findings for every complete run, in Markdown."""
+    """Returns the doctor's findings for every complete run, in Markdown."""
     runs = [run for run in (*healthy(), *planted()) if is_complete(output, run)]
     said = {run: _diagnosis(output / "runs" / run.name) for run in runs}
     names = {run: [finding.name for finding in diagnosis.findings] for run, diagnosis in said.items()}
@@ -286,7 +286,7 @@ def _first_line(names: list[str]) -> str:
 
 
 def _thresholds(said: dict[Planned, Diagnosis]) -> Iterator[tuple[str, ...]]:
-    """Each measure: threshold, worst value in each half of the healthy runs, and in the run with that sickness."""
+    """Yields, per measure, threshold and worst value: in each half of the healthy runs, and in its sick run."""
     found: dict[str, dict[str, list[Measured]]] = {}
     for run, diagnosis in said.items():
         for answer in diagnosis.judged:

@@ -88,7 +88,7 @@ def new_model(run: RunConfig, vocabulary: int) -> Electra:
 
 
 def hand_step(model: Electra, run: RunConfig, device: torch.device, dtype: torch.dtype) -> Step:
-    """A step in plain PyTorch, in the engine's precision."""
+    """Returns a training step in plain PyTorch, in the engine's precision."""
     model = model.to(device, dtype)
     pairs = [(weight, weight.detach().float()) for weight in model.parameters()]  # shared memory if fp32
     masters = [master for _, master in pairs]
@@ -110,13 +110,13 @@ def hand_step(model: Electra, run: RunConfig, device: torch.device, dtype: torch
 
 
 def engine_step(engine: Engine, batch: Batch) -> None:
-    """A step under DeepSpeed's engine."""
+    """Does one training step under DeepSpeed's engine."""
     engine.backward(engine.forward(batch).loss)
     engine.update(LEARNING_RATE)
 
 
 def take_turns(by_hand: Step, engine: Step, batch: Batch, steps: int) -> tuple[float, float]:
-    """Seconds of the fastest step by hand and under the engine.
+    """Returns the seconds of the fastest step by hand and under the engine.
 
     The median would not do: on a shared machine its drift hides a difference of a few percent. The first step of each
     turn, in which memory is allocated again, is not counted.
@@ -137,14 +137,14 @@ class _Operations(TorchDispatchMode):
 
 
 def operations(work: Callable[[], None]) -> int:
-    """Number of PyTorch operations in `work`, views not counted."""
+    """Returns the number of PyTorch operations in `work`, views not counted."""
     with _Operations() as asked:
         work()
     return asked.count
 
 
 def waiting_share(engine: Step, steps: Iterator[list[Batch]], world: World) -> float:
-    """Fraction of training time spent waiting for batches; the first two steps are not counted."""
+    """Returns the fraction of training time spent waiting for batches; the first two steps are not counted."""
     waits, times, finished = [], [], time.perf_counter()
     for (batch,) in steps:
         waits.append(time.perf_counter() - finished)

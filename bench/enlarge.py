@@ -77,7 +77,7 @@ def _mark(copy: Copy, number: int) -> str:
 
 
 def altered(text: str, draws: random.Random) -> str:
-    """The text with random pairs of words swapped."""
+    """Returns the text with random pairs of words swapped."""
     words = text.split(" ")
     for _ in range(len(words) // (2 * EXCHANGED)):
         left, right = int(draws.random() * len(words)), int(draws.random() * len(words))

@@ -51,7 +51,7 @@ class Costs(NamedTuple):
     """Communication between processes, per byte sent."""
 
     def seconds(self, work: Work, parameters: int, processes: int = 1) -> float:
-        """A ZeRO-1 step of `processes` processes that do `work` each."""
+        """Returns the seconds of a ZeRO-1 step of `processes` processes that do `work` each."""
         computing = work.tokens * (self.token + work.length * self.pair) + work.scores * self.score
         sent = least_traffic(1, parameters, element=4, world_size=processes)
         return computing + parameters * self.update / processes + sent * self.sent_byte

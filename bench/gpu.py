@@ -97,7 +97,7 @@ def main(options: GpuOptions) -> int:
 
 
 def chosen_parts(options: GpuOptions) -> Iterator[Part]:
-    """The chosen parts: checks, tables, profile."""
+    """Yields the chosen parts: checks, tables, profile."""
     names, device, output = options.parts, options.device, options.output.resolve()  # parts run in another folder
     inside = (sys.executable, "bench/gpu.py", "--device", device, "--output", str(output), "--inside")
     if "checks" in names:
@@ -113,7 +113,7 @@ def chosen_parts(options: GpuOptions) -> Iterator[Part]:
 
 
 def with_seconds(parts: list[Part], deadline: float) -> Iterator[tuple[Part, float]]:
-    """Each part with its share of the time left when its turn comes."""
+    """Yields each part with its weighted share of the time left when its turn comes; at least one second."""
     for number, part in enumerate(parts):
         share = part.share / sum(later.share for later in parts[number:])
         yield part, max(1.0, share * (deadline - time.monotonic()))
@@ -137,7 +137,7 @@ def run_part(part: Part, seconds: float, output: Path, log: Any) -> dict[str, An
 
 
 def exit_of(command: tuple[str, ...], seconds: float, log: Any) -> int | str:
-    """The command's exit code, or a sentence if it was killed after `seconds`."""
+    """Runs a command; returns its exit code, or a sentence if it was killed after `seconds`."""
     process = subprocess.Popen(command, cwd=REPOSITORY, stdout=log, stderr=log, start_new_session=True)
     try:
         return process.wait(seconds)
@@ -149,7 +149,7 @@ def exit_of(command: tuple[str, ...], seconds: float, log: Any) -> int | str:
 
 
 def machine(device: str) -> dict[str, Any]:
-    """Device and versions."""
+    """Returns the device's name and the versions of the software."""
     import torch
 
     name = torch.cuda.get_device_name() if device == "cuda" and torch.cuda.is_available() else platform.machine()
@@ -157,7 +157,7 @@ def machine(device: str) -> dict[str, Any]:
 
 
 def failures(results: dict[str, Any]) -> list[str]:
-    """Names of the parts and checks that failed."""
+    """Returns the names of the parts and checks that failed."""
     parts = [name for name, part in results["parts"].items() if part["exit"] != 0]
     checks = results["parts"].get("checks", {}).get("found", ())
     return parts + [check["name"] for check in checks if check["outcome"] == "failed"]

@@ -32,5 +32,5 @@ def run_profile(device: str, output: Path) -> int:
     table = profile.key_averages().table(sort_by=f"self_{device}_time_total", row_limit=40, max_name_column_width=60)
     (output / "profile.txt").write_text(table)
     profile.export_chrome_trace(str(output / "trace.json.gz"))
-    print(f"profile.txt and trace.json.gz ({(output / 'trace.json.gz').stat().st_size / 1e6:.1f} MB)")
+    print(f"wrote profile.txt and trace.json.gz ({(output / 'trace.json.gz').stat().st_size / 1e6:.1f} MB)")
     return 0

@@ -128,7 +128,7 @@ def prepare(work: Path, options: RehearsalOptions) -> None:
 
 
 def machine(options: RehearsalOptions) -> str:
-    """Command, machine and versions, in two sentences."""
+    """Returns command, machine and versions, in two sentences."""
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("torch", "deepspeed"))
     memory = psutil.virtual_memory().total / GB
     return (

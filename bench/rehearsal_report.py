@@ -50,7 +50,7 @@ Two hosts with eight V100 each run the same command, with nothing added. This ma
 
 
 def report(stages: Mapping[str, Stage], machine: str) -> str:
-    """The whole report.
+    """Returns the whole report in Markdown.
 
     Args:
         stages: results by stage name.

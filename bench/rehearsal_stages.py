@@ -117,7 +117,7 @@ class Stages:
         return self._on_hosts(self.literal, code=2)
 
     def planned(self) -> dict[str, Any]:
-        """The dry run's predictions for the run."""
+        """Runs the dry run; returns its predictions for the run."""
         options = [part for part in self.literal[3:] if part != "pretrain/run.py"]
         command = [PYTHON, "pretrain/run.py", *options, *self.added, "--dry_run", "--hostfile", HOSTFILE]
         return self._on_hosts(command, code=2)  # the dry run reports that each host has fewer cores than slots
@@ -231,7 +231,7 @@ class Stages:
 
 
 def record_of(finished: Finished) -> dict[str, Any]:
-    """A command's exit code, output and resources, for the stage's file."""
+    """Returns a command's exit code, output and resources, for the stage's file."""
     usage = finished.usage._asdict()
     for name in ("largest", "descriptors", "maps"):
         usage[name] = usage[name]._asdict()

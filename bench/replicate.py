@@ -85,7 +85,7 @@ def main(options: ReplicateOptions) -> int:
 
 
 def phases(options: ReplicateOptions) -> Iterator[list[Job]]:
-    """The commands, in groups that may run at the same time."""
+    """Yields the commands, in groups that may run at the same time."""
     output = shlex.quote(str(options.output))
     text = " ".join(shlex.quote(name) for name in options.input)
     punkt = f" --punkt {shlex.quote(str(options.punkt))}" if options.punkt else ""

@@ -69,7 +69,7 @@ class Claim(NamedTuple):
 
 
 def run_name(method: str, seed: int) -> str:
-    """Name of a run's folder."""
+    """Returns the name of a run's folder."""
     return f"{method}-seed{seed}"
 
 
@@ -91,7 +91,7 @@ def read_replication(output: Path, seeds: tuple[int, ...]) -> Replication:
 
 
 def read_crossing(path: Path) -> dict[str, Any]:
-    """The evaluation of one seed's runs, every discriminator with every sampler.
+    """Reads the evaluation of one seed's runs, every discriminator with every sampler.
 
     Raises:
         ConfigError: it was written by an older version, with other measures.
@@ -118,7 +118,7 @@ def unigram_entropy(shards: Path) -> float:
 
 
 def markdown(found: Replication) -> str:
-    """The report: gates, claims, and the numbers behind them."""
+    """Returns the report: gates, claims, and the numbers behind them."""
     parts = (gate_table(found), claim_table(found), *number_tables(found))
     return "\n\n".join(parts) + "\n"
 
@@ -149,7 +149,7 @@ def claim_table(found: Replication) -> str:
 
 
 def claims(found: Replication) -> Iterator[Claim]:
-    """The paper's claims that runs of this size can test."""
+    """Yields the paper's claims that runs of this size can test."""
     for method in SAMPLERS:
         label = METHODS[method].label
         yield Claim(
@@ -180,7 +180,7 @@ def claims(found: Replication) -> Iterator[Claim]:
 
 
 def number_tables(found: Replication) -> Iterator[str]:
-    """Tables of detection, sampling distributions with their estimates, and probes of every run."""
+    """Yields tables of detection, sampling distributions with their estimates, and probes of every run."""
     detection, sureness = [], []
     for (method, seed), metrics in found.metrics.items():
         run = (METHODS[method].label, str(seed))

@@ -90,7 +90,7 @@ def main(options: TrafficOptions) -> int:
 
 
 def measure(config: str, options: TrafficOptions, world: "World") -> Traffic:
-    """Trains a few steps with this file and its overrides and counts the bytes sent. Collective."""
+    """Trains a few steps under `config` (FILE[,KEY=VALUE...]); counts the bytes each rank sends. Collective."""
     import torch
 
     from bench.batches import random_batch

@@ -49,7 +49,7 @@ _MOST_WORDS = 100  # longest n-gram, in words; a word's number within its n-gram
 
 
 class _Places(StrictConfig):
-    """The options that come first in the help."""
+    """The options for input and output folders, which come first in `--help`."""
 
     input: Annotated[tuple[Path, ...], Group("input and output")] = (RAW,)
     """files, folders, globs, hub:OWNER/NAME[:CONFIG][@REVISION]"""
@@ -64,7 +64,7 @@ class _Places(StrictConfig):
 
 
 class BuildOptions(Choices, _Places):
-    """Options of build_shards."""
+    """The command line of `build_shards.py`."""
 
     takes_any_name = True
 
@@ -160,9 +160,10 @@ def _build(options: BuildOptions, sources: list[Source], tokenizer: WordPiece, p
 
 
 def _punkt(options: BuildOptions, sources: Sequence[Source], earlier: Plan | None, sample: int) -> PunktModel | None:
-    """The given model, else the one trained by an earlier run of this build, else a new one; None if not needed.
+    """Returns the model given, else one that an earlier run trained, else a new one; None if the build needs none.
 
-    An earlier run killed while it saved its model left only some of the files: training again gives the same model.
+    If an earlier run was killed while saving its model, some of the files are missing. Training again gives the same
+    model.
     """
     if options.sentences == "line":
         return None
@@ -186,7 +187,7 @@ def _plan(options: BuildOptions, sources: Sequence[Source], tokenizer: WordPiece
 
 
 def _estimate(options: BuildOptions, sources: Sequence[Source], tokenizer: WordPiece, workers: int) -> str:
-    """Estimates files, chunks, time and disk space of a build, one per line, by building a sample.
+    """Returns estimates of a build's files, chunks, time and disk space, one per line, by building a sample.
 
     The size of a dataset on the hub is unknown until it is streamed.
 

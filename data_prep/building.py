@@ -26,7 +26,7 @@ from foundation.progress import Progress
 def make_shards(
     output: Path, log: RecordLog, config: BuildConfig, sources: Sequence[Source], pool: Pool, *, strict: bool
 ) -> int:
-    """Builds every chunk and shard that is missing or damaged according to the log; returns how many were built.
+    """Builds every chunk and shard that is missing or damaged according to the log; returns their number.
 
     Raises:
         ConfigError: the input cannot be read, or differs from the text that the log's chunks were built from.
@@ -66,14 +66,14 @@ def make_shards(
 
 
 def _perform(task: ChunkTask | Merge, config: BuildConfig, output: Path, strict: bool) -> ChunkRecord | ShardEntry:
-    """Carries out one task on a worker."""
+    """Builds a chunk or merges a shard, on a worker; returns its entry for the log."""
     if isinstance(task, Merge):
         return merge_parts(task, config, output)
     return do_chunk(task, config, output, strict)
 
 
 class _Merging:
-    """Tracks the finished chunks in order, and decides which shards can be merged.
+    """Tracks which chunks are finished, and decides which shards can be merged.
 
     Attributes:
         next_chunk: number of the first chunk that is not finished.
@@ -87,7 +87,7 @@ class _Merging:
         self.next_chunk = 0
 
     def sides_of(self, chunk: int) -> frozenset[str]:
-        """The sides whose part of the chunk is already in a complete shard."""
+        """The sides (training, held out) whose part of the chunk is already in a complete shard."""
         shards = self._log.shards.items()
         return frozenset(
             side for side, entries in shards if any(e.first_chunk <= chunk <= e.last_chunk for e in entries.values())
@@ -131,7 +131,7 @@ class _Merging:
 
 
 def _drop_damaged(output: Path, log: RecordLog, pool: Pool) -> int:
-    """Drops missing and damaged shards from the log, printing each; returns how many."""
+    """Drops missing and damaged shards from the log, printing each; returns their number."""
     dropped = 0
     size = sum(entry.size for entries in log.shards.values() for entry in entries.values())
     with Progress(size, "check of shards") as progress:
@@ -148,7 +148,7 @@ def _drop_damaged(output: Path, log: RecordLog, pool: Pool) -> int:
 
 
 def _find_duplicates(output: Path, config: BuildConfig, sources: Sequence[Source], pool: Pool) -> Duplicates:
-    """Makes a first pass over the input, which only hashes the documents."""
+    """Hashes all documents in a first pass over the input; returns those that are duplicates."""
     folder, count = output / WORK_NAME, 0
     with Progress(sum(source.size for source in sources), "hashes") as progress:
         chunks = read_chunks(sources, int(config.chunk_mb * 1e6), config.reading)

@@ -39,7 +39,9 @@ _SAMPLED_FILES = 256  # each further file costs a seek and adds little
 
 @dataclass(frozen=True)
 class Piece:
-    """Documents of one file: its text from byte `start` to `end`, sent as `content` if a worker cannot seek to it.
+    """Consecutive documents of one file: its text from byte `start` to `end`.
+
+    `content` holds the text if a worker cannot seek to it.
 
     `cut`: the last document was too long and continues in the next piece. A row of a table is one document.
     """
@@ -58,7 +60,7 @@ class Piece:
         return self.end - self.start
 
     def documents(self, reading: Reading) -> Iterator[Document]:
-        """The documents in order.
+        """Yields the piece's documents in order.
 
         Raises:
             ConfigError: the file is gone or has changed since it was cut, or a record is too large.
@@ -74,13 +76,13 @@ class Piece:
             ends = [0, *(found.end() for found in END_OF_DOCUMENT[self.format].finditer(content)), len(content)]
             if max(end - start for start, end in pairwise(ends)) > LONGEST_RECORD:
                 raise ConfigError(
-                    f"input: {self.source.path} has a record of over {LONGEST_RECORD >> 20} MB, too large for a "
+                    f"input: {self.source.path} has a record of over {LONGEST_RECORD >> 20} MiB, too large for a "
                     f"worker's memory; check that it is really {self.format}, and split or remove the record"
                 )
         yield from parse(self.format, content, place, reading)
 
     def loaded(self) -> "Piece":
-        """The piece with its text loaded.
+        """Returns a copy of the piece that holds its text.
 
         Raises:
             ConfigError: the file is gone or has changed since it was cut.
@@ -109,7 +111,7 @@ class Chunk:
         return f"{self.pieces[0].source.key}@{self.pieces[0].start}"
 
     def loaded(self) -> "Chunk":
-        """The chunk with its text loaded, because the files may change or disappear later."""
+        """Returns a copy of the chunk that holds its text, because the files may change or disappear later."""
         return replace(self, pieces=tuple(piece.loaded() for piece in self.pieces))
 
     def digest(self) -> str:
@@ -124,7 +126,7 @@ class Chunk:
 
     @property
     def duplicates_digest(self) -> str:
-        """Digest of the indices of the duplicate documents."""
+        """Digest of the indices of the chunk's duplicate documents."""
         numbers = " ".join(map(str, sorted(self.duplicates)))
         return hashlib.blake2b(numbers.encode(), digest_size=8).hexdigest()
 
@@ -135,7 +137,7 @@ class Chunk:
 
 
 def read_chunks(sources: Sequence[Source], budget: int, reading: Reading) -> Iterator[Chunk]:
-    """Cuts the input into chunks of about `budget` bytes of text, holding one in memory at a time.
+    """Yields the input in chunks of about `budget` bytes of text; only one is in memory at a time.
 
     Raises:
         ConfigError: a file is unreadable or damaged, or not in the format that it appears to have.
@@ -155,7 +157,7 @@ def read_chunks(sources: Sequence[Source], budget: int, reading: Reading) -> Ite
 
 
 def sample_pieces(sources: Sequence[Source], size: int, reading: Reading) -> Iterator[Piece]:
-    """Samples about `size` bytes of text from the beginnings of files spread evenly over the corpus.
+    """Yields about `size` bytes of text, from the beginnings of files spread evenly over the corpus.
 
     Each sampled file gives at least one record. After long records, such as whole novels, files are skipped to keep
     the sample near its size.
@@ -175,7 +177,7 @@ def sample_pieces(sources: Sequence[Source], size: int, reading: Reading) -> Ite
 
 
 def sample_documents(sources: Sequence[Source], size: int, reading: Reading) -> Iterator[str]:
-    """The cleaned texts of the documents of a sample, as `sample_pieces` draws it."""
+    """Yields the cleaned text of each document in the sample that `sample_pieces` draws."""
     for piece in sample_pieces(sources, size, reading):
         for document in piece.documents(reading):
             if document.reason is None:
@@ -183,7 +185,10 @@ def sample_documents(sources: Sequence[Source], size: int, reading: Reading) -> 
 
 
 def _cut(source: Source, budget: int, reading: Reading, longest: int = LONGEST_DOCUMENT) -> Iterator[Piece]:
-    """Cuts the source into pieces of about `budget` bytes, and a document that runs on for `longest` more bytes."""
+    """Yields the source in pieces of about `budget` bytes.
+
+    They end at document ends; a document is cut only if it runs on for `longest` more bytes.
+    """
     if source.on_hub:
         yield from _cut_rows(source, budget, reading)
         return
@@ -211,9 +216,9 @@ class _Cutter:
         self._longest = LONGEST_RECORD if self.format in RECORD_FORMATS else longest
 
     def find(self, text: bytearray, budget_end: int, searched: int) -> tuple[int, bool] | None:
-        """The first end of a document in `text` after `budget_end`, and whether the cut is forced; None: read more.
+        """Returns the first document end in `text` after `budget_end`, and whether the cut there is forced.
 
-        The first `searched` bytes have been searched already.
+        Returns None if more text must be read to find one. The first `searched` bytes have been searched already.
         """
         if found := self._end.search(text, max(budget_end, searched - _OVERLAP)):
             return found.end(), False
@@ -225,7 +230,7 @@ class _Cutter:
 
 
 def _cut_plain(cutter: _Cutter, file: BinaryIO) -> Iterator[Piece]:
-    """Cuts a plain file, reading only from where a piece may end to where it does end."""
+    """Yields the pieces of an uncompressed file, reading only from where a piece may end to where it does end."""
     start, size = 0, cutter.source.size
     while start < size:
         file.seek(start + cutter.budget)
@@ -242,7 +247,7 @@ def _cut_plain(cutter: _Cutter, file: BinaryIO) -> Iterator[Piece]:
 
 
 def _cut_stream(cutter: _Cutter, raw: BinaryIO, stream: Any, held: bytearray) -> Iterator[Piece]:
-    """Cuts a compressed file, buffering text in `held`, which already has its beginning, until a piece is complete."""
+    """Yields the pieces of a compressed file, collecting each in `held`, which already has the file's beginning."""
     step = max(BEGINNING, min(_BLOCK, cutter.budget))
     start = disk_start = searched = 0
     for block in chain([b""], iter(lambda: stream.read(step), b"")):

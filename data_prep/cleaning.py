@@ -43,7 +43,7 @@ class Cleaned:
         return self.read - sum(self.removed.values())
 
     def keep(self, text: str, reason: str) -> None:
-        """Replaces the text by `text` and counts the characters that it lacks under `reason`."""
+        """Replaces the text by the shorter `text`; counts the characters lost as removed for `reason`."""
         if removed := len(self.text) - len(text):
             self.removed[reason] = removed
         self.text = text
@@ -84,7 +84,7 @@ def decode(content: bytes) -> Cleaned:
 
 
 def _in_order(run: re.Match[str]) -> str:
-    """Sorts a run of combining marks into canonical order.
+    """Returns a run of combining marks, sorted into canonical order.
 
     Python's NFC takes quadratic time on a run that is out of order. The order changes nothing in its result, since both
     forms are equivalent text.
@@ -95,7 +95,7 @@ def _in_order(run: re.Match[str]) -> str:
 
 @lru_cache(maxsize=1)
 def _long_runs() -> re.Pattern[str]:
-    """Matches runs of over 30 combining marks, Unicode's Stream-Safe limit: more than any language needs."""
+    """Returns a pattern for runs of over 30 combining marks, Unicode's limit for Stream-Safe text."""
     marks = [
         chr(code)
         for code in range(0x300, sys.maxunicode + 1)

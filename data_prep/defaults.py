@@ -20,10 +20,11 @@ _MAKE_QUICKSTART = as_typed("make quickstart")
 
 
 def require_text(inputs: Sequence[Path]) -> None:
-    """Raises an error if the input is the default and does not exist.
+    """Refuses the default input if it does not exist.
 
     Raises:
-        ConfigError: ends with the command that builds the quickstart's text, or with the quickstart.
+        ConfigError: ends with the next command: building shards from the quickstart's text if that exists, else
+            `make quickstart`.
     """
     if tuple(inputs) != (RAW,) or RAW.exists():
         return
@@ -37,10 +38,10 @@ def require_text(inputs: Sequence[Path]) -> None:
 
 
 def require_vocab(vocab: str, inputs: Sequence[Path]) -> None:
-    """Raises an error if the vocabulary is the default and does not exist.
+    """Refuses the default vocabulary if it does not exist.
 
     Raises:
-        ConfigError: ends with the command that trains one on the given text.
+        ConfigError: ends with the command that trains a vocabulary on `inputs`.
     """
     if vocab != str(VOCAB) or VOCAB.exists():
         return
@@ -52,10 +53,11 @@ def require_vocab(vocab: str, inputs: Sequence[Path]) -> None:
 
 
 def require_shards(folder: Path) -> None:
-    """Raises an error if the shard folder, the default or another, does not exist.
+    """Refuses a shard folder, the default or another, that does not exist.
 
     Raises:
-        ConfigError: ends with the command to build it, to train on the quickstart's shards, or to run the quickstart.
+        ConfigError: ends with the next command: building the folder, training on the quickstart's shards, or
+            `make quickstart`.
     """
     if folder.exists():
         return

@@ -32,7 +32,7 @@ def hashes_path(folder: Path, number: int) -> Path:
 
 
 class Duplicates:
-    """The documents that occur earlier in the corpus; the first occurrence does not count.
+    """The corpus's duplicate documents: all occurrences of a text but its first.
 
     Args:
         folder: holds the hashes of all chunks, written by `hash_chunk`.
@@ -48,7 +48,7 @@ class Duplicates:
         self._numbers = np.sort(np.concatenate(found))
 
     def of(self, number: int) -> frozenset[int]:
-        """Indices of the duplicates within a chunk."""
+        """Returns the indices, within chunk `number`, of its duplicates."""
         first, last = np.searchsorted(self._numbers, self._starts[number : number + 2])
         return frozenset((self._numbers[first:last] - self._starts[number]).tolist())
 

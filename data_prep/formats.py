@@ -59,7 +59,7 @@ RECORD_FORMATS = (Format.JSON_LINES, Format.MEDIAWIKI, Format.ROWS)  # a documen
 
 @dataclass(frozen=True)
 class Reading:
-    """The user's options for reading files: the document boundary in plain text, and the text's column or key."""
+    """The user's options for reading files: where plain-text documents end, and the column or key of the text."""
 
     boundary: Boundary = "blank_line"
     text_column: str = "text"
@@ -80,13 +80,13 @@ class Document:
 
     @property
     def digest(self) -> bytes:
-        """8-byte hash of its content, the same with or without a byte order mark and for any kind of line end."""
+        """8-byte hash of the content, unaffected by a byte order mark and by the kind of line ends."""
         content = self.content.removeprefix(BYTE_ORDER_MARK).replace(b"\r\n", b"\n")
         return hashlib.blake2b(content, digest_size=8).digest()
 
 
 def format_of(path: Path, beginning: bytes, boundary: Boundary) -> Format:
-    """The format of a file, from its first `BEGINNING` bytes of text.
+    """Returns the format of a file, judging by its name and its first `BEGINNING` bytes of text.
 
     Raises:
         ConfigError: the format is not supported.
@@ -102,9 +102,9 @@ def format_of(path: Path, beginning: bytes, boundary: Boundary) -> Format:
     if _MEDIAWIKI.match(start):
         return Format.MEDIAWIKI
     if suffix == ".parquet" or start.startswith(PARQUET):
-        raise ConfigError(f"input: {path} is not an uncompressed, valid Parquet file; unpack or replace it")
+        raise ConfigError(f"input: {path} is not a Parquet file, or was compressed as a whole; unpack or replace it")
     if suffix.startswith(".xml") and start:
-        raise ConfigError(f"input: {path} does not begin with <mediawiki as a dump must; replace it")
+        raise ConfigError(f"input: {path} does not begin with <mediawiki, as a dump must; replace it")
     if suffix in _JSON_SUFFIXES or (not suffix and _JSON_OBJECT.match(start)):
         if start and not start.startswith(b"{"):
             raise ConfigError(f"input: {path} is not JSON lines: it does not begin with {{; write one object per line")
@@ -115,7 +115,8 @@ def format_of(path: Path, beginning: bytes, boundary: Boundary) -> Format:
 def parse(form: Format, text: bytes, place: int, reading: Reading) -> Iterator[Document]:
     """Yields the documents of a text that was cut at document ends, none much longer than `LONGEST_DOCUMENT`.
 
-    A WikiExtractor document or a JSON text may be empty. In plain text, empty ones are skipped: further blank lines.
+    Empty documents are skipped in plain text, where they are only further blank lines, but not in WikiExtractor's
+    output and JSON.
 
     Raises:
         ConfigError: a file's first JSON object lacks the key `text_column`.
@@ -140,7 +141,7 @@ def parse(form: Format, text: bytes, place: int, reading: Reading) -> Iterator[D
 
 
 def split_long(document: Document) -> Iterator[Document]:
-    """Yields the document, split into several if it is too long."""
+    """Yields the document, or its pieces if it is longer than `LONGEST_DOCUMENT`."""
     limit = LONGEST_PAGE if document.wikitext else LONGEST_DOCUMENT
     start = 0
     while len(document.content) - start > limit:
@@ -151,7 +152,7 @@ def split_long(document: Document) -> Iterator[Document]:
 
 
 def cut_point(text: bytes) -> int:
-    """Offset at which to cut text that continues: after the last line end, else a space, else between characters."""
+    """Returns the offset at which to cut text: after the last line end, else a space, else between characters."""
     end = text.rfind(b"\n") + 1 or text.rfind(b" ") + 1 or len(text)
     if end == len(text):
         start_of_last = next((n for n in range(1, 5) if text[-n] & 0xC0 != 0x80), len(text))
@@ -160,7 +161,7 @@ def cut_point(text: bytes) -> int:
 
 
 def _page(part: bytes, place: int, *, is_whole: bool) -> Document | None:
-    """An article as wikitext; None for text outside pages, such as the names of a dump's namespaces."""
+    """Returns a page's wikitext as a document; None for text outside pages, such as a dump's list of namespaces."""
     begin = part.find(_PAGE_START)
     if begin < 0:
         return None

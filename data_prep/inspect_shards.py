@@ -39,7 +39,7 @@ _PARTS = 8  # equal parts of a sequence, for the masking rate by position
 
 
 class InspectOptions(StrictConfig):
-    """Options of inspect_shards."""
+    """The command line of `inspect_shards.py`."""
 
     takes_any_name = True
 
@@ -54,7 +54,7 @@ class InspectOptions(StrictConfig):
 
 
 def main(options: InspectOptions) -> int:
-    """Prints the statistics of a folder and of its held-out part; returns 1 if a check fails, else 0."""
+    """Prints the statistics of a shard folder and of its held-out part; returns 1 if a check fails, else 0."""
     try:
         with start_pool(options.workers if options.verify else 1) as pool:
             return _inspect_all(options, pool) if pool else 0
@@ -125,7 +125,7 @@ def verify(folder: Path, manifest: Manifest, pool: Pool) -> tuple[list[str], Mas
 
 
 def _verify_shard(shard: ShardEntry, folder: Path, manifest: Manifest) -> tuple[list[str], MaskStatistics]:
-    """Problems and mask statistics of one shard."""
+    """Returns all problems found in one shard, and its mask statistics."""
     tokenizer = WordPiece.load(folder / TOKENIZER_NAME)
     statistics = MaskStatistics(manifest.seq_length)
     problems = file_problems(folder, shard)
@@ -170,7 +170,7 @@ def _print_manifest(folder: Path, manifest: Manifest) -> None:
 
 
 def _print_statistics(statistics: MaskStatistics, manifest: Manifest) -> None:
-    """Prints where the masks fall; rates are multiples of the expected rate."""
+    """Prints where the masks fall: by position and word piece, as multiples of the expected rate."""
     sequences, copies, masked = statistics.sequences, manifest.mask_copies, statistics.position.sum()
     positions = [np.array_split(counts, _PARTS) for counts in (statistics.position, statistics.position_chance)]
     by_position = [f"{there.sum() / max(1e-9, chance.sum()):.3f}" for there, chance in zip(*positions, strict=True)]
@@ -200,7 +200,7 @@ def _show(folder: Path, manifest: Manifest, tokenizer: WordPiece, count: int) ->
 
 
 def _marked(tokens: list[str], masked: np.ndarray) -> str:
-    """Joins tokens into text, `##` pieces to their word, with the masked ones marked."""
+    """Returns the tokens as text, `##` pieces joined to their word, the masked tokens marked."""
     coloured = sys.stdout.isatty() and "NO_COLOR" not in os.environ
     opening, closing = (_MARK, _PLAIN) if coloured else ("[", "]")
     parts: list[str] = []

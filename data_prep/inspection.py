@@ -22,7 +22,7 @@ _PIECES = 5  # classes of word pieces: the first four of a word, and all later o
 
 @dataclass(frozen=True)
 class Rows:
-    """Some sequences of a shard, from number `first` on.
+    """Consecutive sequences of a shard with their masks; `first` is the number of the first one.
 
     `ids` uint16 [S, seq_length], padded; `lengths` int32 [S]; `masked` bool [S, copies, bits of a bitmap].
     """
@@ -36,7 +36,7 @@ class Rows:
 def read_rows(
     folder: Path, shard: ShardEntry, manifest: Manifest, first: int = 0, limit: int | None = None
 ) -> Iterator[Rows]:
-    """Yields the shard's sequences in order from number `first` on, at most `limit` of them, in batches.
+    """Yields batches of the shard's sequences, in order from number `first` on, at most `limit` in all.
 
     Raises:
         ConfigError: the files are damaged.
@@ -57,7 +57,7 @@ def read_rows(
 
 
 def sample_rows(folder: Path, manifest: Manifest, blocks: int, block: int) -> Iterator[Rows]:
-    """Yields about `blocks` x `block` sequences in blocks spread evenly over all shards, or all if there are fewer.
+    """Yields about `blocks` blocks of `block` sequences, spread evenly over all shards; all if there are fewer.
 
     Raises:
         ConfigError: the files are damaged.
@@ -74,7 +74,7 @@ def sample_rows(folder: Path, manifest: Manifest, blocks: int, block: int) -> It
 
 
 def open_shard(folder: Path, shard: ShardEntry, manifest: Manifest) -> tuple[IndexedFile, IndexedFile]:
-    """The ids and the masks of a shard, memory-mapped; checks everything that needs only the indices.
+    """Opens the ids and the masks of a shard, memory-mapped; checks all that the index files suffice for.
 
     Raises:
         ConfigError: a file is missing, or contradicts the manifest.
@@ -96,7 +96,7 @@ def open_shard(folder: Path, shard: ShardEntry, manifest: Manifest) -> tuple[Ind
 
 
 def problems_of(rows: Rows, manifest: Manifest) -> list[str]:
-    """Checks some sequences and their masks; returns the first sequence with each problem, normally none."""
+    """Checks sequences and their masks; returns the first sequence with each problem, normally none."""
     special = manifest.special_tokens
     positions = np.arange(manifest.seq_length)
     inside = positions < rows.lengths[:, None]
@@ -122,7 +122,7 @@ def problems_of(rows: Rows, manifest: Manifest) -> list[str]:
 
 
 def tokenizer_problems(folder: Path, manifest: Manifest) -> list[str]:
-    """Differences between a folder's tokenizer and the one that the manifest names; normally none."""
+    """Returns the differences between a folder's tokenizer and the one that its manifest names; normally none."""
     problems = []
     tokenizer = WordPiece.load(folder / TOKENIZER_NAME)
     ours = (tokenizer.sha256(), tokenizer.vocab_size, tokenizer.special)
@@ -137,7 +137,7 @@ def tokenizer_problems(folder: Path, manifest: Manifest) -> list[str]:
 
 
 def file_problems(folder: Path, shard: ShardEntry, *, checksums: bool = True) -> list[str]:
-    """Files of a shard that are missing or changed, by their sizes and, unless `checksums` is off, their sha256."""
+    """Returns a line per missing or changed file of a shard; compares sizes and, if `checksums`, sha256."""
     found = (
         file_problem(folder / (shard.name + suffix), size, digest if checksums else None)
         for suffix, (size, digest) in shard.written.items()
@@ -157,7 +157,7 @@ def file_problem(path: Path, size: int, digest: str | None) -> str | None:
 
 
 def megatron_problems(folder: Path, shard: ShardEntry) -> list[str]:
-    """Files whose items megatron-core's own reader reads differently from ours."""
+    """Returns the files of a shard that megatron-core's own reader reads differently from ours."""
     with warnings.catch_warnings(action="ignore"):  # about GPU libraries that reading does not need
         from megatron.core.datasets.indexed_dataset import IndexedDataset
 
@@ -192,7 +192,7 @@ class MaskStatistics:
         self.runs, self.simulated_runs = np.zeros((2, seq_length + 1), np.int64)
 
     def add(self, rows: Rows, manifest: Manifest, tokenizer: WordPiece) -> None:
-        """Adds some rows to the statistics."""
+        """Adds these sequences and their masks to the statistics."""
         length = manifest.seq_length
         self.sequences += len(rows.lengths)
         self.tokens += int(rows.lengths.sum())
@@ -231,13 +231,13 @@ class MaskStatistics:
             self.most_cut = max(self.most_cut, int(np.add.reduceat(cut_W, first_word_S, dtype=np.int32).max()))
 
     def join(self, other: "MaskStatistics") -> None:
-        """Adds the statistics of other rows, counted elsewhere."""
+        """Adds the statistics of other sequences, counted elsewhere."""
         self.most_cut = max(self.most_cut, other.most_cut)
         for name in vars(self).keys() - {"most_cut"}:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
 
 def run_lengths(masked: np.ndarray) -> np.ndarray:
-    """Lengths of the unbroken runs of masked positions."""
+    """Returns the lengths of the unbroken runs of masked positions."""
     edges = np.diff(np.pad(masked, ((0, 0), (0, 0), (1, 1))).astype(np.int8), axis=-1).ravel()
     return np.flatnonzero(edges == -1) - np.flatnonzero(edges == 1)

@@ -74,7 +74,7 @@ class BuildConfig(Choices):
 
 
 class ShardEntry(StrictRecord):
-    """The manifest's entry of one shard."""
+    """The manifest's entry for one shard: its files, checksums and counts."""
 
     name: str = Field(pattern=r"^shard-\d+$")
     """Prefix of its files."""
@@ -94,12 +94,12 @@ class ShardEntry(StrictRecord):
 
     @property
     def size(self) -> int:
-        """Bytes of all its files."""
+        """Size of all files of the shard, in bytes."""
         return sum(size for size, _ in self.written.values())
 
 
 class _Sums(StrictRecord):
-    """Base of counts that are added up over chunks."""
+    """Base of records of counts that are added up over chunks."""
 
     def __add__(self, other: Self) -> Self:
         fields = type(self).model_fields
@@ -107,7 +107,7 @@ class _Sums(StrictRecord):
 
 
 def _added(left: Any, right: Any) -> Any:
-    """The sum; of two dictionaries, by key, sorted."""
+    """Returns the sum; dictionaries are added key by key, with sorted keys."""
     if not isinstance(left, dict):
         return left + right
     both = {key: _added(left[key], right[key]) for key in left.keys() & right.keys()}
@@ -130,7 +130,7 @@ class Ledger(_Sums):
 
 
 class Share(_Sums):
-    """The contribution of one input."""
+    """The contribution of one of the user's inputs to a build: documents, characters and word pieces."""
 
     documents: int = 0
     characters: int = 0
@@ -138,7 +138,7 @@ class Share(_Sums):
 
 
 class Books(_Sums):
-    """The accounts of a build, held-out text included."""
+    """The accounts of a build, held-out text included: all text read, and its use."""
 
     documents: Ledger = Ledger()
     characters: Ledger = Ledger()
@@ -163,7 +163,7 @@ class Books(_Sums):
 
 
 class Totals(StrictRecord):
-    """Sums over a folder's shards."""
+    """Counts summed over all shards of a folder."""
 
     sequences: int
     tokens: int
@@ -176,7 +176,7 @@ class Totals(StrictRecord):
 
 
 class Manifest(StrictRecord):
-    """`manifest.json`."""
+    """The content of `manifest.json`, which describes a complete shard folder."""
 
     format_version: Literal[1, 2]
     config: BuildConfig
@@ -218,7 +218,7 @@ class Manifest(StrictRecord):
 
 
 def sum_shards(shards: Sequence[ShardEntry], seq_length: int, ngram_sizes: int) -> Totals:
-    """The totals of a folder's shards."""
+    """Returns the counts of the shards, summed."""
     names = ("sequences", "tokens", "word_pieces", "unknown")
     sequences, tokens, word_pieces, unknown = (sum(getattr(shard, name) for shard in shards) for name in names)
     return Totals(
@@ -262,7 +262,7 @@ def load_manifest(folder: Path) -> Manifest:
 
 
 def _from_format_1(values: dict[str, Any]) -> dict[str, Any]:
-    """Converts format 1 to format 2, where each value is stored once and a shard has a range of chunks."""
+    """Returns a manifest in format 1 converted to format 2: each value stored once, a range of chunks per shard."""
     known = {name: value for name, value in values.items() if name in Manifest.model_fields}
     for name in ("seed", "seq_length", "mask_copies", "tokenizer_sha256"):
         if values[name] != values["config"][name]:

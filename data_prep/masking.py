@@ -25,7 +25,7 @@ Length = TypeVar("Length", int, np.ndarray)
 
 
 def mask_size(length: Length) -> Length:
-    """Number of tokens to mask: exactly ceil(0.15 n). n counts [CLS] and [SEP], as google-research/electra does."""
+    """Number of tokens to mask: exactly ceil(0.15 n), n including [CLS] and [SEP] as in google-research/electra."""
     return (3 * length + 19) // 20
 
 
@@ -83,7 +83,7 @@ class Masker:
 
 
 class _Batch:
-    """The maskable tokens of some sequences, and their grouping into words and segments.
+    """The maskable tokens of a batch of sequences, and their grouping into words and segments.
 
     Positions and indices are int32: the arrays are large, and memory bandwidth is the bottleneck.
     """
@@ -110,7 +110,7 @@ class _Batch:
         drawn: np.ndarray,
         masked: np.ndarray,
     ) -> None:
-        """Sets the masked positions of `copies_S` copies per sequence to 1 in `masked`, where they begin at `start_S`.
+        """Draws `copies_S` masks per sequence and sets their positions to 1 in `masked`, from `start_S` on.
 
         A sequence that is too short for all its copies in one shuffle is shuffled again for the rest.
         """

@@ -44,7 +44,7 @@ def locked(folder: Path) -> Lock:
 
 
 def open_log(folder: Path) -> RecordLog:
-    """Opens the log of the build in the folder, unfinished or complete, or a new log if the folder is empty.
+    """Opens the log of the build in the folder, unfinished or complete; starts a new log if the folder is empty.
 
     Raises:
         ConfigError: the folder holds other files, or a build that cannot be resumed.
@@ -52,15 +52,18 @@ def open_log(folder: Path) -> RecordLog:
     if (folder / LOG_NAME).is_file():
         log = RecordLog(folder)
         if log.plan is None and (len(log) or log.damaged):
-            raise ConfigError(f"output: {log.path} is damaged: its plan cannot be read; choose another folder")
+            raise ConfigError(
+                f"output: {log.path} is damaged: the settings of that build cannot be read; choose another folder"
+            )
         if log.damaged:
             print(f"{log.path}: {log.damaged} damaged records; rebuilding their chunks and shards")
         return log
     if (folder / MANIFEST_NAME).is_file():
         known = load_manifest(folder).format_version == FORMAT_VERSION
-        reason = f"its {LOG_NAME} is missing" if known else "it was built in format 1, which training still reads"
+        reason = f"it has no {LOG_NAME}" if known else "it has format 1, which training still reads"
         raise ConfigError(
-            f"output: {folder} is complete, but its input cannot be verified: {reason}; choose another --output"
+            f"output: {folder} is complete, but whether it was built from this input cannot be checked: {reason}; "
+            "choose another --output"
         )
     if any(entry.name not in (WORK_NAME, LOCK_NAME) for entry in folder.iterdir()):
         raise ConfigError(f"output: {folder} holds files that do not belong to a build; choose an empty or new folder")
@@ -68,7 +71,7 @@ def open_log(folder: Path) -> RecordLog:
 
 
 def refuse_another(plan: Plan, earlier: Plan, folder: Path) -> None:
-    """Raises ConfigError, with one line per difference, if `plan` differs from the folder's own plan."""
+    """Refuses, with one line per difference, a `plan` that differs from the `earlier` one of the folder's build."""
     old, new = _flat(earlier.model_dump()), _flat(plan.model_dump())
     problems = [
         f"{name}: the build in {folder} has {old.get(name, 'none')}, this one {new.get(name, 'none')}; "

@@ -31,7 +31,7 @@ _HEADER = struct.Struct("<II")
 
 
 class Block(NamedTuple):
-    """Some sequences of a part, concatenated."""
+    """A batch of a part's sequences, concatenated, with their masks."""
 
     lengths: np.ndarray
     ids: np.ndarray
@@ -105,7 +105,7 @@ def part_path(output: Path, side: str, number: int) -> Path:
 
 
 def write_block(file: NewFile, block: Block) -> None:
-    """Appends some sequences to a part."""
+    """Appends a block of sequences to a part's file."""
     arrays = (block.lengths.astype(np.int32), block.ids.astype(np.uint16, copy=False), block.masks)
     for content in (_HEADER.pack(len(block.lengths), len(block.ids)), *(array.tobytes() for array in arrays)):
         file.write(content)
@@ -153,7 +153,7 @@ class ShardCutter:
         self._parts: list[tuple[int, PartEntry]] = []
 
     def add(self, chunk: int, part: PartEntry | None) -> Iterator[Merge]:
-        """Adds the next chunk's part; yields the shard of the parts before it if the part no longer fits."""
+        """Adds the next chunk's part; yields the shard of the parts before it if this part does not fit into it."""
         if part is None:
             return
         if self._size + part.size > self._limit:
@@ -162,7 +162,7 @@ class ShardCutter:
         self._size += part.size
 
     def end(self) -> Iterator[Merge]:
-        """Yields the shard of the parts that are left, if any."""
+        """Yields a last shard of the remaining parts, if any."""
         if self._parts:
             first, last = self._parts[0][0], self._parts[-1][0]
             yield Merge(self._side, self._number, first, last, tuple(self._parts))
@@ -170,7 +170,7 @@ class ShardCutter:
 
 
 def merge_parts(merge: Merge, config: BuildConfig, output: Path) -> ShardEntry:
-    """Writes a shard, keeping its parts.
+    """Writes a shard and returns its entry for the manifest; keeps the parts.
 
     Raises:
         OSError: a part is missing or damaged, or the disk is full.

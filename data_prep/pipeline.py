@@ -32,7 +32,7 @@ _WEIGHT = 256  # characters added to each document's size in a batch, for the me
 
 
 class ChunkTask(NamedTuple):
-    """A chunk to build, or to check if an earlier run has built it."""
+    """A chunk to build or, if an earlier run has built it, to check against that run's record."""
 
     chunk: Chunk
     record: ChunkRecord | None
@@ -50,10 +50,10 @@ class Text(NamedTuple):
 
 
 def do_chunk(task: ChunkTask, config: BuildConfig, output: Path, strict: bool = False) -> ChunkRecord:
-    """Builds the chunk, unless an earlier run has built it from the same text and its parts are intact.
+    """Builds the chunk, unless an earlier run has built it and its parts are intact; returns its record.
 
     Raises:
-        ConfigError: the text has changed since, cannot be read, or, with `strict`, is malformed.
+        ConfigError: the text has changed since the earlier run, cannot be read, or, with `strict`, is malformed.
     """
     chunk, record = task.chunk.loaded(), task.record
     text = chunk.digest()
@@ -110,7 +110,7 @@ class Intake:
         self._shares: defaultdict[str, Counter[str]] = defaultdict(Counter)
 
     def batches(self) -> Iterator[list[Text]]:
-        """Yields the documents to use, cleaned, in batches."""
+        """Yields the chunk's documents in batches, cleaned, without those that are dropped."""
         batch: list[Text] = []
         size = 0
         for text in self._used():
@@ -154,7 +154,7 @@ class Intake:
             self._ledgers[name][place] += count
 
     def side_of(self, text: Text, word_pieces: int) -> str | None:
-        """Chooses and records the side of a document with so many word pieces; None if it has none.
+        """Returns the side chosen for a document of `word_pieces` pieces, and accounts for it; None if it has none.
 
         The choice depends only on the content: equal documents are always on the same side, whatever the seed.
         """
@@ -169,7 +169,7 @@ class Intake:
         return side
 
     def books(self, parts: Mapping[str, PartEntry | None]) -> Books:
-        """The accounts of the chunk: everything read, against everything that its parts received."""
+        """Returns the accounts of the chunk: everything read, and everything that its parts received."""
         pieces = self._ledgers["word_pieces"]
         pieces.update({side: part.word_pieces for side, part in parts.items() if part})
         if self._config.builder == "electra":
@@ -197,7 +197,7 @@ def _refuse_malformed(piece: Piece, document: Document, cleaned: Cleaned) -> Non
 
 @lru_cache(maxsize=1)
 def load_tools(output: Path, sentences: Sentences) -> tuple[WordPiece, Punkt | None]:
-    """The tokenizer of an output folder and, unless each line is a sentence, its Punkt model; cached per process."""
+    """Returns an output folder's tokenizer and, unless each line is a sentence, its Punkt model; cached per process."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the workers already use all cores
     punkt = Punkt(load_model(output / PUNKT_NAME)) if sentences == "punkt" else None
     return WordPiece.load(output / TOKENIZER_NAME), punkt
@@ -206,7 +206,7 @@ def load_tools(output: Path, sentences: Sentences) -> tuple[WordPiece, Punkt | N
 def _tokenize(
     texts: Sequence[Text], tokenizer: WordPiece, punkt: Punkt | None
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """The token ids of each text, and the number of ids in each of its sentences."""
+    """Yields the token ids of each text, and the number of ids in each of its sentences."""
     documents = [split_sentences(text.cleaned.text, punkt) for text in texts]
     sentences = [sentence for document in documents for sentence in document]
     # encode in batches to bound memory

@@ -99,7 +99,7 @@ class Punkt:
         self._follower: Callable[[str], tuple[_Token, bool]] = remember(self._analyse_follower)
 
     def sentences(self, line: str) -> list[str]:
-        """The sentences of a line without line breaks; the white space between them is lost."""
+        """Returns the sentences of one line of text, without the white space between them."""
         sentences = []
         start, line_end = 0, len(line.rstrip())
         for (end, following), (next_end, _) in pairwise([*self._ends(line), (line_end, line_end)]):
@@ -115,7 +115,7 @@ class Punkt:
         return sentences
 
     def _ends(self, line: str) -> list[tuple[int, int]]:
-        """The end of each sentence but the last and the start of the next, before closing punctuation is moved."""
+        """Returns each sentence's end and the next one's start, before closing punctuation is moved."""
         found = []
         for start, match in _candidates(line):
             end = match.end()
@@ -137,7 +137,7 @@ class Punkt:
         return ends_inside or self._ends_between(last, first)
 
     def _analyse_word(self, word: str) -> tuple[bool, _Token | None]:
-        """True if a sentence ends after the word, whatever follows; and if not, the last token of the word, or None.
+        """Returns whether a sentence ends after the word, whatever follows; if not, also the word's last token.
 
         The token is None if the word contains white space other than a blank, such as a no-break space: dots separated
         by such spaces are one token, which can be recognised only together with the text that follows.
@@ -153,7 +153,7 @@ class Punkt:
         return decided or self._has_end(tokens), last
 
     def _analyse_follower(self, text: str) -> tuple[_Token, bool]:
-        """The first token of the text that follows a word, and whether a sentence ends inside that text."""
+        """Returns the first token of the text after a word, and whether a sentence ends inside that text."""
         tokens = self._tokens(text)
         return tokens[0], self._has_end(tokens)
 
@@ -164,7 +164,7 @@ class Punkt:
         return [self._token(found) for found in _TOKEN.findall(text)]
 
     def _token(self, text: str) -> _Token:
-        """First pass of the paper: classifies a token by itself."""
+        """Punkt's first pass (Kiss and Strunk): classifies a token without its neighbours."""
         kind = _NUMERIC.sub(_NUMBER, text.lower())
         stem = text[:-1].lower()
         is_word = text.endswith(".") and not text.endswith("..") and text != "."
@@ -179,7 +179,7 @@ class Punkt:
         )
 
     def _ends_between(self, first: _Token, second: _Token) -> bool:
-        """Second pass of the paper: True if a sentence ends after `first`, given the token that follows."""
+        """Punkt's second pass (Kiss and Strunk): True if a sentence ends after `first`, given the next token."""
         if not first.text.endswith("."):
             return first.ends
         kind = second.following_kind
@@ -196,7 +196,7 @@ class Punkt:
         return first.ends
 
     def _starts_sentence(self, token: _Token) -> bool | None:
-        """The orthographic heuristic: whether the token starts a sentence; None if its case does not decide."""
+        """Punkt's orthographic heuristic: True if the token starts a sentence; None if its case does not decide."""
         if token.text in _PUNCTUATION:
             return False
         seen = self._model.ortho_context.get(token.following_kind, 0)
@@ -208,7 +208,7 @@ class Punkt:
 
 
 def _candidates(line: str) -> list[tuple[int, re.Match[str]]]:
-    """The marks that may end a sentence, each with the start of the word before it.
+    """Returns the marks that may end a sentence, each with the start of the word before it.
 
     If no space separates several marks, only the last counts, unless the first has no word before it.
     """

@@ -36,7 +36,7 @@ class Plan(StrictRecord):
 
 
 class PartEntry(StrictRecord):
-    """A part: the sequences of one chunk on one side."""
+    """The log's entry for a part: the sequences of one chunk on one side."""
 
     sequences: int
     tokens: int
@@ -66,7 +66,7 @@ class ChunkRecord(StrictRecord):
     held_out: PartEntry | None
 
     def part(self, side: str) -> PartEntry | None:
-        """The chunk's part on a side."""
+        """Returns the chunk's part on a side; None if it has none."""
         return self.train if side == TRAIN else self.held_out
 
 
@@ -113,7 +113,7 @@ class RecordLog:
         return sum(kind == CHUNK for kind, _ in self._places)
 
     def chunk(self, number: int) -> ChunkRecord | None:
-        """The record of a chunk; None if there is none."""
+        """Returns the record of a chunk; None if there is none."""
         if (CHUNK, number) not in self._places:
             return None
         return ChunkRecord.model_validate_json(_split(self._line(CHUNK, number))[2])
@@ -182,7 +182,7 @@ class RecordLog:
 
 
 def folder_of(output: Path, side: str) -> Path:
-    """The shard folder of a side."""
+    """Returns the shard folder of a side, training or held out."""
     return output if side == TRAIN else output / HELD_OUT_NAME
 
 
@@ -191,10 +191,10 @@ def _signed(rest: bytes) -> bytes:
 
 
 def _split(line: bytes) -> tuple[str, int, bytes]:
-    """Kind, number and JSON of a line.
+    """Returns kind, number and JSON of a line of the log.
 
     Raises:
-        ValueError: it is damaged.
+        ValueError: the line is damaged.
     """
     rest = line[_DIGITS + 1 :]
     if line != _signed(rest):

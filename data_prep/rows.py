@@ -24,7 +24,7 @@ _DEEPEST = 8  # nesting of structs; a page's header has two levels
 
 
 def read_rows(source: Source, column: str) -> Iterator[tuple[bytes | None, float]]:
-    """Yields the text of each row, or None if it has none, and the share of the source read so far.
+    """Yields, for each row, its text (None if it has none) and the share of the source read so far.
 
     Raises:
         ConfigError: the source cannot be read, or has no text column of that name.
@@ -54,7 +54,7 @@ def _parquet_rows(path: Path, column: str) -> Iterator[tuple[bytes | None, float
 
 
 def _rows_at_once(path: Path, group: Any, column: str) -> int:
-    """Number of rows of a row group (given as pyarrow's metadata) to read together within bounded memory.
+    """Returns how many rows of a row group (`group`, pyarrow's metadata) can be read together in bounded memory.
 
     Raises:
         ConfigError: a page of the row group is too large.
@@ -67,8 +67,8 @@ def _rows_at_once(path: Path, group: Any, column: str) -> int:
             sizes = list(page_sizes(raw, chunk))
         if (largest := max(sizes)) > _LARGEST_PAGE:
             raise ConfigError(
-                f"input: {path} has a page of {largest >> 20:,} MB, expected at most {_LARGEST_PAGE >> 20}: too large "
-                "for a worker's memory; split long texts, or write the file with smaller pages"
+                f"input: {path} has a Parquet page of {largest >> 20:,} MiB, expected at most {_LARGEST_PAGE >> 20} "
+                "MiB: too large for a worker's memory; split long texts, or write the file with smaller pages"
             )
         if chunk.has_dictionary_page:
             rows = min(rows, _REPEATED // sizes[0])
@@ -93,7 +93,7 @@ def page_sizes(file: BinaryIO, chunk: Any) -> Iterator[int]:
 
 
 def _struct(file: BinaryIO, depth: int = 0) -> dict[int, int]:
-    """Reads a struct to its end; returns its integers by field number."""
+    """Reads a Thrift struct to its end; returns its integers by field number."""
     integers: dict[int, int] = {}
     number = 0
     while (head := _byte(file)) != _STOP:
@@ -134,16 +134,17 @@ def _byte(file: BinaryIO) -> int:
 def _record(path: Path, text: bytes | None) -> bytes | None:
     if text is not None and len(text) > LONGEST_RECORD:
         raise ConfigError(
-            f"input: {path} has a text of {len(text) >> 20:,} MB, expected at most {LONGEST_RECORD >> 20}: too large "
-            "for a worker's memory; split or remove it"
+            f"input: {path} has a text of {len(text) >> 20:,} MiB, expected at most {LONGEST_RECORD >> 20} MiB: too "
+            "large for a worker's memory; split or remove it"
         )
     return text
 
 
 def _check_column(path: Path, column: str, columns: dict[str, bool]) -> None:
     if not columns.get(column):
-        texts = ", ".join(name for name, is_text in columns.items() if is_text) or "none"
-        raise ConfigError(f"text_column: {path} has no text column named {column}; its text columns: {texts}")
+        texts = ", ".join(name for name, is_text in columns.items() if is_text)
+        fix = f"name one of its text columns: {texts}" if texts else "it has no text column at all: replace it"
+        raise ConfigError(f"text_column: {path} has no text column named {column}; {fix}")
 
 
 def hub_name(path: Path) -> tuple[str, str | None, str | None]:
@@ -154,7 +155,7 @@ def hub_name(path: Path) -> tuple[str, str | None, str | None]:
 
 
 def _hub_rows(path: Path, column: str) -> Iterator[tuple[bytes | None, float]]:
-    """Streams the train split of a dataset."""
+    """Yields the rows of a hub dataset's train split, as `read_rows` does."""
     import datasets
 
     name, configuration, revision = hub_name(path)

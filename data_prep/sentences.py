@@ -18,7 +18,7 @@ _FILES = ("abbrev_types.txt", "collocations.tab", "ortho_context.tab", "sent_sta
 
 
 def split_sentences(document: str, punkt: Punkt | None) -> list[str]:
-    """The sentences of a document, in order; only white space is lost.
+    """Returns the sentences of a document, in order; only white space is lost.
 
     The end of a line always ends a sentence; without Punkt, nothing else does.
     """
@@ -28,7 +28,7 @@ def split_sentences(document: str, punkt: Punkt | None) -> list[str]:
 
 
 def find_model(path: Path) -> Path:
-    """The folder with a model's files: `path` itself, or the English model in an nltk_data folder.
+    """Returns the folder with the files of a Punkt model: `path`, or the English model in an nltk_data folder.
 
     Raises:
         ConfigError: there is no model in any of these places.
@@ -40,12 +40,12 @@ def find_model(path: Path) -> Path:
 
 
 def has_model(folder: Path) -> bool:
-    """True if a folder has all files of a model."""
+    """True if a folder has all files of a Punkt model."""
     return all((folder / name).is_file() for name in _FILES)
 
 
 def train_model(texts: Iterable[str]) -> PunktModel:
-    """Trains a model by Punkt's unsupervised method (Kiss and Strunk, 2006) with NLTK's defaults."""
+    """Trains a sentence model by Punkt's unsupervised method (Kiss and Strunk, 2006) with NLTK's defaults."""
     from nltk.tokenize.punkt import PunktTrainer  # takes two seconds to import
 
     trainer = PunktTrainer()
@@ -56,7 +56,7 @@ def train_model(texts: Iterable[str]) -> PunktModel:
 
 
 def load_model(folder: Path) -> PunktModel:
-    """Reads a model's four files.
+    """Reads the four files of a Punkt model.
 
     Raises:
         ConfigError: a file is missing or malformed.
@@ -75,7 +75,7 @@ def load_model(folder: Path) -> PunktModel:
 
 
 def save_model(model: PunktModel, folder: Path) -> None:
-    """Writes a model as the four files that `load_model` reads."""
+    """Writes a Punkt model as the four files that `load_model` reads."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in model.files().items():
         write_if_other(folder / name, content.encode())

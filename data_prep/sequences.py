@@ -63,7 +63,7 @@ def build_sequences(
 def _fill_documents(
     stream: TokenStream, seq_length: int, builder: Builder, random: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The ends of the sequences (offsets into the stream) and the target lengths of their first segments.
+    """Returns the ends of the sequences (offsets into the stream) and target lengths of their first segments.
 
     A word that does not fit starts the next sequence whole, unless it is longer than a sequence. Google's builder takes
     whole sentences until a sequence reaches its target.
@@ -121,7 +121,7 @@ def _truncate(
 def _draw_targets(
     count: int, short_target: float, seq_length: int, random: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Draws the number of text tokens of each sequence, and its first segment's target (no limit if single)."""
+    """Draws each sequence's number of text tokens and its first segment's target, unlimited for a single segment."""
     short = random.random(count) < short_target
     target = np.where(short, random.integers(SHORTEST_TARGET, seq_length + 1, count), seq_length)
     single = random.random(count) < SINGLE_SEGMENT
@@ -135,7 +135,7 @@ def _segment_ends(
     sentence_ends: np.ndarray,
     random: np.random.Generator,
 ) -> np.ndarray:
-    """The end of each sequence's first segment; the end of the sequence if there is no second segment.
+    """Returns the end of each sequence's first segment: the sequence's own end if it has no second one.
 
     The first segment consists of the first sentence, every sentence that ends before the middle, and half of the time
     the sentence across the middle. The middle is that of the target length, so the short remainder of a document tends

@@ -50,7 +50,9 @@ class IndexedFile:
             index = mapped(index_path, np.dtype(np.uint8))
             self.dtype, items, marks = _parse_header(index, index_path)
             if len(index) != _HEADER.size + 12 * items + 8 * marks:
-                raise ConfigError(f"{index_path}: damaged: its size is not that of {items} items; rebuild the shard")
+                raise ConfigError(
+                    f"{index_path}: damaged: its size does not match its {items} items; rebuild the shard"
+                )
             self.lengths = np.frombuffer(index, np.int32, items, _HEADER.size)
             self.offsets = np.frombuffer(index, np.int64, items, _HEADER.size + 4 * items)
             self.size = self._data_path.stat().st_size
@@ -85,7 +87,7 @@ class IndexedFile:
 
 
 def mapped(path: Path, dtype: np.dtype[Any]) -> np.ndarray:
-    """Maps a file as an array in a third of the time of np.memmap, which matters when every batch opens shards.
+    """Returns a file memory-mapped as an array, in a third of the time of np.memmap: batches open many shards.
 
     Raises:
         OSError, ValueError: the file cannot be read, is empty, or does not hold a whole number of elements.

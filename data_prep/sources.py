@@ -32,14 +32,14 @@ class Source:
 
 
 def find_sources(inputs: Sequence[Path]) -> list[Source]:
-    """All files named by files, folders (recursively, without hidden files) and globs, in a fixed order.
+    """Returns the files that the inputs name: files, folders (recursively, no hidden files), globs; in a fixed order.
 
     Raises:
         ConfigError: there is no text, a file's suffix is not a known text format, or a path is a pipe or device.
     """
     sources = [source for number, given in enumerate(inputs) for source in _sources_of(number, given)]
     if not any(source.size or source.on_hub for source in sources):
-        raise ConfigError(f"input: {' '.join(map(str, inputs))} holds no text; give files with text in them")
+        raise ConfigError(f"input: {' '.join(map(str, inputs))} has no text; give files that contain text")
     return sources
 
 
@@ -82,20 +82,20 @@ def _files_of(given: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _matches(given: Path) -> tuple[Path, list[Path]]:
-    """The folder above a glob's first wildcard, and the files that it matches; none if it has no wildcard."""
+    """Returns the folder above a glob's first wildcard, and the files it matches; no files without a wildcard."""
     signs = [number for number, part in enumerate(given.parts) if any(sign in part for sign in "*?[")]
     if not signs:
         return given.parent, []
     root, pattern = Path(*given.parts[: signs[0]]), given.parts[signs[0] :]
     if any("**" in part and part != "**" for part in pattern):  # Python 3.13 reads it as *; older ones refuse it
-        raise ConfigError(f"input: {given} is no valid glob: ** must be a folder of its own, as in folder/**/*.txt")
+        raise ConfigError(f"input: {given} is not a valid glob: ** must stand between slashes, as in folder/**/*.txt")
     return root, [path for path in root.glob(str(Path(*pattern))) if not path.is_dir()]
 
 
 def _walk(folder: Path) -> Iterator[Path]:
     """Yields every file below a folder. Links are followed, and each real folder is read once, under its first name.
 
-    Reading it once per path would never end between folders that link to each other; to use text twice, give it twice.
+    Otherwise folders that link to each other would never end. To use a text twice, name it twice.
     """
     waiting, seen = deque([folder]), set()
     while waiting:
@@ -111,5 +111,5 @@ def _walk(folder: Path) -> Iterator[Path]:
 
 
 def _as_text(name: str) -> str:
-    """The name with bytes that are not UTF-8 escaped, because hashes and JSON need text."""
+    """Returns the name with bytes that are not UTF-8 escaped, because hashes and JSON need text."""
     return os.fsencode(name).decode("utf-8", "backslashreplace")

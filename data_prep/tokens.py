@@ -30,7 +30,7 @@ _CHECKED = 4096  # characters per batch encoded by both encoders: 0.4% of the pi
 
 
 class SpecialTokens(StrictRecord):
-    """Ids of the special tokens."""
+    """The ids of a vocabulary's special tokens."""
 
     pad: int
     unk: int
@@ -89,7 +89,7 @@ class WordPiece:
         return cls(tokenizer)
 
     def encode(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Encodes texts; returns their concatenated ids, uint16, and the number per text, int64; no special tokens.
+        """Encodes texts; returns their ids, concatenated, uint16, and the number per text, int64; no special tokens.
 
         Raises:
             ConfigError: the two encoders disagree.
@@ -107,7 +107,7 @@ class WordPiece:
         return ids, lengths
 
     def _check_sample(self, texts: Sequence[str]) -> None:
-        """Compares the encoders on the first characters of the batch."""
+        """Compares the two encoders on the first characters of the texts; refuses a difference."""
         sample, left = [], _CHECKED
         for text in texts:
             sample.append(text[:left])
@@ -135,7 +135,7 @@ class WordPiece:
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
     def files(self) -> dict[str, bytes]:
-        """The tokenizer as files by name; `transformers.AutoTokenizer` loads their folder and gives the same ids."""
+        """The content of the tokenizer's files by name; `AutoTokenizer` of `transformers` gives the same ids."""
         names = {f"{name}_token": f"[{name.upper()}]" for name in SpecialTokens.model_fields}
         configuration = _class_settings(json.loads(self._tokenizer.to_str())) | names
         texts = (
@@ -173,7 +173,9 @@ def open_tokenizer(vocab: str) -> WordPiece:
             logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # hides its messages about retries
             tokenizer = Tokenizer.from_pretrained(vocab)
         else:
-            raise ConfigError(f"vocab: {vocab} does not exist; give a vocab.txt, a tokenizer folder or a hub name")
+            raise ConfigError(
+                f"vocab: {vocab} does not exist; give a vocab.txt, a tokenizer folder or the name of a model on the hub"
+            )
     except ConfigError:
         raise
     except Exception as error:  # the tokenizers library raises bare Exception for every kind of damage
@@ -188,7 +190,7 @@ def open_tokenizer(vocab: str) -> WordPiece:
 
 
 def from_vocabulary(tokens: Sequence[str], *, lowercase: bool | None = None) -> Tokenizer:
-    """BERT's tokenizer for a vocabulary; by default, text is lower-cased unless some token has a capital letter."""
+    """Returns BERT's tokenizer for a vocabulary; by default it lower-cases unless some token has a capital letter."""
     words = [token for token in tokens if not (token.startswith("[") and token.endswith("]"))]
     if lowercase is None:
         lowercase = all(word == word.lower() for word in words)
@@ -202,7 +204,7 @@ def from_vocabulary(tokens: Sequence[str], *, lowercase: bool | None = None) -> 
 
 
 def _class_settings(settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings with which `transformers` normalizes text exactly as this tokenizer does.
+    """Returns the settings with which `transformers` normalizes text exactly as this tokenizer does.
 
     For BERT's normalizer it rebuilds the normalization from three settings; any other it takes from tokenizer.json.
     """
@@ -219,7 +221,7 @@ def _class_settings(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _fast_encoder(tokenizer: Tokenizer) -> tuple[Any, str | None]:
-    """The same tokenizer in nanotoken, or None and the reason why it cannot be used."""
+    """Returns nanotoken's equivalent of the tokenizer; None and the reason if it cannot be used."""
     try:
         from nanotoken import WordPieceTokenizer
     except ImportError:

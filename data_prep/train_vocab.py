@@ -29,7 +29,7 @@ _LEAST_COUNT = 2  # of a pair of pieces to be joined; the same default
 
 
 class VocabularyOptions(StrictConfig):
-    """Options of train_vocab."""
+    """The command line of `train_vocab.py`."""
 
     takes_any_name = True
 
@@ -49,7 +49,9 @@ def main(options: VocabularyOptions) -> int:
     """Trains the vocabulary and writes the tokenizer folder; returns the exit code."""
     try:
         if (options.output / "vocab.txt").exists():
-            raise ConfigError(f"output: {options.output} already has a vocabulary; remove it or choose another folder")
+            raise ConfigError(
+                f"output: {options.output} already has a vocab.txt; remove that file or choose another folder"
+            )
         require_text(options.input)
         sources, reading = find_sources(options.input), Reading(text_column=options.text_column)
         size = int(options.sample_mb * 1e6)
@@ -64,7 +66,7 @@ def main(options: VocabularyOptions) -> int:
 
 
 def train_vocabulary(read_texts: Callable[[], Iterator[str]], size: int) -> list[str]:
-    """Trains a vocabulary: the special tokens, the characters, and the learned pieces, longest last. Deterministic.
+    """Trains a vocabulary: special tokens, characters, then learned pieces, longest last. Deterministic.
 
     `tokenizers` numbers the characters in hash-table order, which differs between runs, and breaks ties between equally
     frequent pairs by these numbers. Passing the sorted characters as special tokens fixes their order.
@@ -91,7 +93,7 @@ def train_vocabulary(read_texts: Callable[[], Iterator[str]], size: int) -> list
 
 
 def _alphabet(texts: Iterator[str]) -> list[str]:
-    """The most common characters, and the `##` forms of those that can occur inside a word, each sorted."""
+    """Returns the most common characters, and the `##` forms of those that can occur inside a word, each sorted."""
     tokenizer = from_vocabulary(SPECIAL_TOKENS, lowercase=True)
     counts: Counter[str] = Counter()
     for text in texts:

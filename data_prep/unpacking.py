@@ -48,7 +48,7 @@ class _Streams(io.RawIOBase):
         return 0
 
     def _begin_next(self) -> bool:
-        """Starts the next stream; returns False if there is none."""
+        """Starts the next of the concatenated streams; returns False if there is none."""
         rest = self._decompressor.unused_data.lstrip(b"\0")
         while not rest:
             if not (block := self._file.read(_BLOCK)):
@@ -83,7 +83,7 @@ _ARCHIVES = {
 
 
 def text_suffix(path: Path) -> str:
-    """The suffix of a file's name without its compression suffix."""
+    """Returns a file's suffix without that of its compression: .txt for a.txt.gz."""
     return (path.with_suffix("") if path.suffix in _SUFFIXES else path).suffix
 
 
@@ -102,7 +102,7 @@ def opened(path: Path) -> BinaryIO:
 
 
 def unpacked(file: BinaryIO) -> Any:
-    """A decompressing stream from the file's first byte on; None if the file is not compressed."""
+    """Returns a stream that decompresses the file from its first byte; None if the file is not compressed."""
     beginning = file.read(_LONGEST_MAGIC)
     file.seek(0)
     opener = next((opener for magic, opener in _PACKINGS.values() if magic.match(beginning)), None)
@@ -110,7 +110,7 @@ def unpacked(file: BinaryIO) -> Any:
 
 
 def not_text(beginning: bytes) -> str | None:
-    """The kind of data with this beginning if it is not text: compressed (again), an archive, or binary; else None."""
+    """Returns the kind of data if it is not text (compressed again, an archive, or binary), else None."""
     magics = {name: magic for name, (magic, _) in _PACKINGS.items()} | _ARCHIVES
     found = next((name for name, magic in magics.items() if magic.match(beginning)), None)
     stray, share = _MOST_ZEROS

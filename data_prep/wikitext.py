@@ -32,7 +32,7 @@ _BLANK_LINES = re.compile(r"(?<![ \t])[ \t]*\n(?:[ \t*#:;]*\n)+")
 
 
 def page_text(page: bytes) -> tuple[bytes, str | None]:
-    """The wikitext of a `<page>` element's newest revision, and the reason if it is not an article, else None."""
+    """Returns the wikitext of a `<page>`'s newest revision, and why it is no article; None for an article."""
     text, reason = b"", None
     for part in _PAGE_PARTS.finditer(page):
         if part["namespace"] not in (None, b"0"):
@@ -47,7 +47,7 @@ def page_text(page: bytes) -> tuple[bytes, str | None]:
 
 
 def plain_text(wikitext: str) -> str:
-    """The running text without templates, tables, references, files, categories and comments; never longer."""
+    """Returns the running text of wikitext: no templates, tables, references, files, categories, comments."""
     text = "".join(map(_section_text, _sections(wikitext)))
     for remainder in (_LEFT_OVER, _EMPTY_BRACKETS):
         text = remainder.sub("", text)
@@ -55,7 +55,7 @@ def plain_text(wikitext: str) -> str:
 
 
 def _sections(wikitext: str) -> Iterator[str]:
-    """Splits the wikitext before headings, and sections that are too long at line ends.
+    """Yields the sections of the wikitext, which begin with headings; too long ones are split at line ends.
 
     For each unclosed markup, the parser reads on to the end of the section. This takes quadratic time, up to 100
     seconds for 100 kB, so sections with much unclosed markup are cut into small pieces.
@@ -66,7 +66,7 @@ def _sections(wikitext: str) -> Iterator[str]:
 
 
 def pieces(text: str, longest: int, separator: str, least: int = 0) -> Iterator[str]:
-    """Cuts text into pieces of at most `longest` characters, after the last separator in each, or hard without one.
+    """Yields the text in pieces of at most `longest` characters, cut after the last separator where there is one.
 
     Separators among the first `least` characters of a piece do not count.
     """
@@ -80,7 +80,7 @@ def pieces(text: str, longest: int, separator: str, least: int = 0) -> Iterator[
 
 
 def _unclosed(section: str) -> int:
-    """Sum over unclosed markup of the characters from it to the end of its enclosing markup: the parser's detours."""
+    """Returns the characters that the parser reads in vain: from each unclosed markup to the end of its enclosure."""
     opened: list[tuple[str, int]] = []  # (closing markup expected, offset)
     waiting: Counter[str] = Counter()  # number of open markups per closing markup
     detours = 0

@@ -15,7 +15,7 @@ Item = TypeVar("Item")
 
 
 class Pool:
-    """Runs a function over items on `size` workers, or in this process without an executor."""
+    """Runs functions over items on the executor's `size` workers, or in this process if there is no executor."""
 
     def __init__(self, executor: Any, size: int) -> None:
         self._executor = executor
@@ -37,14 +37,14 @@ class Pool:
 
 
 def _finished(waiting: dict[Future[Any], Item]) -> Iterator[tuple[Item, Any]]:
-    """Waits for at least one task; removes and yields all that are done."""
+    """Waits until a task is done; removes all that are done and yields their items with the results."""
     for future in wait(waiting, return_when=FIRST_COMPLETED).done:
         yield waiting.pop(future), future.result()
 
 
 @contextmanager
 def start_pool(workers: int) -> Iterator[Pool | None]:
-    """Starts the pool: MPI's ranks under mpirun, else `workers` processes; None on a rank that was a worker."""
+    """Starts a pool of MPI's ranks under mpirun, else of `workers` processes; None on a rank that was a worker."""
     if max(int(os.environ.get(name, 1)) for name in _RANKS) > 1:
         from mpi4py import MPI
         from mpi4py.futures import MPICommExecutor
@@ -64,7 +64,7 @@ def start_pool(workers: int) -> Iterator[Pool | None]:
 
 
 def _end_with_parent() -> None:
-    """Ends this worker when its parent is killed: it would wait forever, or write while the resumed build writes."""
+    """Ends this worker when its parent is killed; otherwise it would wait forever, or write into a resumed build."""
 
     def watch() -> None:
         if parent := parent_process():

@@ -22,7 +22,7 @@ from foundation.config import StrictConfig
 
 
 class BlimpOptions(StrictConfig):
-    """The command line of BLiMP."""
+    """The command line of `blimp.py`."""
 
     models: Annotated[tuple[str, ...], POSITIONAL, Field(min_length=1)]
     """exported folders, or hub names of stock Hugging Face ELECTRA"""

@@ -16,7 +16,7 @@ Later = Annotated[bool, Field(exclude_if=lambda on: not on)]
 
 
 class FinetuneConfig(StrictConfig):
-    """Everything that decides a run's result besides task, model and seed; `presets.py` fills it in."""
+    """The settings that, with task, model and seed, determine a run's result; `presets.py` fills them in."""
 
     learning_rate: Annotated[float, Field(ge=1e-30, le=1e30)]
     """Peak learning rate of the task head; layers below it get less (`layer_decay`)."""
@@ -54,7 +54,7 @@ class FinetuneConfig(StrictConfig):
 
 
 class GlueConfig(FinetuneConfig):
-    """A run on GLUE."""
+    """The settings of a run on GLUE."""
 
     head: Literal["electra", "hf"] = "electra"
     """google-research/electra's one dense layer, or Hugging Face's two."""
@@ -65,7 +65,7 @@ class GlueConfig(FinetuneConfig):
 
 
 class SquadConfig(FinetuneConfig):
-    """A run on SQuAD; the defaults that `presets.py` fills in are google-research/electra's."""
+    """The settings of a run on SQuAD; the defaults that `presets.py` fills in are google-research/electra's."""
 
     max_question: Count
     """Most word pieces of a question; the rest is cut."""
@@ -82,14 +82,14 @@ class SquadConfig(FinetuneConfig):
 
 
 class TaggingConfig(FinetuneConfig):
-    """A run on token classification."""
+    """The settings of a run on token classification."""
 
     head: Literal["linear"] = "linear"
     """Dropout and one linear layer, as Hugging Face's `ElectraForTokenClassification`."""
 
 
 class FinetuneOptions(StrictConfig):
-    """Options of every command line; `None` takes the value of `presets.py`, the paper's for the model's size."""
+    """The options that all commands share; `None` means the paper's value for the model's size (`presets.py`)."""
 
     model: Annotated[FileName, Group("the runs")]
     """exported folder, hub name of a stock ELECTRA, or with --steps a run"""
@@ -128,12 +128,12 @@ class FinetuneOptions(StrictConfig):
     local_rank: Annotated[int, HIDDEN] = 0
 
     def overrides(self) -> dict[str, Any]:
-        """The settings given on the command line, by their name in `GlueConfig` or `SquadConfig`."""
+        """The settings given on the command line, keyed by their field in `FinetuneConfig` or its subclass."""
         return self.model_dump(include={*GlueConfig.model_fields, *SquadConfig.model_fields}, exclude_none=True)
 
 
 class GlueOptions(FinetuneOptions):
-    """Command line of `run_glue.py`."""
+    """The command line of `run_glue.py`."""
 
     task: Annotated[tuple[str, ...], Group("the runs")] = ("all",)
     """GLUE tasks by name, in any case, such as CoLA rte, or all"""
@@ -152,7 +152,7 @@ class GlueOptions(FinetuneOptions):
 
 
 class SquadOptions(FinetuneOptions):
-    """Command line of `run_squad.py`."""
+    """The command line of `run_squad.py`."""
 
     version: Annotated[Literal["2.0", "1.1"], Group("the runs")] = "2.0"
     """SQuAD's release; 2.0 has questions without answer"""
@@ -173,7 +173,7 @@ class SquadOptions(FinetuneOptions):
 
 
 class TaggingOptions(FinetuneOptions):
-    """Command line of `run_tagging.py`."""
+    """The command line of `run_tagging.py`."""
 
     task: Annotated[str, Group("the runs")]
     """NER (entities in IOB2, scored by seqeval) or POS (accuracy over words)"""

@@ -31,7 +31,7 @@ GROUPS = ("field", "term", "paradigm")
 
 
 class Pair(NamedTuple):
-    """An acceptable sentence, an unacceptable one that differs from it in one point, and where they belong."""
+    """An acceptable sentence, an unacceptable one that differs in one point, and their field, term and paradigm."""
 
     good: str
     bad: str
@@ -41,10 +41,10 @@ class Pair(NamedTuple):
 
 
 def read_pairs(folder: Path) -> list[Pair]:
-    """The pairs of every .jsonl file in a folder, or in BLiMP.zip in it.
+    """Reads the pairs of every .jsonl file in a folder, or in its BLiMP.zip.
 
     Raises:
-        ConfigError: no such file, or a line that is not a pair, named by file and number.
+        ConfigError: there is no such file, or a line (named by file and number) is not a pair.
     """
     if not (files := {path.name: path.read_bytes() for path in sorted(folder.glob("*.jsonl"))}):
         try:
@@ -81,10 +81,10 @@ class Scorer(NamedTuple):
     tokenizer: Any
 
     def scores(self, sentences: Iterable[str]) -> dict[str, float]:
-        """The score of each sentence, in nats; sentences with the same tokens have the same score.
+        """Returns the score of each sentence, in nats; sentences with the same tokens have the same score.
 
         Raises:
-            ConfigError: a sentence longer than the model's positions.
+            ConfigError: a sentence is longer than the model's positions.
         """
         tokens = {sentence: tuple(self.tokenizer(sentence)["input_ids"]) for sentence in sentences}
         longest = max(tokens, key=lambda sentence: len(tokens[sentence]))
@@ -105,9 +105,9 @@ class Scorer(NamedTuple):
         return self.model["electra"](ids_BL, torch.ones_like(ids_BL), torch.zeros_like(ids_BL))
 
     def score(self, ids_BL: Tensor) -> Tensor:
-        """Sum over the tokens between [CLS] and [SEP], of [B, L] ids without padding.
+        """Returns a score per row of ids [B, L] without padding: a sum over the tokens between [CLS] and [SEP].
 
-        Of a discriminator log D, D = sigmoid(-d); of a generator log p_G of each token where only it is masked.
+        A discriminator sums log D, D = sigmoid(-d); a generator sums each token's log p_G when only it is masked.
         """
         if "discriminator_predictions" in self.model:
             d_BL = self.model["discriminator_predictions"](self.hidden(ids_BL))
@@ -123,7 +123,7 @@ class Scorer(NamedTuple):
 
 
 def batches_by_length(sequences: Iterable[tuple[int, ...]]) -> Iterator[list[tuple[int, ...]]]:
-    """Sequences of one length at a time, so that none is padded."""
+    """Yields batches of sequences of equal length, so that none is padded."""
     by_length: dict[int, list[tuple[int, ...]]] = {}
     for sequence in sorted(sequences):
         by_length.setdefault(len(sequence), []).append(sequence)
@@ -133,10 +133,10 @@ def batches_by_length(sequences: Iterable[tuple[int, ...]]) -> Iterator[list[tup
 
 
 def open_scorers(name: str, random_weights: bool) -> Iterator[Scorer]:
-    """The model of a folder and the generator inside it, on the GPU if there is one.
+    """Yields the model of a folder, then the generator inside it, if any; on the GPU if there is one.
 
     Raises:
-        ConfigError: no such model, or one that is neither a discriminator nor a generator.
+        ConfigError: there is no such model, or it is neither a discriminator nor a generator.
     """
     folder = find_folder(name)
     inside = [folder / "generator"] if (folder / "generator").is_dir() else []
@@ -161,7 +161,7 @@ def open_scorers(name: str, random_weights: bool) -> Iterator[Scorer]:
 
 
 def accuracies(right_P: np.ndarray, pairs: Sequence[Pair]) -> dict[str, dict[str, list[float]]]:
-    """Per cent of pairs right, with its 95% interval over pairs: of all, and by field, term and paradigm."""
+    """Returns the per cent of pairs right, with its 95% interval: over all pairs, and by field, term and paradigm."""
     found: dict[str, dict[str, list[float]]] = {"all": {"all": interval(right_P)}}
     for group in GROUPS:
         names_P = np.array([getattr(pair, group) for pair in pairs])
@@ -178,7 +178,7 @@ def evaluate(models: Sequence[str], data: Path, random_weights: bool, output: Pa
     """Scores every model on every pair, writes blimp.json and blimp.md, and returns the table.
 
     Raises:
-        ConfigError: data or a model that cannot be read.
+        ConfigError: the data or a model cannot be read.
     """
     pairs = read_pairs(data)
     require_folder(output)
@@ -200,7 +200,7 @@ def evaluate(models: Sequence[str], data: Path, random_weights: bool, output: Pa
 
 
 def report(pairs: int, results: dict[str, dict[str, dict[str, list[float]]]]) -> Iterator[str]:
-    """The table of all models by field and term, in Markdown."""
+    """Yields the lines of a Markdown table of all models by field and term."""
     yield f"# BLiMP, {pairs:,} pairs: per cent right (95% interval), ties half; 50 is chance\n"
     shapes = next(iter(results.values()))
     rows = []

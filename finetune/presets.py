@@ -83,17 +83,17 @@ HEAD_KINDS = {
 
 
 def size_of(hidden_size: int) -> ModelSize:
-    """The paper's model size that a model takes its fine-tuning numbers from: base, from base's hidden size upwards."""
+    """Returns the paper's size whose fine-tuning numbers a model takes: base if it is at least as wide, else small."""
     return "base" if hidden_size >= BASE_HIDDEN_SIZE else "small"
 
 
 def settings_for(task: str, hidden_size: int, max_positions: int, overrides: dict[str, Any]) -> GlueConfig:
-    """The paper's settings for a task of GLUE and a model of this shape, with `overrides` applied.
+    """Returns the paper's settings for a GLUE task and a model of this shape, with `overrides` applied.
 
     The default length is `MAX_LENGTH`, or all positions of a shorter model.
 
     Raises:
-        ConfigError: an override out of range, or a length the model has no positions for.
+        ConfigError: an override is out of range, or a length exceeds the model's positions.
     """
     values = {
         "batch_size": BATCH_SIZE,
@@ -104,7 +104,7 @@ def settings_for(task: str, hidden_size: int, max_positions: int, overrides: dic
 
 
 def tagging_settings_for(task: str, hidden_size: int, max_positions: int, overrides: dict[str, Any]) -> TaggingConfig:
-    """The settings for token classification, which the paper has none of: its settings for GLUE.
+    """Returns the settings for token classification: the paper has none, so they are its settings for GLUE.
 
     google-research/electra trains its tagging task with them too: 3 epochs, batches of 32, layer decay .8.
 
@@ -120,10 +120,10 @@ def tagging_settings_for(task: str, hidden_size: int, max_positions: int, overri
 
 
 def squad_settings_for(hidden_size: int, max_positions: int, overrides: dict[str, Any]) -> SquadConfig:
-    """SQuAD's settings; for a model of fewer than 512 positions, lengths shrink in proportion.
+    """Returns the settings for SQuAD; for a model of fewer than 512 positions, lengths shrink in proportion.
 
     Raises:
-        ConfigError: as `settings_for`, or a length that leaves a paragraph no room beside its question.
+        ConfigError: as `settings_for`, or a length leaves a paragraph no room beside its question.
     """
     length = min(SQUAD_MAX_LENGTH, max_positions)
     values = paper_grid("SQuAD", hidden_size)[0] | {
@@ -143,7 +143,7 @@ def squad_settings_for(hidden_size: int, max_positions: int, overrides: dict[str
 
 
 def paper_grid(task: str, hidden_size: int) -> list[dict[str, Any]]:
-    """Every setting that the paper searched for a task and a model of this size, the default first."""
+    """Returns every setting that the paper searched for a task and a model of this size, the default first."""
     size, epochs = size_of(hidden_size), EPOCHS_RTE if task == "RTE" else EPOCHS
     return [
         {"learning_rate": rate, "weight_decay": decay, "epochs": count}

@@ -18,7 +18,7 @@ from foundation.config import ConfigError, StrictConfig
 
 
 class ReportOptions(StrictConfig):
-    """Command line of `report.py`."""
+    """The command line of `report.py`."""
 
     runs: Annotated[tuple[Path, ...], POSITIONAL]
     """output folders of run_glue.py, run_squad.py or run_tagging.py"""

@@ -41,7 +41,7 @@ class Batch(NamedTuple):
 
 
 def collate(features: Features, indices: Sequence[int] | np.ndarray, pad_id: int, device: torch.device) -> Batch:
-    """The examples `indices`, padded to the longest of them; without indices, one example of weight 0."""
+    """Returns the examples `indices` as a batch, padded to the longest; without indices, one example of weight 0."""
     chosen = indices if len(indices) else [0]
     ids = [torch.as_tensor(features.input_ids[i], dtype=torch.long) for i in chosen]
     segments = [torch.as_tensor(features.token_type_ids[i], dtype=torch.long) for i in chosen]
@@ -60,7 +60,7 @@ def collate(features: Features, indices: Sequence[int] | np.ndarray, pad_id: int
 
 
 def epoch_batches(lengths: Sequence[int], batch_size: int, pool: int, seed: int, epoch: int) -> list[np.ndarray]:
-    """Index arrays of `batch_size` examples, the remainder in a smaller one; each example is in exactly one.
+    """Returns index arrays of `batch_size` examples, the remainder in a smaller one; each example is in exactly one.
 
     Stateless: they follow from (seed, epoch). Examples are put in a random order, sorted by length within pools of
     `pool` batches, cut into batches, and the batches put in a random order; so a batch needs little padding, and which
@@ -79,7 +79,7 @@ def epoch_batches(lengths: Sequence[int], batch_size: int, pool: int, seed: int,
 
 
 def shares(features: Features, world: World, size: int) -> Iterator[np.ndarray]:
-    """Index arrays of this rank's batches of `size`, sorted by length; each example is on exactly one rank.
+    """Yields index arrays of this rank's batches of `size`, sorted by length; each example is on exactly one rank.
 
     Every rank has equally many, some maybe empty: under ZeRO-3 every forward is collective.
     """

@@ -31,11 +31,11 @@ HIDDEN = "command line: not shown by --help"
 
 
 class Group(str):
-    """Mark: the title, in `--help`, of the group that starts with this option."""
+    """Annotates an option: in `--help`, a group with this title starts with it."""
 
 
 class Metavar(str):
-    """Mark: the placeholder for an option's value in `--help`."""
+    """Annotates an option: the placeholder for its value in `--help`."""
 
 
 EXIT_FAILED = 1
@@ -55,7 +55,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 class _Once(argparse.Action):
-    """Stores an option that may be given only once; argparse would silently keep the last of several values."""
+    """The argparse action of an option that may be given only once; argparse would silently keep the last value."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
@@ -110,7 +110,7 @@ def _run(main: Callable[[Options], int | None], options_class: type[Options], de
 
 
 def _written() -> bool:
-    """Flushes the output; returns False, with an error printed, if it cannot be written, as on a full disk."""
+    """Flushes stdout; if that fails, as on a full disk, prints an error and returns False."""
     try:
         print(end="", flush=True)
     except BrokenPipeError:
@@ -123,7 +123,7 @@ def _written() -> bool:
 
 
 def _send_nowhere(number: int) -> None:
-    """Redirects a file descriptor to the null device, for everything printed later and flushed at exit."""
+    """Redirects file descriptor `number` to the null device, so that later prints and the flush at exit succeed."""
     with Path(os.devnull).open("wb") as nowhere:
         os.dup2(nowhere.fileno(), number)
 
@@ -140,12 +140,12 @@ def print_warning(warning: str) -> None:
 
 
 def _painted(word: str, color: int, stream: TextIO) -> str:
-    """The word in an ANSI color on a terminal, unless NO_COLOR is set (https://no-color.org)."""
+    """Returns the word, in an ANSI color if `stream` is a terminal and NO_COLOR (https://no-color.org) is unset."""
     return f"\033[{color}m{word}\033[0m" if stream.isatty() and not os.environ.get("NO_COLOR") else word
 
 
 def printable(text: str) -> str:
-    """The text as one printable line: control characters and bytes that are not text become escapes.
+    """Returns the text as one printable line: control characters and bytes that are not text become escapes.
 
     For names chosen by others, such as files and hosts, which could otherwise move the cursor or forge a line.
     """
@@ -168,7 +168,7 @@ def parse_options(
 
 
 def parser_of(options_class: type[StrictConfig], description: str | None) -> argparse.ArgumentParser:
-    """The command line's parser, with a group of options for each `Group`."""
+    """Returns the parser of a command line: one option per field, grouped by their `Group` annotations."""
     parser = _Parser(
         description=(description or "").strip().split("\n\n")[0],
         formatter_class=partial(argparse.HelpFormatter, max_help_position=28),
@@ -222,7 +222,7 @@ def _add_option(parser: argparse._ActionsContainer, name: str, field: FieldInfo)
 
 
 def _bare(annotation: Any) -> Any:
-    """The type without `None` and bounds."""
+    """Returns the annotated type without `None` and bounds."""
     if get_origin(annotation) in (Union, UnionType):
         return _bare(next(part for part in get_args(annotation) if part is not type(None)))
     return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation

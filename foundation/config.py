@@ -52,7 +52,7 @@ class StrictConfig(StrictRecord):
     @field_validator("*", mode="before")
     @classmethod
     def _is_what_it_looks_like(cls, value: Any, info: ValidationInfo) -> Any:
-        """Refuses values that pydantic or a file system would misread: true as 1, or bytes as a name."""
+        """Refuses values that would be misread: true as 1, text that is not UTF-8, names too long for any file."""
         for part in value if isinstance(value, (list, tuple)) else (value,):
             types = types_of(cls.model_fields[str(info.field_name)].annotation) if isinstance(part, (bool, str)) else ()
             if isinstance(part, bool) and bool not in types and (int in types or float in types):
@@ -66,7 +66,7 @@ class StrictConfig(StrictRecord):
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any], source: str = "") -> Self:
-        """Validates `values`, collecting all problems in one `ConfigError`; `source` names their origin."""
+        """Returns the config with these values; all problems are in one `ConfigError`, which names their `source`."""
         try:
             return cls.model_validate(dict(values))
         except ValidationError as error:
@@ -94,15 +94,15 @@ def _describe(config_class: type[BaseModel], item: Any) -> str:
 
 
 def one_of(name: Any, known: Iterable[str]) -> str:
-    """The end of an error about an unknown name: the list of known names, and the nearest one."""
+    """Returns the end of an error about the unknown `name`: the known names, and the nearest of them."""
     known = tuple(known)
     return f"expected one of {', '.join(map(shlex.quote, known))}{did_you_mean(name, known)}"
 
 
 def did_you_mean(name: Any, known: Iterable[str]) -> str:
-    """A suggestion of the nearest known name, ignoring case, to end an error with; empty if none is near.
+    """Returns the end of an error: a suggestion of the known name nearest to `name`, or nothing if none is near.
 
-    For a dotted name such as `optim.lr`, the last part is enough. The leading hyphens of an option are ignored.
+    Case and leading hyphens are ignored. For a dotted name such as `optim.lr`, the last part is enough.
     """
     names = {form.lower().lstrip("-"): one for one in known for form in (one, one.rpartition(".")[2])}
     nearest = difflib.get_close_matches(str(name).lower().lstrip("-"), names, n=1)
@@ -110,7 +110,7 @@ def did_you_mean(name: Any, known: Iterable[str]) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value as shown in an error: one line, control characters escaped, long values truncated."""
+    """Returns a value as errors show it: on one line, control characters escaped, long values truncated."""
     text = repr(str(value) if isinstance(value, Path) else value)
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}... ({len(text):,} characters)"
 
@@ -148,7 +148,7 @@ FileName = Annotated[str, AfterValidator(require_file_name)]
 
 
 def types_of(annotation: Any) -> list[Any]:
-    """An annotation and, recursively, all types inside it."""
+    """Returns a type annotation and, recursively, all types inside it."""
     types = [annotation]
     for part in types:
         types += get_args(part)

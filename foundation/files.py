@@ -20,7 +20,7 @@ _SEAL = re.compile(rb'\{\s*"sha256": "([0-9a-f]{64})"')
 
 
 class NewFile:
-    """A file written piece by piece: absent until it is closed, complete afterwards. An empty file is not created."""
+    """A file written piece by piece: absent until `close`, complete afterwards; never created if nothing is written."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._temporary = path, with_suffix(path, TEMPORARY_SUFFIX)
@@ -29,7 +29,7 @@ class NewFile:
         self._size = 0
 
     def write(self, content: bytes) -> None:
-        """Appends some bytes."""
+        """Appends bytes to the file."""
         if self._file is None:
             self._file = self._temporary.open("wb")
         self._file.write(content)
@@ -61,7 +61,7 @@ def write_if_other(path: Path, content: bytes) -> None:
 
 
 def flush(path: Path) -> None:
-    """Flushes a file or a folder's entries to the disk; only then does a new name survive a power failure."""
+    """Flushes a file or a folder's entries to the disk; a new name survives a power failure only after this."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -98,7 +98,7 @@ def with_suffix(path: Path, suffix: str) -> Path:
 
 
 def sealed(values: Mapping[str, Any]) -> bytes:
-    """JSON that begins with its own sha256, computed over the whole text with these 64 digits set to zero."""
+    """Returns `values` as JSON that begins with its own sha256, computed with these 64 digits set to zero."""
     text = (json.dumps({"sha256": _UNSEALED, **values}, indent=1) + "\n").encode()
     return text.replace(_UNSEALED.encode(), hashlib.sha256(text).hexdigest().encode(), 1)
 

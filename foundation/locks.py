@@ -115,7 +115,7 @@ class Lock(contextlib.AbstractContextManager["Lock"]):
         del _held[self._key]
 
     def _write(self, text: bytes) -> None:
-        """Writes the file through to the disk, because other hosts read the file server's copy."""
+        """Replaces the lock file's content, flushed to the disk because other hosts read the file server's copy."""
         os.ftruncate(self.file, 0)
         os.pwrite(self.file, text, 0)
         os.fsync(self.file)
@@ -127,7 +127,7 @@ class Lock(contextlib.AbstractContextManager["Lock"]):
 
 
 def holder(path: Path) -> str | None:
-    """Describes the current holder of the lock on `path`, which may be this process; None if free. Takes no lock."""
+    """Describes the holder of the lock on `path`, maybe this process; None if it is free. Does not take it."""
     if lock := _held_here(path):
         return _described(lock.words)
     try:
@@ -178,7 +178,7 @@ def _held_here(path: Path) -> Lock | None:
 
 
 def _read(file: int) -> dict[str, Any]:
-    """The holder's description of itself; empty if it has not written one yet, or if the file holds anything else."""
+    """Reads the holder's description of itself; empty if none is written yet, or if the file holds anything else."""
     try:
         words = json.loads(os.pread(file, 1 << 16, 0))
     except (OSError, ValueError):
@@ -187,7 +187,7 @@ def _read(file: int) -> dict[str, Any]:
 
 
 def _described(words: dict[str, Any]) -> str:
-    """Describes the holder in one printable line."""
+    """Describes the holder of a lock in one printable line."""
     if not words:
         return "a process that has not identified itself yet"
     pid, host, since, command = (str(words.get(key, "?")) for key in ("pid", "host", "since", "command"))

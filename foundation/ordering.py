@@ -9,7 +9,7 @@ FEISTEL_ROUNDS = 6
 
 
 def mixed(values: np.ndarray, key: int | np.ndarray) -> np.ndarray:
-    """Hashes each (value, key) to a uint64 by the finalizer of splitmix64 (Steele et al. 2014), modulo 2^64."""
+    """Hashes each pair (value, key) to a uint64 by the finalizer of splitmix64 (Steele et al. 2014)."""
     with np.errstate(over="ignore"):
         z = values.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.asarray(key).astype(np.uint64)
         z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -18,7 +18,7 @@ def mixed(values: np.ndarray, key: int | np.ndarray) -> np.ndarray:
 
 
 def key_of(*parts: int) -> int:
-    """Combines several numbers into one 64-bit key; their order matters."""
+    """Returns one 64-bit key for several numbers, whose order matters."""
     key = np.zeros(1, dtype=np.uint64)
     for part in parts:
         key = mixed(np.array([part], dtype=np.uint64), key)
@@ -49,7 +49,7 @@ def dealt(samples: np.ndarray, shares: Sequence[int]) -> tuple[np.ndarray, np.nd
 def permuted(places: np.ndarray, size: int, seed: int, epoch: int) -> np.ndarray:
     """Maps each of `places`, in [0, size), by a bijection of [0, size) that is keyed by (seed, epoch); int64.
 
-    A balanced Feistel network on the smallest even number of bits that holds `size`. Values that land outside are
+    It is a balanced Feistel network on the smallest even number of bits that holds `size`. Values that land outside are
     mapped again until they are inside (cycle walking), so the restriction is a bijection too.
     """
     half = max(1, -(-max(1, (size - 1).bit_length()) // 2))

@@ -29,7 +29,7 @@ class Progress(AbstractContextManager["Progress"]):
         self._bar.close()
 
     def advance(self, amount: int, is_old: bool = False) -> None:
-        """Adds processed bytes and prints a line when one is due; bytes of an earlier run do not count for speed."""
+        """Adds processed bytes and updates the display; those of an earlier run do not count toward speed."""
         if is_old:
             self._bar.initial += amount
         self._bar.update(amount)
@@ -39,6 +39,6 @@ class Progress(AbstractContextManager["Progress"]):
 
 
 def duration(seconds: float) -> str:
-    """Hours, minutes and seconds as h:mm:ss."""
+    """Returns a duration as h:mm:ss."""
     minutes, seconds_left = divmod(round(max(0.0, seconds)), 60)
     return f"{minutes // 60}:{minutes % 60:02d}:{seconds_left:02d}"

@@ -19,12 +19,12 @@ Setting = tuple[str, str, str]
 
 
 def settings_tables(config_class: type[BaseModel], config: BaseModel | None, section: str = "") -> list[str]:
-    """One text table per section and subsection with settings."""
+    """Returns one text table per section and subsection of the configuration that has settings."""
     return [_aligned(rows) for rows in settings(config_class, config, section)]
 
 
 def settings(config_class: type[BaseModel], config: BaseModel | None, section: str = "") -> list[list[Setting]]:
-    """The settings of a section, then of each subsection. Settings that allow only one value are omitted."""
+    """Returns the settings of a section, then of each subsection, without those that allow only one value."""
     rows: list[Setting] = []
     inner: list[list[Setting]] = []
     for name, field in config_class.model_fields.items():

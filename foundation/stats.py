@@ -32,11 +32,11 @@ class Resampled(NamedTuple):
     resampled_R: np.ndarray
 
     def minus(self, other: "Resampled") -> "Resampled":
-        """The paired difference, resample by resample."""
+        """Returns the difference of two statistics, paired resample by resample."""
         return Resampled(self.value - other.value, self.resampled_R - other.resampled_R)
 
     def interval(self) -> Interval:
-        """The value with its interval over the resamples on which it is defined; None if undefined."""
+        """Returns the value and its interval over the resamples on which it is defined; None if undefined."""
         exists_R = self.resampled_R[np.isfinite(self.resampled_R)]
         if not np.isfinite(self.value) or not len(exists_R):
             return None
@@ -44,7 +44,7 @@ class Resampled(NamedTuple):
 
 
 def bounds(values_R: np.ndarray) -> tuple[float, float]:
-    """The percentiles that enclose the central `LEVEL` percent of the resampled values."""
+    """Returns the two percentiles that enclose the central `LEVEL` percent of the resampled values."""
     outside = (100 - LEVEL) / 2
     low, high = np.percentile(values_R, [outside, 100 - outside])
     return float(low), float(high)
@@ -52,7 +52,7 @@ def bounds(values_R: np.ndarray) -> tuple[float, float]:
 
 @lru_cache(maxsize=1)
 def counts_RS(number: int) -> np.ndarray:
-    """Count of each of `number` items in each resample, identical on every call; fp32 is exact here, and fast."""
+    """Returns how often each resample holds each of `number` items, identical on every call; fp32, exact here."""
     random = np.random.default_rng(0)
     counts = np.empty((RESAMPLES, number), dtype=np.float32)
     for count_S in counts:
@@ -73,18 +73,18 @@ def resample(sums_CS: np.ndarray, statistic: Callable[[np.ndarray], np.ndarray])
 
 
 def mean(sums_CS: np.ndarray) -> np.ndarray:
-    """Mean from two sums: of the values and of their number."""
+    """Returns the mean from two sums: of the values, and of their number."""
     return sums_CS[0] / sums_CS[1]
 
 
 def binary_entropy(share: np.ndarray | float) -> np.ndarray:
-    """-p log p - (1 - p) log(1 - p), in nats."""
+    """Entropy of a share p, in nats: -p log p - (1 - p) log(1 - p)."""
     p = np.stack((share, 1 - np.asarray(share)))
     return -(p * np.log(np.where(p > 0, p, 1))).sum(0)
 
 
 def moments(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, ...]:
-    """The columns whose sums `pearson` needs."""
+    """Returns the columns whose sums `pearson` takes."""
     return np.ones_like(a), a, b, a * a, b * b, a * b
 
 
@@ -117,8 +117,8 @@ def auc_of_counts(negative_XB: np.ndarray, positive_XB: np.ndarray) -> np.ndarra
 def auc(score_N: np.ndarray, positive_N: np.ndarray, sequence_N: np.ndarray, sequences: int) -> Resampled:
     """Area under the ROC curve: the probability that a positive scores above a negative; ties count half.
 
-    The value is exact. The resamples use scores binned into `AUC_BINS` quantiles, where pairs within a bin count half;
-    they are corrected by the difference that binning makes to the value.
+    The value is exact. The bootstrap resamples use scores binned into `AUC_BINS` quantiles, so pairs within a bin count
+    half; they are shifted by the exact value minus the binned one.
     """
     from scipy.stats import rankdata
 

@@ -43,10 +43,10 @@ problem."""
 
 
 def load_task(task: GlueTask, data_dir: str, *, tests: bool = False) -> TaskData:
-    """The examples of a task from `data_dir`/<TASK>, or from the hub when `data_dir` is `hub` or `hub:NAME`.
+    """Loads the examples of a task from `data_dir`/<TASK>, or from the hub when `data_dir` is `hub` or `hub:NAME`.
 
     Raises:
-        ConfigError: a missing folder or file, too many malformed rows, or a hub that cannot be reached.
+        ConfigError: a folder or file is missing, too many rows are malformed, or the hub cannot be reached.
     """
     left_out: dict[str, int] = {}
     found = _find(task, data_dir, "train")
@@ -65,7 +65,7 @@ def load_task(task: GlueTask, data_dir: str, *, tests: bool = False) -> TaskData
 
 
 def missing_from(task: GlueTask, data_dir: str, split: str = "train") -> str | None:
-    """Why `data_dir` has no such split of a task, or `None` if it has; the hub is assumed to have all."""
+    """Returns why `data_dir` lacks a split of a task; `None` if it has it. The hub is assumed to have all."""
     folder = Path(data_dir) / task.name
     if _hub_dataset(data_dir) or _find(task, data_dir, split):
         return None
@@ -73,7 +73,7 @@ def missing_from(task: GlueTask, data_dir: str, split: str = "train") -> str | N
 
 
 def _sources(task: GlueTask, data_dir: str, split: str, *, labelled: bool = True) -> list[Source]:
-    """Raises a ConfigError for a labelled split that is missing."""
+    """Opens the files of a split; refuses a missing one if it should be labelled, else returns none."""
     if labelled and (problem := missing_from(task, data_dir, split)):
         raise ConfigError(f"data_dir: {problem}; expected GLUE's {split}.tsv, or .jsonl or .parquet, or --data_dir hub")
     if dataset := _hub_dataset(data_dir):
@@ -87,7 +87,7 @@ def _hub_dataset(data_dir: str) -> str | None:
 
 
 def _find(task: GlueTask, data_dir: str, split: str) -> list[Path]:
-    """The files of a split: one, or the hub's numbered Parquet files; in the first format found."""
+    """Returns the files of a split in the first format found: one, or the hub's numbered Parquet files."""
     folder = Path(data_dir) / task.name
     stems = [folder / split, folder / split.replace("dev", "validation")]
     for stem in [Path(data_dir) / file for file in AX_FILES] if task is AX else stems:
@@ -100,7 +100,7 @@ def _find(task: GlueTask, data_dir: str, split: str) -> list[Path]:
 
 
 def _find_microsoft(folder: Path, split: str) -> list[Path]:
-    """Microsoft's original file, beside GLUE's or in `original`."""
+    """Returns Microsoft's original MRPC file of a split, if it is in `folder` or in its subfolder `original`."""
     name = MICROSOFT.get(split, "")
     return [path for path in (folder / name, folder / "original" / name) if path.is_file()][:1]
 
@@ -108,7 +108,7 @@ def _find_microsoft(folder: Path, split: str) -> list[Path]:
 def _divide_microsoft(
     task: GlueTask, data_dir: str, path: Path, left_out: dict[str, int]
 ) -> tuple[list[Example], list[Example]]:
-    """MRPC split as GLUE does if GLUE's dev ids are there; otherwise as Microsoft does, with its test set as dev.
+    """Splits MRPC into training and dev as GLUE does; without GLUE's dev ids, uses Microsoft's test set as dev.
 
     Both of Microsoft's files are labelled; GLUE's dev set is a part of the first, its test set the second.
     """
@@ -128,7 +128,10 @@ def _divide_microsoft(
             raise ConfigError(
                 f"data_dir: {folder} has neither {DEV_IDS} (GLUE's dev pairs) nor {MICROSOFT['test']}; add one"
             )
-        print(f"{folder}: no {DEV_IDS}, so MRPC as Microsoft divides it, not as GLUE does", flush=True)
+        print(
+            f"{folder}: no {DEV_IDS}: MRPC is split as by Microsoft, not as by GLUE; add that file for GLUE's split",
+            flush=True,
+        )
         return found.examples, read(task, [open_file(test[0], task)], left_out).examples
     rows = [line.rstrip("\r\n").split("\t") for line in dev_file.read_text(encoding="utf-8-sig").split("\n")]
     pairs = {"\t".join(row if len(row) == 2 else row[1:3]) for row in rows}  # of dev_ids.tsv, or of dev.tsv
@@ -141,12 +144,16 @@ def _divide_microsoft(
 
 
 def open_file(path: Path, task: GlueTask, *, labelled: bool = True) -> Source:
-    """The rows of a file in the format that its suffix names; a file without labels always has a header."""
+    """Opens a file in the format that its suffix names; a file without labels always has a header."""
     return str(path), _rows(path, task, task.header if labelled else None)
 
 
 def _rows(path: Path, task: GlueTask, header: tuple[str, ...] | None) -> Iterator[tuple[int, Row | str]]:
-    """Raises a ConfigError for an unreadable file."""
+    """Yields the number of each row with the row, or with the problem if it is malformed.
+
+    Raises:
+        ConfigError: the file cannot be read.
+    """
     try:
         if path.suffix == ".parquet":
             import pyarrow.parquet
@@ -180,10 +187,10 @@ def _json_row(line: str) -> Row | str:
 
 
 def open_on_hub(task: GlueTask, dataset: str, split: str) -> Source:
-    """A split of a dataset laid out as nyu-mll/glue, whose labels are class numbers in the order of `task.classes`.
+    """Opens a split of a hub dataset laid out as nyu-mll/glue: labels are class numbers in `task.classes`' order.
 
     Raises:
-        ConfigError: neither a network nor a cached copy.
+        ConfigError: there is neither a network nor a cached copy.
     """
     import datasets
 
@@ -206,15 +213,14 @@ def read(
     labelled: bool = True,
     index: Callable[[Row], str] | None = None,
 ) -> ExampleSet:
-    """The examples of all sources; unless `labelled`, labels may be missing.
+    """Reads the examples of all sources; unless `labelled`, labels may be missing.
 
-    Unless `index` gives it, an example's index is GLUE's or, without one, its place among all rows, malformed ones
-    included.
+    An example's index is that of `index`, else GLUE's, else its place among all rows, malformed ones included.
 
     Malformed rows are printed, and counted in `left_out`.
 
     Raises:
-        ConfigError: an unreadable source, one with more malformed rows than an official file has, or no examples.
+        ConfigError: a source cannot be read, has more malformed rows than an official file, or has no examples.
     """
     found: list[tuple[str, Example]] = []
     places = count()
@@ -235,7 +241,7 @@ def read(
 
 
 def _report(name: str, whole: int, problems: list[str]) -> None:
-    """Prints the malformed rows of a source if they are few, otherwise raises them."""
+    """Prints the malformed rows of a source if they are few; otherwise raises a ConfigError that lists them."""
     left = len(problems) - PROBLEMS_SHOWN
     named = problems[:PROBLEMS_SHOWN] + ([f"data_dir: {name}: {left} more malformed rows"] if left > 0 else [])
     total = whole + len(problems)

@@ -16,7 +16,7 @@ from pretrain.model.encoder import ElectraEncoder
 
 
 class SequenceClassifier(nn.Module):
-    """Encoder and task head: batch -> outputs [B, C] in fp32."""
+    """Encoder and task head: maps a batch to outputs [B, C] in fp32, one column per class or one score."""
 
     def __init__(self, encoder: ElectraEncoder, num_outputs: int, head: Literal["electra", "hf"] = "electra") -> None:
         super().__init__()

@@ -34,7 +34,7 @@ EVALUATION_BATCH = 128
 
 @dataclass(frozen=True)
 class GlueJob(Job):
-    """A task's tokenised examples; `dev` by split, `tests` by the path of their predictions in the run's folder.
+    """A GLUE task with its tokenised examples; `tests` are keyed by the path of their predictions in the run's folder.
 
     Targets and predictions of a regression are fractions of the highest score, whatever the model learns.
     """
@@ -46,14 +46,14 @@ class GlueJob(Job):
 
     @property
     def unit(self) -> float:
-        """The model's output for the highest score."""
+        """The model's output that means the task's highest score."""
         return self.task.max_score if self.task.max_score and self.settings.plain_scores else 1.0
 
     def build(self, encoder: ElectraEncoder) -> SequenceClassifier:
         return SequenceClassifier(encoder, len(self.task.classes) or 1, self.settings.head)
 
     def losses(self, output_BC: Tensor, batch: Batch) -> Tensor:
-        """Squared error for a regression's one output, cross-entropy for classes."""
+        """Loss of each example: squared error for a regression's one output, cross-entropy for classes."""
         if not self.task.classes:
             return (output_BC[:, 0] - batch.target_B * self.unit).square()
         return F.cross_entropy(output_BC, batch.target_B.long(), reduction="none")
@@ -86,7 +86,7 @@ class GlueJob(Job):
         return Evaluation(metrics, files)
 
     def predict(self, features: Features, engine: Engine) -> np.ndarray:
-        """The prediction for every example, in order, on every rank; a diverged run answers 0."""
+        """Returns the prediction for every example, in order, on every rank; a diverged model's are 0."""
 
         def answer(output_BC: Tensor, batch: Batch, own: np.ndarray) -> Tensor:
             return output_BC.argmax(dim=1, keepdim=True) if self.task.classes else output_BC
@@ -96,7 +96,7 @@ class GlueJob(Job):
 
 
 def make_job(task: GlueTask, data: TaskData, tokenizer: Any, settings: GlueConfig) -> GlueJob:
-    """Tokenises a task's examples."""
+    """Tokenises a task's examples; returns them as a job."""
     features = partial(tokenize_examples, tokenizer=tokenizer, max_length=settings.max_length)
     train = data.train
     if settings.both_orders and task.unordered:
@@ -114,7 +114,7 @@ def make_job(task: GlueTask, data: TaskData, tokenizer: Any, settings: GlueConfi
 
 
 def tokenize_examples(examples: Sequence[Example], tokenizer: Any, max_length: int) -> Features:
-    """Tokenises one text or a pair; a pair too long loses pieces from the end of the longer text."""
+    """Tokenises the examples, each a text or a pair; too long a pair loses pieces from the longer text's end."""
     columns = [list(column) for column in zip(*(example.texts for example in examples), strict=True)]
     encoded = tokenizer(
         *columns,
@@ -127,7 +127,7 @@ def tokenize_examples(examples: Sequence[Example], tokenizer: Any, max_length: i
 
 
 def run_queue(options: GlueOptions) -> int:
-    """Runs what the options ask for and the output folder does not have yet; returns the exit code.
+    """Does the runs that the options ask for and the output folder lacks; returns the exit code.
 
     Raises:
         ConfigError: a wrong task, model, file or setting; all data is read before the first run.
@@ -156,16 +156,16 @@ def run_queue(options: GlueOptions) -> int:
 
 
 def present(tasks: list[GlueTask], options: GlueOptions) -> list[GlueTask]:
-    """The tasks asked for by name; for `all`, those that the data folder has, with one line about each of the others.
+    """Returns the tasks asked for by name or, for `all`, those that the data folder has; prints a line per other task.
 
     Raises:
-        ConfigError: `all` in a folder without any of them.
+        ConfigError: `all` was given, but the folder has none of the tasks.
     """
     if "all" not in map(str.lower, options.task):
         return tasks
     missing = {task.name: problem for task in tasks if (problem := missing_from(task, options.data_dir))}
     if len(missing) == len(tasks):
-        raise ConfigError(f"data_dir: {options.data_dir} has no task of GLUE; expected folders such as CoLA in it")
+        raise ConfigError(f"data_dir: {options.data_dir} has none of GLUE's tasks; expected folders such as CoLA in it")
     for name, problem in missing.items() if os.environ.get("RANK", "0") == "0" else ():
         print(f"{name} is left out: {problem}", flush=True)
     return [task for task in tasks if task.name not in missing]

@@ -14,7 +14,7 @@ CONSTANT_SPREAD = 1e-3
 
 
 def _correlation(measure: Callable, target: np.ndarray, predicted: np.ndarray) -> float:
-    """The correlation, or 0 if a side is constant, so that a collapsed run still has a score."""
+    """Returns the correlation by `measure`, or 0 if a side is constant, so that a collapsed run has a score too."""
     return 0.0 if np.ptp(predicted) == 0 or np.ptp(target) == 0 else measure(target, predicted).statistic
 
 
@@ -29,17 +29,17 @@ METRICS: dict[str, Callable[[np.ndarray, np.ndarray], float]] = {
 
 
 def score(names: Iterable[str], target: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
-    """The metrics `names`, as plain floats."""
+    """Computes the named metrics; returns plain floats by name."""
     return {name: float(METRICS[name](target, predicted)) for name in names}
 
 
 def is_constant(predicted: np.ndarray) -> bool:
-    """True if the predictions have collapsed to one for every example."""
+    """True if the predictions are, within `CONSTANT_SPREAD`, the same for every example."""
     return bool(np.ptp(predicted) < CONSTANT_SPREAD)
 
 
 def submission(task: GlueTask, indices: Iterable[str], predicted: np.ndarray) -> str:
-    """A submission's TSV file; class numbers become GLUE's words, fractions of the highest score become scores."""
+    """Returns a submission as TSV: class numbers become GLUE's words, fractions of the highest score, scores."""
     labels = [
         task.classes[int(value)] if task.classes else f"{task.max_score * min(max(value, 0.0), 1.0):.3f}"
         for value in predicted.tolist()

@@ -18,7 +18,7 @@ INDEX_COLUMNS = ("index", "idx", "id")
 
 @dataclass(frozen=True, kw_only=True)
 class GlueTask(Task):
-    """Columns, labels and metrics of one task."""
+    """One GLUE task: its columns, labels and metrics."""
 
     text_columns: tuple[str, ...]
     label_column: str = "label"
@@ -37,7 +37,7 @@ class GlueTask(Task):
 
     @property
     def test_files(self) -> dict[str, str]:
-        """Test split -> file of a submission."""
+        """The name of the submission's file for each test split."""
         return dict(self.submissions or (("test", f"{self.name}.tsv"),))
 
 
@@ -153,15 +153,15 @@ class TaskData(NamedTuple):
 
 
 def tasks_predicted_with(task: GlueTask) -> tuple[GlueTask, ...]:
-    """The tasks whose test sets a model of `task` predicts: its own and, with MNLI, the diagnostic set."""
+    """Returns the tasks whose test sets a model of `task` predicts: itself and, for MNLI, the diagnostic set."""
     return (task, AX) if task.name == "MNLI" else (task,)
 
 
 def select_tasks(names: Iterable[str]) -> list[GlueTask]:
-    """The tasks named on a command line, in any case; `all` means every task.
+    """Returns the tasks of these names, upper or lower case; `all` means every task.
 
     Raises:
-        ConfigError: a name that is no task.
+        ConfigError: a name is not that of a task.
     """
     known = {name.lower(): task for name, task in TASKS.items()}
     names = list(names)
@@ -172,7 +172,7 @@ def select_tasks(names: Iterable[str]) -> list[GlueTask]:
 
 
 def read_example(row: Mapping[str, Any], task: GlueTask, *, labelled: bool = True) -> Example:
-    """A row, by column name, as an example; unless `labelled`, the label may be missing.
+    """Returns a row, keyed by column name, as an example; unless `labelled`, the label may be missing.
 
     Raises:
         ValueError: the row lacks a column, or a text or label is malformed.
@@ -188,7 +188,7 @@ def read_example(row: Mapping[str, Any], task: GlueTask, *, labelled: bool = Tru
 
 @lru_cache
 def _columns(task: GlueTask, names: tuple[str, ...], labelled: bool) -> list[str]:
-    """Columns of the texts and the label, under GLUE's names or the hub's; the label's only if present."""
+    """Returns the columns of the texts and the label, under GLUE's names or the hub's; the label's only if present."""
     known = {name.lower(): name for name in names}
     official = (*task.text_columns, task.label_column)
     hub = (*(task.hub_text_columns or task.text_columns), "label")
@@ -200,10 +200,10 @@ def _columns(task: GlueTask, names: tuple[str, ...], labelled: bool) -> list[str
 
 
 def parse_label(label: Any, task: GlueTask) -> float:
-    """A label as `Example.target`: a file's word for it, or the hub's class number.
+    """Returns a label as `Example.target`; `label` is a file's word or the hub's class number.
 
     Raises:
-        ValueError: a label the task does not have.
+        ValueError: the task has no such label.
     """
     if isinstance(label, int) and 0 <= label < len(task.classes):
         return float(label)

@@ -26,7 +26,7 @@ Examples = Mapping[str, Any]
 
 
 class Difference(NamedTuple):
-    """Second model minus first in one column, in points."""
+    """The difference of two models in one column: second minus first, in points."""
 
     column: Column
     first: Row
@@ -41,7 +41,7 @@ class Difference(NamedTuple):
 
 
 def differences(rows: Sequence[Row], columns: Sequence[Column], outputs: Sequence[Path]) -> Iterator[Difference]:
-    """Differences of every two models in every column, if both ran on the same data with a seed in common.
+    """Yields the difference of every two models in every column, if they share data and at least one seed.
 
     Checkpoints are compared with those of the same pre-training step only.
 
@@ -81,9 +81,9 @@ def _interval(
 
 
 def load_examples(record: RunRecord, column: Column, outputs: Sequence[Path]) -> Examples | None:
-    """A run's answers to the examples of a column's split, if a folder has them and the score follows from them.
+    """Loads a run's answers to the examples of a column's split; `None` if no folder has them.
 
-    Scores at the best threshold do not: it is chosen anew for each resample.
+    Also `None` for scores at the best threshold, which would have to be chosen anew for each resample.
     """
     paths = (output / PREDICTIONS / record.run.folder_name() / EXAMPLES for output in outputs)
     found = next(filter(Path.is_file, paths), None)
@@ -93,7 +93,7 @@ def load_examples(record: RunRecord, column: Column, outputs: Sequence[Path]) ->
 
 
 def permutation_p(differences: Sequence[float]) -> float:
-    """Two-sided p of a paired permutation test: how often random signs give a mean as far from 0.
+    """Returns the two-sided p of a paired permutation test: how often random signs give a mean as far from 0.
 
     With five seeds it can be no smaller than 2/32 = .0625.
     """
@@ -109,7 +109,7 @@ def permutation_p(differences: Sequence[float]) -> float:
 
 
 def bootstrap_interval(pairs: Sequence[tuple[Examples, Examples]], metric: str) -> tuple[float, float]:
-    """95% interval of the mean difference, second minus first, over paired resamples of the examples.
+    """Returns the 95% interval of the mean difference, second minus first, over paired resamples of the examples.
 
     `pairs` holds two runs per seed; all of them are scored on the same resamples.
     """
@@ -124,7 +124,7 @@ def bootstrap_interval(pairs: Sequence[tuple[Examples, Examples]], metric: str) 
 
 
 def scores(examples: Examples, metric: str, count_RN: np.ndarray) -> np.ndarray:
-    """The metric [R] when each example counts as often as `count_RN` says."""
+    """Returns the metric on each resample [R], in which each example occurs `count_RN` times."""
     if "predicted" in examples:
         return _METRICS[metric](np.asarray(examples["target"]), np.asarray(examples["predicted"]), count_RN)
     if "matched" in examples:
@@ -147,7 +147,7 @@ def _matthews(target: np.ndarray, predicted: np.ndarray, count_RN: np.ndarray) -
 
 
 def _ranks(values: np.ndarray, count_RN: np.ndarray) -> np.ndarray:
-    """The mean rank of each example [R, N] in each resample, ties shared."""
+    """Returns each example's rank in each resample [R, N]; ties get their mean rank."""
     order = np.argsort(values, kind="stable")
     _, first, group = np.unique(values[order], return_index=True, return_inverse=True)
     held = np.add.reduceat(count_RN[:, order], first, axis=1)
@@ -163,7 +163,7 @@ def _correlation(x_XN: np.ndarray, y_XN: np.ndarray, count_RN: np.ndarray) -> np
 
 
 def _ratio(above: np.ndarray, below: np.ndarray) -> np.ndarray:
-    """The ratio, or 0 if both are 0, as in the metrics themselves."""
+    """Returns above / below, and 0 for 0 / 0, as the metrics themselves do."""
     return np.divide(above, below, out=np.zeros(len(below)), where=below != 0)
 
 

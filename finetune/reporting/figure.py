@@ -22,7 +22,7 @@ LEAST_SPAN = 4
 
 
 def draw(rows: Sequence[Row], tables: Sequence[Table]) -> Figure:
-    """One panel per column, each with its own scale; each model or run has one colour and one place in every panel."""
+    """Draws one panel per column, each with its own scale; a model has the same colour and place in all panels."""
     names = list(dict.fromkeys(row.name for row in rows))
     sweep = any(row.step is not None for row in rows)
     chosen = [(table, column) for table in tables for column in table.columns]
@@ -55,9 +55,9 @@ def draw(rows: Sequence[Row], tables: Sequence[Table]) -> Figure:
 
 
 def _draw_model(rows: Sequence[Row], column: Column, axes: Axes, place: int | None, colour: tuple[float, ...]) -> None:
-    """A model's seeds and median at its place, or those of a run's checkpoints at their steps.
+    """Draws a model's seeds and median at its place, or those of a run's checkpoints at their steps.
 
-    Without a place, in a sweep, another model's median is a line across.
+    In a figure of checkpoints, a model that is none has no place: its median is a line across.
     """
     medians: dict[float, float] = {}
     for row in rows:
@@ -75,7 +75,7 @@ def _draw_model(rows: Sequence[Row], column: Column, axes: Axes, place: int | No
 
 
 def _draw_paper(axes: Axes, rows: Sequence[Row], table: Table, column: Column) -> None:
-    """The paper's medians, if it has the column and one of our models was trained on the official data."""
+    """Draws the paper's medians, if it has the column and one of our models was trained on the official data."""
     cells = [row.cells[column.title] for row in rows if column.title in row.cells]
     if column.paper_index is None or not any(cell.official_data for cell in cells):
         return

@@ -13,7 +13,7 @@ from finetune.tagging import files as tagging
 
 
 class Column(NamedTuple):
-    """One column of a report."""
+    """One column of a report: a metric on a dev split of a task."""
 
     title: str
     task: str
@@ -41,7 +41,7 @@ PAPER_GLUE = ("MNLI-m", "MNLI-mm", "QNLI", "QQP", "RTE", "SST-2", "MRPC", "CoLA"
 
 
 def _glue_columns() -> Iterator[Column]:
-    """Every dev split and metric of every task, the paper's tasks first; MNLI brings the diagnostic set."""
+    """Yields a column per dev split and metric of every GLUE task, the paper's first; MNLI brings AX."""
     places = {title: place for place, title in enumerate(PAPER_GLUE)}
     titles = {task: [file.removesuffix(".tsv") for file in task.test_files.values()] for task in (*TASKS.values(), AX)}
     for task in sorted(TASKS.values(), key=lambda task: places.get(titles[task][0], len(places))):
@@ -106,7 +106,7 @@ SQUAD_ROWS: dict[ModelSize, dict[str, _Row]] = {
 
 
 def _tagging_columns() -> Iterator[Column]:
-    """Every metric of every task on the dev file, then on the test file."""
+    """Yields a column per metric of every tagging task: on the dev file, then on the test file."""
     for task in tagging.TASKS.values():
         for split, addition in (("dev", ""), ("test", ", test")):
             for metric in task.metrics:

@@ -26,7 +26,7 @@ OFFICIAL_TOLERANCE = 0.01
 
 @dataclass(frozen=True)
 class Cell:
-    """One model in one column: the seeds' scores, in per cent, under the best setting (`make_cell`)."""
+    """One model in one column: a score per seed, in per cent, under the model's best setting (see `make_cell`)."""
 
     scores: tuple[float, ...]
     records: tuple[RunRecord, ...]
@@ -37,7 +37,7 @@ class Cell:
 
     @property
     def collapsed(self) -> tuple[bool, ...]:
-        """For each score, whether its run collapsed."""
+        """Whether its run collapsed, for each score."""
         return tuple(record.collapsed is not None for record in self.records)
 
     @property
@@ -47,7 +47,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Row:
-    """One model: its cells by column title."""
+    """One model's row of the tables: its cells by column title."""
 
     name: str
     """The model's, or for a checkpoint its run's."""
@@ -64,10 +64,10 @@ class Row:
 
 
 def load_runs(paths: Iterable[Path]) -> list[RunRecord]:
-    """The records of every folder or file named, each run once.
+    """Reads the records in these folders or files, each run once.
 
     Raises:
-        ConfigError: a path without results.
+        ConfigError: a path has no results.
     """
     records: dict[str, RunRecord] = {}
     for path in paths:
@@ -81,7 +81,7 @@ def load_runs(paths: Iterable[Path]) -> list[RunRecord]:
 
 
 def make_rows(records: Sequence[RunRecord]) -> list[Row]:
-    """One row per model, trained or with random weights, in order of appearance; a run's checkpoints by step.
+    """Returns one row per model, trained or with random weights, in order of appearance; a run's checkpoints by step.
 
     A model is labelled by its first name.
     """
@@ -102,19 +102,19 @@ def make_rows(records: Sequence[RunRecord]) -> list[Row]:
 
 
 def shared_folder(records: Iterable[RunRecord]) -> PurePath:
-    """The folder that all models are in, which labels need not repeat; empty for one model."""
+    """Returns the folder that all models are in, which labels need not repeat; empty if there is only one model."""
     folders = [name.parts[:-1] for name in {PurePath(record.model) for record in records}]
     levels = zip(*folders, strict=False) if len(folders) > 1 else ()
     return PurePath(*(level[0] for level in takewhile(lambda level: len(set(level)) == 1, levels)))
 
 
 def make_cell(runs: Sequence[RunRecord], column: Column) -> Cell | None:
-    """The scores of the best setting among those run with the most seeds, as the paper takes the best of its grid.
+    """Returns the scores of the best setting among those with the most seeds, like the paper's best of its grid.
 
-    `None` for a model without them, such as NoAns on a dev set of answerable questions only.
+    Returns `None` for a model without scores in the column, such as NoAns on a dev set of answerable questions only.
 
     Raises:
-        ConfigError: runs on different data, which no median may mix.
+        ConfigError: the runs used different data, which no median may mix.
     """
     of_task = (record for record in runs if record.run.task == column.task)
     records = [record for record in of_task if column.metric in record.last.get(column.split, {})]
@@ -141,5 +141,5 @@ def make_cell(runs: Sequence[RunRecord], column: Column) -> Cell | None:
 
 
 def scores_of(records: Iterable[RunRecord], split: str, metric: str) -> tuple[float, ...]:
-    """The last epoch's scores, in per cent."""
+    """Returns each run's score after its last epoch, in per cent."""
     return tuple(100 * record.last[split][metric] for record in records)

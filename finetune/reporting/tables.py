@@ -14,9 +14,9 @@ SHOWN_SETTINGS = ("learning_rate", "epochs", "weight_decay")
 
 
 def markdown(rows: Sequence[Row], outputs: Sequence[Path] = (), folder: str = ".") -> str:
-    """The tables, our rows first, their notes, and the sections behind them.
+    """Returns the report: the tables, our rows first, with notes; then differences, settings and collapsed runs.
 
-    `outputs` are the folders that may hold the runs' predictions, `folder` is the one that all models lie in.
+    `outputs` are folders that may hold the runs' predictions; `folder` is the one that contains all models.
     """
     tables = shown_tables(rows)
     lines = ["# Fine-tuning results", ""]
@@ -37,7 +37,7 @@ def markdown(rows: Sequence[Row], outputs: Sequence[Path] = (), folder: str = ".
 
 
 def table_lines(table: Table, rows: Sequence[Row]) -> list[str]:
-    """One table, of the models that belong in it."""
+    """Returns the lines of one table, with the models that belong in it."""
     own = members(table, rows)
     shown = [[row.label, *(_show_cell(row.cells.get(column.title)) for column in table.columns)] for row in own]
     for size in dict.fromkeys(row.size for row in own):
@@ -48,7 +48,7 @@ def table_lines(table: Table, rows: Sequence[Row]) -> list[str]:
 
 
 def shown_tables(rows: Sequence[Row]) -> list[Table]:
-    """The tables that some model belongs in, each with the columns that have a score."""
+    """Returns the tables that some model belongs in, each with the columns that have a score."""
     filled = {title for row in rows for title in row.cells}
     return [
         table._replace(columns=tuple(column for column in table.columns if column.title in filled))
@@ -73,7 +73,7 @@ def _show_cell(cell: Cell | None) -> str:
 
 
 def notes(rows: Sequence[Row], tables: Sequence[Table]) -> list[str]:
-    """Notes that a reader needs to compare the rows."""
+    """Returns the notes that a reader needs to compare the rows."""
     cells = [cell for row in rows for cell in row.cells.values()]
     titles = {column.title for table in tables for column in table.columns}
     left_out = {file: count for cell in cells for run in cell.records for file, count in run.left_out.items()}
@@ -103,7 +103,7 @@ def notes(rows: Sequence[Row], tables: Sequence[Table]) -> list[str]:
 
 
 def difference_lines(differences: Iterable[Difference]) -> list[str]:
-    """A table of the differences, one row per pair of models and one column per score, and how to read it."""
+    """Returns a table of the differences, a row per pair of models and a column per score, and how to read it."""
     by_pair: dict[str, dict[str, str]] = {}
     for found in differences:
         cells = by_pair.setdefault(f"{found.second.label} - {found.first.label}", {})
@@ -125,7 +125,7 @@ def difference_lines(differences: Iterable[Difference]) -> list[str]:
 
 
 def setting_lines(rows: Sequence[Row], columns: Sequence[Column]) -> list[str]:
-    """Each task's best setting for each model, or for all at once; a task's first column represents it."""
+    """Returns the best setting for each task, per model or once for all; a task's first column represents it."""
     first_columns = {column.task: column for column in reversed(columns)}
     found = []
     for task, column in reversed(first_columns.items()):
@@ -152,7 +152,7 @@ def _shown(setting: FinetuneConfig, names: Iterable[str]) -> str:
 
 
 def collapsed_lines(rows: Sequence[Row]) -> list[str]:
-    """Every collapsed run, of whatever setting."""
+    """Returns a line per collapsed run, under any setting."""
     return [
         f"- {run.task}, {row.label}, seed {run.seed}, {_shown(run.settings, SHOWN_SETTINGS)}: {record.collapsed}"
         for row in rows

@@ -40,11 +40,11 @@ class Job(ABC):
 
     @abstractmethod
     def build(self, encoder: ElectraEncoder) -> nn.Module:
-        """The model, with `encoder` as its attribute `electra` and the rest as `head`."""
+        """Builds the task's model, with `encoder` as its attribute `electra` and the rest as `head`."""
 
     @abstractmethod
     def losses(self, output: Any, batch: Batch) -> Tensor:
-        """The loss of each feature of a batch [B], from the model's output."""
+        """Returns the loss of each feature of a batch [B], from the model's output."""
 
     @abstractmethod
     def evaluate(self, engine: Engine) -> Evaluation:
@@ -63,7 +63,7 @@ class Job(ABC):
         width: int,
         answer: Callable[[Any, Batch, np.ndarray], Tensor],
     ) -> Tensor:
-        """`answer(output, batch, indices)` of all features [features, width], in order, on every rank, in fp64."""
+        """Returns `answer(output, batch, indices)` for all features [features, width], in order, on all ranks, fp64."""
         device = engine.world.device
         answers = torch.zeros(len(features.targets), width, dtype=torch.float64, device=device)
         for own in shares(features, engine.world, batch_size):

@@ -9,7 +9,7 @@ import re
 
 
 def layer_scale(name: str, num_layers: int, decay: float, legacy: bool = False) -> float:
-    """The factor on the learning rate of the parameter `name` of a task's model.
+    """Returns the factor on the learning rate of the parameter `name` of a task's model.
 
     Parameters below all layers or shared by them (embeddings, their projection, the relative position table) get
     the lowest factor.

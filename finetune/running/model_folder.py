@@ -30,7 +30,7 @@ TOKENIZER_FILES = ("tokenizer.json", "vocab.txt")
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """A local folder, found or downloaded."""
+    """A model to fine-tune: a local folder, found or downloaded."""
 
     path: Path
     sha256: str
@@ -42,12 +42,12 @@ class ModelFolder:
 
 
 def open_models(options: FinetuneOptions) -> list[ModelFolder]:
-    """The model of a command line, or one for each checkpoint of the run that `steps` asks for, the oldest first.
+    """Opens the model of a command line or, with `steps`, one for each of these checkpoints of a run, the oldest first.
 
     Checkpoints are exported once, into a folder of the output folder.
 
     Raises:
-        ConfigError: no such model, run or checkpoint.
+        ConfigError: there is no such model, run or checkpoint.
     """
     if not options.steps:
         return [open_model(options.model)]
@@ -63,7 +63,7 @@ def open_models(options: FinetuneOptions) -> list[ModelFolder]:
 
 
 def export_once(run: Path, checkpoint: Checkpoint, models: Path) -> Path:
-    """The checkpoint as an exported folder in `models`; one process writes it while the others wait."""
+    """Exports a checkpoint into a folder of `models`; one process writes it while the others wait."""
     name = f"{run.resolve().name}-{checkpoint.folder.name}-{file_sha256(checkpoint.folder / MARKER)[:10]}"
     folder, partial = models / name, models / f"{name}.partial"
     with Lock(models / f"{name}.lock", math.inf):
@@ -78,7 +78,7 @@ def open_model(name: str) -> ModelFolder:
     """Opens an exported folder, or a stock Hugging Face ELECTRA by folder or hub name; reads no weights yet.
 
     Raises:
-        ConfigError: no such model, another architecture, or no tokenizer that fits it.
+        ConfigError: there is no such model, it is no ELECTRA, or it has no tokenizer that fits.
     """
     path = find_folder(name)
     config = read_encoder_config(path)
@@ -93,11 +93,13 @@ def open_model(name: str) -> ModelFolder:
 
 
 def load_tokenizer(path: Path) -> Any:
-    """The folder's own tokenizer. Runs none of the folder's code, as `AutoTokenizer` would ask to."""
+    """Loads the folder's own tokenizer, without running code from the folder as `AutoTokenizer` would ask to."""
     from transformers import ElectraTokenizerFast, PreTrainedTokenizerFast
 
     if not any((path / name).is_file() for name in TOKENIZER_FILES):  # transformers would make up an empty one
-        raise ConfigError(f"model: {path} has no tokenizer, expected one of {', '.join(TOKENIZER_FILES)} in it")
+        raise ConfigError(
+            f"model: {path} has no tokenizer; save one there, expected one of {', '.join(TOKENIZER_FILES)} in it"
+        )
     try:
         settings = path / "tokenizer_config.json"
         kind = json.loads(settings.read_text("utf-8")).get("tokenizer_class") if settings.is_file() else None
@@ -116,10 +118,10 @@ def plan_runs(
     settings_for: Callable[[int, int, dict[str, Any]], SquadConfig | GlueConfig | TaggingConfig],
     overrides: dict[str, Any],
 ) -> list[RunIdentity]:
-    """The runs asked for on one task: one per setting and seed.
+    """Returns the runs that the options ask for on one task: one per setting and seed.
 
     Raises:
-        ConfigError: a setting out of range.
+        ConfigError: a setting is out of range.
     """
     hidden_size, positions = model.config.hidden_size, model.config.max_position_embeddings
     points = paper_grid(task, hidden_size) if options.grid else [{}]

@@ -12,7 +12,7 @@ from typing import Any
 
 from finetune.config import GlueConfig, SquadConfig, TaggingConfig
 from finetune.presets import ModelSize
-from foundation.config import ConfigError, StrictConfig
+from foundation.config import ConfigError, StrictConfig, shown
 from foundation.files import write_atomically
 
 FILE_NAME = "results.jsonl"
@@ -27,7 +27,7 @@ Metrics = dict[str, dict[str, float]]
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """Fields that every task has; GLUE, SQuAD and token classification add their own."""
+    """The fields that every task has; GLUE, SQuAD and token classification add their own."""
 
     name: str
     metrics: tuple[str, ...] = ("accuracy",)
@@ -39,7 +39,7 @@ class Task:
 
 
 def sha256_of(parts: Iterable[object]) -> str:
-    """SHA-256 over the `repr` of each part: the same for the same examples, wherever they were read from."""
+    """Returns the SHA-256 over the `repr` of each part: equal for equal examples, wherever they were read from."""
     digest = hashlib.sha256()
     for part in parts:
         digest.update(repr(part).encode())
@@ -47,12 +47,12 @@ def sha256_of(parts: Iterable[object]) -> str:
 
 
 def answers_folder(tests: Iterable[object]) -> str:
-    """Name of the subfolder of a run's predictions for these test examples; other examples have another."""
+    """Returns the name of the subfolder for a run's predictions on these test examples, unique to them."""
     return f"test-{sha256_of(tests)[:10]}"
 
 
 class RunIdentity(StrictConfig):
-    """Everything that decides a run's result; a run whose identity is in the file already is not repeated."""
+    """Everything that determines a run's result; a run whose identity is already in the file is not repeated."""
 
     task: str
     seed: int
@@ -70,7 +70,7 @@ class RunIdentity(StrictConfig):
 
 
 class RunRecord(StrictConfig):
-    """One finished run."""
+    """One finished run: its identity, scores and circumstances; a line of `results.jsonl`."""
 
     run: RunIdentity
     model: str
@@ -97,10 +97,10 @@ class RunRecord(StrictConfig):
 
 
 def read_records(path: Path) -> list[RunRecord]:
-    """The records of a file; none without a file. A line cut short by a kill is reported and skipped.
+    """Reads the records of a file; none if it does not exist. Reports and skips a line that a kill cut short.
 
     Raises:
-        ConfigError: a complete line that is no record.
+        ConfigError: a complete line is not a record.
     """
     if not path.exists():
         return []
@@ -109,16 +109,18 @@ def read_records(path: Path) -> list[RunRecord]:
         try:
             values = json.loads(line)
         except json.JSONDecodeError:
-            print(f"{path}, line {number}: cut short, skipped", flush=True)
+            print(f"{path}, line {number}: cut short by a kill; skipped", flush=True)
             continue
         if not isinstance(values, dict):
-            raise ConfigError(f"{path}, line {number}: got {line}, expected the JSON object of a run; remove the line")
+            raise ConfigError(
+                f"{path}, line {number}: got {shown(line)}, expected the JSON object of a run; remove the line"
+            )
         records.append(RunRecord.from_values(values, f"{path}, line {number}"))
     return records
 
 
 def append_record(path: Path, record: RunRecord) -> None:
-    """Appends one line, whole even if other processes append too; ends a line that a kill cut short first."""
+    """Appends one whole line, even while other processes append; first ends a line that a kill cut short."""
     path.parent.mkdir(parents=True, exist_ok=True)
     line = record.model_dump_json().encode() + b"\n"
     with path.open("a+b", buffering=0) as file:

@@ -39,7 +39,7 @@ PLAIN_DEEPSPEED_CONFIG = ROOT / "ds_configs" / "zero0_fp32.json"
 
 
 class Queue:
-    """The runs of one launch, and what they share."""
+    """The runs of one launch, with the models, data and settings that they share."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class Queue:
         """`files` names, by task, the files in a finished run's folder of predictions.
 
         Raises:
-            ConfigError: a model, DeepSpeed configuration or setting that does not fit.
+            ConfigError: a model, the DeepSpeed configuration or a setting does not fit.
         """
         self.runs, self.files, self.options, self.output = runs, files, options, options.output
         self.models = {model.sha256: model for model in models}
@@ -66,7 +66,7 @@ class Queue:
     def work(self) -> int:
         """Does every run that is neither done nor under way elsewhere; returns the process's exit code.
 
-        After each pass it looks again: other processes may have released locks.
+        After each run it looks again from the first one: other processes may have released locks.
         """
         waiting = self.unfinished()
         self.say(f"{len(waiting)} of {len(self.runs)} runs to do, results in {self.output / FILE_NAME}")
@@ -93,7 +93,7 @@ class Queue:
         return 0
 
     def take(self, run: RunIdentity) -> Lock | None:
-        """The run's lock, or `None` if it is taken or the run is done. First rank only.
+        """Takes the run's lock and returns it; `None` if another process has it or the run is done. First rank only.
 
         Removes the checkpoints of a done run.
         """
@@ -108,7 +108,7 @@ class Queue:
         return lock
 
     def checkpoints(self, run: RunIdentity) -> Path:
-        """Folder of the run's checkpoints; removed when it is finished."""
+        """Returns the folder of the run's checkpoints, which is removed when the run is finished."""
         return self.output / CHECKPOINTS / run.folder_name()
 
     def do_if_free(self, run: RunIdentity, stop: StopRequest) -> bool:
@@ -161,7 +161,7 @@ class Queue:
         shutil.rmtree(keeper.folder, ignore_errors=True)
 
     def unfinished(self) -> list[int]:
-        """Places of the runs that are not done; the same on every rank."""
+        """Returns the places in `runs` of those not done; the same on every rank."""
         return self.world.share(unfinished(self.runs, self.output, self.files) if self.world.is_first else None)
 
     def say(self, line: str) -> None:
@@ -170,21 +170,21 @@ class Queue:
 
 
 def read_deepspeed(options: FinetuneOptions) -> DeepSpeedConfig:
-    """The DeepSpeed configuration that the options name.
+    """Reads the DeepSpeed configuration that the options name.
 
     Raises:
-        ConfigError: it is wrong.
+        ConfigError: the file cannot be read, or a key or value is wrong.
     """
     return read(options.deepspeed_config or PLAIN_DEEPSPEED_CONFIG, options.set)
 
 
 def list_settings(options: FinetuneOptions) -> str:
-    """Every key of `--set` and its value under the other options, one per line."""
+    """Returns a line for every key of `--set`, with its value under the other options."""
     return "\n\n".join(settings_tables(DeepSpeedConfig, read_deepspeed(options), OVERRIDE))
 
 
 def unfinished(runs: Sequence[RunIdentity], output: Path, files: Mapping[str, Sequence[str]]) -> list[int]:
-    """Places in `runs` of those without a record in the output folder, or without all their files."""
+    """Returns the places in `runs` of those that lack a record in the output folder, or one of their files."""
     done = [record.run for record in read_records(output / FILE_NAME)]
     return [
         place

@@ -40,12 +40,12 @@ CHECKPOINT_EVERY = 1_000
 
 
 class Stopped(Exception):
-    """The run was asked to stop and has saved its state."""
+    """Raised when the run was asked to stop and has saved its state."""
 
 
 @dataclass
 class RunState:
-    """All that a run needs to resume besides the engine's state; order and dropout follow from (seed, batch)."""
+    """The state that a run resumes from besides the engine's; order and dropout follow from (seed, batch)."""
 
     batches: int = 0
     """Batches trained on, over all epochs."""
@@ -70,7 +70,7 @@ class Keeper(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """The result of a run; fields as in `records.RunRecord`."""
+    """The result of a run; its fields are explained in `records.RunRecord`."""
 
     last: Metrics
     best: Metrics
@@ -91,10 +91,10 @@ def train(
     world: World,
     keeper: Keeper | None = None,
 ) -> Outcome:
-    """Trains one run, on every rank: from its start, or from the state that `keeper` has.
+    """Trains one run, from its start or from the state that `keeper` has saved. Collective.
 
     Raises:
-        ConfigError: a model or DeepSpeed configuration that does not fit.
+        ConfigError: the model or the DeepSpeed configuration does not fit.
         Stopped: on request, with the run saved.
     """
     torch.manual_seed(key_of(seed, 0))
@@ -113,7 +113,7 @@ def train(
 
 
 class Run:
-    """One run: its engine and its state."""
+    """One run in training: its engine and its state."""
 
     def __init__(
         self,
@@ -168,7 +168,7 @@ class Run:
         )
 
     def train_epoch(self, epoch: int) -> float:
-        """Trains what is left of an epoch; returns the mean loss over the whole epoch.
+        """Trains the rest of an epoch; returns the mean loss over the whole epoch.
 
         Raises:
             Stopped: on request, with everything saved.
@@ -197,7 +197,7 @@ class Run:
         self.engine.barrier()
 
     def update(self, chosen: np.ndarray) -> float:
-        """One update on the examples `chosen`; returns the sum of their losses."""
+        """Makes one update on the examples `chosen`; returns the sum of their losses."""
         parts = self.world.world_size * self.engine.config.accumulation_steps
         rate = learning_rate(
             self.state.updates,
@@ -218,7 +218,7 @@ class Run:
         return loss_sum
 
     def losses(self, chosen: np.ndarray, parts: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """For each of this rank's parts of a batch: the loss to differentiate, and the sum over its examples."""
+        """Yields, for each of this rank's parts of a batch, the loss to differentiate and the sum over its examples."""
         for part in range(self.world.rank, parts, self.world.world_size):
             torch.manual_seed(key_of(self.seed, 1, self.state.batches, part))  # dropout's only source
             batch = collate(self.job.train, chosen[part::parts], self.job.pad_id, self.world.device)
@@ -227,14 +227,14 @@ class Run:
             yield loss_B.sum() * parts / len(chosen), loss_B.detach().sum()
 
     def say(self, line: str) -> None:
-        """One line of progress, from the first rank."""
+        """Prints one line of progress, on the first rank only."""
         self.said = time.monotonic()
         if self.world.is_first:
             print(f"{self.job.task.name} seed {self.seed}: {line}", flush=True)
 
 
 def resolve_for(settings: FinetuneConfig, deepspeed_config: Source, world: World) -> EngineConfig:
-    """The DeepSpeed configuration of runs with these settings.
+    """Returns the resolved DeepSpeed configuration of runs with these settings.
 
     Raises:
         ConfigError: as `deepspeed_config.resolve`.
@@ -249,7 +249,7 @@ def resolve_for(settings: FinetuneConfig, deepspeed_config: Source, world: World
 
 
 def groups(model: nn.Module, num_layers: int, settings: FinetuneConfig) -> list[dict[str, Any]]:
-    """Parameter groups with layer-wise learning-rate decay."""
+    """Returns the optimizer's parameter groups, with layer-wise learning-rate decay."""
     return parameter_groups(
         model,
         settings.weight_decay,

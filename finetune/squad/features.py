@@ -29,12 +29,12 @@ class Pieces(NamedTuple):
     end: np.ndarray
 
     def covering(self, begin: int, end: int) -> tuple[int, int] | None:
-        """First and last of the pieces that share a character with [begin, end); `None` without any."""
+        """Returns the first and last piece that share a character with [begin, end); `None` if there is none."""
         inside = np.flatnonzero((self.end > begin) & (self.begin < end))
         return (int(inside[0]), int(inside[-1])) if len(inside) else None
 
     def text(self, original: str, first: int, last: int) -> str:
-        """The original text from the first to the last of these pieces."""
+        """Returns the part of `original` from piece `first` to piece `last`."""
         return original[self.begin[first] : self.end[last]]
 
 
@@ -52,7 +52,7 @@ class Window(NamedTuple):
 
 
 class Windows(NamedTuple):
-    """All windows of a file. Targets are (start, end, unanswerable): positions in the input, 0 ([CLS]) for neither."""
+    """The windows of a file. Targets are (start, end, unanswerable): positions in the input, 0 ([CLS]) for neither."""
 
     windows: list[Window]
     features: Features
@@ -60,7 +60,7 @@ class Windows(NamedTuple):
 
 
 def cut_into_pieces(texts: Sequence[str], tokenizer: Any) -> Iterator[Pieces]:
-    """Word pieces with their place in the text.
+    """Yields the word pieces of each text, with their places in it.
 
     A combining mark, which the tokenizer drops, belongs to the piece before it.
     """
@@ -74,7 +74,7 @@ def cut_into_pieces(texts: Sequence[str], tokenizer: Any) -> Iterator[Pieces]:
 
 
 def cut_into_windows(size: int, capacity: int, stride: int) -> list[range]:
-    """Ranges of at most `capacity` that start `stride` apart and cover range(size); at least one, maybe empty."""
+    """Returns ranges of at most `capacity` that start `stride` apart and cover range(size); one if `size` is 0."""
     starts = [0]
     while starts[-1] + capacity < size:
         starts.append(starts[-1] + min(stride, capacity))
@@ -82,7 +82,7 @@ def cut_into_windows(size: int, capacity: int, stride: int) -> list[range]:
 
 
 def window_of_most_context(windows: Sequence[range], size: int) -> np.ndarray:
-    """The window in which each piece has most context; a tie goes to the first.
+    """Returns the index of the window in which each piece has most context; a tie goes to the first.
 
     Context is the smaller of the numbers of pieces to its left and right, plus a hundredth of the window's length.
     """
@@ -99,7 +99,7 @@ def window_of_most_context(windows: Sequence[range], size: int) -> np.ndarray:
 
 
 def make_windows(file: SquadFile, tokenizer: Any, settings: SquadConfig, *, training: bool) -> Windows:
-    """The windows of every question; in training, the targets hold its first answer, otherwise nothing."""
+    """Returns the windows of every question; in training, with its first answer as their targets."""
     paragraphs = list(cut_into_pieces(file.paragraphs, tokenizer))
     made = Windows([], Features([], [], []), paragraphs)
     texts = [question.text for question in file.questions]
@@ -123,7 +123,7 @@ def make_windows(file: SquadFile, tokenizer: Any, settings: SquadConfig, *, trai
 def target(
     window: Window, span: tuple[int, int] | None, unanswerable: bool, settings: SquadConfig
 ) -> tuple[int, int, bool]:
-    """(start, end, unanswerable) of a window whose question is answered by the paragraph's pieces `span`.
+    """Returns (start, end, unanswerable) of a window whose question the paragraph's pieces `span` answer.
 
     A window that does not hold the whole answer points to [CLS], and counts as answerable or not as the settings say.
     """

@@ -19,7 +19,7 @@ PROBLEMS_SHOWN = 5
 
 @dataclass(frozen=True, kw_only=True)
 class SquadVersion(Task):
-    """One of the two releases."""
+    """One of SQuAD's two releases, 1.1 and 2.0."""
 
     metrics: tuple[str, ...] = ("f1", "exact")
     has_unanswerable: bool
@@ -33,7 +33,7 @@ VERSIONS = {
 
 @pydantic.dataclasses.dataclass(frozen=True)
 class Answer:
-    """A span of the paragraph: its text, and the character it starts at."""
+    """An answer: a span of the paragraph, given by its text and the character it starts at."""
 
     text: str
     start: int = Field(alias="answer_start")
@@ -49,14 +49,14 @@ class Question(NamedTuple):
 
 
 class SquadFile(NamedTuple):
-    """The content of one file."""
+    """The paragraphs and questions of one SQuAD file."""
 
     paragraphs: list[str]
     questions: list[Question]
 
 
 class SquadData(NamedTuple):
-    """Training and dev questions."""
+    """The training file and the dev file of one release."""
 
     train: SquadFile
     dev: SquadFile
@@ -69,10 +69,10 @@ class SquadData(NamedTuple):
 def load_squad(version: SquadVersion, data_dir: str | Path) -> SquadData:
     """Reads the version's two files in `data_dir`.
 
-    A misplaced answer is refused in the training file only; scoring uses nothing but the text.
+    A misplaced answer is refused in the training file only; scoring uses only the answers' text.
 
     Raises:
-        ConfigError: a missing or malformed file.
+        ConfigError: a file is missing or malformed.
     """
     paths = [Path(data_dir) / f"{part}-v{version.name.split()[-1]}.json" for part in ("train", "dev")]
     train, dev = (read_squad(path, has_unanswerable=version.has_unanswerable) for path in paths)
@@ -105,10 +105,10 @@ class _File(BaseModel):
 
 
 def read_squad(path: Path, *, labelled: bool = True, has_unanswerable: bool = True) -> SquadFile:
-    """The questions of one file; unless `labelled`, without their answers.
+    """Reads one SQuAD file; unless `labelled`, without the questions' answers.
 
     Raises:
-        ConfigError: an unreadable file, or malformed entries, each named by its place or its question's id.
+        ConfigError: the file cannot be read, or has malformed entries, each named by its place or its question's id.
     """
     try:
         layout = _File.model_validate_json(path.read_bytes())
@@ -145,7 +145,7 @@ def _contradictions(entries: list[_Entry], labelled: bool, has_unanswerable: boo
 
 
 def _refuse(path: Path, problems: Iterable[str]) -> None:
-    """Raises the problems, the first few in full, if there are any."""
+    """Raises a ConfigError if there are problems; it lists the first few and the number of others."""
     lines = [f"data_dir: {path}: {problem}" for problem in problems]
     more = len(lines) - PROBLEMS_SHOWN
     if lines:

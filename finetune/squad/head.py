@@ -58,7 +58,7 @@ class PairScorer(nn.Module):
         initialize(kind, self.logit)
 
     def forward(self, first_H: Tensor, second_H: Tensor) -> Tensor:
-        """States [..., H], whose leading dimensions broadcast -> logits [...], fp32."""
+        """Maps states [..., H], whose leading dimensions broadcast, to logits [...] in fp32."""
         mixed_X = self.LayerNorm(self.activation(self.first(first_H) + self.second(second_H)))
         return self.logit(self.dropout(mixed_X)).squeeze(-1).float()
 
@@ -77,7 +77,7 @@ class SpanHead(nn.Module):
         )
 
     def forward(self, hidden_BLH: Tensor, allowed_BL: Tensor, true_start_B: Tensor | None) -> SpanLogits | SpanBeams:
-        """Logits for training if the true start is given, otherwise beams. Positions not allowed have probability 0."""
+        """Returns training logits if the true start is given, else beams. Positions not allowed have probability 0."""
         start_BL = self.start(hidden_BLH).squeeze(-1).float().masked_fill(~allowed_BL, -math.inf)
         likely_BH = torch.einsum("bl,blh->bh", start_BL.softmax(1).to(hidden_BLH.dtype), hidden_BLH)
         unanswerable_B = self.unanswerable(hidden_BLH[:, 0], likely_BH)
@@ -90,14 +90,14 @@ class SpanHead(nn.Module):
         return SpanBeams(start_BK, start_log_p_BK, end_BKK, end_log_p_BKK, unanswerable_B)
 
     def ends(self, hidden_BLH: Tensor, allowed_BL: Tensor, start_BK: Tensor) -> Tensor:
-        """Logits of every end given each start [B, K, L]."""
+        """Returns the logits of every end given each start [B, K, L]."""
         state_BKH = torch.take_along_dim(hidden_BLH, start_BK[:, :, None], dim=1)
         end_BKL = self.end(state_BKH[:, :, None], hidden_BLH[:, None])
         return end_BKL.masked_fill(~allowed_BL[:, None], -math.inf)
 
 
 class QuestionAnswerer(nn.Module):
-    """Encoder and head; targets as in `features.Windows`."""
+    """The model for SQuAD: encoder and span head; targets are those of `features.Windows`."""
 
     def __init__(self, encoder: ElectraEncoder, kind: HeadKind) -> None:
         super().__init__()
@@ -106,7 +106,7 @@ class QuestionAnswerer(nn.Module):
         self.head = SpanHead(encoder.config.hidden_size, kind, encoder.config.hidden_dropout_prob)
 
     def forward(self, batch: Batch) -> SpanLogits | SpanBeams:
-        """Logits in training, beams in evaluation. A span lies in the second segment or is [CLS]."""
+        """Returns logits in training, beams in evaluation. A span lies in the second segment or is [CLS]."""
         allowed_BL = batch.token_type_ids_BL.bool()
         if not self.last_separator:
             last_B1 = batch.attention_mask_BL.sum(1, keepdim=True) - 1
@@ -117,7 +117,7 @@ class QuestionAnswerer(nn.Module):
 
 
 def span_losses(logits: SpanLogits, target_B3: Tensor) -> Tensor:
-    """Loss of each window [B]: the mean of start and end, and half that of answerability."""
+    """Returns each window's loss [B]: the mean of start's and end's, plus half of answerability's."""
     start_B, end_B, unanswerable_B = target_B3.unbind(1)
     start_loss_B = F.cross_entropy(logits.start_BL, start_B.long(), reduction="none")
     end_loss_B = F.cross_entropy(logits.end_BL, end_B.long(), reduction="none")

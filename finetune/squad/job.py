@@ -39,7 +39,7 @@ Candidates = list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class SquadJob(Job):
-    """Training windows; the questions of the dev file, and of a test file if there is one, with their windows."""
+    """SQuAD as a job: training windows, and the questions and windows of the dev file and of a test file, if any."""
 
     task: SquadVersion
     settings: SquadConfig
@@ -77,7 +77,7 @@ class SquadJob(Job):
         return Evaluation({}, dict(zip(answer_paths(self.test[0]), files.values(), strict=True)))
 
     def answer_files(self, candidates: Mapping[str, Candidates], null_scores: Mapping[str, float]) -> dict[str, Any]:
-        """The content of each of `ANSWER_FILES`. The final text is empty where the null score exceeds the threshold."""
+        """Returns each of `ANSWER_FILES`; final answers are empty if the null score exceeds the threshold."""
         threshold = self.settings.null_threshold if self.task.has_unanswerable else math.inf
         final = {name: "" if null_scores[name] > threshold else text for name, text in texts(candidates).items()}
         return dict(zip(ANSWER_FILES, (final, null_scores, candidates), strict=True))
@@ -85,7 +85,7 @@ class SquadJob(Job):
     def answer(
         self, file: SquadFile, windows: Windows, engine: Engine
     ) -> tuple[dict[str, Candidates], dict[str, float]]:
-        """Each question's best answers, and the least answerability logit of its windows; by id, on every rank."""
+        """Returns each question's best answers and the least answerability logit of its windows by id, on all ranks."""
         spans_WN3, null_W = self.predict(windows, engine)
         counts = np.bincount([window.question for window in windows.windows]).tolist()
         candidates, null_scores = {}, {}
@@ -96,7 +96,7 @@ class SquadJob(Job):
         return candidates, null_scores
 
     def predict(self, windows: Windows, engine: Engine) -> tuple[Tensor, Tensor]:
-        """Best spans and answerability logit of every window, in order, on every rank."""
+        """Returns the best spans and answerability logit of every window, in order, on every rank."""
         max_answer, n_best = self.settings.max_answer, self.settings.n_best
 
         def answer(beams: SpanBeams, batch: Batch, own: np.ndarray) -> Tensor:
@@ -112,7 +112,7 @@ class SquadJob(Job):
 def make_job(
     version: SquadVersion, data: SquadData, tokenizer: Any, settings: SquadConfig, test: SquadFile | None = None
 ) -> SquadJob:
-    """Cuts the files into windows."""
+    """Cuts the files into windows; returns them as a job."""
     return SquadJob(
         task=version,
         settings=settings,
@@ -127,23 +127,23 @@ def make_job(
 
 
 def answer_paths(test: SquadFile) -> list[str]:
-    """Paths, in a run's folder, of the answers to a test file's questions."""
+    """Returns the paths, in a run's folder, of the answers to a test file's questions."""
     folder = answers_folder((*test.paragraphs, *test.questions))
     return [f"{folder}/{name}" for name in ANSWER_FILES]
 
 
 def fractions(scores: dict[str, float]) -> dict[str, float]:
-    """The scores among the official metrics, as fractions of 1."""
+    """Returns those of the official metrics that are scores, as fractions of 1."""
     return {name: value / 100 for name, value in scores.items() if not name.endswith(("total", "thresh"))}
 
 
 def texts(candidates: Mapping[str, Candidates]) -> dict[str, str]:
-    """The best answer to each question, empty where there is none."""
+    """Returns the best answer to each question, empty where there is none."""
     return {name: found[0]["text"] if found else "" for name, found in candidates.items()}
 
 
 def best_spans(beams: SpanBeams, windows: Sequence[Window], length: int, max_answer: int, n_best: int) -> Tensor:
-    """The best spans of each window [B, N, 3]: score, first and last piece of the paragraph; -inf where there are none.
+    """Returns each window's best spans [B, N, 3]: score, first and last piece; score -inf if there are fewer than N.
 
     A span starts where its window gives most context, ends in the paragraph, and has at most `max_answer` pieces.
     """
@@ -174,7 +174,7 @@ def best_spans(beams: SpanBeams, windows: Sequence[Window], length: int, max_ans
 
 
 def merge(spans: Tensor, pieces: Pieces, paragraph: str, n_best: int) -> Candidates:
-    """The best answers among the spans [..., 3] of all windows of a question, each text once."""
+    """Returns the best answers among the spans [..., 3] of all windows of a question, each text once."""
     found = [
         (score, int(first), int(last)) for score, first, last in spans.reshape(-1, 3).tolist() if score > -math.inf
     ]
@@ -190,7 +190,7 @@ def merge(spans: Tensor, pieces: Pieces, paragraph: str, n_best: int) -> Candida
 
 
 def run_queue(options: SquadOptions) -> int:
-    """Runs what the options ask for and the output folder does not have yet; returns the exit code.
+    """Does the runs that the options ask for and the output folder lacks; returns the exit code.
 
     Raises:
         ConfigError: a wrong model, file or setting; all data is read before the first run.

@@ -23,12 +23,12 @@ Scores = dict[str, float]
 
 
 def normalize(text: str) -> str:
-    """Lower case, no ASCII punctuation, no articles, single spaces; in this order."""
+    """Returns the text lower-cased, without ASCII punctuation and articles, with single spaces; in this order."""
     return " ".join(_ARTICLE.sub(" ", text.lower().translate(_WITHOUT_PUNCTUATION)).split())
 
 
 def f1(reference: str, predicted: str) -> float:
-    """Harmonic mean of precision and recall of the words, counted with multiplicity; without words, exact match."""
+    """F1: harmonic mean of precision and recall of the words, counted with multiplicity; without words, exact match."""
     wanted, given = normalize(reference).split(), normalize(predicted).split()
     if not wanted or not given:
         return float(wanted == given)
@@ -45,7 +45,7 @@ def evaluate(
     null_scores: Mapping[str, float] | None = None,
     threshold: float = 1.0,
 ) -> dict[str, float]:
-    """SQuAD 2.0's official metrics, in per cent and under their official names, of one predicted text per question id.
+    """Returns SQuAD 2.0's metrics, in per cent and under their official names, of one predicted text per question id.
 
     Given `null_scores`, a question whose score lies above `threshold` counts as answered by the empty text, and
     `best_exact` and `best_f1` are the scores under the thresholds that suit each best. (1 is the official default,
@@ -72,7 +72,7 @@ def evaluate(
 
 
 def best_threshold(metrics: Mapping[str, float]) -> float:
-    """The threshold at which `evaluate` reaches the `best_f1` it reported.
+    """Returns the threshold at which `evaluate` reaches the `best_f1` that it reported.
 
     If answering nothing is best, the official threshold is 0: below every probability, but not below every logit.
     """
@@ -81,7 +81,7 @@ def best_threshold(metrics: Mapping[str, float]) -> float:
 
 
 def evaluate_squad1(questions: Sequence[Question], predicted: Mapping[str, str]) -> dict[str, float]:
-    """SQuAD 1.1's official metrics, in per cent, of one predicted text per question id.
+    """Returns SQuAD 1.1's official metrics, in per cent, of one predicted text per question id.
 
     Raises:
         KeyError: a question without a prediction.
@@ -93,7 +93,7 @@ def evaluate_squad1(questions: Sequence[Question], predicted: Mapping[str, str])
 def question_scores(
     questions: Sequence[Question], predicted: Mapping[str, str], *, squad1: bool = False
 ) -> dict[str, Scores]:
-    """Exact match and F1 of each question, by metric and id.
+    """Returns exact match and F1 of each question, by metric and id.
 
     The versions differ in reference answers that normalize to nothing, such as "a". SQuAD 2.0 drops them; where none
     is left, the empty text is right. SQuAD 1.1's exact match takes them as they are, its F1 gives them nothing.
@@ -123,7 +123,7 @@ def _summary(final: Mapping[str, Scores], chosen: Collection[str]) -> dict[str, 
 def _best_threshold(
     scores: Scores, answerable: Mapping[str, bool], predicted: Mapping[str, str], null_scores: Mapping[str, float]
 ) -> tuple[float, float]:
-    """The best score in per cent over all thresholds, and the lowest threshold that reaches it.
+    """Returns the best score over all thresholds, in per cent, and the lowest threshold that reaches it.
 
     Starting from "nothing is answered", answers are added one by one in the order of their null scores.
     """

@@ -23,11 +23,11 @@ class TaggedFeatures(NamedTuple):
 
     @property
     def words_without_pieces(self) -> int:
-        """Words of which the tokenizer leaves nothing, such as control characters."""
+        """Number of words of which the tokenizer leaves nothing, such as control characters."""
         return sum(len(sentence.words) for sentence in self.sentences) - len(self.places)
 
     def label_words(self, predicted: np.ndarray, classes: Sequence[str], otherwise: str) -> list[list[str]]:
-        """The label of every word, by sentence, from the class of every position [features, longest feature].
+        """Returns the label of every word, by sentence, from the class of every position [features, longest feature].
 
         Words without pieces get `otherwise`.
         """
@@ -41,7 +41,7 @@ class TaggedFeatures(NamedTuple):
 
 
 def cut_sentence(sizes: Sequence[int], capacity: int) -> Iterator[range]:
-    """Ranges of consecutive words, as many in each as have at most `capacity` pieces; a longer word is by itself."""
+    """Yields ranges of words, each as many as fit in `capacity` pieces; a word longer than that is by itself."""
     first = used = 0
     for place, size in enumerate(sizes):
         if used and used + size > capacity:

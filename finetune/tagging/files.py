@@ -25,7 +25,7 @@ OUTSIDE = "O"
 
 @dataclass(frozen=True, kw_only=True)
 class TaggingTask(Task):
-    """A task that labels every word."""
+    """A token classification task: every word has a label."""
 
     entities: bool
     """Labels are IOB2 and scored by entity; otherwise by word."""
@@ -41,7 +41,7 @@ TASKS = {
 
 
 class Sentence(NamedTuple):
-    """Words and the label of each."""
+    """One sentence: its words and the label of each."""
 
     words: tuple[str, ...]
     labels: tuple[str, ...]
@@ -64,10 +64,10 @@ class TaggingData(NamedTuple):
 
 
 def select_task(name: str) -> TaggingTask:
-    """The task named on the command line, in any case.
+    """Returns the task of this name, upper or lower case.
 
     Raises:
-        ConfigError: an unknown task.
+        ConfigError: there is no such task.
     """
     if name.upper() not in TASKS:
         raise ConfigError(f"task: got {shown(name)}, {one_of(name, TASKS)}")
@@ -78,17 +78,17 @@ def load_tagging(task: TaggingTask, data_dir: Path, *, test: bool = False) -> Ta
     """Reads the training and dev files of a folder, and the test file where it is asked for.
 
     Raises:
-        ConfigError: a missing or malformed file.
+        ConfigError: a file is missing or malformed.
     """
     train, dev = (read_tagged(find_file(data_dir, split), task) for split in ("train", "dev"))
     return TaggingData(train, dev, read_tagged(find_file(data_dir, "test"), task) if test else [])
 
 
 def find_file(folder: Path, split: str) -> Path:
-    """The one file of a folder that has the split in its name, such as train.conll or en_gum-ud-train.conllu.
+    """Returns the one file of a folder that has the split in its name, such as train.conll or en_gum-ud-train.conllu.
 
     Raises:
-        ConfigError: no such file, or several.
+        ConfigError: there is no such file, or several.
     """
     if not folder.is_dir():
         raise ConfigError(f"data_dir: no folder {folder}; expected one with a train and a dev file in CoNLL columns")
@@ -104,10 +104,10 @@ def find_file(folder: Path, split: str) -> Path:
 
 
 def read_tagged(path: Path, task: TaggingTask) -> list[Sentence]:
-    """The sentences of one file.
+    """Reads the sentences of one file.
 
     Raises:
-        ConfigError: an unreadable file, or a malformed line, named by its number.
+        ConfigError: the file cannot be read, or a line, named by its number, is malformed.
     """
     try:  # only a line feed ends a line: words may contain the other characters at which Python splits lines
         with path.open(encoding="utf-8-sig", newline="\n") as file:
@@ -144,12 +144,12 @@ def read_tagged(path: Path, task: TaggingTask) -> list[Sentence]:
 
 
 def split_columns(line: str) -> list[str]:
-    """The columns of a line: between tabs if it has one, otherwise between spaces."""
+    """Splits a line into columns: at tabs if it has one, otherwise at spaces."""
     return line.split("\t") if "\t" in line else re.split(" +", line.strip(" "))
 
 
 def conll_reader(lines: list[str]) -> Callable[[str], tuple[str, str] | None]:
-    """Reads lines with as many columns as the first that is no comment.
+    """Returns a reader of CoNLL lines with as many columns as the first that is not a comment.
 
     A line that begins with # and has another number of columns, or no tab where the others have one, is a comment;
     otherwise # is a word.
@@ -160,7 +160,7 @@ def conll_reader(lines: list[str]) -> Callable[[str], tuple[str, str] | None]:
 
 
 def read_conll(line: str, width: int, tabs: bool) -> tuple[str, str] | None:
-    """Word and label of a line in CoNLL columns, or `None` for a comment.
+    """Returns word and label of a line in CoNLL columns, or `None` for a comment.
 
     Raises:
         ValueError: another number of columns.
@@ -174,7 +174,7 @@ def read_conll(line: str, width: int, tabs: bool) -> tuple[str, str] | None:
 
 
 def read_conllu(line: str) -> tuple[str, str] | None:
-    """Word and UPOS of a line in CoNLL-U, or `None` for a comment, a multiword token (1-2) or an empty node (1.1).
+    """Returns word and UPOS of a CoNLL-U line; `None` for a comment, a multiword token (1-2) or an empty node (1.1).
 
     Raises:
         ValueError: another number of columns, no word number, or no UPOS.
@@ -197,7 +197,7 @@ def check_iob2(label: str, previous: str) -> None:
     """Accepts O, B-TYPE, and I-TYPE after B-TYPE or I-TYPE.
 
     Raises:
-        ValueError: any other label.
+        ValueError: the label is any other.
     """
     if label != OUTSIDE and not re.fullmatch("[BI]-.+", label):
         raise ValueError(f"label {shown(label)}, expected O, B-TYPE or I-TYPE (IOB2)")

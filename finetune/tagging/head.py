@@ -11,7 +11,7 @@ from pretrain.model.encoder import ElectraEncoder
 
 
 class TokenClassifier(nn.Module):
-    """Encoder and task head: batch -> logits [B, L, C] in fp32."""
+    """Encoder and task head: maps a batch to logits [B, L, C] in fp32."""
 
     def __init__(self, encoder: ElectraEncoder, num_classes: int) -> None:
         super().__init__()

@@ -34,7 +34,7 @@ EVALUATION_BATCH = 128
 
 @dataclass(frozen=True)
 class TaggingJob(Job):
-    """A task's tokenised sentences."""
+    """A token classification task with its tokenised sentences."""
 
     task: TaggingTask
     classes: tuple[str, ...]
@@ -91,7 +91,7 @@ class TaggingJob(Job):
 
 
 def make_job(task: TaggingTask, data: TaggingData, tokenizer: Any, settings: FinetuneConfig) -> TaggingJob:
-    """Tokenises a task's sentences."""
+    """Tokenises a task's sentences; returns them as a job."""
     counts = Counter(label for sentence in data.train for label in sentence.labels)
     classes = tuple(sorted(counts))
     numbers = {label: number for number, label in enumerate(classes)}
@@ -118,7 +118,7 @@ def make_job(task: TaggingTask, data: TaggingData, tokenizer: Any, settings: Fin
 
 
 def run_queue(options: TaggingOptions) -> int:
-    """Runs what the options ask for and the output folder does not have yet; returns the exit code.
+    """Does the runs that the options ask for and the output folder lacks; returns the exit code.
 
     Raises:
         ConfigError: a wrong task, model, file or setting; all data is read before the first run.

@@ -12,7 +12,7 @@ Labels = Sequence[Sequence[str]]
 
 
 def score(task: TaggingTask, target: Labels, predicted: Labels) -> dict[str, float]:
-    """The task's metrics."""
+    """Returns the task's metrics by name."""
     if not task.entities:
         return {"accuracy": float(accuracy_score(target, predicted))}
     measures = {"f1": f1_score, "precision": precision_score, "recall": recall_score}
@@ -20,7 +20,7 @@ def score(task: TaggingTask, target: Labels, predicted: Labels) -> dict[str, flo
 
 
 def count_matches(task: TaggingTask, target: Labels, predicted: Labels) -> dict[str, list[int]]:
-    """Entities (or words) of each sentence: `wanted` by the target, `found` in the prediction, `matched` in both.
+    """Counts each sentence's entities or words: `wanted` by the target, `found` in the prediction, `matched` in both.
 
     The scores follow from their sums: precision is matched / found, recall and accuracy are matched / wanted.
     """

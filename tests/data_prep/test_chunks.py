@@ -180,7 +180,7 @@ def test_a_record_too_large_is_refused_by_name_at_any_place_and_chunk_size(
     assert len(read_all(tmp_path, budget)[1]) == 9
     lines.insert(place, json.dumps({"text": "Ka lo mi. " * 110}))
     path.write_bytes(PACK[packing]("\n".join(lines).encode()))
-    with pytest.raises(ConfigError, match=r"a\.jsonl\S* has a record of over .* that it is really JSON lines"):
+    with pytest.raises(ConfigError, match=r"a\.jsonl\S* has a record of over \d+ MiB, .* that it is really JSON lines"):
         read_all(tmp_path, budget)
 
 

@@ -36,8 +36,8 @@ def test_a_format_is_recognized_by_the_beginning_of_a_file(name, beginning, expe
     [
         ("a.xml", b"<html>", "<mediawiki"),
         ("a.json", b'[{"text": "an array"}]', "one object per line"),
-        ("a.parquet", b"Text", "valid Parquet file"),
-        ("a.txt.gz", b"PAR1", "valid Parquet file"),
+        ("a.parquet", b"Text", "not a Parquet file"),
+        ("a.txt.gz", b"PAR1", "compressed as a whole; unpack"),
         ("a.txt", "Text".encode("utf-16"), "UTF-16"),
         ("a.txt", ("Text " * 9).encode("utf-16-le"), "holds binary data instead of text"),
         ("a.txt.gz", b"\x1f\x8b\x08", "holds gzip data instead of text"),

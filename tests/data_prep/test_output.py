@@ -49,8 +49,8 @@ def test_a_folder_that_cannot_be_resumed_is_refused_with_the_reason(built, tmp_p
     (tmp_path / "logless" / "records.log").unlink()
     (tmp_path / "begun" / ".records").mkdir(parents=True)
     cases = {
-        FORMAT_1 / "shards": "built in format 1, which training still reads",
-        tmp_path / "logless": r"records\.log is missing",
+        FORMAT_1 / "shards": "has format 1, which training still reads",
+        tmp_path / "logless": r"cannot be checked: it has no records\.log; choose",
         tmp_path / "begun": "do not belong to a build",
     }
     for folder, reason in cases.items():
@@ -87,7 +87,7 @@ def test_a_log_whose_plan_is_damaged_is_one_clear_line(built, tmp_path):
     content = bytearray((built / "records.log").read_bytes())
     content[30] ^= 1
     (tmp_path / "records.log").write_bytes(content)
-    with pytest.raises(ConfigError, match=r"records\.log is damaged: its plan cannot be read"):
+    with pytest.raises(ConfigError, match=r"records\.log is damaged: the settings of that build cannot be read"):
         open_log(tmp_path)
 
 

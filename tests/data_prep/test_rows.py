@@ -53,8 +53,16 @@ def test_a_chunk_holds_about_its_budget_of_rows(tmp_path):
 def test_a_missing_column_is_named_with_the_existing_ones(tmp_path):
     path = write(tmp_path / "a.parquet", {"id": [1], "body": ["a"], "title": ["b"]})
     for column in ("text", "id"):
-        with pytest.raises(ConfigError, match=f"no text column named {column}; its text columns: body, title"):
+        with pytest.raises(
+            ConfigError, match=f"no text column named {column}; name one of its text columns: body, title$"
+        ):
             rows_of(path, column)
+
+
+def test_a_table_without_any_text_column_is_refused(tmp_path):
+    path = write(tmp_path / "a.parquet", {"id": [1]})
+    with pytest.raises(ConfigError, match=r"no text column named text; it has no text column at all: replace it$"):
+        rows_of(path)
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.99])
@@ -72,10 +80,10 @@ def test_a_page_or_a_text_too_large_is_refused_by_name(tmp_path, monkeypatch, di
     path = write(tmp_path / "a.parquet", {"text": texts}, use_dictionary=dictionary)
     assert len(rows_of(path)) == others + 1
     monkeypatch.setattr("data_prep.rows.LONGEST_RECORD", 2_000_000)
-    with pytest.raises(ConfigError, match=r"a\.parquet has a text of 2 MB"):
+    with pytest.raises(ConfigError, match=r"a\.parquet has a text of 2 MiB, expected at most 1 MiB: too large"):
         rows_of(path)
     monkeypatch.setattr("data_prep.rows._LARGEST_PAGE", 2_500_000)
-    with pytest.raises(ConfigError, match=r"a\.parquet has a page of 2 MB"):
+    with pytest.raises(ConfigError, match=r"a\.parquet has a Parquet page of 2 MiB, expected at most 2 MiB: too large"):
         rows_of(path)
 
 

@@ -45,7 +45,7 @@ def test_an_existing_vocabulary_is_not_overwritten(corpus, tmp_path):
     (tmp_path / "vocab.txt").write_text("mine")
     done = run_script("data_prep/train_vocab.py", "--input", corpus, "--output", tmp_path)
     assert done.returncode == 2
-    assert "already has a vocabulary" in done.stderr
+    assert "already has a vocab.txt" in done.stderr
     assert (tmp_path / "vocab.txt").read_text() == "mine"
 
 

@@ -343,5 +343,5 @@ def test_every_real_task_trains_on_all_its_data(
 
 
 def test_a_folder_without_any_task_is_refused(stock_model: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="has no task of GLUE"):
+    with pytest.raises(ConfigError, match="has none of GLUE's tasks"):
         run_here(stock_model, tmp_path, tmp_path / "out", task=("all",))

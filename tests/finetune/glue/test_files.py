@@ -320,7 +320,7 @@ def test_microsofts_files_without_glues_list_keep_microsofts_split(
     shutil.copytree(shared_data / "glue" / "MRPC" / "original", tmp_path / "MRPC" / "original")
     data = load_task(TASKS["MRPC"], str(tmp_path))
     assert (len(data.train), len(data.dev["dev"])) == (4_076, 1_725)
-    assert "as Microsoft divides it" in capsys.readouterr().out
+    assert "MRPC is split as by Microsoft, not as by GLUE; add that file" in capsys.readouterr().out
 
 
 def test_microsofts_file_without_its_header_is_refused_in_one_sentence(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def test_the_fingerprint_depends_on_content_and_not_on_location(stock_model: Pat
 def test_a_folder_without_tokenizer_is_refused(copy: Path) -> None:
     for name in ("tokenizer.json", "tokenizer_config.json", "vocab.txt"):
         (copy / name).unlink()
-    with pytest.raises(ConfigError, match=r"no tokenizer, expected one of tokenizer\.json, vocab\.txt"):
+    with pytest.raises(ConfigError, match=r"no tokenizer; save one there, expected one of tokenizer\.json, vocab\.txt"):
         open_model(str(copy))
 
 

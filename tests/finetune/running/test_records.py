@@ -14,7 +14,7 @@ from finetune.running.records import (
     sha256_of,
     write_files,
 )
-from foundation.config import ConfigError
+from foundation.config import ConfigError, shown
 from tests.finetune.conftest import make_record
 
 
@@ -58,7 +58,9 @@ def test_a_line_that_is_not_an_object_is_refused(line: str, tmp_path: Path) -> N
     path.write_text(f"{path.read_text()}{line}\n")
     with pytest.raises(ConfigError) as caught:
         read_records(path)
-    assert caught.value.problems == (f"{path}, line 2: got {line}, expected the JSON object of a run; remove the line",)
+    assert caught.value.problems == (
+        f"{path}, line 2: got {shown(line)}, expected the JSON object of a run; remove the line",
+    )
 
 
 @pytest.mark.parametrize("change", [{"seed": 2}, {"random_weights": True}, {"data_sha256": "x"}, {"epochs": 4}])
