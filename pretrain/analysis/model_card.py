@@ -9,7 +9,11 @@ from pretrain.method.objectives import objective_class
 from pretrain.training.run_folder import BOOKKEEPING, RunDescription, flat
 from pretrain.training.run_log import read_records
 
-TASKS = {"AutoModelForPreTraining": "feature-extraction", "AutoModelForMaskedLM": "fill-mask"}
+TASKS = {
+    "AutoModel": "feature-extraction",
+    "AutoModelForPreTraining": "feature-extraction",
+    "AutoModelForMaskedLM": "fill-mask",
+}
 """What Hugging Face's hub calls the use of a model."""
 SCORES = {
     "mlm_loss": "MLM cross-entropy, nats a masked position",
@@ -22,12 +26,14 @@ SCORES = {
 }
 
 
-def model_card(run: Path, description: RunDescription, step: int) -> str:
+def model_card(run: Path, description: RunDescription, step: int, as_mpnet: bool = False) -> str:
     """Markdown with Hugging Face's header; scores are those of `evaluate.py`, or else of the run's own evaluation."""
     config = description.run
-    trusts = "" if not config.model.relative_position else ", trust_remote_code=True"
+    trusts = "" if as_mpnet or not config.model.relative_position else ", trust_remote_code=True"
     trained = objective_class(config.objective.name)
     auto = trained.exports["."][0].replace("Electra", "AutoModel")
+    if as_mpnet:
+        auto = auto.removesuffix("ForPreTraining")  # MPNet has no head of that kind
     settings = dict(flat(config.model_dump(mode="json", exclude=BOOKKEEPING)))
     data = ", ".join(f"`{Path(folder).name}`" for folder in description.data)
     versions = ", ".join(f"{name} {version}" for name, version in description.versions.items())

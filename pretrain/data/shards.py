@@ -48,7 +48,7 @@ class Shards:
 
     Attributes:
         manifest: the first folder's; what it says of tokens and masks holds for all.
-        sizes: sequences of each folder. shares: `weights` as whole numbers.
+        sizes: sequences of each folder. shares: `weights` as whole numbers. one_segment: no sequence has a second one.
 
     Raises:
         ConfigError: a folder is incomplete, manifest, tokenizer and shards are not of one build, or the folders do not
@@ -66,6 +66,7 @@ class Shards:
         self._prefixes = [folder / shard.name for folder, shard in shards]
         self._starts = np.cumsum([0, *(shard.sequences for _, shard in shards)])
         self._mapped: dict[int, _MappedShard] = {}
+        self.one_segment = all(part.config.one_segment for part in manifests)
         self.sizes = [sum(shard.sequences for shard in part.shards) for part in manifests]
         self.shares = _whole_shares(folders, weights) if weights else self.sizes
         self._tokens = [sum(shard.tokens for shard in part.shards) for part in manifests]
