@@ -37,6 +37,8 @@ class Choices(StrictConfig):
     """full: sequences run across documents"""
     builder: Builder = "lossless"
     """electra: truncate overflow as Google does"""
+    one_segment: bool = Field(False, exclude_if=lambda chosen: not chosen)  # manifests without it keep their bytes
+    """only [CLS] A [SEP], never a second segment"""
     documents: Annotated[Boundary, Group("documents")] = "blank_line"
     """what ends a document in plain text"""
     text_column: str = "text"

@@ -86,7 +86,14 @@ class Side:
         )
         config, special = self._config, self._tokenizer.special
         ids, lengths = build_sequences(
-            stream, config.seq_length, config.packing, config.builder, special.cls, special.sep, self._random
+            stream,
+            config.seq_length,
+            config.packing,
+            config.builder,
+            special.cls,
+            special.sep,
+            self._random,
+            config.one_segment,
         )
         masks, ngrams = self._masker.draw(ids, lengths, self._random)
         write_block(self._file, Block(lengths, ids, masks))

@@ -1,8 +1,8 @@
 """Packs documents into training sequences `[CLS] A [SEP] (B [SEP])`, after google-research/electra's ExampleBuilder.
 
 A document's tokens fill sequences up to a target length; one target in twenty is shorter. One sequence in ten is a
-single segment; the others are split at a sentence end near the middle. Overflow starts the next sequence, whereas
-Google's builder discards it (14% of the pieces at length 128, 3.7% at 512).
+single segment; the others are split at a sentence end near the middle, or with `one_segment` not at all. Overflow
+starts the next sequence, whereas Google's builder discards it (14% of the pieces at length 128, 3.7% at 512).
 """
 
 from dataclasses import dataclass
@@ -40,6 +40,7 @@ def build_sequences(
     cls: int,
     sep: int,
     random: np.random.Generator,
+    one_segment: bool = False,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Packs the tokens of the stream, in order, into sequences of at most `seq_length` tokens.
 
@@ -48,10 +49,11 @@ def build_sequences(
     Returns:
         The concatenated ids of the sequences, special tokens included, uint16; and their lengths, int32.
     """
+    single = 1.0 if one_segment else SINGLE_SEGMENT
     if packing == "documents":
-        ends, half = _fill_documents(stream, seq_length, builder, random)
+        ends, half = _fill_documents(stream, seq_length, builder, single, random)
     else:
-        ends, half = _fill_across(len(stream.ids), seq_length, random)
+        ends, half = _fill_across(len(stream.ids), seq_length, single, random)
     starts = np.concatenate(([0], ends)).astype(np.int64)[:-1]
     splits = _segment_ends(starts, ends, half, stream.sentence_ends, random)
     ids = stream.ids
@@ -61,7 +63,7 @@ def build_sequences(
 
 
 def _fill_documents(
-    stream: TokenStream, seq_length: int, builder: Builder, random: np.random.Generator
+    stream: TokenStream, seq_length: int, builder: Builder, single: float, random: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns the ends of the sequences (offsets into the stream) and target lengths of their first segments.
 
@@ -80,7 +82,7 @@ def _fill_documents(
     for document_end in stream.document_ends.tolist():
         while position < document_end:
             if len(ends) == len(room):
-                new_room, new_half = _draw_targets(_DRAWS, SHORT_TARGET, seq_length, random)
+                new_room, new_half = _draw_targets(_DRAWS, SHORT_TARGET, single, seq_length, random)
                 if builder == "electra":
                     new_room += np.where(new_half == _NO_LIMIT, 2, 3)  # counts special tokens
                 room += new_room.tolist()
@@ -95,9 +97,11 @@ def _fill_documents(
     return np.array(ends, np.int64), np.array(half[: len(ends)], np.int64)
 
 
-def _fill_across(tokens: int, seq_length: int, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+def _fill_across(
+    tokens: int, seq_length: int, single: float, random: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
     """Like `_fill_documents`, but every sequence is filled completely, across document ends."""
-    room, half = _draw_targets(tokens // (seq_length - 3) + 1, 0.0, seq_length, random)
+    room, half = _draw_targets(tokens // (seq_length - 3) + 1, 0.0, single, seq_length, random)
     ends = np.cumsum(room)
     count = int(np.searchsorted(ends, tokens)) + 1 if tokens else 0
     return np.minimum(ends[:count], tokens), half[:count]
@@ -119,12 +123,12 @@ def _truncate(
 
 
 def _draw_targets(
-    count: int, short_target: float, seq_length: int, random: np.random.Generator
+    count: int, short_target: float, single_segment: float, seq_length: int, random: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
     """Draws each sequence's number of text tokens and its first segment's target, unlimited for a single segment."""
     short = random.random(count) < short_target
     target = np.where(short, random.integers(SHORTEST_TARGET, seq_length + 1, count), seq_length)
-    single = random.random(count) < SINGLE_SEGMENT
+    single = random.random(count) < single_segment
     return target - np.where(single, 2, 3), np.where(single, _NO_LIMIT, (target - 3) // 2)
 
 

@@ -6,11 +6,14 @@ OUT holds the discriminator (`ElectraForPreTraining`) with the tokenizer and a m
 generator (`ElectraForMaskedLM`). Weights are safetensors. A run with objective `mlm` has only one model, an
 `ElectraForMaskedLM` in OUT. Models with relative position carry their own code:
 `AutoModel.from_pretrained(OUT, trust_remote_code=True)` loads them.
+
+`--format mpnet` writes the discriminator's encoder, or the model of `mlm`, as a stock MPNet, which needs no such code.
+The model needs relative position, embeddings as wide as its hidden states, and shards built with `--one_segment`.
 """
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -31,6 +34,8 @@ class ExportOptions(StrictConfig):
     """folder to write; must be empty or absent"""
     step: int | None = None
     """step of the checkpoint to export (the newest)"""
+    format: Literal["electra", "mpnet"] = "electra"
+    """mpnet: a stock MPNetModel without code of its own, if the model allows it"""
     language: Annotated[str, Field(pattern="^[a-z]{2,3}$")] = "en"
     """code of the text's language, for the model card"""
     license: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.\-]*$")] = "apache-2.0"
@@ -43,6 +48,7 @@ def main(options: ExportOptions) -> None:
     from pretrain.analysis.model_card import model_card
     from pretrain.huggingface.export import export
     from pretrain.huggingface.hub import push, require_repository
+    from pretrain.huggingface.mpnet import export_mpnet, require_mpnet
     from pretrain.training.models import load_trained
     from pretrain.training.run_folder import read_run
 
@@ -52,9 +58,16 @@ def main(options: ExportOptions) -> None:
     if options.push is not None:
         require_repository(options.push)
     description = read_run(options.run)
+    as_mpnet = options.format == "mpnet"
+    if as_mpnet:
+        require_mpnet(options.run, description.run.model, description.one_segment)
     model, step = load_trained(options.run, options.step)
-    card = model_card(options.run, description, step, options.language, options.license)
-    export(model, description.pad_token_id, options.run / "tokenizer", card, options.out)
+    card = model_card(options.run, description, step, options.language, options.license, as_mpnet)
+    tokenizer = options.run / "tokenizer"
+    if as_mpnet:
+        export_mpnet(model, tokenizer, card, options.out)
+    else:
+        export(model, description.pad_token_id, tokenizer, card, options.out)
     print(f"exported step {step} of {options.run} to {options.out}")
     if options.push is not None:
         print(f"uploaded to {push(options.out, options.push)}")

@@ -9,7 +9,11 @@ from pretrain.method.objectives import objective_class
 from pretrain.training.run_folder import BOOKKEEPING, RunDescription, flat
 from pretrain.training.run_log import read_records
 
-TASKS = {"AutoModelForPreTraining": "feature-extraction", "AutoModelForMaskedLM": "fill-mask"}
+TASKS = {
+    "AutoModel": "feature-extraction",
+    "AutoModelForPreTraining": "feature-extraction",
+    "AutoModelForMaskedLM": "fill-mask",
+}
 """Pipeline tag on Hugging Face's hub, by model class."""
 SCORES = {
     "mlm_loss": "MLM cross-entropy, nats per masked position",
@@ -25,6 +29,12 @@ SCORES = {
 CARRIES = """ Attention has a relative position bias, which transformers' own ELECTRA lacks:
 the model's code is `modeling_electra_sampler.py` in this folder, run only where `trust_remote_code=True` allows it."""
 SNIPPETS = {
+    "AutoModel": """
+inputs = tokenizer("The quick brown fox jumps over the lazy dog.", return_tensors="pt")
+with torch.no_grad():
+    states = model(**inputs).last_hidden_state  # [1, length, hidden size]
+print(states.mean(1))
+""",
     "AutoModelForPreTraining": """
 inputs = tokenizer("The quick brown fox jumps over the lazy dog.", return_tensors="pt")
 with torch.no_grad():
@@ -41,17 +51,20 @@ print(tokenizer.convert_ids_to_tokens(logits.topk(5).indices[0]))
 }
 
 
-def model_card(run: Path, description: RunDescription, step: int, language: str, license: str) -> str:
+def model_card(
+    run: Path, description: RunDescription, step: int, language: str, license: str, as_mpnet: bool = False
+) -> str:
     """Returns the model card in Markdown with Hugging Face's header.
 
     Scores are those of `evaluate.py` for this step, or else of the run's own evaluation.
     """
     config = description.run
-    code, no_code = (
-        (", trust_remote_code=True", ", trust_remote_code=False") if config.model.relative_position else ("", "")
-    )
+    carries_code = config.model.relative_position and not as_mpnet
+    code, no_code = (", trust_remote_code=True", ", trust_remote_code=False") if carries_code else ("", "")
     trained = objective_class(config.objective.name)
     auto = trained.exports["."][0].replace("Electra", "AutoModel")
+    if as_mpnet:
+        auto = auto.removesuffix("ForPreTraining")  # MPNet has no head of that kind
     settings = dict(flat(config.model_dump(mode="json", exclude=BOOKKEEPING)))
     data = ", ".join(f"`{Path(folder).name}`" for folder in description.data)
     versions = ", ".join(f"{name} {version}" for name, version in description.versions.items())

@@ -50,6 +50,7 @@ class Shards:
     Attributes:
         manifest: the first folder's; its facts on tokens and masks hold for all folders.
         sizes: number of sequences in each folder. shares: `weights` as integers.
+        one_segment: true if no sequence has a second segment.
 
     Raises:
         ConfigError: a folder is incomplete; its manifest, tokenizer and shards are of different builds; or the folders
@@ -67,6 +68,7 @@ class Shards:
         self._prefixes = [folder / shard.name for folder, shard in shards]
         self._starts = np.cumsum([0, *(shard.sequences for _, shard in shards)])
         self._mapped: dict[int, _MappedShard] = {}
+        self.one_segment = all(part.config.one_segment for part in manifests)
         self.sizes = [sum(shard.sequences for shard in part.shards) for part in manifests]
         self.shares = _whole_shares(folders, weights) if weights else self.sizes
         self._tokens = [sum(shard.tokens for shard in part.shards) for part in manifests]

@@ -55,6 +55,8 @@ class RunDescription(StrictConfig):
     tokenizer_sha256: str
     """Checksum of the tokenizer that the shards were built with."""
     seq_length: int
+    one_segment: bool = False
+    """No sequence of the shards has a second segment: its embedding was never trained."""
     vocab_size: int
     mask_token_id: int
     pad_token_id: int
@@ -83,6 +85,7 @@ def describe(
         data_sha256=shards.sha256(),
         tokenizer_sha256=manifest.tokenizer_sha256,
         seq_length=manifest.seq_length,
+        one_segment=shards.one_segment,
         vocab_size=manifest.vocab_size,
         mask_token_id=manifest.special_tokens.mask,
         pad_token_id=manifest.special_tokens.pad,

@@ -238,7 +238,9 @@ def test_a_finished_build_is_not_changed_by_a_rerun(options, built):
     assert stamps() == before
 
 
-@pytest.mark.parametrize(("name", "value"), [("seq_length", 128), ("held_out", 0.2), ("seed", 5)])
+@pytest.mark.parametrize(
+    ("name", "value"), [("seq_length", 128), ("held_out", 0.2), ("seed", 5), ("one_segment", True)]
+)
 def test_another_configuration_in_the_same_folder_is_refused_by_name(options, built, name, value):
     with pytest.raises(ConfigError, match=rf"{name}: the build in .* has .*, this one {value}"):
         main(again(options, built, **{name: value}))
@@ -264,6 +266,19 @@ def test_the_manifest_accounts_for_every_document_and_the_held_out_share_is_abou
 def test_full_packing_has_hardly_any_padding(options, tmp_path):
     assert main(again(options, tmp_path / "out", packing="full", chunk_mb=1.0)) == 0
     assert load_manifest(tmp_path / "out").totals.padding_share < 0.01
+
+
+def test_a_build_of_one_segment_is_recorded_and_any_other_keeps_its_bytes(options, built, tmp_path):
+    assert main(again(options, tmp_path / "out", one_segment=True)) == 0
+    manifest = load_manifest(tmp_path / "out")
+    assert manifest.config.one_segment
+    assert not load_manifest(built).config.one_segment
+    for name in ("manifest.json", "records.log"):
+        assert b"one_segment" not in (built / name).read_bytes()
+    ids = np.concatenate([np.fromfile(path, np.uint16) for path in sorted((tmp_path / "out").glob("shard-?????.bin"))])
+    assert (ids == manifest.special_tokens.sep).sum() == manifest.totals.sequences
+    with pytest.raises(ConfigError, match=r"one_segment: the build in .* has True, this one none"):
+        main(again(options, tmp_path / "out"))
 
 
 def test_nothing_held_out_makes_no_held_out_folder(options, tmp_path):

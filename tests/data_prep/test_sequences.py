@@ -18,8 +18,9 @@ def make_stream(random, documents=60, sentence=(1, 40)):
     return TokenStream(ids, ids % 2 == 0, sentence_ends, document_ends)
 
 
-def build(stream, seq_length=64, packing="documents", seed=0, builder="lossless"):
-    ids, lengths = build_sequences(stream, seq_length, packing, builder, CLS, SEP, np.random.default_rng(seed))
+def build(stream, seq_length=64, packing="documents", seed=0, builder="lossless", one_segment=False):
+    random = np.random.default_rng(seed)
+    ids, lengths = build_sequences(stream, seq_length, packing, builder, CLS, SEP, random, one_segment)
     return np.split(ids, np.cumsum(lengths)[:-1])
 
 
@@ -83,6 +84,22 @@ def test_one_sequence_in_ten_has_a_single_segment():
     stream = make_stream(np.random.default_rng(0), documents=3000, sentence=(4, 8))
     full = [sequence for sequence in build(stream) if len(sequence) >= 60]
     assert abs(np.mean([(sequence == SEP).sum() == 1 for sequence in full]) - 0.1) < 0.02
+
+
+@pytest.mark.parametrize(
+    ("packing", "builder"), [("documents", "lossless"), ("full", "lossless"), ("documents", "electra")]
+)
+@pytest.mark.parametrize("seq_length", [8, 64, 512])
+def test_on_request_no_sequence_has_a_second_segment(stream, packing, builder, seq_length):
+    sequences = build(stream, seq_length, packing, builder=builder, one_segment=True)
+    for sequence in sequences:
+        assert sequence[0] == CLS
+        assert np.flatnonzero(sequence == SEP).tolist() == [len(sequence) - 1]
+        assert 3 <= len(sequence) <= seq_length
+    if builder == "lossless":
+        assert np.array_equal(np.concatenate([text_of(sequence) for sequence in sequences]), stream.ids)
+    if packing == "full":
+        assert {len(sequence) for sequence in sequences[:-1]} <= {seq_length}
 
 
 def test_one_target_length_in_twenty_is_shorter():
