@@ -42,7 +42,7 @@ DeepSpeed's settings and examples of hostfiles: {{root}}/ds_configs, {{root}}/ho
 
 
 def main() -> int:
-    """Runs the command that is named; returns its exit code."""
+    """Runs the command named on the command line; returns its exit code."""
     match sys.argv[1:]:
         case [name, *_] if name in COMMANDS:
             sys.argv[:2] = [f"{PROGRAM} {name}"]  # what its help and its errors begin with
@@ -60,7 +60,7 @@ def main() -> int:
 
 
 def as_typed(command: str) -> str:
-    """A command line of the checkout as a user types it here: installed there are neither scripts nor a Makefile."""
+    """Returns a checkout's command as users of the installed package type it; in a checkout, returns it unchanged."""
     if IS_CHECKOUT:
         return command
     names = {module: name for name, (module, _) in COMMANDS.items()}
