@@ -47,7 +47,7 @@ def main(options: AcceptabilityOptions) -> None:
     rows = examples(list(sentences(text)), random.Random(0))
     if len(rows) < DEV_SIZE + TRAIN_SIZE:
         raise ConfigError(
-            f"input: {options.input} has {len(rows)} sentences of {FEWEST_WORDS} to {MOST_WORDS} words, "
+            f"input: {options.input}: got {len(rows)} sentences of {FEWEST_WORDS} to {MOST_WORDS} words, "
             f"expected at least {DEV_SIZE + TRAIN_SIZE}; give a longer text"
         )
     write_rows(options.output / "dev.tsv", rows[:DEV_SIZE])
