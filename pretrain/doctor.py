@@ -37,7 +37,9 @@ def main(options: DoctorOptions) -> int:
         print(f"  evidence  {finding.evidence}", f"  what to do  {finding.remedy}", sep="\n")
     healthy = [answer.finding for answer in diagnosis.judged if not answer.sick]
     if healthy:
-        print("", "no problem found:", *(f"  {finding.name}: {finding.evidence}" for finding in healthy), sep="\n")
+        print(
+            "", "checks without a problem:", *(f"  {finding.name}: {finding.evidence}" for finding in healthy), sep="\n"
+        )
     if diagnosis.unjudged:
         print("", "not judged:", *(f"  {reason}" for reason in diagnosis.unjudged), sep="\n")
     return EXIT_SICK if findings else 0

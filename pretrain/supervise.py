@@ -174,7 +174,7 @@ def _end_with(supervisor: int) -> None:
 
 
 def run_folder_of(command: Sequence[str]) -> Path:
-    """The run folder that the supervised command writes to, from its options.
+    """Returns the run folder that the supervised command writes to, as its options say.
 
     Raises:
         ConfigError: the command does not start pre-training, or passes it unknown options.
@@ -200,7 +200,7 @@ def is_complete(folder: Path) -> bool:
 
 
 def accounts(folder: Path, causes: Sequence[EndRecord]) -> list[str]:
-    """Lines that tell why each of these ranks ended, with the end of its log."""
+    """Returns lines that explain why the first `MOST_NAMED` of these ranks ended, with the end of each one's log."""
     lines = []
     for end in causes[:MOST_NAMED]:
         title = f"{end.name}: {end.sentence}; the end of {rank_log(folder, end.rank)}:"

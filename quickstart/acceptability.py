@@ -24,7 +24,7 @@ INTACT, SWAPPED = 1, 0  # CoLA's labels: acceptable, unacceptable
 
 
 class AcceptabilityOptions(StrictConfig):
-    """Options of the task."""
+    """The command line of `acceptability.py`."""
 
     input: Path = QUICKSTART / "task.txt"
     """text that pre-training never sees"""
@@ -33,7 +33,7 @@ class AcceptabilityOptions(StrictConfig):
 
 
 def main(options: AcceptabilityOptions) -> None:
-    """Writes the two files of the task.
+    """Writes the training and development files of the task.
 
     Raises:
         ConfigError: the input cannot be read or holds too few sentences.
@@ -41,11 +41,13 @@ def main(options: AcceptabilityOptions) -> None:
     try:
         text = options.input.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--input {options.input}: {error}; run quickstart/corpus.py to write it") from None
+        raise ConfigError(
+            f"input: {options.input} cannot be read ({error}); write it with quickstart/corpus.py, or name a UTF-8 text"
+        ) from None
     rows = examples(list(sentences(text)), random.Random(0))
     if len(rows) < DEV_SIZE + TRAIN_SIZE:
         raise ConfigError(
-            f"--input {options.input}: got {len(rows)} sentences of {FEWEST_WORDS} to {MOST_WORDS} words, "
+            f"input: {options.input}: got {len(rows)} sentences of {FEWEST_WORDS} to {MOST_WORDS} words, "
             f"expected at least {DEV_SIZE + TRAIN_SIZE}; give a longer text"
         )
     write_rows(options.output / "dev.tsv", rows[:DEV_SIZE])
@@ -54,7 +56,7 @@ def main(options: AcceptabilityOptions) -> None:
 
 
 def sentences(text: str) -> Iterator[str]:
-    """The distinct sentences of a text that are neither too short nor too long for the task, in order."""
+    """Yields a text's distinct sentences, in order, that begin with a capital and are of the right length."""
     pieces = (piece for line in text.splitlines() for piece in SENTENCE_END.split(line))
     for sentence in dict.fromkeys(pieces):
         words = WORD.findall(sentence.lower())
@@ -63,13 +65,15 @@ def sentences(text: str) -> Iterator[str]:
 
 
 def examples(texts: list[str], rng: random.Random) -> list[tuple[int, str]]:
-    """(label, sentence) in random order, each text once; labels take turns, so any stretch is balanced."""
+    """Returns a (label, sentence) pair for each text, in random order; labels alternate, and half of the sentences have
+    two words swapped.
+    """
     shuffled = rng.sample(texts, len(texts))
     return [(INTACT, text) if i % 2 else (SWAPPED, swap_two_words(text, rng)) for i, text in enumerate(shuffled)]
 
 
 def swap_two_words(sentence: str, rng: random.Random) -> str:
-    """The sentence with two different words exchanged; punctuation stays where it was."""
+    """Returns the sentence with two different words swapped; punctuation stays in place."""
     words = list(WORD.finditer(sentence))
     pairs = [(a, b) for i, a in enumerate(words) for b in words[i + 1 :] if a[0].lower() != b[0].lower()]
     first, second = rng.choice(pairs)
@@ -78,7 +82,7 @@ def swap_two_words(sentence: str, rng: random.Random) -> str:
 
 
 def write_rows(path: Path, rows: list[tuple[int, str]]) -> None:
-    """CoLA's columns, no header: source, label, the author's mark ('*' when unacceptable), sentence."""
+    """Writes rows with CoLA's columns, without header: source, label, mark ('*' if unacceptable) and sentence."""
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = (f"docs\t{label}\t{'' if label == INTACT else '*'}\t{sentence}\n" for label, sentence in rows)
     path.write_text("".join(lines), encoding="utf-8")

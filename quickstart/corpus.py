@@ -52,7 +52,7 @@ FUNCTION_WORD_SHARE = 0.25  # running English has 40-50%; lists of names have ne
 
 
 class CorpusOptions(StrictConfig):
-    """Options of the corpus."""
+    """The command line of `corpus.py`."""
 
     output: Path = QUICKSTART_RAW
     """folder for the text files, one per package"""
@@ -89,7 +89,7 @@ def main(options: CorpusOptions) -> None:
 
 
 def sources() -> dict[str, Path]:
-    """Folders of the installed sources of prose, by name."""
+    """Returns the folder of each installed source of prose, by the source's name."""
     found = {name: find_spec(name) for name in PACKAGES}  # reads no package, and finds those of environments below
     places = {name: spec.submodule_search_locations for name, spec in found.items() if spec}
     folders = {name: Path(next(iter(place))) for name, place in places.items() if place}
@@ -97,14 +97,14 @@ def sources() -> dict[str, Path]:
 
 
 def python_files(folder: Path) -> list[Path]:
-    """The Python files below `folder` in the order of their relative paths, without tests."""
+    """Returns the Python files below `folder`, sorted by relative path, without those in `SKIPPED_FOLDERS`."""
     relative = (path.relative_to(folder) for path in folder.rglob("*.py"))
     kept = (path for path in relative if not SKIPPED_FOLDERS.intersection(path.parts))
     return [folder / path for path in sorted(kept, key=Path.as_posix)]
 
 
 def documents(files: list[Path], seen: set[str]) -> Iterator[str]:
-    """Yields one document per file, one paragraph per line; skips paragraphs in `seen` and adds the others to it."""
+    """Yields one document per file, with one paragraph per line; skips paragraphs in `seen` and adds the new ones."""
     with Pool() as pool:
         for candidates in pool.imap(prose_of, files, chunksize=16):
             fresh = [text for text in dict.fromkeys(candidates) if text not in seen]
@@ -115,7 +115,7 @@ def documents(files: list[Path], seen: set[str]) -> Iterator[str]:
 
 
 def prose_of(path: Path) -> list[str]:
-    """The prose paragraphs of a source file's docstrings, in order."""
+    """Returns the prose paragraphs of a source file's docstrings, in order."""
     try:
         tree = ast.parse(path.read_bytes())
     except (SyntaxError, ValueError):  # a template, or another Python's syntax: nothing to read
@@ -136,7 +136,7 @@ def _docstrings(node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFun
 
 
 def paragraphs(text: str) -> Iterator[str]:
-    """The paragraphs of a docstring that read as prose, each on one line and free of markup."""
+    """Yields the paragraphs of a docstring that read as prose, each on one line and without markup."""
     return filter(is_prose, map(_plain, _blocks(text)))
 
 
@@ -153,7 +153,7 @@ def is_prose(paragraph: str) -> bool:
 
 
 def _blocks(text: str) -> Iterator[list[str]]:
-    """Splits text at blank lines, at changes of indentation and before list items."""
+    """Yields groups of adjacent lines with one indentation; blank lines separate groups, and a list item begins one."""
     blocks: list[list[str]] = [[]]
     indent = 0
     for raw in text.expandtabs().splitlines():
@@ -169,19 +169,19 @@ def _blocks(text: str) -> Iterator[list[str]]:
 
 
 def _plain(block: list[str]) -> str:
-    """The block as one line without reST or Markdown markup."""
+    """Returns the block as one line without reST or Markdown markup."""
     text = ROLE.sub(r"\1", " ".join(block))
     text = LINK.sub(lambda match: match[1] or match[2], text)
     return " ".join(MARKUP.sub("", text).split())
 
 
 def is_set_aside(document: str) -> bool:
-    """True if a document belongs to the task; depends only on its content, not on other installed packages."""
+    """True if a document is reserved for the task; depends only on its text, not on what else is installed."""
     return int.from_bytes(hashlib.sha256(document.encode()).digest()[:8]) % SET_ASIDE_SHARE == 0
 
 
 def write_documents(path: Path, texts: list[str]) -> int:
-    """Writes documents with a blank line between them and returns the bytes written."""
+    """Writes documents with a blank line between them; returns the number of bytes written."""
     path.parent.mkdir(parents=True, exist_ok=True)
     return path.write_bytes("".join(f"{text}\n\n" for text in texts).encode())
 

@@ -38,14 +38,14 @@ SHORT_STEPS = 1000
 
 
 class QuickstartOptions(StrictConfig):
-    """Options of the quickstart."""
+    """The command line of `run.py`."""
 
     short: bool = False
     """pre-train for half of the steps, as continuous integration does"""
 
 
 def main(options: QuickstartOptions) -> int:
-    """Runs every stage and prints results, times and paths; returns 1 if a stage fails or a demand is not met."""
+    """Runs every stage and prints results, times and where to look; returns 1 if a stage or requirement fails."""
     if IS_CHECKOUT:
         os.chdir(ROOT)
     start_afresh()
@@ -67,7 +67,7 @@ def start_afresh() -> None:
     """Empties the quickstart's own folders.
 
     Raises:
-        ConfigError: a folder of the user's is a link into them, as an early version made it: its text would be lost.
+        ConfigError: one of the user's folders is a link into them, made by an early version: its text would be lost.
     """
     for folder in (defaults.RAW, defaults.VOCAB, defaults.SHARDS):
         if folder.is_symlink() and folder.resolve().is_relative_to(DATA.resolve()):
@@ -80,7 +80,7 @@ def start_afresh() -> None:
 
 
 def stages(short: bool) -> dict[str, str]:
-    """The stages' commands in order, by name in the table of times; `{port}` is replaced by a free port."""
+    """Returns each stage's command, in order, by its name in the table of times; `{port}` is for a free port."""
     import torch
 
     processes = torch.cuda.device_count() or 2
@@ -110,7 +110,7 @@ def run_stage(command: str) -> int:
 
 
 def summarise(seconds: dict[str, float]) -> int:
-    """Prints results, times and paths; returns 1 if a demand is not met."""
+    """Prints results, times and where to look; returns 1 if a result is not as required."""
     from quickstart.summary import read_results, show, table
 
     rows = table(read_results(RUN, SCORES))

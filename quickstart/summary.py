@@ -13,7 +13,7 @@ MOST_OF_ENTROPY = 0.95  # a discriminator that has learned nothing has a loss of
 
 
 class Results(NamedTuple):
-    """Results of the quickstart's stages."""
+    """Results of the quickstart's pre-training and fine-tuning runs."""
 
     first: dict[str, Any]
     last: dict[str, Any]
@@ -26,7 +26,7 @@ class Results(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A line of the table; `passed` is None where nothing is demanded."""
+    """A line of the table; `passed` is `None` if the value has no requirement."""
 
     name: str
     value: str
@@ -43,13 +43,13 @@ def read_results(run: Path, glue: Path) -> Results:
 
 
 def median_score(glue: Path, random_weights: bool) -> float:
-    """Median Matthews correlation over the seeds of one model."""
+    """Returns the median Matthews correlation over the seeds of one model."""
     records = [r for r in read_records(glue / FILE_NAME) if r.run.random_weights == random_weights]
     return statistics.median(record.last["dev"]["matthews"] for record in records)
 
 
 def table(results: Results) -> list[Row]:
-    """Every line of the summary, including the demands."""
+    """Returns all lines of the summary, with and without a requirement."""
     first, last, held_out = results.first, results.last, results.held_out
     share = held_out["discriminator_loss"] / held_out["discriminator_entropy"]
     shown = {
@@ -94,7 +94,7 @@ def table(results: Results) -> list[Row]:
 
 
 def show(rows: list[Row]) -> str:
-    """The table as text."""
+    """Returns the table as text."""
     width = max(len(row.name) for row in rows)
     marks = {None: "", True: "ok", False: "FAILED"}
     lines = (f"{row.name:{width}}  {row.value:16}  {row.demand:19}  {marks[row.passed]}" for row in rows)

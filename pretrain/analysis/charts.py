@@ -72,7 +72,7 @@ class Line(NamedTuple):
 
 
 class Chart(NamedTuple):
-    """A drawn panel."""
+    """A panel drawn as SVG, with its lines and a sentence on what it shows."""
 
     panel: Panel
     lines: list[Line]
@@ -110,7 +110,7 @@ def lines_of(panel: Panel, runs: dict[str, History]) -> list[Line]:
 
 
 def _points(panel: Panel, curve: Curve, history: History) -> list[dict[float, float]]:
-    """Returns a metric's points in training, and on held-out text."""
+    """Returns the points of a curve's metric, in training and on held-out text."""
     if panel.over_tenths:
         return [
             _finite({place / 10: value_of(history.newest, f"{curve.path}/{place}") for place in range(len(TENTHS))})

@@ -100,7 +100,7 @@ def cross(
 
 
 def crossing(entries: Sequence[Entry], sequences: int) -> dict[str, Any]:
-    """Returns the content of `crossing.json`."""
+    """Returns the content of `crossing.json`: all entries, and differences of discriminators on equal replacements."""
     return {
         "sequences": sequences,
         "entries": [

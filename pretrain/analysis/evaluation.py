@@ -115,7 +115,7 @@ def evaluate_run(
 ) -> list[Candidate]:
     """Evaluates the chosen checkpoints of a run and writes the results to RUN/evaluation.
 
-    `metrics.json` and the figures are of the newest checkpoint. If there are several, `steps.json` and `steps.png`
+    `metrics.json` and the figures describe the newest checkpoint. If there are several, `steps.json` and `steps.png`
     cover all of them.
     """
     folder = run / "evaluation"

@@ -23,7 +23,9 @@ ACCURACIES = {"accuracy_masked": "masked", "accuracy_all": "all"}
 
 
 def draw_training(run: Path, path: Path) -> None:
-    """Draws the losses over the steps; the dashed line is the loss of always predicting the replaced share."""
+    """Draws the losses over the steps; the dashed line is the loss of always predicting the share of
+    replaced tokens.
+    """
     figure, (left, right) = plt.subplots(1, 2, figsize=(10.0, 4.2))
     for kind, style in (("train", "-"), ("held_out", "o")):
         records = read_records(run, kind)
@@ -68,7 +70,7 @@ def draw_detection(judgement: Judgement, path: Path) -> None:
 
 
 def draw_estimate(observations: Observations, path: Path) -> None:
-    """Draws actual over estimated discriminator loss of the sampled tokens: means of twenty groups by the estimate."""
+    """Draws actual over estimated discriminator loss of the sampled tokens, as means of twenty groups by estimate."""
     figure, axes = plt.subplots(figsize=SIZE)
     for other, color, label in (
         (False, ORIGINAL, "sampled the original"),
@@ -152,7 +154,7 @@ def draw_steps(results: list[dict[str, Any]], path: Path) -> None:
 
 
 def _across(results: list[dict[str, Any]], *keys: str | int) -> list[list[float] | None]:
-    """Returns one number at every step; `None` where it is missing."""
+    """Returns the number under these nested keys from each result; `None` where it is missing."""
     values: list[Any] = results
     for key in keys:
         values = [value[int(key)] if isinstance(value, list) else (value or {}).get(key) for value in values]
@@ -160,7 +162,7 @@ def _across(results: list[dict[str, Any]], *keys: str | int) -> list[list[float]
 
 
 def _under(results: list[dict[str, Any]], section: str, key: str | int) -> dict[str, list[list[float] | None]]:
-    """Returns one number under p_G and under p_S, at every step."""
+    """Returns a number of a section under p_G and under p_S, from each result."""
     return {name: _across(results, section, name, key) for name in COLORS}
 
 
@@ -196,7 +198,7 @@ def draw_crossing(crossed: dict[str, Any], path: Path) -> None:
 
 
 def draw_max_probability(results: list[dict[str, Any]], path: Path) -> None:
-    """Draws the paper's figure of the sampling distribution for several runs: maximum probabilities of p_G and p_S."""
+    """Draws the distribution of the largest probability under p_G and p_S for several runs, as the paper's figure."""
     figure, axes = plt.subplots(figsize=(9.0, 4.2))
     names = run_names([result["run"] for result in results])
     series = [
@@ -249,7 +251,10 @@ def _column(records: list[dict[str, Any]], name: str) -> list[float]:
 
 
 def save(figure: Any, target: Path | IO[str], **settings: Any) -> None:
-    """Writes the figure, by default as PNG with a tight bounding box, and closes it."""
+    """Writes the figure without top and right spines, cropped tightly unless `settings` say otherwise, and closes it.
+
+    The format follows the suffix of `target`, or `settings`; PNG by default.
+    """
     for axes in figure.axes:
         axes.spines[["top", "right"]].set_visible(False)
     figure.tight_layout()

@@ -54,7 +54,7 @@ LEAST_STEPS, WARMUPS = 500, 4
 
 @dataclass(frozen=True)
 class Finding:
-    """A problem of a run."""
+    """A problem that a check looks for, with its evidence and remedy."""
 
     name: str
     verdict: str
@@ -66,10 +66,10 @@ class Finding:
 
 
 class Judged(NamedTuple):
-    """The result of a check."""
+    """The result of one check: the problem it looks for, and the values measured."""
 
     finding: Finding
-    """The problem, if there is one; its evidence is also valid for a healthy run."""
+    """The problem looked for; its evidence is also valid for a healthy run."""
     measured: tuple[Measured, ...]
 
     @property
@@ -78,7 +78,7 @@ class Judged(NamedTuple):
 
 
 class Diagnosis(NamedTuple):
-    """The results of all checks."""
+    """The results of all checks on a run."""
 
     judged: list[Judged]
     unjudged: list[str]

@@ -42,7 +42,7 @@ class OriginalTokens(NamedTuple):
 
 
 class Observations(NamedTuple):
-    """Observations under one sampling distribution, per masked position; in `judgement`, per non-pad position."""
+    """Observations under one sampling distribution: one row per masked position, in `judgement` per non-pad one."""
 
     judgement: Judgement
     estimated_loss: np.ndarray
@@ -69,7 +69,7 @@ class Observations(NamedTuple):
 
 
 class Observed(NamedTuple):
-    """Everything observed of a model in one pass over the data."""
+    """Predictions and judgements of a model, recorded in one pass over the data."""
 
     originals: OriginalTokens
     under: dict[str, Observations]
@@ -145,7 +145,7 @@ def _judgement(batch: Batch, d_BL: Tensor, replaced_BL: Tensor, first_sequence: 
 
 
 def _observe_masked(batch: Batch, output: ElectraOutput) -> tuple[Tensor, ...]:
-    """Returns the other columns of `Observations`, in the order of the masked positions, as in `Judgement`."""
+    """Returns the columns of `Observations`, except `judgement`, for the masked positions of one batch."""
     valid_BK, drawn = batch.masked_valid_BK, output.draw
     assert drawn.entropy_q_BK is not None  # requested by `observe`
     other_BK = output.replaced_BL.gather(1, batch.masked_positions_BK)

@@ -18,7 +18,7 @@ class Curve(NamedTuple):
 
 
 class Panel(NamedTuple):
-    """A chart."""
+    """The definition of a chart: its title, axis and curves."""
 
     title: str
     unit: str

@@ -34,7 +34,9 @@ Record = dict[str, Any]
 
 
 class Thinned:
-    """A bounded sample of a stream of lines: drops every second line whenever there are too many; keeps the newest."""
+    """A bounded sample of a stream of lines: every n-th, n doubling when there are too many, and always the newest
+    `NEWEST`.
+    """
 
     def __init__(self) -> None:
         self.every, self.seen = 1, 0
@@ -124,7 +126,7 @@ class History(NamedTuple):
 
 
 def read_history(folder: Path) -> History:
-    """Reads a run folder.
+    """Reads the files of a run folder that its page shows.
 
     Raises:
         ConfigError: it is not a run folder, or its run.json is damaged.

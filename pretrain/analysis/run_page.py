@@ -99,7 +99,7 @@ class RunPart(NamedTuple):
 
 
 def write_page(folders: Sequence[Path], path: Path) -> None:
-    """Writes the page of these runs.
+    """Writes one HTML page about these runs to `path`.
 
     Raises:
         ConfigError: one of them is not a run folder, or the page cannot be written to `path`.
@@ -192,7 +192,7 @@ def keys(history: History) -> list[Key]:
 
 
 def marked(text: str) -> list[Piece]:
-    """Splits a decoded sequence into pieces by its marks."""
+    """Splits an example's text, marked as by `training.example`, into marked and plain pieces."""
     pieces, end = [], 0
     for found in _MARKED.finditer(text):
         pieces.append(Piece("plain", text[end : found.start()]))

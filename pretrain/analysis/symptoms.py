@@ -91,7 +91,7 @@ class Symptoms:
 
     @property
     def mean_length(self) -> float:
-        """Mean length of a sequence, in tokens."""
+        """Mean length of the run's training sequences, in tokens."""
         return self.last["tokens_so_far"] / (self.step * self.run.batch_size)
 
     @property

@@ -48,13 +48,13 @@ class Shards:
         weights: relative sampling weight of each folder; empty: its number of sequences.
 
     Attributes:
-        manifest: the first folder's; its facts on tokens and masks hold for all folders.
+        manifest: the first folder's; its data on tokens and masks is valid for all folders.
         sizes: number of sequences in each folder. shares: `weights` as integers.
         one_segment: true if no sequence has a second segment.
 
     Raises:
-        ConfigError: a folder is incomplete; its manifest, tokenizer and shards are of different builds; or the folders
-            cannot be read together.
+        ConfigError: a folder is incomplete; its manifest, tokenizer and shards are from different builds; or the
+            folders cannot be read together.
     """
 
     def __init__(self, *folders: Path, weights: Sequence[float] = ()) -> None:
@@ -92,7 +92,7 @@ class Shards:
         return hashlib.sha256(b"".join((folder / MANIFEST_NAME).read_bytes() for folder in self.folders)).hexdigest()
 
     def shuffled(self, sample_B: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns sequence and epoch of these samples, each int64 [B]; a folder's epoch has all its sequences once."""
+        """Returns sequence and epoch of these samples, both int64 [B]; a folder's epoch has each sequence once."""
         folder_B, number_B = dealt(sample_B, self.shares)
         epoch_B, place_B = np.divmod(number_B, np.array(self.sizes)[folder_B])
         index_B = np.empty_like(place_B)
@@ -121,7 +121,7 @@ class Shards:
         return lengths_B
 
     def read(self, index_B: np.ndarray, copy_B: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Reads sequences and their masks: padded ids [B, L], whether mask copy `copy_B` masks the position [B, L],
+        """Reads a batch: padded ids [B, L], masks [B, L] (true if masked) from each sequence's mask copy `copy_B`,
         and lengths [B].
 
         Raises:
@@ -139,7 +139,7 @@ class Shards:
         return ids_BL, masked_BL, lengths_B
 
     def _by_shard(self, index_B: np.ndarray) -> "Iterator[tuple[_MappedShard, np.ndarray, np.ndarray]]":
-        """Yields each shard with some of these sequences, their indices in the shard, and their rows in [B]."""
+        """Yields each shard with any of these sequences, their indices in the shard, and their rows in the batch."""
         shard_B = self._shard_of(index_B)
         for shard in np.unique(shard_B):
             rows = np.flatnonzero(shard_B == shard)
@@ -259,7 +259,7 @@ def _require_one_build(folder: Path, manifest: Manifest) -> None:
     """Checks that a folder is not empty and that tokenizer and shard sizes match its manifest.
 
     Raises:
-        ConfigError: names the differences.
+        ConfigError: the folder is empty, or tokenizer or shards differ from the manifest.
     """
     problems = tokenizer_problems(folder, manifest)
     problems += [problem for shard in manifest.shards for problem in file_problems(folder, shard, checksums=False)]

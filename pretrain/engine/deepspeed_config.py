@@ -185,7 +185,7 @@ def _why_unknown(key_path: str, schema: type[Section]) -> str:
 
 
 def _impossible(config: DeepSpeedConfig, device_type: str) -> Iterator[str]:
-    """Yields the combinations that DeepSpeed 0.19.8 accepts, but with which it trains wrongly or fails."""
+    """Yields a message per combination that DeepSpeed 0.19.8 accepts but ignores, trains wrongly with or fails on."""
     stage = config.zero_optimization.stage
     fp16, bf16 = bool(config.fp16 and config.fp16.enabled), bool(config.bf16 and config.bf16.enabled)
     if fp16 and bf16:

@@ -23,7 +23,10 @@ Count = Annotated[int, Field(gt=0, le=MOST)]
 
 
 class Section(StrictConfig):
-    """A section of the file. Values must have exactly the declared types: `"true"` is not true, and true is not 1."""
+    """A section of a DeepSpeed file.
+
+    Values must have exactly the declared types: `"true"` is not true, and true is not 1.
+    """
 
     model_config = ConfigDict(strict=True)
 
@@ -42,7 +45,7 @@ class OptimizerParams(Section):
 
 
 class Optimizer(Section):
-    """`optimizer`."""
+    """`optimizer`: the type of optimizer and its parameters."""
 
     type: Literal["AdamW"]
     params: OptimizerParams
@@ -142,7 +145,7 @@ class FlopsProfiler(Switch):
 
 
 class DeepSpeedConfig(Section):
-    """The whole file; field names and meanings are DeepSpeed's."""
+    """A whole DeepSpeed file; field names and meanings are DeepSpeed's."""
 
     train_batch_size: Auto = "auto"
     train_micro_batch_size_per_gpu: Count | Auto = "auto"

@@ -73,9 +73,9 @@ def _all_gather(
     dp_process_group: Sequence[dist.ProcessGroup],
     **_: Any,
 ) -> None:
-    """All-gathers the ranks' updated parts of each flat group in pieces; takes the arguments of DeepSpeed's function.
+    """Replaces DeepSpeed's function, with its signature: all-gathers each flat group's updated parts in pieces.
 
-    DeepSpeed gathers a whole group at once, which gloo copies: a quarter of a gigabyte on every rank for base.
+    DeepSpeed gathers a whole group at once, which gloo copies: a quarter of a gigabyte on every rank for base size.
     """
     for parts, group in zip(partitioned_param_groups, dp_process_group, strict=True):
         own = parts[dist.get_rank(group)]

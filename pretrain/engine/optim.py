@@ -11,7 +11,7 @@ from foundation.config import MOST, StrictConfig
 
 
 class AdamNumbers(Protocol):
-    """AdamW's settings except the learning rate, which follows the run's own schedule."""
+    """AdamW's settings and the gradient-clipping norm; the learning rate follows the run's own schedule."""
 
     betas: tuple[float, float]
     eps: float

@@ -13,7 +13,7 @@ TOKENIZER_SETTINGS = "tokenizer_config.json"
 
 
 def export(model: Objective, pad_token_id: int, tokenizer: Path, card: str, out: Path) -> None:
-    """Writes the folder, complete or not at all."""
+    """Writes an exported model with tokenizer and model card to the folder `out`, complete or not at all."""
     word_piece = WordPiece.load(tokenizer)
     unfinished = out.with_name(out.name + ".tmp")
     shutil.rmtree(unfinished, ignore_errors=True)

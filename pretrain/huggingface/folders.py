@@ -84,7 +84,7 @@ def save_folder(
 
 
 def load_encoder(folder: str | Path, *, random_weights: bool = False, **changes: Any) -> ElectraEncoder:
-    """The encoder of an exported or stock ELECTRA: a local folder, or a hub name where a network exists.
+    """Returns the encoder of an exported or stock ELECTRA, from a local folder or, if there is a network, the hub.
 
     `random_weights` keeps the shape and leaves the fresh initialization; `changes` replace `EncoderConfig` fields,
     such as dropout.
@@ -106,7 +106,7 @@ def load_encoder(folder: str | Path, *, random_weights: bool = False, **changes:
 
 
 def find_folder(name: str | Path) -> Path:
-    """A local model folder, or the cached or downloaded snapshot of a hub name."""
+    """Returns the local model folder `name`, or else the cached or downloaded snapshot of that name on the hub."""
     folder = Path(name)
     if (folder / "config.json").is_file():
         return folder
@@ -123,11 +123,11 @@ def find_folder(name: str | Path) -> Path:
         return found
     except Exception as error:  # the hub client raises a dozen types; each means the model cannot be had
         reason = str(error).splitlines()[0]
-        raise ConfigError(f"model: {name} is no local folder and cannot be had from the hub: {reason}") from None
+        raise ConfigError(f"model: {name} is not a local folder and cannot be had from the hub: {reason}") from None
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The settings of a folder's `config.json`."""
+    """Returns the settings in a folder's `config.json`."""
     path = folder / "config.json"
     try:
         values = json.loads(path.read_text())
@@ -139,10 +139,10 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def read_encoder_config(folder: Path, settings: Mapping[str, Any] | None = None) -> EncoderConfig:
-    """The `EncoderConfig` of a folder's `config.json`, or of `settings` in its place.
+    """Returns the encoder configuration in a folder's `config.json`, or in `settings` in its place.
 
     Raises:
-        ConfigError: no ELECTRA, or one that computes what is not computed here.
+        ConfigError: it is not an ELECTRA, or one with settings that this implementation lacks.
     """
     path, values = folder / "config.json", settings or read_config(folder)
     if values.get("model_type") not in (STOCK_MODEL_TYPE, RELATIVE_MODEL_TYPE):
@@ -167,10 +167,12 @@ def read_encoder_config(folder: Path, settings: Mapping[str, Any] | None = None)
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
-    """The tensors of `model.safetensors`, or of `pytorch_model.bin` if there is none: only tensors are read.
+    """Returns the tensors in a folder's `model.safetensors`, or `pytorch_model.bin` if there is none, by name.
+
+    Only tensors are unpickled.
 
     Raises:
-        ConfigError: no such file, a damaged one, or weights that fp32 does not hold as they are.
+        ConfigError: the file is missing or damaged, or fp32 cannot hold its weights exactly.
     """
     path = folder / "model.safetensors"
     if not path.is_file() and (folder / PICKLED).is_file():
@@ -198,10 +200,10 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
 
 
 def fill(model: nn.Module, weights: Mapping[str, Tensor], folder: Path) -> None:
-    """Gives a model the weights of a folder, bit for bit and every one.
+    """Copies all weights of a folder into the model, bit for bit.
 
     Raises:
-        ConfigError: a weight has another shape, is missing, or has no place in the model.
+        ConfigError: a weight is missing, has another shape, or does not belong to the model.
     """
     try:
         missing, others = model.load_state_dict(weights, strict=False)
@@ -212,6 +214,6 @@ def fill(model: nn.Module, weights: Mapping[str, Tensor], folder: Path) -> None:
         raise ConfigError(f"model: {folder} lacks {len(missing)} weights of its configuration, such as {missing[0]}")
     if others:
         raise ConfigError(
-            f"model: {folder} holds {len(others)} weights for which its config.json has no place, such as"
+            f"model: {folder} holds {len(others)} weights that do not belong to the model in its config.json, such as"
             f" {min(others)}; correct config.json, or save the model without them"
         )

@@ -6,10 +6,10 @@ from foundation.config import ConfigError
 
 
 def require_repository(name: str) -> None:
-    """Refuses a name that the hub would refuse, or an upload without a token, before anything is written.
+    """Checks, before anything is written, that the hub would accept the repository name and that there is a token.
 
     Raises:
-        ConfigError: either.
+        ConfigError: the name is invalid, or no token is configured.
     """
     from huggingface_hub import get_token
     from huggingface_hub.errors import HFValidationError
@@ -26,7 +26,7 @@ def require_repository(name: str) -> None:
 
 
 def push(folder: Path, name: str) -> str:
-    """Uploads the folder in one commit, makes the repository where there is none, and returns its address.
+    """Uploads the folder in one commit, creating the repository if necessary; returns its address.
 
     Raises:
         ConfigError: the hub refuses or cannot be reached; the folder is complete nevertheless.

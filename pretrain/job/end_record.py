@@ -56,7 +56,7 @@ def now() -> str:
 
 
 def read_records(folder: Path) -> list[EndRecord]:
-    """Reads the records of all ranks, in order; skips damaged ones."""
+    """Reads the end records of all ranks, in rank order; skips damaged ones."""
     records = []
     for path in sorted((folder / LOGS).glob("rank-*.json")):
         with suppress(OSError, ValueError, TypeError):

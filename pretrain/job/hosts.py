@@ -29,8 +29,8 @@ KEEP_ALIVE = "ServerAliveInterval"
 
 
 def facts(data: Sequence[str]) -> dict[str, Any]:
-    """Returns facts about this host: versions of code, packages and data, which must be equal on all hosts, and its
-    clock's time and its numbers of GPUs and cores.
+    """Returns a description of this host: versions of code, packages and data, which must be equal on all hosts, its
+    clock's time, and its numbers of GPUs and cores.
     """
     manifests = {folder: Path(folder, "manifest.json") for folder in data}
     code = hashlib.sha256()
@@ -83,7 +83,9 @@ def _processors(host: Mapping[str, Any]) -> str:
 
 
 def _ask(host: str, folders: list[str]) -> dict[str, Any] | str:
-    """Returns the host's facts and its clock's difference from ours in seconds, or an error message."""
+    """Asks a host by ssh; returns its `facts` with "skew", the least difference of its clock from ours in seconds, or
+    an error message.
+    """
     program = f"import json; from pretrain.job.hosts import facts; print(json.dumps(facts({folders!r})))"
     command = f"cd {shlex.quote(str(ROOT))} && {shlex.quote(sys.executable)} -c {shlex.quote(program)}"
     options = ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={REACH_SECONDS}"]
@@ -120,7 +122,7 @@ def _ask(host: str, folders: list[str]) -> dict[str, Any] | str:
 def find_differences(
     host: str, slots: int, theirs: Mapping[str, Any], ours: Mapping[str, Any], precision: str
 ) -> Iterator[str]:
-    """Yields each problem that would keep a host from training with this machine, given the facts of both."""
+    """Yields each problem that would keep a host from training with this machine, given the `facts` of both."""
     for key in ours.keys() - {"time", "gpus", "cores"}:
         if theirs.get(key) != ours[key]:
             yield f"hostfile: {host} has {key} {theirs.get(key)}, this machine {ours[key]}; make them equal"

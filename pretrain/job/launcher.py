@@ -31,7 +31,7 @@ Slots = dict[str, int]
 
 
 class Runner(NamedTuple):
-    """Options of this job's `deepspeed` command."""
+    """Options given to the `deepspeed` command that launched this job."""
 
     hostfile: Path | None
     takes_part: bool

@@ -91,7 +91,7 @@ class Meeting:
         self._connect().set(name, self._sign(name, text.encode()) + text)
 
     def _read(self, name: str) -> list[Any] | None:
-        """Returns the last message under `name` with a valid signature, or `None`."""
+        """Returns the message stored under `name`; `None` if there is none or its signature is wrong."""
         store = self._connect()
         if not store.check([name]):
             return None

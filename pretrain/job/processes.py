@@ -130,8 +130,8 @@ def listen(address: str, port: int) -> socket.socket:
         return socket.create_server(("", port), backlog=BACKLOG)
     except OSError as error:
         raise ConfigError(
-            f"MASTER_PORT: got {port}, expected a free port of {address} ({os.strerror(error.errno or 0)}); another run"
-            " may use it: choose another with --master_port of deepspeed or torchrun, or by setting MASTER_PORT"
+            f"MASTER_PORT: got {port}, expected a free port on {address} ({os.strerror(error.errno or 0)}); another run"
+            " may be using it: choose another with --master_port of deepspeed or torchrun, or by setting MASTER_PORT"
         ) from None
 
 

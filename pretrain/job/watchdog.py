@@ -91,7 +91,7 @@ class Watchdog:
         self.progress(f"step {step}")
 
     def record(self, reason: Reason, code: int, sentence: str) -> None:
-        """Writes the record of why this rank ends to the run folder; a failed write is ignored."""
+        """Writes the record of why this rank is ending to the run folder; a failed write is ignored."""
         ended = self._record._replace(time=now(), reason=reason, exit_code=code, sentence=sentence)
         with contextlib.suppress(OSError):
             write_record(self._folder, ended)

@@ -93,7 +93,7 @@ class Electra(Objective):
         return model.generator(vocab_size), model.discriminator(vocab_size)
 
     def forward(self, batch: Batch, entropies: bool = False) -> ElectraOutput:
-        """One micro-batch; with `entropies` those of p_G and of what x' is drawn from come along, no more."""
+        """Computes one micro-batch's losses; with `entropies`, also entropies of p_G and of the distribution of x'."""
         hidden_BKH, prediction = self.generate(batch, entropies)
         drawn = self.draw(hidden_BKH, prediction, batch.uniforms_BK)
         return self.judge(batch, prediction, drawn)

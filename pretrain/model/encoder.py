@@ -170,7 +170,7 @@ class Layer(nn.Module):
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention with its output projection."""
+    """Multi-head self-attention with its output projection, dropout, residual connection and LayerNorm."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
@@ -207,7 +207,7 @@ class SelfAttention(nn.Module):
 
 
 class Intermediate(nn.Module):
-    """The feed-forward expansion: erf GELU of a dense layer."""
+    """The feed-forward expansion: a dense layer, then GELU in its exact (erf) form."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()

@@ -32,14 +32,14 @@ GROUPS |= {"logit": "Detection", "max_probability": "Sampling", "log_ratio": "Ra
 
 
 class Histogram(NamedTuple):
-    """Bin edges, and counts between them; one edge more than counts."""
+    """A histogram: bin edges, and the count between each edge and the next."""
 
     edges: Sequence[float]
     counts: Sequence[float]
 
 
 class Curves(NamedTuple):
-    """Everything a writer draws at one step, by curve name."""
+    """Scalars and histograms that a writer draws at one step, by curve name."""
 
     scalars: Mapping[str, float] = {}
     histograms: Mapping[str, Histogram] = {}
@@ -47,7 +47,7 @@ class Curves(NamedTuple):
 
 
 class Writer(Protocol):
-    """A destination of curves, opened with the run's folder and first step. After it is open, its failures never end
+    """A destination of curves, opened with the run's folder and first step. Once it is open, its failures never end
     the run.
     """
 

@@ -80,7 +80,7 @@ class Distributions:
             self._add_estimate(batch, output, output.draw.estimated_loss_BK)
 
     def _count(self, part: str, index: Tensor, counted: Tensor) -> None:
-        """Counts `index` where `counted` is true.
+        """Adds the bins `index`, where `counted` is true, to the histogram `part`.
 
         Uses `scatter_add_`, since `bincount` waits for the device; counts are exact in any order.
         """

@@ -26,13 +26,13 @@ PAPER_VOCABULARY, FAR = 30_522, 4
 
 
 def doubts(plan: Plan, parameters: int, on_gpus: bool) -> list[str]:
-    """Returns every doubt that can be raised before a run starts; GPU memory is checked only `on_gpus`."""
+    """Returns the warnings about a run before it starts; GPU memory is checked only if `on_gpus`."""
     found = [*_data(plan), *_held_out(plan), *_warmup(plan), *_sizes(plan), *disk_shortage(plan, parameters)]
     return found + ([*_memory(plan, parameters)] if on_gpus else [])
 
 
 def too_long(days: float, machine: str) -> Iterator[str]:
-    """Yields a doubt if the run would take more than `MOST_DAYS` days."""
+    """Yields a warning if the run would take more than `MOST_DAYS` days."""
     if days > MOST_DAYS:
         yield (
             f"optim.steps: the run would take {days:,.0f} days on {machine}; the paper's longest took 5 on 16 GPUs;"
@@ -76,7 +76,7 @@ def _warmup(plan: Plan) -> Iterator[str]:
 
 
 def _sizes(plan: Plan) -> Iterator[str]:
-    """Doubts about data that does not fit the paper's model sizes; other sizes are up to the user."""
+    """Yields warnings about data that does not fit the paper's model sizes; other sizes are not checked."""
     manifest, model = plan.shards.manifest, plan.run.model
     if model.generator_hidden_size >= model.hidden_size and plan.run.objective.name != "mlm":
         yield (
@@ -123,7 +123,7 @@ def memory_of(plan: Plan, parameters: int) -> Memory:
 
 
 def disk_needed(plan: Plan, parameters: int) -> int:
-    """Bytes of all checkpoints that exist at the same time."""
+    """Returns the bytes of all checkpoints that exist at the same time."""
     run = plan.run
     kept = run.keep_checkpoints + (run.optim.steps // run.keep_every if run.keep_every else 0)
     checkpoint = parameters * (MASTER_BYTES + MOMENTS_BYTES)
@@ -131,7 +131,7 @@ def disk_needed(plan: Plan, parameters: int) -> int:
 
 
 def disk_shortage(plan: Plan, parameters: int) -> Iterator[str]:
-    """Yields a doubt if the checkpoints will not fit the disk, counting the space of those the run already has."""
+    """Yields a warning if the checkpoints will not fit on the disk; the space of existing ones counts as free."""
     place, needed = existing_part(plan.folder), disk_needed(plan, parameters)
     held = sum(file.stat().st_size for file in (plan.folder / CHECKPOINTS).glob("step-*/*"))
     free = shutil.disk_usage(place).free

@@ -87,7 +87,10 @@ class Memory(NamedTuple):
 def memory_per_gpu(
     deepspeed: EngineConfig, world_size: int, parameters: int, model: ModelConfig, vocab_size: int, length: int
 ) -> Memory:
-    """Returns an upper estimate: states as counted by Rajbhandari et al. 2020 (ZeRO), activations by `_activations`."""
+    """Returns an upper estimate of one GPU's memory.
+
+    States are counted as by Rajbhandari et al. 2020 (ZeRO), activations by `_activations`.
+    """
     element = 4 if deepspeed.precision == "fp32" else 2
     share = {level: 1 / world_size if deepspeed.stage >= level else 1.0 for level in (1, 2, 3)}
     master = MASTER_BYTES if deepspeed.stage else 0  # the weights themselves at stage 0, which is fp32

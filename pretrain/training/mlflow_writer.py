@@ -21,7 +21,7 @@ class Writer:
     """MLflow writer. A separate thread sends, so training never waits for the network."""
 
     def __init__(self, folder: Path, step: int) -> None:
-        """Starts an MLflow run for the start at `step`.
+        """Starts a new MLflow run for this start of training, which begins at `step`.
 
         Raises:
             ConfigError: MLflow cannot be reached.

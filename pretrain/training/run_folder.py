@@ -73,7 +73,7 @@ class RunDescription(StrictConfig):
 def describe(
     run: RunConfig, shards: Shards, data_weights: tuple[float, ...] = (), init_from: tuple[str, ...] = ()
 ) -> RunDescription:
-    """Returns the description of a run with this configuration on these shards."""
+    """Returns the description of a run: configuration, shards and weights, initial checkpoints, installed versions."""
     manifest, versions = shards.manifest, {"python": platform.python_version()}
     for package in VERSIONS_OF:
         with suppress(importlib.metadata.PackageNotFoundError):

@@ -36,7 +36,9 @@ class RunLog:
         self._writers: list[Writer] = [module.Writer(folder, step + 1) for module in modules]
 
     def write(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
-        """Writes one record of `kind` ("train" or "held_out") to file, curves and log line; values may be nested."""
+        """Writes one record of `kind` ("train" or "held_out") to `metrics.jsonl` and the curves, and prints its line;
+        values may be nested.
+        """
         self._write_record(kind, step, values)
         self._draw(step, curves_of(kind, values))
         ending = "held out"

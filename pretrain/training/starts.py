@@ -62,7 +62,10 @@ def code_version(repository: Path = ROOT) -> str | None:
 
 
 class Startup:
-    """Times the phases of a start; each begins when the previous one ends, the first when the process starts."""
+    """Measures how long each phase of a start takes.
+
+    A phase begins when the previous one ends, the first when the process starts.
+    """
 
     def __init__(self) -> None:
         self._began = psutil.Process().create_time()

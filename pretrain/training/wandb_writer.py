@@ -20,7 +20,7 @@ class Writer:
     """W&B writer. W&B sends from its own process, so training never waits for the network."""
 
     def __init__(self, folder: Path, step: int) -> None:
-        """Starts a W&B run for the start at `step`.
+        """Starts a new W&B run for this start of training, which begins at `step`.
 
         Raises:
             ConfigError: W&B does not start, for example without an API key.

@@ -69,7 +69,9 @@ class SamplingHead(Electra):
 
 
 class HPLoss(SamplingHead):
-    """HP_Loss: the head estimates the discriminator, D_hat = sigmoid(z), and x' is drawn in proportion to p_G L_hat."""
+    """HP_Loss: the head's D_hat = sigmoid(z) estimates the discriminator; x' is drawn in proportion to p_G L_hat, where
+    L_hat is the discriminator's loss by this estimate.
+    """
 
     title = "ELECTRA with replacements sampled by estimated loss (HP_Loss)"
     sampling_passes = 1  # the backward covers only the sampled tokens

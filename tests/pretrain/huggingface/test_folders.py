@@ -65,7 +65,7 @@ def test_relative_positions_survive_the_round_trip(tmp_path: Path, stock_folder:
         ({"num_hidden_layers": 3}, "lacks 16 weights of its configuration, such as electra.encoder.layer.2"),
         (
             {"num_hidden_layers": 1},
-            "16 weights for which its config.json has no place, such as electra.encoder.layer.1",
+            "16 weights that do not belong to the model in its config.json, such as electra.encoder.layer.1",
         ),
         ({"position_embedding_type": "relative_key"}, "position_embedding_type 'relative_key'; expected 'absolute'"),
         ({"is_decoder": True}, "is_decoder True; expected False"),
@@ -141,7 +141,7 @@ def test_a_distance_table_is_refused_even_if_the_configuration_does_not_mention_
     """Such as `position_embedding_type: relative_key` adds to each layer; without it the outputs would be wrong."""
     table = torch.zeros(1023, 8)
     change_weights(stock_folder, electra__encoder__layer__0__attention__self__distance_embedding__weight=table)
-    with pytest.raises(ConfigError, match=r"holds 1 weights for which .* has no place, such as .*distance_embedding"):
+    with pytest.raises(ConfigError, match=r"holds 1 weights that do not belong to .*, such as .*distance_embedding"):
         load_encoder(stock_folder)
 
 

@@ -188,7 +188,7 @@ def test_names_on_the_hub_are_found_in_its_cache_or_are_one_clear_error(
     cached(stock_pair[1], tmp_path / "hub", "someone/discriminator")
     for generator, code, said in (
         ("someone/generator", 0, "embedding_size=24"),
-        ("someone/missing", 2, "someone/missing is no local folder and cannot be had from the hub"),
+        ("someone/missing", 2, "someone/missing is not a local folder and cannot be had from the hub"),
     ):
         done = subprocess.run(
             [
@@ -267,7 +267,7 @@ def test_a_weight_that_would_be_dropped_is_refused_by_name(
 ) -> None:
     path = Path(stock_pair[place]) / "model.safetensors"
     save_file(read_weights(path.parent) | {"classifier.weight": torch.ones(2)}, path, {"format": "pt"})
-    with pytest.raises(ConfigError, match=r"holds 1 weights for which .* has no place, such as classifier\.weight"):
+    with pytest.raises(ConfigError, match=r"holds 1 weights that do not belong to .*, such as classifier\.weight"):
         start(shards_folder, stock_pair)
 
 
