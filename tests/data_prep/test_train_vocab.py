@@ -12,11 +12,17 @@ TEXTS = ["The lowest newer wider news, the widest lower news. Ünïcode 漢字!"
 
 
 def test_the_vocabulary_begins_with_the_special_tokens_and_covers_the_text(tmp_path):
-    tokens = train_vocabulary(lambda: iter(TEXTS), 120)
+    tokens = train_vocabulary(lambda: iter(TEXTS), VocabularyOptions(size=120))
     assert tuple(tokens[:5]) == SPECIAL_TOKENS
     assert len(tokens) == len(set(tokens))
     assert {"the", "news", "漢", "u", "##d", "."} <= set(tokens)
     assert not {"T", "##漢", "##.", " "} & set(tokens)
+
+
+def test_the_alphabet_is_cut_at_the_asked_number_of_characters():
+    tokens = train_vocabulary(lambda: iter(TEXTS), VocabularyOptions(size=120, alphabet=5))
+    assert {"e", "w", "t", "s", "n"} >= {token for token in tokens if len(token) == 1}
+    assert "漢" not in tokens
 
 
 def test_every_run_learns_the_same_vocabulary(corpus, tmp_path):
@@ -38,14 +44,14 @@ def test_the_folder_is_a_tokenizer_that_knows_its_text(corpus, tmp_path):
 def test_a_size_below_the_alphabet_is_refused():
     texts = ["".join(chr(0x3B1 + number) for number in range(24)) + "abcdefghijklmnopqrstuvwxyz" * 3]
     with pytest.raises(ConfigError, match="expected at least"):
-        train_vocabulary(lambda: iter(texts), 100)
+        train_vocabulary(lambda: iter(texts), VocabularyOptions(size=100))
 
 
 def test_an_existing_vocabulary_is_not_overwritten(corpus, tmp_path):
     (tmp_path / "vocab.txt").write_text("mine")
     done = run_script("data_prep/train_vocab.py", "--input", corpus, "--output", tmp_path)
     assert done.returncode == 2
-    assert "has a vocabulary already" in done.stderr
+    assert "already has a vocabulary" in done.stderr
     assert (tmp_path / "vocab.txt").read_text() == "mine"
 
 
