@@ -34,7 +34,7 @@ from data_prep.output import finish, locked, open_log, prepare, refuse_another
 from data_prep.pipeline import PUNKT_NAME, build_chunk, load_tools
 from data_prep.punkt import PunktModel
 from data_prep.records import PLAN, Plan
-from data_prep.sentences import MARKS, Sentences, find_model, load_model, train_model
+from data_prep.sentences import MARKS, Sentences, find_model, has_model, load_model, train_model
 from data_prep.sources import Source, find_sources
 from data_prep.tokens import WordPiece, open_tokenizer
 from data_prep.workers import Pool, start_pool
@@ -161,13 +161,16 @@ def _build(options: BuildOptions, sources: list[Source], tokenizer: WordPiece, p
 
 
 def _punkt(options: BuildOptions, sources: Sequence[Source], earlier: Plan | None, sample: int) -> PunktModel | None:
-    """The given model, else the one trained by an earlier run of this build, else a new one; None if not needed."""
+    """The given model, else the one trained by an earlier run of this build, else a new one; None if not needed.
+
+    An earlier run killed while it saved its model left only some of the files: training again gives the same model.
+    """
     if options.sentences == "line":
         return None
     if options.punkt is not None:
         return load_model(find_model(options.punkt))
-    if earlier is not None and (options.output / PUNKT_NAME).is_dir():
-        return load_model(find_model(options.output / PUNKT_NAME))
+    if earlier is not None and has_model(options.output / PUNKT_NAME):
+        return load_model(options.output / PUNKT_NAME)
     texts = list(sample_documents(sources, sample, options.reading))
     if options.sentences == "punkt":
         _warn_of_marks(texts)

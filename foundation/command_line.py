@@ -183,6 +183,9 @@ def parser_of(options_class: type[StrictConfig], description: str | None) -> arg
         if title := next((mark for mark in field.metadata if isinstance(mark, Group)), None):
             place = groups[title] = groups.get(title) or parser.add_argument_group(title)
         _add_option(place, name, field)
+    if groups:  # many options, all explained below: the usage names only those that are required
+        required = (f"{action.option_strings[0]} {action.metavar} " for action in parser._actions if action.required)
+        parser.usage = f"%(prog)s {''.join(required)}[OPTIONS]"
     return parser
 
 

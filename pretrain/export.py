@@ -12,6 +12,8 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
+from pydantic import Field
+
 if not __package__:  # run as a script: import from the repository, never from the script's own folder
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
@@ -29,22 +31,33 @@ class ExportOptions(StrictConfig):
     """folder to write; must be empty or absent"""
     step: int | None = None
     """step of the checkpoint to export (the newest)"""
+    language: Annotated[str, Field(pattern="^[a-z]{2,3}$")] = "en"
+    """code of the text's language, for the model card"""
+    license: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.\-]*$")] = "apache-2.0"
+    """licence of the model, for its card: an identifier of the hub, such as cc-by-sa-4.0 or other"""
+    push: str | None = None
+    """OWNER/NAME: upload the folder to this repository of the hub, which is created if it does not exist"""
 
 
 def main(options: ExportOptions) -> None:
     from pretrain.analysis.model_card import model_card
     from pretrain.huggingface.export import export
+    from pretrain.huggingface.hub import push, require_repository
     from pretrain.training.models import load_trained
     from pretrain.training.run_folder import read_run
 
     if options.out.exists() and any(options.out.iterdir() if options.out.is_dir() else [options.out]):
         raise ConfigError(f"out: {options.out} exists already; name another folder or remove it")
     require_folder(options.out, "out")
+    if options.push is not None:
+        require_repository(options.push)
     description = read_run(options.run)
     model, step = load_trained(options.run, options.step)
-    card = model_card(options.run, description, step)
+    card = model_card(options.run, description, step, options.language, options.license)
     export(model, description.pad_token_id, options.run / "tokenizer", card, options.out)
     print(f"exported step {step} of {options.run} to {options.out}")
+    if options.push is not None:
+        print(f"uploaded to {push(options.out, options.push)}")
 
 
 if __name__ == "__main__":

@@ -22,19 +22,42 @@ SCORES = {
 }
 
 
-def model_card(run: Path, description: RunDescription, step: int) -> str:
+CARRIES = """ Attention has a relative position bias, which transformers' own ELECTRA lacks:
+the model's code is `modeling_electra_sampler.py` in this folder, run only where `trust_remote_code=True` allows it."""
+SNIPPETS = {
+    "AutoModelForPreTraining": """
+inputs = tokenizer("The quick brown fox jumps over the lazy dog.", return_tensors="pt")
+with torch.no_grad():
+    logits = model(**inputs).logits[0]
+for token, logit in zip(inputs.tokens(), logits):
+    print(f"{token:>12} replaced with probability {logit.sigmoid():.2f}")
+""",
+    "AutoModelForMaskedLM": """
+inputs = tokenizer(f"The capital of France is {tokenizer.mask_token}.", return_tensors="pt")
+with torch.no_grad():
+    logits = model(**inputs).logits[inputs["input_ids"] == tokenizer.mask_token_id]
+print(tokenizer.convert_ids_to_tokens(logits.topk(5).indices[0]))
+""",
+}
+
+
+def model_card(run: Path, description: RunDescription, step: int, language: str, license: str) -> str:
     """Returns the model card in Markdown with Hugging Face's header.
 
     Scores are those of `evaluate.py` for this step, or else of the run's own evaluation.
     """
     config = description.run
-    trusts = "" if not config.model.relative_position else ", trust_remote_code=True"
+    code, no_code = (
+        (", trust_remote_code=True", ", trust_remote_code=False") if config.model.relative_position else ("", "")
+    )
     trained = objective_class(config.objective.name)
     auto = trained.exports["."][0].replace("Electra", "AutoModel")
     settings = dict(flat(config.model_dump(mode="json", exclude=BOOKKEEPING)))
     data = ", ".join(f"`{Path(folder).name}`" for folder in description.data)
     versions = ", ".join(f"{name} {version}" for name, version in description.versions.items())
     return f"""---
+language: {language}
+license: {license}
 library_name: transformers
 pipeline_tag: {TASKS[auto]}
 tags: [electra, {config.objective.name}]
@@ -47,11 +70,15 @@ Pre-trained for {step:,} of {config.optim.steps:,} steps of {config.batch_size} 
 after "Learning to Sample Replacements for ELECTRA Pre-Training" (Hao et al., Findings of ACL 2021).
 
 ```python
+import torch
 from transformers import {auto}, AutoTokenizer
 
-model = {auto}.from_pretrained(FOLDER{trusts})
-tokenizer = AutoTokenizer.from_pretrained(FOLDER)
-```
+FOLDER = "."  # this folder, or its name on the hub
+model = {auto}.from_pretrained(FOLDER{code})
+tokenizer = AutoTokenizer.from_pretrained(FOLDER{no_code})
+{SNIPPETS[auto]}```
+
+It loads with transformers 4.57 and 5.{CARRIES if code else ""}
 
 ## Settings
 

@@ -5,7 +5,6 @@ stock `ElectraForPreTraining` / `ElectraForMaskedLM`; with it `model_type` is `e
 table, `AutoModel` refuses it, unless `trust_remote_code` lets it run the model code that the folder then carries.
 """
 
-import ast
 import dataclasses
 import json
 from collections.abc import Mapping
@@ -37,15 +36,18 @@ BUFFERS = ("embeddings.position_ids", "embeddings.token_type_ids")
 EXACT = (torch.float32, torch.bfloat16, torch.float16)
 """What weights may be stored as: fp32 holds each to the bit."""
 
-MODEL_FILE = "exported_model.py"
-"""What a folder with relative position carries as its code, and `auto_map` names: one file, of these parts."""
-MODEL_PARTS = ("model/ops.py", "model/encoder.py", "model/heads.py", "huggingface/exported_model.py")
-"""Each may import those before it, as `from pretrain.`..., torch and transformers; no two define the same name."""
+MODEL_FILE = "modeling_electra_sampler.py"
+"""The code that a folder with relative position carries and `auto_map` names: a module of this package, as it is."""
 AUTO_CLASSES = {
     "AutoConfig": "ElectraSamplerConfig",
     "AutoModel": "ElectraSamplerModel",
-    "AutoModelForPreTraining": "ElectraSamplerForPreTraining",
-    "AutoModelForMaskedLM": "ElectraSamplerForMaskedLM",
+    **{
+        f"AutoModelFor{task}": f"ElectraSamplerFor{task}"
+        for task in (
+            *("PreTraining", "MaskedLM", "SequenceClassification", "TokenClassification"),
+            *("QuestionAnswering", "MultipleChoice"),
+        )
+    },
 }
 
 
@@ -58,7 +60,7 @@ def save_folder(
     if config.relative_position:
         fields["auto_map"] = {auto: f"{Path(MODEL_FILE).stem}.{name}" for auto, name in AUTO_CLASSES.items()}
         architecture = architecture.replace("Electra", "ElectraSampler")
-        (folder / MODEL_FILE).write_bytes(b"\n\n".join(map(model_part, MODEL_PARTS)))
+        (folder / MODEL_FILE).write_bytes(Path(__file__).with_name(MODEL_FILE).read_bytes())
     else:
         fields = {name: value for name, value in fields.items() if not name.startswith("relative_")}
     description = {
@@ -75,20 +77,6 @@ def save_folder(
         folder / "model.safetensors",
         {"format": "pt"},
     )
-
-
-def model_part(place: str) -> bytes:
-    """The source of a part without its imports of parts before it, and `ops.linear` as `linear`: one file has both."""
-    source = (Path(__file__).parents[1] / place).read_bytes()
-    lines, tree = source.splitlines(keepends=True), ast.parse(source)
-    named = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "ops"]
-    for node in sorted(named, key=lambda node: -node.col_offset):
-        line = lines[node.lineno - 1]
-        lines[node.lineno - 1] = line[: node.col_offset] + line[node.col_offset + len("ops.") :]
-    for statement in reversed(tree.body):
-        if isinstance(statement, ast.ImportFrom) and str(statement.module).startswith("pretrain."):
-            del lines[statement.lineno - 1 : statement.end_lineno]
-    return b"".join(lines)
 
 
 def load_encoder(folder: str | Path, *, random_weights: bool = False, **changes: Any) -> ElectraEncoder:

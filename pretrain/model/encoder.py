@@ -1,7 +1,8 @@
 """The Transformer encoder shared by generator, discriminator and every fine-tuned model.
 
 Parameter names are those of Hugging Face's `ElectraModel`, so loading and exporting copy weights without renaming;
-relative position adds one table. Of this project it imports only `ops`, so that an export can include it.
+relative position adds one table. Exports with it carry a plain form of this model:
+`pretrain/huggingface/modeling_electra_sampler.py`.
 
 Shape letters: B batch, L length, E embedding size, H hidden size, N heads, D head size, F feed-forward size,
 V vocabulary.

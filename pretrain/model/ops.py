@@ -2,7 +2,7 @@
 
 Faster versions can replace these functions: when the engine starts on a CPU, it calls `cpu_ops.use()`; a `cuda_ops`
 could do the same for GPUs. So models must call `ops.linear` through the module, never import a function by name, and
-use the dense, LayerNorm, embedding and dropout layers of `ops`. Exports contain the plain versions below.
+use the dense, LayerNorm, embedding and dropout layers of `ops`.
 
 Shape letters: X any leading dimensions, I inputs, O outputs, H hidden size, V rows of a table, E embedding size;
 B batch, N heads, L length, D head size.

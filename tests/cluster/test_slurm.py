@@ -55,10 +55,10 @@ def test_a_signalled_job_saves_is_requeued_and_ends_with_the_losses_of_one_host(
 def test_a_job_that_reaches_its_time_limit_ends_with_the_losses_of_an_undisturbed_one(
     slurm: Slurm, shards_folder: Path, tmp_path: Path, whole_longer: Path
 ) -> None:
-    # Slurm's shortest limit is a minute, and it warns at the 30th second or later. A slow network makes each step of
-    # the two hosts take a third of a second, on any machine.
+    # Slurm's shortest limit is a minute, and it warns at the 30th second or later. A slow network makes each of the 200
+    # steps of the two hosts take over half a second, on any machine.
     folder = tmp_path / "run"
-    slurm.hosts.throttle("node1", "100mbit")
+    slurm.hosts.throttle("node1", "60mbit")
     try:
         job = submit_training(slurm, shards_folder, folder, *LONGER, limits=("--time=1", "--signal=B:USR1@1"))
         wait_for_end(slurm, job, tmp_path, 500)

@@ -578,6 +578,16 @@ def test_malformed_input_is_built_and_accounted_for_or_refused_in_one_clear_line
     assert 0.2 < np.mean(ends) < 0.8, "too few cases of one kind"
 
 
+@pytest.mark.parametrize("saved", [0, 2])
+def test_a_build_killed_while_it_saved_its_punkt_model_resumes(options, built, tmp_path, saved):
+    shutil.copytree(built, tmp_path / "out")
+    (tmp_path / "out" / "manifest.json").unlink()
+    for file in sorted((tmp_path / "out" / "punkt").iterdir())[saved:]:
+        file.unlink()
+    build_elsewhere(options, tmp_path / "out")
+    assert contents(tmp_path / "out") == contents(built)
+
+
 @pytest.mark.long
 def test_a_build_killed_at_twenty_random_moments_resumes_to_the_same_bytes(options, tmp_path):
     random = np.random.default_rng(0)

@@ -83,7 +83,7 @@ def plant(folder: Path, marker: Path) -> None:
     """Puts code that writes the marker on import beside a tokenizer, and configuration that asks for the import."""
     names = ("AutoConfig", "AutoModel", "AutoModelForPreTraining", "AutoModelForMaskedLM")
     (folder / "planted.py").write_text(f"open({str(marker)!r}, 'w').close()\nclass Planted: ...\n")
-    (folder / "exported_model.py").write_text((folder / "planted.py").read_text())
+    (folder / MODEL_FILE).write_text((folder / "planted.py").read_text())
     config = {"model_type": "electra_sampler", "auto_map": dict.fromkeys(names, "planted.Planted")}
     (folder / "config.json").write_text(json.dumps(config))
     settings = json.loads((folder / "tokenizer_config.json").read_text())
@@ -122,7 +122,7 @@ def follow(card: Path, marker: Path) -> str:
     """Runs the model card's code in a new process; returns whether planted code ran, or else the output."""
     (snippet,) = snippets(card)
     done = subprocess.run(
-        [sys.executable, "-c", snippet.replace("FOLDER", repr(str(card.parent)))],
+        [sys.executable, "-c", snippet],
         cwd=card.parent,
         env=os.environ | {"HF_HOME": str(marker.parent / "cache"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
         stdin=subprocess.DEVNULL,
@@ -154,7 +154,8 @@ def test_code_planted_beside_a_tokenizer_is_neither_copied_nor_run(
     assert files(tmp_path / "out") == model | {"README.md"} | within
     for folder in (tmp_path / "out", tmp_path / "out" / "generator"):
         for name in TOKENIZER if folder.is_dir() else ():
-            assert (folder / name).read_bytes() == (shards_folder / "tokenizer" / name).read_bytes()
+            ours = re.sub(r',\n  "model_max_length": \d+\n}$', "\n}", (folder / name).read_text())
+            assert ours == (shards_folder / "tokenizer" / name).read_text()
 
 
 def test_planted_code_would_run_if_it_were_copied(shards_folder: Path, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ def description(shards_folder: Path) -> RunDescription:
 
 
 def test_the_card_has_every_setting_of_the_run_and_no_local_path(description: RunDescription, tmp_path: Path) -> None:
-    card = model_card(tmp_path, description, step=7)
+    card = model_card(tmp_path, description, 7, "en", "mit")
     for section in ("model", "objective", "optim"):
         for name, value in getattr(description.run, section).model_dump(mode="json").items():
             assert f"| {section}.{name} | {value} |" in card
@@ -29,10 +29,10 @@ def test_the_card_has_every_setting_of_the_run_and_no_local_path(description: Ru
 
 def test_the_cards_example_loads_the_model(description: RunDescription, tmp_path: Path) -> None:
     assert "AutoModelForPreTraining.from_pretrained(FOLDER, trust_remote_code=True)" in model_card(
-        tmp_path, description, 1
+        tmp_path, description, 1, "en", "mit"
     )
     stock = with_overrides(with_objective(description.run, "mlm"), ["model.relative_position=false"])
-    card = model_card(tmp_path, description.model_copy(update={"run": stock}), 1)
+    card = model_card(tmp_path, description.model_copy(update={"run": stock}), 1, "en", "mit")
     assert "AutoModelForMaskedLM.from_pretrained(FOLDER)" in card
 
 
@@ -44,7 +44,7 @@ def test_scores_belong_to_the_exported_step_and_evaluations_take_precedence(
     (tmp_path / "evaluation").mkdir()
     evaluated = {"step": 10, "accuracy_all": 0.8, "auc_all": 0.75}
     (tmp_path / "evaluation" / "metrics.json").write_text(json.dumps(evaluated))
-    assert "| detection accuracy, all positions | 0.9050 |" in model_card(tmp_path, description, 5)
-    card = model_card(tmp_path, description, 10)
+    assert "| detection accuracy, all positions | 0.9050 |" in model_card(tmp_path, description, 5, "en", "mit")
+    card = model_card(tmp_path, description, 10, "en", "mit")
     assert "| detection accuracy, all positions | 0.8000 |" in card
     assert "| detection AUC, all positions | 0.7500 |" in card

@@ -1,17 +1,31 @@
-"""Claims about an export: loaded by Hugging Face it gives the model's own outputs."""
+"""Claims about an export: loaded by Hugging Face it gives the model's own outputs.
 
+
+Another Python with another transformers can join: ELECTRA_SAMPLER_OTHER_PYTHON=VENV/bin/python make test.
+"""
+
+import os
+import pty
+import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModel, AutoTokenizer, ElectraForMaskedLM, ElectraForPreTraining
 
 from pretrain.data.batches import Batch
 from pretrain.huggingface.export import export
 from pretrain.huggingface.folders import load_encoder
 from pretrain.method.electra import Electra
+from tests.conftest import REPOSITORY
 from tests.pretrain.conftest import SMALL_MODEL, new_model
+
+PYTHONS = [sys.executable, *filter(None, [os.environ.get("ELECTRA_SAMPLER_OTHER_PYTHON")])]
+with_every_transformers = pytest.mark.parametrize("python", PYTHONS, ids=["this", "other"][: len(PYTHONS)])
 
 
 @pytest.fixture
@@ -66,3 +80,81 @@ def test_a_model_with_relative_positions_is_not_mistaken_for_a_stock_one(
         AutoModel.from_pretrained(tmp_path / "out", trust_remote_code=False)
     table = load_encoder(tmp_path / "out").encoder.relative_attention_bias.weight
     assert torch.equal(table, model.discriminator.encoder.relative_attention_bias.weight)
+
+
+def without_project(tmp_path: Path) -> dict[str, str]:
+    others = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    return others | {"HF_HOME": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+
+
+@with_every_transformers
+def test_every_auto_class_loads_an_export_where_this_project_is_not_installed(
+    python: str,
+    make_electra: Callable[..., Electra],
+    batch: Batch,
+    inputs: dict[str, torch.Tensor],
+    tokenizer: Path,
+    tmp_path: Path,
+) -> None:
+    model = make_electra().eval()
+    export(model, 0, tokenizer, "# card\n", tmp_path / "out")
+    torch.save(inputs, tmp_path / "inputs.pt")
+    (tmp_path / "elsewhere").mkdir()
+    script = REPOSITORY / "tests/pretrain/huggingface/elsewhere.py"
+    process = subprocess.run(
+        [python, script, tmp_path / "out", tmp_path / "inputs.pt", tmp_path / "results"],
+        cwd=tmp_path / "elsewhere",
+        env=without_project(tmp_path),
+        capture_output=True,
+        text=True,
+        timeout=400,
+    )
+    assert process.returncode == 0, process.stderr
+    assert len(re.findall("^loads: ", process.stdout, re.MULTILINE)) == 7
+
+    results = load_file(tmp_path / "results")
+    assert results["ids"].tolist() == [2, 5, 6, 3]
+    visible = batch.attention_mask_BL
+    encoded = model.discriminator(*inputs.values())
+    projected = model.generator_predictions(model.generator(*inputs.values()))
+    expected = {
+        "AutoModel": encoded,
+        "AutoModelForPreTraining": model.discriminator_predictions(encoded),
+        "AutoModelForMaskedLM": model.generator_lm_head(projected, model.generator.embeddings.word_embeddings),
+    }
+    for name, values in expected.items():
+        assert (results[name] - values)[visible].abs().max().item() < 1e-5, name
+    for name, weight in model.discriminator.state_dict().items():
+        assert torch.equal(results[f"AutoModel/{name}"], weight)
+        assert torch.equal(results[f"AutoModelForMultipleChoice/electra.{name}"], weight)
+    for name, weight in model.generator.state_dict().items():
+        assert torch.equal(results[f"AutoModelForMaskedLM/electra.{name}"], weight)
+    again = load_encoder(tmp_path / "results-again").state_dict()  # saved by Hugging Face, read by us
+    assert all(torch.equal(again[name], weight) for name, weight in model.discriminator.state_dict().items())
+
+
+@with_every_transformers
+def test_the_tokenizer_loads_on_a_terminal_without_a_question_and_without_the_code(
+    python: str, make_electra: Callable[..., Electra], tokenizer: Path, tmp_path: Path
+) -> None:
+    """On a real terminal, where transformers asks whether to run the code of a folder when it is not told."""
+    export(make_electra(), 0, tokenizer, "# card\n", tmp_path / "out")
+    program = (
+        "import sys; from transformers import AutoTokenizer;"
+        "print(AutoTokenizer.from_pretrained(sys.argv[1], trust_remote_code=False)('yes no')['input_ids']);"
+        "print([name for name in sys.modules if 'modeling_electra_sampler' in name])"
+    )
+    terminal, end = pty.openpty()
+    process = subprocess.run(
+        [python, "-c", program, tmp_path / "out"],
+        env=without_project(tmp_path),
+        stdin=end,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=200,
+    )
+    os.close(end)
+    os.close(terminal)
+    assert process.returncode == 0, process.stdout
+    assert "[2, 5, 6, 3]\n[]\n" in process.stdout and "[y/N]" not in process.stdout
