@@ -78,7 +78,7 @@ def test_a_tokenizer_unsupported_by_nanotoken_is_used_directly(tmp_path, vocab):
     tokenizer.normalizer = normalizers.Sequence([normalizers.Nmt(), normalizers.BertNormalizer()])
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     opened = open_tokenizer(str(tmp_path))
-    assert "cannot take this tokenizer" in opened.slow_because
+    assert "does not support this tokenizer" in opened.slow_because
     assert len(opened.encode(["ka lo"])[0]) == 2
 
 
@@ -90,7 +90,7 @@ def test_ids_that_differ_from_hugging_faces_end_the_build_and_name_the_text(voca
     tokenizer = open_tokenizer(str(vocab))
     tokenizer._fast = open_tokenizer(str(tmp_path))._fast
     tokenizer.encode(["mi ne"])
-    with pytest.raises(ConfigError, match="other ids than Hugging Face's tokenizers for 'lo mi'"):
+    with pytest.raises(ConfigError, match="give different ids for 'lo mi'"):
         tokenizer.encode(["mi ne", "lo mi"])
 
 
@@ -173,7 +173,7 @@ def test_a_token_may_be_a_unicode_line_separator(tmp_path, vocab):
 
 def test_a_vocabulary_that_repeats_a_token_is_refused(tmp_path, vocab):
     (tmp_path / "vocab.txt").write_text(vocab.read_text().rstrip("\n") + "\nka\nlast\n")
-    with pytest.raises(ConfigError, match="repeats a token or skips an id; give each id from 0 on"):
+    with pytest.raises(ConfigError, match="repeats a token or skips an id; give every id, from 0 on, its own token"):
         open_tokenizer(str(tmp_path / "vocab.txt"))
 
 

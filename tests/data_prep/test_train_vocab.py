@@ -1,8 +1,10 @@
 """Claims about learning a vocabulary."""
 
+import json
+
 import pytest
 
-from data_prep.tokens import SPECIAL_TOKENS, open_tokenizer
+from data_prep.tokens import SPECIAL_TOKENS, from_vocabulary, open_tokenizer
 from data_prep.train_vocab import VocabularyOptions, main, train_vocabulary
 from foundation.config import ConfigError
 
@@ -23,6 +25,12 @@ def test_the_alphabet_is_cut_at_the_asked_number_of_characters():
     tokens = train_vocabulary(lambda: iter(TEXTS), VocabularyOptions(size=120, alphabet=5))
     assert {"e", "w", "t", "s", "n"} >= {token for token in tokens if len(token) == 1}
     assert "漢" not in tokens
+
+
+def test_by_default_text_is_normalized_as_for_berts_uncased_vocabulary():
+    made = from_vocabulary(SPECIAL_TOKENS, VocabularyOptions().normalizer)
+    expected = {"clean_text": True, "handle_chinese_chars": True, "strip_accents": None, "lowercase": True}
+    assert json.loads(made.to_str())["normalizer"] == {"type": "BertNormalizer"} | expected
 
 
 def test_every_run_learns_the_same_vocabulary(corpus, tmp_path):
