@@ -1,4 +1,4 @@
-# For a CPU. No image was built of this file yet; that it copies all that the package needs is a test.
+# For a CPU. No image has been built from this file yet; a test checks that it copies all that the package needs.
 #   docker build --tag electra-sampler .
 #   docker run --rm --volume "$PWD:/work" electra-sampler build-shards
 FROM python:3.12-slim

@@ -1,7 +1,7 @@
-# Each target makes its own virtual environment when there is none; nothing but Python 3.11, 3.12 or 3.13 is needed.
-#   make quickstart      the whole road on a small corpus, with its result at the end
-#   make test            the tests that fit in 12 minutes, by two workers      (PYTEST="-n 0 -k masking": some, by one)
-#   make test-long       the tests that do not
+# Every target makes the virtual environment if it is missing; only Python 3.11, 3.12 or 3.13 is needed.
+#   make quickstart      the whole pipeline on a small corpus, with its results at the end
+#   make test            the quick tests, 12 minutes with two workers      (PYTEST="-n 0 -k masking": some, without workers)
+#   make test-long       the long tests
 #   make check           formatter, linter, type checker
 #   make docs           the documentation as a site: site/index.html    (search needs a server: .venv/bin/mkdocs serve)
 #   make bench           every benchmark, or one: make bench BENCH=bench/step.py
@@ -10,10 +10,10 @@ PYTHON ?= python3
 PIP_OPTIONS ?=
 QUICKSTART ?=
 PYTEST ?=
-# Not the ones that need hours, a GPU, a launcher, root or a second checkout.
+# All except those that need hours, a GPU, a launcher, root or a second checkout.
 BENCH ?= $(filter-out bench/replica% bench/gpu% bench/traffic.py bench/bitwise.py bench/rehearsal.py bench/doctor.py,$(shell grep -l __main__ bench/*.py))
 
-# PyTorch's CPU threads spin while they wait for each other; beside other work that made fine-tuning 18 times slower.
+# PyTorch's CPU threads spin while they wait for each other, which made fine-tuning 18 times slower on a busy machine.
 export OMP_WAIT_POLICY ?= passive
 
 BIN := $(CURDIR)/.venv/bin
@@ -37,7 +37,7 @@ docs: $(INSTALLED)
 	$(BIN)/python docs/make_reference.py
 	$(BIN)/mkdocs build --strict
 
-# Alone on a machine waking a thread costs more than its spinning: small steps take a third longer.
+# On an idle machine, waking a thread costs more than spinning: small steps take a third longer.
 bench: $(INSTALLED)
 	@for file in $(BENCH); do echo "$$file"; env -u OMP_WAIT_POLICY $(BIN)/python $$file || exit 1; done
 

@@ -1,6 +1,6 @@
 """The console command: `electra-sampler NAME OPTIONS` is what `python SCRIPT OPTIONS` is in a checkout.
 
-COMMANDS names them all, one line each. The module of a command is imported when it is asked for, and no other.
+COMMANDS lists them, one line each. Only the module of the given command is imported.
 """
 
 import importlib
@@ -16,20 +16,20 @@ from foundation.files import IS_CHECKOUT, ROOT
 PROGRAM = "electra-sampler"
 COMMANDS = {
     "train-vocab": ("data_prep.train_vocab", "learn a vocabulary from text"),
-    "build-shards": ("data_prep.build_shards", "raw text to training shards"),
-    "inspect-shards": ("data_prep.inspect_shards", "what shards hold, and whether they are whole"),
+    "build-shards": ("data_prep.build_shards", "build training shards from raw text"),
+    "inspect-shards": ("data_prep.inspect_shards", "show the content of shards and check their integrity"),
     "pretrain": ("pretrain.run", "pre-train; several processes: deepspeed --module pretrain.run"),
     "supervise": ("pretrain.supervise", "run pre-training again when it fails"),
-    "doctor": ("pretrain.doctor", "whether a run is healthy, and what to do where it is not"),
-    "page": ("pretrain.page", "one or several runs as one HTML file"),
-    "evaluate": ("pretrain.evaluate", "the paper's analysis of runs, as tables and figures"),
-    "export": ("pretrain.export", "a run as a Hugging Face folder"),
+    "doctor": ("pretrain.doctor", "check a run's health and suggest fixes"),
+    "page": ("pretrain.page", "show one or several runs in one HTML file"),
+    "evaluate": ("pretrain.evaluate", "repeat the paper's analysis of runs, as tables and figures"),
+    "export": ("pretrain.export", "export a run as a Hugging Face folder"),
     "glue": ("finetune.run_glue", "fine-tune on GLUE; several processes: deepspeed --module finetune.run_glue"),
     "squad": ("finetune.run_squad", "fine-tune on SQuAD; several processes: deepspeed --module finetune.run_squad"),
     "tagging": ("finetune.run_tagging", "fine-tune on entities or parts of speech; --module finetune.run_tagging"),
-    "blimp": ("finetune.blimp", "minimal pairs, without fine-tuning"),
-    "report": ("finetune.report", "fine-tuned scores beside the paper's"),
-    "quickstart": ("quickstart.run", "all of it on a small corpus, offline, in 10 minutes"),
+    "blimp": ("finetune.blimp", "score minimal pairs, without fine-tuning"),
+    "report": ("finetune.report", "compare fine-tuned scores with the paper's"),
+    "quickstart": ("quickstart.run", "run the whole pipeline on a small corpus, offline, in 10 minutes"),
 }
 """Module and one line of help."""
 HELP = f"""usage: {PROGRAM} COMMAND [OPTIONS]
@@ -42,10 +42,10 @@ DeepSpeed's settings and examples of hostfiles: {{root}}/ds_configs, {{root}}/ho
 
 
 def main() -> int:
-    """Runs the command that is named; returns its exit code."""
+    """Runs the given command; returns its exit code."""
     match sys.argv[1:]:
         case [name, *_] if name in COMMANDS:
-            sys.argv[:2] = [f"{PROGRAM} {name}"]  # what its help and its errors begin with
+            sys.argv[:2] = [f"{PROGRAM} {name}"]  # the beginning of its help and its errors
             command = importlib.import_module(COMMANDS[name][0])
             return run_command(command.main, get_type_hints(command.main)["options"], command.__doc__)
         case ["--version"]:
@@ -60,14 +60,14 @@ def main() -> int:
 
 
 def as_typed(command: str) -> str:
-    """A command line of the checkout as a user types it here: installed there are neither scripts nor a Makefile."""
+    """A checkout's command line as a user types it here: an installed package has neither scripts nor a Makefile."""
     if IS_CHECKOUT:
         return command
     names = {module: name for name, (module, _) in COMMANDS.items()}
 
     def installed(script: re.Match[str]) -> str:
         module = f"{script[2]}.{script[3]}"
-        if not script[1]:  # of DeepSpeed's launcher
+        if not script[1]:  # an argument of DeepSpeed's launcher
             return f"--module {module}"
         return f"{PROGRAM} {names[module]}" if module in names else f"python -m {module}"
 

@@ -2,8 +2,8 @@
 
 Run: python quickstart/corpus.py [--output FOLDER] [--set_aside FILE]
 
-Sources are parsed, never imported. A module's docstrings make one document; kept are the paragraphs that read
-as English prose, each once (inherited docstrings repeat), one a line, with a blank line between documents.
+Sources are parsed, never imported. A module's docstrings make one document. Only paragraphs that read as English prose
+are kept, each once (inherited docstrings repeat), one per line, with a blank line between documents.
 """
 
 import ast
@@ -23,17 +23,17 @@ from data_prep.defaults import QUICKSTART, QUICKSTART_RAW
 from foundation.command_line import run_command
 from foundation.config import ConfigError, StrictConfig
 
-# Installed packages with much prose: dependencies of the project, and of those.
+# Installed packages with much prose: direct and indirect dependencies of the project.
 PACKAGES = (
     *("numpy", "scipy", "sklearn", "matplotlib", "pandas", "networkx", "sympy", "mpmath"),
     *("torch", "transformers", "datasets", "huggingface_hub", "nltk", "megatron", "deepspeed", "pyarrow"),
 )
 SKIPPED_FOLDERS = {"test", "tests", "testing", "site-packages", "dist-packages", "idlelib", "turtledemo"}
-SHORTEST_DOCUMENT = 200  # characters: less is a sentence or two, no document
+SHORTEST_DOCUMENT = 200  # characters: anything shorter is a sentence or two
 LEAST_CORPUS = 5_000_000  # bytes: below it the tiny preset has too little to learn from
-SET_ASIDE_SHARE = 12  # one document in so many goes to the task and is never pre-trained on
+SET_ASIDE_SHARE = 12  # one document in 12 goes to the task and is never pre-trained on
 
-# What reads as English prose in a docstring, and its markup.
+# Recognizing English prose in a docstring, and its markup.
 BULLET = re.compile(r"^(\s*)([-*+•]|\d+[.)]|\[\d+\]|\.\. \[\w+\])(\s+)")
 ROLE = re.compile(r":[a-zA-Z:]+:`~?([^`<]*?)(?:\s*<[^`]*>)?`")  # :func:`sum` -> sum
 LINK = re.compile(r"\[([^\]]+)\]\((?:[^)]*)\)|`([^`<]+?)\s*<[^`>]*>`_*")  # Markdown's and reST's -> their text
@@ -89,7 +89,7 @@ def main(options: CorpusOptions) -> None:
 
 
 def sources() -> dict[str, Path]:
-    """Every source of prose that is installed: its folder by its name."""
+    """Folders of the installed sources of prose, by name."""
     found = {name: find_spec(name) for name in PACKAGES}  # reads no package, and finds those of environments below
     places = {name: spec.submodule_search_locations for name, spec in found.items() if spec}
     folders = {name: Path(next(iter(place))) for name, place in places.items() if place}
@@ -97,14 +97,14 @@ def sources() -> dict[str, Path]:
 
 
 def python_files(folder: Path) -> list[Path]:
-    """The Python files below `folder` in the order of their relative paths, tests left out."""
+    """The Python files below `folder` in the order of their relative paths, without tests."""
     relative = (path.relative_to(folder) for path in folder.rglob("*.py"))
     kept = (path for path in relative if not SKIPPED_FOLDERS.intersection(path.parts))
     return [folder / path for path in sorted(kept, key=Path.as_posix)]
 
 
 def documents(files: list[Path], seen: set[str]) -> Iterator[str]:
-    """One document a file, its paragraphs one a line; `seen` holds the paragraphs met so far, and grows."""
+    """Yields one document per file, one paragraph per line; skips paragraphs in `seen` and adds the others to it."""
     with Pool() as pool:
         for candidates in pool.imap(prose_of, files, chunksize=16):
             fresh = [text for text in dict.fromkeys(candidates) if text not in seen]
@@ -141,7 +141,7 @@ def paragraphs(text: str) -> Iterator[str]:
 
 
 def is_prose(paragraph: str) -> bool:
-    """Whether a paragraph reads as running English: whole sentences, plain words, enough function words."""
+    """True if a paragraph reads as running English: whole sentences, plain words, enough function words."""
     if not paragraph[:1].isupper() or paragraph[-1] not in ".!?" or REFUSED.search(paragraph):
         return False
     tokens = paragraph.split()
@@ -153,7 +153,7 @@ def is_prose(paragraph: str) -> bool:
 
 
 def _blocks(text: str) -> Iterator[list[str]]:
-    """Runs of lines of one indentation between blank lines; a list item is a run of its own."""
+    """Splits text at blank lines, at changes of indentation and before list items."""
     blocks: list[list[str]] = [[]]
     indent = 0
     for raw in text.expandtabs().splitlines():
@@ -176,7 +176,7 @@ def _plain(block: list[str]) -> str:
 
 
 def is_set_aside(document: str) -> bool:
-    """Whether a document belongs to the task: decided by its content alone, whatever else is installed."""
+    """True if a document belongs to the task; depends only on its content, not on other installed packages."""
     return int.from_bytes(hashlib.sha256(document.encode()).digest()[:8]) % SET_ASIDE_SHARE == 0
 
 

@@ -2,9 +2,9 @@
 
 Run: python quickstart/run.py [--short]
 
-Runs the commands that a user would type, printing each, in the checkout, or in the current folder where the project is
+Runs the commands that a user would type, printing each, in the checkout, or in the current folder if the project is
 installed. Empties data/quickstart and runs/quickstart there first, and touches no other folder. Ends with one table and
-one page, and with exit code 1 when what was learned falls short of it.
+one page; the exit code is 1 if the results fall short of the table's demands.
 """
 
 import json
@@ -45,7 +45,7 @@ class QuickstartOptions(StrictConfig):
 
 
 def main(options: QuickstartOptions) -> int:
-    """Runs every stage and prints results, times and where to look; 1 when a stage fails or a demand is not met."""
+    """Runs every stage and prints results, times and paths; returns 1 if a stage fails or a demand is not met."""
     if IS_CHECKOUT:
         os.chdir(ROOT)
     start_afresh()
@@ -64,10 +64,10 @@ def main(options: QuickstartOptions) -> int:
 
 
 def start_afresh() -> None:
-    """Removes what an earlier quickstart has left in its own folders.
+    """Empties the quickstart's own folders.
 
     Raises:
-        ConfigError: a folder of the user's leads into them, as an early version linked it: its text would be lost.
+        ConfigError: a folder of the user's is a link into them, as an early version made it: its text would be lost.
     """
     for folder in (defaults.RAW, defaults.VOCAB, defaults.SHARDS):
         if folder.is_symlink() and folder.resolve().is_relative_to(DATA.resolve()):
@@ -80,7 +80,7 @@ def start_afresh() -> None:
 
 
 def stages(short: bool) -> dict[str, str]:
-    """The command of each stage in order, by its name in the table of times; `{port}` is for a free one."""
+    """The stages' commands in order, by name in the table of times; `{port}` is replaced by a free port."""
     import torch
 
     processes = torch.cuda.device_count() or 2
@@ -110,7 +110,7 @@ def run_stage(command: str) -> int:
 
 
 def summarise(seconds: dict[str, float]) -> int:
-    """Prints results, times and where to look; 1 when a demand is not met."""
+    """Prints results, times and paths; returns 1 if a demand is not met."""
     from quickstart.summary import read_results, show, table
 
     rows = table(read_results(RUN, SCORES))
@@ -124,7 +124,7 @@ def summarise(seconds: dict[str, float]) -> int:
         f"curves   tensorboard --logdir {RUN}",
         sep="\n",
     )
-    code = run_stage(as_typed(f"python pretrain/page.py {RUN}"))  # its last line is where the page is
+    code = run_stage(as_typed(f"python pretrain/page.py {RUN}"))  # its last line is the page's path
     return code or int(any(row.passed is False for row in rows))
 
 

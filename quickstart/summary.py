@@ -1,4 +1,4 @@
-"""The table at the end of the quickstart: what was learned, and whether that is enough."""
+"""The table at the end of the quickstart: results and the demands on them."""
 
 import json
 import statistics
@@ -13,7 +13,7 @@ MOST_OF_ENTROPY = 0.95  # a discriminator that has learned nothing has a loss of
 
 
 class Results(NamedTuple):
-    """What the stages of the quickstart left behind."""
+    """Results of the quickstart's stages."""
 
     first: dict[str, Any]
     last: dict[str, Any]
@@ -49,14 +49,14 @@ def median_score(glue: Path, random_weights: bool) -> float:
 
 
 def table(results: Results) -> list[Row]:
-    """Every line of the summary, the demands among them."""
+    """Every line of the summary, including the demands."""
     first, last, held_out = results.first, results.last, results.held_out
     share = held_out["discriminator_loss"] / held_out["discriminator_entropy"]
     shown = {
         "generator loss L_G": "generator_loss",
         "sampling head loss L_S": "sampler_loss",
         "discriminator loss L_D": "discriminator_loss",
-        "entropy of the replaced share": "discriminator_entropy",  # L_D of one that knows this share and nothing else
+        "entropy of the replaced share": "discriminator_entropy",  # L_D of a discriminator that knows only this share
     }
     return [
         Row(f"pre-training, step {first['step']} -> {last['step']}", ""),

@@ -117,7 +117,7 @@ def test_commands_suggested_in_messages_are_installed(installed: Path, folder: P
     process = run("electra-sampler build-shards", installed, folder)
     assert process.returncode == 2
     assert process.stderr.startswith("electra-sampler build-shards: error: ")
-    assert process.stderr.endswith("try the quickstart's: electra-sampler quickstart\n")
+    assert process.stderr.endswith("try the quickstart: electra-sampler quickstart\n")
 
 
 @pytest.mark.parametrize("name", ["Dockerfile", "Dockerfile.cuda"])

@@ -137,7 +137,7 @@ def with_other_text(path):
 def test_input_that_changed_during_a_build_is_refused_by_name_even_at_the_same_size_and_time(half_built):
     folder, case = half_built
     with_other_text(folder / "part-0.txt")
-    with pytest.raises(ConfigError, match=r"part-0\.txt is not what .* was built from"):
+    with pytest.raises(ConfigError, match=r"text of .*part-0\.txt has changed since .* was built from it"):
         main(case)
 
 
@@ -153,7 +153,7 @@ def test_a_finished_build_of_other_text_does_not_count_as_finished(options, buil
     folder = shutil.copytree(options.input[0], tmp_path / "corpus")
     output = shutil.copytree(built, tmp_path / "out")
     with_other_text(folder / "part-6.txt")
-    with pytest.raises(ConfigError, match=r"part-6\.txt is not what .* was built from"):
+    with pytest.raises(ConfigError, match=r"text of .*part-6\.txt has changed since .* was built from it"):
         main(again(options, output, input=(folder,)))
     assert contents_of_shards(output) == contents_of_shards(built)
 
@@ -234,7 +234,7 @@ def test_a_finished_build_is_not_changed_by_a_rerun(options, built):
 
     before = stamps()
     done = build_elsewhere(options, built)
-    assert "is complete already" in done.stdout
+    assert "is already complete" in done.stdout
     assert stamps() == before
 
 
@@ -345,7 +345,7 @@ def test_a_single_document_is_a_corpus_and_none_of_it_is_held_out(options, tmp_p
     (tmp_path / "novel.txt").write_text("\n".join(NOVEL))
     build = again(options, tmp_path / "out", input=(tmp_path / "novel.txt",), held_out=0.005)
     assert main(build) == 0
-    assert "it is one document, and training goes on without" in capsys.readouterr().out
+    assert "with a single document, training runs without held-out text" in capsys.readouterr().out
     assert not load_manifest(build.output).books.documents.held_out
     assert not (build.output / "held_out").exists()
 
@@ -412,7 +412,7 @@ def test_damaged_input_stops_the_build_by_name_and_a_rerun_resumes(options, buil
     damaged[len(packed) // 2 :] = bytes(len(packed) - len(packed) // 2)
     (folder / "zzz.txt.xz").write_bytes(damaged)
     wrong = again(options, tmp_path / "out", input=(folder,), punkt=built / "punkt")
-    with pytest.raises(ConfigError, match=r"zzz\.txt\.xz cannot be read to its end"):
+    with pytest.raises(ConfigError, match=r"zzz\.txt\.xz cannot be read to the end"):
         main(wrong)
     assert finished_chunks(tmp_path / "out")
     (folder / "zzz.txt.xz").write_bytes(packed)
@@ -664,10 +664,10 @@ def test_a_dataset_on_the_hub_is_checked_and_its_estimate_given_per_gigabyte(opt
     parquet.write_table(table, tmp_path / "corpus" / "train.parquet")
     assert dry_run(options, tmp_path / "out", Path("hub:corpus")) == 0
     printed = capsys.readouterr().out
-    assert "hub:corpus: its size is not known before it is streamed; 1,000 MB of text take about" in printed
+    assert "hub:corpus: the size is unknown until it is streamed; 1,000 MB of text take about" in printed
     assert "files" not in printed
     assert dry_run(options, tmp_path / "out", *options.input, Path("hub:corpus")) == 0
     assert "8 files, 0.1 MB on disk" in capsys.readouterr().out
-    with pytest.raises(ConfigError, match="no column of text named body"):
+    with pytest.raises(ConfigError, match="no text column named body"):
         dry_run(options, tmp_path / "out", Path("hub:corpus"), text_column="body")
     assert not (tmp_path / "out").exists()

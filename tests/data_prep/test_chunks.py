@@ -155,14 +155,14 @@ def test_a_damaged_later_stream_is_an_error_that_names_the_file(tmp_path, packin
     (tmp_path / f"two.txt{packing}").write_bytes(stream + stream)
     assert len(read_all(tmp_path)[1]) == 4000
     (tmp_path / f"two.txt{packing}").write_bytes(stream + b"\xff" + stream[1:])
-    with pytest.raises(ConfigError, match=rf"two\.txt{packing} cannot be read to its end"):
+    with pytest.raises(ConfigError, match=rf"two\.txt{packing} cannot be read to the end"):
         read_all(tmp_path)
 
 
 @pytest.mark.parametrize("inner", [".gz", ".bz2", ".xz"])
 def test_doubly_compressed_files_are_refused_by_name(tmp_path, inner):
     (tmp_path / "a.txt.gz").write_bytes(gzip.compress(PACK[inner](b"One.\n\nTwo.")))
-    with pytest.raises(ConfigError, match=r"a\.txt\.gz holds \w+ data in place of text"):
+    with pytest.raises(ConfigError, match=r"a\.txt\.gz holds \w+ data instead of text"):
         read_all(tmp_path)
 
 
@@ -180,7 +180,7 @@ def test_a_record_too_large_is_refused_by_name_at_any_place_and_chunk_size(
     assert len(read_all(tmp_path, budget)[1]) == 9
     lines.insert(place, json.dumps({"text": "Ka lo mi. " * 110}))
     path.write_bytes(PACK[packing]("\n".join(lines).encode()))
-    with pytest.raises(ConfigError, match=r"a\.jsonl\S* has a record of over .* is it really JSON lines"):
+    with pytest.raises(ConfigError, match=r"a\.jsonl\S* has a record of over .* that it is really JSON lines"):
         read_all(tmp_path, budget)
 
 

@@ -34,14 +34,14 @@ def test_a_format_is_recognized_by_the_beginning_of_a_file(name, beginning, expe
 @pytest.mark.parametrize(
     ("name", "beginning", "reason"),
     [
-        ("a.xml", b"<html>", "MediaWiki"),
+        ("a.xml", b"<html>", "<mediawiki"),
         ("a.json", b'[{"text": "an array"}]', "one object per line"),
-        ("a.parquet", b"Text", "not a Parquet file"),
-        ("a.txt.gz", b"PAR1", "not a Parquet file"),
+        ("a.parquet", b"Text", "valid Parquet file"),
+        ("a.txt.gz", b"PAR1", "valid Parquet file"),
         ("a.txt", "Text".encode("utf-16"), "UTF-16"),
-        ("a.txt", ("Text " * 9).encode("utf-16-le"), "holds binary data in place of text"),
-        ("a.txt.gz", b"\x1f\x8b\x08", "holds gzip data in place of text"),
-        ("a.jsonl", b"PK\x03\x04", "holds zip data in place of text"),
+        ("a.txt", ("Text " * 9).encode("utf-16-le"), "holds binary data instead of text"),
+        ("a.txt.gz", b"\x1f\x8b\x08", "holds gzip data instead of text"),
+        ("a.jsonl", b"PK\x03\x04", "holds zip data instead of text"),
     ],
 )
 def test_unreadable_content_is_refused_in_one_clear_line(name, beginning, reason):

@@ -48,7 +48,7 @@ def test_the_printed_figures_are_those_of_the_manifest(built, capsys):
     manifest = load_manifest(built)
     assert f"{manifest.totals.sequences:,} sequences in {len(manifest.shards)} shards" in printed
     assert f"{manifest.books.documents.read:,} read" in printed
-    assert "0.8000 0.1000 0.1000 asked for" in printed
+    assert "0.8000 0.1000 0.1000 requested" in printed
 
 
 def test_repairs_and_the_share_of_each_input_are_printed(options, tmp_path, capsys):
@@ -59,7 +59,10 @@ def test_repairs_and_the_share_of_each_input_are_printed(options, tmp_path, caps
     build(options.model_copy(update={"input": inputs, "output": output, "held_out": 0.0}))
     main(InspectOptions(folder=output))
     printed = capsys.readouterr().out
-    assert "malformed UTF-8 1 times, 1 documents to NFC, 0 documents and 1 lines cut" in printed
+    assert (
+        "1 malformed UTF-8 sequences, 1 documents normalized to NFC, 0 overlong documents and 1 overlong lines cut"
+        in printed
+    )
     assert re.search(r"input +0 a\.txt: 3 documents, 120,020 characters, [\d,]+ word pieces \(\d+\.\d%\)", printed)
     assert re.search(r"input +1 b\.txt: 1 documents, 9 characters, 4 word pieces", printed)
 
@@ -91,7 +94,7 @@ def test_verify_takes_its_figures_from_every_sequence(built, capsys):
     manifest = load_manifest(built)
     assert main(InspectOptions(folder=built, verify=True)) == 0
     printed = capsys.readouterr().out
-    assert f"of {manifest.totals.sequences:,} sequences and {manifest.mask_copies} masks each" in printed
+    assert f"in {manifest.totals.sequences:,} sequences with {manifest.mask_copies} masks each" in printed
     assert all(0.9 < rate < 1.1 for rate in rates_by_position(printed))
 
 
@@ -112,7 +115,7 @@ def test_ledgers_that_do_not_balance_are_found(copy, capsys):
     assert main(InspectOptions(folder=copy, verify=True)) == 1
     errors = capsys.readouterr().err
     assert "do not balance" in errors
-    assert "records.log: damaged, or not of this build" in errors
+    assert "records.log: damaged, or from another build" in errors
 
 
 def test_a_folder_without_shards_is_one_line_and_exit_code_2(tmp_path):
@@ -127,10 +130,10 @@ def test_masks_are_compared_with_their_expected_distribution(built, capsys):
     printed = capsys.readouterr().out
     runs, simulated = (float(re.search(rf"{name} +1: ([\d.]+)%", printed)[1]) for name in ("masked runs", "simulated"))
     assert abs(runs - simulated) < 5
-    rates = re.search(r"by position +([\d. ]+) times the chance", printed)[1].split()
+    rates = re.search(r"by position +([\d. ]+) times the expected rate", printed)[1].split()
     assert len(rates) == 8
     assert all(0.9 < float(rate) < 1.1 for rate in rates)
-    assert "of the words masked, at most 2 by one mask" in printed
+    assert "of the masked words, at most 2 in one mask" in printed
 
 
 def test_masked_tokens_are_coloured_on_a_terminal_only(built, capsys, monkeypatch):
@@ -151,7 +154,7 @@ def test_a_tokenizer_other_than_the_shards_own_is_found(copy, capsys):
     ka, lo = (re.search(f'"{token}": (\\d+)', text) for token in ("ka", "lo"))
     path.write_text(text.replace(ka[0], f'"ka": {lo[1]}').replace(lo[0], f'"lo": {ka[1]}'))
     assert main(InspectOptions(folder=copy, verify=True)) == 1
-    assert "not the tokenizer that the manifest names" in capsys.readouterr().err
+    assert "not the tokenizer named by the manifest" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("damage", ["missing", "cut short"])

@@ -79,7 +79,7 @@ def masked_beyond(rows, special):
         (mask_inside, "has [MASK] or [PAD] among its tokens"),
         (beyond_the_vocabulary, "has an id beyond the vocabulary"),
         (masked_start, "has a special token masked"),
-        (one_too_many, "has not ceil(0.15 n) masked positions"),
+        (one_too_many, "does not have ceil(0.15 n) masked positions"),
         (masked_beyond, "has a mask beyond its end"),
     ],
 )
@@ -109,7 +109,7 @@ def test_masks_of_another_shape_are_refused(built, manifest, tmp_path):
         (tmp_path / name).write_bytes((built / name).read_bytes())
     wrong = np.zeros(3 * shard.sequences, np.uint8)
     write_indexed(tmp_path / "shard-00000.mask", wrong, np.full(shard.sequences, 3, np.int32))
-    with pytest.raises(ConfigError, match="not one row of masks per sequence"):
+    with pytest.raises(ConfigError, match="does not have one row of masks per sequence"):
         next(read_rows(tmp_path, shard, manifest))
 
 

@@ -49,8 +49,8 @@ def test_a_folder_without_a_manifest_is_not_complete(tmp_path):
         (lambda values: {name: value for name, value in values.items() if name != "shards"}, "damaged"),
         (lambda values: values | {"format_version": "2"}, "damaged"),
         (lambda values: values | {"vocab_size": 10**12}, "damaged .vocab_size: .*65536"),
-        (lambda values: values | {"vocab_size": 4}, "damaged .*different ids of its vocabulary"),
-        (lambda values: values | {"special_tokens": values["special_tokens"] | {"mask": 3}}, "damaged .*different ids"),
+        (lambda values: values | {"vocab_size": 4}, "damaged .*distinct ids of its vocabulary"),
+        (lambda values: values | {"special_tokens": values["special_tokens"] | {"mask": 3}}, "damaged .*distinct ids"),
         (lambda values: values | {"totals": values["totals"] | {"sequences": 5}}, "damaged .*sums of its shards"),
     ],
 )

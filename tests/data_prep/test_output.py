@@ -39,7 +39,7 @@ def test_the_plan_can_be_read_before_and_after_the_manifest_is_written(built, pl
 
 def test_a_folder_with_foreign_files_is_refused(tmp_path):
     (tmp_path / "thesis.tex").write_text("")
-    with pytest.raises(ConfigError, match="not a build's"):
+    with pytest.raises(ConfigError, match="do not belong to a build"):
         open_log(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
@@ -51,7 +51,7 @@ def test_a_folder_that_cannot_be_resumed_is_refused_with_the_reason(built, tmp_p
     cases = {
         FORMAT_1 / "shards": "built in format 1, which training still reads",
         tmp_path / "logless": r"records\.log is missing",
-        tmp_path / "begun": "not a build's",
+        tmp_path / "begun": "do not belong to a build",
     }
     for folder, reason in cases.items():
         with pytest.raises(ConfigError, match=reason):
@@ -87,7 +87,7 @@ def test_a_log_whose_plan_is_damaged_is_one_clear_line(built, tmp_path):
     content = bytearray((built / "records.log").read_bytes())
     content[30] ^= 1
     (tmp_path / "records.log").write_bytes(content)
-    with pytest.raises(ConfigError, match=r"records\.log is damaged, its plan cannot be read"):
+    with pytest.raises(ConfigError, match=r"records\.log is damaged: its plan cannot be read"):
         open_log(tmp_path)
 
 

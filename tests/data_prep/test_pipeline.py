@@ -129,7 +129,7 @@ def test_a_built_chunk_is_kept_and_a_damaged_part_is_made_again(tmp_path, folder
         assert path.read_bytes() == whole
     path.unlink()
     assert do_chunk(again._replace(merged=frozenset({"train"})), config, output) == record
-    assert not path.exists(), "a whole shard holds this part"
+    assert not path.exists(), "a whole shard already holds the chunk's part"
 
 
 def test_text_other_than_recorded_is_refused_by_name_even_at_the_same_size_and_time(tmp_path, folder):
@@ -140,7 +140,7 @@ def test_text_other_than_recorded_is_refused_by_name_even_at_the_same_size_and_t
     record = build(chunk_of(path), config, output)
     path.write_text("Kalo mi so. " * 400)
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
-    with pytest.raises(ConfigError, match=r"a\.txt is not what .* was built from"):
+    with pytest.raises(ConfigError, match=r"text of .*a\.txt has changed since .* was built from it"):
         do_chunk(ChunkTask(chunk_of(path), record, frozenset()), config, output)
 
 

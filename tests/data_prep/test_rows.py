@@ -53,7 +53,7 @@ def test_a_chunk_holds_about_its_budget_of_rows(tmp_path):
 def test_a_missing_column_is_named_with_the_existing_ones(tmp_path):
     path = write(tmp_path / "a.parquet", {"id": [1], "body": ["a"], "title": ["b"]})
     for column in ("text", "id"):
-        with pytest.raises(ConfigError, match=f"no column of text named {column}; it has body, title"):
+        with pytest.raises(ConfigError, match=f"no text column named {column}; its text columns: body, title"):
             rows_of(path, column)
 
 
@@ -119,7 +119,7 @@ def test_a_dataset_is_streamed_through_the_datasets_library(tmp_path, monkeypatc
     (tmp_path / "corpus").mkdir()
     write(tmp_path / "corpus" / "train.parquet", {"text": TEXTS, "id": list(range(1000))})
     assert rows_of(Path("hub:corpus")) == [text.encode() for text in TEXTS]
-    with pytest.raises(ConfigError, match="no column of text named body"):
+    with pytest.raises(ConfigError, match="no text column named body"):
         rows_of(Path("hub:corpus"), "body")
     with pytest.raises(ConfigError, match=r"hub:no/such cannot be streamed.*network"):
         rows_of(Path("hub:no/such"))

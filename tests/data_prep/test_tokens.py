@@ -90,7 +90,7 @@ def test_ids_that_differ_from_hugging_faces_end_the_build_and_name_the_text(voca
     tokenizer = open_tokenizer(str(vocab))
     tokenizer._fast = open_tokenizer(str(tmp_path))._fast
     tokenizer.encode(["mi ne"])
-    with pytest.raises(ConfigError, match="give different ids for 'lo mi'"):
+    with pytest.raises(ConfigError, match="different ids for 'lo mi'"):
         tokenizer.encode(["mi ne", "lo mi"])
 
 

@@ -129,7 +129,9 @@ def test_real_questions_train_by_one_command(
 
 def test_an_output_that_is_a_file_is_refused_before_model_and_data_are_read(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match=r"output: got .*file, expected a folder, but .*file is none; name another"):
+    with pytest.raises(
+        ConfigError, match=r"output: got .*file, expected a folder, but .*file is not a folder; name another"
+    ):
         run_here(Path("nowhere"), Path("nowhere"), tmp_path / "file")
 
 

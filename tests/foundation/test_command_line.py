@@ -135,10 +135,10 @@ def test_a_repeated_list_option_is_concatenated_and_replaces_the_default():
 @pytest.mark.parametrize(
     ("twice", "problem"),
     [
-        ("--steps 3 --steps 4", "steps: got '3' and '4', expected --steps once; leave one out"),
-        ("--steps=3 --steps=3", "steps: got '3' and '3', expected --steps once"),
-        ("--ngram 1 0 0 --ngram 0 1 0", "ngram: got ['1', '0', '0'] and ['0', '1', '0'], expected --ngram once"),
-        ("--dry_run --mode fast --dry_run", "dry_run: got True and True, expected --dry_run once"),
+        ("--steps 3 --steps 4", "steps: got '3' and '4', expected --steps only once; remove one"),
+        ("--steps=3 --steps=3", "steps: got '3' and '3', expected --steps only once"),
+        ("--ngram 1 0 0 --ngram 0 1 0", "ngram: got ['1', '0', '0'] and ['0', '1', '0'], expected --ngram only once"),
+        ("--dry_run --mode fast --dry_run", "dry_run: got True and True, expected --dry_run only once"),
         ("--secret 1 --secret 2", "secret: got '1' and '2'"),
     ],
 )

@@ -110,7 +110,9 @@ def test_a_path_that_cannot_be_a_folder_is_refused_and_a_possible_one_is_not_cre
     (tmp_path / "file").touch()
     (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
     for output in ("file", "file/deep/er", "dangling"):
-        with pytest.raises(ConfigError, match=r"output: got .*, expected a folder, but .* is none; name another"):
+        with pytest.raises(
+            ConfigError, match=r"output: got .*, expected a folder, but .* is not a folder; name another"
+        ):
             require_folder(tmp_path / output)
     require_folder(tmp_path / "new" / "folder")
     require_folder(tmp_path)
@@ -119,5 +121,5 @@ def test_a_path_that_cannot_be_a_folder_is_refused_and_a_possible_one_is_not_cre
 
 @pytest.mark.skipif(os.access("/proc/sys", os.W_OK), reason="here root may write anywhere")
 def test_a_read_only_folder_is_refused() -> None:
-    with pytest.raises(ConfigError, match="output: got /proc/sys/out, but /proc/sys cannot be written to"):
+    with pytest.raises(ConfigError, match="output: got /proc/sys/out, but /proc/sys is not writable"):
         require_folder(Path("/proc/sys/out"))

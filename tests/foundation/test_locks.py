@@ -77,10 +77,10 @@ def test_a_refused_process_learns_who_holds_the_lock(tmp_path: Path) -> None:
             '{"pid": 7, "host": "a\\u001b[31mb", "command": "x\\n\\u202ey"}',
             "process 7 on a\\x1b[31mb since ?: x\\n\\u202ey",
         ),
-        ("[]", "a process that has not said yet which it is"),
-        ("", "a process that has not said yet which it is"),
-        ("{", "a process that has not said yet which it is"),
-        ("\x00\xff", "a process that has not said yet which it is"),
+        ("[]", "a process that has not identified itself yet"),
+        ("", "a process that has not identified itself yet"),
+        ("{", "a process that has not identified itself yet"),
+        ("\x00\xff", "a process that has not identified itself yet"),
     ],
 )
 def test_the_holder_is_one_line_of_printable_characters_whatever_the_file_contains(
@@ -194,7 +194,7 @@ def test_a_lock_not_released_by_another_hosts_process_is_taken_with_a_message(
 
 def test_a_folder_that_cannot_be_written_is_one_clear_line(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match=r"lock: .*file/lock cannot be made or written to"):
+    with pytest.raises(ConfigError, match=r"lock: .*file/lock cannot be created or written to"):
         Lock(tmp_path / "file" / "lock")
 
 

@@ -32,7 +32,7 @@ def test_an_output_that_cannot_be_a_folder_is_refused_before_anything_starts(
     place: str, dry_run: bool, shards_folder: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match=f"output: got {tmp_path / place}, .* but {tmp_path}/file is none"):
+    with pytest.raises(ConfigError, match=f"output: got {tmp_path / place}, .* but {tmp_path}/file is not a folder"):
         main(options(shards_folder, tmp_path / place, dry_run=dry_run))
 
 

@@ -106,7 +106,7 @@ def test_an_export_that_was_cut_short_is_written_anew(pretraining_run: Path, tmp
 
 
 def test_wrong_steps_are_refused(pretraining_run: Path, stock_model: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="steps: got 30, expected newest, all, or steps that"):
+    with pytest.raises(ConfigError, match="steps: got 30, expected newest, all, or steps at which"):
         open_models(sweep(pretraining_run, tmp_path / "out", "20", "30"))
     with pytest.raises(ConfigError, match=r"steps: .* has no run\.json; expected --model to be a run folder"):
         open_models(sweep(stock_model, tmp_path / "out", "all"))
@@ -115,6 +115,6 @@ def test_wrong_steps_are_refused(pretraining_run: Path, stock_model: Path, tmp_p
     empty = tmp_path / "run"
     empty.mkdir()
     shutil.copy(pretraining_run / "run.json", empty)
-    with pytest.raises(ConfigError, match="has no whole checkpoint yet"):
+    with pytest.raises(ConfigError, match="has no complete checkpoint yet"):
         open_models(sweep(empty, tmp_path / "out", "all"))
     assert not (tmp_path / "out").exists()

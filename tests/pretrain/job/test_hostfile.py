@@ -66,7 +66,7 @@ def test_processes_that_do_not_match_the_hostfile_are_refused(tmp_path: Path) ->
 
 @pytest.mark.parametrize(
     ("text", "problem"),
-    [(None, "cannot read"), ("node1 slots=8\n", "says node1 slots=8, but DeepSpeed has started localhost slots=1")],
+    [(None, "cannot read"), ("node1 slots=8\n", "has node1 slots=8, but DeepSpeed has started localhost slots=1")],
     ids=["missing", "another"],
 )
 def test_training_refuses_a_hostfile_that_deepspeed_did_not_use(

@@ -101,7 +101,7 @@ def test_the_weights_counted_before_a_model_is_made_are_at_most_those_it_has(obj
         (
             "batch_size=1048576",
             True,
-            r"batch_size: got 1048576, .* expected what fits 1,024 GiB, not 3,072 GiB or more",
+            r"batch_size: got 1048576, .* expected a micro-batch that fits 1,024 GiB, not 3,072 GiB or more",
         ),
     ],
 )

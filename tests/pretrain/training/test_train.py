@@ -148,7 +148,7 @@ def test_a_stop_requested_during_the_start_is_honored_once(shards_folder: Path, 
     (folder / "stop").touch()
     assert read_complete(folder) == []
     output = finished(process, code=75)
-    assert "stopped on request after step 1;" in output and f"{folder}/stop is removed" in output
+    assert "stopped on request after step 1;" in output and f"removed {folder}/stop" in output
     assert [path.name for path in (folder / "checkpoints").iterdir()] == ["step-00000001"]
     finished(launch(0, *run_arguments(shards_folder, folder)))
     assert [record["step"] for record in read_records(folder, "train")] == list(range(1, 25))
