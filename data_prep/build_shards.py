@@ -16,6 +16,7 @@ import os
 import platform
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import BrokenExecutor
 from importlib.metadata import version
@@ -33,7 +34,7 @@ from data_prep.output import finish, locked, open_log, prepare, refuse_another
 from data_prep.pipeline import PUNKT_NAME, build_chunk, load_tools
 from data_prep.punkt import PunktModel
 from data_prep.records import PLAN, Plan
-from data_prep.sentences import Sentences, find_model, has_model, load_model, train_model
+from data_prep.sentences import MARKS, Sentences, find_model, has_model, load_model, train_model
 from data_prep.sources import Source, find_sources
 from data_prep.tokens import WordPiece, open_tokenizer
 from data_prep.workers import Pool, start_pool
@@ -58,7 +59,7 @@ class _Places(StrictConfig):
     vocab: str = str(VOCAB)
     """vocab.txt, tokenizer folder or hub name"""
     sentences: Sentences = "punkt"
-    """line: the text has one per line already"""
+    """marks: punkt and other scripts' marks; line: one per line already"""
     punkt: Path | None = None
     """folder of a Punkt model (default: train one)"""
 
@@ -171,7 +172,18 @@ def _punkt(options: BuildOptions, sources: Sequence[Source], earlier: Plan | Non
         return load_model(find_model(options.punkt))
     if earlier is not None and has_model(options.output / PUNKT_NAME):
         return load_model(options.output / PUNKT_NAME)
-    return train_model(sample_documents(sources, sample, options.reading))
+    texts = list(sample_documents(sources, sample, options.reading))
+    if options.sentences == "punkt":
+        _warn_of_marks(texts)
+    return train_model(texts)
+
+
+def _warn_of_marks(texts: Sequence[str]) -> None:
+    """Warns if most sentences of the sample end with marks that Punkt does not know."""
+    unknown = Counter(mark for text in texts for mark in MARKS.findall(text))
+    if unknown.total() > sum(text.count(mark) for text in texts for mark in ".?!"):
+        commonest = " ".join(mark for mark, _ in unknown.most_common(3))
+        print_warning(f"most sentences of a sample end with {commonest}, which Punkt ignores; use --sentences marks")
 
 
 def _plan(options: BuildOptions, sources: Sequence[Source], tokenizer: WordPiece, punkt: PunktModel | None) -> Plan:

@@ -83,7 +83,8 @@ def build_chunk(chunk: Chunk, text: str, config: BuildConfig, output: Path, stri
     }
     intake = Intake(chunk, config, strict)
     for texts in intake.batches():
-        for document, (ids, sentence_lengths) in zip(texts, _tokenize(texts, tokenizer, punkt), strict=True):
+        tokenized = _tokenize(texts, tokenizer, punkt, marks=config.sentences == "marks")
+        for document, (ids, sentence_lengths) in zip(texts, tokenized, strict=True):
             if side := intake.side_of(document, len(ids)):
                 sides[side].add(ids, sentence_lengths)
     parts = {name: side.finish() for name, side in sides.items()}
@@ -199,15 +200,15 @@ def _refuse_malformed(piece: Piece, document: Document, cleaned: Cleaned) -> Non
 def load_tools(output: Path, sentences: Sentences) -> tuple[WordPiece, Punkt | None]:
     """Returns an output folder's tokenizer and, unless each line is a sentence, its Punkt model; cached per process."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the workers already use all cores
-    punkt = Punkt(load_model(output / PUNKT_NAME)) if sentences == "punkt" else None
+    punkt = None if sentences == "line" else Punkt(load_model(output / PUNKT_NAME))
     return WordPiece.load(output / TOKENIZER_NAME), punkt
 
 
 def _tokenize(
-    texts: Sequence[Text], tokenizer: WordPiece, punkt: Punkt | None
+    texts: Sequence[Text], tokenizer: WordPiece, punkt: Punkt | None, *, marks: bool
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yields the token ids of each text, and the number of ids in each of its sentences."""
-    documents = [split_sentences(text.cleaned.text, punkt) for text in texts]
+    documents = [split_sentences(text.cleaned.text, punkt, marks=marks) for text in texts]
     sentences = [sentence for document in documents for sentence in document]
     # encode in batches to bound memory
     ends = np.cumsum([len(sentence) for sentence in sentences])

@@ -1,29 +1,39 @@
 """Splits documents into sentences with Punkt; the model is given as a folder or trained on a sample of the corpus.
 
 A model's folder holds four text files in NLTK's `punkt_tab` form. NLTK trains the model; `punkt` applies it. The end of
-a line always ends a sentence, as in ELECTRA's builder, which reads line by line.
+a line always ends a sentence, as in ELECTRA's builder, which reads line by line. Punkt decides about full stops, and
+knows no other marks than `.?!`.
 """
 
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
+import regex
+
 from data_prep.punkt import Punkt, PunktModel
 from foundation.config import ConfigError
 from foundation.files import write_if_other
 
-Sentences = Literal["punkt", "line"]
+Sentences = Literal["punkt", "marks", "line"]
+
+MARKS = regex.compile(r"(?V1)[\p{Sentence_Break=STerm}--?!]")
+"""Marks that always end a sentence, such as 。, ؟, ۔, ।, ። and full-width ？; not those that Punkt decides about."""
+_AFTER_MARKS = regex.compile(rf"({MARKS.pattern}[\p{{Sentence_Break=STerm}}\p{{Close_Punctuation}}\p{{Pf}}\"']*)\s*")
 
 _FILES = ("abbrev_types.txt", "collocations.tab", "ortho_context.tab", "sent_starters.txt")
 
 
-def split_sentences(document: str, punkt: Punkt | None) -> list[str]:
+def split_sentences(document: str, punkt: Punkt | None, *, marks: bool = False) -> list[str]:
     """Returns the sentences of a document, in order; only white space is lost.
 
-    The end of a line always ends a sentence; without Punkt, nothing else does.
+    The end of a line always ends a sentence; without Punkt, nothing else does. With `marks`, the sentence-ending marks
+    of other scripts and the closing punctuation after them do, too.
     """
     if punkt is None:
         return [line for line in map(str.strip, document.splitlines()) if line]
+    if marks:
+        document = _AFTER_MARKS.sub(r"\1\n", document)
     return [sentence for line in document.splitlines() for sentence in punkt.sentences(line)]
 
 

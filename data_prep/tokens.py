@@ -162,6 +162,9 @@ def open_tokenizer(vocab: str) -> WordPiece:
     try:
         if path.is_file():
             tokenizer = from_vocabulary(_read_vocabulary(path))
+            if any((path.parent / name).is_file() for name in FILES[:2]):
+                beside = _from_folder(path.parent)  # a tokenizer folder's own vocab.txt: its settings apply
+                tokenizer = beside if beside.get_vocab() == tokenizer.get_vocab() else tokenizer
         elif path.is_dir():
             tokenizer = _from_folder(path)
         elif (  # `name` or `owner/name`; never a path whose first folder exists here, which is a typing error
@@ -189,14 +192,14 @@ def open_tokenizer(vocab: str) -> WordPiece:
     return word_piece
 
 
-def from_vocabulary(tokens: Sequence[str], *, lowercase: bool | None = None) -> Tokenizer:
+def from_vocabulary(tokens: Sequence[str], normalizer: normalizers.Normalizer | None = None) -> Tokenizer:
     """Returns BERT's tokenizer for a vocabulary; by default it lower-cases unless some token has a capital letter."""
-    words = [token for token in tokens if not (token.startswith("[") and token.endswith("]"))]
-    if lowercase is None:
-        lowercase = all(word == word.lower() for word in words)
+    if normalizer is None:
+        words = [token for token in tokens if not (token.startswith("[") and token.endswith("]"))]
+        normalizer = normalizers.BertNormalizer(lowercase=all(word == word.lower() for word in words))
     vocabulary = {token: number for number, token in enumerate(tokens)}
     tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]", continuing_subword_prefix=CONTINUATION))
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+    tokenizer.normalizer = normalizer
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece(prefix=CONTINUATION)
     tokenizer.add_special_tokens([token for token in SPECIAL_TOKENS if token in vocabulary])
@@ -248,7 +251,14 @@ def _from_folder(folder: Path) -> Tokenizer:
         )  # not by path, which would have to be UTF-8
     configuration = folder / "tokenizer_config.json"
     settings = json.loads(configuration.read_text("utf-8")) if configuration.is_file() else {}
-    return from_vocabulary(_read_vocabulary(folder / "vocab.txt"), lowercase=settings.get("do_lower_case"))
+    normalizer = None
+    if "do_lower_case" in settings:
+        normalizer = normalizers.BertNormalizer(
+            lowercase=settings["do_lower_case"],
+            strip_accents=settings.get("strip_accents"),
+            handle_chinese_chars=settings.get("tokenize_chinese_chars", True),
+        )
+    return from_vocabulary(_read_vocabulary(folder / "vocab.txt"), normalizer)
 
 
 def _read_vocabulary(path: Path) -> list[str]:

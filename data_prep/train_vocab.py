@@ -1,6 +1,9 @@
-"""Trains an uncased WordPiece vocabulary on text; writes the tokenizer folder that build_shards takes.
+"""Trains a WordPiece vocabulary on text; writes the tokenizer folder that build_shards takes.
+
+The folder also says how text is normalized: as for BERT's uncased vocabulary by default, or as these options choose.
 
 python data_prep/train_vocab.py --input data/raw --output data/vocab
+python data_prep/train_vocab.py --input data/raw --output data/vocab --cased --unicode_form nfc
 """
 
 import sys
@@ -11,9 +14,10 @@ if not __package__:  # run as a script: import from the repository, never from t
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from typing import Annotated, Literal
 
 from pydantic import Field
-from tokenizers import trainers
+from tokenizers import Tokenizer, normalizers, trainers
 
 from data_prep.chunks import sample_documents
 from data_prep.defaults import RAW, VOCAB, require_text
@@ -21,11 +25,10 @@ from data_prep.formats import Reading
 from data_prep.output import locked
 from data_prep.sources import find_sources
 from data_prep.tokens import CONTINUATION, LARGEST_VOCABULARY, SPECIAL_TOKENS, WordPiece, from_vocabulary
-from foundation.command_line import printable, run_command
+from foundation.command_line import Group, printable, run_command
 from foundation.config import ConfigError, StrictConfig
 
-_LARGEST_ALPHABET = 1000  # rarer characters become [UNK]; the default of tokenizers' BertWordPieceTokenizer
-_LEAST_COUNT = 2  # of a pair of pieces to be joined; the same default
+_LEAST_COUNT = 2  # of a pair of pieces to be joined; the default of tokenizers' BertWordPieceTokenizer
 
 
 class VocabularyOptions(StrictConfig):
@@ -39,10 +42,32 @@ class VocabularyOptions(StrictConfig):
     """tokenizer folder to make"""
     size: int = Field(30_522, ge=100, le=LARGEST_VOCABULARY)
     """most tokens; BERT and ELECTRA have 30,522"""
+    alphabet: int = Field(1000, ge=1, le=LARGEST_VOCABULARY)
+    """most characters; rarer ones become [UNK]"""
     sample_mb: float = Field(200.0, gt=0, le=1_000_000)
     """text to train on, in MB, sampled across the files"""
     text_column: str = "text"
     """key or column of the text in JSON lines and Parquet"""
+    cased: Annotated[bool, Group("normalization of text")] = False
+    """keep capital letters and accents"""
+    keep_accents: bool = False
+    """keep accents in lower case; Thai and Indic vowels are accents"""
+    unicode_form: Literal["none", "nfc", "nfd", "nfkc", "nfkd"] = "none"
+    """applied first; build_shards applies nfc to all text"""
+    join_cjk: bool = False
+    """Chinese characters form words; by default each is a word"""
+
+    @property
+    def normalizer(self) -> normalizers.Normalizer:
+        """The normalization that the tokenizer folder records."""
+        bert = normalizers.BertNormalizer(
+            lowercase=not self.cased,
+            strip_accents=False if self.keep_accents and not self.cased else None,  # None: with the case
+            handle_chinese_chars=not self.join_cjk,
+        )
+        if self.unicode_form == "none":
+            return bert
+        return normalizers.Sequence([getattr(normalizers, self.unicode_form.upper())(), bert])
 
 
 def main(options: VocabularyOptions) -> int:
@@ -56,8 +81,8 @@ def main(options: VocabularyOptions) -> int:
         sources, reading = find_sources(options.input), Reading(text_column=options.text_column)
         size = int(options.sample_mb * 1e6)
         with locked(options.output):
-            tokens = train_vocabulary(lambda: sample_documents(sources, size, reading), options.size)
-            WordPiece(from_vocabulary(tokens, lowercase=True)).save(options.output)
+            tokens = train_vocabulary(lambda: sample_documents(sources, size, reading), options)
+            WordPiece(from_vocabulary(tokens, options.normalizer)).save(options.output)
         print(f"{printable(str(options.output))}: {len(tokens):,} tokens")
     except OSError as error:
         print(f"train_vocab: stopped: {printable(str(error))}; fix it and run the same command again", file=sys.stderr)
@@ -65,7 +90,7 @@ def main(options: VocabularyOptions) -> int:
     return 0
 
 
-def train_vocabulary(read_texts: Callable[[], Iterator[str]], size: int) -> list[str]:
+def train_vocabulary(read_texts: Callable[[], Iterator[str]], options: VocabularyOptions) -> list[str]:
     """Trains a vocabulary: special tokens, characters, then learned pieces, longest last. Deterministic.
 
     `tokenizers` numbers the characters in hash-table order, which differs between runs, and breaks ties between equally
@@ -74,11 +99,11 @@ def train_vocabulary(read_texts: Callable[[], Iterator[str]], size: int) -> list
     Raises:
         ConfigError: the characters already exceed `size`.
     """
-    alphabet = _alphabet(read_texts())
-    fixed = [*SPECIAL_TOKENS, *alphabet]
+    tokenizer = from_vocabulary(SPECIAL_TOKENS, options.normalizer)
+    alphabet = _alphabet(read_texts(), tokenizer, options.alphabet)
+    fixed, size = [*SPECIAL_TOKENS, *alphabet], options.size
     if len(fixed) > size:
         raise ConfigError(f"size: got {size}, expected at least {len(fixed)}: the text has {len(alphabet)} characters")
-    tokenizer = from_vocabulary(SPECIAL_TOKENS, lowercase=True)
     trainer = trainers.WordPieceTrainer(
         vocab_size=size,
         min_frequency=_LEAST_COUNT,
@@ -92,14 +117,13 @@ def train_vocabulary(read_texts: Callable[[], Iterator[str]], size: int) -> list
     return [*fixed, *sorted(learned, key=lambda token: (len(token.removeprefix(CONTINUATION)), token))]
 
 
-def _alphabet(texts: Iterator[str]) -> list[str]:
+def _alphabet(texts: Iterator[str], tokenizer: Tokenizer, most: int) -> list[str]:
     """Returns the most common characters, and the `##` forms of those that can occur inside a word, each sorted."""
-    tokenizer = from_vocabulary(SPECIAL_TOKENS, lowercase=True)
     counts: Counter[str] = Counter()
     for text in texts:
         counts.update(tokenizer.normalizer.normalize_str(text))
     # sorted before truncation, so that ties do not depend on the order of the text
-    commonest = sorted(counts, key=lambda character: (-counts[character], character))[:_LARGEST_ALPHABET]
+    commonest = sorted(counts, key=lambda character: (-counts[character], character))[:most]
     characters = sorted(character for character in commonest if not character.isspace())
     after_letter = {character: tokenizer.normalizer.normalize_str(f"a{character}") for character in characters}
     # excludes punctuation and Chinese, which are split off the letter's word

@@ -185,6 +185,16 @@ def test_a_file_a_folder_and_a_saved_folder_give_the_same_tokenizer(vocab, tmp_p
     assert WordPiece.load(tmp_path / "saved").sha256() == open_tokenizer(str(vocab)).sha256()
 
 
+def test_a_folder_without_tokenizer_json_normalizes_text_as_its_configuration_says(tmp_path):
+    (tmp_path / "vocab.txt").write_text("\n".join([*SPECIAL_TOKENS, "élan", "elan", "漢字", "漢"]), encoding="utf-8")
+    settings = {"do_lower_case": True, "strip_accents": False, "tokenize_chinese_chars": False}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    for name in (tmp_path, tmp_path / "vocab.txt"):
+        assert open_tokenizer(str(name)).encode(["Élan 漢字"])[0].tolist() == [5, 7]
+    (tmp_path / "other.txt").write_text("\n".join([*SPECIAL_TOKENS, "elan"]))
+    assert open_tokenizer(str(tmp_path / "other.txt")).encode(["Élan 漢字"])[0].tolist() == [5, 1, 1]
+
+
 def test_the_hash_distinguishes_vocabularies(vocab, tmp_path):
     tokens = vocab.read_text().split()
     tokens[-1], tokens[-2] = tokens[-2], tokens[-1]

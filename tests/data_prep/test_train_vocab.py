@@ -1,8 +1,10 @@
 """Claims about learning a vocabulary."""
 
+import json
+
 import pytest
 
-from data_prep.tokens import SPECIAL_TOKENS, open_tokenizer
+from data_prep.tokens import SPECIAL_TOKENS, from_vocabulary, open_tokenizer
 from data_prep.train_vocab import VocabularyOptions, main, train_vocabulary
 from foundation.config import ConfigError
 
@@ -12,11 +14,23 @@ TEXTS = ["The lowest newer wider news, the widest lower news. Ünïcode 漢字!"
 
 
 def test_the_vocabulary_begins_with_the_special_tokens_and_covers_the_text(tmp_path):
-    tokens = train_vocabulary(lambda: iter(TEXTS), 120)
+    tokens = train_vocabulary(lambda: iter(TEXTS), VocabularyOptions(size=120))
     assert tuple(tokens[:5]) == SPECIAL_TOKENS
     assert len(tokens) == len(set(tokens))
     assert {"the", "news", "漢", "u", "##d", "."} <= set(tokens)
     assert not {"T", "##漢", "##.", " "} & set(tokens)
+
+
+def test_the_alphabet_is_cut_at_the_asked_number_of_characters():
+    tokens = train_vocabulary(lambda: iter(TEXTS), VocabularyOptions(size=120, alphabet=5))
+    assert {"e", "w", "t", "s", "n"} >= {token for token in tokens if len(token) == 1}
+    assert "漢" not in tokens
+
+
+def test_by_default_text_is_normalized_as_for_berts_uncased_vocabulary():
+    made = from_vocabulary(SPECIAL_TOKENS, VocabularyOptions().normalizer)
+    expected = {"clean_text": True, "handle_chinese_chars": True, "strip_accents": None, "lowercase": True}
+    assert json.loads(made.to_str())["normalizer"] == {"type": "BertNormalizer"} | expected
 
 
 def test_every_run_learns_the_same_vocabulary(corpus, tmp_path):
@@ -38,7 +52,7 @@ def test_the_folder_is_a_tokenizer_that_knows_its_text(corpus, tmp_path):
 def test_a_size_below_the_alphabet_is_refused():
     texts = ["".join(chr(0x3B1 + number) for number in range(24)) + "abcdefghijklmnopqrstuvwxyz" * 3]
     with pytest.raises(ConfigError, match="expected at least"):
-        train_vocabulary(lambda: iter(texts), 100)
+        train_vocabulary(lambda: iter(texts), VocabularyOptions(size=100))
 
 
 def test_an_existing_vocabulary_is_not_overwritten(corpus, tmp_path):
