@@ -68,7 +68,7 @@ class _Once(argparse.Action):
 
 
 def run_command(main: Callable[[Options], int | None], options_class: type[Options], description: str | None) -> int:
-    """Parses `sys.argv`, runs `main`, and returns the process's exit code; prints a `ConfigError`, one line per problem.
+    """Parses `sys.argv`, runs `main`, and returns the exit code; prints a `ConfigError`, one line per problem.
 
     Under a launcher, all ranks find the same problems, so only the first rank of each machine prints them. A
     `LocalProblem` may concern any rank, so each one prints its own.

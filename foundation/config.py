@@ -44,7 +44,7 @@ class StrictRecord(BaseModel):
 
 
 class StrictConfig(StrictRecord):
-    """Base of the user's options and settings: immutable, unknown keys refused; a field's docstring is its help text."""
+    """Base of the user's options and settings: immutable, no unknown keys; a field's docstring is its help text."""
 
     takes_any_name: ClassVar[bool] = False
     """True if paths may contain bytes that are not UTF-8."""
@@ -66,7 +66,7 @@ class StrictConfig(StrictRecord):
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any], source: str = "") -> Self:
-        """Validates `values`, collecting all problems in one `ConfigError`; `source` says where the values come from."""
+        """Validates `values`, collecting all problems in one `ConfigError`; `source` names their origin."""
         try:
             return cls.model_validate(dict(values))
         except ValidationError as error:

@@ -44,7 +44,7 @@ class Held(Exception):
 
 
 class Lost(RuntimeError):
-    """This process had the lock, and now another one has it."""
+    """Raised when another process has taken over the lock that this one held."""
 
 
 class Lock(contextlib.AbstractContextManager["Lock"]):
@@ -79,7 +79,8 @@ class Lock(contextlib.AbstractContextManager["Lock"]):
             self.file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         except OSError as error:
             raise ConfigError(
-                f"lock: {path} cannot be created or written to ({error.strerror}); name another folder or fix its permissions"
+                f"lock: {path} cannot be created or written to ({error.strerror}); name another folder"
+                " or fix its permissions"
             ) from None
         try:
             fcntl.lockf(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -29,7 +29,7 @@ class Progress(AbstractContextManager["Progress"]):
         self._bar.close()
 
     def advance(self, amount: int, is_old: bool = False) -> None:
-        """Adds processed bytes and prints a line when one is due; bytes of an earlier run do not count for the speed."""
+        """Adds processed bytes and prints a line when one is due; bytes of an earlier run do not count for speed."""
         if is_old:
             self._bar.initial += amount
         self._bar.update(amount)

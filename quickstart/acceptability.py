@@ -1,4 +1,4 @@
-"""Makes a small acceptability task in CoLA's format: a sentence as written, or with two of its words swapped.
+"""Makes a small acceptability task in CoLA's format: intact sentences, and sentences with two words swapped.
 
 Run: python quickstart/acceptability.py [--input FILE] [--output FOLDER]
 """
@@ -27,13 +27,13 @@ class AcceptabilityOptions(StrictConfig):
     """Options of the task."""
 
     input: Path = QUICKSTART / "task.txt"
-    """text that pre-training never sees"""
+    """text held back from pre-training"""
     output: Path = QUICKSTART / "glue" / "CoLA"
     """folder for train.tsv and dev.tsv"""
 
 
 def main(options: AcceptabilityOptions) -> None:
-    """Writes the two files of the task.
+    """Writes the train and dev files of the task.
 
     Raises:
         ConfigError: the input cannot be read or holds too few sentences.
@@ -50,7 +50,7 @@ def main(options: AcceptabilityOptions) -> None:
         )
     write_rows(options.output / "dev.tsv", rows[:DEV_SIZE])
     write_rows(options.output / "train.tsv", rows[DEV_SIZE : DEV_SIZE + TRAIN_SIZE])
-    print(f"{options.output}: {TRAIN_SIZE:,} sentences to train on, {DEV_SIZE:,} to score")
+    print(f"{options.output}: {TRAIN_SIZE:,} sentences for training, {DEV_SIZE:,} for scoring")
 
 
 def sentences(text: str) -> Iterator[str]:
@@ -63,7 +63,7 @@ def sentences(text: str) -> Iterator[str]:
 
 
 def examples(texts: list[str], rng: random.Random) -> list[tuple[int, str]]:
-    """(label, sentence) in random order, each text once; labels take turns, so any stretch is balanced."""
+    """Pairs (label, sentence) in random order, each text once; labels alternate, so every stretch is balanced."""
     shuffled = rng.sample(texts, len(texts))
     return [(INTACT, text) if i % 2 else (SWAPPED, swap_two_words(text, rng)) for i, text in enumerate(shuffled)]
 
@@ -78,7 +78,7 @@ def swap_two_words(sentence: str, rng: random.Random) -> str:
 
 
 def write_rows(path: Path, rows: list[tuple[int, str]]) -> None:
-    """CoLA's columns, no header: source, label, the author's mark ('*' when unacceptable), sentence."""
+    """Writes CoLA's columns without a header: source, label, author's mark ('*' if unacceptable), sentence."""
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = (f"docs\t{label}\t{'' if label == INTACT else '*'}\t{sentence}\n" for label, sentence in rows)
     path.write_text("".join(lines), encoding="utf-8")

@@ -9,7 +9,7 @@ from finetune.running.records import FILE_NAME, read_records
 from pretrain.training.run_log import read_records as read_log
 
 LEAST_AUC = 0.65
-MOST_OF_ENTROPY = 0.95  # a discriminator that has learned nothing has a loss of 1.00 entropies, yet is 85% right
+MOST_OF_ENTROPY = 0.95  # an untrained discriminator has a loss of 1.00 entropies, yet an accuracy of 85%
 
 
 class Results(NamedTuple):
@@ -26,7 +26,7 @@ class Results(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A line of the table; `passed` is None where nothing is demanded."""
+    """A line of the table; `passed` is None if it has no demand."""
 
     name: str
     value: str
@@ -94,7 +94,7 @@ def table(results: Results) -> list[Row]:
 
 
 def show(rows: list[Row]) -> str:
-    """The table as text."""
+    """Formats the table as text."""
     width = max(len(row.name) for row in rows)
     marks = {None: "", True: "ok", False: "FAILED"}
     lines = (f"{row.name:{width}}  {row.value:16}  {row.demand:19}  {marks[row.passed]}" for row in rows)
