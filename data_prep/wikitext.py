@@ -47,7 +47,7 @@ def page_text(page: bytes) -> tuple[bytes, str | None]:
 
 
 def plain_text(wikitext: str) -> str:
-    """The running text without templates, tables, references, files, categories and comments; never longer."""
+    """Running text without templates, tables, references, files, categories, comments; never longer than `wikitext`."""
     text = "".join(map(_section_text, _sections(wikitext)))
     for remainder in (_LEFT_OVER, _EMPTY_BRACKETS):
         text = remainder.sub("", text)
