@@ -142,7 +142,7 @@ def _drop_damaged(output: Path, log: RecordLog, pool: Pool) -> int:
                 progress.advance(shard.size)
                 if problems:
                     del entries[int(shard.name.removeprefix("shard-"))]
-                    print(f"{folder}: {'; '.join(problems)}; rebuilding it")
+                    print(f"{folder}: {'; '.join(problems)}; rebuilding the shard")
                     dropped += 1
     return dropped
 

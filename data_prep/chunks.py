@@ -2,7 +2,7 @@
 
 A chunk is a sequence of pieces of files. Pieces end at the end of a document, so the budget of bytes and the longest
 document bound the memory. The reader looks at a plain file only around its cuts, and the worker reads the text.
-Compressed files and tables cannot be seeked in: the reader reads them once and sends their text with the chunk.
+Compressed files and tables allow no seeking: the reader reads them once and sends their text with the chunk.
 """
 
 import hashlib

@@ -137,7 +137,7 @@ def read_part(path: Path, part: PartEntry, mask_bytes: int) -> Iterator[Block]:
 
 
 class Merge(NamedTuple):
-    """A shard to write: a range of chunks, and the parts of those that have one on this side."""
+    """A shard to write: its range of chunks, and their parts on this side; a chunk may have none."""
 
     side: str
     number: int

@@ -1,1 +1,1 @@
-"""The console command `electra-sampler`, where the project is installed."""
+"""The console command `electra-sampler` of an installed project."""

@@ -79,7 +79,7 @@ def make_folder(path: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Removes a file, a folder with its contents, or a link without its target. A link must exist; see `unlink`."""
+    """Removes a file, a folder with its contents, or a link without its target; does nothing if there is none."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:

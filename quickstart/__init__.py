@@ -1,1 +1,1 @@
-"""A small corpus and a small task that every installation carries, and the whole road walked over them."""
+"""A small corpus and task made from the installed packages, and a run of the whole pipeline on them."""

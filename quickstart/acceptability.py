@@ -1,4 +1,4 @@
-"""Makes a small acceptability task in CoLA's format: a sentence as written, or with two of its words swapped.
+"""Makes a small acceptability task in CoLA's format: intact sentences, and sentences with two words swapped.
 
 Run: python quickstart/acceptability.py [--input FILE] [--output FOLDER]
 """
@@ -27,7 +27,7 @@ class AcceptabilityOptions(StrictConfig):
     """The command line of `acceptability.py`."""
 
     input: Path = QUICKSTART / "task.txt"
-    """text that pre-training never sees"""
+    """text held back from pre-training"""
     output: Path = QUICKSTART / "glue" / "CoLA"
     """folder for train.tsv and dev.tsv"""
 
@@ -52,7 +52,7 @@ def main(options: AcceptabilityOptions) -> None:
         )
     write_rows(options.output / "dev.tsv", rows[:DEV_SIZE])
     write_rows(options.output / "train.tsv", rows[DEV_SIZE : DEV_SIZE + TRAIN_SIZE])
-    print(f"{options.output}: {TRAIN_SIZE:,} sentences to train on, {DEV_SIZE:,} to score")
+    print(f"{options.output}: {TRAIN_SIZE:,} sentences for training, {DEV_SIZE:,} for scoring")
 
 
 def sentences(text: str) -> Iterator[str]:

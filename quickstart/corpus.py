@@ -1,4 +1,4 @@
-"""Writes a small English corpus, offline: the documentation that the installed Python packages carry.
+"""Writes a small English corpus, offline, from the documentation inside the installed Python packages.
 
 Run: python quickstart/corpus.py [--output FOLDER] [--set_aside FILE]
 
@@ -47,8 +47,8 @@ _FUNCTION_WORDS = """
 """
 FUNCTION_WORDS = frozenset(_FUNCTION_WORDS.split())
 FEWEST_WORDS = 6
-WORD_SHARE = 0.9  # of a paragraph's tokens that are plain words: formulas, signatures and tables fall below
-FUNCTION_WORD_SHARE = 0.25  # running English has 40-50%; lists of names have next to none
+WORD_SHARE = 0.9  # least share of plain words in a paragraph; formulas, signatures and tables have less
+FUNCTION_WORD_SHARE = 0.25  # least share; running English has 40-50%, lists of names almost none
 
 
 class CorpusOptions(StrictConfig):
@@ -61,10 +61,10 @@ class CorpusOptions(StrictConfig):
 
 
 def main(options: CorpusOptions) -> None:
-    """Writes the corpus and prints what it holds.
+    """Writes the corpus and prints its size.
 
     Raises:
-        ConfigError: the installed packages carry too little prose.
+        ConfigError: the installed packages contain too little prose.
     """
     seen: set[str] = set()
     task_documents: list[str] = []
@@ -118,7 +118,7 @@ def prose_of(path: Path) -> list[str]:
     """Returns the prose paragraphs of a source file's docstrings, in order."""
     try:
         tree = ast.parse(path.read_bytes())
-    except (SyntaxError, ValueError):  # a template, or another Python's syntax: nothing to read
+    except (SyntaxError, ValueError):  # a template, or the syntax of another Python version
         return []
     strings: Iterable[str] = _docstrings(tree)
     if path.parts[-2:] == ("pydoc_data", "topics.py"):  # the language reference, kept as strings

@@ -51,13 +51,13 @@ def main(options: QuickstartOptions) -> int:
     start_afresh()
     seconds = {}
     for name, command in stages(options.short).items():
-        with socket.create_server(("127.0.0.1", 0)) as server:  # DeepSpeed's own port may be taken by another run
+        with socket.create_server(("127.0.0.1", 0)) as server:  # another run may be using DeepSpeed's default port
             command = command.format(port=server.getsockname()[1])
         command = as_typed(command)
         print(f"\n$ {command}", flush=True)
         started = time.monotonic()
         if code := run_stage(command):
-            print(f"quickstart: {name} ended with exit code {code}", file=sys.stderr)
+            print(f"quickstart: {name} failed with exit code {code}", file=sys.stderr)
             return 1
         seconds[name] = time.monotonic() - started
     return summarise(seconds)
@@ -72,7 +72,7 @@ def start_afresh() -> None:
     for folder in (defaults.RAW, defaults.VOCAB, defaults.SHARDS):
         if folder.is_symlink() and folder.resolve().is_relative_to(DATA.resolve()):
             raise ConfigError(
-                f"{folder}: is a link into {DATA}, which the quickstart empties, expected a folder of your own; move"
+                f"{folder}: is a link into {DATA}, which the quickstart empties; expected a folder of your own; move"
                 f" your text out of {folder.resolve()}, if there is any, and remove the link: rm {folder}"
             )
     for folder in (DATA, RUNS):
@@ -104,7 +104,7 @@ def stages(short: bool) -> dict[str, str]:
 
 
 def run_stage(command: str) -> int:
-    """Runs a command with this Python's `python` and `deepspeed`; returns its exit code."""
+    """Runs a command with the `python` and `deepspeed` of this environment; returns its exit code."""
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
     return subprocess.run(shlex.split(command), env=os.environ | {"PATH": path}).returncode
 

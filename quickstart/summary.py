@@ -9,7 +9,7 @@ from finetune.running.records import FILE_NAME, read_records
 from pretrain.training.run_log import read_records as read_log
 
 LEAST_AUC = 0.65
-MOST_OF_ENTROPY = 0.95  # a discriminator that has learned nothing has a loss of 1.00 entropies, yet is 85% right
+MOST_OF_ENTROPY = 0.95  # an untrained discriminator has a loss of 1.00 entropies, yet an accuracy of 85%
 
 
 class Results(NamedTuple):
