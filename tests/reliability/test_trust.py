@@ -73,9 +73,10 @@ def test_no_module_unpickles(package: str) -> None:
             if isinstance(node, ast.Import):
                 assert not UNPICKLERS & {alias.name.split(".")[0] for alias in node.names}, path
             elif isinstance(node, ast.ImportFrom):
-                assert (node.module or "").split(".")[0] not in UNPICKLERS, path
+                harmless = {alias.name for alias in node.names} == {"UnpicklingError"}
+                assert harmless or (node.module or "").split(".")[0] not in UNPICKLERS, path
             elif isinstance(node, ast.Call):
-                assert ast.unparse(node.func) != "torch.load", path
+                assert ast.unparse(node.func) != "torch.load" or "weights_only=True" in ast.unparse(node), path
                 assert not [word for word in node.keywords if word.arg == "allow_pickle"], path
 
 
