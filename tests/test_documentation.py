@@ -61,7 +61,7 @@ def test_every_link_within_the_project_leads_somewhere(page: Path) -> None:
 
 
 def anchors(page: Path) -> set[str]:
-    """Those of the page's headings, as GitHub and MkDocs make them."""
+    """Anchors of the page's headings, as GitHub and MkDocs make them."""
     headings = re.findall(r"^#+ (.+)$", CODE.sub("", page.read_text()), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 

@@ -37,7 +37,7 @@ class Cell:
 
     @property
     def collapsed(self) -> tuple[bool, ...]:
-        """Whether its run collapsed, for each score."""
+        """True for each score whose run collapsed."""
         return tuple(record.collapsed is not None for record in self.records)
 
     @property

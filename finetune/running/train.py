@@ -60,11 +60,11 @@ class RunState:
 
 
 class Keeper(NamedTuple):
-    """Where and when a run is saved."""
+    """A fine-tuning run's checkpoint folder and interval, and the request to stop it."""
 
     folder: Path
     stop: Callable[[], bool]
-    """Whether this rank was asked to stop; the run is then saved too."""
+    """Returns True if this rank was asked to stop; the run is then saved too."""
     every: int = CHECKPOINT_EVERY
     """Batches from one checkpoint to the next."""
 

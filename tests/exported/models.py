@@ -44,7 +44,7 @@ def inputs(head: str) -> dict[str, Tensor]:
 
 
 def labels(head: str) -> dict[str, Tensor]:
-    """What the loss of a head takes; nothing for the encoder."""
+    """Labels for the loss of a head; none for the encoder."""
     per_token, per_sequence = torch.arange(3 * LENGTH).view(3, LENGTH) % 2, torch.tensor([0, 1, 1])
     return {
         "Model": {},
