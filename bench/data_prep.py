@@ -152,7 +152,7 @@ def report_scaling(options: BenchOptions, work: Path, little: Text, much: Text) 
         ratios.append((several.clock / one.clock, options.workers * several.processor / one.processor))
     clock, processor = (statistics.median(turn) for turn in zip(*ratios, strict=True))
     print(f"{'':36}{clock:8.2f}x wall-clock speed-up from 1 to {options.workers} workers, median of {TURNS}")
-    print(f"{'':36}{processor:8.2f}x the limit if no worker ever waited, from CPU time per MB")
+    print(f"{'':36}{processor:8.2f}x would be the most possible, if no worker ever waited (from CPU time per MB)")
 
 
 def mask_share(work: Path, options: BenchOptions, much: Text) -> float:

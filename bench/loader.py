@@ -84,7 +84,7 @@ def report(folder: Path, options: LoaderOptions) -> None:
 
 
 def report_large_manifest(folder: Path) -> None:
-    """Prints the time to open the manifest of a folder with `LARGE_SHARDS` shards."""
+    """Prints the time to open a manifest of `LARGE_SHARDS` shards, which repeats the first shard of this folder."""
     manifest = load_manifest(folder)
     shards = [manifest.shards[0].model_copy(update={"name": f"shard-{number:05d}"}) for number in range(LARGE_SHARDS)]
     totals = sum_shards(shards, manifest.seq_length, len(manifest.config.ngram))

@@ -94,7 +94,7 @@ class _Merging:
         )
 
     def add(self, record: ChunkRecord, is_old: bool) -> None:
-        """Records a finished chunk."""
+        """Takes a finished chunk, logging it unless it `is_old`; passes chunks on in order, up to the first gap."""
         if not is_old:
             self._log.add(CHUNK, record.number, record)
         self._finished[record.number] = record

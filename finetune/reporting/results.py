@@ -122,7 +122,8 @@ def make_cell(runs: Sequence[RunRecord], column: Column) -> Cell | None:
         return None
     if len({record.run.data_sha256 for record in records}) > 1:
         raise ConfigError(
-            f"runs: {records[0].model} was trained on different {column.task} data; report them separately"
+            f"runs: those of {records[0].model} used different {column.task} data, which share no median; report them"
+            " separately"
         )
     by_setting: dict[str, list[RunRecord]] = {}
     for record in records:

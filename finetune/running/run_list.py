@@ -179,7 +179,7 @@ def read_deepspeed(options: FinetuneOptions) -> DeepSpeedConfig:
 
 
 def list_settings(options: FinetuneOptions) -> str:
-    """Returns a line for every key of `--set`, with its value under the other options."""
+    """Returns a line for every DeepSpeed key that `--set` takes, with its value under the other options."""
     return "\n\n".join(settings_tables(DeepSpeedConfig, read_deepspeed(options), OVERRIDE))
 
 

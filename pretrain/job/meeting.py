@@ -71,7 +71,7 @@ class Meeting:
         return self._store
 
     def hold(self, state: RankState) -> None:
-        """Writes this rank's progress and reads the others': rank 0 reads all, the other ranks read rank 0's."""
+        """Writes this rank's progress; reads the others' (rank 0 all, the rest rank 0's) and any failure of the job."""
         self._write(str(self._rank), [time.monotonic(), *state])
         for rank in self._others:
             if (word := self._read(str(rank))) and word[0] > self._last[rank]:
