@@ -14,7 +14,7 @@ import pytest
 from foundation.config import ConfigError
 from pretrain.presets import TINY
 from quickstart.run import SHORT_STEPS, QuickstartOptions, run_stage, stages, start_afresh
-from tests.conftest import REPOSITORY
+from tests.conftest import REPOSITORY, free_port
 
 OWN = ("data/quickstart", "runs/quickstart")
 ELSEWHERE = {
@@ -129,6 +129,7 @@ def type_own_text_commands(folder):
     assert len(commands) == 5
     for command in commands:
         two_steps = "--set optim.steps=2 optim.warmup_steps=1 batch_size=4" if "pretrain/run.py" in command else ""
+        command = command.replace("deepspeed ", f"deepspeed --master_port {free_port()} ")  # 29500 may be taken
         typed(f"{command.partition('#')[0]} {two_steps}", folder)
     assert (folder / "data/wikibooks/manifest.json").is_file()
     assert (folder / "runs/tiny/page.html").is_file()
