@@ -51,4 +51,4 @@ def test_the_command_prints_the_engines_overhead() -> None:
     command = (sys.executable, "bench/engine.py", "--preset", "tiny", "--batch_size", "2", "--steps", "1")
     finished = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
     assert finished.returncode == 0, finished.stderr
-    assert re.search(r"engine +\S+ ms a step, \S+ operations: [+-]\d", finished.stdout)
+    assert re.search(r"engine +\S+ ms per step, \S+ operations: [+-]\d", finished.stdout)
