@@ -43,7 +43,7 @@ from foundation.config import ConfigError, StrictConfig
 from foundation.progress import duration
 
 _SAMPLE = 1_000_000  # bytes sampled by a dry run
-_PUNKT_SAMPLE = 4_000_000  # bytes: Punkt trains at 0.6 MB/s, and its lists hardly grow after a few megabytes
+_PUNKT_SAMPLE = 4_000_000  # bytes: Punkt's lists hardly grow after a few megabytes
 _FEW = 20  # documents
 _SHORT = 500  # characters: median paragraph in 53 of 54 novels is at most 316; a median article is far longer
 _MOST_WORDS = 100  # longest n-gram, in words; a word's number within its n-gram is stored in one byte
@@ -193,7 +193,7 @@ def _plan(options: BuildOptions, sources: Sequence[Source], tokenizer: WordPiece
         punkt="none" if punkt is None else "learned" if options.punkt is None else "given",
         punkt_sha256="" if punkt is None else punkt.sha256(),
     )
-    versions = {name: version(name) for name in ("numpy", "nltk", "tokenizers")}
+    versions = {name: version(name) for name in ("numpy", "regex", "tokenizers")}
     versions["python"] = ".".join(platform.python_version_tuple()[:2])
     return Plan(config=config, versions=versions, inputs={source.key: source.size for source in sources})
 

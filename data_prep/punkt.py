@@ -26,25 +26,23 @@ _SEVERAL = r"(?:-{2,}|\.{2,}|(?:\.\s){2,}\.)"  # several dashes, or several dots
 _MARK = re.compile(rf"[.?!](?={_NOT_IN_WORDS}|{_SPACE}+([\S\x1c-\x1f]+))")
 _CLOSERS = frozenset("\"')]}" + _QUOTES)
 _CLOSING = re.compile(rf"([\"')\]}}{_QUOTES}]+)(?:{_SPACE}+|(?=--)|$)")
-_TOKEN = regex.compile(
+TOKEN = regex.compile(
     rf"{_SEVERAL}"
     rf"|(?=[^(\"`{{\[:;&#*@)}}\]\-,])\S+?(?=\s|$|{_NOT_IN_WORDS}|{_SEVERAL}|,(?=$|\s|{_NOT_IN_WORDS}|{_SEVERAL}))"
     r"|\S"
 )
 _SPACE_INSIDE = regex.compile(r"\s")
-_ELLIPSIS = regex.compile(r"\.\.+$")
-_NUMERIC = regex.compile(r"^-?[.,]?\d[\d,.-]*\.?$")
-_INITIAL = regex.compile(r"[^\W\d]\.$")
-_NUMBER = "##number##"
+ELLIPSIS = regex.compile(r"\.\.+$")
+NUMERIC = regex.compile(r"^-?[.,]?\d[\d,.-]*\.?$")
+INITIAL = regex.compile(r"[^\W\d]\.$")
+NUMBER = "##number##"
 _ENDINGS = frozenset(".?!")
 _PUNCTUATION = frozenset(";:,.!?")
 
-# NLTK's flags for the occurrences of a word in training: at a sentence's beginning, inside it, or unknown
-_BEGINS_UPPER, _INSIDE_UPPER, _UNKNOWN_UPPER, _BEGINS_LOWER, _INSIDE_LOWER, _UNKNOWN_LOWER = (
-    1 << n for n in range(1, 7)
-)
-_UPPER = _BEGINS_UPPER | _INSIDE_UPPER | _UNKNOWN_UPPER
-_LOWER = _BEGINS_LOWER | _INSIDE_LOWER | _UNKNOWN_LOWER
+# NLTK's flags for a word's occurrences in training, by case: at the beginning of a sentence, inside one, or unknown
+UPPER_FLAGS = _, _INSIDE_UPPER, _ = 2, 4, 8
+LOWER_FLAGS = _BEGINS_LOWER, _, _ = 16, 32, 64
+_UPPER, _LOWER = sum(UPPER_FLAGS), sum(LOWER_FLAGS)
 
 _REMEMBERED, _LONGEST = 1 << 16, 64  # cached words, and the longest in characters: at most about 20 MB
 
@@ -93,7 +91,7 @@ class Punkt:
 
     def __init__(self, model: PunktModel) -> None:
         self._model = model
-        self._undecided = model.abbrev_types | {first for first, _ in model.collocations} | {_NUMBER}
+        self._undecided = model.abbrev_types | {first for first, _ in model.collocations} | {NUMBER}
         remember = lru_cache(_REMEMBERED)
         self._word: Callable[[str], tuple[bool, _Token | None]] = remember(self._analyse_word)
         self._follower: Callable[[str], tuple[_Token, bool]] = remember(self._analyse_follower)
@@ -161,11 +159,11 @@ class Punkt:
         return any(self._ends_between(first, second) for first, second in pairwise(tokens))
 
     def _tokens(self, text: str) -> list[_Token]:
-        return [self._token(found) for found in _TOKEN.findall(text)]
+        return [self._token(found) for found in TOKEN.findall(text)]
 
     def _token(self, text: str) -> _Token:
         """Punkt's first pass (Kiss and Strunk): classifies a token without its neighbours."""
-        kind = _NUMERIC.sub(_NUMBER, text.lower())
+        kind = NUMERIC.sub(NUMBER, text.lower())
         stem = text[:-1].lower()
         is_word = text.endswith(".") and not text.endswith("..") and text != "."
         known = is_word and not {stem, stem.split("-")[-1]}.isdisjoint(self._model.abbrev_types)
@@ -174,8 +172,8 @@ class Punkt:
             kind=kind,
             base=kind[:-1] if len(kind) > 1 and kind.endswith(".") else kind,
             ends=text in _ENDINGS or (is_word and not known),
-            abbreviated=known or _ELLIPSIS.match(text) is not None,
-            initial=_INITIAL.match(text) is not None,
+            abbreviated=known or ELLIPSIS.match(text) is not None,
+            initial=INITIAL.match(text) is not None,
         )
 
     def _ends_between(self, first: _Token, second: _Token) -> bool:
@@ -189,7 +187,7 @@ class Punkt:
         is_upper = second.text[0].isupper()
         if first.abbreviated and not first.initial and (starts or (is_upper and kind in self._model.sent_starters)):
             return True
-        if first.initial or first.base == _NUMBER:
+        if first.initial or first.base == NUMBER:
             never_lower = not self._model.ortho_context.get(kind, 0) & _LOWER
             if starts is False or (starts is None and first.initial and is_upper and never_lower):
                 return False

@@ -1,8 +1,8 @@
 """Splits documents into sentences with Punkt; the model is given as a folder or trained on a sample of the corpus.
 
-A model's folder holds four text files in NLTK's `punkt_tab` form. NLTK trains the model; `punkt` applies it. The end of
-a line always ends a sentence, as in ELECTRA's builder, which reads line by line. Punkt decides about full stops, and
-knows no other marks than `.?!`.
+A model's folder holds four text files in NLTK's `punkt_tab` form; `punkt_training` trains it, `punkt` applies it. The
+end of a line always ends a sentence, as in ELECTRA's builder, which reads line by line. Punkt decides about full stops,
+and knows no other marks than `.?!`.
 """
 
 from collections.abc import Iterable
@@ -12,6 +12,7 @@ from typing import Literal
 import regex
 
 from data_prep.punkt import Punkt, PunktModel
+from data_prep.punkt_training import PunktTrainer
 from foundation.config import ConfigError
 from foundation.files import write_if_other
 
@@ -56,13 +57,10 @@ def has_model(folder: Path) -> bool:
 
 def train_model(texts: Iterable[str]) -> PunktModel:
     """Trains a sentence model by Punkt's unsupervised method (Kiss and Strunk, 2006) with NLTK's defaults."""
-    from nltk.tokenize.punkt import PunktTrainer  # takes two seconds to import
-
     trainer = PunktTrainer()
     for text in texts:
-        trainer.train(text, finalize=False)
-    trainer.finalize_training()
-    return PunktModel(**vars(trainer.get_params()))
+        trainer.add(text)
+    return trainer.model()
 
 
 def load_model(folder: Path) -> PunktModel:
