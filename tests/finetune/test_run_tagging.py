@@ -127,7 +127,8 @@ def test_real_files_train_by_one_command(task: str, pretrained_model: Path, shar
         files = {"train.conllu": gum / "en_gum-ud-dev.conllu.xz", "dev.conllu": gum / "en_gum-ud-test.conllu.xz"}
     for name, packed in files.items():
         (tmp_path / name).write_bytes(lzma.decompress(packed.read_bytes()))
-    (record,) = run_here(pretrained_model, tmp_path, tmp_path / "out", task=task, predict_test=task == "NER")
+    options = {"task": task, "epochs": 3, "learning_rate": 1e-3, "predict_test": task == "NER"}
+    (record,) = run_here(pretrained_model, tmp_path, tmp_path / "out", **options)
     assert record.collapsed != "non-finite loss"
     if task == "POS":
         assert record.last["dev"]["accuracy"] > 0.4  # the most frequent label has 0.17
