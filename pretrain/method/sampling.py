@@ -106,8 +106,11 @@ def draw_from(weights_BKV: Tensor, prediction: Prediction, uniforms_BK: Tensor, 
 
 
 @torch.no_grad()
-def hp_loss_weights(p_G_XV: Tensor, z_XV: Tensor, original_X: Tensor) -> Tensor:
-    """Returns HP_Loss's sampling weights p_G L_hat, [X, V]; `p_G` may be tempered. Overwrites `z`.
+def hp_loss_weights(
+    p_G_XV: Tensor, z_XV: Tensor, original_X: Tensor, exponent: float = 1.0, least: float = LEAST_LOSS
+) -> Tensor:
+    """Returns HP_Loss's sampling weights p_G L_hat^exponent, [X, V], with L_hat at least `least`; `p_G` may be
+    tempered. Overwrites `z`.
 
     With D_hat = sigmoid(z), L_hat is -log D_hat = softplus(-z) for the original token and -log(1 - D_hat) = softplus(z)
     for every other token (paper, equations of section 3.3).
@@ -115,7 +118,8 @@ def hp_loss_weights(p_G_XV: Tensor, z_XV: Tensor, original_X: Tensor) -> Tensor:
     original_X1 = original_X[..., None]
     of_original_X1 = F.softplus(-z_XV.gather(-1, original_X1))
     loss_XV = torch.ops.aten.softplus.out(z_XV, out=z_XV).scatter_(-1, original_X1, of_original_X1)
-    return loss_XV.clamp_(min=LEAST_LOSS).mul_(p_G_XV)
+    loss_XV.clamp_(min=least)
+    return (loss_XV if exponent == 1 else loss_XV.pow_(exponent)).mul_(p_G_XV)
 
 
 @torch.no_grad()

@@ -63,6 +63,7 @@ CHECKS = {
     "electra": OF_ALL | SICK.keys() - {"sampling head dead", "importance ratios exploding"},
     "hp_loss": OF_ALL | SICK.keys() - {"importance ratios exploding"},
     "hp_dist": OF_ALL | SICK.keys() - {"sampling head dead"},
+    "hp_loss_power": OF_ALL | SICK.keys() - {"importance ratios exploding"},
 }
 Write = Callable[..., Path]
 
