@@ -15,6 +15,7 @@ from pretrain.analysis.run_history import Log
 from pretrain.analysis.symptoms import Measured, Symptoms, Unjudged
 from pretrain.method.objectives import objective_class
 from pretrain.method.objectives.hardness import HPLoss
+from pretrain.method.objectives.objective import PredictionConfig
 from pretrain.training.doubts import MOST_EPOCHS
 from pretrain.training.log_line import MOST_WAITING
 
@@ -207,7 +208,9 @@ def easy_replacements(run: Symptoms) -> Judged | None:
     return Judged(finding, measured)
 
 
-def generator(run: Symptoms) -> Judged:
+def generator(run: Symptoms) -> Judged | None:
+    if not isinstance(run.run.objective, PredictionConfig):
+        return None
     loss, entropy = run.mean("mlm_loss"), run.text.unigram_entropy
     finding = Finding(
         name="generator does not learn",

@@ -28,7 +28,7 @@ class HPLossPower(HPLoss):
     class Config(SamplingHeadConfig):
         name: Literal["hp_loss_power"] = "hp_loss_power"
         exponent: Exponent = 1.0
-        """Exponent b of the discriminator's loss, in p_S proportional to p_G L^b: 1 is HP_Loss, 0 is p_G."""
+        """Exponent b of the discriminator's loss, estimated (`hp_loss_power`) or true (`oracle`); 0 draws from p_G."""
 
     objective: Config
 

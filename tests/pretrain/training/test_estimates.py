@@ -68,7 +68,7 @@ def test_flops_of_the_forward_are_those_counted_by_pytorch() -> None:
 def test_a_gpus_states_shrink_as_zero_partitions_them(file: str, bytes_a_parameter: float) -> None:
     run = preset("base").run
     deepspeed = resolve(values_of(file), batch_size=64, world_size=4, device_type="cuda", optim=run.optim)
-    memory = memory_per_gpu(deepspeed, 4, 1000, run.model, VOCABULARY, 128)
+    memory = memory_per_gpu(deepspeed, 4, 1000, run, VOCABULARY, 128)
     assert memory.weights + memory.gradients + memory.optimizer == pytest.approx(1000 * bytes_a_parameter)
     assert deepspeed.precision == file[-4:]
 
