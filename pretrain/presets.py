@@ -11,8 +11,11 @@ from pretrain.config import RunConfig
 from pretrain.engine.optim import OptimConfig
 from pretrain.method.objectives import objective_class
 from pretrain.method.objectives.electra import PlainElectra
+from pretrain.method.objectives.floors import Uniform, Unigram
 from pretrain.method.objectives.hardness import HPDist, HPLoss
 from pretrain.method.objectives.mlm import MaskedLM
+from pretrain.method.objectives.oracle import Oracle
+from pretrain.method.objectives.power import HPLossPower
 from pretrain.model.config import ModelConfig
 
 
@@ -101,9 +104,18 @@ ROWS = {
     "HP_Loss gamma=piecewise": HPLoss.Config(lambda1=5.0, gamma="piecewise"),
     "HP_Loss gamma=1": HPLoss.Config(lambda1=5.0, gamma=1.0),
     "HP_Loss gamma=4": HPLoss.Config(lambda1=5.0, gamma=4.0),
+    # ours, with the weights of "HP_Loss + Focal": other samplers (docs/guide/samplers.md)
+    "HP_Loss b=-1": HPLossPower.Config(exponent=-1.0),
+    "HP_Loss b=0": HPLossPower.Config(exponent=0.0),
+    "HP_Loss b=.5": HPLossPower.Config(exponent=0.5),
+    "HP_Loss b=2": HPLossPower.Config(exponent=2.0),
+    "Uniform": Uniform.Config(),
+    "Unigram": Unigram.Config(),
+    "Oracle K=4": Oracle.Config(candidates=4),
+    "Oracle K=16": Oracle.Config(candidates=16),
 }
-"""The rows of the paper's tables, in order; each works with any preset's sizes. The paper quotes BERT's scores from its
-authors; the row here trains a masked language model of the discriminator's size on the same data."""
+"""The rows of the paper's tables, in order, then ours; each works with any preset's sizes. The paper quotes BERT's
+scores from its authors; the row here trains a masked language model of the discriminator's size on the same data."""
 
 
 def preset(name: str) -> Preset:
@@ -118,7 +130,7 @@ def preset(name: str) -> Preset:
 
 
 def with_row(run: RunConfig, name: str) -> RunConfig:
-    """Returns `run` with the objective of a row of the paper's tables.
+    """Returns `run` with the objective of a row of `ROWS`.
 
     Raises:
         ConfigError: there is no such row.

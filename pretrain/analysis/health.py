@@ -13,6 +13,9 @@ from foundation.config import ConfigError
 from foundation.stats import binary_entropy
 from pretrain.analysis.run_history import Log
 from pretrain.analysis.symptoms import Measured, Symptoms, Unjudged
+from pretrain.method.objectives import objective_class
+from pretrain.method.objectives.hardness import HPLoss
+from pretrain.method.objectives.objective import PredictionConfig
 from pretrain.training.doubts import MOST_EPOCHS
 from pretrain.training.log_line import MOST_WAITING
 
@@ -205,7 +208,9 @@ def easy_replacements(run: Symptoms) -> Judged | None:
     return Judged(finding, measured)
 
 
-def generator(run: Symptoms) -> Judged:
+def generator(run: Symptoms) -> Judged | None:
+    if not isinstance(run.run.objective, PredictionConfig):
+        return None
     loss, entropy = run.mean("mlm_loss"), run.text.unigram_entropy
     finding = Finding(
         name="generator does not learn",
@@ -237,7 +242,7 @@ def plateau(run: Symptoms) -> Judged | None:
 
 
 def sampling_head(run: Symptoms) -> Judged | None:
-    if run.run.objective.name != "hp_loss":
+    if not issubclass(objective_class(run.run.objective.name), HPLoss):
         return None
     known = [record.get("estimate_correlation", {}).get("replaced", 0.0) for record in run.recent()]
     correlation = sum(known) / len(known)

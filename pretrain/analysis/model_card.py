@@ -6,6 +6,7 @@ from typing import Any
 
 from foundation.markdown_table import markdown_table
 from pretrain.method.objectives import objective_class
+from pretrain.method.objectives.objective import PredictionConfig
 from pretrain.training.run_folder import BOOKKEEPING, RunDescription, flat
 from pretrain.training.run_log import read_records
 
@@ -99,20 +100,23 @@ It loads with transformers 4.57 and 5.{CARRIES if code else ""}
 
 ## Scores on held-out text
 
-{_table(_scores(run, step)) or "None were taken."}
+{_table(_scores(run, step, isinstance(config.objective, PredictionConfig))) or "None were taken."}
 
 Made with {versions}.
 """
 
 
-def _scores(run: Path, step: int) -> dict[str, Any]:
-    """Returns the scores of this step only: those of an earlier checkpoint are another model's."""
+def _scores(run: Path, step: int, predicts: bool) -> dict[str, Any]:
+    """Returns the scores of this step only: those of an earlier checkpoint are another model's. Those of predictions
+    only if the model `predicts`.
+    """
     evaluated = run / "evaluation" / "metrics.json"
     found = [record for record in read_records(run, "held_out") if record["step"] == step]
     if evaluated.is_file():
         values = json.loads(evaluated.read_text())
         found += [values] if values.get("step") == step else []
-    return {label: f"{found[-1][key]:.4f}" for key, label in SCORES.items() if found and found[-1].get(key) is not None}
+    scores = {key: found[-1].get(key) for key in SCORES if found and (predicts or not key.startswith("mlm"))}
+    return {SCORES[key]: f"{score:.4f}" for key, score in scores.items() if score is not None}
 
 
 def _table(rows: dict[str, Any]) -> str:

@@ -53,6 +53,22 @@ class Batch(NamedTuple):
         zeros_BL = torch.zeros_like(self.input_ids_BL)
         return zeros_BL.scatter_add(1, self.masked_positions_BK, self.masked_valid_BK.long())
 
+    def more_uniforms(self, number: int) -> list[Tensor]:
+        """Returns `number` further random numbers per masked position, each [B, K] like `uniforms_BK` and independent.
+
+        They are the first outputs of splitmix64, as in `foundation.ordering.mixed`, keyed by the position's two
+        uniforms. The n-th does not depend on `number`.
+        """
+        key_BK = (self.uniforms_BK * 2**24).long() << 24 | (self.keep_uniforms_BK * 2**24).long()
+        found = []
+        for count in range(1, number + 1):
+            z_BK = key_BK + _signed(count * 0x9E3779B97F4A7C15)
+            for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+                z_BK = (z_BK ^ (z_BK >> shift & 2 ** (64 - shift) - 1)) * _signed(factor)  # a shift without sign
+            bits_BK = (z_BK ^ (z_BK >> 31 & 2**33 - 1)) >> 41 & 2**23 - 1
+            found.append((bits_BK.float() + 0.5) * 2.0**-23)
+        return found
+
     def to(self, device: torch.device) -> "Batch":
         return Batch._make(part.to(device, non_blocking=True) if isinstance(part, Tensor) else part for part in self)
 
@@ -61,6 +77,11 @@ class Batch(NamedTuple):
         if not torch.cuda.is_available():
             return self
         return Batch._make(part.pin_memory() if isinstance(part, Tensor) else part for part in self)
+
+
+def _signed(value: int) -> int:
+    """Returns the int64 with the low 64 bits of `value`."""
+    return (value + 2**63) % 2**64 - 2**63
 
 
 class BatchPlan(NamedTuple):

@@ -13,14 +13,14 @@ from torch import Tensor
 
 from pretrain.data.batches import Batch
 from pretrain.method.losses import discriminator_loss, focal_loss
-from pretrain.method.objectives.objective import Objective, ObjectiveConfig
+from pretrain.method.objectives.objective import Objective, PredictionConfig
 from pretrain.method.sampling import Draw, Prediction, draw_from, importance_weights, predict, replace, tempered
 from pretrain.model.config import ModelConfig
 from pretrain.model.encoder import ElectraEncoder, Embeddings, EncoderConfig
 from pretrain.model.heads import DiscriminatorHead, VocabularyScores, VocabularyTransform
 
 
-class ReplacementConfig(ObjectiveConfig):
+class ReplacementConfig(PredictionConfig):
     """Settings of an objective that replaces tokens."""
 
     lambda2: float = Field(default=50.0, ge=0, le=1e6)
@@ -124,7 +124,7 @@ class Electra(Objective):
         positions_BK, valid_BK = batch.masked_positions_BK, batch.masked_valid_BK
         d_BL, replaced_BL = self.discriminate(batch, drawn.tokens_BK)
         loss_D_BL = weighed_loss_D_BL = discriminator_loss(d_BL, replaced_BL)
-        loss_G_BK = focal_loss(prediction.log_p_original_BK, self.objective.gamma)
+        loss_G_BK = self.generator_loss(prediction)
         loss_S_BK = self.sampler_loss(drawn, d_BL.gather(1, positions_BK), loss_D_BL.gather(1, positions_BK))
         if self.objective.importance_weighting:
             weighed_loss_D_BL = loss_D_BL * importance_weights(drawn.log_ratio_BK, batch)
@@ -150,6 +150,10 @@ class Electra(Objective):
         input_ids_BL = replace(batch.input_ids_BL, batch.masked_positions_BK, batch.masked_valid_BK, tokens_BK)
         hidden_BLH = self.discriminator(input_ids_BL, batch.attention_mask_BL, batch.token_type_ids_BL)
         return self.discriminator_predictions(hidden_BLH), input_ids_BL != batch.input_ids_BL
+
+    def generator_loss(self, prediction: Prediction) -> Tensor:
+        """Returns L_G at the masked positions [B, K]."""
+        return focal_loss(prediction.log_p_original_BK, self.objective.gamma)
 
     def sampler_loss(self, drawn: Draw, d_BK: Tensor, loss_D_BK: Tensor) -> Tensor:
         """Returns L_S of the sampling head [B, K], from the discriminator's logits and losses at the masked positions;

@@ -5,10 +5,11 @@ Everything runs in fp32 or wider. Sampling carries no gradient: the paper does n
 be a normal number (not subnormal).
 
 Shape letters: X any leading dimensions, V vocabulary, B batch, L length, K masked positions per sequence, N blocks per
-row, S tokens per block. Tensors [X, V] are the largest of a step, so each is made once and updated in place.
+row, S tokens per block, C candidates. Tensors [X, V] are the largest of a step, so each is made once and updated in
+place.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -106,8 +107,11 @@ def draw_from(weights_BKV: Tensor, prediction: Prediction, uniforms_BK: Tensor, 
 
 
 @torch.no_grad()
-def hp_loss_weights(p_G_XV: Tensor, z_XV: Tensor, original_X: Tensor) -> Tensor:
-    """Returns HP_Loss's sampling weights p_G L_hat, [X, V]; `p_G` may be tempered. Overwrites `z`.
+def hp_loss_weights(
+    p_G_XV: Tensor, z_XV: Tensor, original_X: Tensor, exponent: float = 1.0, least: float = LEAST_LOSS
+) -> Tensor:
+    """Returns HP_Loss's sampling weights p_G L_hat^exponent, [X, V], with L_hat at least `least`; `p_G` may be
+    tempered. Overwrites `z`.
 
     With D_hat = sigmoid(z), L_hat is -log D_hat = softplus(-z) for the original token and -log(1 - D_hat) = softplus(z)
     for every other token (paper, equations of section 3.3).
@@ -115,7 +119,34 @@ def hp_loss_weights(p_G_XV: Tensor, z_XV: Tensor, original_X: Tensor) -> Tensor:
     original_X1 = original_X[..., None]
     of_original_X1 = F.softplus(-z_XV.gather(-1, original_X1))
     loss_XV = torch.ops.aten.softplus.out(z_XV, out=z_XV).scatter_(-1, original_X1, of_original_X1)
-    return loss_XV.clamp_(min=LEAST_LOSS).mul_(p_G_XV)
+    loss_XV.clamp_(min=least)
+    return (loss_XV if exponent == 1 else loss_XV.pow_(exponent)).mul_(p_G_XV)
+
+
+@torch.no_grad()
+def resample(candidates: Sequence[Draw], weights_BKC: Tensor, prediction: Prediction, uniforms_BK: Tensor) -> Draw:
+    """Chooses one candidate per position with probability proportional to its weight (sampling-importance-resampling).
+
+    The candidates were drawn from q; as their number grows, the choice follows q times the weight, normalized. The mean
+    weight of the candidates estimates the normalizer. So log-probabilities are estimates, as are the largest one, over
+    the candidates, and the entropy.
+    """
+    choice_BK, total_BK = inverse_cdf(weights_BKC, uniforms_BK)
+    choice_BK1, total_BK1 = choice_BK[..., None], total_BK[..., None]
+    tokens_BKC, log_p_G_BKC, log_q_BKC = (
+        torch.stack(parts, -1)
+        for parts in zip(*((one.tokens_BK, one.log_p_G_BK, one.log_q_BK) for one in candidates), strict=True)
+    )
+    log_q_BKC = log_q_BKC + weights_BKC.log() - (total_BK1 / len(candidates)).log()
+    likely_BKC = log_q_BKC.clamp(max=0)  # an estimate may exceed 1
+    return candidates[0]._replace(
+        tokens_BK=tokens_BKC.gather(-1, choice_BK1).squeeze(-1),
+        log_p_G_BK=log_p_G_BKC.gather(-1, choice_BK1).squeeze(-1),
+        log_q_BK=log_q_BKC.gather(-1, choice_BK1).squeeze(-1),
+        log_max_q_BK=likely_BKC.amax(-1),
+        entropy_p_G_BK=prediction.entropy_BK,
+        entropy_q_BK=None if prediction.entropy_BK is None else -(weights_BKC / total_BK1 * likely_BKC).sum(-1),
+    )
 
 
 @torch.no_grad()

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import torch
 
 from foundation.files import existing_part
+from pretrain.method.objectives import objective_class
 from pretrain.presets import BASE, SMALL
 from pretrain.training.estimates import GIB, MASTER_BYTES, MOMENTS_BYTES, SPEEDS, Memory, memory_per_gpu
 from pretrain.training.plan import Plan
@@ -77,8 +78,8 @@ def _warmup(plan: Plan) -> Iterator[str]:
 
 def _sizes(plan: Plan) -> Iterator[str]:
     """Yields warnings about data that does not fit the paper's model sizes; other sizes are not checked."""
-    manifest, model = plan.shards.manifest, plan.run.model
-    if model.generator_hidden_size >= model.hidden_size and plan.run.objective.name != "mlm":
+    manifest, model, trained = plan.shards.manifest, plan.run.model, objective_class(plan.run.objective.name)
+    if model.generator_hidden_size >= model.hidden_size and "generator" in trained.exports:
         yield (
             f"model.generator_hidden_size: got {model.generator_hidden_size}, expected less than hidden_size"
             f" ({model.hidden_size}), best a quarter to a half: with a generator as large as the discriminator the"
@@ -118,8 +119,10 @@ def _memory(plan: Plan, parameters: int) -> Iterator[str]:
 
 def memory_of(plan: Plan, parameters: int) -> Memory:
     """Returns the estimated GPU memory of one process."""
-    model, manifest = plan.run.model, plan.shards.manifest
-    return memory_per_gpu(plan.deepspeed, plan.world_size, parameters, model, manifest.vocab_size, manifest.seq_length)
+    manifest = plan.shards.manifest
+    return memory_per_gpu(
+        plan.deepspeed, plan.world_size, parameters, plan.run, manifest.vocab_size, manifest.seq_length
+    )
 
 
 def disk_needed(plan: Plan, parameters: int) -> int:

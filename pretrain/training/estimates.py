@@ -11,7 +11,7 @@ from foundation.config import ConfigError
 from pretrain.config import RunConfig
 from pretrain.engine.deepspeed_config import EngineConfig
 from pretrain.method.objectives import objective_class
-from pretrain.method.objectives.objective import ObjectiveConfig
+from pretrain.method.objectives.objective import ObjectiveConfig, PredictionConfig
 from pretrain.model.config import ModelConfig
 
 FORWARD_AND_BACKWARD = 3
@@ -60,15 +60,19 @@ def flops_per_token(model: ModelConfig, objective: ObjectiveConfig, vocab_size: 
     """
     trained = objective_class(objective.name)
     encoders = trained.encoders(model, vocab_size)
-    forward = 0
+    forward = last = 0
     for encoder in encoders:
         hidden = encoder.hidden_size
         layer = 4 * hidden * hidden + 2 * hidden * encoder.intermediate_size
         projection = encoder.embedding_size * hidden if encoder.embedding_size != hidden else 0
-        forward += 2 * (encoder.num_hidden_layers * (layer + 2 * length * hidden) + projection)
-    embedding = encoders[0].embedding_size
-    head = mask_size(length) / length * (2 * embedding * (vocab_size + encoders[0].hidden_size))
-    return float(FORWARD_AND_BACKWARD * (forward + head) + trained.sampling_passes * head)
+        last = 2 * (encoder.num_hidden_layers * (layer + 2 * length * hidden) + projection)
+        forward += last
+    head = 0.0
+    if isinstance(objective, PredictionConfig):
+        products = 2 * encoders[0].embedding_size * (vocab_size + encoders[0].hidden_size)
+        head = mask_size(length) / length * products
+    sampling = trained.sampling_passes * head + objective.extra_forwards * last
+    return float(FORWARD_AND_BACKWARD * (forward + head) + sampling)
 
 
 class Memory(NamedTuple):
@@ -85,7 +89,7 @@ class Memory(NamedTuple):
 
 
 def memory_per_gpu(
-    deepspeed: EngineConfig, world_size: int, parameters: int, model: ModelConfig, vocab_size: int, length: int
+    deepspeed: EngineConfig, world_size: int, parameters: int, run: RunConfig, vocab_size: int, length: int
 ) -> Memory:
     """Returns an upper estimate of one GPU's memory.
 
@@ -98,20 +102,21 @@ def memory_per_gpu(
         weights=parameters * element * share[3],
         gradients=parameters * element * share[2],
         optimizer=0.0 if deepspeed.offloads else parameters * (master + MOMENTS_BYTES) * share[1],
-        activations=_activations(deepspeed.micro_batch_size, model, vocab_size, length, element),
+        activations=_activations(deepspeed.micro_batch_size, run, vocab_size, length, element),
     )
 
 
-def _activations(batch: int, model: ModelConfig, vocab_size: int, length: int, element: int) -> float:
+def _activations(batch: int, run: RunConfig, vocab_size: int, length: int, element: int) -> float:
     """Returns bytes kept for the backward pass: each layer after Korthikanti et al. 2022, equation 2, plus the scores
     over the vocabulary.
     """
     total = 0.0
-    for encoder in (model.generator(vocab_size), model.discriminator(vocab_size)):
+    for encoder in objective_class(run.objective.name).encoders(run.model, vocab_size):
         hidden, heads = encoder.hidden_size, encoder.num_attention_heads
         per_layer = length * batch * (34 * hidden + 5 * heads * length) * element / 2
         total += encoder.num_hidden_layers * per_layer
-    return total + SCORES_COPIES * 4 * batch * float(mask_size(length)) * vocab_size
+    copies = SCORES_COPIES if isinstance(run.objective, PredictionConfig) else 0
+    return total + copies * 4 * batch * float(mask_size(length)) * vocab_size
 
 
 def require_memory(run: RunConfig, micro_batch_size: int, vocab_size: int, length: int, on_gpu: bool) -> None:

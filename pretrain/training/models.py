@@ -8,10 +8,11 @@ from pathlib import Path
 import torch
 
 from foundation.config import ConfigError
+from pretrain.data.shards import open_shards
 from pretrain.engine.checkpoint import Checkpoint, all_valid, load_weights
 from pretrain.huggingface.init_from import Source, Sources, find_models, load_sources
 from pretrain.method.objectives import objective_class
-from pretrain.method.objectives.objective import Objective
+from pretrain.method.objectives.objective import Objective, PredictionConfig
 from pretrain.model.encoder import EncoderConfig, Layer
 from pretrain.training.run_folder import CHECKPOINTS, DESCRIPTION, RunDescription, read_run
 
@@ -21,7 +22,9 @@ def build_model(description: RunDescription) -> Objective:
     run = description.run
     torch.manual_seed(run.seed)
     trained = objective_class(run.objective.name)
-    return trained(run.model, run.objective, description.vocab_size, description.mask_token_id)
+    model = trained(run.model, run.objective, description.vocab_size, description.mask_token_id)
+    model.text = lambda: open_shards(*map(Path, description.data), weights=description.data_weights)
+    return model
 
 
 def initial_model(description: RunDescription) -> Objective:
@@ -52,10 +55,12 @@ def find_sources(names: Sequence[str]) -> Sources:
 
     run = description.run
     kind = objective_class(run.objective.name)
-    generator, *discriminator = kind.encoders(run.model, description.vocab_size)
-    if not discriminator:
-        return Sources(source(".", generator), None)
-    return Sources(source("generator", generator), source(".", *discriminator), sampling_head, run.objective.name)
+    encoders = kind.encoders(run.model, description.vocab_size)
+    if "generator" in kind.exports:
+        generator, discriminator = encoders
+        return Sources(source("generator", generator), source(".", discriminator), sampling_head, run.objective.name)
+    only = source(".", *encoders)
+    return Sources(only, None) if isinstance(run.objective, PredictionConfig) else Sources(None, only)
 
 
 def empty_model(description: RunDescription) -> Objective:

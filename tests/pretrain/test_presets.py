@@ -59,11 +59,19 @@ def test_every_row_of_the_papers_tables_can_be_run_by_name(preset_name: str) -> 
         "HP_Loss gamma=1": ("hp_loss", 5.0, 1.0),
         "HP_Loss gamma=4": ("hp_loss", 5.0, 4.0),
     }
-    assert ROWS.keys() - paper.keys() == {"BERT"}
+    ours = {f"HP_Loss b={exponent}" for exponent in ("-1", "0", ".5", "2")}
+    assert ROWS.keys() - paper.keys() - ours == {"BERT", "Uniform", "Unigram", "Oracle K=4", "Oracle K=16"}
     for name, expected in paper.items():
         objective = with_row(PRESETS[preset_name].run, name).objective
         assert (objective.name, getattr(objective, "lambda1", None), objective.gamma) == expected
         assert objective.lambda2 == 50.0
+
+
+def test_the_dials_rows_differ_from_hp_loss_with_focal_loss_in_the_exponent_only() -> None:
+    paper = ROWS["HP_Loss + Focal"].model_dump(exclude={"name"})
+    for exponent in (-1.0, 0.0, 0.5, 2.0):
+        row = ROWS[f"HP_Loss b={f'{exponent:g}'.lstrip('0') or 0}"].model_dump()
+        assert row == paper | {"name": "hp_loss_power", "exponent": exponent}
 
 
 def test_an_unknown_row_is_answered_with_the_existing_ones() -> None:

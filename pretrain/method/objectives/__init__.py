@@ -11,6 +11,10 @@ OBJECTIVES = {
     "hp_dist": "pretrain.method.objectives.hardness:HPDist",
     "electra": "pretrain.method.objectives.electra:PlainElectra",
     "mlm": "pretrain.method.objectives.mlm:MaskedLM",
+    "hp_loss_power": "pretrain.method.objectives.power:HPLossPower",
+    "uniform": "pretrain.method.objectives.floors:Uniform",
+    "unigram": "pretrain.method.objectives.floors:Unigram",
+    "oracle": "pretrain.method.objectives.oracle:Oracle",
 }
 """The registry: class of each objective, imported only on use, so that `--help` needs the names but not torch."""
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from pretrain.data.batches import Batch
 from pretrain.method.electra import masked_states
 from pretrain.method.losses import focal_loss
-from pretrain.method.objectives.objective import Objective, ObjectiveConfig
+from pretrain.method.objectives.objective import Objective, PredictionConfig
 from pretrain.method.sampling import log_at, predict
 from pretrain.model.config import ModelConfig
 from pretrain.model.encoder import ElectraEncoder, EncoderConfig
@@ -35,7 +35,7 @@ class MaskedLM(Objective):
     exports = {".": ("ElectraForMaskedLM", "electra", "generator_predictions", "generator_lm_head")}
     sampling_passes = 0
 
-    class Config(ObjectiveConfig):
+    class Config(PredictionConfig):
         name: Literal["mlm"] = "mlm"
 
     objective: Config

@@ -1,12 +1,14 @@
 """The interface of every objective: a strict configuration, and a model whose forward returns the loss."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 from pydantic import Field, field_validator
 from torch import nn
 
 from foundation.config import StrictConfig
+from pretrain.data.shards import Shards
 from pretrain.method.losses import Gamma
 from pretrain.model.config import ModelConfig
 from pretrain.model.encoder import EncoderConfig
@@ -20,6 +22,16 @@ class ObjectiveConfig(StrictConfig):
 
     name: str
     """Name in the registry; subclasses narrow it to a `Literal`."""
+
+    @property
+    def extra_forwards(self) -> int:
+        """Forwards of the discriminator per step for sampling, without a gradient."""
+        return 0
+
+
+class PredictionConfig(ObjectiveConfig):
+    """Settings of an objective that learns to predict masked tokens."""
+
     gamma: Gamma = 1.0
     """Exponent of the focal loss: 0 to 100, or `piecewise` (paper, best: 1); 0 is cross-entropy."""
     mask_keep_fraction: float = Field(default=0.0, ge=0, lt=1)
@@ -47,6 +59,9 @@ class Objective(nn.Module, ABC):
     sampling_passes: ClassVar[int]
     """Matrix products over the vocabulary per step for the sampling head: 1 forward, 2 more for its gradient."""
 
+    text: Callable[[], Shards]
+    """Opens the shards that the run trains on; `build_model` sets it, and only drawing may call it."""
+
     def __init__(self, model: ModelConfig, objective: Any, vocab_size: int, special_mask_id: int) -> None:
         super().__init__()
         self.objective = objective
@@ -67,4 +82,4 @@ class Objective(nn.Module, ABC):
     @staticmethod
     @abstractmethod
     def encoders(model: ModelConfig, vocab_size: int) -> tuple[EncoderConfig, ...]:
-        """Returns the configurations of the model's encoders, the one that predicts masked tokens first."""
+        """Returns the configurations of the model's encoders, the one that predicts masked tokens, if any, first."""

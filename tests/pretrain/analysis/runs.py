@@ -51,6 +51,6 @@ def values(objective: str, seed: int) -> dict[str, Any]:
         "entropy": {name: random.uniform(1, 5) for name in sampled},
         "max_probability": {name: random.dirichlet(np.ones(10)).tolist() for name in sampled},
     }
-    if objective == "hp_loss":
+    if objective.startswith("hp_loss"):
         nested["estimate_correlation"] = {name: random.uniform(-1, 1) for name in ("original", "replaced", "all")}
     return {name: float(random.uniform(0.1, 1)) for name in names} | nested | {"skipped": 0, "loss_spikes": 0}

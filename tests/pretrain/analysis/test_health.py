@@ -63,6 +63,9 @@ CHECKS = {
     "electra": OF_ALL | SICK.keys() - {"sampling head dead", "importance ratios exploding"},
     "hp_loss": OF_ALL | SICK.keys() - {"importance ratios exploding"},
     "hp_dist": OF_ALL | SICK.keys() - {"sampling head dead"},
+    "hp_loss_power": OF_ALL | SICK.keys() - {"importance ratios exploding"},
+    "oracle": OF_ALL | SICK.keys() - {"sampling head dead", "importance ratios exploding"},
+    "unigram": OF_ALL | SICK.keys() - {"sampling head dead", "importance ratios exploding", "generator does not learn"},
 }
 Write = Callable[..., Path]
 

@@ -10,7 +10,7 @@ from pretrain.data.batches import Batch
 from pretrain.method.electra import Electra, masked_states
 from tests.pretrain.conftest import MASK, SMALL_MODEL, VOCABULARY, new_model
 
-OBJECTIVES = ("electra", "hp_loss", "hp_dist")
+OBJECTIVES = ("electra", "hp_loss", "hp_dist", "hp_loss_power", "oracle")
 
 
 def sigmoid(x: float) -> float:

@@ -108,7 +108,7 @@ def test_sums_of_parts_and_ranks_equal_the_sum_of_the_whole() -> None:
     assert torch.allclose(summed(*forwards), apart, rtol=1e-12)
 
 
-@pytest.mark.parametrize("name", ["electra", "hp_loss", "hp_dist", "mlm"])
+@pytest.mark.parametrize("name", ["electra", "hp_loss", "hp_loss_power", "hp_dist", "oracle", "mlm"])
 def test_each_objective_reports_the_quantities_it_has(
     name: str, batch: Batch, make_electra: Callable[..., Electra]
 ) -> None:
@@ -122,7 +122,7 @@ def test_each_objective_reports_the_quantities_it_has(
     assert values["entropy"].keys() == values["max_probability"].keys() == both
     assert all(sum(shares) == pytest.approx(1) for shares in values["max_probability"].values())
     judged = {f"ratio_p{percentile}" for percentile in PERCENTILES} | {"auc_all", "auc_masked"}
-    estimated = {"estimate_correlation"} if name == "hp_loss" else set()
+    estimated = {"estimate_correlation"} if name.startswith("hp_loss") else set()
     assert values.keys() == {"entropy", "max_probability"} | (judged if name != "mlm" else set()) | estimated
     if name == "electra":
         assert values["entropy"]["p_S"] == pytest.approx(values["entropy"]["p_G"])

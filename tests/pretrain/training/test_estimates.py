@@ -8,7 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from foundation.config import ConfigError
 from pretrain.config import with_overrides
 from pretrain.engine.deepspeed_config import resolve
-from pretrain.method.objectives import objective_class
+from pretrain.method.objectives import OBJECTIVES, objective_class
 from pretrain.method.objectives.mlm import MaskedLM
 from pretrain.model.config import ModelConfig
 from pretrain.model.encoder import ElectraEncoder, Embeddings
@@ -68,7 +68,7 @@ def test_flops_of_the_forward_are_those_counted_by_pytorch() -> None:
 def test_a_gpus_states_shrink_as_zero_partitions_them(file: str, bytes_a_parameter: float) -> None:
     run = preset("base").run
     deepspeed = resolve(values_of(file), batch_size=64, world_size=4, device_type="cuda", optim=run.optim)
-    memory = memory_per_gpu(deepspeed, 4, 1000, run.model, VOCABULARY, 128)
+    memory = memory_per_gpu(deepspeed, 4, 1000, run, VOCABULARY, 128)
     assert memory.weights + memory.gradients + memory.optimizer == pytest.approx(1000 * bytes_a_parameter)
     assert deepspeed.precision == file[-4:]
 
@@ -76,7 +76,7 @@ def test_a_gpus_states_shrink_as_zero_partitions_them(file: str, bytes_a_paramet
 @pytest.mark.parametrize(
     "wider", ["model.hidden_size=512", "model.generator_hidden_size=512", "model.embedding_size=64"]
 )
-@pytest.mark.parametrize("objective", ["hp_loss", "hp_dist", "electra", "mlm"])
+@pytest.mark.parametrize("objective", OBJECTIVES)
 def test_the_weights_counted_before_a_model_is_made_are_at_most_those_it_has(objective: str, wider: str) -> None:
     run = with_overrides(with_objective(preset("small").run, objective), [wider])
     with torch.device("meta"):

@@ -97,6 +97,14 @@ def test_a_masked_language_models_run_starts_the_generator(
     )
 
 
+def test_a_run_without_a_generator_starts_the_discriminator(
+    run_of: Callable[..., tuple[Path, Objective]], shards_folder: Path
+) -> None:
+    run, trained = run_of("uniform")
+    started = start_from(shards_folder, run).exported(".").state_dict()
+    assert all(torch.equal(started[name], weight) for name, weight in trained.exported(".").state_dict().items())
+
+
 def test_a_run_with_other_tokens_is_refused(run_of: Callable[..., tuple[Path, Objective]], shards_folder: Path) -> None:
     run, _ = run_of("hp_loss")
     path = run / "tokenizer" / "vocab.txt"

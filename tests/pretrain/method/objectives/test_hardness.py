@@ -54,11 +54,11 @@ def expected(seed: int, model: Electra) -> Tensor:
     """The sampling distribution, from the formulas of the paper and of the switches."""
     p_G, switches = prediction(seed).p_BKV[0, 0], model.objective
     weights = p_G ** (1 / switches.temperature)
-    if switches.name == "hp_loss":
+    if switches.name.startswith("hp_loss"):
         D = torch.sigmoid(scores_of(model))
         loss = -torch.log(1 - D)
         loss[ORIGINAL] = -torch.log(D[ORIGINAL])
-        weights = weights * loss
+        weights = weights * loss ** getattr(switches, "exponent", 1)
     elif switches.name == "hp_dist":
         weights = scores_of(model).softmax(-1) ** (1 / switches.temperature)
         weights = (1 - switches.mixture) * weights / weights.sum() + switches.mixture * p_G
@@ -77,6 +77,9 @@ SETTINGS: list[dict[str, object]] = [
     {"name": "electra", "temperature": 2.0, "forbid_original": True},
     {"name": "hp_loss"},
     {"name": "hp_loss", "temperature": 0.7, "forbid_original": True},
+    {"name": "hp_loss_power", "exponent": -1.0},
+    {"name": "hp_loss_power", "exponent": 0.5},
+    {"name": "hp_loss_power", "exponent": 2.0, "temperature": 0.7, "forbid_original": True},
     {"name": "hp_dist"},
     {"name": "hp_dist", "mixture": 0.2},
     {"name": "hp_dist", "temperature": 1.5, "mixture": 0.2, "forbid_original": True},

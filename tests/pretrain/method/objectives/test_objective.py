@@ -6,8 +6,10 @@ import pytest
 
 from foundation.config import ConfigError
 from pretrain.method.objectives import OBJECTIVES, objective_class
-from pretrain.method.objectives.objective import Objective
+from pretrain.method.objectives.objective import Objective, PredictionConfig
 from tests.pretrain.conftest import SMALL_MODEL, VOCABULARY
+
+PREDICTING = [name for name in OBJECTIVES if issubclass(objective_class(name).Config, PredictionConfig)]
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
@@ -25,7 +27,7 @@ def test_every_objective_in_the_registry_implements_the_interface(name: str) -> 
     [
         *(
             (name, {"importance_weighting": True, "forbid_original": True}, "importance_weighting: true with forbid_")
-            for name in ("hp_loss", "hp_dist", "electra")
+            for name in ("hp_loss", "hp_dist", "electra", "hp_loss_power", "oracle")
         ),
         ("hp_loss", {"mixture": 0.1}, "mixture: unknown key; expected one of name, gamma"),
         ("electra", {"ratio_clip": 4.0}, "ratio_clip: unknown key"),
@@ -33,8 +35,14 @@ def test_every_objective_in_the_registry_implements_the_interface(name: str) -> 
         ("mlm", {"temperature": 2.0}, "temperature: unknown key"),
         ("mlm", {"lambda2": 2.0}, "lambda2: unknown key"),
         ("hp_dist", {"mixture": 1.0}, "mixture: got 1.0, expected"),
-        *((name, {"mask_keep_fraction": 1.0}, "mask_keep_fraction: got 1.0, expected") for name in OBJECTIVES),
-        *((name, {"gamma": 101.0}, "gamma: got 101.0, expected 0, a positive number to 100") for name in OBJECTIVES),
+        ("uniform", {"gamma": 1.0}, "gamma: unknown key; expected one of name, lambda2, forbid_original"),
+        ("unigram", {"temperature": 2.0}, "temperature: unknown key"),
+        ("unigram", {"importance_weighting": True}, "importance_weighting: unknown key"),
+        ("oracle", {"lambda1": 1.0}, "lambda1: unknown key"),
+        ("oracle", {"candidates": 0}, "candidates: got 0, expected"),
+        *((name, {"exponent": 6.0}, "exponent: got 6.0, expected") for name in ("hp_loss_power", "oracle")),
+        *((name, {"mask_keep_fraction": 1.0}, "mask_keep_fraction: got 1.0, expected") for name in PREDICTING),
+        *((name, {"gamma": 101.0}, "gamma: got 101.0, expected 0, a positive number to 100") for name in PREDICTING),
     ],
 )
 def test_switches_that_do_not_fit_the_objective_are_refused(name: str, values: dict[str, object], message: str) -> None:

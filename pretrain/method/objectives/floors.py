@@ -1,0 +1,117 @@
+"""Samplers without a model: x' is drawn from one distribution over the vocabulary, wherever the position.
+
+This distribution takes the place of p_G in every report. Shape letters: B batch, K masked positions per sequence,
+V vocabulary.
+"""
+
+from abc import abstractmethod
+from functools import cached_property
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from pretrain.data.batches import Batch
+from pretrain.data.shards import Shards
+from pretrain.method.electra import Electra
+from pretrain.method.objectives.objective import Objective, ObjectiveConfig
+from pretrain.method.sampling import Prediction, entropy, log_at
+from pretrain.model.config import ModelConfig
+from pretrain.model.encoder import ElectraEncoder, EncoderConfig
+from pretrain.model.heads import DiscriminatorHead
+
+MOST_TOKENS = 1 << 24
+"""Tokens to count at most; the rarest frequency that matters, 1 in 10,000, is then known to 3%."""
+READ_AT_ONCE = 1024
+"""Sequences per read."""
+
+
+class FloorConfig(ObjectiveConfig):
+    """Settings of a sampler without a generator."""
+
+    temperature: ClassVar = 1.0
+    importance_weighting: ClassVar = False
+    lambda2: float = Field(default=50.0, ge=0, le=1e6)
+    """Weight of the discriminator's loss, the only one (paper and ELECTRA: 50)."""
+    forbid_original: bool = False
+    """Never samples the original token (google-research/electra `disallow_correct`)."""
+
+
+class Floor(Electra):
+    """A discriminator without a generator; subclasses weigh the tokens. Special tokens are never drawn."""
+
+    exports = {".": Electra.exports["."]}
+    sampling_passes = 0
+    objective: FloorConfig  # type: ignore[assignment]
+
+    def __init__(self, model: ModelConfig, objective: Any, vocab_size: int, special_mask_id: int) -> None:
+        Objective.__init__(self, model, objective, vocab_size, special_mask_id)  # Electra's makes a generator
+        (config,) = self.encoders(model, vocab_size)
+        self.discriminator = ElectraEncoder(config)
+        self.discriminator_predictions = DiscriminatorHead(config)
+
+    @staticmethod
+    def encoders(model: ModelConfig, vocab_size: int) -> tuple[EncoderConfig, ...]:
+        return (model.discriminator(vocab_size),)
+
+    @abstractmethod
+    def weigh(self, text: Shards) -> np.ndarray:
+        """Returns the weight of every token, [V]; those of special tokens are ignored."""
+
+    @cached_property
+    def p_V(self) -> Tensor:
+        """The distribution over the vocabulary; the first use reads the run's shards."""
+        text = self.text()
+        weights_V = self.weigh(text).astype(np.float64)
+        weights_V[list(text.manifest.special_tokens.model_dump().values())] = 0
+        return torch.from_numpy(weights_V / weights_V.sum()).float()
+
+    def generate(self, batch: Batch, entropies: bool = False) -> tuple[Tensor, Prediction]:
+        """Returns no hidden states, and the distribution as the prediction at every masked position."""
+        original_BK = batch.input_ids_BL.gather(1, batch.masked_positions_BK)
+        p_V = self.p_V.to(original_BK.device)
+        p_BKV = p_V.expand(*original_BK.shape, -1)
+        return p_V.new_empty(0), Prediction(
+            p_BKV=p_BKV,
+            log_p_original_BK=log_at(p_BKV, original_BK),
+            original_BK=original_BK,
+            top_BK=p_V.argmax().expand_as(original_BK),
+            entropy_BK=entropy(p_V[None]).expand_as(original_BK) if entropies else None,
+        )
+
+    def generator_loss(self, prediction: Prediction) -> Tensor:
+        return torch.zeros_like(prediction.log_p_original_BK)
+
+
+class Uniform(Floor):
+    """Every token that is not special is equally likely."""
+
+    title = "ELECTRA with replacements drawn uniformly from the vocabulary"
+
+    class Config(FloorConfig):
+        name: Literal["uniform"] = "uniform"
+
+    def weigh(self, text: Shards) -> np.ndarray:
+        return np.ones(text.manifest.vocab_size)
+
+
+class Unigram(Floor):
+    """A token is as likely as it is frequent in the run's shards, of which at most `MOST_TOKENS` tokens are counted:
+    the first in a fixed random order, from each folder by its weight.
+    """
+
+    title = "ELECTRA with replacements drawn by their frequency in the text"
+
+    class Config(FloorConfig):
+        name: Literal["unigram"] = "unigram"
+
+    def weigh(self, text: Shards) -> np.ndarray:
+        counts_V = np.zeros(text.manifest.vocab_size, dtype=np.int64)
+        sequences = min(len(text), max(1, MOST_TOKENS // text.manifest.seq_length))
+        for start in range(0, sequences, READ_AT_ONCE):
+            index_B, _ = text.shuffled(np.arange(start, min(start + READ_AT_ONCE, sequences)), seed=0)
+            ids_BL, _, _ = text.read(index_B, np.zeros_like(index_B))
+            counts_V += np.bincount(ids_BL.flatten(), minlength=len(counts_V))  # [PAD] is special
+        return counts_V

@@ -1,0 +1,38 @@
+"""HP_Loss with a dial: x' is drawn in proportion to p_G L_hat^b.
+
+Shape letters: B batch, K masked positions per sequence, E embedding size, V vocabulary.
+"""
+
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from pretrain.method.objectives.hardness import HPLoss, SamplingHeadConfig
+from pretrain.method.sampling import Prediction, hp_loss_weights, tempered
+
+LEAST_POWERED_LOSS = 1e-6
+"""Lower bound on a loss before it is raised to a power."""
+Exponent = Annotated[float, Field(ge=-5, le=5)]
+"""Beyond 5, powers of the least loss times p_G underflow in fp32."""
+
+
+class HPLossPower(HPLoss):
+    """HP_Loss with an exponent b on the estimated loss: 0 draws as ELECTRA, 1 as HP_Loss, 2 prefers hard tokens more,
+    -1 prefers easy ones. The sampling head learns as in HP_Loss, whatever the exponent.
+    """
+
+    title = "ELECTRA with replacements sampled by a power of the estimated loss"
+
+    class Config(SamplingHeadConfig):
+        name: Literal["hp_loss_power"] = "hp_loss_power"
+        exponent: Exponent = 1.0
+        """Exponent b of the discriminator's loss, estimated (`hp_loss_power`) or true (`oracle`); 0 draws from p_G."""
+
+    objective: Config
+
+    @torch.no_grad()
+    def weights(self, projected_BKE: Tensor, prediction: Prediction) -> Tensor:
+        z_BKV, p_BKV = self.score(projected_BKE), tempered(prediction.p_BKV, self.objective.temperature)
+        return hp_loss_weights(p_BKV, z_BKV, prediction.original_BK, self.objective.exponent, LEAST_POWERED_LOSS)
