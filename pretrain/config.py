@@ -80,6 +80,15 @@ class RunConfig(StrictConfig):
         return self
 
     @model_validator(mode="after")
+    def _settings_of_two_encoders_have_two(self) -> "RunConfig":
+        if objective_class(self.objective.name).discriminator_prefix is None and self.model.embedding_sharing != "es":
+            raise ValueError(
+                f"model.embedding_sharing: got {self.model.embedding_sharing!r} with objective {self.objective.name},"
+                " which has one encoder; leave it out, or choose another objective"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _samples_can_be_counted(self) -> "RunConfig":
         if self.optim.steps * self.batch_size > MOST:
             raise ValueError(

@@ -82,6 +82,16 @@ def test_an_unknown_switch_in_a_file_is_answered_with_the_objectives_switches() 
     assert "lambda1" in expected
 
 
+def test_one_encoder_has_no_embeddings_to_share() -> None:
+    said = r"model\.embedding_sharing: got 'gdes' with objective mlm, which has one encoder; leave it out, or choose"
+    with pytest.raises(ConfigError, match=said):
+        with_overrides(with_objective(RUN, "mlm"), ["model.embedding_sharing=gdes"])
+    for sharing in ("es", "nes", "gdes"):
+        assert with_overrides(RUN, [f"model.embedding_sharing={sharing}"]).model.embedding_sharing == sharing
+    with pytest.raises(ConfigError, match=r"model\.embedding_sharing: got 'ges', expected"):
+        with_overrides(RUN, ["model.embedding_sharing=ges"])
+
+
 def test_keeping_steps_without_checkpoints_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"keep_every: got 7, expected 0 or a multiple of checkpoint_every \(3\)"):
         with_overrides(RUN, ["checkpoint_every=3", "keep_every=7"])
