@@ -81,11 +81,17 @@ class RunConfig(StrictConfig):
 
     @model_validator(mode="after")
     def _settings_of_two_encoders_have_two(self) -> "RunConfig":
-        if objective_class(self.objective.name).discriminator_prefix is None and self.model.embedding_sharing != "es":
-            raise ValueError(
-                f"model.embedding_sharing: got {self.model.embedding_sharing!r} with objective {self.objective.name},"
-                " which has one encoder; leave it out, or choose another objective"
-            )
+        settings = {
+            "model.embedding_sharing": (self.model.embedding_sharing, "es"),
+            "optim.discriminator_lr_scale": (self.optim.discriminator_lr_scale, 1.0),
+            "optim.discriminator_clipping": (self.optim.discriminator_clipping, None),
+        }
+        for field, (value, default) in settings.items():
+            if value != default and objective_class(self.objective.name).discriminator_prefix is None:
+                raise ValueError(
+                    f"{field}: got {shown(value)} with objective {self.objective.name}, which has one encoder; leave it"
+                    " out, or choose another objective"
+                )
         return self
 
     @model_validator(mode="after")

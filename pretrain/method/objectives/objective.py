@@ -58,6 +58,10 @@ class Objective(nn.Module, ABC):
     def start(self) -> None:
         """Initializes the objective's own parameters, after the generator's."""
 
+    def is_discriminators(self, name: str) -> bool:
+        """Returns true if the parameter of this name is the discriminator's; shared embeddings are the generator's."""
+        return self.discriminator_prefix is not None and name.startswith(self.discriminator_prefix)
+
     def outputs(self, batch: Any) -> dict[str, Any]:
         """Runs the forward for each sampling distribution; returns the outputs by its name, training's last."""
         return {"p_G": self(batch, entropies=True)}
