@@ -80,6 +80,21 @@ class RunConfig(StrictConfig):
         return self
 
     @model_validator(mode="after")
+    def _settings_of_two_encoders_have_two(self) -> "RunConfig":
+        settings = {
+            "model.embedding_sharing": (self.model.embedding_sharing, "es"),
+            "optim.discriminator_lr_scale": (self.optim.discriminator_lr_scale, 1.0),
+            "optim.discriminator_clipping": (self.optim.discriminator_clipping, None),
+        }
+        for field, (value, default) in settings.items():
+            if value != default and objective_class(self.objective.name).discriminator_prefix is None:
+                raise ValueError(
+                    f"{field}: got {shown(value)} with objective {self.objective.name}, which has one encoder; leave it"
+                    " out, or choose another objective"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _samples_can_be_counted(self) -> "RunConfig":
         if self.optim.steps * self.batch_size > MOST:
             raise ValueError(

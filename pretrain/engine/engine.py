@@ -134,12 +134,19 @@ class Engine:
         return StepResult(False, self._deepspeed.get_global_grad_norm() if norm is None else norm, loss_scale)
 
     def _clip_replicated(self) -> float:
-        """Clips at stage 0; returns the norm. DeepSpeed hides it there, and updates even with non-finite gradients."""
-        parameters = [parameter for _, parameter in self._parameters()]
-        max_norm = self.config.gradient_clipping or float("inf")
-        total = squared_norm([p.grad for p in parameters if p.grad is not None]).sqrt().float()
-        nn.utils.clip_grads_with_norm_(parameters, max_norm, total)
-        norm = float(total)
+        """Clips gradients at stage 0, those with a `clipping` norm of their own separately; returns the norm of all.
+
+        DeepSpeed hides the norm there, and updates even with non-finite gradients.
+        """
+        own = {p: group.get("clipping") for group in self._optimizer.param_groups for p in group["params"]}
+        total = torch.zeros((), dtype=torch.float64)
+        for clipping in dict.fromkeys(own.values()):
+            parameters = [parameter for _, parameter in self._parameters() if own[parameter] == clipping]
+            max_norm = self.config.gradient_clipping if clipping is None else clipping
+            square = squared_norm([p.grad for p in parameters if p.grad is not None])
+            nn.utils.clip_grads_with_norm_(parameters, max_norm or float("inf"), square.sqrt().float())
+            total = total + square
+        norm = float(total.sqrt().float())
         if not norm < float("inf"):
             self._deepspeed.zero_grad()  # Adam skips parameters without a gradient
         return norm

@@ -196,7 +196,8 @@ def require_fit(sources: Sources, model: ModelConfig, vocab_size: int, tokenizer
 
 def load_sources(model: Objective, sources: Sources, tokenizer: Path) -> None:
     """Gives the model the sources' weights, bit for bit, and names the parts that start fresh; where the embeddings of
-    generator and discriminator differ, says that the discriminator's are used. `tokenizer` is the data's.
+    generator and discriminator differ but the model shares them, says that the discriminator's are used. Both encoders
+    start with the embeddings of a single source. With `gdes`, Delta is their difference. `tokenizer` is the data's.
 
     Raises:
         ConfigError: a weight is missing, has another shape, or has no place in the model.
@@ -212,8 +213,13 @@ def load_sources(model: Objective, sources: Sources, tokenizer: Path) -> None:
             modules = nn.ModuleDict({"electra": modules["electra"]})
         fill(modules, weights, source.folder)
         loaded += model.exports[place][1 : 1 + len(modules)]
-        embeddings.append({name: weights[name] for name in weights if name.startswith("electra.embeddings.")})
-    if len(embeddings) == 2 and not all(torch.equal(one, embeddings[1][name]) for name, one in embeddings[0].items()):
+        prefix = "electra.embeddings."
+        embeddings.append({name[len(prefix) :]: weights[name] for name in weights if name.startswith(prefix)})
+    encoders: list[Any] = [model.get_submodule(name) for name in ("generator", "discriminator")]
+    for encoder, weights in zip(encoders, (embeddings[0], embeddings[-1]), strict=True):
+        encoder.embeddings.start_from(weights)
+    shares = encoders[0].embeddings is encoders[1].embeddings
+    if shares and any(not torch.equal(one, embeddings[-1][name]) for name, one in embeddings[0].items()):
         assert sources.generator and sources.discriminator
         print(
             f"embeddings of {sources.generator.folder} and {sources.discriminator.folder} differ: the discriminator's"

@@ -5,6 +5,7 @@
 Shape letters: B batch, L length, K masked positions per sequence, H hidden size, V vocabulary.
 """
 
+from copy import deepcopy
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +17,7 @@ from pretrain.method.losses import discriminator_loss, focal_loss
 from pretrain.method.objectives.objective import Objective, PredictionConfig
 from pretrain.method.sampling import Draw, Prediction, draw_from, importance_weights, predict, replace, tempered
 from pretrain.model.config import ModelConfig
-from pretrain.model.encoder import ElectraEncoder, Embeddings, EncoderConfig
+from pretrain.model.encoder import DisentangledEmbeddings, ElectraEncoder, Embeddings, EncoderConfig
 from pretrain.model.heads import DiscriminatorHead, VocabularyScores, VocabularyTransform
 
 
@@ -66,14 +67,16 @@ class Electra(Objective):
     """The paper's model without the sampling head: x' is drawn from p_G as in ELECTRA, unless a subclass overrides
     `draw`.
 
-    Both encoders share word, position and segment embeddings with their LayerNorm. The vocabulary heads use the word
-    embeddings as output matrix, each with its own bias.
+    Both encoders share word, position and segment embeddings with their LayerNorm; with another
+    `model.embedding_sharing` the discriminator's start equal to the generator's. The vocabulary heads use the
+    generator's word embeddings as output matrix, each with its own bias.
     """
 
     exports = {
         ".": ("ElectraForPreTraining", "discriminator", "discriminator_predictions"),
         "generator": ("ElectraForMaskedLM", "generator", "generator_predictions", "generator_lm_head"),
     }
+    discriminator_prefix = "discriminator"
     objective: ReplacementConfig
     sampler_weight = 0.0
     """lambda1, if there is a sampling head."""
@@ -86,6 +89,10 @@ class Electra(Objective):
         self.generator_predictions = VocabularyTransform(generator)
         self.generator_lm_head = VocabularyScores(generator)
         self.discriminator = ElectraEncoder(discriminator, embeddings)
+        if model.embedding_sharing == "nes":
+            self.discriminator.embeddings = deepcopy(embeddings)
+        elif model.embedding_sharing == "gdes":
+            self.discriminator.embeddings = DisentangledEmbeddings(embeddings)
         self.discriminator_predictions = DiscriminatorHead(discriminator)
 
     @staticmethod

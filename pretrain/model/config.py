@@ -24,9 +24,12 @@ class ModelConfig(StrictConfig):
     intermediate_size: Width
     """Width of the discriminator's feed-forward layer."""
     embedding_size: Width
-    """Width of the word embeddings, which both encoders share."""
+    """Width of the word embeddings."""
     generator_hidden_size: Width
     """Width of the generator: 1/4 (small) or 1/3 (base) of the discriminator's."""
+    embedding_sharing: Literal["es", "nes", "gdes"] = "es"
+    """Embeddings of the two encoders: one set (`es`, paper), two (`nes`), or two whose difference L_D trains (`gdes`).
+    `gdes` is DeBERTa-v3's gradient-disentangled sharing: E_D = sg(E_G) + Delta for words and positions."""
     max_positions: Width = 512
     """Longest sequence, in word pieces (google-research/electra)."""
     dropout: float = Field(default=0.1, ge=0, lt=1)

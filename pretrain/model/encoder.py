@@ -8,7 +8,9 @@ Shape letters: B batch, L length, E embedding size, H hidden size, N heads, D he
 V vocabulary.
 """
 
+import copy
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -52,10 +54,15 @@ class EncoderConfig:
             )
 
 
+DISENTANGLED = ("word_embeddings.weight", "position_embeddings.weight")
+"""The tables in which `DisentangledEmbeddings` holds Delta."""
+
+
 class Embeddings(nn.Module):
     """Word, position and segment embeddings summed, then LayerNorm and dropout: ids [B, L] -> [B, L, E].
 
-    Generator and discriminator share one instance (paper section 3.1, after ELECTRA).
+    Generator and discriminator share one instance (paper section 3.1, after ELECTRA), unless
+    `model.embedding_sharing` says otherwise.
     """
 
     def __init__(self, config: EncoderConfig) -> None:
@@ -67,10 +74,56 @@ class Embeddings(nn.Module):
         self.LayerNorm = ops.LayerNorm(size, eps=config.layer_norm_eps)
         self.dropout = ops.Dropout(config.hidden_dropout_prob)
 
+    def start_from(self, weights: Mapping[str, Tensor]) -> None:
+        """Makes these weights, by name, the embeddings that the encoder adds up."""
+        self.load_state_dict(weights)
+
     def forward(self, input_ids_BL: Tensor, token_type_ids_BL: Tensor) -> Tensor:
         position_L = torch.arange(input_ids_BL.shape[1], device=input_ids_BL.device)
         embedded_BLE = self.word_embeddings(input_ids_BL) + self.token_type_embeddings(token_type_ids_BL)
         return self.dropout(self.LayerNorm(embedded_BLE + self.position_embeddings(position_L)))
+
+
+class DisentangledEmbeddings(Embeddings):
+    """The discriminator's embeddings under gradient-disentangled sharing (DeBERTa-v3): E_D = sg(E_G) + Delta for words
+    and positions, with segment embeddings and LayerNorm of its own.
+
+    E_G is in `shared`, which is the generator's; the tables here hold Delta, 0 at the start. Rows are added after both
+    look-ups: under ZeRO-3 a table exists only while its own module runs.
+    """
+
+    def __init__(self, shared: Embeddings) -> None:
+        nn.Module.__init__(self)  # copies take no random numbers, so all other weights are those of a shared instance
+        for name, part in copy.deepcopy(shared).named_children():
+            self.add_module(name, part)
+        self.shared = shared
+        for delta in (self.word_embeddings, self.position_embeddings):
+            nn.init.zeros_(delta.weight)
+
+    def forward(self, input_ids_BL: Tensor, token_type_ids_BL: Tensor) -> Tensor:
+        position_L = torch.arange(input_ids_BL.shape[1], device=input_ids_BL.device)
+        with torch.no_grad():
+            word_BLE = self.shared.word_embeddings(input_ids_BL)
+            position_LE = self.shared.position_embeddings(position_L)
+        word_BLE = word_BLE + self.word_embeddings(input_ids_BL)
+        position_LE = position_LE + self.position_embeddings(position_L)
+        embedded_BLE = word_BLE + self.token_type_embeddings(token_type_ids_BL)
+        return self.dropout(self.LayerNorm(embedded_BLE + position_LE))
+
+    @torch.no_grad()
+    def total(self) -> Embeddings:
+        """Returns plain embeddings with E_D in their tables."""
+        total = copy.deepcopy(self.shared)
+        for name, weight in total.named_parameters():
+            own = self.get_parameter(name)
+            weight.copy_(weight + own if name in DISENTANGLED else own)
+        return total
+
+    @torch.no_grad()
+    def start_from(self, weights: Mapping[str, Tensor]) -> None:
+        for name, weight in weights.items():
+            shared = self.shared.get_parameter(name)
+            self.get_parameter(name).copy_(weight - shared if name in DISENTANGLED else weight)
 
 
 class TiedEmbedding(nn.Embedding):
@@ -112,6 +165,16 @@ class ElectraEncoder(nn.Module):
         if self.config.embedding_size != self.config.hidden_size:
             hidden_BLX = self.embeddings_project(hidden_BLX)
         return self.encoder(hidden_BLX, attention_mask_BL)
+
+    def whole(self) -> "ElectraEncoder":
+        """Returns the encoder as others know it: itself, or a view of it with E_D in place of disentangled embeddings;
+        the view shares all other weights.
+        """
+        if not isinstance(self.embeddings, DisentangledEmbeddings):
+            return self
+        view = copy.copy(self)
+        view._modules = self._modules | {"embeddings": self.embeddings.total()}
+        return view
 
 
 class LayerStack(nn.Module):

@@ -1,15 +1,16 @@
 """Builds a run from its plan: locks the run folder, puts the model under its engine, plans the batches."""
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from foundation.command_line import EXIT_BAD_USAGE, print_problems
 from foundation.config import ConfigError
 from pretrain.data.batches import BatchPlan
 from pretrain.engine.engine import Engine
-from pretrain.engine.optim import parameter_groups
+from pretrain.engine.optim import OptimConfig, parameter_groups
 from pretrain.job.processes import World, leave
 from pretrain.job.watchdog import Watchdog
+from pretrain.method.objectives.objective import Objective
 from pretrain.training.doubts import doubts
 from pretrain.training.log_line import LEGEND
 from pretrain.training.models import compile_layers, empty_model, initial_model
@@ -44,6 +45,18 @@ def take_folder(plan: Plan, world: World) -> AbstractContextManager[object]:
     return lock
 
 
+def optimizer_groups(model: Objective, optim: OptimConfig) -> list[dict[str, Any]]:
+    """Returns the optimizer's parameter groups, in which the discriminator may have a learning rate and a clipping norm
+    of its own.
+    """
+    return parameter_groups(
+        model,
+        optim.weight_decay,
+        lambda name: optim.discriminator_lr_scale if model.is_discriminators(name) else 1.0,
+        lambda name: optim.discriminator_clipping if model.is_discriminators(name) else None,
+    )
+
+
 def build_training(plan: Plan, world: World, watchdog: Watchdog, startup: Startup, compiled: bool = False) -> Training:
     """Builds model, engine, batch plan and run folder; prints the plan and its warnings. Collective."""
     model = initial_model(plan.description) if world.is_first else empty_model(plan.description)
@@ -54,7 +67,7 @@ def build_training(plan: Plan, world: World, watchdog: Watchdog, startup: Startu
             print(f"WARNING: {doubt}", flush=True)
     if compiled:
         compile_layers(model)
-    groups = parameter_groups(model, plan.run.optim.weight_decay)
+    groups = optimizer_groups(model, plan.run.optim)
     startup.done("model")
     engine = Engine(model, groups, plan.deepspeed, world)
     if world.is_first:

@@ -78,6 +78,12 @@ def make_plan(options: RunOptions) -> Plan:
         device_type="cuda" if on_gpu else "cpu",
         optim=run.optim,
     )
+    if run.optim.discriminator_clipping is not None and deepspeed.stage:
+        raise ConfigError(
+            f"optim.discriminator_clipping: got {run.optim.discriminator_clipping} at ZeRO stage {deepspeed.stage},"
+            " where DeepSpeed clips all gradients together; use --deepspeed_config ds_configs/zero0_fp32.json, or leave"
+            " it out"
+        )
     manifest = shards.manifest
     require_memory(run, deepspeed.micro_batch_size, manifest.vocab_size, manifest.seq_length, on_gpu)
     if options.init_from:

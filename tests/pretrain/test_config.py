@@ -1,5 +1,7 @@
 """Claims about a run's configuration and its overrides."""
 
+import re
+
 import pytest
 
 from foundation.config import ConfigError
@@ -80,6 +82,31 @@ def test_an_unknown_switch_in_a_file_is_answered_with_the_objectives_switches() 
     with pytest.raises(ConfigError, match=said):
         RunConfig.from_values(values, "run.json")
     assert "lambda1" in expected
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("model.embedding_sharing", "gdes"),
+        ("optim.discriminator_lr_scale", 0.5),
+        ("optim.discriminator_clipping", 0.0),
+    ],
+)
+def test_settings_of_a_discriminator_are_refused_for_one_encoder(field: str, value: object) -> None:
+    said = f"{field}: got {value!r} with objective mlm, which has one encoder; leave it out, or choose another"
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        with_overrides(with_objective(RUN, "mlm"), [f"{field}={value}"])
+    section, key = field.split(".")
+    for objective in ("electra", "hp_loss", "hp_dist"):
+        run = with_overrides(with_objective(RUN, objective), [f"{field}={value}"])
+        assert getattr(getattr(run, section), key) == value
+
+
+def test_each_way_to_share_embeddings_has_a_name() -> None:
+    for sharing in ("es", "nes", "gdes"):
+        assert with_overrides(RUN, [f"model.embedding_sharing={sharing}"]).model.embedding_sharing == sharing
+    with pytest.raises(ConfigError, match=r"model\.embedding_sharing: got 'ges', expected"):
+        with_overrides(RUN, ["model.embedding_sharing=ges"])
 
 
 def test_keeping_steps_without_checkpoints_is_refused() -> None:

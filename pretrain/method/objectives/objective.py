@@ -56,6 +56,9 @@ class Objective(nn.Module, ABC):
     """Title of the model card."""
     exports: ClassVar[dict[str, tuple[str, ...]]]
     """Content of an export: for each folder, the Hugging Face class and the names of the modules, encoder first."""
+    discriminator_prefix: ClassVar[str | None] = None
+    """Start of the names of the discriminator's parameters, without those it shares with the generator; `None` for an
+    objective with one encoder."""
     sampling_passes: ClassVar[int]
     """Matrix products over the vocabulary per step for the sampling head: 1 forward, 2 more for its gradient."""
 
@@ -70,6 +73,10 @@ class Objective(nn.Module, ABC):
     def start(self) -> None:
         """Initializes the objective's own parameters, after the generator's."""
 
+    def is_discriminators(self, name: str) -> bool:
+        """Returns true if the parameter of this name is the discriminator's; shared embeddings are the generator's."""
+        return self.discriminator_prefix is not None and name.startswith(self.discriminator_prefix)
+
     def outputs(self, batch: Any) -> dict[str, Any]:
         """Runs the forward for each sampling distribution; returns the outputs by its name, training's last."""
         return {"p_G": self(batch, entropies=True)}
@@ -77,7 +84,8 @@ class Objective(nn.Module, ABC):
     def exported(self, folder: str) -> nn.ModuleDict:
         """Returns the modules in this folder of an export, under Hugging Face's names."""
         _, encoder, *heads = self.exports[folder]
-        return nn.ModuleDict({"electra": getattr(self, encoder)} | {head: getattr(self, head) for head in heads})
+        modules = {head: getattr(self, head) for head in heads}
+        return nn.ModuleDict({"electra": getattr(self, encoder).whole(), **modules})
 
     @staticmethod
     @abstractmethod

@@ -61,6 +61,34 @@ def test_the_loaded_generator_gives_the_models_logits(
     assert (theirs.eval()(**inputs).logits - ours)[visible].abs().max().item() < 1e-5
 
 
+@pytest.mark.parametrize("sharing", ["nes", "gdes"])
+def test_of_separate_embeddings_each_folder_carries_what_its_encoder_adds_up(
+    sharing: str, tokenizer: Path, batch: Batch, inputs: dict[str, torch.Tensor], tmp_path: Path
+) -> None:
+    """With gdes the discriminator's tables are the generator's plus Delta."""
+    sizes = SMALL_MODEL.model_copy(update={"relative_position": False, "embedding_sharing": sharing})
+    model = new_model("hp_loss", sizes).eval()
+    generators, discriminators = model.generator.embeddings, model.discriminator.embeddings
+    expected = {}
+    for name, weight in generators.named_parameters():
+        own = torch.nn.init.normal_(discriminators.get_parameter(name))
+        disentangled = sharing == "gdes" and name in ("word_embeddings.weight", "position_embeddings.weight")
+        expected[name] = weight + own if disentangled else own
+    export(model, 0, tokenizer, "# card\n", tmp_path / "out")
+    ours = load_encoder(tmp_path / "out")
+    assert {name: weight.tolist() for name, weight in ours.embeddings.named_parameters()} == {
+        name: weight.tolist() for name, weight in expected.items()
+    }
+    assert torch.equal(ours(*inputs.values()), model.discriminator(*inputs.values()))
+    theirs, loading = ElectraForPreTraining.from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert not loading["missing_keys"] and not loading["unexpected_keys"]
+    visible = batch.attention_mask_BL
+    logits = model.discriminator_predictions(model.discriminator(*inputs.values()))
+    assert (theirs.eval()(**inputs).logits - logits)[visible].abs().max().item() < 1e-5
+    loaded = load_encoder(tmp_path / "out" / "generator").state_dict()
+    assert all(torch.equal(loaded[name], weight) for name, weight in model.generator.state_dict().items())
+
+
 def test_weights_are_bitwise_equal_and_the_tokenizer_is_included(
     stock_shaped: Electra, tokenizer: Path, tmp_path: Path
 ) -> None:

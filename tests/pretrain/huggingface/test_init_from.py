@@ -84,6 +84,37 @@ def test_if_embeddings_differ_the_discriminators_are_used_and_a_message_says_so(
     assert torch.equal(model.generator.embeddings.word_embeddings.weight, theirs)
 
 
+@pytest.mark.parametrize("sharing", ["nes", "gdes"])
+def test_a_pair_with_two_sets_of_embeddings_keeps_both(
+    sharing: str, stock_pair: tuple[str, str], shards_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With gdes the discriminator's tables are Delta plus the generator's, so within one rounding."""
+    other = ElectraForMaskedLM.from_pretrained(stock_pair[0])
+    for weight in other.electra.embeddings.parameters():
+        torch.nn.init.normal_(weight)
+    other.save_pretrained(stock_pair[0])
+    separate = (f"model.embedding_sharing={sharing}",)
+    weights = exported(start(shards_folder, stock_pair, set=separate), shards_folder, tmp_path / "out")
+    assert "differ" not in capsys.readouterr().out
+    for name, folder in zip(("generator", "discriminator"), stock_pair, strict=True):
+        for key, before in read_weights(Path(folder)).items():
+            if key != "generator_lm_head.weight":
+                tolerance = 1e-6 if sharing == "gdes" and name == "discriminator" and "embeddings" in key else 0
+                assert torch.allclose(weights[name][key], before, rtol=0, atol=tolerance), (name, key)
+
+
+@pytest.mark.parametrize("sharing", ["nes", "gdes"])
+@pytest.mark.parametrize("which", [0, 1])
+def test_both_encoders_start_with_the_embeddings_of_a_single_model(
+    which: int, sharing: str, stock_pair: tuple[str, str], shards_folder: Path, tmp_path: Path
+) -> None:
+    separate = (f"model.embedding_sharing={sharing}",)
+    weights = exported(start(shards_folder, stock_pair[which : which + 1], set=separate), shards_folder, tmp_path / "o")
+    theirs = read_weights(Path(stock_pair[which]))
+    embeddings = [key for key in theirs if key.startswith("electra.embeddings.")]
+    assert all(torch.equal(weights[name][key], theirs[key]) for name in weights for key in embeddings)
+
+
 @pytest.mark.parametrize("relative", ["true", "false"])
 def test_an_export_survives_the_round_trip_bitwise(relative: str, shards_folder: Path, tmp_path: Path) -> None:
     first = start(shards_folder, (), set=(f"model.relative_position={relative}", "seed=3"))

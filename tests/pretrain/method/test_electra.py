@@ -11,6 +11,7 @@ from pretrain.method.electra import Electra, masked_states
 from tests.pretrain.conftest import MASK, SMALL_MODEL, VOCABULARY, new_model
 
 OBJECTIVES = ("electra", "hp_loss", "hp_dist", "hp_loss_power", "oracle")
+PARTS = ("generator", "sampler", "discriminator")
 
 
 def sigmoid(x: float) -> float:
@@ -195,6 +196,45 @@ def test_each_loss_trains_exactly_the_intended_parameters(
     for loss, reached in parts.items():
         expected = {name for name in names if rooms({name}) <= reached}
         assert gradient_of(loss, batch, make_electra, objective, sampling_bias=bias) - zero == expected - zero
+
+
+SHARING = {name: SMALL_MODEL.model_copy(update={"embedding_sharing": name}) for name in ("es", "nes", "gdes")}
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("sharing", ["nes", "gdes"])
+def test_with_any_embedding_sharing_the_first_forward_is_bitwise_that_of_shared_embeddings(
+    sharing: str, objective: str, batch: Batch, make_electra: Callable[..., Electra]
+) -> None:
+    shared, model = (make_electra(name=objective, model=SHARING[name]) for name in ("es", sharing))
+    own, theirs = model.state_dict(), shared.state_dict()
+    others = {name for name in theirs if not name.startswith("discriminator.embeddings.")}
+    assert all(torch.equal(own[name], theirs[name]) for name in others)
+    ours, expected = model(batch), shared(batch)
+    assert torch.equal(ours.loss, expected.loss) and torch.equal(ours.d_BL, expected.d_BL)
+    assert torch.equal(ours.draw.tokens_BK, expected.draw.tokens_BK)
+    added = {name for name, _ in model.named_parameters()} - {name for name, _ in shared.named_parameters()}
+    assert added == {
+        f"discriminator.embeddings.{name}" for name, _ in shared.generator.embeddings.named_parameters()
+    }  # each once
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("sharing", ["nes", "gdes"])
+def test_without_shared_embeddings_each_loss_trains_only_its_own_encoders(
+    sharing: str, objective: str, batch: Batch, make_electra: Callable[..., Electra]
+) -> None:
+    names = {name for name, _ in make_electra(name=objective).named_parameters()}
+    tables = {name for name in names if ".embeddings." in name}
+    assert tables and all(name.startswith("generator.") for name in tables)
+    zero = {name for name in names if name.endswith("key.bias")}  # softmax ignores it: its gradient is rounding
+    discriminators = {name for name in names if name.startswith("discriminator")}
+    discriminators |= {name.replace("generator.", "discriminator.", 1) for name in tables}
+    reached = {part: gradient_of(part, batch, make_electra, objective, model=SHARING[sharing]) for part in PARTS}
+    assert reached["discriminator"] - zero == discriminators - zero
+    assert tables <= reached["generator"] and not reached["generator"] & discriminators
+    assert not reached["sampler"] & discriminators
+    assert objective == "electra" or tables <= reached["sampler"]
 
 
 @pytest.mark.parametrize("objective", ["hp_loss", "hp_dist"])

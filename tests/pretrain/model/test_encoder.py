@@ -4,7 +4,7 @@ import torch
 from transformers import ElectraConfig, ElectraModel
 from transformers.models.t5.modeling_t5 import T5Attention
 
-from pretrain.model.encoder import ElectraEncoder, EncoderConfig, relative_bucket
+from pretrain.model.encoder import DisentangledEmbeddings, ElectraEncoder, EncoderConfig, relative_bucket
 
 SIZES = {
     "vocab_size": 99,
@@ -61,6 +61,24 @@ def test_relative_bias_is_added_to_the_scores_of_every_layer() -> None:
     expected = (scores.softmax(-1) @ value).transpose(1, 2).flatten(2)
     bias = stack.attention_bias(torch.ones(1, 9, dtype=torch.bool), torch.float32)
     assert torch.allclose(attention(hidden_BLH, bias), expected, atol=1e-5)
+
+
+def test_disentangled_embeddings_add_their_tables_to_the_shared_ones() -> None:
+    shared = encoder().embeddings
+    disentangled = DisentangledEmbeddings(shared)
+    ids_BL, _, segments_BL = example()
+    start_BLE = disentangled(ids_BL, segments_BL)
+    assert torch.equal(start_BLE, shared(ids_BL, segments_BL))
+    weights = dict(encoder().embeddings.named_parameters())
+    for weight in weights.values():
+        torch.nn.init.normal_(weight)
+    disentangled.start_from(weights)
+    total = disentangled.total()
+    for name, weight in total.named_parameters():
+        assert torch.allclose(weight, weights[name], atol=1e-6), name
+    embedded_BLE = disentangled(ids_BL, segments_BL)
+    assert torch.equal(embedded_BLE, total(ids_BL, segments_BL)) and not torch.equal(embedded_BLE, start_BLE)
+    assert torch.equal(start_BLE, shared(ids_BL, segments_BL))  # the generator's are unchanged
 
 
 def test_padding_has_no_effect() -> None:

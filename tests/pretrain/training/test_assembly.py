@@ -1,18 +1,48 @@
 """Claims about building a run from its plan; tests/reliability/test_two_commands.py covers refused folders."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
+from pretrain.data.batches import Batch
+from pretrain.engine.checkpoint import load, save
+from pretrain.engine.deepspeed_config import resolve
+from pretrain.engine.engine import Engine
+from pretrain.engine.optim import OptimConfig
 from pretrain.job.processes import start_processes
 from pretrain.job.watchdog import Watchdog
-from pretrain.training.assembly import build_training
+from pretrain.method.electra import Electra
+from pretrain.training.assembly import build_training, optimizer_groups
 from pretrain.training.models import initial_model
 from pretrain.training.plan import make_plan
 from pretrain.training.run_folder import read_run
 from pretrain.training.starts import Startup
+from tests.deepspeed_values import values_of
+from tests.pretrain.conftest import SMALL_MODEL
+from tests.pretrain.engine.engine_worker import same_states
 from tests.pretrain.training.test_plan import options
+
+
+def make_engine(model: Electra, **optim: object) -> Engine:
+    """An engine of one process at stage 0, in fp32."""
+    settings = OptimConfig.from_values({"lr": 1e-2, "steps": 10, "warmup_steps": 0, **optim})
+    config = resolve(values_of("zero0_fp32"), batch_size=3, world_size=1, device_type="cpu", optim=settings)
+    return Engine(model, optimizer_groups(model, settings), config, start_processes())
+
+
+def train(engine: Engine, batch: Batch, steps: range) -> list[float]:
+    """Each step's gradient norm; the steps draw different replacements."""
+    norms = []
+    for step in steps:
+        uniforms_BK = torch.rand(3, 2, generator=torch.Generator().manual_seed(step))
+        engine.backward(engine.forward(batch._replace(uniforms_BK=uniforms_BK)).loss)
+        norms.append(float(engine.update(1e-2).gradient_norm))
+    return norms
+
+
+SHARING = {name: SMALL_MODEL.model_copy(update={"embedding_sharing": name}) for name in ("es", "nes", "gdes")}
 
 
 def test_a_plan_becomes_a_model_under_the_engine_and_a_folder_that_describes_it(
@@ -27,3 +57,98 @@ def test_a_plan_becomes_a_model_under_the_engine_and_a_folder_that_describes_it(
     weights = training.engine.module.state_dict()
     for name, weight in initial_model(plan.description).state_dict().items():
         assert torch.equal(weights[name], weight.to(weights[name].dtype)), name
+
+
+@pytest.mark.parametrize("sharing", ["es", "nes", "gdes"])
+def test_with_any_embedding_sharing_a_resumed_run_is_bitwise_one_that_was_not_stopped(
+    sharing: str, batch: Batch, make_electra: Callable[..., Electra], tmp_path: Path
+) -> None:
+    sizes = SHARING[sharing]
+    whole, first = (make_engine(make_electra(name="hp_loss", model=sizes)) for _ in range(2))
+    norms = train(whole, batch, range(6))
+    assert train(first, batch, range(3)) == norms[:3]
+    checkpoint = save(tmp_path, 3, first.full_state(), {}, keep_last=1)
+    second = make_engine(make_electra(name="hp_loss", model=sizes.model_copy(update={"initializer_range": 0.1})))
+    second.load_full_state(load(checkpoint)[0])
+    assert train(second, batch, range(3, 6)) == norms[3:]
+    assert same_states(second.full_state(), whole.full_state())
+
+
+Weights = dict[str, torch.Tensor]
+
+
+@pytest.fixture
+def trained(batch: Batch, make_electra: Callable[..., Electra]) -> Callable[..., Weights]:
+    """Trains a model for a few steps and returns its weights; keyword arguments are settings of `OptimConfig`."""
+
+    def run(
+        sharing: str, objective: str = "electra", lambda2: float = 50.0, steps: int = 6, **optim: object
+    ) -> Weights:
+        engine = make_engine(make_electra(name=objective, lambda2=lambda2, model=SHARING[sharing]), **optim)
+        train(engine, batch, range(steps))
+        return engine.full_state().weights
+
+    return run
+
+
+def changed(one: Weights, other: Weights) -> set[str]:
+    assert one.keys() == other.keys()
+    return {name for name in one if not torch.equal(one[name], other[name])}
+
+
+def discriminators(weights: Weights) -> set[str]:
+    return {name for name in weights if name.startswith("discriminator")}
+
+
+@pytest.mark.parametrize("objective", ["electra", "hp_loss", "hp_dist"])
+@pytest.mark.parametrize("sharing", ["nes", "gdes"])
+def test_without_clipping_adam_cancels_lambda2_where_no_embeddings_are_shared(
+    sharing: str, objective: str, trained: Callable[..., Weights]
+) -> None:
+    """Adam divides a gradient by its size; a power of two loses no bit, so the paths are bitwise equal."""
+    unclipped = {"gradient_clipping": 0.0, "eps": 1e-30}
+    one, many = (trained(sharing, objective, lambda2, **unclipped) for lambda2 in (1.0, 64.0))
+    assert not changed(one, many)
+    start = trained(sharing, objective, steps=0)
+    assert {name for name in changed(one, start) if not name.endswith("key.bias")} == {
+        name for name in start if not name.endswith("key.bias")
+    }
+
+
+def test_lambda2_matters_where_embeddings_are_shared_or_gradients_are_clipped_together(
+    trained: Callable[..., Weights],
+) -> None:
+    shared, clipped = ({"eps": 1e-30, "gradient_clipping": norm} for norm in (0.0, 1.0))
+    assert changed(*(trained("es", lambda2=lambda2, **shared) for lambda2 in (1.0, 64.0)))
+    # clipping scales all gradients of a step alike, but differently at each step
+    assert changed(*(trained("gdes", lambda2=lambda2, **clipped) for lambda2 in (1.0, 64.0)))
+
+
+@pytest.mark.parametrize("sharing", ["nes", "gdes"])
+def test_clipped_separately_the_discriminator_does_not_change_the_generators_path(
+    sharing: str, trained: Callable[..., Weights]
+) -> None:
+    """Only its own norms enter; 0 does not clip it at all."""
+    for norm in (0.01, 0.0):
+        paths = [trained(sharing, lambda2=lambda2, discriminator_clipping=norm) for lambda2 in (1.0, 64.0)]
+        assert changed(*paths) <= discriminators(paths[0])
+    together = [trained(sharing, lambda2=lambda2) for lambda2 in (1.0, 64.0)]
+    assert changed(*together) - discriminators(together[0])
+
+
+@pytest.mark.parametrize("sharing", ["nes", "gdes"])
+def test_the_learning_rate_scale_reaches_the_discriminator_and_nothing_else(
+    sharing: str, trained: Callable[..., Weights]
+) -> None:
+    start, full, half, none = (
+        trained(sharing, gradient_clipping=0.0, steps=steps, discriminator_lr_scale=scale)
+        for steps, scale in ((0, 1.0), (6, 1.0), (6, 0.5), (6, 0.0))
+    )
+    assert changed(full, half) == discriminators(full)
+    assert changed(start, none) == start.keys() - discriminators(start)
+
+
+def test_shared_embeddings_keep_the_generators_learning_rate(trained: Callable[..., Weights]) -> None:
+    full, none = (trained("es", steps=1, discriminator_lr_scale=scale) for scale in (1.0, 0.0))
+    assert changed(full, none) == discriminators(full)
+    assert not any(".embeddings." in name for name in discriminators(full))

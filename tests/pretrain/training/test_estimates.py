@@ -7,6 +7,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from foundation.config import ConfigError
 from pretrain.config import with_overrides
+from pretrain.data.batches import Batch
 from pretrain.engine.deepspeed_config import resolve
 from pretrain.method.objectives import OBJECTIVES, objective_class
 from pretrain.method.objectives.mlm import MaskedLM
@@ -20,6 +21,7 @@ from pretrain.training.estimates import (
     require_memory,
 )
 from tests.deepspeed_values import values_of
+from tests.pretrain.conftest import SMALL_MODEL, new_model
 
 VOCABULARY, MASK = 30_522, 103
 
@@ -53,6 +55,17 @@ def test_flops_of_the_forward_are_those_counted_by_pytorch() -> None:
     per_token = flops_per_token(model, MaskedLM.Config(), 100, length) / 3
     head = 0.15625 * 2 * 32 * (100 + 64)  # 5 of 32 positions
     assert counter.get_total_flops() / (3 * length) == pytest.approx(per_token - head)
+
+
+def test_separate_embeddings_add_look_ups_but_no_flops(batch: Batch) -> None:
+    counts = []
+    for sharing in ("es", "nes", "gdes"):
+        sizes = SMALL_MODEL.model_copy(update={"embedding_sharing": sharing})
+        model = new_model("hp_loss", sizes).double()
+        with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+            model(batch).loss.backward()
+        counts.append((counter.get_total_flops(), flops_per_token(sizes, model.objective, 7, 16)))
+    assert counts[0][0] > 0 and counts[0] == counts[1] == counts[2]
 
 
 @pytest.mark.parametrize(

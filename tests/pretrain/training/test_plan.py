@@ -44,6 +44,24 @@ def test_the_batch_is_divided_among_the_launchers_processes(
         make_plan(options(shards_folder, tmp_path, set=("batch_size=30",)))
 
 
+def test_separate_clipping_is_refused_where_deepspeed_clips_all_gradients_together(
+    shards_folder: Path, tmp_path: Path
+) -> None:
+    separate = ("optim.discriminator_clipping=1",)
+    assert (
+        make_plan(
+            options(shards_folder, tmp_path, set=separate, deepspeed_config="zero0_fp32")
+        ).run.optim.discriminator_clipping
+        == 1
+    )
+    for name in ("zero1_bf16", "zero3_bf16"):
+        said = (
+            rf"optim\.discriminator_clipping: got 1\.0 at ZeRO stage {name[4]}, where DeepSpeed clips all .*zero0_fp32"
+        )
+        with pytest.raises(ConfigError, match=said):
+            make_plan(options(shards_folder, tmp_path, set=separate, deepspeed_config=name))
+
+
 def listed(**given: object) -> dict[str, tuple[str, str]]:
     """Value and meaning of each listed key."""
     lines = list_settings(RunOptions.from_values(given)).splitlines()[1:]

@@ -36,7 +36,8 @@ from tests.deepspeed_values import values_of
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 STEPS, BATCH_SIZE, DRAWS = 12, 8, 5  # at most 5 of 32 positions are masked
-OBJECTIVES = ("hp_loss", "hp_dist", "oracle", "unigram")
+OBJECTIVES = ("hp_loss", "hp_dist", "oracle", "unigram", "hp_loss gdes")
+"""Objectives, each with its embedding sharing if not the default."""
 
 
 class Setting(NamedTuple):
@@ -64,15 +65,20 @@ def train(
     report. With `checkpoints`, resumes from the newest one there and saves a new one.
     """
     tiny = PRESETS["tiny"].run
+    name, _, sharing = objective.partition(" ")
     run = tiny.model_copy(
         update={
             "batch_size": BATCH_SIZE,
-            "objective": objective_class(objective).Config(),
+            "model": tiny.model.model_copy(update={"embedding_sharing": sharing or "es"}),
+            "objective": objective_class(name).Config(),
             "optim": tiny.optim.model_copy(update={"steps": STEPS, "warmup_steps": 5, "lr": 5e-4}),
         }
     )
+    values = values_of(setting.deepspeed_config) | {"train_micro_batch_size_per_gpu": setting.micro_batch_size}
+    if values["zero_optimization"]["stage"] == 3:
+        values["zero_optimization"]["stage3_param_persistence_threshold"] = 0
     resolved = resolve(
-        values_of(setting.deepspeed_config) | {"train_micro_batch_size_per_gpu": setting.micro_batch_size},
+        values,
         batch_size=BATCH_SIZE,
         world_size=world.world_size,
         device_type=world.device.type,
@@ -80,6 +86,7 @@ def train(
     )
     model = build_model(describe(run, shards))
     engine = Engine(model, parameter_groups(model, run.optim.weight_decay), resolved, world)
+    assert resolved.stage < 3 or not any(parameter.numel() for parameter in model.parameters()), "not partitioned"
     if checkpoints and steps.start:
         found = newest_valid(checkpoints) if world.is_first else None
         engine.load_full_state(load(found)[0] if found else None)
