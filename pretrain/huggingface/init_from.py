@@ -137,13 +137,18 @@ def with_sizes_of(run: RunConfig, sources: Sources) -> RunConfig:
     proportion to the other's, in whole heads.
 
     Raises:
-        ConfigError: an objective without a pair, or sizes that make no model here.
+        ConfigError: two models for an objective that trains one, or sizes that make no model here.
     """
-    if "generator" not in objective_class(run.objective.name).exports:
-        raise ConfigError(f"init_from: the objective {run.objective.name} trains one model; choose another objective")
     generator, discriminator = (source and source.config for source in sources[:2])
     known = discriminator or generator
     assert known is not None
+    if "generator" not in objective_class(run.objective.name).exports:
+        if generator and discriminator:
+            raise ConfigError(
+                f"init_from: the objective {run.objective.name} trains one model, got a generator and a discriminator;"
+                " name one of them, or choose another objective"
+            )
+        generator, discriminator = None, known
     head_size = known.hidden_size // known.num_attention_heads
     heads = known.num_attention_heads
     if discriminator is None:
@@ -159,20 +164,22 @@ def with_sizes_of(run: RunConfig, sources: Sources) -> RunConfig:
         "generator_hidden_size": generator.hidden_size if generator else head_size * max(1, round(heads * share)),
         "max_positions": known.max_position_embeddings,
         "relative_position": known.relative_position,
+        "layer_norm_eps": known.layer_norm_eps,
     }
     name = next(source.folder for source in (sources.discriminator, sources.generator) if source)
     model = ModelConfig.from_values(run.model.model_dump() | sizes, f"init_from: {name}")
     return run.model_copy(update={"model": model})
 
 
-def require_fit(sources: Sources, model: ModelConfig, vocab_size: int, tokenizer: Path) -> None:
-    """Refuses sources that are no generator and discriminator of `model`, or whose tokens are not the first of
+def require_fit(sources: Sources, run: RunConfig, vocab_size: int, tokenizer: Path) -> None:
+    """Refuses sources that are no generator and discriminator of `run`'s model, or whose tokens are not the first of
     `tokenizer`.
 
     Raises:
         ConfigError: each field that differs, or the vocabulary.
     """
-    expected = (model.generator(vocab_size), model.discriminator(vocab_size))
+    encoders = objective_class(run.objective.name).encoders(run.model, vocab_size)
+    expected = (encoders[0], encoders[-1])  # the same if the objective trains one model
     fits = [(source, own) for source, own in zip(sources[:2], expected, strict=True) if source is not None]
     problems = [
         f"init_from: {source.folder} has {field} {theirs}, expected {ours} with this configuration and data"
@@ -195,15 +202,29 @@ def require_fit(sources: Sources, model: ModelConfig, vocab_size: int, tokenizer
 
 
 def load_sources(model: Objective, sources: Sources, tokenizer: Path) -> None:
-    """Gives the model the sources' weights, bit for bit, and names the parts that start fresh; where the embeddings of
-    generator and discriminator differ, says that the discriminator's are used. `tokenizer` is the data's.
+    """Gives the model the sources' weights, starts its other parts, and names these. `tokenizer` is the data's.
 
     Raises:
         ConfigError: a weight is missing, has another shape, or has no place in the model.
     """
+    loaded = load_parts(model, sources, tokenizer)
+    if not any(name.startswith("sampler_") for name in loaded):
+        model.start()
+    if fresh := [name for name, _ in model.named_children() if name not in loaded]:
+        print(f"init_from: these parts start fresh, except for shared embeddings: {', '.join(fresh)}")
+
+
+def load_parts(model: Objective, sources: Sources, tokenizer: Path) -> list[str]:
+    """Copies the sources' weights into the model, bit for bit, and returns the names of the parts that have any; where
+    the embeddings of generator and discriminator differ, says that the discriminator's are used.
+
+    Raises:
+        ConfigError: as `load_sources`.
+    """
     loaded: list[str] = []
     embeddings: list[dict[str, Tensor]] = []
-    for place, source in (("generator", sources.generator), (".", sources.discriminator)):  # the last decides
+    generator = "generator" if "generator" in model.exports else "."
+    for place, source in ((generator, sources.generator), (".", sources.discriminator)):  # the last decides
         if source is None:
             continue
         modules = model.exported(place)
@@ -227,10 +248,7 @@ def load_sources(model: Objective, sources: Sources, tokenizer: Path) -> None:
             own, extended(head, model.exported("generator")["electra"].config, sources.generator, tokenizer), tokenizer
         )
         loaded += names
-    else:
-        model.start()
-    if fresh := [name for name, _ in model.named_children() if name not in loaded]:
-        print(f"init_from: these parts start fresh, except for shared embeddings: {', '.join(fresh)}")
+    return loaded
 
 
 def extended(weights: Mapping[str, Tensor], config: Any, source: Source, tokenizer: Path) -> dict[str, Tensor]:
