@@ -229,6 +229,8 @@ def load_parts(model: Objective, sources: Sources, tokenizer: Path) -> list[str]
             continue
         modules = model.exported(place)
         weights = extended(source.weights(), modules["electra"].config, source, tokenizer)
+        if place == generator and source is sources.discriminator:  # its head predicts no words
+            weights = {name: weight for name, weight in weights.items() if name.startswith("electra.")}
         if place == "." and all(name.startswith("electra.") for name in weights):
             modules = nn.ModuleDict({"electra": modules["electra"]})
         fill(modules, weights, source.folder)

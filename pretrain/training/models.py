@@ -1,4 +1,4 @@
-"""Builds the model of a run, with its initial weights or with those of a checkpoint."""
+"""Builds the model of a run, fresh, from other models or from a checkpoint, and its state at step 0."""
 
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -49,7 +49,7 @@ def initial_state(description: RunDescription) -> tuple[Objective, EngineState |
     model = initial_model(description, kept.weights)
     weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
     moments = {key: initial_moment(description, trained) for key, trained in kept.moments.items()}
-    print(f"keep_optimizer: Adam continues after its {kept.adam_steps:,} updates in {checkpoint.folder}")
+    print(f"keep_optimizer: starts from Adam's state after {kept.adam_steps:,} updates, in {checkpoint.folder}")
     return model, EngineState(kept.adam_steps, {}, weights, moments)
 
 

@@ -50,7 +50,7 @@ def test_a_run_of_length_128_goes_on_at_256_and_is_bitwise_resumed_when_killed(
 
     command = [run_arguments(long, folder, "model.max_positions=256", "optim.steps=12") for folder in (two, killed)]
     said = finished(launch(0, *command[0], *kept))
-    assert f"keep_optimizer: Adam continues after its 24 updates in {one}/checkpoints/step-00000024\n" in said
+    assert f"keep_optimizer: starts from Adam's state after 24 updates, in {one}/checkpoints/step-00000024\n" in said
     assert state_of(two).adam_steps == 36
     weights = state_of(two).weights
     assert [len(weights[name]) for name in weights if name.endswith("position_embeddings.weight")] == [256]

@@ -359,6 +359,16 @@ def test_a_masked_language_model_continues_as_one_with_hugging_faces_loss(
     assert torch.isclose(model(batch).loss, loss, atol=1e-5, rtol=0)
 
 
+def test_a_discriminator_starts_a_masked_language_models_encoder(
+    stock_pair: tuple[str, str], shards_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = make_plan(options(shards_folder, stock_pair[1:], objective="mlm"))
+    weights = initial_model(plan.description).state_dict()
+    before = read_weights(Path(stock_pair[1]))
+    assert all(torch.equal(weights[name], before[name]) for name in before if name.startswith("electra."))
+    assert "except for shared embeddings: generator_predictions, generator_lm_head\n" in capsys.readouterr().out
+
+
 def test_a_masked_language_model_of_other_sizes_is_refused_by_field(
     stock_pair: tuple[str, str], shards_folder: Path
 ) -> None:
