@@ -103,6 +103,11 @@ class Engine:
         """The model itself, on its device and in its precision; called directly for evaluation."""
         return self._deepspeed.module
 
+    @property
+    def adam_steps(self) -> int:
+        """Adam's step count: the updates of this run and of one whose optimizer it keeps."""
+        return int(next(iter(self._adam_state().values()))["step"])
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Returns the module's output: a tensor, or a (named) tuple, list or dict that holds the loss."""
         return self._deepspeed(*args, **kwargs)

@@ -137,13 +137,18 @@ def with_sizes_of(run: RunConfig, sources: Sources) -> RunConfig:
     proportion to the other's, in whole heads.
 
     Raises:
-        ConfigError: an objective without a pair, or sizes that make no model here.
+        ConfigError: two models for an objective that trains one, or sizes that make no model here.
     """
-    if "generator" not in objective_class(run.objective.name).exports:
-        raise ConfigError(f"init_from: the objective {run.objective.name} trains one model; choose another objective")
     generator, discriminator = (source and source.config for source in sources[:2])
     known = discriminator or generator
     assert known is not None
+    if "generator" not in objective_class(run.objective.name).exports:
+        if generator and discriminator:
+            raise ConfigError(
+                f"init_from: the objective {run.objective.name} trains one model, got a generator and a discriminator;"
+                " name one of them, or choose another objective"
+            )
+        generator, discriminator = None, known
     head_size = known.hidden_size // known.num_attention_heads
     heads = known.num_attention_heads
     if discriminator is None:
@@ -159,20 +164,22 @@ def with_sizes_of(run: RunConfig, sources: Sources) -> RunConfig:
         "generator_hidden_size": generator.hidden_size if generator else head_size * max(1, round(heads * share)),
         "max_positions": known.max_position_embeddings,
         "relative_position": known.relative_position,
+        "layer_norm_eps": known.layer_norm_eps,
     }
     name = next(source.folder for source in (sources.discriminator, sources.generator) if source)
     model = ModelConfig.from_values(run.model.model_dump() | sizes, f"init_from: {name}")
     return run.model_copy(update={"model": model})
 
 
-def require_fit(sources: Sources, model: ModelConfig, vocab_size: int, tokenizer: Path) -> None:
-    """Refuses sources that are no generator and discriminator of `model`, or whose tokens are not the first of
+def require_fit(sources: Sources, run: RunConfig, vocab_size: int, tokenizer: Path) -> None:
+    """Refuses sources that are no generator and discriminator of `run`'s model, or whose tokens are not the first of
     `tokenizer`.
 
     Raises:
         ConfigError: each field that differs, or the vocabulary.
     """
-    expected = (model.generator(vocab_size), model.discriminator(vocab_size))
+    encoders = objective_class(run.objective.name).encoders(run.model, vocab_size)
+    expected = (encoders[0], encoders[-1])  # the same if the objective trains one model
     fits = [(source, own) for source, own in zip(sources[:2], expected, strict=True) if source is not None]
     problems = [
         f"init_from: {source.folder} has {field} {theirs}, expected {ours} with this configuration and data"
@@ -195,36 +202,53 @@ def require_fit(sources: Sources, model: ModelConfig, vocab_size: int, tokenizer
 
 
 def load_sources(model: Objective, sources: Sources, tokenizer: Path) -> None:
-    """Gives the model the sources' weights, bit for bit, and names the parts that start fresh; where the embeddings of
-    generator and discriminator differ but the model shares them, says that the discriminator's are used. Both encoders
-    start with the embeddings of a single source. With `gdes`, Delta is their difference. `tokenizer` is the data's.
+    """Gives the model the sources' weights, starts its other parts, and names these. Both encoders start with the
+    embeddings of a single source; with `gdes`, Delta is their difference. `tokenizer` is the data's.
 
     Raises:
         ConfigError: a weight is missing, has another shape, or has no place in the model.
     """
+    loaded = load_parts(model, sources, tokenizer)
+    if not any(name.startswith("sampler_") for name in loaded):
+        model.start()
+    if fresh := [name for name, _ in model.named_children() if name not in loaded]:
+        print(f"init_from: these parts start fresh, except for shared embeddings: {', '.join(fresh)}")
+
+
+def load_parts(model: Objective, sources: Sources, tokenizer: Path) -> list[str]:
+    """Copies the sources' weights into the model, bit for bit, and returns the names of the parts that have any; says
+    that the discriminator's embeddings are used for both encoders where the model shares them and the sources do not.
+
+    Raises:
+        ConfigError: as `load_sources`.
+    """
     loaded: list[str] = []
     embeddings: list[dict[str, Tensor]] = []
-    for place, source in (("generator", sources.generator), (".", sources.discriminator)):  # the last decides
+    generator = "generator" if "generator" in model.exports else "."
+    for place, source in ((generator, sources.generator), (".", sources.discriminator)):  # the last decides
         if source is None:
             continue
         modules = model.exported(place)
         weights = extended(source.weights(), modules["electra"].config, source, tokenizer)
+        if place == generator and source is sources.discriminator:  # its head predicts no words
+            weights = {name: weight for name, weight in weights.items() if name.startswith("electra.")}
         if place == "." and all(name.startswith("electra.") for name in weights):
             modules = nn.ModuleDict({"electra": modules["electra"]})
         fill(modules, weights, source.folder)
         loaded += model.exports[place][1 : 1 + len(modules)]
         prefix = "electra.embeddings."
         embeddings.append({name[len(prefix) :]: weights[name] for name in weights if name.startswith(prefix)})
-    encoders: list[Any] = [model.get_submodule(name) for name in ("generator", "discriminator")]
-    for encoder, weights in zip(encoders, (embeddings[0], embeddings[-1]), strict=True):
-        encoder.embeddings.start_from(weights)
-    shares = encoders[0].embeddings is encoders[1].embeddings
-    if shares and any(not torch.equal(one, embeddings[-1][name]) for name, one in embeddings[0].items()):
-        assert sources.generator and sources.discriminator
-        print(
-            f"embeddings of {sources.generator.folder} and {sources.discriminator.folder} differ: the discriminator's"
-            " are used for both"
-        )
+    if "generator" in model.exports:
+        encoders: list[Any] = [model.get_submodule(name) for name in ("generator", "discriminator")]
+        for encoder, weights in zip(encoders, (embeddings[0], embeddings[-1]), strict=True):
+            encoder.embeddings.start_from(weights)
+        differ = any(not torch.equal(one, embeddings[-1][name]) for name, one in embeddings[0].items())
+        if differ and encoders[0].embeddings is encoders[1].embeddings:
+            assert sources.generator and sources.discriminator
+            print(
+                f"embeddings of {sources.generator.folder} and {sources.discriminator.folder} differ: the"
+                " discriminator's are used for both"
+            )
     head = sources.sampling_head() if sources.objective == model.objective.name else {}
     names = [name for name, _ in model.named_children() if name.startswith("sampler_")]
     own = nn.ModuleDict({name: getattr(model, name) for name in names})
@@ -233,10 +257,7 @@ def load_sources(model: Objective, sources: Sources, tokenizer: Path) -> None:
             own, extended(head, model.exported("generator")["electra"].config, sources.generator, tokenizer), tokenizer
         )
         loaded += names
-    else:
-        model.start()
-    if fresh := [name for name, _ in model.named_children() if name not in loaded]:
-        print(f"init_from: these parts start fresh, except for shared embeddings: {', '.join(fresh)}")
+    return loaded
 
 
 def extended(weights: Mapping[str, Tensor], config: Any, source: Source, tokenizer: Path) -> dict[str, Tensor]:

@@ -6,7 +6,7 @@ Shape letters: B batch, L length, K masked positions per sequence, H hidden size
 """
 
 from copy import deepcopy
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from pydantic import Field, ValidationInfo, field_validator
@@ -76,7 +76,7 @@ class Electra(Objective):
         ".": ("ElectraForPreTraining", "discriminator", "discriminator_predictions"),
         "generator": ("ElectraForMaskedLM", "generator", "generator_predictions", "generator_lm_head"),
     }
-    discriminator_prefix = "discriminator"
+    discriminator_prefix: ClassVar[str | None] = "discriminator"
     objective: ReplacementConfig
     sampler_weight = 0.0
     """lambda1, if there is a sampling head."""

@@ -42,6 +42,8 @@ class ModelConfig(StrictConfig):
     """T5's relative position bias (paper section 4.1)."""
     relative_bias_init: Literal["t5", "local"] = "t5"
     """Initial relative position bias: T5's, or `local` for runs too small to leave the unigram plateau otherwise."""
+    layer_norm_eps: float = Field(default=1e-12, ge=1e-30, le=0.01)
+    """Added to the variance in every LayerNorm (BERT and google-research/electra; 1e-5 in microsoft/mpnet-base)."""
 
     @model_validator(mode="after")
     def _heads_divide_widths(self) -> "ModelConfig":
@@ -86,4 +88,5 @@ class ModelConfig(StrictConfig):
             initializer_range=self.initializer_range,
             relative_position=self.relative_position,
             relative_bias_init=self.relative_bias_init,
+            layer_norm_eps=self.layer_norm_eps,
         )

@@ -13,7 +13,7 @@ from pretrain.job.watchdog import Watchdog
 from pretrain.method.objectives.objective import Objective
 from pretrain.training.doubts import doubts
 from pretrain.training.log_line import LEGEND
-from pretrain.training.models import compile_layers, empty_model, initial_model
+from pretrain.training.models import compile_layers, empty_model, initial_state
 from pretrain.training.plan import Plan
 from pretrain.training.run_folder import lock_run, write_run, writing
 from pretrain.training.run_log import RECORDS
@@ -59,7 +59,7 @@ def optimizer_groups(model: Objective, optim: OptimConfig) -> list[dict[str, Any
 
 def build_training(plan: Plan, world: World, watchdog: Watchdog, startup: Startup, compiled: bool = False) -> Training:
     """Builds model, engine, batch plan and run folder; prints the plan and its warnings. Collective."""
-    model = initial_model(plan.description) if world.is_first else empty_model(plan.description)
+    model, state = initial_state(plan.description) if world.is_first else (empty_model(plan.description), None)
     if world.is_first:
         parameters = sum(parameter.numel() for parameter in model.parameters())
         print(plan, f"{LEGEND}{plan.folder / RECORDS}", sep="\n", flush=True)
@@ -70,6 +70,8 @@ def build_training(plan: Plan, world: World, watchdog: Watchdog, startup: Startu
     groups = optimizer_groups(model, plan.run.optim)
     startup.done("model")
     engine = Engine(model, groups, plan.deepspeed, world)
+    if plan.description.keep_optimizer:
+        engine.load_full_state(state)
     if world.is_first:
         with writing(plan.folder):
             write_run(plan.folder, plan.description, plan.deepspeed.json)

@@ -1,16 +1,17 @@
-"""Builds the model of a run, with its initial weights or with those of a checkpoint."""
+"""Builds the model of a run, fresh, from other models or from a checkpoint, and its state at step 0."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from itertools import islice
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from foundation.config import ConfigError
 from pretrain.data.shards import open_shards
-from pretrain.engine.checkpoint import Checkpoint, all_valid, load_weights
-from pretrain.huggingface.init_from import Source, Sources, find_models, load_sources
+from pretrain.engine.checkpoint import Checkpoint, EngineState, all_valid, load, load_weights
+from pretrain.huggingface.init_from import PER_TOKEN, Source, Sources, find_models, load_parts, load_sources
 from pretrain.method.objectives import objective_class
 from pretrain.method.objectives.objective import Objective, PredictionConfig
 from pretrain.model.encoder import EncoderConfig, Layer
@@ -27,30 +28,74 @@ def build_model(description: RunDescription) -> Objective:
     return model
 
 
-def initial_model(description: RunDescription) -> Objective:
-    """Returns the model as a new run starts: with fresh weights, or with those of the models in `init_from`."""
+def initial_model(description: RunDescription, trained: Mapping[str, Tensor] | None = None) -> Objective:
+    """Returns the model as a new run starts: with fresh weights, or with those of the models in `init_from`; `trained`
+    as in `find_sources`.
+    """
     model = build_model(description)
     if description.init_from:
-        load_sources(model, find_sources(description.init_from), Path(description.data[0]) / "tokenizer")
+        load_sources(model, find_sources(description.init_from, trained), Path(description.data[0]) / "tokenizer")
     return model
 
 
-def find_sources(names: Sequence[str]) -> Sources:
+def initial_state(description: RunDescription) -> tuple[Objective, EngineState | None]:
+    """Returns the model as a new run starts. If the run keeps an optimizer, also its state at step 0: these weights,
+    and Adam's moments and step count in the newest checkpoint of the run in `init_from`.
+
+    Raises:
+        ConfigError: as `load_sources`, or that run has no intact checkpoint.
+    """
+    if not description.keep_optimizer:
+        return initial_model(description), None
+    (checkpoint,) = choose_checkpoints(Path(description.init_from[0]), ("newest",))
+    kept, _ = load(checkpoint)
+    model = initial_model(description, kept.weights)
+    weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    moments = {key: initial_moment(description, trained) for key, trained in kept.moments.items()}
+    print(f"keep_optimizer: starts from Adam's state after {kept.adam_steps:,} updates, in {checkpoint.folder}")
+    return model, EngineState(kept.adam_steps, {}, weights, moments)
+
+
+def initial_moment(description: RunDescription, trained: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Returns one of Adam's moments at the start, from that of the run in `init_from`: extended by positions as the
+    weights are; 0 for new tokens and for parts that start fresh.
+    """
+    model = empty_model(description)
+    moment = {name: parameter.detach().zero_() for name, parameter in model.named_parameters()}
+    sources = find_sources(description.init_from, trained)
+    load_parts(model, sources, Path(description.data[0]) / "tokenizer")
+    assert sources.generator is not None  # of every run
+    for name in moment:
+        if name.endswith(PER_TOKEN):
+            moment[name][sources.generator.config.vocab_size :] = 0
+    return moment
+
+
+def is_run(names: Sequence[str]) -> bool:
+    """Returns true if `--init_from` names a run rather than models."""
+    return len(names) == 1 and (Path(names[0]) / DESCRIPTION).is_file()
+
+
+def find_sources(names: Sequence[str], tensors: Mapping[str, Tensor] | None = None) -> Sources:
     """The models that `--init_from` names: those of a run's newest checkpoint, or Hugging Face folders.
+
+    `tensors` replace the weights of that checkpoint, by parameter name.
 
     Raises:
         ConfigError: no such models.
     """
-    folder = Path(names[0])
-    if len(names) > 1 or not (folder / DESCRIPTION).is_file():
+    if not is_run(names):
         return find_models(names)
+    folder = Path(names[0])
     description = read_run(folder)
-    trained = cache(lambda: load_trained(folder)[0])
+    trained = cache(
+        lambda: load_trained(folder)[0] if tensors is None else filled(empty_model(description), tensors, folder)
+    )
 
     def source(place: str, config: EncoderConfig) -> Source:
         return Source(folder, config, folder / "tokenizer", lambda: dict(trained().exported(place).state_dict()))
 
-    def sampling_head() -> dict[str, torch.Tensor]:
+    def sampling_head() -> dict[str, Tensor]:
         return {name: weight for name, weight in trained().state_dict().items() if name.startswith("sampler_")}
 
     run = description.run
@@ -118,12 +163,16 @@ def load_checkpoint(description: RunDescription, checkpoint: Checkpoint) -> Obje
     Raises:
         ConfigError: the weights belong to a different model.
     """
-    model = build_model(description)
-    weights = load_weights(checkpoint)  # a shared parameter is stored once, under its first name
-    model.load_state_dict(weights, strict=False)
-    missing = {name for name, _ in model.named_parameters()} ^ weights.keys()
-    if missing:
-        raise ConfigError(
-            f"run: the weights in {checkpoint.folder} do not fit the model in run.json, first {min(missing)}"
-        )
+    return filled(build_model(description), load_weights(checkpoint), checkpoint.folder)
+
+
+def filled(model: Objective, tensors: Mapping[str, Tensor], folder: Path) -> Objective:
+    """Returns the model with a tensor of a checkpoint in `folder` for each parameter.
+
+    Raises:
+        ConfigError: the tensors belong to a different model.
+    """
+    model.load_state_dict(tensors, strict=False)  # a shared parameter is stored once, under its first name
+    if missing := {name for name, _ in model.named_parameters()} ^ tensors.keys():
+        raise ConfigError(f"run: the weights in {folder} do not fit the model in run.json, first {min(missing)}")
     return model

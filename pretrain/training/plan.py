@@ -17,9 +17,9 @@ from pretrain.job.hostfile import read_hostfile
 from pretrain.job.launcher import number_of
 from pretrain.presets import preset, with_objective, with_row
 from pretrain.training.estimates import require_memory
-from pretrain.training.models import find_sources
+from pretrain.training.models import find_sources, is_run
 from pretrain.training.options import RunOptions
-from pretrain.training.run_folder import RunDescription, describe, require_same_run
+from pretrain.training.run_folder import RunDescription, describe, read_run, require_same_run
 
 
 class Plan(NamedTuple):
@@ -60,7 +60,20 @@ def make_plan(options: RunOptions) -> Plan:
     Raises:
         ConfigError: a mistake in the options, the data or the run folder.
     """
+    if options.keep_optimizer and not is_run(options.init_from):
+        raise ConfigError(
+            f"keep_optimizer: got --init_from {' '.join(options.init_from) or 'nothing'}, expected a run folder, since"
+            " only its checkpoints hold the state of Adam; name one, or leave --keep_optimizer out"
+        )
     run = choose_run(options)
+    if options.keep_optimizer and "gdes" in (
+        run.model.embedding_sharing,
+        read_run(Path(options.init_from[0])).run.model.embedding_sharing,
+    ):
+        raise ConfigError(
+            "keep_optimizer: got model.embedding_sharing gdes here or in the run of --init_from, expected es or nes in"
+            " both: a sum's moments are not those of its parts; leave --keep_optimizer out"
+        )
     shards = open_shards(*options.data, weights=options.data_weights)
     if shards.manifest.seq_length > run.model.max_positions:
         raise ConfigError(
@@ -87,12 +100,10 @@ def make_plan(options: RunOptions) -> Plan:
     manifest = shards.manifest
     require_memory(run, deepspeed.micro_batch_size, manifest.vocab_size, manifest.seq_length, on_gpu)
     if options.init_from:
-        require_fit(
-            find_sources(options.init_from), run.model, shards.manifest.vocab_size, options.data[0] / "tokenizer"
-        )
+        require_fit(find_sources(options.init_from), run, shards.manifest.vocab_size, options.data[0] / "tokenizer")
     folder = options.output or Path("runs") / options.preset
     require_folder(folder)
-    description = describe(run, shards, options.data_weights, options.init_from)
+    description = describe(run, shards, options.data_weights, options.init_from, options.keep_optimizer)
     require_same_run(folder, description)
     held_out = open_held_out(*options.data)
     return Plan(run, shards, held_out, description, deepspeed, folder, world_size, options.log_to)

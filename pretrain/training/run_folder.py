@@ -62,6 +62,8 @@ class RunDescription(StrictConfig):
     pad_token_id: int
     init_from: tuple[str, ...] = ()
     """Names of the models the run started from, as given."""
+    keep_optimizer: bool = False
+    """The run started with Adam's state of the run in `init_from`."""
     versions: dict[str, str] = {}
 
     @field_validator("data", mode="before")
@@ -71,7 +73,11 @@ class RunDescription(StrictConfig):
 
 
 def describe(
-    run: RunConfig, shards: Shards, data_weights: tuple[float, ...] = (), init_from: tuple[str, ...] = ()
+    run: RunConfig,
+    shards: Shards,
+    data_weights: tuple[float, ...] = (),
+    init_from: tuple[str, ...] = (),
+    keep_optimizer: bool = False,
 ) -> RunDescription:
     """Returns the description of a run: configuration, shards and weights, initial checkpoints, installed versions."""
     manifest, versions = shards.manifest, {"python": platform.python_version()}
@@ -90,6 +96,7 @@ def describe(
         mask_token_id=manifest.special_tokens.mask,
         pad_token_id=manifest.special_tokens.pad,
         init_from=init_from,
+        keep_optimizer=keep_optimizer,
         versions=versions,
     )
 

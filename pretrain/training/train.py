@@ -66,7 +66,9 @@ def run_steps(training: Training, state: TrainingState, telemetry: Telemetry, st
             losses(training, state.step, micro_batches, telemetry),
             lambda: bool(stop) or training.watchdog.launcher_gone,
             rate_after(run, state.updates),
-            UNSCALED if run.optim.adam_bias_correction else without_bias_correction(state.updates, run.optim.betas),
+            UNSCALED
+            if run.optim.adam_bias_correction
+            else without_bias_correction(training.engine.adam_steps, run.optim.betas),
         )
         require_finite(result, loss, state.step, batches, plan.folder)
         if warning := state.advance(result, loss):

@@ -246,7 +246,7 @@ def test_names_that_are_no_models_to_start_from_are_one_clear_error(
     with pytest.raises(ConfigError, match="init_from: got 3 names"):
         make_plan(options(shards_folder, (*stock_pair, "another")))
     for mlm in ({"objective": "mlm"}, {"row": "BERT"}):
-        with pytest.raises(ConfigError, match="init_from: the objective mlm trains one model"):
+        with pytest.raises(ConfigError, match="init_from: the objective mlm trains one model, got a generator and"):
             make_plan(options(shards_folder, stock_pair, **mlm))
     with pytest.raises(ConfigError, match="use --objective mlm"):
         make_plan(options(shards_folder, stock_pair, set=("objective.name=mlm",)))
@@ -281,14 +281,21 @@ def test_a_pair_with_distance_dependent_attention_is_refused(
         make_plan(options(shards_folder, stock_pair))
 
 
-@pytest.mark.parametrize("changes", [{"layer_norm_eps": 1e-5}, {"type_vocab_size": 3}])
 @pytest.mark.parametrize("place", [0, 1])
 def test_a_pair_that_computes_differently_from_this_model_is_refused_by_field(
-    place: int, changes: dict[str, object], stock_pair: tuple[str, str], shards_folder: Path
+    place: int, stock_pair: tuple[str, str], shards_folder: Path
 ) -> None:
-    change_config(stock_pair[place], **changes)
-    (field,) = changes
-    with pytest.raises(ConfigError, match=f"has {field} {changes[field]}, expected"):
+    change_config(stock_pair[place], type_vocab_size=3)
+    with pytest.raises(ConfigError, match="has type_vocab_size 3, expected"):
+        make_plan(options(shards_folder, stock_pair))
+
+
+@pytest.mark.parametrize(("place", "message"), [(0, "1e-05, expected 1e-12"), (1, "1e-12, expected 1e-05")])
+def test_a_generator_with_another_layer_norm_than_its_discriminators_is_refused(
+    place: int, message: str, stock_pair: tuple[str, str], shards_folder: Path
+) -> None:
+    change_config(stock_pair[place], layer_norm_eps=1e-5)
+    with pytest.raises(ConfigError, match=f"generator has layer_norm_eps {message}"):
         make_plan(options(shards_folder, stock_pair))
 
 
@@ -363,6 +370,41 @@ def test_a_generator_only_gets_a_fresh_discriminator_of_the_presets_proportion(
     before = read_weights(Path(stock_pair[0]))
     before.pop("generator_lm_head.weight", None)
     assert before.keys() == weights.keys() and all(torch.equal(weights[key], before[key]) for key in before)
+
+
+def test_a_masked_language_model_continues_as_one_with_hugging_faces_loss(
+    stock_pair: tuple[str, str], shards_folder: Path, batch: Batch
+) -> None:
+    plan = make_plan(options(shards_folder, stock_pair[:1], objective="mlm"))
+    model = initial_model(plan.description).eval()
+    before = read_weights(Path(stock_pair[0]))
+    before.pop("generator_lm_head.weight", None)
+    ours = model.exported(".").state_dict()
+    assert before.keys() == ours.keys() and all(torch.equal(ours[key], before[key]) for key in before)
+    mask, valid_BK = batch.attention_mask_BL, batch.masked_valid_BK
+    chosen_BL = torch.zeros_like(mask).scatter(1, batch.masked_positions_BK, valid_BK)
+    masked_BL = batch.input_ids_BL.masked_fill(chosen_BL, model.special_mask_id)
+    labels_BL = batch.input_ids_BL.masked_fill(~chosen_BL, -100)
+    theirs = ElectraForMaskedLM.from_pretrained(stock_pair[0]).eval()
+    loss = theirs(input_ids=masked_BL, labels=labels_BL, attention_mask=mask.long()).loss
+    assert torch.isclose(model(batch).loss, loss, atol=1e-5, rtol=0)
+
+
+def test_a_discriminator_starts_a_masked_language_models_encoder(
+    stock_pair: tuple[str, str], shards_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = make_plan(options(shards_folder, stock_pair[1:], objective="mlm"))
+    weights = initial_model(plan.description).state_dict()
+    before = read_weights(Path(stock_pair[1]))
+    assert all(torch.equal(weights[name], before[name]) for name in before if name.startswith("electra."))
+    assert "except for shared embeddings: generator_predictions, generator_lm_head\n" in capsys.readouterr().out
+
+
+def test_a_masked_language_model_of_other_sizes_is_refused_by_field(
+    stock_pair: tuple[str, str], shards_folder: Path
+) -> None:
+    with pytest.raises(ConfigError, match="generator has hidden_size 16, expected 32 with this configuration"):
+        make_plan(options(shards_folder, stock_pair[:1], objective="mlm", set=("model.hidden_size=32",)))
 
 
 def test_an_encoder_without_heads_gets_a_fresh_discriminator_head(

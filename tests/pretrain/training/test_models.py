@@ -9,10 +9,11 @@ import torch
 from foundation.config import ConfigError
 from pretrain.config import with_overrides
 from pretrain.data.shards import Shards
-from pretrain.engine.checkpoint import EngineState, save
+from pretrain.engine.checkpoint import EngineState, load, newest_valid, save
+from pretrain.engine.engine import MOMENTS
 from pretrain.method.objectives.objective import Objective
 from pretrain.presets import PRESETS, with_objective
-from pretrain.training.models import build_model, empty_model, initial_model
+from pretrain.training.models import build_model, empty_model, initial_model, initial_state
 from pretrain.training.options import RunOptions
 from pretrain.training.plan import make_plan
 from pretrain.training.run_folder import CHECKPOINTS, describe, write_run
@@ -40,17 +41,26 @@ def test_a_model_without_weights_has_the_same_shapes_and_shared_parameters(objec
 
 @pytest.fixture
 def run_of(shards_folder: Path, tmp_path: Path) -> Callable[..., tuple[Path, Objective]]:
-    """Writes the folder of a run of an objective, with one checkpoint of random weights."""
+    """Writes the folder of a run of an objective, with one checkpoint of random weights and moments after 7 steps, of
+    which one overflowed; with `tokens`, the run knows only so many of the data's.
+    """
 
-    def write(objective: str) -> tuple[Path, Objective]:
+    def write(objective: str, tokens: int = 300) -> tuple[Path, Objective]:
         run = with_overrides(with_objective(PRESETS["tiny"].run, objective), ["seed=5"])
-        description = describe(run, Shards(shards_folder))
+        description = describe(run, Shards(shards_folder)).model_copy(update={"vocab_size": tokens})
         model = build_model(description)
-        weights = {name: torch.randn_like(parameter) for name, parameter in model.named_parameters()}
+        weights, *moments = (
+            {name: torch.randn_like(parameter) for name, parameter in model.named_parameters()} for _ in range(3)
+        )
         model.load_state_dict(weights, strict=False)
-        write_run(tmp_path / "run", description, {})
-        save(tmp_path / "run" / CHECKPOINTS, 7, EngineState(7, {}, weights, {}), {}, keep_last=1)
-        return tmp_path / "run", model
+        folder = tmp_path / "run"
+        write_run(folder, description, {})
+        vocabulary = folder / "tokenizer" / "vocab.txt"
+        vocabulary.write_text("\n".join(vocabulary.read_text().splitlines()[:tokens]) + "\n")
+        (folder / "tokenizer" / "tokenizer.json").unlink()
+        state = EngineState(6, {"cur_scale": 4.0}, weights, dict(zip(MOMENTS, moments, strict=True)))
+        save(folder / CHECKPOINTS, 7, state, {}, keep_last=1)
+        return folder, model
 
     return write
 
@@ -111,6 +121,76 @@ def test_a_run_with_other_tokens_is_refused(run_of: Callable[..., tuple[Path, Ob
     tokens = path.read_text().splitlines()
     tokens[-1], tokens[-2] = tokens[-2], tokens[-1]
     path.write_text("\n".join(tokens) + "\n")
-    (run / "tokenizer" / "tokenizer.json").unlink()
     with pytest.raises(ConfigError, match="is not the data's, nor its beginning"):
         start_from(shards_folder, run)
+
+
+def test_a_masked_language_models_run_starts_another_with_bitwise_all_its_weights(
+    run_of: Callable[..., tuple[Path, Objective]], shards_folder: Path
+) -> None:
+    run, trained = run_of("mlm")
+    weights = start_from(shards_folder, run, objective="mlm").state_dict()
+    assert all(torch.equal(weights[name], weight) for name, weight in trained.state_dict().items())
+
+
+def kept_from(shards: Path, run: Path, **changes: object) -> tuple[EngineState, EngineState]:
+    """The state that a run keeps at its start, and that of the checkpoint it is from."""
+    values = {"preset": "tiny", "data": (shards,), "output": shards / "none", "init_from": (str(run),), **changes}
+    plan = make_plan(RunOptions.from_values(values | {"keep_optimizer": True}))
+    state = initial_state(plan.description)[1]
+    saved = newest_valid(run / CHECKPOINTS)
+    assert state is not None and saved is not None
+    return state, load(saved)[0]
+
+
+@pytest.mark.parametrize("objective", ["electra", "hp_loss", "hp_dist", "mlm"])
+def test_a_kept_optimizer_is_bitwise_the_runs_but_for_its_loss_scale(
+    objective: str, run_of: Callable[..., tuple[Path, Objective]], shards_folder: Path
+) -> None:
+    state, saved = kept_from(shards_folder, run_of(objective)[0], objective=objective)
+    assert (state.adam_steps, state.loss_scale) == (6, {})
+    for ours, theirs in (
+        (state.weights, saved.weights),
+        *((state.moments[key], saved.moments[key]) for key in MOMENTS),
+    ):
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_moments_of_added_positions_repeat_as_the_positions_do(
+    run_of: Callable[..., tuple[Path, Objective]], shards_folder: Path
+) -> None:
+    state, saved = kept_from(shards_folder, run_of("hp_loss")[0], set=("model.max_positions=700",))
+    for ours, theirs in (
+        (state.weights, saved.weights),
+        *((state.moments[key], saved.moments[key]) for key in MOMENTS),
+    ):
+        for name, tensor in theirs.items():
+            longer = name.endswith("position_embeddings.weight")
+            assert torch.equal(ours[name], torch.cat([tensor, tensor[:188]]) if longer else tensor), name
+
+
+def test_moments_of_new_tokens_are_zero(run_of: Callable[..., tuple[Path, Objective]], shards_folder: Path) -> None:
+    state, saved = kept_from(shards_folder, run_of("hp_loss", tokens=290)[0])
+    tables = [name for name in state.weights if len(state.weights[name]) == 300]
+    assert len(tables) == 3  # the words, and a bias in each of two heads
+    for key in MOMENTS:
+        for name, moment in state.moments[key].items():
+            theirs = saved.moments[key][name]
+            assert torch.equal(moment[: len(theirs)], theirs), name
+            assert len(moment) == len(theirs) or (name in tables and not moment[290:].any()), name
+    assert all(state.weights[name][290:].any() for name in tables)
+
+
+@pytest.mark.parametrize(("before", "fresh"), [("hp_loss", "sampler_"), ("mlm", ("discriminator", "sampler_"))])
+def test_parts_that_start_fresh_have_no_moments_and_all_others_keep_theirs(
+    before: str, fresh: str | tuple[str, ...], run_of: Callable[..., tuple[Path, Objective]], shards_folder: Path
+) -> None:
+    state, saved = kept_from(shards_folder, run_of(before)[0], objective="hp_dist")
+    for key in MOMENTS:
+        for name, moment in state.moments[key].items():
+            if name.startswith(fresh):
+                assert not moment.any(), name
+            else:
+                theirs = saved.moments[key]
+                assert torch.equal(moment, theirs.get(name, theirs.get(name.replace("generator.", "electra.")))), name

@@ -62,6 +62,13 @@ def test_separate_clipping_is_refused_where_deepspeed_clips_all_gradients_togeth
             make_plan(options(shards_folder, tmp_path, set=separate, deepspeed_config=name))
 
 
+def test_only_a_run_has_an_optimizer_to_keep(shards_folder: Path, tmp_path: Path) -> None:
+    for given, name in (((), "nothing"), (("someone/model",), "someone/model"), (("a/b", "c/d"), "a/b c/d")):
+        message = f"^keep_optimizer: got --init_from {name}, expected a run folder, since only its checkpoints hold"
+        with pytest.raises(ConfigError, match=message):
+            make_plan(options(shards_folder, tmp_path, init_from=given, keep_optimizer=True))
+
+
 def listed(**given: object) -> dict[str, tuple[str, str]]:
     """Value and meaning of each listed key."""
     lines = list_settings(RunOptions.from_values(given)).splitlines()[1:]
