@@ -277,10 +277,11 @@ def diagnose(run_folder: Path, log: Log | None = None) -> Diagnosis:
     """Makes every check that the run's files allow; `log` is the run's log if it has been read already.
 
     Raises:
-        ConfigError: not a run folder, or it is too early to judge the run.
+        ConfigError: not a run folder, or the run has too few steps to be judged.
     """
     run, judged, unjudged = Symptoms(run_folder, log), [], []
-    left = max(LEAST_STEPS, WARMUPS * run.run.optim.warmup_steps) - run.step
+    steps, least = run.run.optim.steps, max(LEAST_STEPS, WARMUPS * run.run.optim.warmup_steps)
+    left = least - run.step
     for check in AT_ONCE if left > 0 else AT_ONCE + ONCE_LEARNED:
         try:
             if answer := check(run):
@@ -290,7 +291,10 @@ def diagnose(run_folder: Path, log: Log | None = None) -> Diagnosis:
         except KeyError as name:
             unjudged.append(f"checks of {name.args[0]}: the run's records, from an older version, lack it")
     if left > 0:
-        unjudged.append(f"checks of learning: it is too early, look again {left:,} steps later")
+        why = f"too early to judge: look again {left:,} steps later"
+        if steps < least:
+            why = f"too short to judge: got {steps:,} steps, expected at least {least:,}; start a longer run"
+        unjudged.append(f"checks of learning: {why}")
         if not any(answer.sick for answer in judged):
-            raise ConfigError(f"{run_folder}: too early to judge: look again {left:,} steps later")
+            raise ConfigError(f"{run_folder}: {why}")
     return Diagnosis(judged, [*dict.fromkeys(unjudged)])
