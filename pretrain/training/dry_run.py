@@ -10,7 +10,7 @@ import torch
 
 from electra_sampler.commands import as_typed
 from foundation.command_line import print_warning, printable
-from foundation.config import ConfigError
+from foundation.config import ConfigError, counted
 from foundation.files import existing_part
 from foundation.progress import DAY
 from pretrain.job.hostfile import read_hostfile
@@ -48,7 +48,7 @@ def dry_run(plan: Plan, hostfile: Path | None) -> None:
     warnings = [doubt for doubt in doubts(plan, parameters, on_gpus=True) if doubt not in shortage]
     warnings += too_long(_days(plan), f"{plan.world_size} {SPEEDS[plan.deepspeed.precision].gpu}")
     if not problems:
-        print(f"nothing was started; {f'{len(warnings)} warnings:' if warnings else 'no problem was found'}")
+        print(f"nothing was started; {counted(len(warnings), 'warning') + ':' if warnings else 'no problem was found'}")
     for warning in warnings:
         print_warning(warning)
     if problems:
