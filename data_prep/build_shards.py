@@ -153,7 +153,7 @@ def _build(options: BuildOptions, sources: list[Source], tokenizer: WordPiece, p
     if was_complete and not made:
         print(f"{folder} is already complete: {_summary(manifest)}")
         return
-    print(f"{folder}: {_summary(manifest)}, {duration(time.monotonic() - started)}")
+    print(f"{folder}: {_summary(manifest)}, {duration(max(1, time.monotonic() - started))}")
     if not manifest.books.documents.held_out:
         one = manifest.books.documents.train == 1
         remedy = "with a single document, training runs without held-out text" if one else "use a larger --held_out"
@@ -231,7 +231,7 @@ def _estimate(options: BuildOptions, sources: Sequence[Source], tokenizer: WordP
             f"{counted(sum(not source.on_hub for source in sources), 'file')}, {on_disk / 1e6:,.1f} MB on disk, about "
             f"{text / 1e6:,.1f} MB of text",
             f"about {counted(max(1, round(text / config.chunk_mb / 1e6)), 'chunk')} of {config.chunk_mb:g} MB",
-            f"about {duration(text * seconds / sample / workers)} with {counted(workers, 'worker')} at {speed}",
+            f"about {duration(max(1, text * seconds / sample / workers))} with {counted(workers, 'worker')} at {speed}",
             f"about {text * written / sample / 1e6:,.1f} MB of shards",
         ]
     if streamed := [str(source.path) for source in sources if source.on_hub]:

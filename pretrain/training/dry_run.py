@@ -12,7 +12,7 @@ from electra_sampler.commands import as_typed
 from foundation.command_line import print_warning, printable
 from foundation.config import ConfigError, counted
 from foundation.files import existing_part
-from foundation.progress import DAY
+from foundation.progress import DAY, duration
 from pretrain.job.hostfile import read_hostfile
 from pretrain.job.hosts import check_hosts
 from pretrain.job.launcher import Slots
@@ -74,7 +74,7 @@ def _needs(plan: Plan, parameters: int) -> Iterator[str]:
     precision = plan.deepspeed.precision
     speed = SPEEDS[precision]
     machine = f"{plan.world_size} {speed.gpu} in {precision}"
-    yield f"time        {_days(plan):.2f} days on {machine}, if each reaches {speed.source}"
+    yield f"time        {duration(max(1, _days(plan) * DAY))} on {machine}, if each reaches {speed.source}"
     if precision == "fp16" and not torch.cuda.is_available():
         yield "note        fp16 needs GPUs: this machine has none, so the run cannot start here"
     place, needed = existing_part(plan.folder), disk_needed(plan, parameters)

@@ -21,6 +21,15 @@ def test_the_papers_run_can_be_planned_on_a_machine_without_a_gpu(
     assert {"size", "memory", "time", "disk", "launch"} <= lines.keys()
     assert "days on 1 V100 in fp16" in lines["time"]
     assert not (tmp_path / "run").exists()
+    assert (
+        main(
+            options(
+                shards_folder, preset="tiny", output=tmp_path / "run", set=("optim.steps=3", "optim.warmup_steps=1")
+            )
+        )
+        == 0
+    )
+    assert "time        0:00:01 on 1 " in capsys.readouterr().out
 
 
 def test_a_disk_too_small_for_the_checkpoints_is_a_problem(shards_folder: Path, tmp_path: Path) -> None:
