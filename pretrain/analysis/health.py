@@ -9,15 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from foundation.config import ConfigError
+from foundation.config import ConfigError, counted
 from foundation.stats import binary_entropy
 from pretrain.analysis.run_history import Log
 from pretrain.analysis.symptoms import Measured, Symptoms, Unjudged
-from pretrain.training.doubts import MOST_EPOCHS
+from pretrain.training.doubts import MOST_EPOCHS, MOST_PADDING
 from pretrain.training.log_line import MOST_WAITING
 
-MOST_PADDING = 0.25
-"""Share of padding among all positions. Healthy: .05; Wikipedia at length 512 with BERT's vocabulary: .10."""
 MOST_UNKNOWN = 0.01
 """Share of [UNK] among the word pieces. Healthy: 0; BERT's vocabulary on English Wikipedia: .0002."""
 MOST_PIECES = ((16_000, 1.75), (1_000, 2.5), (0, 4.0))
@@ -291,9 +289,9 @@ def diagnose(run_folder: Path, log: Log | None = None) -> Diagnosis:
         except KeyError as name:
             unjudged.append(f"checks of {name.args[0]}: the run's records, from an older version, lack it")
     if left > 0:
-        why = f"too early to judge: look again {left:,} steps later"
+        why = f"too early to judge: look again {counted(left, 'step')} later"
         if steps < least:
-            why = f"too short to judge: got {steps:,} steps, expected at least {least:,}; start a longer run"
+            why = f"too short to judge: got {counted(steps, 'step')}, expected at least {least:,}; start a longer run"
         unjudged.append(f"checks of learning: {why}")
         if not any(answer.sick for answer in judged):
             raise ConfigError(f"{run_folder}: {why}")

@@ -17,6 +17,8 @@ from pretrain.training.run_folder import CHECKPOINTS
 MOST_EPOCHS = 100
 """BERT read its text 40 times (Devlin et al. 2019, A.2). For causal models, up to 4 passes are nearly as good as new
 text, and after 40 more passes add almost nothing (Muennighoff et al. 2023)."""
+MOST_PADDING = 0.25
+"""Share of padding among all positions. Healthy: .05; Wikipedia at length 512 with BERT's vocabulary: .10."""
 MOST_DAYS = 60
 """The paper's longest run took 5 days, on 16 GPUs."""
 MOST_WARMUP = 0.5
@@ -27,7 +29,14 @@ PAPER_VOCABULARY, FAR = 30_522, 4
 
 def doubts(plan: Plan, parameters: int, on_gpus: bool) -> list[str]:
     """Returns the warnings about a run before it starts; GPU memory is checked only if `on_gpus`."""
-    found = [*_data(plan), *_held_out(plan), *_warmup(plan), *_sizes(plan), *disk_shortage(plan, parameters)]
+    found = [
+        *_data(plan),
+       
+        *_held_out(plan),
+        *_warmup(plan),
+        *_sizes(plan),
+        *disk_shortage(plan, parameters),
+    ]
     return found + ([*_memory(plan, parameters)] if on_gpus else [])
 
 
@@ -42,6 +51,13 @@ def too_long(days: float, machine: str) -> Iterator[str]:
 
 def _data(plan: Plan) -> Iterator[str]:
     batch_size, steps = plan.run.batch_size, plan.run.optim.steps
+    padding = 1 - plan.shards.mean_length / plan.shards.manifest.seq_length
+    if padding > MOST_PADDING:
+        yield (
+            f"data: {padding:.0%} of what is computed would be padding, expected at most {MOST_PADDING:.0%}; build the"
+            " shards with --packing full or a shorter --seq_length, or with --documents file if each file is one"
+            " document"
+        )
     for folder, size, share in plan.shards.mixture:
         epochs = batch_size * steps * share / size
         if batch_size * share > size:
