@@ -119,6 +119,7 @@ def load_checkpoint(description: RunDescription, checkpoint: Checkpoint) -> Obje
     missing = {name for name, _ in model.named_parameters()} ^ weights.keys()
     if missing:
         raise ConfigError(
-            f"run: the weights in {checkpoint.folder} do not fit the model in run.json, first {min(missing)}"
+            f"run: the weights in {checkpoint.folder} do not fit the model in run.json, first {min(missing)};"
+            " restore the run.json that the run was started with"
         )
     return model
