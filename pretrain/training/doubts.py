@@ -9,8 +9,10 @@ from collections.abc import Iterator
 import torch
 
 from foundation.files import existing_part
+from pretrain.huggingface.init_from import normalized_otherwise
 from pretrain.presets import BASE, SMALL
 from pretrain.training.estimates import GIB, MASTER_BYTES, MOMENTS_BYTES, SPEEDS, Memory, memory_per_gpu
+from pretrain.training.models import find_sources
 from pretrain.training.plan import Plan
 from pretrain.training.run_folder import CHECKPOINTS
 
@@ -31,7 +33,7 @@ def doubts(plan: Plan, parameters: int, on_gpus: bool) -> list[str]:
     """Returns the warnings about a run before it starts; GPU memory is checked only if `on_gpus`."""
     found = [
         *_data(plan),
-       
+        *_normalization(plan),
         *_held_out(plan),
         *_warmup(plan),
         *_sizes(plan),
@@ -71,6 +73,15 @@ def _data(plan: Plan) -> Iterator[str]:
             yield (
                 f"data: {folder} has {size:,} sequences, and {steps:,} steps would read them {epochs:,.0f} times,"
                 f" expected at most {MOST_EPOCHS} (BERT: 40); build it from more text{fewer}"
+            )
+
+
+def _normalization(plan: Plan) -> Iterator[str]:
+    if names := plan.description.init_from:
+        for folder in normalized_otherwise(find_sources(names), plan.shards.folders[0] / "tokenizer"):
+            yield (
+                f"init_from: {folder} was trained on text of another case or with other accents than"
+                f" {plan.shards.folders[0]}; build the shards with it as --vocab"
             )
 
 

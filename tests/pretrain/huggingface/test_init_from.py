@@ -18,6 +18,7 @@ from pretrain.huggingface.export import export
 from pretrain.huggingface.folders import read_weights
 from pretrain.method.electra import Electra
 from pretrain.method.sampling import replace
+from pretrain.training.doubts import doubts
 from pretrain.training.models import build_model, initial_model, load_trained
 from pretrain.training.options import RunOptions
 from pretrain.training.plan import make_plan
@@ -170,6 +171,19 @@ def test_a_pair_with_other_tokens_is_refused(stock_pair: tuple[str, str], shards
     (Path(stock_pair[1]) / "vocab.txt").write_text("\n".join(tokens) + "\n")
     with pytest.raises(ConfigError, match=r"vocabulary of .* is not the data's, nor its beginning"):
         make_plan(options(shards_folder, stock_pair))
+
+
+def test_a_pair_whose_tokenizer_treats_case_otherwise_is_a_warning_before_the_start(
+    stock_pair: tuple[str, str], shards_folder: Path
+) -> None:
+    shutil.copy(shards_folder / "tokenizer" / "vocab.txt", stock_pair[1])
+    for lower_case, warned in (("true", 0), ("false", 1)):
+        (Path(stock_pair[1]) / "tokenizer_config.json").write_text(f'{{"do_lower_case": {lower_case}}}')
+        found = doubts(make_plan(options(shards_folder, stock_pair)), 10**6, on_gpus=False)
+        said = (
+            f"init_from: {stock_pair[1]} was trained on text of another case or with other accents than {shards_folder}"
+        )
+        assert sum(doubt.startswith(said) for doubt in found) == warned
 
 
 def cached(folder: str, cache: Path, name: str) -> None:
