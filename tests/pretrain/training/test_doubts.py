@@ -80,10 +80,10 @@ def test_data_without_a_held_out_part_is_doubtful(shards_folder: Path, tmp_path:
 def test_shards_that_are_mostly_padding_are_doubtful(shards_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "lines.txt").write_text("\n\n".join("All that is gold does not glitter. " * 2 for _ in range(900)))
     given = {"input": [str(tmp_path / "lines.txt")], "output": str(tmp_path / "short"), "seq_length": 128}
-    tools = {"vocab": str(shards_folder / "tokenizer"), "sentences": "line", "workers": 1, "held_out": 0.1}
+    tools = {"vocab": str(shards_folder / "tokenizer"), "sentences": "line", "workers": 1}  # nothing is held out
     assert build_shards(BuildOptions.from_values(given | tools)) == 0
     plan = planned(tmp_path / "short", tmp_path, preset="tiny", set=("batch_size=4",))
-    (found,) = doubts(plan, PARAMETERS, on_gpus=True)
+    found, _ = doubts(plan, PARAMETERS, on_gpus=True)
     share = 1 - plan.shards.mean_length / 128
     assert share > 0.5 and found.startswith(
         f"data: {share:.0%} of what is computed would be padding, expected at most 25%"
