@@ -139,7 +139,7 @@ def _predictions(stages: Mapping[str, Stage]) -> list[str]:
     ranks, checkpoint = RANKS, whole["checkpoint_bytes"]
     build_seconds = _seconds(r"about (\d+:\d\d:\d\d) with", build)
     cpu = stages["build_killed"]["cpu_seconds"] + stages["build"]["cpu_seconds"]
-    workers = _number(r"with (\d+) workers", build)
+    workers = _number(r"with (\d+) workers?", build)
     told = ("saved ", "step 2/2 ")  # each checkpoint, and the step before the last one
     sent = [line["sent"] for line in whole["lines"] if line["text"].partition(": ")[2].startswith(told)]
     rows = [

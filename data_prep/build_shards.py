@@ -39,7 +39,7 @@ from data_prep.sources import Source, find_sources
 from data_prep.tokens import WordPiece, open_tokenizer
 from data_prep.workers import Pool, start_pool
 from foundation.command_line import Group, print_warning, printable, run_command
-from foundation.config import ConfigError, StrictConfig
+from foundation.config import ConfigError, StrictConfig, counted
 from foundation.progress import duration
 
 _SAMPLE = 1_000_000  # bytes sampled by a dry run
@@ -153,7 +153,7 @@ def _build(options: BuildOptions, sources: list[Source], tokenizer: WordPiece, p
     if was_complete and not made:
         print(f"{folder} is already complete: {_summary(manifest)}")
         return
-    print(f"{folder}: {_summary(manifest)}, {duration(time.monotonic() - started)}")
+    print(f"{folder}: {_summary(manifest)}, {duration(max(1, time.monotonic() - started))}")
     if not manifest.books.documents.held_out:
         one = manifest.books.documents.train == 1
         remedy = "with a single document, training runs without held-out text" if one else "use a larger --held_out"
@@ -228,28 +228,29 @@ def _estimate(options: BuildOptions, sources: Sequence[Source], tokenizer: WordP
     if sample_on_disk:
         text = sum(piece.size for piece in pieces if not piece.source.on_hub) * on_disk / sample_on_disk
         lines = [
-            f"{sum(not source.on_hub for source in sources):,} files, {on_disk / 1e6:,.1f} MB on disk, about "
+            f"{counted(sum(not source.on_hub for source in sources), 'file')}, {on_disk / 1e6:,.1f} MB on disk, about "
             f"{text / 1e6:,.1f} MB of text",
-            f"about {max(1, round(text / config.chunk_mb / 1e6)):,} chunks of {config.chunk_mb:g} MB",
-            f"about {duration(text * seconds / sample / workers)} with {workers} workers at {speed}",
+            f"about {counted(max(1, round(text / config.chunk_mb / 1e6)), 'chunk')} of {config.chunk_mb:g} MB",
+            f"about {duration(max(1, text * seconds / sample / workers))} with {counted(workers, 'worker')} at {speed}",
             f"about {text * written / sample / 1e6:,.1f} MB of shards",
         ]
     if streamed := [str(source.path) for source in sources if source.on_hub]:
         lines.append(
             f"{', '.join(streamed)}: the size is unknown until it is streamed; 1,000 MB of text take about "
-            f"{duration(1e9 * seconds / sample / workers)} with {workers} workers at {speed}, if the network keeps up, "
-            f"and {1000 * written / sample:,.0f} MB of shards"
+            f"{duration(1e9 * seconds / sample / workers)} with {counted(workers, 'worker')} at {speed}, if the "
+            f"network keeps up, and {1000 * written / sample:,.0f} MB of shards"
         )
     return "\n".join(lines)
 
 
 def _summary(manifest: Manifest) -> str:
-    totals, books, count = manifest.totals, manifest.books, len(manifest.shards)
+    totals, books = manifest.totals, manifest.books
     dropped = "".join(f", {count:,} {reason.replace('_', ' ')}" for reason, count in books.documents.dropped.items())
-    malformed = f", {books.invalid_utf8:,} malformed characters" if books.invalid_utf8 else ""
+    malformed = f", {counted(books.invalid_utf8, 'malformed character')}" if books.invalid_utf8 else ""
     return (
-        f"{books.documents.read:,} documents ({books.documents.held_out:,} held out{dropped}){malformed}, "
-        f"{totals.word_pieces:,} word pieces, {totals.sequences:,} sequences in {count:,} shard{'s' * (count != 1)}"
+        f"{counted(books.documents.read, 'document')} ({books.documents.held_out:,} held out{dropped}){malformed}, "
+        f"{totals.word_pieces:,} word pieces, {counted(totals.sequences, 'sequence')} in "
+        f"{counted(len(manifest.shards), 'shard')}"
     )
 
 

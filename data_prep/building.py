@@ -19,7 +19,7 @@ from data_prep.pipeline import ChunkTask, do_chunk
 from data_prep.records import CHUNK, SIDES, ChunkRecord, RecordLog, folder_of
 from data_prep.sources import Source
 from data_prep.workers import Pool
-from foundation.config import ConfigError
+from foundation.config import ConfigError, counted
 from foundation.progress import Progress
 
 
@@ -56,8 +56,8 @@ def make_shards(
             progress.advance(task.chunk.disk_bytes, is_old)
     if merging.next_chunk != len(log):
         raise ConfigError(
-            f"input: {output} was built from {len(log)} chunks of text, but the input now has {merging.next_chunk}; "
-            "restore the old text, or choose another --output"
+            f"input: {output} was built from {counted(len(log), 'chunk')} of text, but the input now has "
+            f"{merging.next_chunk}; restore the old text, or choose another --output"
         )
     for merge, entry in pool.run(_perform, merging.end(), config, output, strict):
         merging.finish(merge, entry)

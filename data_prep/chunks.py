@@ -29,7 +29,7 @@ from data_prep.formats import (
 )
 from data_prep.rows import read_rows
 from data_prep.sources import Source
-from data_prep.unpacking import DAMAGED, opened, unpacked
+from data_prep.unpacking import DAMAGED, opened, text_per_byte, unpacked
 from foundation.config import ConfigError
 
 _BLOCK = 1 << 20  # bytes read at a time
@@ -173,6 +173,9 @@ def sample_pieces(sources: Sequence[Source], size: int, reading: Reading) -> Ite
             continue
         for piece in islice(_cut(source, budget, reading, longest=budget), 1):
             taken += piece.size
+            if isinstance(piece.content, bytes):
+                share = text_per_byte(source.path)
+                piece = replace(piece, disk_bytes=min(source.size, round(piece.size / share)))
             yield piece
 
 

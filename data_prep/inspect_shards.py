@@ -29,7 +29,7 @@ from data_prep.records import LOG_NAME, RecordLog
 from data_prep.tokens import CONTINUATION, TOKENIZER_NAME, WordPiece
 from data_prep.workers import Pool, start_pool
 from foundation.command_line import POSITIONAL, printable, run_command
-from foundation.config import StrictConfig
+from foundation.config import StrictConfig, counted
 from foundation.progress import Progress
 
 _SHOWN = 20  # problems listed, and inputs listed
@@ -73,10 +73,10 @@ def _inspect_all(options: InspectOptions, pool: Pool) -> int:
     for problem in problems[:_SHOWN]:
         print(f"inspect_shards: {printable(problem)}", file=sys.stderr)
     if len(problems) > _SHOWN:
-        print(f"inspect_shards: and {len(problems) - _SHOWN} more problems", file=sys.stderr)
+        print(f"inspect_shards: and {counted(len(problems) - _SHOWN, 'more problem')}", file=sys.stderr)
     if options.verify:
         repair = "rerun build_shards.py with its options, which repairs the folder"
-        print(f"\n{len(problems)} problems: {repair}" if problems else "\nverified: no problem found")
+        print(f"\n{counted(len(problems), 'problem')}: {repair}" if problems else "\nverified: no problem found")
     return 1 if problems else 0
 
 
@@ -141,7 +141,8 @@ def _verify_shard(shard: ShardEntry, folder: Path, manifest: Manifest) -> tuple[
 def _print_manifest(folder: Path, manifest: Manifest) -> None:
     totals = manifest.totals
     size, name = sum(shard.size for shard in manifest.shards), printable(str(folder))
-    print(f"{name}: {totals.sequences:,} sequences in {len(manifest.shards)} shards, {size / 1e6:,.1f} MB")
+    shards = counted(len(manifest.shards), "shard")
+    print(f"{name}: {counted(totals.sequences, 'sequence')} in {shards}, {size / 1e6:,.1f} MB")
     books = manifest.books
     ledgers = {"documents": books.documents, "characters": books.characters, "word pieces": books.word_pieces}
     for name, ledger in ledgers.items():
@@ -151,13 +152,15 @@ def _print_manifest(folder: Path, manifest: Manifest) -> None:
             f"{ledger.held_out:,} held out + dropped: {dropped}"
         )
     print(
-        f"  repaired        {books.invalid_utf8:,} malformed UTF-8 sequences, {books.normalized_documents:,} documents "
-        f"normalized to NFC, {books.cut_documents:,} overlong documents and {books.cut_lines:,} overlong lines cut"
+        f"  repaired        {counted(books.invalid_utf8, 'malformed UTF-8 sequence')}, "
+        f"{counted(books.normalized_documents, 'document')} normalized to NFC, "
+        f"{counted(books.cut_documents, 'overlong document')} and {counted(books.cut_lines, 'overlong line')} cut"
     )
     pieces = sum(share.word_pieces for share in books.inputs.values())
     for name, share in list(books.inputs.items())[:_SHOWN]:
         print(
-            f"  input           {printable(name)}: {share.documents:,} documents, {share.characters:,} characters, "
+            f"  input           {printable(name)}: {counted(share.documents, 'document')}, "
+            f"{share.characters:,} characters, "
             f"{share.word_pieces:,} word pieces ({share.word_pieces / max(1, pieces):.1%})"
         )
     if len(books.inputs) > _SHOWN:
@@ -178,7 +181,7 @@ def _print_statistics(statistics: MaskStatistics, manifest: Manifest) -> None:
     by_piece = [f"{count / chance:.3f}" if chance else "none" for count, chance in pieces]
     cut, most = statistics.words_cut, statistics.most_cut
     per_mask, share = cut / max(1, sequences * copies), cut / max(1, statistics.words_masked)
-    print(f"  in {sequences:,} sequences with {copies} masks each:")
+    print(f"  in {counted(sequences, 'sequence')} with {counted(copies, 'mask')} each:")
     print(f"  two segments    {statistics.pairs / max(1, sequences):.1%}")
     print(f"  masked          {masked / max(1, statistics.tokens * copies):.4%} of the tokens")
     for name, runs in (("masked runs", statistics.runs), ("  simulated", statistics.simulated_runs)):
@@ -195,7 +198,7 @@ def _show(folder: Path, manifest: Manifest, tokenizer: WordPiece, count: int) ->
         for number in range(min(count - rows.first, len(rows.lengths))):
             length = int(rows.lengths[number])
             tokens = [tokenizer.tokens[token] for token in rows.ids[number, :length]]
-            print(f"\n{manifest.shards[0].name}, sequence {rows.first + number}, {length} tokens")
+            print(f"\n{manifest.shards[0].name}, sequence {rows.first + number}, {counted(length, 'token')}")
             print(_marked(tokens, rows.masked[number, 0]))
 
 

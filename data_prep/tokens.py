@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from foundation.config import ConfigError, StrictRecord
+from foundation.command_line import print_warning
+from foundation.config import ConfigError, StrictRecord, shown
 from foundation.files import write_if_other
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")  # BERT's
@@ -26,6 +27,7 @@ CONTINUATION = "##"
 TOKENIZER_NAME = "tokenizer"  # name of the tokenizer folder inside a shard folder
 FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt")  # vocab.txt last: with it the folder is complete
 """The files of a tokenizer folder; others in it are not copied."""
+_FEW_CAPITALS = 0.02  # share of the tokens; a quarter or more in BERT's cased vocabularies
 _CHECKED = 4096  # characters per batch encoded by both encoders: 0.4% of the pipeline's 1 Mi-character batches
 
 
@@ -125,6 +127,10 @@ class WordPiece:
         pairs = zip(self._encode_slowly(texts), _encode_fast(self._fast, texts), strict=True)
         return all(np.array_equal(slow, fast) for slow, fast in pairs)
 
+    def normalized(self, text: str) -> str:
+        """Returns a text as the vocabulary sees it, in its case and accents."""
+        return str(self._tokenizer.normalizer.normalize_str(text)) if self._tokenizer.normalizer else text
+
     def sha256(self) -> str:
         """Checksum of everything that determines the ids: the ordered vocabulary and the text normalization."""
         settings = json.loads(self._tokenizer.to_str())
@@ -161,10 +167,11 @@ def open_tokenizer(vocab: str) -> WordPiece:
     path = Path(vocab)
     try:
         if path.is_file():
-            tokenizer = from_vocabulary(_read_vocabulary(path))
-            if any((path.parent / name).is_file() for name in FILES[:2]):
-                beside = _from_folder(path.parent)  # a tokenizer folder's own vocab.txt: its settings apply
-                tokenizer = beside if beside.get_vocab() == tokenizer.get_vocab() else tokenizer
+            tokens = _read_vocabulary(path)
+            has_settings = any((path.parent / name).is_file() for name in FILES[:2])
+            tokenizer = _from_folder(path.parent) if has_settings else from_vocabulary(tokens)
+            if tokenizer.get_vocab() != {token: number for number, token in enumerate(tokens)}:
+                tokenizer = from_vocabulary(tokens)  # the settings beside it are those of another vocabulary
         elif path.is_dir():
             tokenizer = _from_folder(path)
         elif (  # `name` or `owner/name`; never a path whose first folder exists here, which is a typing error
@@ -196,7 +203,13 @@ def from_vocabulary(tokens: Sequence[str], normalizer: normalizers.Normalizer | 
     """Returns BERT's tokenizer for a vocabulary; by default it lower-cases unless some token has a capital letter."""
     if normalizer is None:
         words = [token for token in tokens if not (token.startswith("[") and token.endswith("]"))]
-        normalizer = normalizers.BertNormalizer(lowercase=all(word == word.lower() for word in words))
+        capitals = [word for word in words if word != word.lower()]
+        normalizer = normalizers.BertNormalizer(lowercase=not capitals)
+        if 0 < len(capitals) < _FEW_CAPITALS * len(words):
+            print_warning(
+                f"vocab: text keeps its case, as {len(capitals)} of {len(words):,} tokens have capital letters, such as"
+                f" {shown(capitals[0])}; write these in lower case, or set do_lower_case in a tokenizer_config.json"
+            )
     vocabulary = {token: number for number, token in enumerate(tokens)}
     tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]", continuing_subword_prefix=CONTINUATION))
     tokenizer.normalizer = normalizer

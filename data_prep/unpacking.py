@@ -7,6 +7,7 @@ import lzma
 import re
 import zlib
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -15,7 +16,8 @@ from foundation.config import ConfigError
 
 _SUFFIXES = {".gz", ".bz2", ".xz", ".zst"}
 DAMAGED = (EOFError, OSError, lzma.LZMAError, zlib.error)  # raised when reading damaged compressed data
-_BLOCK = 1 << 16  # bytes of compressed data read at a time
+_BLOCK = 1 << 13  # bytes read at a time, compressed or as text
+_MEASURED = 1 << 19  # least bytes of text to measure a file's compression
 _LONGEST_MAGIC = 6
 _XZ_MEMORY = 1 << 28  # bytes; xz -9 needs a quarter of this, and a file may demand 4 GB
 _MOST_ZEROS = (16, 0.05)  # zero bytes allowed in text, plus this share of it; UTF-16 has nearly half, tar a tenth
@@ -107,6 +109,19 @@ def unpacked(file: BinaryIO) -> Any:
     file.seek(0)
     opener = next((opener for magic, opener in _PACKINGS.values() if magic.match(beginning)), None)
     return opener(file) if opener else None
+
+
+def text_per_byte(path: Path) -> float:
+    """Returns the bytes of text per byte of a compressed file, measured at its beginning.
+
+    Decompressors read ahead: the count of compressed bytes belongs to the text only when they need more.
+    """
+    size = place = 0
+    with opened(path) as file, suppress(*DAMAGED):
+        stream = unpacked(file)
+        while (block := stream.read(_BLOCK)) and (size < _MEASURED or file.tell() == place):
+            size, place = size + len(block), file.tell()
+    return size / max(1, place)
 
 
 def not_text(beginning: bytes) -> str | None:

@@ -39,6 +39,8 @@ class Progress(AbstractContextManager["Progress"]):
 
 
 def duration(seconds: float) -> str:
-    """Returns a duration as h:mm:ss."""
+    """Returns a duration as h:mm:ss, or in days if it is longer than one."""
+    if seconds >= DAY:
+        return f"{seconds / DAY:.1f} days"
     minutes, seconds_left = divmod(round(max(0.0, seconds)), 60)
     return f"{minutes // 60}:{minutes % 60:02d}:{seconds_left:02d}"

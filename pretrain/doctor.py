@@ -3,7 +3,7 @@
 python pretrain/doctor.py runs/base
 
 Reads the run's records and a sample of its text; the run may still be training. Exit codes: 0 healthy, 3 a problem was
-found, 2 not a run folder or too early to judge, 1 failed.
+found, 2 not a run folder or too few steps to judge, 1 failed.
 """
 
 import sys

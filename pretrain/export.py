@@ -38,8 +38,8 @@ class ExportOptions(StrictConfig):
     """mpnet: a stock MPNetModel without code of its own, if the model allows it"""
     language: Annotated[str, Field(pattern="^[a-z]{2,3}$")] = "en"
     """code of the text's language, for the model card"""
-    license: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.\-]*$")] = "apache-2.0"
-    """licence of the model, for its card: an identifier of the hub, such as cc-by-sa-4.0 or other"""
+    license: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.\-]*$")] = "unknown"
+    """licence that you give the model, for its card: an identifier of the hub, such as cc-by-sa-4.0 or other"""
     push: str | None = None
     """OWNER/NAME: upload the folder to this repository of the hub, which is created if it does not exist"""
 

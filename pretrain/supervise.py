@@ -30,7 +30,7 @@ if not __package__:  # run as a script: import from the repository, never from t
 from pydantic import Field
 
 from foundation.command_line import EXIT_BAD_USAGE, EXIT_FAILED, POSITIONAL, parse_options, printable, run_command
-from foundation.config import ConfigError, StrictConfig
+from foundation.config import ConfigError, StrictConfig, counted
 from foundation.locks import holder, still_held
 from pretrain.job.end_record import LOGS, EndRecord, first_causes, read_records
 from pretrain.job.rank_log import last_lines, printable_lines, rank_log
@@ -87,7 +87,7 @@ def main(options: SuperviseOptions) -> int:
             newest = max(folder.glob("checkpoints/step-*[0-9]"), default=None)
             begin = newest.name if newest else "the start: no checkpoint was written yet"
             _say(f"restart {restarts + 1} of {options.max_restarts}, from {begin}")
-    _say(f"gave up after {options.max_restarts} restarts; each rank's full output is in {folder / LOGS}")
+    _say(f"gave up after {counted(options.max_restarts, 'restart')}; each rank's full output is in {folder / LOGS}")
     return EXIT_FAILED
 
 

@@ -23,7 +23,7 @@ from finetune.glue.tasks import (
     tasks_predicted_with,
 )
 from foundation.command_line import printable
-from foundation.config import ConfigError
+from foundation.config import ConfigError, counted
 
 HUB_DATASET = "nyu-mll/glue"
 AX_FILES = [f"{folder}/{name}" for folder in ("AX", "diagnostic", "MNLI") for name in ("diagnostic-full", "diagnostic")]
@@ -254,4 +254,9 @@ def _report(name: str, whole: int, problems: list[str]) -> None:
     if not whole:
         raise ConfigError(f"data_dir: {name}: no examples")
     if problems and os.environ.get("RANK", "0") == "0":
-        print(f"{name}: {len(problems)} malformed rows left out:", *map(printable, named), sep="\n  ", flush=True)
+        print(
+            f"{name}: {counted(len(problems), 'malformed row')} left out:",
+            *map(printable, named),
+            sep="\n  ",
+            flush=True,
+        )

@@ -24,6 +24,7 @@ from finetune.running.records import (
     write_files,
 )
 from finetune.running.train import Keeper, Stopped, resolve_for, train
+from foundation.config import counted
 from foundation.files import ROOT
 from foundation.locks import Held, Lock, confirm, holder
 from foundation.settings import settings_tables
@@ -89,7 +90,7 @@ class Queue:
             self.say("stopped on request; run the same command to resume")
             return EXIT_STOPPED
         if waiting:
-            self.say(f"{len(waiting)} runs are under way in other processes")
+            self.say(f"{counted(len(waiting), 'run')} under way in other processes")
         return 0
 
     def take(self, run: RunIdentity) -> Lock | None:

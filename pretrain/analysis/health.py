@@ -9,18 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from foundation.config import ConfigError
+from foundation.config import ConfigError, counted
 from foundation.stats import binary_entropy
 from pretrain.analysis.run_history import Log
 from pretrain.analysis.symptoms import Measured, Symptoms, Unjudged
 from pretrain.method.objectives import objective_class
 from pretrain.method.objectives.hardness import HPLoss
 from pretrain.method.objectives.objective import PredictionConfig
-from pretrain.training.doubts import MOST_EPOCHS
+from pretrain.training.doubts import MOST_EPOCHS, MOST_PADDING
 from pretrain.training.log_line import MOST_WAITING
 
-MOST_PADDING = 0.25
-"""Share of padding among all positions. Healthy: .05; Wikipedia at length 512 with BERT's vocabulary: .10."""
 MOST_UNKNOWN = 0.01
 """Share of [UNK] among the word pieces. Healthy: 0; BERT's vocabulary on English Wikipedia: .0002."""
 MOST_PIECES = ((16_000, 1.75), (1_000, 2.5), (0, 4.0))
@@ -282,10 +280,11 @@ def diagnose(run_folder: Path, log: Log | None = None) -> Diagnosis:
     """Makes every check that the run's files allow; `log` is the run's log if it has been read already.
 
     Raises:
-        ConfigError: not a run folder, or it is too early to judge the run.
+        ConfigError: not a run folder, or the run has too few steps to be judged.
     """
     run, judged, unjudged = Symptoms(run_folder, log), [], []
-    left = max(LEAST_STEPS, WARMUPS * run.run.optim.warmup_steps) - run.step
+    steps, least = run.run.optim.steps, max(LEAST_STEPS, WARMUPS * run.run.optim.warmup_steps)
+    left = least - run.step
     for check in AT_ONCE if left > 0 else AT_ONCE + ONCE_LEARNED:
         try:
             if answer := check(run):
@@ -295,7 +294,10 @@ def diagnose(run_folder: Path, log: Log | None = None) -> Diagnosis:
         except KeyError as name:
             unjudged.append(f"checks of {name.args[0]}: the run's records, from an older version, lack it")
     if left > 0:
-        unjudged.append(f"checks of learning: it is too early, look again {left:,} steps later")
+        why = f"too early to judge: look again {counted(left, 'step')} later"
+        if steps < least:
+            why = f"too short to judge: got {counted(steps, 'step')}, expected at least {least:,}; start a longer run"
+        unjudged.append(f"checks of learning: {why}")
         if not any(answer.sick for answer in judged):
-            raise ConfigError(f"{run_folder}: too early to judge: look again {left:,} steps later")
+            raise ConfigError(f"{run_folder}: {why}")
     return Diagnosis(judged, [*dict.fromkeys(unjudged)])

@@ -28,7 +28,9 @@ SCORES = {
 
 
 CARRIES = """ Attention has a relative position bias, which transformers' own ELECTRA lacks:
-the model's code is `modeling_electra_sampler.py` in this folder, run only where `trust_remote_code=True` allows it."""
+the model's code is `modeling_electra_sampler.py` in this folder, run only where `trust_remote_code=True` allows it.
+The tokenizer needs no code. Without it `AutoTokenizer` warns of the model type, because it reads `config.json` first,
+but loads the right tokenizer."""
 SNIPPETS = {
     "AutoModel": """
 inputs = tokenizer("The quick brown fox jumps over the lazy dog.", return_tensors="pt")

@@ -100,7 +100,8 @@ PANELS = {
         Panel(
             "Estimated and actual loss",
             "Pearson correlation",
-            "How well the sampling head predicts the discriminator's loss, by the class of the drawn token.",
+            "How well the sampling head predicts the discriminator's loss, by the class of the drawn token. In the"
+            " first few hundred steps both hardly vary, and even a correlation near 1 or -1 means little.",
             tuple(
                 Curve(f"estimate_correlation/{name}", name, PALETTE[number], number)
                 for number, name in enumerate(("all", "original", "replaced"))

@@ -121,7 +121,8 @@ class History(NamedTuple):
         steps = self.description.run.optim.steps
         if self.held_by or self.step < steps:
             how = "Running" if self.held_by else "Failed" if self.cause else "Stopped"
-            return f"{how}, step {self.step:,} of {steps:,}"
+            step = max((self.step, *self.checkpoints, *(end.step or 0 for end in self.ends)))  # between two log lines
+            return f"{how}, step {step:,} of {steps:,}"
         return f"Finished, {steps:,} steps"
 
 

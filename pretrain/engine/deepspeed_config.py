@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
-from foundation.config import ConfigError, did_you_mean, parse_override, shown, without_duplicates
+from foundation.config import ConfigError, counted, did_you_mean, parse_override, shown, without_duplicates
 from foundation.files import ROOT
 from pretrain.engine.deepspeed_keys import REFUSED_KEYS, DeepSpeedConfig, Section
 from pretrain.engine.optim import AdamNumbers
@@ -118,7 +118,9 @@ def _load(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: not valid JSON: {error}; see ds_configs/README.md") from None
     if not isinstance(values, dict):
-        raise ConfigError(f"{path}: got {shown(values)}, expected an object of DeepSpeed's keys")
+        raise ConfigError(
+            f"{path}: got {shown(values)}, expected an object of DeepSpeed's keys; see ds_configs/README.md"
+        )
     return values
 
 
@@ -205,7 +207,7 @@ def _impossible(config: DeepSpeedConfig, device_type: str) -> Iterator[str]:
     if config.zero_optimization.offloads and stage == 0:
         yield "zero_optimization.offload_optimizer: set at stage 0, which offloads nothing; use stage 1"
     if fp16 and config.fp16 and config.fp16.loss_scale and config.fp16.loss_scale < 1:
-        yield f"fp16.loss_scale: got {config.fp16.loss_scale}, expected 0 (dynamic) or at least 1"
+        yield f"fp16.loss_scale: got {config.fp16.loss_scale}, expected 0 (dynamic) or at least 1; leave it out"
     kept = config.data_types.grad_accum_dtype if config.data_types else None
     if stage == 0 and kept not in (None, "fp32"):
         yield f"data_types.grad_accum_dtype: got {kept} at stage 0, which keeps gradients in fp32; leave it out"
@@ -222,7 +224,8 @@ def _indivisible(config: DeepSpeedConfig, batch_size: int, world_size: int) -> I
     if batch_size % per_step:
         yield (
             f"batch_size: got {batch_size}, expected a multiple of {per_step}"
-            f" (train_micro_batch_size_per_gpu {micro} x {world_size} ranks)"
+            f" (train_micro_batch_size_per_gpu {micro} x {counted(world_size, 'rank')}); --set batch_size or"
+            f" {OVERRIDE}train_micro_batch_size_per_gpu, or start another number of processes"
         )
 
 

@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from foundation.config import ConfigError
+from foundation.config import ConfigError, counted
 from pretrain.model.encoder import ElectraEncoder, EncoderConfig
 
 STOCK_MODEL_TYPE = "electra"
@@ -39,6 +39,9 @@ EXACT = (torch.float32, torch.bfloat16, torch.float16)
 
 PICKLED = "pytorch_model.bin"
 """Weights as old versions of transformers saved them."""
+
+AGAIN = "export or download the model again"
+"""The remedy for a damaged or incomplete folder."""
 
 MODEL_FILE = "modeling_electra_sampler.py"
 """The code that a folder with relative position carries and `auto_map` names: a module of this package, as it is."""
@@ -112,7 +115,7 @@ def find_folder(name: str | Path) -> Path:
         return folder
     if folder.exists() or folder.is_absolute() or len(folder.parts) != 2:
         raise ConfigError(
-            f"model: {name} has no config.json; expected a folder written by pretrain/export.py or a stock ELECTRA"
+            f"model: {name} has no config.json; name a folder written by pretrain/export.py, or a stock ELECTRA"
         )
     from huggingface_hub import snapshot_download
 
@@ -123,7 +126,10 @@ def find_folder(name: str | Path) -> Path:
         return found
     except Exception as error:  # the hub client raises a dozen types; each means the model cannot be had
         reason = str(error).splitlines()[0]
-        raise ConfigError(f"model: {name} is not a local folder and cannot be had from the hub: {reason}") from None
+        raise ConfigError(
+            f"model: {name} is not a local folder and cannot be had from the hub: {reason}; check the"
+            " name, or download the model and name its folder"
+        ) from None
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -132,9 +138,9 @@ def read_config(folder: Path) -> dict[str, Any]:
     try:
         values = json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        raise ConfigError(f"model: cannot read {path}: {error}") from None
+        raise ConfigError(f"model: cannot read {path}: {error}; {AGAIN}") from None
     if not isinstance(values, dict):
-        raise ConfigError(f"model: {path} holds {type(values).__name__}, expected an object of settings")
+        raise ConfigError(f"model: {path} holds {type(values).__name__}, expected an object of settings; {AGAIN}")
     return values
 
 
@@ -146,24 +152,25 @@ def read_encoder_config(folder: Path, settings: Mapping[str, Any] | None = None)
     """
     path, values = folder / "config.json", settings or read_config(folder)
     if values.get("model_type") not in (STOCK_MODEL_TYPE, RELATIVE_MODEL_TYPE):
-        raise ConfigError(f"model: {path} has model_type {values.get('model_type')!r}; expected an ELECTRA model")
+        raise ConfigError(f"model: {path} has model_type {values.get('model_type')!r}; name an ELECTRA model")
     fields = {field.name: field.type for field in dataclasses.fields(EncoderConfig)}
     chosen = {name: value for name, value in values.items() if name in fields}
     wrong = {name: only for name, only in COMPUTED.items() if values.get(name, only) != only}
     problems = [
-        f"{name} {values[name]!r}; expected {only!r}, nothing else is computed here" for name, only in wrong.items()
+        f"{name} {values[name]!r}; expected {only!r}, nothing else is computed here; name another model"
+        for name, only in wrong.items()
     ]
     for name, value in chosen.items():
         if fields[name] is int and not (type(value) is int and value > 0):
-            problems.append(f"{name} {value!r}; expected a positive whole number")
+            problems.append(f"{name} {value!r}; expected a positive whole number; {AGAIN}")
         if fields[name] is float and type(value) not in (int, float):
-            problems.append(f"{name} {value!r}; expected a number")
+            problems.append(f"{name} {value!r}; expected a number; {AGAIN}")
     if problems:
         raise ConfigError(*(f"model: {path} has {problem}" for problem in problems))
     try:
         return EncoderConfig(**chosen | {"relative_position": values["model_type"] == RELATIVE_MODEL_TYPE})
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"model: {path}: {error}") from None
+        raise ConfigError(f"model: {path}: {error}; {AGAIN}") from None
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
@@ -190,12 +197,12 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
             raise ValueError("expected nothing but tensors by name")
     except (SafetensorError, OSError, RuntimeError, UnpicklingError, EOFError, AttributeError, ValueError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ConfigError(f"model: cannot read {path}: {reason}") from None
+        raise ConfigError(f"model: cannot read {path}: {reason}; {AGAIN}") from None
     weights = {name: weight for name, weight in stored.items() if not name.endswith(BUFFERS)}
     for name, weight in weights.items():
         if weight.dtype not in EXACT:
             kind = str(weight.dtype).removeprefix("torch.")
-            raise ConfigError(f"model: {path} holds {name} as {kind}; expected float32, bfloat16 or float16")
+            raise ConfigError(f"model: {path} holds {name} as {kind}; save it as float32, bfloat16 or float16")
     return weights
 
 
@@ -209,11 +216,14 @@ def fill(model: nn.Module, weights: Mapping[str, Tensor], folder: Path) -> None:
         missing, others = model.load_state_dict(weights, strict=False)
     except RuntimeError as error:
         problem = str(error).splitlines()[-1].strip()
-        raise ConfigError(f"model: weights of {folder} do not fit its config.json: {problem}") from None
+        raise ConfigError(f"model: weights of {folder} do not fit its config.json: {problem}; {AGAIN}") from None
     if missing:
-        raise ConfigError(f"model: {folder} lacks {len(missing)} weights of its configuration, such as {missing[0]}")
+        raise ConfigError(
+            f"model: {folder} lacks {counted(len(missing), 'weight')} of its configuration, such as {missing[0]};"
+            f" {AGAIN}"
+        )
     if others:
         raise ConfigError(
-            f"model: {folder} holds {len(others)} weights that do not belong to the model in its config.json, such as"
+            f"model: {folder} holds {counted(len(others), 'weight')} that the model in its config.json lacks, such as"
             f" {min(others)}; correct config.json, or save the model without them"
         )

@@ -4,7 +4,7 @@ The sizes of the run's model are theirs. Parts that they lack start fresh, and o
 head starts, by default, so that p_S = p_G. Added tokens and positions extend the tables.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,6 +28,8 @@ TRAINING_ONLY = ("hidden_dropout_prob", "attention_probs_dropout_prob", "initial
 """What the run decides, not the pair: how it trains, and how it would have started."""
 EXTENSIBLE = ("vocab_size", "max_position_embeddings")
 """The run's may be larger: its tables are then extended."""
+PROBE = "\u00c9cole \u4e2d\u6587"
+"""A text that each choice of a normalizer changes: `École` and two Chinese characters."""
 PER_TOKEN = ("word_embeddings.weight", "generator_lm_head.bias", "sampler_scores.bias")
 """Parameters with a row per token."""
 
@@ -199,6 +201,14 @@ def require_fit(sources: Sources, run: RunConfig, vocab_size: int, tokenizer: Pa
                     f"init_from: the vocabulary of {source.folder} is not the data's, nor its beginning; build the"
                     " shards with it as --vocab"
                 )
+
+
+def normalized_otherwise(sources: Sources, tokenizer: Path) -> Iterator[Path]:
+    """Yields the folders of the sources whose tokenizer treats case, accents or Chinese unlike the data's."""
+    ours = open_tokenizer(str(tokenizer)).normalized(PROBE)
+    for source in filter(None, sources[:2]):
+        if source.has_tokenizer and open_tokenizer(str(source.tokenizer)).normalized(PROBE) != ours:
+            yield source.folder
 
 
 def load_sources(model: Objective, sources: Sources, tokenizer: Path) -> None:

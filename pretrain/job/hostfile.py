@@ -8,7 +8,7 @@ import re
 from collections import Counter
 from pathlib import Path
 
-from foundation.config import ConfigError, shown
+from foundation.config import ConfigError, counted, shown
 from pretrain.job.launcher import Slots, find_runner, launched_slots
 
 LINE = re.compile(r"([A-Za-z0-9_:][\w.:%@-]*)\s+slots=([0-9]{1,5})", re.ASCII)
@@ -59,7 +59,7 @@ def require_launch(hostfile: Path | None, world_size: int) -> None:
     runner = find_runner()
     if runner and runner.hostfile:
         wanted = read_hostfile(runner.hostfile)
-        if not runner.takes_part:
+        if not runner.is_partial:
             _compare(runner.hostfile, wanted, world_size)
     if hostfile:
         _compare(hostfile, read_hostfile(hostfile), world_size)
@@ -72,6 +72,7 @@ def _compare(path: Path, wanted: Slots, world_size: int) -> None:
         raise ConfigError(f"hostfile: {path} has {', but DeepSpeed has started '.join(both)}; launch with this file")
     if sum(wanted.values()) != world_size:
         raise ConfigError(
-            f"hostfile: {path} has {sum(wanted.values())} slots, but {world_size} processes were started; start them"
-            f" with `deepspeed --hostfile {path} ...`, or check without starting with --dry_run"
+            f"hostfile: {path} has {counted(sum(wanted.values()), 'slot')}, but the job has"
+            f" {counted(world_size, 'process', 'processes')}; start it with `deepspeed"
+            f" --hostfile {path} ...`, or check without starting with --dry_run"
         )

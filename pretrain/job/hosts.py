@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from foundation.config import shown
+from foundation.config import counted, shown
 from foundation.files import ROOT, file_sha256
 from pretrain.job.launcher import Slots
 
@@ -79,7 +79,7 @@ def check_hosts(slots: Slots, data: Sequence[Path], precision: str) -> Hosts:
 
 
 def _processors(host: Mapping[str, Any]) -> str:
-    return f"{host['gpus']} GPUs" if host["gpus"] else f"{host['cores']} cores and no GPU"
+    return counted(host["gpus"], "GPU") if host["gpus"] else f"{counted(host['cores'], 'core')} and no GPU"
 
 
 def _ask(host: str, folders: list[str]) -> dict[str, Any] | str:

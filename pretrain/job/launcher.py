@@ -34,7 +34,7 @@ class Runner(NamedTuple):
     """Options given to the `deepspeed` command that launched this job."""
 
     hostfile: Path | None
-    takes_part: bool
+    is_partial: bool
     """True if it was told to use only some of the hosts or slots."""
 
 

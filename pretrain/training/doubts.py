@@ -9,15 +9,19 @@ from collections.abc import Iterator
 import torch
 
 from foundation.files import existing_part
+from pretrain.huggingface.init_from import normalized_otherwise
 from pretrain.method.objectives import objective_class
 from pretrain.presets import BASE, SMALL
 from pretrain.training.estimates import GIB, MASTER_BYTES, MOMENTS_BYTES, SPEEDS, Memory, memory_per_gpu
+from pretrain.training.models import find_sources
 from pretrain.training.plan import Plan
 from pretrain.training.run_folder import CHECKPOINTS
 
 MOST_EPOCHS = 100
 """BERT read its text 40 times (Devlin et al. 2019, A.2). For causal models, up to 4 passes are nearly as good as new
 text, and after 40 more passes add almost nothing (Muennighoff et al. 2023)."""
+MOST_PADDING = 0.25
+"""Share of padding among all positions. Healthy: .05; Wikipedia at length 512 with BERT's vocabulary: .10."""
 MOST_DAYS = 60
 """The paper's longest run took 5 days, on 16 GPUs."""
 MOST_WARMUP = 0.5
@@ -28,7 +32,14 @@ PAPER_VOCABULARY, FAR = 30_522, 4
 
 def doubts(plan: Plan, parameters: int, on_gpus: bool) -> list[str]:
     """Returns the warnings about a run before it starts; GPU memory is checked only if `on_gpus`."""
-    found = [*_data(plan), *_held_out(plan), *_warmup(plan), *_sizes(plan), *disk_shortage(plan, parameters)]
+    found = [
+        *_data(plan),
+        *_normalization(plan),
+        *_held_out(plan),
+        *_warmup(plan),
+        *_sizes(plan),
+        *disk_shortage(plan, parameters),
+    ]
     return found + ([*_memory(plan, parameters)] if on_gpus else [])
 
 
@@ -43,6 +54,13 @@ def too_long(days: float, machine: str) -> Iterator[str]:
 
 def _data(plan: Plan) -> Iterator[str]:
     batch_size, steps = plan.run.batch_size, plan.run.optim.steps
+    padding = 1 - plan.shards.mean_length / plan.shards.manifest.seq_length
+    if padding > MOST_PADDING:
+        yield (
+            f"data: {padding:.0%} of what is computed would be padding, expected at most {MOST_PADDING:.0%}; build the"
+            " shards with --packing full or a shorter --seq_length, or with --documents file if each file is one"
+            " document"
+        )
     for folder, size, share in plan.shards.mixture:
         epochs = batch_size * steps * share / size
         if batch_size * share > size:
@@ -56,6 +74,15 @@ def _data(plan: Plan) -> Iterator[str]:
             yield (
                 f"data: {folder} has {size:,} sequences, and {steps:,} steps would read them {epochs:,.0f} times,"
                 f" expected at most {MOST_EPOCHS} (BERT: 40); build it from more text{fewer}"
+            )
+
+
+def _normalization(plan: Plan) -> Iterator[str]:
+    if names := plan.description.init_from:
+        for folder in normalized_otherwise(find_sources(names), plan.shards.folders[0] / "tokenizer"):
+            yield (
+                f"init_from: {folder} was trained on text of another case or with other accents than"
+                f" {plan.shards.folders[0]}; build the shards with it as --vocab"
             )
 
 

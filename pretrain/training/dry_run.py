@@ -10,9 +10,10 @@ import torch
 
 from electra_sampler.commands import as_typed
 from foundation.command_line import print_warning, printable
-from foundation.config import ConfigError
+from foundation.config import ConfigError, counted
 from foundation.files import existing_part
-from foundation.progress import DAY
+from foundation.progress import DAY, duration
+from pretrain.engine.checkpoint import newest_valid
 from pretrain.job.hostfile import read_hostfile
 from pretrain.job.hosts import check_hosts
 from pretrain.job.launcher import Slots
@@ -21,6 +22,10 @@ from pretrain.training.doubts import disk_needed, disk_shortage, doubts, memory_
 from pretrain.training.estimates import GIB, SPEEDS, flops_per_token
 from pretrain.training.models import build_model
 from pretrain.training.plan import Plan
+from pretrain.training.run_folder import CHECKPOINTS
+
+NOT_TYPED = ("--dry_run", "--local_rank")
+"""Options that the command to start a run lacks: DeepSpeed's launcher adds the second."""
 
 
 def dry_run(plan: Plan, hostfile: Path | None) -> None:
@@ -30,6 +35,8 @@ def dry_run(plan: Plan, hostfile: Path | None) -> None:
         ConfigError: lists everything that would keep the run from working.
     """
     print(printable_lines(str(plan)))
+    if checkpoint := newest_valid(plan.folder / CHECKPOINTS):
+        print(f"start       resumes from step {checkpoint.step:,} of {plan.run.optim.steps:,}")
     parameters = sum(parameter.numel() for parameter in build_model(plan.description).parameters())
     shortage = list(disk_shortage(plan, parameters))
     problems = [*shortage]
@@ -43,12 +50,12 @@ def dry_run(plan: Plan, hostfile: Path | None) -> None:
             print(printable(line))
     # the run's options keep --hostfile, so each rank checks it again
     given = [*(["--hostfile", str(hostfile)] if hostfile else []), "pretrain/run.py", *sys.argv[1:]]
-    command = as_typed(shlex.join(["deepspeed", *(part for part in given if part != "--dry_run")]))
+    command = as_typed(shlex.join(["deepspeed", *(part for part in given if not part.startswith(NOT_TYPED))]))
     print(printable(f"launch      {command}"))
     warnings = [doubt for doubt in doubts(plan, parameters, on_gpus=True) if doubt not in shortage]
     warnings += too_long(_days(plan), f"{plan.world_size} {SPEEDS[plan.deepspeed.precision].gpu}")
     if not problems:
-        print(f"nothing was started; {f'{len(warnings)} warnings:' if warnings else 'no problem was found'}")
+        print(f"nothing was started; {counted(len(warnings), 'warning') + ':' if warnings else 'no problem was found'}")
     for warning in warnings:
         print_warning(warning)
     if problems:
@@ -74,7 +81,7 @@ def _needs(plan: Plan, parameters: int) -> Iterator[str]:
     precision = plan.deepspeed.precision
     speed = SPEEDS[precision]
     machine = f"{plan.world_size} {speed.gpu} in {precision}"
-    yield f"time        {_days(plan):.2f} days on {machine}, if each reaches {speed.source}"
+    yield f"time        {duration(max(1, _days(plan) * DAY))} on {machine}, if each reaches {speed.source}"
     if precision == "fp16" and not torch.cuda.is_available():
         yield "note        fp16 needs GPUs: this machine has none, so the run cannot start here"
     place, needed = existing_part(plan.folder), disk_needed(plan, parameters)

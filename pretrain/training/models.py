@@ -174,5 +174,8 @@ def filled(model: Objective, tensors: Mapping[str, Tensor], folder: Path) -> Obj
     """
     model.load_state_dict(tensors, strict=False)  # a shared parameter is stored once, under its first name
     if missing := {name for name, _ in model.named_parameters()} ^ tensors.keys():
-        raise ConfigError(f"run: the weights in {folder} do not fit the model in run.json, first {min(missing)}")
+        raise ConfigError(
+            f"run: the weights in {folder} do not fit the model in run.json, first {min(missing)}; restore the run.json"
+            " that the run was started with"
+        )
     return model

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import torch
 
-from foundation.config import ConfigError
+from foundation.config import ConfigError, counted
 from foundation.files import ROOT, require_folder
 from foundation.settings import settings_tables
 from pretrain.config import RunConfig, with_overrides
@@ -48,8 +48,8 @@ class Plan(NamedTuple):
                 ),
                 f"training    {self.run.optim.steps:,} steps of {self.run.batch_size} sequences,"
                 f" {sequences * self.shards.mean_length:.3g} tokens: {self.shards.mean_length:.1f} per sequence",
-                f"processes   {self.world_size}, each {self.deepspeed.micro_batch_size} sequences"
-                f" x {self.deepspeed.accumulation_steps} micro-batches per step",
+                f"processes   {self.world_size}, each {counted(self.deepspeed.micro_batch_size, 'sequence')}"
+                f" x {counted(self.deepspeed.accumulation_steps, 'micro-batch', 'micro-batches')} per step",
             )
         )
 

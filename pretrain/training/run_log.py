@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from foundation.files import write_atomically
-from foundation.progress import DAY, duration
+from foundation.progress import duration
 from pretrain.training.curves import Curves, Histogram, Writer, curve_name, curves_of
 from pretrain.training.log_line import log_line
 
@@ -45,7 +45,7 @@ class RunLog:
         if kind == "train":
             started, first = self._started
             seconds = (time.monotonic() - started) / max(1, step - first) * (self.total_steps - step)
-            ending = f"{duration(seconds) if seconds < DAY else f'{seconds / DAY:.1f} days'} left"
+            ending = f"{duration(seconds)} left"
         self.say(log_line(step, self.total_steps, values, ending))
 
     def write_example(self, step: int, text: str, histograms: Mapping[str, Histogram]) -> None:

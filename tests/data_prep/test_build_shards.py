@@ -2,7 +2,9 @@
 
 import bz2
 import json
+import lzma
 import os
+import random
 import re
 import shutil
 import signal
@@ -668,6 +670,18 @@ def test_disk_and_chunks_are_estimated_about_right(options, built, tmp_path, cap
     said = float(re.search(r"about ([\d.]+) MB of shards", printed)[1]) * 1e6
     assert said == pytest.approx(sum(shard.size for shard in shards), rel=0.3)
     assert abs(int(re.search(r"about (\d+) chunks", printed)[1]) - (shards[-1].last_chunk + 1)) <= 3
+
+
+def test_the_text_of_many_small_compressed_files_is_estimated_about_right(options, tmp_path, capsys):
+    draw = random.Random(0)
+    (tmp_path / "raw").mkdir()
+    for number in range(16):
+        text = "\n\n".join(" ".join(f"{draw.randrange(5000):x}" for _ in range(300)) for _ in range(200))
+        (tmp_path / "raw" / f"{number}.txt.xz").write_bytes(lzma.compress(text.encode()))
+    assert dry_run(options, tmp_path / "out", tmp_path / "raw") == 0
+    printed = capsys.readouterr().out
+    assert float(re.search(r"about ([\d.]+) MB of text", printed)[1]) == pytest.approx(16 * len(text) / 1e6, rel=0.1)
+    assert "0:00:00" not in printed
 
 
 def test_a_dataset_on_the_hub_is_checked_and_its_estimate_given_per_gigabyte(options, tmp_path, capsys, monkeypatch):

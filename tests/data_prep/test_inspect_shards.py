@@ -60,11 +60,11 @@ def test_repairs_and_the_share_of_each_input_are_printed(options, tmp_path, caps
     main(InspectOptions(folder=output))
     printed = capsys.readouterr().out
     assert (
-        "1 malformed UTF-8 sequences, 1 documents normalized to NFC, 0 overlong documents and 1 overlong lines cut"
+        "1 malformed UTF-8 sequence, 1 document normalized to NFC, 0 overlong documents and 1 overlong line cut"
         in printed
     )
     assert re.search(r"input +0 a\.txt: 3 documents, 120,020 characters, [\d,]+ word pieces \(\d+\.\d%\)", printed)
-    assert re.search(r"input +1 b\.txt: 1 documents, 9 characters, 4 word pieces", printed)
+    assert re.search(r"input +1 b\.txt: 1 document, 9 characters, 4 word pieces", printed)
 
 
 def masks_at_the_beginning(folder):

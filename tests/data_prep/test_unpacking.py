@@ -3,13 +3,14 @@
 import bz2
 import gzip
 import lzma
+import random
 import struct
 import zlib
 
 import pyarrow
 import pytest
 
-from data_prep.unpacking import DAMAGED, not_text, opened, unpacked
+from data_prep.unpacking import DAMAGED, not_text, opened, text_per_byte, unpacked
 from foundation.config import ConfigError
 
 PACKERS = {
@@ -19,6 +20,18 @@ PACKERS = {
     "zst": lambda content: pyarrow.compress(content, "zstd", asbytes=True),
 }
 TEXT = b"".join(b"Line %d of the text.\n" % number for number in range(20_000))
+
+
+@pytest.mark.parametrize("kind", PACKERS)
+def test_the_text_of_a_file_is_estimated_from_its_beginning_though_decompressors_read_ahead(tmp_path, kind):
+    """Words drawn at random: every part of the text is compressed alike."""
+    draw = random.Random(0)
+    text = b" ".join(b"%x" % draw.randrange(5000) for _ in range(700_000))
+    (tmp_path / "a").write_bytes(PACKERS[kind](text))
+    share = len(text) / (tmp_path / "a").stat().st_size
+    assert text_per_byte(tmp_path / "a") == pytest.approx(share, rel=0.1)
+    (tmp_path / "a").write_bytes(PACKERS[kind](text)[:-1000])  # damaged: the build says so
+    assert text_per_byte(tmp_path / "a") == pytest.approx(share, rel=0.1)
 
 
 SKIPPABLE = struct.pack("<II", 0x184D2A50, 4) + b"size"  # a Zstandard frame without text; pzstd's files begin with one

@@ -258,7 +258,7 @@ def test_a_run_whose_process_is_killed_is_resumed_by_another_command_at_once(
     first = start(*arguments)
     await_epoch(first, 2)
     second = start(*arguments)
-    assert "1 runs are under way in other processes" in second.communicate(timeout=200)[0]
+    assert "1 run under way in other processes" in second.communicate(timeout=200)[0]
     first.kill()
     first.wait()
     (record,) = run_here(stock_model, cola_folder, tmp_path, seeds=(1,), epochs=40)

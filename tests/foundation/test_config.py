@@ -5,7 +5,7 @@ from typing import Literal
 import pytest
 from pydantic import Field, ValidationError, model_validator
 
-from foundation.config import ConfigError, StrictConfig, one_of
+from foundation.config import ConfigError, StrictConfig, counted, one_of
 
 
 class Inner(StrictConfig):
@@ -92,6 +92,11 @@ def test_an_unknown_name_is_answered_with_all_names_and_the_nearest(name, meant)
     known = ("optim.warmup", "CoLA", "HP_Loss + Focal")
     question = f"; did you mean {meant!r}?" if meant else ""
     assert one_of(name, known) == f"expected one of optim.warmup, CoLA, 'HP_Loss + Focal'{question}"
+
+
+def test_one_thing_is_singular():
+    found = [counted(0, "shard"), counted(1, "shard"), counted(2000, "shard"), counted(2, "process", "processes")]
+    assert found == ["0 shards", "1 shard", "2,000 shards", "2 processes"]
 
 
 def test_a_rule_over_several_fields_has_its_own_message():

@@ -7,9 +7,9 @@ from foundation import progress
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0, "0:00:00"), (59.6, "0:01:00"), (3661, "1:01:01"), (36000, "10:00:00"), (-1, "0:00:00")],
+    [(0, "0:00:00"), (59.6, "0:01:00"), (3661, "1:01:01"), (36000, "10:00:00"), (-1, "0:00:00"), (129_600, "1.5 days")],
 )
-def test_durations_are_hours_minutes_and_seconds(seconds, text):
+def test_durations_are_hours_minutes_and_seconds_or_days(seconds, text):
     assert progress.duration(seconds) == text
 
 

@@ -48,7 +48,7 @@ def test_a_real_run_with_much_padding_gets_that_finding_first_with_evidence_and_
     (evidence,) = [line for line in lines if line.startswith("  evidence  Padding is 0.")]
     assert "in steps 1 to 6; the limit is 0.25" in evidence
     assert any("--packing full" in line for line in lines)
-    assert any("too early" in line for line in lines[lines.index("not judged:") :])
+    assert any("too short" in line for line in lines[lines.index("not judged:") :])
 
 
 def test_a_later_state_of_the_run_without_padding_is_healthy(
@@ -70,10 +70,10 @@ def test_a_later_state_of_the_run_without_padding_is_healthy(
     assert [line for line in lines if line.startswith("  padding waste: Padding is 0.062")]
 
 
-def test_a_run_examined_too_early_is_one_line_and_exit_code_2(padded_run: Path, tmp_path: Path, launch: Launch) -> None:
+def test_a_run_too_short_to_judge_is_one_line_and_exit_code_2(padded_run: Path, tmp_path: Path, launch: Launch) -> None:
     young = Path(shutil.copytree(padded_run, tmp_path / "run"))
     values = json.loads((young / "run.json").read_text()) | {"seq_length": 20}  # next to no padding
     (young / "run.json").write_text(json.dumps(values))
     code, lines = examined(launch, young)
     assert code == 2 and len(lines) == 1
-    assert "too early to judge: look again 494 steps later" in lines[0]
+    assert "too short to judge: got 6 steps, expected at least 500; start a longer run" in lines[0]

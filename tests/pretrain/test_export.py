@@ -43,15 +43,18 @@ def untouched_run(folder: Path, shards: Path, objective: str, *overrides: str) -
     return folder
 
 
-@pytest.mark.parametrize(("objective", "relative"), [("hp_loss", "true"), ("mlm", "false")])
+@pytest.mark.parametrize(
+    ("objective", "relative", "given", "license"),
+    [("hp_loss", "true", {"license": "mit"}, "mit"), ("mlm", "false", {}, "unknown")],
+)
 def test_the_snippet_of_the_card_runs_in_the_exported_folder(
-    objective: str, relative: str, shards_folder: Path, tmp_path: Path
+    objective: str, relative: str, given: dict[str, str], license: str, shards_folder: Path, tmp_path: Path
 ) -> None:
     run = untouched_run(tmp_path / "run", shards_folder, objective, f"model.relative_position={relative}")
     out = tmp_path / "out"
-    main(ExportOptions(run=run, out=out, language="de", license="mit"))
+    main(ExportOptions.from_values({"run": run, "out": out, "language": "de", **given}))
     card = ModelCard.load(out / "README.md")
-    assert (card.data.language, card.data.license, card.data.library_name) == ("de", "mit", "transformers")
+    assert (card.data.language, card.data.license, card.data.library_name) == ("de", license, "transformers")
     (snippet,) = re.findall(r"```python\n(.*?)```", card.text, re.DOTALL)
     for python in PYTHONS:
         done = subprocess.run(

@@ -171,7 +171,7 @@ def test_a_run_that_diverges_ends_at_that_step_and_so_does_its_restart(
     assert step > 0, "it did update before"
     assert output.count(f"rank 0 on {os.uname().nodename} failed after") >= 1
     assert f"step {step}: the gradient is not finite" in output
-    assert "supervise: gave up after 1 restarts" in output
+    assert "supervise: gave up after 1 restart;" in output
     assert not (folder / "checkpoints").exists()
 
 

@@ -272,7 +272,7 @@ def test_an_official_layout_with_a_truncated_row_is_read_without_it(
     data = load_task(task, str(tmp_path))
     assert data.train == [expected] * 1_998
     assert data.left_out == {str(folder / f"{split}.tsv"): 1 for split in ("train", *task.dev_splits)}
-    assert f"{folder / 'train.tsv'}: 1 malformed rows left out" in capsys.readouterr().out
+    assert f"{folder / 'train.tsv'}: 1 malformed row left out" in capsys.readouterr().out
 
 
 def test_qqp_is_read_as_published_including_rows_broken_by_line_ends(tmp_path: Path) -> None:

@@ -196,7 +196,16 @@ def test_an_early_run_gets_no_verdict_but_obvious_problems_are_reported(write: W
         examine(write("electra", SICK["discriminator on the plateau"][1], steps=early))
     diagnosis = diagnose(write("electra", SICK["discriminator on the plateau"][1] | {"length": 15.0}, steps=early))
     assert [finding.name for finding in diagnosis.findings] == ["padding waste"]
-    assert diagnosis.unjudged == [f"checks of learning: it is too early, look again {2 * EVERY} steps later"]
+    assert diagnosis.unjudged == [f"checks of learning: too early to judge: look again {2 * EVERY} steps later"]
+
+
+def test_a_run_that_ends_before_it_can_be_judged_is_not_to_be_looked_at_again(write: Write) -> None:
+    folder = write(steps=LEAST_STEPS - EVERY)
+    path = folder / "run.json"
+    path.write_text(path.read_text().replace('"steps": 2000', f'"steps": {LEAST_STEPS - EVERY}'))
+    with pytest.raises(ConfigError, match="too short to judge: got 450 steps, expected at least 500") as error:
+        diagnose(folder)
+    assert "look again" not in str(error.value)
 
 
 def test_checks_that_could_not_be_made_are_listed(write: Write, shards_folder: Path) -> None:

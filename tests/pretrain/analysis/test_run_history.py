@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from itertools import pairwise
 from pathlib import Path
 
@@ -67,10 +68,16 @@ def test_the_state_tells_how_the_run_ended(tmp_path: Path) -> None:
     steps = TINY.optim.steps
     write_run(tmp_path, 50)
     assert read_history(tmp_path).state == f"Stopped, step 50 of {steps:,}"
+    (tmp_path / "logs").mkdir()
+    write_record(tmp_path, EndRecord.of(0)._replace(reason="stopped", step=76))
+    assert read_history(tmp_path).state == f"Stopped, step 76 of {steps:,}"
+    (tmp_path / "checkpoints" / "step-00000080").mkdir(parents=True)
+    assert read_history(tmp_path).state == f"Stopped, step 80 of {steps:,}"
+    shutil.rmtree(tmp_path / "checkpoints")
+    write_record(tmp_path, EndRecord.of(0))
     lock = Lock(tmp_path / "lock")
     assert read_history(tmp_path).state == f"Running, step 50 of {steps:,}"
     lock.release()
-    (tmp_path / "logs").mkdir()
     write_record(tmp_path, EndRecord.of(0)._replace(reason="error", sentence="out of memory"))
     failed = read_history(tmp_path)
     assert failed.state == f"Failed, step 50 of {steps:,}"

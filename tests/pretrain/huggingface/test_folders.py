@@ -59,13 +59,13 @@ def test_relative_positions_survive_the_round_trip(tmp_path: Path, stock_folder:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        ({"model_type": "bert"}, "model_type 'bert'; expected an ELECTRA model"),
+        ({"model_type": "bert"}, "model_type 'bert'; name an ELECTRA model"),
         ({"hidden_act": "relu"}, "hidden_act 'relu'; expected 'gelu'"),
         ({"hidden_size": 48}, "do not fit its config.json"),
         ({"num_hidden_layers": 3}, "lacks 16 weights of its configuration, such as electra.encoder.layer.2"),
         (
             {"num_hidden_layers": 1},
-            "16 weights that do not belong to the model in its config.json, such as electra.encoder.layer.1",
+            "16 weights that the model in its config.json lacks, such as electra.encoder.layer.1",
         ),
         ({"position_embedding_type": "relative_key"}, "position_embedding_type 'relative_key'; expected 'absolute'"),
         ({"is_decoder": True}, "is_decoder True; expected False"),
@@ -141,7 +141,7 @@ def test_a_distance_table_is_refused_even_if_the_configuration_does_not_mention_
     """Such as `position_embedding_type: relative_key` adds to each layer; without it the outputs would be wrong."""
     table = torch.zeros(1023, 8)
     change_weights(stock_folder, electra__encoder__layer__0__attention__self__distance_embedding__weight=table)
-    with pytest.raises(ConfigError, match=r"holds 1 weights that do not belong to .*, such as .*distance_embedding"):
+    with pytest.raises(ConfigError, match=r"holds 1 weight that the model .* lacks, such as .*distance_embedding"):
         load_encoder(stock_folder)
 
 
@@ -157,7 +157,7 @@ def test_position_ids_saved_by_old_versions_are_ignored(stock_folder: Path) -> N
 def test_weights_that_fp32_cannot_represent_exactly_are_refused(dtype: torch.dtype, stock_folder: Path) -> None:
     change_weights(stock_folder, electra__embeddings__LayerNorm__weight=torch.ones(16, dtype=dtype))
     kind = str(dtype).removeprefix("torch.")
-    with pytest.raises(ConfigError, match=f"LayerNorm.weight as {kind}; expected float32, bfloat16 or float16"):
+    with pytest.raises(ConfigError, match=f"LayerNorm.weight as {kind}; save it as float32, bfloat16 or float16"):
         load_encoder(stock_folder)
 
 

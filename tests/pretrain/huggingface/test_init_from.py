@@ -18,6 +18,7 @@ from pretrain.huggingface.export import export
 from pretrain.huggingface.folders import read_weights
 from pretrain.method.electra import Electra
 from pretrain.method.sampling import replace
+from pretrain.training.doubts import doubts
 from pretrain.training.models import build_model, initial_model, load_trained
 from pretrain.training.options import RunOptions
 from pretrain.training.plan import make_plan
@@ -203,6 +204,19 @@ def test_a_pair_with_other_tokens_is_refused(stock_pair: tuple[str, str], shards
         make_plan(options(shards_folder, stock_pair))
 
 
+def test_a_pair_whose_tokenizer_treats_case_otherwise_is_a_warning_before_the_start(
+    stock_pair: tuple[str, str], shards_folder: Path
+) -> None:
+    shutil.copy(shards_folder / "tokenizer" / "vocab.txt", stock_pair[1])
+    for lower_case, warned in (("true", 0), ("false", 1)):
+        (Path(stock_pair[1]) / "tokenizer_config.json").write_text(f'{{"do_lower_case": {lower_case}}}')
+        found = doubts(make_plan(options(shards_folder, stock_pair)), 10**6, on_gpus=False)
+        said = (
+            f"init_from: {stock_pair[1]} was trained on text of another case or with other accents than {shards_folder}"
+        )
+        assert sum(doubt.startswith(said) for doubt in found) == warned
+
+
 def cached(folder: str, cache: Path, name: str) -> None:
     """Puts a folder where the hub's client caches a download of this name."""
     entry = cache / f"models--{name.replace('/', '--')}"
@@ -305,7 +319,7 @@ def test_a_weight_that_would_be_dropped_is_refused_by_name(
 ) -> None:
     path = Path(stock_pair[place]) / "model.safetensors"
     save_file(read_weights(path.parent) | {"classifier.weight": torch.ones(2)}, path, {"format": "pt"})
-    with pytest.raises(ConfigError, match=r"holds 1 weights that do not belong to .*, such as classifier\.weight"):
+    with pytest.raises(ConfigError, match=r"holds 1 weight that the model .* lacks, such as classifier\.weight"):
         start(shards_folder, stock_pair)
 
 

@@ -60,7 +60,7 @@ def test_a_file_in_another_encoding_is_named(tmp_path: Path) -> None:
 def test_processes_that_do_not_match_the_hostfile_are_refused(tmp_path: Path) -> None:
     (tmp_path / "hosts").write_text("node1 slots=2\n")
     require_launch(tmp_path / "hosts", 2)
-    with pytest.raises(ConfigError, match="has 2 slots, but 1 processes were started"):
+    with pytest.raises(ConfigError, match="has 2 slots, but the job has 1 process; start"):
         require_launch(tmp_path / "hosts", 1)
 
 

@@ -92,7 +92,7 @@ def test_a_program_not_started_by_deepspeed_has_only_its_parent() -> None:
 
 ABOVE = """
 import subprocess, sys
-code = "from pretrain.job.launcher import find_runner; found = find_runner(); print(found.hostfile, found.takes_part)"
+code = "from pretrain.job.launcher import find_runner; found = find_runner(); print(found.hostfile, found.is_partial)"
 sys.exit(subprocess.call([sys.executable, "-c", code]))
 """
 
@@ -141,7 +141,7 @@ def test_a_command_line_or_name_that_is_not_text_stops_no_launch(tmp_path: Path)
     )
     stranger.kill()
     stranger.wait()
-    assert found.stdout == "{'localhost': 2} 2 Runner(hostfile=None, takes_part=False)\n", found.stderr
+    assert found.stdout == "{'localhost': 2} 2 Runner(hostfile=None, is_partial=False)\n", found.stderr
 
 
 def test_the_first_process_of_a_container_has_no_launcher() -> None:

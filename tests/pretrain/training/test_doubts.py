@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from data_prep.build_shards import BuildOptions
+from data_prep.build_shards import main as build_shards
 from pretrain.training.doubts import disk_needed, doubts, too_long
 from pretrain.training.models import build_model
 from pretrain.training.options import RunOptions
@@ -73,6 +75,20 @@ def test_data_without_a_held_out_part_is_doubtful(shards_folder: Path, tmp_path:
     (found,) = doubts(planned(shards, tmp_path, **SENSIBLE), PARAMETERS, on_gpus=True)
     assert found.startswith(f"run.evaluate_every: got 500, but {shards} has no held-out part")
     assert "--held_out" in found
+
+
+def test_shards_that_are_mostly_padding_are_doubtful(shards_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "lines.txt").write_text("\n\n".join("All that is gold does not glitter. " * 2 for _ in range(900)))
+    given = {"input": [str(tmp_path / "lines.txt")], "output": str(tmp_path / "short"), "seq_length": 128}
+    tools = {"vocab": str(shards_folder / "tokenizer"), "sentences": "line", "workers": 1}  # nothing is held out
+    assert build_shards(BuildOptions.from_values(given | tools)) == 0
+    plan = planned(tmp_path / "short", tmp_path, preset="tiny", set=("batch_size=4",))
+    found, _ = doubts(plan, PARAMETERS, on_gpus=True)
+    share = 1 - plan.shards.mean_length / 128
+    assert share > 0.5 and found.startswith(
+        f"data: {share:.0%} of what is computed would be padding, expected at most 25%"
+    )
+    assert "shorter --seq_length" in found
 
 
 def test_of_several_folders_the_one_that_is_read_too_often_is_named(shards_folder: Path, tmp_path: Path) -> None:

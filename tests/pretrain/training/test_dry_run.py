@@ -5,8 +5,10 @@ from pathlib import Path
 import pytest
 
 from foundation.config import ConfigError
+from pretrain.engine.checkpoint import EngineState, save
 from pretrain.run import main
 from pretrain.training.options import RunOptions
+from pretrain.training.run_folder import CHECKPOINTS
 
 
 def options(shards: Path, **changes: object) -> RunOptions:
@@ -21,6 +23,15 @@ def test_the_papers_run_can_be_planned_on_a_machine_without_a_gpu(
     assert {"size", "memory", "time", "disk", "launch"} <= lines.keys()
     assert "days on 1 V100 in fp16" in lines["time"]
     assert not (tmp_path / "run").exists()
+    assert (
+        main(
+            options(
+                shards_folder, preset="tiny", output=tmp_path / "run", set=("optim.steps=3", "optim.warmup_steps=1")
+            )
+        )
+        == 0
+    )
+    assert "time        0:00:01 on 1 " in capsys.readouterr().out
 
 
 def test_a_disk_too_small_for_the_checkpoints_is_a_problem(shards_folder: Path, tmp_path: Path) -> None:
@@ -63,6 +74,19 @@ def test_a_doubtful_plan_ends_with_its_warnings_instead_of_no_problem(
     assert "765,000 steps would read them" in last[0]
     assert main(options(shards_folder, preset="tiny", output=tmp_path / "run")) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "nothing was started; no problem was found"
+
+
+def test_the_dry_run_of_a_stopped_run_says_where_it_resumes_and_how_without_options_of_the_launcher(
+    shards_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["pretrain/run.py", "--local_rank=0", "--preset", "tiny", "--dry_run"])
+    planned = options(shards_folder, preset="tiny", output=tmp_path / "run")
+    assert main(planned) == 0
+    printed = capsys.readouterr().out
+    assert "launch      deepspeed pretrain/run.py --preset tiny\n" in printed and "resumes" not in printed
+    save(tmp_path / "run" / CHECKPOINTS, 326, EngineState(326, {}, {}, {}), {}, keep_last=1)
+    assert main(planned) == 0
+    assert "start       resumes from step 326 of 2,000" in capsys.readouterr().out
 
 
 def test_a_plan_of_months_is_a_warning(shards_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
