@@ -1,7 +1,7 @@
 """The interface of a task to a run: a model to train, a loss, scores on the dev set."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -24,6 +24,34 @@ class Evaluation(NamedTuple):
     """Answers to keep: file name -> text, or a value that JSON can hold."""
     constant: bool = False
     """Whether every dev example got the same answer."""
+
+
+class Portrait(NamedTuple):
+    """A trained model as a class of Hugging Face."""
+
+    architecture: str
+    """The class's name for a stock encoder, such as ElectraForTokenClassification."""
+    head: Mapping[str, Tensor]
+    """The head's weights, by the names in that class."""
+    config: Mapping[str, Any]
+    """Settings of `config.json` besides the encoder's, such as the labels."""
+    pipeline: str
+    """Its task on Hugging Face's hub."""
+    example: str
+    """Lines of Python that use it, with `{code}` where the folder's code is allowed."""
+
+
+PIPELINE = """from transformers import pipeline
+
+FOLDER = "."  # this folder, or its name on the hub
+predict = pipeline("{task}", FOLDER{{code}})
+print(predict({input}))"""
+"""Example of a model that a pipeline serves."""
+
+
+def labels_of(names: Sequence[str]) -> dict[str, Any]:
+    """The names of the outputs in `config.json`."""
+    return {"id2label": dict(enumerate(names)), "label2id": {name: place for place, name in enumerate(names)}}
 
 
 @dataclass(frozen=True)
@@ -53,6 +81,10 @@ class Job(ABC):
     @abstractmethod
     def predict_tests(self, engine: Engine) -> Evaluation:
         """Predicts the test sets that the run was given, if any. Collective."""
+
+    @abstractmethod
+    def portray(self, head: Mapping[str, Tensor]) -> Portrait:
+        """The model as a class of Hugging Face, with equal outputs, from the weights of its `head`."""
 
     @torch.inference_mode()
     def answer_all(

@@ -1,4 +1,4 @@
-"""The head for SQuAD after XLNet: start; end given the start; whether there is an answer.
+"""The heads for SQuAD: after XLNet, start, end given the start, whether there is an answer; and Hugging Face's.
 
 Google-research/electra's (`finetune/qa/qa_tasks.py`) and XLNet's own differ only in `presets.HEAD_KINDS`.
 Shape letters: B batch, L length, H hidden size, K beam, X size of a hidden layer.
@@ -24,11 +24,14 @@ class SpanLogits(NamedTuple):
 
     start_BL: Tensor
     end_BL: Tensor
-    unanswerable_B: Tensor
+    unanswerable_B: Tensor | None
 
 
 class SpanBeams(NamedTuple):
-    """A batch's output in prediction: the likeliest starts, the likeliest ends given each, log-probabilities."""
+    """A batch's output in prediction: the likeliest starts, the likeliest ends given each, log-probabilities.
+
+    Of Hugging Face's head: logits instead of log-probabilities, and as answerability the sum of those of [CLS].
+    """
 
     start_BK: Tensor
     start_log_p_BK: Tensor
@@ -96,6 +99,33 @@ class SpanHead(nn.Module):
         return end_BKL.masked_fill(~allowed_BL[:, None], -math.inf)
 
 
+class IndependentSpanHead(nn.Module):
+    """Hugging Face's `ElectraForQuestionAnswering`: one dense layer gives the logits of start and end."""
+
+    def __init__(self, hidden_size: int, kind: HeadKind) -> None:
+        super().__init__()
+        self.beam = kind.beam
+        self.qa_outputs = ops.Linear(hidden_size, 2)
+        initialize(kind, self.qa_outputs)
+
+    def forward(self, hidden_BLH: Tensor, allowed_BL: Tensor, true_start_B: Tensor | None) -> SpanLogits | SpanBeams:
+        """As `SpanHead`. The true start only says that logits are wanted."""
+        start_BL, end_BL = self.qa_outputs(hidden_BLH).float().unbind(-1)
+        if true_start_B is not None:
+            hidden = ~allowed_BL
+            return SpanLogits(start_BL.masked_fill(hidden, -math.inf), end_BL.masked_fill(hidden, -math.inf), None)
+        return independent_beams(start_BL, end_BL, allowed_BL, self.beam)
+
+
+def independent_beams(start_BL: Tensor, end_BL: Tensor, allowed_BL: Tensor, most: int) -> SpanBeams:
+    """The beams of logits that do not depend on each other."""
+    beam = min(most, start_BL.shape[1])
+    start_BK, start_index_BK = start_BL.masked_fill(~allowed_BL, -math.inf).topk(beam)
+    end_BK, end_index_BK = end_BL.masked_fill(~allowed_BL, -math.inf).topk(beam)
+    end_index_BKK, end_BKK = (tensor_BK[:, None].expand(-1, beam, -1) for tensor_BK in (end_index_BK, end_BK))
+    return SpanBeams(start_index_BK, start_BK, end_index_BKK, end_BKK, start_BL[:, 0] + end_BL[:, 0])
+
+
 class QuestionAnswerer(nn.Module):
     """The model for SQuAD: encoder and span head; targets are those of `features.Windows`."""
 
@@ -103,24 +133,33 @@ class QuestionAnswerer(nn.Module):
         super().__init__()
         self.electra = encoder
         self.last_separator = kind.last_separator
-        self.head = SpanHead(encoder.config.hidden_size, kind, encoder.config.hidden_dropout_prob)
+        size, dropout = encoder.config.hidden_size, encoder.config.hidden_dropout_prob
+        self.head = SpanHead(size, kind, dropout) if kind.joint else IndependentSpanHead(size, kind)
 
     def forward(self, batch: Batch) -> SpanLogits | SpanBeams:
         """Returns logits in training, beams in evaluation. A span lies in the second segment or is [CLS]."""
-        allowed_BL = batch.token_type_ids_BL.bool()
-        if not self.last_separator:
-            last_B1 = batch.attention_mask_BL.sum(1, keepdim=True) - 1
-            allowed_BL = allowed_BL.scatter(1, last_B1, False)
-        allowed_BL[:, 0] = True
+        allowed_BL = allowed_places(batch, last_separator=self.last_separator)
         hidden_BLH = self.electra(batch.input_ids_BL, batch.attention_mask_BL, batch.token_type_ids_BL)
         return self.head(hidden_BLH, allowed_BL, batch.target_B[:, 0].long() if self.training else None)
 
 
+def allowed_places(batch: Batch, *, last_separator: bool) -> Tensor:
+    """Where an answer may start and end [B, L]: in the second segment, or at [CLS]."""
+    allowed_BL = batch.token_type_ids_BL.bool()
+    if not last_separator:
+        last_B1 = batch.attention_mask_BL.sum(1, keepdim=True) - 1
+        allowed_BL = allowed_BL.scatter(1, last_B1, False)
+    allowed_BL[:, 0] = True
+    return allowed_BL
+
+
 def span_losses(logits: SpanLogits, target_B3: Tensor) -> Tensor:
-    """Returns each window's loss [B]: the mean of start's and end's, plus half of answerability's."""
+    """Returns each window's loss [B]: the mean of start's and end's, plus half of answerability's if it is scored."""
     start_B, end_B, unanswerable_B = target_B3.unbind(1)
     start_loss_B = F.cross_entropy(logits.start_BL, start_B.long(), reduction="none")
     end_loss_B = F.cross_entropy(logits.end_BL, end_B.long(), reduction="none")
+    if logits.unanswerable_B is None:
+        return (start_loss_B + end_loss_B) / 2
     null_loss_B = F.binary_cross_entropy_with_logits(logits.unanswerable_B, unanswerable_B, reduction="none")
     return (start_loss_B + end_loss_B) / 2 + UNANSWERABLE_WEIGHT * null_loss_B
 

@@ -5,6 +5,7 @@ Shape letters: B batch, L length, C classes.
 
 import os
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from finetune.config import FinetuneConfig, TaggingOptions
 from finetune.presets import tagging_settings_for
-from finetune.running.job import Evaluation, Job
+from finetune.running.job import PIPELINE, Evaluation, Job, Portrait, labels_of
 from finetune.running.model_folder import open_models, plan_runs
 from finetune.running.records import EXAMPLES
 from finetune.running.run_list import Queue, list_settings
@@ -30,6 +31,8 @@ from pretrain.model.encoder import ElectraEncoder
 
 EVALUATION_BATCH = 128
 """Sentences per rank and forward pass; no gradients, so larger than in training."""
+MAJORITY = "label_of_words_without_pieces"
+"""Setting of a kept model's `config.json`."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,15 @@ class TaggingJob(Job):
 
     def predict_tests(self, engine: Engine) -> Evaluation:
         return self.evaluate_split("test", *self.test, engine) if self.test else Evaluation({}, {})
+
+    def portray(self, head: Mapping[str, Tensor]) -> Portrait:
+        return Portrait(
+            "ElectraForTokenClassification",
+            {f"classifier.{name}": weight for name, weight in head.items()},
+            {**labels_of(self.classes), MAJORITY: self.majority},
+            "token-classification",
+            PIPELINE.format(task="token-classification", input='"A text.", aggregation_strategy="first"'),
+        )
 
     def evaluate_split(self, split: str, path: str, tagged: TaggedFeatures, engine: Engine) -> Evaluation:
         """Scores a file; its predictions go to `path` in CoNLL columns: word, label, predicted label."""
@@ -138,7 +150,7 @@ def run_queue(options: TaggingOptions) -> int:
             for run in plan_runs(options, model, task.name, data.fingerprint(), settings_for, options.overrides())
         ],
         lambda run: make_job(task, data, models[0].tokenizer, run.settings),
-        {task.name: data.test_answers()},
+        {task: data.test_answers()},
         models,
         options,
     )

@@ -8,10 +8,11 @@ Parameter names are those of Hugging Face's ELECTRA, plus one table of relative 
 `encoder.relative_attention_bias.weight`. With that table at zero the models compute what ELECTRA's do.
 
 Shape letters: B batch, C choices, L length, E embedding size, H hidden size, N heads, D head size, F feed-forward
-size, V vocabulary, K labels, X any last dimension.
+size, V vocabulary, K labels, T starts or ends of a beam, X any last dimension.
 """
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -578,6 +579,114 @@ class ElectraSamplerForQuestionAnswering(ElectraSamplerPreTrainedModel):
                 loss=loss,
                 start_logits=start_BL.contiguous(),
                 end_logits=end_BL.contiguous(),
+                hidden_states=encoded.hidden_states,
+                attentions=encoded.attentions,
+            ),
+            self.config.return_dict if return_dict is None else return_dict,
+        )
+
+
+class PairScorer(nn.Module):
+    """One logit per pair of states: dense layer over both, activation, maybe LayerNorm, dense layer."""
+
+    def __init__(
+        self, config: ElectraSamplerConfig, size: int, activation: str, layer_norm: bool = False, bias: bool = True
+    ) -> None:
+        super().__init__()
+        self.first = nn.Linear(config.hidden_size, size, bias=False)
+        self.second = nn.Linear(config.hidden_size, size)
+        self.activation = {"gelu": nn.GELU, "tanh": nn.Tanh}[activation]()
+        self.LayerNorm = nn.LayerNorm(size, eps=1e-12) if layer_norm else nn.Identity()
+        self.logit = nn.Linear(size, 1, bias=bias)
+
+    def forward(self, first_H: Tensor, second_H: Tensor) -> Tensor:
+        """States [..., H], whose leading dimensions broadcast, to logits [...]."""
+        return self.logit(self.LayerNorm(self.activation(self.first(first_H) + self.second(second_H)))).squeeze(-1)
+
+
+class JointSpanHead(nn.Module):
+    """Logits of the start, of the end given a start, and of there being no answer; sizes are `config.span_head`."""
+
+    def __init__(self, config: ElectraSamplerConfig) -> None:
+        super().__init__()
+        kind = config.span_head
+        size, activation = kind["hidden_size"] or config.hidden_size, kind["activation"]
+        self.start = nn.Linear(config.hidden_size, 1)
+        self.end = PairScorer(config, size, activation, layer_norm=kind["end_layer_norm"])
+        self.unanswerable = PairScorer(config, size, activation, bias=kind["answerable_bias"])
+
+
+@dataclass
+class JointQuestionAnsweringOutput(ModelOutput):
+    """The T likeliest starts, and the T likeliest ends of each; fields as in XLNet's output.
+
+    The ends of start t are [:, t * T : (t + 1) * T]. `cls_logits` are above 0 where the question has no answer here.
+    """
+
+    start_top_log_probs: Tensor | None = None
+    start_top_index: Tensor | None = None
+    end_top_log_probs: Tensor | None = None
+    end_top_index: Tensor | None = None
+    cls_logits: Tensor | None = None
+    hidden_states: tuple[Tensor, ...] | None = None
+    attentions: tuple[Tensor, ...] | None = None
+
+
+class ElectraSamplerForJointQuestionAnswering(ElectraSamplerPreTrainedModel):
+    """`AutoModelForQuestionAnswering` with the head of google-research/electra or XLNet, for prediction.
+
+    `token_type_ids` are 1 in the paragraph: an answer lies there, or is [CLS].
+    """
+
+    def __init__(self, config: ElectraSamplerConfig) -> None:
+        super().__init__(config)
+        self.electra = ElectraSamplerModel(config)
+        self.span_head = JointSpanHead(config)
+        self.post_init()
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+    ) -> JointQuestionAnsweringOutput | tuple:
+        if token_type_ids is None:
+            raise ValueError("expected token_type_ids, 1 in the paragraph: an answer lies there")
+        encoded = self.electra(
+            input_ids,
+            attention_mask,
+            token_type_ids,
+            position_ids,
+            inputs_embeds,
+            output_attentions,
+            output_hidden_states,
+            return_dict=True,
+        )
+        hidden_BLH, allowed_BL = encoded.last_hidden_state, token_type_ids.bool()
+        if not self.config.span_head["last_separator"]:
+            seen_BL = torch.ones_like(token_type_ids) if attention_mask is None else attention_mask
+            allowed_BL = allowed_BL.scatter(1, seen_BL.long().sum(1, keepdim=True) - 1, False)
+        allowed_BL = allowed_BL.index_fill(1, torch.zeros(1, dtype=torch.long, device=allowed_BL.device), True)
+
+        start_BL = self.span_head.start(hidden_BLH).squeeze(-1).float().masked_fill(~allowed_BL, -math.inf)
+        likely_BH = torch.einsum("bl,blh->bh", start_BL.softmax(1).to(hidden_BLH.dtype), hidden_BLH)
+        beam = min(self.config.span_head["beam"], hidden_BLH.shape[1])
+        start_log_p_BT, start_BT = start_BL.log_softmax(1).topk(beam)
+        state_BTH = torch.take_along_dim(hidden_BLH, start_BT[:, :, None], dim=1)
+        end_BTL = self.span_head.end(state_BTH[:, :, None], hidden_BLH[:, None]).float()
+        end_log_p_BTT, end_BTT = end_BTL.masked_fill(~allowed_BL[:, None], -math.inf).log_softmax(2).topk(beam)
+        return as_asked(
+            JointQuestionAnsweringOutput(
+                start_top_log_probs=start_log_p_BT,
+                start_top_index=start_BT,
+                end_top_log_probs=end_log_p_BTT.flatten(1),
+                end_top_index=end_BTT.flatten(1),
+                cls_logits=self.span_head.unanswerable(hidden_BLH[:, 0], likely_BH).float(),
                 hidden_states=encoded.hidden_states,
                 attentions=encoded.attentions,
             ),
