@@ -30,8 +30,8 @@ class HeadKind(NamedTuple):
     """Sizes and conventions of a head for SQuAD."""
 
     joint: bool
-    """Whether an end is scored given its start, and answerability by itself; otherwise one dense layer gives the logits
-    of start and end, and of the fields below only those from `beam` on apply."""
+    """Whether ends are scored given a start, and answerability has a layer. Otherwise one dense layer gives the logits
+    of starts and ends, and the fields before `beam` do not apply."""
     hidden_size: int | None
     """Size of the layer between the pair of states and the logit; `None` takes the encoder's."""
     activation: Literal["gelu", "tanh"]

@@ -2,7 +2,7 @@
 
 `electra` is google-research/electra's: dropout and one dense layer. `hf` is Hugging Face's `ElectraClassificationHead`,
 for comparisons: a dense layer with GELU comes first, with dropout of its own.
-Shape letters: B batch, L length, H hidden size, C outputs, X rows that are 0.
+Shape letters: B batch, L length, H hidden size, C outputs, X rows of zeros.
 """
 
 from collections import OrderedDict
@@ -42,9 +42,9 @@ class SequenceClassifier(nn.Module):
 
 
 def as_two_layers(weight_CH: Tensor, bias_C: Tensor) -> dict[str, Tensor]:
-    """The weights of the head `hf` that computes what one dense layer computes: GELU(z) - GELU(-z) = z.
+    """Returns weights of the head `hf` that compute one dense layer, since GELU(z) - GELU(-z) = z.
 
-    The first layer gives z and -z of every output, and zeros; the second takes their difference.
+    The first layer computes z and -z of every output, padded with zeros; the second takes their difference.
     """
     outputs, size = weight_CH.shape
     rest_XH, rest_X = weight_CH.new_zeros(size - 2 * outputs, size), bias_C.new_zeros(size - 2 * outputs)

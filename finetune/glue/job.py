@@ -86,7 +86,7 @@ class GlueJob(Job):
         return Evaluation(metrics, files)
 
     def portray(self, head: Mapping[str, Tensor]) -> Portrait:
-        """`ElectraForSequenceClassification`; of a regression, its output is the score."""
+        """Returns the model as `ElectraForSequenceClassification`; its output for a regression is the score."""
         two_layers = head if self.settings.head == "hf" else as_two_layers(head["weight"], head["bias"])
         weights = {f"classifier.{name}": weight for name, weight in two_layers.items()}
         config = labels_of(self.task.labels or self.task.classes or ("score",))

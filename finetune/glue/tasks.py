@@ -25,7 +25,7 @@ class GlueTask(Task):
     classes: tuple[str, ...] = ("0", "1")
     """The files' labels in the order of the hub's class numbers; empty for a regression."""
     labels: tuple[str, ...] = ()
-    """The hub's names of the classes where the files have only numbers, in the same order."""
+    """The hub's names of the classes, in the same order, if the files have only numbers."""
     max_score: float = 0.0
     """Regression: scores lie in [0, max_score] and are divided by it (as google-research/electra)."""
     submissions: tuple[tuple[str, str], ...] = ()

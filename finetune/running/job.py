@@ -27,18 +27,18 @@ class Evaluation(NamedTuple):
 
 
 class Portrait(NamedTuple):
-    """A trained model as a class of Hugging Face."""
+    """A trained model as one of Hugging Face's classes."""
 
     architecture: str
-    """The class's name for a stock encoder, such as ElectraForTokenClassification."""
+    """Name of the class for a stock encoder, such as ElectraForTokenClassification."""
     head: Mapping[str, Tensor]
-    """The head's weights, by the names in that class."""
+    """The head's weights, by their names in that class."""
     config: Mapping[str, Any]
-    """Settings of `config.json` besides the encoder's, such as the labels."""
+    """Settings for `config.json` besides the encoder's, such as the labels."""
     pipeline: str
-    """Its task on Hugging Face's hub."""
+    """Its task on the hub."""
     example: str
-    """Lines of Python that use it, with `{code}` where the folder's code is allowed."""
+    """Python code that uses it; `{code}` becomes the argument that allows the folder's code to run."""
 
 
 PIPELINE = """from transformers import pipeline
@@ -46,11 +46,11 @@ PIPELINE = """from transformers import pipeline
 FOLDER = "."  # this folder, or its name on the hub
 predict = pipeline("{task}", FOLDER{{code}})
 print(predict({input}))"""
-"""Example of a model that a pipeline serves."""
+"""Example for a model that a pipeline can serve."""
 
 
 def labels_of(names: Sequence[str]) -> dict[str, Any]:
-    """The names of the outputs in `config.json`."""
+    """Returns the names of the outputs as `config.json` holds them."""
     return {"id2label": dict(enumerate(names)), "label2id": {name: place for place, name in enumerate(names)}}
 
 
@@ -84,7 +84,7 @@ class Job(ABC):
 
     @abstractmethod
     def portray(self, head: Mapping[str, Tensor]) -> Portrait:
-        """The model as a class of Hugging Face, with equal outputs, from the weights of its `head`."""
+        """Returns the model as one of Hugging Face's classes, with equal outputs, from the weights of its `head`."""
 
     @torch.inference_mode()
     def answer_all(

@@ -1,7 +1,7 @@
 """Fine-tuned models as Hugging Face folders, OUTPUT/finetuned/RUN.
 
-A run that ends leaves its model in OUTPUT/candidates. When all seeds of its setting are done, those that `--keep` names
-move to OUTPUT/finetuned and the others are removed. A folder under its final name is complete; none in
+A finished run leaves its model in OUTPUT/candidates. When all seeds of its setting are done, the models that `--keep`
+names move to OUTPUT/finetuned, and the others are removed. A folder under its final name is complete, and no folder in
 OUTPUT/finetuned is ever removed.
 """
 
@@ -23,7 +23,7 @@ from pretrain.huggingface.folders import MODEL_FILE, save_folder
 
 CANDIDATES, FINETUNED = "candidates", "finetuned"
 RESULTS = "results.json"
-"""File of a model's folder with the record of its run."""
+"""File in a model's folder: the record of its run."""
 TOKENIZER_SETTINGS = "tokenizer_config.json"
 CARD = "README.md"
 
@@ -36,7 +36,7 @@ def save_finetuned(
     weights: Mapping[str, Tensor],
     pad_token_id: int,
 ) -> None:
-    """Writes a run's model, with its tokenizer, card and record, complete or not at all."""
+    """Writes a run's model with tokenizer, card and record; the folder appears under its name when it is complete."""
     unfinished = with_suffix(folder, TEMPORARY_SUFFIX)
     remove(folder)
     settings = record.run.settings
@@ -66,7 +66,7 @@ def save_finetuned(
 
 
 def card(model: ModelFolder, portrait: Portrait, record: RunRecord, *, carried: bool) -> str:
-    """The model card; language and licence are those of the card of the model that was fine-tuned."""
+    """Returns the model card; language and licence come from the card of the model that was fine-tuned."""
     from huggingface_hub import ModelCard, ModelCardData
 
     base = model.path / CARD
@@ -105,10 +105,10 @@ Seed {run.seed}, {record.train_examples:,} training examples, after the last epo
 
 
 def choose(keep: str, records: Sequence[RunRecord], task: Task) -> list[RunRecord]:
-    """The records whose models are kept, from those of one setting.
+    """Returns the records, among those of one setting, whose models are kept.
 
-    The score is the task's first metric on its first dev split, after the last epoch. The median of an even number is
-    the lower of the middle two; of equal scores, the later seed's counts as lower.
+    The score is the task's first metric on its first dev split after the last epoch. The median of an even number is
+    the lower of the middle two; at equal scores, the later seed counts as lower.
     """
     split, metric = task.dev_splits[0], task.metrics[0]
     ranked = sorted(records, key=lambda record: (record.last[split][metric], -record.run.seed))
@@ -124,9 +124,9 @@ def settle(
     tasks: Mapping[str, Task],
     say: Callable[[str], None],
 ) -> list[str]:
-    """Chooses among the candidates of each setting of `runs` that is done; returns a line for each missing model.
+    """Chooses among the candidates of each setting of `runs` whose seeds are done; returns a line per missing model.
 
-    A setting waits while a process works on its task: another launch may be adding seeds.
+    A setting waits while another process works on its task, since that launch may be adding seeds.
     """
     done = {record.run: record for record in read_records(output / FILE_NAME)}
     settings: dict[RunIdentity, list[RunIdentity]] = {}
@@ -147,21 +147,21 @@ def settle(
                 candidate.rename(kept)
                 say(f"{which}: model kept in {kept}")
             elif not kept.exists():
-                missing.append(f"{which}: no model, because it was not kept when it ran; another --output runs it anew")
+                missing.append(f"{which}: its model was not kept when it ran; run it again with another --output")
         for record in records:
             remove(output / CANDIDATES / record.run.folder_name())
     return missing
 
 
 def without_seed(run: RunIdentity) -> RunIdentity:
-    """The setting of a run: equal for all its seeds."""
+    """Returns the setting of a run, which all its seeds share."""
     return run.model_copy(update={"seed": None})
 
 
 def remove(folder: Path) -> None:
-    """Removes a folder, and what a process killed while it wrote or removed it has left."""
+    """Removes a folder, and the unfinished one that a killed process left."""
     unfinished = with_suffix(folder, TEMPORARY_SUFFIX)
     if folder.is_dir():
         shutil.rmtree(unfinished, ignore_errors=True)
-        folder.rename(unfinished)  # never a part under the name of the whole
+        folder.rename(unfinished)  # a kill while removing leaves no partial folder under the final name
     shutil.rmtree(unfinished, ignore_errors=True)

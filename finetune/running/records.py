@@ -52,7 +52,7 @@ def answers_folder(tests: Iterable[object]) -> str:
 
 
 def task_prefix(task: str) -> str:
-    """The beginning of the folder names of a task's runs."""
+    """Returns the beginning of the folder names of a task's runs."""
     return f"{task.replace(' ', '-')}-seed"
 
 

@@ -1,7 +1,7 @@
 """The queue of a launch: does the runs that are asked for and not done yet, one after another.
 
 A finished run is one line of OUTPUT/results.jsonl, with its answers in OUTPUT/predictions; an interrupted one resumes
-from OUTPUT/checkpoints. Several launches with one OUTPUT share the runs (OUTPUT/locks). Models: `kept.py`.
+from OUTPUT/checkpoints. Several launches with one OUTPUT share the runs (OUTPUT/locks). `kept.py` keeps the models.
 """
 
 import shutil
@@ -130,7 +130,7 @@ class Queue:
         return free
 
     def settle(self, runs: Sequence[RunIdentity], *, say_missing: bool = False) -> None:
-        """Keeps the models that the options ask for, of those runs whose seeds are all done."""
+        """Keeps the models that `--keep` names, for each setting whose seeds are all done."""
         if self.world.is_first and self.options.keep != "none":
             missing = settle(self.output, self.output / LOCKS, self.options.keep, runs, self.tasks, self.say)
             for line in missing if say_missing else ():

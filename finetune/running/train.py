@@ -68,7 +68,7 @@ class Keeper(NamedTuple):
     every: int = CHECKPOINT_EVERY
     """Batches from one checkpoint to the next."""
     weights: bool = False
-    """Whether the outcome has the trained weights too."""
+    """Whether the outcome includes the trained weights."""
 
 
 class Outcome(NamedTuple):
@@ -82,7 +82,7 @@ class Outcome(NamedTuple):
     files: Mapping[str, Any]
     """Answers to keep: file name -> text, or a value that JSON can hold."""
     weights: Mapping[str, Tensor]
-    """The trained weights in fp32, on the first rank and if they were asked for; none of a diverged run."""
+    """The trained weights in fp32, on the first rank, if they were asked for; none if the run diverged."""
 
 
 def train(

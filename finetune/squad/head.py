@@ -1,6 +1,6 @@
-"""The heads for SQuAD: after XLNet, start, end given the start, whether there is an answer; and Hugging Face's.
+"""The heads for SQuAD: XLNet's (start; end given the start; whether there is an answer) and Hugging Face's.
 
-Google-research/electra's (`finetune/qa/qa_tasks.py`) and XLNet's own differ only in `presets.HEAD_KINDS`.
+google-research/electra's (`finetune/qa/qa_tasks.py`) is XLNet's with other settings (`presets.HEAD_KINDS`).
 Shape letters: B batch, L length, H hidden size, K beam, X size of a hidden layer.
 """
 
@@ -30,7 +30,7 @@ class SpanLogits(NamedTuple):
 class SpanBeams(NamedTuple):
     """A batch's output in prediction: the likeliest starts, the likeliest ends given each, log-probabilities.
 
-    Of Hugging Face's head: logits instead of log-probabilities, and as answerability the sum of those of [CLS].
+    Hugging Face's head gives logits instead of log-probabilities; its answerability is the sum of [CLS]'s two.
     """
 
     start_BK: Tensor
@@ -109,21 +109,15 @@ class IndependentSpanHead(nn.Module):
         initialize(kind, self.qa_outputs)
 
     def forward(self, hidden_BLH: Tensor, allowed_BL: Tensor, true_start_B: Tensor | None) -> SpanLogits | SpanBeams:
-        """As `SpanHead`. The true start only says that logits are wanted."""
-        start_BL, end_BL = self.qa_outputs(hidden_BLH).float().unbind(-1)
+        """Returns training logits if the true start is given, else beams; ends do not depend on it."""
+        logits_BL2 = self.qa_outputs(hidden_BLH).float().masked_fill(~allowed_BL[:, :, None], -math.inf)
+        start_BL, end_BL = logits_BL2.unbind(-1)
         if true_start_B is not None:
-            hidden = ~allowed_BL
-            return SpanLogits(start_BL.masked_fill(hidden, -math.inf), end_BL.masked_fill(hidden, -math.inf), None)
-        return independent_beams(start_BL, end_BL, allowed_BL, self.beam)
-
-
-def independent_beams(start_BL: Tensor, end_BL: Tensor, allowed_BL: Tensor, most: int) -> SpanBeams:
-    """The beams of logits that do not depend on each other."""
-    beam = min(most, start_BL.shape[1])
-    start_BK, start_index_BK = start_BL.masked_fill(~allowed_BL, -math.inf).topk(beam)
-    end_BK, end_index_BK = end_BL.masked_fill(~allowed_BL, -math.inf).topk(beam)
-    end_index_BKK, end_BKK = (tensor_BK[:, None].expand(-1, beam, -1) for tensor_BK in (end_index_BK, end_BK))
-    return SpanBeams(start_index_BK, start_BK, end_index_BKK, end_BKK, start_BL[:, 0] + end_BL[:, 0])
+            return SpanLogits(start_BL, end_BL, None)
+        beam = min(self.beam, start_BL.shape[1])
+        start_BK, start_index_BK = start_BL.topk(beam)
+        end_BKK, end_index_BKK = (top_BK[:, None].expand(-1, beam, -1) for top_BK in end_BL.topk(beam))
+        return SpanBeams(start_index_BK, start_BK, end_index_BKK, end_BKK, start_BL[:, 0] + end_BL[:, 0])
 
 
 class QuestionAnswerer(nn.Module):
@@ -138,23 +132,17 @@ class QuestionAnswerer(nn.Module):
 
     def forward(self, batch: Batch) -> SpanLogits | SpanBeams:
         """Returns logits in training, beams in evaluation. A span lies in the second segment or is [CLS]."""
-        allowed_BL = allowed_places(batch, last_separator=self.last_separator)
+        allowed_BL = batch.token_type_ids_BL.bool()
+        if not self.last_separator:
+            last_B1 = batch.attention_mask_BL.sum(1, keepdim=True) - 1
+            allowed_BL = allowed_BL.scatter(1, last_B1, False)
+        allowed_BL[:, 0] = True
         hidden_BLH = self.electra(batch.input_ids_BL, batch.attention_mask_BL, batch.token_type_ids_BL)
         return self.head(hidden_BLH, allowed_BL, batch.target_B[:, 0].long() if self.training else None)
 
 
-def allowed_places(batch: Batch, *, last_separator: bool) -> Tensor:
-    """Where an answer may start and end [B, L]: in the second segment, or at [CLS]."""
-    allowed_BL = batch.token_type_ids_BL.bool()
-    if not last_separator:
-        last_B1 = batch.attention_mask_BL.sum(1, keepdim=True) - 1
-        allowed_BL = allowed_BL.scatter(1, last_B1, False)
-    allowed_BL[:, 0] = True
-    return allowed_BL
-
-
 def span_losses(logits: SpanLogits, target_B3: Tensor) -> Tensor:
-    """Returns each window's loss [B]: the mean of start's and end's, plus half of answerability's if it is scored."""
+    """Returns each window's loss [B]: the mean of start's and end's, plus half of answerability's if it has a logit."""
     start_B, end_B, unanswerable_B = target_B3.unbind(1)
     start_loss_B = F.cross_entropy(logits.start_BL, start_B.long(), reduction="none")
     end_loss_B = F.cross_entropy(logits.end_BL, end_B.long(), reduction="none")

@@ -37,7 +37,7 @@ from transformers import AutoModelForQuestionAnswering, AutoTokenizer
 
 FOLDER = "."  # this folder, or its name on the hub
 model = AutoModelForQuestionAnswering.from_pretrained(FOLDER{code})
-tokenizer = AutoTokenizer.from_pretrained(FOLDER)
+tokenizer = AutoTokenizer.from_pretrained(FOLDER, trust_remote_code=False)
 inputs = tokenizer("Who wrote it?", "It was written by Mary Shelley.", return_tensors="pt")
 with torch.no_grad():
     output = model(**inputs)
@@ -45,7 +45,7 @@ with torch.no_grad():
 INDEPENDENT = """start, end = output.start_logits.argmax(), output.end_logits.argmax()
 print(tokenizer.decode(inputs["input_ids"][0, start : end + 1]))"""
 JOINT = """start, end = output.start_top_index[0, 0], output.end_top_index[0, 0]
-print(tokenizer.decode(inputs["input_ids"][0, start : end + 1]), output.cls_logits)  # above 0: rather no answer"""
+print(tokenizer.decode(inputs["input_ids"][0, start : end + 1]), output.cls_logits)  # positive: no answer"""
 
 Candidates = list[dict[str, Any]]
 """Answers to a question, best first: text, probability (the share among them), score (log-probability of the span)."""

@@ -32,7 +32,7 @@ from pretrain.model.encoder import ElectraEncoder
 EVALUATION_BATCH = 128
 """Sentences per rank and forward pass; no gradients, so larger than in training."""
 MAJORITY = "label_of_words_without_pieces"
-"""Setting of a kept model's `config.json`."""
+"""Key of that label in a kept model's `config.json`."""
 
 
 @dataclass(frozen=True)

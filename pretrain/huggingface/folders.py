@@ -54,7 +54,7 @@ AUTO_CLASSES = {
     },
 }
 JOINT_ANSWERER = "ElectraForJointQuestionAnswering"
-"""The one class without a stock counterpart: it always carries its code."""
+"""The one class without a stock counterpart: its folder always carries the model code."""
 RELATIVE_TABLE = "electra.encoder.relative_attention_bias.weight"
 
 
@@ -68,8 +68,8 @@ def save_folder(
 ) -> None:
     """Writes `config.json`, `model.safetensors` and the model code; `weights` carry Hugging Face's names.
 
-    `settings` are further ones of `config.json`. Where only the model code has the class, the table of relative
-    positions of a model without one is zero.
+    `settings` are added to `config.json`. If only the model code has the class, a model without relative position
+    gets a table of zeros.
     """
     folder.mkdir(parents=True, exist_ok=True)
     if architecture == JOINT_ANSWERER and not config.relative_position:
