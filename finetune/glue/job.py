@@ -18,7 +18,7 @@ from finetune.glue.heads import SequenceClassifier, as_two_layers
 from finetune.glue.metrics import is_constant, score, submission
 from finetune.glue.tasks import TASKS, Example, ExampleSet, GlueTask, TaskData, select_tasks
 from finetune.presets import settings_for
-from finetune.running.job import PIPELINE, Evaluation, Job, Portrait, labels_of
+from finetune.running.job import PIPELINE, Evaluation, Job, Portrait, Predictor, labels_of
 from finetune.running.model_folder import open_models, plan_runs
 from finetune.running.records import EXAMPLES, Metrics
 from finetune.running.run_list import Queue, list_settings
@@ -105,12 +105,17 @@ class GlueJob(Job):
 
     def predict(self, features: Features, engine: Engine) -> np.ndarray:
         """Returns the prediction for every example, in order, on every rank; a diverged model's are 0."""
+        outputs = self.outputs(features, engine)
+        if self.task.classes:
+            return outputs.argmax(axis=1).astype(float)
+        return np.nan_to_num(outputs[:, 0]) / self.unit
 
-        def answer(output_BC: Tensor, batch: Batch, own: np.ndarray) -> Tensor:
-            return output_BC.argmax(dim=1, keepdim=True) if self.task.classes else output_BC
-
-        answers = self.answer_all(features, engine, EVALUATION_BATCH, 1, answer)
-        return np.nan_to_num(answers[:, 0].numpy()) / self.unit
+    def outputs(self, features: Features, predictor: Predictor) -> np.ndarray:
+        """Returns the model's outputs for every example [examples, C], in order, on every rank."""
+        width = len(self.task.classes) or 1
+        return self.answer_all(
+            features, predictor, EVALUATION_BATCH, width, lambda output_BC, batch, own: output_BC
+        ).numpy()
 
 
 def make_job(task: GlueTask, data: TaskData, tokenizer: Any, settings: GlueConfig) -> GlueJob:

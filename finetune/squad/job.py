@@ -14,7 +14,7 @@ from torch import Tensor
 
 from finetune.config import SquadConfig, SquadOptions
 from finetune.presets import HEAD_KINDS, HeadKind, squad_settings_for
-from finetune.running.job import Evaluation, Job, Portrait
+from finetune.running.job import Evaluation, Job, Portrait, Predictor
 from finetune.running.model_folder import open_models, plan_runs
 from finetune.running.records import EXAMPLES, answers_folder
 from finetune.running.run_list import Queue, list_settings
@@ -109,10 +109,10 @@ class SquadJob(Job):
         return dict(zip(ANSWER_FILES, (final, null_scores, candidates), strict=True))
 
     def answer(
-        self, file: SquadFile, windows: Windows, engine: Engine
+        self, file: SquadFile, windows: Windows, predictor: Predictor
     ) -> tuple[dict[str, Candidates], dict[str, float]]:
         """Returns each question's best answers and the least answerability logit of its windows by id, on all ranks."""
-        spans_WN3, null_W = self.predict(windows, engine)
+        spans_WN3, null_W = self.predict(windows, predictor)
         counts = np.bincount([window.question for window in windows.windows]).tolist()
         candidates, null_scores = {}, {}
         for question, spans, nulls in zip(file.questions, spans_WN3.split(counts), null_W.split(counts), strict=True):
@@ -123,7 +123,7 @@ class SquadJob(Job):
                 null_scores[question.id] -= candidates[question.id][0]["score"]
         return candidates, null_scores
 
-    def predict(self, windows: Windows, engine: Engine) -> tuple[Tensor, Tensor]:
+    def predict(self, windows: Windows, predictor: Predictor) -> tuple[Tensor, Tensor]:
         """Returns the best spans and answerability logit of every window, in order, on every rank."""
         max_answer, n_best = self.settings.max_answer, self.settings.n_best
 
@@ -133,7 +133,7 @@ class SquadJob(Job):
             null_B = beams.unanswerable_B.double().nan_to_num()  # a diverged run says 0
             return torch.cat([spans_BN3.flatten(1), null_B[:, None]], dim=1)
 
-        answers = self.answer_all(windows.features, engine, EVALUATION_BATCH, 3 * n_best + 1, answer)
+        answers = self.answer_all(windows.features, predictor, EVALUATION_BATCH, 3 * n_best + 1, answer)
         return answers[:, :-1].unflatten(1, (n_best, 3)), answers[:, -1]
 
 
