@@ -27,6 +27,7 @@ COMMANDS = {
     "glue": ("finetune.run_glue", "fine-tune on GLUE; several processes: deepspeed --module finetune.run_glue"),
     "squad": ("finetune.run_squad", "fine-tune on SQuAD; several processes: deepspeed --module finetune.run_squad"),
     "tagging": ("finetune.run_tagging", "fine-tune on entities or parts of speech; --module finetune.run_tagging"),
+    "predict": ("finetune.predict", "predict with a fine-tuned model"),
     "blimp": ("finetune.blimp", "score minimal pairs, without fine-tuning"),
     "report": ("finetune.report", "compare fine-tuned scores with the paper's"),
     "quickstart": ("quickstart.run", "run the whole pipeline on a small corpus, offline, in 10 minutes"),

@@ -76,8 +76,9 @@ class SquadConfig(FinetuneConfig):
     n_best: Count
     """Answers kept per window and per question."""
     null_threshold: float = -2.75
-    """A question whose answerability logit exceeds it gets no answer."""
-    head: Literal["electra", "xlnet"] = "electra"
+    """A question whose answerability logit exceeds it gets no answer; with the head `hf`, the score of [CLS] minus that
+    of the best answer (0)."""
+    head: Literal["electra", "xlnet", "hf"] = "electra"
     """Sizes and conventions of the head (`presets.HEAD_KINDS`)."""
 
 
@@ -125,6 +126,8 @@ class FinetuneOptions(StrictConfig):
     """print every KEY of --set, its value and its meaning"""
     output: Annotated[Path, Group("data and output")]
     """folder of results.jsonl"""
+    keep: Literal["median", "best", "all", "none"] = "median"
+    """seeds whose model is kept, in OUTPUT/finetuned"""
     local_rank: Annotated[int, HIDDEN] = 0
 
     def overrides(self) -> dict[str, Any]:
@@ -162,8 +165,8 @@ class SquadOptions(FinetuneOptions):
     """results and predictions; finished runs are skipped"""
     test_file: Path | None = None
     """further questions to answer, labelled or not"""
-    head: Annotated[Literal["electra", "xlnet"] | None, Group("settings")] = None
-    """electra's head or XLNet's, with the conventions of each (electra)"""
+    head: Annotated[Literal["electra", "xlnet", "hf"] | None, Group("settings")] = None
+    """electra's, XLNet's or Hugging Face's head and conventions (electra)"""
     stride: int | None = None
     """word pieces from one window on a paragraph to the next (128)"""
     max_question: int | None = None

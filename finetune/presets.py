@@ -29,6 +29,9 @@ BASE_HIDDEN_SIZE = 768  # paper's pre-training table; small has 256
 class HeadKind(NamedTuple):
     """Sizes and conventions of a head for SQuAD."""
 
+    joint: bool
+    """Whether ends are scored given a start, and answerability has a layer. Otherwise one dense layer gives the logits
+    of starts and ends, and the fields before `beam` do not apply."""
     hidden_size: int | None
     """Size of the layer between the pair of states and the logit; `None` takes the encoder's."""
     activation: Literal["gelu", "tanh"]
@@ -53,6 +56,7 @@ class HeadKind(NamedTuple):
 HEAD_KINDS = {
     # google-research/electra: `finetune/qa/qa_tasks.py`, `configure_finetuning.py`
     "electra": HeadKind(
+        joint=True,
         hidden_size=512,
         activation="gelu",
         end_layer_norm=False,
@@ -67,6 +71,7 @@ HEAD_KINDS = {
     ),
     # zihangdai/xlnet: `function_builder.py`, `run_squad.py`; `xlnet.py` for the initializer
     "xlnet": HeadKind(
+        joint=True,
         hidden_size=None,
         activation="tanh",
         end_layer_norm=True,
@@ -75,6 +80,21 @@ HEAD_KINDS = {
         beam=5,
         n_best=5,
         max_answer=64,
+        initializer_range=0.02,
+        last_separator=False,
+        unanswerable_outside=True,
+    ),
+    # Hugging Face: `examples/pytorch/question-answering/run_qa.py`
+    "hf": HeadKind(
+        joint=False,
+        hidden_size=None,
+        activation="gelu",
+        end_layer_norm=False,
+        answerable_dropout=False,
+        answerable_bias=False,
+        beam=20,
+        n_best=20,
+        max_answer=30,
         initializer_range=0.02,
         last_separator=False,
         unanswerable_outside=True,
@@ -134,6 +154,7 @@ def squad_settings_for(hidden_size: int, max_positions: int, overrides: dict[str
     }
     if kind := HEAD_KINDS.get(overrides.get("head", "electra")):
         values |= {"n_best": kind.n_best, "max_answer": kind.max_answer}
+        values |= {} if kind.joint else {"null_threshold": 0.0}
     settings = _fitting(SquadConfig.from_values(values | overrides), max_positions)
     if settings.max_length < settings.max_question + 4:  # three special tokens and one piece of the paragraph
         raise ConfigError(

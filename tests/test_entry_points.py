@@ -44,6 +44,7 @@ WRONG_PATHS = [
     "finetune/run_glue.py --model no/such --task CoLA",
     "finetune/run_squad.py --model no/such",
     "finetune/run_tagging.py --model no/such --task NER --data_dir .",
+    "finetune/predict.py no/such -",
     "finetune/report.py no/such",
     "quickstart/acceptability.py --input no/such",
 ]
@@ -59,6 +60,7 @@ UNREADABLE = [
     "finetune/run_glue.py --model junk --task CoLA",
     "finetune/run_squad.py --model junk",
     "finetune/run_tagging.py --model junk --task NER --data_dir .",
+    "finetune/predict.py junk -",
     "finetune/report.py junk",
     "quickstart/acceptability.py --input junk.txt",
 ]

@@ -18,7 +18,7 @@ ROOMS = (
     *("pretrain/config", "pretrain/presets", "pretrain/huggingface", "pretrain/training", "pretrain/analysis"),
     "pretrain",
     *("finetune/config", "finetune/presets", "finetune/tokens", "finetune/running", "finetune/minimal_pairs"),
-    *("finetune/glue", "finetune/squad", "finetune/tagging", "finetune/reporting"),
+    *("finetune/glue", "finetune/squad", "finetune/tagging", "finetune/predictions", "finetune/reporting"),
     "finetune",
     "quickstart",
 )

@@ -2,12 +2,13 @@
 
 `electra` is google-research/electra's: dropout and one dense layer. `hf` is Hugging Face's `ElectraClassificationHead`,
 for comparisons: a dense layer with GELU comes first, with dropout of its own.
-Shape letters: B batch, L length, H hidden size, C outputs.
+Shape letters: B batch, L length, H hidden size, C outputs, X rows of zeros.
 """
 
 from collections import OrderedDict
 from typing import Literal
 
+import torch
 from torch import Tensor, nn
 
 from finetune.tokens import Batch
@@ -38,3 +39,19 @@ class SequenceClassifier(nn.Module):
     def forward(self, batch: Batch) -> Tensor:
         hidden_BLH = self.electra(batch.input_ids_BL, batch.attention_mask_BL, batch.token_type_ids_BL)
         return self.head(self.dropout(hidden_BLH[:, 0])).float()
+
+
+def as_two_layers(weight_CH: Tensor, bias_C: Tensor) -> dict[str, Tensor]:
+    """Returns weights of the head `hf` that compute one dense layer, since GELU(z) - GELU(-z) = z.
+
+    The first layer computes z and -z of every output, padded with zeros; the second takes their difference.
+    """
+    outputs, size = weight_CH.shape
+    rest_XH, rest_X = weight_CH.new_zeros(size - 2 * outputs, size), bias_C.new_zeros(size - 2 * outputs)
+    one_CC = torch.eye(outputs, device=weight_CH.device)
+    return {
+        "dense.weight": torch.cat([weight_CH, -weight_CH, rest_XH]),
+        "dense.bias": torch.cat([bias_C, -bias_C, rest_X]),
+        "out_proj.weight": torch.cat([one_CC, -one_CC, rest_XH[:, :outputs].T], dim=1),
+        "out_proj.bias": torch.zeros_like(bias_C),
+    }

@@ -2,7 +2,7 @@
 
 import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import PurePath
@@ -14,11 +14,11 @@ from torch import Tensor
 
 from finetune.config import GlueConfig, GlueOptions
 from finetune.glue.files import load_task, missing_from
-from finetune.glue.heads import SequenceClassifier
+from finetune.glue.heads import SequenceClassifier, as_two_layers
 from finetune.glue.metrics import is_constant, score, submission
 from finetune.glue.tasks import TASKS, Example, ExampleSet, GlueTask, TaskData, select_tasks
 from finetune.presets import settings_for
-from finetune.running.job import Evaluation, Job
+from finetune.running.job import PIPELINE, Evaluation, Job, Portrait, Predictor, labels_of
 from finetune.running.model_folder import open_models, plan_runs
 from finetune.running.records import EXAMPLES, Metrics
 from finetune.running.run_list import Queue, list_settings
@@ -85,14 +85,37 @@ class GlueJob(Job):
                 metrics[PurePath(path).stem] = score(tests.task.metrics, target, predicted)
         return Evaluation(metrics, files)
 
+    def portray(self, head: Mapping[str, Tensor]) -> Portrait:
+        """Returns the model as `ElectraForSequenceClassification`; its output for a regression is the score."""
+        two_layers = head if self.settings.head == "hf" else as_two_layers(head["weight"], head["bias"])
+        weights = {f"classifier.{name}": weight for name, weight in two_layers.items()}
+        config = labels_of(self.task.labels or self.task.classes or ("score",))
+        if not self.task.classes:
+            config |= {"problem_type": "regression"}
+            for name in ("classifier.out_proj.weight", "classifier.out_proj.bias"):
+                weights[name] = weights[name] * (self.task.max_score / self.unit)
+        text = '"A text."' if len(self.task.text_columns) == 1 else '{"text": "A text.", "text_pair": "Another."}'
+        return Portrait(
+            "ElectraForSequenceClassification",
+            weights,
+            config,
+            "text-classification",
+            PIPELINE.format(task="text-classification", input=f"{text}, truncation=True"),
+        )
+
     def predict(self, features: Features, engine: Engine) -> np.ndarray:
         """Returns the prediction for every example, in order, on every rank; a diverged model's are 0."""
+        outputs = self.outputs(features, engine)
+        if self.task.classes:
+            return outputs.argmax(axis=1).astype(float)
+        return np.nan_to_num(outputs[:, 0]) / self.unit
 
-        def answer(output_BC: Tensor, batch: Batch, own: np.ndarray) -> Tensor:
-            return output_BC.argmax(dim=1, keepdim=True) if self.task.classes else output_BC
-
-        answers = self.answer_all(features, engine, EVALUATION_BATCH, 1, answer)
-        return np.nan_to_num(answers[:, 0].numpy()) / self.unit
+    def outputs(self, features: Features, predictor: Predictor) -> np.ndarray:
+        """Returns the model's outputs for every example [examples, C], in order, on every rank."""
+        width = len(self.task.classes) or 1
+        return self.answer_all(
+            features, predictor, EVALUATION_BATCH, width, lambda output_BC, batch, own: output_BC
+        ).numpy()
 
 
 def make_job(task: GlueTask, data: TaskData, tokenizer: Any, settings: GlueConfig) -> GlueJob:
@@ -148,7 +171,7 @@ def run_queue(options: GlueOptions) -> int:
     queue = Queue(
         planned,
         lambda run: make_job(TASKS[run.task], data[run.task], models[0].tokenizer, cast(GlueConfig, run.settings)),
-        {name: list(examples.tests_by_path()) for name, examples in data.items()},
+        {TASKS[name]: list(examples.tests_by_path()) for name, examples in data.items()},
         models,
         options,
     )

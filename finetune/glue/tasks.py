@@ -24,6 +24,8 @@ class GlueTask(Task):
     label_column: str = "label"
     classes: tuple[str, ...] = ("0", "1")
     """The files' labels in the order of the hub's class numbers; empty for a regression."""
+    labels: tuple[str, ...] = ()
+    """The hub's names of the classes, in the same order, if the files have only numbers."""
     max_score: float = 0.0
     """Regression: scores lie in [0, max_score] and are divided by it (as google-research/electra)."""
     submissions: tuple[tuple[str, str], ...] = ()
@@ -46,14 +48,16 @@ TASKS = {
     for task in (
         GlueTask(
             name="CoLA",
+            labels=("unacceptable", "acceptable"),
             header=("source", "label", "mark", "sentence"),
             text_columns=("sentence",),
             metrics=("matthews",),
             official_examples=8_551,
         ),
-        GlueTask(name="SST-2", text_columns=("sentence",), official_examples=67_349),
+        GlueTask(name="SST-2", text_columns=("sentence",), labels=("negative", "positive"), official_examples=67_349),
         GlueTask(
             name="MRPC",
+            labels=("not_equivalent", "equivalent"),
             text_columns=("#1 String", "#2 String"),
             label_column="Quality",
             hub_text_columns=("sentence1", "sentence2"),
@@ -73,6 +77,7 @@ TASKS = {
         ),
         GlueTask(
             name="QQP",
+            labels=("not_duplicate", "duplicate"),
             text_columns=("question1", "question2"),
             label_column="is_duplicate",
             metrics=("accuracy", "f1"),
@@ -100,7 +105,12 @@ TASKS = {
             classes=("entailment", "not_entailment"),
             official_examples=2_490,
         ),
-        GlueTask(name="WNLI", text_columns=("sentence1", "sentence2"), official_examples=635),
+        GlueTask(
+            name="WNLI",
+            text_columns=("sentence1", "sentence2"),
+            labels=("not_entailment", "entailment"),
+            official_examples=635,
+        ),
     )
 }
 

@@ -1,9 +1,9 @@
 """The interface of a task to a run: a model to train, a loss, scores on the dev set."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from finetune.running.records import Metrics, Task
 from finetune.tokens import Batch, Features, collate, shares
 from pretrain.engine.engine import Engine
+from pretrain.job.processes import World
 from pretrain.model.encoder import ElectraEncoder
 
 
@@ -24,6 +25,46 @@ class Evaluation(NamedTuple):
     """Answers to keep: file name -> text, or a value that JSON can hold."""
     constant: bool = False
     """Whether every dev example got the same answer."""
+
+
+class Predictor(Protocol):
+    """A trained model that predicts: an engine, or a kept model."""
+
+    @property
+    def module(self) -> nn.Module: ...
+
+    @property
+    def world(self) -> World: ...
+
+    def sum_over_ranks(self, tensor: Tensor) -> Tensor: ...
+
+
+class Portrait(NamedTuple):
+    """A trained model as one of Hugging Face's classes."""
+
+    architecture: str
+    """Name of the class for a stock encoder, such as ElectraForTokenClassification."""
+    head: Mapping[str, Tensor]
+    """The head's weights, by their names in that class."""
+    config: Mapping[str, Any]
+    """Settings for `config.json` besides the encoder's, such as the labels."""
+    pipeline: str
+    """Its task on the hub."""
+    example: str
+    """Python code that uses it; `{code}` becomes the argument that allows the folder's code to run."""
+
+
+PIPELINE = """from transformers import pipeline
+
+FOLDER = "."  # this folder, or its name on the hub
+predict = pipeline("{task}", FOLDER{{code}})
+print(predict({input}))"""
+"""Example for a model that a pipeline can serve."""
+
+
+def labels_of(names: Sequence[str]) -> dict[str, Any]:
+    """Returns the names of the outputs as `config.json` holds them."""
+    return {"id2label": dict(enumerate(names)), "label2id": {name: place for place, name in enumerate(names)}}
 
 
 @dataclass(frozen=True)
@@ -54,21 +95,25 @@ class Job(ABC):
     def predict_tests(self, engine: Engine) -> Evaluation:
         """Predicts the test sets that the run was given, if any. Collective."""
 
+    @abstractmethod
+    def portray(self, head: Mapping[str, Tensor]) -> Portrait:
+        """Returns the model as one of Hugging Face's classes, with equal outputs, from the weights of its `head`."""
+
     @torch.inference_mode()
     def answer_all(
         self,
         features: Features,
-        engine: Engine,
+        predictor: Predictor,
         batch_size: int,
         width: int,
         answer: Callable[[Any, Batch, np.ndarray], Tensor],
     ) -> Tensor:
         """Returns `answer(output, batch, indices)` for all features [features, width], in order, on all ranks, fp64."""
-        device = engine.world.device
+        device = predictor.world.device
         answers = torch.zeros(len(features.targets), width, dtype=torch.float64, device=device)
-        for own in shares(features, engine.world, batch_size):
+        for own in shares(features, predictor.world, batch_size):
             batch = collate(features, own, self.pad_id, device)
-            output = engine.module(batch)  # collective under ZeRO-3, so also without examples
+            output = predictor.module(batch)  # collective under ZeRO-3, so also without examples
             if len(own):
                 answers[torch.from_numpy(own)] = answer(output, batch, own).double()
-        return engine.sum_over_ranks(answers).cpu()
+        return predictor.sum_over_ranks(answers).cpu()

@@ -51,6 +51,11 @@ def answers_folder(tests: Iterable[object]) -> str:
     return f"test-{sha256_of(tests)[:10]}"
 
 
+def task_prefix(task: str) -> str:
+    """Returns the beginning of the folder names of a task's runs."""
+    return f"{task.replace(' ', '-')}-seed"
+
+
 class RunIdentity(StrictConfig):
     """Everything that determines a run's result; a run whose identity is already in the file is not repeated."""
 
@@ -66,7 +71,7 @@ class RunIdentity(StrictConfig):
     def folder_name(self) -> str:
         """Name of the folder for the run's other files, unique to the run."""
         digest = hashlib.sha256(self.model_dump_json().encode()).hexdigest()
-        return f"{self.task.replace(' ', '-')}-seed{self.seed}-{digest[:10]}"
+        return f"{task_prefix(self.task)}{self.seed}-{digest[:10]}"
 
 
 class RunRecord(StrictConfig):

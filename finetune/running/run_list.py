@@ -1,7 +1,7 @@
 """The queue of a launch: does the runs that are asked for and not done yet, one after another.
 
 A finished run is one line of OUTPUT/results.jsonl, with its answers in OUTPUT/predictions; an interrupted one resumes
-from OUTPUT/checkpoints. Several launches with one OUTPUT share the runs (OUTPUT/locks).
+from OUTPUT/checkpoints. Several launches with one OUTPUT share the runs (OUTPUT/locks). `kept.py` keeps the models.
 """
 
 import shutil
@@ -13,12 +13,14 @@ from pathlib import Path
 from finetune.config import FinetuneOptions
 from finetune.presets import size_of
 from finetune.running.job import Job
+from finetune.running.kept import CANDIDATES, save_finetuned, settle, without_seed
 from finetune.running.model_folder import ModelFolder
 from finetune.running.records import (
     FILE_NAME,
     PREDICTIONS,
     RunIdentity,
     RunRecord,
+    Task,
     append_record,
     read_records,
     write_files,
@@ -46,16 +48,18 @@ class Queue:
         self,
         runs: Sequence[RunIdentity],
         make_job: Callable[[RunIdentity], Job],
-        files: Mapping[str, Sequence[str]],
+        files: Mapping[Task, Sequence[str]],
         models: Sequence[ModelFolder],
         options: FinetuneOptions,
     ) -> None:
-        """`files` names, by task, the files in a finished run's folder of predictions.
+        """`files` names, for every task, the files in a finished run's folder of predictions.
 
         Raises:
             ConfigError: a model, the DeepSpeed configuration or a setting does not fit.
         """
-        self.runs, self.files, self.options, self.output = runs, files, options, options.output
+        self.runs, self.options, self.output = runs, options, options.output
+        self.files = {task.name: names for task, names in files.items()}
+        self.tasks = {task.name: task for task in files}
         self.models = {model.sha256: model for model in models}
         self.world = start_processes()
         self.deepspeed_config = read_deepspeed(options)
@@ -76,6 +80,7 @@ class Queue:
                 if place not in waiting and self.checkpoints(run).exists():
                     self.take(run)
         if not waiting:
+            self.settle(self.runs, say_missing=True)
             return 0
         try:
             stop = StopRequest(self.output)
@@ -89,6 +94,7 @@ class Queue:
         except Stopped:
             self.say("stopped on request; run the same command to resume")
             return EXIT_STOPPED
+        self.settle(self.runs, say_missing=True)
         if waiting:
             self.say(f"{counted(len(waiting), 'run')} under way in other processes")
         return 0
@@ -118,8 +124,18 @@ class Queue:
         with lock or nullcontext():
             free: bool = self.world.share(lock is not None)
             if free:
-                self.do(run, Keeper(self.checkpoints(run), lambda: bool(stop)))
-            return free
+                self.do(run, Keeper(self.checkpoints(run), lambda: bool(stop), weights=self.options.keep != "none"))
+        if free:
+            setting = without_seed(run)
+            self.settle([other for other in self.runs if without_seed(other) == setting])
+        return free
+
+    def settle(self, runs: Sequence[RunIdentity], *, say_missing: bool = False) -> None:
+        """Keeps the models that `--keep` names, for each setting whose seeds are all done."""
+        if self.world.is_first and self.options.keep != "none":
+            missing = settle(self.output, self.output / LOCKS, self.options.keep, runs, self.tasks, self.say)
+            for line in missing if say_missing else ():
+                self.say(line)
 
     def do(self, run: RunIdentity, keeper: Keeper) -> None:
         """Trains a run to its end and writes its record and files.
@@ -128,7 +144,7 @@ class Queue:
             Stopped: on request, with everything saved.
         """
         started = time.monotonic()
-        task = run.model_copy(update={"seed": None})
+        task = without_seed(run)
         if task not in self._jobs:  # its data is the same for every seed
             self._jobs.clear()  # frees the memory first
             self._jobs[task] = self._make_job(run)
@@ -154,10 +170,14 @@ class Queue:
             left_out=dict(job.left_out),
             seconds=round(time.monotonic() - started, 2),
             world_size=self.world.world_size,
-            **{key: value for key, value in outcome._asdict().items() if key != "files"},
+            **{key: value for key, value in outcome._asdict().items() if key not in ("files", "weights")},
         )
         confirm(self.output / LOCKS / run.folder_name())
         write_files(self.output / PREDICTIONS / run.folder_name(), outcome.files)
+        if outcome.weights:
+            head = {name[5:]: weight for name, weight in outcome.weights.items() if name.startswith("head.")}
+            candidate = self.output / CANDIDATES / run.folder_name()
+            save_finetuned(candidate, model, job.portray(head), record, outcome.weights, job.pad_id)
         append_record(self.output / FILE_NAME, record)
         shutil.rmtree(keeper.folder, ignore_errors=True)
 

@@ -67,6 +67,8 @@ class Keeper(NamedTuple):
     """Returns True if this rank was asked to stop; the run is then saved too."""
     every: int = CHECKPOINT_EVERY
     """Batches from one checkpoint to the next."""
+    weights: bool = False
+    """Whether the outcome includes the trained weights."""
 
 
 class Outcome(NamedTuple):
@@ -79,6 +81,8 @@ class Outcome(NamedTuple):
     precision: str
     files: Mapping[str, Any]
     """Answers to keep: file name -> text, or a value that JSON can hold."""
+    weights: Mapping[str, Tensor]
+    """The trained weights in fp32, on the first rank, if they were asked for; none if the run diverged."""
 
 
 def train(
@@ -158,6 +162,8 @@ class Run:
         assert evaluation is not None  # a checkpoint of the last epoch lies before its evaluation
         collapsed = "constant prediction" if evaluation.constant else None
         tests, task = self.job.predict_tests(self.engine), self.job.task
+        finite = state.losses[-1] is not None and state.updates > 0
+        kept = self.keeper is not None and self.keeper.weights and finite
         return Outcome(
             last=evaluation.metrics | tests.metrics,
             best=max(state.metrics, key=lambda metrics: metrics[task.dev_splits[0]][task.metrics[0]]),
@@ -165,6 +171,7 @@ class Run:
             collapsed="non-finite loss" if state.losses[-1] is None else collapsed,
             precision=str(self.engine.dtype).removeprefix("torch."),
             files={**evaluation.files, **tests.files},
+            weights=self.engine.full_state().weights if kept else {},
         )
 
     def train_epoch(self, epoch: int) -> float:

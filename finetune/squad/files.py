@@ -82,7 +82,7 @@ def load_squad(version: SquadVersion, data_dir: str | Path) -> SquadData:
         for answer in question.answers[:1]
         if not train.paragraphs[question.paragraph].startswith(answer.text, answer.start)
     )
-    _refuse(paths[0], misplaced)
+    _refuse(f"data_dir: {paths[0]}", misplaced)
     return SquadData(train, dev)
 
 
@@ -111,12 +111,19 @@ def read_squad(path: Path, *, labelled: bool = True, has_unanswerable: bool = Tr
         ConfigError: the file cannot be read, or has malformed entries, each named by its place or its question's id.
     """
     try:
-        layout = _File.model_validate_json(path.read_bytes())
+        content = path.read_bytes()
     except OSError as error:
         raise ConfigError(f"data_dir: cannot read {path} ({error}); expected SQuAD's JSON file") from None
+    return parse_squad(content, f"data_dir: {path}", labelled=labelled, has_unanswerable=has_unanswerable)
+
+
+def parse_squad(content: bytes, source: str, *, labelled: bool = True, has_unanswerable: bool = True) -> SquadFile:
+    """Parses the content of a SQuAD file, as `read_squad`; errors begin with `source`."""
+    try:
+        layout = _File.model_validate_json(content)
     except ValidationError as error:
         places = [f"{'.'.join(map(str, item['loc'])) or 'JSON'}: {item['msg']}" for item in error.errors()]
-        _refuse(path, places)
+        _refuse(source, places)
     paragraphs = [paragraph for article in layout.data for paragraph in article.paragraphs]
     questions = [
         Question(entry.id, entry.question, place, (entry.answers or ()) if labelled else ())
@@ -124,7 +131,7 @@ def read_squad(path: Path, *, labelled: bool = True, has_unanswerable: bool = Tr
         for entry in paragraph.qas
     ]
     entries = [entry for paragraph in paragraphs for entry in paragraph.qas]
-    _refuse(path, _contradictions(entries, labelled, has_unanswerable) if entries else ["no questions"])
+    _refuse(source, _contradictions(entries, labelled, has_unanswerable) if entries else ["no questions"])
     return SquadFile([paragraph.context for paragraph in paragraphs], questions)
 
 
@@ -144,11 +151,9 @@ def _contradictions(entries: list[_Entry], labelled: bool, has_unanswerable: boo
             yield f"question {entry.id}: an answer without text"
 
 
-def _refuse(path: Path, problems: Iterable[str]) -> None:
+def _refuse(source: str, problems: Iterable[str]) -> None:
     """Raises a ConfigError if there are problems; it lists the first few and the number of others."""
-    lines = [f"data_dir: {path}: {problem}" for problem in problems]
+    lines = [f"{source}: {problem}" for problem in problems]
     more = len(lines) - PROBLEMS_SHOWN
     if lines:
-        raise ConfigError(
-            *lines[:PROBLEMS_SHOWN], *([f"data_dir: {path}: {more} more malformed entries"] if more > 0 else [])
-        )
+        raise ConfigError(*lines[:PROBLEMS_SHOWN], *([f"{source}: {more} more malformed entries"] if more > 0 else []))

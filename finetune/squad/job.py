@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from finetune.config import SquadConfig, SquadOptions
-from finetune.presets import HEAD_KINDS, squad_settings_for
-from finetune.running.job import Evaluation, Job
+from finetune.presets import HEAD_KINDS, HeadKind, squad_settings_for
+from finetune.running.job import Evaluation, Job, Portrait, Predictor
 from finetune.running.model_folder import open_models, plan_runs
 from finetune.running.records import EXAMPLES, answers_folder
 from finetune.running.run_list import Queue, list_settings
@@ -25,13 +25,27 @@ from finetune.squad.metrics import best_threshold, evaluate, evaluate_squad1, qu
 from finetune.tokens import Batch
 from foundation.files import require_folder
 from pretrain.engine.engine import Engine
+from pretrain.huggingface.folders import JOINT_ANSWERER
 from pretrain.model.encoder import ElectraEncoder
 
 EVALUATION_BATCH = 32
 """Windows per rank and forward pass (google-research/electra); the beams hold 20 states per window and position."""
 ANSWER_FILES = ("predictions.json", "null_odds.json", "nbest.json")
 """Files with the answers to a file's questions."""
+EXAMPLE = """import torch
+from transformers import AutoModelForQuestionAnswering, AutoTokenizer
 
+FOLDER = "."  # this folder, or its name on the hub
+model = AutoModelForQuestionAnswering.from_pretrained(FOLDER{code})
+tokenizer = AutoTokenizer.from_pretrained(FOLDER, trust_remote_code=False)
+inputs = tokenizer("Who wrote it?", "It was written by Mary Shelley.", return_tensors="pt")
+with torch.no_grad():
+    output = model(**inputs)
+"""
+INDEPENDENT = """start, end = output.start_logits.argmax(), output.end_logits.argmax()
+print(tokenizer.decode(inputs["input_ids"][0, start : end + 1]))"""
+JOINT = """start, end = output.start_top_index[0, 0], output.end_top_index[0, 0]
+print(tokenizer.decode(inputs["input_ids"][0, start : end + 1]), output.cls_logits)  # positive: no answer"""
 
 Candidates = list[dict[str, Any]]
 """Answers to a question, best first: text, probability (the share among them), score (log-probability of the span)."""
@@ -47,8 +61,12 @@ class SquadJob(Job):
     dev: Windows
     test: tuple[SquadFile, Windows] | None
 
+    @property
+    def kind(self) -> HeadKind:
+        return HEAD_KINDS[self.settings.head]
+
     def build(self, encoder: ElectraEncoder) -> QuestionAnswerer:
-        return QuestionAnswerer(encoder, HEAD_KINDS[self.settings.head])
+        return QuestionAnswerer(encoder, self.kind)
 
     def losses(self, output: SpanLogits, batch: Batch) -> Tensor:
         return span_losses(output, batch.target_B)
@@ -76,6 +94,14 @@ class SquadJob(Job):
         files = self.answer_files(*self.answer(*self.test, engine))
         return Evaluation({}, dict(zip(answer_paths(self.test[0]), files.values(), strict=True)))
 
+    def portray(self, head: Mapping[str, Tensor]) -> Portrait:
+        if not self.kind.joint:
+            return Portrait("ElectraForQuestionAnswering", head, {}, "question-answering", EXAMPLE + INDEPENDENT)
+        weights = {f"span_head.{name}": weight for name, weight in head.items()}
+        fields = ("hidden_size", "activation", "end_layer_norm", "answerable_bias", "beam", "last_separator")
+        config = {"span_head": {name: getattr(self.kind, name) for name in fields}}
+        return Portrait(JOINT_ANSWERER, weights, config, "question-answering", EXAMPLE + JOINT)
+
     def answer_files(self, candidates: Mapping[str, Candidates], null_scores: Mapping[str, float]) -> dict[str, Any]:
         """Returns each of `ANSWER_FILES`; final answers are empty if the null score exceeds the threshold."""
         threshold = self.settings.null_threshold if self.task.has_unanswerable else math.inf
@@ -83,19 +109,21 @@ class SquadJob(Job):
         return dict(zip(ANSWER_FILES, (final, null_scores, candidates), strict=True))
 
     def answer(
-        self, file: SquadFile, windows: Windows, engine: Engine
+        self, file: SquadFile, windows: Windows, predictor: Predictor
     ) -> tuple[dict[str, Candidates], dict[str, float]]:
         """Returns each question's best answers and the least answerability logit of its windows by id, on all ranks."""
-        spans_WN3, null_W = self.predict(windows, engine)
+        spans_WN3, null_W = self.predict(windows, predictor)
         counts = np.bincount([window.question for window in windows.windows]).tolist()
         candidates, null_scores = {}, {}
         for question, spans, nulls in zip(file.questions, spans_WN3.split(counts), null_W.split(counts), strict=True):
             pieces, paragraph = windows.paragraphs[question.paragraph], file.paragraphs[question.paragraph]
             candidates[question.id] = merge(spans, pieces, paragraph, self.settings.n_best)
             null_scores[question.id] = float(nulls.min())
+            if not self.kind.joint and candidates[question.id]:
+                null_scores[question.id] -= candidates[question.id][0]["score"]
         return candidates, null_scores
 
-    def predict(self, windows: Windows, engine: Engine) -> tuple[Tensor, Tensor]:
+    def predict(self, windows: Windows, predictor: Predictor) -> tuple[Tensor, Tensor]:
         """Returns the best spans and answerability logit of every window, in order, on every rank."""
         max_answer, n_best = self.settings.max_answer, self.settings.n_best
 
@@ -105,7 +133,7 @@ class SquadJob(Job):
             null_B = beams.unanswerable_B.double().nan_to_num()  # a diverged run says 0
             return torch.cat([spans_BN3.flatten(1), null_B[:, None]], dim=1)
 
-        answers = self.answer_all(windows.features, engine, EVALUATION_BATCH, 3 * n_best + 1, answer)
+        answers = self.answer_all(windows.features, predictor, EVALUATION_BATCH, 3 * n_best + 1, answer)
         return answers[:, :-1].unflatten(1, (n_best, 3)), answers[:, -1]
 
 
@@ -212,7 +240,7 @@ def run_queue(options: SquadOptions) -> int:
             )
         ],
         lambda run: make_job(version, data, models[0].tokenizer, cast(SquadConfig, run.settings), test),
-        {version.name: answer_paths(test) if test else []},
+        {version: answer_paths(test) if test else []},
         models,
         options,
     )

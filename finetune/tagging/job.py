@@ -5,6 +5,7 @@ Shape letters: B batch, L length, C classes.
 
 import os
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from finetune.config import FinetuneConfig, TaggingOptions
 from finetune.presets import tagging_settings_for
-from finetune.running.job import Evaluation, Job
+from finetune.running.job import PIPELINE, Evaluation, Job, Portrait, Predictor, labels_of
 from finetune.running.model_folder import open_models, plan_runs
 from finetune.running.records import EXAMPLES
 from finetune.running.run_list import Queue, list_settings
@@ -30,6 +31,8 @@ from pretrain.model.encoder import ElectraEncoder
 
 EVALUATION_BATCH = 128
 """Sentences per rank and forward pass; no gradients, so larger than in training."""
+MAJORITY = "label_of_words_without_pieces"
+"""Key of that label in a kept model's `config.json`."""
 
 
 @dataclass(frozen=True)
@@ -65,16 +68,18 @@ class TaggingJob(Job):
     def predict_tests(self, engine: Engine) -> Evaluation:
         return self.evaluate_split("test", *self.test, engine) if self.test else Evaluation({}, {})
 
+    def portray(self, head: Mapping[str, Tensor]) -> Portrait:
+        return Portrait(
+            "ElectraForTokenClassification",
+            {f"classifier.{name}": weight for name, weight in head.items()},
+            {**labels_of(self.classes), MAJORITY: self.majority},
+            "token-classification",
+            PIPELINE.format(task="token-classification", input='"A text.", aggregation_strategy="first"'),
+        )
+
     def evaluate_split(self, split: str, path: str, tagged: TaggedFeatures, engine: Engine) -> Evaluation:
         """Scores a file; its predictions go to `path` in CoNLL columns: word, label, predicted label."""
-        longest = max(map(len, tagged.features.targets))
-
-        def answer(output_BLC: Tensor, batch: Batch, own: np.ndarray) -> Tensor:
-            best_BL = output_BLC.argmax(dim=2)
-            return F.pad(best_BL, (0, longest - best_BL.shape[1]))
-
-        classes = self.answer_all(tagged.features, engine, EVALUATION_BATCH, longest, answer).numpy()
-        predicted = tagged.label_words(classes, self.classes, self.majority)
+        predicted = self.label(tagged, engine)
         target = [list(sentence.labels) for sentence in tagged.sentences]
         blocks = (
             "".join(f"{word}\t{label}\t{found}\n" for word, label, found in zip(*sentence, labels, strict=True))
@@ -88,6 +93,17 @@ class TaggingJob(Job):
             files,
             constant=len({label for labels in predicted for label in labels}) == 1,
         )
+
+    def label(self, tagged: TaggedFeatures, predictor: Predictor) -> list[list[str]]:
+        """Returns the predicted label of every word, by sentence, on every rank."""
+        longest = max(map(len, tagged.features.targets), default=0)
+
+        def answer(output_BLC: Tensor, batch: Batch, own: np.ndarray) -> Tensor:
+            best_BL = output_BLC.argmax(dim=2)
+            return F.pad(best_BL, (0, longest - best_BL.shape[1]))
+
+        classes = self.answer_all(tagged.features, predictor, EVALUATION_BATCH, longest, answer).numpy()
+        return tagged.label_words(classes, self.classes, self.majority)
 
 
 def make_job(task: TaggingTask, data: TaggingData, tokenizer: Any, settings: FinetuneConfig) -> TaggingJob:
@@ -138,7 +154,7 @@ def run_queue(options: TaggingOptions) -> int:
             for run in plan_runs(options, model, task.name, data.fingerprint(), settings_for, options.overrides())
         ],
         lambda run: make_job(task, data, models[0].tokenizer, run.settings),
-        {task.name: data.test_answers()},
+        {task: data.test_answers()},
         models,
         options,
     )

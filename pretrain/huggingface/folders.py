@@ -56,17 +56,35 @@ AUTO_CLASSES = {
         )
     },
 }
+JOINT_ANSWERER = "ElectraForJointQuestionAnswering"
+"""The one class without a stock counterpart: its folder always carries the model code."""
+RELATIVE_TABLE = "electra.encoder.relative_attention_bias.weight"
 
 
 def save_folder(
-    folder: Path, architecture: str, config: EncoderConfig, weights: Mapping[str, Tensor], pad_token_id: int
+    folder: Path,
+    architecture: str,
+    config: EncoderConfig,
+    weights: Mapping[str, Tensor],
+    pad_token_id: int,
+    settings: Mapping[str, Any] | None = None,
 ) -> None:
-    """Writes `config.json`, `model.safetensors` and the model code; `weights` carry Hugging Face's names."""
+    """Writes `config.json`, `model.safetensors` and the model code; `weights` carry Hugging Face's names.
+
+    `settings` are added to `config.json`. If only the model code has the class, a model without relative position
+    gets a table of zeros.
+    """
     folder.mkdir(parents=True, exist_ok=True)
+    if architecture == JOINT_ANSWERER and not config.relative_position:
+        table = torch.zeros(config.relative_attention_num_buckets, config.num_attention_heads)
+        config, weights = dataclasses.replace(config, relative_position=True), {**weights, RELATIVE_TABLE: table}
     fields = dataclasses.asdict(config)
     if config.relative_position:
-        fields["auto_map"] = {auto: f"{Path(MODEL_FILE).stem}.{name}" for auto, name in AUTO_CLASSES.items()}
-        architecture = architecture.replace("Electra", "ElectraSampler")
+        classes, own = AUTO_CLASSES, architecture.replace("Electra", "ElectraSampler")
+        if architecture == JOINT_ANSWERER:
+            classes = classes | {"AutoModelForQuestionAnswering": own}
+        fields["auto_map"] = {auto: f"{Path(MODEL_FILE).stem}.{name}" for auto, name in classes.items()}
+        architecture = own
         (folder / MODEL_FILE).write_bytes(Path(__file__).with_name(MODEL_FILE).read_bytes())
     else:
         fields = {name: value for name, value in fields.items() if not name.startswith("relative_")}
@@ -77,6 +95,7 @@ def save_folder(
         "pad_token_id": pad_token_id,
         "tie_word_embeddings": True,
         **fields,
+        **(settings or {}),
     }
     (folder / "config.json").write_text(json.dumps(description, indent=2) + "\n")
     save_file(

@@ -8,10 +8,11 @@ Parameter names are those of Hugging Face's ELECTRA, plus one table of relative 
 `encoder.relative_attention_bias.weight`. With that table at zero the models compute what ELECTRA's do.
 
 Shape letters: B batch, C choices, L length, E embedding size, H hidden size, N heads, D head size, F feed-forward
-size, V vocabulary, K labels, X any last dimension.
+size, V vocabulary, K labels, T starts or ends of a beam, X any last dimension.
 """
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -203,7 +204,10 @@ class Encoder(nn.Module):
 
 
 class ElectraSamplerPreTrainedModel(PreTrainedModel):
-    """Loading, saving and initialization."""
+    """Loading, saving, initialization, and the form of outputs."""
+
+    output: type[ModelOutput]
+    """Output of a model with a head."""
 
     config_class = ElectraSamplerConfig
     base_model_prefix = "electra"
@@ -230,6 +234,18 @@ class ElectraSamplerPreTrainedModel(PreTrainedModel):
 
     def set_input_embeddings(self, value: nn.Module) -> None:
         self.base_model.embeddings.word_embeddings = value
+
+    def as_asked(self, output: ModelOutput, return_dict: bool | None) -> ModelOutput | tuple:
+        """The output by name, or the tuple of the fields that it has."""
+        by_name = self.config.return_dict if return_dict is None else return_dict
+        return output if by_name else output.to_tuple()
+
+    def answer(
+        self, encoded: BaseModelOutput, return_dict: bool | None, **fields: Tensor | None
+    ) -> ModelOutput | tuple:
+        """The head's fields, with the encoder's states and attentions where they were asked for."""
+        states = {"hidden_states": encoded.hidden_states, "attentions": encoded.attentions}
+        return self.as_asked(self.output(**fields, **states), return_dict)
 
 
 class ElectraSamplerModel(ElectraSamplerPreTrainedModel):
@@ -288,14 +304,12 @@ class ElectraSamplerModel(ElectraSamplerPreTrainedModel):
             if output_hidden_states:
                 states.append(hidden_BLX)
             weights.append(weights_BNLL)
-        return as_asked(
-            BaseModelOutput(
-                last_hidden_state=hidden_BLX,
-                hidden_states=tuple(states) if output_hidden_states else None,
-                attentions=tuple(weights) if output_attentions else None,
-            ),
-            self.config.return_dict if return_dict is None else return_dict,
+        output = BaseModelOutput(
+            last_hidden_state=hidden_BLX,
+            hidden_states=tuple(states) if output_hidden_states else None,
+            attentions=tuple(weights) if output_attentions else None,
         )
+        return self.as_asked(output, return_dict)
 
     @staticmethod
     def _masked(bias_BNLL: Tensor, mask: Tensor | None) -> Tensor:
@@ -310,9 +324,7 @@ class ElectraSamplerModel(ElectraSamplerPreTrainedModel):
 
 
 class ElectraSamplerWithHead(ElectraSamplerPreTrainedModel):
-    """The encoder and a head that makes its states scores; their loss where there are labels."""
-
-    output: type[ModelOutput]
+    """Encoder and task head: logits, and their loss if there are labels."""
 
     def __init__(self, config: ElectraSamplerConfig) -> None:
         super().__init__(config)
@@ -331,26 +343,11 @@ class ElectraSamplerWithHead(ElectraSamplerPreTrainedModel):
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
     ) -> ModelOutput | tuple:
-        encoded = self.electra(
-            input_ids,
-            attention_mask,
-            token_type_ids,
-            position_ids,
-            inputs_embeds,
-            output_attentions,
-            output_hidden_states,
-            return_dict=True,
-        )
+        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        encoded = self.electra(*inputs, output_attentions, output_hidden_states, return_dict=True)
         logits = self.scores(encoded.last_hidden_state)
-        return as_asked(
-            self.output(
-                loss=None if labels is None else self.loss(logits, labels, attention_mask),
-                logits=logits,
-                hidden_states=encoded.hidden_states,
-                attentions=encoded.attentions,
-            ),
-            self.config.return_dict if return_dict is None else return_dict,
-        )
+        loss = None if labels is None else self.loss(logits, labels, attention_mask)
+        return self.answer(encoded, return_dict, loss=loss, logits=logits)
 
 
 class DiscriminatorHead(nn.Module):
@@ -512,21 +509,14 @@ class ElectraSamplerForMultipleChoice(ElectraSamplerWithHead):
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
     ) -> MultipleChoiceModelOutput | tuple:
-        given = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
-        flat = (None if tensor is None else tensor.flatten(0, 1) for tensor in given)
+        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        flat = (None if tensor is None else tensor.flatten(0, 1) for tensor in inputs)
         encoded = self.electra(*flat, output_attentions, output_hidden_states, return_dict=True)
         choices = next(tensor.shape[1] for tensor in (input_ids, inputs_embeds) if tensor is not None)
         summary = F.gelu(self.sequence_summary["summary"](encoded.last_hidden_state[:, 0]))
         logits_BC = self.classifier(self.dropout(summary)).view(-1, choices)
-        return as_asked(
-            self.output(
-                loss=None if labels is None else F.cross_entropy(logits_BC, labels),
-                logits=logits_BC,
-                hidden_states=encoded.hidden_states,
-                attentions=encoded.attentions,
-            ),
-            self.config.return_dict if return_dict is None else return_dict,
-        )
+        loss = None if labels is None else F.cross_entropy(logits_BC, labels)
+        return self.answer(encoded, return_dict, loss=loss, logits=logits_BC)
 
 
 class ElectraSamplerForQuestionAnswering(ElectraSamplerPreTrainedModel):
@@ -534,6 +524,8 @@ class ElectraSamplerForQuestionAnswering(ElectraSamplerPreTrainedModel):
 
     The loss is the mean of both cross-entropies; a position beyond the sequence does not count.
     """
+
+    output = QuestionAnsweringModelOutput
 
     def __init__(self, config: ElectraSamplerConfig) -> None:
         super().__init__(config)
@@ -554,16 +546,8 @@ class ElectraSamplerForQuestionAnswering(ElectraSamplerPreTrainedModel):
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
     ) -> QuestionAnsweringModelOutput | tuple:
-        encoded = self.electra(
-            input_ids,
-            attention_mask,
-            token_type_ids,
-            position_ids,
-            inputs_embeds,
-            output_attentions,
-            output_hidden_states,
-            return_dict=True,
-        )
+        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        encoded = self.electra(*inputs, output_attentions, output_hidden_states, return_dict=True)
         start_BL, end_BL = self.qa_outputs(encoded.last_hidden_state).unbind(-1)
         loss = None
         if start_positions is not None and end_positions is not None:
@@ -573,22 +557,108 @@ class ElectraSamplerForQuestionAnswering(ElectraSamplerPreTrainedModel):
                 for logits_BL, positions in ((start_BL, start_positions), (end_BL, end_positions))
             ]
             loss = torch.stack(losses).mean()
-        return as_asked(
-            QuestionAnsweringModelOutput(
-                loss=loss,
-                start_logits=start_BL.contiguous(),
-                end_logits=end_BL.contiguous(),
-                hidden_states=encoded.hidden_states,
-                attentions=encoded.attentions,
-            ),
-            self.config.return_dict if return_dict is None else return_dict,
+        logits = {"start_logits": start_BL.contiguous(), "end_logits": end_BL.contiguous()}
+        return self.answer(encoded, return_dict, loss=loss, **logits)
+
+
+class PairScorer(nn.Module):
+    """One logit per pair of states: dense layer over both, activation, optional LayerNorm, dense layer."""
+
+    def __init__(
+        self, config: ElectraSamplerConfig, size: int, activation: str, layer_norm: bool = False, bias: bool = True
+    ) -> None:
+        super().__init__()
+        self.first = nn.Linear(config.hidden_size, size, bias=False)
+        self.second = nn.Linear(config.hidden_size, size)
+        self.activation = {"gelu": nn.GELU, "tanh": nn.Tanh}[activation]()
+        self.LayerNorm = nn.LayerNorm(size, eps=1e-12) if layer_norm else nn.Identity()
+        self.logit = nn.Linear(size, 1, bias=bias)
+
+    def forward(self, first_H: Tensor, second_H: Tensor) -> Tensor:
+        """Maps states [..., H], whose leading dimensions broadcast, to logits [...]."""
+        return self.logit(self.LayerNorm(self.activation(self.first(first_H) + self.second(second_H)))).squeeze(-1)
+
+
+class JointSpanHead(nn.Module):
+    """The layers that score a start, an end given a start, and "no answer"; their sizes are in `config.span_head`."""
+
+    def __init__(self, config: ElectraSamplerConfig) -> None:
+        super().__init__()
+        kind = config.span_head
+        size, activation = kind["hidden_size"] or config.hidden_size, kind["activation"]
+        self.start = nn.Linear(config.hidden_size, 1)
+        self.end = PairScorer(config, size, activation, layer_norm=kind["end_layer_norm"])
+        self.unanswerable = PairScorer(config, size, activation, bias=kind["answerable_bias"])
+
+
+@dataclass
+class JointQuestionAnsweringOutput(ModelOutput):
+    """The T likeliest starts, and the T likeliest ends of each; fields as in XLNet's output.
+
+    The ends of start t are [:, t * T : (t + 1) * T]. `cls_logits` are positive if "no answer" is the likelier.
+    """
+
+    start_top_log_probs: Tensor | None = None
+    start_top_index: Tensor | None = None
+    end_top_log_probs: Tensor | None = None
+    end_top_index: Tensor | None = None
+    cls_logits: Tensor | None = None
+    hidden_states: tuple[Tensor, ...] | None = None
+    attentions: tuple[Tensor, ...] | None = None
+
+
+class ElectraSamplerForJointQuestionAnswering(ElectraSamplerPreTrainedModel):
+    """`AutoModelForQuestionAnswering` with the head of google-research/electra or XLNet, for prediction.
+
+    `token_type_ids` are 1 in the paragraph: an answer lies there, or is [CLS].
+    """
+
+    output = JointQuestionAnsweringOutput
+
+    def __init__(self, config: ElectraSamplerConfig) -> None:
+        super().__init__(config)
+        self.electra = ElectraSamplerModel(config)
+        self.span_head = JointSpanHead(config)
+        self.post_init()
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+    ) -> JointQuestionAnsweringOutput | tuple:
+        if token_type_ids is None:
+            raise ValueError("got no token_type_ids, expected 0 in the question and 1 in the paragraph")
+        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        encoded = self.electra(*inputs, output_attentions, output_hidden_states, return_dict=True)
+        hidden_BLH, allowed_BL = encoded.last_hidden_state, token_type_ids.bool()
+        if not self.config.span_head["last_separator"]:
+            seen_BL = torch.ones_like(token_type_ids) if attention_mask is None else attention_mask
+            allowed_BL = allowed_BL.scatter(1, seen_BL.long().sum(1, keepdim=True) - 1, False)
+        allowed_BL = allowed_BL.index_fill(1, torch.zeros(1, dtype=torch.long, device=allowed_BL.device), True)
+
+        start_BL = self.span_head.start(hidden_BLH).squeeze(-1).float().masked_fill(~allowed_BL, -math.inf)
+        likely_BH = torch.einsum("bl,blh->bh", start_BL.softmax(1).to(hidden_BLH.dtype), hidden_BLH)
+        beam = min(self.config.span_head["beam"], hidden_BLH.shape[1])
+        start_log_p_BT, start_BT = start_BL.log_softmax(1).topk(beam)
+        state_BTH = torch.take_along_dim(hidden_BLH, start_BT[:, :, None], dim=1)
+        end_BTL = self.span_head.end(state_BTH[:, :, None], hidden_BLH[:, None]).float()
+        end_log_p_BTT, end_BTT = end_BTL.masked_fill(~allowed_BL[:, None], -math.inf).log_softmax(2).topk(beam)
+        return self.answer(
+            encoded,
+            return_dict,
+            start_top_log_probs=start_log_p_BT,
+            start_top_index=start_BT,
+            end_top_log_probs=end_log_p_BTT.flatten(1),
+            end_top_index=end_BTT.flatten(1),
+            cls_logits=self.span_head.unanswerable(hidden_BLH[:, 0], likely_BH).float(),
         )
 
 
 def classifier_dropout(config: ElectraSamplerConfig) -> nn.Dropout:
     return nn.Dropout(config.hidden_dropout_prob if config.classifier_dropout is None else config.classifier_dropout)
-
-
-def as_asked(output: ModelOutput, return_dict: bool) -> ModelOutput | tuple:
-    """The output by name, or the tuple of what is there."""
-    return output if return_dict else output.to_tuple()

@@ -50,7 +50,7 @@ def test_a_task_is_prepared_once_and_each_run_saves_its_answers(
         prepared.append(run)
         return make_job(VERSIONS["2.0"], data, model.tokenizer, run.settings)
 
-    assert Queue(runs, prepare, {}, [model], options).work() == 0
+    assert Queue(runs, prepare, {VERSIONS["2.0"]: []}, [model], options).work() == 0
     records = read_records(tmp_path / "results.jsonl")
     assert [(record.run.seed, record.run.settings.epochs) for record in records] == [(1, 1), (2, 1), (1, 2), (2, 2)]
     assert [run.settings.epochs for run in prepared] == [1, 2]

@@ -1,0 +1,237 @@
+"""Predictions of a kept model for new examples, by the functions that predict the dev set.
+
+A prediction is a dictionary: label and score (its probability) of a text; the score of a regression; words and labels
+of a tagged sentence; id, answer ("" for none), score (its probability among the best) and no_answer of a question.
+"""
+
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from finetune.config import GlueConfig, SquadConfig
+from finetune.glue import job as glue
+from finetune.glue import tasks as glue_tasks
+from finetune.running.job import Job
+from finetune.running.kept import RESULTS
+from finetune.running.model_folder import ModelFolder, open_model
+from finetune.running.records import RunIdentity, RunRecord
+from finetune.squad import files as squad_files
+from finetune.squad import job as squad
+from finetune.squad.features import make_windows
+from finetune.tagging import files as tagging_files
+from finetune.tagging import job as tagging
+from finetune.tagging.features import tokenize_sentences
+from finetune.tokens import Features
+from foundation.config import ConfigError
+from pretrain.huggingface.folders import fill, read_config, read_weights
+from pretrain.job.processes import World
+from pretrain.model import cpu_ops
+from pretrain.model.encoder import ElectraEncoder
+
+NOTHING = Features([], [], [])
+"""A job's training features where nothing is trained."""
+
+Given = str | dict[str, Any]
+"""An example as it was given: a line of text, or the JSON object in it."""
+Parsed = TypeVar("Parsed")
+
+
+class LoadedModel(NamedTuple):
+    """A trained model in one process, which predicts as an engine does."""
+
+    module: nn.Module
+    world: World
+
+    def sum_over_ranks(self, tensor: Tensor) -> Tensor:
+        return tensor
+
+
+class Source(NamedTuple):
+    """The text of an input, and its name for errors."""
+
+    name: str
+    text: str
+
+    def examples(self, parse: Callable[[Given], Parsed]) -> list[Parsed]:
+        """Parses every line; if the first is a JSON object, all must be.
+
+        Raises:
+            ConfigError: a line, named by its number, is empty or malformed.
+        """
+        found = []
+        lines = self.text.rstrip("\r\n").split("\n")
+        as_json = is_object(lines[0])
+        for number, line in enumerate(lines, 1):
+            try:
+                if not line.strip():
+                    raise ValueError("an empty line; expected one example per line")
+                if as_json and not is_object(line):
+                    raise ValueError("no JSON object; expected one per line, as in the first")
+                found.append(parse(json.loads(line) if as_json else line.rstrip("\r")))
+            except ValueError as error:
+                raise ConfigError(f"input: {self.name}:{number}: {error}") from None
+        return found
+
+
+def predict(name: str, source: str) -> Iterator[dict[str, Any]]:
+    """Yields the prediction of the kept model `name` for each example of the file `source`, in order.
+
+    Raises:
+        ConfigError: there is no such model or file, or an example is malformed.
+    """
+    model = open_model(name)
+    path = model.path / RESULTS
+    if not path.is_file():
+        raise ConfigError(
+            f"model: {name} has no {RESULTS}; expected a fine-tuned model, a folder in OUTPUT/finetuned of run_glue.py,"
+            " run_tagging.py or run_squad.py"
+        )
+    try:
+        run = RunRecord.model_validate_json(path.read_bytes()).run
+    except ValueError as error:
+        raise ConfigError(f"model: {path} is not the record of a run: {str(error).splitlines()[0]}") from None
+    predict_with = {GlueConfig: classify, SquadConfig: answer}.get(type(run.settings), tag)
+    yield from predict_with(model, run, read_source(source))
+
+
+def read_source(name: str) -> Source:
+    """Reads a file, or standard input if its name is `-`.
+
+    Raises:
+        ConfigError: it cannot be read, is not UTF-8, or is empty.
+    """
+    try:
+        content = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+        text = content.decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"input: cannot read {name} ({error}); expected a file of text in UTF-8, or -") from None
+    if not text.strip():
+        raise ConfigError(f"input: {name} is empty; expected one example per line")
+    return Source(name, text)
+
+
+def is_object(line: str) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except ValueError:
+        return False
+
+
+def load(model: ModelFolder, job: Job) -> LoadedModel:
+    """Loads the weights of a kept model into the job's own model."""
+    cuda = torch.cuda.is_available()
+    if not cuda:
+        cpu_ops.use()
+    device = torch.device("cuda" if cuda else "cpu")
+    module = job.build(ElectraEncoder(model.config)).eval()
+    weights = {
+        name if name.startswith("electra.") else "head." + re.sub(r"^(classifier|span_head)\.", "", name): weight
+        for name, weight in read_weights(model.path).items()
+    }
+    fill(module, weights, model.path)
+    return LoadedModel(module.to(device), World(0, 1, 0, device))
+
+
+def classify(model: ModelFolder, run: RunIdentity, source: Source) -> Iterator[dict[str, Any]]:
+    """Yields the class of each text or pair, or its score if the task is a regression."""
+    assert isinstance(run.settings, GlueConfig)
+    task = glue_tasks.TASKS[run.task]
+
+    def parse(given: Given) -> glue_tasks.Example:
+        if isinstance(given, str):
+            cells = given.split("\t")
+            if len(cells) != len(task.text_columns):
+                columns = ", a tab, ".join(task.text_columns)
+                raise ValueError(f"{len(cells)} columns, expected {len(task.text_columns)}: {columns}")
+            given = dict(zip(task.text_columns, cells, strict=True))
+        return glue_tasks.read_example(given, task, labelled=False)
+
+    job = glue.GlueJob(
+        task=task,
+        settings=run.settings.model_copy(update={"head": "hf", "plain_scores": True}),  # as `GlueJob.portray` keeps it
+        train=NOTHING,
+        train_examples=0,
+        left_out={},
+        pad_id=model.tokenizer.pad_token_id,
+        dev={},
+        tests={},
+    )
+    features = glue.tokenize_examples(source.examples(parse), model.tokenizer, run.settings.max_length)
+    for logits_C in job.outputs(features, load(model, job)):
+        if not task.classes:
+            yield {"score": float(logits_C[0])}
+            continue
+        share_C = np.exp(logits_C - logits_C.max())
+        best = int(logits_C.argmax())
+        yield {"label": (task.labels or task.classes)[best], "score": float(share_C[best] / share_C.sum())}
+
+
+def tag(model: ModelFolder, run: RunIdentity, source: Source) -> Iterator[dict[str, Any]]:
+    """Yields the label of every word of each sentence."""
+
+    def parse(given: Given) -> tagging_files.Sentence:
+        words = re.findall("[^ \t]+", given) if isinstance(given, str) else given.get("words")
+        if not (isinstance(words, list) and words and all(isinstance(word, str) and word for word in words)):
+            raise ValueError(f"words {words!r}, expected a list of words")
+        return tagging_files.Sentence(tuple(words), ("",) * len(words))
+
+    description = read_config(model.path)
+    names = description["id2label"]
+    sentences = tokenize_sentences(source.examples(parse), {}, model.tokenizer, run.settings.max_length)
+    job = tagging.TaggingJob(
+        task=tagging_files.TASKS[run.task],
+        train=NOTHING,
+        train_examples=0,
+        left_out={},
+        pad_id=model.tokenizer.pad_token_id,
+        classes=tuple(names[str(number)] for number in range(len(names))),
+        majority=description[tagging.MAJORITY],
+        words_per_feature=1.0,
+        dev=sentences,
+        test=None,
+    )
+    for sentence, labels in zip(sentences.sentences, job.label(sentences, load(model, job)), strict=True):
+        yield {"words": sentence.words, "labels": labels}
+
+
+def answer(model: ModelFolder, run: RunIdentity, source: Source) -> Iterator[dict[str, Any]]:
+    """Yields the answer to each question."""
+    assert isinstance(run.settings, SquadConfig)
+
+    def parse(given: Given) -> dict[str, Any]:
+        if isinstance(given, dict) and all(isinstance(given.get(key), str) for key in ("question", "context")):
+            return given
+        raise ValueError("expected a JSON object with the texts question and context, or a file in SQuAD's format")
+
+    content = source.text
+    if not (is_object(content) and "data" in json.loads(content)):
+        paragraphs = [
+            {"context": row["context"], "qas": [{"id": str(row.get("id", number)), "question": row["question"]}]}
+            for number, row in enumerate(source.examples(parse), 1)
+        ]
+        content = json.dumps({"data": [{"paragraphs": paragraphs}]})
+    file = squad_files.parse_squad(content.encode(), f"input: {source.name}", labelled=False)
+    windows = make_windows(file, model.tokenizer, run.settings, training=False)
+    job = squad.SquadJob(
+        task=squad_files.VERSIONS[run.task.removeprefix("SQuAD ")],
+        settings=run.settings,
+        train=NOTHING,
+        train_examples=0,
+        left_out={},
+        pad_id=model.tokenizer.pad_token_id,
+        dev_file=file,
+        dev=windows,
+        test=None,
+    )
+    candidates, no_answer = job.answer(file, windows, load(model, job))
+    final = job.answer_files(candidates, no_answer)[squad.ANSWER_FILES[0]]
+    for question in file.questions:
+        best = candidates[question.id][0]["probability"] if candidates[question.id] else 0.0
+        yield {"id": question.id, "answer": final[question.id], "score": best, "no_answer": no_answer[question.id]}

@@ -1,0 +1,167 @@
+"""Fine-tuned models as Hugging Face folders, OUTPUT/finetuned/RUN.
+
+A finished run leaves its model in OUTPUT/candidates. When all seeds of its setting are done, the models that `--keep`
+names move to OUTPUT/finetuned, and the others are removed. A folder under its final name is complete, and no folder in
+OUTPUT/finetuned is ever removed.
+"""
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from torch import Tensor
+
+from finetune.running.job import Portrait
+from finetune.running.model_folder import TOKENIZER_FILES, ModelFolder
+from finetune.running.records import FILE_NAME, RunIdentity, RunRecord, Task, read_records, task_prefix
+from foundation.files import TEMPORARY_SUFFIX, with_suffix
+from foundation.locks import holder
+from foundation.markdown_table import markdown_table
+from pretrain.huggingface.folders import MODEL_FILE, save_folder
+
+CANDIDATES, FINETUNED = "candidates", "finetuned"
+RESULTS = "results.json"
+"""File in a model's folder: the record of its run."""
+TOKENIZER_SETTINGS = "tokenizer_config.json"
+CARD = "README.md"
+
+
+def save_finetuned(
+    folder: Path,
+    model: ModelFolder,
+    portrait: Portrait,
+    record: RunRecord,
+    weights: Mapping[str, Tensor],
+    pad_token_id: int,
+) -> None:
+    """Writes a run's model with tokenizer, card and record; the folder appears under its name when it is complete."""
+    unfinished = with_suffix(folder, TEMPORARY_SUFFIX)
+    remove(folder)
+    settings = record.run.settings
+    encoder = {name: weight for name, weight in weights.items() if name.startswith("electra.")}
+    save_folder(
+        unfinished,
+        portrait.architecture,
+        dataclasses.replace(
+            model.config,
+            hidden_dropout_prob=settings.dropout,
+            attention_probs_dropout_prob=settings.attention_dropout,
+        ),
+        {**encoder, **portrait.head},
+        pad_token_id,
+        portrait.config,
+    )
+    for name in (*TOKENIZER_FILES, "special_tokens_map.json", "added_tokens.json"):
+        if (model.path / name).is_file():
+            shutil.copyfile(model.path / name, unfinished / name)
+    file = model.path / TOKENIZER_SETTINGS
+    described = json.loads(file.read_text("utf-8")) if file.is_file() else {}
+    described["model_max_length"] = settings.max_length
+    (unfinished / TOKENIZER_SETTINGS).write_text(json.dumps(described, indent=2) + "\n", "utf-8")
+    (unfinished / RESULTS).write_text(record.model_dump_json(indent=2) + "\n", "utf-8")
+    (unfinished / CARD).write_text(card(model, portrait, record, carried=(unfinished / MODEL_FILE).is_file()), "utf-8")
+    unfinished.rename(folder)
+
+
+def card(model: ModelFolder, portrait: Portrait, record: RunRecord, *, carried: bool) -> str:
+    """Returns the model card; language and licence come from the card of the model that was fine-tuned."""
+    from huggingface_hub import ModelCard, ModelCardData
+
+    base = model.path / CARD
+    header = ModelCard(base.read_text("utf-8"), ignore_metadata_errors=True).data.to_dict() if base.is_file() else {}
+    known = {name: header[name] for name in ("language", "license") if header.get(name)}
+    run, name = record.run, Path(record.model).name if Path(record.model).exists() else record.model
+    if record.step is not None:
+        name += f", step {record.step:,}"
+    data = ModelCardData(library_name="transformers", pipeline_tag=portrait.pipeline, tags=["electra"], **known)
+    code = ", trust_remote_code=True" if carried else ""
+    scores = [
+        (split, metric, f"{value:.4f}") for split, values in record.last.items() for metric, value in values.items()
+    ]
+    settings = [(key, str(value)) for key, value in run.settings.model_dump(mode="json").items()]
+    carries = f"\nThe model's code is `{MODEL_FILE}` in this folder; `trust_remote_code=True` allows it to run.\n"
+    return f"""---
+{data.to_yaml()}
+---
+
+# {run.task}, fine-tuned from {"untrained weights of the shape of " if run.random_weights else ""}`{name}`
+
+```python
+{portrait.example.replace("{code}", code)}
+```
+{carries if carried else ""}
+## Scores
+
+Seed {run.seed}, {record.train_examples:,} training examples, after the last epoch.
+
+{chr(10).join(markdown_table(("split", "metric", "score"), scores))}
+
+## Settings
+
+{chr(10).join(markdown_table(("", ""), settings))}
+"""
+
+
+def choose(keep: str, records: Sequence[RunRecord], task: Task) -> list[RunRecord]:
+    """Returns the records, among those of one setting, whose models are kept.
+
+    The score is the task's first metric on its first dev split after the last epoch. The median of an even number is
+    the lower of the middle two; at equal scores, the later seed counts as lower.
+    """
+    split, metric = task.dev_splits[0], task.metrics[0]
+    ranked = sorted(records, key=lambda record: (record.last[split][metric], -record.run.seed))
+    middle = (len(ranked) - 1) // 2
+    return {"all": ranked, "best": ranked[-1:], "median": ranked[middle : middle + 1], "none": []}[keep]
+
+
+def settle(
+    output: Path,
+    locks: Path,
+    keep: str,
+    runs: Sequence[RunIdentity],
+    tasks: Mapping[str, Task],
+    say: Callable[[str], None],
+) -> list[str]:
+    """Chooses among the candidates of each setting of `runs` whose seeds are done; returns a line per missing model.
+
+    A setting waits while another process works on its task, since that launch may be adding seeds.
+    """
+    done = {record.run: record for record in read_records(output / FILE_NAME)}
+    settings: dict[RunIdentity, list[RunIdentity]] = {}
+    for run in runs:
+        settings.setdefault(without_seed(run), []).append(run)
+    missing = []
+    for setting, own in settings.items():
+        task = tasks[setting.task]
+        if not all(run in done for run in own) or any(map(holder, locks.glob(f"{task_prefix(setting.task)}*"))):
+            continue
+        records = [record for run, record in done.items() if without_seed(run) == setting]
+        for record in choose(keep, records, task):
+            name, score = record.run.folder_name(), record.last[task.dev_splits[0]][task.metrics[0]]
+            candidate, kept = output / CANDIDATES / name, output / FINETUNED / name
+            which = f"{task.name} seed {record.run.seed} ({keep} of {len(records)}, {task.metrics[0]} {score:.4f})"
+            if candidate.is_dir() and not kept.exists():
+                kept.parent.mkdir(exist_ok=True)
+                candidate.rename(kept)
+                say(f"{which}: model kept in {kept}")
+            elif not kept.exists():
+                missing.append(f"{which}: its model was not kept when it ran; run it again with another --output")
+        for record in records:
+            remove(output / CANDIDATES / record.run.folder_name())
+    return missing
+
+
+def without_seed(run: RunIdentity) -> RunIdentity:
+    """Returns the setting of a run, which all its seeds share."""
+    return run.model_copy(update={"seed": None})
+
+
+def remove(folder: Path) -> None:
+    """Removes a folder, and the unfinished one that a killed process left."""
+    unfinished = with_suffix(folder, TEMPORARY_SUFFIX)
+    if folder.is_dir():
+        shutil.rmtree(unfinished, ignore_errors=True)
+        folder.rename(unfinished)  # a kill while removing leaves no partial folder under the final name
+    shutil.rmtree(unfinished, ignore_errors=True)
