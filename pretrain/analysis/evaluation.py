@@ -3,6 +3,7 @@
 Crossing: every run's discriminator judges the replacements of every run's sampler (crossing.py).
 """
 
+import io
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,8 +12,8 @@ import numpy as np
 import torch
 
 from foundation.config import ConfigError
-from foundation.files import require_folder
-from pretrain.analysis.analysis import PAPER, analyse, as_json, headline
+from foundation.files import require_folder, write_atomically
+from pretrain.analysis.analysis import PAPER, analyse, as_json, headline, sequence_sums
 from pretrain.analysis.crossing import Candidate, Entry, cross, crossing, tables
 from pretrain.analysis.figures import (
     draw_comparison,
@@ -158,7 +159,8 @@ def evaluate_checkpoint(
         draw_comparison(result, figures / "comparison.png")
         if len(observed.learned.estimated_loss):
             draw_estimate(observed.learned, figures / "estimate.png")
-    return Candidate(str(run), description, checkpoint, result, observed.tokens, found.get("detection", {}))
+    sums = {name: sequence_sums(seen.judgement) for name, seen in observed.under.items()}
+    return Candidate(str(run), description, checkpoint, result, observed.tokens, found.get("detection", {}), sums)
 
 
 def cross_runs(evaluations: list[list[Candidate]], held_out: HeldOut, folder: Path) -> None:
@@ -174,6 +176,9 @@ def cross_runs(evaluations: list[list[Candidate]], held_out: HeldOut, folder: Pa
     crossed = crossing(entries, held_out.sequences)
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "crossing.json", crossed)
+    with io.BytesIO() as sums:
+        np.savez_compressed(sums, sums=np.stack([entry.sums_CS for entry in entries]))
+        write_atomically(folder / "crossing.npz", sums.getvalue())
     draw_crossing(crossed, folder / "crossing.png")
     draw_max_probability([parts[-1].result for parts in evaluations], folder / "max_probability.png")
     print(tables(crossed))
