@@ -61,6 +61,8 @@ class CellResult(StrictRecord):
     seed: int
     conditions: dict[str, Any]
     """What must be equal in all cells of a report."""
+    data_sha256: str
+    """Checksum of the shards' manifests: equal for all cells of a study."""
     commit: str | None
     versions: dict[str, str]
     machine: str
@@ -105,6 +107,7 @@ def measure(output: Path, commands: Commands, jobs: Jobs, study: Study, row: Row
         row=row.name,
         seed=seed,
         conditions=conditions(study, row),
+        data_sha256=description.data_sha256,
         commit=code_version(),
         versions=description.versions,
         machine=f"{os.cpu_count()} cores, {torch.cuda.get_device_name() if torch.cuda.is_available() else 'no GPU'}",
@@ -160,6 +163,8 @@ def run_numbers(metrics: dict[str, Any]) -> dict[str, float | None]:
         "variance of the estimate": metrics["loss_estimate"][learned]["variance"],
         "p_S minus p_G, accuracy": metrics.get("p_S_minus_p_G", {}).get("detection", {}).get("accuracy_masked"),
     }
+    for name, value in metrics.get("oracle_distance", {}).items():
+        intervals[f"KL to the oracle, {name}"] = value
     for group, value in metrics["estimate_quality"].get("pearson", {}).items():
         intervals[f"correlation of the estimate, {group}"] = value
     return {
@@ -210,7 +215,8 @@ def read_cells(results: Path, study: Study) -> dict[tuple[str, int], CellResult]
     """Reads the finished cells of a study, by row and seed.
 
     Raises:
-        ConfigError: a file is damaged, or its cell was run under other conditions than the study's file says.
+        ConfigError: a file is damaged, its cell was run under other conditions than the study's file says, or cells
+            were trained on different text.
     """
     found = {}
     for seed in study.seeds:
@@ -229,4 +235,10 @@ def read_cells(results: Path, study: Study) -> dict[tuple[str, int], CellResult]
                     " rerun the command"
                 )
             found[row.name, seed] = cell
+    data = {cell.data_sha256: cell_name(study.row(cell.row), cell.seed) for cell in found.values()}
+    if len(data) > 1:
+        raise ConfigError(
+            f"results: cells in {results} were trained on different shards ({' and '.join(data.values())});"
+            " keep those of one text"
+        )
     return found

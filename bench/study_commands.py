@@ -49,11 +49,13 @@ class Commands:
         """Yields the commands of one cell."""
         name = cell_name(row, seed)
         run, exported = f"{self.output}/runs/{name}", f"{self.output}/exported/{name}"
+        oracle = self.study.oracle_sequences if row.has_generator else 0
         yield from self.training(row, seed)
         yield Job(
             f"evaluate-{name}",
             f"python pretrain/evaluate.py {run} {self.output}/runs/{self.reference}"
-            f" --sequences {self.study.held_out_sequences} --output {self.output}/evaluation/{name}",
+            f" --sequences {self.study.held_out_sequences} --oracle_sequences {oracle}"
+            f" --output {self.output}/evaluation/{name}",
         )
         yield Job(f"export-{name}", f"python pretrain/export.py {run} {exported}")
         if self.study.blimp:

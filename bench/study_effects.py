@@ -58,7 +58,7 @@ def examples_resampled(cell: CellResult, measure: str, study: Study) -> Resample
 def passes(cell: CellResult, study: Study) -> bool:
     """Returns whether a cell passes the gates: has it learned enough for its numbers to mean something?"""
     mlm, entropy, share = (cell.numbers[name] for name in ("MLM loss", "unigram entropy", "own loss over entropy"))
-    learned = not study.row(cell.row).gate_mlm or (mlm is not None and entropy - mlm > study.gates.mlm_gain)
+    learned = not study.row(cell.row).has_generator or (mlm is not None and entropy - mlm > study.gates.mlm_gain)
     return learned and share is not None and share < study.gates.loss_over_entropy
 
 

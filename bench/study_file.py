@@ -28,8 +28,8 @@ class Row(StrictConfig):
     generator_from: str | None = None
     """the row whose run with the same seed lends its trained generator"""
 
-    gate_mlm: bool = True
-    """whether the generator must pass the gate; false without a trained generator"""
+    has_generator: bool = True
+    """false without a generator of its own: no gate on its MLM loss, no distance from the oracle"""
 
     @model_validator(mode="after")
     def _is_one_objective(self) -> Self:
@@ -122,6 +122,8 @@ class Study(StrictConfig):
     reference: Reference
     held_out_sequences: int = Field(ge=16, le=4096)
     """sequences of every evaluation"""
+    oracle_sequences: int = Field(default=0, ge=0, le=4096)
+    """sequences on which the distance from the oracle's distribution is measured"""
     blimp: bool = True
     """score BLiMP"""
     probes: tuple[Probe, ...] = ()
@@ -180,6 +182,7 @@ class Study(StrictConfig):
                 "steps": steps,
                 "warmup_steps": min(max(1, round(self.warmup_steps * scale)), steps - 1),
                 "held_out_sequences": max(16, round(self.held_out_sequences * scale)),
+                "oracle_sequences": round(self.oracle_sequences * scale),
                 "probes": probes,
             }
         )

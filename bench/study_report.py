@@ -23,7 +23,8 @@ EQUAL_FLOPS = 0.02
 """Rows whose FLOPs differ from the baseline's by at most this share are compared at equal FLOPs."""
 SAMPLER = (
     *("entropy", "maximum above .9", "share of originals", "effective share", "variance of the estimate"),
-    *("p_S minus p_G, accuracy", "correlation of the estimate, all_minus_class_means"),
+    *("KL to the oracle, p_G", "KL to the oracle, p_S", "p_S minus p_G, accuracy"),
+    "correlation of the estimate, all_minus_class_means",
 )
 """Numbers of the sampling distribution and its estimates, without intervals."""
 

@@ -72,7 +72,14 @@ def make_cell(row: str, seed: int, skill: float = 1.0, **numbers: float) -> Cell
     ]
     found["CoLA matthews"] = 100 * float(np.mean([matthews_corrcoef(target, one) for one in predicted]))
     examples["CoLA matthews"] = {"predicted": Packed.pack(predicted), "target": Packed.pack([target, target])}
-    values: dict[str, Any] = {"commit": None, "versions": {}, "machine": "", "tokens": 1e4, "flops_per_token": 4e6}
+    values: dict[str, Any] = {
+        "data_sha256": "0" * 64,
+        "commit": None,
+        "versions": {},
+        "machine": "",
+        "tokens": 1e4,
+        "flops_per_token": 4e6,
+    }
     return CellResult(
         row=row,
         seed=seed,

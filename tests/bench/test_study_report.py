@@ -70,3 +70,10 @@ def test_a_damaged_cell_is_refused(tmp_path: Path) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | {"numbers": 3}))
     with pytest.raises(ConfigError, match=r"base-seed0\.json is damaged"):
         write_report(tmp_path, STUDY)
+
+
+def test_cells_of_different_text_are_refused(tmp_path: Path) -> None:
+    write_cells(tmp_path, (0,))
+    write_cell(tmp_path, STUDY, make_cell("base", 1).model_copy(update={"data_sha256": "1" * 64}))
+    with pytest.raises(ConfigError, match=r"different shards .*base-seed1"):
+        write_report(tmp_path, STUDY)
