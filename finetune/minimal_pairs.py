@@ -3,6 +3,7 @@
 Shape letters: B rows of a batch, L length, H hidden size, V vocabulary, P pairs.
 """
 
+import io
 import json
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
@@ -175,7 +176,8 @@ def interval(right_P: np.ndarray) -> list[float]:
 
 @torch.inference_mode()
 def evaluate(models: Sequence[str], data: Path, random_weights: bool, output: Path) -> str:
-    """Scores every model on every pair, writes blimp.json and blimp.md, and returns the table.
+    """Scores every model on every pair, writes blimp.json, blimp.md and blimp.npz (`right` [models, pairs]: 1 right,
+    .5 a tie, 0 wrong), and returns the table.
 
     Raises:
         ConfigError: the data or a model cannot be read.
@@ -184,15 +186,19 @@ def evaluate(models: Sequence[str], data: Path, random_weights: bool, output: Pa
     require_folder(output)
     if not torch.cuda.is_available():
         cpu_ops.use()
-    results = {}
+    results, right = {}, {}
     for name in models:
         for random in (False, True) if random_weights else (False,):
             for scorer in open_scorers(name, random):
                 score_of = scorer.scores({sentence for pair in pairs for sentence in (pair.good, pair.bad)})
                 good_P = np.array([score_of[pair.good] for pair in pairs])
                 bad_P = np.array([score_of[pair.bad] for pair in pairs])
-                results[scorer.name] = accuracies((good_P > bad_P) + 0.5 * (good_P == bad_P), pairs)
+                right[scorer.name] = (good_P > bad_P) + 0.5 * (good_P == bad_P)
+                results[scorer.name] = accuracies(right[scorer.name], pairs)
     output.mkdir(parents=True, exist_ok=True)
+    content = io.BytesIO()
+    np.savez_compressed(content, right=np.stack([*right.values()]).astype(np.float32))
+    write_atomically(output / "blimp.npz", content.getvalue())
     write_atomically(output / "blimp.json", json.dumps({"pairs": len(pairs), "models": results}, indent=1).encode())
     table = "\n".join(report(len(pairs), results))
     write_atomically(output / "blimp.md", (table + "\n").encode())

@@ -7,7 +7,7 @@ difference of two has a paired interval, which is usually narrower than either o
 Shape letters: C columns to sum, S sequences, R resamples, N positions.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -70,6 +70,19 @@ def resample(sums_CS: np.ndarray, statistic: Callable[[np.ndarray], np.ndarray])
     with np.errstate(invalid="ignore", divide="ignore"):  # undefined values become NaN
         value = float(statistic(sums_CS.sum(axis=1, keepdims=True))[0])
         return Resampled(value, statistic(sums_CS @ counts_RS(sums_CS.shape[1]).T))
+
+
+def multi_bootstrap(per_seed: Sequence[Resampled]) -> Resampled:
+    """Mean over the runs of several seeds, resampled over seeds and examples together (Sellam et al., MultiBERTs, ICLR
+    2022).
+
+    Every seed's statistic has the shared resamples of the examples; resample r also draws the seeds with replacement,
+    equally on every call with as many seeds. So the difference of two results is paired in both.
+    """
+    draws = np.random.default_rng(1).integers(len(per_seed), size=(RESAMPLES, len(per_seed)))
+    resampled_RK = np.stack([one.resampled_R for one in per_seed], axis=1)
+    drawn_RK = np.take_along_axis(resampled_RK, draws, axis=1)
+    return Resampled(float(np.mean([one.value for one in per_seed])), drawn_RK.mean(axis=1))
 
 
 def mean(sums_CS: np.ndarray) -> np.ndarray:
@@ -135,3 +148,19 @@ def auc(score_N: np.ndarray, positive_N: np.ndarray, sequence_N: np.ndarray, seq
         auc_of_counts(*np.split(counts_XC, 2, axis=-1)) for counts_XC in (counts_SC.sum(axis=0), resampled_RC)
     )
     return Resampled(float(value), resampled_R + (value - binned))
+
+
+def placements(score_N: np.ndarray, positive_N: np.ndarray) -> np.ndarray:
+    """Returns, for each positive, the share of negatives with a lower score and, for each negative, the share of
+    positives with a higher one; ties count half. The mean over either class is the AUC.
+
+    As the sum of both means, less the AUC, these resample the AUC to first order by additive columns (DeLong et al.,
+    Biometrics 1988).
+    """
+    from scipy.stats import rankdata
+
+    ranks_N, placed_N = rankdata(score_N), np.empty(len(score_N))
+    for group_N, below in ((positive_N, 0), (~positive_N, 1)):
+        others_below = (ranks_N[group_N] - rankdata(score_N[group_N])) / max((~group_N).sum(), 1)
+        placed_N[group_N] = np.abs(below - others_below)
+    return placed_N

@@ -31,6 +31,8 @@ class EvaluateOptions(StrictConfig):
     """folder for the comparison of the runs (FIRST RUN/evaluation)"""
     sequences: int = Field(default=4096, gt=0, le=MOST)
     """maximum number of sequences to read"""
+    oracle_sequences: int = Field(default=0, ge=0, le=MOST)
+    """sequences on which to measure how far the sampler is from p_G times the true loss; 17 forward passes each"""
     batch_size: int = Field(default=64, gt=0, le=4096)
     """sequences per forward pass"""
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from foundation.stats import Interval, Resampled, auc, binary_entropy, correlation, mean, resample, sums
+from foundation.stats import Interval, Resampled, auc, binary_entropy, correlation, mean, placements, resample, sums
 from pretrain.analysis.observation import Judgement, Observations, Observed, OriginalTokens
 
 BINS = 10
@@ -57,6 +57,22 @@ def detection(judgement: Judgement) -> dict[str, Resampled]:
         ),
         "replaced_share": resample(of_all[[2, 0]], mean),
     }
+
+
+SUMMED = ("tokens", "replaced", "masked", "right", "masked_right", "loss", "placed_replaced", "placed_original")
+"""Rows of `sequence_sums`."""
+
+
+def sequence_sums(judgement: Judgement) -> np.ndarray:
+    """Returns the sums of each sequence [C, S] in fp32, in the order of `SUMMED`, for bootstraps over several runs.
+
+    `placed_replaced` and `placed_original` sum the `placements` of replaced and of original tokens, for the AUC.
+    """
+    d, replaced, masked, sequence = judgement
+    right, loss = (d > 0) == replaced, np.logaddexp(0, np.where(replaced, -d, d).astype(np.float64))
+    placed = placements(d, replaced)
+    columns = (np.ones_like(loss), replaced, masked, right, right & masked, loss, placed * replaced, placed * ~replaced)
+    return sums(sequence, int(sequence[-1]) + 1, *columns).astype(np.float32)
 
 
 def estimate_quality(observations: Observations) -> dict[str, dict[str, Resampled]]:

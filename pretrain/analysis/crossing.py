@@ -12,6 +12,8 @@ positions with the same uniforms (paper, appendix: each discriminator under p_G 
                       "accuracy_masked": [difference, low, high], ...}],
      "paper": {"p_G": {"accuracy_masked": ..., "accuracy_all": ...}, "p_S": ...}}
 
+`crossing.npz` holds `sums` [entries, columns, sequences]: `sequence_sums` of each entry, in order.
+
 RUN is a run folder as given. A run without a sampling head has no p_S: it samples from p_G. `auc_all` is over all
 positions, as are the losses; `auc_masked` is over masked positions. In a difference, A comes after B in the order of
 the runs, both judge the same replacements, and the interval is from the paired bootstrap over sequences.
@@ -21,12 +23,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import combinations
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from foundation.markdown_table import markdown_table
 from foundation.stats import Resampled
-from pretrain.analysis.analysis import PAPER, as_json, detection
+from pretrain.analysis.analysis import PAPER, as_json, detection, sequence_sums
 from pretrain.analysis.observation import judge
 from pretrain.data.batches import Batch
 from pretrain.engine.checkpoint import Checkpoint
@@ -60,6 +63,8 @@ class Candidate(NamedTuple):
     """The replacements it draws [S, K], by distribution; empty without a discriminator, and then it is not crossed."""
     detection: dict[str, dict[str, Resampled]]
     """Its own discriminator's detection metrics on these, by distribution."""
+    sums: dict[str, np.ndarray]
+    """`sequence_sums` of the same judgements."""
 
 
 class Entry(NamedTuple):
@@ -70,6 +75,7 @@ class Entry(NamedTuple):
     distribution: str
     step: int
     found: dict[str, Resampled]
+    sums_CS: np.ndarray
 
     @property
     def replacements(self) -> dict[str, Any]:
@@ -85,18 +91,21 @@ def cross(
     Only one model is in memory at a time, and only sums and resamples of the judgements are kept.
     """
     for judging in candidates:
-        found = {judging.run: judging.detection}
+        found = {judging.run: (judging.detection, judging.sums)}
         if others := [part for part in candidates if part is not judging]:
             model = load_checkpoint(judging.description, judging.checkpoint)
             assert isinstance(model, Electra)
             model.to(device)
             for other in others:
-                found[other.run] = {
-                    name: detection(judge(model, read(), tokens_SK, device)) for name, tokens_SK in other.tokens.items()
-                }
+                answers = {name: judge(model, read(), tokens, device) for name, tokens in other.tokens.items()}
+                found[other.run] = (
+                    {name: detection(judgement) for name, judgement in answers.items()},
+                    {name: sequence_sums(judgement) for name, judgement in answers.items()},
+                )
         for drawing in candidates:
-            for name, estimates in found[drawing.run].items():
-                yield Entry(judging.run, drawing.run, name, judging.checkpoint.step, estimates)
+            estimates, sums = found[drawing.run]
+            for name in estimates:
+                yield Entry(judging.run, drawing.run, name, judging.checkpoint.step, estimates[name], sums[name])
 
 
 def crossing(entries: Sequence[Entry], sequences: int) -> dict[str, Any]:

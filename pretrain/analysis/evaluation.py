@@ -3,6 +3,7 @@
 Crossing: every run's discriminator judges the replacements of every run's sampler (crossing.py).
 """
 
+import io
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,8 +12,8 @@ import numpy as np
 import torch
 
 from foundation.config import ConfigError
-from foundation.files import require_folder
-from pretrain.analysis.analysis import PAPER, analyse, as_json, headline
+from foundation.files import require_folder, write_atomically
+from pretrain.analysis.analysis import PAPER, analyse, as_json, headline, sequence_sums
 from pretrain.analysis.crossing import Candidate, Entry, cross, crossing, tables
 from pretrain.analysis.figures import (
     draw_comparison,
@@ -24,9 +25,11 @@ from pretrain.analysis.figures import (
     draw_training,
 )
 from pretrain.analysis.observation import observe
+from pretrain.analysis.oracle import oracle_distance
 from pretrain.data.batches import HELD_OUT_SEED, Batch, make_batch
 from pretrain.data.shards import Shards, open_held_out
 from pretrain.engine.checkpoint import Checkpoint
+from pretrain.method.electra import Electra
 from pretrain.model import cpu_ops
 from pretrain.training.models import choose_checkpoints, load_checkpoint
 from pretrain.training.run_folder import RunDescription, read_run, write_json
@@ -39,6 +42,8 @@ class HeldOut(NamedTuple):
     sequences: int
     batch_size: int
     device: torch.device
+    oracle_sequences: int = 0
+    """Sequences on which the distance from the oracle is measured."""
 
     def batches(self) -> Iterator[Batch]:
         """Yields the first sequences of the folder, in order, each with its first mask copy."""
@@ -48,7 +53,13 @@ class HeldOut(NamedTuple):
 
 
 def evaluate(
-    runs: Sequence[Path], steps: Sequence[str], data: Path | None, output: Path | None, sequences: int, batch_size: int
+    runs: Sequence[Path],
+    steps: Sequence[str],
+    data: Path | None,
+    output: Path | None,
+    sequences: int,
+    oracle_sequences: int,
+    batch_size: int,
 ) -> None:
     """Evaluates the chosen checkpoints of each run, then crosses the runs that have a discriminator.
 
@@ -73,7 +84,8 @@ def evaluate(
     held_out = {}
     for run, description in descriptions.items():
         shards = open_matching(data, description)
-        held_out[run] = HeldOut(shards, min(sequences, len(shards)), batch_size, device)
+        whole, part = (min(count, len(shards)) for count in (sequences, oracle_sequences))
+        held_out[run] = HeldOut(shards, whole, batch_size, device, part)
     chosen = {run: choose_checkpoints(run, steps) for run in descriptions}
     evaluations = [evaluate_run(run, descriptions[run], chosen[run], held_out[run]) for run in descriptions]
     for (run, description), parts in zip(descriptions.items(), evaluations, strict=True):
@@ -148,6 +160,10 @@ def evaluate_checkpoint(
     }
     observed = observe(model, held_out.batches(), held_out.device)
     found = analyse(observed)
+    if observed.under and held_out.oracle_sequences:
+        assert isinstance(model, Electra)
+        batches = held_out._replace(sequences=held_out.oracle_sequences).batches()
+        found["oracle_distance"] = oracle_distance(model, batches, held_out.device)
     numbers = as_json(found)
     result = about | observed.metrics | numbers
     if observed.under:
@@ -158,7 +174,8 @@ def evaluate_checkpoint(
         draw_comparison(result, figures / "comparison.png")
         if len(observed.learned.estimated_loss):
             draw_estimate(observed.learned, figures / "estimate.png")
-    return Candidate(str(run), description, checkpoint, result, observed.tokens, found.get("detection", {}))
+    sums = {name: sequence_sums(seen.judgement) for name, seen in observed.under.items()}
+    return Candidate(str(run), description, checkpoint, result, observed.tokens, found.get("detection", {}), sums)
 
 
 def cross_runs(evaluations: list[list[Candidate]], held_out: HeldOut, folder: Path) -> None:
@@ -174,6 +191,9 @@ def cross_runs(evaluations: list[list[Candidate]], held_out: HeldOut, folder: Pa
     crossed = crossing(entries, held_out.sequences)
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "crossing.json", crossed)
+    with io.BytesIO() as sums:
+        np.savez_compressed(sums, sums=np.stack([entry.sums_CS for entry in entries]))
+        write_atomically(folder / "crossing.npz", sums.getvalue())
     draw_crossing(crossed, folder / "crossing.png")
     draw_max_probability([parts[-1].result for parts in evaluations], folder / "max_probability.png")
     print(tables(crossed))

@@ -82,6 +82,8 @@ def test_a_tie_counts_half_in_every_group(stock_model, tmp_path):
     (found,) = json.loads((tmp_path / "out" / "blimp.json").read_text())["models"].values()
     names = ("all", "syntax_semantics", "binding", "islands", "p", "q")
     assert {name: values[0] for group in found.values() for name, values in group.items()} == dict.fromkeys(names, 50.0)
+    with np.load(tmp_path / "out" / "blimp.npz") as file:
+        assert file["right"].tolist() == [[0.5, 0.5]]
 
 
 def test_accuracy_of_a_group_is_that_of_its_pairs_alone_and_lies_in_its_interval():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from pretrain.analysis.analysis import analyse, detection
+from pretrain.analysis.analysis import SUMMED, analyse, detection, sequence_sums
 from pretrain.analysis.crossing import COMPARED, Candidate, Entry, cross, crossing, tables
 from pretrain.analysis.observation import observe
 from pretrain.config import RunConfig
@@ -38,7 +38,8 @@ def candidate(name: str, model: Electra, batches: list[Batch], folder: Path) -> 
     weights = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     checkpoint = save(folder, 10, EngineState(0, {}, weights, {}), {}, keep_last=1)
     observed = observe(model, batches, CPU)
-    return Candidate(name, description, checkpoint, {}, observed.tokens, analyse(observed)["detection"])
+    sums = {place: sequence_sums(seen.judgement) for place, seen in observed.under.items()}
+    return Candidate(name, description, checkpoint, {}, observed.tokens, analyse(observed)["detection"], sums)
 
 
 @pytest.fixture
@@ -132,3 +133,14 @@ def test_all_entries_share_their_resamples_so_a_discriminators_difference_from_i
     twins = [candidate(name, make_electra(name="hp_loss"), batches, tmp_path / name) for name in ("a", "b")]
     for part in crossing(list(cross(twins, lambda: batches, CPU)), 24)["differences"]:
         assert np.allclose([part[name] for name in COMPARED], 0)
+
+
+def test_the_sums_of_all_sequences_give_the_metrics_of_each_entry(entries: list[Entry]) -> None:
+    for entry in entries:
+        of = dict(zip(SUMMED, entry.sums_CS.astype(np.float64).sum(1), strict=True))
+        found = {name: entry.found[name].value for name in COMPARED}
+        assert of["right"] / of["tokens"] == pytest.approx(found["accuracy_all"])
+        assert of["masked_right"] / of["masked"] == pytest.approx(found["accuracy_masked"])
+        assert of["loss"] / of["tokens"] == pytest.approx(found["discriminator_loss"])
+        assert of["placed_replaced"] / of["replaced"] == pytest.approx(found["auc_all"])
+        assert of["placed_original"] / (of["tokens"] - of["replaced"]) == pytest.approx(found["auc_all"])

@@ -1,0 +1,133 @@
+"""Runs a study: pre-trains every row of a file with every seed, measures each run, and reports the effects.
+
+    python bench/study.py bench/studies/samplers.json --input "TEXT/*.xz" --data_dir GLUE --squad SQUAD --blimp BLIMP
+    python bench/study.py bench/studies/samplers.json --results bench/results/samplers --report_only
+
+Runs the commands a user would type, one per GPU or core at a time, all rows of the first seed first; rerun it to
+resume. A finished cell (a row with a seed) is one small JSON in the folder of results, and a cell that has one is
+skipped: with these files another machine continues. The report beside them is `report.md` and `report.png`.
+"""
+
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from os import chdir
+from pathlib import Path
+from threading import Lock
+from typing import Annotated
+
+if not __package__:  # run as a script: import from the repository, never from the script's own folder
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+from pydantic import Field
+
+from bench.study_cell import measure, read_cells, write_cell
+from bench.study_commands import Commands, Sources
+from bench.study_file import Row, Study, read_study
+from bench.study_jobs import Jobs
+from foundation.command_line import POSITIONAL, run_command
+from foundation.config import ConfigError, StrictConfig, one_of
+from foundation.files import ROOT, require_folder
+
+
+class StudyOptions(StrictConfig):
+    """The command line of a study."""
+
+    study: Annotated[Path, POSITIONAL]
+    """the study's file, such as bench/studies/samplers.json"""
+    input: tuple[str, ...] = ("data/raw",)
+    """text files, as for build_shards.py"""
+    punkt: Path | None = None
+    """folder of a Punkt model (default: learn one)"""
+    data_dir: Path = Path("data/glue")
+    """folder of the GLUE tasks"""
+    squad: Path = Path("data/squad")
+    """folder of SQuAD"""
+    blimp: Path = Path("data/blimp")
+    """folder of BLiMP"""
+    output: Path | None = None
+    """folder for shards, runs and logs (runs/NAME)"""
+    results: Path | None = None
+    """folder of the cells' JSON and the report (OUTPUT/results)"""
+    seeds: tuple[int, ...] = ()
+    """seeds to run now (all of the study's)"""
+    rows: tuple[str, ...] = ()
+    """rows to run now (all of the study's)"""
+    jobs: int | None = Field(default=None, ge=1)
+    """cells to run at a time (default: one per GPU, or per core)"""
+    scale: float = Field(default=1.0, gt=0, le=1)
+    """share of steps, epochs and held-out sequences, to rehearse"""
+    report_only: bool = False
+    """run nothing; report the cells that there are"""
+
+
+def main(options: StudyOptions) -> int:
+    """Runs the missing cells and reports after each; returns 1 if one failed, after running the others."""
+    from bench.study_report import write_report
+
+    chdir(ROOT)
+    study = read_study(options.study).scaled(options.scale)
+    rows, seeds = chosen(options, study)
+    output = options.output or Path("runs") / options.study.stem
+    results = options.results or output / "results"
+    require_folder(output)
+    require_folder(results, "results")
+    finished = read_cells(results, study).keys()
+    waiting = [(row, seed) for seed in seeds for row in rows if (row.name, seed) not in finished]
+    failed = False
+    if waiting and not options.report_only:
+        require_data(options, study)
+        sources = Sources(options.input, options.punkt, options.data_dir, options.squad, options.blimp)
+        commands, jobs = Commands(study, sources, output), Jobs(output, options.jobs)
+        if not all(jobs.run(job) for job in commands.preparation()):
+            return 1
+        reporting = Lock()
+
+        def run_cell(cell: tuple[Row, int]) -> bool:
+            done = all(jobs.run(job) for job in commands.cell(*cell))
+            if done:
+                with reporting:
+                    write_cell(results, study, measure(output, commands, jobs, study, *cell))
+                    write_report(results, study)
+            return done
+
+        with ThreadPoolExecutor(jobs.workers) as pool:
+            failed = not all([*pool.map(run_cell, waiting)])
+    write_report(results, study)
+    print((results / "report.md").read_text())
+    return int(failed)
+
+
+def chosen(options: StudyOptions, study: Study) -> tuple[tuple[Row, ...], tuple[int, ...]]:
+    """Returns the rows and seeds to run now.
+
+    Raises:
+        ConfigError: one is not the study's.
+    """
+    names = [row.name for row in study.rows]
+    problems = [f"rows: got {name!r}, {one_of(name, names)}" for name in options.rows if name not in names]
+    problems += [
+        f"seeds: got {seed}, {one_of(seed, map(str, study.seeds))}" for seed in options.seeds if seed not in study.seeds
+    ]
+    if problems:
+        raise ConfigError(*problems)
+    rows = tuple(row for row in study.rows if row.name in (options.rows or names))
+    return rows, options.seeds or study.seeds
+
+
+def require_data(options: StudyOptions, study: Study) -> None:
+    """Checks that the data of every measure is there, before anything is trained.
+
+    Raises:
+        ConfigError: a folder is missing.
+    """
+    tasks = {probe.task for probe in study.probes}
+    needed = [("data_dir", options.data_dir / task) for task in sorted(tasks - {"SQuAD"})]
+    needed += [("squad", options.squad)] if "SQuAD" in tasks else []
+    needed += [("blimp", options.blimp)] if study.blimp else []
+    needed += [("punkt", options.punkt)] if options.punkt else []
+    if missing := [f"{name}: {path} does not exist; name its folder" for name, path in needed if not path.exists()]:
+        raise ConfigError(*missing)
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main, StudyOptions, __doc__))

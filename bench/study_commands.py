@@ -1,0 +1,111 @@
+"""The commands of a study, as a user would type them: preparation once, then those of each cell."""
+
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from bench.study_file import Probe, Row, Study
+from bench.study_jobs import Job, JobRecord
+
+CHECKPOINTS = 6
+"""Times in a run at which it can resume."""
+
+
+class Sources(NamedTuple):
+    """The user's text and data."""
+
+    input: tuple[str, ...]
+    punkt: Path | None
+    data_dir: Path
+    squad: Path
+    blimp: Path
+
+
+def cell_name(row: Row, seed: int) -> str:
+    """Returns the name of a cell's files and folders."""
+    return f"{row.folder}-seed{seed}"
+
+
+class Commands:
+    """Commands of a study whose products are in `output`."""
+
+    def __init__(self, study: Study, sources: Sources, output: Path) -> None:
+        self.study, self.sources = study, sources
+        self.output = shlex.quote(str(output))
+        self.reference = cell_name(study.row(study.reference.row), study.reference.seed)
+
+    def preparation(self) -> Iterator[Job]:
+        """Yields the commands that all cells need: vocabulary, shards, and the reference."""
+        text = " ".join(shlex.quote(name) for name in self.sources.input)
+        punkt = f" --punkt {shlex.quote(str(self.sources.punkt))}" if self.sources.punkt else ""
+        vocabulary = f"--input {text} --output {self.output}/vocab --size {self.study.vocab_size}"
+        shards = f"--input {text} --output {self.output}/shards --vocab {self.output}/vocab{punkt}"
+        yield Job("vocabulary", f"python data_prep/train_vocab.py {vocabulary}")
+        yield Job("shards", f"python data_prep/build_shards.py {shards} --seq_length {self.study.seq_length}")
+        yield from self.training(self.study.row(self.study.reference.row), self.study.reference.seed)
+
+    def cell(self, row: Row, seed: int) -> Iterator[Job]:
+        """Yields the commands of one cell."""
+        name = cell_name(row, seed)
+        run, exported = f"{self.output}/runs/{name}", f"{self.output}/exported/{name}"
+        oracle = self.study.oracle_sequences if row.has_generator else 0
+        yield from self.training(row, seed)
+        yield Job(
+            f"evaluate-{name}",
+            f"python pretrain/evaluate.py {run} {self.output}/runs/{self.reference}"
+            f" --sequences {self.study.held_out_sequences} --oracle_sequences {oracle}"
+            f" --output {self.output}/evaluation/{name}",
+        )
+        yield Job(f"export-{name}", f"python pretrain/export.py {run} {exported}")
+        if self.study.blimp:
+            data = shlex.quote(str(self.sources.blimp))
+            yield Job(
+                f"blimp-{name}",
+                f"python finetune/blimp.py {exported} --data {data} --output {self.output}/blimp/{name}",
+            )
+        for probe in self.study.probes:
+            yield Job(f"{probe.task}-{name}", self.probe(probe, exported, name))
+
+    def training(self, row: Row, seed: int) -> Iterator[Job]:
+        """Yields the command that pre-trains a row; first that of the row whose generator it takes.
+
+        The seed determines initial weights, order and masks for all rows.
+        """
+        study, name = self.study, cell_name(row, seed)
+        every = max(1, study.steps // CHECKPOINTS)
+        objective = f"--row {shlex.quote(row.row)}" if row.row else f"--objective {row.objective}"
+        if row.generator_from:
+            lender = study.row(row.generator_from)
+            yield from self.training(lender, seed)
+            objective += f" --generator_from {self.output}/runs/{cell_name(lender, seed)}"
+        if study.deepspeed_config:
+            objective += f" --deepspeed_config {shlex.quote(study.deepspeed_config)}"
+        settings = (
+            *(f"seed={seed}", f"optim.steps={study.steps}", f"optim.warmup_steps={study.warmup_steps}"),
+            *(f"checkpoint_every={every}", "keep_checkpoints=1", f"evaluate_every={every}", *study.set, *row.set),
+        )
+        yield Job(
+            f"train-{name}",
+            f"python pretrain/run.py --preset {study.preset} {objective} --data {self.output}/shards"
+            f" --output {self.output}/runs/{name} --set {' '.join(map(shlex.quote, settings))}",
+        )
+
+    def probe(self, probe: Probe, exported: str, name: str) -> str:
+        """Returns the command that fine-tunes one discriminator on one task."""
+        squad = probe.task == "SQuAD"
+        script = "run_squad.py" if squad else f"run_glue.py --task {probe.task}"
+        data = shlex.quote(str(self.sources.squad if squad else self.sources.data_dir))
+        return (
+            f"python finetune/{script} --model {exported} --data_dir {data} --output {self.output}/probes/{name}"
+            f" --seeds {' '.join(map(str, probe.seeds))} --epochs {probe.epochs}"
+            + "".join(f" {shlex.quote(option)}" for option in probe.options)
+        )
+
+    def without_paths(self, record: JobRecord) -> JobRecord:
+        """Returns a record whose command has names such as GLUE in place of this machine's folders."""
+        command = record.command
+        shown = {"SQUAD": self.sources.squad, "BLIMP": self.sources.blimp, "GLUE": self.sources.data_dir}
+        for name, path in (shown | {"OUTPUT": Path(shlex.split(self.output)[0])}).items():
+            command = command.replace(shlex.quote(str(path)), name)
+        return record.model_copy(update={"command": command})

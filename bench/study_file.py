@@ -1,0 +1,203 @@
+"""The file of a study: which rows are trained on what, how they are measured, and what was predicted beforehand."""
+
+import json
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from foundation.config import ConfigError, StrictConfig, one_of, without_duplicates
+
+Name = Annotated[str, Field(min_length=1, max_length=80)]
+Seed = Annotated[int, Field(ge=0, lt=2**31)]
+Override = Annotated[str, Field(pattern=r"^[\w.]+=\S+$")]
+
+
+class Row(StrictConfig):
+    """A way of pre-training: a row of the paper's tables or an objective, with overrides."""
+
+    name: Name
+    row: str | None = None
+    """as `--row` of run.py"""
+    objective: str | None = None
+    """as `--objective` of run.py"""
+    set: tuple[Override, ...] = ()
+    """as `--set` of run.py"""
+    generator_from: str | None = None
+    """the row whose run with the same seed lends its trained generator"""
+
+    has_generator: bool = True
+    """false without a generator of its own: no gate on its MLM loss, no distance from the oracle"""
+
+    @model_validator(mode="after")
+    def _is_one_objective(self) -> Self:
+        if (self.row is None) == (self.objective is None):
+            raise ValueError(f"row {self.name!r}: give either row or objective")
+        return self
+
+    @property
+    def folder(self) -> str:
+        """The name as part of file names."""
+        return re.sub(r"[^\w.=+-]+", "-", self.name)
+
+
+class Reference(StrictConfig):
+    """The run that every cell is crossed with; it is trained once, with a seed that no cell has.
+
+    Its discriminator judges every cell's replacements; its replacements are judged by every cell's discriminator.
+    """
+
+    row: str
+    seed: Seed
+    replacements: Literal["p_G", "p_S"] = "p_G"
+    """the distribution of its replacements"""
+
+
+class Probe(StrictConfig):
+    """Fine-tuning on one task."""
+
+    task: Literal["CoLA", "SST-2", "RTE", "MRPC", "STS-B", "SQuAD"]
+    metric: str
+    """of results.jsonl"""
+    epochs: int = Field(ge=1)
+    seeds: tuple[Seed, ...] = Field(min_length=1)
+    options: tuple[str, ...] = ()
+    """further options of run_glue.py or run_squad.py"""
+
+    @property
+    def measure(self) -> str:
+        """Name of the measure: the mean of the metric over the fine-tuning seeds."""
+        return f"{self.task} {self.metric}"
+
+    def is_task(self, name: str) -> bool:
+        """Returns whether a record of this task is this probe's."""
+        return name.split()[0] == self.task
+
+
+class Gates(StrictConfig):
+    """Least progress for a run's numbers to mean something."""
+
+    mlm_gain: float = 0.5
+    """nats by which the MLM loss must be below the unigram entropy"""
+    loss_over_entropy: float = 0.95
+    """upper bound on L_D over the entropy of the replaced share, on the reference's replacements"""
+
+
+class Prediction(StrictConfig):
+    """An expectation written before any run; with `measure`, the report decides it."""
+
+    text: str
+    measure: str | None = None
+    row: str | None = None
+    minus: str | None = None
+    expected: Literal["above 0", "below 0"] = "above 0"
+    """where the difference of the two rows is expected"""
+
+    @model_validator(mode="after")
+    def _is_decided_by_a_difference(self) -> Self:
+        if len({self.measure is None, self.row is None, self.minus is None}) > 1:
+            raise ValueError(f"{self.text!r}: give measure, row and minus together, or none of them")
+        return self
+
+
+class Study(StrictConfig):
+    """A study: every row is trained with every seed."""
+
+    title: str
+    preset: Literal["tiny", "small", "base"]
+    vocab_size: int = Field(ge=100, le=65_536)
+    seq_length: int = Field(ge=8, le=65_535)
+    steps: int = Field(ge=2)
+    warmup_steps: int = Field(ge=1)
+    set: tuple[Override, ...] = ()
+    """overrides for every row"""
+    deepspeed_config: str | None = None
+    """as `--deepspeed_config` of run.py"""
+    rows: tuple[Row, ...] = Field(min_length=1)
+    baseline: str
+    """the row that effects are differences from"""
+    seeds: tuple[Seed, ...] = Field(min_length=1)
+    reference: Reference
+    held_out_sequences: int = Field(ge=16, le=4096)
+    """sequences of every evaluation"""
+    oracle_sequences: int = Field(default=0, ge=0, le=4096)
+    """sequences on which the distance from the oracle's distribution is measured"""
+    blimp: bool = True
+    """score BLiMP"""
+    probes: tuple[Probe, ...] = ()
+    gates: Gates = Gates()
+    measures: tuple[str, ...]
+    """measures whose effects are reported"""
+    predictions: tuple[Prediction, ...] = ()
+
+    @field_validator("rows")
+    @classmethod
+    def _have_names_of_their_own(cls, rows: tuple[Row, ...]) -> tuple[Row, ...]:
+        if doubled := [name for name, count in Counter(row.folder.lower() for row in rows).items() if count > 1]:
+            raise ValueError(f"got {', '.join(doubled)} twice, expected names that differ as file names; rename one")
+        return rows
+
+    @model_validator(mode="after")
+    def _names_what_exists(self) -> Self:
+        names, before = [row.name for row in self.rows], [""]
+        named = [("baseline", self.baseline), ("reference.row", self.reference.row)]
+        for prediction in self.predictions:
+            named += [("predictions.row", name) for name in (prediction.row, prediction.minus) if name is not None]
+        problems = [f"{field}: got {name!r}, {one_of(name, names)}" for field, name in named if name not in names]
+        for row in self.rows:
+            if row.generator_from is not None and row.generator_from not in before:
+                problems.append(f"generator_from: got {row.generator_from!r}, expected a row before {row.name!r}")
+            before.append(row.name)
+        wanted = [*self.measures, *(part.measure for part in self.predictions if part.measure is not None)]
+        known = self.known_measures()
+        problems += [f"measures: got {name!r}, {one_of(name, known)}" for name in wanted if name not in known]
+        if self.reference.seed in self.seeds:
+            problems.append(f"reference.seed: got {self.reference.seed}, expected a seed that no cell has")
+        if self.warmup_steps >= self.steps:
+            problems.append(f"warmup_steps: got {self.warmup_steps}, expected fewer than the {self.steps} steps")
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self
+
+    def known_measures(self) -> list[str]:
+        """Names of the measures that have examples to resample."""
+        crossed = [
+            f"{place} {what}" for place in ("difficulty", "frozen", "own") for what in ("loss", "accuracy", "AUC")
+        ]
+        return [*crossed, *(["BLiMP"] if self.blimp else []), *(probe.measure for probe in self.probes)]
+
+    def row(self, name: str) -> Row:
+        return next(row for row in self.rows if row.name == name)
+
+    def scaled(self, scale: float) -> "Study":
+        """Returns the study with this share of its steps, epochs and held-out sequences, to rehearse it."""
+        steps = max(2, round(self.steps * scale))
+        probes = tuple(
+            probe.model_copy(update={"epochs": max(1, round(probe.epochs * scale))}) for probe in self.probes
+        )
+        return self.model_copy(
+            update={
+                "steps": steps,
+                "warmup_steps": min(max(1, round(self.warmup_steps * scale)), steps - 1),
+                "held_out_sequences": max(16, round(self.held_out_sequences * scale)),
+                "oracle_sequences": round(self.oracle_sequences * scale),
+                "probes": probes,
+            }
+        )
+
+
+def read_study(path: Path) -> Study:
+    """Reads the file of a study.
+
+    Raises:
+        ConfigError: it cannot be read, or a field is wrong.
+    """
+    try:
+        values = json.loads(path.read_text(), object_pairs_hook=without_duplicates)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"study: {path} is not a readable JSON file: {error}") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"study: {path} holds no JSON object; see bench/studies for examples")
+    return Study.from_values(values, str(path))

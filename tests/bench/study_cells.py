@@ -1,0 +1,91 @@
+"""Cells of a small study, made from random answers without training."""
+
+from typing import Any
+
+import numpy as np
+from sklearn.metrics import matthews_corrcoef, roc_auc_score
+
+from bench.study_cell import CellResult, Packed, conditions
+from bench.study_file import Study
+from pretrain.analysis.analysis import SUMMED, sequence_sums
+from pretrain.analysis.observation import Judgement
+
+SEQUENCES, LENGTH, EXAMPLES = 40, 12, 60
+
+STUDY = Study.from_values(
+    {
+        "title": "A study of two rows",
+        "preset": "tiny",
+        "vocab_size": 300,
+        "seq_length": LENGTH,
+        "steps": 20,
+        "warmup_steps": 2,
+        "rows": [{"name": "base", "row": "ELECTRA"}, {"name": "better row", "row": "HP_Loss + Focal"}],
+        "baseline": "base",
+        "seeds": [0, 1, 2, 3, 4],
+        "reference": {"row": "base", "seed": 9},
+        "held_out_sequences": SEQUENCES,
+        "probes": [{"task": "CoLA", "metric": "matthews", "epochs": 1, "seeds": [1, 2]}],
+        "measures": ["difficulty loss", "frozen accuracy", "frozen AUC", "BLiMP", "CoLA matthews"],
+        "predictions": [
+            {"text": "more is right", "measure": "BLiMP", "row": "better row", "minus": "base"},
+            {"text": "less is right", "measure": "BLiMP", "row": "better row", "minus": "base", "expected": "below 0"},
+            {"text": "nothing decides this"},
+        ],
+    }
+)
+
+
+def judgement(seed: int, skill: float) -> Judgement:
+    """A discriminator's answers, better with more skill; the replaced positions depend on nothing."""
+    fixed, own = np.random.default_rng(0), np.random.default_rng(seed)
+    masked = fixed.random(SEQUENCES * LENGTH) < 0.3
+    replaced = masked & (fixed.random(len(masked)) < 0.8)
+    d = np.where(replaced, skill, -skill) + own.normal(size=len(masked))
+    return Judgement(d.astype(np.float32), replaced, masked, np.repeat(np.arange(SEQUENCES), LENGTH))
+
+
+def make_cell(row: str, seed: int, skill: float = 1.0, **numbers: float) -> CellResult:
+    """Returns a cell whose numbers are computed from its examples by plain means and scikit-learn."""
+    found: dict[str, float | None] = {
+        "MLM loss": 4.0,
+        "MLM accuracy": 0.2,
+        "unigram entropy": 6.0,
+        "own loss over entropy": 0.6,
+        "frozen loss over entropy": 0.7,
+    }
+    examples: dict[str, dict[str, Packed]] = {}
+    for place in ("difficulty", "frozen", "own"):
+        answers = judgement(seed, skill)
+        right = (answers.d > 0) == answers.replaced
+        loss = np.logaddexp(0, np.where(answers.replaced, -answers.d, answers.d))
+        found |= {f"{place} loss": float(loss.mean()), f"{place} accuracy": float(right[answers.masked].mean())}
+        found[f"{place} AUC"] = float(roc_auc_score(answers.replaced, answers.d))
+        columns = zip(SUMMED, sequence_sums(answers), strict=True)
+        examples[place] = {name: Packed.pack(sums_S) for name, sums_S in columns}
+    pairs = np.random.default_rng(seed).random(EXAMPLES) < 0.5 + 0.2 * skill
+    found |= {"BLiMP": 100 * float(pairs.mean())}
+    examples["BLiMP"] = {"right": Packed.pack(2 * pairs)}
+    target = np.arange(EXAMPLES) % 2
+    predicted = [
+        np.where(np.random.default_rng(s).random(EXAMPLES) < 0.7, target, 1 - target) for s in (seed, seed + 50)
+    ]
+    found["CoLA matthews"] = 100 * float(np.mean([matthews_corrcoef(target, one) for one in predicted]))
+    examples["CoLA matthews"] = {"predicted": Packed.pack(predicted), "target": Packed.pack([target, target])}
+    values: dict[str, Any] = {
+        "data_sha256": "0" * 64,
+        "commit": None,
+        "versions": {},
+        "machine": "",
+        "tokens": 1e4,
+        "flops_per_token": 4e6,
+    }
+    return CellResult(
+        row=row,
+        seed=seed,
+        conditions=conditions(STUDY, STUDY.row(row)),
+        numbers=found | numbers,
+        examples=examples,
+        jobs=(),
+        **values,
+    )

@@ -1,0 +1,131 @@
+"""Claims about the command of a study: it runs from text to report, resumes, and continues from committed cells."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.conftest import REPOSITORY
+
+STUDY = {
+    "title": "A rehearsal",
+    "preset": "tiny",
+    "vocab_size": 300,
+    "seq_length": 32,
+    "steps": 6,
+    "warmup_steps": 1,
+    "set": ["batch_size=8"],
+    "rows": [{"name": "base", "row": "ELECTRA"}, {"name": "HP_Loss b=1", "row": "HP_Loss + Focal"}],
+    "baseline": "base",
+    "seeds": [0, 1],
+    "reference": {"row": "base", "seed": 1000},
+    "held_out_sequences": 32,
+    "oracle_sequences": 32,
+    "probes": [
+        {"task": "CoLA", "metric": "matthews", "epochs": 1, "seeds": [1, 2]},
+        {"task": "SQuAD", "metric": "f1", "epochs": 1, "seeds": [1], "options": ["--max_length", "32"]},
+    ],
+    "measures": ["difficulty loss", "frozen AUC", "BLiMP", "CoLA matthews", "SQuAD f1"],
+    "predictions": [{"text": "more", "measure": "BLiMP", "row": "HP_Loss b=1", "minus": "base"}],
+}
+
+
+def write_data(folder: Path) -> None:
+    """Writes the study, enough text for shards, and small sets in the layouts of CoLA, SQuAD and BLiMP."""
+    random = np.random.default_rng(0)
+    words = ["".join(random.choice(list("abcdefgh"), size=5)) for _ in range(300)]
+
+    def sentence() -> str:
+        return " ".join(random.choice(words, size=int(random.integers(6, 12))))
+
+    documents = ("\n".join(sentence() + "." for _ in range(12)) for _ in range(400))
+    (folder / "text.txt").write_text("\n\n".join(documents))
+    for name in ("CoLA", "squad", "blimp"):
+        (folder / name).mkdir()
+    for name, count in (("train", 32), ("dev", 16)):
+        rows = [(number % 2, sentence()) for number in range(count)]
+        (folder / "CoLA" / f"{name}.tsv").write_text("".join(f"x\t{label}\t\t{text}\n" for label, text in rows))
+        paragraphs = []
+        for number in range(count):
+            context = sentence()
+            answer = {"text": context.split()[1], "answer_start": len(context.split()[0]) + 1}
+            question = {"id": f"{name}{number}", "question": sentence(), "is_impossible": number % 2 == 1}
+            paragraphs.append({"context": context, "qas": [question | {"answers": [] if number % 2 else [answer]}]})
+        (folder / "squad" / f"{name}-v2.0.json").write_text(
+            json.dumps({"version": "v2.0", "data": [{"title": "t", "paragraphs": paragraphs}]})
+        )
+    pair = {"field": "syntax", "linguistics_term": "islands", "UID": "p"}
+    pairs = [pair | {"sentence_good": sentence(), "sentence_bad": sentence()} for _ in range(20)]
+    (folder / "blimp" / "p.jsonl").write_text("".join(f"{json.dumps(entry)}\n" for entry in pairs))
+    (folder / "study.json").write_text(json.dumps(STUDY))
+
+
+def run(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    data = ("--data_dir", folder, "--squad", folder / "squad", "--blimp", folder / "blimp")
+    command = (sys.executable, "bench/study.py", folder / "study.json", "--input", folder / "text.txt", *data)
+    results = ("--results", folder / "results")
+    return subprocess.run((*command, *results, *options), cwd=REPOSITORY, capture_output=True, text=True)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_a_study_runs_from_text_to_report_and_another_machine_continues_it(tmp_path: Path) -> None:
+    write_data(tmp_path)
+    here, there = ("--output", str(tmp_path / "here")), ("--output", str(tmp_path / "there"))
+
+    first = run(tmp_path, *here, "--seeds", "0", "--rows", "base")
+    assert first.returncode == 0, first.stdout + first.stderr
+    base = tmp_path / "results/base-seed0.json"
+    cell = json.loads(base.read_text())
+    assert cell["numbers"].keys() >= {
+        *STUDY["measures"],
+        "MLM loss",
+        "unigram entropy",
+        "BLiMP syntax",
+        "KL to the oracle, p_G",
+    }
+    assert all(cell["numbers"][name] is not None for name in STUDY["measures"])
+    assert str(tmp_path) not in json.dumps([job["command"] for job in cell["jobs"]])
+    assert base.stat().st_size < 100_000
+
+    (tmp_path / "here/runs/HP_Loss-b=1-seed0").mkdir()  # a part that fails: its run folder is a stranger's
+    (tmp_path / "here/runs/HP_Loss-b=1-seed0/run.json").write_text("{}")
+    failed = run(tmp_path, *here, "--seeds", "0")
+    assert failed.returncode == 1 and "train-HP_Loss-b=1-seed0: exit code 2" in failed.stdout
+    shutil.rmtree(tmp_path / "here/runs/HP_Loss-b=1-seed0")
+    second = run(tmp_path, *here, "--seeds", "0")
+    assert second.returncode == 0, second.stdout + second.stderr
+    assert "base-seed0" not in "".join(line for line in second.stdout.splitlines() if "$" in line)
+    report = (tmp_path / "results/report.md").read_text()
+    assert "2 of 4 cells" in report and "n=1" in report and "open: 1 of at least 5 seeds" in report
+    assert (tmp_path / "results/report.png").stat().st_size > 10_000
+
+    before = {path.name: path.read_bytes() for path in (tmp_path / "results").glob("*-seed0.json")}
+    elsewhere = run(tmp_path, *there, "--seeds", "1", "--rows", "base")
+    assert elsewhere.returncode == 0, elsewhere.stdout + elsewhere.stderr
+    assert "3 of 4 cells" in (tmp_path / "results/report.md").read_text()
+    assert not [*(tmp_path / "there/runs").glob("*-seed0")]
+    assert before == {path.name: path.read_bytes() for path in (tmp_path / "results").glob("*-seed0.json")}
+
+    again = run(tmp_path, "--report_only", *there)
+    assert again.returncode == 0 and "$ python" not in again.stdout
+
+
+def test_a_missing_folder_is_named_before_anything_runs(tmp_path: Path) -> None:
+    write_data(tmp_path)
+    shutil.rmtree(tmp_path / "blimp")
+    found = run(tmp_path, "--output", str(tmp_path / "out"))
+    assert found.returncode == 2
+    assert found.stderr.count("\n") == 1 and "blimp: " in found.stderr and "does not exist" in found.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_unknown_row_or_seed_is_refused(tmp_path: Path) -> None:
+    write_data(tmp_path)
+    found = run(tmp_path, "--rows", "bass", "--seeds", "7")
+    assert found.returncode == 2
+    assert "rows: got 'bass'" in found.stderr and "seeds: got 7, expected one of 0, 1" in found.stderr

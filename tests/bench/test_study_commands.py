@@ -1,0 +1,75 @@
+"""Claims about the commands of a study: cells of equal seed differ only in what their rows say."""
+
+import re
+import shlex
+from pathlib import Path
+
+from bench.study_commands import Commands, Sources
+from bench.study_file import Row, Study, read_study
+from bench.study_jobs import JobRecord
+from finetune.config import GlueOptions, SquadOptions
+from foundation.command_line import parse_options
+from foundation.config import StrictConfig
+from pretrain.evaluate import EvaluateOptions
+from tests.bench.study_cells import STUDY
+from tests.conftest import REPOSITORY
+
+SOURCES = Sources(("data/my text/*.xz",), Path("punkt"), Path("data/glue"), Path("data/squad"), Path("data/my blimp"))
+
+
+def commands(study: Study = STUDY) -> Commands:
+    return Commands(study, SOURCES, Path("runs/my study"))
+
+
+def train(study: Study, row: Row, seed: int) -> list[str]:
+    return [job.command for job in commands(study).training(row, seed)]
+
+
+def test_the_rows_of_a_seed_differ_only_in_their_objective_and_overrides():
+    study = read_study(REPOSITORY / "bench/studies/replication.json")
+    plain = set()
+    for row in study.rows:
+        (command,) = train(study, row, 7)
+        own = command.replace(f"{row.folder}-seed7", "RUN").replace(
+            f"--row {shlex.quote(row.row or '')} ", "--row ROW "
+        )
+        for override in row.set:
+            own = own.replace(f" {override}", "")
+        plain.add(own)
+    assert len(plain) == 1
+
+
+def test_a_row_that_takes_a_generator_trains_its_lender_with_the_same_seed_first():
+    lender, taker = STUDY.rows[0], Row(name="taker", objective="electra", generator_from="base")
+    study = STUDY.model_copy(update={"rows": (lender, taker)})
+    first, second = train(study, taker, 3)
+    assert [first] == train(study, lender, 3)
+    assert "--generator_from 'runs/my study'/runs/base-seed3" in second
+
+
+def test_the_commands_of_probes_and_evaluation_are_understood():
+    """The options are parsed by the scripts' own parsers."""
+    probes = [{"task": task, "metric": "f1", "epochs": 2, "seeds": [1, 2]} for task in ("MRPC", "SQuAD")]
+    study = Study.from_values(STUDY.model_dump() | {"probes": probes, "measures": ["BLiMP"]})
+    parsed: dict[str, type[StrictConfig]] = {
+        "run_glue.py": GlueOptions,
+        "run_squad.py": SquadOptions,
+        "evaluate.py": EvaluateOptions,
+    }
+    found = {}
+    for job in commands(study).cell(study.rows[1], 0):
+        _, script, *arguments = shlex.split(job.command)
+        if options := parsed.get(Path(script).name):
+            found[Path(script).name] = parse_options(options, None, arguments)
+    glue, squad, evaluation = (found[name] for name in parsed)
+    assert glue.task == ("MRPC",) and glue.seeds == (1, 2) and squad.epochs == 2
+    assert str(squad.data_dir) == "data/squad"
+    assert [path.name for path in evaluation.runs] == ["better-row-seed0", "base-seed9"]
+
+
+def test_kept_commands_name_no_folder_of_this_machine():
+    made = commands()
+    for job in made.cell(STUDY.rows[0], 0):
+        record = JobRecord(name=job.name, command=job.command, code=0, seconds=1.0)
+        kept = made.without_paths(record).command
+        assert not re.search(r"my study|my blimp|data/glue|data/squad", kept), kept

@@ -1,0 +1,67 @@
+"""Claims about a study's effects: computed from the cells' JSON, paired over seeds and examples, never without n."""
+
+import numpy as np
+import pytest
+from sklearn.metrics import roc_auc_score
+
+from bench.study_effects import Measured, examples_resampled, passes, verdict
+from foundation.stats import counts_RS
+from tests.bench.study_cells import LENGTH, SEQUENCES, STUDY, judgement, make_cell
+
+
+@pytest.mark.parametrize("measure", STUDY.known_measures())
+def test_a_measures_resamples_are_of_its_examples_and_center_on_its_value(measure: str) -> None:
+    found = examples_resampled(make_cell("base", 0), measure, STUDY)
+    assert found.value == make_cell("base", 0).numbers[measure]
+    spread = found.resampled_R.std()
+    assert spread > 0
+    assert found.resampled_R.mean() == pytest.approx(found.value, abs=0.25 * spread)
+
+
+def test_the_auc_resampled_by_its_sums_is_that_of_resampled_sequences() -> None:
+    answers = judgement(0, 1.0)
+    exact = [
+        roc_auc_score(answers.replaced, answers.d, sample_weight=np.repeat(count_S, LENGTH))
+        for count_S in counts_RS(SEQUENCES)[:200]
+    ]
+    found = examples_resampled(make_cell("base", 0), "frozen AUC", STUDY).resampled_R[:200]
+    assert np.corrcoef(exact, found)[0, 1] > 0.98
+    assert found.std() == pytest.approx(np.std(exact), rel=0.1)
+
+
+def cells(*keys: tuple[str, int], **numbers: float):
+    return {(row, seed): make_cell(row, seed, 1.0 if row == "base" else 1.6, **numbers) for row, seed in keys}
+
+
+WHOLE = [(row.name, seed) for row in STUDY.rows for seed in STUDY.seeds]
+MORE, LESS, _ = STUDY.predictions
+
+
+def test_an_effect_takes_only_the_seeds_that_both_rows_have() -> None:
+    found = Measured(cells(("base", 0), ("base", 1), ("better row", 1), ("better row", 2)), "BLiMP", STUDY)
+    effect = found.difference("better row", "base")
+    assert effect.seeds == (1,)
+    means = [make_cell(row, 1, skill).numbers["BLiMP"] for row, skill in (("better row", 1.6), ("base", 1.0))]
+    assert effect.interval is not None and effect.interval[0] == pytest.approx(means[0] - means[1])
+    assert found.row("base").seeds == (0, 1)
+
+
+def test_a_prediction_holds_or_is_refuted_only_by_an_interval_over_five_seeds_without_0() -> None:
+    found = Measured(cells(*WHOLE), "BLiMP", STUDY).difference("better row", "base")
+    assert found.interval is not None and found.interval[1] > 0
+    assert (verdict(MORE, found), verdict(LESS, found)) == ("holds", "refuted")
+    assert verdict(MORE, found._replace(interval=[0.1, -0.1, 0.3])) == "open: the interval holds 0"
+
+
+def test_too_few_seeds_decide_nothing() -> None:
+    found = Measured(cells(*WHOLE[:4], *WHOLE[5:9]), "BLiMP", STUDY).difference("better row", "base")
+    assert verdict(MORE, found) == "open: 4 of at least 5 seeds"
+    assert verdict(MORE, Measured({}, "BLiMP", STUDY).difference("better row", "base")) == "not run"
+
+
+def test_a_cell_that_fails_a_gate_decides_nothing() -> None:
+    assert not passes(make_cell("base", 0, **{"MLM loss": 5.6}), STUDY)
+    assert not passes(make_cell("base", 0, **{"own loss over entropy": 0.96}), STUDY)
+    assert passes(make_cell("base", 0), STUDY)
+    failing = cells(*WHOLE) | {("base", 3): make_cell("base", 3, **{"MLM loss": 5.6})}
+    assert verdict(MORE, Measured(failing, "BLiMP", STUDY).difference("better row", "base")) == "gates not passed"

@@ -1,0 +1,61 @@
+"""Claims about the file of a study: every mistake in it is named before anything runs."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.study_file import read_study
+from foundation.config import ConfigError
+from tests.conftest import REPOSITORY
+
+STUDIES = sorted((REPOSITORY / "bench/studies").glob("*.json"))
+
+
+@pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
+def test_the_shipped_studies_are_read_and_scale_to_a_hundredth(path: Path) -> None:
+    study = read_study(path)
+    small = study.scaled(0.01)
+    assert small.steps == round(study.steps / 100) > small.warmup_steps >= 1
+    assert small.rows == study.rows
+    assert study.scaled(1.0) == study
+
+
+def changed(tmp_path: Path, **changes: Any) -> Path:
+    values = json.loads((REPOSITORY / "bench/studies/replication.json").read_text())
+    path = tmp_path / "study.json"
+    path.write_text(json.dumps(values | changes))
+    return path
+
+
+ROW = {"name": "A", "row": "ELECTRA"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"stepz": 3}, "stepz: unknown key"),
+        ({"baseline": "ELEKTRA"}, "baseline: got 'ELEKTRA'"),
+        ({"reference": {"row": "ELECTRA", "seed": 0}}, "reference.seed: got 0"),
+        ({"warmup_steps": 3000}, "warmup_steps: got 3000"),
+        ({"measures": ["blimp"]}, "measures: got 'blimp'"),
+        ({"blimp": False}, "measures: got 'BLiMP'"),
+        ({"rows": [ROW, {"name": "a", "row": "ELECTRA"}]}, "twice"),
+        ({"rows": [{"name": "A"}]}, "give either row or objective"),
+        ({"rows": [{"name": "A", "row": "ELECTRA", "set": ["objective.gamma"]}]}, "rows.0.set.0"),
+        ({"rows": [ROW | {"generator_from": "B"}, {"name": "B", "row": "ELECTRA"}]}, "generator_from: got 'B'"),
+        ({"predictions": [{"text": "no row", "measure": "BLiMP"}]}, "give measure, row and minus together"),
+    ],
+)
+def test_a_mistake_is_one_line_that_names_it(tmp_path: Path, changes: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_study(changed(tmp_path, **changes))
+    assert problem in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_file_that_is_no_json_object_is_named(tmp_path: Path) -> None:
+    for content in ("{", "[]", '{"steps": 1, "steps": 2}'):
+        (tmp_path / "study.json").write_text(content)
+        with pytest.raises(ConfigError, match=r"study\.json"):
+            read_study(tmp_path / "study.json")
