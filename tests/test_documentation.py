@@ -17,7 +17,7 @@ from electra_sampler.commands import COMMANDS
 from foundation.command_line import parser_of
 from pretrain.config import with_overrides
 from pretrain.engine.deepspeed_config import OVERRIDE, read
-from pretrain.presets import PRESETS
+from pretrain.presets import PRESETS, with_objective
 from tests.conftest import REPOSITORY
 
 PAGES = [*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/**/*.md"), REPOSITORY / "ds_configs/README.md"]
@@ -92,19 +92,23 @@ def commands_of(page: Path) -> Iterator[tuple[str, set[str]]]:
                 yield SCRIPTS[words[script]], {word.partition("=")[0] for word in given if word.startswith("--")}
 
 
-def documented() -> Iterator[tuple[str, str]]:
-    """The overrides of each `--set`, with each preset that they are for: the one named beside them, or all."""
+def documented() -> Iterator[tuple[str, str, str]]:
+    """The overrides of each `--set`, with each preset that they are for (the one named beside them, or all), and the
+    objective named beside them, or ''.
+    """
     for page in OF_TODAY:
         for line in page.read_text().replace("\\\n", " ").splitlines():
             named = re.findall(r"--preset (\w+)", line) or PRESETS
+            objective = re.search(r"--objective (\w+)", line)
             given = [overrides.strip() for overrides in OVERRIDES.findall(line) if "KEY=VALUE" not in overrides]
-            yield from ((preset, overrides) for overrides in given for preset in named)
+            yield from ((preset, objective[1] if objective else "", each) for each in given for preset in named)
 
 
-@pytest.mark.parametrize(("preset", "overrides"), sorted(set(documented())))
-def test_overrides_on_a_page_are_valid(preset: str, overrides: str) -> None:
+@pytest.mark.parametrize(("preset", "objective", "overrides"), sorted(set(documented())))
+def test_overrides_on_a_page_are_valid(preset: str, objective: str, overrides: str) -> None:
     of_deepspeed = [override for override in overrides.split() if override.startswith(OVERRIDE)]
-    with_overrides(PRESETS[preset].run, [other for other in overrides.split() if other not in of_deepspeed])
+    run = with_objective(PRESETS[preset].run, objective) if objective else PRESETS[preset].run
+    with_overrides(run, [other for other in overrides.split() if other not in of_deepspeed])
     read(REPOSITORY / PRESETS[preset].deepspeed_config, of_deepspeed)
 
 
