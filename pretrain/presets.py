@@ -11,6 +11,7 @@ from pretrain.config import RunConfig
 from pretrain.engine.optim import OptimConfig
 from pretrain.method.objectives import objective_class
 from pretrain.method.objectives.electra import PlainElectra
+from pretrain.method.objectives.fast_electra import FastElectra
 from pretrain.method.objectives.hardness import HPDist, HPLoss
 from pretrain.method.objectives.mlm import MaskedLM
 from pretrain.model.config import ModelConfig
@@ -101,6 +102,8 @@ ROWS = {
     "HP_Loss gamma=piecewise": HPLoss.Config(lambda1=5.0, gamma="piecewise"),
     "HP_Loss gamma=1": HPLoss.Config(lambda1=5.0, gamma=1.0),
     "HP_Loss gamma=4": HPLoss.Config(lambda1=5.0, gamma=4.0),
+    # not in the paper: rivals
+    "Fast-ELECTRA": FastElectra.Config(),
 }
 """The rows of the paper's tables, in order; each works with any preset's sizes. The paper quotes BERT's scores from its
 authors; the row here trains a masked language model of the discriminator's size on the same data."""

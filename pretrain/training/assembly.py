@@ -14,7 +14,7 @@ from pretrain.training.doubts import doubts
 from pretrain.training.log_line import LEGEND
 from pretrain.training.models import compile_layers, empty_model, initial_model
 from pretrain.training.plan import Plan
-from pretrain.training.run_folder import lock_run, write_run, writing
+from pretrain.training.run_folder import has_checkpoint, lock_run, write_run, writing
 from pretrain.training.run_log import RECORDS
 from pretrain.training.starts import Startup
 
@@ -46,7 +46,8 @@ def take_folder(plan: Plan, world: World) -> AbstractContextManager[object]:
 
 def build_training(plan: Plan, world: World, watchdog: Watchdog, startup: Startup, compiled: bool = False) -> Training:
     """Builds model, engine, batch plan and run folder; prints the plan and its warnings. Collective."""
-    model = initial_model(plan.description) if world.is_first else empty_model(plan.description)
+    resumes = has_checkpoint(plan.folder)
+    model = initial_model(plan.description, resumes) if world.is_first else empty_model(plan.description)
     if world.is_first:
         parameters = sum(parameter.numel() for parameter in model.parameters())
         print(plan, f"{LEGEND}{plan.folder / RECORDS}", sep="\n", flush=True)

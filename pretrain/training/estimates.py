@@ -56,19 +56,21 @@ electra's README. Published sequences per second times the operations counted he
 def flops_per_token(model: ModelConfig, objective: ObjectiveConfig, vocab_size: int, length: int) -> float:
     """Returns FLOPs per word piece of a training step: matrix products and attention, forward and backward.
 
-    Vocabulary heads are counted at masked positions only.
+    Vocabulary heads are counted at masked positions only, and a frozen generator's forward only.
     """
     trained = objective_class(objective.name)
     encoders = trained.encoders(model, vocab_size)
-    forward = 0
-    for encoder in encoders:
+    products = 0.0
+    for number, encoder in enumerate(encoders):
         hidden = encoder.hidden_size
         layer = 4 * hidden * hidden + 2 * hidden * encoder.intermediate_size
         projection = encoder.embedding_size * hidden if encoder.embedding_size != hidden else 0
-        forward += 2 * (encoder.num_hidden_layers * (layer + 2 * length * hidden) + projection)
+        forward = 2 * (encoder.num_hidden_layers * (layer + 2 * length * hidden) + projection)
+        products += forward * (1 if number == 0 and trained.frozen_generator else FORWARD_AND_BACKWARD)
     embedding = encoders[0].embedding_size
     head = mask_size(length) / length * (2 * embedding * (vocab_size + encoders[0].hidden_size))
-    return float(FORWARD_AND_BACKWARD * (forward + head) + trained.sampling_passes * head)
+    passes = trained.sampling_passes + (1 if trained.frozen_generator else FORWARD_AND_BACKWARD)
+    return products + passes * head
 
 
 class Memory(NamedTuple):

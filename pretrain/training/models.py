@@ -9,6 +9,7 @@ import torch
 
 from foundation.config import ConfigError
 from pretrain.engine.checkpoint import Checkpoint, all_valid, load_weights
+from pretrain.huggingface.folders import fill
 from pretrain.huggingface.init_from import Source, Sources, find_models, load_sources
 from pretrain.method.objectives import objective_class
 from pretrain.method.objectives.objective import Objective
@@ -24,9 +25,15 @@ def build_model(description: RunDescription) -> Objective:
     return trained(run.model, run.objective, description.vocab_size, description.mask_token_id)
 
 
-def initial_model(description: RunDescription) -> Objective:
-    """Returns the model as a new run starts: with fresh weights, or with those of the models in `init_from`."""
+def initial_model(description: RunDescription, resumes: bool = False) -> Objective:
+    """Returns the model as a new run starts: with fresh weights, those of the models in `init_from`, or the frozen
+    generator of `generator_from`. A run that `resumes` reads the generator from its checkpoint instead.
+    """
     model = build_model(description)
+    if description.generator_from and not resumes:
+        source = find_sources((description.generator_from,)).generator
+        assert source is not None  # by the plan
+        fill(model.exported("generator"), source.weights(), source.folder)
     if description.init_from:
         load_sources(model, find_sources(description.init_from), Path(description.data[0]) / "tokenizer")
     return model
@@ -121,4 +128,5 @@ def load_checkpoint(description: RunDescription, checkpoint: Checkpoint) -> Obje
         raise ConfigError(
             f"run: the weights in {checkpoint.folder} do not fit the model in run.json, first {min(missing)}"
         )
+    model.progress = checkpoint.step / description.run.optim.steps
     return model

@@ -23,6 +23,8 @@ class RunOptions(StrictConfig):
     """a row of the paper's tables, such as 'HP_Loss lambda1=10', instead of an objective"""
     init_from: tuple[FileName, ...] = ()
     """start from a generator and a discriminator, one of them, an export, a BERT, an MPNet, or a run folder"""
+    generator_from: FileName | None = None
+    """the frozen generator of objective fast_electra: a run folder, an export or a generator's folder"""
     set: Annotated[tuple[str, ...], Metavar("KEY=VALUE")] = ()
     """override settings, such as optim.lr=2e-4 seed=1 deepspeed.zero_optimization.stage=2"""
     list_settings: bool = False

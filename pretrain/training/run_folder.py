@@ -62,6 +62,8 @@ class RunDescription(StrictConfig):
     pad_token_id: int
     init_from: tuple[str, ...] = ()
     """Names of the models the run started from, as given."""
+    generator_from: str | None = None
+    """Name of the frozen generator, as given; every checkpoint holds its weights."""
     versions: dict[str, str] = {}
 
     @field_validator("data", mode="before")
@@ -71,7 +73,11 @@ class RunDescription(StrictConfig):
 
 
 def describe(
-    run: RunConfig, shards: Shards, data_weights: tuple[float, ...] = (), init_from: tuple[str, ...] = ()
+    run: RunConfig,
+    shards: Shards,
+    data_weights: tuple[float, ...] = (),
+    init_from: tuple[str, ...] = (),
+    generator_from: str | None = None,
 ) -> RunDescription:
     """Returns the description of a run: configuration, shards and weights, initial checkpoints, installed versions."""
     manifest, versions = shards.manifest, {"python": platform.python_version()}
@@ -90,6 +96,7 @@ def describe(
         mask_token_id=manifest.special_tokens.mask,
         pad_token_id=manifest.special_tokens.pad,
         init_from=init_from,
+        generator_from=generator_from,
         versions=versions,
     )
 
@@ -114,6 +121,11 @@ def require_same_run(folder: Path, description: RunDescription) -> None:
     ]
     if changed:
         raise ConfigError(*changed)
+
+
+def has_checkpoint(folder: Path) -> bool:
+    """Returns true if a checkpoint was saved in this run folder, intact or not."""
+    return any((folder / CHECKPOINTS).glob("step-*[0-9]"))
 
 
 @contextmanager

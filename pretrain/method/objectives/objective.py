@@ -46,6 +46,10 @@ class Objective(nn.Module, ABC):
     """Content of an export: for each folder, the Hugging Face class and the names of the modules, encoder first."""
     sampling_passes: ClassVar[int]
     """Matrix products over the vocabulary per step for the sampling head: 1 forward, 2 more for its gradient."""
+    frozen_generator: ClassVar[bool] = False
+    """The generator is the trained one of `--generator_from`, and its parameters require no gradient."""
+    progress = 0.0
+    """Share of the run's steps done, from 0 to 1; set by the training loop and by `load_checkpoint`."""
 
     def __init__(self, model: ModelConfig, objective: Any, vocab_size: int, special_mask_id: int) -> None:
         super().__init__()
