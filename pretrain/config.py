@@ -89,8 +89,8 @@ class RunConfig(StrictConfig):
         for field, (value, default) in settings.items():
             if value != default and objective_class(self.objective.name).discriminator_prefix is None:
                 raise ValueError(
-                    f"{field}: got {shown(value)} with objective {self.objective.name}, which has one encoder; leave it"
-                    " out, or choose another objective"
+                    f"{field}: got {shown(value)} with objective {self.objective.name}, which trains one encoder;"
+                    " leave it out, or choose another objective"
                 )
         return self
 

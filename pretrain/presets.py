@@ -11,6 +11,7 @@ from pretrain.config import RunConfig
 from pretrain.engine.optim import OptimConfig
 from pretrain.method.objectives import objective_class
 from pretrain.method.objectives.electra import PlainElectra
+from pretrain.method.objectives.fast_electra import FastElectra
 from pretrain.method.objectives.floors import Uniform, Unigram
 from pretrain.method.objectives.hardness import HPDist, HPLoss
 from pretrain.method.objectives.mlm import MaskedLM
@@ -113,6 +114,8 @@ ROWS = {
     "Unigram": Unigram.Config(),
     "Oracle K=4": Oracle.Config(candidates=4),
     "Oracle K=16": Oracle.Config(candidates=16),
+    # not in the paper: rivals
+    "Fast-ELECTRA": FastElectra.Config(),
 }
 """The rows of the paper's tables, in order, then ours; each works with any preset's sizes. The paper quotes BERT's
 scores from its authors; the row here trains a masked language model of the discriminator's size on the same data."""

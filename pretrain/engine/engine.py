@@ -91,6 +91,7 @@ class Engine:
             self._partitions = Partitions(dict(self._parameters()), groups, self._masters(), world)
         self._start_adam()
         self._load_weights(initial)  # in full precision: DeepSpeed made its master weights from rounded ones
+        self._load_frozen(initial)
         if scaler := self._dynamic_loss_scaler():
             scaler.raise_error_at_min_scale = False  # its exception names no step; see `StepResult.fatal`
 
@@ -176,7 +177,7 @@ class Engine:
         return EngineState(
             adam_steps=adam_steps,
             loss_scale={key: getattr(scaler, key) for key in LOSS_SCALE_FIELDS} if scaler else {},
-            weights=self._gather(),
+            weights=self._gather() | self._frozen,
             moments={key: self._gather(key) for key in MOMENTS},
         )
 
@@ -187,7 +188,7 @@ class Engine:
         Raises:
             ConfigError: the state's parameters do not match the model's.
         """
-        shapes = {name: tuple(getattr(p, "ds_shape", p.shape)) for name, p in self._parameters()}
+        shapes = {name: tuple(getattr(p, "ds_shape", p.shape)) for name, p in self.module.named_parameters()}
         problem = self.world.share(state.mismatch(shapes) if state else None)
         if problem:
             raise ConfigError(problem)
@@ -195,6 +196,7 @@ class Engine:
         for adam in self._adam_state().values():
             adam["step"].fill_(adam_steps)
         self._load_weights(state.weights if state else None)
+        self._load_frozen(state.weights if state else None)
         for key in MOMENTS:
             self._spread(state.moments[key] if state else None, key)
         if scaler := self._dynamic_loss_scaler():
@@ -261,6 +263,21 @@ class Engine:
         self._spread(weights)
         if self._partitions:
             self._optimizer.update_lp_params()  # each rank rounds its own part; an all-gather distributes them
+
+    @torch.no_grad()
+    def _load_frozen(self, weights: Mapping[str, Tensor] | None) -> None:
+        """Sets the weights that are not trained on every rank; the first rank keeps them in fp32 for checkpoints."""
+        frozen = {name: p for name, p in self.module.named_parameters() if not p.requires_grad}
+        self._frozen = {} if weights is None else {name: weights[name].to("cpu", copy=True) for name in frozen}
+        for name, parameter in frozen.items():
+            full = torch.empty(getattr(parameter, "ds_shape", parameter.shape), device=self.device)
+            if weights is not None:
+                full.copy_(weights[name])
+            dist.broadcast(full, src=0)
+            if self.config.stage == 3:
+                self._library.divide(parameter, None, full, self.world)
+            else:
+                parameter.copy_(full)
 
     def _spread(self, named: Mapping[str, Tensor] | None, moment: str | None = None) -> None:
         """Copies the first rank's full tensors, by name, into the master weights or a moment on every rank."""

@@ -80,6 +80,8 @@ class Electra(Objective):
     objective: ReplacementConfig
     sampler_weight = 0.0
     """lambda1, if there is a sampling head."""
+    generator_weight = 1.0
+    """Weight of L_G: 0 if the generator is frozen."""
 
     def __init__(self, model: ModelConfig, objective: Any, vocab_size: int, special_mask_id: int) -> None:
         super().__init__(model, objective, vocab_size, special_mask_id)
@@ -137,7 +139,7 @@ class Electra(Objective):
             weighed_loss_D_BL = loss_D_BL * importance_weights(drawn.log_ratio_BK, batch)
         return ElectraOutput(
             # this micro-batch's share of the means over the whole step
-            loss=loss_G_BK.where(valid_BK, 0.0).sum() / batch.masked_count
+            loss=self.generator_weight * loss_G_BK.where(valid_BK, 0.0).sum() / batch.masked_count
             + self.sampler_weight * loss_S_BK.where(valid_BK, 0.0).sum() / batch.masked_count
             + self.objective.lambda2 * weighed_loss_D_BL.where(batch.attention_mask_BL, 0.0).sum() / batch.token_count,
             generator_loss_BK=loss_G_BK.detach(),

@@ -15,7 +15,7 @@ from pretrain.training.doubts import doubts
 from pretrain.training.log_line import LEGEND
 from pretrain.training.models import compile_layers, empty_model, initial_state
 from pretrain.training.plan import Plan
-from pretrain.training.run_folder import lock_run, write_run, writing
+from pretrain.training.run_folder import has_checkpoint, lock_run, write_run, writing
 from pretrain.training.run_log import RECORDS
 from pretrain.training.starts import Startup
 
@@ -59,7 +59,8 @@ def optimizer_groups(model: Objective, optim: OptimConfig) -> list[dict[str, Any
 
 def build_training(plan: Plan, world: World, watchdog: Watchdog, startup: Startup, compiled: bool = False) -> Training:
     """Builds model, engine, batch plan and run folder; prints the plan and its warnings. Collective."""
-    model, state = initial_state(plan.description) if world.is_first else (empty_model(plan.description), None)
+    resumes = has_checkpoint(plan.folder)
+    model, state = initial_state(plan.description, resumes) if world.is_first else (empty_model(plan.description), None)
     if world.is_first:
         parameters = sum(parameter.numel() for parameter in model.parameters())
         print(plan, f"{LEGEND}{plan.folder / RECORDS}", sep="\n", flush=True)

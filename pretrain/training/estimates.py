@@ -56,23 +56,23 @@ electra's README. Published sequences per second times the operations counted he
 def flops_per_token(model: ModelConfig, objective: ObjectiveConfig, vocab_size: int, length: int) -> float:
     """Returns FLOPs per word piece of a training step: matrix products and attention, forward and backward.
 
-    Vocabulary heads are counted at masked positions only.
+    Vocabulary heads are counted at masked positions only, and a frozen generator's forward only.
     """
     trained = objective_class(objective.name)
     encoders = trained.encoders(model, vocab_size)
-    forward = last = 0
-    for encoder in encoders:
+    products = head = 0.0
+    last = 0
+    for number, encoder in enumerate(encoders):
         hidden = encoder.hidden_size
         layer = 4 * hidden * hidden + 2 * hidden * encoder.intermediate_size
         projection = encoder.embedding_size * hidden if encoder.embedding_size != hidden else 0
         last = 2 * (encoder.num_hidden_layers * (layer + 2 * length * hidden) + projection)
-        forward += last
-    head = 0.0
+        products += last * (1 if number == 0 and trained.frozen_generator else FORWARD_AND_BACKWARD)
     if isinstance(objective, PredictionConfig):
-        products = 2 * encoders[0].embedding_size * (vocab_size + encoders[0].hidden_size)
-        head = mask_size(length) / length * products
-    sampling = trained.sampling_passes * head + objective.extra_forwards * last
-    return float(FORWARD_AND_BACKWARD * (forward + head) + sampling)
+        of_a_mask = 2 * encoders[0].embedding_size * (vocab_size + encoders[0].hidden_size)
+        head = mask_size(length) / length * of_a_mask
+    passes = trained.sampling_passes + (1 if trained.frozen_generator else FORWARD_AND_BACKWARD)
+    return float(products + passes * head + objective.extra_forwards * last)
 
 
 class Memory(NamedTuple):

@@ -11,6 +11,7 @@ from torch import Tensor
 from foundation.config import ConfigError
 from pretrain.data.shards import open_shards
 from pretrain.engine.checkpoint import Checkpoint, EngineState, all_valid, load, load_weights
+from pretrain.huggingface.folders import fill
 from pretrain.huggingface.init_from import PER_TOKEN, Source, Sources, find_models, load_parts, load_sources
 from pretrain.method.objectives import objective_class
 from pretrain.method.objectives.objective import Objective, PredictionConfig
@@ -29,24 +30,29 @@ def build_model(description: RunDescription) -> Objective:
 
 
 def initial_model(description: RunDescription, trained: Mapping[str, Tensor] | None = None) -> Objective:
-    """Returns the model as a new run starts: with fresh weights, or with those of the models in `init_from`; `trained`
-    as in `find_sources`.
+    """Returns the model as a new run starts: with fresh weights, those of the models in `init_from`, or the frozen
+    generator of `generator_from`; `trained` as in `find_sources`.
     """
     model = build_model(description)
+    if description.generator_from:
+        source = find_sources((description.generator_from,)).generator
+        assert source is not None  # by the plan
+        fill(model.exported("generator"), source.weights(), source.folder)
     if description.init_from:
         load_sources(model, find_sources(description.init_from, trained), Path(description.data[0]) / "tokenizer")
     return model
 
 
-def initial_state(description: RunDescription) -> tuple[Objective, EngineState | None]:
-    """Returns the model as a new run starts. If the run keeps an optimizer, also its state at step 0: these weights,
-    and Adam's moments and step count in the newest checkpoint of the run in `init_from`.
+def initial_state(description: RunDescription, resumes: bool) -> tuple[Objective, EngineState | None]:
+    """Returns the model as a new run starts; as a run `resumes`, the model for its checkpoint to fill. If a new run
+    keeps an optimizer, also its state at step 0: these weights, and Adam's moments and step count in the newest
+    checkpoint of the run in `init_from`.
 
     Raises:
         ConfigError: as `load_sources`, or that run has no intact checkpoint.
     """
-    if not description.keep_optimizer:
-        return initial_model(description), None
+    if resumes or not description.keep_optimizer:
+        return (build_model if resumes else initial_model)(description), None
     (checkpoint,) = choose_checkpoints(Path(description.init_from[0]), ("newest",))
     kept, _ = load(checkpoint)
     model = initial_model(description, kept.weights)
@@ -163,7 +169,9 @@ def load_checkpoint(description: RunDescription, checkpoint: Checkpoint) -> Obje
     Raises:
         ConfigError: the weights belong to a different model.
     """
-    return filled(build_model(description), load_weights(checkpoint), checkpoint.folder)
+    model = filled(build_model(description), load_weights(checkpoint), checkpoint.folder)
+    model.progress = checkpoint.step / description.run.optim.steps
+    return model
 
 
 def filled(model: Objective, tensors: Mapping[str, Tensor], folder: Path) -> Objective:

@@ -15,11 +15,12 @@ from pretrain.engine.deepspeed_keys import DeepSpeedConfig
 from pretrain.huggingface.init_from import require_fit, with_sizes_of
 from pretrain.job.hostfile import read_hostfile
 from pretrain.job.launcher import number_of
+from pretrain.method.objectives import objective_class
 from pretrain.presets import preset, with_objective, with_row
 from pretrain.training.estimates import require_memory
 from pretrain.training.models import find_sources, is_run
 from pretrain.training.options import RunOptions
-from pretrain.training.run_folder import RunDescription, describe, read_run, require_same_run
+from pretrain.training.run_folder import RunDescription, describe, has_checkpoint, read_run, require_same_run
 
 
 class Plan(NamedTuple):
@@ -99,14 +100,47 @@ def make_plan(options: RunOptions) -> Plan:
         )
     manifest = shards.manifest
     require_memory(run, deepspeed.micro_batch_size, manifest.vocab_size, manifest.seq_length, on_gpu)
-    if options.init_from:
-        require_fit(find_sources(options.init_from), run, shards.manifest.vocab_size, options.data[0] / "tokenizer")
     folder = options.output or Path("runs") / options.preset
+    require_generator(options, run, folder, manifest.vocab_size)
+    if options.init_from:
+        require_fit(find_sources(options.init_from), run, manifest.vocab_size, options.data[0] / "tokenizer")
     require_folder(folder)
-    description = describe(run, shards, options.data_weights, options.init_from, options.keep_optimizer)
+    description = describe(
+        run, shards, options.data_weights, options.init_from, options.keep_optimizer, options.generator_from
+    )
     require_same_run(folder, description)
     held_out = open_held_out(*options.data)
     return Plan(run, shards, held_out, description, deepspeed, folder, world_size, options.log_to)
+
+
+def require_generator(options: RunOptions, run: RunConfig, folder: Path, vocab_size: int) -> None:
+    """Checks that a frozen generator is given if the objective has one, and that it fits; a run with a checkpoint needs
+    its folder no more.
+
+    Raises:
+        ConfigError: it is missing, or not wanted, or differs from the run's model or vocabulary.
+    """
+    name = run.objective.name
+    frozen = objective_class(name).frozen_generator
+    if options.generator_from is None:
+        if frozen:
+            raise ConfigError(
+                f"generator_from: not given, but the objective {name} needs a trained generator; name a run folder or"
+                " an export with --generator_from FOLDER"
+            )
+        return
+    if not frozen:
+        raise ConfigError(
+            f"generator_from: got {options.generator_from!r}, but the objective {name} trains its own generator; leave"
+            " it out, or use --objective fast_electra"
+        )
+    if options.init_from:
+        raise ConfigError(f"init_from: got {' '.join(options.init_from)} with --generator_from; give one of them")
+    if not has_checkpoint(folder):
+        sources = find_sources((options.generator_from,))._replace(discriminator=None)
+        if sources.generator is None:
+            raise ConfigError(f"generator_from: {options.generator_from} holds no generator; name one that does")
+        require_fit(sources, run, vocab_size, options.data[0] / "tokenizer", "generator_from")
 
 
 def list_settings(options: RunOptions) -> str:

@@ -64,6 +64,8 @@ class RunDescription(StrictConfig):
     """Names of the models the run started from, as given."""
     keep_optimizer: bool = False
     """The run started with Adam's state of the run in `init_from`."""
+    generator_from: str | None = None
+    """Name of the frozen generator, as given; every checkpoint holds its weights."""
     versions: dict[str, str] = {}
 
     @field_validator("data", mode="before")
@@ -78,6 +80,7 @@ def describe(
     data_weights: tuple[float, ...] = (),
     init_from: tuple[str, ...] = (),
     keep_optimizer: bool = False,
+    generator_from: str | None = None,
 ) -> RunDescription:
     """Returns the description of a run: configuration, shards and weights, initial checkpoints, installed versions."""
     manifest, versions = shards.manifest, {"python": platform.python_version()}
@@ -97,6 +100,7 @@ def describe(
         pad_token_id=manifest.special_tokens.pad,
         init_from=init_from,
         keep_optimizer=keep_optimizer,
+        generator_from=generator_from,
         versions=versions,
     )
 
@@ -121,6 +125,11 @@ def require_same_run(folder: Path, description: RunDescription) -> None:
     ]
     if changed:
         raise ConfigError(*changed)
+
+
+def has_checkpoint(folder: Path) -> bool:
+    """Returns true if a checkpoint was saved in this run folder, intact or not."""
+    return any((folder / CHECKPOINTS).glob("step-*[0-9]"))
 
 
 @contextmanager

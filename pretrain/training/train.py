@@ -59,6 +59,8 @@ def run_steps(training: Training, state: TrainingState, telemetry: Telemetry, st
     """Runs the remaining steps with the reports, evaluations and saves due between them; returns the exit code."""
     plan, run, last = training.plan, training.plan.run, training.plan.run.optim.steps
     batches = TrainingBatches(plan.shards, training.batches, run.seed)
+    model: Any = training.engine.module
+    model.progress = state.step / last
     telemetry.started()
     for micro_batches in telemetry.own_time.reading(batches.from_step(state.step, last)):
         result, loss, stopping = optimizer_step(
@@ -73,6 +75,7 @@ def run_steps(training: Training, state: TrainingState, telemetry: Telemetry, st
         require_finite(result, loss, state.step, batches, plan.folder)
         if warning := state.advance(result, loss):
             telemetry.say(warning)
+        model.progress = state.step / last
         telemetry.step_done(state, result)
         if plan.held_out is not None and due(run.evaluate_every, state.step, last):
             telemetry.write("held_out", state, evaluate(training, plan.held_out))

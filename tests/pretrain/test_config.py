@@ -93,7 +93,7 @@ def test_an_unknown_switch_in_a_file_is_answered_with_the_objectives_switches() 
     ],
 )
 def test_settings_of_a_discriminator_are_refused_for_one_encoder(field: str, value: object) -> None:
-    said = f"{field}: got {value!r} with objective mlm, which has one encoder; leave it out, or choose another"
+    said = f"{field}: got {value!r} with objective mlm, which trains one encoder; leave it out, or choose another"
     with pytest.raises(ConfigError, match=re.escape(said)):
         with_overrides(with_objective(RUN, "mlm"), [f"{field}={value}"])
     section, key = field.split(".")

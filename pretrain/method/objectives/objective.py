@@ -58,9 +58,13 @@ class Objective(nn.Module, ABC):
     """Content of an export: for each folder, the Hugging Face class and the names of the modules, encoder first."""
     discriminator_prefix: ClassVar[str | None] = None
     """Start of the names of the discriminator's parameters, without those it shares with the generator; `None` for an
-    objective with one encoder."""
+    objective that trains one encoder."""
     sampling_passes: ClassVar[int]
     """Matrix products over the vocabulary per step for the sampling head: 1 forward, 2 more for its gradient."""
+    frozen_generator: ClassVar[bool] = False
+    """The generator is the trained one of `--generator_from`, and its parameters require no gradient."""
+    progress = 0.0
+    """Share of the run's steps done, from 0 to 1; set by the training loop and by `load_checkpoint`."""
 
     text: Callable[[], Shards]
     """Opens the shards that the run trains on; `build_model` sets it, and only drawing may call it."""

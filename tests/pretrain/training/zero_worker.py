@@ -36,7 +36,7 @@ from tests.deepspeed_values import values_of
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 STEPS, BATCH_SIZE, DRAWS = 12, 8, 5  # at most 5 of 32 positions are masked
-OBJECTIVES = ("hp_loss", "hp_dist", "oracle", "unigram", "hp_loss gdes")
+OBJECTIVES = ("hp_loss", "hp_dist", "oracle", "unigram", "fast_electra", "hp_loss gdes")
 """Objectives, each with its embedding sharing if not the default."""
 
 
