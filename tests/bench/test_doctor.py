@@ -9,8 +9,7 @@ import pytest
 from bench.doctor import PLANTED, SIZES, Planned, healthy, planted
 from pretrain.analysis import health
 from pretrain.config import with_overrides
-from pretrain.method.objectives import OBJECTIVES
-from pretrain.presets import PRESETS, with_objective
+from pretrain.presets import PAPER, PRESETS, with_objective
 
 
 def test_each_sickness_is_planted_exactly_once_under_its_finding():
@@ -19,13 +18,13 @@ def test_each_sickness_is_planted_exactly_once_under_its_finding():
     assert len(named) == len(health.AT_ONCE + health.ONCE_LEARNED) == 10
 
 
-def test_twenty_healthy_runs_cover_every_objective_and_size_in_both_halves_without_repetition():
+def test_twenty_healthy_runs_cover_every_objective_of_the_paper_and_size_in_both_halves_without_repetition():
     runs = [*healthy()]
     assert len({run.name for run in runs}) == len(runs) == 20
     halves = [{run.name for run in runs if run.group == group} for group in ("sets thresholds", "held back")]
     for half in halves:
         assert len(half) == 10
-        assert all(any(name.startswith(f"{objective}-") for name in half) for objective in OBJECTIVES)
+        assert all(any(name.startswith(f"{objective}-") for name in half) for objective in PAPER)
         assert all(any(f"-{size}-" in name for name in half) for size in SIZES)
 
 

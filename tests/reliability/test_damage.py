@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from data_prep.train_vocab import main as train_vocab
 from pretrain.engine.checkpoint import newest_valid
 from tests.pretrain.conftest import fill, mounted
 from tests.pretrain.engine.test_checkpoint import flip_bit, truncate
+from tests.pretrain.test_supervise import rank_of
 from tests.pretrain.training.test_train import wait_for_step
 from tests.reliability.runs import (
     EVERY,
@@ -70,8 +72,10 @@ def test_a_run_continues_on_a_full_disk_and_catches_up(
     folder = disk / "run"
     run = alone(launch, shards_folder, folder, also=FEW)
     wait_for_step(folder, 25)
-    moment = time.monotonic()
+    os.kill(rank_of(folder, 0), signal.SIGSTOP)  # on a busy machine, it would end before its disk is full
     filler = fill(disk)
+    os.kill(rank_of(folder, 0), signal.SIGCONT)
+    moment = time.monotonic()
     records = run.wait_for("metrics.jsonl: No space left on device; training goes on", moment)
     missed = run.wait_for("no checkpoint could be written", moment)
     assert newest_valid(folder / "checkpoints", say=pytest.fail) is not None
