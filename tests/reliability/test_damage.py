@@ -76,7 +76,7 @@ def test_a_run_continues_on_a_full_disk_and_catches_up(
     filler = fill(disk)
     os.kill(rank_of(folder, 0), signal.SIGCONT)
     moment = time.monotonic()
-    records = run.wait_for("metrics.jsonl: No space left on device; training goes on", moment)
+    records = run.wait_for("metrics.jsonl: No space left on device; training continues", moment)
     missed = run.wait_for("no checkpoint could be written", moment)
     assert newest_valid(folder / "checkpoints", say=pytest.fail) is not None
     filler.unlink()
