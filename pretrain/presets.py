@@ -10,6 +10,7 @@ from foundation.config import ConfigError, one_of
 from pretrain.config import RunConfig
 from pretrain.engine.optim import OptimConfig
 from pretrain.method.objectives import objective_class
+from pretrain.method.objectives.amos import Amos
 from pretrain.method.objectives.electra import PlainElectra
 from pretrain.method.objectives.fast_electra import FastElectra
 from pretrain.method.objectives.hardness import HPDist, HPLoss
@@ -103,6 +104,7 @@ ROWS = {
     "HP_Loss gamma=1": HPLoss.Config(lambda1=5.0, gamma=1.0),
     "HP_Loss gamma=4": HPLoss.Config(lambda1=5.0, gamma=4.0),
     # not in the paper: rivals
+    "AMOS": Amos.Config(),
     "Fast-ELECTRA": FastElectra.Config(),
 }
 """The rows of the paper's tables, in order; each works with any preset's sizes. The paper quotes BERT's scores from its

@@ -70,7 +70,7 @@ def flops_per_token(model: ModelConfig, objective: ObjectiveConfig, vocab_size: 
     embedding = encoders[0].embedding_size
     head = mask_size(length) / length * (2 * embedding * (vocab_size + encoders[0].hidden_size))
     passes = trained.sampling_passes + (1 if trained.frozen_generator else FORWARD_AND_BACKWARD)
-    return products + passes * head
+    return products + (passes + objective.extra_passes(encoders[0].num_hidden_layers)) * head
 
 
 class Memory(NamedTuple):

@@ -11,6 +11,7 @@ OBJECTIVES = {
     "hp_dist": "pretrain.method.objectives.hardness:HPDist",
     "electra": "pretrain.method.objectives.electra:PlainElectra",
     "mlm": "pretrain.method.objectives.mlm:MaskedLM",
+    "amos": "pretrain.method.objectives.amos:Amos",
     "fast_electra": "pretrain.method.objectives.fast_electra:FastElectra",
 }
 """The registry: class of each objective, imported only on use, so that `--help` needs the names but not torch."""
