@@ -10,6 +10,7 @@ from foundation.config import ConfigError, one_of
 from pretrain.config import RunConfig
 from pretrain.engine.optim import OptimConfig
 from pretrain.method.objectives import objective_class
+from pretrain.method.objectives.amos import Amos
 from pretrain.method.objectives.electra import PlainElectra
 from pretrain.method.objectives.fast_electra import FastElectra
 from pretrain.method.objectives.floors import Uniform, Unigram
@@ -115,6 +116,7 @@ ROWS = {
     "Oracle K=4": Oracle.Config(candidates=4),
     "Oracle K=16": Oracle.Config(candidates=16),
     # not in the paper: rivals
+    "AMOS": Amos.Config(),
     "Fast-ELECTRA": FastElectra.Config(),
 }
 """The rows of the paper's tables, in order, then ours; each works with any preset's sizes. The paper quotes BERT's

@@ -68,10 +68,11 @@ def flops_per_token(model: ModelConfig, objective: ObjectiveConfig, vocab_size: 
         projection = encoder.embedding_size * hidden if encoder.embedding_size != hidden else 0
         last = 2 * (encoder.num_hidden_layers * (layer + 2 * length * hidden) + projection)
         products += last * (1 if number == 0 and trained.frozen_generator else FORWARD_AND_BACKWARD)
+    passes = trained.sampling_passes + (1 if trained.frozen_generator else FORWARD_AND_BACKWARD)
     if isinstance(objective, PredictionConfig):
         of_a_mask = 2 * encoders[0].embedding_size * (vocab_size + encoders[0].hidden_size)
         head = mask_size(length) / length * of_a_mask
-    passes = trained.sampling_passes + (1 if trained.frozen_generator else FORWARD_AND_BACKWARD)
+        passes += objective.extra_passes(encoders[0].num_hidden_layers)
     return float(products + passes * head + objective.extra_forwards * last)
 
 

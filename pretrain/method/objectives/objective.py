@@ -37,6 +37,13 @@ class PredictionConfig(ObjectiveConfig):
     mask_keep_fraction: float = Field(default=0.0, ge=0, lt=1)
     """Share of masked positions where the generator sees the original token (google-research/electra: 0.15)."""
 
+    def extra_passes(self, layers: int) -> int:
+        """Returns the matrix products over the vocabulary per step beyond one MLM head's three and `sampling_passes`.
+
+        Unlike these, they may depend on the settings and on the generator's number of layers.
+        """
+        return 0
+
     @field_validator("gamma")
     @classmethod
     def _lets_something_be_learned(cls, gamma: Gamma) -> Gamma:

@@ -34,6 +34,8 @@ VOCABULARY, MASK = 30_522, 103
         ("small", 512, "hp_dist", 91.4),
         ("base", 512, "electra", 668),
         ("base", 512, "hp_dist", 689),
+        ("small", 128, "fast_electra", 70.0 - 2 * (1.59 + 1.22)),  # no backward of the generator and its head
+        ("small", 128, "amos", 70.0 + 2 * 3 * 1.22 + 3 * 1.22),  # two more heads; one product per head for the mixture
     ],
 )
 def test_flops_per_word_piece_follow_the_usual_formula(name: str, length: int, objective: str, millions: float) -> None:

@@ -26,7 +26,8 @@ from pretrain.engine.deepspeed_config import resolve
 from pretrain.engine.engine import Engine
 from pretrain.engine.optim import learning_rate, parameter_groups
 from pretrain.job.processes import World, leave, start_processes
-from pretrain.method.objectives import objective_class
+from pretrain.method.objectives import amos, objective_class
+from pretrain.method.objectives.amos import gumbel
 from pretrain.method.sampling import inverse_cdf
 from pretrain.presets import PRESETS
 from pretrain.training.models import build_model
@@ -36,7 +37,7 @@ from tests.deepspeed_values import values_of
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 STEPS, BATCH_SIZE, DRAWS = 12, 8, 5  # at most 5 of 32 positions are masked
-OBJECTIVES = ("hp_loss", "hp_dist", "oracle", "unigram", "fast_electra", "hp_loss gdes")
+OBJECTIVES = ("hp_loss", "hp_dist", "oracle", "unigram", "fast_electra", "amos", "hp_loss gdes")
 """Objectives, each with its embedding sharing if not the default."""
 
 
@@ -145,6 +146,7 @@ def main(folder: str, result: str, *part: str) -> None:
     for how in ("free", "forced"):
         if how == "forced":
             pretrain.method.sampling.inverse_cdf = forced_draw
+            amos.gumbel = lambda *given: 1e6 * gumbel(*given)
         results[how] = {
             objective: {name: train(setting, objective, shards, world) for name, setting in settings.items()}
             for objective in OBJECTIVES
