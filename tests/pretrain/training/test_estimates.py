@@ -78,7 +78,7 @@ def test_a_gpus_states_shrink_as_zero_partitions_them(file: str, bytes_a_paramet
 @pytest.mark.parametrize(
     "wider", ["model.hidden_size=512", "model.generator_hidden_size=512", "model.embedding_size=64"]
 )
-@pytest.mark.parametrize("objective", ["hp_loss", "hp_dist", "electra", "mlm"])
+@pytest.mark.parametrize("objective", ["hp_loss", "hp_dist", "electra", "mlm", "amos", "fast_electra"])
 def test_the_weights_counted_before_a_model_is_made_are_at_most_those_it_has(objective: str, wider: str) -> None:
     run = with_overrides(with_objective(preset("small").run, objective), [wider])
     with torch.device("meta"):

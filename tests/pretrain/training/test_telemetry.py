@@ -143,7 +143,7 @@ NEEDS_AN_ORIGINAL = {"auc_masked", "estimate_correlation/original"}
 """Metrics left out if no original token was drawn, which may happen this early."""
 
 
-@pytest.mark.parametrize("objective", ["hp_loss", "hp_dist", "electra", "mlm"])
+@pytest.mark.parametrize("objective", ["hp_loss", "hp_dist", "electra", "mlm", "amos"])
 def test_every_objective_reports_the_quantities_it_has(objective: str, run: Run, watched: Path) -> None:
     folder = watched if objective == "hp_loss" else run(objective, "histogram_every=2")
     groups = {"hp_loss": list(NAMES), "mlm": ["generator"]}.get(objective, ["generator", "discriminator"])
