@@ -43,7 +43,7 @@ def initial_model(description: RunDescription, trained: Mapping[str, Tensor] | N
     return model
 
 
-def initial_state(description: RunDescription, resumes: bool) -> tuple[Objective, EngineState | None]:
+def initial_state(description: RunDescription, resumes: bool = False) -> tuple[Objective, EngineState | None]:
     """Returns the model as a new run starts; as a run `resumes`, the model for its checkpoint to fill. If a new run
     keeps an optimizer, also its state at step 0: these weights, and Adam's moments and step count in the newest
     checkpoint of the run in `init_from`.

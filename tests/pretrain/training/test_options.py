@@ -21,7 +21,7 @@ def test_options_are_known_without_slow_imports() -> None:
 def test_the_objectives_are_those_in_the_registry() -> None:
     for name in OBJECTIVES:
         assert parse_options(RunOptions, "", ["--objective", name]).objective == name
-    with pytest.raises(ConfigError, match=r"objective: got 'other', expected: .*'hp_loss', 'hp_dist', 'electra' or"):
+    with pytest.raises(ConfigError, match=r"objective: got 'other', expected: .*'hp_loss', 'hp_dist', 'electra', "):
         parse_options(RunOptions, "", ["--objective", "other"])
 
 
