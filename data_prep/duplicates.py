@@ -108,12 +108,18 @@ def _sort_run(run: _Run, keys: Pairs, copies: Pairs) -> None:
 
 
 def _match(part: int, keys: Pairs, copies: Pairs) -> None:
-    """Writes the copies, across runs, with a key in range `part`."""
+    """Writes the copies, across runs, with a key in range `part`.
+
+    The runs are in the corpus's order, so the first document with a key is the corpus's first.
+    """
     copies.write(keys.files + part, matched(keys.read(part))[1])
 
 
 def _collect(run: int, copies: Pairs) -> None:
-    """Writes the numbers of a run's duplicates."""
+    """Writes the numbers of a run's duplicates, in order.
+
+    Only rank 0 reads them, one run at a time.
+    """
     np.unique(copies.read(run)[:, 0]).tofile(_duplicates_path(copies.folder, run))
 
 
