@@ -149,10 +149,11 @@ def _drop_damaged(output: Path, log: RecordLog, pool: Pool) -> int:
 
 def _find_duplicates(output: Path, config: BuildConfig, sources: Sequence[Source], pool: Pool) -> Duplicates:
     """Hashes all documents in a first pass over the input; returns those that are duplicates."""
-    folder, count = output / WORK_NAME, 0
+    folder = output / WORK_NAME
+    counts: dict[int, int] = {}
     with Progress(sum(source.size for source in sources), "hashes") as progress:
         chunks = read_chunks(sources, int(config.chunk_mb * 1e6), config.reading)
-        for chunk, _ in pool.run(hash_chunk, chunks, config.reading, folder):
+        for chunk, documents in pool.run(hash_chunk, chunks, config.reading, folder):
             progress.advance(chunk.disk_bytes)
-            count += 1
-    return Duplicates(folder, count)
+            counts[chunk.number] = documents
+    return Duplicates(folder, [count for _, count in sorted(counts.items())], pool)

@@ -8,16 +8,21 @@ from data_prep.chunks import read_chunks
 from data_prep.duplicates import Duplicates, hash_chunk
 from data_prep.formats import Reading
 from data_prep.sources import find_sources
+from data_prep.workers import start_pool
 
 
-def found_in(tmp_path, texts, budget=1000):
+def find(folder, chunks, workers=1):
+    counts = [hash_chunk(chunk, Reading(), folder) for chunk in chunks]
+    with start_pool(workers) as pool:
+        return Duplicates(folder, counts, pool)
+
+
+def found_in(tmp_path, texts, budget=1000, workers=1):
     (tmp_path / "in").mkdir(exist_ok=True)
     for number, documents in enumerate(texts):
         (tmp_path / "in" / f"{number}.txt").write_text("\n\n".join(documents))
     chunks = list(read_chunks(find_sources([tmp_path / "in"]), budget, Reading()))
-    for chunk in chunks:
-        hash_chunk(chunk, Reading(), tmp_path)
-    found = Duplicates(tmp_path, len(chunks))
+    found = find(tmp_path, chunks, workers)
     marks = []
     for chunk in chunks:
         documents = [document for piece in chunk.pieces for document in piece.documents(Reading())]
@@ -25,9 +30,9 @@ def found_in(tmp_path, texts, budget=1000):
     return marks
 
 
-@pytest.mark.parametrize("sorted_at_once", [50, 1 << 23])
-def test_all_but_the_first_of_equal_documents_are_duplicates_at_any_distance(tmp_path, monkeypatch, sorted_at_once):
-    monkeypatch.setattr(duplicates, "_SORTED_AT_ONCE", sorted_at_once)
+@pytest.mark.parametrize("at_once", [7, 50, 200, 1 << 23])
+def test_all_but_the_first_of_equal_documents_are_duplicates_at_any_distance(tmp_path, monkeypatch, at_once):
+    monkeypatch.setattr(duplicates, "_AT_ONCE", at_once)
     random = np.random.default_rng(0)
     texts = [[f"Document number {n}." for n in random.integers(0, 300, 100)] for _ in range(5)]
     seen = set()
@@ -45,17 +50,37 @@ def test_a_copy_with_other_line_ends_or_a_byte_order_mark_is_a_duplicate(tmp_pat
     (tmp_path / "a.txt").write_bytes(b"One.\nTwo.\n\nThree.")
     (tmp_path / "b.txt").write_bytes(b"\xef\xbb\xbfOne.\r\nTwo.\r\n\r\nThree. Four.")
     [chunk] = read_chunks(find_sources([tmp_path]), 10**6, Reading())
-    hash_chunk(chunk, Reading(), tmp_path)
-    assert Duplicates(tmp_path, 1).of(0) == {2}
+    assert find(tmp_path, [chunk]).of(0) == {2}
 
 
 def test_a_skipped_document_does_not_count_as_an_original(tmp_path):
     page = b"<page><ns>%d</ns><text>Same</text></page>"
     (tmp_path / "a.xml").write_bytes(b"<mediawiki>" + page % 1 + page % 0 + page % 0 + b"</mediawiki>")
     [chunk] = read_chunks(find_sources([tmp_path]), 10**6, Reading())
-    hash_chunk(chunk, Reading(), tmp_path)
-    assert Duplicates(tmp_path, 1).of(0) == {2}
+    assert find(tmp_path, [chunk]).of(0) == {2}
+
+
+def test_two_workers_find_the_same_duplicates(tmp_path):
+    random = np.random.default_rng(1)
+    texts = [[f"Document number {n}." for n in random.integers(0, 300, 100)] for _ in range(5)]
+    seen = set()
+    for text, is_copy in found_in(tmp_path, texts, workers=2):
+        assert is_copy == (text in seen)
+        seen.add(text)
+
+
+def test_only_changed_text_is_hashed_again(tmp_path):
+    (tmp_path / "a.txt").write_text("One.\n\nTwo.\n\nTwo.")
+    (tmp_path / "b.txt").write_text("One.\n\nSix.")
+    chunks = list(read_chunks(find_sources([tmp_path]), 12, Reading()))
+    assert [sorted(find(tmp_path, chunks).of(n)) for n in (0, 1)] == [[2], [0]]
+    times = [path.stat().st_mtime_ns for path in sorted(tmp_path.glob("hashes-*.bin"))]
+    (tmp_path / "b.txt").write_text("Ten.\n\nOne.")
+    assert [sorted(find(tmp_path, chunks).of(n)) for n in (0, 1)] == [[2], [1]]
+    again = [path.stat().st_mtime_ns for path in sorted(tmp_path.glob("hashes-*.bin"))]
+    assert (again[0] == times[0], again[1] == times[1]) == (True, False)
 
 
 def test_no_documents_have_no_duplicates(tmp_path):
-    assert Duplicates(tmp_path, 0)._numbers.size == 0
+    with start_pool(1) as pool:
+        assert Duplicates(tmp_path, [], pool)._starts.tolist() == [0]

@@ -1,0 +1,54 @@
+"""Sets of pairs of numbers, larger than memory, on disk: sorted files that are cut into ranges of the first number.
+
+Workers write one file each, and read one range each, from all files. So every pair is read once, whatever the number of
+ranges.
+"""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Pairs(NamedTuple):
+    """A set of pairs in a number of `files`: each has the offset of every range, then the pairs, sorted."""
+
+    folder: Path
+    name: str
+    files: int
+    bounds: np.ndarray
+    """The first number of each range."""
+
+    def write(self, number: int, pairs: np.ndarray) -> None:
+        """Writes file `number`. The pairs, an array of two columns, are sorted by the first."""
+        offsets = np.append(np.searchsorted(pairs[:, 0], self.bounds), len(pairs)).astype(np.uint64)
+        with self.path(number).open("wb") as file:  # not flushed: every run of a build writes it anew
+            offsets.tofile(file)
+            pairs.tofile(file)
+
+    def read(self, part: int) -> np.ndarray:
+        """Returns the pairs of one range, of the first file, the second, and so on."""
+        found = [np.empty(0, np.uint64)]
+        for path in map(self.path, range(self.files)):
+            first, last = np.fromfile(path, np.uint64, 2, offset=8 * part).tolist()
+            if first < last:
+                place = 8 * (len(self.bounds) + 1) + 16 * first
+                found.append(np.fromfile(path, np.uint64, 2 * (last - first), offset=place))
+        return np.concatenate(found).reshape(-1, 2)
+
+    def path(self, number: int) -> Path:
+        """The path of file `number`."""
+        return self.folder / f"{self.name}-{number:05d}.bin"
+
+
+def matched(pairs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Matches pairs of a key and a document, the documents in ascending order.
+
+    Returns the first pair of each key, sorted by key; and for each other pair, its document and the key's first one,
+    sorted by document.
+    """
+    pairs = pairs[np.argsort(pairs[:, 0], kind="stable")]
+    is_first = np.append(True, pairs[1:, 0] != pairs[:-1, 0])[: len(pairs)]
+    firsts = pairs[is_first]
+    later = np.stack((pairs[:, 1], firsts[np.cumsum(is_first) - 1, 1]), axis=1)[~is_first]
+    return firsts, later[np.argsort(later[:, 0])]
