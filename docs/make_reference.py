@@ -27,7 +27,7 @@ from pretrain.config import RunConfig
 from pretrain.engine.deepspeed_config import OVERRIDE, read
 from pretrain.engine.deepspeed_keys import DeepSpeedConfig
 from pretrain.method.objectives import OBJECTIVES
-from pretrain.presets import PRESETS, with_objective
+from pretrain.presets import PAPER, PRESETS, with_objective
 
 REFERENCE = Path(__file__).parent / "reference"
 WIDEST = 200
@@ -88,7 +88,10 @@ def settings_page() -> Iterator[str]:
     yield from ("", "## The objectives", "", "With the paper's weights for each; the preset does not matter.", "")
     run = PRESETS["base"].run
     objectives = {name: settings(RunConfig, with_objective(run, name)) for name in OBJECTIVES}
-    yield from table({name: of_section(tables, "objective") for name, tables in objectives.items()})
+    columns = {name: of_section(tables, "objective") for name, tables in objectives.items()}
+    yield from table({name: columns[name] for name in PAPER})
+    yield from ("", "[More samplers](../guide/samplers.md):", "")
+    yield from table({name: rows for name, rows in columns.items() if name not in PAPER})
     shapes = {name: (PRESETS[name].run.model.hidden_size, PRESETS[name].run.model.max_positions) for name in SIZES}
     yield from ("", "## Fine-tuning on GLUE", "")
     yield "An [option](options_finetuning.md) of the same name changes a setting. RTE trains for 10 epochs."
@@ -103,8 +106,8 @@ def settings_page() -> Iterator[str]:
     yield "`null`: the key is left out, and DeepSpeed's own default holds."
     yield ""
     files = {"base": ROOT / PRESETS["base"].deepspeed_config, "fine-tuning": PLAIN_DEEPSPEED_CONFIG}
-    columns = {name: settings(DeepSpeedConfig, read(path), OVERRIDE) for name, path in files.items()}
-    yield from table({name: [row for rows in tables for row in rows] for name, tables in columns.items()})
+    of_files = {name: settings(DeepSpeedConfig, read(path), OVERRIDE) for name, path in files.items()}
+    yield from table({name: [row for rows in tables for row in rows] for name, tables in of_files.items()})
     yield ""
 
 
