@@ -73,7 +73,7 @@ def run_arguments(shards: Path, output: Path, *overrides: str) -> list[str | Pat
 
 
 def finished(process: subprocess.Popen[str], code: int = 0) -> str:
-    output, _ = process.communicate(timeout=300)
+    output, _ = process.communicate(timeout=900)
     assert process.returncode == code, output
     return output
 
