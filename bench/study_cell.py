@@ -188,7 +188,7 @@ def unigram_entropy(shards: Path) -> float:
 
 def blimp_numbers(folder: Path) -> tuple[dict[str, float | None], dict[str, Packed]]:
     """Returns the per cent of minimal pairs that the discriminator has right, in all and by field, and each pair's."""
-    scores = next(iter(json.loads((folder / "blimp.json").read_text())["models"].values()))  # then its generator
+    scores = next(iter(json.loads((folder / "blimp.json").read_text())["models"].values()))
     numbers = {f"BLiMP {field}": value[0] for field, value in scores["field"].items()}
     with np.load(folder / "blimp.npz") as file:
         return {"BLiMP": scores["all"]["all"][0], **numbers}, {"right": Packed.pack(2 * file["right"][0])}

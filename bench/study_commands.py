@@ -62,7 +62,8 @@ class Commands:
             data = shlex.quote(str(self.sources.blimp))
             yield Job(
                 f"blimp-{name}",
-                f"python finetune/blimp.py {exported} --data {data} --output {self.output}/blimp/{name}",
+                f"python finetune/blimp.py {exported} --discriminator_only --data {data}"
+                f" --output {self.output}/blimp/{name}",
             )
         for probe in self.study.probes:
             yield Job(f"{probe.task}-{name}", self.probe(probe, exported, name))
