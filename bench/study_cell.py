@@ -111,7 +111,7 @@ def measure(output: Path, commands: Commands, jobs: Jobs, study: Study, row: Row
         commit=code_version(),
         versions=description.versions,
         machine=f"{os.cpu_count()} cores, {torch.cuda.get_device_name() if torch.cuda.is_available() else 'no GPU'}",
-        tokens=study.steps * config.batch_size * manifest.totals.tokens / manifest.totals.sequences,
+        tokens=config.optim.steps * config.batch_size * manifest.totals.tokens / manifest.totals.sequences,
         flops_per_token=flops_per_token(config.model, config.objective, description.vocab_size, description.seq_length),
         numbers=numbers,
         examples=examples,

@@ -74,7 +74,8 @@ class Commands:
         The seed determines initial weights, order and masks for all rows.
         """
         study, name = self.study, cell_name(row, seed)
-        every = max(1, study.steps // CHECKPOINTS)
+        steps = row.steps or study.steps
+        every = max(1, steps // CHECKPOINTS)
         objective = f"--row {shlex.quote(row.row)}" if row.row else f"--objective {row.objective}"
         if row.generator_from:
             lender = study.row(row.generator_from)
@@ -83,7 +84,7 @@ class Commands:
         if study.deepspeed_config:
             objective += f" --deepspeed_config {shlex.quote(study.deepspeed_config)}"
         settings = (
-            *(f"seed={seed}", f"optim.steps={study.steps}", f"optim.warmup_steps={study.warmup_steps}"),
+            *(f"seed={seed}", f"optim.steps={steps}", f"optim.warmup_steps={study.warmup_steps}"),
             *(f"checkpoint_every={every}", "keep_checkpoints=1", f"evaluate_every={every}", *study.set, *row.set),
         )
         yield Job(
