@@ -31,7 +31,7 @@ class Commands:
     """Commands of a study whose products are in `output`."""
 
     def __init__(self, study: Study, sources: Sources, output: Path) -> None:
-        self.study, self.sources = study, sources
+        self.study, self.sources, self.folder = study, sources, output
         self.output = shlex.quote(str(output))
         self.reference = cell_name(study.row(study.reference.row), study.reference.seed)
 
@@ -106,8 +106,8 @@ class Commands:
 
     def without_paths(self, record: JobRecord) -> JobRecord:
         """Returns a record whose command has names such as GLUE in place of this machine's folders."""
-        command = record.command
-        shown = {"SQUAD": self.sources.squad, "BLIMP": self.sources.blimp, "GLUE": self.sources.data_dir}
-        for name, path in (shown | {"OUTPUT": Path(shlex.split(self.output)[0])}).items():
+        sources, command = self.sources, record.command
+        shown = {"SQUAD": sources.squad, "BLIMP": sources.blimp, "GLUE": sources.data_dir, "OUTPUT": self.folder}
+        for name, path in sorted(shown.items(), key=lambda item: -len(str(item[1]))):  # one may lie in another
             command = command.replace(shlex.quote(str(path)), name)
         return record.model_copy(update={"command": command})
