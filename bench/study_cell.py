@@ -111,7 +111,7 @@ def measure(output: Path, commands: Commands, jobs: Jobs, study: Study, row: Row
         commit=code_version(),
         versions=description.versions,
         machine=f"{os.cpu_count()} cores, {torch.cuda.get_device_name() if torch.cuda.is_available() else 'no GPU'}",
-        tokens=study.steps * config.batch_size * manifest.totals.tokens / manifest.totals.sequences,
+        tokens=config.optim.steps * config.batch_size * manifest.totals.tokens / manifest.totals.sequences,
         flops_per_token=flops_per_token(config.model, config.objective, description.vocab_size, description.seq_length),
         numbers=numbers,
         examples=examples,
@@ -188,7 +188,7 @@ def unigram_entropy(shards: Path) -> float:
 
 def blimp_numbers(folder: Path) -> tuple[dict[str, float | None], dict[str, Packed]]:
     """Returns the per cent of minimal pairs that the discriminator has right, in all and by field, and each pair's."""
-    scores = next(iter(json.loads((folder / "blimp.json").read_text())["models"].values()))  # then its generator
+    scores = next(iter(json.loads((folder / "blimp.json").read_text())["models"].values()))
     numbers = {f"BLiMP {field}": value[0] for field, value in scores["field"].items()}
     with np.load(folder / "blimp.npz") as file:
         return {"BLiMP": scores["all"]["all"][0], **numbers}, {"right": Packed.pack(2 * file["right"][0])}

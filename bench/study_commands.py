@@ -31,7 +31,7 @@ class Commands:
     """Commands of a study whose products are in `output`."""
 
     def __init__(self, study: Study, sources: Sources, output: Path) -> None:
-        self.study, self.sources = study, sources
+        self.study, self.sources, self.folder = study, sources, output
         self.output = shlex.quote(str(output))
         self.reference = cell_name(study.row(study.reference.row), study.reference.seed)
 
@@ -62,7 +62,8 @@ class Commands:
             data = shlex.quote(str(self.sources.blimp))
             yield Job(
                 f"blimp-{name}",
-                f"python finetune/blimp.py {exported} --data {data} --output {self.output}/blimp/{name}",
+                f"python finetune/blimp.py {exported} --discriminator_only --data {data}"
+                f" --output {self.output}/blimp/{name}",
             )
         for probe in self.study.probes:
             yield Job(f"{probe.task}-{name}", self.probe(probe, exported, name))
@@ -73,7 +74,8 @@ class Commands:
         The seed determines initial weights, order and masks for all rows.
         """
         study, name = self.study, cell_name(row, seed)
-        every = max(1, study.steps // CHECKPOINTS)
+        steps = row.steps or study.steps
+        every = max(1, steps // CHECKPOINTS)
         objective = f"--row {shlex.quote(row.row)}" if row.row else f"--objective {row.objective}"
         if row.generator_from:
             lender = study.row(row.generator_from)
@@ -82,7 +84,7 @@ class Commands:
         if study.deepspeed_config:
             objective += f" --deepspeed_config {shlex.quote(study.deepspeed_config)}"
         settings = (
-            *(f"seed={seed}", f"optim.steps={study.steps}", f"optim.warmup_steps={study.warmup_steps}"),
+            *(f"seed={seed}", f"optim.steps={steps}", f"optim.warmup_steps={study.warmup_steps}"),
             *(f"checkpoint_every={every}", "keep_checkpoints=1", f"evaluate_every={every}", *study.set, *row.set),
         )
         yield Job(
@@ -104,8 +106,8 @@ class Commands:
 
     def without_paths(self, record: JobRecord) -> JobRecord:
         """Returns a record whose command has names such as GLUE in place of this machine's folders."""
-        command = record.command
-        shown = {"SQUAD": self.sources.squad, "BLIMP": self.sources.blimp, "GLUE": self.sources.data_dir}
-        for name, path in (shown | {"OUTPUT": Path(shlex.split(self.output)[0])}).items():
+        sources, command = self.sources, record.command
+        shown = {"SQUAD": sources.squad, "BLIMP": sources.blimp, "GLUE": sources.data_dir, "OUTPUT": self.folder}
+        for name, path in sorted(shown.items(), key=lambda item: -len(str(item[1]))):  # one may lie in another
             command = command.replace(shlex.quote(str(path)), name)
         return record.model_copy(update={"command": command})

@@ -25,6 +25,8 @@ class Row(StrictConfig):
     """as `--objective` of run.py"""
     set: tuple[Override, ...] = ()
     """as `--set` of run.py"""
+    steps: int | None = Field(default=None, ge=2)
+    """optimizer steps instead of the study's, for as many FLOPs as another row"""
     generator_from: str | None = None
     """the row whose run with the same seed lends its trained generator"""
 
@@ -155,8 +157,8 @@ class Study(StrictConfig):
         problems += [f"measures: got {name!r}, {one_of(name, known)}" for name in wanted if name not in known]
         if self.reference.seed in self.seeds:
             problems.append(f"reference.seed: got {self.reference.seed}, expected a seed that no cell has")
-        if self.warmup_steps >= self.steps:
-            problems.append(f"warmup_steps: got {self.warmup_steps}, expected fewer than the {self.steps} steps")
+        if self.warmup_steps >= (least := min(row.steps or self.steps for row in self.rows)):
+            problems.append(f"warmup_steps: got {self.warmup_steps}, expected fewer than the {least} steps")
         if problems:
             raise ValueError("; ".join(problems))
         return self
@@ -180,7 +182,11 @@ class Study(StrictConfig):
         return self.model_copy(
             update={
                 "steps": steps,
-                "warmup_steps": min(max(1, round(self.warmup_steps * scale)), steps - 1),
+                "rows": tuple(
+                    row.model_copy(update={"steps": row.steps and max(2, round(row.steps * scale))})
+                    for row in self.rows
+                ),
+                "warmup_steps": max(1, round(self.warmup_steps * scale)),
                 "held_out_sequences": max(16, round(self.held_out_sequences * scale)),
                 "oracle_sequences": round(self.oracle_sequences * scale),
                 "probes": probes,

@@ -19,7 +19,7 @@ from foundation.markdown_table import markdown_table
 
 DIFFICULTY = "difficulty loss"
 """The figure's horizontal axis."""
-EQUAL_FLOPS = 0.02
+EQUAL_FLOPS = 0.05
 """Rows whose FLOPs differ from the baseline's by at most this share are compared at equal FLOPs."""
 SAMPLER = (
     *("entropy", "maximum above .9", "share of originals", "effective share", "variance of the estimate"),

@@ -28,6 +28,8 @@ class BlimpOptions(StrictConfig):
     """exported folders, or hub names of stock Hugging Face ELECTRA"""
     data: Path = Path("data/blimp")
     """folder of BLiMP's .jsonl files, or of BLiMP.zip"""
+    discriminator_only: bool = False
+    """leave out an export's generator, which takes several times as long"""
     random_weights: bool = False
     """score each model with untrained weights too"""
     output: Path = Path("runs/blimp")
@@ -37,7 +39,7 @@ class BlimpOptions(StrictConfig):
 def main(options: BlimpOptions) -> None:
     from finetune.minimal_pairs import evaluate
 
-    print(evaluate(options.models, options.data, options.random_weights, options.output))
+    print(evaluate(**dict(options)))
 
 
 if __name__ == "__main__":

@@ -133,14 +133,14 @@ def batches_by_length(sequences: Iterable[tuple[int, ...]]) -> Iterator[list[tup
         yield from (alike[start : start + size] for start in range(0, len(alike), size))
 
 
-def open_scorers(name: str, random_weights: bool) -> Iterator[Scorer]:
-    """Yields the model of a folder, then the generator inside it, if any; on the GPU if there is one.
+def open_scorers(name: str, random_weights: bool, discriminator_only: bool = False) -> Iterator[Scorer]:
+    """Yields the model of a folder, then the generator inside it, if any and wanted; on the GPU if there is one.
 
     Raises:
         ConfigError: there is no such model, or it is neither a discriminator nor a generator.
     """
     folder = find_folder(name)
-    inside = [folder / "generator"] if (folder / "generator").is_dir() else []
+    inside = [folder / "generator"] if (folder / "generator").is_dir() and not discriminator_only else []
     for path, shown in zip([folder, *inside], (name, f"{name}/generator"), strict=False):
         weights, config = read_weights(path), read_encoder_config(path)
         heads: dict[str, nn.Module]
@@ -175,7 +175,9 @@ def interval(right_P: np.ndarray) -> list[float]:
 
 
 @torch.inference_mode()
-def evaluate(models: Sequence[str], data: Path, random_weights: bool, output: Path) -> str:
+def evaluate(
+    models: Sequence[str], data: Path, random_weights: bool, output: Path, discriminator_only: bool = False
+) -> str:
     """Scores every model on every pair, writes blimp.json, blimp.md and blimp.npz (`right` [models, pairs]: 1 right,
     .5 a tie, 0 wrong), and returns the table.
 
@@ -189,7 +191,7 @@ def evaluate(models: Sequence[str], data: Path, random_weights: bool, output: Pa
     results, right = {}, {}
     for name in models:
         for random in (False, True) if random_weights else (False,):
-            for scorer in open_scorers(name, random):
+            for scorer in open_scorers(name, random, discriminator_only):
                 score_of = scorer.scores({sentence for pair in pairs for sentence in (pair.good, pair.bad)})
                 good_P = np.array([score_of[pair.good] for pair in pairs])
                 bad_P = np.array([score_of[pair.bad] for pair in pairs])

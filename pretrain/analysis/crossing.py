@@ -14,9 +14,10 @@ positions with the same uniforms (paper, appendix: each discriminator under p_G 
 
 `crossing.npz` holds `sums` [entries, columns, sequences]: `sequence_sums` of each entry, in order.
 
-RUN is a run folder as given. A run without a sampling head has no p_S: it samples from p_G. `auc_all` is over all
-positions, as are the losses; `auc_masked` is over masked positions. In a difference, A comes after B in the order of
-the runs, both judge the same replacements, and the interval is from the paired bootstrap over sequences.
+RUN is a run folder as given, `step` that of the sampler. A run without a sampling head has no p_S: it samples from p_G.
+`auc_all` is over all positions, as are the losses; `auc_masked` is over masked positions. In a difference, A comes
+after B in the order of the runs, both judge the same replacements, and the interval is from the paired bootstrap over
+sequences.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -74,6 +75,7 @@ class Entry(NamedTuple):
     sampler: str
     distribution: str
     step: int
+    """The sampler's."""
     found: dict[str, Resampled]
     sums_CS: np.ndarray
 
@@ -86,7 +88,7 @@ class Entry(NamedTuple):
 def cross(
     candidates: Sequence[Candidate], read: Callable[[], Iterable[Batch]], device: torch.device
 ) -> Iterator[Entry]:
-    """Yields the detection of every discriminator on every sampler's replacements; all candidates have the same step.
+    """Yields the detection of every discriminator on every sampler's replacements.
 
     Only one model is in memory at a time, and only sums and resamples of the judgements are kept.
     """
@@ -105,7 +107,7 @@ def cross(
         for drawing in candidates:
             estimates, sums = found[drawing.run]
             for name in estimates:
-                yield Entry(judging.run, drawing.run, name, judging.checkpoint.step, estimates[name], sums[name])
+                yield Entry(judging.run, drawing.run, name, drawing.checkpoint.step, estimates[name], sums[name])
 
 
 def crossing(entries: Sequence[Entry], sequences: int) -> dict[str, Any]:

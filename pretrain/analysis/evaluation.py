@@ -179,15 +179,21 @@ def evaluate_checkpoint(
 
 
 def cross_runs(evaluations: list[list[Candidate]], held_out: HeldOut, folder: Path) -> None:
-    """Crosses the runs at each step evaluated for all; writes `crossing.json` and its figures, prints its tables."""
+    """Crosses the runs at each step evaluated for all, or else, if one checkpoint of each was evaluated, these; writes
+    `crossing.json` and its figures, prints its tables.
+    """
     common = set.intersection(*({part.checkpoint.step for part in parts} for parts in evaluations))
-    if not common:
+    crossed_at = [
+        [part for parts in evaluations for part in parts if part.checkpoint.step == step] for step in sorted(common)
+    ]
+    if not common and all(len(parts) == 1 for parts in evaluations):
+        crossed_at = [[part for (part,) in evaluations]]
+    if not crossed_at:
         print("the runs have no evaluated step in common and are not crossed; choose --steps that all runs have")
         return
     entries: list[Entry] = []
-    for step in sorted(common):
-        at_step = [part for parts in evaluations for part in parts if part.checkpoint.step == step]
-        entries += cross(at_step, held_out.batches, held_out.device)
+    for candidates in crossed_at:
+        entries += cross(candidates, held_out.batches, held_out.device)
     crossed = crossing(entries, held_out.sequences)
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "crossing.json", crossed)

@@ -27,7 +27,13 @@ STUDY = {
     "oracle_sequences": 32,
     "probes": [
         {"task": "CoLA", "metric": "matthews", "epochs": 1, "seeds": [1, 2]},
-        {"task": "SQuAD", "metric": "f1", "epochs": 1, "seeds": [1], "options": ["--max_length", "32"]},
+        {
+            "task": "SQuAD",
+            "metric": "f1",
+            "epochs": 1,
+            "seeds": [1],
+            "options": ["--max_length", "32", "--max_question", "12", "--stride", "8"],
+        },
     ],
     "measures": ["difficulty loss", "frozen AUC", "BLiMP", "CoLA matthews", "SQuAD f1"],
     "predictions": [{"text": "more", "measure": "BLiMP", "row": "HP_Loss b=1", "minus": "base"}],

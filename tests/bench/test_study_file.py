@@ -18,7 +18,7 @@ def test_the_shipped_studies_are_read_and_scale_to_a_hundredth(path: Path) -> No
     study = read_study(path)
     small = study.scaled(0.01)
     assert small.steps == round(study.steps / 100) > small.warmup_steps >= 1
-    assert small.rows == study.rows
+    assert [row.name for row in small.rows] == [row.name for row in study.rows]
     assert study.scaled(1.0) == study
 
 

@@ -141,6 +141,7 @@ def test_a_fine_tuned_model_is_refused(stock_model, tmp_path):
 
 @pytest.mark.long
 def test_all_of_blimp_is_scored_in_its_groups(pretrained_model, shared_data, tmp_path):
+    assert len([*open_scorers(str(pretrained_model), random_weights=False, discriminator_only=True)]) == 1
     evaluate([str(pretrained_model)], shared_data / "blimp", True, tmp_path)
     results = json.loads((tmp_path / "blimp.json").read_text())
     assert results["pairs"] == 67_000

@@ -23,7 +23,7 @@ CPU = torch.device("cpu")
 OPTIM = {"steps": 10, "warmup_steps": 1, "lr": 1e-3}
 
 
-def candidate(name: str, model: Electra, batches: list[Batch], folder: Path) -> Candidate:
+def candidate(name: str, model: Electra, batches: list[Batch], folder: Path, step: int = 10) -> Candidate:
     """Saves the model as the checkpoint of a run, and evaluates it."""
     description = RunDescription(
         run=RunConfig(model=SMALL_MODEL, objective=model.objective, optim=OptimConfig.from_values(OPTIM), batch_size=1),
@@ -36,7 +36,7 @@ def candidate(name: str, model: Electra, batches: list[Batch], folder: Path) -> 
         pad_token_id=PAD,
     )
     weights = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-    checkpoint = save(folder, 10, EngineState(0, {}, weights, {}), {}, keep_last=1)
+    checkpoint = save(folder, step, EngineState(0, {}, weights, {}), {}, keep_last=1)
     observed = observe(model, batches, CPU)
     sums = {place: sequence_sums(seen.judgement) for place, seen in observed.under.items()}
     return Candidate(name, description, checkpoint, {}, observed.tokens, analyse(observed)["detection"], sums)
@@ -144,3 +144,13 @@ def test_the_sums_of_all_sequences_give_the_metrics_of_each_entry(entries: list[
         assert of["loss"] / of["tokens"] == pytest.approx(found["discriminator_loss"])
         assert of["placed_replaced"] / of["replaced"] == pytest.approx(found["auc_all"])
         assert of["placed_original"] / (of["tokens"] - of["replaced"]) == pytest.approx(found["auc_all"])
+
+
+def test_newest_checkpoints_of_different_steps_are_crossed_and_named_by_the_samplers_step(
+    models: dict[str, Electra], batches: list[Batch], tmp_path: Path
+) -> None:
+    steps = {"base": 10, "method": 7}
+    candidates = [[candidate(name, models[name], batches, tmp_path / name, step)] for name, step in steps.items()]
+    entries = list(cross([part for (part,) in candidates], lambda: batches, CPU))
+    assert len(entries) == 6
+    assert all(entry.step == steps[entry.sampler] for entry in entries)
