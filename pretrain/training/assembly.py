@@ -59,19 +59,20 @@ def optimizer_groups(model: Objective, optim: OptimConfig) -> list[dict[str, Any
 
 def build_training(plan: Plan, world: World, watchdog: Watchdog, startup: Startup, compiled: bool = False) -> Training:
     """Builds model, engine, batch plan and run folder; prints the plan and its warnings. Collective."""
-    resumes = has_checkpoint(plan.folder)
-    model, state = initial_state(plan.description, resumes) if world.is_first else (empty_model(plan.description), None)
     if world.is_first:
+        model, state = initial_state(plan.description, has_checkpoint(plan.folder))
         parameters = sum(parameter.numel() for parameter in model.parameters())
         print(plan, f"{LEGEND}{plan.folder / RECORDS}", sep="\n", flush=True)
         for doubt in doubts(plan, parameters, on_gpus=world.device.type == "cuda"):
             print(f"WARNING: {doubt}", flush=True)
+    else:
+        model, state = empty_model(plan.description), None
     if compiled:
         compile_layers(model)
     groups = optimizer_groups(model, plan.run.optim)
     startup.done("model")
     engine = Engine(model, groups, plan.deepspeed, world)
-    if plan.description.keep_optimizer:
+    if world.share(state is not None):
         engine.load_full_state(state)
     if world.is_first:
         with writing(plan.folder):

@@ -190,6 +190,7 @@ def test_a_second_phase_begins_with_the_firsts_bits_and_its_first_update_is_adam
     kept = {"init_from": (str(tmp_path / "one"),), "keep_optimizer": True}
     first, then = second_phase(shards_folder, tmp_path / "two", 1, switch, "seed=1", **kept)
     assert first.adam_steps == saved.adam_steps == 3 and then.adam_steps == 4
+    assert second_phase(shards_folder, tmp_path / "two", 1, switch, "seed=1", **kept)[1].adam_steps == 4  # resumes
     for ours, theirs in (
         (first.weights, saved.weights),
         *((first.moments[key], saved.moments[key]) for key in MOMENTS),
