@@ -41,17 +41,18 @@ class Packed(StrictRecord):
 
     @classmethod
     def pack(cls, values: Any) -> "Packed":
-        """Packs whole numbers below 256 exactly, others as fp16."""
-        array = np.asarray(values, dtype=np.float64)
-        exact = array.astype(np.uint8)
-        array = exact if np.array_equal(exact, array) else array.astype(np.float16)
+        """Packs truth values and whole numbers below 256 exactly, others as fp16."""
+        array = np.asarray(values)
+        if array.dtype != bool:
+            exact = array.astype(np.uint8)
+            array = exact if np.array_equal(exact, array) else array.astype(np.float16)
         data = base64.b64encode(zlib.compress(array.tobytes(), 9)).decode()
         return cls(shape=array.shape, type=str(array.dtype), data=data)
 
     def unpack(self) -> np.ndarray:
-        """Returns the array in fp64."""
-        values = np.frombuffer(zlib.decompress(base64.b64decode(self.data)), self.type)
-        return values.reshape(self.shape).astype(np.float64)
+        """Returns the array, numbers in fp64."""
+        values = np.frombuffer(zlib.decompress(base64.b64decode(self.data)), self.type).reshape(self.shape)
+        return values if self.type == "bool" else values.astype(np.float64)
 
 
 class CellResult(StrictRecord):

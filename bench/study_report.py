@@ -50,7 +50,7 @@ def sections(study: Study, cells: Cells, measured: dict[str, Measured]) -> Itera
     yield (
         f"{len(cells)} of {len(study.rows) * len(study.seeds)} cells: `--preset {study.preset}`, {study.steps:,} steps,"
         f" sequences of {study.seq_length}, {study.vocab_size:,} tokens. Intervals are 95% Multi-Bootstraps over seeds"
-        " and examples together; n is the number of seeds."
+        " and examples together; n is the number of seeds, and † marks cells that fail a gate."
     )
     yield "## Predictions\n\n" + table(
         ("", "prediction", "effect", "n", "verdict"), list(prediction_rows(study, measured))

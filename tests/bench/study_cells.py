@@ -25,7 +25,10 @@ STUDY = Study.from_values(
         "seeds": [0, 1, 2, 3, 4],
         "reference": {"row": "base", "seed": 9},
         "held_out_sequences": SEQUENCES,
-        "probes": [{"task": "CoLA", "metric": "matthews", "epochs": 1, "seeds": [1, 2]}],
+        "probes": [
+            {"task": "CoLA", "metric": "matthews", "epochs": 1, "seeds": [1, 2]},
+            {"task": "SQuAD", "metric": "f1", "epochs": 1, "seeds": [1]},
+        ],
         "measures": ["difficulty loss", "frozen accuracy", "frozen AUC", "BLiMP", "CoLA matthews"],
         "predictions": [
             {"text": "more is right", "measure": "BLiMP", "row": "better row", "minus": "base"},
@@ -72,6 +75,10 @@ def make_cell(row: str, seed: int, skill: float = 1.0, **numbers: float) -> Cell
     ]
     found["CoLA matthews"] = 100 * float(np.mean([matthews_corrcoef(target, one) for one in predicted]))
     examples["CoLA matthews"] = {"predicted": Packed.pack(predicted), "target": Packed.pack([target, target])}
+    overlap, answerable = np.random.default_rng(seed).random(EXAMPLES), target == 1
+    found["SQuAD f1"] = 100 * float(overlap.mean())
+    columns_of = {"exact": [overlap > 0.5], "f1": [overlap], "answerable": [answerable]}
+    examples["SQuAD f1"] = {name: Packed.pack(column) for name, column in columns_of.items()}
     values: dict[str, Any] = {
         "data_sha256": "0" * 64,
         "commit": None,

@@ -3,9 +3,10 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from bench.study_cell import read_cells, write_cell
+from bench.study_cell import Packed, read_cells, write_cell
 from bench.study_report import write_report
 from foundation.config import ConfigError
 from tests.bench.study_cells import STUDY, make_cell
@@ -47,6 +48,13 @@ def test_a_cell_is_read_as_it_was_written_and_fits_100_kb(tmp_path: Path) -> Non
     write_cell(tmp_path, STUDY, cell)
     assert read_cells(tmp_path, STUDY) == {("better row", 3): cell}
     assert (tmp_path / "better-row-seed3.json").stat().st_size < 100_000
+
+
+def test_packed_numbers_and_truth_values_are_unpacked_as_they_were() -> None:
+    for values in ([[0, 255], [3, 4]], [True, False], [0.25, 300.0, -2.0]):
+        found = Packed.pack(values).unpack()
+        assert found.tolist() == values
+        assert (found.dtype == bool) == (np.asarray(values).dtype == bool)
 
 
 def test_a_cell_of_other_conditions_is_refused(tmp_path: Path) -> None:
