@@ -130,15 +130,24 @@ def test_runs_are_crossed_at_every_common_step_and_an_mlm_run_is_named_and_left_
     assert json.loads((trained_baseline / "evaluation" / "metrics.json").read_text())["objective"] == "electra"
 
 
-def test_runs_without_a_common_step_are_evaluated_and_not_crossed(
+def test_the_newest_checkpoints_are_crossed_also_at_different_steps_and_several_only_at_a_common_one(
     trained_run: Path, trained_baseline: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    half = tmp_path / "half"
-    shutil.copytree(trained_baseline, half)
-    shutil.rmtree(half / "checkpoints" / "step-00000006")
-    main(EvaluateOptions(runs=(trained_run, half), sequences=8, output=tmp_path / "out"))
-    assert "not crossed" in capsys.readouterr().out
-    assert not (tmp_path / "out").exists()
+    early, late = (tmp_path / name for name in ("early", "late"))
+    for copy, missing in ((early, "step-00000006"), (late, "step-00000003")):
+        shutil.copytree(trained_baseline, copy)
+        shutil.rmtree(copy / "checkpoints" / missing)
+    main(EvaluateOptions(runs=(trained_run, early), sequences=8, output=tmp_path / "newest"))
+    crossed = json.loads((tmp_path / "newest" / "crossing.json").read_text())
+    assert {(entry["sampler"], entry["step"]) for entry in crossed["entries"]} == {
+        (str(trained_run), 6),
+        (str(early), 3),
+    }
+    assert "not crossed" not in capsys.readouterr().out
+    runs = (trained_run, early, late)
+    main(EvaluateOptions(runs=runs, steps=("all",), sequences=8, output=tmp_path / "several"))
+    assert "have no evaluated step in common and are not crossed" in capsys.readouterr().out
+    assert not (tmp_path / "several").exists()
 
 
 def test_runs_on_different_data_are_not_compared_on_text_that_one_may_have_seen(
