@@ -9,6 +9,9 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from foundation.config import ConfigError, StrictConfig, one_of, without_duplicates
+from pretrain.config import with_overrides
+from pretrain.method.objectives import OBJECTIVES
+from pretrain.presets import preset, with_objective, with_row
 
 Name = Annotated[str, Field(min_length=1, max_length=80)]
 Seed = Annotated[int, Field(ge=0, lt=2**31)]
@@ -21,7 +24,7 @@ class Row(StrictConfig):
     name: Name
     row: str | None = None
     """as `--row` of run.py"""
-    objective: str | None = None
+    objective: Literal[tuple(OBJECTIVES)] | None = None  # type: ignore[valid-type]
     """as `--objective` of run.py"""
     set: tuple[Override, ...] = ()
     """as `--set` of run.py"""
@@ -152,6 +155,12 @@ class Study(StrictConfig):
             if row.generator_from is not None and row.generator_from not in before:
                 problems.append(f"generator_from: got {row.generator_from!r}, expected a row before {row.name!r}")
             before.append(row.name)
+            try:
+                run = preset(self.preset).run
+                run = with_row(run, row.row) if row.row else with_objective(run, row.objective or "")
+                with_overrides(run, [*self.set, *row.set])
+            except ConfigError as error:
+                problems.append(f"rows: {row.name!r}: {error}")
         wanted = [*self.measures, *(part.measure for part in self.predictions if part.measure is not None)]
         known = self.known_measures()
         problems += [f"measures: got {name!r}, {one_of(name, known)}" for name in wanted if name not in known]

@@ -18,8 +18,6 @@ FORWARD_AND_BACKWARD = 3
 """Matrix products of the same size per forward product: the product itself, and two for its gradients."""
 MASTER_BYTES, MOMENTS_BYTES = 4, 8
 """Bytes per parameter of the fp32 master weight and of Adam's two moments."""
-SCORES_COPIES = 4
-"""fp32 tensors over the vocabulary held at once: the scores, their logarithms, and a gradient of each."""
 LEAST_ELEMENT = 2
 """Bytes per activation element in the narrowest precision."""
 GIB = 2**30
@@ -111,13 +109,15 @@ def _activations(batch: int, run: RunConfig, vocab_size: int, length: int, eleme
     """Returns bytes kept for the backward pass: each layer after Korthikanti et al. 2022, equation 2, plus the scores
     over the vocabulary.
     """
-    total = 0.0
-    for encoder in objective_class(run.objective.name).encoders(run.model, vocab_size):
+    total, tensors = 0.0, 0
+    encoders = objective_class(run.objective.name).encoders(run.model, vocab_size)
+    if isinstance(run.objective, PredictionConfig):
+        tensors = run.objective.score_tensors(encoders[0].num_hidden_layers)
+    for encoder in encoders:
         hidden, heads = encoder.hidden_size, encoder.num_attention_heads
         per_layer = length * batch * (34 * hidden + 5 * heads * length) * element / 2
         total += encoder.num_hidden_layers * per_layer
-    copies = SCORES_COPIES if isinstance(run.objective, PredictionConfig) else 0
-    return total + copies * 4 * batch * float(mask_size(length)) * vocab_size
+    return total + tensors * 4 * batch * float(mask_size(length)) * vocab_size
 
 
 def require_memory(run: RunConfig, micro_batch_size: int, vocab_size: int, length: int, on_gpu: bool) -> None:

@@ -189,19 +189,34 @@ def test_a_masked_language_model_uses_the_same_commands(trained_mlm: Path, tmp_p
     assert all(torch.equal(ours[name], weight) for name, weight in theirs.electra.state_dict().items())
 
 
-@pytest.mark.parametrize("objective", ["hp_loss", "hp_dist"])
-def test_a_head_without_bias_that_starts_at_random_is_trained_resumed_evaluated_and_exported(
-    objective: str, train: Callable[..., Path], launch: Callable[..., subprocess.Popen[str]], tmp_path: Path
+HEADLESS_BIAS = {"objective__sampling_bias": "false", "objective__sampling_start": "normal"}
+
+
+@pytest.mark.parametrize(
+    ("objective", "switches"),
+    [
+        ("hp_loss", HEADLESS_BIAS),
+        ("hp_dist", HEADLESS_BIAS),
+        ("amos", {}),
+        *(pytest.param(name, {}, marks=pytest.mark.long) for name in ("oracle", "unigram", "uniform", "hp_loss_power")),
+    ],
+)
+def test_an_objective_is_trained_resumed_evaluated_and_exported(
+    objective: str,
+    switches: dict[str, str],
+    train: Callable[..., Path],
+    launch: Callable[..., subprocess.Popen[str]],
+    tmp_path: Path,
 ) -> None:
-    switches = {"objective__sampling_bias": "false", "objective__sampling_start": "normal"}
     run = train("--objective", objective, **SHORT, checkpoint_every="3", **switches)
-    written = json.loads((run / "run.json").read_text())["run"]["objective"]
-    assert written["sampling_bias"] is False and written["sampling_start"] == "normal"
     last = "checkpoints/step-00000006/weights.safetensors"
     weights = load_file(run / last)
-    assert {name for name in weights if name.startswith("sampler_")} == {
-        f"sampler_transform.{part}.{kind}" for part in ("dense", "LayerNorm") for kind in ("weight", "bias")
-    }
+    if switches:
+        written = json.loads((run / "run.json").read_text())["run"]["objective"]
+        assert written["sampling_bias"] is False and written["sampling_start"] == "normal"
+        assert {name for name in weights if name.startswith("sampler_")} == {
+            f"sampler_transform.{part}.{kind}" for part in ("dense", "LayerNorm") for kind in ("weight", "bias")
+        }
     shutil.rmtree((run / last).parent)
     command = ("--preset", "tiny", "--data", read_run(run).data[0], "--output", run, "--objective", objective, "--set")
     overrides = [f"{name.replace('__', '.')}={value}" for name, value in (SHORT | switches).items()]

@@ -52,6 +52,9 @@ class Amos(Electra):
             depths = min(self.heads, layers)
             return 3 * (depths - 1) + depths  # the other heads, and `reversed_offset`
 
+        def score_tensors(self, layers: int) -> int:
+            return min(self.heads, layers) + 3
+
     objective: Config
 
     def __init__(self, model: ModelConfig, objective: Any, vocab_size: int, special_mask_id: int) -> None:

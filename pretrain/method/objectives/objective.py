@@ -44,6 +44,13 @@ class PredictionConfig(ObjectiveConfig):
         """
         return 0
 
+    def score_tensors(self, layers: int) -> int:
+        """Returns the number of fp32 tensors over the vocabulary held at once, for a generator with `layers` layers.
+
+        Four are the scores, their logarithms, and a gradient of each.
+        """
+        return 4
+
     @field_validator("gamma")
     @classmethod
     def _lets_something_be_learned(cls, gamma: Gamma) -> Gamma:

@@ -88,6 +88,16 @@ def test_a_gpus_states_shrink_as_zero_partitions_them(file: str, bytes_a_paramet
     assert deepspeed.precision == file[-4:]
 
 
+def test_a_mixture_of_generators_needs_two_more_tensors_over_the_vocabulary() -> None:
+    activations = []
+    for objective in ("electra", "amos"):
+        run = with_objective(preset("small").run, objective)
+        deepspeed = resolve(values_of("zero1_fp16"), batch_size=64, world_size=1, device_type="cuda", optim=run.optim)
+        activations.append(memory_per_gpu(deepspeed, 1, 1000, run, VOCABULARY, 128).activations)
+    masked = 20  # of 128 positions
+    assert activations[1] - activations[0] == 2 * 4 * 64 * masked * VOCABULARY
+
+
 @pytest.mark.parametrize(
     "wider", ["model.hidden_size=512", "model.generator_hidden_size=512", "model.embedding_size=64"]
 )

@@ -1,5 +1,6 @@
 """Claims about Fast-ELECTRA: its temperature, its draws, and its generator, which no step changes."""
 
+import json
 import math
 import shutil
 import subprocess
@@ -14,6 +15,11 @@ from foundation.config import ConfigError
 from pretrain.data.batches import Batch
 from pretrain.data.shards import Shards
 from pretrain.engine.checkpoint import EngineState, save
+from pretrain.evaluate import EvaluateOptions
+from pretrain.evaluate import main as evaluate
+from pretrain.export import ExportOptions
+from pretrain.export import main as export
+from pretrain.huggingface.folders import load_encoder
 from pretrain.method.sampling import inverse_cdf
 from pretrain.presets import PRESETS, with_objective
 from pretrain.training.models import build_model, load_trained
@@ -112,6 +118,10 @@ def test_a_run_keeps_the_generator_bitwise_and_resumes_without_its_folder(
     assert (step, trained.progress) == (4, 1.0)
     kept = trained.exported("generator").state_dict()
     assert kept.keys() == source.keys() and all(torch.equal(kept[name], source[name]) for name in source)
+    evaluate(EvaluateOptions(runs=(tmp_path / "run",), sequences=8, batch_size=8))
+    assert json.loads((tmp_path / "run" / "evaluation" / "metrics.json").read_text())["objective"] == "fast_electra"
+    export(ExportOptions(run=tmp_path / "run", out=tmp_path / "out"))
+    load_encoder(tmp_path / "out")
 
 
 def test_a_frozen_generator_is_wanted_exactly_by_this_objective(
