@@ -10,7 +10,7 @@ from pydantic import Field, field_validator, model_validator
 
 from foundation.config import ConfigError, StrictConfig, one_of, without_duplicates
 from pretrain.config import with_overrides
-from pretrain.method.objectives import OBJECTIVES
+from pretrain.method.objectives import OBJECTIVES, objective_class
 from pretrain.presets import preset, with_objective, with_row
 
 Name = Annotated[str, Field(min_length=1, max_length=80)]
@@ -158,7 +158,9 @@ class Study(StrictConfig):
             try:
                 run = preset(self.preset).run
                 run = with_row(run, row.row) if row.row else with_objective(run, row.objective or "")
-                with_overrides(run, [*self.set, *row.set])
+                run = with_overrides(run, [*self.set, *row.set])
+                if objective_class(run.objective.name).frozen_generator != bool(row.generator_from):
+                    problems.append(f"rows: {row.name!r}: objective fast_electra and generator_from need each other")
             except ConfigError as error:
                 problems.append(f"rows: {row.name!r}: {error}")
         wanted = [*self.measures, *(part.measure for part in self.predictions if part.measure is not None)]
