@@ -29,8 +29,8 @@ def dealt(samples: np.ndarray, shares: Sequence[int]) -> tuple[np.ndarray, np.nd
     """Deals samples to parts in proportion to `shares`; returns each sample's part and its index there, both int64.
 
     The deal is deterministic: of the first s samples, part 0 gets floor(s x shares[0] / sum(shares)), and the others
-    divide the rest in the same way, so every part stays within a few samples of its share. `samples` must be below
-    2^33, and `shares` integers with a sum of at most 2^31, so that their products fit into 64 bits.
+    divide the rest in the same way, so every part stays within a few samples of its share. `shares` are integers with a
+    sum of at most 2^32, so that products fit into 64 bits.
     """
     part = np.zeros(len(samples), dtype=np.int64)
     number = np.zeros(len(samples), dtype=np.int64)
@@ -38,8 +38,9 @@ def dealt(samples: np.ndarray, shares: Sequence[int]) -> tuple[np.ndarray, np.nd
     open_rows = np.ones(len(samples), dtype=bool)
     for index, share in enumerate(shares):
         whole = np.uint64(sum(shares[index:]))
-        before = left * np.uint64(share) // whole
-        own = open_rows & ((left + np.uint64(1)) * np.uint64(share) // whole > before)
+        rounds, rest = np.divmod(left, whole)
+        before = rounds * np.uint64(share) + rest * np.uint64(share) // whole
+        own = open_rows & ((rest + np.uint64(1)) * np.uint64(share) // whole > rest * np.uint64(share) // whole)
         part[own], number[own] = index, before[own]
         open_rows &= ~own
         left -= before

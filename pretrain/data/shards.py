@@ -32,6 +32,8 @@ OPEN_SHARDS = 32
 """Shards that stay mapped. Each takes 3 descriptors and 3 maps: 192 of each for training and held-out text together."""
 SHARE_UNIT = 1 << 30
 """Weights are converted to integers of about this sum, for exact arithmetic; the error is one sample in a billion."""
+LARGEST_SHARES = 1 << 32
+"""Largest sum of shares for exact arithmetic; more sequences than this are mixed in shares of `SHARE_UNIT`."""
 ALIKE = ("tokenizer_sha256", "vocab_size", "seq_length", "mask_copies")
 """Manifest fields that must be equal in all folders that are read together."""
 SHOWN = 3
@@ -49,7 +51,7 @@ class Shards:
 
     Attributes:
         manifest: the first folder's; its data on tokens and masks is valid for all folders.
-        sizes: number of sequences in each folder. shares: `weights` as integers.
+        sizes: number of sequences in each folder. shares: `weights`, or else `sizes`, as integers.
         one_segment: true if no sequence has a second segment.
 
     Raises:
@@ -70,7 +72,8 @@ class Shards:
         self._mapped: dict[int, _MappedShard] = {}
         self.one_segment = all(part.config.one_segment for part in manifests)
         self.sizes = [sum(shard.sequences for shard in part.shards) for part in manifests]
-        self.shares = _whole_shares(folders, weights) if weights else self.sizes
+        exact = sum(self.sizes) <= LARGEST_SHARES
+        self.shares = self.sizes if exact and not weights else _whole_shares(folders, weights or self.sizes)
         self._tokens = [sum(shard.tokens for shard in part.shards) for part in manifests]
 
     def __len__(self) -> int:

@@ -68,8 +68,9 @@ def test_samples_are_divided_in_exact_shares_and_numbered_without_gaps(shares: l
     assert (again.tolist(), numbers.tolist()) == ([part[4321], part[17]], [number[4321], number[17]])
 
 
-def test_the_division_is_exact_after_eight_billion_samples() -> None:
-    shares, last = [300_000_001, 700_000_000, 73_741_823], 2**33 - 2
+@pytest.mark.parametrize("last", [2**33 - 2, 2**53 - 2])
+def test_the_division_is_exact_after_any_number_of_samples(last: int) -> None:
+    shares = [300_000_001, 700_000_000, 73_741_823]
     expected, left = [], last
     for index, share in enumerate(shares):
         own = left * share // sum(shares[index:])

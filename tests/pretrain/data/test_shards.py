@@ -18,6 +18,7 @@ from data_prep.manifest import load_manifest, save_manifest, sum_shards
 from data_prep.shards import IndexedFile
 from foundation.config import ConfigError, LocalProblem
 from foundation.files import sealed
+from foundation.ordering import dealt, permuted
 from pretrain.data.batches import BatchPlan, TrainingBatches, held_out_batches
 from pretrain.data.shards import Shards, open_held_out, open_shards
 from tests.conftest import REPOSITORY
@@ -320,6 +321,38 @@ def many_times(source: Path, folder: Path, count: int) -> None:
         shards.append(first.model_copy(update={"name": f"shard-{number:05d}"}))
     totals = sum_shards(shards, manifest.seq_length, len(manifest.config.ngram))
     save_manifest(manifest.model_copy(update={"shards": tuple(shards), "totals": totals}), folder)
+
+
+def enlarged(folder: Path, sequences: int) -> None:
+    """Makes each shard of a folder one of this many sequences: empty files of the right sizes."""
+    manifest = load_manifest(folder)
+    lengths = {".idx": 8, ".bin": 2 * 30, ".mask.idx": 8, ".mask.bin": 4 * manifest.mask_copies}
+    shards = []
+    for shard in manifest.shards:
+        written = {suffix: (lengths[suffix] * sequences, sha) for suffix, (_, sha) in shard.written.items()}
+        for suffix, (size, _) in written.items():
+            with (folder / (shard.name + suffix)).open("r+b") as file:
+                file.truncate(size)
+        shards.append(shard.model_copy(update={"sequences": sequences, "tokens": 30 * sequences, "written": written}))
+    totals = sum_shards(shards, manifest.seq_length, len(manifest.config.ngram))
+    save_manifest(manifest.model_copy(update={"shards": tuple(shards), "totals": totals}), folder)
+
+
+def test_twenty_billion_sequences_are_read_once_per_epoch(shards_folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(shards_folder, tmp_path / "large", copy_function=shutil.copyfile)
+    enlarged(tmp_path / "large", 10**10)
+    shards = Shards(tmp_path / "large")
+    size = len(shards)
+    assert size == 2 * 10**10
+    sample_B = np.array([0, 1, 10**9, size - 1, size])
+    index_B, epoch_B = shards.shuffled(sample_B, seed=3)
+    assert epoch_B.tolist() == [0, 0, 0, 0, 1]
+    assert index_B[:4].tolist() == permuted(sample_B[:4], size, 3, 0).tolist()
+    assert shards.in_turn(sample_B).tolist() == [0, 1, 10**9, size - 1, 0]
+    both = Shards(tmp_path / "large", shards_folder)
+    folder_B, number_B = dealt(sample_B[:3], both.shares)
+    first, whole = both.shares[0], sum(both.shares)
+    assert folder_B[2] == 0 and number_B[2] == 10**9 * first // whole
 
 
 READS_EVERYTHING = """
