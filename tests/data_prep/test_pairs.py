@@ -2,8 +2,10 @@
 
 import numpy as np
 import pytest
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
 
-from data_prep.pairs import Pairs, matched
+from data_prep.pairs import Pairs, distinct, matched, relinked
 
 
 @pytest.mark.parametrize("ranges", [1, 2, 7, 50])
@@ -31,3 +33,38 @@ def test_each_later_document_is_matched_with_the_first_that_has_its_key():
 def test_no_pairs_match_nothing():
     firsts, later = matched(np.empty((0, 2), np.uint64))
     assert firsts.shape == later.shape == (0, 2)
+
+
+def random_links(random, size):
+    """Links between randomly named numbers: one or several of a sparse graph, hubs, a chain and a grid."""
+    every = np.arange(size)
+    kinds = [
+        random.integers(0, size, (size // 2, 2)),
+        np.stack((every, random.integers(0, 5, size)), axis=1),
+        np.stack((every[:-1], every[1:]), axis=1),
+        np.stack((every[:-30], every[30:]), axis=1),
+    ]
+    chosen = random.choice(len(kinds), random.integers(1, 4), replace=False)
+    ends = random.permutation(size)[np.concatenate([kinds[kind] for kind in chosen])]
+    return distinct(np.sort(ends[ends[:, 0] != ends[:, 1]], axis=1)[:, ::-1].astype(np.uint64))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_relinking_leaves_one_link_to_all_but_the_smallest_number_of_each_group(seed):
+    random = np.random.default_rng(seed)
+    links = random_links(random, size := 10 ** int(random.integers(2, 5)))
+    _, expected = connected_components(coo_array((np.ones(len(links)), links.T.astype(int)), (size, size)))
+    rounds, is_done = 0, False
+    while not is_done:
+        links, is_done = relinked(links)
+        rounds += 1
+    _, groups = connected_components(coo_array((np.ones(len(links)), links.T.astype(int)), (size, size)))
+    assert (np.unique(expected * size + groups, axis=0).size) == expected.max() + 1 == groups.max() + 1
+    _, smallest = np.unique(expected, return_index=True)
+    assert links[:, 0].tolist() == np.setdiff1d(np.arange(size), smallest).tolist()
+    assert rounds <= 2 * np.log2(size)
+
+
+def test_no_links_need_no_relinking():
+    links, is_done = relinked(distinct(np.empty((0, 2), np.uint64)))
+    assert (links.shape, is_done) == ((0, 2), True)

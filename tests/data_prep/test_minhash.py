@@ -1,0 +1,79 @@
+"""Claims about MinHash keys."""
+
+import hashlib
+
+import numpy as np
+import pytest
+
+from data_prep.formats import Document
+from data_prep.minhash import BANDS, document_keys
+
+
+def bands_of(*texts):
+    return np.concatenate(list(document_keys([Document(text.encode(), 0) for text in texts])))[:, 1:]
+
+
+def test_case_and_punctuation_make_no_difference_and_order_does():
+    same, other, moved = bands_of(
+        "One two, three! Four five six.", "one TWO three\nfour (five) six", "six one two three"
+    )
+    assert (same == other).all()
+    assert (same != moved).all()
+
+
+def test_texts_without_words_are_copies_only_if_their_bytes_are_equal():
+    one, same, other = bands_of("***", "***", "---")
+    assert (one == same).all()
+    assert (one != other).all()
+
+
+def test_texts_without_spaces_are_compared_by_characters():
+    text = "吾輩は猫である名前はまだ無いどこで生れたかとんと見当がつかぬ" * 2
+    one, other = bands_of(text, text[1:])
+    assert (one == other).any()
+
+
+def test_a_document_that_is_dropped_anyway_has_no_key():
+    [keys] = document_keys([Document(b"one two", 0, "no_text"), Document(b"", 0)])
+    assert not keys.any()
+
+
+def test_malformed_text_has_keys():
+    [keys] = document_keys([Document(b"one \xff\xed\xa0\x80 two", 0)])
+    assert keys.all()
+
+
+def test_the_first_key_is_the_digest_and_the_others_are_in_ascending_order():
+    documents = [Document(f"Document number {n}.".encode(), 0) for n in range(100)]
+    [keys] = document_keys(documents)
+    assert keys[:, 0].tobytes() == b"".join(document.digest for document in documents)
+    assert (keys[:, 1:] >> np.uint64(60)).tolist() == [list(range(BANDS))] * 100
+
+
+def test_batches_and_other_documents_change_no_key():
+    texts = [" ".join(map(str, range(start, start + 3000))) for start in range(60)]
+    together = bands_of(*texts)
+    assert together.shape == (60, BANDS)
+    for text, keys in zip(texts[::20], together[::20], strict=True):
+        assert (bands_of(text)[0] == keys).all()
+
+
+@pytest.mark.parametrize("similarity", [0.3, 0.5, 0.7, 0.8, 0.9])
+def test_the_share_of_pairs_with_a_common_key_is_that_of_ideal_random_hashes(similarity):
+    """1 - (1 - J^7)^16, as stated in the module and the docs; the sets have 400 shingles."""
+    random = np.random.default_rng(0)
+    shared = round(800 * similarity / (1 + similarity)) + 4
+    pairs = []
+    for _ in range(500):
+        words = random.integers(0, 10**4, 808 - shared)
+        pairs += [words[:404], np.concatenate((words[:shared], words[404:]))]
+    bands = bands_of(*(" ".join(map(str, words)) for words in pairs))
+    found = (bands[::2] == bands[1::2]).any(axis=1).mean()
+    expected = 1 - (1 - similarity**7) ** BANDS
+    assert found == pytest.approx(expected, abs=3 * np.sqrt(expected * (1 - expected) / 500) + 0.002)
+
+
+def test_keys_never_change_because_builds_resume_with_those_on_disk():
+    texts = "The quick brown fox jumps over.", "", "Ka.", "..."
+    [keys] = document_keys([Document(text.encode(), 0) for text in texts])
+    assert hashlib.sha256(keys.tobytes()).hexdigest().startswith("2ee18ab2d76020d1")
