@@ -4,8 +4,8 @@
    bands of `minhash`. Texts with a common band are linked, and texts that links connect form a group.
 2. `_sort_run` sorts the keys of a run of consecutive chunks.
 3. `_link` compares a range of bands across all runs.
-4. `_relink` reduces the links of a range of digests to a tree per group, in several rounds.
-5. `_match` compares a range of digests across all runs.
+4. `_relink` reduces the links of some ranges of digests to a tree per group, in several rounds.
+5. `_match` compares some ranges of digests across all runs.
 6. `_collect` writes the copies in a run of chunks. Rank 0 reads them when the build comes to that run.
 
 The first document with a text stays. Of a group, the text with the smallest digest stays, wherever it is in the corpus.
@@ -100,20 +100,22 @@ class Duplicates:
         self._loaded = (-1, np.empty(0, np.uint64))
         chunks = pairwise([*self._run_starts.tolist(), len(counts)])
         runs = [_Run(n, range(*ends), self._starts[ends[0]], _KEYS[dedup]) for n, ends in enumerate(chunks)]
-        parts = int(self._starts[-1]) * _KEYS[dedup] // _AT_ONCE + 1
+        documents = int(self._starts[-1])
+        parts = documents * _KEYS[dedup] // _AT_ONCE + 1
         bounds = np.array([(part << 64) // parts for part in range(parts)], np.uint64)
+        wide = _ranges(parts, documents)
         found = _Found(
             Pairs(folder, "texts", len(runs), bounds),
             Pairs(folder, "bands", len(runs), bounds),
             Pairs(folder, "links", len(runs) + parts, bounds),
-            Pairs(folder, "copies", len(runs) + parts, self._starts[self._run_starts]),
+            Pairs(folder, "copies", len(runs) + len(wide), self._starts[self._run_starts]),
         )
-        deque(pool.run(_sort_run, runs, found), 0)
+        links = sum(count for _, count in pool.run(_sort_run, runs, found))
         trees = None
         if dedup == "near":
-            deque(pool.run(_link, range(parts), found), 0)
-            trees = _trees(found.links, parts, pool)
-        deque(pool.run(_match, range(parts), found, trees), 0)
+            links += sum(count for _, count in pool.run(_link, range(parts), found))
+            trees = _trees(found.links, _ranges(parts, links), pool)
+        deque(pool.run(_match, wide, found, trees), 0)
         deque(pool.run(_collect, range(len(runs)), found.copies), 0)
 
     def of(self, number: int) -> Mapping[int, str]:
@@ -126,8 +128,14 @@ class Duplicates:
         return {copy // 2: REASONS[copy % 2] for copy in (copies[first:last] - start).tolist()}
 
 
-def _sort_run(run: _Run, found: _Found) -> None:
-    """Writes the texts, bands and links of a run, and the copies within it."""
+def _ranges(parts: int, pairs: int) -> list[tuple[int, range]]:
+    """Joins ranges so that each worker reads about `_AT_ONCE` of these pairs; returns the joined ones, numbered."""
+    step = max(1, parts * _AT_ONCE // max(1, pairs))
+    return list(enumerate(range(start, min(start + step, parts)) for start in range(0, parts, step)))
+
+
+def _sort_run(run: _Run, found: _Found) -> int:
+    """Writes the texts, bands and links of a run, and the copies within it; returns the number of links."""
     keys = np.concatenate(
         [np.fromfile(_keys_path(found.texts.folder, chunk), np.uint64, offset=_DIGEST) for chunk in run.chunks]
     ).reshape(-1, run.keys)
@@ -135,47 +143,54 @@ def _sort_run(run: _Run, found: _Found) -> None:
     texts, later = matched(np.stack((keys[used, 0], run.first + used.astype(np.uint64)), axis=1))
     found.texts.write(run.number, texts)
     found.copies.write(run.number, _with_reason(later[:, 0], 0))
-    if run.keys > 1:
-        keys = keys[texts[:, 1] - run.first]  # in ascending order of their digests, so that the smallest is the first
-        bands = [matched(np.stack((keys[:, band], keys[:, 0]), axis=1)) for band in range(1, run.keys)]
-        found.bands.write(run.number, np.concatenate([firsts for firsts, _ in bands]))
-        found.links.write(run.number, distinct(np.concatenate([links for _, links in bands])))
+    if run.keys == 1:
+        return 0
+    keys = keys[texts[:, 1] - run.first]  # in ascending order of their digests, so that the smallest is the first
+    bands = [matched(np.stack((keys[:, band], keys[:, 0]), axis=1)) for band in range(1, run.keys)]
+    found.bands.write(run.number, np.concatenate([firsts for firsts, _ in bands]))
+    links = distinct(np.concatenate([links for _, links in bands]))
+    found.links.write(run.number, links)
+    return len(links)
 
 
-def _link(part: int, found: _Found) -> None:
-    """Writes the links, across runs, of texts with a common band in range `part`."""
-    bands = found.bands.read(part)
+def _link(part: int, found: _Found) -> int:
+    """Writes the links, across runs, of texts with a common band in range `part`; returns their number."""
+    bands = found.bands.read(range(part, part + 1))
     links = matched(bands[np.argsort(bands[:, 1])])[1]
-    found.links.write(found.bands.files + part, distinct(links[links[:, 0] != links[:, 1]]))
+    links = distinct(links[links[:, 0] != links[:, 1]])
+    found.links.write(found.bands.files + part, links)
+    return len(links)
 
 
-def _trees(links: Pairs, parts: int, pool: Pool) -> Pairs:
+def _trees(links: Pairs, ranges: list[tuple[int, range]], pool: Pool) -> Pairs:
     """Returns links that form a tree per group: all of its texts but the one with the smallest digest have a link."""
-    is_done, number = False, 0
+    is_done, rounds = False, 0
     while not is_done:
-        number += 1
-        fewer = links._replace(name=f"trees-{number % 2}", files=parts)
-        is_done = min(unchanged for _, unchanged in pool.run(_relink, range(parts), links, fewer))
+        rounds += 1
+        fewer = links._replace(name=f"trees-{rounds % 2}", files=len(ranges))
+        is_done = min(unchanged for _, unchanged in pool.run(_relink, ranges, links, fewer))
         links = fewer
     return links
 
 
-def _relink(part: int, links: Pairs, fewer: Pairs) -> bool:
-    """Reduces the links of the digests in range `part`; returns whether they already formed trees."""
-    found, unchanged = relinked(distinct(links.read(part)))
-    fewer.write(part, found)
+def _relink(numbered: tuple[int, range], links: Pairs, fewer: Pairs) -> bool:
+    """Reduces the links of the digests in these ranges; returns whether they already formed trees."""
+    number, ranges = numbered
+    found, unchanged = relinked(distinct(links.read(ranges)))
+    fewer.write(number, found)
     return unchanged
 
 
-def _match(part: int, found: _Found, trees: Pairs | None) -> None:
-    """Writes the copies, across runs, of texts whose digests are in range `part`.
+def _match(numbered: tuple[int, range], found: _Found, trees: Pairs | None) -> None:
+    """Writes the copies, across runs, of texts whose digests are in these ranges.
 
     The runs are in the corpus's order, so the first document with a digest is the corpus's first.
     """
-    texts, later = matched(found.texts.read(part))
-    near = texts[np.isin(texts[:, 0], trees.read(part)[:, 0]), 1] if trees else np.empty(0, np.uint64)
+    number, ranges = numbered
+    texts, later = matched(found.texts.read(ranges))
+    near = texts[np.isin(texts[:, 0], trees.read(ranges)[:, 0]), 1] if trees else np.empty(0, np.uint64)
     copies = np.concatenate((_with_reason(later[:, 0], 0), _with_reason(near, 1)))
-    found.copies.write(found.texts.files + part, distinct(copies))
+    found.copies.write(found.texts.files + number, distinct(copies))
 
 
 def _with_reason(documents: np.ndarray, reason: int) -> np.ndarray:
@@ -188,7 +203,7 @@ def _collect(run: int, copies: Pairs) -> None:
 
     Only rank 0 reads them, one run at a time.
     """
-    found = copies.read(run)
+    found = copies.read(range(run, run + 1))
     np.sort(2 * found[:, 0] + found[:, 1]).tofile(_duplicates_path(copies.folder, run))
 
 

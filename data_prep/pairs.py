@@ -1,7 +1,7 @@
 """Sets of pairs of numbers, larger than memory, on disk: sorted files that are cut into ranges of the first number.
 
-Workers write one file each, and read one range each, from all files. So every pair is read once, whatever the number of
-ranges.
+Workers write one file each, and read some ranges each, from all files. So every pair is read once, whatever the number
+of ranges.
 """
 
 from pathlib import Path
@@ -26,11 +26,12 @@ class Pairs(NamedTuple):
             offsets.tofile(file)
             pairs.tofile(file)
 
-    def read(self, part: int) -> np.ndarray:
-        """Returns the pairs of one range, of the first file, the second, and so on."""
+    def read(self, ranges: range) -> np.ndarray:
+        """Returns the pairs of consecutive ranges, of the first file, the second, and so on."""
         found = [np.empty(0, np.uint64)]
         for path in map(self.path, range(self.files)):
-            first, last = np.fromfile(path, np.uint64, 2, offset=8 * part).tolist()
+            offsets = np.fromfile(path, np.uint64, len(ranges) + 1, offset=8 * ranges.start)
+            first, last = int(offsets[0]), int(offsets[-1])
             if first < last:
                 place = 8 * (len(self.bounds) + 1) + 16 * first
                 found.append(np.fromfile(path, np.uint64, 2 * (last - first), offset=place))

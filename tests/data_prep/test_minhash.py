@@ -1,12 +1,18 @@
 """Claims about MinHash keys."""
 
 import hashlib
+import re
+import unicodedata
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
 
+from data_prep import minhash
 from data_prep.formats import Document
 from data_prep.minhash import BANDS, document_keys
+
+from .real_text import fuzz_documents
 
 
 def bands_of(*texts):
@@ -50,12 +56,50 @@ def test_the_first_key_is_the_digest_and_the_others_are_in_ascending_order():
     assert (keys[:, 1:] >> np.uint64(60)).tolist() == [list(range(BANDS))] * 100
 
 
-def test_batches_and_other_documents_change_no_key():
+@pytest.fixture(params=[400, 5000])
+def small_batches(request):
+    """A context in which batches have this many characters."""
+
+    @contextmanager
+    def changed():
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(minhash, "_AT_ONCE", request.param)
+            minhash._tables.cache_clear()
+            yield
+        minhash._tables.cache_clear()
+
+    return changed
+
+
+def test_batches_and_other_documents_change_no_key(small_batches):
     texts = [" ".join(map(str, range(start, start + 3000))) for start in range(60)]
+    texts[1:1] = fuzz_documents(20_000, seed=0)
     together = bands_of(*texts)
-    assert together.shape == (60, BANDS)
-    for text, keys in zip(texts[::20], together[::20], strict=True):
-        assert (bands_of(text)[0] == keys).all()
+    assert together.shape == (len(texts), BANDS)
+    assert (bands_of(*texts[::-1]) == together[::-1]).all()
+    assert (bands_of(texts[-1]) == together[-1]).all()
+    with small_batches():
+        assert (bands_of(*texts) == together).all()
+
+
+def test_words_are_letters_marks_and_digits_in_lower_case_or_one_chinese_or_japanese_character():
+    texts = [*fuzz_documents(100_000, seed=1), "İstanbul’s naïve na\u0131ve CAFE\u0301 x_y 日本hyōカタ-3.14"]
+    expected = []
+    for text in texts:
+        word = ""
+        for letter in unicodedata.normalize("NFC", text).lower() + " ":
+            is_letter, alone = unicodedata.category(letter)[0] in "LMN", re.match("[\u3040-\u30ff㐀-䶿一-鿿]", letter)
+            if word and (alone or not is_letter):
+                expected.append(word)
+                word = ""
+            if alone and is_letter:
+                expected.append(letter)
+            elif is_letter:
+                word += letter
+    hashes, _ = minhash._words([text.encode() for text in texts])
+    assert expected[-7:] == ["日", "本", "hyō", "カ", "タ", "3", "14"]
+    assert len(hashes) == len(expected)
+    assert len(set(zip(hashes.tolist(), expected, strict=True))) == len(set(expected)) == len(set(hashes.tolist()))
 
 
 @pytest.mark.parametrize("similarity", [0.3, 0.5, 0.7, 0.8, 0.9])
@@ -76,4 +120,4 @@ def test_the_share_of_pairs_with_a_common_key_is_that_of_ideal_random_hashes(sim
 def test_keys_never_change_because_builds_resume_with_those_on_disk():
     texts = "The quick brown fox jumps over.", "", "Ka.", "..."
     [keys] = document_keys([Document(text.encode(), 0) for text in texts])
-    assert hashlib.sha256(keys.tobytes()).hexdigest().startswith("2ee18ab2d76020d1")
+    assert hashlib.sha256(keys.tobytes()).hexdigest().startswith("52e145072a2c4a66")

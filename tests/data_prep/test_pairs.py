@@ -20,7 +20,15 @@ def test_the_ranges_of_all_files_are_all_pairs_in_the_order_of_the_files(tmp_pat
     ends = np.append(pairs.bounds[1:], np.uint64((1 << 64) - 1))
     for part, (first, last) in enumerate(zip(pairs.bounds, ends, strict=True)):
         expected = np.concatenate([array[(array[:, 0] >= first) & (array[:, 0] < last)] for array in written])
-        np.testing.assert_array_equal(pairs.read(part), expected)
+        np.testing.assert_array_equal(pairs.read(range(part, part + 1)), expected)
+
+
+def test_consecutive_ranges_are_read_together(tmp_path):
+    pairs = Pairs(tmp_path, "some", 2, np.array([0, 10, 20, 30], np.uint64))
+    pairs.write(0, np.array([[5, 0], [10, 1], [19, 2], [25, 3], [40, 4]], np.uint64))
+    pairs.write(1, np.array([[15, 5], [29, 6]], np.uint64))
+    assert pairs.read(range(1, 3))[:, 1].tolist() == [1, 2, 3, 5, 6]
+    assert pairs.read(range(4))[:, 1].tolist() == [0, 1, 2, 3, 4, 5, 6]
 
 
 def test_each_later_document_is_matched_with_the_first_that_has_its_key():
