@@ -9,6 +9,7 @@
 6. `_collect` writes the copies in a run of chunks. Rank 0 reads them when the build comes to that run.
 
 The first document with a text stays. Of a group, the text with the smallest digest stays, wherever it is in the corpus.
+(Digests are read as little-endian numbers, so their last bytes decide. The first ones choose the held-out documents.)
 Every text is linked only to smaller ones, so that even the links of a large group are spread over all ranges.
 
 Every key is written and read twice, and a worker holds `_AT_ONCE` keys. Two different documents with the same hash
