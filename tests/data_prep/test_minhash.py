@@ -129,7 +129,7 @@ def edited(text, others, rate, random):
     words, other = text.split(" "), others[random.integers(len(others))].split(" ")
     kind = random.integers(3)
     if kind == 0:
-        return " ".join(random.choice(other) if random.random() < rate else word for word in words)
+        return " ".join(other[random.integers(len(other))] if random.random() < rate else word for word in words)
     if kind == 1:
         return " ".join(word for word in words if random.random() >= rate)
     kept = int(len(words) * (1 - min(0.95, 5 * rate)))
