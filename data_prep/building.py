@@ -34,7 +34,7 @@ def make_shards(
     """
     made = _drop_damaged(output, log, pool)
     budget = int(config.chunk_mb * 1e6)
-    duplicates = _find_duplicates(output, config, sources, pool) if config.dedup == "exact" else None
+    duplicates = _find_duplicates(output, config, sources, pool) if config.dedup != "none" else None
     merging = _Merging(output, log, config)
 
     def tasks() -> Iterator[ChunkTask | Merge]:
@@ -153,7 +153,7 @@ def _find_duplicates(output: Path, config: BuildConfig, sources: Sequence[Source
     counts: dict[int, int] = {}
     with Progress(sum(source.size for source in sources), "hashes") as progress:
         chunks = read_chunks(sources, int(config.chunk_mb * 1e6), config.reading)
-        for chunk, documents in pool.run(hash_chunk, chunks, config.reading, folder):
+        for chunk, documents in pool.run(hash_chunk, chunks, config.reading, folder, config.dedup):
             progress.advance(chunk.disk_bytes)
             counts[chunk.number] = documents
-    return Duplicates(folder, [count for _, count in sorted(counts.items())], pool)
+    return Duplicates(folder, [count for _, count in sorted(counts.items())], pool, config.dedup)

@@ -6,8 +6,8 @@ Compressed files and tables allow no seeking: the reader reads them once and sen
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import chain, islice, pairwise
 from typing import Any, BinaryIO
 
@@ -103,7 +103,7 @@ class Chunk:
 
     number: int
     pieces: tuple[Piece, ...]
-    duplicates: frozenset[int] = frozenset()  # indices in the chunk of documents that occur earlier in the corpus
+    duplicates: Mapping[int, str] = field(default_factory=dict)  # reasons to drop copies, by their index in the chunk
 
     @property
     def key(self) -> str:
@@ -126,8 +126,8 @@ class Chunk:
 
     @property
     def duplicates_digest(self) -> str:
-        """Digest of the indices of the chunk's duplicate documents."""
-        numbers = " ".join(map(str, sorted(self.duplicates)))
+        """Digest of the indices of the chunk's duplicate documents, and of the reasons of near copies."""
+        numbers = " ".join(f"{n} {why}".removesuffix(" duplicate") for n, why in sorted(self.duplicates.items()))
         return hashlib.blake2b(numbers.encode(), digest_size=8).hexdigest()
 
     @property

@@ -1,14 +1,24 @@
 """Finds copies of documents anywhere in the corpus, on the workers; a first pass over the input keeps hashes.
 
-1. `hash_chunk` writes the keys of a chunk's documents, 8 bytes each. Documents with a common key are copies.
+1. `hash_chunk` writes the keys of a chunk's documents, 8 bytes each: a text's digest and, to find near copies, the
+   bands of `minhash`. Texts with a common band are linked, and texts that links connect form a group.
 2. `_sort_run` sorts the keys of a run of consecutive chunks.
-3. `_match` compares a range of keys across all runs.
-4. `_collect` writes the copies in a run of chunks. Rank 0 reads them when the build comes to that run.
+3. `_link` compares a range of bands across all runs.
+4. `_relink` reduces the links of some ranges of digests to a tree per group, in several rounds.
+5. `_match` compares some ranges of digests across all runs.
+6. `_collect` writes the copies in a run of chunks. Rank 0 reads them when the build comes to that run.
+
+The first document with a text stays. Of a group, the text with the smallest digest stays, wherever it is in the corpus.
+(Digests are read as little-endian numbers, so their last bytes decide. The first ones choose the held-out documents.)
+Every text is linked only to smaller ones, so that even the links of a large group are spread over all ranges.
 
 Every key is written and read twice, and a worker holds `_AT_ONCE` keys. Two different documents with the same hash
 would count as copies. Among 100 million documents, the chance of any such pair is 1 in 3,700 (n^2 / 2^65).
 """
 
+from collections import deque
+from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,30 +26,36 @@ import numpy as np
 
 from data_prep.chunks import Chunk
 from data_prep.formats import Reading
-from data_prep.pairs import Pairs, matched
+from data_prep.manifest import Dedup
+from data_prep.minhash import BANDS, document_keys
+from data_prep.pairs import Pairs, distinct, matched, relinked
 from data_prep.workers import Pool
 from foundation.files import write_atomically
 
+REASONS = ("duplicate", "near_duplicate")
+_KEYS = {"exact": 1, "near": 1 + BANDS}  # per document
 _AT_ONCE = 1 << 23  # keys; sorting takes about 90 bytes each
 _DIGEST = 32  # bytes at the beginning of a file of keys: the digest of the chunk's text
 _UNUSED = bytes(8)  # key of a document that is dropped anyway and never counts as a copy
 
 
-def hash_chunk(chunk: Chunk, reading: Reading, folder: Path) -> int:
+def hash_chunk(chunk: Chunk, reading: Reading, folder: Path, dedup: Dedup) -> int:
     """Writes the keys of a chunk's documents, in order, unless an earlier run did; returns the number of documents."""
     chunk = chunk.loaded()
     path, digest = _keys_path(folder, chunk.number), chunk.digest().encode()
     if path.is_file():
         with path.open("rb") as file:
             if file.read(_DIGEST) == digest:
-                return (path.stat().st_size - _DIGEST) // 8
-    keys = [
-        document.digest if document.content and document.reason is None else _UNUSED
-        for piece in chunk.pieces
-        for document in piece.documents(reading)
-    ]
-    write_atomically(path, digest + b"".join(keys))
-    return len(keys)
+                return (path.stat().st_size - _DIGEST) // (8 * _KEYS[dedup])
+    documents = (document for piece in chunk.pieces for document in piece.documents(reading))
+    if dedup == "near":
+        keys = b"".join(rows.tobytes() for rows in document_keys(documents))
+    else:
+        keys = b"".join(
+            document.digest if document.content and document.reason is None else _UNUSED for document in documents
+        )
+    write_atomically(path, digest + keys)
+    return len(keys) // (8 * _KEYS[dedup])
 
 
 def _keys_path(folder: Path, chunk: int) -> Path:
@@ -47,80 +63,149 @@ def _keys_path(folder: Path, chunk: int) -> Path:
 
 
 class _Run(NamedTuple):
-    """Consecutive chunks, from `first_chunk` on, with about `_AT_ONCE` keys."""
+    """Consecutive chunks with about `_AT_ONCE` keys."""
 
     number: int
-    first_chunk: int
-    starts: np.ndarray
-    """The number, in the corpus, of each chunk's first document."""
+    chunks: range
+    first: np.uint64
+    """The number, in the corpus, of its first document."""
+    keys: int
+    """Per document."""
+
+
+class _Found(NamedTuple):
+    """The pairs that the steps leave for each other."""
+
+    texts: Pairs
+    """The digest and the first document of a text, from each run."""
+    bands: Pairs
+    """A band and the smallest digest of a text with it, from each run."""
+    links: Pairs
+    """The digest of a text and the smaller one of another with a common band, from each run and range of bands."""
+    copies: Pairs
+    """A document and its place in `REASONS`, from each run and range of digests."""
 
 
 class Duplicates:
-    """The corpus's duplicate documents: all occurrences of a text but its first.
+    """The corpus's duplicate documents: all occurrences of a text but its first, and all texts of a group but one.
 
     Args:
         folder: holds the keys of all chunks, written by `hash_chunk`.
         counts: the number of documents in each chunk.
     """
 
-    def __init__(self, folder: Path, counts: list[int], pool: Pool) -> None:
+    def __init__(self, folder: Path, counts: list[int], pool: Pool, dedup: Dedup) -> None:
         self._folder = folder
         self._starts = np.concatenate(([0], np.cumsum(counts, dtype=np.uint64))).astype(np.uint64)
-        self._run_starts = np.unique(self._starts[:-1] // _AT_ONCE, return_index=True)[1]
+        self._run_starts = np.unique(self._starts[:-1] * _KEYS[dedup] // _AT_ONCE, return_index=True)[1]
         self._loaded = (-1, np.empty(0, np.uint64))
-        chunks = np.split(self._starts[:-1], self._run_starts[1:])
-        runs = [
-            _Run(number, first, starts)
-            for number, (first, starts) in enumerate(zip(self._run_starts.tolist(), chunks, strict=False))
-        ]
-        parts = int(self._starts[-1]) // _AT_ONCE + 1
-        key_bounds = np.array([(part << 64) // parts for part in range(parts)], np.uint64)
-        keys = Pairs(folder, "keys", len(runs), key_bounds)
-        copies = Pairs(folder, "copies", len(runs) + parts, self._starts[self._run_starts])
-        for function, items, constants in (
-            (_sort_run, runs, (keys, copies)),
-            (_match, range(parts), (keys, copies)),
-            (_collect, range(len(runs)), (copies,)),
-        ):
-            for _ in pool.run(function, items, *constants):
-                pass
+        chunks = pairwise([*self._run_starts.tolist(), len(counts)])
+        runs = [_Run(n, range(*ends), self._starts[ends[0]], _KEYS[dedup]) for n, ends in enumerate(chunks)]
+        documents = int(self._starts[-1])
+        parts = documents * _KEYS[dedup] // _AT_ONCE + 1
+        bounds = np.array([(part << 64) // parts for part in range(parts)], np.uint64)
+        wide = _ranges(parts, documents)
+        found = _Found(
+            Pairs(folder, "texts", len(runs), bounds),
+            Pairs(folder, "bands", len(runs), bounds),
+            Pairs(folder, "links", len(runs) + parts, bounds),
+            Pairs(folder, "copies", len(runs) + len(wide), self._starts[self._run_starts]),
+        )
+        links = sum(count for _, count in pool.run(_sort_run, runs, found))
+        trees = None
+        if dedup == "near":
+            links += sum(count for _, count in pool.run(_link, range(parts), found))
+            trees = _trees(found.links, _ranges(parts, links), pool)
+        deque(pool.run(_match, wide, found, trees), 0)
+        deque(pool.run(_collect, range(len(runs)), found.copies), 0)
 
-    def of(self, number: int) -> frozenset[int]:
-        """Returns the indices, within chunk `number`, of its duplicates; keeps those of its run for the next call."""
+    def of(self, number: int) -> Mapping[int, str]:
+        """Returns the reason for each duplicate of chunk `number`, by its index; keeps its run for later calls."""
         run = int(np.searchsorted(self._run_starts, number, side="right")) - 1
         if run != self._loaded[0]:
             self._loaded = run, np.fromfile(_duplicates_path(self._folder, run), np.uint64)
-        numbers = self._loaded[1]
-        first, last = np.searchsorted(numbers, self._starts[number : number + 2])
-        return frozenset((numbers[first:last] - self._starts[number]).tolist())
+        copies, (start, end) = self._loaded[1], 2 * self._starts[number : number + 2]
+        first, last = np.searchsorted(copies, (start, end))
+        return {copy // 2: REASONS[copy % 2] for copy in (copies[first:last] - start).tolist()}
 
 
-def _sort_run(run: _Run, keys: Pairs, copies: Pairs) -> None:
-    """Writes the first document with each key of the run, and the copies within the run."""
-    pairs = []
-    for chunk, start in enumerate(run.starts, run.first_chunk):
-        of_chunk = np.fromfile(_keys_path(keys.folder, chunk), np.uint64, offset=_DIGEST)
-        used = np.flatnonzero(of_chunk)
-        pairs.append(np.stack((of_chunk[used], start + used.astype(np.uint64)), axis=1))
-    firsts, later = matched(np.concatenate(pairs))
-    keys.write(run.number, firsts)
-    copies.write(run.number, later)
+def _ranges(parts: int, pairs: int) -> list[tuple[int, range]]:
+    """Joins ranges so that each worker reads about `_AT_ONCE` of these pairs; returns the joined ones, numbered."""
+    step = max(1, parts * _AT_ONCE // max(1, pairs))
+    return list(enumerate(range(start, min(start + step, parts)) for start in range(0, parts, step)))
 
 
-def _match(part: int, keys: Pairs, copies: Pairs) -> None:
-    """Writes the copies, across runs, with a key in range `part`.
+def _sort_run(run: _Run, found: _Found) -> int:
+    """Writes the texts, bands and links of a run, and the copies within it; returns the number of links."""
+    keys = np.concatenate(
+        [np.fromfile(_keys_path(found.texts.folder, chunk), np.uint64, offset=_DIGEST) for chunk in run.chunks]
+    ).reshape(-1, run.keys)
+    used = np.flatnonzero(keys[:, 0])
+    texts, later = matched(np.stack((keys[used, 0], run.first + used.astype(np.uint64)), axis=1))
+    found.texts.write(run.number, texts)
+    found.copies.write(run.number, _with_reason(later[:, 0], 0))
+    if run.keys == 1:
+        return 0
+    keys = keys[texts[:, 1] - run.first]  # in ascending order of their digests, so that the smallest is the first
+    bands = [matched(np.stack((keys[:, band], keys[:, 0]), axis=1)) for band in range(1, run.keys)]
+    found.bands.write(run.number, np.concatenate([firsts for firsts, _ in bands]))
+    links = distinct(np.concatenate([links for _, links in bands]))
+    found.links.write(run.number, links)
+    return len(links)
 
-    The runs are in the corpus's order, so the first document with a key is the corpus's first.
+
+def _link(part: int, found: _Found) -> int:
+    """Writes the links, across runs, of texts with a common band in range `part`; returns their number."""
+    bands = found.bands.read(range(part, part + 1))
+    links = matched(bands[np.argsort(bands[:, 1])])[1]
+    links = distinct(links[links[:, 0] != links[:, 1]])
+    found.links.write(found.bands.files + part, links)
+    return len(links)
+
+
+def _trees(links: Pairs, ranges: list[tuple[int, range]], pool: Pool) -> Pairs:
+    """Returns links that form a tree per group: all of its texts but the one with the smallest digest have a link."""
+    is_done, rounds = False, 0
+    while not is_done:
+        rounds += 1
+        fewer = links._replace(name=f"trees-{rounds % 2}", files=len(ranges))
+        is_done = min(unchanged for _, unchanged in pool.run(_relink, ranges, links, fewer))
+        links = fewer
+    return links
+
+
+def _relink(numbered: tuple[int, range], links: Pairs, fewer: Pairs) -> bool:
+    """Reduces the links of the digests in these ranges; returns whether they already formed trees."""
+    number, ranges = numbered
+    found, unchanged = relinked(distinct(links.read(ranges)))
+    fewer.write(number, found)
+    return unchanged
+
+
+def _match(numbered: tuple[int, range], found: _Found, trees: Pairs | None) -> None:
+    """Writes the copies, across runs, of texts whose digests are in these ranges.
+
+    The runs are in the corpus's order, so the first document with a digest is the corpus's first.
     """
-    copies.write(keys.files + part, matched(keys.read(part))[1])
+    number, ranges = numbered
+    texts, later = matched(found.texts.read(ranges))
+    near = texts[np.isin(texts[:, 0], trees.read(ranges)[:, 0]), 1] if trees else np.empty(0, np.uint64)
+    copies = np.concatenate((_with_reason(later[:, 0], 0), _with_reason(near, 1)))
+    found.copies.write(found.texts.files + number, distinct(copies))
+
+
+def _with_reason(documents: np.ndarray, reason: int) -> np.ndarray:
+    """Pairs of each document and the place of its reason in `REASONS`."""
+    return np.stack((documents, np.full_like(documents, reason)), axis=1)
 
 
 def _collect(run: int, copies: Pairs) -> None:
-    """Writes the numbers of a run's duplicates, in order.
+    """Writes the numbers of a run's duplicates, doubled, plus the place of their reason, in order.
 
     Only rank 0 reads them, one run at a time.
     """
-    np.unique(copies.read(run)[:, 0]).tofile(_duplicates_path(copies.folder, run))
+    found = copies.read(range(run, run + 1))
+    np.sort(2 * found[:, 0] + found[:, 1]).tofile(_duplicates_path(copies.folder, run))
 
 
 def _duplicates_path(folder: Path, run: int) -> Path:

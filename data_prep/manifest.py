@@ -20,7 +20,7 @@ MANIFEST_NAME = "manifest.json"
 HELD_OUT_NAME = "held_out"
 
 
-Dedup = Literal["none", "exact"]
+Dedup = Literal["none", "exact", "near"]
 Count = Annotated[int, Field(ge=0, lt=1 << 63)]
 
 
@@ -46,7 +46,7 @@ class Choices(StrictConfig):
     min_document_length: int = Field(0, ge=0)
     """characters; shorter documents are dropped"""
     dedup: Dedup = "none"
-    """exact: drop documents seen before"""
+    """drop documents seen before; near: similar ones too"""
     held_out: float = Field(0.005, ge=0, lt=1)
     """share of documents never trained on"""
     seed: Annotated[int, Group("the build")] = 0

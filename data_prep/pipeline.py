@@ -128,7 +128,7 @@ class Intake:
             (piece, document) for piece in self._chunk.pieces for document in piece.documents(self._config.reading)
         )
         for number, (piece, document) in enumerate(documents):
-            reason = document.reason or ("duplicate" if number in self._chunk.duplicates else None)
+            reason = document.reason or self._chunk.duplicates.get(number)
             cleaned = decode(document.content) if reason else clean(document.content, wikitext=document.wikitext)
             self._count("read", 1, cleaned.read)
             self._ledgers["characters"].update(cleaned.removed)

@@ -60,7 +60,7 @@ class ChunkRecord(StrictRecord):
     text: str
     """Digest of the chunk's text."""
     duplicates: str
-    """Digest of the indices of the documents that occur earlier in the corpus."""
+    """Digest of the indices of the documents that are copies of others in the corpus."""
     books: Books
     train: PartEntry | None
     held_out: PartEntry | None

@@ -71,11 +71,11 @@ def test_every_format_deduplicated_is_the_same_under_mpirun_whatever_was_killed(
     """The whole job is killed twice: during the search for duplicates, and during the build."""
     shutil.copytree(many_formats / "tables", tmp_path / "again")
     inputs = (*(many_formats / name for name in ("tables", "wiki", "text")), tmp_path / "again")
-    case = {"input": inputs, "chunk_mb": 0.003, "dedup": "exact"}
+    case = {"input": inputs, "chunk_mb": 0.003, "dedup": "near"}
     assert main(again(options, tmp_path / "one", **case)) == 0
     assert load_manifest(tmp_path / "one").books.documents.dropped["duplicate"] == 24
     output = tmp_path / "out"
-    command = [*MPIRUN, *command_of(again(options, output, **case)), "--dedup", "exact"]
+    command = [*MPIRUN, *command_of(again(options, output, **case)), "--dedup", "near"]
     for done in (lambda: len(list(output.glob(".build/hashes-*.bin"))), lambda: finished_chunks(output)):
         process = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         while done() < 3:
@@ -320,6 +320,48 @@ def test_which_duplicates_are_dropped_does_not_depend_on_workers_or_restarts(opt
     done = run_script(*command)
     assert done.returncode == 0, done.stderr
     assert contents(tmp_path / "out") == contents(repeated[1])
+
+
+@pytest.fixture(scope="module")
+def edited(options, tmp_path_factory):
+    """A corpus of documents, the same with one word more, and some exact copies; its build without near copies."""
+    folder = tmp_path_factory.mktemp("edited")
+    shutil.copytree(options.input[0], folder / "corpus" / "first")
+    shutil.copy(options.input[0] / "part-0.txt", folder / "corpus" / "copies.txt")
+    for path in sorted(options.input[0].iterdir()):
+        (folder / "corpus" / path.name).write_text("Lo " + path.read_text().replace("\n\n", "\n\nLo "))
+    assert main(again(options, folder / "out", input=(folder / "corpus",), dedup="near")) == 0
+    return folder / "corpus", folder / "out"
+
+
+def test_near_copies_are_dropped_and_counted_by_themselves(built, edited):
+    books, once = load_manifest(edited[1]).books, load_manifest(built).books
+    dropped = books.documents.dropped
+    assert books.balances
+    assert books.documents.read == 96 + 96 + 12
+    assert dropped.keys() == {"duplicate", "near_duplicate"}
+    assert dropped["duplicate"] == 12
+    assert 92 <= dropped["near_duplicate"] <= 96
+    assert books.characters.dropped["near_duplicate"] == pytest.approx(once.characters.read, rel=0.05)
+
+
+@pytest.mark.parametrize(("workers", "killed_with"), [(2, "hashes"), (3, "duplicates")])
+def test_which_near_copies_are_dropped_does_not_depend_on_workers_or_restarts(
+    options, edited, tmp_path, workers, killed_with
+):
+    """Killed while it hashes or while it builds."""
+    command = [*command_of(again(options, tmp_path / "out", input=(edited[0],), workers=workers)), "--dedup", "near"]
+    process = subprocess.Popen(
+        [sys.executable, *command], cwd=REPOSITORY, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    while not list((tmp_path / "out").glob(f".build/{killed_with}-*.bin")):
+        assert process.poll() is None
+        time.sleep(0.001)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    done = run_script(*command)
+    assert done.returncode == 0, done.stderr
+    assert contents(tmp_path / "out") == contents(edited[1])
 
 
 def test_a_dry_run_estimates_and_writes_nothing(options, tmp_path):
@@ -608,13 +650,13 @@ def test_a_build_killed_while_it_saved_its_punkt_model_resumes(options, built, t
 @pytest.mark.long
 def test_a_build_killed_at_twenty_random_moments_resumes_to_the_same_bytes(options, tmp_path):
     random = np.random.default_rng(0)
-    changes = {"chunk_mb": 0.003, "dedup": "exact", "workers": 2}
+    changes = {"chunk_mb": 0.003, "dedup": "near", "workers": 2}
     command = command_of(again(options, tmp_path / "whole", **changes))
     started = time.monotonic()
-    assert run_script(*command, "--dedup", "exact").returncode == 0
+    assert run_script(*command, "--dedup", "near").returncode == 0
     longest = time.monotonic() - started
     output = tmp_path / "out"
-    command = [sys.executable, *command_of(again(options, output, **changes)), "--dedup", "exact"]
+    command = [sys.executable, *command_of(again(options, output, **changes)), "--dedup", "near"]
     kills = 0
     while kills < 20:
         process = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

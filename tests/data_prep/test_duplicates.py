@@ -1,4 +1,4 @@
-"""Claims about finding exact duplicates."""
+"""Claims about finding exact and near duplicates."""
 
 import numpy as np
 import pytest
@@ -6,27 +6,28 @@ import pytest
 from data_prep import duplicates
 from data_prep.chunks import read_chunks
 from data_prep.duplicates import Duplicates, hash_chunk
-from data_prep.formats import Reading
+from data_prep.formats import Document, Reading
 from data_prep.sources import find_sources
 from data_prep.workers import start_pool
 
 
-def find(folder, chunks, workers=1):
-    counts = [hash_chunk(chunk, Reading(), folder) for chunk in chunks]
+def find(folder, chunks, workers=1, dedup="exact"):
+    counts = [hash_chunk(chunk, Reading(), folder, dedup) for chunk in chunks]
     with start_pool(workers) as pool:
-        return Duplicates(folder, counts, pool)
+        return Duplicates(folder, counts, pool, dedup)
 
 
-def found_in(tmp_path, texts, budget=1000, workers=1):
+def found_in(tmp_path, texts, budget=1000, **options):
     (tmp_path / "in").mkdir(exist_ok=True)
     for number, documents in enumerate(texts):
         (tmp_path / "in" / f"{number}.txt").write_text("\n\n".join(documents))
     chunks = list(read_chunks(find_sources([tmp_path / "in"]), budget, Reading()))
-    found = find(tmp_path, chunks, workers)
+    found = find(tmp_path, chunks, **options)
     marks = []
     for chunk in chunks:
         documents = [document for piece in chunk.pieces for document in piece.documents(Reading())]
-        marks += [(document.content.decode(), n in found.of(chunk.number)) for n, document in enumerate(documents)]
+        reasons = found.of(chunk.number)
+        marks += [(document.content.decode(), reasons.get(n)) for n, document in enumerate(documents)]
     return marks
 
 
@@ -36,36 +37,36 @@ def test_all_but_the_first_of_equal_documents_are_duplicates_at_any_distance(tmp
     random = np.random.default_rng(0)
     texts = [[f"Document number {n}." for n in random.integers(0, 300, 100)] for _ in range(5)]
     seen = set()
-    for text, is_copy in found_in(tmp_path, texts):
-        assert is_copy == (text in seen)
+    for text, reason in found_in(tmp_path, texts):
+        assert reason == ("duplicate" if text in seen else None)
         seen.add(text)
     assert len(seen) > 200
 
 
 def test_white_space_around_a_document_makes_no_difference(tmp_path):
-    assert found_in(tmp_path, [["One.", "  One.  \n"]]) == [("One.", False), ("One.", True)]
+    assert found_in(tmp_path, [["One.", "  One.  \n"]]) == [("One.", None), ("One.", "duplicate")]
 
 
 def test_a_copy_with_other_line_ends_or_a_byte_order_mark_is_a_duplicate(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"One.\nTwo.\n\nThree.")
     (tmp_path / "b.txt").write_bytes(b"\xef\xbb\xbfOne.\r\nTwo.\r\n\r\nThree. Four.")
     [chunk] = read_chunks(find_sources([tmp_path]), 10**6, Reading())
-    assert find(tmp_path, [chunk]).of(0) == {2}
+    assert find(tmp_path, [chunk]).of(0) == {2: "duplicate"}
 
 
 def test_a_skipped_document_does_not_count_as_an_original(tmp_path):
     page = b"<page><ns>%d</ns><text>Same</text></page>"
     (tmp_path / "a.xml").write_bytes(b"<mediawiki>" + page % 1 + page % 0 + page % 0 + b"</mediawiki>")
     [chunk] = read_chunks(find_sources([tmp_path]), 10**6, Reading())
-    assert find(tmp_path, [chunk]).of(0) == {2}
+    assert find(tmp_path, [chunk]).of(0) == {2: "duplicate"}
 
 
 def test_two_workers_find_the_same_duplicates(tmp_path):
     random = np.random.default_rng(1)
     texts = [[f"Document number {n}." for n in random.integers(0, 300, 100)] for _ in range(5)]
     seen = set()
-    for text, is_copy in found_in(tmp_path, texts, workers=2):
-        assert is_copy == (text in seen)
+    for text, reason in found_in(tmp_path, texts, workers=2):
+        assert reason == ("duplicate" if text in seen else None)
         seen.add(text)
 
 
@@ -81,6 +82,67 @@ def test_only_changed_text_is_hashed_again(tmp_path):
     assert (again[0] == times[0], again[1] == times[1]) == (True, False)
 
 
-def test_no_documents_have_no_duplicates(tmp_path):
+@pytest.mark.parametrize("dedup", ["exact", "near"])
+def test_no_documents_have_no_duplicates(tmp_path, dedup):
     with start_pool(1) as pool:
-        assert Duplicates(tmp_path, [], pool)._starts.tolist() == [0]
+        assert Duplicates(tmp_path, [], pool, dedup)._starts.tolist() == [0]
+
+
+def digest_of(text):
+    return int.from_bytes(Document(text.encode(), 0).digest, "little")
+
+
+def planted(random, count, similarity):
+    """Pairs of texts whose sets of 200 shingles have this Jaccard similarity, up to rounding."""
+    texts = []
+    for _ in range(count):
+        words = random.integers(0, 10**4, 204)
+        shared = round(200 * 2 * similarity / (1 + similarity)) + 4  # words, at the beginning
+        other = np.concatenate((words[:shared], random.integers(0, 10**4, 204 - shared)))
+        one, two = ({tuple(text[place : place + 5]) for place in range(200)} for text in (words, other))
+        assert len(one & two) / len(one | two) == pytest.approx(similarity, abs=0.005)
+        texts.append([" ".join(map(str, text)) for text in (words, other)])
+    return texts
+
+
+@pytest.mark.parametrize(("similarity", "least", "most"), [(0.3, 0, 0.01), (0.8, 0.95, 1)])
+def test_near_copies_at_similarity_8_are_found_and_those_at_3_are_not(tmp_path, similarity, least, most):
+    texts = planted(np.random.default_rng(0), 1000, similarity)
+    reasons = dict(found_in(tmp_path, zip(*texts, strict=True), budget=10**6, dedup="near"))
+    copies = [pair for pair in texts if any(reasons[text] for text in pair)]
+    assert least <= len(copies) / len(texts) <= most
+    for pair in copies:
+        assert [reasons[text] for text in sorted(pair, key=digest_of)] == [None, "near_duplicate"]
+
+
+@pytest.mark.parametrize(("workers", "at_once"), [(1, 100), (1, 400), (1, 1 << 23), (2, 1 << 23), (3, 1 << 23)])
+def test_of_a_chain_of_near_copies_the_smallest_digest_stays_however_the_work_is_cut(
+    tmp_path, monkeypatch, workers, at_once
+):
+    """Each text shares nine tenths with the next; the ends of the chain have nothing in common."""
+    monkeypatch.setattr(duplicates, "_AT_ONCE", at_once)  # spawned workers do not see the change
+    random = np.random.default_rng(0)
+    words = random.integers(0, 10**4, 1000)
+    chain = [" ".join(map(str, words[start : start + 300])) for start in range(0, 600, 20)]
+    texts = [*chain, *chain[5:20], "Something else.", "One.", "...", "One", "...", "Else"]
+    seen = set()
+    order = [texts[place] for place in random.permutation(len(texts))]
+    marks = found_in(tmp_path, np.array_split(order, 5), 3000, workers=workers, dedup="near")
+    for text, reason in marks:
+        if text in seen:
+            assert reason == "duplicate"
+        else:
+            group = next((group for group in (chain, ["One.", "One"]) if text in group), [text])
+            assert reason == (None if text == min(group, key=digest_of) else "near_duplicate")
+        seen.add(text)
+
+
+def test_the_order_of_the_corpus_does_not_change_which_text_of_a_group_stays(tmp_path):
+    texts = planted(np.random.default_rng(1), 50, 0.9)
+    kept = []
+    for number, order in enumerate((texts, [pair[::-1] for pair in texts[::-1]])):
+        (folder := tmp_path / str(number)).mkdir()
+        marks = found_in(folder, zip(*order, strict=True), budget=10**5, dedup="near")
+        kept.append({text for text, reason in marks if reason is None})
+    assert kept[0] == kept[1]
+    assert len(kept[0]) == 50

@@ -151,14 +151,14 @@ def books_of(built, tmp_path):
     (tmp_path / "out").mkdir()
     prepare(tmp_path / "out", WordPiece.load(built / "tokenizer"), load_model(built / "punkt"))
 
-    def build(files, *, strict=False, duplicates=(), **changes):
+    def build(files, *, strict=False, duplicates=None, **changes):
         for name, content in files.items():
             (tmp_path / name).parent.mkdir(exist_ok=True)
             (tmp_path / name).write_bytes(content)
         inputs = sorted({(tmp_path / name).parent for name in files})
         [chunk] = read_chunks(find_sources(inputs), 10**9, Reading())
         config = manifest.config.model_copy(update={"held_out": 0.0} | changes)
-        chunk = replace(chunk, duplicates=frozenset(duplicates))
+        chunk = replace(chunk, duplicates=duplicates or {})
         return build_chunk(chunk.loaded(), "", config, tmp_path / "out", strict).books
 
     return build
@@ -218,9 +218,11 @@ def test_short_documents_are_dropped_by_their_length_after_cleaning(books_of):
 
 
 def test_duplicates_are_dropped_by_their_number_in_the_chunk(books_of):
-    books = books_of({"in/a.txt": b"Ka.\n\nLo.", "in/b.txt": b"Ka.\n\nMi."}, duplicates=[2])
-    assert books.documents.dropped == {"duplicate": 1}
-    assert books.characters.dropped == {"duplicate": 3}
+    books = books_of(
+        {"in/a.txt": b"Ka.\n\nLo.", "in/b.txt": b"Ka.\n\nMi."}, duplicates={0: "near_duplicate", 2: "duplicate"}
+    )
+    assert books.documents.dropped == {"duplicate": 1, "near_duplicate": 1}
+    assert books.characters.dropped == {"duplicate": 3, "near_duplicate": 3}
     assert books.balances
 
 
