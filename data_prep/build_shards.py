@@ -14,6 +14,7 @@ if not __package__:  # run as a script: import from the repository, never from t
 
 import os
 import platform
+import shutil
 import tempfile
 import time
 from collections import Counter
@@ -31,6 +32,7 @@ from data_prep.defaults import RAW, SHARDS, VOCAB, require_text, require_vocab
 from data_prep.formats import Format, Reading
 from data_prep.manifest import MANIFEST_NAME, BuildConfig, Choices, Manifest
 from data_prep.output import finish, locked, open_log, prepare, refuse_another
+from data_prep.parts import WORK_NAME
 from data_prep.pipeline import PUNKT_NAME, build_chunk, load_tools
 from data_prep.punkt import PunktModel
 from data_prep.records import PLAN, Plan
@@ -142,6 +144,7 @@ def _build(options: BuildOptions, sources: list[Source], tokenizer: WordPiece, p
         punkt = _punkt(options, sources, log.plan, _PUNKT_SAMPLE)
         plan = _plan(options, sources, tokenizer, punkt)
         if log.plan is None:
+            shutil.rmtree(options.output / WORK_NAME, ignore_errors=True)  # of a build whose log was removed
             log.add(PLAN, 0, plan)
         else:
             refuse_another(plan, log.plan, options.output)

@@ -9,6 +9,7 @@ Every key is written and read twice, and a worker holds `_AT_ONCE` keys. Two dif
 would count as copies. Among 100 million documents, the chance of any such pair is 1 in 3,700 (n^2 / 2^65).
 """
 
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -47,10 +48,11 @@ def _keys_path(folder: Path, chunk: int) -> Path:
 
 
 class _Run(NamedTuple):
-    """Consecutive chunks, from `first_chunk` on, with about `_AT_ONCE` keys."""
+    """Consecutive chunks with about `_AT_ONCE` keys."""
 
     number: int
-    first_chunk: int
+    chunks: list[int]
+    """The numbers of the chunks."""
     starts: np.ndarray
     """The number, in the corpus, of each chunk's first document."""
 
@@ -60,19 +62,18 @@ class Duplicates:
 
     Args:
         folder: holds the keys of all chunks, written by `hash_chunk`.
-        counts: the number of documents in each chunk.
+        counts: the number of documents in each chunk, by the chunk's number, in the order of the corpus.
     """
 
-    def __init__(self, folder: Path, counts: list[int], pool: Pool) -> None:
+    def __init__(self, folder: Path, counts: dict[int, int], pool: Pool) -> None:
         self._folder = folder
-        self._starts = np.concatenate(([0], np.cumsum(counts, dtype=np.uint64))).astype(np.uint64)
+        self._places = {number: place for place, number in enumerate(counts)}
+        numbers = list(counts)
+        self._starts = np.concatenate(([0], np.cumsum(list(counts.values()), dtype=np.uint64))).astype(np.uint64)
         self._run_starts = np.unique(self._starts[:-1] // _AT_ONCE, return_index=True)[1]
         self._loaded = (-1, np.empty(0, np.uint64))
-        chunks = np.split(self._starts[:-1], self._run_starts[1:])
-        runs = [
-            _Run(number, first, starts)
-            for number, (first, starts) in enumerate(zip(self._run_starts.tolist(), chunks, strict=False))
-        ]
+        bounds = pairwise([*self._run_starts.tolist(), len(numbers)])
+        runs = [_Run(run, numbers[first:last], self._starts[first:last]) for run, (first, last) in enumerate(bounds)]
         parts = int(self._starts[-1]) // _AT_ONCE + 1
         key_bounds = np.array([(part << 64) // parts for part in range(parts)], np.uint64)
         keys = Pairs(folder, "keys", len(runs), key_bounds)
@@ -85,20 +86,25 @@ class Duplicates:
             for _ in pool.run(function, items, *constants):
                 pass
 
+    def __contains__(self, number: int) -> bool:
+        """True if the corpus has a chunk of that number."""
+        return number in self._places
+
     def of(self, number: int) -> frozenset[int]:
         """Returns the indices, within chunk `number`, of its duplicates; keeps those of its run for the next call."""
-        run = int(np.searchsorted(self._run_starts, number, side="right")) - 1
+        place = self._places[number]
+        run = int(np.searchsorted(self._run_starts, place, side="right")) - 1
         if run != self._loaded[0]:
             self._loaded = run, np.fromfile(_duplicates_path(self._folder, run), np.uint64)
         numbers = self._loaded[1]
-        first, last = np.searchsorted(numbers, self._starts[number : number + 2])
-        return frozenset((numbers[first:last] - self._starts[number]).tolist())
+        first, last = np.searchsorted(numbers, self._starts[place : place + 2])
+        return frozenset((numbers[first:last] - self._starts[place]).tolist())
 
 
 def _sort_run(run: _Run, keys: Pairs, copies: Pairs) -> None:
     """Writes the first document with each key of the run, and the copies within the run."""
     pairs = []
-    for chunk, start in enumerate(run.starts, run.first_chunk):
+    for chunk, start in zip(run.chunks, run.starts, strict=True):
         of_chunk = np.fromfile(_keys_path(keys.folder, chunk), np.uint64, offset=_DIGEST)
         used = np.flatnonzero(of_chunk)
         pairs.append(np.stack((of_chunk[used], start + used.astype(np.uint64)), axis=1))
