@@ -46,6 +46,7 @@ from foundation.progress import duration
 
 _SAMPLE = 1_000_000  # bytes sampled by a dry run
 _PUNKT_SAMPLE = 4_000_000  # bytes: Punkt's lists hardly grow after a few megabytes
+PACKED_INPUT = "packed_input"  # a plan's version of how compressed files and tables are cut; version 1 was not recorded
 _FEW = 20  # documents
 _SHORT = 500  # characters: median paragraph in 53 of 54 novels is at most 316; a median article is far longer
 _MOST_WORDS = 100  # longest n-gram, in words; a word's number within its n-gram is stored in one byte
@@ -146,6 +147,11 @@ def _build(options: BuildOptions, sources: list[Source], tokenizer: WordPiece, p
         if log.plan is None:
             shutil.rmtree(options.output / WORK_NAME, ignore_errors=True)  # of a build whose log was removed
             log.add(PLAN, 0, plan)
+        elif PACKED_INPUT in plan.versions and PACKED_INPUT not in log.plan.versions:
+            raise ConfigError(
+                f"output: {options.output} was begun by an earlier version, which cut compressed files and tables into "
+                "other chunks; finish it with that version, or choose another --output"
+            )
         else:
             refuse_another(plan, log.plan, options.output)
         was_complete = (options.output / MANIFEST_NAME).is_file()
@@ -198,6 +204,8 @@ def _plan(options: BuildOptions, sources: Sequence[Source], tokenizer: WordPiece
     )
     versions = {name: version(name) for name in ("numpy", "regex", "tokenizers")}
     versions["python"] = ".".join(platform.python_version_tuple()[:2])
+    if any(source.is_packed for source in sources):
+        versions[PACKED_INPUT] = "2"
     return Plan(config=config, versions=versions, inputs={source.key: source.size for source in sources})
 
 

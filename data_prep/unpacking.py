@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from foundation.config import ConfigError
 
-_SUFFIXES = {".gz", ".bz2", ".xz", ".zst"}
+SUFFIXES = {".gz", ".bz2", ".xz", ".zst"}
 DAMAGED = (EOFError, OSError, lzma.LZMAError, zlib.error)  # raised when reading damaged compressed data
 _BLOCK = 1 << 13  # bytes read at a time, compressed or as text
 _MEASURED = 1 << 19  # least bytes of text to measure a file's compression
@@ -132,7 +132,7 @@ _ARCHIVES = {
 
 def text_suffix(path: Path) -> str:
     """Returns a file's suffix without that of its compression: .txt for a.txt.gz."""
-    return (path.with_suffix("") if path.suffix in _SUFFIXES else path).suffix
+    return (path.with_suffix("") if path.suffix in SUFFIXES else path).suffix
 
 
 def opened(path: Path) -> BinaryIO:

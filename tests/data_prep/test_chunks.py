@@ -52,8 +52,8 @@ def test_wikiextractor_blocks_are_documents_with_blank_lines_inside(tmp_path, pa
 
 
 def test_a_boundary_across_two_blocks_of_the_reader_is_recognized(tmp_path, monkeypatch):
-    monkeypatch.setattr("data_prep.chunks._BLOCK", 101)
-    monkeypatch.setattr("data_prep.chunks.BEGINNING", 7)
+    monkeypatch.setattr("data_prep.pieces._BLOCK", 101)
+    monkeypatch.setattr("data_prep.pieces.BEGINNING", 7)
     texts = many_documents(50)
     for name, pack in PACK.items():
         (tmp_path / f"a.txt{name}").write_bytes(pack("\n \t\r\n".join(texts).encode()))
@@ -174,8 +174,8 @@ def test_doubly_compressed_files_are_refused_by_name(tmp_path, inner):
 def test_a_record_too_large_is_refused_by_name_at_any_place_and_chunk_size(
     tmp_path, monkeypatch, packing, budget, place
 ):
-    monkeypatch.setattr("data_prep.chunks.LONGEST_RECORD", 1000)
-    monkeypatch.setattr("data_prep.chunks._BLOCK", 100)
+    monkeypatch.setattr("data_prep.pieces.LONGEST_RECORD", 1000)
+    monkeypatch.setattr("data_prep.pieces._BLOCK", 100)
     lines = [json.dumps({"text": "Ka lo mi. " * 50})] * 9
     path = tmp_path / f"a.jsonl{packing}"
     path.write_bytes(PACK[packing]("\n".join(lines).encode()))
