@@ -14,6 +14,7 @@ if not __package__:  # run as a script: import from the repository, never from t
 
 import os
 import platform
+import shutil
 import tempfile
 import time
 from collections import Counter
@@ -31,6 +32,7 @@ from data_prep.defaults import RAW, SHARDS, VOCAB, require_text, require_vocab
 from data_prep.formats import Format, Reading
 from data_prep.manifest import MANIFEST_NAME, BuildConfig, Choices, Manifest
 from data_prep.output import finish, locked, open_log, prepare, refuse_another
+from data_prep.parts import WORK_NAME
 from data_prep.pipeline import PUNKT_NAME, build_chunk, load_tools
 from data_prep.punkt import PunktModel
 from data_prep.records import PLAN, Plan
@@ -44,6 +46,7 @@ from foundation.progress import duration
 
 _SAMPLE = 1_000_000  # bytes sampled by a dry run
 _PUNKT_SAMPLE = 4_000_000  # bytes: Punkt's lists hardly grow after a few megabytes
+PACKED_INPUT = "packed_input"  # a plan's version of how compressed files and tables are cut; version 1 was not recorded
 _FEW = 20  # documents
 _SHORT = 500  # characters: median paragraph in 53 of 54 novels is at most 316; a median article is far longer
 _MOST_WORDS = 100  # longest n-gram, in words; a word's number within its n-gram is stored in one byte
@@ -142,7 +145,13 @@ def _build(options: BuildOptions, sources: list[Source], tokenizer: WordPiece, p
         punkt = _punkt(options, sources, log.plan, _PUNKT_SAMPLE)
         plan = _plan(options, sources, tokenizer, punkt)
         if log.plan is None:
+            shutil.rmtree(options.output / WORK_NAME, ignore_errors=True)  # of a build whose log was removed
             log.add(PLAN, 0, plan)
+        elif PACKED_INPUT in plan.versions and PACKED_INPUT not in log.plan.versions:
+            raise ConfigError(
+                f"output: {options.output} was begun by an earlier version, which cut compressed files and tables into "
+                "other chunks; finish it with that version, or choose another --output"
+            )
         else:
             refuse_another(plan, log.plan, options.output)
         was_complete = (options.output / MANIFEST_NAME).is_file()
@@ -195,6 +204,8 @@ def _plan(options: BuildOptions, sources: Sequence[Source], tokenizer: WordPiece
     )
     versions = {name: version(name) for name in ("numpy", "regex", "tokenizers")}
     versions["python"] = ".".join(platform.python_version_tuple()[:2])
+    if any(source.is_packed for source in sources):
+        versions[PACKED_INPUT] = "2"
     return Plan(config=config, versions=versions, inputs={source.key: source.size for source in sources})
 
 

@@ -1,16 +1,24 @@
-"""Runs a build: sends the chunks through the pool and merges their parts into a shard once it has all of them.
+"""Runs a build: sends the units of input through the pool and merges the parts of their chunks into shards.
+
+A worker reads a unit and builds its chunks. While a unit has more than one, its finished chunks are recorded in a log
+of the unit's own, from which another worker goes on if this one is killed.
 
 Resuming a build, or repeating a complete one, runs the same code with less to do: the text of every chunk, every part
 and every shard is compared with the log, and only missing or damaged ones are rebuilt.
 """
 
-from collections import deque
-from collections.abc import Iterator, Sequence
+from bisect import bisect
+from collections import defaultdict, deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
+from itertools import count, takewhile
+from operator import itemgetter
 from pathlib import Path
+from typing import NamedTuple
 
-from data_prep.chunks import read_chunks
+from data_prep.chunks import Unit, chunk_number, divide, place_of
 from data_prep.duplicates import Duplicates, hash_chunk
 from data_prep.inspection import file_problems
 from data_prep.manifest import BuildConfig, ShardEntry
@@ -33,16 +41,22 @@ def make_shards(
         OSError: writing to the disk fails.
     """
     made = _drop_damaged(output, log, pool)
-    budget = int(config.chunk_mb * 1e6)
     duplicates = _find_duplicates(output, config, sources, pool) if config.dedup != "none" else None
     merging = _Merging(output, log, config)
+    recorded = defaultdict(list)
+    for number in log.numbers():
+        recorded[place_of(number)[0]].append(number)
 
-    def tasks() -> Iterator[ChunkTask | Merge]:
-        for chunk in read_chunks(sources, budget, config.reading):
+    def tasks() -> Iterator[UnitTask | Merge]:
+        for unit in divide(sources, config.chunk_bytes, config.reading):
             yield from merging.take()
+            records = tuple(filter(None, map(log.chunk, recorded.pop(unit.number, ()))))
+            merged = {record.number: merging.sides_of(record.number) for record in records}
+            copies = None
             if duplicates is not None:
-                chunk = replace(chunk, duplicates=duplicates.of(chunk.number))
-            yield ChunkTask(chunk, log.chunk(chunk.number), merging.sides_of(chunk.number))
+                numbers = takewhile(duplicates.__contains__, (chunk_number(unit.number, place) for place in count()))
+                copies = {number: duplicates.of(number) for number in numbers}
+            yield UnitTask(unit, records, merged, copies)
 
     with Progress(sum(source.size for source in sources), "shards") as progress:
         for task, done in pool.run(_perform, tasks(), config, output, strict):
@@ -50,14 +64,15 @@ def make_shards(
                 merging.finish(task, done)
                 made += 1
                 continue
-            is_old = done == task.record
-            made += not is_old
-            merging.add(done, is_old)
-            progress.advance(task.chunk.disk_bytes, is_old)
-    if merging.next_chunk != len(log):
+            known = {record.number: record for record in task.records}
+            new = [record for record in done if record != known.get(record.number)]
+            made += len(new)
+            merging.add(task.unit.number, done, new)
+            progress.advance(task.unit.size, not new)
+    if merging.chunks != len(log):
         raise ConfigError(
             f"input: {output} was built from {counted(len(log), 'chunk')} of text, but the input now has "
-            f"{merging.next_chunk}; restore the old text, or choose another --output"
+            f"{merging.chunks}; restore the old text, or choose another --output"
         )
     for merge, entry in pool.run(_perform, merging.end(), config, output, strict):
         merging.finish(merge, entry)
@@ -65,44 +80,82 @@ def make_shards(
     return made
 
 
-def _perform(task: ChunkTask | Merge, config: BuildConfig, output: Path, strict: bool) -> ChunkRecord | ShardEntry:
-    """Builds a chunk or merges a shard, on a worker; returns its entry for the log."""
+class UnitTask(NamedTuple):
+    """A unit to build or, as far as an earlier run has built it, to check against that run's records."""
+
+    unit: Unit
+    records: tuple[ChunkRecord, ...]
+    """The earlier run's records of the unit's chunks."""
+    merged: dict[int, frozenset[str]]
+    """For each of these chunks, the sides whose part is already in a complete shard."""
+    duplicates: dict[int, Mapping[int, str]] | None
+    """For each chunk, the reasons to drop copies, by their index in it."""
+
+
+def _perform(task: UnitTask | Merge, config: BuildConfig, output: Path, strict: bool) -> list[ChunkRecord] | ShardEntry:
+    """Builds a unit's chunks or merges a shard, on a worker; returns the entries for the log."""
     if isinstance(task, Merge):
         return merge_parts(task, config, output)
-    return do_chunk(task, config, output, strict)
+    done: list[ChunkRecord] = []
+    with ExitStack() as stack:
+        open_log = partial(RecordLog, output / WORK_NAME, name=_log_name(task.unit.number))
+        log = stack.enter_context(open_log()) if (output / WORK_NAME / _log_name(task.unit.number)).exists() else None
+        known = {record.number: record for record in (*(log.chunks() if log else ()), *task.records)}
+        for place, chunk in enumerate(task.unit.chunks(config.chunk_bytes, config.reading)):
+            if task.duplicates is not None:
+                chunk = replace(chunk, duplicates=task.duplicates.get(chunk.number, {}))
+            if place == 1 and log is None:
+                log = stack.enter_context(open_log())
+                log.add(CHUNK, done[0].number, done[0])
+            merged = task.merged.get(chunk.number, frozenset())
+            done.append(do_chunk(ChunkTask(chunk, known.get(chunk.number), merged), config, output, strict))
+            if log is not None and done[-1] != known.get(chunk.number):
+                log.add(CHUNK, chunk.number, done[-1])
+    return done
+
+
+def _log_name(unit: int) -> str:
+    return f"unit-{unit:05d}.log"
 
 
 class _Merging:
-    """Tracks which chunks are finished, and decides which shards can be merged.
+    """Tracks which units are finished, and decides which shards can be merged.
 
     Attributes:
-        next_chunk: number of the first chunk that is not finished.
+        chunks: number of chunks in the finished units that only finished ones precede.
     """
 
     def __init__(self, output: Path, log: RecordLog, config: BuildConfig) -> None:
         self._output, self._log = output, log
         self._cutters = {side: ShardCutter(side, config.shard_mb * 1e6) for side in SIDES}
         self._waiting: deque[Merge] = deque()
-        self._finished: dict[int, ChunkRecord] = {}
-        self.next_chunk = 0
+        self._finished: dict[int, int] = {}
+        self._next_unit = self.chunks = 0
+        self._merged = {
+            side: sorted((place_of(entry.first_chunk), place_of(entry.last_chunk)) for entry in entries.values())
+            for side, entries in log.shards.items()
+        }
 
     def sides_of(self, chunk: int) -> frozenset[str]:
-        """The sides (training, held out) whose part of the chunk is already in a complete shard."""
-        shards = self._log.shards.items()
-        return frozenset(
-            side for side, entries in shards if any(e.first_chunk <= chunk <= e.last_chunk for e in entries.values())
-        )
+        """The sides (training, held out) whose part of the chunk an earlier run has merged into a shard."""
+        place = place_of(chunk)
+        before = {side: bisect(ranges, place, key=itemgetter(0)) for side, ranges in self._merged.items()}
+        return frozenset(side for side, count in before.items() if count and place <= self._merged[side][count - 1][1])
 
-    def add(self, record: ChunkRecord, is_old: bool) -> None:
-        """Takes a finished chunk, logging it unless it `is_old`; passes chunks on in order, up to the first gap."""
-        if not is_old:
+    def add(self, unit: int, records: Sequence[ChunkRecord], new: Sequence[ChunkRecord]) -> None:
+        """Takes a finished unit, logging its `new` chunks; passes chunks on in order, up to the first gap."""
+        for record in new:
             self._log.add(CHUNK, record.number, record)
-        self._finished[record.number] = record
-        while self.next_chunk in self._finished:
-            follower = self._finished.pop(self.next_chunk)
-            for side, cutter in self._cutters.items():
-                self._waiting += cutter.add(self.next_chunk, follower.part(side))
-            self.next_chunk += 1
+        (self._output / WORK_NAME / _log_name(unit)).unlink(missing_ok=True)
+        self._finished[unit] = len(records)
+        while self._next_unit in self._finished:
+            count = self._finished.pop(self._next_unit)
+            for number in (chunk_number(self._next_unit, place) for place in range(count)):
+                finished = self._log.chunk(number)
+                assert finished is not None
+                for side, cutter in self._cutters.items():
+                    self._waiting += cutter.add(number, finished.part(side))
+            self._next_unit, self.chunks = self._next_unit + 1, self.chunks + count
 
     def take(self) -> Iterator[Merge]:
         """Yields the shards that have all their parts and have not been merged yet."""
@@ -152,8 +205,15 @@ def _find_duplicates(output: Path, config: BuildConfig, sources: Sequence[Source
     folder = output / WORK_NAME
     counts: dict[int, int] = {}
     with Progress(sum(source.size for source in sources), "hashes") as progress:
-        chunks = read_chunks(sources, int(config.chunk_mb * 1e6), config.reading)
-        for chunk, documents in pool.run(hash_chunk, chunks, config.reading, folder, config.dedup):
-            progress.advance(chunk.disk_bytes)
-            counts[chunk.number] = documents
-    return Duplicates(folder, [count for _, count in sorted(counts.items())], pool, config.dedup)
+        units = divide(sources, config.chunk_bytes, config.reading)
+        for unit, documents in pool.run(_hash_unit, units, config, folder):
+            progress.advance(unit.size)
+            counts |= documents
+    by_number = {number: counts[number] for number in sorted(counts, key=place_of)}
+    return Duplicates(folder, by_number, pool, config.dedup)
+
+
+def _hash_unit(unit: Unit, config: BuildConfig, folder: Path) -> dict[int, int]:
+    """Hashes the documents of a unit, on a worker; returns the number of documents in each chunk."""
+    chunks = unit.chunks(config.chunk_bytes, config.reading)
+    return {chunk.number: hash_chunk(chunk, config.reading, folder, config.dedup) for chunk in chunks}

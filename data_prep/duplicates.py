@@ -66,7 +66,8 @@ class _Run(NamedTuple):
     """Consecutive chunks with about `_AT_ONCE` keys."""
 
     number: int
-    chunks: range
+    chunks: list[int]
+    """Their numbers."""
     first: np.uint64
     """The number, in the corpus, of its first document."""
     keys: int
@@ -91,16 +92,17 @@ class Duplicates:
 
     Args:
         folder: holds the keys of all chunks, written by `hash_chunk`.
-        counts: the number of documents in each chunk.
+        counts: the number of documents in each chunk, by the chunk's number, in the order of the corpus.
     """
 
-    def __init__(self, folder: Path, counts: list[int], pool: Pool, dedup: Dedup) -> None:
+    def __init__(self, folder: Path, counts: Mapping[int, int], pool: Pool, dedup: Dedup) -> None:
         self._folder = folder
-        self._starts = np.concatenate(([0], np.cumsum(counts, dtype=np.uint64))).astype(np.uint64)
+        self._places = {number: place for place, number in enumerate(counts)}
+        self._starts = np.concatenate(([0], np.cumsum(list(counts.values()), dtype=np.uint64))).astype(np.uint64)
         self._run_starts = np.unique(self._starts[:-1] * _KEYS[dedup] // _AT_ONCE, return_index=True)[1]
         self._loaded = (-1, np.empty(0, np.uint64))
-        chunks = pairwise([*self._run_starts.tolist(), len(counts)])
-        runs = [_Run(n, range(*ends), self._starts[ends[0]], _KEYS[dedup]) for n, ends in enumerate(chunks)]
+        numbers, ends = list(counts), pairwise([*self._run_starts.tolist(), len(counts)])
+        runs = [_Run(n, numbers[a:b], self._starts[a], _KEYS[dedup]) for n, (a, b) in enumerate(ends)]
         documents = int(self._starts[-1])
         parts = documents * _KEYS[dedup] // _AT_ONCE + 1
         bounds = np.array([(part << 64) // parts for part in range(parts)], np.uint64)
@@ -119,12 +121,17 @@ class Duplicates:
         deque(pool.run(_match, wide, found, trees), 0)
         deque(pool.run(_collect, range(len(runs)), found.copies), 0)
 
+    def __contains__(self, number: int) -> bool:
+        """True if the corpus has a chunk of that number."""
+        return number in self._places
+
     def of(self, number: int) -> Mapping[int, str]:
         """Returns the reason for each duplicate of chunk `number`, by its index; keeps its run for later calls."""
-        run = int(np.searchsorted(self._run_starts, number, side="right")) - 1
+        place = self._places[number]
+        run = int(np.searchsorted(self._run_starts, place, side="right")) - 1
         if run != self._loaded[0]:
             self._loaded = run, np.fromfile(_duplicates_path(self._folder, run), np.uint64)
-        copies, (start, end) = self._loaded[1], 2 * self._starts[number : number + 2]
+        copies, (start, end) = self._loaded[1], 2 * self._starts[place : place + 2]
         first, last = np.searchsorted(copies, (start, end))
         return {copy // 2: REASONS[copy % 2] for copy in (copies[first:last] - start).tolist()}
 

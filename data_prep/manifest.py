@@ -61,6 +61,11 @@ class Choices(StrictConfig):
         """The options for reading the input."""
         return Reading(self.documents, self.text_column)
 
+    @property
+    def chunk_bytes(self) -> int:
+        """Bytes of text per chunk."""
+        return int(self.chunk_mb * 1e6)
+
 
 class BuildConfig(Choices):
     """Everything besides the text that determines the shards' bytes."""

@@ -14,12 +14,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from data_prep.chunks import Chunk, Piece
+from data_prep.chunks import Chunk
 from data_prep.cleaning import Cleaned, clean, decode
 from data_prep.formats import RECORD_FORMATS, Document
 from data_prep.inspection import file_problem
 from data_prep.manifest import Books, BuildConfig, Ledger, Share
 from data_prep.parts import Side, part_path
+from data_prep.pieces import Piece
 from data_prep.punkt import Punkt
 from data_prep.records import HELD_OUT, SIDES, TRAIN, ChunkRecord, PartEntry
 from data_prep.sentences import Sentences, load_model, split_sentences

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, Literal, Self
 
+from data_prep.chunks import place_of
 from data_prep.manifest import HELD_OUT_NAME, Books, BuildConfig, ShardEntry
 from foundation.config import ConfigError, StrictRecord
 from foundation.files import NewFile, flush
@@ -88,8 +89,8 @@ class RecordLog:
         ConfigError: the log cannot be opened.
     """
 
-    def __init__(self, folder: Path, mode: Literal["a+b", "rb"] = "a+b") -> None:
-        self.path = folder / LOG_NAME
+    def __init__(self, folder: Path, mode: Literal["a+b", "rb"] = "a+b", name: str = LOG_NAME) -> None:
+        self.path = folder / name
         self.plan: Plan | None = None
         self.shards: dict[str, dict[int, ShardEntry]] = {side: {} for side in SIDES}
         self._flushed = time.monotonic()
@@ -120,8 +121,11 @@ class RecordLog:
 
     def chunks(self) -> Iterator[ChunkRecord]:
         """Yields the records of all chunks, in the order of the input."""
-        numbers = sorted(number for kind, number in self._places if kind == CHUNK)
-        return filter(None, map(self.chunk, numbers))
+        return filter(None, map(self.chunk, self.numbers()))
+
+    def numbers(self) -> list[int]:
+        """Returns the numbers of all chunks recorded, in the order of the input."""
+        return sorted((number for kind, number in self._places if kind == CHUNK), key=place_of)
 
     def add(self, kind: str, number: int, record: StrictRecord) -> None:
         """Appends a record; it is on the disk when this returns, or about a second later for a chunk."""
@@ -135,7 +139,7 @@ class RecordLog:
     def put_in_order(self) -> None:
         """Sorts the log into plan, chunks and shards by number, so that equal builds have equal logs."""
         kinds = list(_RECORDS)
-        ordered = sorted(self._places, key=lambda key: (kinds.index(key[0]), key[1]))
+        ordered = sorted(self._places, key=lambda key: (kinds.index(key[0]), place_of(key[1])))
         if self._lines == len(ordered) and list(self._places) == ordered:
             return
         file = NewFile(self.path)

@@ -6,6 +6,7 @@ is read from its header first; no value spans two pages. The header is in Thrift
 """
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -23,19 +24,23 @@ _STOP, _TRUE, _FALSE, _I32, _I64, _BINARY, _STRUCT = 0, 1, 2, 5, 6, 8, 12  # the
 _DEEPEST = 8  # nesting of structs; a page's header has two levels
 
 
-def read_rows(source: Source, column: str) -> Iterator[tuple[bytes | None, float]]:
-    """Yields, for each row, its text (None if it has none) and the share of the source read so far.
+def read_rows(source: Source, start: int, end: int, column: str) -> Iterator[tuple[bytes | None, float]]:
+    """Yields, for each row, its text (None if it has none) and the share of the source's rows that it completes.
+
+    The rows are those of the row groups that begin from byte `start` to before byte `end` of a Parquet file, or those
+    of the parts numbered so of a dataset on the hub.
 
     Raises:
         ConfigError: the source cannot be read, or has no text column of that name.
     """
-    return _hub_rows(source.path, column) if source.on_hub else _parquet_rows(source.path, column)
+    return _hub_rows(source.path, start, end, column) if source.on_hub else _parquet_rows(source, start, end, column)
 
 
-def _parquet_rows(path: Path, column: str) -> Iterator[tuple[bytes | None, float]]:
+def _parquet_rows(source: Source, start: int, end: int, column: str) -> Iterator[tuple[bytes | None, float]]:
     import pyarrow
     from pyarrow import parquet
 
+    path = source.path
     try:
         with opened(path) as raw, parquet.ParquetFile(raw, buffer_size=_BATCH) as file:
             schema = file.schema_arrow
@@ -43,6 +48,11 @@ def _parquet_rows(path: Path, column: str) -> Iterator[tuple[bytes | None, float
             _check_column(path, column, {field.name: str(field.type) in texts for field in schema})
             done = 0
             for group in range(file.num_row_groups):
+                first = file.metadata.row_group(group).column(0)
+                place = first.dictionary_page_offset or first.data_page_offset
+                # a damaged place lies in the first or last range, where reading the row group fails
+                if (start > 0 and place < start) or (end < source.size and place >= end):
+                    continue
                 rows = _rows_at_once(path, file.metadata.row_group(group), column)
                 for batch in file.iter_batches(rows, [group], [column]):
                     for value in batch.column(0).cast(pyarrow.large_binary()):
@@ -154,19 +164,41 @@ def hub_name(path: Path) -> tuple[str, str | None, str | None]:
     return name, configuration or None, revision or None
 
 
-def _hub_rows(path: Path, column: str) -> Iterator[tuple[bytes | None, float]]:
-    """Yields the rows of a hub dataset's train split, as `read_rows` does."""
+def hub_parts(path: Path) -> int:
+    """Returns the number of parts, usually files, that a hub dataset's train split can be read in.
+
+    Raises:
+        ConfigError: the dataset cannot be reached.
+    """
+    with _hub_errors(path):
+        return int(_hub_dataset(path).num_shards)
+
+
+def _hub_dataset(path: Path) -> Any:
     import datasets
 
     name, configuration, revision = hub_name(path)
     datasets.disable_progress_bars()
-    try:
-        rows = datasets.load_dataset(name, configuration, revision=revision, split="train", streaming=True)
+    return datasets.load_dataset(name, configuration, revision=revision, split="train", streaming=True)
+
+
+def _hub_rows(path: Path, start: int, end: int, column: str) -> Iterator[tuple[bytes | None, float]]:
+    """Yields the rows of parts of a hub dataset's train split, as `read_rows` does."""
+    with _hub_errors(path):
+        rows = _hub_dataset(path)
         columns = {key: "string" in str(kind) for key, kind in (rows.features or {column: "string"}).items()}
         _check_column(path, column, columns)
-        for row in rows.select_columns([column]):
-            text = row[column]
-            yield _record(path, None if text is None else text.encode("utf-8", "surrogatepass")), 0.0
+        for part in range(start, end):
+            for row in rows.select_columns([column]).shard(rows.num_shards, part):
+                text = row[column]
+                yield _record(path, None if text is None else text.encode("utf-8", "surrogatepass")), 0.0
+
+
+@contextmanager
+def _hub_errors(path: Path) -> Iterator[None]:
+    """Raises errors of streaming from the hub as a ConfigError that names the dataset."""
+    try:
+        yield
     except ConfigError:
         raise
     except Exception as error:  # the network, the hub and each file format raise their own

@@ -1,4 +1,9 @@
-"""Opens files for reading, decompressing gzip, bzip2, xz and Zstandard, which are recognised by content."""
+"""Opens files for reading, decompressing gzip, bzip2, xz and Zstandard, which are recognised by content.
+
+Some compressed files consist of blocks that can be decompressed each by itself: streams of bzip2 (Wikipedia's dumps
+with an index, pbzip2) and xz, BGZF in gzip, pzstd's frames. Their beginnings are found by patterns of 9 bytes or more,
+which hardly occur elsewhere; a block wrongly found could not be decompressed, which is an error.
+"""
 
 import bz2
 import gzip
@@ -10,15 +15,16 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from foundation.config import ConfigError
 
-_SUFFIXES = {".gz", ".bz2", ".xz", ".zst"}
+SUFFIXES = {".gz", ".bz2", ".xz", ".zst"}
 DAMAGED = (EOFError, OSError, lzma.LZMAError, zlib.error)  # raised when reading damaged compressed data
 _BLOCK = 1 << 13  # bytes read at a time, compressed or as text
 _MEASURED = 1 << 19  # least bytes of text to measure a file's compression
-_LONGEST_MAGIC = 6
+_SEARCHED = 1 << 16  # bytes read at a time in search of a block
+_LONGEST_START = 18  # bytes that the patterns of blocks match at most
 _XZ_MEMORY = 1 << 28  # bytes; xz -9 needs a quarter of this, and a file may demand 4 GB
 _MOST_ZEROS = (16, 0.05)  # zero bytes allowed in text, plus this share of it; UTF-16 has nearly half, tar a tenth
 
@@ -60,22 +66,62 @@ class _Streams(io.RawIOBase):
         return True
 
 
+class _Slice(io.RawIOBase):
+    """The bytes of a file from `start` to `end`, or to the file's end."""
+
+    def __init__(self, file: BinaryIO, start: int, end: int | None) -> None:
+        self._file, self._place, self._end = file, start, end
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        self._file.seek(self._place)
+        content = self._file.read(len(buffer) if self._end is None else min(len(buffer), self._end - self._place))
+        buffer[: len(content)] = content
+        self._place += len(content)
+        return len(content)
+
+
 def _open_zstandard(file: BinaryIO) -> Any:
     import pyarrow
 
     return pyarrow.CompressedInputStream(file, "zstd")
 
 
-_PACKINGS: dict[str, tuple[re.Pattern[bytes], Callable[[BinaryIO], Any]]] = {
-    "gzip": (re.compile(rb"\x1f\x8b"), gzip.open),
-    "bzip2": (re.compile(rb"BZh"), lambda file: io.BufferedReader(_Streams(bz2.BZ2Decompressor, file))),
-    "xz": (
+def _xz_beginning(check: int) -> bytes:
+    """Returns the header of an xz stream with this kind of checksum."""
+    flags = bytes((0, check))
+    return b"\xfd7zXZ\x00" + flags + zlib.crc32(flags).to_bytes(4, "little")
+
+
+class _Packing(NamedTuple):
+    """A kind of compression: the first bytes of a file, and of a block; how a file is opened."""
+
+    magic: re.Pattern[bytes]
+    block: re.Pattern[bytes]
+    open: Callable[[BinaryIO], Any]
+
+
+_PACKINGS = {
+    "gzip": _Packing(re.compile(rb"\x1f\x8b"), re.compile(rb"(?s)\x1f\x8b\x08\x04.{6}\x06\x00BC\x02\x00"), gzip.open),
+    "bzip2": _Packing(
+        re.compile(rb"BZh"),
+        re.compile(rb"BZh[1-9]1AY&SY"),
+        lambda file: io.BufferedReader(_Streams(bz2.BZ2Decompressor, file)),
+    ),
+    "xz": _Packing(
         re.compile(rb"\xfd7zXZ\x00"),
+        re.compile(b"|".join(re.escape(_xz_beginning(check)) for check in (0, 1, 4, 10))),
         lambda file: io.BufferedReader(_Streams(partial(lzma.LZMADecompressor, lzma.FORMAT_XZ, _XZ_MEMORY), file)),
     ),
-    # the second pattern is a skippable frame, with which pzstd's files begin
-    "Zstandard": (re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18"), _open_zstandard),
-}  # pattern of the first bytes, and opener
+    # a skippable frame begins pzstd's files, and in them each frame: it holds the frame's size
+    "Zstandard": _Packing(
+        re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18"),
+        re.compile(rb"(?s)\x50\x2a\x4d\x18\x04\x00\x00\x00.{4}\x28\xb5\x2f\xfd"),
+        _open_zstandard,
+    ),
+}
 _ARCHIVES = {
     "tar": re.compile(rb"(?s).{257}ustar"),
     "zip": re.compile(rb"PK\x03\x04"),
@@ -86,7 +132,7 @@ _ARCHIVES = {
 
 def text_suffix(path: Path) -> str:
     """Returns a file's suffix without that of its compression: .txt for a.txt.gz."""
-    return (path.with_suffix("") if path.suffix in _SUFFIXES else path).suffix
+    return (path.with_suffix("") if path.suffix in SUFFIXES else path).suffix
 
 
 def opened(path: Path) -> BinaryIO:
@@ -103,12 +149,46 @@ def opened(path: Path) -> BinaryIO:
         ) from None
 
 
-def unpacked(file: BinaryIO) -> Any:
-    """Returns a stream that decompresses the file from its first byte; None if the file is not compressed."""
-    beginning = file.read(_LONGEST_MAGIC)
+def unpacked(file: BinaryIO, start: int = 0, end: int | None = None) -> Any:
+    """Returns a stream that decompresses the blocks of a file from `start` to `end`; None if it is not compressed."""
+    packing = _packing_of(file)
+    whole = start == 0 and end is None
+    return packing and packing.open(file if whole else io.BufferedReader(_Slice(file, start, end)))
+
+
+def is_packed(file: BinaryIO) -> bool:
+    """True if the file is compressed."""
+    return _packing_of(file) is not None
+
+
+def is_in_blocks(file: BinaryIO) -> bool:
+    """True if the file begins with a compressed block that can be decompressed by itself."""
+    return find_block(file, 0, 1) == 0
+
+
+def find_block(file: BinaryIO, start: int, end: int | None = None) -> int | None:
+    """Returns the place of the first block that begins from `start` to before `end`; None if there is none."""
+    packing = _packing_of(file)
+    if packing is None:
+        return None
+    file.seek(start)
+    seen = b""
+    while (end is None or start < end) and (block := file.read(_SEARCHED)):
+        seen += block
+        if found := packing.block.search(seen):
+            place = start + found.start()
+            return place if end is None or place < end else None
+        kept = seen[-_LONGEST_START:]
+        start, seen = start + len(seen) - len(kept), kept
+    return None
+
+
+def _packing_of(file: BinaryIO) -> _Packing | None:
+    """Returns the kind of a file's compression, if any; leaves the file at its beginning."""
     file.seek(0)
-    opener = next((opener for magic, opener in _PACKINGS.values() if magic.match(beginning)), None)
-    return opener(file) if opener else None
+    beginning = file.read(_LONGEST_START)
+    file.seek(0)
+    return next((packing for packing in _PACKINGS.values() if packing.magic.match(beginning)), None)
 
 
 def text_per_byte(path: Path) -> float:
@@ -126,7 +206,7 @@ def text_per_byte(path: Path) -> float:
 
 def not_text(beginning: bytes) -> str | None:
     """Returns the kind of data if it is not text (compressed again, an archive, or binary), else None."""
-    magics = {name: magic for name, (magic, _) in _PACKINGS.items()} | _ARCHIVES
+    magics = {name: packing.magic for name, packing in _PACKINGS.items()} | _ARCHIVES
     found = next((name for name, magic in magics.items() if magic.match(beginning)), None)
     stray, share = _MOST_ZEROS
     return found or ("binary" if beginning.count(0) > stray + share * len(beginning) else None)

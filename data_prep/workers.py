@@ -2,9 +2,10 @@
 
 import os
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from multiprocessing import get_context, parent_process
+from queue import SimpleQueue
 from threading import Thread
 from typing import Any, TypeVar
 
@@ -28,18 +29,21 @@ class Pool:
                 yield item, function(item, *constants)
             return
         waiting: dict[Future[Any], Item] = {}
+        done: SimpleQueue[Future[Any]] = SimpleQueue()
         for item in items:
-            waiting[self._executor.submit(function, item, *constants)] = item
+            future = self._executor.submit(function, item, *constants)
+            waiting[future] = item
+            future.add_done_callback(done.put)
             if len(waiting) >= self.size * _WAITING_PER_WORKER:
-                yield from _finished(waiting)
+                yield _next(waiting, done)
         while waiting:
-            yield from _finished(waiting)
+            yield _next(waiting, done)
 
 
-def _finished(waiting: dict[Future[Any], Item]) -> Iterator[tuple[Item, Any]]:
-    """Waits until a task is done; removes all that are done and yields their items with the results."""
-    for future in wait(waiting, return_when=FIRST_COMPLETED).done:
-        yield waiting.pop(future), future.result()
+def _next(waiting: dict[Future[Any], Item], done: "SimpleQueue[Future[Any]]") -> tuple[Item, Any]:
+    """Waits for a task that is done; returns its item with the result."""
+    future = done.get()
+    return waiting.pop(future), future.result()
 
 
 @contextmanager

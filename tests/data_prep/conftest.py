@@ -4,13 +4,17 @@ import resource
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from data_prep.build_shards import BuildOptions, main
+from data_prep.chunks import Chunk, divide
+from data_prep.formats import Reading
 from data_prep.shards import IndexedWriter
+from data_prep.sources import Source
 from data_prep.tokens import SPECIAL_TOKENS
 from tests.conftest import REPOSITORY
 
@@ -99,6 +103,12 @@ def command_of(options: BuildOptions) -> list[str]:
     return words
 
 
+def read_chunks(sources: Sequence[Source], budget: int, reading: Reading) -> Iterator[Chunk]:
+    """All chunks of the input, in order, read in this process."""
+    for unit in divide(sources, budget, reading):
+        yield from unit.chunks(budget, reading)
+
+
 def limit_file_size():
     """Limits the files of this process to 1 kB, to simulate a full disk without affecting others."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -109,15 +119,16 @@ READ = """
 import re
 import sys
 from pathlib import Path
-from data_prep.chunks import read_chunks
+from data_prep.chunks import divide
 from foundation.config import ConfigError
 from data_prep.formats import Reading
 from data_prep.sources import find_sources
 
 try:
-    for chunk in read_chunks(find_sources([Path(sys.argv[1])]), 16_000_000, Reading()):
-        for document in chunk.pieces[0].documents(Reading()):
-            document.digest
+    for unit in divide(find_sources([Path(sys.argv[1])]), 16_000_000, Reading()):
+        for chunk in unit.chunks(16_000_000, Reading()):
+            for document in chunk.pieces[0].documents(Reading()):
+                document.digest
     print("read")
 except ConfigError as error:
     print("refused")

@@ -1,13 +1,27 @@
 """Claims about the steps of a build."""
 
+import gzip
+import hashlib
 import json
+import lzma
+import os
+import signal
+import subprocess
+import sys
+import time
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from data_prep.build_shards import BuildOptions, main
 from data_prep.manifest import load_manifest
 from foundation.config import ConfigError
 from tests.data_prep.conftest import contents
+
+from .conftest import REPOSITORY, command_of
+from .packers import IN_BLOCKS
+from .test_build_shards import MPIRUN, needs_mpirun, processes_below
 
 
 @pytest.fixture
@@ -74,3 +88,101 @@ def test_changed_duplicates_are_noticed_even_if_their_chunk_is_unchanged(options
 def test_a_manifest_lists_nothing_twice(built):
     values = json.loads((built / "manifest.json").read_text())
     assert not set(values) & set(values["config"])
+
+
+@pytest.fixture(scope="module")
+def packed(options, tmp_path_factory):
+    """The corpus in files larger than a chunk: in blocks, in one stream, and in row groups."""
+    folder = tmp_path_factory.mktemp("packed")
+    texts = [path.read_text() for path in sorted(options.input[0].iterdir())]
+    for number, (suffix, pack) in enumerate(IN_BLOCKS.items()):
+        (folder / f"{number}.txt{suffix}").write_bytes(pack("\n\n".join(texts[number : number + 3]).encode()))
+    (folder / "one.txt.xz").write_bytes(lzma.compress("\n\n".join(texts).encode()))
+    (folder / "two.txt.gz").write_bytes(gzip.compress("\n\n".join(texts[::-1]).encode()))
+    documents = [document for text in texts for document in text.split("\n\n")]
+    parquet.write_table(pyarrow.table({"text": documents}), folder / "table.parquet", row_group_size=9)
+    return folder
+
+
+def build_killed_and_resumed(case, command, whole, dedup):
+    """Kills the build as soon as a unit with several chunks is half done, and resumes it; it gives the same bytes."""
+    command = [*command, *command_of(case), "--dedup", dedup]
+    process = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while not any(log.read_bytes().count(b" chunk ") > 1 for log in case.output.glob(".build/unit-*.log")):
+        assert process.poll() is None
+        time.sleep(0.001)
+    for victim in (*processes_below(process.pid), process.pid):
+        os.kill(victim, signal.SIGKILL)
+    process.wait()
+    assert not (case.output / "manifest.json").exists()
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert contents(case.output) == contents(whole)
+
+
+@pytest.mark.parametrize("dedup", ["exact", pytest.param("none", marks=pytest.mark.long)])
+def test_packed_input_builds_to_the_same_bytes_with_any_number_of_workers_or_ranks_and_kills(
+    options, packed, tmp_path, dedup
+):
+    changes = {"input": (packed,), "chunk_mb": 0.004, "dedup": dedup}
+    case = BuildOptions(**(options.model_dump() | changes | {"output": tmp_path / "one"}))
+    assert main(case) == 0
+    manifest = load_manifest(case.output)
+    assert manifest.books.balances
+    assert manifest.books.documents.read == 12 * (4 * 3 + 3 * 8)
+    two = case.model_copy(update={"output": tmp_path / "two", "workers": 2})
+    build_killed_and_resumed(two, [sys.executable], case.output, dedup)
+
+
+@needs_mpirun
+@pytest.mark.long
+@pytest.mark.parametrize("pattern", ["*.bz2", "*.xz", "*.gz", "*.zst", "*.parquet"])
+def test_each_kind_of_packed_input_builds_to_the_same_bytes_with_any_number_of_ranks_and_kills(
+    options, packed, tmp_path, pattern
+):
+    changes = {"input": tuple(sorted(packed.glob(pattern))), "chunk_mb": 0.004}
+    case = BuildOptions(**(options.model_dump() | changes | {"output": tmp_path / "one"}))
+    assert main(case) == 0
+    for workers in (2, 3):
+        several = case.model_copy(update={"output": tmp_path / f"{workers}", "workers": workers})
+        build_killed_and_resumed(several, [sys.executable], case.output, "none")
+    ranks = case.model_copy(update={"output": tmp_path / "ranks"})
+    build_killed_and_resumed(ranks, MPIRUN, case.output, "none")
+
+
+def test_chunks_of_a_half_built_unit_are_not_built_again(options, packed, tmp_path, monkeypatch):
+    from data_prep.pipeline import build_chunk
+
+    changes = {"input": (packed / "one.txt.xz",), "chunk_mb": 0.01, "output": tmp_path / "out"}
+    case = BuildOptions(**(options.model_dump() | changes))
+    built = []
+
+    def stop(chunk, *rest):
+        if len(built) == 4:
+            raise OSError("stopped")
+        built.append(chunk.key)
+        return build_chunk(chunk, *rest)
+
+    monkeypatch.setattr("data_prep.pipeline.build_chunk", stop)
+    assert main(case) == 1
+    assert len(list(case.output.glob(".build/train-*.part"))) == len(built)
+    before, built = built, []
+    monkeypatch.setattr(
+        "data_prep.pipeline.build_chunk", lambda chunk, *rest: built.append(chunk.key) or build_chunk(chunk, *rest)
+    )
+    assert main(case) == 0
+    assert built
+    assert not set(before) & set(built)
+
+
+def test_an_earlier_versions_build_of_packed_input_is_refused_in_one_clear_line(options, packed, tmp_path):
+    """An earlier version's plan names no version for packed input."""
+    case = BuildOptions(**(options.model_dump() | {"input": (packed / "0.txt.gz",), "output": tmp_path / "out"}))
+    assert main(case) == 0
+    log = case.output / "records.log"
+    first, *rest = log.read_bytes().splitlines(keepends=True)
+    plan = first[17:].replace(b',"packed_input":"2"', b"")
+    assert plan != first[17:]
+    log.write_bytes(hashlib.sha256(plan).hexdigest()[:16].encode() + b" " + plan + b"".join(rest))
+    with pytest.raises(ConfigError, match="begun by an earlier version, which cut compressed files"):
+        main(case)

@@ -7,12 +7,12 @@ import lzma
 
 import pytest
 
-from data_prep.chunks import read_chunks, sample_documents
+from data_prep.chunks import divide, sample_documents
 from data_prep.formats import Reading
 from data_prep.sources import find_sources
 from foundation.config import ConfigError
 
-from .conftest import peak_of_reading
+from .conftest import peak_of_reading, read_chunks
 
 PACK = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress, "": bytes}
 
@@ -52,8 +52,8 @@ def test_wikiextractor_blocks_are_documents_with_blank_lines_inside(tmp_path, pa
 
 
 def test_a_boundary_across_two_blocks_of_the_reader_is_recognized(tmp_path, monkeypatch):
-    monkeypatch.setattr("data_prep.chunks._BLOCK", 101)
-    monkeypatch.setattr("data_prep.chunks.BEGINNING", 7)
+    monkeypatch.setattr("data_prep.pieces._BLOCK", 101)
+    monkeypatch.setattr("data_prep.pieces.BEGINNING", 7)
     texts = many_documents(50)
     for name, pack in PACK.items():
         (tmp_path / f"a.txt{name}").write_bytes(pack("\n \t\r\n".join(texts).encode()))
@@ -82,12 +82,14 @@ def test_small_files_share_a_chunk_but_not_a_document(tmp_path):
 
 
 @pytest.mark.parametrize("packing", PACK)
-def test_progress_adds_up_to_the_bytes_on_disk(tmp_path, packing):
-    path = tmp_path / f"a.txt{packing}"
-    path.write_bytes(PACK[packing]("\n\n".join(many_documents(2000)).encode()))
-    chunks, _ = read_all(path, 50_000)
-    assert sum(chunk.disk_bytes for chunk in chunks) == path.stat().st_size
-    assert all(chunk.disk_bytes >= 0 for chunk in chunks)
+@pytest.mark.parametrize("budget", [1000, 50_000, 10**9])
+def test_the_units_cover_every_byte_on_disk_once(tmp_path, packing, budget):
+    for name in "abc":
+        content = "\n\n".join(f"{name} {text}" for text in many_documents(300)).encode()
+        (tmp_path / f"{name}.txt{packing}").write_bytes(PACK[packing](content))
+    units = list(divide(find_sources([tmp_path]), budget, Reading()))
+    assert [unit.number for unit in units] == list(range(len(units)))
+    assert sum(unit.size for unit in units) == sum(path.stat().st_size for path in tmp_path.iterdir())
 
 
 def test_a_file_can_be_one_document(tmp_path):
@@ -172,8 +174,8 @@ def test_doubly_compressed_files_are_refused_by_name(tmp_path, inner):
 def test_a_record_too_large_is_refused_by_name_at_any_place_and_chunk_size(
     tmp_path, monkeypatch, packing, budget, place
 ):
-    monkeypatch.setattr("data_prep.chunks.LONGEST_RECORD", 1000)
-    monkeypatch.setattr("data_prep.chunks._BLOCK", 100)
+    monkeypatch.setattr("data_prep.pieces.LONGEST_RECORD", 1000)
+    monkeypatch.setattr("data_prep.pieces._BLOCK", 100)
     lines = [json.dumps({"text": "Ka lo mi. " * 50})] * 9
     path = tmp_path / f"a.jsonl{packing}"
     path.write_bytes(PACK[packing]("\n".join(lines).encode()))

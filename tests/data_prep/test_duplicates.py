@@ -4,15 +4,16 @@ import numpy as np
 import pytest
 
 from data_prep import duplicates
-from data_prep.chunks import read_chunks
 from data_prep.duplicates import Duplicates, hash_chunk
 from data_prep.formats import Document, Reading
 from data_prep.sources import find_sources
 from data_prep.workers import start_pool
 
+from .conftest import read_chunks
+
 
 def find(folder, chunks, workers=1, dedup="exact"):
-    counts = [hash_chunk(chunk, Reading(), folder, dedup) for chunk in chunks]
+    counts = {chunk.number: hash_chunk(chunk, Reading(), folder, dedup) for chunk in chunks}
     with start_pool(workers) as pool:
         return Duplicates(folder, counts, pool, dedup)
 
@@ -85,7 +86,7 @@ def test_only_changed_text_is_hashed_again(tmp_path):
 @pytest.mark.parametrize("dedup", ["exact", "near"])
 def test_no_documents_have_no_duplicates(tmp_path, dedup):
     with start_pool(1) as pool:
-        assert Duplicates(tmp_path, [], pool, dedup)._starts.tolist() == [0]
+        assert Duplicates(tmp_path, {}, pool, dedup)._starts.tolist() == [0]
 
 
 def digest_of(text):

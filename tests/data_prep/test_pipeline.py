@@ -6,7 +6,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from data_prep.chunks import read_chunks
 from data_prep.formats import Reading
 from data_prep.manifest import HELD_OUT_NAME, load_manifest
 from data_prep.masking import bytes_per_copy
@@ -18,6 +17,8 @@ from data_prep.sentences import find_model, load_model, split_sentences
 from data_prep.sources import find_sources
 from data_prep.tokens import WordPiece, open_tokenizer
 from foundation.config import ConfigError
+
+from .conftest import read_chunks
 
 
 @pytest.fixture

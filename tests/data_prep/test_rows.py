@@ -7,13 +7,12 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from data_prep.chunks import read_chunks
 from data_prep.formats import Reading
 from data_prep.rows import hub_name, page_sizes, read_rows
 from data_prep.sources import find_sources
 from foundation.config import ConfigError
 
-from .conftest import peak_of_reading
+from .conftest import peak_of_reading, read_chunks
 
 TEXTS = [f"Text {number}. " + "word " * (number % 50) for number in range(1000)]
 
@@ -25,7 +24,7 @@ def write(path, columns, **settings):
 
 def rows_of(path, column="text"):
     [source] = find_sources([path])
-    return [text for text, _ in read_rows(source, column)]
+    return [text for text, _ in read_rows(source, 0, max(1, source.size), column)]
 
 
 @pytest.mark.parametrize("rows", [7, 1000])
@@ -47,7 +46,6 @@ def test_a_chunk_holds_about_its_budget_of_rows(tmp_path):
     assert [document.content.decode() for document in documents] == [*(text.strip() for text in TEXTS), ""]
     assert documents[-1].reason == "no_text"
     assert 10 < len(chunks) == len({chunk.key for chunk in chunks})
-    assert sum(chunk.disk_bytes for chunk in chunks) == (tmp_path / "a.parquet").stat().st_size
 
 
 def test_a_missing_column_is_named_with_the_existing_ones(tmp_path):

@@ -5,11 +5,12 @@ import time
 
 import pytest
 
-from data_prep.chunks import read_chunks
 from data_prep.cleaning import clean
 from data_prep.formats import Reading
 from data_prep.sources import find_sources
 from data_prep.wikitext import _LONGEST_SECTION, _MOST_UNCLOSED, _sections, _unclosed, page_text, plain_text
+
+from .conftest import read_chunks
 
 
 @pytest.mark.parametrize(

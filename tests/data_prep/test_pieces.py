@@ -1,0 +1,107 @@
+"""Claims about reading files in stretches, by several workers."""
+
+import json
+import random
+
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from data_prep.chunks import divide, place_of
+from data_prep.formats import Reading
+from data_prep.pieces import Stretch, read
+from data_prep.sources import find_sources
+from foundation.config import ConfigError
+
+from .packers import IN_BLOCKS
+from .test_chunks import many_documents, read_all
+
+
+def words(count, size):
+    """Documents of about `size` bytes that hardly compress."""
+    draw = random.Random(0)
+    return [" ".join(f"{draw.randrange(1 << 20):x}" for _ in range(1 + size // 6)) for _ in range(count)]
+
+
+def readers(path, budget):
+    """Number of units of a file that have text."""
+    units = divide(find_sources([path]), budget, Reading())
+    return sum(any(True for _ in unit.chunks(budget, Reading())) for unit in units)
+
+
+@pytest.mark.parametrize("packing", IN_BLOCKS)
+@pytest.mark.parametrize("budget", [400, 1001, 7000])
+@pytest.mark.parametrize("size", [30, 300, 12_000])
+def test_several_workers_read_each_document_of_a_file_in_blocks_once(tmp_path, packing, budget, size):
+    """The longest documents run on through several stretches and blocks."""
+    texts = words(100_000 // size, size)
+    path = tmp_path / f"a.txt{packing}"
+    path.write_bytes(IN_BLOCKS[packing]("\n\n".join(texts).encode()))
+    chunks, found = read_all(path, budget)
+    assert found == texts
+    assert sum(unit.size for unit in divide(find_sources([path]), budget, Reading())) == path.stat().st_size
+    assert readers(path, budget) > 1
+    assert len({chunk.key for chunk in chunks}) == len(chunks)
+    places = [place_of(chunk.number) for chunk in chunks]
+    assert places == sorted(places)
+
+
+@pytest.mark.parametrize("packing", IN_BLOCKS)
+@pytest.mark.parametrize("shift", range(3))
+def test_documents_that_end_where_blocks_end_are_read_once(tmp_path, packing, shift):
+    texts = [f"{number:07d}." for number in range(4000)]  # 500 documents of ten bytes per block
+    content = b"\n" * shift + "\n\n".join(texts).encode()
+    (tmp_path / f"a.txt{packing}").write_bytes(IN_BLOCKS[packing](content))
+    assert read_all(tmp_path, 900)[1] == texts
+
+
+@pytest.mark.parametrize("packing", IN_BLOCKS)
+def test_records_are_read_once_by_several_workers(tmp_path, packing):
+    texts = many_documents(500)
+    lines = "\n".join(json.dumps({"text": text}) for text in texts)
+    path = tmp_path / f"a.jsonl{packing}"
+    path.write_bytes(IN_BLOCKS[packing](b"\xef\xbb\xbf" + lines.encode()))
+    assert read_all(path, 900)[1] == texts
+    assert readers(path, 900) > 3
+
+
+def test_both_sides_of_a_stretch_cut_a_document_without_an_end_in_the_same_place(tmp_path, monkeypatch):
+    monkeypatch.setattr("data_prep.pieces._BLOCK", 900)
+    monkeypatch.setattr("data_prep.pieces.BEGINNING", 700)
+    numbers = [f"{number}" for number in range(40_000)]
+    (tmp_path / "a.txt.bz2").write_bytes(IN_BLOCKS[".bz2"](" ".join(numbers).encode()))
+    [source] = find_sources([tmp_path])
+    stretches = [Stretch(source, start, min(start + 1000, source.size)) for start in range(0, source.size, 1000)]
+    pieces = [list(read(stretch, 1000, Reading("file"), longest=4000)) for stretch in stretches]
+    assert sum(map(bool, pieces)) > 5
+    joined = [piece for of_stretch in pieces for piece in of_stretch]
+    assert b"".join(piece.content for piece in joined).decode().split() == numbers
+    assert [piece.cut for piece in joined] == [True] * (len(joined) - 1) + [False]
+
+
+@pytest.mark.parametrize("packing", IN_BLOCKS)
+@pytest.mark.parametrize("share", [0.3, 0.6, 0.99])
+def test_a_file_in_blocks_that_is_cut_short_is_an_error_that_names_it(tmp_path, packing, share):
+    packed = IN_BLOCKS[packing]("\n\n".join(many_documents(2000)).encode())
+    (tmp_path / f"a.txt{packing}").write_bytes(packed[: int(len(packed) * share)])
+    with pytest.raises(ConfigError, match=r"a\.txt\.\w+ cannot be read to the end"):
+        read_all(tmp_path, 3000)
+
+
+@pytest.mark.parametrize("packing", IN_BLOCKS)
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_damaged_beginning_of_any_block_is_an_error_that_names_the_file(tmp_path, packing, place):
+    pack = IN_BLOCKS[packing]
+    first = pack("\n\n".join(many_documents(200)).encode())
+    later = bytearray(pack("\n\n".join(many_documents(100)).encode()))
+    later[place] ^= 0xFF
+    (tmp_path / f"a.txt{packing}").write_bytes(first + bytes(later) + first)
+    with pytest.raises(ConfigError, match=r"a\.txt\.\w+ cannot be read to the end"):
+        read_all(tmp_path, 3000)
+
+
+def test_several_workers_read_the_row_groups_of_a_table(tmp_path):
+    texts = many_documents(300)
+    parquet.write_table(pyarrow.table({"text": texts}), tmp_path / "a.parquet", row_group_size=20)
+    assert readers(tmp_path, 2000) > 3
+    assert read_all(tmp_path, 2000)[1] == texts
