@@ -151,10 +151,10 @@ class _Merging:
         while self._next_unit in self._finished:
             count = self._finished.pop(self._next_unit)
             for number in (chunk_number(self._next_unit, place) for place in range(count)):
-                finished = self._log.chunk(number)
-                assert finished is not None
+                logged = self._log.chunk(number)
+                assert logged is not None
                 for side, cutter in self._cutters.items():
-                    self._waiting += cutter.add(number, finished.part(side))
+                    self._waiting += cutter.add(number, logged.part(side))
             self._next_unit, self.chunks = self._next_unit + 1, self.chunks + count
 
     def take(self) -> Iterator[Merge]:

@@ -6,6 +6,7 @@ import stat
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from data_prep.unpacking import SUFFIXES, text_suffix
@@ -16,19 +17,27 @@ HUB = "hub:"  # prefix of a dataset's name on the Hugging Face hub
 _TEXT_SUFFIX = re.compile(r"|\.(txt|json|jsonl|ndjson|parquet|xml(-p\d+p\d+)?)")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Source:
-    """An input file or a dataset on the hub; `key` is `NUMBER/PATH`: the input's number, and the path below it."""
+    """An input file or a dataset on the hub; `key` is `NUMBER/PATH`: the input's number, and the path below it.
 
-    path: Path
+    A corpus may have a million files: a path as text takes a third of the memory of a `Path`.
+    """
+
+    name: str
     key: str
     size: int  # bytes on disk
     origin: str = ""  # the input's number and name, for the accounts of the build
 
     @property
+    def path(self) -> Path:
+        """The file's path."""
+        return Path(self.name)
+
+    @property
     def on_hub(self) -> bool:
         """True for a dataset streamed from the hub."""
-        return str(self.path).startswith(HUB)
+        return self.name.startswith(HUB)
 
     @property
     def is_packed(self) -> bool:
@@ -50,30 +59,32 @@ def find_sources(inputs: Sequence[Path]) -> list[Source]:
 
 def _sources_of(number: int, given: Path) -> Iterator[Source]:
     if str(given).startswith(HUB):
-        yield Source(given, f"{number}/{given}", 0, f"{number} {given}")
+        yield Source(str(given), f"{number}/{given}", 0, f"{number} {given}")
         return
+    origin = f"{number} {_as_text(given.name)}"
     try:
         for relative, path in sorted(_files_of(given)):
-            status = path.stat()
+            status = Path(path).stat()
             if not stat.S_ISREG(status.st_mode):
                 raise ConfigError(f"input: {path} is a pipe, a socket or a device; give files, or remove it")
-            key, origin = f"{number}/{_as_text(relative)}", f"{number} {_as_text(given.name)}"
-            yield Source(path, key, status.st_size, origin)
+            yield Source(path, f"{number}/{_as_text(relative)}", status.st_size, origin)
     except OSError as error:
         raise ConfigError(f"input: {error.filename} cannot be read ({error.strerror}); fix or remove it") from None
 
 
-def _files_of(given: Path) -> Iterator[tuple[str, Path]]:
+def _files_of(given: Path) -> Iterator[tuple[str, str]]:
     """Yields (path relative to the input, path) for every file that an input names."""
+    found: Iterator[Path]
     if given.is_dir():
-        root, found = given, list(_walk(given))
+        root, found = given, _walk(given)
     elif given.exists():
-        root, found = given.parent, [given]
+        root, found = given.parent, iter([given])
     else:
         root, found = _matches(given)
-    if not found:
+    first = next(found, None)
+    if first is None:
         raise ConfigError(f"input: {given} names no file; give text files, folders of them, or a quoted glob")
-    for path in found:
+    for path in chain([first], found):
         relative = path.relative_to(root)
         if any(part.startswith(".") for part in relative.parts):
             continue
@@ -83,18 +94,18 @@ def _files_of(given: Path) -> Iterator[tuple[str, Path]]:
                 "none, optionally followed by .gz, .bz2, .xz or .zst; remove it, or select the right files with a "
                 "quoted glob"
             )
-        yield relative.as_posix(), path
+        yield relative.as_posix(), str(path)
 
 
-def _matches(given: Path) -> tuple[Path, list[Path]]:
+def _matches(given: Path) -> tuple[Path, Iterator[Path]]:
     """Returns the folder above a glob's first wildcard, and the files it matches; no files without a wildcard."""
     signs = [number for number, part in enumerate(given.parts) if any(sign in part for sign in "*?[")]
     if not signs:
-        return given.parent, []
+        return given.parent, iter(())
     root, pattern = Path(*given.parts[: signs[0]]), given.parts[signs[0] :]
     if any("**" in part and part != "**" for part in pattern):  # Python 3.13 reads it as *; older ones refuse it
         raise ConfigError(f"input: {given} is not a valid glob: ** must stand between slashes, as in folder/**/*.txt")
-    return root, [path for path in root.glob(str(Path(*pattern))) if not path.is_dir()]
+    return root, (path for path in root.glob(str(Path(*pattern))) if not path.is_dir())
 
 
 def _walk(folder: Path) -> Iterator[Path]:

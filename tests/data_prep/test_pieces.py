@@ -1,6 +1,7 @@
 """Claims about reading files in stretches, by several workers."""
 
 import json
+import pickle
 import random
 
 import pyarrow
@@ -105,3 +106,12 @@ def test_several_workers_read_the_row_groups_of_a_table(tmp_path):
     parquet.write_table(pyarrow.table({"text": texts}), tmp_path / "a.parquet", row_group_size=20)
     assert readers(tmp_path, 2000) > 3
     assert read_all(tmp_path, 2000)[1] == texts
+
+
+@pytest.mark.parametrize("packing", ["", *IN_BLOCKS])
+def test_units_hold_names_and_ranges_and_no_text(tmp_path, packing):
+    text = "\n\n".join(words(200, 600)).encode()
+    (tmp_path / f"a.txt{packing}").write_bytes(IN_BLOCKS.get(packing, bytes)(text))
+    units = list(divide(find_sources([tmp_path]), 2000, Reading()))
+    assert len(units) > 10
+    assert sum(len(pickle.dumps(unit)) for unit in units) < 1000 * len(units)

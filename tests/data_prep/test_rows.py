@@ -8,7 +8,7 @@ import pytest
 from pyarrow import parquet
 
 from data_prep.formats import Reading
-from data_prep.rows import hub_name, page_sizes, read_rows
+from data_prep.rows import hub_name, hub_parts, page_sizes, read_rows
 from data_prep.sources import find_sources
 from foundation.config import ConfigError
 
@@ -24,7 +24,8 @@ def write(path, columns, **settings):
 
 def rows_of(path, column="text"):
     [source] = find_sources([path])
-    return [text for text, _ in read_rows(source, 0, max(1, source.size), column)]
+    end = hub_parts(source.path) if source.on_hub else source.size
+    return [text for text, _ in read_rows(source, 0, end, column)]
 
 
 @pytest.mark.parametrize("rows", [7, 1000])
@@ -123,8 +124,15 @@ def test_a_dataset_is_streamed_through_the_datasets_library(tmp_path, monkeypatc
         monkeypatch.setattr(f"{library}.HF_HUB_OFFLINE", True)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "corpus").mkdir()
-    write(tmp_path / "corpus" / "train.parquet", {"text": TEXTS, "id": list(range(1000))})
-    assert rows_of(Path("hub:corpus")) == [text.encode() for text in TEXTS]
+    for part in range(3):
+        table = {"text": TEXTS[part::3], "id": list(range(1000))[part::3]}
+        write(tmp_path / "corpus" / f"train-{part:05d}-of-00003.parquet", table)
+    [source] = find_sources([Path("hub:corpus")])
+    assert hub_parts(source.path) == 3
+    for part in range(3):
+        expected = [text.encode() for text in TEXTS[part::3]]
+        assert [text for text, _ in read_rows(source, part, part + 1, "text")] == expected
+    assert len(rows_of(Path("hub:corpus"))) == 1000
     with pytest.raises(ConfigError, match="no text column named body"):
         rows_of(Path("hub:corpus"), "body")
     with pytest.raises(ConfigError, match=r"hub:no/such cannot be streamed.*network"):
