@@ -27,6 +27,7 @@ from pydantic import Field, field_validator, model_validator
 
 from data_prep.building import make_shards
 from data_prep.chunks import Chunk, sample_documents, sample_pieces
+from data_prep.curation.rules import FILTERS
 from data_prep.defaults import RAW, SHARDS, VOCAB, require_text, require_vocab
 from data_prep.formats import Format, Reading
 from data_prep.manifest import MANIFEST_NAME, BuildConfig, Choices, Manifest
@@ -39,7 +40,7 @@ from data_prep.sources import Source, find_sources
 from data_prep.tokens import WordPiece, open_tokenizer
 from data_prep.workers import Pool, start_pool
 from foundation.command_line import Group, print_warning, printable, run_command
-from foundation.config import ConfigError, StrictConfig, counted
+from foundation.config import ConfigError, StrictConfig, counted, one_of
 from foundation.progress import duration
 
 _SAMPLE = 1_000_000  # bytes sampled by a dry run
@@ -84,6 +85,13 @@ class BuildOptions(Choices, _Places):
         if len(chances) > _MOST_WORDS:
             raise ValueError(f"got {len(chances)} chances, expected at most {_MOST_WORDS}; leave out the last ones")
         return tuple(chance / sum(chances) for chance in chances)
+
+    @field_validator("filter")
+    @classmethod
+    def _are_filters(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        if unknown := [name for name in names if name not in FILTERS]:
+            raise ValueError(f"got {unknown[0]!r}, {one_of(unknown[0], FILTERS)}")
+        return tuple(name for name in FILTERS if name in names)
 
     @model_validator(mode="after")
     def _fit_together(self) -> Self:

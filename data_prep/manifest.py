@@ -49,6 +49,8 @@ class Choices(StrictConfig):
     """exact: drop documents seen before"""
     held_out: float = Field(0.005, ge=0, lt=1)
     """share of documents never trained on"""
+    filter: Annotated[tuple[str, ...], Group("web text")] = Field((), exclude_if=lambda chosen: not chosen)
+    """drop documents and lines by rules: gopher, c4, fineweb, or single ones"""
     seed: Annotated[int, Group("the build")] = 0
     """seed of every random choice"""
     chunk_mb: float = Field(16.0, gt=0, le=64)

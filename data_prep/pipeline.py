@@ -16,6 +16,7 @@ import numpy as np
 
 from data_prep.chunks import Chunk, Piece
 from data_prep.cleaning import Cleaned, clean, decode
+from data_prep.curation.curator import Curator
 from data_prep.formats import RECORD_FORMATS, Document
 from data_prep.inspection import file_problem
 from data_prep.manifest import Books, BuildConfig, Ledger, Share
@@ -103,6 +104,7 @@ class Intake:
 
     def __init__(self, chunk: Chunk, config: BuildConfig, strict: bool) -> None:
         self._chunk, self._config, self._strict = chunk, config, strict
+        self._curator = Curator(config.filter)
         # per unit (documents, characters, word pieces): counts read, on each side, and removed or dropped by reason
         self._ledgers: dict[str, Counter[str]] = {
             name: Counter() for name in ("documents", "characters", "word_pieces")
@@ -130,6 +132,7 @@ class Intake:
         for number, (piece, document) in enumerate(documents):
             reason = document.reason or ("duplicate" if number in self._chunk.duplicates else None)
             cleaned = decode(document.content) if reason else clean(document.content, wikitext=document.wikitext)
+            reason = reason or self._too_little(cleaned) or self._curate(cleaned) or self._too_little(cleaned)
             self._count("read", 1, cleaned.read)
             self._ledgers["characters"].update(cleaned.removed)
             self._repairs.update(
@@ -140,15 +143,24 @@ class Intake:
             )
             if self._strict:
                 _refuse_malformed(piece, document, cleaned)
-            if not reason and (not cleaned.text or cleaned.text.isspace()):
-                reason = "empty"
-            if not reason and len(cleaned.text) < self._config.min_document_length:
-                reason = "short"
             if reason:
                 self._count(reason, 1, cleaned.kept)
             else:
                 yield Text(piece.source.origin, document, cleaned)
         self._repairs["cut_documents"] += sum(piece.cut for piece in self._chunk.pieces)
+
+    def _too_little(self, cleaned: Cleaned) -> str | None:
+        if not cleaned.text or cleaned.text.isspace():
+            return "empty"
+        return "short" if len(cleaned.text) < self._config.min_document_length else None
+
+    def _curate(self, cleaned: Cleaned) -> str | None:
+        """Removes lines from the text as the configuration asks; returns the reason to drop the document, or None."""
+        verdict = self._curator.judge(cleaned.text)
+        cleaned.text = verdict.text
+        for reason, characters in verdict.removed.items():  # NFC may have made the text longer than the one read
+            cleaned.removed[reason] = min(characters, cleaned.kept)
+        return verdict.reason
 
     def _count(self, place: str, documents: int, characters: int, word_pieces: int = 0) -> None:
         for name, count in zip(self._ledgers, (documents, characters, word_pieces), strict=True):
