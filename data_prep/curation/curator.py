@@ -4,6 +4,8 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from data_prep.curation.contamination import Contamination, Match
+from data_prep.curation.language import Languages
 from data_prep.curation.measures import Measures
 from data_prep.curation.rules import RULES, SETS, LineRule
 
@@ -17,22 +19,32 @@ class Verdict(NamedTuple):
     """Characters removed, by line rule."""
     reason: str | None = None
     """The step or rule that drops the document; None if it is kept."""
+    match: Match | None = None
+    """The n-gram of an evaluation set, if that is the reason."""
 
 
 class Curator:
-    """Judges documents.
+    """Judges documents, by default without any step.
 
     Args:
         filters: names of rules and of sets of rules.
     """
 
-    def __init__(self, filters: Iterable[str] = ()) -> None:
+    def __init__(
+        self,
+        filters: Iterable[str] = (),
+        languages: Languages | None = None,
+        contamination: Contamination | None = None,
+    ) -> None:
+        self._languages, self._contamination = languages, contamination
         names = {name for given in filters for name in SETS.get(given, (given,))}
         self._rules = [rule for rule in RULES if rule.name in names]
 
     def judge(self, text: str) -> Verdict:
         """Judges a document, which has at least one character that is not white space."""
         removed: Counter[str] = Counter()
+        if self._languages and not self._languages.keeps(text):
+            return Verdict(text, removed, "language")
         measures: Measures | None = None
         for rule in self._rules:
             if isinstance(rule, LineRule):
@@ -46,4 +58,6 @@ class Curator:
             measures = measures or Measures(text)
             if not rule.least <= rule.measure(measures) <= rule.most:
                 return Verdict(text, removed, rule.name)
+        if self._contamination and (match := self._contamination.find(text)):
+            return Verdict(text, removed, "contaminated", match)
         return Verdict(text, removed)

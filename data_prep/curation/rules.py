@@ -161,7 +161,7 @@ FINEWEB = (
     Rule("fineweb_line_breaks", "FineWeb's code: 0.3 per word", lambda text: _per_word(text, "\n"), most=0.3),
 )
 
-RULES = (*GOPHER, *LINE_RULES, *C4, *FINEWEB)
+RULES: tuple[Rule | LineRule, ...] = (*GOPHER, *LINE_RULES, *C4, *FINEWEB)
 """All rules, in the order in which they apply."""
 SETS = {
     "gopher": tuple(rule.name for rule in GOPHER),
