@@ -28,7 +28,7 @@ from pydantic import Field, field_validator, model_validator
 from data_prep.building import make_shards
 from data_prep.chunks import Chunk, sample_documents, sample_pieces
 from data_prep.curation.contamination import Index, make_index
-from data_prep.curation.language import Languages
+from data_prep.curation.language import language_test
 from data_prep.curation.rules import FILTERS
 from data_prep.defaults import RAW, SHARDS, VOCAB, require_text, require_vocab
 from data_prep.formats import Format, Reading
@@ -119,7 +119,7 @@ def main(options: BuildOptions) -> int:
         require_vocab(options.vocab, options.input)
         tokenizer = open_tokenizer(options.vocab)
         if options.keep_language:
-            Languages(options.keep_language, options.language_threshold)
+            language_test(options.keep_language, options.language_threshold)
         index = make_index(options.decontaminate, options.decontaminate_ngram)
         if index is not None:
             print(
@@ -218,7 +218,7 @@ def _plan(
         tokenizer_sha256=tokenizer.sha256(),
         punkt="none" if punkt is None else "learned" if options.punkt is None else "given",
         punkt_sha256="" if punkt is None else punkt.sha256(),
-        evaluation_sets={} if index is None else index.sets,
+        evaluation_sets=() if index is None else index.sets,
     )
     packages = ("numpy", "regex", "tokenizers", *(("py3langid",) if options.keep_language else ()))
     versions = {name: version(name) for name in packages}

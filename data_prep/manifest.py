@@ -81,8 +81,8 @@ class BuildConfig(Choices):
     sentences: Sentences
     punkt: Literal["given", "learned", "none"]
     punkt_sha256: str
-    evaluation_sets: dict[str, str] = Field({}, exclude_if=lambda sets: not sets)
-    """The sha256 of each evaluation set whose n-grams were removed, by its name."""
+    evaluation_sets: tuple[tuple[str, str], ...] = Field((), exclude_if=lambda sets: not sets)
+    """Name and sha256 of each evaluation set that the text was decontaminated against."""
 
 
 class ShardEntry(StrictRecord):

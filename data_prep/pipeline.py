@@ -16,9 +16,9 @@ import numpy as np
 
 from data_prep.chunks import Chunk, Piece
 from data_prep.cleaning import Cleaned, clean, decode
-from data_prep.curation.contamination import load_index
+from data_prep.curation.contamination import Contamination
 from data_prep.curation.curator import Curator
-from data_prep.curation.language import Languages
+from data_prep.curation.language import language_test
 from data_prep.formats import RECORD_FORMATS, Document
 from data_prep.inspection import file_problem
 from data_prep.manifest import Books, BuildConfig, Ledger, Share
@@ -232,12 +232,12 @@ def load_tools(output: Path, sentences: Sentences) -> tuple[WordPiece, Punkt | N
     return WordPiece.load(output / TOKENIZER_NAME), punkt
 
 
+@lru_cache(maxsize=1)
 def load_curator(output: Path, config: BuildConfig) -> Curator:
-    """Returns the steps of curation that a configuration asks for; models and n-grams are cached per process."""
-    languages = Languages(config.keep_language, config.language_threshold) if config.keep_language else None
-    sets = f"{config.evaluation_sets} {config.decontaminate_ngram}"
-    contamination = load_index(output / WORK_NAME, sets) if config.evaluation_sets else None
-    return Curator(config.filter, languages, contamination)
+    """Returns the steps of curation that a configuration asks for; cached per process."""
+    is_kept = language_test(config.keep_language, config.language_threshold) if config.keep_language else None
+    contamination = Contamination(output / WORK_NAME) if config.evaluation_sets else None
+    return Curator(config.filter, is_kept, contamination)
 
 
 def _tokenize(

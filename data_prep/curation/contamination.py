@@ -9,8 +9,7 @@ import io
 import json
 import re
 import unicodedata
-from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Sequence
 from itertools import islice, repeat
 from pathlib import Path
 from typing import NamedTuple
@@ -23,6 +22,7 @@ from foundation.config import ConfigError
 from foundation.files import write_if_other
 
 INDEX_NAME = "evaluation_sets.npz"
+_PREFIX = 22  # bits
 _WORD = re.compile(r"\w+")
 
 
@@ -37,8 +37,8 @@ class Match(NamedTuple):
 class Index(NamedTuple):
     """The n-grams of evaluation sets, as rank 0 makes them for the workers."""
 
-    sets: dict[str, str]
-    """The sha256 of each set, by its name."""
+    sets: tuple[tuple[str, str], ...]
+    """The name and sha256 of each set."""
     texts: int
     short: int
     """Texts of fewer than n words, which cannot be found."""
@@ -52,24 +52,29 @@ class Index(NamedTuple):
 
 
 class Contamination:
-    """Finds n-grams of evaluation sets, given an index's arrays."""
+    """Finds n-grams of evaluation sets, whose index is saved in `folder`."""
 
-    def __init__(self, arrays: Mapping[str, np.ndarray]) -> None:
+    def __init__(self, folder: Path) -> None:
+        with np.load(folder / INDEX_NAME) as file:
+            arrays = dict(file)
         names = json.loads(arrays["names"].tobytes())
         self._n: int = names["n"]
         self._words: dict[str, int] = {word: number for number, word in enumerate(names["words"], 1)}
         self._examples: list[tuple[str, str]] = names["examples"]
         self._numbers, self._starts = arrays["numbers"], arrays["starts"]
         self._keys, self._places = arrays["keys"], arrays["places"]
+        self._prefixes = np.zeros(1 << _PREFIX, bool)  # most keys of a document are recognized as others by these bits
+        self._prefixes[self._keys >> np.uint64(64 - _PREFIX)] = True
 
     def find(self, text: str) -> Match | None:
         """Returns the first match in a text; None if there is none."""
         words = _WORD.findall(text.lower())
         numbers = np.fromiter(map(self._words.get, words, repeat(0)), np.uint32, len(words))
         keys = _keys(numbers, self._n)
-        nearest = np.minimum(np.searchsorted(self._keys, keys), len(self._keys) - 1)
-        for place in np.flatnonzero(self._keys[nearest] == keys).tolist():
-            first = int(self._places[nearest[place]])
+        candidates = np.flatnonzero(self._prefixes[keys >> np.uint64(64 - _PREFIX)])
+        nearest = np.minimum(np.searchsorted(self._keys, keys[candidates]), len(self._keys) - 1)
+        equal = self._keys[nearest] == keys[candidates]
+        for place, first in zip(candidates[equal].tolist(), self._places[nearest[equal]].tolist(), strict=True):
             if np.array_equal(self._numbers[first : first + self._n], numbers[place : place + self._n]):
                 example = self._examples[int(np.searchsorted(self._starts, first, side="right")) - 1]
                 return Match(*example, " ".join(words[place : place + self._n]))
@@ -112,15 +117,8 @@ def make_index(given: Sequence[str], n: int) -> Index | None:
         "places": within[firsts],
     }
     total = sum(len(one.examples) for one in sets)
-    return Index({one.name: one.sha256 for one in sets}, total, total - len(texts), arrays)
+    return Index(tuple((one.name, one.sha256) for one in sets), total, total - len(texts), arrays)
 
 
 def _keys(numbers: np.ndarray, n: int) -> np.ndarray:
     return next(islice(ngram_keys(numbers), n - 1, None))
-
-
-@lru_cache(maxsize=1)
-def load_index(folder: Path, identity: str) -> Contamination:
-    """Returns the index saved in a folder; cached per process, for the sets with this `identity`."""
-    with np.load(folder / INDEX_NAME) as arrays:
-        return Contamination(arrays)

@@ -1,11 +1,10 @@
 """Applies the chosen steps of curation to one document after another."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from data_prep.curation.contamination import Contamination, Match
-from data_prep.curation.language import Languages
 from data_prep.curation.measures import Measures
 from data_prep.curation.rules import RULES, SETS, LineRule
 
@@ -33,17 +32,17 @@ class Curator:
     def __init__(
         self,
         filters: Iterable[str] = (),
-        languages: Languages | None = None,
+        is_kept_language: Callable[[str], bool] | None = None,
         contamination: Contamination | None = None,
     ) -> None:
-        self._languages, self._contamination = languages, contamination
+        self._is_kept_language, self._contamination = is_kept_language, contamination
         names = {name for given in filters for name in SETS.get(given, (given,))}
         self._rules = [rule for rule in RULES if rule.name in names]
 
     def judge(self, text: str) -> Verdict:
         """Judges a document, which has at least one character that is not white space."""
         removed: Counter[str] = Counter()
-        if self._languages and not self._languages.keeps(text):
+        if self._is_kept_language and not self._is_kept_language(text):
             return Verdict(text, removed, "language")
         measures: Measures | None = None
         for rule in self._rules:

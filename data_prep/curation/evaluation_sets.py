@@ -22,7 +22,7 @@ _GLUE = ("sentence", "sentence1", "sentence2", "question", "question1", "questio
 _LAYOUTS = {
     "glue": (re.compile(r"(?:.*/)?(?:dev|test)[^/]*\.tsv"), (*_GLUE, "4")),  # CoLA's dev set has no header
     "squad": (re.compile(r"(?:.*/)?dev[^/]*\.json"), ("context", "question")),
-    "blimp": (re.compile(r".*\.jsonl"), ("sentence_good", "sentence_bad")),
+    "blimp": (re.compile(r"(?:data/)?[^/.][^/]*\.jsonl"), ("sentence_good", "sentence_bad")),
 }
 """The files and fields of each named set."""
 

@@ -1,6 +1,7 @@
 """Identifies the language of a document by `py3langid`, whose model is in its package: nothing is downloaded."""
 
 from collections import Counter
+from collections.abc import Callable
 from functools import lru_cache
 
 import numpy as np
@@ -10,25 +11,27 @@ from foundation.config import ConfigError, one_of
 _JUDGED = 5_000  # characters; on 400 articles of Wikipedia, the rest changed no verdict and took five times as long
 
 
-class Languages:
-    """The languages to keep.
+def language_test(keep: tuple[str, ...], threshold: float) -> Callable[[str], bool]:
+    """Returns a function that tells whether a text, judging by its beginning, is in one of the languages to keep.
+
+    A text without evidence, such as digits, is in none.
 
     Args:
+        keep: codes of py3langid, such as en.
         threshold: least confidence, from 0 to 1. At 0, the likeliest language decides, however unlikely.
 
     Raises:
         ConfigError: a language is unknown, or py3langid is not installed.
     """
+    identifier = _identifier()
+    if unknown := set(keep).difference(identifier.labels):
+        raise ConfigError(f"keep_language: got {min(unknown)!r}, {one_of(min(unknown), sorted(identifier.labels))}")
 
-    def __init__(self, keep: tuple[str, ...], threshold: float) -> None:
-        self._keep, self._threshold = keep, threshold
-        if unknown := set(keep).difference(known := _identifier().labels):
-            raise ConfigError(f"keep_language: got {min(unknown)!r}, {one_of(min(unknown), sorted(known))}")
+    def is_kept(text: str) -> bool:
+        language, confidence = identifier.classify(text[:_JUDGED])
+        return language in keep and confidence >= threshold
 
-    def keeps(self, text: str) -> bool:
-        """True if the beginning of the text is in one of the languages; digits are in none."""
-        language, confidence = _identifier().classify(text[:_JUDGED])
-        return language in self._keep and confidence >= self._threshold
+    return is_kept
 
 
 @lru_cache(maxsize=1)

@@ -2,7 +2,7 @@
 
 from data_prep.curation.contamination import Contamination, make_index
 from data_prep.curation.curator import Curator
-from data_prep.curation.language import Languages
+from data_prep.curation.language import language_test
 
 LONG = " ".join(f"word{n} and the" for n in range(60))
 PAGE = """Home | About us | Contact
@@ -57,11 +57,12 @@ def test_the_order_of_the_names_given_is_of_no_account():
 
 def test_language_is_judged_first_and_evaluation_sets_last_on_the_lines_that_are_left(tmp_path):
     (tmp_path / "set.tsv").write_text("They sleep a lot, and they eat.\nplease enable javascript to see more cats\n")
-    found = Contamination(make_index([str(tmp_path / "set.tsv")], 7).arrays)
-    verdict = Curator(["c4"], Languages(("en",), 0.5), found).judge(PAGE)
+    make_index([str(tmp_path / "set.tsv")], 7).save(tmp_path)
+    found = Contamination(tmp_path)
+    verdict = Curator(["c4"], language_test(("en",), 0.5), found).judge(PAGE)
     assert verdict.reason == "contaminated"
-    assert verdict.match == ("set.tsv", "set.tsv#1", "they sleep a lot and they eat")
+    assert tuple(verdict.match) == ("set.tsv", "set.tsv#1", "they sleep a lot and they eat")
     assert verdict.removed.total() > 0
     assert Curator(["c4"], None, found).judge(PAGE.replace("sleep", "nap")).reason is None
     assert Curator([], None, found).judge(PAGE.replace("sleep", "nap")).match.example == "set.tsv#2"
-    assert Curator(["c4"], Languages(("de",), 0.5), found).judge(PAGE).reason == "language"
+    assert Curator(["c4"], language_test(("de",), 0.5), found).judge(PAGE).reason == "language"

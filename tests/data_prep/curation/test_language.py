@@ -8,7 +8,7 @@ from itertools import islice
 import pytest
 from py3langid.langid import MODEL_FILE, LanguageIdentifier
 
-from data_prep.curation.language import Languages, _identifier
+from data_prep.curation.language import _identifier, language_test
 from foundation.config import ConfigError
 from tests.conftest import REPOSITORY
 
@@ -22,21 +22,21 @@ SENTENCES = {
 
 @pytest.mark.parametrize("language", SENTENCES)
 def test_a_language_is_kept_and_the_others_are_dropped(language):
-    languages = Languages((language,), 0.5)
-    assert [name for name, text in SENTENCES.items() if languages.keeps(text)] == [language]
+    is_kept = language_test((language,), 0.5)
+    assert [name for name, text in SENTENCES.items() if is_kept(text)] == [language]
 
 
 def test_several_languages_may_be_kept():
-    languages = Languages(("de", "ja"), 0.5)
-    assert [name for name, text in SENTENCES.items() if languages.keeps(text)] == ["de", "ja"]
+    is_kept = language_test(("de", "ja"), 0.5)
+    assert [name for name, text in SENTENCES.items() if is_kept(text)] == ["de", "ja"]
 
 
 def test_text_without_evidence_is_dropped_and_short_text_needs_a_low_threshold():
     for text in ("12345", "...", "Home", "OK"):
-        assert not Languages(("en",), 0.5).keeps(text)
-    assert not Languages(("en",), 0.5).keeps("He was late.")
-    assert Languages(("en",), 0.0).keeps("He was late.")
-    assert not Languages(("en",), 0.9999).keeps(SENTENCES["en"])
+        assert not language_test(("en",), 0.5)(text)
+    assert not language_test(("en",), 0.5)("He was late.")
+    assert language_test(("en",), 0.0)("He was late.")
+    assert not language_test(("en",), 0.9999)(SENTENCES["en"])
 
 
 def test_the_verdicts_are_py3langids_and_its_confidence_to_five_digits(shared_data):
@@ -52,7 +52,7 @@ def test_the_verdicts_are_py3langids_and_its_confidence_to_five_digits(shared_da
 
 def test_an_unknown_language_is_one_line_that_names_the_known_ones():
     with pytest.raises(ConfigError, match="keep_language: got 'english', expected one of ace, af, am"):
-        Languages(("en", "english"), 0.5)
+        language_test(("en", "english"), 0.5)
 
 
 def test_py3langid_is_imported_only_when_used():
