@@ -54,12 +54,17 @@ class Measures:
         """Share of the characters in the commonest n-gram, the first of several, with spaces between its words."""
         if not len(keys := self._ngrams(n)):
             return 0.0
-        ordered = np.sort(keys)
-        starts = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1]))
-        counts = np.diff(starts, append=len(keys))
-        commonest = ordered[starts[counts == counts.max()]]
-        first = np.isin(keys, commonest).argmax() if len(commonest) < len(keys) else 0
-        return float(counts.max() * (self._ends[first + n] - self._ends[first] + n - 1) / len(self.text))
+        first, most = 0, 1
+        if n < self._unrepeated:
+            ordered = np.sort(keys)
+            starts = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1]))
+            counts = np.diff(starts, append=len(keys))
+            most = int(counts.max())
+            if most > 1:
+                first = int(np.isin(keys, ordered[starts[counts == most]]).argmax())
+            else:
+                self._unrepeated = n
+        return float(most * (self._ends[first + n] - self._ends[first] + n - 1) / len(self.text))
 
     def repeated_ngrams(self, n: int) -> float:
         """Share of the characters in repeated n-grams. From the beginning, after each one, its n words are skipped."""
