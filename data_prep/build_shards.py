@@ -28,20 +28,23 @@ from pydantic import Field, field_validator, model_validator
 
 from data_prep.building import make_shards
 from data_prep.chunks import Chunk, sample_documents, sample_pieces
+from data_prep.curation.contamination import Index, make_index
+from data_prep.curation.language import language_test
+from data_prep.curation.rules import FILTERS
 from data_prep.defaults import RAW, SHARDS, VOCAB, require_text, require_vocab
 from data_prep.formats import Format, Reading
 from data_prep.manifest import MANIFEST_NAME, BuildConfig, Choices, Manifest
 from data_prep.output import finish, locked, open_log, prepare, refuse_another
 from data_prep.parts import WORK_NAME
-from data_prep.pipeline import PUNKT_NAME, build_chunk, load_tools
+from data_prep.pipeline import PUNKT_NAME, build_chunk, load_curator, load_tools
 from data_prep.punkt import PunktModel
 from data_prep.records import PLAN, Plan
 from data_prep.sentences import MARKS, Sentences, find_model, has_model, load_model, train_model
 from data_prep.sources import Source, find_sources
 from data_prep.tokens import WordPiece, open_tokenizer
 from data_prep.workers import Pool, start_pool
-from foundation.command_line import Group, print_warning, printable, run_command
-from foundation.config import ConfigError, StrictConfig, counted
+from foundation.command_line import Group, Metavar, print_warning, printable, run_command
+from foundation.config import ConfigError, StrictConfig, counted, one_of
 from foundation.progress import duration
 
 _SAMPLE = 1_000_000  # bytes sampled by a dry run
@@ -72,6 +75,8 @@ class BuildOptions(Choices, _Places):
 
     takes_any_name = True
 
+    decontaminate: Annotated[tuple[str, ...], Group("web text"), Metavar("SET")] = ()
+    """drop documents that share an n-gram with these: FILE[:FIELD,FIELD], glue=DIR, squad=DIR, blimp=DIR"""
     strict: Annotated[bool, Group("the build")] = False
     """refuse malformed UTF-8 and records"""
     workers: int = Field(default_factory=lambda: os.cpu_count() or 1, ge=1, le=4096)
@@ -87,6 +92,13 @@ class BuildOptions(Choices, _Places):
         if len(chances) > _MOST_WORDS:
             raise ValueError(f"got {len(chances)} chances, expected at most {_MOST_WORDS}; leave out the last ones")
         return tuple(chance / sum(chances) for chance in chances)
+
+    @field_validator("filter")
+    @classmethod
+    def _are_filters(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        if unknown := [name for name in names if name not in FILTERS]:
+            raise ValueError(f"got {unknown[0]!r}, {one_of(unknown[0], FILTERS)}")
+        return tuple(name for name in FILTERS if name in names)
 
     @model_validator(mode="after")
     def _fit_together(self) -> Self:
@@ -109,14 +121,22 @@ def main(options: BuildOptions) -> int:
         sources = find_sources(options.input)
         require_vocab(options.vocab, options.input)
         tokenizer = open_tokenizer(options.vocab)
+        if options.keep_language:
+            language_test(options.keep_language, options.language_threshold)
+        index = make_index(options.decontaminate, options.decontaminate_ngram)
+        if index is not None:
+            print(
+                f"decontamination: {counted(len(index.sets), 'set')}, {counted(index.texts, 'text')}, of which "
+                f"{index.short:,} have fewer than {options.decontaminate_ngram} words and cannot be found"
+            )
         if options.packing == "documents":
             _warn_of_paragraphs(sources, options.reading)
         if options.dry_run:
-            print(_estimate(options, sources, tokenizer, pool.size))
+            print(_estimate(options, sources, tokenizer, index, pool.size))
             print("nothing was written")
             return 0
         try:
-            _build(options, sources, tokenizer, pool)
+            _build(options, sources, tokenizer, index, pool)
         except (OSError, BrokenExecutor) as error:
             print(
                 f"build_shards: stopped: {printable(str(error))}; fix it and run the same command to resume",
@@ -139,11 +159,11 @@ def _warn_of_paragraphs(sources: Sequence[Source], reading: Reading) -> None:
         )
 
 
-def _build(options: BuildOptions, sources: list[Source], tokenizer: WordPiece, pool: Pool) -> None:
+def _build(options: BuildOptions, sources: list[Source], tokenizer: WordPiece, index: Index | None, pool: Pool) -> None:
     started = time.monotonic()
     with locked(options.output), open_log(options.output) as log:
         punkt = _punkt(options, sources, log.plan, _PUNKT_SAMPLE)
-        plan = _plan(options, sources, tokenizer, punkt)
+        plan = _plan(options, sources, tokenizer, punkt, index)
         if log.plan is None:
             shutil.rmtree(options.output / WORK_NAME, ignore_errors=True)  # of a build whose log was removed
             log.add(PLAN, 0, plan)
@@ -155,7 +175,7 @@ def _build(options: BuildOptions, sources: list[Source], tokenizer: WordPiece, p
         else:
             refuse_another(plan, log.plan, options.output)
         was_complete = (options.output / MANIFEST_NAME).is_file()
-        prepare(options.output, tokenizer, punkt)
+        prepare(options.output, tokenizer, punkt, index)
         made = make_shards(options.output, log, plan.config, sources, pool, strict=options.strict)
         manifest = finish(options.output, log, tokenizer)
     folder = printable(str(options.output))
@@ -195,21 +215,31 @@ def _warn_of_marks(texts: Sequence[str]) -> None:
         print_warning(f"most sentences of a sample end with {commonest}, which Punkt ignores; use --sentences marks")
 
 
-def _plan(options: BuildOptions, sources: Sequence[Source], tokenizer: WordPiece, punkt: PunktModel | None) -> Plan:
+def _plan(
+    options: BuildOptions,
+    sources: Sequence[Source],
+    tokenizer: WordPiece,
+    punkt: PunktModel | None,
+    index: Index | None,
+) -> Plan:
     config = BuildConfig(
         **options.model_dump(include={"sentences", *Choices.model_fields}),
         tokenizer_sha256=tokenizer.sha256(),
         punkt="none" if punkt is None else "learned" if options.punkt is None else "given",
         punkt_sha256="" if punkt is None else punkt.sha256(),
+        evaluation_sets=() if index is None else index.sets,
     )
-    versions = {name: version(name) for name in ("numpy", "regex", "tokenizers")}
+    packages = ("numpy", "regex", "tokenizers", *(("py3langid",) if options.keep_language else ()))
+    versions = {name: version(name) for name in packages}
     versions["python"] = ".".join(platform.python_version_tuple()[:2])
     if any(source.is_packed for source in sources):
         versions[PACKED_INPUT] = "2"
     return Plan(config=config, versions=versions, inputs={source.key: source.size for source in sources})
 
 
-def _estimate(options: BuildOptions, sources: Sequence[Source], tokenizer: WordPiece, workers: int) -> str:
+def _estimate(
+    options: BuildOptions, sources: Sequence[Source], tokenizer: WordPiece, index: Index | None, workers: int
+) -> str:
     """Returns estimates of a build's files, chunks, time and disk space, one per line, by building a sample.
 
     The size of a dataset on the hub is unknown until it is streamed.
@@ -218,20 +248,21 @@ def _estimate(options: BuildOptions, sources: Sequence[Source], tokenizer: WordP
         ConfigError: the input cannot be read, or there is no text in the sample.
     """
     punkt = _punkt(options, sources, None, _SAMPLE)
-    config = _plan(options, sources, tokenizer, punkt).config
+    config = _plan(options, sources, tokenizer, punkt, index).config
     pieces = tuple(sample_pieces(sources, _SAMPLE, options.reading))
     sample = sum(piece.size for piece in pieces)
     if not sample:
         raise ConfigError("dry_run: found no text in a sample of the input; run without --dry_run to read all of it")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        prepare(folder, tokenizer, punkt)
+        prepare(folder, tokenizer, punkt, index)
         load_tools(folder, config.sentences)
+        load_curator(folder, config)
         started = time.monotonic()
         record = build_chunk(Chunk(0, pieces), "", config, folder)
         seconds = time.monotonic() - started
-    index = 2 * 20 - 4  # bytes per sequence in the two indices, minus its length, which the part stores too
-    written = sum(part.size + index * part.sequences for part in (record.train, record.held_out) if part)
+    entries = 2 * 20 - 4  # bytes per sequence in the two indices, minus its length, which the part stores too
+    written = sum(part.size + entries * part.sequences for part in (record.train, record.held_out) if part)
     speed = f"{sample / seconds / 1e6:.1f} MB/s each"
     on_disk = sum(source.size for source in sources)
     sample_on_disk = sum(piece.disk_bytes for piece in pieces)

@@ -49,6 +49,14 @@ class Choices(StrictConfig):
     """drop documents seen before; near: similar ones too"""
     held_out: float = Field(0.005, ge=0, lt=1)
     """share of documents never trained on"""
+    filter: Annotated[tuple[str, ...], Group("web text")] = Field((), exclude_if=lambda chosen: not chosen)
+    """drop documents and lines by rules: gopher, c4, fineweb, or single ones"""
+    keep_language: tuple[str, ...] = Field((), exclude_if=lambda chosen: not chosen)
+    """drop documents in other languages than these, such as en"""
+    language_threshold: float = Field(0.5, ge=0, le=1, exclude_if=lambda chosen: chosen == 0.5)
+    """least confidence in a document's language"""
+    decontaminate_ngram: int = Field(13, ge=1, le=100, exclude_if=lambda chosen: chosen == 13)
+    """words that a document must not share; 13 as in GPT-3"""
     seed: Annotated[int, Group("the build")] = 0
     """seed of every random choice"""
     chunk_mb: float = Field(16.0, gt=0, le=64)
@@ -78,6 +86,8 @@ class BuildConfig(Choices):
     sentences: Sentences
     punkt: Literal["given", "learned", "none"]
     punkt_sha256: str
+    evaluation_sets: tuple[tuple[str, str], ...] = Field((), exclude_if=lambda sets: not sets)
+    """Name and sha256 of each evaluation set that the text was decontaminated against."""
 
 
 class ShardEntry(StrictRecord):

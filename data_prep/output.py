@@ -1,10 +1,12 @@
 """Manages the output folder of a build: one build at a time, one configuration, resumable."""
 
 import shutil
+from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from data_prep.curation.contamination import Index
 from data_prep.manifest import (
     FORMAT_VERSION,
     HELD_OUT_NAME,
@@ -22,10 +24,11 @@ from data_prep.records import HELD_OUT, LOG_NAME, TRAIN, Plan, RecordLog
 from data_prep.sentences import save_model
 from data_prep.tokens import TOKENIZER_NAME, WordPiece
 from foundation.config import ConfigError
-from foundation.files import TEMPORARY_SUFFIX, require_folder
+from foundation.files import TEMPORARY_SUFFIX, NewFile, file_sha256, require_folder
 from foundation.locks import Held, Lock
 
 LOCK_NAME = ".lock"
+CONTAMINATED_NAME = "contaminated.jsonl"
 
 
 def locked(folder: Path) -> Lock:
@@ -88,8 +91,11 @@ def _flat(values: dict[str, Any]) -> dict[str, Any]:
     return {name: value for group in values.values() for name, value in group.items()}
 
 
-def prepare(folder: Path, tokenizer: WordPiece, punkt: PunktModel | None) -> None:
-    """Removes files that a killed run left half-written, and writes the tokenizer and Punkt model for the workers."""
+def prepare(folder: Path, tokenizer: WordPiece, punkt: PunktModel | None, index: Index | None = None) -> None:
+    """Removes files that a killed run left half-written, and writes what the workers load.
+
+    That is the tokenizer, the Punkt model and the n-grams of evaluation sets.
+    """
     for leftover in folder.rglob(f"*{TEMPORARY_SUFFIX}"):
         leftover.unlink()
     (folder / WORK_NAME).mkdir(exist_ok=True)
@@ -97,6 +103,8 @@ def prepare(folder: Path, tokenizer: WordPiece, punkt: PunktModel | None) -> Non
     tokenizer.save(folder / TOKENIZER_NAME)
     if punkt is not None:
         save_model(punkt, folder / PUNKT_NAME)
+    if index is not None:
+        index.save(folder / WORK_NAME)
 
 
 def finish(folder: Path, log: RecordLog, tokenizer: WordPiece) -> Manifest:
@@ -117,9 +125,28 @@ def finish(folder: Path, log: RecordLog, tokenizer: WordPiece) -> Manifest:
         save_manifest(held_out, folder / HELD_OUT_NAME)
     else:
         shutil.rmtree(folder / HELD_OUT_NAME, ignore_errors=True)
+    _list_contaminated(log, folder / CONTAMINATED_NAME)
     save_manifest(train, folder)
     shutil.rmtree(folder / WORK_NAME, ignore_errors=True)
     return train
+
+
+def _list_contaminated(log: RecordLog, path: Path) -> None:
+    """Writes the list of contaminated documents, in the order of the input; none if there are none."""
+
+    def lines() -> Iterator[bytes]:
+        for record in log.chunks():
+            yield from (f"{found.model_dump_json()}\n".encode() for found in record.contaminated)
+
+    digest = sha256()
+    for line in lines():
+        digest.update(line)
+    if path.is_file() and file_sha256(path) == digest.hexdigest():
+        return
+    file = NewFile(path)
+    for line in lines():
+        file.write(line)
+    file.close()
 
 
 def _manifest(log: RecordLog, side: str, tokenizer: WordPiece, books: Books) -> Manifest:

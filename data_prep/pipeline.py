@@ -16,19 +16,23 @@ import numpy as np
 
 from data_prep.chunks import Chunk
 from data_prep.cleaning import Cleaned, clean, decode
+from data_prep.curation.contamination import Contamination
+from data_prep.curation.curator import Curator
+from data_prep.curation.language import language_test
 from data_prep.formats import RECORD_FORMATS, Document
 from data_prep.inspection import file_problem
 from data_prep.manifest import Books, BuildConfig, Ledger, Share
-from data_prep.parts import Side, part_path
+from data_prep.parts import WORK_NAME, Side, part_path
 from data_prep.pieces import Piece
 from data_prep.punkt import Punkt
-from data_prep.records import HELD_OUT, SIDES, TRAIN, ChunkRecord, PartEntry
+from data_prep.records import HELD_OUT, SIDES, TRAIN, ChunkRecord, Contaminated, PartEntry
 from data_prep.sentences import Sentences, load_model, split_sentences
 from data_prep.tokens import TOKENIZER_NAME, WordPiece
 from foundation.config import ConfigError
 
 PUNKT_NAME = "punkt"
 _AT_ONCE = 1 << 20  # characters per batch of documents, and per call of the tokenizer
+_MOST_LISTED = 100  # contaminated documents listed per chunk; the ledger counts all
 _WEIGHT = 256  # characters added to each document's size in a batch, for the memory of its Python objects
 
 
@@ -82,7 +86,7 @@ def build_chunk(chunk: Chunk, text: str, config: BuildConfig, output: Path, stri
         side: Side(f"{config.seed}\n{chunk.key}\n{side}", config, tokenizer, part_path(output, side, chunk.number))
         for side in SIDES
     }
-    intake = Intake(chunk, config, strict)
+    intake = Intake(chunk, config, strict, load_curator(output, config))
     for texts in intake.batches():
         tokenized = _tokenize(texts, tokenizer, punkt, marks=config.sentences == "marks")
         for document, (ids, sentence_lengths) in zip(texts, tokenized, strict=True):
@@ -95,15 +99,21 @@ def build_chunk(chunk: Chunk, text: str, config: BuildConfig, output: Path, stri
         text=text,
         duplicates=chunk.duplicates_digest,
         books=intake.books(parts),
+        contaminated=tuple(intake.contaminated),
         **parts,
     )
 
 
 class Intake:
-    """Cleans and filters a chunk's documents, and accounts for every one of them."""
+    """Cleans and filters a chunk's documents, and accounts for every one of them.
 
-    def __init__(self, chunk: Chunk, config: BuildConfig, strict: bool) -> None:
-        self._chunk, self._config, self._strict = chunk, config, strict
+    Attributes:
+        contaminated: the first of the documents that share an n-gram with an evaluation set.
+    """
+
+    def __init__(self, chunk: Chunk, config: BuildConfig, strict: bool, curator: Curator) -> None:
+        self._chunk, self._config, self._strict, self._curator = chunk, config, strict, curator
+        self.contaminated: list[Contaminated] = []
         # per unit (documents, characters, word pieces): counts read, on each side, and removed or dropped by reason
         self._ledgers: dict[str, Counter[str]] = {
             name: Counter() for name in ("documents", "characters", "word_pieces")
@@ -131,6 +141,12 @@ class Intake:
         for number, (piece, document) in enumerate(documents):
             reason = document.reason or self._chunk.duplicates.get(number)
             cleaned = decode(document.content) if reason else clean(document.content, wikitext=document.wikitext)
+            reason = (
+                reason
+                or self._too_little(cleaned)
+                or self._curate(piece, document, cleaned)
+                or self._too_little(cleaned)
+            )
             self._count("read", 1, cleaned.read)
             self._ledgers["characters"].update(cleaned.removed)
             self._repairs.update(
@@ -141,15 +157,27 @@ class Intake:
             )
             if self._strict:
                 _refuse_malformed(piece, document, cleaned)
-            if not reason and (not cleaned.text or cleaned.text.isspace()):
-                reason = "empty"
-            if not reason and len(cleaned.text) < self._config.min_document_length:
-                reason = "short"
             if reason:
                 self._count(reason, 1, cleaned.kept)
             else:
                 yield Text(piece.source.origin, document, cleaned)
         self._repairs["cut_documents"] += sum(piece.cut for piece in self._chunk.pieces)
+
+    def _too_little(self, cleaned: Cleaned) -> str | None:
+        if not cleaned.text or cleaned.text.isspace():
+            return "empty"
+        return "short" if len(cleaned.text) < self._config.min_document_length else None
+
+    def _curate(self, piece: Piece, document: Document, cleaned: Cleaned) -> str | None:
+        """Removes lines from the text as the configuration asks; returns the reason to drop the document, or None."""
+        verdict = self._curator.judge(cleaned.text)
+        cleaned.text = verdict.text
+        for reason, characters in verdict.removed.items():  # NFC may have made the text longer than the one read
+            cleaned.removed[reason] = min(characters, cleaned.kept)
+        if verdict.match and len(self.contaminated) < _MOST_LISTED:
+            place = f"{piece.source.key}@{document.place}"
+            self.contaminated.append(Contaminated(document=place, **verdict.match._asdict()))
+        return verdict.reason
 
     def _count(self, place: str, documents: int, characters: int, word_pieces: int = 0) -> None:
         for name, count in zip(self._ledgers, (documents, characters, word_pieces), strict=True):
@@ -203,6 +231,14 @@ def load_tools(output: Path, sentences: Sentences) -> tuple[WordPiece, Punkt | N
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the workers already use all cores
     punkt = None if sentences == "line" else Punkt(load_model(output / PUNKT_NAME))
     return WordPiece.load(output / TOKENIZER_NAME), punkt
+
+
+@lru_cache(maxsize=1)
+def load_curator(output: Path, config: BuildConfig) -> Curator:
+    """Returns the steps of curation that a configuration asks for; cached per process."""
+    is_kept = language_test(config.keep_language, config.language_threshold) if config.keep_language else None
+    contamination = Contamination(output / WORK_NAME) if config.evaluation_sets else None
+    return Curator(config.filter, is_kept, contamination)
 
 
 def _tokenize(

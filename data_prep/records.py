@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, Literal, Self
 
+from pydantic import Field
+
 from data_prep.chunks import place_of
 from data_prep.manifest import HELD_OUT_NAME, Books, BuildConfig, ShardEntry
 from foundation.config import ConfigError, StrictRecord
@@ -53,6 +55,16 @@ class PartEntry(StrictRecord):
     """The sha256 of the part's file."""
 
 
+class Contaminated(StrictRecord):
+    """A document that was dropped because it shares an n-gram with an evaluation set."""
+
+    document: str
+    """Key of its file, and its byte offset there."""
+    evaluation_set: str
+    example: str
+    ngram: str
+
+
 class ChunkRecord(StrictRecord):
     """The result of one chunk; `train` or `held_out` is None if that side received no text."""
 
@@ -65,6 +77,8 @@ class ChunkRecord(StrictRecord):
     books: Books
     train: PartEntry | None
     held_out: PartEntry | None
+    contaminated: tuple[Contaminated, ...] = Field((), exclude_if=lambda found: not found)
+    """The chunk's first contaminated documents."""
 
     def part(self, side: str) -> PartEntry | None:
         """Returns the chunk's part on a side; None if it has none."""

@@ -13,7 +13,7 @@ from tests.definitions import imports_inside_functions, short_and_used_once
 PACKAGES = ("foundation", "electra_sampler", "data_prep", "pretrain", "finetune", "quickstart")
 # Rooms from the ground up: each may import itself and those before it. A package's own modules are its commands.
 ROOMS = (
-    *("foundation", "electra_sampler", "data_prep"),
+    *("foundation", "electra_sampler", "data_prep/curation", "data_prep"),
     *("pretrain/model", "pretrain/data", "pretrain/method", "pretrain/job", "pretrain/engine"),
     *("pretrain/config", "pretrain/presets", "pretrain/huggingface", "pretrain/training", "pretrain/analysis"),
     "pretrain",

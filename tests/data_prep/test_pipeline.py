@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from data_prep.curation.curator import Curator
 from data_prep.formats import Reading
 from data_prep.manifest import HELD_OUT_NAME, load_manifest
 from data_prep.masking import bytes_per_copy
@@ -253,7 +254,7 @@ def test_text_discarded_by_googles_builder_is_counted(books_of):
 def test_batches_have_bounded_size(tmp_path, built):
     (tmp_path / "a.txt").write_bytes(b"\n\n".join([b"Ka lo mi. " * 1000] * 500))
     [chunk] = read_chunks(find_sources([tmp_path]), 10**9, Reading())
-    batches = list(Intake(chunk, load_manifest(built).config, False).batches())
+    batches = list(Intake(chunk, load_manifest(built).config, False, Curator()).batches())
     assert sum(map(len, batches)) == 500
     assert max(sum(len(text.cleaned.text) for text in batch) for batch in batches) < (1 << 20) + 10_001
 
@@ -262,7 +263,7 @@ def test_batches_of_tiny_documents_hold_a_few_thousand_at_most(tmp_path, built):
     """A million documents of one letter used to be one batch of 600 MB."""
     (tmp_path / "a.txt").write_bytes(b"a\n\n" * 50_000)
     [chunk] = read_chunks(find_sources([tmp_path]), 10**9, Reading())
-    batches = list(Intake(chunk, load_manifest(built).config, False).batches())
+    batches = list(Intake(chunk, load_manifest(built).config, False, Curator()).batches())
     assert sum(map(len, batches)) == 50_000
     assert max(map(len, batches)) < 5000
 

@@ -1,0 +1,104 @@
+"""Measures of a text that the rules compare with thresholds; each is computed once, when a rule first asks for it.
+
+Words are separated by white space and keep their punctuation, as in Dolma (Soldaini et al. 2024) and RedPajama. Lines
+are stripped, and blank ones do not count.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from itertools import count
+
+import numpy as np
+
+from data_prep.curation.ngrams import ngram_keys
+
+_BLANK_LINES = re.compile(r"\n\s*\n")
+
+
+class Measures:
+    """Measures of one text, which is not empty."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self._keys: list[np.ndarray] = []
+        self._more_keys: Iterator[np.ndarray] | None = None
+        self._unrepeated = np.inf
+        """The smallest n known to have no repeated n-gram. A repeated longer one would contain a repeated n-gram."""
+
+    @cached_property
+    def words(self) -> list[str]:
+        """The words, in order."""
+        return self.text.split()
+
+    @cached_property
+    def lines(self) -> list[str]:
+        """The lines that are not blank, stripped."""
+        return [line for line in map(str.strip, self.text.splitlines()) if line]
+
+    @cached_property
+    def paragraphs(self) -> list[str]:
+        """The parts between blank lines."""
+        return _BLANK_LINES.split(self.text.strip())
+
+    def duplicates(self, parts: Sequence[str]) -> float:
+        """Share of parts (lines or paragraphs) that are equal to an earlier one."""
+        return (len(parts) - len(set(parts))) / len(parts)
+
+    def duplicate_characters(self, parts: Sequence[str], of: int) -> float:
+        """Characters in parts that are equal to an earlier one, divided by `of`."""
+        return (sum(map(len, parts)) - sum(map(len, set(parts)))) / of
+
+    def top_ngram(self, n: int) -> float:
+        """Share of the characters in the commonest n-gram, the first of several, with spaces between its words."""
+        if not len(keys := self._ngrams(n)):
+            return 0.0
+        first, most = 0, 1
+        if n < self._unrepeated:
+            ordered = np.sort(keys)
+            starts = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1]))
+            counts = np.diff(starts, append=len(keys))
+            most = int(counts.max())
+            if most > 1:
+                first = int(np.isin(keys, ordered[starts[counts == most]]).argmax())
+            else:
+                self._unrepeated = n
+        return float(most * (self._ends[first + n] - self._ends[first] + n - 1) / len(self.text))
+
+    def repeated_ngrams(self, n: int) -> float:
+        """Share of the characters in repeated n-grams. From the beginning, after each one, its n words are skipped."""
+        if n >= self._unrepeated:
+            return 0.0
+        keys = self._ngrams(n)
+        ordered = np.sort(keys)
+        equal = ordered[1:] == ordered[:-1]
+        if not equal.any():
+            self._unrepeated = n
+            return 0.0
+        recurring = np.flatnonzero(np.isin(keys, ordered[1:][equal]))
+        seen: set[int] = set()
+        characters = free = 0
+        for place, key in zip(recurring.tolist(), keys[recurring].tolist(), strict=True):
+            if place < free:
+                continue
+            if key in seen:
+                free = place + n
+                characters += int(self._ends[free] - self._ends[place])
+            seen.add(key)
+        return characters / len(self.text)
+
+    @cached_property
+    def _ends(self) -> np.ndarray:
+        """Total length of the words before each one, and of all."""
+        return np.concatenate(([0], np.cumsum(np.fromiter(map(len, self.words), np.int64, len(self.words)))))
+
+    def _ngrams(self, n: int) -> np.ndarray:
+        """The keys of all n-grams, in order."""
+        if not self._more_keys:
+            numbers: defaultdict[str, int] = defaultdict(count().__next__)  # of each distinct word
+            words = np.fromiter(map(numbers.__getitem__, self.words), np.uint64, len(self.words))
+            self._more_keys = ngram_keys(words)
+        while len(self._keys) < n:
+            self._keys.append(next(self._more_keys))
+        return self._keys[n - 1]

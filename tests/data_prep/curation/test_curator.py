@@ -1,0 +1,68 @@
+"""Claims about applying the steps of curation to a document."""
+
+from data_prep.curation.contamination import Contamination, make_index
+from data_prep.curation.curator import Curator
+from data_prep.curation.language import language_test
+
+LONG = " ".join(f"word{n} and the" for n in range(60))
+PAGE = """Home | About us | Contact
+This is a page about the cats of the town. [1]
+They sleep a lot, and they eat. Nobody knows why!
+Please enable JavaScript to see more cats.
+Read our privacy policy, please, and all of it.
+
+All of them have names that nobody remembers."""
+
+
+def test_without_steps_a_text_stays_as_it_is():
+    verdict = Curator().judge(PAGE)
+    assert (verdict.text, verdict.removed.total(), verdict.reason) == (PAGE, 0, None)
+
+
+def test_lines_are_removed_and_every_character_is_counted_under_the_rule_that_removed_it():
+    verdict = Curator(["c4"]).judge(PAGE)
+    first, cats, sleep, script, policy, blank, names = PAGE.split("\n")
+    assert verdict.text == "\n".join([cats.replace("[1]", ""), sleep, names])
+    assert verdict.reason is None
+    assert verdict.removed == {
+        "c4_citation": 3,
+        "c4_terminal_punctuation": len(first) + len(blank) + 2,
+        "c4_javascript": len(script) + 1,
+        "c4_policy": len(policy) + 1,
+    }
+    assert len(PAGE) - verdict.removed.total() == len(verdict.text)
+
+
+def test_a_document_is_dropped_by_its_first_rule_on_the_lines_that_are_left():
+    assert Curator(["c4"]).judge(PAGE.replace("sleep", "{sleep}")).reason == "c4_curly_bracket"
+    assert Curator(["c4"]).judge(PAGE.replace("more", "{more}")).reason is None
+    assert Curator(["c4", "gopher"]).judge(PAGE[:200]).reason == "gopher_word_count"
+    assert Curator(["c4"]).judge("One line that is one sentence.\nAnother line that is one.").reason == "c4_sentences"
+
+
+def test_a_document_without_lines_left_is_dropped_as_empty_by_the_caller():
+    verdict = Curator(["c4_terminal_punctuation", "c4_sentences"]).judge("Home\nAbout")
+    assert verdict.text == ""
+    assert verdict.reason is None
+    assert verdict.removed == {"c4_terminal_punctuation": len("Home\nAbout")}
+
+
+def test_the_order_of_the_names_given_is_of_no_account():
+    page = f"{LONG}.\nHome\n{LONG} {{}}.\n{LONG} three.\n{LONG} four."
+    assert Curator(["fineweb", "c4", "gopher"]).judge(page) == Curator(["gopher", "c4", "fineweb", "gopher"]).judge(
+        page
+    )
+    assert Curator(["c4_sentences", "c4_terminal_punctuation"]).judge("Home.\nOne\nTwo").reason == "c4_sentences"
+
+
+def test_language_is_judged_first_and_evaluation_sets_last_on_the_lines_that_are_left(tmp_path):
+    (tmp_path / "set.tsv").write_text("They sleep a lot, and they eat.\nplease enable javascript to see more cats\n")
+    make_index([str(tmp_path / "set.tsv")], 7).save(tmp_path)
+    found = Contamination(tmp_path)
+    verdict = Curator(["c4"], language_test(("en",), 0.5), found).judge(PAGE)
+    assert verdict.reason == "contaminated"
+    assert tuple(verdict.match) == ("set.tsv", "set.tsv#1", "they sleep a lot and they eat")
+    assert verdict.removed.total() > 0
+    assert Curator(["c4"], None, found).judge(PAGE.replace("sleep", "nap")).reason is None
+    assert Curator([], None, found).judge(PAGE.replace("sleep", "nap")).match.example == "set.tsv#2"
+    assert Curator(["c4"], language_test(("de",), 0.5), found).judge(PAGE).reason == "language"

@@ -1,0 +1,121 @@
+"""Claims about reading evaluation sets: every layout, and one line for every mistake."""
+
+import json
+import zipfile
+
+import pytest
+
+from data_prep.curation.evaluation_sets import read_sets
+from foundation.config import ConfigError
+
+
+@pytest.fixture
+def folder(tmp_path):
+    files = {
+        "rows.tsv": '\ufeffid\ttext\tother text\n1\tone "quoted\ttwo\n2\tthree\n3\t\tfour\n',
+        "bare.tsv": "a\t0\tone\r\nb\t1\ttwo\r\n",
+        "lines.jsonl": '{"a": "one", "b": {"c": ["two", {"a": "three"}]}, "n": 4}\n\n{"a": null, "c": "five"}\n',
+        "tree.json": json.dumps([{"title": "x", "paragraphs": [{"context": "one", "qas": [{"question": "?"}]}]}]),
+        "glue/CoLA/dev.tsv": "gj04\t1\t\tOne sailor.\ngj04\t0\t*\tTwo sailor.\n",
+        "glue/CoLA/train.tsv": "gj04\t1\t\tTrained on.\n",
+        "glue/CoLA/test.tsv": "index\tsentence\n0\tThree sailors.\n",
+        "glue/MNLI/dev_matched.tsv": "index\tsentence1_parse\tsentence1\tsentence2\n0\t(a)\tFour.\tFive.\n",
+        "glue/MRPC/dev.tsv": "Quality\t#1 ID\t#2 ID\t#1 String\t#2 String\n1\t7\t8\tSix.\tSeven.\n",
+        "squad/dev-v1.1.json": json.dumps({"data": [{"qas": [{"question": "Q", "id": "i"}], "context": "C"}]}),
+        "squad/train-v1.1.json": "{}",
+        "pairs/b.jsonl": '{"sentence_good": "B.", "sentence_bad": "Bad.", "UID": "b"}\n',
+        "pairs/a.jsonl": '{"sentence_good": "A.", "sentence_bad": "Worse."}\n',
+    }
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(content)
+    with zipfile.ZipFile(tmp_path / "BLiMP.zip", "w") as archive:
+        archive.write(tmp_path / "pairs/b.jsonl", "data/b.jsonl")
+        archive.writestr("data/readme.txt", "no")
+    return tmp_path
+
+
+def texts(*given):
+    return {one.name: [f"{place} {text}" for place, text in one.examples] for one in read_sets(given)}
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("rows.tsv:text", ['#2 one "quoted', "#3 three"]),
+        ("rows.tsv:other text,text", ['#2 one "quoted', "#2 two", "#3 three", "#4 four"]),
+        ("bare.tsv:3", ["#1 one", "#2 two"]),
+        ("bare.tsv", ["#1 a", "#1 0", "#1 one", "#2 b", "#2 1", "#2 two"]),
+        ("lines.jsonl:a", ["#1 one", "#1 three"]),
+        ("lines.jsonl", ["#1 one", "#1 two", "#1 three", "#3 five"]),
+        ("tree.json:context,question", ["#1 one", "#2 ?"]),
+        ("tree.json:paragraphs", ["#1 one", "#2 ?"]),
+        ("tree.json", ["#1 x", "#2 one", "#3 ?"]),
+    ],
+)
+def test_a_file_gives_all_texts_or_those_of_its_fields(folder, given, expected):
+    name = given.partition(":")[0]
+    expected = [name + text for text in expected]
+    assert texts(str(folder / given)) == {name: expected}
+    assert texts(f"mine={folder / given}") == {"mine": expected}
+
+
+def test_named_sets_know_their_files_and_fields(folder):
+    assert texts(f"glue={folder / 'glue'}", f"squad={folder / 'squad'}", f"blimp={folder / 'pairs'}") == {
+        "glue": [
+            "CoLA/dev.tsv#1 One sailor.",
+            "CoLA/dev.tsv#2 Two sailor.",
+            "CoLA/test.tsv#2 Three sailors.",
+            "MNLI/dev_matched.tsv#2 Four.",
+            "MNLI/dev_matched.tsv#2 Five.",
+            "MRPC/dev.tsv#2 Six.",
+            "MRPC/dev.tsv#2 Seven.",
+        ],
+        "squad": ["dev-v1.1.json#1 Q", "dev-v1.1.json#2 C"],
+        "blimp": ["a.jsonl#1 A.", "a.jsonl#1 Worse.", "b.jsonl#1 B.", "b.jsonl#1 Bad."],
+    }
+    assert texts(f"squad={folder / 'squad/dev-v1.1.json'}") == {"squad": ["dev-v1.1.json#1 Q", "dev-v1.1.json#2 C"]}
+    zipped = {"blimp": ["data/b.jsonl#1 B.", "data/b.jsonl#1 Bad."]}
+    assert texts(f"blimp={folder}") == texts(f"blimp={folder / 'BLiMP.zip'}") == zipped
+
+
+def test_the_digest_depends_on_contents_names_and_fields_but_not_on_the_folder(folder):
+    def digest(given):
+        return read_sets([f"x={folder / given}"])[0].sha256
+
+    same = folder / "elsewhere" / "bare.tsv"
+    same.parent.mkdir()
+    same.write_bytes((folder / "bare.tsv").read_bytes())
+    assert digest("bare.tsv:3") == digest("elsewhere/bare.tsv:3")
+    assert len({digest("bare.tsv:3"), digest("bare.tsv"), digest("rows.tsv:text")}) == 3
+    same.write_text("a\t0\tother\n")
+    assert digest("bare.tsv:3") != digest("elsewhere/bare.tsv:3")
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        (["none.tsv"], "cannot be read"),
+        (["none.tsv:a"], "cannot be read"),
+        (["rows.tsv:txt"], "rows.tsv of rows.tsv:txt has no text in txt; name the columns or keys"),
+        (["lines.jsonl:x,y"], "no text in x, y"),
+        (["glue=none"], "holds no such files"),
+        (["squad=glue"], "holds no such files"),
+        (["blimp=rows.tsv"], "not valid JSON|no text"),
+        (["rows.tsv:text", "x=rows.tsv", "elsewhere/rows.tsv"], "two sets are called rows.tsv; name one"),
+        (["bad.json"], "bad.json is not valid JSON"),
+        (["bad.jsonl"], "bad.jsonl is not valid JSON"),
+        (["pairs=BLiMP.zip"], "BLiMP.zip of pairs=BLiMP.zip is not text"),
+        (["blimp=broken.zip"], "cannot be read"),
+    ],
+)
+def test_a_mistake_is_one_line_that_names_the_set(folder, monkeypatch, given, problem):
+    (folder / "elsewhere").mkdir()
+    (folder / "elsewhere/rows.tsv").write_bytes((folder / "rows.tsv").read_bytes())
+    (folder / "bad.json").write_text("{")
+    (folder / "bad.jsonl").write_text("{}\n{")
+    (folder / "broken.zip").write_bytes(b"PK")
+    monkeypatch.chdir(folder)
+    with pytest.raises(ConfigError, match=f"decontaminate: .*({problem})") as error:
+        read_sets(given)
+    assert "\n" not in str(error.value)
