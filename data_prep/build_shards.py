@@ -42,6 +42,7 @@ from data_prep.records import PLAN, Plan
 from data_prep.sentences import MARKS, Sentences, find_model, has_model, load_model, train_model
 from data_prep.sources import Source, find_sources
 from data_prep.tokens import WordPiece, open_tokenizer
+from data_prep.unpacking import SUFFIXES
 from data_prep.workers import Pool, start_pool
 from foundation.command_line import Group, Metavar, print_warning, printable, run_command
 from foundation.config import ConfigError, StrictConfig, counted, one_of
@@ -232,7 +233,7 @@ def _plan(
     packages = ("numpy", "regex", "tokenizers", *(("py3langid",) if options.keep_language else ()))
     versions = {name: version(name) for name in packages}
     versions["python"] = ".".join(platform.python_version_tuple()[:2])
-    if any(source.is_packed for source in sources):
+    if any(source.on_hub or source.path.suffix in {*SUFFIXES, ".parquet"} for source in sources):
         versions[PACKED_INPUT] = "2"
     return Plan(config=config, versions=versions, inputs={source.key: source.size for source in sources})
 

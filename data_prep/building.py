@@ -9,7 +9,7 @@ and every shard is compared with the log, and only missing or damaged ones are r
 
 from bisect import bisect
 from collections import defaultdict, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -51,7 +51,7 @@ def make_shards(
         for unit in divide(sources, config.chunk_bytes, config.reading):
             yield from merging.take()
             records = tuple(filter(None, map(log.chunk, recorded.pop(unit.number, ()))))
-            merged = {record.number: merging.sides_of(record.number) for record in records}
+            merged = merging.sides_merged(record.number for record in records)
             copies = None
             if duplicates is not None:
                 numbers = takewhile(duplicates.__contains__, (chunk_number(unit.number, place) for place in count()))
@@ -136,11 +136,15 @@ class _Merging:
             for side, entries in log.shards.items()
         }
 
-    def sides_of(self, chunk: int) -> frozenset[str]:
-        """The sides (training, held out) whose part of the chunk an earlier run has merged into a shard."""
-        place = place_of(chunk)
-        before = {side: bisect(ranges, place, key=itemgetter(0)) for side, ranges in self._merged.items()}
-        return frozenset(side for side, count in before.items() if count and place <= self._merged[side][count - 1][1])
+    def sides_merged(self, chunks: Iterable[int]) -> dict[int, frozenset[str]]:
+        """Returns, for each chunk, the sides whose part of it an earlier run has merged into a shard."""
+        merged: dict[int, frozenset[str]] = {}
+        for chunk in chunks:
+            place = place_of(chunk)
+            before = {side: bisect(ranges, place, key=itemgetter(0)) for side, ranges in self._merged.items()}
+            sides = (side for side, count in before.items() if count and place <= self._merged[side][count - 1][1])
+            merged[chunk] = frozenset(sides)
+        return merged
 
     def add(self, unit: int, records: Sequence[ChunkRecord], new: Sequence[ChunkRecord]) -> None:
         """Takes a finished unit, logging its `new` chunks; passes chunks on in order, up to the first gap."""

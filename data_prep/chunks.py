@@ -15,7 +15,7 @@ from data_prep.formats import BEGINNING, LONGEST_DOCUMENT, PARQUET, Reading
 from data_prep.pieces import Cutter, Piece, Stretch, cut_plain, read
 from data_prep.rows import hub_parts
 from data_prep.sources import Source
-from data_prep.unpacking import is_in_blocks, is_packed, opened, text_per_byte
+from data_prep.unpacking import find_block, opened, packing_of, text_per_byte
 
 _SAMPLED_FILES = 256  # each further file costs a seek and adds little
 _UNIT_BITS = 32  # low bits of a chunk's number, which hold the number of its unit
@@ -127,10 +127,10 @@ def _stretches(source: Source, budget: int, reading: Reading) -> Iterator[Piece 
     elif source.size:
         with opened(source.path) as file:
             beginning = file.read(BEGINNING)
-            if beginning.startswith(PARQUET) or is_in_blocks(file):
+            if beginning.startswith(PARQUET) or find_block(file, 0, 1) == 0:
                 starts = range(0, source.size, budget)
                 yield from (Stretch(source, start, min(start + budget, source.size)) for start in starts)
-            elif is_packed(file):
+            elif packing_of(file):
                 yield Stretch(source, 0, source.size)
             else:
                 yield from cut_plain(Cutter(source, beginning, budget, LONGEST_DOCUMENT, reading), file)

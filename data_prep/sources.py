@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
-from data_prep.unpacking import SUFFIXES, text_suffix
+from data_prep.unpacking import text_suffix
 from foundation.config import ConfigError
 
 HUB = "hub:"  # prefix of a dataset's name on the Hugging Face hub
@@ -38,11 +38,6 @@ class Source:
     def on_hub(self) -> bool:
         """True for a dataset streamed from the hub."""
         return self.name.startswith(HUB)
-
-    @property
-    def is_packed(self) -> bool:
-        """True if the source is compressed or a table, by its name."""
-        return self.on_hub or self.path.suffix in {*SUFFIXES, ".parquet"}
 
 
 def find_sources(inputs: Sequence[Path]) -> list[Source]:

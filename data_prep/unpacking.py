@@ -89,13 +89,7 @@ def _open_zstandard(file: BinaryIO) -> Any:
     return pyarrow.CompressedInputStream(file, "zstd")
 
 
-def _xz_beginning(check: int) -> bytes:
-    """Returns the header of an xz stream with this kind of checksum."""
-    flags = bytes((0, check))
-    return b"\xfd7zXZ\x00" + flags + zlib.crc32(flags).to_bytes(4, "little")
-
-
-class _Packing(NamedTuple):
+class Packing(NamedTuple):
     """A kind of compression: the first bytes of a file, and of a block; how a file is opened."""
 
     magic: re.Pattern[bytes]
@@ -104,19 +98,25 @@ class _Packing(NamedTuple):
 
 
 _PACKINGS = {
-    "gzip": _Packing(re.compile(rb"\x1f\x8b"), re.compile(rb"(?s)\x1f\x8b\x08\x04.{6}\x06\x00BC\x02\x00"), gzip.open),
-    "bzip2": _Packing(
+    "gzip": Packing(re.compile(rb"\x1f\x8b"), re.compile(rb"(?s)\x1f\x8b\x08\x04.{6}\x06\x00BC\x02\x00"), gzip.open),
+    "bzip2": Packing(
         re.compile(rb"BZh"),
         re.compile(rb"BZh[1-9]1AY&SY"),
         lambda file: io.BufferedReader(_Streams(bz2.BZ2Decompressor, file)),
     ),
-    "xz": _Packing(
+    "xz": Packing(
         re.compile(rb"\xfd7zXZ\x00"),
-        re.compile(b"|".join(re.escape(_xz_beginning(check)) for check in (0, 1, 4, 10))),
+        # an xz stream's header for each kind of checksum
+        re.compile(
+            b"|".join(
+                b"\xfd7zXZ\x00" + re.escape(flags + zlib.crc32(flags).to_bytes(4, "little"))
+                for flags in (b"\x00\x00", b"\x00\x01", b"\x00\x04", b"\x00\x0a")
+            )
+        ),
         lambda file: io.BufferedReader(_Streams(partial(lzma.LZMADecompressor, lzma.FORMAT_XZ, _XZ_MEMORY), file)),
     ),
     # a skippable frame begins pzstd's files, and in them each frame: it holds the frame's size
-    "Zstandard": _Packing(
+    "Zstandard": Packing(
         re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18"),
         re.compile(rb"(?s)\x50\x2a\x4d\x18\x04\x00\x00\x00.{4}\x28\xb5\x2f\xfd"),
         _open_zstandard,
@@ -151,24 +151,14 @@ def opened(path: Path) -> BinaryIO:
 
 def unpacked(file: BinaryIO, start: int = 0, end: int | None = None) -> Any:
     """Returns a stream that decompresses the blocks of a file from `start` to `end`; None if it is not compressed."""
-    packing = _packing_of(file)
+    packing = packing_of(file)
     whole = start == 0 and end is None
     return packing and packing.open(file if whole else io.BufferedReader(_Slice(file, start, end)))
 
 
-def is_packed(file: BinaryIO) -> bool:
-    """True if the file is compressed."""
-    return _packing_of(file) is not None
-
-
-def is_in_blocks(file: BinaryIO) -> bool:
-    """True if the file begins with a compressed block that can be decompressed by itself."""
-    return find_block(file, 0, 1) == 0
-
-
 def find_block(file: BinaryIO, start: int, end: int | None = None) -> int | None:
     """Returns the place of the first block that begins from `start` to before `end`; None if there is none."""
-    packing = _packing_of(file)
+    packing = packing_of(file)
     if packing is None:
         return None
     file.seek(start)
@@ -183,7 +173,7 @@ def find_block(file: BinaryIO, start: int, end: int | None = None) -> int | None
     return None
 
 
-def _packing_of(file: BinaryIO) -> _Packing | None:
+def packing_of(file: BinaryIO) -> Packing | None:
     """Returns the kind of a file's compression, if any; leaves the file at its beginning."""
     file.seek(0)
     beginning = file.read(_LONGEST_START)

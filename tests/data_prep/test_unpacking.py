@@ -10,7 +10,7 @@ import zlib
 import pyarrow
 import pytest
 
-from data_prep.unpacking import DAMAGED, find_block, is_in_blocks, not_text, opened, text_per_byte, unpacked
+from data_prep.unpacking import DAMAGED, find_block, not_text, opened, text_per_byte, unpacked
 from foundation.config import ConfigError
 
 from .packers import IN_BLOCKS
@@ -150,7 +150,7 @@ def test_the_blocks_of_a_file_are_found_and_unpacked_each_by_itself(tmp_path, mo
     text = b"".join(b"%x\n" % random.Random(number).randrange(1 << 60) for number in range(2000))
     (tmp_path / "a").write_bytes(IN_BLOCKS[kind](text))
     with opened(tmp_path / "a") as file:
-        assert is_in_blocks(file)
+        assert find_block(file, 0, 1) == 0
         starts = [0]
         while (start := find_block(file, starts[-1] + 1)) is not None:
             starts.append(start)
@@ -165,4 +165,4 @@ def test_the_blocks_of_a_file_are_found_and_unpacked_each_by_itself(tmp_path, mo
 def test_one_stream_of_gzip_or_zstandard_is_not_in_blocks(tmp_path, kind):
     (tmp_path / "a").write_bytes(PACKERS[kind](TEXT))
     with opened(tmp_path / "a") as file:
-        assert not is_in_blocks(file)
+        assert find_block(file, 0, 1) is None
