@@ -19,6 +19,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from hashlib import sha256
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self
@@ -30,12 +31,12 @@ from pydantic import Field, model_validator
 
 from foundation.command_line import Group, run_command
 from foundation.config import ConfigError, StrictConfig, counted, shown
-from foundation.files import make_folder, require_folder, write_atomically
+from foundation.files import make_folder, require_folder, write_atomically, write_if_other
 from foundation.locks import Held, Lock
 
 PATTERNS = {"jsonl": "**/*.json*", "parquet": "**/*.parquet", "warc": "**/*.warc.gz"}
 INSTALL = "pip install 'datatrove[io,processing,ray]' spacy pydantic"
-LOCK, SETTINGS, JOBS = "lock", "settings.json", "jobs.json"
+LOCK, SETTINGS, JOBS, INDEX = "lock", "settings.json", "jobs.json", "decontamination"
 LANGUAGE_SCORE = 0.65  # FineWeb's
 MOST_TASKS = 1000
 TASKS_PER_WORKER_OF_A_BUCKET = 20  # FineWeb: 50 workers per bucket beside 1,000 tasks
@@ -111,21 +112,27 @@ def main(options: CurateOptions) -> int:
     """Runs or submits the stages that are not complete; returns the exit code."""
     require_folder(options.output)
     try:
-        import datatrove  # noqa: F401
-    except ImportError:
-        raise ConfigError(f"executor: datatrove is not installed for {sys.executable}; {INSTALL}") from None
+        for package in ("datatrove", "ray") if options.executor == "ray" else ("datatrove",):
+            import_module(package)
+        sources = [split_glob(given, options.format) for given in options.input]
+        files = _files(sources, options.output)
+        tasks = options.tasks or min(len(files), MOST_TASKS)
+        if tasks > len(files):
+            raise ConfigError(f"tasks: got {tasks}, expected at most {len(files)}, one per file; give fewer")
+        stages = make_stages(options, sources, tasks)
+        indices = _indices(options.decontaminate)
+    except ImportError as error:
+        raise ConfigError(f"executor: {sys.executable} lacks a package ({error}); {INSTALL}") from None
     make_folder(options.output)
     try:
         lock = Lock(options.output / LOCK)
     except Held as holder:
         raise ConfigError(f"output: another command writes to {options.output} ({holder}); wait for it") from None
     with lock:
-        try:
-            sources = [(*split_glob(given, options.format), given) for given in options.input]
-            tasks = _begin(options, _files(sources))
-            stages = make_stages(options, [source[:2] for source in sources], tasks)
-        except ImportError as error:  # of an optional dependency of datatrove or fsspec
-            raise ConfigError(f"executor: {error}; {INSTALL}") from None
+        _record_settings(options, files, tasks)
+        for name, hashes in indices.items():
+            make_folder(options.output / INDEX)
+            write_if_other(options.output / INDEX / name, hashes)
         return _submit(options, stages) if options.executor == "slurm" else _run(options, stages)
 
 
@@ -138,29 +145,31 @@ def split_glob(given: str, form: str) -> tuple[str, str]:
     return "/".join(parts[:first]) or ("/" if given.startswith("/") else "."), "/".join(parts[first:])
 
 
-def _files(sources: Sequence[tuple[str, str, str]]) -> list[str]:
+def _files(sources: Sequence[tuple[str, str]], output: Path) -> list[str]:
     from datatrove.io import get_datafolder
 
     files = []
-    for folder, pattern, given in sources:
+    for folder, pattern in sources:
+        if "**" in pattern and output.resolve().is_relative_to(Path(folder).resolve()):
+            raise ConfigError(f"output: {output} lies inside the input {folder}; choose another folder")
         try:
             found = get_datafolder(folder).list_files(glob_pattern=pattern)
         except OSError as error:
-            raise ConfigError(f"input: {given} cannot be listed ({error}); check the name and access") from None
+            raise ConfigError(f"input: {folder} cannot be listed ({error}); check the name and access") from None
         if not found:
-            raise ConfigError(f"input: {given}: no file matches {pattern}; give a folder, or a quoted glob of files")
+            raise ConfigError(f"input: no file in {folder} matches {pattern}; give a folder, or a quoted glob of files")
         files += [f"{folder}/{name}" for name in found]
     return files
 
 
-def _begin(options: CurateOptions, files: list[str]) -> int:
-    """Records the settings on which the output depends, or compares them with those recorded; returns the tasks.
+def _record_settings(options: CurateOptions, files: Sequence[str], tasks: int) -> None:
+    """Records the settings on which the output depends, or compares them with those recorded.
 
     datatrove numbers files and documents by task, so another number of tasks or other files would mix up documents.
+
+    Raises:
+        ConfigError: the folder holds a run with other settings, or other files.
     """
-    tasks = options.tasks or min(len(files), MOST_TASKS)
-    if tasks > len(files):
-        raise ConfigError(f"tasks: got {tasks}, expected at most {len(files)}, one per file; give fewer")
     settings = {
         **options.model_dump(mode="json", include={"format", "text_column", "language", "keep_removed"}),
         "filter": sorted(set(options.filter)),
@@ -179,7 +188,6 @@ def _begin(options: CurateOptions, files: list[str]) -> int:
             f"{differing[0]}: differs from the run in {options.output}, see its {SETTINGS}; give the same, or another "
             "--output"
         )
-    return tasks
 
 
 def make_stages(options: CurateOptions, sources: Sequence[tuple[str, str]], tasks: int) -> list[Stage]:
@@ -228,10 +236,7 @@ def make_stages(options: CurateOptions, sources: Sequence[tuple[str, str]], task
     result = [readers.JsonlReader(folder("filtered")), dedup.MinhashDedupFilter(clusters, removed("near_duplicates"))]
     if options.decontaminate:
         found = writers.JsonlWriter(folder("removed/decontamination"))
-        search = NGramsDecontFilter(folder("decontamination"), exclusion_writer=found)
-        for number, path in enumerate(options.decontaminate):
-            _write_index(path, options.output / "decontamination" / f"{number}-{path.stem}.index.hashes", search)
-        result.append(search)
+        result.append(NGramsDecontFilter(folder(INDEX), exclusion_writer=found))
     result.append(writers.JsonlWriter(folder("text")))
     workers = max(1, tasks // TASKS_PER_WORKER_OF_A_BUCKET)
     memory = options.memory_gb
@@ -254,29 +259,34 @@ def make_stages(options: CurateOptions, sources: Sequence[tuple[str, str]], task
     ]
 
 
-def _write_index(path: Path, index: Path, search: Any) -> None:
-    """Writes the hashes of an evaluation set's n-grams, as datatrove's filter reads them.
+def _indices(paths: Sequence[Path]) -> dict[str, bytes]:
+    """Returns the hashes of each evaluation set's n-grams, by the file name that datatrove's filter expects.
 
     datatrove's own indexer downloads its evaluation sets and needs lighteval.
 
     Raises:
-        ConfigError: the file cannot be read, or has no text long enough.
+        ConfigError: a file cannot be read, or has no text long enough.
     """
     import numpy as np
+    from datatrove.pipeline.decont import NGramsDecontFilter
     from datatrove.utils.text import ngrams, simplify_text
 
-    hashes = set()
-    try:
-        for text in _texts(path):
-            words = search.tokenizer.word_tokenize(simplify_text(text, search.config.norm_config))
-            hashes.update(map(search.hash_func, map(" ".join, ngrams(words, search.config.n_grams))))
-    except ValueError as error:
-        raise ConfigError(f"decontaminate: {path} is not UTF-8 or not JSON ({error}); replace it") from None
-    if not hashes:
-        least = search.config.n_grams
-        raise ConfigError(f"decontaminate: {path} has no text of {least} words, so nothing can be found; leave it out")
-    make_folder(index.parent)
-    write_atomically(index, np.array(sorted(hashes), search.config.hash_config.np_dtype).tobytes())
+    search = NGramsDecontFilter(INDEX)
+    indices = {}
+    for number, path in enumerate(paths):
+        hashes = set()
+        try:
+            for text in _texts(path):
+                words = search.tokenizer.word_tokenize(simplify_text(text, search.config.norm_config))
+                hashes.update(map(search.hash_func, map(" ".join, ngrams(words, search.config.n_grams))))
+        except ValueError as error:
+            raise ConfigError(f"decontaminate: {path} is not UTF-8 or not JSON ({error}); replace it") from None
+        if not hashes:
+            least = search.config.n_grams
+            raise ConfigError(f"decontaminate: {path} has no text of {least} words to search for; leave it out")
+        content = np.array(sorted(hashes), search.config.hash_config.np_dtype).tobytes()
+        indices[f"{number}-{path.stem}.index.hashes"] = content
+    return indices
 
 
 def _texts(path: Path) -> Iterator[str]:

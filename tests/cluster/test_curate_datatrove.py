@@ -66,13 +66,17 @@ def test_a_wrong_option_is_named_before_anything_is_written(
 def test_without_datatrove_the_error_says_how_to_install_it(tmp_path: Path) -> None:
     (tmp_path / "datatrove.py").write_text("raise ImportError")
     process = curate("--input", tmp_path, "--output", tmp_path / "out", python=sys.executable, PYTHONPATH=str(tmp_path))
-    assert_one_clear_line(process, "datatrove is not installed", "pip install")
+    assert_one_clear_line(process, "lacks a package", "pip install")
     assert not (tmp_path / "out").exists()
 
 
 # Whole runs
 
-LANGUAGE = "import sys, fasttext; fasttext.train_supervised(sys.argv[1], epoch=20).save_model(sys.argv[2])"
+LANGUAGE = """
+import sys, fasttext
+letters = {"minn": 1, "maxn": 2, "dim": 4, "bucket": 1000}
+fasttext.train_supervised(sys.argv[1], lr=1.0, epoch=20, thread=1, verbose=0, **letters).save_model(sys.argv[2])
+"""
 PAGES = """
 import json, sys
 from io import BytesIO
@@ -200,6 +204,30 @@ def test_the_same_command_only_repeats_what_is_missing_and_other_settings_are_re
         assert_one_clear_line(curate(*options_for(crawl, output)), "input: differs")
     finally:
         (crawl / "pages" / "3.jsonl").unlink()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("--input none", ("input", "none", "**/*.json*")),
+        ("--input pages --format warc", ("input", "pages", "**/*.warc.gz")),
+        ("--input pages --tasks 4", ("tasks", "got 4", "at most 3")),
+        ("--input . --output pages/out", ("output", "inside the input")),
+        ("--input pages --decontaminate short.tsv", ("decontaminate", "short.tsv", "12 words")),
+        ("--input pages --decontaminate cut.json", ("decontaminate", "cut.json", "not JSON")),
+    ],
+)
+def test_a_wrong_value_is_named_before_anything_is_written(
+    options: str, words: tuple[str, ...], datatrove: str, crawl: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(crawl / "pages", tmp_path / "pages")
+    (tmp_path / "short.tsv").write_text("A short sentence.\t1\n")
+    (tmp_path / "cut.json").write_text("{")
+    monkeypatch.chdir(tmp_path)
+    given = options if "--output" in options else f"{options} --output out"
+    assert_one_clear_line(curate(*given.split()), *words)
+    assert {path.name for path in tmp_path.rglob("*")}.isdisjoint({"out", "lock"})
 
 
 @pytest.mark.long
