@@ -37,6 +37,7 @@ from foundation.locks import Held, Lock
 PATTERNS = {"jsonl": "**/*.json*", "parquet": "**/*.parquet", "warc": "**/*.warc.gz"}
 INSTALL = "pip install 'datatrove[io,processing,ray]' spacy pydantic"
 LOCK, SETTINGS, JOBS, INDEX = "lock", "settings.json", "jobs.json", "decontamination"
+EXTRACTION = 60  # seconds per page; by default 1, which includes an import: a busy node would lose every page
 LANGUAGE_SCORE = 0.65  # FineWeb's
 MOST_TASKS = 1000
 TASKS_PER_WORKER_OF_A_BUCKET = 20  # FineWeb: 50 workers per bucket beside 1,000 tasks
@@ -211,7 +212,7 @@ def make_stages(options: CurateOptions, sources: Sequence[tuple[str, str]], task
     key = "text" if options.format == "warc" else options.text_column
     blocks = [reader(place, glob_pattern=pattern, text_key=key) for place, pattern in sources]
     if options.format == "warc":
-        blocks.append(extractors.Trafilatura())
+        blocks.append(extractors.Trafilatura(timeout=EXTRACTION))
     if options.language:
         blocks.append(
             filters.FastTextClassifierFilter(
