@@ -4,7 +4,7 @@
     python data_prep/build_shards.py --input data/curated/text
 
 Run the same command again to resume. It needs datatrove, spaCy and pydantic, not the other packages of this project:
-pip install "datatrove[io,processing,ray]" spacy pydantic. Nothing is downloaded.
+pip install "datatrove[io,processing,ray]" spacy lxml_html_clean pydantic. Nothing is downloaded.
 
 The filters, their order and thresholds are those of FineWeb (Penedo et al. 2024, and datatrove's examples/fineweb.py);
 near duplicates are found by datatrove's MinHash: 14 buckets of 8 hashes of 5-grams, so 92% of the pairs with a Jaccard
@@ -35,9 +35,9 @@ from foundation.files import make_folder, require_folder, write_atomically, writ
 from foundation.locks import Held, Lock
 
 PATTERNS = {"jsonl": "**/*.json*", "parquet": "**/*.parquet", "warc": "**/*.warc.gz"}
-INSTALL = "pip install 'datatrove[io,processing,ray]' spacy pydantic"
+INSTALL = "pip install 'datatrove[io,processing,ray]' spacy lxml_html_clean pydantic"
 LOCK, SETTINGS, JOBS, INDEX = "lock", "settings.json", "jobs.json", "decontamination"
-EXTRACTION = 60  # seconds per page; by default 1, which includes an import: a busy node would lose every page
+EXTRACTION = 10  # seconds per page; datatrove's default, 1, includes the import of Trafilatura
 LANGUAGE_SCORE = 0.65  # FineWeb's
 MOST_TASKS = 1000
 TASKS_PER_WORKER_OF_A_BUCKET = 20  # FineWeb: 50 workers per bucket beside 1,000 tasks
@@ -113,8 +113,11 @@ def main(options: CurateOptions) -> int:
     """Runs or submits the stages that are not complete; returns the exit code."""
     require_folder(options.output)
     try:
-        for package in ("datatrove", "ray") if options.executor == "ray" else ("datatrove",):
-            import_module(package)
+        import_module("datatrove")
+        if options.executor == "ray":
+            import_module("ray")
+        if options.format == "warc":  # in a task, datatrove would report a failed import as a timeout, page by page
+            import_module("trafilatura")
         sources = [split_glob(given, options.format) for given in options.input]
         files = _files(sources, options.output)
         tasks = options.tasks or min(len(files), MOST_TASKS)
