@@ -29,7 +29,7 @@ def curate(*options: object, python: str = PYTHON, **environment: str) -> subpro
         env=os.environ | {"HF_HUB_OFFLINE": "1"} | environment,
         capture_output=True,
         text=True,
-        timeout=500,
+        timeout=1500,
     )
 
 
@@ -295,6 +295,6 @@ def test_slurm_runs_the_stages_one_after_the_other_and_keeps_the_same_text(
     refusal, _ = again.communicate()
     assert again.returncode == 2
     assert "in the queue" in refusal
-    wait_for(lambda: not slurm.run("squeue", "--noheader"), 400)
+    wait_for(lambda: not slurm.run("squeue", "--noheader"), 1500)
     assert "53 documents read = 30 kept" in slurm.run(*map(str, command))
     assert rows_in(output / "text") == rows_in(curated / "text")
