@@ -218,6 +218,7 @@ ReturnToService=2
 SlurmdTimeout=15
 OverTimeLimit=1
 SchedulerParameters=sched_interval=1,bf_interval=1
+NodeName=DEFAULT RealMemory=2000
 {nodes}
 PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
