@@ -1,5 +1,6 @@
 """Stages b and c of `bench/gpu.py`: the machine's own rates, and a training step with each optimisation switched."""
 
+import gc
 import os
 import statistics
 from collections.abc import Callable
@@ -92,6 +93,7 @@ def shaped(device: str, shape: str) -> Setting:
 
 def measured(where: Setting, switch: Switch, steps: int) -> Figures:
     """Returns the median seconds of a step, and what follows from them."""
+    gc.collect()  # the engine before, which refers to itself
     with ExitStack() as stack:
         if switch.attention:
             stack.enter_context(sdpa_kernel(list(switch.attention)))

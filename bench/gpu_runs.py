@@ -27,7 +27,7 @@ CONFIGS = {"fp32": "zero0_fp32", "bf16": "zero1_bf16", "fp16": "zero1_fp16"}
 SIZES = {"cuda": ("small", 128), "cpu": ("tiny", 8)}
 ZERO_SIZES = {"cuda": ("base", 32), "cpu": ("tiny", 8)}
 """Preset and batch size."""
-BITS_STEPS = {"cuda": 200, "cpu": 30}
+BITS_STEPS = {"cuda": 60, "cpu": 12}
 ZERO_STEPS = {"cuda": 20, "cpu": 4}
 TRAINING_STEPS = {"cuda": 1000, "cpu": 20}
 OVERFLOWING = "deepspeed.fp16.initial_scale_power=32"
@@ -60,13 +60,12 @@ class Run:
             raise SkippedError("DeepSpeed has no fp16 on a CPU")
         self.folder, self.steps = options.work / name.replace(" ", "-"), steps
         preset, batch_size = size
-        settings = (
-            *(f"optim.steps={steps}", f"optim.warmup_steps={max(1, steps // 10)}", f"batch_size={batch_size}"),
-            *(f"checkpoint_every={max(1, steps // 10)}", "keep_checkpoints=2", f"log_every={max(1, steps // 100)}"),
-            *(f"evaluate_every={steps}", *settings),
-        )
+        defaults = {"checkpoint_every": max(1, steps // 4), "keep_checkpoints": 2, "evaluate_every": steps}
+        defaults |= {"optim.steps": steps, "optim.warmup_steps": max(1, steps // 10), "batch_size": batch_size}
+        defaults |= {"log_every": max(1, steps // 100)}
         self.arguments = ["--preset", preset, "--data", str(options.data), "--output", str(self.folder)]
-        self.arguments += ["--deepspeed_config", f"ds_configs/{CONFIGS[precision]}.json", "--set", *settings]
+        self.arguments += ["--deepspeed_config", f"ds_configs/{CONFIGS[precision]}.json", "--set"]
+        self.arguments += [*(f"{key}={value}" for key, value in defaults.items()), *settings]
 
     def start(self) -> "subprocess.Popen[bytes]":
         return subprocess.Popen([sys.executable, "pretrain/run.py", *self.arguments], cwd=ROOT)
@@ -153,7 +152,10 @@ def zero(options: GpuOptions, product: Path) -> int:
     """Checks the losses of each way to save memory against those of ZeRO 1, and their memory against the estimate."""
     precision = "fp16" if options.device == "cuda" else "bf16"
     size, steps = ZERO_SIZES[options.device], ZERO_STEPS[options.device]
-    runs = {name: Run(options, f"zero {name}", precision, size, steps, *settings) for name, settings in WAYS.items()}
+    runs = {
+        name: Run(options, f"zero {name}", precision, size, steps, f"checkpoint_every={steps}", *settings)
+        for name, settings in WAYS.items()
+    }
     for run in runs.values():
         shutil.rmtree(run.folder, ignore_errors=True)
     return run_items(dict(zero_items(runs)), product)
