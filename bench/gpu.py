@@ -117,13 +117,15 @@ def run_part(part: Part, seconds: float, options: GpuOptions, results: Results, 
     log.flush()
     results.write(part, {"state": "unfinished", "machine": machine(options.device)})
     started, seen = time.monotonic(), 0
-    process = subprocess.Popen(command, cwd=REPOSITORY, stdout=log, stderr=log, start_new_session=True)
-    while (code := exit_code(process)) is None and time.monotonic() < started + seconds:
-        seen = take(product, seen, part, results)
-    if code is None:
-        os.killpg(process.pid, signal.SIGKILL)  # and its child processes
-        process.wait()
-        log.write(f"ended after {seconds:.0f} s\n")
+    process = subprocess.Popen(command, cwd=REPOSITORY, stdout=log, stderr=log, process_group=0)
+    try:
+        while (code := exit_code(process)) is None and time.monotonic() < started + seconds:
+            seen = take(product, seen, part, results)
+    finally:  # also when the user interrupts
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)  # and its child processes
+            process.wait()
+            log.write(f"ended after {time.monotonic() - started:.0f} s\n")
     take(product, seen, part, results)
     late = "too slow" if seconds >= part.seconds else "unfinished"
     results.write(
