@@ -1,154 +1,162 @@
-"""Every measurement that needs a GPU, in at most ten minutes: correctness, the tables of `bench/step.py`, a profile.
+"""Every measurement that needs a GPU, in stages that go on where the last call ended.
 
-    python bench/gpu.py --output bench/results/h200 [--device cpu]
+    python bench/gpu.py --output bench/results/h100 --data SHARDS [--stages a b] [--minutes 9] [--device cpu]
 
-Each part runs in its own process with its share of the time. A part that fails or hangs is recorded and killed, and the
-others still run; `results.json` keeps all partial results. The exit code is 1 if any check or part failed. Tables and
-profile are in bf16, for an A100 or later. `--device cpu` tries the script on tiny shapes and names the skipped checks.
+Stages, the most telling first: a) checks, b) steps against Hugging Face and the machine's limit, c) ablation,
+d) profile, e) training curves, f) a block of the sampler study. Stages a to e take at most twenty minutes together, f
+as long as it is given. Each part of a stage runs in its own process. A part that fails or hangs is recorded and ended,
+and the others still run. OUTPUT has one JSON file per stage, written as results come in. A finished part is never
+repeated; an unfinished one goes on in the next call, also on another machine if OUTPUT travels. Parts that cannot run
+are named as skipped. The exit code is 1 if anything failed. `--device cpu` rehearses on tiny shapes.
 """
 
 import json
 import os
 import platform
+import shlex
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import IO, Any
 
 if not __package__:  # run as a script: import from the repository, never from the script's own folder
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from pydantic import Field
-
-from foundation.command_line import HIDDEN, run_command
-from foundation.config import StrictConfig
-from foundation.files import write_atomically
+from bench.gpu_items import keep
+from bench.gpu_parts import STAGES, WARM_UP_SHARE, GpuOptions, Part, Stage, all_parts
+from foundation.command_line import run_command
+from foundation.config import ConfigError
+from foundation.files import make_folder, require_folder
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-STEP = (sys.executable, "bench/step.py")
-STEP_SHAPES = {
-    "cuda": (("base", 512, 32), ("small", 128, 128), ("small", 512, 128), ("base", 128, 128)),
-    "cpu": (("tiny", 32, 2),),
-}
-"""Preset, length and batch size (large enough to keep a large GPU busy), the most informative first."""
-STEP_OPTIONS = {
-    "cuda": ("--dtype", "bf16", "--steps", "10"),
-    "cpu": ("--steps", "1", "--contenders", "eager", "electra", "hp_loss", "hp_dist"),  # compiling takes a minute
-}
-WARM_UP_SHARE = 0.6
-"""Share of a table's time allowed for start-up and compilation; a slower contender is left out."""
-CHECKS, RESULTS, LOG = "checks.json", "results.json", "log.txt"
-
-PartName = Literal["checks", "step", "profile"]
-
-
-class GpuOptions(StrictConfig):
-    """The command line of the script."""
-
-    output: Path = Path("bench/results/gpu")
-    """folder for the results"""
-    device: Literal["cuda", "cpu"] = "cuda"
-    """cpu tries the script on tiny shapes; its timings mean nothing"""
-    minutes: float = Field(8.5, gt=0)
-    """time limit of the whole command"""
-    parts: tuple[PartName, ...] = ("checks", "step", "profile")
-    """parts to run, always in this order"""
-    inside: Annotated[PartName | None, HIDDEN] = None
-    """run this part in this process"""
-
-
-class Part(NamedTuple):
-    """A part of the measurements: a process with its share of the time."""
-
-    name: str
-    command: tuple[str, ...]
-    share: float
-    """Share of the total time; unused time goes to the later parts."""
-    product: str | None = None
-    """JSON file in the output folder with its results so far."""
-    warm_up_share: float = 0.0
-    """Share of the part's time that bench/step.py allows for the contenders' first step."""
+LOG = "log.txt"
+LEAST_SECONDS = 5.0
+"""Time under which no further part is begun."""
+POLL_SECONDS = 0.5
+"""Time between two looks at a part's results."""
+Record = dict[str, Any]
 
 
 def main(options: GpuOptions) -> int:
+    if options.data and not (options.data / "manifest.json").is_file():
+        raise ConfigError(f"data: {options.data} has no manifest.json, expected shards from build_shards.py")
+    options = with_whole_paths(options)
     if options.inside:
-        from bench.gpu_checks import run_checks
-        from bench.gpu_profile import run_profile
+        from bench.gpu_inside import run_inside
 
-        if options.inside == "checks":
-            return run_checks(options.device, options.output / CHECKS)
-        return run_profile(options.device, options.output)
-    output = options.output.resolve()
-    output.mkdir(parents=True, exist_ok=True)
+        return run_inside(options.inside, options)
+    require_folder(options.output)
+    require_folder(options.work, "work")
+    for folder in (options.output, options.work):
+        make_folder(folder)
     deadline = time.monotonic() + 60 * options.minutes
-    results: dict[str, Any] = {"command": " ".join(sys.argv), "machine": machine(options.device), "parts": {}}
-    with (output / LOG).open("w") as log:
-        for part, seconds in with_seconds(list(chosen_parts(options)), deadline):
-            print(f"{part.name}: at most {seconds:.0f} s", flush=True)
-            results["parts"][part.name] = run_part(part, seconds, output, log)
-            write_atomically(output / RESULTS, json.dumps(results, indent=1).encode() + b"\n")
-    print((output / LOG).read_text())
-    failed = failures(results)
-    print("failed: " + ", ".join(failed) if failed else "nothing failed")
-    return 1 if failed else 0
+    results = Results(options.output)
+    with (options.output / LOG).open("a") as log:
+        for part in in_order([part for part in all_parts(options) if part.stage in options.stages], results):
+            left = deadline - time.monotonic()
+            if reason := part.missing(options):
+                results.write(part, {"state": "skipped", "reason": reason})
+            elif left < LEAST_SECONDS:
+                results.write(part, {"state": "unfinished"})
+            else:
+                run_part(part, min(part.seconds, left), options, results, log)
+    return summary(options, results)
 
 
-def chosen_parts(options: GpuOptions) -> Iterator[Part]:
-    """Yields the chosen parts: checks, tables, profile."""
-    names, device, output = options.parts, options.device, options.output.resolve()  # parts run in another folder
-    inside = (sys.executable, "bench/gpu.py", "--device", device, "--output", str(output), "--inside")
-    if "checks" in names:
-        yield Part("checks", (*inside, "checks"), 0.3, CHECKS)
-    if "step" in names:
-        for preset, length, batch_size in STEP_SHAPES[device]:
-            product = f"step-{preset}-{length}.json"
-            shape = ("--preset", preset, "--seq_length", str(length), "--batch_size", str(batch_size))
-            command = (*STEP, *shape, *STEP_OPTIONS[device], "--output", str(output / product))
-            yield Part(f"step {preset} {length}", command, 0.14, product, WARM_UP_SHARE)
-    if "profile" in names:
-        yield Part("profile", (*inside, "profile"), 0.14)
+def with_whole_paths(options: GpuOptions) -> GpuOptions:
+    """Returns the options with absolute paths, as parts run in the repository's folder."""
+    paths = {name: value.resolve() for name, value in options if isinstance(value, Path)}
+    return options.model_copy(update=paths)
 
 
-def with_seconds(parts: list[Part], deadline: float) -> Iterator[tuple[Part, float]]:
-    """Yields each part with its weighted share of the time left when its turn comes; at least one second."""
-    for number, part in enumerate(parts):
-        share = part.share / sum(later.share for later in parts[number:])
-        yield part, max(1.0, share * (deadline - time.monotonic()))
+class Results:
+    """The records of all parts: one JSON file per stage in the output folder."""
+
+    def __init__(self, output: Path) -> None:
+        self.output = output
+
+    def read(self, stage: Stage) -> dict[str, Record]:
+        """Returns the records of a stage by part."""
+        path = self._path(stage)
+        return dict(json.loads(path.read_text())) if path.is_file() else {}
+
+    def of(self, part: Part) -> Record:
+        return self.read(part.stage).get(part.name, {})
+
+    def write(self, part: Part, changes: Record) -> None:
+        """Changes the record of a part."""
+        records = self.read(part.stage)
+        records[part.name] = records.get(part.name, {}) | changes
+        keep(records, self._path(part.stage))
+
+    def _path(self, stage: Stage) -> Path:
+        return self.output / f"{stage}-{STAGES[stage]}.json"
 
 
-def run_part(part: Part, seconds: float, output: Path, log: Any) -> dict[str, Any]:
-    """Runs a part for at most `seconds`, with its output in the log; returns its exit code, time and results."""
+def in_order(parts: list[Part], results: Results) -> Iterator[Part]:
+    """Yields the parts that are not finished; last those that failed or used up their own time limit."""
+    states = {part: results.of(part).get("state") for part in parts}
+    yield from (part for part, state in states.items() if state not in ("finished", "failed", "too slow"))
+    yield from (part for part, state in states.items() if state in ("failed", "too slow"))
+
+
+def run_part(part: Part, seconds: float, options: GpuOptions, results: Results, log: IO[str]) -> None:
+    """Runs a part for at most `seconds`, with its output in the log and its results in the stage's file."""
+    print(f"{part.stage}) {part.name}: at most {seconds:.0f} s", flush=True)
+    before, product = results.of(part), options.product(part.name)
+    product.unlink(missing_ok=True)
+    if "found" in before:  # perhaps by another machine
+        keep(before["found"], product)
     command = part.command
-    if part.warm_up_share:
-        command += ("--warm_up_seconds", f"{part.warm_up_share * seconds:.1f}")
-    if part.product:
-        (output / part.product).unlink(missing_ok=True)
-    log.write(f"\n== {part.name}: {' '.join(command[1:])}\n")
+    if part.warm_up:
+        command += ("--warm_up_seconds", f"{WARM_UP_SHARE * seconds:.1f}", "--output", str(product))
+    log.write(f"\n== {part.name}: {shlex.join(command[1:])}\n")
     log.flush()
-    started = time.monotonic()
-    code = exit_of(command, seconds, log)
-    ended = {"command": " ".join(command[1:]), "exit": code, "seconds": round(time.monotonic() - started, 1)}
-    if part.product and (output / part.product).exists():
-        ended["found"] = json.loads((output / part.product).read_text())
-    return ended
-
-
-def exit_of(command: tuple[str, ...], seconds: float, log: Any) -> int | str:
-    """Runs a command; returns its exit code, or a sentence if it was killed after `seconds`."""
-    process = subprocess.Popen(command, cwd=REPOSITORY, stdout=log, stderr=log, start_new_session=True)
+    results.write(part, {"state": "unfinished", "machine": machine(options.device)})
+    started, seen = time.monotonic(), 0
+    process = subprocess.Popen(command, cwd=REPOSITORY, stdout=log, stderr=log, process_group=0)
     try:
-        return process.wait(seconds)
+        while (code := exit_code(process)) is None and time.monotonic() < started + seconds:
+            seen = take(product, seen, part, results)
+    finally:  # also when the user interrupts
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)  # and its child processes
+            process.wait()
+            log.write(f"ended after {time.monotonic() - started:.0f} s\n")
+    take(product, seen, part, results)
+    late = "too slow" if seconds >= part.seconds else "unfinished"
+    results.write(
+        part,
+        {
+            "state": late if code is None else "failed" if code else "finished",
+            "exit": code,
+            "seconds": round(before.get("seconds", 0.0) + time.monotonic() - started, 1),
+            "calls": before.get("calls", 0) + 1,
+        },
+    )
+    print(f"   {results.of(part)['state']} after {time.monotonic() - started:.0f} s", flush=True)
+
+
+def exit_code(process: "subprocess.Popen[bytes]") -> int | None:
+    """Waits a moment for the process; returns its exit code if it has ended."""
+    try:
+        return process.wait(POLL_SECONDS)
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)  # and its child processes
-        process.wait()
-        log.write(f"ended after {seconds:.0f} s\n")
-        return f"ended after {seconds:.0f} s"
+        return None
 
 
-def machine(device: str) -> dict[str, Any]:
+def take(product: Path, seen: int, part: Part, results: Results) -> int:
+    """Copies a part's results into the stage's file if they have changed since `seen`; returns the time of change."""
+    changed = product.stat().st_mtime_ns if product.exists() else 0
+    if changed != seen:
+        results.write(part, {"found": json.loads(product.read_text())})
+    return changed
+
+
+def machine(device: str) -> Record:
     """Returns the device's name and the versions of the software."""
     import torch
 
@@ -156,11 +164,27 @@ def machine(device: str) -> dict[str, Any]:
     return {"device": name, "torch": torch.__version__, "cuda": torch.version.cuda, "python": platform.python_version()}
 
 
-def failures(results: dict[str, Any]) -> list[str]:
-    """Returns the names of the parts and checks that failed."""
-    parts = [name for name, part in results["parts"].items() if part["exit"] != 0]
-    checks = results["parts"].get("checks", {}).get("found", ())
-    return parts + [check["name"] for check in checks if check["outcome"] == "failed"]
+def summary(options: GpuOptions, results: Results) -> int:
+    """Prints the state of every part, with what failed or was skipped inside; returns 1 if anything failed."""
+    states = []
+    for part in all_parts(options):
+        if part.stage in options.stages and (record := results.of(part)):
+            states.append(record["state"])
+            print(f"{part.stage}) {part.name:20} {record['state']:10} {record.get('reason', '')}".rstrip())
+            for name, item in items_of(record):
+                if item["outcome"] != "passed":
+                    print(f"     {name}: {item['outcome']} {item.get('reason', '')}".rstrip())
+    if "unfinished" in states or "too slow" in states:
+        print("unfinished: run the same command again to go on")
+    return int("failed" in states)
+
+
+def items_of(record: Record) -> Iterator[tuple[str, Record]]:
+    """Yields the named items that a part recorded."""
+    found = record.get("found")
+    for name, item in found.items() if isinstance(found, dict) else ():
+        if isinstance(item, dict) and "outcome" in item:
+            yield name, item
 
 
 if __name__ == "__main__":

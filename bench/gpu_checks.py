@@ -6,22 +6,22 @@ different tokens.
 """
 
 import json
-import traceback
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import pretrain.method.sampling
-from bench.gpu_setting import Setting, new_batch, new_model, setting
+from bench.gpu_items import SkippedError, run_items
+from bench.gpu_setting import Plainly, Setting, new_batch, new_model, setting
 from bench.matrix_rate import DTYPES
 from bench.models import CONFIGS, new_engine
-from foundation.files import write_atomically
 from pretrain.data.batches import Batch
 from pretrain.engine.engine import Engine
 from pretrain.engine.gradients import squared_norm
@@ -41,30 +41,11 @@ MISSED = 2e-6
 """Tolerance for rounded fp32 sums: distance of a uniform from its token's interval, as a share of the total weight."""
 
 
-class SkippedError(Exception):
-    """Raised by a check that this device cannot run; the message says why."""
-
-
-def run_checks(device: str, path: Path) -> int:
-    """Runs all checks and writes the results so far to `path` after each."""
+def run_checks(device: str, product: Path) -> int:
+    """Runs the checks that have not passed yet; returns 1 if one failed."""
     where = setting(device)
-    checks = dict(all_checks(where))
-    records = [{"name": name, "outcome": "not reached"} for name in checks]
-    for record, check in zip(records, checks.values(), strict=True):
-        record |= outcome(check)
-        print(" ".join(f"{key}={value}" for key, value in record.items() if key != "trace"), flush=True)
-        write_atomically(path, json.dumps(records, indent=1).encode() + b"\n")
-    return int(any(record["outcome"] == "failed" for record in records))
-
-
-def outcome(check: Callable[[], dict[str, float]]) -> dict[str, Any]:
-    """Runs a check; returns its outcome with its figures, or with the reason it was skipped or failed."""
-    try:
-        return {"outcome": "passed", **check()}
-    except SkippedError as reason:
-        return {"outcome": "skipped", "reason": str(reason)}
-    except Exception as error:
-        return {"outcome": "failed", "reason": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()}
+    gentle_engine(where, new_model(where), "zero0_fp32")  # an engine's start chooses the fast operations
+    return run_items(dict(all_checks(where)), product)
 
 
 def all_checks(where: Setting) -> Iterator[tuple[str, Callable[[], dict[str, float]]]]:
@@ -78,6 +59,8 @@ def all_checks(where: Setting) -> Iterator[tuple[str, Callable[[], dict[str, flo
     for objective in OBJECTIVES:
         for name in ("bf16", "fp16"):
             yield f"{objective} {name}", partial(check_precision, where, objective, DTYPES[name])
+        for name, dtype in DTYPES.items():
+            yield f"{objective} {name} against the CPU", partial(check_device, where, objective, dtype)
     for config in ("zero0_fp32", "zero1_fp32", "zero1_bf16", "zero1_fp16"):
         for objective in OBJECTIVES:
             yield f"engine {config} {objective}", partial(check_engine, where, config, objective)
@@ -133,8 +116,22 @@ def check_precision(where: Setting, objective: str, dtype: torch.dtype) -> dict[
     """Loss and gradient in half precision against fp32, both from the same rounded weights."""
     model, reference = (new_model(where, objective).to(dtype) for _ in range(2))
     loss, gradient = loss_and_gradient(model, new_batch(where), LOSS_SCALE if dtype == torch.float16 else 1.0)
-    expected_loss, expected = loss_and_gradient(reference.float(), new_batch(where))
+    with Plainly():
+        expected_loss, expected = loss_and_gradient(reference.float(), new_batch(where))
     return within({"loss": off(loss, expected_loss), "gradient": off(gradient, expected)}, roundings(dtype))
+
+
+def check_device(where: Setting, objective: str, dtype: torch.dtype) -> dict[str, float]:
+    """Loss and gradient on this device against the CPU in fp32, both from the same rounded weights."""
+    if where.device.type == "cpu":
+        raise SkippedError("this is the CPU")
+    model, reference = (new_model(where, objective).to(dtype) for _ in range(2))
+    loss, gradient = loss_and_gradient(model, new_batch(where), LOSS_SCALE if dtype == torch.float16 else 1.0)
+    cpu = torch.device("cpu")
+    with Plainly():
+        expected_loss, expected = loss_and_gradient(reference.to(cpu).float(), new_batch(where).to(cpu))
+    figures = {"loss": off(loss.cpu(), expected_loss), "gradient": off(gradient.cpu(), expected)}
+    return within(figures, roundings(dtype))
 
 
 def check_compiled(where: Setting, objective: str) -> dict[str, float]:
@@ -144,7 +141,8 @@ def check_compiled(where: Setting, objective: str) -> dict[str, float]:
     compiled = new_model(where, objective)
     compile_layers(compiled)
     loss, gradient = loss_and_gradient(compiled, new_batch(where))
-    expected_loss, expected = loss_and_gradient(new_model(where, objective), new_batch(where))
+    with Plainly():
+        expected_loss, expected = loss_and_gradient(new_model(where, objective), new_batch(where))
     return within({"loss": off(loss, expected_loss), "gradient": off(gradient, expected)}, roundings(torch.float32))
 
 
@@ -165,7 +163,7 @@ def check_attention(where: Setting, dtype: torch.dtype | None = None) -> dict[st
         if precision is None:
             encoder = encoder.double()
         backends = [SDPBackend.MATH] if precision is None else list(SDPBackend.__members__.values())[1:]
-        with sdpa_kernel(backends):
+        with sdpa_kernel(backends), Plainly() if precision is None else nullcontext():
             hidden_XH = encoder(on.input_ids_BL, on.attention_mask_BL, on.token_type_ids_BL)[on.attention_mask_BL]
             loss = (hidden_XH * torch.linspace(-1, 1, hidden_XH.shape[-1]).to(hidden_XH)).mean()
             (loss * LOSS_SCALE).backward()
@@ -225,6 +223,8 @@ def check_norm(where: Setting, dtype: torch.dtype) -> dict[str, float]:
 
 def check_engine(where: Setting, config: str, objective: str) -> dict[str, float]:
     """Losses of a few steps under DeepSpeed against plain PyTorch in fp32."""
+    if "zero0" not in config:
+        require_deepspeed()
     if where.device.type == "cpu" and "fp16" in config:
         raise SkippedError("DeepSpeed has no fp16 on a CPU")
     if where.device.type == "cuda" and "bf16" in config and not torch.cuda.is_bf16_supported(including_emulation=False):
@@ -236,13 +236,20 @@ def check_engine(where: Setting, config: str, objective: str) -> dict[str, float
     with Forced():
         for _ in range(ENGINE_STEPS):
             ours.append(engine_step(engine, batch))
-            loss = model(batch).loss
-            loss.backward()
+            with Plainly():
+                loss = model(batch).loss
+                loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), where.run.optim.gradient_clipping)
             optimizer.step()
             optimizer.zero_grad()
             expected.append(loss.detach())
     return within({"losses": off(torch.stack(ours).float(), torch.stack(expected))}, roundings(engine.dtype))
+
+
+def require_deepspeed() -> None:
+    """Skips the check without DeepSpeed."""
+    if find_spec("deepspeed") is None:
+        raise SkippedError("needs deepspeed, not installed here")
 
 
 def gentle_engine(where: Setting, model: Electra, name: str) -> Engine:
@@ -264,6 +271,7 @@ def check_no_sync(where: Setting) -> dict[str, float]:
     """Forward and backward never synchronize host and device; counts the waits in DeepSpeed's update."""
     if where.device.type == "cpu":
         raise SkippedError("a CPU runs synchronously")
+    require_deepspeed()
     engine, batch = gentle_engine(where, new_model(where), "zero1_bf16"), new_batch(where)
     for _ in range(3):
         engine_step(engine, batch)

@@ -1,36 +1,38 @@
-"""The profile of `bench/gpu.py`: the time of a training step by operation."""
+"""Stage d of `bench/gpu.py`: the time of a training step by kernel."""
 
 from pathlib import Path
 
 import torch
 
-from bench.gpu_checks import engine_step
-from bench.gpu_setting import new_batch, setting
-from bench.models import CONFIGS, fresh_model, new_engine
-from pretrain.presets import preset, with_objective
+from bench.gpu_ablation import Switch, new_step, shaped
+from bench.gpu_items import keep
+from bench.gpu_parts import SHAPES, GpuOptions
 
 PROFILED_STEPS = 3
+LISTED = 60
 
 
-def run_profile(device: str, output: Path) -> int:
-    """Writes a table by operation and a trace for chrome://tracing."""
-    where = setting(device)
-    if device == "cuda":
-        where = where._replace(run=preset("base").run, batch_size=32, length=512)
-    torch.manual_seed(0)
-    model = fresh_model(with_objective(where.run, "hp_loss"), where.vocabulary)
-    engine = new_engine(model, where.run, CONFIGS / "zero1_bf16.json", where.batch_size, where.world)
-    batch = new_batch(where)
-    for _ in range(2):
-        engine_step(engine, batch)
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    if device == "cuda":
-        activities.append(torch.profiler.ProfilerActivity.CUDA)
+def run_profile(options: GpuOptions, shape: str, product: Path) -> int:
+    """Records every kernel's share, and for the first shape a trace for chrome://tracing."""
+    on_gpu = options.device == "cuda"
+    step = new_step(shaped(options.device, shape), Switch())
+    for _ in range(3):
+        step()
+    activities = [torch.profiler.ProfilerActivity.CPU, *([torch.profiler.ProfilerActivity.CUDA] if on_gpu else [])]
     with torch.profiler.profile(activities=activities, acc_events=True) as profile:
-        for _ in range(PROFILED_STEPS if device == "cuda" else 1):
-            engine_step(engine, batch)
-    table = profile.key_averages().table(sort_by=f"self_{device}_time_total", row_limit=40, max_name_column_width=60)
-    (output / "profile.txt").write_text(table)
-    profile.export_chrome_trace(str(output / "trace.json.gz"))
-    print(f"wrote profile.txt and trace.json.gz ({(output / 'trace.json.gz').stat().st_size / 1e6:.1f} MB)")
+        for _ in range(PROFILED_STEPS if on_gpu else 1):
+            step()
+    kernels = [event for event in profile.key_averages() if not on_gpu or event.device_type.name == "CUDA"]
+    taken = {event.key: event.self_device_time_total if on_gpu else event.self_cpu_time_total for event in kernels}
+    whole, calls = sum(taken.values()), {event.key: event.count for event in kernels}
+    slowest = sorted(taken, key=lambda name: -taken[name])[:LISTED]
+    rows = [
+        {"kernel": name, "share": taken[name] / whole, "microseconds": taken[name], "calls": calls[name]}
+        for name in slowest
+    ]
+    for row in rows[:15]:
+        print(f"{row['share']:6.1%} {row['calls']:6} {row['kernel'][:90]}")
+    keep({"steps": PROFILED_STEPS if on_gpu else 1, "microseconds": whole, "kernels": rows}, product)
+    if shape == "{} {}".format(*SHAPES[options.device][0]):
+        profile.export_chrome_trace(str(options.output / "trace.json.gz"))
     return 0

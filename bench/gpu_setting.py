@@ -1,5 +1,6 @@
 """Model, batch and device for the checks and the profile of `bench/gpu.py`."""
 
+from inspect import isfunction
 from typing import NamedTuple
 
 import torch
@@ -11,8 +12,32 @@ from pretrain.config import RunConfig, with_overrides
 from pretrain.data.batches import Batch
 from pretrain.job.processes import World, start_processes
 from pretrain.method.electra import Electra
-from pretrain.model import cpu_ops
+from pretrain.model import cpu_ops, ops
 from pretrain.presets import preset, with_objective
+
+PLAIN = {name: value for name, value in vars(ops).items() if isfunction(value)}
+"""The operations in plain PyTorch, which faster ones replace when an engine starts."""
+
+
+class Plainly:
+    """Inside the `with` block, models use operations in plain PyTorch, in place of all others or those of a module."""
+
+    def __init__(self, module: str | None = None) -> None:
+        fast = {name: vars(ops)[name] for name in PLAIN}
+        self._fast = {name: form for name, form in fast.items() if module in (None, form.__module__)}
+
+    def __enter__(self) -> None:
+        for name in self._fast:
+            setattr(ops, name, PLAIN[name])
+
+    def __exit__(self, *error: object) -> None:
+        for name, form in self._fast.items():
+            setattr(ops, name, form)
+
+
+def fast_modules() -> list[str]:
+    """Returns the modules whose operations have replaced plain ones."""
+    return sorted({vars(ops)[name].__module__ for name in PLAIN} - {ops.__name__})
 
 
 class Setting(NamedTuple):

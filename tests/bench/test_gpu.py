@@ -1,7 +1,6 @@
-"""Claims about the GPU script, as far as a CPU can test them: its checks run, detect errors and end in time."""
+"""Claims about the GPU script, as far as a CPU can test them: its stages go on, end in time and detect errors."""
 
 import json
-import subprocess
 import sys
 import time
 from functools import partial
@@ -10,53 +9,172 @@ import pytest
 import torch
 
 import bench.gpu_checks
-from bench.gpu import GpuOptions, Part, chosen_parts, failures, run_part, with_seconds
-from bench.gpu_checks import MISSED, check_distribution, check_draws, check_precision, missed_by, outcome
-from bench.gpu_setting import setting
+from bench.gpu import Results, in_order, main, run_part, summary
+from bench.gpu_checks import MISSED, check_distribution, check_draws, check_precision, missed_by
+from bench.gpu_items import SkippedError, outcome, run_items
+from bench.gpu_parts import GpuOptions, Part, all_parts
+from bench.gpu_runs import Run
+from bench.gpu_setting import PLAIN, Plainly, fast_modules, setting
+from foundation.config import ConfigError
 from pretrain.method.sampling import inverse_cdf
+from pretrain.model import ops
 from pretrain.model.encoder import ElectraEncoder
-from tests.conftest import REPOSITORY
 
 
-def run(folder, *arguments):
-    """Runs the script from a folder outside the repository."""
-    command = (sys.executable, REPOSITORY / "bench/gpu.py", "--device", "cpu", "--output", "out", *arguments)
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True)
+@pytest.fixture
+def options(tmp_path):
+    """Options of a call on a CPU, whose folders exist."""
+    made = GpuOptions(output=tmp_path / "out", work=tmp_path / "work", device="cpu")
+    made.output.mkdir()
+    made.work.mkdir()
+    return made
 
 
-@pytest.mark.long
-def test_on_a_cpu_it_runs_the_possible_checks_profiles_a_step_and_names_skipped_checks(tmp_path):
-    finished = run(tmp_path, "--parts", "checks", "profile")
-    assert finished.returncode == 0, finished.stdout
-    results = json.loads((tmp_path / "out/results.json").read_text())
-    outcomes = {check["name"]: check["outcome"] for check in results["parts"]["checks"]["found"]}
-    assert set(outcomes.values()) == {"passed", "skipped"}
-    assert {name for name, what in outcomes.items() if what == "skipped"} == {
-        *(f"{objective} compiled" for objective in ("electra", "hp_loss", "hp_dist")),
-        *(f"engine zero1_fp16 {objective}" for objective in ("electra", "hp_loss", "hp_dist")),
-        "no synchronisation",
+def call(part, options, seconds=60.0):
+    """Runs a part; returns its record."""
+    results = Results(options.output)
+    with (options.output / "log.txt").open("a") as log:
+        run_part(part, seconds, options, results, log)
+    return results.of(part)
+
+
+def script(options, code, seconds=60.0, name="part"):
+    """A part that runs Python code, to which `product` is the path of its results."""
+    start = f"import json, pathlib, time; product = pathlib.Path({str(options.product(name))!r})\n"
+    return Part("a", name, (sys.executable, "-c", start + code), seconds)
+
+
+COUNTS = """
+found = json.loads(product.read_text()) if product.exists() else {"steps": 0}
+product.write_text(json.dumps({"steps": found["steps"] + 1}))
+"""
+ENDS_THE_SECOND_TIME = COUNTS + "time.sleep(0 if found['steps'] else 60)"
+
+
+def test_a_part_killed_at_the_limit_keeps_its_results_and_goes_on_in_the_next_call(options):
+    part = script(options, ENDS_THE_SECOND_TIME)
+    first = call(part, options, seconds=2)
+    assert (first["state"], first["found"]) == ("unfinished", {"steps": 1})
+    second = call(part, options)
+    assert (second["state"], second["found"], second["calls"]) == ("finished", {"steps": 2}, 2)
+
+
+def test_a_part_goes_on_with_the_results_of_another_machine(options, tmp_path):
+    part = script(options, COUNTS)
+    call(part, options)
+    options.product(part.name).unlink()  # a fresh machine has the output folder only
+    assert call(part, options)["found"] == {"steps": 2}
+
+
+def test_a_finished_part_is_not_run_again_and_parts_that_failed_come_last(options):
+    failing, slow, fine, new = (
+        script(options, code, seconds, name)
+        for name, code, seconds in (
+            ("failing", "raise SystemExit(3)", 60),
+            ("slow", "time.sleep(60)", 0.6),
+            ("fine", "", 60),
+            ("new", "", 60),
+        )
+    )
+    assert call(failing, options)["state"] == "failed"
+    assert call(slow, options, seconds=0.6)["state"] == "too slow"
+    assert call(fine, options)["state"] == "finished"
+    waiting = in_order([failing, slow, fine, new], Results(options.output))
+    assert [part.name for part in waiting] == ["new", "failing", "slow"]
+
+
+def test_a_call_without_time_starts_nothing(options, capsys):
+    started = time.monotonic()
+    assert main(options.model_copy(update={"minutes": 0.01, "stages": ("b",)})) == 0
+    assert time.monotonic() - started < 20
+    assert {record["state"] for record in Results(options.output).read("b").values()} == {"unfinished"}
+    assert "run the same command again" in capsys.readouterr().out
+
+
+def test_parts_that_need_shards_are_skipped_without_them(options, capsys):
+    main(options.model_copy(update={"stages": ("e", "f")}))
+    records = {**Results(options.output).read("e"), **Results(options.output).read("f")}
+    assert {record["reason"] for record in records.values()} == {"needs shards: give --data"}
+    assert "needs shards" in capsys.readouterr().out
+
+
+def test_a_package_that_is_not_installed_is_named(options):
+    part = Part("b", "step", (), 1, ("torch", "no_such_package"))
+    assert part.missing(options) == "needs no_such_package, not installed here"
+
+
+def test_a_folder_without_shards_is_refused(options, tmp_path):
+    with pytest.raises(ConfigError, match=r"has no manifest.json, expected shards from build_shards.py"):
+        main(options.model_copy(update={"data": tmp_path}))
+
+
+def test_stages_a_to_e_take_at_most_twenty_minutes_and_no_part_more_than_nine(tmp_path):
+    parts = list(all_parts(GpuOptions(data=tmp_path)))
+    assert sum(part.seconds for part in parts if part.stage != "f") <= 20 * 60
+    assert max(part.seconds for part in parts) <= 9 * 60
+    assert [part.stage for part in parts] == sorted(part.stage for part in parts)
+
+
+def test_a_failed_item_of_a_part_is_named_and_counts_as_a_failure(options, capsys):
+    (part,) = (part for part in all_parts(options) if part.name == "kernels")
+    found = {"draws": {"outcome": "failed", "reason": "too far off"}, "norm": {"outcome": "passed"}}
+    Results(options.output).write(part, {"state": "failed", "found": found})
+    assert summary(options, Results(options.output)) == 1
+    assert "draws: failed too far off" in capsys.readouterr().out
+
+
+def test_passed_items_are_kept_and_the_one_that_hung_comes_last(tmp_path):
+    ran, product = [], tmp_path / "items.json"
+    product.write_text(json.dumps({"done": {"outcome": "passed", "x": 1}, "hung": {"outcome": "began"}}))
+
+    def item(name, error=None):
+        ran.append(name)
+        if error:
+            raise error
+        return {"x": 2}
+
+    errors = {"done": None, "hung": None, "wrong": AssertionError("off"), "absent": SkippedError("no GPU"), "new": None}
+    assert run_items({name: partial(item, name, error) for name, error in errors.items()}, product) == 1
+    assert ran == ["wrong", "absent", "new", "hung"]
+    records = json.loads(product.read_text())
+    outcomes = [record["outcome"] for record in records.values()]
+    assert outcomes == ["passed", "passed", "failed", "skipped", "passed"]
+    assert records["done"]["x"] == 1 and records["wrong"]["reason"] == "AssertionError: off"
+
+
+def test_plain_operations_replace_the_fast_ones_for_a_reference():
+    setting("cpu")
+    assert fast_modules() == ["pretrain.model.cpu_ops"]
+    fast = ops.linear
+    with Plainly("another.module"):
+        assert ops.linear is fast
+    with Plainly():
+        assert ops.linear is PLAIN["linear"] is not fast and not fast_modules()
+    assert ops.linear is fast
+
+
+def test_the_checksum_of_a_run_changes_with_any_bit_of_its_losses_weights_or_moments(options):
+    run = Run(options, "one", "fp32", ("tiny", 8), 10)
+    last = run.folder / "checkpoints/step-00000010"
+    last.mkdir(parents=True)
+    files = {
+        "state.json": b'{"extra": {"recent_losses": [0.5]}}',
+        "weights.safetensors": b"1" * 9,
+        "optimizer.safetensors": b"2" * 9,
     }
-    assert "fp16 on a CPU" in (tmp_path / "out/log.txt").read_text()
-    assert "aten::" in (tmp_path / "out/profile.txt").read_text()
-    assert (tmp_path / "out/trace.json.gz").stat().st_size < 16e6
+    for name, content in files.items():
+        (last / name).write_bytes(content)
+    digest = run.digest()
+    for name, content in files.items():
+        (last / name).write_bytes(content.replace(b"5", b"6").replace(b"1", b"3", 1).replace(b"2", b"3", 1))
+        assert run.digest() != digest
+        (last / name).write_bytes(content)
+    assert run.digest() == digest
 
 
-@pytest.mark.long
-def test_the_table_of_steps_is_kept_in_the_results(tmp_path):
-    finished = run(tmp_path, "--parts", "step")
-    assert finished.returncode == 0, finished.stdout
-    assert "hp_loss" in (tmp_path / "out/log.txt").read_text()
-    (part,) = json.loads((tmp_path / "out/results.json").read_text())["parts"].values()
-    assert all(row["seconds"] > 0 for row in part["found"]["contenders"].values())
-    assert part["found"]["contenders"].keys() == {"eager", "electra", "hp_loss", "hp_dist"}
-
-
-def test_partial_results_of_a_killed_part_are_kept(tmp_path):
-    code = f"import pathlib, time; pathlib.Path({str(tmp_path / 'found.json')!r}).write_text('[1]'); time.sleep(60)"
-    (tmp_path / "found.json").write_text("[0]")  # left by an earlier run
-    with (tmp_path / "log.txt").open("w") as log:
-        ended = run_part(Part("one", (sys.executable, "-c", code), 1, "found.json"), 3, tmp_path, log)
-    assert ended["found"] == [1] and ended["exit"] == "ended after 3 s"
+def test_without_a_gpu_fp16_runs_are_skipped_with_the_reason(options):
+    with pytest.raises(SkippedError, match="no fp16 on a CPU"):
+        Run(options, "one", "fp16", ("tiny", 8), 10)
 
 
 def test_a_missing_gpu_is_a_failure_and_not_a_pass():
@@ -67,20 +185,26 @@ def test_a_missing_gpu_is_a_failure_and_not_a_pass():
 
 
 @pytest.mark.long
-def test_a_part_that_hangs_is_killed_and_counts_as_failed(tmp_path):
-    with (tmp_path / "log.txt").open("w") as log:
-        sleeping = run_part(Part("sleeping", ("sleep", "60"), 0.5), 0.2, tmp_path, log)
-        good = run_part(Part("good", (sys.executable, "-c", "print('seen')"), 0.5), 30, tmp_path, log)
-    assert sleeping["seconds"] < 10
-    assert failures({"parts": {"sleeping": sleeping, "good": good}}) == ["sleeping"]
-    assert "seen" in (tmp_path / "log.txt").read_text()
-
-
-def test_all_parts_together_stay_within_the_time_limit(tmp_path):
-    parts = list(chosen_parts(GpuOptions(output=tmp_path)))
-    assert sum(part.share for part in parts) == pytest.approx(1, abs=0.01)
-    (_, first), *_ = with_seconds(parts, deadline=time.monotonic() + 510)
-    assert first == pytest.approx(0.3 * 510, rel=0.05)
+def test_on_a_cpu_every_part_of_every_stage_runs_to_its_end(options, shards_folder, capsys):
+    whole = options.model_copy(update={"data": shards_folder, "minutes": 20, "study_scale": 0.0005})
+    assert main(whole) == 0, capsys.readouterr().out
+    parts = list(all_parts(whole))
+    records = {part.name: Results(options.output).of(part) for part in parts}
+    assert {record["state"] for record in records.values()} == {"finished"}
+    skipped = {name for name, item in records["kernels"]["found"].items() if item["outcome"] == "skipped"}
+    assert {"hp_loss compiled", "engine zero1_fp16 hp_loss", "no synchronisation"} <= skipped
+    assert records["bits"]["found"]["bf16"]["outcome"] == "passed"
+    assert all(row["seconds"] > 0 for row in records["step tiny 32"]["found"]["contenders"].values())
+    assert records["ablation tiny 32"]["found"]["without cpu_ops"]["seconds"] > 0
+    assert sum(row["share"] for row in records["profile tiny 32"]["found"]["kernels"]) > 0.9
+    assert len(records["training bf16"]["found"]["curve"]) == 20
+    (cell,) = records["study"]["found"].values()
+    assert cell["numbers"]["frozen AUC"] > 0
+    assert (options.output / "trace.json.gz").stat().st_size < 16e6
+    assert len(list(options.output.iterdir())) == 8  # as many files as may come back from a machine
+    calls = [record["calls"] for record in records.values()]
+    assert main(whole) == 0
+    assert [Results(options.output).of(part)["calls"] for part in parts] == calls
 
 
 def test_a_wrong_sampling_distribution_is_detected(monkeypatch):
