@@ -32,7 +32,7 @@ def use() -> None:
         setattr(ops, form.__name__, form)
 
 
-def attend(query_BNLD: Tensor, key_BNLD: Tensor, value_BNLD: Tensor, bias: Tensor, dropout: float) -> Tensor:
+def attend(query_BNLD: Tensor, key_BNLD: Tensor, value_BNLD: Tensor, bias: Any, dropout: float) -> Tensor:
     """Computes `ops.attend`, faster for a learned bias or dropout.
 
     PyTorch has no fast kernel for these, and computes bf16 products in fp32.

@@ -12,7 +12,7 @@ import copy
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -189,7 +189,8 @@ class ElectraEncoder(nn.Module):
         states_at: tuple[int, ...] = (),
         offset_BLE: Tensor | None = None,
     ) -> Tensor:
-        """Returns the last layer's hidden states, [B, L, H]; `attention_mask_BL` is true (or 1) except at padding.
+        """Returns the last layer's hidden states, [B, L, H]; `attention_mask_BL` is true (or 1) except at padding,
+        which follows the word pieces.
 
         With `states_at`, returns those after each of these layers (the first is 1), [N, B, L, H]; no gradient crosses
         from the layers above one of them to those below. `offset` is added to the word embeddings.
@@ -237,22 +238,20 @@ class LayerStack(nn.Module):
                 hidden_BLH = hidden_BLH.detach()
         return torch.stack(states) if states_at else hidden_BLH
 
-    def attention_bias(self, visible_BL: Tensor, dtype: torch.dtype) -> Tensor:
-        """Returns the bias added to the scaled scores, built once for all layers: relative position and padding mask,
-        [B, N, L, L], or only the mask, [B, 1, 1, L], without relative position.
-        """
-        lowest = torch.finfo(dtype).min
-        invisible_B11L = ~visible_BL[:, None, None, :]
-        if not self.config.relative_position:
-            return torch.zeros_like(invisible_B11L, dtype=dtype).masked_fill_(invisible_B11L, lowest)
-        position_L = torch.arange(visible_BL.shape[1], device=visible_BL.device)
-        bucket_LL = relative_bucket(
-            position_L[None, :] - position_L[:, None],  # key position minus query position
+    def attention_bias(self, visible_BL: Tensor, dtype: torch.dtype) -> Any:
+        """Returns the bias added to the scaled scores, built once for all layers: relative position and padding."""
+        relative = self.relative_bias if self.config.relative_position else None
+        return ops.attention_bias(visible_BL, relative, self.config.relative_attention_max_distance, dtype)
+
+    def relative_bias(self, distance_X: Tensor) -> Tensor:
+        """Returns the bias of every head for these distances (key position minus query position), [X, N]."""
+        bucket_X = relative_bucket(
+            distance_X,
             self.config.relative_attention_num_buckets,
             self.config.relative_attention_max_distance,
         )
-        bias_1NLL = self.relative_attention_bias(bucket_LL).permute(2, 0, 1).unsqueeze(0).to(dtype)
-        return bias_1NLL.masked_fill(invisible_B11L, lowest)
+        bias_XN: Tensor = self.relative_attention_bias(bucket_X)
+        return bias_XN
 
 
 class Layer(nn.Module):
@@ -264,7 +263,7 @@ class Layer(nn.Module):
         self.intermediate = Intermediate(config)
         self.output = ResidualOutput(config.intermediate_size, config)
 
-    def forward(self, hidden_BLH: Tensor, bias: Tensor) -> Tensor:
+    def forward(self, hidden_BLH: Tensor, bias: Any) -> Tensor:
         attended_BLH = self.attention(hidden_BLH, bias)
         return self.output(self.intermediate(attended_BLH), attended_BLH)
 
@@ -277,7 +276,7 @@ class Attention(nn.Module):
         self.self = SelfAttention(config)
         self.output = ResidualOutput(config.hidden_size, config)
 
-    def forward(self, hidden_BLH: Tensor, bias: Tensor) -> Tensor:
+    def forward(self, hidden_BLH: Tensor, bias: Any) -> Tensor:
         return self.output(self.self(hidden_BLH, bias), hidden_BLH)
 
 
@@ -292,7 +291,7 @@ class SelfAttention(nn.Module):
         self.key = ops.Linear(config.hidden_size, config.hidden_size)
         self.value = ops.Linear(config.hidden_size, config.hidden_size)
 
-    def forward(self, hidden_BLH: Tensor, bias: Tensor) -> Tensor:
+    def forward(self, hidden_BLH: Tensor, bias: Any) -> Tensor:
         context_BNLD = ops.attend(
             self.split_heads(self.query(hidden_BLH)),
             self.split_heads(self.key(hidden_BLH)),

@@ -1,19 +1,40 @@
 """The operations that models are built from, in plain torch, and the layers that call them.
 
-Faster versions can replace these functions: when the engine starts on a CPU, it calls `cpu_ops.use()`; a `cuda_ops`
-could do the same for GPUs. So models must call `ops.linear` through the module, never import a function by name, and
-use the dense, LayerNorm, embedding and dropout layers of `ops`.
+Faster versions can replace these functions: when the engine starts, it calls `cpu_ops.use()` or `cuda_ops.use()`. So
+models must call `ops.linear` through the module, never import a function by name, and use the dense, LayerNorm,
+embedding and dropout layers of `ops`.
 
 Shape letters: X any leading dimensions, I inputs, O outputs, H hidden size, V rows of a table, E embedding size;
 B batch, N heads, L length, D head size.
 """
 
+from collections.abc import Callable
+from typing import Any
+
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 
-def attend(query_BNLD: Tensor, key_BNLD: Tensor, value_BNLD: Tensor, bias: Tensor, dropout: float) -> Tensor:
-    """Returns softmax(Q K^T / sqrt(D) + bias) V, dropout on the probabilities; `bias` broadcasts to [B, N, L, L]."""
+def attention_bias(
+    visible_BL: Tensor, relative: Callable[[Tensor], Tensor] | None, max_distance: int, dtype: torch.dtype
+) -> Any:
+    """Returns the `bias` of `attend`: relative position and padding mask, [B, N, L, L], or only the mask, [B, 1, 1, L].
+
+    `relative` maps distances [X] (key position minus query position) to biases [X, N], constant from `max_distance` on
+    in each direction. `visible_BL` is false at padding, which follows the word pieces.
+    """
+    lowest = torch.finfo(dtype).min
+    invisible_B11L = ~visible_BL[:, None, None, :]
+    if relative is None:
+        return torch.zeros_like(invisible_B11L, dtype=dtype).masked_fill_(invisible_B11L, lowest)
+    position_L = torch.arange(visible_BL.shape[1], device=visible_BL.device)
+    bias_1NLL = relative(position_L[None, :] - position_L[:, None]).permute(2, 0, 1).unsqueeze(0).to(dtype)
+    return bias_1NLL.masked_fill(invisible_B11L, lowest)
+
+
+def attend(query_BNLD: Tensor, key_BNLD: Tensor, value_BNLD: Tensor, bias: Any, dropout: float) -> Tensor:
+    """Returns softmax(Q K^T / sqrt(D) + bias) V, dropout on the probabilities; `bias` is from `attention_bias`."""
     return F.scaled_dot_product_attention(query_BNLD, key_BNLD, value_BNLD, attn_mask=bias, dropout_p=dropout)
 
 
