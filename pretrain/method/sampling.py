@@ -243,17 +243,32 @@ def inverse_cdf(weights_XV: Tensor, uniform_X: Tensor) -> tuple[Tensor, Tensor]:
     `uniform` is in [0, 1) with at most 24 bits, so the sought value stays below the total, and a token of weight zero,
     where the sum does not grow, is never drawn. With weights that are not finite, the token is arbitrary but valid.
     """
-    cdf_XN = _by_block(torch.sum, weights_XV).cumsum(-1)
+    cdf_XN = _cumulative_sum(_by_block(torch.sum, weights_XV))
     total_X1 = cdf_XN[..., -1:]
     sought_X1 = uniform_X[..., None] * total_X1
     block_X1 = torch.searchsorted(cdf_XN, sought_X1, right=True).clamp_(max=cdf_XN.shape[-1] - 1)
     sought_X1 = sought_X1 - F.pad(cdf_XN, (1, 0)).gather(-1, block_X1)
-    cdf_XS = _block(weights_XV, block_X1, fill=0.0).cumsum_(-1)
+    cdf_XS = _cumulative_sum(_block(weights_XV, block_X1, fill=0.0))
     end_X1 = cdf_XS[..., -1:]  # the block's sum, with another rounding: the sought value must stay below it
     sought_X1 = sought_X1.minimum(end_X1.nextafter(torch.zeros_like(end_X1)))
     place_X1 = torch.searchsorted(cdf_XS, sought_X1, right=True)
     token_X1 = (block_X1 * BLOCK + place_X1).clamp_(max=weights_XV.shape[-1] - 1)
     return token_X1.squeeze(-1), total_X1.squeeze(-1)
+
+
+def _cumulative_sum(values_XN: Tensor) -> Tensor:
+    """Returns each row's cumulative sum, also under deterministic algorithms.
+
+    With these PyTorch refuses every floating-point `cumsum` on a GPU, though it varies only where a single row takes
+    several thread blocks (ATen/native/cuda/ScanUtils.cuh); a row here has a few hundred values.
+    """
+    strict = torch.are_deterministic_algorithms_enabled()
+    if strict:
+        torch.use_deterministic_algorithms(False)
+    sum_XN = values_XN.cumsum(-1)
+    if strict:
+        torch.use_deterministic_algorithms(True)
+    return sum_XN
 
 
 def _by_block(reduce: Callable[..., Tensor], values_XV: Tensor) -> Tensor:

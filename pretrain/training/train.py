@@ -13,6 +13,7 @@ from foundation.ordering import key_of
 from pretrain.data.batches import HELD_OUT_SEED, Batch, TrainingBatches, held_out_batches
 from pretrain.data.shards import Shards
 from pretrain.engine.checkpoint import NotSaved, save
+from pretrain.engine.determinism import compute_deterministically
 from pretrain.engine.loop import optimizer_step, resume
 from pretrain.engine.optim import UNSCALED, without_bias_correction
 from pretrain.job.processes import leave, start_processes
@@ -31,6 +32,8 @@ from pretrain.training.telemetry import Reported, Telemetry
 def train_rank(plan: Plan, hang_timeout: float, compiled: bool) -> int:
     """Trains as one rank of the job: joins the other ranks, trains and leaves; returns its exit code. Collective."""
     startup = Startup()
+    if plan.run.deterministic and torch.cuda.is_available():
+        compute_deterministically()
     require_free(plan.folder)  # before the ranks meet: a run that still trains there may hold the port
     world = start_processes()
     startup.done("meeting")
