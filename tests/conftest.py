@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+# Triton's kernels run on CPUs too, interpreted; this must be set before anything imports Triton.
+os.environ.setdefault("TRITON_INTERPRET", "1")
+
 REPOSITORY = Path(__file__).resolve().parents[1]
 
 

@@ -21,7 +21,7 @@ from pretrain.engine.optim import UNSCALED, AdamScale
 from pretrain.engine.partitions import Partitions
 from pretrain.engine.plain import PlainEngine, is_enough
 from pretrain.job.processes import World
-from pretrain.model import cpu_ops
+from pretrain.model import cpu_ops, cuda_ops
 from pretrain.model.encoder import LayerStack
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -71,6 +71,8 @@ class Engine:
         elif config.precision == "bf16" and not torch.cuda.is_bf16_supported(including_emulation=False):
             name = torch.cuda.get_device_name(world.device)
             raise ConfigError(f"bf16.enabled: {name} does not compute in bf16; use ds_configs/zero1_fp16.json")
+        else:
+            cuda_ops.use(torch.cuda.get_device_capability(world.device))
         self.config, self.world = config, world
         for module in model.modules():
             if isinstance(module, LayerStack):

@@ -8,6 +8,8 @@ Shape letters: X any leading dimensions, I inputs, O outputs, H hidden size, V r
 B batch, N heads, L length, D head size.
 """
 
+from typing import Any
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -34,6 +36,13 @@ def linear(input_XI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) ->
 def look_up(ids_X: Tensor, table_VE: Tensor) -> Tensor:
     """Returns the rows of the table with these indices, [X, E]."""
     return F.embedding(ids_X, table_VE)
+
+
+def softmax(hidden_XE: Tensor, table_VE: Tensor, bias_V: Tensor | None, entropies: bool) -> Any:
+    """Returns the softmax of h W^T + b without computing all scores at once (`triton_vocabulary.Softmax`), or `None`
+    where that has no gain: then the caller computes them.
+    """
+    return None
 
 
 class Dropout(nn.Dropout):

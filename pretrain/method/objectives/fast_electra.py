@@ -31,6 +31,7 @@ class FastElectra(Electra):
     uses_progress = True
     discriminator_prefix = None  # it trains nothing else
     generator_weight = 0.0
+    streams = False
 
     class Config(ReplacementConfig):
         name: Literal["fast_electra"] = "fast_electra"

@@ -1,0 +1,17 @@
+"""GPU versions of the operations in `ops`, in Triton, for compute capability 8.0 (A100) and newer."""
+
+from importlib.util import find_spec
+
+from pretrain.model import ops
+
+
+def use(capability: tuple[int, int]) -> None:
+    """Replaces the functions of `ops` in this process by Triton's, if a GPU of this compute capability can run them and
+    Triton is installed.
+    """
+    if capability < (8, 0) or find_spec("triton") is None:
+        return
+    from pretrain.model.triton_vocabulary import softmax
+
+    for form in (softmax,):
+        setattr(ops, form.__name__, form)
