@@ -27,7 +27,7 @@ from pretrain.engine.engine import Engine
 from pretrain.engine.gradients import squared_norm
 from pretrain.engine.optim import parameter_groups
 from pretrain.method.electra import Electra
-from pretrain.method.sampling import inverse_cdf
+from pretrain.method.sampling import BLOCK, draw_in_blocks, inverse_cdf
 from pretrain.training.models import compile_layers
 
 OBJECTIVES = ("electra", "hp_loss", "hp_dist")
@@ -93,14 +93,18 @@ class Forced:
     """Inside the `with` block, replacements depend only on the uniforms."""
 
     def __enter__(self) -> None:
-        pretrain.method.sampling.inverse_cdf = forced_draw
+        pretrain.method.sampling.draw_in_blocks = forced_draw
 
     def __exit__(self, *error: object) -> None:
-        pretrain.method.sampling.inverse_cdf = inverse_cdf
+        pretrain.method.sampling.draw_in_blocks = draw_in_blocks
 
 
-def forced_draw(weights_XV: Tensor, uniform_X: Tensor) -> tuple[Tensor, Tensor]:
-    return (uniform_X * weights_XV.shape[-1]).long(), weights_XV.sum(-1)
+def forced_draw(
+    sum_XN: Tensor, block: Callable[[Tensor], Tensor], size: int, uniform_X: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    token_X1 = (uniform_X[..., None] * size).long()
+    weight_X1 = block(token_X1 // BLOCK).gather(-1, token_X1 % BLOCK)
+    return token_X1.squeeze(-1), sum_XN.sum(-1), weight_X1.squeeze(-1)
 
 
 def loss_and_gradient(model: nn.Module, batch: Batch, scale: float = 1.0) -> tuple[Tensor, Tensor]:

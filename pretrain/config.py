@@ -40,6 +40,8 @@ class RunConfig(StrictConfig):
     """Sequences per optimizer step, over all ranks and micro-batches; each rank holds the indices of all of them."""
     seed: int = Field(default=0, ge=0, lt=2**63)
     """Seed of initial weights, data order, sampling and dropout."""
+    deterministic: bool = True
+    """On GPUs, only operations that give the same bits every time; false for the fastest. No effect on a CPU."""
     log_every: Count = 100
     """Steps between log lines."""
     histogram_every: Count = 1_000

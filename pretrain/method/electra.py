@@ -17,7 +17,7 @@ from pretrain.method.losses import discriminator_loss, focal_loss
 from pretrain.method.objectives.objective import Objective, PredictionConfig
 from pretrain.method.sampling import Draw, Prediction, draw_from, importance_weights, predict, replace, tempered
 from pretrain.model.config import ModelConfig
-from pretrain.model.encoder import DisentangledEmbeddings, ElectraEncoder, Embeddings, EncoderConfig
+from pretrain.model.encoder import DisentangledEmbeddings, ElectraEncoder, Embeddings, EncoderConfig, TiedEmbedding
 from pretrain.model.heads import DiscriminatorHead, VocabularyScores, VocabularyTransform
 
 
@@ -101,6 +101,11 @@ class Electra(Objective):
     def encoders(model: ModelConfig, vocab_size: int) -> tuple[EncoderConfig, ...]:
         return model.generator(vocab_size), model.discriminator(vocab_size)
 
+    @property
+    def streams(self) -> bool:
+        """True if `draw` can do without a tensor [B, K, V], where the device can (`ops.softmax`)."""
+        return self.objective.temperature == 1 and not self.objective.forbid_original
+
     def forward(self, batch: Batch, entropies: bool = False) -> ElectraOutput:
         """Computes one micro-batch's losses; with `entropies`, also entropies of p_G and of the distribution of x'."""
         hidden_BKH, prediction = self.generate(batch, entropies)
@@ -115,9 +120,11 @@ class Electra(Objective):
     def generate(self, batch: Batch, entropies: bool = False) -> tuple[Tensor, Prediction]:
         """Returns the generator's hidden states at the masked positions [B, K, H], and its prediction there."""
         hidden_BKH = masked_states(self.generator, batch, self.special_mask_id, self.objective.mask_keep_fraction)
+        projected_BKE = self.generator_predictions(hidden_BKH)
         words = self.generator.embeddings.word_embeddings
-        logits_BKV = self.generator_lm_head(self.generator_predictions(hidden_BKH), words)
-        return hidden_BKH, predict(batch, logits_BKV, entropies)
+        return hidden_BKH, predict_with(
+            self.generator_lm_head, projected_BKE, words, batch, entropies, streams=self.streams
+        )
 
     def draw(self, hidden_BKH: Tensor, prediction: Prediction, uniforms_BK: Tensor, from_p_G: bool = False) -> Draw:
         """Draws x' as in training, or from p_G if `from_p_G`; without a sampling head the two are the same."""
@@ -178,6 +185,19 @@ class Electra(Objective):
         0 without a head.
         """
         return torch.zeros_like(loss_D_BK)
+
+
+def predict_with(
+    head: VocabularyScores,
+    projected_BKE: Tensor,
+    words: TiedEmbedding,
+    batch: Batch,
+    entropies: bool,
+    streams: bool = True,
+) -> Prediction:
+    """Returns the prediction of a vocabulary head, without a tensor [B, K, V] if it `streams` and the device can."""
+    softmax = head.softmax(projected_BKE, words, entropies) if streams else None
+    return predict(batch, head(projected_BKE, words) if softmax is None else softmax, entropies)
 
 
 def masked_states(

@@ -10,6 +10,7 @@ place.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -30,8 +31,8 @@ BLOCK = 128  # near the square root of 30,522 tokens; sizes from 64 to 512 take 
 class Prediction(NamedTuple):
     """A masked language model's predictions at the masked positions."""
 
-    p_BKV: Tensor
-    """Probability of every token, without gradient."""
+    p_BKV: Any
+    """Probability of every token, without gradient: a tensor, or a `Softmax` that never holds all (`ops.softmax`)."""
     log_p_original_BK: Tensor
     """Log-probability of the original tokens, differentiable."""
     original_BK: Tensor
@@ -72,9 +73,12 @@ class Draw(NamedTuple):
         return self.log_p_G_BK - self.log_q_BK
 
 
-def predict(batch: Batch, logits_BKV: Tensor, with_entropy: bool = False) -> Prediction:
-    """Computes the generator's prediction from its logits."""
+def predict(batch: Batch, logits_BKV: Any, with_entropy: bool = False) -> Prediction:
+    """Computes the generator's prediction from its logits, or from their `Softmax`."""
     original_BK = batch.input_ids_BL.gather(1, batch.masked_positions_BK)
+    if not isinstance(logits_BKV, Tensor):
+        p = logits_BKV
+        return Prediction(p, p.log_p(original_BK), original_BK, p.top_X, p.entropy_X if with_entropy else None)
     p_BKV, top_BK = logits_BKV.detach().softmax(-1), largest(logits_BKV)
     return Prediction(
         p_BKV=p_BKV,
@@ -86,25 +90,37 @@ def predict(batch: Batch, logits_BKV: Tensor, with_entropy: bool = False) -> Pre
 
 
 @torch.no_grad()
-def draw_from(weights_BKV: Tensor, prediction: Prediction, uniforms_BK: Tensor, forbid_original: bool = False) -> Draw:
-    """Draws one token per position with probability proportional to its weight, by inverse CDF.
+def draw_from(weights_BKV: Any, prediction: Prediction, uniforms_BK: Tensor, forbid_original: bool = False) -> Draw:
+    """Draws one token per position with probability proportional to its weight, by inverse CDF. The weights are a
+    tensor, or in blocks, as those of a `Softmax`.
 
     If weights are not finite, an arbitrary valid token is drawn with probability NaN: the error then shows as a
     non-finite loss, not as an index out of range.
     """
-    if forbid_original:
-        weights_BKV = without_original(weights_BKV, prediction.original_BK)
-    tokens_BK, total_BK = inverse_cdf(weights_BKV, uniforms_BK)
+    entropy_BK = None
+    if isinstance(weights_BKV, Tensor):
+        if forbid_original:
+            weights_BKV = without_original(weights_BKV, prediction.original_BK)
+        tokens_BK, total_BK = inverse_cdf(weights_BKV, uniforms_BK)
+        weight_BK = weights_BKV.gather(-1, tokens_BK[..., None]).squeeze(-1)
+        largest_BK = weights_BKV.amax(-1)
+        if prediction.entropy_BK is not None:
+            entropy_BK = entropy(weights_BKV)
+    else:
+        weights = weights_BKV
+        tokens_BK, total_BK, weight_BK = draw_in_blocks(weights.sum_XN, weights.block, weights.size, uniforms_BK)
+        largest_BK = weights.largest_X
+        if prediction.entropy_BK is not None:
+            entropy_BK = weights.entropy_X
     total_BK = total_BK + 0 * total_BK  # infinity becomes NaN
-    weight_BK = weights_BKV.gather(-1, tokens_BK[..., None]).squeeze(-1)
     return Draw(
         tokens_BK=tokens_BK,
         log_p_G_BK=log_at(prediction.p_BKV, tokens_BK),
         log_q_BK=(weight_BK / total_BK).log(),
         log_max_p_G_BK=log_at(prediction.p_BKV, prediction.top_BK),
-        log_max_q_BK=(weights_BKV.amax(-1) / total_BK).log(),
+        log_max_q_BK=(largest_BK / total_BK).log(),
         entropy_p_G_BK=prediction.entropy_BK,
-        entropy_q_BK=None if prediction.entropy_BK is None else entropy(weights_BKV),
+        entropy_q_BK=entropy_BK,
     )
 
 
@@ -182,8 +198,10 @@ def replace(input_ids_BL: Tensor, positions_BK: Tensor, valid_BK: Tensor, tokens
     return input_ids_BL.scatter_add(1, positions_BK, change_BK)
 
 
-def log_at(p_XV: Tensor, ids_X: Tensor) -> Tensor:
+def log_at(p_XV: Any, ids_X: Tensor) -> Tensor:
     """Returns the log-probability of one token per row, [X]; probabilities are at least the smallest normal number."""
+    if not isinstance(p_XV, Tensor):
+        return p_XV.log_p(ids_X).detach()
     p_X = p_XV.gather(-1, ids_X[..., None]).squeeze(-1)
     return p_X.clamp(min=torch.finfo(p_X.dtype).tiny).log()
 
@@ -243,17 +261,46 @@ def inverse_cdf(weights_XV: Tensor, uniform_X: Tensor) -> tuple[Tensor, Tensor]:
     `uniform` is in [0, 1) with at most 24 bits, so the sought value stays below the total, and a token of weight zero,
     where the sum does not grow, is never drawn. With weights that are not finite, the token is arbitrary but valid.
     """
-    cdf_XN = _by_block(torch.sum, weights_XV).cumsum(-1)
+    block = partial(_block, weights_XV, fill=0.0)
+    tokens_X, total_X, _ = draw_in_blocks(_by_block(torch.sum, weights_XV), block, weights_XV.shape[-1], uniform_X)
+    return tokens_X, total_X
+
+
+@torch.no_grad()
+def draw_in_blocks(
+    sum_XN: Tensor, block: Callable[[Tensor], Tensor], size: int, uniform_X: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Computes `inverse_cdf` of `size` tokens from the sums of their blocks and `block`, which returns the weights of
+    one block of each row, [X, S], from its number, [X, 1]. Also returns the weights of the drawn tokens.
+    """
+    cdf_XN = _cumulative_sum(sum_XN)
     total_X1 = cdf_XN[..., -1:]
     sought_X1 = uniform_X[..., None] * total_X1
     block_X1 = torch.searchsorted(cdf_XN, sought_X1, right=True).clamp_(max=cdf_XN.shape[-1] - 1)
     sought_X1 = sought_X1 - F.pad(cdf_XN, (1, 0)).gather(-1, block_X1)
-    cdf_XS = _block(weights_XV, block_X1, fill=0.0).cumsum_(-1)
+    weights_XS = block(block_X1)
+    cdf_XS = _cumulative_sum(weights_XS)
     end_X1 = cdf_XS[..., -1:]  # the block's sum, with another rounding: the sought value must stay below it
     sought_X1 = sought_X1.minimum(end_X1.nextafter(torch.zeros_like(end_X1)))
     place_X1 = torch.searchsorted(cdf_XS, sought_X1, right=True)
-    token_X1 = (block_X1 * BLOCK + place_X1).clamp_(max=weights_XV.shape[-1] - 1)
-    return token_X1.squeeze(-1), total_X1.squeeze(-1)
+    token_X1 = (block_X1 * BLOCK + place_X1).clamp_(max=size - 1)
+    weight_X1 = weights_XS.gather(-1, place_X1.clamp(max=BLOCK - 1))
+    return token_X1.squeeze(-1), total_X1.squeeze(-1), weight_X1.squeeze(-1)
+
+
+def _cumulative_sum(values_XN: Tensor) -> Tensor:
+    """Returns each row's cumulative sum, also under deterministic algorithms.
+
+    With these PyTorch refuses every floating-point `cumsum` on a GPU, though it varies only where a single row takes
+    several thread blocks (ATen/native/cuda/ScanUtils.cuh); a row here has a few hundred values.
+    """
+    strict = torch.are_deterministic_algorithms_enabled()
+    if strict:
+        torch.use_deterministic_algorithms(False)
+    sum_XN = values_XN.cumsum(-1)
+    if strict:
+        torch.use_deterministic_algorithms(True)
+    return sum_XN
 
 
 def _by_block(reduce: Callable[..., Tensor], values_XV: Tensor) -> Tensor:

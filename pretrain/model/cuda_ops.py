@@ -12,6 +12,7 @@ def use(capability: tuple[int, int]) -> None:
     if capability < (8, 0) or find_spec("triton") is None:
         return
     from pretrain.model.triton_attention import attend, attention_bias
+    from pretrain.model.triton_vocabulary import softmax
 
-    for form in (attend, attention_bias):
+    for form in (attend, attention_bias, softmax):
         setattr(ops, form.__name__, form)

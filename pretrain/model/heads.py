@@ -3,6 +3,8 @@
 Shape letters: X any leading dimensions, H hidden size, E embedding size, V vocabulary.
 """
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -51,6 +53,16 @@ class VocabularyScores(nn.Module):
         embedded_XE = full_precision(embeddings(ids_X, frozen=frozen))
         scores_X = (embedded_XE * full_precision(projected_XE)).sum(-1)
         return scores_X if bias_V is None else scores_X + bias_V[ids_X]
+
+    def softmax(
+        self, projected_XE: Tensor, embeddings: TiedEmbedding, entropies: bool = False, frozen: bool = False
+    ) -> Any:
+        """Returns the softmax of all scores as `ops.softmax`: `None` where all scores must be computed."""
+        table_VE = embeddings.weight
+        if hasattr(table_VE, "ds_id"):  # at ZeRO stage 3 it exists only while its own module runs
+            return None
+        bias_V = None if self.bias is None else full_precision(self.bias)
+        return ops.softmax(projected_XE, table_VE.detach() if frozen else table_VE, bias_V, entropies)
 
 
 class DiscriminatorHead(nn.Module):

@@ -57,6 +57,13 @@ def look_up(ids_X: Tensor, table_VE: Tensor) -> Tensor:
     return F.embedding(ids_X, table_VE)
 
 
+def softmax(hidden_XE: Tensor, table_VE: Tensor, bias_V: Tensor | None, entropies: bool) -> Any:
+    """Returns the softmax of h W^T + b without computing all scores at once (`triton_vocabulary.Softmax`), or `None`
+    where that has no gain: then the caller computes them.
+    """
+    return None
+
+
 class Dropout(nn.Dropout):
     """`nn.Dropout` that calls `dropout`."""
 

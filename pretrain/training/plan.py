@@ -34,6 +34,7 @@ class Plan(NamedTuple):
     folder: Path
     world_size: int
     log_to: tuple[str, ...]
+    graphs: bool = False
 
     def __str__(self) -> str:
         sequences = self.run.batch_size * self.run.optim.steps
@@ -98,6 +99,8 @@ def make_plan(options: RunOptions) -> Plan:
             " where DeepSpeed clips all gradients together; use --deepspeed_config ds_configs/zero0_fp32.json, or leave"
             " it out"
         )
+    if options.graphs:
+        require_graphs(run, deepspeed, on_gpu)
     manifest = shards.manifest
     require_memory(run, deepspeed.micro_batch_size, manifest.vocab_size, manifest.seq_length, on_gpu)
     folder = options.output or Path("runs") / options.preset
@@ -110,7 +113,25 @@ def make_plan(options: RunOptions) -> Plan:
     )
     require_same_run(folder, description)
     held_out = open_held_out(*options.data)
-    return Plan(run, shards, held_out, description, deepspeed, folder, world_size, options.log_to)
+    return Plan(run, shards, held_out, description, deepspeed, folder, world_size, options.log_to, options.graphs)
+
+
+def require_graphs(run: RunConfig, deepspeed: EngineConfig, on_gpu: bool) -> None:
+    """Checks that CUDA graphs can replay the run's micro-batches.
+
+    Raises:
+        ConfigError: names everything that prevents it.
+    """
+    name = run.objective.name
+    reasons = {
+        "without a GPU": not on_gpu,
+        "with ZeRO stage 3, which moves the weights": deepspeed.stage == 3,
+        "with activation_checkpointing, which reads the random state on the host": deepspeed.recomputes,
+        "with flops_profiler, which runs at one step only": deepspeed.json.get("flops_profiler", {}).get("enabled"),
+        f"with objective {name}, whose temperature changes at every step": objective_class(name).uses_progress,
+    }
+    if found := [reason for reason, holds in reasons.items() if holds]:
+        raise ConfigError(*(f"graphs: true {reason}; leave it out" for reason in found))
 
 
 def require_generator(options: RunOptions, run: RunConfig, folder: Path, vocab_size: int) -> None:

@@ -37,8 +37,10 @@ BOOKKEEPING = {
     "checkpoint_every",
     "keep_checkpoints",
     "keep_every",
+    "deterministic",
 }
-"""How often a run reports and saves. These do not change its mathematics, so it may resume with other values."""
+"""How often a run reports and saves, and how it rounds. These do not change its mathematics, so it may resume with
+other values."""
 VERSIONS_OF = ("torch", "deepspeed", "numpy", "electra-sampler")
 
 

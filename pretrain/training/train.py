@@ -13,6 +13,8 @@ from foundation.ordering import key_of
 from pretrain.data.batches import HELD_OUT_SEED, Batch, TrainingBatches, held_out_batches
 from pretrain.data.shards import Shards
 from pretrain.engine.checkpoint import NotSaved, save
+from pretrain.engine.determinism import compute_deterministically
+from pretrain.engine.graphs import replay_micro_batches
 from pretrain.engine.loop import optimizer_step, resume
 from pretrain.engine.optim import UNSCALED, without_bias_correction
 from pretrain.job.processes import leave, start_processes
@@ -31,6 +33,8 @@ from pretrain.training.telemetry import Reported, Telemetry
 def train_rank(plan: Plan, hang_timeout: float, compiled: bool) -> int:
     """Trains as one rank of the job: joins the other ranks, trains and leaves; returns its exit code. Collective."""
     startup = Startup()
+    if plan.run.deterministic and torch.cuda.is_available():
+        compute_deterministically()
     require_free(plan.folder)  # before the ranks meet: a run that still trains there may hold the port
     world = start_processes()
     startup.done("meeting")
@@ -61,6 +65,8 @@ def run_steps(training: Training, state: TrainingState, telemetry: Telemetry, st
     batches = TrainingBatches(plan.shards, training.batches, run.seed)
     model: Any = training.engine.module
     model.progress = state.step / last
+    if plan.graphs and state.step < last:
+        replay_micro_batches(model, batches.step(state.step)[0].to(training.engine.device, counts=True))
     telemetry.started()
     for micro_batches in telemetry.own_time.reading(batches.from_step(state.step, last)):
         result, loss, stopping = optimizer_step(
@@ -99,7 +105,7 @@ def losses(
     for number, batch in enumerate(micro_batches):
         torch.manual_seed(key_of(training.plan.run.seed, step, number, engine.world.rank))  # for dropout only
         training.watchdog.progress(f"reading the data of step {step + 1}")
-        batch = batch.to(engine.device)
+        batch = batch.to(engine.device, counts=training.plan.graphs)
         with telemetry.own_time.computing():
             output = engine.forward(batch, entropies=telemetry.watching)
         yield output.loss, output.loss.detach() / training.batches.micro_batches

@@ -28,8 +28,10 @@ class FastElectra(Electra):
     title = "ELECTRA with a frozen generator and a falling temperature (Fast-ELECTRA)"
     sampling_passes = 0
     frozen_generator = True
+    uses_progress = True
     discriminator_prefix = None  # it trains nothing else
     generator_weight = 0.0
+    streams = False
 
     class Config(ReplacementConfig):
         name: Literal["fast_electra"] = "fast_electra"

@@ -67,19 +67,19 @@ class Floor(Electra):
         text = self.text()
         weights_V = self.weigh(text).astype(np.float64)
         weights_V[list(text.manifest.special_tokens.model_dump().values())] = 0
-        return torch.from_numpy(weights_V / weights_V.sum()).float()
+        device = next(self.parameters()).device
+        return torch.from_numpy(weights_V / weights_V.sum()).float().to(device)
 
     def generate(self, batch: Batch, entropies: bool = False) -> tuple[Tensor, Prediction]:
         """Returns no hidden states, and the distribution as the prediction at every masked position."""
         original_BK = batch.input_ids_BL.gather(1, batch.masked_positions_BK)
-        p_V = self.p_V.to(original_BK.device)
-        p_BKV = p_V.expand(*original_BK.shape, -1)
-        return p_V.new_empty(0), Prediction(
+        p_BKV = self.p_V.expand(*original_BK.shape, -1)
+        return self.p_V.new_empty(0), Prediction(
             p_BKV=p_BKV,
             log_p_original_BK=log_at(p_BKV, original_BK),
             original_BK=original_BK,
-            top_BK=p_V.argmax().expand_as(original_BK),
-            entropy_BK=entropy(p_V[None]).expand_as(original_BK) if entropies else None,
+            top_BK=self.p_V.argmax().expand_as(original_BK),
+            entropy_BK=entropy(self.p_V[None]).expand_as(original_BK) if entropies else None,
         )
 
     def generator_loss(self, prediction: Prediction) -> Tensor:

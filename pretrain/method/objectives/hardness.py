@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pretrain.method.electra import Electra, ReplacementConfig
 from pretrain.method.sampling import (
+    LEAST_LOSS,
     Draw,
     Prediction,
     draw_from,
@@ -21,7 +22,7 @@ from pretrain.method.sampling import (
     tempered,
 )
 from pretrain.model.config import ModelConfig
-from pretrain.model.heads import VocabularyScores, VocabularyTransform
+from pretrain.model.heads import VocabularyScores, VocabularyTransform, full_precision
 
 
 class SamplingHeadConfig(ReplacementConfig):
@@ -75,6 +76,7 @@ class HPLoss(SamplingHead):
 
     title = "ELECTRA with replacements sampled by estimated loss (HP_Loss)"
     sampling_passes = 1  # the backward covers only the sampled tokens
+    least = LEAST_LOSS
 
     class Config(SamplingHeadConfig):
         name: Literal["hp_loss"] = "hp_loss"
@@ -94,11 +96,20 @@ class HPLoss(SamplingHead):
         estimate_BK = F.softplus(torch.where(drawn.tokens_BK == prediction.original_BK, -z_BK, z_BK))
         return drawn._replace(head_BK=z_BK, estimated_loss_BK=estimate_BK.detach())
 
+    @property
+    def exponent(self) -> float:
+        """Exponent of L_hat."""
+        return 1.0
+
     @torch.no_grad()
-    def weights(self, projected_BKE: Tensor, prediction: Prediction) -> Tensor:
-        """Returns unnormalized p_S [B, K, V]."""
-        z_BKV = self.score(projected_BKE)
-        return hp_loss_weights(tempered(prediction.p_BKV, self.objective.temperature), z_BKV, prediction.original_BK)
+    def weights(self, projected_BKE: Tensor, prediction: Prediction) -> Any:
+        """Returns unnormalized p_S [B, K, V], in blocks if p_G is."""
+        p_G, original_BK = prediction.p_BKV, prediction.original_BK
+        if not isinstance(p_G, Tensor):
+            bias_V = None if self.sampler_scores.bias is None else full_precision(self.sampler_scores.bias)
+            return p_G.weighed(projected_BKE, bias_V, original_BK, self.least, self.exponent)
+        z_BKV, p_BKV = self.score(projected_BKE), tempered(p_G, self.objective.temperature)
+        return hp_loss_weights(p_BKV, z_BKV, original_BK, self.exponent, self.least)
 
     def sampler_loss(self, drawn: Draw, d_BK: Tensor, loss_D_BK: Tensor) -> Tensor:
         assert drawn.head_BK is not None
@@ -129,7 +140,13 @@ class HPDist(SamplingHead):
                 self.sampler_scores.load_state_dict(self.generator_lm_head.state_dict())
 
     def draw(self, hidden_BKH: Tensor, prediction: Prediction, uniforms_BK: Tensor, from_p_G: bool = False) -> Draw:
-        scores_BKV = self.score(self.project(hidden_BKH))
+        projected_BKE = self.project(hidden_BKH)
+        if not isinstance(prediction.p_BKV, Tensor):
+            words, frozen = self.generator.embeddings.word_embeddings, self.objective.detach_sampler_input
+            p_S = self.sampler_scores.softmax(projected_BKE, words, prediction.entropy_BK is not None, frozen)
+            drawn = draw_from(prediction.p_BKV if from_p_G else p_S, prediction, uniforms_BK)
+            return drawn._replace(head_BK=p_S.log_p(drawn.tokens_BK))
+        scores_BKV = self.score(projected_BKE)
         p_S_BKV = scores_BKV.detach().softmax(-1)
         weights_BKV = tempered(prediction.p_BKV if from_p_G else p_S_BKV, self.objective.temperature)
         if self.objective.mixture and not from_p_G:
@@ -137,6 +154,10 @@ class HPDist(SamplingHead):
             weights_BKV = p_BKV.lerp(prediction.p_BKV, self.objective.mixture)
         drawn = draw_from(weights_BKV, prediction, uniforms_BK, self.objective.forbid_original)
         return drawn._replace(head_BK=log_probability(scores_BKV, p_S_BKV, drawn.tokens_BK))
+
+    @property
+    def streams(self) -> bool:
+        return super().streams and not self.objective.mixture
 
     def sampler_loss(self, drawn: Draw, d_BK: Tensor, loss_D_BK: Tensor) -> Tensor:
         assert drawn.head_BK is not None

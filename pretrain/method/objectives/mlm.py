@@ -8,10 +8,10 @@ from typing import Any, Literal, NamedTuple
 from torch import Tensor
 
 from pretrain.data.batches import Batch
-from pretrain.method.electra import masked_states
+from pretrain.method.electra import masked_states, predict_with
 from pretrain.method.losses import focal_loss
 from pretrain.method.objectives.objective import Objective, PredictionConfig
-from pretrain.method.sampling import log_at, predict
+from pretrain.method.sampling import log_at
 from pretrain.model.config import ModelConfig
 from pretrain.model.encoder import ElectraEncoder, EncoderConfig
 from pretrain.model.heads import VocabularyScores, VocabularyTransform
@@ -54,7 +54,8 @@ class MaskedLM(Objective):
     def forward(self, batch: Batch, entropies: bool = False) -> MaskedLMOutput:
         hidden_BKH = masked_states(self.electra, batch, self.special_mask_id, self.objective.mask_keep_fraction)
         words = self.electra.embeddings.word_embeddings
-        prediction = predict(batch, self.generator_lm_head(self.generator_predictions(hidden_BKH), words), entropies)
+        projected_BKE = self.generator_predictions(hidden_BKH)
+        prediction = predict_with(self.generator_lm_head, projected_BKE, words, batch, entropies)
         log_p_original_BK = prediction.log_p_original_BK
         loss_BK = focal_loss(log_p_original_BK, self.objective.gamma)
         return MaskedLMOutput(

@@ -77,6 +77,8 @@ class Objective(nn.Module, ABC):
     """Matrix products over the vocabulary per step for the sampling head: 1 forward, 2 more for its gradient."""
     frozen_generator: ClassVar[bool] = False
     """The generator is the trained one of `--generator_from`, and its parameters require no gradient."""
+    uses_progress: ClassVar[bool] = False
+    """The forward reads `progress`."""
     progress = 0.0
     """Share of the run's steps done, from 0 to 1; set by the training loop and by `load_checkpoint`."""
 

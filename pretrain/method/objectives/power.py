@@ -1,16 +1,10 @@
-"""HP_Loss with a dial: x' is drawn in proportion to p_G L_hat^b.
-
-Shape letters: B batch, K masked positions per sequence, E embedding size, V vocabulary.
-"""
+"""HP_Loss with a dial: x' is drawn in proportion to p_G L_hat^b."""
 
 from typing import Annotated, Literal
 
-import torch
 from pydantic import Field
-from torch import Tensor
 
 from pretrain.method.objectives.hardness import HPLoss, SamplingHeadConfig
-from pretrain.method.sampling import Prediction, hp_loss_weights, tempered
 
 LEAST_POWERED_LOSS = 1e-6
 """Lower bound on a loss before it is raised to a power."""
@@ -32,7 +26,8 @@ class HPLossPower(HPLoss):
 
     objective: Config
 
-    @torch.no_grad()
-    def weights(self, projected_BKE: Tensor, prediction: Prediction) -> Tensor:
-        z_BKV, p_BKV = self.score(projected_BKE), tempered(prediction.p_BKV, self.objective.temperature)
-        return hp_loss_weights(p_BKV, z_BKV, prediction.original_BK, self.objective.exponent, LEAST_POWERED_LOSS)
+    least = LEAST_POWERED_LOSS
+
+    @property
+    def exponent(self) -> float:
+        return self.objective.exponent

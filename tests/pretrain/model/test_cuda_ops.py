@@ -5,7 +5,7 @@ import pytest
 from pretrain.model import cuda_ops, ops
 
 pytest.importorskip("triton")
-FORMS = ("attend", "attention_bias")
+FORMS = ("attend", "attention_bias", "softmax")
 
 
 @pytest.fixture(autouse=True)

@@ -44,6 +44,24 @@ def test_the_batch_is_divided_among_the_launchers_processes(
         make_plan(options(shards_folder, tmp_path, set=("batch_size=30",)))
 
 
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"deepspeed_config": "zero3_bf16"}, "with ZeRO stage 3, which moves the weights"),
+        ({"set": ("deepspeed.activation_checkpointing={}",)}, "with activation_checkpointing, which reads"),
+        ({"set": ("deepspeed.flops_profiler.enabled=true",)}, "with flops_profiler, which runs"),
+        ({"dry_run": False}, "without a GPU"),
+    ],
+)
+def test_graphs_are_refused_where_a_micro_batch_cannot_be_replayed(
+    changes: dict[str, object], problem: str, shards_folder: Path, tmp_path: Path
+) -> None:
+    given = {"deepspeed_config": "zero1_bf16", "dry_run": True, "graphs": True}
+    assert make_plan(options(shards_folder, tmp_path, **given)).graphs
+    with pytest.raises(ConfigError, match=rf"^graphs: true {problem}.*; leave it out$"):
+        make_plan(options(shards_folder, tmp_path, **given | changes))
+
+
 def test_separate_clipping_is_refused_where_deepspeed_clips_all_gradients_together(
     shards_folder: Path, tmp_path: Path
 ) -> None:

@@ -87,6 +87,18 @@ def test_a_run_of_one_folder_from_before_mixtures_is_the_same_run(tmp_path: Path
     assert read_run(tmp_path / "run") == description
 
 
+@pytest.mark.parametrize("old", [{}, {"deterministic": False}])
+def test_how_a_run_rounds_may_change_and_was_not_recorded_before(
+    old: dict[str, bool], tmp_path: Path, description: RunDescription
+) -> None:
+    write_run(tmp_path / "run", description, {})
+    path = tmp_path / "run" / "run.json"
+    values = json.loads(path.read_text())
+    del values["run"]["deterministic"]
+    path.write_text(json.dumps(values | {"run": values["run"] | old}))
+    require_same_run(tmp_path / "run", description)
+
+
 OLD_SWITCHES = (
     '"temperature": 1.0, "forbid_original": false, "importance_weighting": false, "detach_sampler_input": false, '
     '"mixture": 0.0, "ratio_clip": null, "mask_keep_fraction": 0.0'

@@ -1,0 +1,107 @@
+"""Claims: the shapes of a micro-batch are static, its forward and backward never wait for the device nor copy anything
+to it, and under deterministic algorithms no operation is refused on a GPU. So a CUDA graph can replay it.
+
+Computed on the meta device, whose tensors have no values: whatever needs one raises an error.
+"""
+
+import runpy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from bench.batches import random_batch
+from pretrain.data.batches import Batch
+from pretrain.method.objectives import OBJECTIVES
+from pretrain.model import ops
+from pretrain.model.encoder import LayerStack
+from tests.pretrain.conftest import SMALL_MODEL, new_model
+
+META = torch.device("meta")
+WORDS = 300
+REFUSED = {
+    *("cumsum", "cumsum_", "put_", "histc", "bincount", "median", "kthvalue", "nll_loss2d_forward"),
+    *("scatter_reduce", "grid_sampler_2d_backward", "ctc_loss", "_embedding_bag_backward"),
+}
+"""Operations on floating-point tensors that PyTorch, by its documentation, refuses on a GPU in deterministic mode."""
+
+
+class OnlyTheDevice(TorchDispatchMode):
+    """Raises an error for an operation that reads a tensor of the host, or that a GPU would refuse."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        read = [part for part in tree_leaves((args, kwargs)) if isinstance(part, Tensor)]
+        assert all(part.is_meta or not part.dim() for part in read), f"{func} reads a tensor of the host"
+        if torch.are_deterministic_algorithms_enabled() and any(part.is_floating_point() for part in read):
+            assert func.overloadpacket.__name__ not in REFUSED, f"{func} is not deterministic"
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.fixture(autouse=True)
+def plain_and_deterministic(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The operations as a GPU runs them, even if an engine in this process has replaced them by a CPU's."""
+    for name, form in runpy.run_path(str(ops.__file__)).items():
+        if callable(form) and hasattr(ops, name) and name.islower():
+            monkeypatch.setattr(ops, name, form)
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def micro_batch() -> Batch:
+    return random_batch(2, 12, WORDS).to(META, counts=True)
+
+
+def model_of(objective: str, **sizes: Any) -> Any:
+    model = new_model(objective, SMALL_MODEL.model_copy(update={"dropout": 0.1, **sizes}), WORDS).to(META)
+    if objective in ("uniform", "unigram"):  # read from the run's shards, once
+        model.p_V = torch.empty(WORDS, device=META)
+    return model
+
+
+def train(model: Any, entropies: bool) -> None:
+    batch = micro_batch()
+    with OnlyTheDevice():
+        model(batch, entropies=entropies).loss.backward()
+    assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("entropies", [False, True])
+def test_a_micro_batch_of_every_objective_stays_on_the_device(objective: str, entropies: bool) -> None:
+    train(model_of(objective), entropies)
+
+
+@pytest.mark.parametrize("sharing", ["nes", "gdes"])
+def test_so_does_one_with_other_embeddings(sharing: str) -> None:
+    train(model_of("hp_loss", embedding_sharing=sharing), entropies=False)
+
+
+def test_so_does_one_whose_layers_are_recomputed() -> None:
+    model = model_of("hp_loss")
+    for module in model.modules():
+        if isinstance(module, LayerStack):
+            module.recompute = True
+    train(model, entropies=False)
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        lambda values: values.sum().item(),
+        lambda values: values[values > 0],
+        lambda values: values.nonzero(),
+        lambda values: values if (values > 0).all() else -values,
+        lambda values: values + torch.arange(3.0).to(META),
+        lambda values: values.cumsum(0),
+    ],
+    ids=["item", "mask", "nonzero", "branch", "copy", "cumsum"],
+)
+def test_the_check_notices_every_way_to_leave_the_device(step: Callable[[Tensor], Any]) -> None:
+    values = torch.empty(3, device=META)
+    with OnlyTheDevice(), pytest.raises((AssertionError, RuntimeError)):
+        step(values)
