@@ -5,7 +5,7 @@ The paper's numbers are in `presets.py`; speed and memory are set in `ds_configs
 """
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, SerializeAsAny, field_validator, model_validator
 
@@ -42,6 +42,10 @@ class RunConfig(StrictConfig):
     """Seed of initial weights, data order, sampling and dropout."""
     deterministic: bool = True
     """On GPUs, only operations that give the same bits every time; false for the fastest. No effect on a CPU."""
+    order: Literal["full", "windows"] = "full"
+    """Order of each folder's sequences: a permutation of all, or of shards and then within windows of shards."""
+    window: Count = 16
+    """Shards per window of order=windows."""
     log_every: Count = 100
     """Steps between log lines."""
     histogram_every: Count = 1_000
@@ -56,6 +60,11 @@ class RunConfig(StrictConfig):
     """Number of newest checkpoints to keep."""
     keep_every: int = Field(default=0, ge=0, le=MOST)
     """Steps between checkpoints that are kept forever; 0 keeps only the newest."""
+
+    @property
+    def shards_per_window(self) -> int:
+        """Shards per window of the order, 0 for a full permutation."""
+        return self.window if self.order == "windows" else 0
 
     @field_validator("objective", mode="before")
     @classmethod

@@ -117,7 +117,8 @@ class Symptoms:
         """Statistics of the sequences that the run's first steps read."""
         description = self.description
         try:
-            shards = open_shards(*map(Path, description.data), weights=description.data_weights)
+            window = self.run.shards_per_window
+            shards = open_shards(*map(Path, description.data), weights=description.data_weights, window=window)
             index_B, _ = shards.shuffled(np.arange(min(SAMPLED, len(shards))), self.run.seed)
             ids_BL, _, _ = shards.read(index_B, np.zeros_like(index_B))
             words = WordPiece.load(self.folder / "tokenizer")

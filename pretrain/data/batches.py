@@ -128,6 +128,10 @@ class TrainingBatches:
 
     def step(self, step: int) -> list[Batch]:
         """Returns this rank's micro-batches of a step, on the CPU."""
+        size = self.plan.batch_size
+        self.shards.expect(
+            np.arange(max(0, step - 1) * size, (step + 1) * size), self.seed
+        )  # ranks may be a step behind
         index, epoch = self.sequences(step)
         plan = self.plan
         micro_steps = range(plan.micro_batches // plan.world_size)

@@ -7,13 +7,16 @@ number of shards. (Sequences are drawn at random, so keeping other shards open w
 Several folders are mixed by weight. The number of a sample determines its folder, and how many samples of that folder
 precede it (`ordering.dealt`): each folder has its own epochs, and nothing is stored.
 
+A folder may be a URL (`remote.py`): its shards are then read from local copies. With `order=windows` (`windows.py`), or
+of remote folders, `expect` tells which shards are read next; those of other windows are unmapped.
+
 Shape letters: B batch, L length.
 """
 
 import hashlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import isfinite
 from pathlib import Path
 
@@ -27,6 +30,8 @@ from data_prep.shards import IndexedFile, mapped
 from foundation.config import ConfigError, LocalProblem
 from foundation.files import with_suffix
 from foundation.ordering import dealt, key_of, permuted
+from pretrain.data.remote import CACHE, GB, Copy, Missing, local_folder, remote_folder, url_of
+from pretrain.data.windows import Windows
 
 OPEN_SHARDS = 32
 """Shards that stay mapped. Each takes 3 descriptors and 3 maps: 192 of each for training and held-out text together."""
@@ -48,8 +53,10 @@ class Shards:
     Args:
         folders: written by build_shards, with equal tokenizer, sequence length and number of mask copies.
         weights: relative sampling weight of each folder; empty: its number of sequences.
+        window: shards per window of the order `windows`; 0: a permutation of the whole folder.
 
     Attributes:
+        names: the folders or URLs, as given. folders: those folders, or the local ones of the URLs' copies.
         manifest: the first folder's; its data on tokens and masks is valid for all folders.
         sizes: number of sequences in each folder. shares: `weights`, or else `sizes`, as integers.
         one_segment: true if no sequence has a second segment.
@@ -59,19 +66,30 @@ class Shards:
             folders cannot be read together.
     """
 
-    def __init__(self, *folders: Path, weights: Sequence[float] = ()) -> None:
-        self.folders = folders
-        manifests = [load_manifest(folder) for folder in folders]
+    def __init__(self, *folders: Path, weights: Sequence[float] = (), window: int = 0) -> None:
+        urls = [url_of(folder) for folder in folders]
+        self.names = tuple(url or str(folder) for url, folder in zip(urls, folders, strict=True))
+        self.folders = tuple(map(local_folder, folders))
+        self.window = window
+        manifests = [load_manifest(folder) for folder in self.folders]
         self.manifest = manifests[0]
         _require_alike(folders, manifests)
-        for folder, part in zip(folders, manifests, strict=True):
-            _require_one_build(folder, part)
-        shards = [(folder, shard) for folder, part in zip(folders, manifests, strict=True) for shard in part.shards]
-        self._prefixes = [folder / shard.name for folder, shard in shards]
-        self._starts = np.cumsum([0, *(shard.sequences for _, shard in shards)])
+        for folder, url, part in zip(self.folders, urls, manifests, strict=True):
+            _require_one_build(folder, part, of_shards=url is None)
+        shards = [
+            (folder, url, shard)
+            for folder, url, part in zip(self.folders, urls, manifests, strict=True)
+            for shard in part.shards
+        ]
+        self._prefixes = [folder / shard.name for folder, _, shard in shards]
+        self._copies = [Copy(remote_folder(url), shard) if url else None for _, url, shard in shards]
+        self._starts = np.cumsum([0, *(shard.sequences for _, _, shard in shards)])
+        self._counts = [[shard.sequences for shard in part.shards] for part in manifests]
+        self._windows = lru_cache(lambda folder, seed: Windows(self._counts[folder], window, seed))
         self._mapped: dict[int, _MappedShard] = {}
+        self._expected: dict[int, tuple[list[int], list[int]]] = {}
         self.one_segment = all(part.config.one_segment for part in manifests)
-        self.sizes = [sum(shard.sequences for shard in part.shards) for part in manifests]
+        self.sizes = list(map(sum, self._counts))
         exact = sum(self.sizes) <= LARGEST_SHARES
         self.shares = self.sizes if exact and not weights else _whole_shares(folders, weights or self.sizes)
         self._tokens = [sum(shard.tokens for shard in part.shards) for part in manifests]
@@ -85,10 +103,10 @@ class Shards:
         return float(np.average(np.divide(self._tokens, self.sizes), weights=self.shares))
 
     @property
-    def mixture(self) -> list[tuple[Path, int, float]]:
+    def mixture(self) -> list[tuple[str, int, float]]:
         """Each folder with its number of sequences and its share of the samples."""
         shares = (share / sum(self.shares) for share in self.shares)
-        return list(zip(self.folders, self.sizes, shares, strict=True))
+        return list(zip(self.names, self.sizes, shares, strict=True))
 
     def sha256(self) -> str:
         """Returns the checksum of the folders' manifests, which hold the checksum of every shard."""
@@ -103,8 +121,62 @@ class Shards:
             order_seed = key_of(seed, folder) if folder else seed  # folders of equal size get different orders
             for epoch in np.unique(epoch_B[folder_B == folder]):
                 rows = (folder_B == folder) & (epoch_B == epoch)
-                index_B[rows] = start + permuted(place_B[rows], self.sizes[folder], order_seed, int(epoch))
+                if self.window:
+                    index_B[rows] = start + self._windows(folder, order_seed).sequences(place_B[rows], int(epoch))
+                else:
+                    index_B[rows] = start + permuted(place_B[rows], self.sizes[folder], order_seed, int(epoch))
         return index_B, epoch_B
+
+    def expect(self, sample_B: np.ndarray, seed: int) -> None:
+        """Prepares for reading these samples, in ascending order: fetches their windows and the next from remote
+        folders in the background, and unmaps the shards of other windows.
+        """
+        if not self.window and not any(self._copies):
+            return
+        folder_B, number_B = dealt(sample_B, self.shares)
+        expected, first_shards = dict(self._expected), np.cumsum([0, *map(len, self._counts)]).tolist()
+        for folder in np.unique(folder_B).tolist():
+            numbers, first = number_B[folder_B == folder], first_shards[folder]
+            if self.window:
+                windows = self._windows(folder, key_of(seed, folder) if folder else seed)
+                here, following = windows.needed(int(numbers[0]), int(numbers[-1]))
+            else:
+                here, following = [shard for shard, count in enumerate(self._counts[folder]) if count], []
+            expected[folder] = [first + shard for shard in here], [first + shard for shard in following]
+        if expected == self._expected:
+            return
+        self._expected = expected
+        in_order = [shard for part in zip(*expected.values(), strict=True) for shards in part for shard in shards]
+        self._mapped = {shard: opened for shard, opened in self._mapped.items() if shard in set(in_order)}
+        if copies := [copy for shard in in_order if (copy := self._copies[shard])]:
+            CACHE.expect(copies)
+
+    def require_room(self) -> None:
+        """Checks that the cache holds what an order needs of remote folders: two windows of each, or all shards.
+
+        Raises:
+            ConfigError: it is too small.
+        """
+        remote = [copy for copy in self._copies if copy]
+        whole = sum(copy.shard.size for copy in remote)
+        if not self.window and whole > CACHE.limit:
+            raise ConfigError(
+                f"order: got full with {whole / GB:.1f} GB of remote shards, more than the {CACHE.limit / GB:g} GB of"
+                f" --cache_gb; use --set order=windows, or --cache_gb {-(-whole // GB)}"
+            )
+        needed = sum(
+            sum(
+                sorted((copy.shard.size for copy in remote if copy.folder.local == folder), reverse=True)[
+                    : 2 * self.window
+                ]
+            )
+            for folder in self.folders
+        )
+        if self.window and needed > CACHE.limit:
+            raise ConfigError(
+                f"cache_gb: got {CACHE.limit / GB:g}, but two windows of {self.window} shards take up to"
+                f" {needed / GB:.1f} GB; use --cache_gb {-(-needed // GB)}, or --set window lower"
+            )
 
     def in_turn(self, sample_B: np.ndarray) -> np.ndarray:
         """Returns the sequences of these samples if each folder is read in order, repeating at its end; int64 [B]."""
@@ -151,8 +223,20 @@ class Shards:
     def _open(self, shard: int) -> "_MappedShard":
         if shard in self._mapped:
             return self._mapped[shard]
-        sequences = int(self._starts[shard + 1] - self._starts[shard])
-        opened = _MappedShard(self._prefixes[shard], sequences, self.manifest)
+        copy = self._copies[shard]
+        while True:
+            if copy:
+                CACHE.require(copy)
+            try:
+                opened = _MappedShard(
+                    self._prefixes[shard], int(self._starts[shard + 1] - self._starts[shard]), self.manifest
+                )
+                if copy:
+                    opened.map_all()
+                break
+            except LocalProblem:
+                if copy is None or copy.is_complete():
+                    raise  # else another run has just removed it from the cache
         if len(self._mapped) < OPEN_SHARDS:
             self._mapped[shard] = opened
         return opened
@@ -222,6 +306,13 @@ class _MappedShard:
         self._longest = manifest.seq_length
         self._copies, self._width = manifest.mask_copies, bytes_per_copy(manifest.seq_length)
 
+    def map_all(self) -> None:
+        """Maps ids and masks now, so that they outlive the removal of their files from the cache."""
+        try:
+            _ = self._ids.data, self.masks
+        except OSError as error:
+            raise LocalProblem(f"data: {self._prefix} cannot be read ({error.strerror}); {VERIFY}") from None
+
     @cached_property
     def masks(self) -> np.ndarray:
         """The mask bitmaps as bytes, [sequences, copies, width]."""
@@ -258,14 +349,15 @@ class _MappedShard:
         return lengths
 
 
-def _require_one_build(folder: Path, manifest: Manifest) -> None:
-    """Checks that a folder is not empty and that tokenizer and shard sizes match its manifest.
+def _require_one_build(folder: Path, manifest: Manifest, of_shards: bool) -> None:
+    """Checks that a folder is not empty and that tokenizer and, if `of_shards`, shard sizes match its manifest.
 
     Raises:
         ConfigError: the folder is empty, or tokenizer or shards differ from the manifest.
     """
     problems = tokenizer_problems(folder, manifest)
-    problems += [problem for shard in manifest.shards for problem in file_problems(folder, shard, checksums=False)]
+    shards = manifest.shards if of_shards else ()
+    problems += [problem for shard in shards for problem in file_problems(folder, shard, checksums=False)]
     if problems:
         more = f", and {len(problems) - SHOWN} more problems" if len(problems) > SHOWN else ""
         raise ConfigError(f"data: {folder} is damaged: {'; '.join(problems[:SHOWN])}{more}; {REPAIR}")
@@ -273,15 +365,22 @@ def _require_one_build(folder: Path, manifest: Manifest) -> None:
         raise ConfigError(f"data: {folder} has no sequences; build it from more text")
 
 
-def open_shards(*folders: Path, weights: Sequence[float] = ()) -> Shards:
+def open_shards(*folders: Path, weights: Sequence[float] = (), window: int = 0) -> Shards:
     """Opens the training shards of a run."""
     for folder in folders:
-        require_shards(folder)
-    return Shards(*folders, weights=weights)
+        if not url_of(folder):
+            require_shards(folder)
+    return Shards(*folders, weights=weights, window=window)
 
 
 def open_held_out(*folders: Path) -> Shards | None:
     """Opens the held-out shards of these folders, weighted by number of sequences; `None` if no folder has any."""
-    held_out = [folder / HELD_OUT_NAME for folder in folders]
-    found = [folder for folder in held_out if (folder / MANIFEST_NAME).is_file()]
+    found = [folder / HELD_OUT_NAME for folder in folders if _is_there(folder / HELD_OUT_NAME)]
     return Shards(*found) if found else None
+
+
+def _is_there(folder: Path) -> bool:
+    try:
+        return (local_folder(folder) / MANIFEST_NAME).is_file()
+    except Missing:
+        return False

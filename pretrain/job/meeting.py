@@ -30,6 +30,8 @@ QUIET = 3 * BEAT
 MOST_NAMED = 8
 FAILURE = "failure"
 """Key under which the first rank that fails stores the reason."""
+WAITING = "waiting"
+"""Key under which a rank that waits for something outside the job stores its number and its clock."""
 SIGNATURE = 2 * hashlib.sha256().digest_size
 """Length of the hexadecimal signature before each message."""
 ANSWER = timedelta(seconds=2)
@@ -53,6 +55,9 @@ class Meeting:
         """`key` signs messages; each start of the job has its own, so messages of an earlier start are ignored."""
         self.failure: tuple[str, int] | None = None
         """Why the job ends, and its exit code; `None` while it runs."""
+        self.waits = False
+        """True if this rank has waited for something outside the job since the last exchange."""
+        self._waiting: list[Any] | None = None
         self._rank, self._key = world.rank, key
         self._everyone = [rank for rank in range(world.world_size) if rank != world.rank]
         self._others = self._everyone if world.is_first else [0]
@@ -70,8 +75,11 @@ class Meeting:
             self._store = PrefixStore(f"watchdog/{attempt()}", store)
         return self._store
 
-    def hold(self, state: RankState) -> None:
-        """Writes this rank's progress; reads the others' (rank 0 all, the rest rank 0's) and any failure of the job."""
+    def hold(self, state: RankState) -> bool:
+        """Writes this rank's progress; reads the others' (rank 0 all, the rest rank 0's) and any failure of the job.
+
+        Returns true if some rank has waited for something outside the job since the last exchange.
+        """
         self._write(str(self._rank), [time.monotonic(), *state])
         for rank in self._others:
             if (word := self._read(str(rank))) and word[0] > self._last[rank]:
@@ -79,6 +87,11 @@ class Meeting:
                 self.known[rank] = RankState(*word[1:])
         if failure := self._read(FAILURE):
             self.failure = failure[0], failure[1]
+        if self.waits:
+            self.waits = False
+            self._write(WAITING, [self._rank, time.monotonic()])
+        before, self._waiting = self._waiting, self._read(WAITING)
+        return self._waiting != before
 
     def tell(self, reason: str, code: int) -> None:
         """Tells every rank why the job ends; only the first reason is kept."""

@@ -85,6 +85,12 @@ class Watchdog:
         self._state = RankState(self._state.name, where)
         self._deadline = time.monotonic() + self._allowed
 
+    def waits(self, where: str) -> None:
+        """Reports that this rank waits for something outside the job: restarts the timeout of every rank."""
+        self.progress(where)
+        if self._meeting:
+            self._meeting.waits = True
+
     def step_done(self, step: int) -> None:
         """Reports the end of a step."""
         self._allowed, self._record = self.hang_timeout, self._record._replace(step=step)
@@ -128,7 +134,8 @@ class Watchdog:
     def _meet(self, meeting: Meeting) -> None:
         while True:
             with contextlib.suppress(DistError):  # the other thread notices when answers stop
-                meeting.hold(self._state._replace(place=self._place()))
+                if meeting.hold(self._state._replace(place=self._place())):
+                    self._deadline = time.monotonic() + self._allowed
             if self._over.wait(BEAT):
                 return
 

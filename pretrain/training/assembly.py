@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 from foundation.command_line import EXIT_BAD_USAGE, print_problems
 from foundation.config import ConfigError
 from pretrain.data.batches import BatchPlan
+from pretrain.data.remote import CACHE
 from pretrain.engine.engine import Engine
 from pretrain.engine.optim import OptimConfig, parameter_groups
 from pretrain.job.processes import World, leave
@@ -79,5 +80,6 @@ def build_training(plan: Plan, world: World, watchdog: Watchdog, startup: Startu
             write_run(plan.folder, plan.description, plan.deepspeed.json)
     engine.barrier()
     startup.done("engine")
+    CACHE.on_wait = watchdog.waits
     batches = BatchPlan(plan.run.batch_size, plan.deepspeed.micro_batch_size, world.world_size, world.rank)
     return Training(plan, engine, batches, watchdog, startup)

@@ -44,7 +44,8 @@ def dry_run(plan: Plan, hostfile: Path | None) -> None:
         print(printable(line))
     if hostfile:
         slots = read_hostfile(hostfile)
-        hosts = check_hosts(slots, plan.shards.folders, plan.deepspeed.precision)
+        local = [folder for folder in plan.shards.folders if str(folder) in plan.shards.names]
+        hosts = check_hosts(slots, local, plan.deepspeed.precision)
         problems += hosts.problems
         for line in (*_ranks(slots, hosts.found), *hosts.notes):
             print(printable(line))

@@ -32,9 +32,11 @@ class RunOptions(StrictConfig):
     list_settings: bool = False
     """print every KEY of --set with its value and meaning"""
     data: Annotated[tuple[Path, ...], Group("data and output")] = (SHARDS,)
-    """folders of shards from build_shards.py; several are mixed"""
+    """folders of shards from build_shards.py, or their s3:// or https:// URLs; several are mixed"""
     data_weights: tuple[float, ...] = ()
     """relative sampling weight of each folder (its number of sequences)"""
+    cache_gb: float = Field(default=100, gt=0, le=MOST)
+    """size of the local cache for shards behind URLs"""
     output: Path | None = None
     """run folder (runs/PRESET)"""
     log_to: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ("tensorboard",)

@@ -9,6 +9,7 @@ from foundation.config import ConfigError, counted
 from foundation.files import ROOT, require_folder
 from foundation.settings import settings_tables
 from pretrain.config import RunConfig, with_overrides
+from pretrain.data.remote import CACHE, GB, local_folder
 from pretrain.data.shards import Shards, open_held_out, open_shards
 from pretrain.engine.deepspeed_config import OVERRIDE, EngineConfig, read, resolve
 from pretrain.engine.deepspeed_keys import DeepSpeedConfig
@@ -76,10 +77,12 @@ def make_plan(options: RunOptions) -> Plan:
             "keep_optimizer: got model.embedding_sharing gdes here or in the run of --init_from, expected es or nes in"
             " both: a sum's moments are not those of its parts; leave --keep_optimizer out"
         )
-    shards = open_shards(*options.data, weights=options.data_weights)
+    CACHE.limit = round(options.cache_gb * GB)
+    shards = open_shards(*options.data, weights=options.data_weights, window=run.shards_per_window)
+    shards.require_room()
     if shards.manifest.seq_length > run.model.max_positions:
         raise ConfigError(
-            f"model.max_positions: got {run.model.max_positions}, but the sequences of {options.data[0]} are"
+            f"model.max_positions: got {run.model.max_positions}, but the sequences of {shards.names[0]} are"
             f" {shards.manifest.seq_length} long; use --set model.max_positions={shards.manifest.seq_length}"
         )
     world_size = number_of("WORLD_SIZE", "1")
@@ -106,7 +109,7 @@ def make_plan(options: RunOptions) -> Plan:
     folder = options.output or Path("runs") / options.preset
     require_generator(options, run, folder, manifest.vocab_size)
     if options.init_from:
-        require_fit(find_sources(options.init_from), run, manifest.vocab_size, options.data[0] / "tokenizer")
+        require_fit(find_sources(options.init_from), run, manifest.vocab_size, shards.folders[0] / "tokenizer")
     require_folder(folder)
     description = describe(
         run, shards, options.data_weights, options.init_from, options.keep_optimizer, options.generator_from
@@ -161,7 +164,7 @@ def require_generator(options: RunOptions, run: RunConfig, folder: Path, vocab_s
         sources = find_sources((options.generator_from,))._replace(discriminator=None)
         if sources.generator is None:
             raise ConfigError(f"generator_from: {options.generator_from} holds no generator; name one that does")
-        require_fit(sources, run, vocab_size, options.data[0] / "tokenizer", "generator_from")
+        require_fit(sources, run, vocab_size, local_folder(options.data[0]) / "tokenizer", "generator_from")
 
 
 def list_settings(options: RunOptions) -> str:

@@ -24,6 +24,7 @@ from foundation.config import ConfigError, StrictConfig
 from foundation.files import make_folder, write_atomically
 from foundation.locks import Held, Lock, still_held
 from pretrain.config import RunConfig
+from pretrain.data.remote import local_folder
 from pretrain.data.shards import Shards
 
 DESCRIPTION, CHECKPOINTS, LOCK = "run.json", "checkpoints", "lock"
@@ -91,7 +92,7 @@ def describe(
             versions[package] = importlib.metadata.version(package)
     return RunDescription(
         run=run,
-        data=tuple(map(str, shards.folders)),
+        data=shards.names,
         data_weights=data_weights,
         data_sha256=shards.sha256(),
         tokenizer_sha256=manifest.tokenizer_sha256,
@@ -192,7 +193,7 @@ def write_run(folder: Path, description: RunDescription, deepspeed: dict[str, An
     Raises:
         ConfigError: the shards' tokenizer cannot be read.
     """
-    tokenizer = WordPiece.load(Path(description.data[0]) / "tokenizer")
+    tokenizer = WordPiece.load(local_folder(Path(description.data[0])) / "tokenizer")
     make_folder(folder)
     tokenizer.save(folder / "tokenizer")
     write_json(folder / "deepspeed.json", deepspeed)

@@ -1,0 +1,76 @@
+"""An HTTP server with Range requests on loopback, slow and faulty on demand."""
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Literal
+
+Fault = Literal["drop", "500", "404", "403", "truncate", "corrupt"] | None
+
+
+class RangeServer(ThreadingHTTPServer):
+    """Serves `folder`; `fault` names the fault of a request, given its path and how often that path was asked for.
+
+    Attributes:
+        requests: number of requests per path.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, folder: Path, rate: float, delay: float) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.folder, self.rate, self.delay = folder, rate, delay
+        self.fault: Callable[[str, int], Fault] = lambda path, count: None
+        self.requests: Counter[str] = Counter()
+        self.url = f"http://127.0.0.1:{self.server_port}"
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Stays silent about clients that were killed."""
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: RangeServer
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        server, name = self.server, self.path.lstrip("/")
+        server.requests[name] += 1
+        fault = server.fault(name, server.requests[name])
+        time.sleep(server.delay)
+        path = server.folder / name
+        if fault == "drop":
+            self.close_connection = True
+            return
+        if fault in ("500", "404", "403") or not path.is_file():
+            self.send_error(int(fault) if fault else 404)
+            return
+        content, asked = path.read_bytes(), self.headers.get("Range")
+        if asked:
+            first, last = (int(part) for part in asked.removeprefix("bytes=").split("-"))
+            content = content[first : last + 1]
+        if fault == "corrupt":
+            content = bytes([content[0] ^ 1]) + content[1:]
+        self.send_response(206 if asked else 200)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content[: len(content) // 2] if fault == "truncate" else content)
+        time.sleep(len(content) / server.rate)
+        self.close_connection = fault == "truncate"
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Logs nothing."""
+
+
+@contextmanager
+def serving(folder: Path, rate: float = 20e6, delay: float = 0.05) -> Iterator[RangeServer]:
+    """Serves a folder at `rate` bytes per second and connection, each answer `delay` seconds late."""
+    server = RangeServer(folder, rate, delay)
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+    thread.start()
+    yield server
+    server.shutdown()
+    server.server_close()

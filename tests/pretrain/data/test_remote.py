@@ -1,0 +1,294 @@
+"""Claims about shards behind URLs: read as from disk, in a bounded cache, through faults and outages."""
+
+import json
+import os
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import boto3
+import numpy as np
+import pytest
+from moto.server import ThreadedMotoServer
+
+import pretrain.data.shards
+from data_prep.build_shards import BuildOptions
+from data_prep.build_shards import main as build_shards
+from data_prep.manifest import load_manifest, save_manifest
+from foundation.config import ConfigError, LocalProblem
+from pretrain.data import remote
+from pretrain.data.batches import BatchPlan, TrainingBatches
+from pretrain.data.remote import ShardCache, cache_folder, remote_folder
+from pretrain.data.shards import Shards, open_held_out, open_shards
+from tests.pretrain.data.range_server import Fault, RangeServer, serving
+
+WINDOW = 3
+PLAN = BatchPlan(24, 24, 1, 0)
+Launch = Callable[..., subprocess.Popen[str]]
+
+
+@pytest.fixture(scope="module")
+def many(shards_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """About forty shards of about fifty sequences."""
+    root = tmp_path_factory.mktemp("many")
+    sizes = {"seq_length": 32, "held_out": 0.1, "chunk_mb": 0.002, "shard_mb": 0.001, "workers": 1}
+    vocab = str(shards_folder / "tokenizer")
+    values = {"input": (shards_folder.parent / "raw",), "output": root / "shards", "vocab": vocab, **sizes}
+    build_shards(BuildOptions.from_values(values))
+    assert len(load_manifest(root / "shards").shards) >= 8 * WINDOW
+    return root / "shards"
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ShardCache:
+    """An empty cache, as in a new process."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    remote_folder.cache_clear()
+    monkeypatch.setattr(pretrain.data.shards, "CACHE", ShardCache())
+    return pretrain.data.shards.CACHE
+
+
+@pytest.fixture
+def server(many: Path) -> Iterator[RangeServer]:
+    with serving(many, delay=0.002) as server:
+        yield server
+
+
+@pytest.fixture
+def bucket(many: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The folder in a bucket of a real S3 server on loopback."""
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    values = {
+        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }
+    for name, value in values.items():
+        monkeypatch.setenv(name, value)
+    client = boto3.client("s3")
+    client.create_bucket(Bucket="texts")
+    for path in many.rglob("*"):
+        if path.is_file():
+            client.upload_file(str(path), "texts", f"wiki/{path.relative_to(many)}")
+    yield "s3://texts/wiki"
+    server.stop()
+
+
+def read(folder: Path, steps: int, window: int = WINDOW) -> list[np.ndarray]:
+    """All tensors of the first steps' batches."""
+    batches = TrainingBatches(open_shards(folder, window=window), PLAN, seed=3)
+    parts = (part for step in batches.from_step(0, steps) for batch in step for part in batch[:7])
+    return [np.asarray(part) for part in parts]
+
+
+def equal(ours: list[np.ndarray], theirs: list[np.ndarray]) -> bool:
+    return all(map(np.array_equal, ours, theirs)) and len(ours) == len(theirs)
+
+
+def stored() -> int:
+    """Bytes of complete and partial copies."""
+    total = 0
+    for path in cache_folder().glob("*/shard-*"):
+        with suppress(FileNotFoundError):  # renamed or removed meanwhile
+            total += path.stat().st_size
+    return total
+
+
+def test_batches_from_http_equal_those_from_disk_with_a_cache_of_a_quarter(
+    many: Path, server: RangeServer, cache: ShardCache
+) -> None:
+    total = sum(shard.size for shard in load_manifest(many).shards)
+    cache.limit = total // 4
+    steps, most = 2 * len(Shards(many)) // PLAN.batch_size, 0
+    batches = TrainingBatches(open_shards(Path(server.url), window=WINDOW), PLAN, seed=3)
+    batches.shards.require_room()
+    local = TrainingBatches(open_shards(many, window=WINDOW), PLAN, seed=3)
+    for step in range(steps):
+        for ours, theirs in zip(batches.step(step)[0][:7], local.step(step)[0][:7], strict=True):
+            assert np.array_equal(ours, theirs)
+        most = max(most, stored())
+    assert most <= cache.limit
+    fetched = [count for name, count in server.requests.items() if name.endswith(".mask.bin")]
+    assert max(fetched) <= 2, "in two epochs, each shard is fetched at most twice"
+
+
+def test_batches_from_s3_equal_those_from_disk(many: Path, bucket: str, cache: ShardCache) -> None:
+    assert equal(read(Path(bucket), 12), read(many, 12))
+
+
+def test_a_full_permutation_of_remote_shards_equals_that_of_local_ones_and_must_fit_the_cache(
+    many: Path, server: RangeServer, cache: ShardCache
+) -> None:
+    assert equal(read(Path(server.url), 4, window=0), read(many, 4, window=0))
+    cache.limit = 10_000
+    with pytest.raises(ConfigError, match=r"order: got full .* --set order=windows, or --cache_gb 1$"):
+        open_shards(Path(server.url)).require_room()
+    with pytest.raises(ConfigError, match=r"cache_gb: got 1e-05, but two windows of 3 shards .* --set window lower"):
+        open_shards(Path(server.url), window=WINDOW).require_room()
+
+
+def test_held_out_shards_are_fetched_too_and_need_not_exist(many: Path, server: RangeServer, cache: ShardCache) -> None:
+    ours, theirs = open_held_out(Path(server.url)), open_held_out(many)
+    assert ours and theirs
+    index = np.arange(len(theirs))
+    assert equal([*ours.read(index, index * 0)], [*theirs.read(index, index * 0)])
+    remote_folder.cache_clear()
+    server.fault = lambda path, count: "404" if path.startswith("held_out") else None
+    assert open_held_out(Path(server.url)) is None
+
+
+def test_faults_that_pass_change_nothing_and_are_reported(
+    many: Path, server: RangeServer, cache: ShardCache, capfd: pytest.CaptureFixture[str]
+) -> None:
+    faults: dict[int, Fault] = {0: "drop", 1: "500", 2: "truncate", 3: "corrupt"}
+    seen: dict[str, int] = {}
+
+    def fault(path: str, count: int) -> Fault:
+        kind = faults.get(seen.setdefault(path, len(seen))) if path.endswith(".mask.bin") else None
+        return kind if count <= (2 if kind == "drop" else 1) else None  # aiohttp itself tries a kept connection twice
+
+    server.fault = fault
+    assert equal(read(Path(server.url), 4), read(many, 4))
+    assert len(seen) >= 4
+    said = capfd.readouterr().err.splitlines()
+    assert sum("waiting for it, with retries" in line for line in said) == 3
+    assert sum("is read again after" in line for line in said) == 3
+
+
+@pytest.mark.parametrize(
+    ("kind", "problem"),
+    [
+        ("404", r"/shard-\d+\.bin does not exist; check the name"),
+        ("403", r"/shard-\d+\.bin cannot be read .*403.*; check its name and your rights"),
+        ("corrupt", r"/shard-\d+\.bin was fetched twice and does not match its sha256"),
+    ],
+)
+def test_faults_that_last_end_the_run_and_leave_no_file(
+    kind: Fault, problem: str, server: RangeServer, cache: ShardCache
+) -> None:
+    server.fault = lambda path, count: kind if path.startswith("shard") and path.endswith("0.bin") else None
+    with pytest.raises(LocalProblem, match=problem):
+        read(Path(server.url), 60)
+    left = [path.name for path in cache_folder().glob("*/shard-*") if path.name.endswith(("0.bin", ".part", ".tmp"))]
+    assert [name for name in left if not name.endswith(".mask.bin")] == []
+
+
+def test_what_is_no_folder_of_shards_is_refused_at_once(
+    many: Path, server: RangeServer, cache: ShardCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ConfigError, match=r"nothing/manifest\.json does not exist"):
+        open_shards(Path(f"{server.url}/nothing"))
+    with pytest.raises(ConfigError, match=r"data: none://x/y cannot be read .* use s3:// or https://"):
+        open_shards(Path("none://x/y"))
+    monkeypatch.setattr(remote, "OPENING_PATIENCE", 1.0)
+    with pytest.raises(ConfigError, match=r"127\.0\.0\.1:1/manifest\.json cannot be reached .*check the name"):
+        open_shards(Path("http://127.0.0.1:1"))
+
+
+def test_a_reader_says_that_it_waits_while_the_network_is_lost_and_then_goes_on(
+    many: Path, server: RangeServer, cache: ShardCache
+) -> None:
+    lost, waits = threading.Event(), []
+    lost.set()
+    server.fault = lambda path, count: "drop" if lost.is_set() and path.startswith("shard") else None
+    cache.on_wait = waits.append
+    threading.Timer(3.5, lost.clear).start()
+    began = time.monotonic()
+    ours = read(Path(server.url), 2)
+    assert time.monotonic() - began > 3.5
+    assert len(waits) >= 4 and waits[0].startswith(f"waiting for {server.url}/shard-")
+    assert equal(ours, read(many, 2))
+
+
+def test_a_manifest_cannot_name_files_outside_its_folder(many: Path, tmp_path: Path, cache: ShardCache) -> None:
+    folder = tmp_path / "theirs"
+    shutil.copytree(many, folder)
+    manifest = load_manifest(folder)
+    bad = manifest.model_copy(update={"tokenizer_files": {"../../escaped": "0" * 64}})
+    save_manifest(bad, folder)
+    with serving(folder, delay=0) as server, pytest.raises(ConfigError, match="files outside its folder"):
+        open_shards(Path(server.url))
+
+
+RUN = (
+    "optim.steps=24",
+    "optim.warmup_steps=4",
+    "batch_size=16",
+    "log_every=1",
+    "checkpoint_every=8",
+    "evaluate_every=12",
+    "evaluate_sequences=8",
+    "order=windows",
+    f"window={WINDOW}",
+)
+
+
+def arguments(data: str | Path, output: Path, *more: str) -> list[str | Path]:
+    start = ["pretrain/run.py", "--preset", "tiny", "--data", data, "--output", output]
+    return [*start, "--deepspeed_config", "zero0_fp32", "--set", *RUN, *more]
+
+
+def losses(folder: Path) -> dict[int, Any]:
+    records = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return {record["step"]: record["loss"] for record in records if record["kind"] == "train"}
+
+
+def finish(process: subprocess.Popen[str]) -> str:
+    output, _ = process.communicate(timeout=400)
+    assert process.returncode == 0, output
+    return output
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("ranks", [0, 2])
+def test_a_run_from_a_faulty_server_killed_and_resumed_has_the_losses_of_a_local_run(
+    ranks: int, many: Path, tmp_path: Path, launch: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    quarter = sum(shard.size for shard in load_manifest(many).shards) / 4e9
+    finish(launch(ranks, *arguments(many, tmp_path / "local")))
+    with serving(many) as server:
+        server.fault = lambda path, count: "drop" if count == 1 and path.endswith("1.bin") else None
+        command = arguments(server.url, tmp_path / "far", "--cache_gb", str(quarter))
+        process = launch(ranks, *command)
+        while not (tmp_path / "far" / "checkpoints" / "step-00000008").is_dir() and process.poll() is None:
+            time.sleep(0.05)
+        os.killpg(process.pid, 9)
+        process.communicate()
+        output = finish(launch(ranks, *command))
+        masks = [count for name, count in server.requests.items() if name.endswith(".mask.bin") and "/" not in name]
+    assert "resume" in output
+    assert losses(tmp_path / "far") == losses(tmp_path / "local")
+    assert stored() <= quarter * 1e9
+    assert max(masks) <= 3, "one fetch for all ranks; a start and a fault add one each"
+
+
+@pytest.mark.long
+def test_an_outage_longer_than_the_hang_timeout_does_not_end_two_ranks(
+    many: Path, tmp_path: Path, launch: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    quarter = sum(shard.size for shard in load_manifest(many).shards) / 4e9
+    finish(launch(2, *arguments(many, tmp_path / "local")))
+    until = [0.0]
+
+    def fault(path: str, count: int) -> Fault:
+        if path.startswith("shard") and len(server.requests) > 4 * 4 * WINDOW and not until[0]:
+            until[0] = time.monotonic() + 30
+        return "500" if path.startswith("shard") and time.monotonic() < until[0] else None
+
+    with serving(many) as server:
+        server.fault = fault
+        output = finish(
+            launch(2, *arguments(server.url, tmp_path / "far", "--cache_gb", str(quarter), "--hang_timeout", "12"))
+        )
+    assert until[0] and "waiting for it, with retries" in output and "is read again after" in output
+    assert losses(tmp_path / "far") == losses(tmp_path / "local")
