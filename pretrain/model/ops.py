@@ -58,8 +58,10 @@ def look_up(ids_X: Tensor, table_VE: Tensor) -> Tensor:
 
 
 def softmax(hidden_XE: Tensor, table_VE: Tensor, bias_V: Tensor | None, entropies: bool) -> Any:
-    """Returns the softmax of h W^T + b without computing all scores at once (`triton_vocabulary.Softmax`), or `None`
-    where that has no gain: then the caller computes them.
+    """Returns the softmax of h W^T + b without computing all scores at once, or `None`: then the caller computes them.
+
+    The result is a `triton_vocabulary.Softmax`: log-probabilities with their gradient, and the weights of a draw; with
+    `entropies`, also these.
     """
     return None
 

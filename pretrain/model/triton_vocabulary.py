@@ -34,9 +34,13 @@ WIDE = os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def softmax(hidden_XE: Tensor, table_VE: Tensor, bias_V: Tensor | None, entropies: bool) -> "Softmax | None":
-    """Computes `ops.softmax`; `None` unless in half precision: tensor cores have no exact products in fp32."""
-    half = hidden_XE.dtype in (torch.float16, torch.bfloat16)
-    return Softmax(hidden_XE, table_VE, bias_V, entropies) if half else None
+    """Computes `ops.softmax`, in half precision only.
+
+    Tensor cores have no exact products in fp32; without them, the kernels would be slow.
+    """
+    if hidden_XE.dtype not in (torch.float16, torch.bfloat16):
+        return None
+    return Softmax(hidden_XE, table_VE, bias_V, entropies)
 
 
 class Weights(NamedTuple):
@@ -94,7 +98,15 @@ class Softmax:
 
     def block(self, block_X1: Tensor) -> Tensor:
         """Computes `Weights.block` of p."""
-        return self._weights(block_X1, flat(self._hidden_XE), self._bias_V, block_X1, 0.0, 1.0, weighed=False)
+        return self._weights(
+            block_X1,
+            other_RE=flat(self._hidden_XE),  # not read, nor are the bias and the original tokens
+            bias_V=self._bias_V,
+            original_X=block_X1,
+            least=0.0,
+            exponent=1.0,
+            weighed=False,
+        )
 
     @torch.no_grad()
     def weighed(
