@@ -17,7 +17,7 @@ SCRIPTS = [
     for path in sorted((REPOSITORY / package).glob("*.py"))
     if '__name__ == "__main__"' in path.read_text()
 ]
-SCREEN = (40, 100)  # lines, columns
+SCREEN = (48, 100)  # lines, columns
 HEAVY = (
     "torch",
     "transformers",
