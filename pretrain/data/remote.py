@@ -266,8 +266,9 @@ class ShardCache:
     def _work(self) -> None:
         while True:
             with self._changed:
-                while (copy := self._next()) is None:
+                while not (missing := [one for one in (*self._urgent, *self._expected) if not one.is_complete()]):
                     self._changed.wait()
+                copy = missing[0]
             try:
                 for suffix, (size, digest) in copy.shard.written.items():
                     self._fetch(copy.folder, copy.shard.name + suffix, size, digest)
@@ -277,9 +278,6 @@ class ShardCache:
                 self._changed.notify_all()
             if self._problem:
                 return
-
-    def _next(self) -> Copy | None:
-        return next((copy for copy in (*self._urgent, *self._expected) if not copy.is_complete()), None)
 
     def _fetch(self, folder: RemoteFolder, name: str, size: int, digest: str) -> None:
         """Fetches a file unless another process of this machine does."""

@@ -16,6 +16,7 @@ Shape letters: B batch, L length.
 import hashlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import cached_property, lru_cache
 from math import isfinite
 from pathlib import Path
@@ -375,12 +376,9 @@ def open_shards(*folders: Path, weights: Sequence[float] = (), window: int = 0) 
 
 def open_held_out(*folders: Path) -> Shards | None:
     """Opens the held-out shards of these folders, weighted by number of sequences; `None` if no folder has any."""
-    found = [folder / HELD_OUT_NAME for folder in folders if _is_there(folder / HELD_OUT_NAME)]
+    found = []
+    for folder in folders:
+        with suppress(Missing):  # of a URL
+            if (local_folder(folder / HELD_OUT_NAME) / MANIFEST_NAME).is_file():
+                found.append(folder / HELD_OUT_NAME)
     return Shards(*found) if found else None
-
-
-def _is_there(folder: Path) -> bool:
-    try:
-        return (local_folder(folder) / MANIFEST_NAME).is_file()
-    except Missing:
-        return False
