@@ -240,18 +240,15 @@ class LayerStack(nn.Module):
 
     def attention_bias(self, visible_BL: Tensor, dtype: torch.dtype) -> Any:
         """Returns the bias added to the scaled scores, built once for all layers: relative position and padding."""
-        relative = self.relative_bias if self.config.relative_position else None
-        return ops.attention_bias(visible_BL, relative, self.config.relative_attention_max_distance, dtype)
+        buckets = self.config.relative_attention_num_buckets
+        max_distance = self.config.relative_attention_max_distance
 
-    def relative_bias(self, distance_X: Tensor) -> Tensor:
-        """Returns the bias of every head for these distances (key position minus query position), [X, N]."""
-        bucket_X = relative_bucket(
-            distance_X,
-            self.config.relative_attention_num_buckets,
-            self.config.relative_attention_max_distance,
-        )
-        bias_XN: Tensor = self.relative_attention_bias(bucket_X)
-        return bias_XN
+        def relative(distance_X: Tensor) -> Tensor:
+            bias_XN: Tensor = self.relative_attention_bias(relative_bucket(distance_X, buckets, max_distance))
+            return bias_XN
+
+        given = relative if self.config.relative_position else None
+        return ops.attention_bias(visible_BL, given, max_distance, dtype)
 
 
 class Layer(nn.Module):

@@ -67,9 +67,9 @@ def settings(dtype: torch.dtype, head_size: int, dropped: int) -> dict[str, dict
     common = {"D": head_size, "WIDTH": width, "DROPOUT": dropped > 0, "PRECISION": "ieee" if precise else "tf32"}
     side = 64 if dtype.itemsize * width <= 256 else 32
     return {
-        "forward": common | {"M": 2 * side, "K": side, "num_warps": 4 if width <= 64 else 8},
-        "query_backward": common | {"M": side, "num_warps": 4},
-        "key_backward": common | {"M": side, "K": side, "num_warps": 4},
+        "forward": common | {"M": 2 * side if width <= 64 else side, "K": side, "num_warps": 8},
+        "query_backward": common | {"M": side, "num_warps": 8},
+        "key_backward": common | {"M": side // 2, "K": side, "num_warps": 8},
     }
 
 

@@ -16,12 +16,13 @@ MOST_SPILLED = 64
 @pytest.mark.long
 def test_kernels_compile_for_a100_and_h100_with_few_spills() -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "bench/gpu_registers.py", "--head_sizes", "64", "--dtypes", "bf16"]
+    command = [sys.executable, "bench/gpu_registers.py", "--head_sizes", "64", "128", "--dtypes", "bf16"]
     done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in done.stdout.splitlines()[2:]]
     assert [(row[0], row[3]) for row in rows] == [
         (kernel, architecture)
+        for _ in (64, 128)
         for kernel in ("forward", "query_backward", "key_backward")
         for architecture in ("80", "90")
     ]

@@ -236,7 +236,7 @@ def test_the_table_by_distance_has_no_size_of_length_squared() -> None:
 
 @pytest.fixture
 def in_use(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    for name in ("attend", "attention_bias"):
+    for name in ("attend", "attention_bias", "softmax"):
         monkeypatch.setattr(ops, name, getattr(ops, name))  # restored at the end
     return lambda: cuda_ops.use((9, 0))
 
