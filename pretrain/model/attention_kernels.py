@@ -237,8 +237,10 @@ def _kept(seed, head, row_M, tile, K: tl.constexpr, dropped):
         tl.load(seed), zero_MG + row_M[:, None], zero_MG + group_G[None, :], zero_MG + head, zero_MG, ROUNDS
     )
     words_MG22 = tl.join(tl.join(a_MG, b_MG), tl.join(c_MG, d_MG))
-    limit = dropped.to(tl.uint32)
-    kept_MG222 = tl.join((words_MG22 & 0xFFFF) >= limit, (words_MG22 >> 16) >= limit)
+    kept_MG222 = tl.join(
+        (words_MG22 & 0xFFFF).to(tl.int32) >= dropped,
+        (words_MG22 >> 16).to(tl.int32) >= dropped,
+    )
     return kept_MG222.reshape(row_M.shape[0], K)
 
 
