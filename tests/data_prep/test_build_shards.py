@@ -307,21 +307,6 @@ def test_duplicate_documents_are_dropped_and_counted(built, repeated):
     assert twice.word_pieces == once.word_pieces
 
 
-def test_which_duplicates_are_dropped_does_not_depend_on_workers_or_restarts(options, repeated, tmp_path):
-    command = [*command_of(again(options, tmp_path / "out", input=(repeated[0],), workers=2)), "--dedup", "exact"]
-    process = subprocess.Popen(
-        [sys.executable, *command], cwd=REPOSITORY, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    while len(list((tmp_path / "out").glob(".build/hashes-*.bin"))) < 2:
-        assert process.poll() is None
-        time.sleep(0.001)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
-    done = run_script(*command)
-    assert done.returncode == 0, done.stderr
-    assert contents(tmp_path / "out") == contents(repeated[1])
-
-
 @pytest.fixture(scope="module")
 def edited(options, tmp_path_factory):
     """A corpus of documents, the same with one word more, and some exact copies; its build without near copies."""
@@ -345,23 +330,31 @@ def test_near_copies_are_dropped_and_counted_by_themselves(built, edited):
     assert books.characters.dropped["near_duplicate"] == pytest.approx(once.characters.read, rel=0.05)
 
 
-@pytest.mark.parametrize(("workers", "killed_with"), [(2, "hashes"), (3, "duplicates")])
-def test_which_near_copies_are_dropped_does_not_depend_on_workers_or_restarts(
-    options, edited, tmp_path, workers, killed_with
+@pytest.mark.parametrize(
+    ("dedup", "fixture", "workers", "killed_with", "count"),
+    [
+        ("exact", "repeated", 2, "hashes", 2),
+        ("near", "edited", 2, "hashes", 1),
+        ("near", "edited", 3, "duplicates", 1),
+    ],
+)
+def test_which_copies_are_dropped_does_not_depend_on_workers_or_restarts(
+    options, tmp_path, request, dedup, fixture, workers, killed_with, count
 ):
     """Killed while it hashes or while it builds."""
-    command = [*command_of(again(options, tmp_path / "out", input=(edited[0],), workers=workers)), "--dedup", "near"]
+    text, expected = request.getfixturevalue(fixture)
+    command = [*command_of(again(options, tmp_path / "out", input=(text,), workers=workers)), "--dedup", dedup]
     process = subprocess.Popen(
         [sys.executable, *command], cwd=REPOSITORY, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
-    while not list((tmp_path / "out").glob(f".build/{killed_with}-*.bin")):
+    while len(list((tmp_path / "out").glob(f".build/{killed_with}-*.bin"))) < count:
         assert process.poll() is None
         time.sleep(0.001)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     done = run_script(*command)
     assert done.returncode == 0, done.stderr
-    assert contents(tmp_path / "out") == contents(edited[1])
+    assert contents(tmp_path / "out") == contents(expected)
 
 
 def test_a_dry_run_estimates_and_writes_nothing(options, tmp_path):
