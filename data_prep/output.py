@@ -125,7 +125,8 @@ def finish(folder: Path, log: RecordLog, tokenizer: WordPiece) -> Manifest:
         save_manifest(held_out, folder / HELD_OUT_NAME)
     else:
         shutil.rmtree(folder / HELD_OUT_NAME, ignore_errors=True)
-    _list_contaminated(log, folder / CONTAMINATED_NAME)
+    if train.config.evaluation_sets:
+        _list_contaminated(log, folder / CONTAMINATED_NAME)
     save_manifest(train, folder)
     shutil.rmtree(folder / WORK_NAME, ignore_errors=True)
     return train

@@ -83,6 +83,7 @@ class Shards:
             for shard in part.shards
         ]
         self._prefixes = [folder / shard.name for folder, _, shard in shards]
+        self._is_remote = any(urls)
         self._copies = [Copy(remote_folder(url), shard) if url else None for _, url, shard in shards]
         self._starts = np.cumsum([0, *(shard.sequences for _, _, shard in shards)])
         self._counts = [[shard.sequences for shard in part.shards] for part in manifests]
@@ -132,7 +133,7 @@ class Shards:
         """Prepares for reading these samples, in ascending order: fetches their windows and the next from remote
         folders in the background, and unmaps the shards of other windows.
         """
-        if not self.window and not any(self._copies):
+        if not self.window and not self._is_remote:
             return
         folder_B, number_B = dealt(sample_B, self.shares)
         expected, first_shards = dict(self._expected), np.cumsum([0, *map(len, self._counts)]).tolist()
@@ -148,7 +149,7 @@ class Shards:
             return
         self._expected = expected
         in_order = [shard for part in zip(*expected.values(), strict=True) for shards in part for shard in shards]
-        self._mapped = {shard: opened for shard, opened in self._mapped.items() if shard in set(in_order)}
+        self._mapped = {shard: self._mapped[shard] for shard in in_order if shard in self._mapped}
         if copies := [copy for shard in in_order if (copy := self._copies[shard])]:
             CACHE.expect(copies)
 
@@ -165,14 +166,10 @@ class Shards:
                 f"order: got full with {whole / GB:.1f} GB of remote shards, more than the {CACHE.limit / GB:g} GB of"
                 f" --cache_gb; use --set order=windows, or --cache_gb {-(-whole // GB)}"
             )
-        needed = sum(
-            sum(
-                sorted((copy.shard.size for copy in remote if copy.folder.local == folder), reverse=True)[
-                    : 2 * self.window
-                ]
-            )
-            for folder in self.folders
-        )
+        sizes = {
+            folder: sorted(copy.shard.size for copy in remote if copy.folder.local == folder) for folder in self.folders
+        }
+        needed = sum(sum(size[-2 * self.window :]) for size in sizes.values())
         if self.window and needed > CACHE.limit:
             raise ConfigError(
                 f"cache_gb: got {CACHE.limit / GB:g}, but two windows of {self.window} shards take up to"
