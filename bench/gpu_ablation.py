@@ -1,7 +1,6 @@
 """Stages b and c of `bench/gpu.py`: the machine's own rates, and a training step with each optimisation switched."""
 
 import gc
-import os
 import statistics
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -21,6 +20,7 @@ from bench.memory import peak_mb
 from bench.models import CONFIGS, fresh_model, new_engine
 from bench.timing import median_seconds, seconds_of
 from pretrain.engine.deepspeed_config import read
+from pretrain.engine.determinism import compute_deterministically
 from pretrain.presets import preset, with_objective
 from pretrain.training.estimates import flops_per_token
 from pretrain.training.models import compile_layers
@@ -72,7 +72,7 @@ def copy_rate(where: Setting) -> Figures:
 
 def ablation(options: GpuOptions, shape: str, product: Path) -> int:
     """Measures a step with each switch."""
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when the GPU is first used
+    compute_deterministically()  # as a run does; `measured` switches it off for one
     where = shaped(options.device, shape)
     measured(where, Switch(), steps=1)  # an engine's start chooses the fast operations
     switches = SWITCHES | {f"without {module.rpartition('.')[2]}": Switch(without=module) for module in fast_modules()}

@@ -1,8 +1,9 @@
 """Compiles the Triton kernels for GPUs that need not be there, and prints registers and spills as `ptxas -v` does.
 
-    python bench/gpu_registers.py --head_sizes 64 128 --dtypes bf16
+    python bench/gpu_registers.py --head_sizes 64 128 --embedding_sizes 128 768
 
-Each line is one kernel with dropout and a learned bias. A spill is a register's value kept in memory for a while.
+Each line is one kernel: attention's with dropout and a learned bias, the vocabulary's with entropies. A spill is a
+register's value kept in memory for a while.
 """
 
 import contextlib
@@ -19,6 +20,7 @@ if not __package__:  # run as a script: import from the repository, never from t
 
 os.environ |= {"TRITON_INTERPRET": "0", "TRITON_DUMP_PTXAS_LOG": "1", "TRITON_ALWAYS_COMPILE": "1"}
 
+import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -27,8 +29,10 @@ from bench.matrix_rate import DTYPES
 from foundation.command_line import run_command
 from foundation.config import StrictConfig
 from foundation.markdown_table import markdown_table
-from pretrain.model import attention_kernels
+from pretrain.model import attention_kernels, vocabulary_kernels
 from pretrain.model.triton_attention import settings
+from pretrain.model.triton_vocabulary import ROWS
+from pretrain.model.triton_vocabulary import sizes as vocabulary_settings
 
 TYPES = {
     "lengths": "*i32",
@@ -38,16 +42,26 @@ TYPES = {
     "partial": "*fp32",
     "table_gradient": "*fp32",
     "factor": "fp32",
+    **dict.fromkeys(("bias", "other_bias", "normalizer_R", "gradient_R", "peak_RN", "sum_RN", "spread_RN"), "*fp32"),
+    **dict.fromkeys(("largest_RN", "weight_RS", "sum_TC"), "*fp32"),
+    **dict.fromkeys(("original_R", "id_R", "block_R"), "*i64"),
+    "place_RN": "*i32",
+    "least": "fp32",
 }
 """Types of the parameters other than those of the model's precision, and sizes."""
-SIZES = ("B", "L", "N", "reach", "half", "dropped", "tiles")
+SIZES = ("B", "L", "N", "reach", "half", "dropped", "tiles", "rows", "tokens", "chunk", "first")
+LAUNCH = ("num_warps", "num_stages")
+VOCABULARY = {"peaks": ROWS, "weigh": ROWS // 2, "weights_of_block": 0, "slopes": ROWS}
+"""Rows per tile of the vocabulary's kernels; 0: one row."""
 
 
 class RegisterOptions(StrictConfig):
     """The command line of `gpu_registers.py`."""
 
-    head_sizes: tuple[int, ...] = (64, 128)
-    """sizes of a head"""
+    head_sizes: tuple[int, ...] = ()
+    """compile attention's kernels for heads of these sizes"""
+    embedding_sizes: tuple[int, ...] = ()
+    """compile the vocabulary's kernels for embeddings of these sizes"""
     dtypes: tuple[Literal["fp32", "bf16", "fp16"], ...] = ("bf16",)
     """precisions"""
     architectures: tuple[int, ...] = (80, 90)
@@ -55,24 +69,37 @@ class RegisterOptions(StrictConfig):
 
 
 def main(options: RegisterOptions) -> None:
-    head = ["kernel", "precision", "D", "sm", "tile", "warps", "registers", "spilled bytes", "shared memory, KiB"]
+    head = ["kernel", "precision", "size", "sm", "tile", "warps", "registers", "spilled bytes", "shared memory, KiB"]
     print("\n".join(markdown_table(head, list(rows(options)))))
 
 
 def rows(options: RegisterOptions) -> Iterator[list[str]]:
     for dtype in options.dtypes:
-        for size in options.head_sizes:
-            for name, parameters in settings(DTYPES[dtype], size, dropped=6554).items():
-                for architecture in options.architectures:
-                    tile = " x ".join(str(parameters[side]) for side in "MK" if side in parameters)
-                    fixed = parameters | ({"LEARNS_BIAS": True} if name == "query_backward" else {})
-                    compiled = resources(getattr(attention_kernels, name), dtype, fixed, architecture)
-                    yield [name, dtype, str(size), str(architecture), tile, str(parameters["num_warps"]), *compiled]
+        for size, kernel, parameters in kernels(options, dtype):
+            for architecture in options.architectures:
+                tile = " x ".join(str(parameters[side]) for side in ("M", "K", "ROWS", "BLOCK") if side in parameters)
+                compiled = resources(kernel, dtype, parameters, architecture)
+                about = (kernel.__name__, dtype, str(size), str(architecture), tile, str(parameters["num_warps"]))
+                yield [*about, *compiled]
+
+
+def kernels(options: RegisterOptions, dtype: str) -> Iterator[tuple[int, Any, dict[str, Any]]]:
+    """Yields the size of a head or embedding, a kernel, and its compile-time parameters."""
+    for size in options.head_sizes:
+        for name, parameters in settings(DTYPES[dtype], size, dropped=6554).items():
+            kernel = getattr(attention_kernels, name)
+            yield size, kernel, parameters | ({"LEARNS_BIAS": True} if name == "query_backward" else {})
+    for size in options.embedding_sizes:
+        for name, tile in VOCABULARY.items():
+            kernel = getattr(vocabulary_kernels, name)
+            given = vocabulary_settings(torch.empty(1, size), tile) | {"num_warps": 8 if tile else 4}
+            given |= {"EXPONENT": 1.0, "ENTROPY": True, "WEIGHED": True}
+            yield size, kernel, {key: value for key, value in given.items() if key in (*kernel.arg_names, *LAUNCH)}
 
 
 def resources(kernel: Any, dtype: str, parameters: dict[str, Any], architecture: int) -> tuple[str, str, str]:
     """Compiles a kernel; returns its registers per thread, the bytes it spills and its shared memory."""
-    launch = {name: value for name, value in parameters.items() if name.startswith("num_")}
+    launch = {name: value for name, value in parameters.items() if name in LAUNCH}
     fixed = {name: value for name, value in parameters.items() if name not in launch}
     signature = {
         name: "constexpr" if name in fixed else TYPES.get(name, "i32" if name in SIZES else f"*{dtype}")
@@ -89,7 +116,7 @@ def resources(kernel: Any, dtype: str, parameters: dict[str, Any], architecture:
     registers = re.search(r"Used (\d+) registers", log.getvalue())
     spilled = re.search(r"(\d+) bytes spill stores", log.getvalue())
     assert registers and spilled, log.getvalue()
-    return registers[1], spilled[1], f"{compiled.metadata.shared / 1024:.0f}"
+    return registers[1], spilled[1], f"{compiled.metadata.shared / 1024:g}"
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from functools import cache
 import numpy as np
 
 from data_prep.formats import Document
+from foundation.ordering import scrambled
 
 BANDS = 16
 _ROWS = 7
@@ -57,7 +58,7 @@ def _keys(documents: list[Document]) -> np.ndarray:
     padded = np.zeros(len(words) + _SHINGLE * (len(documents) + 1), np.uint64)
     padded[np.arange(len(words)) + _SHINGLE * np.repeat(numbers, lengths)] = words
     count = len(padded) - _SHINGLE + 1
-    shingles = _mixed(sum(padded[place : place + count] * _PLACES[place] for place in range(_SHINGLE)))
+    shingles = scrambled(sum(padded[place : place + count] * _PLACES[place] for place in range(_SHINGLE)))
     firsts = starts + _SHINGLE * numbers
     shingles[firsts[lengths == 0]] = digests[lengths == 0]
     # minima over each document's shingles, and over the zeros after it
@@ -67,7 +68,7 @@ def _keys(documents: list[Document]) -> np.ndarray:
         np.minimum.reduceat(hashes * factor + term, bounds)[::2] for factor, term in zip(_FACTORS, _TERMS, strict=True)
     ]
     rows = np.stack(minima, axis=1).reshape(-1, BANDS, _ROWS)
-    bands = _mixed((rows * _WEIGHTS.reshape(BANDS, _ROWS)).sum(axis=2)) >> np.uint64(4)
+    bands = scrambled((rows * _WEIGHTS.reshape(BANDS, _ROWS)).sum(axis=2)) >> np.uint64(4)
     bands |= np.arange(BANDS, dtype=np.uint64) << np.uint64(60)
     return np.where(used[:, None], np.column_stack((digests, bands)), np.uint64(0))
 
@@ -100,15 +101,8 @@ def _tables() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Returns a random number for each character of words, the characters that are words, and powers of a number."""
     codes = np.arange(0x110000, dtype=np.uint64)
     is_letter = [unicodedata.category(chr(code))[0] in "LMN" for code in range(len(codes))]
-    letters = np.where(is_letter, _mixed(codes + np.uint64(1)), np.uint64(0))
+    letters = np.where(is_letter, scrambled(codes + np.uint64(1)), np.uint64(0))
     alone = np.any([(first <= codes) & (codes < end) for first, end in _NO_SPACES], axis=0)
     inverse = np.uint64(pow(int(_BASE[0]), -1, 1 << 64))
     powers, inverses = (np.multiply.accumulate(np.full(_AT_ONCE, base)) for base in (_BASE[0], inverse))
     return letters, alone, powers, inverses
-
-
-def _mixed(numbers: np.ndarray) -> np.ndarray:
-    """Numbers whose bits depend on all bits of the given ones (the finalizer of SplitMix64)."""
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        numbers = (numbers ^ (numbers >> np.uint64(shift))) * np.uint64(factor)
-    return numbers ^ (numbers >> np.uint64(31))

@@ -11,10 +11,14 @@ FEISTEL_ROUNDS = 6
 def mixed(values: np.ndarray, key: int | np.ndarray) -> np.ndarray:
     """Hashes each pair (value, key) to a uint64 by the finalizer of splitmix64 (Steele et al. 2014)."""
     with np.errstate(over="ignore"):
-        z = values.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.asarray(key).astype(np.uint64)
-        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        return z ^ (z >> np.uint64(31))
+        return scrambled(values.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.asarray(key).astype(np.uint64))
+
+
+def scrambled(z: np.ndarray) -> np.ndarray:
+    """Returns the finalizer of splitmix64 of uint64 numbers: every bit depends on all bits of the given number."""
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
 
 
 def key_of(*parts: int) -> int:
@@ -39,8 +43,9 @@ def dealt(samples: np.ndarray, shares: Sequence[int]) -> tuple[np.ndarray, np.nd
     for index, share in enumerate(shares):
         whole = np.uint64(sum(shares[index:]))
         rounds, rest = np.divmod(left, whole)
-        before = rounds * np.uint64(share) + rest * np.uint64(share) // whole
-        own = open_rows & ((rest + np.uint64(1)) * np.uint64(share) // whole > rest * np.uint64(share) // whole)
+        before_rest = rest * np.uint64(share) // whole
+        before = rounds * np.uint64(share) + before_rest
+        own = open_rows & ((rest + np.uint64(1)) * np.uint64(share) // whole > before_rest)
         part[own], number[own] = index, before[own]
         open_rows &= ~own
         left -= before

@@ -27,6 +27,16 @@ def scores(hidden, table, bias, row_Q, token_S, rows, tokens, E: tl.constexpr, D
 
 
 @triton.jit
+def probabilities(
+    hidden, table, bias, normalizer_R, row_Q, token_S, rows, tokens,
+    E: tl.constexpr, DEPTH: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """Returns the softmax of a tile of scores, [Q, S], given each row's normalizer."""
+    score_QS = scores(hidden, table, bias, row_Q, token_S, rows, tokens, E, DEPTH, WIDE)
+    return tl.exp(score_QS - tl.load(normalizer_R + row_Q, mask=row_Q < rows, other=0.0)[:, None])
+
+
+@triton.jit
 def row_scores(hidden, table, bias, row, token_S, tokens, E: tl.constexpr, DEPTH: tl.constexpr):
     """Returns one row's scores of some tokens in fp32, [S]."""
     score_S = tl.load(bias + token_S, mask=token_S < tokens, other=-float("inf"))
@@ -117,10 +127,7 @@ def weigh(
     row_Q = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     token_S = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside_Q = row_Q < rows
-    p_QS = tl.exp(
-        scores(hidden, table, bias, row_Q, token_S, rows, tokens, E, DEPTH, WIDE)
-        - tl.load(normalizer_R + row_Q, mask=inside_Q, other=0.0)[:, None]
-    )
+    p_QS = probabilities(hidden, table, bias, normalizer_R, row_Q, token_S, rows, tokens, E, DEPTH, WIDE)
     z_QS = scores(other, table, other_bias, row_Q, token_S, rows, tokens, E, DEPTH, WIDE)
     original_Q = tl.load(original_R + row_Q, mask=inside_Q, other=0)
     z_QS = tl.where(token_S[None, :] < tokens, z_QS, 0.0)
@@ -189,8 +196,7 @@ def slopes(
     place_S = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     token_S = first + place_S
     inside_Q = row_Q < rows
-    score_QS = scores(hidden, table, bias, row_Q, token_S, rows, tokens, E, DEPTH, WIDE)
-    p_QS = tl.exp(score_QS - tl.load(normalizer_R + row_Q, mask=inside_Q, other=0.0)[:, None])
+    p_QS = probabilities(hidden, table, bias, normalizer_R, row_Q, token_S, rows, tokens, E, DEPTH, WIDE)
     is_id_QS = token_S[None, :] == tl.load(id_R + row_Q, mask=inside_Q, other=-1)[:, None]
     gradient_Q = tl.load(gradient_R + row_Q, mask=inside_Q, other=0.0)
     slope_QS = (tl.where(is_id_QS, 1.0, 0.0) - p_QS) * gradient_Q[:, None]

@@ -1,15 +1,10 @@
 """Claims about the kernels themselves: the estimated loss keeps its digits, and on a GPU no register is spilled."""
 
-import json
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 from torch import Tensor
 
-from tests.conftest import REPOSITORY
+from .test_attention_kernels import compiled
 
 pytest.importorskip("triton")
 from pretrain.model.triton_vocabulary import BLOCK, Softmax
@@ -43,12 +38,8 @@ def test_the_estimated_loss_has_a_lower_bound() -> None:
 def test_compiled_for_a_gpu_no_kernel_spills_a_register_and_two_fit_a_multiprocessor(
     capability: int, embedding_size: int
 ) -> None:
-    command = [sys.executable, "-m", "tests.pretrain.model.compile_vocabulary", str(capability), str(embedding_size)]
-    environment = os.environ | {"TRITON_INTERPRET": "0"}
-    done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    made = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    assert [kernel["kernel"] for kernel in made] == ["peaks", "weigh", "weights_of_block", "slopes"]
-    assert not [kernel for kernel in made if kernel["spilled"]]
-    shared = {80: 163, 90: 227}[capability] * 1024
-    assert all(kernel["shared"] * 2 <= shared for kernel in made)
+    rows = compiled("--embedding_sizes", embedding_size, "--architectures", capability)
+    assert [row[0] for row in rows] == ["peaks", "weigh", "weights_of_block", "slopes"]
+    assert not [row for row in rows if int(row[7])]
+    shared = {80: 163, 90: 227}[capability]
+    assert all(float(row[8]) * 2 <= shared for row in rows)
