@@ -39,7 +39,7 @@ class StudyOptions(StrictConfig):
     punkt: Path | None = None
     """folder of a Punkt model (default: learn one)"""
     data_dir: Path = Path("data/glue")
-    """folder of the GLUE tasks"""
+    """folder with a folder per task, such as CoLA"""
     squad: Path = Path("data/squad")
     """folder of SQuAD"""
     blimp: Path = Path("data/blimp")

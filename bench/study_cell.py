@@ -77,11 +77,12 @@ class CellResult(StrictRecord):
     jobs: tuple[JobRecord, ...]
 
 
-def conditions(study: Study, row: Row) -> dict[str, Any]:
-    """Returns the part of a study that determines the numbers of a row's cells."""
+def conditions(study: Study, row: Row, seed: int) -> dict[str, Any]:
+    """Returns the part of a study that determines the numbers of a cell."""
     whole = study.model_dump(
-        mode="json", exclude={"title", "rows", "seeds", "measures", "predictions", "gates", "baseline"}
+        mode="json", exclude={"title", "rows", "seeds", "measures", "predictions", "gates", "baseline", "probes"}
     )
+    whole["probes"] = [probe.model_dump(mode="json", exclude={"cells"}) for probe in study.probes_of(seed)]
     lender = study.row(row.generator_from) if row.generator_from else None
     return whole | {
         "row": row.model_dump(mode="json"),
@@ -102,12 +103,12 @@ def measure(output: Path, commands: Commands, jobs: Jobs, study: Study, row: Row
     if study.blimp:
         of_fields, examples["BLiMP"] = blimp_numbers(output / "blimp" / name)
         numbers |= of_fields
-    for probe in study.probes:
+    for probe in study.probes_of(seed):
         numbers[probe.measure], examples[probe.measure] = probe_numbers(output / "probes" / name, probe)
     return CellResult(
         row=row.name,
         seed=seed,
-        conditions=conditions(study, row),
+        conditions=conditions(study, row, seed),
         data_sha256=description.data_sha256,
         commit=code_version(),
         versions=description.versions,
@@ -229,7 +230,7 @@ def read_cells(results: Path, study: Study) -> dict[tuple[str, int], CellResult]
                 cell = CellResult.model_validate_json(path.read_bytes())
             except ValidationError as error:
                 raise ConfigError(f"results: {path} is damaged; remove it and rerun: {error.errors()[0]}") from None
-            wanted = conditions(study, row)
+            wanted = conditions(study, row, seed)
             if other := [key for key, value in wanted.items() if cell.conditions.get(key) != value]:
                 raise ConfigError(
                     f"results: {path} was made with another {', '.join(other)}; name another folder, or remove it and"

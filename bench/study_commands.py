@@ -65,7 +65,7 @@ class Commands:
                 f"python finetune/blimp.py {exported} --discriminator_only --data {data}"
                 f" --output {self.output}/blimp/{name}",
             )
-        for probe in self.study.probes:
+        for probe in self.study.probes_of(seed):
             yield Job(f"{probe.task}-{name}", self.probe(probe, exported, name))
 
     def training(self, row: Row, seed: int) -> Iterator[Job]:
@@ -95,11 +95,12 @@ class Commands:
 
     def probe(self, probe: Probe, exported: str, name: str) -> str:
         """Returns the command that fine-tunes one discriminator on one task."""
-        squad = probe.task == "SQuAD"
-        script = "run_squad.py" if squad else f"run_glue.py --task {probe.task}"
-        data = shlex.quote(str(self.sources.squad if squad else self.sources.data_dir))
+        squad, tagging = probe.task == "SQuAD", probe.script == "run_tagging.py"
+        folder = self.sources.squad if squad else self.sources.data_dir / (probe.task if tagging else "")
+        task = "" if squad else f" --task {probe.task}"
         return (
-            f"python finetune/{script} --model {exported} --data_dir {data} --output {self.output}/probes/{name}"
+            f"python finetune/{probe.script}{task} --model {exported} --data_dir {shlex.quote(str(folder))}"
+            f" --output {self.output}/probes/{name}"
             f" --seeds {' '.join(map(str, probe.seeds))} --epochs {probe.epochs}"
             + "".join(f" {shlex.quote(option)}" for option in probe.options)
         )

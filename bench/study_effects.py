@@ -63,20 +63,22 @@ def passes(cell: CellResult, study: Study) -> bool:
 
 
 class Measured:
-    """One measure of all cells."""
+    """One measure of the cells that have it."""
 
     def __init__(self, cells: Cells, measure: str, study: Study) -> None:
         self.cells, self.study = cells, study
-        self._found = {key: examples_resampled(cell, measure, study) for key, cell in cells.items()}
+        self._found = {
+            key: examples_resampled(cell, measure, study) for key, cell in cells.items() if measure in cell.numbers
+        }
 
     def row(self, name: str) -> Effect:
         """Returns a row's mean over its seeds."""
-        seeds = tuple(seed for seed in self.study.seeds if (name, seed) in self.cells)
+        seeds = tuple(seed for seed in self.study.seeds if (name, seed) in self._found)
         return self._effect(seeds, name)
 
     def difference(self, name: str, minus: str) -> Effect:
         """Returns the difference of two rows over the seeds that both have."""
-        seeds = tuple(seed for seed in self.study.seeds if {(name, seed), (minus, seed)} <= self.cells.keys())
+        seeds = tuple(seed for seed in self.study.seeds if {(name, seed), (minus, seed)} <= self._found.keys())
         return self._effect(seeds, name, minus)
 
     def _effect(self, seeds: tuple[int, ...], *names: str) -> Effect:

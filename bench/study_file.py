@@ -63,18 +63,27 @@ class Reference(StrictConfig):
 class Probe(StrictConfig):
     """Fine-tuning on one task."""
 
-    task: Literal["CoLA", "SST-2", "RTE", "MRPC", "STS-B", "SQuAD"]
+    task: Literal["CoLA", "SST-2", "RTE", "MRPC", "STS-B", "SQuAD", "POS", "NER"]
     metric: str
     """of results.jsonl"""
     epochs: int = Field(ge=1)
     seeds: tuple[Seed, ...] = Field(min_length=1)
+    """fine-tuning seeds"""
     options: tuple[str, ...] = ()
-    """further options of run_glue.py or run_squad.py"""
+    """further options of run_glue.py, run_squad.py or run_tagging.py"""
+    cells: tuple[Seed, ...] = ()
+    """seeds of the cells that are probed (all of the study's)"""
 
     @property
     def measure(self) -> str:
         """Name of the measure: the mean of the metric over the fine-tuning seeds."""
         return f"{self.task} {self.metric}"
+
+    @property
+    def script(self) -> str:
+        """The script of `finetune/` that fine-tunes on the task."""
+        scripts = {"SQuAD": "run_squad.py", "POS": "run_tagging.py", "NER": "run_tagging.py"}
+        return scripts.get(self.task, "run_glue.py")
 
     def is_task(self, name: str) -> bool:
         """Returns whether a record of this task is this probe's."""
@@ -180,6 +189,10 @@ class Study(StrictConfig):
             f"{place} {what}" for place in ("difficulty", "frozen", "own") for what in ("loss", "accuracy", "AUC")
         ]
         return [*crossed, *(["BLiMP"] if self.blimp else []), *(probe.measure for probe in self.probes)]
+
+    def probes_of(self, seed: int) -> tuple[Probe, ...]:
+        """Returns the probes of the cells with this seed."""
+        return tuple(probe for probe in self.probes if not probe.cells or seed in probe.cells)
 
     def row(self, name: str) -> Row:
         return next(row for row in self.rows if row.name == name)

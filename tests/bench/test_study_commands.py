@@ -7,7 +7,7 @@ from pathlib import Path
 from bench.study_commands import Commands, Sources
 from bench.study_file import Row, Study, read_study
 from bench.study_jobs import JobRecord
-from finetune.config import GlueOptions, SquadOptions
+from finetune.config import GlueOptions, SquadOptions, TaggingOptions
 from foundation.command_line import parse_options
 from foundation.config import StrictConfig
 from pretrain.evaluate import EvaluateOptions
@@ -49,11 +49,12 @@ def test_a_row_that_takes_a_generator_trains_its_lender_with_the_same_seed_first
 
 def test_the_commands_of_probes_and_evaluation_are_understood():
     """The options are parsed by the scripts' own parsers."""
-    probes = [{"task": task, "metric": "f1", "epochs": 2, "seeds": [1, 2]} for task in ("MRPC", "SQuAD")]
+    probes = [{"task": task, "metric": "f1", "epochs": 2, "seeds": [1, 2]} for task in ("MRPC", "SQuAD", "POS")]
     study = Study.from_values(STUDY.model_dump() | {"probes": probes, "measures": ["BLiMP"]})
     parsed: dict[str, type[StrictConfig]] = {
         "run_glue.py": GlueOptions,
         "run_squad.py": SquadOptions,
+        "run_tagging.py": TaggingOptions,
         "evaluate.py": EvaluateOptions,
     }
     found = {}
@@ -61,10 +62,16 @@ def test_the_commands_of_probes_and_evaluation_are_understood():
         _, script, *arguments = shlex.split(job.command)
         if options := parsed.get(Path(script).name):
             found[Path(script).name] = parse_options(options, None, arguments)
-    glue, squad, evaluation = (found[name] for name in parsed)
+    glue, squad, tagging, evaluation = (found[name] for name in parsed)
     assert glue.task == ("MRPC",) and glue.seeds == (1, 2) and squad.epochs == 2
-    assert str(squad.data_dir) == "data/squad"
+    assert str(squad.data_dir) == "data/squad" and str(tagging.data_dir) == "data/glue/POS"
     assert [path.name for path in evaluation.runs] == ["better-row-seed0", "base-seed9"]
+
+
+def test_a_probe_of_some_cells_is_run_in_these_only():
+    study = STUDY.model_copy(update={"probes": (STUDY.probes[0], STUDY.probes[1].model_copy(update={"cells": (1,)}))})
+    parts = [{job.name.split("-")[0] for job in commands(study).cell(study.rows[0], seed)} for seed in (0, 1)]
+    assert parts[1] - parts[0] == {"SQuAD"} and "CoLA" in parts[0]
 
 
 def test_kept_commands_name_no_folder_of_this_machine():

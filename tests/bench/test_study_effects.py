@@ -46,6 +46,14 @@ def test_an_effect_takes_only_the_seeds_that_both_rows_have() -> None:
     assert found.row("base").seeds == (0, 1)
 
 
+def test_a_cell_without_a_measure_takes_no_part_in_it() -> None:
+    whole = cells(*WHOLE)
+    for key in WHOLE[1:3]:
+        del whole[key].numbers["SQuAD f1"]
+    measured = Measured(whole, "SQuAD f1", STUDY)
+    assert measured.row("base").seeds == measured.difference("better row", "base").seeds == (0, 3, 4)
+
+
 def test_a_prediction_holds_or_is_refuted_only_by_an_interval_over_five_seeds_without_0() -> None:
     found = Measured(cells(*WHOLE), "BLiMP", STUDY).difference("better row", "base")
     assert found.interval is not None and found.interval[1] > 0
