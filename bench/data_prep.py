@@ -120,6 +120,12 @@ def main(options: BenchOptions) -> None:
             speed = measure(label, build(options, work, extra), little, much, options)
             for peer, other in speeds.items():
                 print(f"{'':36}{speed.clock / other.clock:8.1f}x{speed.processor / other.processor:9.1f}x  {peer}")
+        whole, _ = run(build(options, work, [])(much), None, options)
+        ratio = much.megabytes / whole / reference.clock
+        print(
+            f"  {'whole build, Punkt learned':34}{much.megabytes / whole:8.2f}{'':10}{whole:12.1f}  from start to end"
+        )
+        print(f"{'':36}{ratio:8.1f}x{'':11}  Hugging Face")
         print(f"{'':36}{mask_share(work, options, much):8.0%}  of the build's CPU time is spent drawing masks")
         report_scaling(options, work, little, much)
 
@@ -143,9 +149,7 @@ def report_scaling(options: BenchOptions, work: Path, little: Text, much: Text) 
     """Prints the speed-up from one worker to several; the two are measured alternately."""
     ratios = []
     for _ in range(TURNS):
-        one = measure(
-            "build_shards, 1 worker", build(options, work, [*given(work), "--workers", "1"]), little, much, options
-        )
+        one = measure("build_shards, 1 worker", build(options, work, given(work), workers=1), little, much, options)
         several = measure(
             f"build_shards, {options.workers} workers", build(options, work, given(work)), little, much, options
         )
@@ -157,7 +161,7 @@ def report_scaling(options: BenchOptions, work: Path, little: Text, much: Text) 
 
 def mask_share(work: Path, options: BenchOptions, much: Text) -> float:
     """CPU time of drawing all masks again, as a fraction of that of a whole build by one process."""
-    command = build(options, work, [*given(work), "--workers", "1"])(much)
+    command = build(options, work, given(work), workers=1)(much)
     _, seconds = run(command, None, options)
     folder = Path(command[0][command[0].index("--output") + 1])
     manifest, tokenizer = load_manifest(folder), WordPiece.load(folder / "tokenizer")
@@ -222,13 +226,14 @@ def ours(options: BenchOptions, work: Path) -> dict[str, list[str]]:
     }
 
 
-def build(options: BenchOptions, work: Path, extra: list[str]) -> Command:
+def build(options: BenchOptions, work: Path, extra: list[str], workers: int | None = None) -> Command:
     def command(text: Text) -> list[list[str]]:
         # one chunk of the small text per worker, so that start-up includes every worker
         chunk_mb = max(LITTLE / options.workers, text.megabytes / options.workers / CHUNKS_PER_WORKER)
         output = tempfile.mkdtemp(dir=work)
         words = ["data_prep/build_shards.py", "--input", text.plain, "--output", output, "--vocab", work / "tokenizer"]
-        words += ["--seq_length", options.seq_length, "--chunk_mb", chunk_mb, "--workers", options.workers, *extra]
+        words += ["--seq_length", options.seq_length, "--chunk_mb", chunk_mb, *extra]
+        words += ["--workers", workers or options.workers]
         return [[sys.executable, *map(str, words)]]
 
     return command

@@ -163,6 +163,7 @@ def _warn_of_paragraphs(sources: Sequence[Source], reading: Reading) -> None:
 def _build(options: BuildOptions, sources: list[Source], tokenizer: WordPiece, index: Index | None, pool: Pool) -> None:
     started = time.monotonic()
     with locked(options.output), open_log(options.output) as log:
+        pool.start()
         punkt = _punkt(options, sources, log.plan, _PUNKT_SAMPLE)
         plan = _plan(options, sources, tokenizer, punkt, index)
         if log.plan is None:

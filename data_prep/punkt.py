@@ -115,13 +115,12 @@ class Punkt:
     def _ends(self, line: str) -> list[tuple[int, int]]:
         """Returns each sentence's end and the next one's start, before closing punctuation is moved."""
         found = []
-        for start, match in _candidates(line):
-            end = match.end()
+        for start, end, match in _candidates(line):
             word = line[start:end]
-            analyse = self._word if len(word) <= _LONGEST else self._analyse_word
-            ends, last = analyse(word)
+            ends, last = self._word(word) if end - start <= _LONGEST else self._analyse_word(word)
             if ends or self._ends_before(last, word, match):
-                found.append((end, max(end, match.start(1))))
+                following = match.start(1)
+                found.append((end, following if following > end else end))
         return found
 
     def _ends_before(self, last: _Token | None, word: str, match: re.Match[str]) -> bool:
@@ -163,7 +162,8 @@ class Punkt:
 
     def _token(self, text: str) -> _Token:
         """Punkt's first pass (Kiss and Strunk): classifies a token without its neighbours."""
-        kind = NUMERIC.sub(NUMBER, text.lower())
+        lower, first = text.lower(), text[0]
+        kind = lower if first.isalpha() else NUMERIC.sub(NUMBER, lower)
         stem = text[:-1].lower()
         is_word = text.endswith(".") and not text.endswith("..") and text != "."
         known = is_word and not {stem, stem.split("-")[-1]}.isdisjoint(self._model.abbrev_types)
@@ -172,8 +172,8 @@ class Punkt:
             kind=kind,
             base=kind[:-1] if len(kind) > 1 and kind.endswith(".") else kind,
             ends=text in _ENDINGS or (is_word and not known),
-            abbreviated=known or ELLIPSIS.match(text) is not None,
-            initial=INITIAL.match(text) is not None,
+            abbreviated=known or (first == "." and ELLIPSIS.match(text) is not None),
+            initial=len(text) == 2 and INITIAL.match(text) is not None,
         )
 
     def _ends_between(self, first: _Token, second: _Token) -> bool:
@@ -205,12 +205,12 @@ class Punkt:
         return None
 
 
-def _candidates(line: str) -> list[tuple[int, re.Match[str]]]:
-    """Returns the marks that may end a sentence, each with the start of the word before it.
+def _candidates(line: str) -> list[tuple[int, int, re.Match[str]]]:
+    """Returns the marks that may end a sentence: start of the word before it, end of the mark, match.
 
     If no space separates several marks, only the last counts, unless the first has no word before it.
     """
-    found: list[tuple[int, re.Match[str]]] = []
+    found: list[tuple[int, int, re.Match[str]]] = []
     spaced = line.replace("\t", " ")
     start, mark = 0, 0  # of the word before the latest mark; the latest mark
     for match in _MARK.finditer(line):
@@ -220,6 +220,6 @@ def _candidates(line: str) -> list[tuple[int, re.Match[str]]]:
             start = space + 1
         elif found and mark != start:
             found.pop()
-        found.append((start, match))
+        found.append((start, next_mark + 1, match))
         mark = next_mark
     return found

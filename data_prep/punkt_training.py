@@ -56,6 +56,10 @@ class _Token(NamedTuple):
 
 
 def _analyse(text: str) -> _Token:
+    if text.isascii() and text.isalpha():  # most words: none of the patterns below matches, except that of letters
+        kind, lower = text.lower(), text[0].islower()
+        flags = LOWER_FLAGS if lower else UPPER_FLAGS
+        return _Token(kind, kind, flags, False, False, True, (), False, True, True, lower, False)
     kind = NUMERIC.sub(NUMBER, text.lower())
     dotted = text.endswith(".")
     upper, lower = text[0].isupper(), text[0].islower()
@@ -88,6 +92,8 @@ class _Words(dict[str, list[_Token]]):
         return found
 
     def tokens(self, text: str) -> list[_Token]:
+        if text.isascii() and text.isalpha():
+            return [self._token(text)]
         return [self._token(found) for found in TOKEN.findall(text)]
 
 
@@ -125,7 +131,8 @@ class PunktTrainer:
         self._total += len(tokens)
         self._dotted += sum(map(attrgetter("dotted"), tokens))
         for kind in kinds:
-            self._reconsider(kind)
+            if (kind in self._abbreviations) != kind.endswith("."):
+                self._reconsider(kind, adding=kind.endswith("."))
         for pair in self._annotate(lines):
             self._count(pair)
 
@@ -151,12 +158,9 @@ class PunktTrainer:
             begins = False
         return lines
 
-    def _reconsider(self, kind: str) -> None:
+    def _reconsider(self, kind: str, adding: bool) -> None:
         """Adds or removes an abbreviation, by the latest counts."""
         if kind == NUMBER or not _LETTER.search(kind):
-            return
-        adding = kind.endswith(".")
-        if (kind in self._abbreviations) == adding:
             return
         stem = kind[:-1] if adding else kind
         with_stop, without = self._counts[f"{stem}."], self._counts[stem]

@@ -1,5 +1,6 @@
 """Runs tasks in this process, in several processes of this machine, or on the ranks of an mpirun."""
 
+import gc
 import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -10,6 +11,7 @@ from threading import Thread
 from typing import Any, TypeVar
 
 _RANKS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")  # set by Open MPI's mpirun; by MPICH's and Intel's
+_GARBAGE = (100_000, 50, 50)  # the collector looks rarely: words and documents are many small objects without cycles
 _WAITING_PER_WORKER = 2  # tasks queued per worker: workers never wait for the reader, and memory stays bounded
 
 Item = TypeVar("Item")
@@ -21,6 +23,12 @@ class Pool:
     def __init__(self, executor: Any, size: int) -> None:
         self._executor = executor
         self.size = size
+
+    def start(self) -> None:
+        """Starts the workers, which otherwise start with their first tasks: they import while this process prepares."""
+        if self._executor is not None:
+            for _ in range(self.size):
+                self._executor.submit(os.getpid)
 
     def run(self, function: Callable[..., Any], items: Iterable[Item], *constants: Any) -> Iterator[tuple[Item, Any]]:
         """Yields each item with `function(item, *constants)` as it completes; draws items only as workers need them."""
@@ -49,6 +57,7 @@ def _next(waiting: dict[Future[Any], Item], done: "SimpleQueue[Future[Any]]") ->
 @contextmanager
 def start_pool(workers: int) -> Iterator[Pool | None]:
     """Starts a pool of MPI's ranks under mpirun, else of `workers` processes; None on a rank that was a worker."""
+    gc.set_threshold(*_GARBAGE)
     if max(int(os.environ.get(name, 1)) for name in _RANKS) > 1:
         from mpi4py import MPI
         from mpi4py.futures import MPICommExecutor
@@ -59,7 +68,7 @@ def start_pool(workers: int) -> Iterator[Pool | None]:
         yield Pool(None, 1)
     else:
         # spawned, not forked: the tokenizer's threads do not survive a fork
-        with ProcessPoolExecutor(workers, get_context("spawn"), _end_with_parent) as executor:
+        with ProcessPoolExecutor(workers, get_context("spawn"), _begin) as executor:
             try:
                 yield Pool(executor, workers)
             except BaseException:
@@ -67,8 +76,9 @@ def start_pool(workers: int) -> Iterator[Pool | None]:
                 raise
 
 
-def _end_with_parent() -> None:
-    """Ends this worker when its parent is killed; otherwise it would wait forever, or write into a resumed build."""
+def _begin() -> None:
+    """Makes this worker end when its parent is killed: it would wait forever, or write into a resumed build."""
+    gc.set_threshold(*_GARBAGE)
 
     def watch() -> None:
         if parent := parent_process():
