@@ -1,9 +1,9 @@
 """Compiles the Triton kernels for GPUs that need not be there, and prints registers and spills as `ptxas -v` does.
 
-    python bench/gpu_registers.py --head_sizes 64 128 --embedding_sizes 128 768
+    python bench/gpu_registers.py --head_sizes 64 128 --embedding_sizes 128 768 --hidden_sizes 256 768
 
-Each line is one kernel: attention's with dropout and a learned bias, the vocabulary's with entropies. A spill is a
-register's value kept in memory for a while.
+Each line is one kernel: attention's with dropout and a learned bias, the vocabulary's with entropies, LayerNorm's with
+dropout. A spill is a register's value kept in memory for a while.
 """
 
 import contextlib
@@ -29,8 +29,9 @@ from bench.matrix_rate import DTYPES
 from foundation.command_line import run_command
 from foundation.config import StrictConfig
 from foundation.markdown_table import markdown_table
-from pretrain.model import attention_kernels, vocabulary_kernels
+from pretrain.model import attention_kernels, elementwise_kernels, vocabulary_kernels
 from pretrain.model.triton_attention import settings
+from pretrain.model.triton_elementwise import COLUMNS, tile_of
 from pretrain.model.triton_vocabulary import ROWS
 from pretrain.model.triton_vocabulary import sizes as vocabulary_settings
 
@@ -43,13 +44,13 @@ TYPES = {
     "table_gradient": "*fp32",
     "factor": "fp32",
     **dict.fromkeys(("bias", "other_bias", "normalizer_R", "gradient_R", "peak_RN", "sum_RN", "spread_RN"), "*fp32"),
-    **dict.fromkeys(("largest_RN", "weight_RS", "sum_TC"), "*fp32"),
+    **dict.fromkeys(("largest_RN", "weight_RS", "sum_TC", "inverse"), "*fp32"),
     **dict.fromkeys(("original_R", "id_R", "block_R"), "*i64"),
     "place_RN": "*i32",
-    "least": "fp32",
+    **dict.fromkeys(("least", "eps"), "fp32"),
 }
 """Types of the parameters other than those of the model's precision, and sizes."""
-SIZES = ("B", "L", "N", "reach", "half", "dropped", "tiles", "rows", "tokens", "chunk", "first")
+SIZES = ("B", "L", "N", "reach", "half", "dropped", "tiles", "rows", "columns", "tokens", "chunk", "first")
 LAUNCH = ("num_warps", "num_stages")
 VOCABULARY = {"peaks": ROWS, "weigh": ROWS // 2, "weights_of_block": 0, "slopes": ROWS}
 """Rows per tile of the vocabulary's kernels; 0: one row."""
@@ -62,6 +63,8 @@ class RegisterOptions(StrictConfig):
     """compile attention's kernels for heads of these sizes"""
     embedding_sizes: tuple[int, ...] = ()
     """compile the vocabulary's kernels for embeddings of these sizes"""
+    hidden_sizes: tuple[int, ...] = ()
+    """compile GELU's and LayerNorm's kernels for layers of these sizes"""
     dtypes: tuple[Literal["fp32", "bf16", "fp16"], ...] = ("bf16",)
     """precisions"""
     architectures: tuple[int, ...] = (80, 90)
@@ -77,24 +80,32 @@ def rows(options: RegisterOptions) -> Iterator[list[str]]:
     for dtype in options.dtypes:
         for size, kernel, parameters in kernels(options, dtype):
             for architecture in options.architectures:
-                tile = " x ".join(str(parameters[side]) for side in ("M", "K", "ROWS", "BLOCK") if side in parameters)
+                tile = " x ".join(
+                    str(parameters[side]) for side in ("M", "K", "ROWS", "BLOCK", "R", "C") if side in parameters
+                )
                 compiled = resources(kernel, dtype, parameters, architecture)
                 about = (kernel.__name__, dtype, str(size), str(architecture), tile, str(parameters["num_warps"]))
                 yield [*about, *compiled]
 
 
 def kernels(options: RegisterOptions, dtype: str) -> Iterator[tuple[int, Any, dict[str, Any]]]:
-    """Yields the size of a head or embedding, a kernel, and its compile-time parameters."""
+    """Yields the size of a head, embedding or layer, a kernel, and its compile-time parameters."""
     for size in options.head_sizes:
         for name, parameters in settings(DTYPES[dtype], size, dropped=6554).items():
             kernel = getattr(attention_kernels, name)
             yield size, kernel, parameters | ({"LEARNS_BIAS": True} if name == "query_backward" else {})
+        side = settings(DTYPES[dtype], size, dropped=6554)["query_backward"]["M"]
+        yield size, attention_kernels.table_backward, {"S": 128, "M": side, "num_warps": 8}
     for size in options.embedding_sizes:
         for name, tile in VOCABULARY.items():
             kernel = getattr(vocabulary_kernels, name)
             given = vocabulary_settings(torch.empty(1, size), tile) | {"num_warps": 8 if tile else 4}
             given |= {"EXPONENT": 1.0, "ENTROPY": True, "WEIGHED": True}
             yield size, kernel, {key: value for key, value in given.items() if key in (*kernel.arg_names, *LAUNCH)}
+    for size in options.hidden_sizes:
+        yield size, elementwise_kernels.gelu_backward, tile_of(4 * size, COLUMNS)
+        for kernel in (elementwise_kernels.norm_forward, elementwise_kernels.norm_backward):
+            yield size, kernel, tile_of(size) | {"DROPOUT": True}
 
 
 def resources(kernel: Any, dtype: str, parameters: dict[str, Any], architecture: int) -> tuple[str, str, str]:

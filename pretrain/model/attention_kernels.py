@@ -50,7 +50,7 @@ def forward(
             shrunk_M = tl.exp2(peak_M - new_M)
             sum_M = sum_M * shrunk_M + tl.sum(p_MK, 1)
             if DROPOUT:
-                p_MK = tl.where(_kept(seed, head, row_M, tile, K, dropped), p_MK, 0.0)
+                p_MK = tl.where(kept(seed, head, row_M, tile, K, dropped), p_MK, 0.0)
             total_MD = total_MD * shrunk_M[:, None] + _dot(p_MK.to(v_KD.dtype), v_KD, PRECISION)
             peak_M = new_M
     visible_M = row_M < length
@@ -105,7 +105,7 @@ def query_backward(
             s_MK = tl.where(column_K[None, :] < length, s_MK, float("-inf"))
             ds_MK = _dot(gradient_MD, tl.trans(v_KD), PRECISION)
             if DROPOUT:
-                ds_MK = tl.where(_kept(seed, head, row_M, tile, M, dropped), ds_MK * factor, 0.0)
+                ds_MK = tl.where(kept(seed, head, row_M, tile, M, dropped), ds_MK * factor, 0.0)
             ds_MK = tl.exp2(s_MK - log_M[:, None]) * (ds_MK - mean_M[:, None])
             total_MD += _dot(ds_MK.to(k_KD.dtype), k_KD, PRECISION)
             if LEARNS_BIAS and zone == 0:
@@ -160,7 +160,7 @@ def key_backward(
             p_KM = tl.exp2(s_KM - log_M[None, :])
             ds_KM = _dot(v_KD, tl.trans(gradient_MD), PRECISION)
             if DROPOUT:
-                kept_KM = tl.trans(_kept(seed, head, row_M, first // K, K, dropped))
+                kept_KM = tl.trans(kept(seed, head, row_M, first // K, K, dropped))
                 ds_KM = tl.where(kept_KM, ds_KM * factor, 0.0)
                 kept_p_KM = tl.where(kept_KM, p_KM, 0.0)
             else:
@@ -229,7 +229,7 @@ def _zone(zone: tl.constexpr, first, SIZE: tl.constexpr, STEP: tl.constexpr, len
 
 
 @triton.jit
-def _kept(seed, head, row_M, tile, K: tl.constexpr, dropped):
+def kept(seed, head, row_M, tile, K: tl.constexpr, dropped):
     """True where dropout keeps a probability. Depends on the positions only, not on the size of the tile."""
     group_G = tile * (K // 8) + tl.arange(0, K // 8)
     zero_MG = row_M[:, None] * 0 + group_G[None, :] * 0

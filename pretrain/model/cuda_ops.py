@@ -12,7 +12,8 @@ def use(capability: tuple[int, int]) -> None:
     if capability < (8, 0) or find_spec("triton") is None:
         return
     from pretrain.model.triton_attention import attend, attention_bias
+    from pretrain.model.triton_elementwise import gelu_linear, norm_residual
     from pretrain.model.triton_vocabulary import softmax
 
-    for form in (attend, attention_bias, softmax):
+    for form in (attend, attention_bias, gelu_linear, norm_residual, softmax):
         setattr(ops, form.__name__, form)

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -307,10 +306,11 @@ class Intermediate(nn.Module):
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
-        self.dense = ops.Linear(config.hidden_size, config.intermediate_size)
+        self.dense = ops.GeluLinear(config.hidden_size, config.intermediate_size)
 
     def forward(self, hidden_BLH: Tensor) -> Tensor:
-        return F.gelu(self.dense(hidden_BLH))
+        expanded_BLF: Tensor = self.dense(hidden_BLH)
+        return expanded_BLF
 
 
 class ResidualOutput(nn.Module):
@@ -320,10 +320,11 @@ class ResidualOutput(nn.Module):
         super().__init__()
         self.dense = ops.Linear(in_features, config.hidden_size)
         self.LayerNorm = ops.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.dropout = ops.Dropout(config.hidden_dropout_prob)
+        self.dropout = config.hidden_dropout_prob
 
     def forward(self, x_BLX: Tensor, residual_BLH: Tensor) -> Tensor:
-        return self.LayerNorm(residual_BLH + self.dropout(self.dense(x_BLX)))
+        output_BLH: Tensor = self.LayerNorm(self.dense(x_BLX), residual_BLH, self.dropout)
+        return output_BLH
 
 
 def initialize_matrix(module: nn.Linear | nn.Embedding, deviation: float) -> None:

@@ -6,7 +6,6 @@ Shape letters: X any leading dimensions, H hidden size, E embedding size, V voca
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pretrain.model import ops
@@ -20,12 +19,13 @@ class VocabularyTransform(nn.Module):
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
-        self.dense = ops.Linear(config.hidden_size, config.embedding_size)
+        self.dense = ops.GeluLinear(config.hidden_size, config.embedding_size)
         self.LayerNorm = ops.LayerNorm(config.embedding_size, eps=config.layer_norm_eps)
         initialize_matrix(self.dense, config.initializer_range)
 
     def forward(self, hidden_XH: Tensor) -> Tensor:
-        return self.LayerNorm(F.gelu(self.dense(hidden_XH)))
+        projected_XE: Tensor = self.LayerNorm(self.dense(hidden_XH))
+        return projected_XE
 
 
 class VocabularyScores(nn.Module):
@@ -72,13 +72,13 @@ class DiscriminatorHead(nn.Module):
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
-        self.dense = ops.Linear(config.hidden_size, config.hidden_size)
+        self.dense = ops.GeluLinear(config.hidden_size, config.hidden_size)
         self.dense_prediction = ops.Linear(config.hidden_size, 1)
         for layer in (self.dense, self.dense_prediction):
             initialize_matrix(layer, config.initializer_range)
 
     def forward(self, hidden_XH: Tensor) -> Tensor:
-        return full_precision(self.dense_prediction(F.gelu(self.dense(hidden_XH))).squeeze(-1))
+        return full_precision(self.dense_prediction(self.dense(hidden_XH)).squeeze(-1))
 
 
 def full_precision(values: Tensor) -> Tensor:

@@ -43,6 +43,11 @@ def dropout(values: Tensor, p: float) -> Tensor:
     return F.dropout(values, p)
 
 
+def gelu_linear(input_XI: Tensor, weight_OI: Tensor, bias_O: Tensor) -> Tensor:
+    """Returns GELU(x W^T + b) with GELU in its exact (erf) form, [X, O]."""
+    return F.gelu(linear(input_XI, weight_OI, bias_O))
+
+
 def layer_norm(input_XH: Tensor, weight_H: Tensor, bias_H: Tensor, eps: float) -> Tensor:
     return F.layer_norm(input_XH, weight_H.shape, weight_H, bias_H, eps)
 
@@ -55,6 +60,13 @@ def linear(input_XI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) ->
 def look_up(ids_X: Tensor, table_VE: Tensor) -> Tensor:
     """Returns the rows of the table with these indices, [X, E]."""
     return F.embedding(ids_X, table_VE)
+
+
+def norm_residual(
+    values_XH: Tensor, residual_XH: Tensor, p: float, weight_H: Tensor, bias_H: Tensor, eps: float
+) -> Tensor:
+    """Returns LayerNorm(residual + dropout(values)), [X, H]."""
+    return layer_norm(residual_XH + (dropout(values_XH, p) if p else values_XH), weight_H, bias_H, eps)
 
 
 def softmax(hidden_XE: Tensor, table_VE: Tensor, bias_V: Tensor | None, entropies: bool) -> Any:
@@ -74,10 +86,13 @@ class Dropout(nn.Dropout):
 
 
 class LayerNorm(nn.LayerNorm):
-    """`nn.LayerNorm` over the last dimension, with weight and bias, that calls `layer_norm`."""
+    """`nn.LayerNorm` over the last dimension, with weight and bias, that calls `layer_norm` or `norm_residual`."""
 
-    def forward(self, input: Tensor) -> Tensor:
-        return layer_norm(input, self.weight, self.bias, self.eps)
+    def forward(self, input: Tensor, residual: Tensor | None = None, p: float = 0.0) -> Tensor:
+        """With `residual`, of its sum with the input after dropout with probability `p`."""
+        if residual is None:
+            return layer_norm(input, self.weight, self.bias, self.eps)
+        return norm_residual(input, residual, p if self.training else 0.0, self.weight, self.bias, self.eps)
 
 
 class Linear(nn.Linear):
@@ -85,6 +100,13 @@ class Linear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         return linear(input, self.weight, self.bias)
+
+
+class GeluLinear(nn.Linear):
+    """`nn.Linear` with bias, followed by GELU, that calls `gelu_linear`."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return gelu_linear(input, self.weight, self.bias)
 
 
 class Embedding(nn.Embedding):

@@ -5,7 +5,7 @@ import pytest
 from pretrain.model import cuda_ops, ops
 
 pytest.importorskip("triton")
-FORMS = ("attend", "attention_bias", "softmax")
+FORMS = ("attend", "attention_bias", "gelu_linear", "norm_residual", "softmax")
 
 
 @pytest.fixture(autouse=True)
