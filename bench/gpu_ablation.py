@@ -21,6 +21,7 @@ from bench.models import CONFIGS, fresh_model, new_engine
 from bench.timing import median_seconds, seconds_of
 from pretrain.engine.deepspeed_config import read
 from pretrain.engine.determinism import compute_deterministically
+from pretrain.engine.graphs import replay_micro_batches
 from pretrain.presets import preset, with_objective
 from pretrain.training.estimates import flops_per_token
 from pretrain.training.models import compile_layers
@@ -36,6 +37,8 @@ class Switch(NamedTuple):
     settings: tuple[str, ...] = ()
     """Overrides of the DeepSpeed file."""
     compiled: bool = False
+    graphs: bool = False
+    """Forward and backward are captured and replayed as CUDA graphs."""
     deterministic: bool = True
     attention: tuple[SDPBackend, ...] = ()
     """Kernels that PyTorch may choose from; all of them if empty."""
@@ -51,6 +54,7 @@ SWITCHES = {
     "activations recomputed": Switch(("deepspeed.activation_checkpointing={}",)),
     "PyTorch's attention by the formula": Switch(attention=(SDPBackend.MATH,)),
     "layers compiled": Switch(compiled=True),
+    "with CUDA graphs": Switch(graphs=True),
 }
 """The first is the baseline. Each module of fast operations adds one without it."""
 
@@ -76,8 +80,8 @@ def ablation(options: GpuOptions, shape: str, product: Path) -> int:
     where = shaped(options.device, shape)
     measured(where, Switch(), steps=1)  # an engine's start chooses the fast operations
     switches = SWITCHES | {f"without {module.rpartition('.')[2]}": Switch(without=module) for module in fast_modules()}
-    if options.device == "cpu":
-        del switches["layers compiled"]  # compiling for a CPU is slow and gains nothing
+    if options.device == "cpu":  # where there are no graphs, and compiling is slow and gains nothing
+        switches = {name: switch for name, switch in switches.items() if not (switch.compiled or switch.graphs)}
     steps = STEPS[options.device]
     items = {name: partial(measured, where, switch, steps) for name, switch in switches.items()}
     return run_items(items, product)
@@ -125,4 +129,8 @@ def new_step(where: Setting, switch: Switch) -> Callable[[], object]:
         compile_layers(model)
     config = read(CONFIGS / "zero1_bf16.json", switch.settings)
     engine = new_engine(model, where.run, config, where.batch_size, where.world)
-    return partial(engine_step, engine, new_batch(where))
+    batch = new_batch(where)
+    if switch.graphs:
+        batch = batch.to(where.device, counts=True)
+        replay_micro_batches(engine.module, batch)
+    return partial(engine_step, engine, batch)

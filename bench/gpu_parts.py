@@ -111,4 +111,4 @@ def all_parts(options: GpuOptions) -> Iterator[Part]:
         yield part("d", f"profile {preset} {length}", 25, "deepspeed")
     for precision in ("bf16", "fp16", "fp32") if device == "cuda" else ("bf16", "fp32"):  # no fp16 on a CPU
         yield part("e", f"training {precision}", 80, "data", *(() if precision == "fp32" else ("deepspeed",)))
-    yield part("f", "study", LIMIT, "data", "deepspeed")
+    yield part("f", "study", LIMIT, "data", "deepspeed", "matplotlib", "scipy")

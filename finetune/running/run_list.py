@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
+import torch
+
 from finetune.config import FinetuneOptions
 from finetune.presets import size_of
 from finetune.running.job import Job
@@ -32,6 +34,7 @@ from foundation.locks import Held, Lock, confirm, holder
 from foundation.settings import settings_tables
 from pretrain.engine.deepspeed_config import OVERRIDE, read
 from pretrain.engine.deepspeed_keys import DeepSpeedConfig
+from pretrain.engine.determinism import compute_deterministically
 from pretrain.job.processes import start_processes
 from pretrain.job.stopping import EXIT_STOPPED, StopRequest
 
@@ -61,6 +64,8 @@ class Queue:
         self.files = {task.name: names for task, names in files.items()}
         self.tasks = {task.name: task for task in files}
         self.models = {model.sha256: model for model in models}
+        if torch.cuda.is_available():
+            compute_deterministically()
         self.world = start_processes()
         self.deepspeed_config = read_deepspeed(options)
         for settings in dict.fromkeys(run.settings for run in runs):  # a mistake shows before anything is written

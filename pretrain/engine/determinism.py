@@ -26,7 +26,7 @@ def compute_deterministically(environment: MutableMapping[str, str] = os.environ
     if (got := environment.setdefault(WORKSPACE, WORKSPACES[0])) not in WORKSPACES:
         raise ConfigError(
             f"{WORKSPACE}: got {shown(got)} from the environment, expected {' or '.join(WORKSPACES)}: with others"
-            " cuBLAS is not deterministic; unset it, or use --set deterministic=false"
+            " cuBLAS is not deterministic; unset it"
         )
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]

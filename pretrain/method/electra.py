@@ -37,6 +37,10 @@ class ReplacementConfig(PredictionConfig):
     because the loss also depends on the tokens drawn at the others. Unmasked positions have weight 1.
     """
 
+    @property
+    def streams(self) -> bool:
+        return self.temperature == 1 and not self.forbid_original
+
     @field_validator("importance_weighting")
     @classmethod
     def _weighs_originals_too(cls, weighs: bool, info: ValidationInfo) -> bool:
@@ -101,11 +105,6 @@ class Electra(Objective):
     def encoders(model: ModelConfig, vocab_size: int) -> tuple[EncoderConfig, ...]:
         return model.generator(vocab_size), model.discriminator(vocab_size)
 
-    @property
-    def streams(self) -> bool:
-        """True if `draw` can do without a tensor [B, K, V], where the device can (`ops.softmax`)."""
-        return self.objective.temperature == 1 and not self.objective.forbid_original
-
     def forward(self, batch: Batch, entropies: bool = False) -> ElectraOutput:
         """Computes one micro-batch's losses; with `entropies`, also entropies of p_G and of the distribution of x'."""
         hidden_BKH, prediction = self.generate(batch, entropies)
@@ -123,7 +122,7 @@ class Electra(Objective):
         projected_BKE = self.generator_predictions(hidden_BKH)
         words = self.generator.embeddings.word_embeddings
         return hidden_BKH, predict_with(
-            self.generator_lm_head, projected_BKE, words, batch, entropies, streams=self.streams
+            self.generator_lm_head, projected_BKE, words, batch, entropies, streams=self.objective.streams
         )
 
     def draw(self, hidden_BKH: Tensor, prediction: Prediction, uniforms_BK: Tensor, from_p_G: bool = False) -> Draw:

@@ -4,12 +4,14 @@ from importlib.util import find_spec
 
 from pretrain.model import ops
 
+LEAST_CAPABILITY = (8, 0)
+
 
 def use(capability: tuple[int, int]) -> None:
     """Replaces the functions of `ops` in this process by Triton's, if a GPU of this compute capability can run them and
     Triton is installed.
     """
-    if capability < (8, 0) or find_spec("triton") is None:
+    if capability < LEAST_CAPABILITY or find_spec("triton") is None:
         return
     from pretrain.model.triton_attention import attend, attention_bias
     from pretrain.model.triton_elementwise import gelu_linear, norm_residual

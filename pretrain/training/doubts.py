@@ -5,6 +5,7 @@ Each doubt is one line that names the field, its value, why it is doubtful and w
 
 import shutil
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 
@@ -129,26 +130,38 @@ def _sizes(plan: Plan) -> Iterator[str]:
 
 
 def _memory(plan: Plan, parameters: int) -> Iterator[str]:
-    needed = memory_of(plan, parameters).total
-    if torch.cuda.is_available():
-        device = torch.cuda.get_device_properties(torch.cuda.current_device())
-        gpu, there = device.name, float(device.total_memory)
-    else:
-        speed = SPEEDS[plan.deepspeed.precision]
-        gpu, there = speed.gpu, speed.memory
-    if needed > there:
+    needed, gpu = memory_of(plan, parameters).total, assumed_gpu(plan)
+    if needed > gpu.memory:
         yield (
-            f"deepspeed_config: a process needs about {needed / GIB:,.0f} GiB, but a {gpu} has {there / GIB:,.0f}; use"
-            " more processes or smaller micro-batches (--set deepspeed.train_micro_batch_size_per_gpu=N), or recompute"
-            " activations (--set deepspeed.activation_checkpointing={})"
+            f"deepspeed_config: a process needs about {needed / GIB:,.0f} GiB, but a {gpu.name} has"
+            f" {gpu.memory / GIB:,.0f}; use more processes or smaller micro-batches"
+            " (--set deepspeed.train_micro_batch_size_per_gpu=N), or recompute activations"
+            " (--set deepspeed.activation_checkpointing={})"
         )
 
 
+class Gpu(NamedTuple):
+    """A kind of GPU: its name, bytes of memory and compute capability."""
+
+    name: str
+    memory: float
+    capability: tuple[int, int]
+
+
+def assumed_gpu(plan: Plan) -> Gpu:
+    """Returns this machine's GPU or, without one, the GPU that `SPEEDS` has for the run's precision."""
+    if torch.cuda.is_available():
+        device = torch.cuda.get_device_properties(torch.cuda.current_device())
+        return Gpu(device.name, float(device.total_memory), (device.major, device.minor))
+    speed = SPEEDS[plan.deepspeed.precision]
+    return Gpu(speed.gpu, speed.memory, speed.capability)
+
+
 def memory_of(plan: Plan, parameters: int) -> Memory:
-    """Returns the estimated GPU memory of one process."""
-    manifest = plan.shards.manifest
+    """Returns the estimated memory of one process on the assumed GPU."""
+    manifest, capability = plan.shards.manifest, assumed_gpu(plan).capability
     return memory_per_gpu(
-        plan.deepspeed, plan.world_size, parameters, plan.run, manifest.vocab_size, manifest.seq_length
+        plan.deepspeed, plan.world_size, parameters, plan.run, manifest.vocab_size, manifest.seq_length, capability
     )
 
 

@@ -18,7 +18,7 @@ from pretrain.job.hostfile import read_hostfile
 from pretrain.job.hosts import check_hosts
 from pretrain.job.launcher import Slots
 from pretrain.job.rank_log import printable_lines
-from pretrain.training.doubts import disk_needed, disk_shortage, doubts, memory_of, too_long
+from pretrain.training.doubts import assumed_gpu, disk_needed, disk_shortage, doubts, memory_of, too_long
 from pretrain.training.estimates import GIB, SPEEDS, flops_per_token
 from pretrain.training.models import build_model
 from pretrain.training.plan import Plan
@@ -78,7 +78,7 @@ def _needs(plan: Plan, parameters: int) -> Iterator[str]:
     yield f"size        {parameters / 1e6:.1f} M parameters; {tokens:.3g} word pieces, {_flops(plan):.3g} FLOPs"
     memory = memory_of(plan, parameters)
     parts = ", ".join(f"{name} {value / GIB:.2f}" for name, value in memory._asdict().items())
-    yield f"memory      {memory.total / GIB:.1f} GiB per process at most: {parts} (estimated)"
+    yield f"memory      {memory.total / GIB:.1f} GiB per process on a {assumed_gpu(plan).name}: {parts} (estimated)"
     precision = plan.deepspeed.precision
     speed = SPEEDS[precision]
     machine = f"{plan.world_size} {speed.gpu} in {precision}"

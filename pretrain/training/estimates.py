@@ -1,6 +1,6 @@
 """Estimates of a run's needs before it starts: floating-point operations, GPU memory, speed.
 
-Shape letters: B sequences of a micro-batch, L length, H hidden size, A heads, V vocabulary, K masked positions.
+Shape letters: L length, H hidden size, F feed-forward size, E embedding size, N heads.
 """
 
 import os
@@ -13,6 +13,8 @@ from pretrain.engine.deepspeed_config import EngineConfig
 from pretrain.method.objectives import objective_class
 from pretrain.method.objectives.objective import ObjectiveConfig, PredictionConfig
 from pretrain.model.config import ModelConfig
+from pretrain.model.cuda_ops import LEAST_CAPABILITY
+from pretrain.model.encoder import EncoderConfig
 
 FORWARD_AND_BACKWARD = 3
 """Matrix products of the same size per forward product: the product itself, and two for its gradients."""
@@ -34,17 +36,26 @@ class Speed(NamedTuple):
     source: str
     memory: float
     """Bytes, of the model with the most memory."""
+    capability: tuple[int, int]
 
 
 SPEEDS = {
     "fp16": Speed(
-        "V100", 32.8e12, "26% of 125 TFLOP/s: NVIDIA's ELECTRA-base at length 512, 96 sequences/s per V100", 32 * GIB
+        "V100",
+        32.8e12,
+        "26% of 125 TFLOP/s: NVIDIA's ELECTRA-base at length 512, 96 sequences/s per V100",
+        32 * GIB,
+        (7, 0),
     ),
     "bf16": Speed(
-        "A100", 58.5e12, "19% of 312 TFLOP/s: NVIDIA's ELECTRA-base at length 512, 171 sequences/s per A100", 80 * GIB
+        "A100",
+        58.5e12,
+        "19% of 312 TFLOP/s: NVIDIA's ELECTRA-base at length 512, 171 sequences/s per A100",
+        80 * GIB,
+        (8, 0),
     ),
     "fp32": Speed(
-        "V100", 3.3e12, "21% of 15.7 TFLOP/s: google-research/electra's small model, 4 days on a V100", 32 * GIB
+        "V100", 3.3e12, "21% of 15.7 TFLOP/s: google-research/electra's small model, 4 days on a V100", 32 * GIB, (7, 0)
     ),
 }
 """By precision. Sources: NVIDIA DeepLearningExamples, TensorFlow2 ELECTRA, pre-training performance; google-research/
@@ -88,9 +99,15 @@ class Memory(NamedTuple):
 
 
 def memory_per_gpu(
-    deepspeed: EngineConfig, world_size: int, parameters: int, run: RunConfig, vocab_size: int, length: int
+    deepspeed: EngineConfig,
+    world_size: int,
+    parameters: int,
+    run: RunConfig,
+    vocab_size: int,
+    length: int,
+    capability: tuple[int, int],
 ) -> Memory:
-    """Returns an upper estimate of one GPU's memory.
+    """Returns an estimate of the memory that a process needs on a GPU of this compute capability.
 
     States are counted as by Rajbhandari et al. 2020 (ZeRO), activations by `_activations`.
     """
@@ -101,23 +118,44 @@ def memory_per_gpu(
         weights=parameters * element * share[3],
         gradients=parameters * element * share[2],
         optimizer=0.0 if deepspeed.offloads else parameters * (master + MOMENTS_BYTES) * share[1],
-        activations=_activations(deepspeed.micro_batch_size, run, vocab_size, length, element),
+        activations=_activations(deepspeed, run, vocab_size, length, element, capability >= LEAST_CAPABILITY),
     )
 
 
-def _activations(batch: int, run: RunConfig, vocab_size: int, length: int, element: int) -> float:
-    """Returns bytes kept for the backward pass: each layer after Korthikanti et al. 2022, equation 2, plus the scores
-    over the vocabulary.
+def _activations(
+    deepspeed: EngineConfig, run: RunConfig, vocab_size: int, length: int, element: int, in_triton: bool
+) -> float:
+    """Returns bytes kept for the backward pass by both encoders, plus the scores over the vocabulary.
+
+    With these streamed (`triton_vocabulary`) no tensor of their size exists.
     """
-    total, tensors = 0.0, 0
-    encoders = objective_class(run.objective.name).encoders(run.model, vocab_size)
-    if isinstance(run.objective, PredictionConfig):
+    trained, streams = objective_class(run.objective.name), in_triton and element == 2 and deepspeed.stage < 3
+    encoders, tensors = trained.encoders(run.model, vocab_size), 0
+    if isinstance(run.objective, PredictionConfig) and not (streams and run.objective.streams):
         tensors = run.objective.score_tensors(encoders[0].num_hidden_layers)
-    for encoder in encoders:
-        hidden, heads = encoder.hidden_size, encoder.num_attention_heads
-        per_layer = length * batch * (34 * hidden + 5 * heads * length) * element / 2
-        total += encoder.num_hidden_layers * per_layer
-    return total + tensors * 4 * batch * float(mask_size(length)) * vocab_size
+    per_token = sum(
+        _kept_per_token(encoder, length, element, deepspeed.recomputes, in_triton)
+        for encoder in encoders[trained.frozen_generator :]
+    )
+    return deepspeed.micro_batch_size * (length * per_token + tensors * 4.0 * float(mask_size(length)) * vocab_size)
+
+
+def _kept_per_token(encoder: EncoderConfig, length: int, element: int, recomputes: bool, in_triton: bool) -> float:
+    """Returns bytes per token that an encoder keeps for the backward pass.
+
+    Of a layer: its input; query, key, value and output of attention, and one fp32 number per head; the inputs of both
+    LayerNorms, and two fp32 numbers each; input and output of GELU, and the input of the dense layer before it; the
+    masks of two dropouts. In half precision 34 H, as in Korthikanti et al. 2022 without their attention scores.
+    """
+    H, F, E, N = encoder.hidden_size, encoder.intermediate_size, encoder.embedding_size, encoder.num_attention_heads
+    mask = 1 if encoder.hidden_dropout_prob else 0
+    layer = element * (8 * H + 2 * F) + 4 * N + 16 + 2 * mask * H
+    layers = encoder.num_hidden_layers
+    kept = layer + (layers - 1) * element * H if recomputes else layers * layer
+    embeddings = (element + mask) * E + (element * E if E != H else 0) + 8  # input and output of their LayerNorm
+    # without Triton: the bias [B, N, L, L], the gradient of a layer's and the sum of those of the layers above
+    bias = 0 if in_triton or not encoder.relative_position else 3 * element * N * length
+    return kept + embeddings + bias + element * H  # and the last layer's output
 
 
 def require_memory(run: RunConfig, micro_batch_size: int, vocab_size: int, length: int, on_gpu: bool) -> None:

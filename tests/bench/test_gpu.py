@@ -185,6 +185,7 @@ def test_a_missing_gpu_is_a_failure_and_not_a_pass():
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1800)
 def test_on_a_cpu_every_part_of_every_stage_runs_to_its_end(options, shards_folder, capsys):
     whole = options.model_copy(update={"data": shards_folder, "minutes": 20, "study_scale": 0.0005})
     assert main(whole) == 0, capsys.readouterr().out

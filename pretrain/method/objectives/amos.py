@@ -55,6 +55,10 @@ class Amos(Electra):
         def score_tensors(self, layers: int) -> int:
             return min(self.heads, layers) + 3
 
+        @property
+        def streams(self) -> bool:
+            return False
+
     objective: Config
 
     def __init__(self, model: ModelConfig, objective: Any, vocab_size: int, special_mask_id: int) -> None:

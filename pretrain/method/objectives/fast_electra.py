@@ -31,7 +31,6 @@ class FastElectra(Electra):
     uses_progress = True
     discriminator_prefix = None  # it trains nothing else
     generator_weight = 0.0
-    streams = False
 
     class Config(ReplacementConfig):
         name: Literal["fast_electra"] = "fast_electra"
@@ -48,6 +47,10 @@ class FastElectra(Electra):
             if gamma != 0:
                 raise ValueError(f"got {gamma}, expected 0: the generator is frozen and has no loss; leave it out")
             return gamma
+
+        @property
+        def streams(self) -> bool:
+            return False
 
     objective: Config
 

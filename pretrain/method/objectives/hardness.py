@@ -129,6 +129,10 @@ class HPDist(SamplingHead):
         ratio_clip: float | None = Field(default=None, gt=0, le=1e30)
         """Largest importance ratio p_G/q in L_S; clipping moves the optimum away from the paper's p_S."""
 
+        @property
+        def streams(self) -> bool:
+            return super().streams and not self.mixture
+
     objective: Config
 
     @torch.no_grad()
@@ -154,10 +158,6 @@ class HPDist(SamplingHead):
             weights_BKV = p_BKV.lerp(prediction.p_BKV, self.objective.mixture)
         drawn = draw_from(weights_BKV, prediction, uniforms_BK, self.objective.forbid_original)
         return drawn._replace(head_BK=log_probability(scores_BKV, p_S_BKV, drawn.tokens_BK))
-
-    @property
-    def streams(self) -> bool:
-        return super().streams and not self.objective.mixture
 
     def sampler_loss(self, drawn: Draw, d_BK: Tensor, loss_D_BK: Tensor) -> Tensor:
         assert drawn.head_BK is not None

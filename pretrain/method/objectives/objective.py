@@ -37,6 +37,11 @@ class PredictionConfig(ObjectiveConfig):
     mask_keep_fraction: float = Field(default=0.0, ge=0, lt=1)
     """Share of masked positions where the generator sees the original token (google-research/electra: 0.15)."""
 
+    @property
+    def streams(self) -> bool:
+        """True if training can do without a tensor [B, K, V], where the device can (`ops.softmax`)."""
+        return True
+
     def extra_passes(self, layers: int) -> int:
         """Returns the matrix products over the vocabulary per step beyond one MLM head's three and `sampling_passes`.
 

@@ -1,18 +1,27 @@
 """Claims about estimates of a run's needs, against independent counts."""
 
+import runpy
+from typing import Any
+
 import pytest
 import torch
+from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
+from bench.batches import random_batch
 from foundation.config import ConfigError
 from pretrain.config import with_overrides
 from pretrain.data.batches import Batch
 from pretrain.engine.deepspeed_config import resolve
 from pretrain.method.objectives import OBJECTIVES, objective_class
 from pretrain.method.objectives.mlm import MaskedLM
+from pretrain.model import ops
 from pretrain.model.config import ModelConfig
-from pretrain.model.encoder import ElectraEncoder, Embeddings
+from pretrain.model.encoder import ElectraEncoder, Embeddings, LayerStack
 from pretrain.presets import preset, with_objective
 from pretrain.training.estimates import (
     flops_per_token,
@@ -83,7 +92,7 @@ def test_separate_embeddings_add_look_ups_but_no_flops(batch: Batch) -> None:
 def test_a_gpus_states_shrink_as_zero_partitions_them(file: str, bytes_a_parameter: float) -> None:
     run = preset("base").run
     deepspeed = resolve(values_of(file), batch_size=64, world_size=4, device_type="cuda", optim=run.optim)
-    memory = memory_per_gpu(deepspeed, 4, 1000, run, VOCABULARY, 128)
+    memory = memory_per_gpu(deepspeed, 4, 1000, run, VOCABULARY, 128, (8, 0))
     assert memory.weights + memory.gradients + memory.optimizer == pytest.approx(1000 * bytes_a_parameter)
     assert deepspeed.precision == file[-4:]
 
@@ -93,7 +102,7 @@ def test_a_mixture_of_generators_needs_two_more_tensors_over_the_vocabulary() ->
     for objective in ("electra", "amos"):
         run = with_objective(preset("small").run, objective)
         deepspeed = resolve(values_of("zero1_fp16"), batch_size=64, world_size=1, device_type="cuda", optim=run.optim)
-        activations.append(memory_per_gpu(deepspeed, 1, 1000, run, VOCABULARY, 128).activations)
+        activations.append(memory_per_gpu(deepspeed, 1, 1000, run, VOCABULARY, 128, (7, 0)).activations)
     masked = 20  # of 128 positions
     assert activations[1] - activations[0] == 2 * 4 * 64 * masked * VOCABULARY
 
@@ -135,3 +144,68 @@ def test_a_model_too_large_for_memory_is_refused_before_it_is_made(overrides: st
     with pytest.raises(ConfigError, match=problem):
         require_memory(run, run.batch_size, VOCABULARY, 512, on_gpu)
     require_memory(run.model_copy(update={"model": preset("small").run.model}), 1, VOCABULARY, 512, on_gpu)
+
+
+class Alive(TorchDispatchMode):
+    """Watches every operation for the storages it makes."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.weights = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
+        self.storages: dict[int, tuple[StorageWeakRef, int]] = {}
+        self.most = 0.0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, Tensor):
+                storage = tensor.untyped_storage()
+                if storage._cdata not in self.weights:
+                    self.storages[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
+        self.most = max(self.most, self.bytes())
+        return result
+
+    def bytes(self) -> float:
+        """Returns the bytes of those that still exist."""
+        self.storages = {key: made for key, made in self.storages.items() if not made[0].expired()}
+        return float(sum(size for _, size in self.storages.values()))
+
+
+@pytest.mark.parametrize(
+    ("objective", "recomputes"), [("hp_loss", False), ("hp_loss", True), ("fast_electra", False), ("mlm", False)]
+)
+def test_activations_are_the_tensors_that_a_forward_in_half_precision_keeps_on_a_gpu(
+    objective: str, recomputes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU, operations are Triton's, here interpreted, and dropout keeps a mask of one byte per element."""
+    pytest.importorskip("triton")
+    from pretrain.model.triton_attention import attend, attention_bias
+    from pretrain.model.triton_vocabulary import softmax
+
+    plain = runpy.run_path(str(ops.__file__))
+    for name in ("layer_norm", "linear", "look_up"):  # an engine in this process may have replaced them by a CPU's
+        monkeypatch.setattr(ops, name, plain[name])
+    for form in (attend, attention_bias, softmax):
+        monkeypatch.setattr(ops, form.__name__, form)
+    monkeypatch.setattr(ops, "dropout", lambda values, p: torch.native_dropout(values, p, True)[0])
+    sizes = ["layers=2", "hidden_size=64", "generator_hidden_size=32", "embedding_size=32", "dropout=.1"]
+    run = with_overrides(
+        with_objective(preset("tiny").run, objective), [f"model.{size}" for size in sizes] + ["batch_size=2"]
+    )
+    torch.manual_seed(0)
+    model = objective_class(objective)(run.model, run.objective, 300, MASK).half().train()
+    for module in model.modules():
+        if isinstance(module, LayerStack):
+            module.recompute = recomputes
+    batch = random_batch(2, 32, 300)
+    with Alive(model) as alive:
+        loss = model(batch).loss
+        kept = alive.bytes()
+        loss.backward()
+    values = values_of("zero1_fp16") | ({"activation_checkpointing": {}} if recomputes else {})
+    deepspeed = resolve(values, batch_size=2, world_size=1, device_type="cuda", optim=run.optim)
+    estimated = memory_per_gpu(deepspeed, 1, 0, run, 300, 32, (8, 0)).activations
+    if recomputes:  # besides each layer's input, the tensors of the layer that is recomputed
+        assert kept < estimated < alive.most
+    else:
+        assert kept == pytest.approx(estimated, rel=0.08)  # small tensors beside small layers
