@@ -95,8 +95,8 @@ def test_nothing_imports_the_tests():
 def test_the_model_imports_only_the_foundation_and_torch():
     """Besides Python's own modules; its configuration and its CPU and GPU operations each need one more."""
     more = {"config": {"pydantic"}, "cpu_ops": {"numpy"}}
-    kernels = ("attention_kernels", "triton_attention", "vocabulary_kernels", "triton_vocabulary")
-    more |= {module: {"triton"} for module in kernels}
+    for part in ("attention", "elementwise", "vocabulary"):
+        more |= {f"{part}_kernels": {"triton"}, f"triton_{part}": {"triton"}}
     allowed = {"foundation", "pretrain", "torch", *sys.stdlib_module_names}
     assert not rooms_imported("pretrain/model").keys() - {"foundation"}
     for module in own_modules("pretrain/model"):

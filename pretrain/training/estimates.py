@@ -144,12 +144,13 @@ def _kept_per_token(encoder: EncoderConfig, length: int, element: int, recompute
     """Returns bytes per token that an encoder keeps for the backward pass.
 
     Of a layer: its input; query, key, value and output of attention, and one fp32 number per head; the inputs of both
-    LayerNorms, and two fp32 numbers each; input and output of GELU, and the input of the dense layer before it; the
-    masks of two dropouts. In half precision 34 H, as in Korthikanti et al. 2022 without their attention scores.
+    LayerNorms, and two fp32 numbers each; input and output of GELU, and the input of the dense layer before it; without
+    Triton, the masks of two dropouts. In half precision then 34 H, as in Korthikanti et al. 2022 without their
+    attention scores.
     """
     H, F, E, N = encoder.hidden_size, encoder.intermediate_size, encoder.embedding_size, encoder.num_attention_heads
     mask = 1 if encoder.hidden_dropout_prob else 0
-    layer = element * (8 * H + 2 * F) + 4 * N + 16 + 2 * mask * H
+    layer = element * (8 * H + 2 * F) + 4 * N + 16 + (0 if in_triton else 2 * mask * H)
     layers = encoder.num_hidden_layers
     kept = layer + (layers - 1) * element * H if recomputes else layers * layer
     embeddings = (element + mask) * E + (element * E if E != H else 0) + 8  # input and output of their LayerNorm

@@ -26,9 +26,7 @@ def seeded() -> None:
 
 
 @pytest.fixture
-def in_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    for form in FORMS:
-        monkeypatch.setattr(ops, form.__name__, getattr(ops, form.__name__))  # restored at the end
+def in_use(restored_ops: None) -> None:
     cpu_ops.use()
 
 

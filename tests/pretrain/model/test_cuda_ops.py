@@ -8,10 +8,7 @@ pytest.importorskip("triton")
 FORMS = ("attend", "attention_bias", "gelu_linear", "norm_residual", "softmax")
 
 
-@pytest.fixture(autouse=True)
-def restored(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in FORMS:
-        monkeypatch.setattr(ops, name, getattr(ops, name))
+pytestmark = pytest.mark.usefixtures("restored_ops")
 
 
 @pytest.mark.parametrize("capability", [(8, 0), (9, 0), (12, 1)])

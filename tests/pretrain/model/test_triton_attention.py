@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from pretrain.model import ops
 from pretrain.model.encoder import ElectraEncoder, EncoderConfig
 
 pytest.importorskip("triton")
@@ -235,9 +234,7 @@ def test_the_table_by_distance_has_no_size_of_length_squared() -> None:
 
 
 @pytest.fixture
-def in_use(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    for name in ("attend", "attention_bias", "softmax"):
-        monkeypatch.setattr(ops, name, getattr(ops, name))  # restored at the end
+def in_use(restored_ops: None) -> Callable[[], None]:
     return lambda: cuda_ops.use((9, 0))
 
 

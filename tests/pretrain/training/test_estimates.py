@@ -180,12 +180,13 @@ def test_activations_are_the_tensors_that_a_forward_in_half_precision_keeps_on_a
     """As on a GPU, operations are Triton's, here interpreted, and dropout keeps a mask of one byte per element."""
     pytest.importorskip("triton")
     from pretrain.model.triton_attention import attend, attention_bias
+    from pretrain.model.triton_elementwise import gelu_linear, norm_residual
     from pretrain.model.triton_vocabulary import softmax
 
     plain = runpy.run_path(str(ops.__file__))
     for name in ("layer_norm", "linear", "look_up"):  # an engine in this process may have replaced them by a CPU's
         monkeypatch.setattr(ops, name, plain[name])
-    for form in (attend, attention_bias, softmax):
+    for form in (attend, attention_bias, gelu_linear, norm_residual, softmax):
         monkeypatch.setattr(ops, form.__name__, form)
     monkeypatch.setattr(ops, "dropout", lambda values, p: torch.native_dropout(values, p, True)[0])
     sizes = ["layers=2", "hidden_size=64", "generator_hidden_size=32", "embedding_size=32", "dropout=.1"]
@@ -208,4 +209,4 @@ def test_activations_are_the_tensors_that_a_forward_in_half_precision_keeps_on_a
     if recomputes:  # besides each layer's input, the tensors of the layer that is recomputed
         assert kept < estimated < alive.most
     else:
-        assert kept == pytest.approx(estimated, rel=0.08)  # small tensors beside small layers
+        assert kept == pytest.approx(estimated, rel=0.1)  # small tensors beside small layers
