@@ -14,6 +14,7 @@ trust the latter. Without data/raw the quickstart's corpus is used, and without 
 """
 
 import json
+import math
 import os
 import re
 import resource
@@ -302,7 +303,9 @@ def measure(
     clock_0, processor_0 = run(command(little), environment, options)
     clock_1, processor_1 = run(command(much), environment, options)
     megabytes = much.megabytes - little.megabytes
-    speed = Speed(megabytes / (clock_1 - clock_0), megabytes / (processor_1 - processor_0), clock_0)
+    seconds, processor = clock_1 - clock_0, processor_1 - processor_0
+    known = processor > seconds / 10  # else the work was done by processes that nobody waited for
+    speed = Speed(megabytes / seconds, megabytes / processor if known else math.nan, clock_0)
     print(f"  {label:34}{speed.clock:8.2f}{speed.processor:10.2f}{speed.start:12.1f}", flush=True)
     return speed
 

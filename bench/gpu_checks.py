@@ -28,6 +28,7 @@ from pretrain.engine.gradients import squared_norm
 from pretrain.engine.optim import parameter_groups
 from pretrain.method.electra import Electra
 from pretrain.method.sampling import BLOCK, draw_in_blocks, inverse_cdf
+from pretrain.model import ops
 from pretrain.training.models import compile_layers
 
 OBJECTIVES = ("electra", "hp_loss", "hp_dist")
@@ -52,6 +53,8 @@ def all_checks(where: Setting) -> Iterator[tuple[str, Callable[[], dict[str, flo
     yield "attention", partial(check_attention, where)
     for name, dtype in DTYPES.items():
         yield f"attention {name}", partial(check_attention, where, dtype)
+    for name, dtype in DTYPES.items():
+        yield f"dropout {name}", partial(check_dropout, where, dtype)
     yield "sampling, every draw", partial(check_draws, where)
     yield "sampling, distribution", partial(check_distribution, where)
     for name, dtype in DTYPES.items():
@@ -148,6 +151,32 @@ def check_compiled(where: Setting, objective: str) -> dict[str, float]:
     with Plainly():
         expected_loss, expected = loss_and_gradient(new_model(where, objective), new_batch(where))
     return within({"loss": off(loss, expected_loss), "gradient": off(gradient, expected)}, roundings(torch.float32))
+
+
+def check_dropout(where: Setting, dtype: torch.dtype) -> dict[str, float]:
+    """Forward and backward draw the same dropout, in attention and before LayerNorm; half of the values are dropped.
+
+    Attention's output is linear in the values: its square is their product with their gradient. Before LayerNorm, what
+    was dropped has no gradient.
+    """
+    torch.manual_seed(0)
+    on = {"device": where.device, "dtype": dtype}
+    query, key, value = torch.randn(3, 2, 4, where.length, 64, **on).requires_grad_().unbind()
+    visible_BL = torch.ones(2, where.length, dtype=torch.bool, device=where.device)
+    output = ops.attend(query, key, value, ops.attention_bias(visible_BL, None, 1, dtype), 0.5)
+    (gradient,) = torch.autograd.grad(output, value, output.detach())
+    square = output.double().square().sum()
+    layer = ops.LayerNorm(256, device=where.device, dtype=dtype).train()
+    values, residual = torch.randn(2, 500, 256, **on).unbind()
+    normal = layer(values.requires_grad_(), residual, 0.5)
+    (slope,) = torch.autograd.grad(normal, values, torch.randn_like(normal))
+    total = residual.double() + 2 * values.double() * (slope != 0)
+    figures = {
+        "attention": abs(float((value.double() * gradient.double()).sum().detach() / square.detach()) - 1),
+        "layer_norm": off(normal, torch.nn.functional.layer_norm(total, (256,), eps=layer.eps)),
+        "share": abs(float((slope != 0).double().mean()) - 0.5),
+    }
+    return within(figures, roundings(dtype))
 
 
 def check_attention(where: Setting, dtype: torch.dtype | None = None) -> dict[str, float]:

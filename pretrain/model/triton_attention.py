@@ -8,6 +8,7 @@
 - The backward has one pass for the query's gradient and one for those of key and value. The first also sums the
   scores' gradient along the diagonals of each tile, and a last kernel adds up these sums in a fixed order: no atomic
   addition. The gradients of a head's biases sum to zero, because a constant added to all scores changes nothing.
+- Sums are in fp32, also those of fp64 values.
 
 The kernels: `attention_kernels`. Shape letters: B batch, N heads, L length, D head size, R distances.
 """
