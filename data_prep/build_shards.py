@@ -235,7 +235,7 @@ def _plan(
     versions = {name: version(name) for name in packages}
     versions["python"] = ".".join(platform.python_version_tuple()[:2])
     if any(source.on_hub or source.path.suffix in {*SUFFIXES, ".parquet"} for source in sources):
-        versions[PACKED_INPUT] = "2"
+        versions[PACKED_INPUT] = "3"
     return Plan(config=config, versions=versions, inputs={source.key: source.size for source in sources})
 
 

@@ -18,6 +18,7 @@ from data_prep.sources import Source
 from data_prep.unpacking import find_block, opened, packing_of, text_per_byte
 
 _SAMPLED_FILES = 256  # each further file costs a seek and adds little
+_FIRST_BLOCK = 5  # bytes from which the first block begins before; that of bzip2 follows a header of 4
 _UNIT_BITS = 32  # low bits of a chunk's number, which hold the number of its unit
 
 
@@ -127,7 +128,7 @@ def _stretches(source: Source, budget: int, reading: Reading) -> Iterator[Piece 
     elif source.size:
         with opened(source.path) as file:
             beginning = file.read(BEGINNING)
-            if beginning.startswith(PARQUET) or find_block(file, 0, 1) == 0:
+            if beginning.startswith(PARQUET) or find_block(file, 0, _FIRST_BLOCK) is not None:
                 starts = range(0, source.size, budget)
                 yield from (Stretch(source, start, min(start + budget, source.size)) for start in starts)
             elif packing_of(file):

@@ -1,8 +1,8 @@
 """Opens files for reading, decompressing gzip, bzip2, xz and Zstandard, which are recognised by content.
 
-Some compressed files consist of blocks that can be decompressed each by itself: streams of bzip2 (Wikipedia's dumps
-with an index, pbzip2) and xz, BGZF in gzip, pzstd's frames. Their beginnings are found by patterns of 9 bytes or more,
-which hardly occur elsewhere; a block wrongly found could not be decompressed, which is an error.
+Some compressed files consist of blocks that can be decompressed each by itself: those of bzip2 (`data_prep/bzip2.py`),
+streams of xz, BGZF in gzip, pzstd's frames. Their beginnings are found by patterns of 9 bytes or more, which hardly
+occur elsewhere; a block wrongly found could not be decompressed, which is an error.
 """
 
 import bz2
@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
+from data_prep import bzip2
 from foundation.config import ConfigError
 
 SUFFIXES = {".gz", ".bz2", ".xz", ".zst"}
@@ -93,7 +94,8 @@ class Packing(NamedTuple):
     """A kind of compression: the first bytes of a file, and of a block; how a file is opened."""
 
     magic: re.Pattern[bytes]
-    block: re.Pattern[bytes]
+    block: re.Pattern[bytes] | None
+    """None: bzip2's blocks begin within bytes."""
     open: Callable[[BinaryIO], Any]
 
 
@@ -101,7 +103,7 @@ _PACKINGS = {
     "gzip": Packing(re.compile(rb"\x1f\x8b"), re.compile(rb"(?s)\x1f\x8b\x08\x04.{6}\x06\x00BC\x02\x00"), gzip.open),
     "bzip2": Packing(
         re.compile(rb"BZh"),
-        re.compile(rb"BZh[1-9]1AY&SY"),
+        None,
         lambda file: io.BufferedReader(_Streams(bz2.BZ2Decompressor, file)),
     ),
     "xz": Packing(
@@ -152,15 +154,20 @@ def opened(path: Path) -> BinaryIO:
 def unpacked(file: BinaryIO, start: int = 0, end: int | None = None) -> Any:
     """Returns a stream that decompresses the blocks of a file from `start` to `end`; None if it is not compressed."""
     packing = packing_of(file)
-    whole = start == 0 and end is None
-    return packing and packing.open(file if whole else io.BufferedReader(_Slice(file, start, end)))
+    if packing is None or (start == 0 and end is None):
+        return packing and packing.open(file)
+    if packing.block is None:
+        return io.BufferedReader(bzip2.Blocks(file, start, end))
+    return packing.open(io.BufferedReader(_Slice(file, start, end)))
 
 
 def find_block(file: BinaryIO, start: int, end: int | None = None) -> int | None:
-    """Returns the place of the first block that begins from `start` to before `end`; None if there is none."""
+    """Returns the byte, from `start` to before `end`, in which the first block begins; None if there is none."""
     packing = packing_of(file)
     if packing is None:
         return None
+    if packing.block is None:
+        return bzip2.find_block(file, start, end)
     file.seek(start)
     seen = b""
     while (end is None or start < end) and (block := file.read(_SEARCHED)):

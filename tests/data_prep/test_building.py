@@ -181,7 +181,7 @@ def test_an_earlier_versions_build_of_packed_input_is_refused_in_one_clear_line(
     assert main(case) == 0
     log = case.output / "records.log"
     first, *rest = log.read_bytes().splitlines(keepends=True)
-    plan = first[17:].replace(b',"packed_input":"2"', b"")
+    plan = first[17:].replace(b',"packed_input":"3"', b"")
     assert plan != first[17:]
     log.write_bytes(hashlib.sha256(plan).hexdigest()[:16].encode() + b" " + plan + b"".join(rest))
     with pytest.raises(ConfigError, match="begun by an earlier version, which cut compressed files"):

@@ -1,5 +1,6 @@
 """Claims about reading files in stretches, by several workers."""
 
+import bz2
 import json
 import pickle
 import random
@@ -99,6 +100,14 @@ def test_a_damaged_beginning_of_any_block_is_an_error_that_names_the_file(tmp_pa
     (tmp_path / f"a.txt{packing}").write_bytes(first + bytes(later) + first)
     with pytest.raises(ConfigError, match=r"a\.txt\.\w+ cannot be read to the end"):
         read_all(tmp_path, 3000)
+
+
+def test_several_workers_read_the_blocks_of_one_bzip2_stream(tmp_path):
+    texts = many_documents(30_000)
+    (tmp_path / "a.txt.bz2").write_bytes(bz2.compress("\n\n".join(texts).encode(), 1))
+    size = (tmp_path / "a.txt.bz2").stat().st_size
+    assert readers(tmp_path, size // 4) > 3
+    assert read_all(tmp_path, size // 4)[1] == texts
 
 
 def test_several_workers_read_the_row_groups_of_a_table(tmp_path):
