@@ -114,12 +114,15 @@ class Symptoms:
 
     @cached_property
     def text(self) -> Text:
-        """Statistics of the sequences that the run's first steps read."""
+        """Statistics of the sequences that the run's first steps read; of remote shards, those in the cache."""
         description = self.description
         try:
             window = self.run.shards_per_window
             shards = open_shards(*map(Path, description.data), weights=description.data_weights, window=window)
             index_B, _ = shards.shuffled(np.arange(min(SAMPLED, len(shards))), self.run.seed)
+            index_B = index_B[shards.is_here(index_B)]
+            if not len(index_B):
+                raise Unjudged("checks of the text: none of it is in this machine's cache")
             ids_BL, _, _ = shards.read(index_B, np.zeros_like(index_B))
             words = WordPiece.load(self.folder / "tokenizer")
         except ConfigError:
