@@ -57,23 +57,27 @@ def _next(waiting: dict[Future[Any], Item], done: "SimpleQueue[Future[Any]]") ->
 @contextmanager
 def start_pool(workers: int) -> Iterator[Pool | None]:
     """Starts a pool of MPI's ranks under mpirun, else of `workers` processes; None on a rank that was a worker."""
+    before = gc.get_threshold()
     gc.set_threshold(*_GARBAGE)
-    if max(int(os.environ.get(name, 1)) for name in _RANKS) > 1:
-        from mpi4py import MPI
-        from mpi4py.futures import MPICommExecutor
+    try:
+        if max(int(os.environ.get(name, 1)) for name in _RANKS) > 1:
+            from mpi4py import MPI
+            from mpi4py.futures import MPICommExecutor
 
-        with MPICommExecutor(MPI.COMM_WORLD, root=0) as executor:
-            yield None if executor is None else Pool(executor, MPI.COMM_WORLD.Get_size() - 1)
-    elif workers == 1:
-        yield Pool(None, 1)
-    else:
-        # spawned, not forked: the tokenizer's threads do not survive a fork
-        with ProcessPoolExecutor(workers, get_context("spawn"), _begin) as executor:
-            try:
-                yield Pool(executor, workers)
-            except BaseException:
-                executor.shutdown(wait=False, cancel_futures=True)
-                raise
+            with MPICommExecutor(MPI.COMM_WORLD, root=0) as executor:
+                yield None if executor is None else Pool(executor, MPI.COMM_WORLD.Get_size() - 1)
+        elif workers == 1:
+            yield Pool(None, 1)
+        else:
+            # spawned, not forked: the tokenizer's threads do not survive a fork
+            with ProcessPoolExecutor(workers, get_context("spawn"), _begin) as executor:
+                try:
+                    yield Pool(executor, workers)
+                except BaseException:
+                    executor.shutdown(wait=False, cancel_futures=True)
+                    raise
+    finally:
+        gc.set_threshold(*before)
 
 
 def _begin() -> None:

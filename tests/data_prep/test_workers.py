@@ -1,5 +1,6 @@
 """Claims about pools of workers."""
 
+import gc
 import os
 import signal
 import time
@@ -95,3 +96,10 @@ def test_no_worker_outlives_a_killed_build(tmp_path):
     while any(map(is_running, workers)):
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def test_a_pool_leaves_the_garbage_collector_as_it_was():
+    before = gc.get_threshold()
+    with start_pool(1):
+        assert gc.get_threshold() != before
+    assert gc.get_threshold() == before
