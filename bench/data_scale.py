@@ -2,8 +2,8 @@
 
     python bench/data_scale.py --data data/wikibooks [--chunks 1000000 --names 1000000 --shards 7500]
 
-Each line is a process of its own. The record log is that of a build whose chunks all have the record of DATA's first;
-the input files are links to one small file; the shards are sparse files of DATA's sizes, with as many sequences in all
+Log, names and shards have a process each. The chunks in the record log all have the record of DATA's first chunk; the
+input files are links to one small file; the shards are sparse files of DATA's sizes, with as many sequences in all
 as ten terabytes have at length 128. Nothing else is simulated: the builder's and the loader's own code runs on them.
 """
 

@@ -23,7 +23,7 @@ _WITHIN = {  # five of the bytes that a magic number touches are known whatever 
 
 def find_block(file: BinaryIO, start: int, end: int | None = None) -> int | None:
     """Returns the first byte from `start` to before `end` in which a block begins; None if there is none."""
-    for place, magic in _magics(file, start):
+    for place, magic in _magics(file, start, end):
         if end is not None and place // 8 >= end:
             return None
         if magic == BLOCK:
@@ -79,12 +79,16 @@ def _require_stream(file: BinaryIO, end: int, following: int | None) -> None:
 
     Otherwise a block whose beginning is damaged would be lost. Places are in bits; None is the end of the file.
     """
-    first = -(-(end + _MAGIC + _CHECKSUM) // 8)
-    file.seek(0, io.SEEK_END)
-    size = (file.tell() if following is None else following // 8) - first
-    file.seek(first)
-    between = file.read(max(0, size)).lstrip(b"\0")
-    if size < 0 or (between if following is None else following % 8 or not _STREAM.fullmatch(between)):
+    place = -(-(end + _MAGIC + _CHECKSUM) // 8)
+    stop = file.seek(0, io.SEEK_END) if following is None else following // 8 - len(_HEADER)
+    sound = place <= stop
+    file.seek(place)
+    while sound and place < stop:
+        zeros = file.read(min(_READ, stop - place))
+        sound, place = not any(zeros), place + len(zeros)
+    if following is not None:
+        sound = sound and following % 8 == 0 and _STREAM.fullmatch(file.read(len(_HEADER))) is not None
+    if not sound:
         raise OSError("other data, or a damaged block, after a stream")
 
 
@@ -103,22 +107,24 @@ def _text(file: BinaryIO, start: int, end: int) -> bytes:
     return text
 
 
-def _magics(file: BinaryIO, start: int) -> Iterator[tuple[int, int]]:
-    """Yields the bits at which blocks and ends begin, from the byte `start` on, each with its magic number."""
+def _magics(file: BinaryIO, start: int, end: int | None = None) -> Iterator[tuple[int, int]]:
+    """Yields the bits at which blocks and ends begin, from the byte `start` on, each with its magic number.
+
+    With `end`, searches hardly further; the last ones may begin after it.
+    """
     held, place = b"", start  # the bytes searched, and where in the file they begin
-    while True:
+    while end is None or place < end:
         file.seek(place + len(held))
         if not (read := file.read(_READ)):
             return
         held += read
         found = []
         for (magic, bit), within in _WITHIN.items():
-            at = held.find(within, 1)
+            at = held.find(within, 1, len(held) - 1)
             while at != -1:
-                touched = int.from_bytes(held[at - 1 : at + 6].ljust(7, b"\0"))
-                if touched >> 8 - bit & (1 << _MAGIC) - 1 == magic and at + 5 + (bit > 0) <= len(held):
+                if int.from_bytes(held[at - 1 : at + 6]) >> 8 - bit & (1 << _MAGIC) - 1 == magic:
                     found.append((8 * (place + at - 1) + bit, magic))
-                at = held.find(within, at + 1)
+                at = held.find(within, at + 1, len(held) - 1)
+        yield from sorted(found)
         searched = max(0, len(held) - 6)  # a magic number that begins later may not be whole
-        yield from sorted(one for one in found if one[0] < 8 * (place + searched))
         held, place = held[searched:], place + searched

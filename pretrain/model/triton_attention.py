@@ -61,6 +61,13 @@ def attend(query_BNLD: Tensor, key_BNLD: Tensor, value_BNLD: Tensor, bias: Relat
     return context_BNLD
 
 
+def dropout_of(p: float, device: torch.device) -> tuple[Tensor | None, int, float]:
+    """Returns a dropout's seed, the least number of `BITS` bits that keeps a value, and the factor of values kept."""
+    dropped = min(round(p * 2**BITS), 2**BITS - 1)
+    seed = torch.randint(2**63 - 1, (1,), device=device) if dropped else None
+    return seed, dropped, 2**BITS / (2**BITS - dropped)
+
+
 def settings(dtype: torch.dtype, head_size: int, dropped: int) -> dict[str, dict[str, Any]]:
     """Returns each kernel's compile-time parameters: M queries and K keys per tile, warps, precision."""
     precise = dtype == torch.float32 and not torch.backends.cuda.matmul.allow_tf32
@@ -92,11 +99,10 @@ class _Attend(torch.autograd.Function):
             part.transpose(1, 2).contiguous() for part in (query_BNLD, key_BNLD, value_BNLD)
         )
         B, L, N, D = query_BLND.shape
-        dropped = min(round(dropout * 2**BITS), 2**BITS - 1)
-        seed = torch.randint(2**63 - 1, (1,), device=query_BLND.device) if dropped else None
+        seed, dropped, factor = dropout_of(dropout, query_BLND.device)
         half = rounded_NR.shape[1] // 2
         ctx.settings = settings(query_BLND.dtype, D, dropped)
-        ctx.sizes = (L, N, half - MARGIN, half, dropped, 2**BITS / (2**BITS - dropped))
+        ctx.sizes = (L, N, half - MARGIN, half, dropped, factor)
         inputs = (query_BLND, key_BLND, value_BLND, rounded_NR, lengths_B, seed)
         output_BLND = torch.empty_like(query_BLND)
         log_sum_BNL = query_BLND.new_empty(B, N, L, dtype=torch.float32)

@@ -19,7 +19,7 @@ from torch.autograd.function import once_differentiable
 from triton import cdiv, next_power_of_2
 
 from pretrain.model import elementwise_kernels as kernels
-from pretrain.model.triton_attention import BITS
+from pretrain.model.triton_attention import dropout_of
 
 PROGRAMS = 256
 """Programs that sum gradients of weights and biases: a fixed number, so that the order of the sums is fixed too."""
@@ -89,9 +89,8 @@ class _NormResidual(torch.autograd.Function):
     ) -> Tensor:
         values_RH, residual_RH = (part.flatten(0, -2).contiguous() for part in (values_XH, residual_XH))
         (R, H), tile = values_RH.shape, tile_of(values_RH.shape[1])
-        dropped = min(round(p * 2**BITS), 2**BITS - 1)
-        seed = torch.randint(2**63 - 1, (1,), device=values_RH.device) if dropped else None
-        ctx.tile, ctx.dropout = tile | {"DROPOUT": dropped > 0}, (dropped, 2**BITS / (2**BITS - dropped))
+        seed, *ctx.dropout = dropout_of(p, values_RH.device)
+        ctx.tile = tile | {"DROPOUT": seed is not None}
         total_RH, output_RH = torch.empty_like(values_RH), torch.empty_like(values_RH)
         mean_R, inverse_R = values_RH.new_empty(2, R, dtype=torch.float32)
         kernels.norm_forward[(cdiv(R, tile["R"]),)](

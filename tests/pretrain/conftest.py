@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from inspect import isfunction
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from data_prep.train_vocab import main as train_vocab
 from pretrain.data.batches import Batch
 from pretrain.method.electra import Electra
 from pretrain.method.objectives import objective_class
+from pretrain.model import ops
 from pretrain.model.config import ModelConfig
 from tests.conftest import REPOSITORY, free_port
 
@@ -37,6 +39,14 @@ SMALL_MODEL = ModelConfig(
     attention_dropout=0.0,
     initializer_range=0.3,  # large, so that distributions and losses differ between positions
 )
+
+
+@pytest.fixture
+def restored_ops(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Operations are as they were, after a test has replaced some."""
+    for name, form in list(vars(ops).items()):
+        if isfunction(form):
+            monkeypatch.setattr(ops, name, form)
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from pretrain.data.batches import Batch
 from pretrain.engine.deepspeed_config import resolve
 from pretrain.method.objectives import OBJECTIVES, objective_class
 from pretrain.method.objectives.mlm import MaskedLM
-from pretrain.model import ops
+from pretrain.model import cuda_ops, ops
 from pretrain.model.config import ModelConfig
 from pretrain.model.encoder import ElectraEncoder, Embeddings, LayerStack
 from pretrain.presets import preset, with_objective
@@ -176,19 +176,14 @@ class Alive(TorchDispatchMode):
     ("objective", "recomputes"), [("hp_loss", False), ("hp_loss", True), ("fast_electra", False), ("mlm", False)]
 )
 def test_activations_are_the_tensors_that_a_forward_in_half_precision_keeps_on_a_gpu(
-    objective: str, recomputes: bool, monkeypatch: pytest.MonkeyPatch
+    objective: str, recomputes: bool, restored_ops: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on a GPU, operations are Triton's, here interpreted, and dropout keeps a mask of one byte per element."""
     pytest.importorskip("triton")
-    from pretrain.model.triton_attention import attend, attention_bias
-    from pretrain.model.triton_elementwise import gelu_linear, norm_residual
-    from pretrain.model.triton_vocabulary import softmax
-
     plain = runpy.run_path(str(ops.__file__))
     for name in ("layer_norm", "linear", "look_up"):  # an engine in this process may have replaced them by a CPU's
         monkeypatch.setattr(ops, name, plain[name])
-    for form in (attend, attention_bias, gelu_linear, norm_residual, softmax):
-        monkeypatch.setattr(ops, form.__name__, form)
+    cuda_ops.use(cuda_ops.LEAST_CAPABILITY)
     monkeypatch.setattr(ops, "dropout", lambda values, p: torch.native_dropout(values, p, True)[0])
     sizes = ["layers=2", "hidden_size=64", "generator_hidden_size=32", "embedding_size=32", "dropout=.1"]
     run = with_overrides(
