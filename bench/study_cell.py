@@ -5,9 +5,11 @@ sums of a sequence two. With them `study_effects.py` resamples without the run f
 """
 
 import base64
+import hashlib
 import json
 import os
 import zlib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +65,7 @@ class CellResult(StrictRecord):
     conditions: dict[str, Any]
     """What must be equal in all cells of a report."""
     data_sha256: str
-    """Checksum of the shards' manifests: equal for all cells of a study."""
+    """The shards' `content_sha256`: equal for all cells of a study."""
     commit: str | None
     versions: dict[str, str]
     machine: str
@@ -91,6 +93,27 @@ def conditions(study: Study, row: Row, seed: int) -> dict[str, Any]:
     }
 
 
+def content_sha256(shards: Path) -> str:
+    """Checksum of a folder's tokenizer, shards and held-out shards, whatever versions built them."""
+    manifests = load_manifest(shards), load_manifest(shards / "held_out")
+    content = [(manifest.tokenizer_sha256, [shard.written for shard in manifest.shards]) for manifest in manifests]
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def require_same_text(shards: Path, cells: Iterable[CellResult]) -> None:
+    """Checks that finished cells were trained on these shards.
+
+    Raises:
+        ConfigError: on others.
+    """
+    expected = content_sha256(shards)
+    if others := [f"{cell.row} with seed {cell.seed}" for cell in cells if cell.data_sha256 != expected]:
+        raise ConfigError(
+            f"input: {shards} differs from the shards of finished cells, such as {others[0]}; build it from their text"
+            " with the version that built theirs, or name another folder of results"
+        )
+
+
 def measure(output: Path, commands: Commands, jobs: Jobs, study: Study, row: Row, seed: int) -> CellResult:
     """Gathers the numbers of a cell whose commands are finished."""
     name = cell_name(row, seed)
@@ -109,7 +132,7 @@ def measure(output: Path, commands: Commands, jobs: Jobs, study: Study, row: Row
         row=row.name,
         seed=seed,
         conditions=conditions(study, row, seed),
-        data_sha256=description.data_sha256,
+        data_sha256=content_sha256(output / "shards"),
         commit=code_version(),
         versions=description.versions,
         machine=f"{os.cpu_count()} cores, {torch.cuda.get_device_name() if torch.cuda.is_available() else 'no GPU'}",

@@ -1,4 +1,4 @@
-"""The commands of a study, as a user would type them: preparation once, then those of each cell."""
+"""The commands of a study, as a user would type them: shards once, then those of each run and cell."""
 
 import shlex
 from collections.abc import Iterator
@@ -35,15 +35,14 @@ class Commands:
         self.output = shlex.quote(str(output))
         self.reference = cell_name(study.row(study.reference.row), study.reference.seed)
 
-    def preparation(self) -> Iterator[Job]:
-        """Yields the commands that all cells need: vocabulary, shards, and the reference."""
+    def shards(self) -> Iterator[Job]:
+        """Yields the commands that make the vocabulary and the shards."""
         text = " ".join(shlex.quote(name) for name in self.sources.input)
         punkt = f" --punkt {shlex.quote(str(self.sources.punkt))}" if self.sources.punkt else ""
         vocabulary = f"--input {text} --output {self.output}/vocab --size {self.study.vocab_size}"
         shards = f"--input {text} --output {self.output}/shards --vocab {self.output}/vocab{punkt}"
         yield Job("vocabulary", f"python data_prep/train_vocab.py {vocabulary}")
         yield Job("shards", f"python data_prep/build_shards.py {shards} --seq_length {self.study.seq_length}")
-        yield from self.training(self.study.row(self.study.reference.row), self.study.reference.seed)
 
     def cell(self, row: Row, seed: int) -> Iterator[Job]:
         """Yields the commands of one cell."""

@@ -56,6 +56,7 @@ def sections(study: Study, cells: Cells, measured: dict[str, Measured]) -> Itera
         ("", "prediction", "effect", "n", "verdict"), list(prediction_rows(study, measured))
     )
     yield "## Gates\n\n" + gates(study, cells)
+    yield from references(study, cells)
     means = [[row.name, *(show(measured[name].row(row.name)) for name in study.measures)] for row in ran]
     yield "## Measures\n\n" + table(("row", *study.measures), means)
     against = [
@@ -78,6 +79,25 @@ def prediction_rows(study: Study, measured: dict[str, Measured]) -> Iterator[lis
             yield [str(number), prediction.text, show(effect, "+"), str(len(effect.seeds)), verdict(prediction, effect)]
         else:
             yield [str(number), prediction.text, "", "", "read the tables"]
+
+
+def references(study: Study, cells: Cells) -> Iterator[str]:
+    """Yields the seeds that each training of the reference measured, if there was more than one.
+
+    Arithmetic differs between machines, so a reference trained on another machine draws other replacements.
+    """
+    draws = {key: cell.examples["frozen"]["replaced"].data for key, cell in cells.items()}
+    found = list(dict.fromkeys(draws.values()))
+    if len(found) > 1:
+        rows = [
+            [row.name, *(", ".join(str(s) for s in study.seeds if draws.get((row.name, s)) == one) for one in found)]
+            for row in study.rows
+        ]
+        yield (
+            "## References\n\nThe reference was trained on several machines, whose arithmetic differs, so rows are"
+            " paired less closely where one seed has several references. Seeds that each measured:\n\n"
+            + table(("row", *(f"reference {number}" for number in range(1, len(found) + 1))), rows)
+        )
 
 
 def gates(study: Study, cells: Cells) -> str:

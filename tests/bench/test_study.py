@@ -117,6 +117,11 @@ def test_a_study_runs_from_text_to_report_and_another_machine_continues_it(tmp_p
     assert not [*(tmp_path / "there/runs").glob("*-seed0")]
     assert before == {path.name: path.read_bytes() for path in (tmp_path / "results").glob("*-seed0.json")}
 
+    (tmp_path / "other.txt").write_text((tmp_path / "text.txt").read_text() + "\n\nOne more.\n")
+    other = run(tmp_path, "--output", str(tmp_path / "other"), "--input", str(tmp_path / "other.txt"))
+    assert other.returncode == 2 and "input: " in other.stderr and "base with seed 0" in other.stderr
+    assert not (tmp_path / "other/runs").exists()
+
     again = run(tmp_path, "--report_only", *there)
     assert again.returncode == 0 and "$ python" not in again.stdout
 

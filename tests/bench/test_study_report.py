@@ -43,6 +43,19 @@ def test_the_report_of_no_cell_has_the_predictions(tmp_path: Path) -> None:
     assert not (tmp_path / "report.png").exists()
 
 
+def test_the_report_says_which_cells_the_reference_of_another_machine_measured(tmp_path: Path) -> None:
+    write_cells(tmp_path, (0, 1))
+    write_report(tmp_path, STUDY)
+    assert "## References" not in (tmp_path / "report.md").read_text()
+    cell = make_cell("base", 2)
+    elsewhere = {"replaced": Packed.pack(cell.examples["frozen"]["replaced"].unpack() + 1)}
+    examples = cell.examples | {"frozen": cell.examples["frozen"] | elsewhere}
+    write_cell(tmp_path, STUDY, cell.model_copy(update={"examples": examples}))
+    write_report(tmp_path, STUDY)
+    report = (tmp_path / "report.md").read_text()
+    assert "| base | 0, 1 | 2 |" in report and "| better row | 0, 1 |  |" in report
+
+
 def test_a_cell_is_read_as_it_was_written_and_fits_100_kb(tmp_path: Path) -> None:
     cell = make_cell("better row", 3)
     write_cell(tmp_path, STUDY, cell)
