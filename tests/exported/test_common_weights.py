@@ -1,5 +1,8 @@
 """Claims that transformers' own tests make of every model, about the weights and configuration of every class of an
 export with relative position, in our own words; what does not apply: test_common_outputs.py.
+
+Outputs of loaded weights are compared within rounding: they lie where their file maps them, and on some processors a
+matrix product rounds by the alignment of its operands.
 """
 
 import json
@@ -9,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch.testing import assert_close
 
 from pretrain.huggingface import modeling_electra_sampler as code
 from tests.exported.models import HEADS, TINY, inputs, new_model
@@ -37,7 +41,7 @@ def test_a_saved_model_loads_complete_and_computes_the_same(head: str, shard: st
     again, loading = loaded(head, tmp_path, output_loading_info=True)
     assert {name: set(loading[name]) for name in COMPLETE} == COMPLETE
     assert equal(again, model) and not again.training
-    assert torch.equal(again(**inputs(head))[0], model(**inputs(head))[0])
+    assert_close(again(**inputs(head))[0], model(**inputs(head))[0])
     stored = [name for path in tmp_path.glob("*.safetensors") for name in load_file(path)]
     assert len(stored) == len(set(stored)) == len(dict(model.named_parameters()))  # tied weights once
     assert (len(list(tmp_path.glob("*.safetensors"))) > 1) == (shard == "5KB")
@@ -131,7 +135,7 @@ def test_the_vocabulary_grows_and_shrinks_with_what_is_tied_to_it(head: str, tmp
     given["input_ids"] = given["input_ids"] + 7
     output = model(**given)[0]
     model.save_pretrained(tmp_path)
-    assert torch.equal(loaded(head, tmp_path)(**given)[0], output)
+    assert_close(loaded(head, tmp_path)(**given)[0], output)
     model.resize_token_embeddings(20)
     assert torch.equal(model.get_input_embeddings().weight, before[:20])
 
@@ -178,7 +182,7 @@ def test_a_device_map_and_a_device_context_place_the_weights(head: str, tmp_path
     model.save_pretrained(tmp_path, max_shard_size="5KB")
     expected = model(**inputs(head))[0]
     with torch.device("cpu"):
-        assert torch.equal(loaded(head, tmp_path)(**inputs(head))[0], expected)
+        assert_close(loaded(head, tmp_path)(**inputs(head))[0], expected)
     prefix = "" if head == "Model" else "electra."
     parts = [f"{prefix}{name}" for name in ("embeddings", "embeddings_project", "encoder")]
     others = [name for name, _ in model.named_children() if name not in ("electra", *parts)]
@@ -186,7 +190,7 @@ def test_a_device_map_and_a_device_context_place_the_weights(head: str, tmp_path
     for placed in ("cpu", "auto", {"": "cpu"}, spread):
         offload = {"offload_folder": tmp_path / "offloaded"} if placed is spread else {}
         again = loaded(head, tmp_path, device_map=placed, **offload)
-        assert torch.equal(again(**inputs(head))[0], expected)
+        assert_close(again(**inputs(head))[0], expected)
     assert all(weight.is_meta for weight in again.base_model.encoder.parameters())
 
 
