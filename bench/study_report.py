@@ -182,9 +182,9 @@ def mark(axes: Axes, across: Effect, up: Effect, number: int, label: str) -> Non
     if across.interval is None or up.interval is None:
         return
     (x, *xs), (y, *ys) = across.interval, up.interval
-    errors = {"xerr": [[x - xs[0]], [xs[1] - x]], "yerr": [[y - ys[0]], [ys[1] - y]]}
-    marker = "os^Dv"[number // 10 % 5]
-    axes.errorbar(x, y, **errors, fmt=marker, ms=5, capsize=2, color=f"C{number % 10}", label=label)
+    color = f"C{number % 10}"
+    axes.plot(xs, (y, y), "|-", (x, x), ys, "_-", color=color, ms=4)  # a bootstrap's interval need not hold the mean
+    axes.plot(x, y, "os^Dv"[number // 10 % 5], ms=5, color=color, label=label)
 
 
 def table(head: tuple[str, ...], rows: list[list[str]]) -> str:

@@ -139,8 +139,11 @@ def scores(examples: Examples, metric: str, count_RN: np.ndarray) -> np.ndarray:
 def _matthews(target: np.ndarray, predicted: np.ndarray, count_RN: np.ndarray) -> np.ndarray:
     """Matthews correlation for any number of classes, as scikit-learn defines it."""
     classes = np.union1d(target, predicted)
-    target_RK, predicted_RK = (count_RN @ (values[:, None] == classes) for values in (target, predicted))
-    right, total = count_RN @ (target == predicted), count_RN.sum(1)
+    target_RK, predicted_RK = (
+        (count_RN @ (values[:, None] == classes)).astype(np.float64)  # fp32 does not hold products of counts exactly
+        for values in (target, predicted)
+    )
+    right, total = count_RN @ (target == predicted), count_RN.sum(1, dtype=np.float64)
     covariance = right * total - (target_RK * predicted_RK).sum(1)
     variances = [total**2 - (counts_RK**2).sum(1) for counts_RK in (target_RK, predicted_RK)]
     return _ratio(covariance, np.sqrt(variances[0] * variances[1]))
@@ -150,8 +153,8 @@ def _ranks(values: np.ndarray, count_RN: np.ndarray) -> np.ndarray:
     """Returns each example's rank in each resample [R, N]; ties get their mean rank."""
     order = np.argsort(values, kind="stable")
     _, first, group = np.unique(values[order], return_index=True, return_inverse=True)
-    held = np.add.reduceat(count_RN[:, order], first, axis=1)
-    ranks = np.empty_like(count_RN)
+    held = np.add.reduceat(count_RN[:, order], first, axis=1, dtype=np.float64)
+    ranks = np.empty(count_RN.shape)
     ranks[:, order] = (np.cumsum(held, axis=1) - held / 2)[:, group]
     return ranks
 
@@ -164,7 +167,7 @@ def _correlation(x_XN: np.ndarray, y_XN: np.ndarray, count_RN: np.ndarray) -> np
 
 def _ratio(above: np.ndarray, below: np.ndarray) -> np.ndarray:
     """Returns above / below, and 0 for 0 / 0, as the metrics themselves do."""
-    return np.divide(above, below, out=np.zeros(len(below)), where=below != 0)
+    return np.divide(above, below, out=np.zeros(len(below)), where=below != 0, dtype=np.float64)
 
 
 _TOTALS = {"accuracy": ("wanted",), "recall": ("wanted",), "precision": ("found",), "f1": ("wanted", "found")}

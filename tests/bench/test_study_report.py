@@ -56,6 +56,13 @@ def test_the_report_says_which_cells_the_reference_of_another_machine_measured(t
     assert "| base | 0, 1 | 2 |" in report and "| better row | 0, 1 |  |" in report
 
 
+def test_a_mean_outside_of_its_interval_is_drawn(tmp_path: Path) -> None:
+    for row in ("base", "better row"):
+        write_cell(tmp_path, STUDY, make_cell(row, 0, BLiMP=100.0))
+    write_report(tmp_path, STUDY)
+    assert (tmp_path / "report.png").stat().st_size > 10_000
+
+
 def test_a_cell_is_read_as_it_was_written_and_fits_100_kb(tmp_path: Path) -> None:
     cell = make_cell("better row", 3)
     write_cell(tmp_path, STUDY, cell)

@@ -111,7 +111,7 @@ def test_resampled_correlations_are_those_of_the_repeated_examples(metric: str) 
 
 def check(metric: str, target: np.ndarray, predicted: np.ndarray) -> None:
     random = np.random.default_rng(4)
-    count_RN = random.multinomial(60, np.full(60, 1 / 60), size=20).astype(float)
+    count_RN = random.multinomial(60, np.full(60, 1 / 60), size=20).astype(np.float32)  # as those of the bootstrap
     found = scores({"target": target, "predicted": predicted}, metric, count_RN)
     for count_N, score in zip(count_RN.astype(int), found, strict=True):
         repeated = METRICS[metric](np.repeat(target, count_N), np.repeat(predicted, count_N))
