@@ -9,10 +9,12 @@ much again.
 """
 
 import contextlib
+import fcntl
 import os
 import socket
 import stat
 import sys
+import termios
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
@@ -40,8 +42,8 @@ CONFIGS = (
 SEQ_LENGTH = 32  # the traffic does not depend on it
 STEPS = 2  # counted, after two in which ZeRO-3 learns the order in which weights are used
 
-TCP_INFO_SIZE = 232
-BYTES_SENT = slice(200, 208)  # tcpi_bytes_sent of Linux's struct tcp_info (include/uapi/linux/tcp.h), since 4.19
+TCP_INFO_SIZE = 128
+BYTES_ACKED = slice(120, 128)  # tcpi_bytes_acked of Linux's struct tcp_info (include/uapi/linux/tcp.h), since 4.1
 
 
 class TrafficOptions(StrictConfig):
@@ -143,7 +145,10 @@ def least_traffic(stage: int, parameters: int, element: int, world_size: int, mi
 
 
 def bytes_sent() -> int:
-    """Payload bytes that this process's TCP connections have sent so far."""
+    """Payload bytes that this process has written to its TCP connections so far.
+
+    Bytes acknowledged or still in the queue: segments that a busy machine sends again count once.
+    """
     return sum(_sent_over(int(path.name)) for path in Path("/proc/self/fd").iterdir())
 
 
@@ -151,8 +156,9 @@ def _sent_over(descriptor: int) -> int:
     with contextlib.suppress(OSError):  # closed meanwhile, or not a TCP socket
         if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
             with socket.socket(fileno=os.dup(descriptor)) as connection:
+                queued = fcntl.ioctl(connection, termios.TIOCOUTQ, bytes(4))
                 info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_SIZE)
-            return int.from_bytes(info[BYTES_SENT], sys.byteorder)
+            return int.from_bytes(info[BYTES_ACKED], sys.byteorder) + int.from_bytes(queued, sys.byteorder)
     return 0
 
 

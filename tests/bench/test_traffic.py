@@ -1,13 +1,14 @@
 """Claims about traffic between ranks: no shipped configuration sends more than its ZeRO stage needs."""
 
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from bench.traffic import CONFIGS, least_traffic
+from bench.traffic import CONFIGS, bytes_sent, least_traffic
 from tests.conftest import REPOSITORY, free_port
 
 VOCABULARY = 200
@@ -35,6 +36,17 @@ def test_the_minimum_is_two_passes_over_the_weights_plus_one_per_further_reducin
         4 * weights,
     ]
     assert least_traffic(1, 1000, element=2, world_size=1) == 0
+
+
+def test_bytes_written_are_counted_once_before_and_after_they_arrive() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as sender:
+        receiver, _ = server.accept()
+        before = bytes_sent()
+        sender.sendall(bytes(50_000))
+        assert bytes_sent() - before == 50_000
+        with receiver:
+            assert len(receiver.recv(50_000, socket.MSG_WAITALL)) == 50_000
+            assert bytes_sent() - before == 50_000
 
 
 @pytest.mark.long
