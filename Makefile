@@ -28,7 +28,7 @@ test: $(INSTALLED)
 	$(BIN)/python -m pytest -m "not long" -n 2 --dist loadfile $(PYTEST)
 
 test-long: $(INSTALLED)
-	$(BIN)/python -m pytest -m long -o timeout=1800 $(PYTEST)
+	$(BIN)/python -m pytest -m long -o timeout=1800 -o faulthandler_timeout=2100 $(PYTEST)
 
 check: $(INSTALLED)
 	PATH="$(BIN):$$PATH" pre-commit run --all-files

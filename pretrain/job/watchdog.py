@@ -62,10 +62,11 @@ class Watchdog:
         self._launchers = launchers() if "RANK" in os.environ else []
         self._orphaned_at = float("inf")
         self._main_thread, self._over = threading.get_ident(), threading.Event()
+        self._watching = threading.Thread(target=self._watch, daemon=True, name="watchdog")
 
     def __enter__(self) -> Self:
         """Starts the threads. Collective."""
-        threading.Thread(target=self._watch, daemon=True, name="watchdog").start()
+        self._watching.start()
         if self._world.world_size > 1:
             key = self._world.share(secrets.token_hex() if self._world.is_first else None)
             self._meeting = Meeting(self._world, bytes.fromhex(key))
@@ -78,6 +79,7 @@ class Watchdog:
         if error is not None and not isinstance(error, SystemExit):
             self._explain(error)
         self._over.set()
+        self._watching.join(2 * BEAT)  # or it might set the alarm once more, which would end a process that goes on
         signal.alarm(0)
 
     def progress(self, where: str) -> None:

@@ -4,12 +4,17 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from pretrain.job.end_record import first_causes, read_records
+from pretrain.job.meeting import BEAT
+from pretrain.job.processes import World
+from pretrain.job.watchdog import Watchdog
 from tests.conftest import REPOSITORY, free_port
 from tests.pretrain.job.watchdog_worker import BAD_STEP, HANG_TIMEOUT
 
@@ -158,3 +163,11 @@ def test_a_rank_does_not_outlive_its_launcher(how: str, code: int, tmp_path: Pat
     assert "its launcher has exited; saving and stopping" in said
     assert ("could not save and stop" in said) == (code == 1)
     assert not Path("/proc", (tmp_path / "rank").read_text().strip(), "exe").exists()
+
+
+def test_neither_alarm_nor_thread_outlives_the_watch(tmp_path: Path) -> None:
+    with Watchdog(World(0, 1, 0, torch.device("cpu")), HANG_TIMEOUT, tmp_path):
+        time.sleep(2.5 * BEAT)
+        assert signal.getitimer(signal.ITIMER_REAL)[0] > 0
+    assert signal.getitimer(signal.ITIMER_REAL)[0] == 0
+    assert "watchdog" not in {thread.name for thread in threading.enumerate()}
