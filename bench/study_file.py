@@ -96,7 +96,7 @@ class Gates(StrictConfig):
     mlm_gain: float = 0.5
     """nats by which the MLM loss must be below the unigram entropy"""
     loss_over_entropy: float = 0.95
-    """upper bound on L_D over the entropy of the replaced share, on its own replacements"""
+    """upper bound on L_D over the entropy of the replaced share, both on the row's own replacements"""
 
 
 class Prediction(StrictConfig):
