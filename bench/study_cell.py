@@ -28,7 +28,7 @@ from foundation.files import write_atomically
 from pretrain.analysis.analysis import SUMMED
 from pretrain.training.estimates import flops_per_token
 from pretrain.training.run_folder import read_run
-from pretrain.training.starts import code_version
+from pretrain.training.starts import STARTS
 
 CROSSED = {"loss": "discriminator_loss", "accuracy": "accuracy_masked", "AUC": "auc_all"}
 """Measures of one discriminator on one sampler's replacements, by their names in `crossing.json`."""
@@ -67,6 +67,7 @@ class CellResult(StrictRecord):
     data_sha256: str
     """The shards' `content_sha256`: equal for all cells of a study."""
     commit: str | None
+    """The code that trained the run."""
     versions: dict[str, str]
     machine: str
     tokens: float
@@ -79,12 +80,11 @@ class CellResult(StrictRecord):
     jobs: tuple[JobRecord, ...]
 
 
-def conditions(study: Study, row: Row, seed: int) -> dict[str, Any]:
+def conditions(study: Study, row: Row) -> dict[str, Any]:
     """Returns the part of a study that determines the numbers of a cell."""
     whole = study.model_dump(
-        mode="json", exclude={"title", "rows", "seeds", "measures", "predictions", "gates", "baseline", "probes"}
+        mode="json", exclude={"title", "rows", "seeds", "measures", "predictions", "gates", "baseline"}
     )
-    whole["probes"] = [probe.model_dump(mode="json", exclude={"cells"}) for probe in study.probes_of(seed)]
     lender = study.row(row.generator_from) if row.generator_from else None
     return whole | {
         "row": row.model_dump(mode="json"),
@@ -126,14 +126,14 @@ def measure(output: Path, commands: Commands, jobs: Jobs, study: Study, row: Row
     if study.blimp:
         of_fields, examples["BLiMP"] = blimp_numbers(output / "blimp" / name)
         numbers |= of_fields
-    for probe in study.probes_of(seed):
+    for probe in study.probes:
         numbers[probe.measure], examples[probe.measure] = probe_numbers(output / "probes" / name, probe)
     return CellResult(
         row=row.name,
         seed=seed,
-        conditions=conditions(study, row, seed),
+        conditions=conditions(study, row),
         data_sha256=content_sha256(output / "shards"),
-        commit=code_version(),
+        commit=json.loads((run / STARTS).read_text().splitlines()[-1])["code"],
         versions=description.versions,
         machine=f"{os.cpu_count()} cores, {torch.cuda.get_device_name() if torch.cuda.is_available() else 'no GPU'}",
         tokens=config.optim.steps * config.batch_size * manifest.totals.tokens / manifest.totals.sequences,
@@ -253,7 +253,7 @@ def read_cells(results: Path, study: Study) -> dict[tuple[str, int], CellResult]
                 cell = CellResult.model_validate_json(path.read_bytes())
             except ValidationError as error:
                 raise ConfigError(f"results: {path} is damaged; remove it and rerun: {error.errors()[0]}") from None
-            wanted = conditions(study, row, seed)
+            wanted = conditions(study, row)
             if other := [key for key, value in wanted.items() if cell.conditions.get(key) != value]:
                 raise ConfigError(
                     f"results: {path} was made with another {', '.join(other)}; name another folder, or remove it and"

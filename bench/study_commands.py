@@ -64,7 +64,7 @@ class Commands:
                 f"python finetune/blimp.py {exported} --discriminator_only --data {data}"
                 f" --output {self.output}/blimp/{name}",
             )
-        for probe in self.study.probes_of(seed):
+        for probe in self.study.probes:
             yield Job(f"{probe.task}-{name}", self.probe(probe, exported, name))
 
     def training(self, row: Row, seed: int) -> Iterator[Job]:

@@ -71,8 +71,6 @@ class Probe(StrictConfig):
     """fine-tuning seeds"""
     options: tuple[str, ...] = ()
     """further options of run_glue.py, run_squad.py or run_tagging.py"""
-    cells: tuple[Seed, ...] = ()
-    """seeds of the cells that are probed (all of the study's)"""
 
     @property
     def measure(self) -> str:
@@ -189,10 +187,6 @@ class Study(StrictConfig):
             f"{place} {what}" for place in ("difficulty", "frozen", "own") for what in ("loss", "accuracy", "AUC")
         ]
         return [*crossed, *(["BLiMP"] if self.blimp else []), *(probe.measure for probe in self.probes)]
-
-    def probes_of(self, seed: int) -> tuple[Probe, ...]:
-        """Returns the probes of the cells with this seed."""
-        return tuple(probe for probe in self.probes if not probe.cells or seed in probe.cells)
 
     def row(self, name: str) -> Row:
         return next(row for row in self.rows if row.name == name)

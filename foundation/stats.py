@@ -17,6 +17,8 @@ RESAMPLES = 1000
 LEVEL = 95.0
 """Confidence level in percent."""
 AUC_BINS = 512  # quantiles of the score
+ITEMS_AT_ONCE = 1024
+"""Items whose counts are converted to fp64 together; 8 MB stay in the cache."""
 ROUNDING = 1e-12
 """Spread of a column relative to its sum of squares, up to which the column counts as constant."""
 
@@ -67,9 +69,14 @@ def sums(sequence_N: np.ndarray, sequences: int, *columns_N: np.ndarray) -> np.n
 
 def resample(sums_CS: np.ndarray, statistic: Callable[[np.ndarray], np.ndarray]) -> Resampled:
     """Computes `statistic`, which maps [C, any] to [any], on the sums over all sequences and on each resample."""
+    counts = counts_RS(sums_CS.shape[1])
+    resampled_CR = np.zeros((len(sums_CS), RESAMPLES))
+    for start in range(0, counts.shape[1], ITEMS_AT_ONCE):
+        part = slice(start, start + ITEMS_AT_ONCE)
+        resampled_CR += sums_CS[:, part] @ counts[:, part].T.astype(np.float64)
     with np.errstate(invalid="ignore", divide="ignore"):  # undefined values become NaN
         value = float(statistic(sums_CS.sum(axis=1, keepdims=True))[0])
-        return Resampled(value, statistic(sums_CS @ counts_RS(sums_CS.shape[1]).T))
+        return Resampled(value, statistic(resampled_CR))
 
 
 def multi_bootstrap(per_seed: Sequence[Resampled]) -> Resampled:

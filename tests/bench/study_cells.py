@@ -90,7 +90,7 @@ def make_cell(row: str, seed: int, skill: float = 1.0, **numbers: float) -> Cell
     return CellResult(
         row=row,
         seed=seed,
-        conditions=conditions(STUDY, STUDY.row(row), seed),
+        conditions=conditions(STUDY, STUDY.row(row)),
         numbers=found | numbers,
         examples=examples,
         jobs=(),

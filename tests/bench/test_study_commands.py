@@ -68,12 +68,6 @@ def test_the_commands_of_probes_and_evaluation_are_understood():
     assert [path.name for path in evaluation.runs] == ["better-row-seed0", "base-seed9"]
 
 
-def test_a_probe_of_some_cells_is_run_in_these_only():
-    study = STUDY.model_copy(update={"probes": (STUDY.probes[0], STUDY.probes[1].model_copy(update={"cells": (1,)}))})
-    parts = [{job.name.split("-")[0] for job in commands(study).cell(study.rows[0], seed)} for seed in (0, 1)]
-    assert parts[1] - parts[0] == {"SQuAD"} and "CoLA" in parts[0]
-
-
 def test_kept_commands_name_no_folder_of_this_machine():
     made = commands()
     for job in made.cell(STUDY.rows[0], 0):
