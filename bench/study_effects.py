@@ -12,7 +12,7 @@ import numpy as np
 from bench.study_cell import CellResult
 from bench.study_file import Prediction, Study
 from finetune.reporting.comparisons import scores
-from foundation.stats import Interval, Resampled, counts_RS, mean, multi_bootstrap, resample
+from foundation.stats import RESAMPLES, Interval, Resampled, counts_RS, mean, multi_bootstrap, resample
 
 Cells = Mapping[tuple[str, int], CellResult]
 """Finished cells by row and seed."""
@@ -31,11 +31,16 @@ class Effect(NamedTuple):
 
 
 def examples_resampled(cell: CellResult, measure: str, study: Study) -> Resampled:
-    """Returns a measure of one cell, resampled over its examples; the resamples are the same for all cells."""
+    """Returns a measure of one cell, resampled over its examples; the resamples are the same for all cells.
+
+    A number whose examples are not kept is the same on every resample.
+    """
+    value = float("nan") if (number := cell.numbers[measure]) is None else number
+    if measure not in study.known_measures():
+        return Resampled(value, np.full(RESAMPLES, value))
     probe = next((probe for probe in study.probes if probe.measure == measure), None)
     place, _, what = measure.rpartition(" ")
     columns = {name: part.unpack() for name, part in cell.examples[measure if probe or not place else place].items()}
-    value = cell.numbers[measure]
     if probe:
         counts = counts_RS(next(iter(columns.values())).shape[1])
         answers = [{name: part[number] for name, part in columns.items()} for number in range(len(probe.seeds))]
@@ -52,7 +57,7 @@ def examples_resampled(cell: CellResult, measure: str, study: Study) -> Resample
     else:
         names = {"loss": ("loss", "tokens"), "accuracy": ("masked_right", "masked")}[what]
         resampled_R = resample(np.stack([columns[name] for name in names]), mean).resampled_R
-    return Resampled(float("nan") if value is None else value, resampled_R)
+    return Resampled(value, resampled_R)
 
 
 def passes(cell: CellResult, study: Study) -> bool:
@@ -98,6 +103,9 @@ def verdict(prediction: Prediction, effect: Effect) -> str:
     if len(effect.seeds) < LEAST_SEEDS:
         return f"open: {len(effect.seeds)} of at least {LEAST_SEEDS} seeds"
     _, low, high = effect.interval
-    if low <= 0 <= high:
-        return "open: the interval holds 0"
-    return "holds" if (low > 0) == (prediction.expected == "above 0") else "refuted"
+    at_least, at_most = prediction.expected
+    if (at_least is not None and high < at_least) or (at_most is not None and low > at_most):
+        return "refuted"
+    if held := [f"{bound:g}" for bound in prediction.expected if bound is not None and low <= bound <= high]:
+        return f"open: the interval holds {' and '.join(held)}"
+    return "holds"

@@ -3,6 +3,7 @@
 import json
 import re
 from collections import Counter
+from math import inf
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -104,13 +105,16 @@ class Prediction(StrictConfig):
     measure: str | None = None
     row: str | None = None
     minus: str | None = None
-    expected: Literal["above 0", "below 0"] = "above 0"
-    """where the difference of the two rows is expected"""
+    expected: tuple[float | None, float | None] = (0.0, None)
+    """bounds between which the difference of the two rows is expected; null for none"""
 
     @model_validator(mode="after")
     def _is_decided_by_a_difference(self) -> Self:
         if len({self.measure is None, self.row is None, self.minus is None}) > 1:
             raise ValueError(f"{self.text!r}: give measure, row and minus together, or none of them")
+        low, high = (-inf if self.expected[0] is None else self.expected[0], self.expected[1])
+        if low >= (inf if high is None else high):
+            raise ValueError(f"{self.text!r}: expected: got {list(self.expected)}, expected a lower and a higher bound")
         return self
 
 

@@ -1,7 +1,7 @@
 """The report of a study, from its cells' JSON only: gates, measures, effects, samplers, costs, predictions, figure."""
 
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import matplotlib
@@ -26,7 +26,7 @@ SAMPLER = (
     *("KL to the oracle, p_G", "KL to the oracle, p_S", "p_S minus p_G, accuracy"),
     "correlation of the estimate, all_minus_class_means",
 )
-"""Numbers of the sampling distribution and its estimates, without intervals."""
+"""Numbers of the sampling distribution and its estimates; their intervals are over seeds only."""
 
 
 def write_report(results: Path, study: Study) -> None:
@@ -37,7 +37,7 @@ def write_report(results: Path, study: Study) -> None:
     """
     cells = read_cells(results, study)
     results.mkdir(parents=True, exist_ok=True)
-    measured = {name: Measured(cells, name, study) for name in dict.fromkeys((DIFFICULTY, *study.known_measures()))}
+    measured = {name: Measured(cells, name, study) for name in (*study.known_measures(), *SAMPLER)}
     write_atomically(results / "report.md", ("\n\n".join(sections(study, cells, measured)) + "\n").encode())
     if cells:
         draw(study, cells, measured, results / "report.png")
@@ -59,17 +59,28 @@ def sections(study: Study, cells: Cells, measured: dict[str, Measured]) -> Itera
     yield from references(study, cells)
     means = [[row.name, *(show(measured[name].row(row.name)) for name in study.measures)] for row in ran]
     yield "## Measures\n\n" + table(("row", *study.measures), means)
-    against = [
-        [row.name, *(show(measured[name].difference(row.name, study.baseline), "+") for name in study.measures)]
-        for row in ran
-        if row.name != study.baseline
-    ]
-    yield f"## Effects: minus {study.baseline}\n\n" + table(("row", *study.measures), against)
-    fields = sorted({name for cell in cells.values() for name in cell.numbers if name.startswith("BLiMP ")})
-    for title, names in (("Samplers", SAMPLER), ("BLiMP by field", tuple(fields))):
-        shown = [[row.name, *(spread(cells, row.name, name) for name in names)] for row in ran]
-        yield f"## {title}\n\nMean over seeds (lowest to highest).\n\n" + table(("row", *names), shown)
+    against = [(row.name, study.baseline) for row in ran if row.name != study.baseline]
+    named = {frozenset((part.row, part.minus)): (part.row, part.minus) for part in study.predictions if part.row}
+    others = [(row, minus) for pair, (row, minus) in named.items() if minus and study.baseline not in pair]
+    yield f"## Effects: minus {study.baseline}\n\n" + effects(measured, against, study.measures)
+    yield "## Effects: further rows of the predictions\n\n" + effects(measured, others, study.measures)
+    means = [[row.name, *(show(measured[name].row(row.name)) for name in SAMPLER)] for row in ran]
+    yield (
+        "## Samplers\n\nIntervals of this section are over seeds only.\n\n"
+        + table(("row", *SAMPLER), means)
+        + f"\n\nMinus {study.baseline}, then further rows of the predictions:\n\n"
+        + effects(measured, [*against, *others], SAMPLER)
+    )
+    if fields := sorted({name for cell in cells.values() for name in cell.numbers if name.startswith("BLiMP ")}):
+        shown = [[row.name, *(spread(cells, row.name, name) for name in fields)] for row in ran]
+        yield "## BLiMP by field\n\nMean over seeds (lowest to highest).\n\n" + table(("row", *fields), shown)
     yield "## Costs\n\n" + costs(study, cells)
+
+
+def effects(measured: dict[str, Measured], pairs: Iterable[tuple[str, str]], names: Sequence[str]) -> str:
+    """Returns the differences of pairs of rows in several measures."""
+    rows = [[row, minus, *(show(measured[name].difference(row, minus), "+") for name in names)] for row, minus in pairs]
+    return table(("row", "minus", *names), rows)
 
 
 def prediction_rows(study: Study, measured: dict[str, Measured]) -> Iterator[list[str]]:
@@ -142,7 +153,7 @@ def show(effect: Effect, sign: str = "") -> str:
     """Formats a measure or an effect with its interval and number of seeds; a dagger marks cells that fail a gate."""
     if effect.interval is None:
         return "-"
-    middle, low, high = (f"{value:{sign}.4g}" for value in effect.interval)
+    middle, low, high = (f"{round(value, 9):{sign}.4g}" for value in effect.interval)
     return f"{middle} ({low} to {high}), n={len(effect.seeds)}{'' if effect.passed else ' †'}"
 
 
@@ -182,9 +193,9 @@ def mark(axes: Axes, across: Effect, up: Effect, number: int, label: str) -> Non
     if across.interval is None or up.interval is None:
         return
     (x, *xs), (y, *ys) = across.interval, up.interval
-    color = f"C{number % 10}"
+    color = plt.get_cmap("tab20").colors[number % 20]
     axes.plot(xs, (y, y), "|-", (x, x), ys, "_-", color=color, ms=4)  # a bootstrap's interval need not hold the mean
-    axes.plot(x, y, "os^Dv"[number // 10 % 5], ms=5, color=color, label=label)
+    axes.plot(x, y, "os^Dv"[number % 5], ms=5, color=color, label=label)
 
 
 def table(head: tuple[str, ...], rows: list[list[str]]) -> str:

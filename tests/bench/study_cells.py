@@ -32,7 +32,7 @@ STUDY = Study.from_values(
         "measures": ["difficulty loss", "frozen accuracy", "frozen AUC", "BLiMP", "CoLA matthews"],
         "predictions": [
             {"text": "more is right", "measure": "BLiMP", "row": "better row", "minus": "base"},
-            {"text": "less is right", "measure": "BLiMP", "row": "better row", "minus": "base", "expected": "below 0"},
+            {"text": "less is right", "measure": "BLiMP", "row": "better row", "minus": "base", "expected": [None, 0]},
             {"text": "nothing decides this"},
         ],
     }

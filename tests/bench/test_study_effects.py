@@ -61,6 +61,34 @@ def test_a_prediction_holds_or_is_refuted_only_by_an_interval_over_five_seeds_wi
     assert verdict(MORE, found._replace(interval=[0.1, -0.1, 0.3])) == "open: the interval holds 0"
 
 
+@pytest.mark.parametrize(
+    ("expected", "interval", "said"),
+    [
+        ((0.0, 0.005), [0.0045, 0.001, 0.0049], "holds"),
+        ((0.0, 0.005), [0.005, 0.001, 0.01], "open: the interval holds 0.005"),
+        ((0.0, 0.005), [0.003, -0.001, 0.01], "open: the interval holds 0 and 0.005"),
+        ((0.0, 0.005), [0.008, 0.006, 0.01], "refuted"),
+        ((0.0, 0.005), [-0.008, -0.01, -0.006], "refuted"),
+        ((None, -0.05), [-0.06, -0.07, -0.051], "holds"),
+        ((None, -0.05), [-0.04, -0.045, -0.03], "refuted"),
+    ],
+)
+def test_a_prediction_holds_only_within_its_bounds(
+    expected: tuple[float | None, float | None], interval: list[float], said: str
+) -> None:
+    found = Measured(cells(*WHOLE), "BLiMP", STUDY).difference("better row", "base")
+    assert verdict(MORE.model_copy(update={"expected": expected}), found._replace(interval=interval)) == said
+
+
+def test_a_number_without_examples_has_an_interval_over_seeds_only() -> None:
+    made = {("base", seed): make_cell("base", seed, entropy=float(seed)) for seed in STUDY.seeds}
+    found = Measured(made, "entropy", STUDY).row("base").interval
+    draws = np.random.default_rng(1).integers(5, size=(10_000, 5)).mean(axis=1)
+    assert found is not None and found[0] == 2
+    assert found[1:] == pytest.approx(np.percentile(draws, [2.5, 97.5]), abs=0.21)
+    assert Measured(made, "entropy", STUDY).difference("base", "base").interval == [0, 0, 0]
+
+
 def test_too_few_seeds_decide_nothing() -> None:
     found = Measured(cells(*WHOLE[:4], *WHOLE[5:9]), "BLiMP", STUDY).difference("better row", "base")
     assert verdict(MORE, found) == "open: 4 of at least 5 seeds"

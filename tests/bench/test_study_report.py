@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.study_cell import Packed, read_cells, write_cell
+from bench.study_cell import Packed, conditions, read_cells, write_cell
 from bench.study_report import write_report
 from foundation.config import ConfigError
 from tests.bench.study_cells import STUDY, make_cell
@@ -26,6 +26,23 @@ def test_the_report_of_a_whole_study_decides_its_predictions(tmp_path: Path) -> 
     assert report.count("| holds |") == report.count("| refuted |") == report.count("| read the tables |") == 1
     assert "| better row | 4.000 | 0.01 | 0.0000 |" in report
     assert (tmp_path / "report.png").stat().st_size > 10_000
+
+
+def test_rows_that_a_prediction_compares_are_compared_in_every_measure(tmp_path: Path) -> None:
+    third = STUDY.rows[0].model_copy(update={"name": "third"})
+    pair = STUDY.predictions[0].model_copy(update={"minus": "third"})
+    predictions = (*STUDY.predictions, pair, pair.model_copy(update={"row": "third", "minus": "better row"}))
+    study = STUDY.model_copy(update={"rows": (*STUDY.rows, third), "predictions": predictions})
+    write_cells(tmp_path, (0, 1))
+    write_cell(
+        tmp_path,
+        study,
+        make_cell("base", 0).model_copy(update={"row": "third", "conditions": conditions(study, third)}),
+    )
+    write_report(tmp_path, study)
+    _, _, after = (tmp_path / "report.md").read_text().partition("## Effects: further rows of the predictions")
+    rows = [line.split(" | ")[:2] for line in after.partition("##")[0].splitlines() if line.startswith("| ")][1:]
+    assert rows == [["| third", "better row"]]
 
 
 def test_the_report_of_part_of_a_study_says_so(tmp_path: Path) -> None:
