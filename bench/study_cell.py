@@ -127,7 +127,7 @@ def measure(output: Path, commands: Commands, jobs: Jobs, study: Study, row: Row
         of_fields, examples["BLiMP"] = blimp_numbers(output / "blimp" / name)
         numbers |= of_fields
     for probe in study.probes:
-        numbers[probe.measure], examples[probe.measure] = probe_numbers(output / "probes" / name, probe)
+        numbers[probe.measure], examples[probe.measure] = probe_numbers(output / "probes" / name / probe.folder, probe)
     return CellResult(
         row=row.name,
         seed=seed,
@@ -221,7 +221,7 @@ def blimp_numbers(folder: Path) -> tuple[dict[str, float | None], dict[str, Pack
 
 def probe_numbers(folder: Path, probe: Probe) -> tuple[float, dict[str, Packed]]:
     """Returns the mean of the probe's metric over its seeds, in points, and every seed's answers."""
-    records = {record.run.seed: record for record in read_records(folder / FILE_NAME) if probe.is_task(record.run.task)}
+    records = {record.run.seed: record for record in read_records(folder / FILE_NAME)}
     found = [records[seed] for seed in probe.seeds]
     files = (folder / PREDICTIONS / record.run.folder_name() / EXAMPLES for record in found)
     answers = [json.loads(path.read_text())["dev"] for path in files]

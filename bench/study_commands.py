@@ -99,7 +99,7 @@ class Commands:
         task = "" if squad else f" --task {probe.task}"
         return (
             f"python finetune/{probe.script}{task} --model {exported} --data_dir {shlex.quote(str(folder))}"
-            f" --output {self.output}/probes/{name}"
+            f" --output {self.output}/probes/{name}/{probe.folder}"
             f" --seeds {' '.join(map(str, probe.seeds))} --epochs {probe.epochs}"
             + "".join(f" {shlex.quote(option)}" for option in probe.options)
         )

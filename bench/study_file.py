@@ -1,5 +1,6 @@
 """The file of a study: which rows are trained on what, how they are measured, and what was predicted beforehand."""
 
+import hashlib
 import json
 import re
 from collections import Counter
@@ -84,9 +85,10 @@ class Probe(StrictConfig):
         scripts = {"SQuAD": "run_squad.py", "POS": "run_tagging.py", "NER": "run_tagging.py"}
         return scripts.get(self.task, "run_glue.py")
 
-    def is_task(self, name: str) -> bool:
-        """Returns whether a record of this task is this probe's."""
-        return name.split()[0] == self.task
+    @property
+    def folder(self) -> str:
+        """Name of its folder; other settings have another."""
+        return f"{self.task}-{hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:8]}"
 
 
 class Gates(StrictConfig):

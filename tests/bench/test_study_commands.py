@@ -68,6 +68,15 @@ def test_the_commands_of_probes_and_evaluation_are_understood():
     assert [path.name for path in evaluation.runs] == ["better-row-seed0", "base-seed9"]
 
 
+def test_a_probe_with_other_settings_has_another_folder_also_after_they_are_changed_back():
+    """Records of one folder are never those of other settings."""
+    before = STUDY.probes[0]
+    after = before.model_copy(update={"epochs": 9})
+    made = [commands().probe(probe, "exported", "base-seed0") for probe in (before, after, before.model_copy())]
+    folders = [words[words.index("--output") + 1] for words in map(shlex.split, made)]
+    assert folders[0] == folders[2] != folders[1]
+
+
 def test_kept_commands_name_no_folder_of_this_machine():
     made = commands()
     for job in made.cell(STUDY.rows[0], 0):
