@@ -20,7 +20,7 @@ if not __package__:  # run as a script: import from the repository, never from t
 
 from pydantic import Field
 
-from bench.study_cell import measure, read_cells, require_same_text, write_cell
+from bench.study_cell import is_finished, measure, read_cells, require_same_text, write_cell
 from bench.study_commands import Commands, Sources
 from bench.study_file import Row, Study, read_study
 from bench.study_jobs import Jobs
@@ -71,7 +71,8 @@ def main(options: StudyOptions) -> int:
     results = options.results or output / "results"
     require_folder(output)
     require_folder(results, "results")
-    finished = read_cells(results, study)
+    found = read_cells(results, study)
+    finished = {key for key, cell in found.items() if is_finished(cell, study)}
     waiting = [(row, seed) for seed in seeds for row in rows if (row.name, seed) not in finished]
     failed = False
     if waiting and not options.report_only:
@@ -80,7 +81,7 @@ def main(options: StudyOptions) -> int:
         commands, jobs = Commands(study, sources, output), Jobs(output, options.jobs)
         if not all(jobs.run(job) for job in commands.shards()):
             return 1
-        require_same_text(output / "shards", finished.values())
+        require_same_text(output / "shards", found.values())
         if not all(jobs.run(job) for job in commands.training(study.row(study.reference.row), study.reference.seed)):
             return 1
         reporting = Lock()

@@ -93,6 +93,11 @@ def conditions(study: Study, row: Row) -> dict[str, Any]:
     }
 
 
+def is_finished(cell: CellResult, study: Study) -> bool:
+    """Returns whether a cell has the numbers of every probe; it lacks those that the study's file was given later."""
+    return all(probe.measure in cell.numbers for probe in study.probes)
+
+
 def content_sha256(shards: Path) -> str:
     """Checksum of a folder's tokenizer, shards and held-out shards, whatever versions built them."""
     manifests = load_manifest(shards), load_manifest(shards / "held_out")
@@ -253,8 +258,10 @@ def read_cells(results: Path, study: Study) -> dict[tuple[str, int], CellResult]
                 cell = CellResult.model_validate_json(path.read_bytes())
             except ValidationError as error:
                 raise ConfigError(f"results: {path} is damaged; remove it and rerun: {error.errors()[0]}") from None
-            wanted = conditions(study, row)
-            if other := [key for key, value in wanted.items() if cell.conditions.get(key) != value]:
+            wanted, had = conditions(study, row), cell.conditions
+            other = [key for key, value in wanted.items() if key != "probes" and had.get(key) != value]
+            other += ["probes"] if any(probe not in wanted["probes"] for probe in had["probes"]) else []
+            if other:
                 raise ConfigError(
                     f"results: {path} was made with another {', '.join(other)}; name another folder, or remove it and"
                     " rerun the command"

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.study_cell import Packed, conditions, read_cells, write_cell
+from bench.study_cell import Packed, conditions, is_finished, read_cells, write_cell
 from bench.study_report import write_report
 from foundation.config import ConfigError
 from tests.bench.study_cells import STUDY, make_cell
@@ -107,6 +107,24 @@ def test_more_seeds_rows_and_predictions_keep_the_cells(tmp_path: Path) -> None:
     row = STUDY.rows[0].model_copy(update={"name": "third"})
     more = STUDY.model_copy(update={"seeds": (*STUDY.seeds, 5), "rows": (*STUDY.rows, row), "predictions": ()})
     assert len(read_cells(tmp_path, more)) == 2
+
+
+def test_a_cell_without_a_probe_added_later_is_reported_but_not_finished(tmp_path: Path) -> None:
+    write_cells(tmp_path, STUDY.seeds)
+    cola, squad = STUDY.probes
+    before = STUDY.model_copy(update={"probes": (squad,)})
+    cell = make_cell("base", 4)
+    numbers = {name: value for name, value in cell.numbers.items() if name != cola.measure}
+    row = STUDY.row("base")
+    write_cell(tmp_path, STUDY, cell.model_copy(update={"numbers": numbers, "conditions": conditions(before, row)}))
+    cells = read_cells(tmp_path, STUDY)
+    assert [key for key, found in cells.items() if not is_finished(found, STUDY)] == [("base", 4)]
+    write_report(tmp_path, STUDY)
+    report = (tmp_path / "report.md").read_text()
+    assert "10 of 10 cells" in report and "n=4" in report
+    changed = STUDY.model_copy(update={"probes": (cola, squad.model_copy(update={"epochs": 2}))})
+    with pytest.raises(ConfigError, match=r"base-seed0\.json was made with another probes"):
+        read_cells(tmp_path, changed)
 
 
 def test_a_damaged_cell_is_refused(tmp_path: Path) -> None:
