@@ -97,8 +97,14 @@ class RunConfig(StrictConfig):
             "optim.discriminator_lr_scale": (self.optim.discriminator_lr_scale, 1.0),
             "optim.discriminator_clipping": (self.optim.discriminator_clipping, None),
         }
+        trained = objective_class(self.objective.name)
+        if trained.frozen_generator and settings.pop("model.embedding_sharing")[0] == "es":
+            raise ValueError(
+                f"model.embedding_sharing: got 'es' with objective {self.objective.name}, expected nes or gdes: its"
+                " generator's embeddings are frozen"
+            )
         for field, (value, default) in settings.items():
-            if value != default and objective_class(self.objective.name).discriminator_prefix is None:
+            if value != default and trained.discriminator_prefix is None:
                 raise ValueError(
                     f"{field}: got {shown(value)} with objective {self.objective.name}, which trains one encoder;"
                     " leave it out, or choose another objective"

@@ -16,6 +16,7 @@ from pretrain.method.objectives.fast_electra import FastElectra
 from pretrain.method.objectives.floors import Uniform, Unigram
 from pretrain.method.objectives.hardness import HPDist, HPLoss
 from pretrain.method.objectives.mlm import MaskedLM
+from pretrain.method.objectives.objective import ObjectiveConfig
 from pretrain.method.objectives.oracle import Oracle
 from pretrain.method.objectives.power import HPLossPower
 from pretrain.model.config import ModelConfig
@@ -142,9 +143,16 @@ def with_row(run: RunConfig, name: str) -> RunConfig:
     """
     if name not in ROWS:
         raise ConfigError(f"row: got {name!r}, {one_of(name, ROWS)}")
-    return run.model_copy(update={"objective": ROWS[name]})
+    return _with(run, ROWS[name])
 
 
 def with_objective(run: RunConfig, name: str) -> RunConfig:
     """Returns `run` with another objective and the paper's loss weights for it."""
-    return run.model_copy(update={"objective": PAPER.get(name) or objective_class(name).Config.from_values({})})
+    return _with(run, PAPER.get(name) or objective_class(name).Config.from_values({}))
+
+
+def _with(run: RunConfig, objective: ObjectiveConfig) -> RunConfig:
+    """Returns `run` with these settings of an objective; one with a frozen generator shares no embeddings with it."""
+    frozen = objective_class(objective.name).frozen_generator
+    model = run.model.model_copy(update={"embedding_sharing": "nes"}) if frozen else run.model
+    return run.model_copy(update={"objective": objective, "model": model})

@@ -4,7 +4,6 @@ Shape letters: B batch, K masked positions per sequence, H hidden size.
 """
 
 import math
-from copy import deepcopy
 from typing import Any, Literal
 
 import torch
@@ -22,7 +21,8 @@ class FastElectra(Electra):
     """ELECTRA with the generator of `--generator_from`: it runs without dropout and is not trained; L_D is the only
     loss. x' is drawn from softmax(z / T(u)) at progress u, with T(u) = T + (T0 - T) exp(-u / tau) and T = 1.
 
-    The discriminator's embeddings are its own and start fresh (our choice).
+    The discriminator's embeddings are its own: fresh at the start (`nes`, our choice), or the generator's plus Delta
+    (`gdes`).
     """
 
     title = "ELECTRA with a frozen generator and a falling temperature (Fast-ELECTRA)"
@@ -56,7 +56,6 @@ class FastElectra(Electra):
 
     def __init__(self, model: ModelConfig, objective: Any, vocab_size: int, special_mask_id: int) -> None:
         super().__init__(model, objective, vocab_size, special_mask_id)
-        self.generator.embeddings = deepcopy(self.generator.embeddings)
         for part in (self.generator, self.generator_predictions, self.generator_lm_head):
             part.requires_grad_(False)
 

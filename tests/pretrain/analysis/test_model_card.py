@@ -8,6 +8,7 @@ import pytest
 from pretrain.analysis.model_card import model_card
 from pretrain.config import with_overrides
 from pretrain.data.shards import Shards
+from pretrain.method.objectives import OBJECTIVES, objective_class
 from pretrain.presets import PRESETS, with_objective
 from pretrain.training.run_folder import RunDescription, describe
 
@@ -17,11 +18,19 @@ def description(shards_folder: Path) -> RunDescription:
     return describe(PRESETS["tiny"].run, Shards(shards_folder))
 
 
-def test_the_card_has_every_setting_of_the_run_and_no_local_path(description: RunDescription, tmp_path: Path) -> None:
-    card = model_card(tmp_path, description, 7, "en", "mit")
+@pytest.mark.parametrize("objective", sorted(OBJECTIVES))
+def test_the_card_has_every_setting_of_the_run_and_no_local_path(
+    objective: str, description: RunDescription, tmp_path: Path
+) -> None:
+    run = with_objective(description.run, objective)
+    trained = objective_class(objective)
+    if trained.discriminator_prefix:
+        run = with_overrides(run, ["model.embedding_sharing=gdes", "optim.discriminator_lr_scale=0.5"])
+    card = model_card(tmp_path, description.model_copy(update={"run": run}), 7, "en", "mit")
     for section in ("model", "objective", "optim"):
-        for name, value in getattr(description.run, section).model_dump(mode="json").items():
+        for name, value in getattr(run, section).model_dump(mode="json").items():
             assert f"| {section}.{name} | {value} |" in card
+    assert f"# {trained.title}\n" in card and f"tags: [electra, {objective}]" in card
     assert "7 of 2,000 steps of 64 sequences" in card
     assert str(Path(description.data[0]).parent) not in card
     assert "None were taken." in card

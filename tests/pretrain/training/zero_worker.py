@@ -37,8 +37,13 @@ from tests.deepspeed_values import values_of
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 STEPS, BATCH_SIZE, DRAWS = 12, 8, 5  # at most 5 of 32 positions are masked
-OBJECTIVES = ("hp_loss", "hp_dist", "oracle", "unigram", "fast_electra", "amos", "hp_loss gdes")
+OBJECTIVES = (
+    *("hp_loss", "hp_dist", "hp_loss_power nes", "oracle", "uniform", "unigram"),
+    *("fast_electra gdes", "amos gdes", "hp_loss gdes"),
+)
 """Objectives, each with its embedding sharing if not the default."""
+RESUMED = ("hp_loss", "hp_loss_power nes", "hp_loss gdes", "fast_electra gdes")
+"""Those whose runs are also resumed on other processes."""
 
 
 class Setting(NamedTuple):
@@ -137,7 +142,10 @@ def main(folder: str, result: str, *part: str) -> None:
     if part:
         name, first, last, checkpoints = part
         setting, steps = (TWO_RANKS | ONE_RANK)[name], range(int(first), int(last))
-        results: Any = train(setting, OBJECTIVES[0], shards, world, steps, Path(checkpoints))
+        results: Any = {
+            objective: train(setting, objective, shards, world, steps, Path(checkpoints) / objective)
+            for objective in RESUMED
+        }
         if world.is_first:
             Path(result).write_text(json.dumps(results))
         leave(0)

@@ -210,6 +210,21 @@ def test_the_noise_is_gumbels_and_independent_between_tokens_and_positions() -> 
 
 
 @pytest.mark.parametrize("sharing", ["nes", "gdes"])
+def test_without_shared_embeddings_the_discriminators_loss_reaches_of_the_generator_only_w(
+    sharing: str, batch: Batch
+) -> None:
+    model = model_of(model=SMALL_MODEL.model_copy(update={"embedding_sharing": sharing}))
+    whole = gradients(model, model(double(batch)).loss)
+    model.objective = model.objective.model_copy(update={"lambda2": 0.0})
+    without = gradients(model, model(double(batch)).loss)
+    zero = {name for name in whole if name.endswith("key.bias")}  # softmax ignores it: its gradient is rounding
+    reached = {name for name in whole if not torch.allclose(whole[name], without[name], rtol=1e-9, atol=0)} - zero
+    assert {name for name in reached if not name.startswith("discriminator")} == {W}
+    tables = {name for name in whole if name.startswith("discriminator.embeddings.")}
+    assert tables and tables <= reached
+
+
+@pytest.mark.parametrize("sharing", ["nes", "gdes"])
 def test_the_reversed_gradient_reads_the_discriminators_embeddings_under_any_sharing(
     sharing: str, batch: Batch
 ) -> None:

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from foundation.config import ConfigError
+from pretrain.config import with_overrides
 from pretrain.data.batches import Batch
 from pretrain.data.shards import Shards
 from pretrain.engine.checkpoint import EngineState, save
@@ -21,8 +22,8 @@ from pretrain.export import ExportOptions
 from pretrain.export import main as export
 from pretrain.huggingface.folders import load_encoder
 from pretrain.method.sampling import inverse_cdf
-from pretrain.presets import PRESETS, with_objective
-from pretrain.training.models import build_model, load_trained
+from pretrain.presets import PRESETS, with_objective, with_row
+from pretrain.training.models import build_model, initial_model, load_trained
 from pretrain.training.options import RunOptions
 from pretrain.training.plan import make_plan
 from pretrain.training.run_folder import CHECKPOINTS, describe, write_run
@@ -49,8 +50,9 @@ def test_draws_are_those_of_the_generators_scores_over_a_temperature_that_falls_
     torch.testing.assert_close(drawn.log_q_BK, q_BKV.gather(-1, drawn.tokens_BK[..., None])[..., 0].log())
 
 
-def test_the_loss_is_the_discriminators_and_reaches_only_the_discriminator(batch: Batch) -> None:
-    model = new_model("fast_electra")
+@pytest.mark.parametrize("sharing", ["nes", "gdes"])
+def test_the_loss_is_the_discriminators_and_reaches_only_the_discriminator(sharing: str, batch: Batch) -> None:
+    model = new_model("fast_electra", SMALL_MODEL.model_copy(update={"embedding_sharing": sharing}))
     output = model(batch)
     expected = 50 * output.discriminator_loss_BL.where(batch.attention_mask_BL, 0.0).sum() / batch.token_count
     torch.testing.assert_close(output.loss.detach(), expected)
@@ -147,6 +149,33 @@ def test_a_generator_of_another_vocabulary_is_refused(shards_folder: Path, tmp_p
     (generator_run / "tokenizer" / "tokenizer.json").unlink()
     with pytest.raises(ConfigError, match=r"^generator_from: the vocabulary of .* is not the data's"):
         make_plan(options(shards_folder, tmp_path / "run", generator_run))
+
+
+@pytest.mark.parametrize("sharing", ["nes", "gdes"])
+def test_the_discriminators_embeddings_start_fresh_or_as_those_of_the_trained_generator(
+    sharing: str, shards_folder: Path, tmp_path: Path, generator_run: Path
+) -> None:
+    given = options(shards_folder, tmp_path / "run", generator_run)
+    plan = make_plan(given.model_copy(update={"set": (*given.set, f"model.embedding_sharing={sharing}")}))
+    model, fresh = initial_model(plan.description), build_model(plan.description)
+    words = model.exported(".").electra.embeddings.word_embeddings.weight
+    source = (model.generator if sharing == "gdes" else fresh.discriminator).embeddings.word_embeddings.weight
+    assert torch.equal(words, source)
+    assert not torch.equal(
+        model.generator.embeddings.word_embeddings.weight, fresh.generator.embeddings.word_embeddings.weight
+    )
+
+
+def test_a_run_says_that_it_shares_no_embeddings_and_refuses_to() -> None:
+    run = with_objective(PRESETS["tiny"].run, "fast_electra")
+    assert run.model.embedding_sharing == "nes" == with_row(PRESETS["tiny"].run, "Fast-ELECTRA").model.embedding_sharing
+    with pytest.raises(
+        ConfigError, match=r"model\.embedding_sharing: got 'es' with objective fast_electra, expected nes"
+    ):
+        with_overrides(run, ["model.embedding_sharing=es"])
+    for field in ("optim.discriminator_lr_scale=2", "optim.discriminator_clipping=1"):
+        with pytest.raises(ConfigError, match="with objective fast_electra, which trains one encoder"):
+            with_overrides(run, [field])
 
 
 def test_a_generator_loss_is_refused() -> None:
