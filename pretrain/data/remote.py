@@ -283,17 +283,17 @@ class ShardCache:
         """Fetches a file unless another process of this machine does."""
         while not (folder.local / name).exists():
             try:
-                with Lock(cache_folder() / LOCK, patience=1.0):
+                with Lock(folder.local.parent / LOCK, patience=1.0):
                     if not (folder.local / name).exists():
-                        self._make_room(size)
+                        self._make_room(folder.local.parent, size)
                         folder.fetch(name, size, digest)
             except Held:
                 continue
 
-    def _make_room(self, size: int) -> None:
-        """Removes the least recently used files that are not expected until `size` bytes fit."""
+    def _make_room(self, cached: Path, size: int) -> None:
+        """Removes the least recently used files of the cache that are not expected until `size` bytes fit."""
         kept = {path for copy in (*self._urgent, *self._expected) for path in copy.paths()}
-        found = [(path.stat(), path) for path in cache_folder().glob("*/shard-*")]
+        found = [(path.stat(), path) for path in cached.glob("*/shard-*")]
         total = size + sum(status.st_size for status, _ in found)
         for status, path in sorted(found, key=lambda file: file[0].st_mtime):
             if total <= self.limit:

@@ -136,6 +136,22 @@ def test_a_full_permutation_of_remote_shards_equals_that_of_local_ones_and_must_
         open_shards(Path(server.url), window=WINDOW).require_room()
 
 
+def test_a_cache_whose_server_is_gone_holds_up_no_other_cache(
+    many: Path, server: RangeServer, cache: ShardCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its retries hold the lock of the folder that it was opened with, whatever `XDG_CACHE_HOME` says later."""
+    with serving(many, delay=0.0) as gone:
+        stuck = remote.Copy(remote_folder(gone.url), load_manifest(many).shards[0])
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
+    ShardCache().expect([stuck])
+    lock = stuck.folder.local.parent / remote.LOCK
+    while not lock.exists() or not lock.read_bytes():
+        time.sleep(0.01)
+    waits = iter(range(30))
+    cache.on_wait = lambda _: pytest.fail("the other cache waits for ever") if next(waits, None) is None else None
+    assert equal(read(Path(server.url), 4), read(many, 4))
+
+
 def test_the_sequences_on_this_machine_are_known_without_fetching_any(
     many: Path, server: RangeServer, cache: ShardCache
 ) -> None:
