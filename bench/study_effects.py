@@ -103,9 +103,9 @@ def verdict(prediction: Prediction, effect: Effect) -> str:
     if len(effect.seeds) < LEAST_SEEDS:
         return f"open: {len(effect.seeds)} of at least {LEAST_SEEDS} seeds"
     _, low, high = effect.interval
-    at_least, at_most = prediction.expected
-    if (at_least is not None and high < at_least) or (at_most is not None and low > at_most):
+    at_least, at_most = prediction.bounds
+    if high < at_least or low > at_most:
         return "refuted"
-    if held := [f"{bound:g}" for bound in prediction.expected if bound is not None and low <= bound <= high]:
+    if held := [f"{bound:g}" for bound in prediction.bounds if low <= bound <= high]:
         return f"open: the interval holds {' and '.join(held)}"
     return "holds"

@@ -114,10 +114,16 @@ class Prediction(StrictConfig):
     def _is_decided_by_a_difference(self) -> Self:
         if len({self.measure is None, self.row is None, self.minus is None}) > 1:
             raise ValueError(f"{self.text!r}: give measure, row and minus together, or none of them")
-        low, high = (-inf if self.expected[0] is None else self.expected[0], self.expected[1])
-        if low >= (inf if high is None else high):
+        low, high = self.bounds
+        if low >= high:
             raise ValueError(f"{self.text!r}: expected: got {list(self.expected)}, expected a lower and a higher bound")
         return self
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """`expected`, infinite where it has no bound."""
+        low, high = self.expected
+        return -inf if low is None else low, inf if high is None else high
 
 
 class Study(StrictConfig):

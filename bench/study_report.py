@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 
 from bench.study_cell import CellResult, read_cells
 from bench.study_effects import Cells, Effect, Measured, passes, verdict
-from bench.study_file import Study
+from bench.study_file import Row, Study
 from foundation.files import write_atomically
 from foundation.markdown_table import markdown_table
 
@@ -57,17 +57,15 @@ def sections(study: Study, cells: Cells, measured: dict[str, Measured]) -> Itera
     )
     yield "## Gates\n\n" + gates(study, cells)
     yield from references(study, cells)
-    means = [[row.name, *(show(measured[name].row(row.name)) for name in study.measures)] for row in ran]
-    yield "## Measures\n\n" + table(("row", *study.measures), means)
+    yield "## Measures\n\n" + means(measured, ran, study.measures)
     against = [(row.name, study.baseline) for row in ran if row.name != study.baseline]
     named = {frozenset((part.row, part.minus)): (part.row, part.minus) for part in study.predictions if part.row}
     others = [(row, minus) for pair, (row, minus) in named.items() if minus and study.baseline not in pair]
     yield f"## Effects: minus {study.baseline}\n\n" + effects(measured, against, study.measures)
     yield "## Effects: further rows of the predictions\n\n" + effects(measured, others, study.measures)
-    means = [[row.name, *(show(measured[name].row(row.name)) for name in SAMPLER)] for row in ran]
     yield (
         "## Samplers\n\nIntervals of this section are over seeds only.\n\n"
-        + table(("row", *SAMPLER), means)
+        + means(measured, ran, SAMPLER)
         + f"\n\nMinus {study.baseline}, then further rows of the predictions:\n\n"
         + effects(measured, [*against, *others], SAMPLER)
     )
@@ -75,6 +73,11 @@ def sections(study: Study, cells: Cells, measured: dict[str, Measured]) -> Itera
         shown = [[row.name, *(spread(cells, row.name, name) for name in fields)] for row in ran]
         yield "## BLiMP by field\n\nMean over seeds (lowest to highest).\n\n" + table(("row", *fields), shown)
     yield "## Costs\n\n" + costs(study, cells)
+
+
+def means(measured: dict[str, Measured], ran: Sequence[Row], names: Sequence[str]) -> str:
+    """Returns several measures of each row."""
+    return table(("row", *names), [[row.name, *(show(measured[name].row(row.name)) for name in names)] for row in ran])
 
 
 def effects(measured: dict[str, Measured], pairs: Iterable[tuple[str, str]], names: Sequence[str]) -> str:

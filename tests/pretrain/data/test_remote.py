@@ -145,7 +145,7 @@ def test_a_cache_whose_server_is_gone_holds_up_no_other_cache(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
     ShardCache().expect([stuck])
     lock = stuck.folder.local.parent / remote.LOCK
-    while not lock.exists() or not lock.read_bytes():
+    while not (lock.exists() and lock.stat().st_size):  # reading would release it
         time.sleep(0.01)
     waits = iter(range(30))
     cache.on_wait = lambda _: pytest.fail("the other cache waits for ever") if next(waits, None) is None else None
