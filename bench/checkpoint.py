@@ -88,7 +88,7 @@ def report(
 
 def build_engine(name: str) -> Engine:
     """Returns an engine with the preset's model and Adam's state."""
-    run = preset(name).run
+    run = preset(name)
     return new_engine(fresh_model(run), run, CONFIGS / "zero1_fp32.json", run.batch_size, start_processes())
 
 

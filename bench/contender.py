@@ -109,7 +109,7 @@ def serve(name: str, options: StepOptions) -> None:
     torch.manual_seed(0)
     batch = random_batch(options.batch_size, options.seq_length).to(device)
     objective: Any = "electra" if name in PEERS else name.removesuffix("_compiled")
-    run = with_objective(preset(options.preset).run, objective)
+    run = with_objective(preset(options.preset), objective)
     compiled = name.endswith("compiled")
     step = peer(run, batch, options, compiled) if name in PEERS else ours(run, batch, options, compiled)
     for question in sys.stdin:

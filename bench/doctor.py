@@ -1,4 +1,4 @@
-"""Validates `pretrain/doctor.py` on twenty healthy runs and on ten runs with a planted sickness.
+"""Validates `pretrain/doctor.py` on twenty healthy runs and on eleven runs with a planted sickness.
 
     nice python bench/doctor.py --text DATA --output runs/doctor
 
@@ -27,6 +27,7 @@ import psutil
 
 from foundation.command_line import run_command
 from foundation.config import ConfigError, StrictConfig
+from foundation.machine import cores
 from foundation.markdown_table import markdown_table
 from pretrain.analysis.health import Diagnosis, diagnose
 from pretrain.analysis.symptoms import Measured
@@ -59,7 +60,8 @@ LIMITS = """\
   `objective.lambda1=0` and `1000`, ended after 420 steps, had ratios up to 5 and 2, and with `objective.temperature=5`
   9.8 under a limit of 10, which then became three times the worst of the ten healthy runs.
 - Spikes, a rising loss, skipped fp16 steps (a CPU has none) and [UNK] were tried only in `tests/pretrain/analysis`.
-- Text that is not shuffled was not planted: the order of samples is a keyed permutation."""
+- Text that is not shuffled was not planted: the order of samples is a keyed permutation.
+- Slow precision was planted with `ONEDNN_MAX_CPU_ISA=AVX2`, which hides the CPU's bf16 instructions."""
 GROUPS = {"sets thresholds": (0, 1), "held back": (2, 3)}
 """The two halves of the healthy runs, with their seeds."""
 
@@ -83,6 +85,7 @@ class Planned(NamedTuple):
     ranks: int = 1
     slowed: int | None = None
     """The rank made to straggle."""
+    precision: str = "fp32"
     name: str = ""
     group: str = ""
     """For a healthy run its half, for a sick one the planted sickness."""
@@ -119,6 +122,7 @@ PLANTED = {
     "learning rate too high": Planned("wiki64", "--objective electra --set seed=6 optim.lr=0.05", 200),
     "padding waste": Planned("short128", "--objective hp_loss --set seed=5", 100),
     "a rank straggles": Planned("wiki64", "--objective hp_loss --set seed=5", 200, ranks=2, slowed=1),
+    "slow precision": Planned("wiki64", "--objective hp_loss --set seed=5", 20, precision="bf16"),
 }
 """Sick runs by the finding that must name them. Seed 6 where the check was changed after a run with seed 5."""
 
@@ -204,7 +208,7 @@ def train(output: Path, run: Planned) -> None:
     data, folder = (shlex.quote(str(path)) for path in (output / "shards" / run.shards, output / "runs" / run.name))
     command = (
         f"pretrain/run.py --preset tiny --data {data} --output {folder}"
-        f" --deepspeed_config ds_configs/zero1_fp32.json {run.options}"
+        f" --deepspeed_config ds_configs/zero1_{run.precision}.json {run.options}"
         f" optim.steps={run.steps} batch_size=32 {REPORTS}"
     )
     words = _words(command)
@@ -218,6 +222,8 @@ def train(output: Path, run: Planned) -> None:
     log.parent.mkdir(parents=True, exist_ok=True)
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PATH": path}
+    if run.precision == "bf16":
+        environment["ONEDNN_MAX_CPU_ISA"] = "AVX2"  # hides the CPU's instructions for bf16
     with log.open("a") as file:
         process = subprocess.Popen(words, cwd=REPOSITORY, env=environment, stdout=file, stderr=file)
         while process.poll() is None:
@@ -250,7 +256,7 @@ def report(output: Path) -> str:
     well = [run for run in runs if run.group in GROUPS]
     evidence = {run: "".join(part.evidence for part in said[run].findings if part.name == run.group) for run in sick}
     lines = [
-        *(HEAD.format(cores=os.cpu_count(), torch=version("torch"), deepspeed=version("deepspeed")), ""),
+        *(HEAD.format(cores=cores(), torch=version("torch"), deepspeed=version("deepspeed")), ""),
         f"Found: {sum(map(bool, evidence.values()))} of {len(sick)} planted sicknesses. False alarms:"
         f" {sum(bool(names[run]) for run in well)} of {len(well)} healthy runs.",
         *("", "## Planted sicknesses", ""),

@@ -63,7 +63,7 @@ class EngineOptions(StrictConfig):
 
 def main(options: EngineOptions) -> None:
     world = start_processes()
-    run = preset(options.preset).run
+    run = preset(options.preset)
     shards = open_shards(options.data) if options.data else None
     vocabulary = shards.manifest.vocab_size if shards else VOCABULARY
     engine = new_engine(new_model(run, vocabulary), run, options.deepspeed_config, options.batch_size, world)

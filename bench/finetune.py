@@ -101,7 +101,7 @@ def stock_model(options: FinetuneBenchOptions, folder: Path) -> Path:
         raise ConfigError(f"vocab: no file {vocab}; give --vocab a vocab.txt or its folder, or give --model")
     tokenizer = BertTokenizerFast(vocab=str(vocab))
     tokenizer.save_pretrained(folder)
-    sizes = vars(preset(options.preset).run.model.discriminator(len(tokenizer)))
+    sizes = vars(preset(options.preset).model.discriminator(len(tokenizer)))
     fields = {name: value for name, value in sizes.items() if not name.startswith("relative")}
     torch.manual_seed(0)
     ElectraForPreTraining(ElectraConfig(**fields | {"max_position_embeddings": 512})).save_pretrained(folder)

@@ -91,7 +91,7 @@ def shaped(device: str, shape: str) -> Setting:
     """Returns the setting of a shape such as "base 512", with dropout."""
     name, length = shape.split()
     batch_size = next(batch for *known, batch in SHAPES[device] if known == [name, int(length)])
-    run = with_objective(preset(name).run, "hp_loss")
+    run = with_objective(preset(name), "hp_loss")
     return setting(device)._replace(run=run, batch_size=batch_size, length=int(length))
 
 

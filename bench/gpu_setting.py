@@ -60,7 +60,7 @@ def setting(device: str) -> Setting:
     world = start_processes()
     if world.device.type != device:
         raise RuntimeError(f"device: asked for {device}, found {world.device.type}")
-    run = preset("small" if device == "cuda" else "tiny").run
+    run = preset("small" if device == "cuda" else "tiny")
     run = with_overrides(run, ["model.dropout=0", "model.attention_dropout=0"])
     if device == "cuda":
         return Setting(world.device, world, run, VOCABULARY, 16, 128)

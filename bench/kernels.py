@@ -62,7 +62,7 @@ def main(options: KernelOptions) -> None:
 
 
 def pairs(options: KernelOptions) -> Iterator[Pair]:
-    config = preset(options.preset).run.model.discriminator(VOCABULARY)
+    config = preset(options.preset).model.discriminator(VOCABULARY)
     dtype = DTYPES[options.dtype]
     yield attention(config, options, dtype)
     yield dropout(config, options, dtype)

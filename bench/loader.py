@@ -8,7 +8,6 @@ times as fast. Also times opening the manifest of 10 TB of text, against Python'
 """
 
 import json
-import os
 import sys
 import tempfile
 from itertools import count
@@ -29,6 +28,7 @@ from data_prep.manifest import MANIFEST_NAME, load_manifest, save_manifest, sum_
 from data_prep.tokens import SPECIAL_TOKENS
 from foundation.command_line import run_command
 from foundation.config import StrictConfig
+from foundation.machine import cores
 from pretrain.config import with_overrides
 from pretrain.data.batches import Batch, BatchPlan, TrainingBatches
 from pretrain.data.shards import Shards, open_shards
@@ -102,8 +102,8 @@ def report_large_manifest(folder: Path) -> None:
 def training_seconds(batch: Batch, shards: Shards) -> float:
     """Seconds for one forward, backward and update of the smallest model on the batch."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    torch.set_num_threads(len(os.sched_getaffinity(0)))
-    run = with_overrides(preset("tiny").run, [f"model.max_positions={shards.manifest.seq_length}"])
+    torch.set_num_threads(cores())
+    run = with_overrides(preset("tiny"), [f"model.max_positions={shards.manifest.seq_length}"])
     manifest = shards.manifest
     model = fresh_model(with_objective(run, "electra"), manifest.vocab_size, manifest.special_tokens.mask).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)

@@ -11,7 +11,6 @@ report is WORK/rehearsal.md: resources per stage, and predictions beside measure
 
 import importlib.metadata
 import json
-import os
 import platform
 import shutil
 import sys
@@ -33,6 +32,7 @@ from bench.two_hosts import missing
 from foundation.command_line import run_command
 from foundation.config import ConfigError, StrictConfig
 from foundation.files import write_atomically
+from foundation.machine import cores
 from pretrain.training.starts import code_version
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -133,7 +133,7 @@ def machine(options: RehearsalOptions) -> str:
     memory = psutil.virtual_memory().total / GB
     return (
         f"`python bench/rehearsal.py --gigabytes {options.gigabytes:g} --preset {options.preset} --batch_size"
-        f" {options.batch_size}` on {os.cpu_count()} cores without a GPU, {memory:.0f} GB of memory. Python"
+        f" {options.batch_size}` on {cores()} cores without a GPU, {memory:.0f} GB of memory. Python"
         f" {platform.python_version()}, {versions}, commit {code_version()}."
     )
 
@@ -143,7 +143,7 @@ def make_text(work: Path, options: RehearsalOptions) -> dict[str, Any]:
     started = time.monotonic()
     wiki = sorted((options.sources / "wiki").glob("enwiki-*.xz"))
     raw, size = work / "data/raw", int(options.gigabytes * GB)
-    written = enlarge(wiki, options.sources / "books", raw, size, seed=0, processes=os.cpu_count() or 1)
+    written = enlarge(wiki, options.sources / "books", raw, size, seed=0, processes=cores())
     return {"seconds": time.monotonic() - started, "bytes": written, "files": sum(1 for _ in raw.rglob("*.*"))}
 
 

@@ -16,7 +16,8 @@ import psutil
 
 from bench.resources import Finished, Line, disk_of, measure, start
 from bench.two_hosts import ADDRESSES, TwoHosts
-from data_prep.records import LOG_NAME, RecordLog
+from data_prep.manifest import LOG_NAME
+from data_prep.records import RecordLog
 
 PYTHON = Path(sys.executable)
 HOSTFILE = "hostfiles/16v100"

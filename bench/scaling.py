@@ -82,7 +82,7 @@ def main(options: ScalingOptions) -> None:
     start_processes()  # with cpu_ops.use(), the set-up of a run's process and engine
     cpu_ops.use()
     torch.set_num_threads(options.threads)
-    run = with_objective(preset(options.preset).run, "hp_loss")
+    run = with_objective(preset(options.preset), "hp_loss")
     print(
         f"{options.preset}, hp_loss, fp32, {options.threads} threads per process, torch {torch.__version__}", flush=True
     )
@@ -232,9 +232,9 @@ def paper_runs() -> str:
     """Forecast days for the paper's runs at assumed shares of the peak; none was measured here."""
     lines = ["the paper's runs, forecast at ASSUMED shares of the vendor's peak (none measured here):"]
     with torch.device("meta"):  # shapes only
-        parameters = {name: count(new_model(preset(name).run, VOCABULARY)) for name in ("small", "base")}
+        parameters = {name: count(new_model(preset(name), VOCABULARY)) for name in ("small", "base")}
     for name, length, cluster, share in PAPER_RUNS:
-        result = forecast(preset(name).run, parameters[name], length, VOCABULARY, cluster, share)
+        result = forecast(preset(name), parameters[name], length, VOCABULARY, cluster, share)
         lines.append(
             f"  {name:5} {length}, {cluster.gpus:2} {cluster.name}: {1e3 * result.computing:7.1f} ms + exchange"
             f" {1e3 * result.exchanging:5.1f} ms per step, {result.days:5.2f} days at {share.value:.1%}: {share.source}"

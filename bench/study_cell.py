@@ -7,7 +7,6 @@ sums of a sequence two. With them `study_effects.py` resamples without the run f
 import base64
 import hashlib
 import json
-import os
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
@@ -25,6 +24,7 @@ from data_prep.shards import IndexedFile
 from finetune.running.records import EXAMPLES, FILE_NAME, PREDICTIONS, read_records
 from foundation.config import ConfigError, StrictRecord
 from foundation.files import write_atomically
+from foundation.machine import cores
 from pretrain.analysis.analysis import SUMMED
 from pretrain.training.estimates import flops_per_token
 from pretrain.training.run_folder import read_run
@@ -140,7 +140,7 @@ def measure(output: Path, commands: Commands, jobs: Jobs, study: Study, row: Row
         data_sha256=content_sha256(output / "shards"),
         commit=json.loads((run / STARTS).read_text().splitlines()[-1])["code"],
         versions=description.versions,
-        machine=f"{os.cpu_count()} cores, {torch.cuda.get_device_name() if torch.cuda.is_available() else 'no GPU'}",
+        machine=f"{cores()} cores, {torch.cuda.get_device_name() if torch.cuda.is_available() else 'no GPU'}",
         tokens=config.optim.steps * config.batch_size * manifest.totals.tokens / manifest.totals.sequences,
         flops_per_token=flops_per_token(config.model, config.objective, description.vocab_size, description.seq_length),
         numbers=numbers,

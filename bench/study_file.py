@@ -175,7 +175,7 @@ class Study(StrictConfig):
                 problems.append(f"generator_from: got {row.generator_from!r}, expected a row before {row.name!r}")
             before.append(row.name)
             try:
-                run = preset(self.preset).run
+                run = preset(self.preset)
                 run = with_row(run, row.row) if row.row else with_objective(run, row.objective or "")
                 run = with_overrides(run, [*self.set, *row.set])
                 if objective_class(run.objective.name).frozen_generator != bool(row.generator_from):

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from foundation.config import StrictRecord
 from foundation.files import ROOT, write_atomically
+from foundation.machine import cores
 
 
 class Job(NamedTuple):
@@ -84,7 +85,7 @@ class Jobs:
         import torch
 
         path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
-        values = {"PATH": path, "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // self.workers))}
+        values = {"PATH": path, "OMP_NUM_THREADS": str(max(1, cores() // self.workers))}
         if torch.cuda.device_count():
             values["CUDA_VISIBLE_DEVICES"] = str(place % torch.cuda.device_count())
         return os.environ | values
@@ -93,4 +94,4 @@ class Jobs:
 def _devices() -> int:
     import torch
 
-    return torch.cuda.device_count() or os.cpu_count() or 1
+    return torch.cuda.device_count() or cores()

@@ -101,7 +101,7 @@ def measure(config: str, options: TrafficOptions, world: "World") -> Traffic:
     from pretrain.engine.deepspeed_config import read
     from pretrain.presets import preset
 
-    run = preset(options.preset).run
+    run = preset(options.preset)
     torch.manual_seed(0)
     model = fresh_model(run, options.vocabulary)
     parameters = sum(parameter.numel() for parameter in model.parameters())

@@ -12,7 +12,6 @@ similarity of .8 are found, and one document of each group stays.
 """
 
 import json
-import os
 import shlex
 import subprocess
 import sys
@@ -33,6 +32,7 @@ from foundation.command_line import Group, run_command
 from foundation.config import ConfigError, StrictConfig, counted, shown
 from foundation.files import make_folder, require_folder, write_atomically, write_if_other
 from foundation.locks import Held, Lock
+from foundation.machine import cores
 
 PATTERNS = {"jsonl": "**/*.json*", "parquet": "**/*.parquet", "warc": "**/*.warc.gz"}
 INSTALL = "pip install 'datatrove[io,processing,ray]' spacy lxml_html_clean pydantic"
@@ -69,7 +69,7 @@ class CurateOptions(StrictConfig):
     tasks: int | None = Field(None, ge=1)
     """parts of the work (one per file, at most 1,000)"""
     workers: int | None = Field(None, ge=1)
-    """tasks at a time (local: one per processor; else no limit)"""
+    """tasks at a time (local: one per core; else no limit)"""
     memory_gb: int = Field(2, ge=1)
     """memory reserved per task on Slurm and Ray"""
     clustering_memory_gb: int = Field(8, ge=1)
@@ -330,7 +330,7 @@ def _run(options: CurateOptions, stages: Sequence[Stage]) -> int:
                 logging_dir=str(logs),
             )
         else:
-            workers = min(stage.tasks, options.workers or os.cpu_count() or 1)
+            workers = min(stage.tasks, options.workers or cores())
             executor = LocalPipelineExecutor(stage.blocks, stage.tasks, workers, str(logs))
         try:
             executor.run()

@@ -26,14 +26,14 @@ from typing import Annotated, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from data_prep.building import make_shards
+from data_prep.building import make_shards, most_units
 from data_prep.chunks import Chunk, sample_documents, sample_pieces
 from data_prep.curation.contamination import Index, make_index
 from data_prep.curation.language import language_test
 from data_prep.curation.rules import FILTERS
 from data_prep.defaults import RAW, SHARDS, VOCAB, require_text, require_vocab
 from data_prep.formats import Format, Reading
-from data_prep.manifest import MANIFEST_NAME, BuildConfig, Choices, Manifest
+from data_prep.manifest import MANIFEST_NAME, BuildConfig, Choices, Manifest, enough_to_hold_out
 from data_prep.output import finish, locked, open_log, prepare, refuse_another
 from data_prep.parts import WORK_NAME
 from data_prep.pipeline import PUNKT_NAME, build_chunk, load_curator, load_tools
@@ -46,6 +46,7 @@ from data_prep.unpacking import SUFFIXES
 from data_prep.workers import Pool, start_pool
 from foundation.command_line import Group, Metavar, print_warning, printable, run_command
 from foundation.config import ConfigError, StrictConfig, counted, one_of
+from foundation.machine import cores
 from foundation.progress import duration
 
 _SAMPLE = 1_000_000  # bytes sampled by a dry run
@@ -80,8 +81,8 @@ class BuildOptions(Choices, _Places):
     """drop documents that share an n-gram with these: FILE[:FIELD,FIELD], glue=DIR, squad=DIR, blimp=DIR"""
     strict: Annotated[bool, Group("the build")] = False
     """refuse malformed UTF-8 and records"""
-    workers: int = Field(default_factory=lambda: os.cpu_count() or 1, ge=1, le=4096)
-    """processes; does not change the result (one per processor)"""
+    workers: int = Field(default_factory=cores, ge=1, le=4096)
+    """most processes; does not change the result (one per core)"""
     dry_run: bool = False
     """check everything, estimate time and disk space, write nothing"""
 
@@ -120,6 +121,7 @@ def main(options: BuildOptions) -> int:
                 raise ConfigError(f"output: {options.output} lies inside the input {given}; choose another folder")
         require_text(options.input)
         sources = find_sources(options.input)
+        pool.limit(most_units(sources, options.chunk_bytes))
         require_vocab(options.vocab, options.input)
         tokenizer = open_tokenizer(options.vocab)
         if options.keep_language:
@@ -185,9 +187,11 @@ def _build(options: BuildOptions, sources: list[Source], tokenizer: WordPiece, i
         print(f"{folder} is already complete: {_summary(manifest)}")
         return
     print(f"{folder}: {_summary(manifest)}, {duration(max(1, time.monotonic() - started))}")
-    if not manifest.books.documents.held_out:
-        one = manifest.books.documents.train == 1
-        remedy = "with a single document, training runs without held-out text" if one else "use a larger --held_out"
+    documents = manifest.books.documents
+    if options.held_out and not documents.held_out:
+        remedy = f"build into another --output with --held_out {enough_to_hold_out(documents.train):g}"
+        if documents.train == 1:
+            remedy = "with a single document, training runs without held-out text"
         print(f"no document was held out, because the corpus is small; {remedy}")
 
 
@@ -288,11 +292,15 @@ def _estimate(
 
 
 def _summary(manifest: Manifest) -> str:
-    totals, books = manifest.totals, manifest.books
-    dropped = "".join(f", {count:,} {reason.replace('_', ' ')}" for reason, count in books.documents.dropped.items())
+    totals, books, documents = manifest.totals, manifest.books, manifest.books.documents
+    kept, reasons = counted(documents.read, "document"), ""
+    if dropped := sum(documents.dropped.values()):
+        kept = f"{documents.read - dropped:,} of {kept} kept"
+        named = (f"{count:,} {reason.replace('_', ' ')}" for reason, count in documents.dropped.items())
+        reasons = f"; {dropped:,} dropped: {', '.join(named)}"
     malformed = f", {counted(books.invalid_utf8, 'malformed character')}" if books.invalid_utf8 else ""
     return (
-        f"{counted(books.documents.read, 'document')} ({books.documents.held_out:,} held out{dropped}){malformed}, "
+        f"{kept} ({documents.held_out:,} held out{reasons}){malformed}, "
         f"{totals.word_pieces:,} word pieces, {counted(totals.sequences, 'sequence')} in "
         f"{counted(len(manifest.shards), 'shard')}"
     )

@@ -7,6 +7,7 @@ Resuming a build, or repeating a complete one, runs the same code with less to d
 and every shard is compared with the log, and only missing or damaged ones are rebuilt.
 """
 
+import sys
 from bisect import bisect
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,6 +15,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from itertools import count, takewhile
+from math import ceil
 from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
@@ -78,6 +80,14 @@ def make_shards(
         merging.finish(merge, entry)
         made += 1
     return made
+
+
+def most_units(sources: Sequence[Source], budget: int) -> int:
+    """Returns a number of units that `divide` cannot exceed, from the sizes of files, without opening any."""
+    if any(source.on_hub for source in sources):
+        return sys.maxsize  # unknown until they are listed
+    sizes = [source.size / max(1, budget) for source in sources]
+    return min(sum(map(ceil, sizes)), 2 * ceil(sum(sizes)) - 1)  # two neighbours together exceed the budget
 
 
 class UnitTask(NamedTuple):

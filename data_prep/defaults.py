@@ -16,7 +16,7 @@ QUICKSTART = Path("data/quickstart")
 """All data of the quickstart, which empties this data folder when it starts and touches no other."""
 QUICKSTART_RAW, QUICKSTART_VOCAB, QUICKSTART_SHARDS = (QUICKSTART / name for name in ("raw", "vocab", "shards"))
 
-_MAKE_QUICKSTART = as_typed("make quickstart")
+_TRY_QUICKSTART = as_typed("python quickstart/run.py")
 
 
 def require_text(inputs: Sequence[Path]) -> None:
@@ -24,11 +24,11 @@ def require_text(inputs: Sequence[Path]) -> None:
 
     Raises:
         ConfigError: ends with the next command: building shards from the quickstart's text if that exists, else
-            `make quickstart`.
+            the quickstart.
     """
     if tuple(inputs) != (RAW,) or RAW.exists():
         return
-    command = _MAKE_QUICKSTART
+    command = _TRY_QUICKSTART
     if QUICKSTART_RAW.is_dir() and QUICKSTART_VOCAB.is_dir():
         paths = ("--input", QUICKSTART_RAW, "--vocab", QUICKSTART_VOCAB, "--output", QUICKSTART / "wikibooks")
         command = _python("data_prep/build_shards.py", *paths)
@@ -57,7 +57,7 @@ def require_shards(folder: Path) -> None:
 
     Raises:
         ConfigError: ends with the next command: building the folder, training on the quickstart's shards, or
-            `make quickstart`.
+            the quickstart.
     """
     if folder.exists():
         return
@@ -68,7 +68,7 @@ def require_shards(folder: Path) -> None:
     elif folder == SHARDS and QUICKSTART_SHARDS.is_dir():
         command = _python("pretrain/run.py", "--preset", "tiny", "--data", QUICKSTART_SHARDS)
     else:
-        command = _MAKE_QUICKSTART
+        command = _TRY_QUICKSTART
     raise ConfigError(f"data: {folder} does not exist; name existing shards with --data, or run: {command}")
 
 

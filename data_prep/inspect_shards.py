@@ -24,12 +24,13 @@ from data_prep.inspection import (
     sample_rows,
     tokenizer_problems,
 )
-from data_prep.manifest import HELD_OUT_NAME, MANIFEST_NAME, Books, Manifest, ShardEntry, load_manifest
-from data_prep.records import LOG_NAME, RecordLog
+from data_prep.manifest import HELD_OUT_NAME, LOG_NAME, MANIFEST_NAME, Books, Manifest, ShardEntry, load_manifest
+from data_prep.records import RecordLog
 from data_prep.tokens import CONTINUATION, TOKENIZER_NAME, WordPiece
 from data_prep.workers import Pool, start_pool
 from foundation.command_line import POSITIONAL, printable, run_command
 from foundation.config import StrictConfig, counted
+from foundation.machine import cores
 from foundation.progress import Progress
 
 _SHOWN = 20  # problems listed, and inputs listed
@@ -49,8 +50,8 @@ class InspectOptions(StrictConfig):
     """check every checksum, sequence and mask, also through megatron-core's reader"""
     show: int = Field(0, ge=0)
     """sequences to print, masked tokens marked"""
-    workers: int = Field(default_factory=lambda: os.cpu_count() or 1, ge=1, le=4096)
-    """processes used by --verify (one per processor)"""
+    workers: int = Field(default_factory=cores, ge=1, le=4096)
+    """most processes used by --verify (one per core)"""
 
 
 def main(options: InspectOptions) -> int:
@@ -66,10 +67,15 @@ def main(options: InspectOptions) -> int:
 
 
 def _inspect_all(options: InspectOptions, pool: Pool) -> int:
-    problems = _inspect(options.folder, options, pool)
-    if (options.folder / HELD_OUT_NAME / MANIFEST_NAME).is_file():
-        print()
-        problems += _inspect(options.folder / HELD_OUT_NAME, options, pool)
+    held_out = options.folder / HELD_OUT_NAME
+    folders = (options.folder, *([held_out] if (held_out / MANIFEST_NAME).is_file() else []))
+    manifests = {folder: load_manifest(folder) for folder in folders}
+    pool.limit(max(len(manifest.shards) for manifest in manifests.values()))
+    problems: list[str] = []
+    for folder, manifest in manifests.items():
+        if folder == held_out:
+            print()
+        problems += _inspect(folder, manifest, options, pool)
     for problem in problems[:_SHOWN]:
         print(f"inspect_shards: {printable(problem)}", file=sys.stderr)
     if len(problems) > _SHOWN:
@@ -80,8 +86,7 @@ def _inspect_all(options: InspectOptions, pool: Pool) -> int:
     return 1 if problems else 0
 
 
-def _inspect(folder: Path, options: InspectOptions, pool: Pool) -> list[str]:
-    manifest = load_manifest(folder)
+def _inspect(folder: Path, manifest: Manifest, options: InspectOptions, pool: Pool) -> list[str]:
     _print_manifest(folder, manifest)
     tokenizer = WordPiece.load(folder / TOKENIZER_NAME)
     problems: list[str] = []

@@ -18,6 +18,8 @@ from foundation.files import sealed, unsealed, write_if_other
 FORMAT_VERSION: Literal[2] = 2
 MANIFEST_NAME = "manifest.json"
 HELD_OUT_NAME = "held_out"
+LOG_NAME = "records.log"
+"""The log of a build, complete or not."""
 
 
 Dedup = Literal["none", "exact", "near"]
@@ -234,6 +236,11 @@ class Manifest(StrictRecord):
         return self
 
 
+def enough_to_hold_out(documents: int) -> float:
+    """Returns a share of so many documents that probably holds one out or more: chance decides about each."""
+    return 0.005 if documents >= 1000 else round(max(0.1, 2 / max(4, documents)), 2)
+
+
 def sum_shards(shards: Sequence[ShardEntry], seq_length: int, ngram_sizes: int) -> Totals:
     """Returns the counts of the shards, summed."""
     names = ("sequences", "tokens", "word_pieces", "unknown")
@@ -256,6 +263,11 @@ def load_manifest(folder: Path) -> Manifest:
     """
     path = folder / MANIFEST_NAME
     if not path.is_file():
+        if folder.is_dir() and not (folder / LOG_NAME).is_file():
+            raise ConfigError(
+                f"{folder} is no folder of shards: it has no manifest.json; if it holds text, run"
+                f" data_prep/build_shards.py --input {folder}, and name the --output of that"
+            )
         state = "is not complete: it has no manifest.json" if folder.is_dir() else "does not exist"
         raise ConfigError(f"{folder} {state}; run data_prep/build_shards.py --output {folder}")
     try:

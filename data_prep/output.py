@@ -10,6 +10,7 @@ from data_prep.curation.contamination import Index
 from data_prep.manifest import (
     FORMAT_VERSION,
     HELD_OUT_NAME,
+    LOG_NAME,
     MANIFEST_NAME,
     Books,
     Manifest,
@@ -20,7 +21,7 @@ from data_prep.manifest import (
 from data_prep.parts import WORK_NAME
 from data_prep.pipeline import PUNKT_NAME
 from data_prep.punkt import PunktModel
-from data_prep.records import HELD_OUT, LOG_NAME, TRAIN, Plan, RecordLog
+from data_prep.records import HELD_OUT, TRAIN, Plan, RecordLog
 from data_prep.sentences import save_model
 from data_prep.tokens import TOKENIZER_NAME, WordPiece
 from foundation.config import ConfigError

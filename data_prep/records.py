@@ -18,11 +18,10 @@ from typing import BinaryIO, Literal, Self
 from pydantic import Field
 
 from data_prep.chunks import place_of
-from data_prep.manifest import HELD_OUT_NAME, Books, BuildConfig, ShardEntry
+from data_prep.manifest import HELD_OUT_NAME, LOG_NAME, Books, BuildConfig, ShardEntry
 from foundation.config import ConfigError, StrictRecord
 from foundation.files import NewFile, flush
 
-LOG_NAME = "records.log"
 PLAN, CHUNK, TRAIN, HELD_OUT = "plan", "chunk", "train", "held_out"
 SIDES = (TRAIN, HELD_OUT)
 _DIGITS = 16

@@ -18,20 +18,32 @@ Item = TypeVar("Item")
 
 
 class Pool:
-    """Runs functions over items on the executor's `size` workers, or in this process if there is no executor."""
+    """Runs functions over items on `size` workers: MPI's ranks, or processes of this machine; one is this process."""
 
-    def __init__(self, executor: Any, size: int) -> None:
-        self._executor = executor
+    def __init__(self, size: int, ranks: Any = None) -> None:
         self.size = size
+        self._executor = ranks
+
+    def limit(self, tasks: int) -> None:
+        """Lowers the number of workers, before they start, to the number of tasks: more would start for nothing."""
+        self.size = max(1, min(self.size, tasks))
 
     def start(self) -> None:
         """Starts the workers, which otherwise start with their first tasks: they import while this process prepares."""
-        if self._executor is not None:
+        if self._executor is None and self.size > 1:
+            # spawned, not forked: the tokenizer's threads do not survive a fork
+            self._executor = ProcessPoolExecutor(self.size, get_context("spawn"), _begin)
             for _ in range(self.size):
                 self._executor.submit(os.getpid)
 
+    def end(self) -> None:
+        """Ends the workers after the tasks that they are at; the waiting ones are dropped."""
+        if self._executor is not None:
+            self._executor.shutdown(cancel_futures=True)
+
     def run(self, function: Callable[..., Any], items: Iterable[Item], *constants: Any) -> Iterator[tuple[Item, Any]]:
         """Yields each item with `function(item, *constants)` as it completes; draws items only as workers need them."""
+        self.start()
         if self._executor is None:
             for item in items:
                 yield item, function(item, *constants)
@@ -56,7 +68,7 @@ def _next(waiting: dict[Future[Any], Item], done: "SimpleQueue[Future[Any]]") ->
 
 @contextmanager
 def start_pool(workers: int) -> Iterator[Pool | None]:
-    """Starts a pool of MPI's ranks under mpirun, else of `workers` processes; None on a rank that was a worker."""
+    """Yields a pool of MPI's ranks under mpirun, else of `workers` processes; None on a rank that was a worker."""
     before = gc.get_threshold()
     gc.set_threshold(*_GARBAGE)
     try:
@@ -65,17 +77,13 @@ def start_pool(workers: int) -> Iterator[Pool | None]:
             from mpi4py.futures import MPICommExecutor
 
             with MPICommExecutor(MPI.COMM_WORLD, root=0) as executor:
-                yield None if executor is None else Pool(executor, MPI.COMM_WORLD.Get_size() - 1)
-        elif workers == 1:
-            yield Pool(None, 1)
+                yield None if executor is None else Pool(MPI.COMM_WORLD.Get_size() - 1, executor)
         else:
-            # spawned, not forked: the tokenizer's threads do not survive a fork
-            with ProcessPoolExecutor(workers, get_context("spawn"), _begin) as executor:
-                try:
-                    yield Pool(executor, workers)
-                except BaseException:
-                    executor.shutdown(wait=False, cancel_futures=True)
-                    raise
+            pool = Pool(workers)
+            try:
+                yield pool
+            finally:
+                pool.end()
     finally:
         gc.set_threshold(*before)
 

@@ -134,9 +134,10 @@ def print_problems(problems: Iterable[str]) -> None:
         print(f"{Path(sys.argv[0]).name}: {_painted('error:', 31, sys.stderr)} {printable(problem)}", file=sys.stderr)
 
 
-def print_warning(warning: str) -> None:
-    """Prints a one-line warning about something that does not stop the command."""
-    print(_painted("WARNING:", 33, sys.stdout), printable(warning))
+def print_warning(warning: str, to: TextIO | None = None) -> None:
+    """Prints a one-line warning about something that does not stop the command, to stdout unless that is for data."""
+    stream = to or sys.stdout
+    print(_painted("WARNING:", 33, stream), printable(warning), file=stream)
 
 
 def _painted(word: str, color: int, stream: TextIO) -> str:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from foundation.config import counted, shown
 from foundation.files import ROOT, file_sha256
+from foundation.machine import cores, multiplies_bf16
 from pretrain.job.launcher import Slots
 
 CODE = ("electra_sampler/*.py", "foundation/**/*.py", "data_prep/**/*.py", "pretrain/**/*.py", "ds_configs/*.json")
@@ -43,7 +44,8 @@ def facts(data: Sequence[str]) -> dict[str, Any]:
         **{f"data {key}": file_sha256(path)[:12] if path.is_file() else "missing" for key, path in manifests.items()},
         "time": time.time(),
         "gpus": len(list(Path("/dev").glob("nvidia[0-9]*"))),
-        "cores": os.cpu_count(),
+        "cores": cores(),
+        "bf16": multiplies_bf16(),
     }
 
 
@@ -123,7 +125,7 @@ def find_differences(
     host: str, slots: int, theirs: Mapping[str, Any], ours: Mapping[str, Any], precision: str
 ) -> Iterator[str]:
     """Yields each problem that would keep a host from training with this machine, given the `facts` of both."""
-    for key in ours.keys() - {"time", "gpus", "cores"}:
+    for key in ours.keys() - {"time", "gpus", "cores", "bf16"}:
         if theirs.get(key) != ours[key]:
             yield f"hostfile: {host} has {key} {theirs.get(key)}, this machine {ours[key]}; make them equal"
     if theirs["skew"] > LARGEST_SKEW:
@@ -131,9 +133,8 @@ def find_differences(
     if slots > (theirs["gpus"] or theirs["cores"]):
         yield f"hostfile: {host} has slots={slots}, but only {_processors(theirs)}; give it at most that many slots"
     if precision == "fp16" and not theirs["gpus"]:
-        yield (
-            f"deepspeed_config: fp16 needs GPUs, but {host} has none; add --deepspeed_config ds_configs/zero1_bf16.json"
-        )
+        instead = f"ds_configs/zero1_{'bf16' if theirs['bf16'] else 'fp32'}.json"
+        yield f"deepspeed_config: fp16 needs GPUs, but {host} has none; add --deepspeed_config {instead}"
 
 
 def _keep_alive_notes(slots: Slots) -> Iterator[str]:

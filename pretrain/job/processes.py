@@ -18,7 +18,9 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 from torch.distributed.rendezvous import rendezvous
 
+from foundation.command_line import print_warning
 from foundation.config import ConfigError, shown
+from foundation.machine import cores
 from pretrain.job.launcher import adopt_slurm, number_of
 
 COMMUNICATION_TIMEOUT = timedelta(minutes=30)
@@ -53,6 +55,12 @@ class World:
         dist.broadcast(encoded, src=0)
         return json.loads(bytes(encoded.tolist()))
 
+    def sum(self, value: float) -> float:
+        """Returns the sum of all ranks' values. Collective."""
+        total = torch.tensor(value, dtype=torch.float64, device=self.device)
+        dist.all_reduce(total)
+        return total.item()
+
 
 def start_processes() -> World:
     """Joins the job's process group, under `deepspeed`, `torchrun` or `srun`, or as a single process under `python`."""
@@ -64,9 +72,7 @@ def start_processes() -> World:
     if cuda:
         torch.cuda.set_device(device)
     else:
-        if "OMP_NUM_THREADS" not in os.environ:  # divide the cores among this machine's ranks; more threads only queue
-            local_ranks = int(os.environ.get("LOCAL_SIZE") or os.environ.get("LOCAL_WORLD_SIZE") or 1)
-            torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // local_ranks))
+        _share_cores(local_rank)
         _keep_memory()
     if not dist.is_initialized():
         dist.init_process_group(
@@ -138,6 +144,28 @@ def listen(address: str, port: int) -> socket.socket:
 def attempt() -> str:
     """Returns a name for this start of the job: torchrun's store survives restarts, with addresses of dead ranks."""
     return f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+
+
+def local_ranks() -> int:
+    """Number of the job's ranks on this machine."""
+    return int(os.environ.get("LOCAL_SIZE") or os.environ.get("LOCAL_WORLD_SIZE") or 1)
+
+
+def _share_cores(local_rank: int) -> None:
+    """Divides the cores among this machine's ranks, as more threads only queue; OMP_NUM_THREADS is obeyed instead.
+
+    torchrun sets it to 1 for several ranks, which looks the same as a user's 1, so cores left idle by it are named.
+    """
+    here = local_ranks()
+    share = max(1, cores() // here)
+    given = os.environ.get("OMP_NUM_THREADS")
+    if given is None:
+        torch.set_num_threads(share)
+    elif given == "1" and "TORCHELASTIC_RUN_ID" in os.environ and min(here, share) > 1 and local_rank == 0:
+        print_warning(
+            f"OMP_NUM_THREADS is 1, as torchrun sets it by default: each of the {here} ranks on this machine"
+            f" computes with 1 thread, but could use {share} cores; before torchrun, export OMP_NUM_THREADS={share}"
+        )
 
 
 def _keep_memory() -> None:

@@ -76,11 +76,19 @@ class Watchdog:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is not None and not isinstance(error, SystemExit):
-            self._explain(error)
+        """Ends the threads. The traceback of a lost connection goes to the log only: it shows where this rank waited
+        for a dead one, and every other rank has the same.
+
+        Raises:
+            SystemExit: instead of `error`, if it is a lost connection.
+        """
+        lost = error is not None and not isinstance(error, SystemExit) and self._explain(error)
         self._over.set()
         self._watching.join(2 * BEAT)  # or it might set the alarm once more, which would end a process that goes on
         signal.alarm(0)
+        if lost:
+            logging.getLogger(__name__).warning("".join(traceback.format_exception(error)))
+            raise SystemExit(EXIT_FAILED) from None
 
     def progress(self, where: str) -> None:
         """Reports progress up to `where`; restarts the timeout, which is longer until the first step has ended."""
@@ -104,8 +112,10 @@ class Watchdog:
         with contextlib.suppress(OSError):
             write_record(self._folder, ended)
 
-    def _explain(self, error: BaseException) -> None:
-        """Reports why this rank fails with `error`; for a lost connection, names the rank that is gone."""
+    def _explain(self, error: BaseException) -> bool:
+        """Reports why this rank fails with `error`; for a lost connection, names the rank that is gone and returns
+        true.
+        """
         what = traceback.format_exception_only(error)[-1].strip()
         refused = isinstance(error, ConfigError)
         code = EXIT_BAD_USAGE if refused else EXIT_FAILED
@@ -119,6 +129,7 @@ class Watchdog:
             self._over.set()  # or the other thread would take this failure for another rank's
         said = f"{self._state.name} {sentence}" if self._meeting and not refused else ""
         self._account(reason, code, sentence, said)
+        return reason == "lost"
 
     def _account(self, reason: Reason, code: int, sentence: str, said: str) -> None:
         """Tells the other ranks (if reachable), the user and the run folder why this rank ends."""

@@ -19,6 +19,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
+from data_prep import workers
 from data_prep.build_shards import BuildOptions, main
 from data_prep.inspection import file_problems, problems_of, read_rows
 from data_prep.manifest import load_manifest
@@ -45,6 +46,25 @@ def build_elsewhere(options, folder, **changes):
 def test_the_bytes_do_not_depend_on_the_number_of_workers(options, built, tmp_path, workers):
     build_elsewhere(options, tmp_path / "out", workers=workers)
     assert contents(tmp_path / "out") == contents(built)
+
+
+def test_a_build_of_one_chunk_starts_no_process_and_has_the_same_bytes(options, tmp_path, monkeypatch):
+    (tmp_path / "in.txt").write_text("\n\n".join(ARTICLES))
+    case = {"input": (tmp_path / "in.txt",), "chunk_mb": 1}
+    assert main(again(options, tmp_path / "one", **case)) == 0
+
+    def started(*arguments):
+        raise AssertionError("a pool of processes was started")
+
+    monkeypatch.setattr(workers, "ProcessPoolExecutor", started)
+    assert main(again(options, tmp_path / "eight", **case, workers=8)) == 0
+    assert contents(tmp_path / "eight") == contents(tmp_path / "one")
+
+
+def test_a_dry_run_counts_only_workers_that_can_have_a_chunk(options, tmp_path, capsys):
+    changes = {"dry_run": True, "workers": 64, "chunk_mb": 0.05}  # of 0.1 MB in eight files
+    assert main(again(options, tmp_path / "out", **changes)) == 0
+    assert " with 5 workers at " in capsys.readouterr().out
 
 
 MPIRUN = ("mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "3", sys.executable)
@@ -283,9 +303,10 @@ def test_a_build_of_one_segment_is_recorded_and_any_other_keeps_its_bytes(option
         main(again(options, tmp_path / "out"))
 
 
-def test_nothing_held_out_makes_no_held_out_folder(options, tmp_path):
+def test_nothing_held_out_makes_no_held_out_folder_and_no_remark(options, tmp_path, capsys):
     assert main(again(options, tmp_path / "out", held_out=0.0)) == 0
     assert not (tmp_path / "out" / "held_out").exists()
+    assert "no document was held out" not in capsys.readouterr().out
 
 
 @pytest.fixture(scope="module")
@@ -305,6 +326,14 @@ def test_duplicate_documents_are_dropped_and_counted(built, repeated):
     assert twice.balances
     assert (twice.documents.train, twice.documents.held_out) == (once.documents.train, once.documents.held_out)
     assert twice.word_pieces == once.word_pieces
+
+
+def test_the_headline_of_a_build_counts_the_documents_kept_and_names_those_dropped(options, repeated, capsys):
+    corpus, output = repeated
+    held_out = load_manifest(output).books.documents.held_out
+    assert main(again(options, output, input=(corpus,), dedup="exact")) == 0
+    said = f": 96 of 192 documents kept ({held_out} held out; 96 dropped: 96 duplicate), "
+    assert said in capsys.readouterr().out
 
 
 @pytest.fixture(scope="module")
@@ -402,6 +431,12 @@ def test_a_single_document_is_a_corpus_and_none_of_it_is_held_out(options, tmp_p
     assert not (build.output / "held_out").exists()
 
 
+def test_a_corpus_too_small_to_hold_out_gets_a_share_that_probably_holds_some_out(options, tmp_path, capsys):
+    (tmp_path / "text.txt").write_text("\n\n".join(NOVEL[:12]))
+    assert main(again(options, tmp_path / "out", input=(tmp_path / "text.txt",), held_out=1e-9)) == 0
+    assert "build into another --output with --held_out 0.17" in capsys.readouterr().out
+
+
 def test_a_log_has_no_control_characters(options, tmp_path):
     done = build_elsewhere(options, tmp_path / "out")
     assert not any(ord(character) < 32 and character != "\n" for character in done.stdout + done.stderr)
@@ -443,7 +478,7 @@ def test_a_user_error_is_one_line_that_names_its_field_and_exit_code_2(options, 
 
 def test_without_input_the_error_names_the_three_ways_to_get_some(options, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match=r"put text there.*--input.*make quickstart$"):
+    with pytest.raises(ConfigError, match=r"put text there.*--input.*python quickstart/run.py$"):
         main(BuildOptions(vocab=options.vocab))
 
 

@@ -9,13 +9,18 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pyarrow
 import pytest
 from pyarrow import parquet
 
 from data_prep.build_shards import BuildOptions, main
+from data_prep.building import most_units
+from data_prep.chunks import divide
+from data_prep.formats import Reading
 from data_prep.manifest import load_manifest
+from data_prep.sources import find_sources
 from foundation.config import ConfigError
 from tests.data_prep.conftest import contents
 
@@ -49,6 +54,32 @@ def test_parts_are_removed_once_they_are_merged(case, monkeypatch):
     assert len(seen) > 5
     assert max(seen) <= most_in_a_shard + 2
     assert not (case.output / ".build").exists()
+
+
+@pytest.mark.parametrize(
+    ("sizes", "most"),
+    [
+        ((10,) * 10, 1),  # together no larger than a chunk
+        ((60, 60, 60), 3),  # in pairs too large for one
+        ((0, 50), 1),
+        ((0, 250), 3),
+        ((10,) * 11, 3),  # of which at most two are needed
+        ((100,) * 10, 10),
+        ((1_000_000,), 10_000),
+    ],
+    ids=str,
+)
+def test_no_input_has_more_units_than_its_sizes_allow(sizes, most, tmp_path):
+    for number, size in enumerate(sizes):
+        (tmp_path / f"{number:02}.txt").write_text("Kalo ne.\n\n" * (size // 10))
+    sources = find_sources([tmp_path])
+    assert most_units(sources, 100) == most
+    assert sum(1 for _ in divide(sources, 100, Reading())) <= most
+
+
+def test_a_dataset_on_the_hub_may_have_any_number_of_units(tmp_path):
+    (tmp_path / "a.txt").write_text("Kalo ne.")
+    assert most_units(find_sources([tmp_path, Path("hub:corpus")]), 100) > 4096
 
 
 def test_a_lost_record_costs_only_its_chunk(case, monkeypatch):

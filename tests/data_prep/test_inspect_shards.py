@@ -6,11 +6,13 @@ import re
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from data_prep import workers
 from data_prep.build_shards import main as build
 from data_prep.inspect_shards import InspectOptions, main, verify
 from data_prep.manifest import load_manifest
@@ -122,7 +124,7 @@ def test_a_folder_without_shards_is_one_line_and_exit_code_2(tmp_path):
     done = run_script("data_prep/inspect_shards.py", tmp_path)
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1
-    assert "is not complete" in done.stderr
+    assert "is no folder of shards" in done.stderr
 
 
 def test_masks_are_compared_with_their_expected_distribution(built, capsys):
@@ -198,6 +200,20 @@ def test_every_sequence_is_counted_whatever_the_number_of_workers(built, alone):
     assert ours.sequences == manifest.totals.sequences
     for name, value in vars(ours).items():
         np.testing.assert_array_equal(value, getattr(theirs, name), name)
+
+
+@pytest.mark.parametrize(("shard_mb", "processes"), [(1000, []), (0.12, [2])])
+def test_no_more_processes_verify_than_there_are_shards(options, tmp_path, monkeypatch, shard_mb, processes):
+    assert build(options.model_copy(update={"output": tmp_path / "out", "shard_mb": shard_mb})) == 0
+    started = []
+
+    def start(size, *rest):
+        started.append(size)
+        return ProcessPoolExecutor(size, *rest)
+
+    monkeypatch.setattr(workers, "ProcessPoolExecutor", start)
+    assert main(InspectOptions(folder=tmp_path / "out", verify=True, workers=8)) == 0
+    assert started == processes
 
 
 def test_damage_in_several_shards_is_reported_in_their_order(built, tmp_path):

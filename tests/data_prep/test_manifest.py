@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.manifest import Books, Ledger, load_manifest, save_manifest
+from data_prep.manifest import LOG_NAME, Books, Ledger, enough_to_hold_out, load_manifest, save_manifest
 from foundation.config import ConfigError
 from foundation.files import sealed
 
@@ -34,11 +34,21 @@ def test_totals_are_the_sums_of_the_shards(built):
     assert manifest.totals.padding_share == pytest.approx(1 - filled)
 
 
-def test_a_folder_without_a_manifest_is_not_complete(tmp_path):
-    with pytest.raises(ConfigError, match="is not complete"):
+def test_a_folder_without_a_manifest_is_an_unfinished_build_or_no_folder_of_shards(tmp_path):
+    with pytest.raises(ConfigError, match=f"is no folder of shards: .*build_shards.py --input {tmp_path}, and name"):
+        load_manifest(tmp_path)
+    (tmp_path / LOG_NAME).touch()
+    with pytest.raises(ConfigError, match=f"is not complete: .* run data_prep/build_shards.py --output {tmp_path}"):
         load_manifest(tmp_path)
     with pytest.raises(ConfigError, match="does not exist"):
         load_manifest(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("documents", [2, 3, 6, 16, 40, 999, 1000, 10**6])
+def test_the_share_to_hold_out_of_a_corpus_leaves_at_least_half_and_rarely_nothing(documents):
+    share = enough_to_hold_out(documents)
+    assert share <= 0.5 and (1 - share) ** documents <= 0.25
+    assert documents < 1000 or share == 0.005
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import os
 import signal
 import time
 from concurrent.futures import BrokenExecutor
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from pathlib import Path
 
 import pytest
@@ -41,6 +41,24 @@ def test_one_worker_is_this_process_and_two_are_new_ones():
         assert {process for _, process in pool.run(process_id, range(3))} == {os.getpid()}
     with start_pool(2) as pool:
         assert os.getpid() not in {process for _, process in pool.run(process_id, range(3))}
+
+
+def test_there_are_no_more_workers_than_tasks_and_none_but_this_process_for_one():
+    with start_pool(8) as pool:
+        pool.limit(2)
+        pool.start()
+        assert len(active_children()) == 2
+    with start_pool(8) as pool:
+        pool.limit(1)
+        pool.start()
+        assert {process for _, process in pool.run(process_id, range(3))} == {os.getpid()}
+        assert active_children() == []
+
+
+def test_a_limit_adds_no_workers():
+    with start_pool(1) as pool:
+        pool.limit(8)
+        assert pool.size == 1
 
 
 def test_items_are_generated_only_when_workers_need_them():

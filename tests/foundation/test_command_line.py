@@ -305,6 +305,11 @@ def test_a_word_is_colored_only_on_a_terminal_and_unless_the_user_objects(monkey
     os.close(leader)
 
 
+def test_a_warning_beside_data_goes_to_the_stream_that_is_named(capsys):
+    print_warning("it is late", to=sys.stderr)
+    assert capsys.readouterr() == ("", "WARNING: it is late\n")
+
+
 PROGRAM = """
 import sys
 from foundation.command_line import run_command

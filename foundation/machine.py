@@ -1,0 +1,102 @@
+"""What this machine gives a process: cores and memory, within the limits it was started under, and instructions."""
+
+import os
+import resource
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+CGROUPS = Path("/sys/fs/cgroup")
+"""Where Linux shows cgroups: version 2 in this folder, version 1 in a folder below for each controller."""
+OWN_CGROUPS = Path("/proc/self/cgroup")
+CPUINFO = Path("/proc/cpuinfo")
+X86 = {"sse41": "sse4_1", "avx2": "avx2", "avx512": "avx512bw", "avx512_bf16": "avx512_bf16", "amx": "amx_bf16"}
+"""Instruction sets of x86, the widest last, each with the flag in /proc/cpuinfo that shows it."""
+ARM = {"neon": "asimd", "neon_bf16": "bf16"}
+MULTIPLY_BF16 = ("avx512_bf16", "amx", "neon_bf16")
+ONEDNN_LIMITS = {
+    **dict.fromkeys(("SSE41", "AVX"), "sse41"),
+    **dict.fromkeys(("AVX2", "AVX2_VNNI", "AVX2_VNNI_2"), "avx2"),
+    **dict.fromkeys(("AVX512_CORE", "AVX512_CORE_VNNI"), "avx512"),
+    **dict.fromkeys(("AVX512_CORE_BF16", "AVX512_CORE_FP16", "AVX10_1_512"), "avx512_bf16"),
+}
+"""Values of ONEDNN_MAX_CPU_ISA by which oneDNN, PyTorch's library of products, keeps to a narrower set."""
+
+
+def cores() -> int:
+    """Number of cores that this process can keep busy: those of its affinity, within its cgroup's quota; at least 1."""
+    # macOS has no affinity
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, int(min([count, *_quotas()])))
+
+
+def memory() -> int:
+    """Bytes that this process can use: physical memory, within its cgroup's limit and that of `ulimit -v`."""
+    limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    for folder in _cgroups("memory"):
+        match _words(folder / "memory.max") or _words(folder / "memory.limit_in_bytes"):
+            case [limit] if limit.isdecimal():  # or "max"
+                limits.append(int(limit))
+    ulimit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if ulimit != resource.RLIM_INFINITY:
+        limits.append(ulimit)
+    return min(limits)
+
+
+def instructions() -> str:
+    """The widest instruction set that products may use: of `X86` or `ARM`, or `unknown` if the system does not tell.
+
+    ONEDNN_MAX_CPU_ISA limits it, so that a newer CPU can stand in for an older one.
+    """
+    lines = (line.split() for line in _text(CPUINFO).splitlines() if line.startswith(("flags", "Features")))
+    flags = next(lines, [])
+    found = [name for name, flag in (ARM | X86).items() if flag in flags]
+    limit = ONEDNN_LIMITS.get(os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper())
+    if limit and limit in found:
+        return limit
+    return found[-1] if found else "unknown"
+
+
+def multiplies_bf16() -> bool:
+    """Whether the CPU has products of bf16; PyTorch computes them without, many times slower than those of fp32."""
+    return instructions() in MULTIPLY_BF16
+
+
+def _quotas() -> Iterator[float]:
+    """Yields the quotas of processor time, in cores, of this process's cgroup and of those above it."""
+    for folder in _cgroups("cpu"):
+        words = _words(folder / "cpu.max") or [
+            *_words(folder / "cpu.cfs_quota_us"),
+            *_words(folder / "cpu.cfs_period_us"),
+        ]
+        match words:
+            case [quota, period] if quota.isdecimal() and period.isdecimal() and int(period):  # or "max", or -1
+                yield int(quota) / int(period)
+
+
+def _cgroups(controller: str) -> Iterator[Path]:
+    """Yields the folder of this process's cgroup and those above it, each of which may set a limit.
+
+    In a container the named folder is often missing, because the container sees its own cgroup as the topmost one.
+    """
+    for line in _text(OWN_CGROUPS).splitlines():  # such as 0::/user.slice, or 4:cpu,cpuacct:/docker/0123
+        match line.split(":", 2):
+            case [_, "", path]:
+                top = CGROUPS
+            case [_, controllers, path] if controller in controllers.split(","):
+                top = CGROUPS / controller
+            case _:
+                continue
+        own = top / path.lstrip("/")
+        yield from (folder for folder in (own, *own.parents) if folder.is_relative_to(top))
+
+
+def _words(path: Path) -> list[str]:
+    return _text(path).split()
+
+
+def _text(path: Path) -> str:
+    """The text of a file of the system; empty if it is missing, unreadable or no text."""
+    with suppress(OSError, ValueError):
+        return path.read_text()
+    return ""
