@@ -18,9 +18,7 @@ if not __package__:  # run as a script: import from the repository, never from t
 from electra_sampler.commands import COMMANDS, PROGRAM
 from finetune.config import GlueConfig, SquadConfig
 from finetune.presets import settings_for, squad_settings_for
-from finetune.running.run_list import PLAIN_DEEPSPEED_CONFIG
 from foundation.command_line import parser_of
-from foundation.files import ROOT
 from foundation.markdown_table import markdown_table
 from foundation.settings import Setting, settings
 from pretrain.config import RunConfig
@@ -80,19 +78,19 @@ def settings_page() -> Iterator[str]:
     yield from ("# Settings", "", GENERATED, "")
     yield "`--set KEY=VALUE` of `pretrain/run.py` changes a setting of pre-training; `--list_settings` prints the same"
     yield "table for any preset and objective. Sources are in parentheses; *paper* is Hao et al. (2021)."
-    runs = {name: settings(RunConfig, preset.run) for name, preset in PRESETS.items()}
+    runs = {name: settings(RunConfig, preset) for name, preset in PRESETS.items()}
     titles = {"": "Pre-training", "model": "The model", "optim": "The optimizer"}
     for section, title in titles.items():
         yield from ("", f"## {title}", "")
         yield from table({name: of_section(tables, section) for name, tables in runs.items()})
     yield from ("", "## The objectives", "", "With the paper's weights for each; the preset does not matter.", "")
-    run = PRESETS["base"].run
+    run = PRESETS["base"]
     objectives = {name: settings(RunConfig, with_objective(run, name)) for name in OBJECTIVES}
     columns = {name: of_section(tables, "objective") for name, tables in objectives.items()}
     yield from table({name: columns[name] for name in PAPER})
     yield from ("", "[More samplers](../guide/samplers.md):", "")
     yield from table({name: rows for name, rows in columns.items() if name not in PAPER})
-    shapes = {name: (PRESETS[name].run.model.hidden_size, PRESETS[name].run.model.max_positions) for name in SIZES}
+    shapes = {name: (PRESETS[name].model.hidden_size, PRESETS[name].model.max_positions) for name in SIZES}
     yield from ("", "## Fine-tuning on GLUE", "")
     yield "An [option](options_finetuning.md) of the same name changes a setting. RTE trains for 10 epochs."
     yield ""
@@ -105,8 +103,8 @@ def settings_page() -> Iterator[str]:
     yield "`--set deepspeed.KEY=VALUE`, of pre-training and fine-tuning; more in [DeepSpeed files](deepspeed.md)."
     yield "`null`: the key is left out, and DeepSpeed's own default holds."
     yield ""
-    files = {"base": ROOT / PRESETS["base"].deepspeed_config, "fine-tuning": PLAIN_DEEPSPEED_CONFIG}
-    of_files = {name: settings(DeepSpeedConfig, read(path), OVERRIDE) for name, path in files.items()}
+    files = ("zero1_bf16", "zero1_fp16", "zero1_fp32", "zero0_fp32")
+    of_files = {name: settings(DeepSpeedConfig, read(Path(name)), OVERRIDE) for name in files}
     yield from table({name: [row for rows in tables for row in rows] for name, tables in of_files.items()})
     yield ""
 

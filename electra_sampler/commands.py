@@ -30,7 +30,7 @@ COMMANDS = {
     "predict": ("finetune.predict", "predict with a fine-tuned model"),
     "blimp": ("finetune.blimp", "score minimal pairs, without fine-tuning"),
     "report": ("finetune.report", "compare fine-tuned scores with the paper's"),
-    "quickstart": ("quickstart.run", "run the whole pipeline on a small corpus, offline, in 10 minutes"),
+    "quickstart": ("quickstart.run", "run the whole pipeline on a small corpus, offline"),
 }
 """Module and one line of help."""
 HELP = f"""usage: {PROGRAM} COMMAND [OPTIONS]
@@ -61,7 +61,7 @@ def main() -> int:
 
 
 def as_typed(command: str) -> str:
-    """A checkout's command line as a user types it here: an installed package has neither scripts nor a Makefile."""
+    """A checkout's command line as a user types it here: an installed package has no scripts."""
     if IS_CHECKOUT:
         return command
     names = {module: name for name, (module, _) in COMMANDS.items()}
@@ -72,5 +72,4 @@ def as_typed(command: str) -> str:
             return f"--module {module}"
         return f"{PROGRAM} {names[module]}" if module in names else f"python -m {module}"
 
-    command = command.replace("make quickstart", "python quickstart/run.py")
     return re.sub(r"(python )?\b(\w+)/(\w+)\.py\b", installed, command)

@@ -118,8 +118,8 @@ class FinetuneOptions(StrictConfig):
     """Adam without bias correction, as google-research/electra's (off)"""
     multiplicative_warmup: bool | None = None
     """warm-up times a decaying rate, as google-research/electra's (off)"""
-    deepspeed_config: Annotated[Path | None, Group("machines")] = None
-    """precision, ZeRO stage, micro-batch (ds_configs/zero0_fp32.json)"""
+    deepspeed_config: Annotated[Path, Group("machines")] = Path("auto")
+    """precision, ZeRO stage, micro-batch; auto: the hardware's fastest precision"""
     set: Annotated[tuple[str, ...], Metavar("KEY=VALUE")] = ()
     """override it: deepspeed.train_micro_batch_size_per_gpu=8"""
     list_settings: bool = False

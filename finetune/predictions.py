@@ -29,6 +29,7 @@ from finetune.tagging import files as tagging_files
 from finetune.tagging import job as tagging
 from finetune.tagging.features import tokenize_sentences
 from finetune.tokens import Features
+from foundation.command_line import print_warning
 from foundation.config import ConfigError
 from pretrain.huggingface.folders import fill, read_config, read_weights
 from pretrain.job.processes import World
@@ -94,11 +95,17 @@ def predict(name: str, source: str) -> Iterator[dict[str, Any]]:
             " run_tagging.py or run_squad.py"
         )
     try:
-        run = RunRecord.model_validate_json(path.read_bytes()).run
+        record = RunRecord.model_validate_json(path.read_bytes())
     except ValueError as error:
         raise ConfigError(f"model: {path} is not the record of a run: {str(error).splitlines()[0]}") from None
-    predict_with = {GlueConfig: classify, SquadConfig: answer}.get(type(run.settings), tag)
-    yield from predict_with(model, run, read_source(source))
+    predict_with = {GlueConfig: classify, SquadConfig: answer}.get(type(record.run.settings), tag)
+    yield from predict_with(model, record.run, read_source(source))
+    if record.collapsed:
+        print_warning(
+            f"{name} collapsed when it was fine-tuned ({record.collapsed}), so these predictions say nothing about the"
+            " examples; use the model of another seed, or train for more epochs",
+            to=sys.stderr,
+        )
 
 
 def read_source(name: str) -> Source:

@@ -56,6 +56,8 @@ class RunConfig(StrictConfig):
     """Held-out sequences per evaluation during training."""
     checkpoint_every: Count = 5_000
     """Steps between checkpoints."""
+    checkpoint_minutes: float = Field(default=10.0, gt=0, le=MOST)
+    """Most minutes between checkpoints: on a slow machine they come before checkpoint_every says so."""
     keep_checkpoints: Count = 3
     """Number of newest checkpoints to keep."""
     keep_every: int = Field(default=0, ge=0, le=MOST)

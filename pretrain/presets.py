@@ -4,8 +4,6 @@
 (batch size, sequence length, weight decay, dropout, clipping).
 """
 
-from typing import NamedTuple
-
 from foundation.config import ConfigError, one_of
 from pretrain.config import RunConfig
 from pretrain.engine.optim import OptimConfig
@@ -20,14 +18,6 @@ from pretrain.method.objectives.objective import ObjectiveConfig
 from pretrain.method.objectives.oracle import Oracle
 from pretrain.method.objectives.power import HPLossPower
 from pretrain.model.config import ModelConfig
-
-
-class Preset(NamedTuple):
-    """A named run and its default DeepSpeed file."""
-
-    run: RunConfig
-    deepspeed_config: str
-
 
 PAPER = {
     "hp_loss": HPLoss.Config(lambda1=5.0, lambda2=50.0, gamma=1.0),  # paper section 4.1
@@ -88,11 +78,7 @@ BASE = RunConfig(
     batch_size=256,  # GOO
 )
 
-PRESETS = {
-    "tiny": Preset(TINY, "ds_configs/zero1_bf16.json"),
-    "small": Preset(SMALL, "ds_configs/zero1_fp16.json"),  # paper: V100, which has fp16 but no bf16
-    "base": Preset(BASE, "ds_configs/zero1_fp16.json"),
-}
+PRESETS = {"tiny": TINY, "small": SMALL, "base": BASE}
 
 ROWS = {
     # GLUE and SQuAD 2.0 tables, small and base
@@ -124,8 +110,8 @@ ROWS = {
 scores from its authors; the row here trains a masked language model of the discriminator's size on the same data."""
 
 
-def preset(name: str) -> Preset:
-    """Returns the preset of this name.
+def preset(name: str) -> RunConfig:
+    """Returns the configuration of this name.
 
     Raises:
         ConfigError: there is no such preset.

@@ -22,6 +22,7 @@ if not __package__:  # run as a script: import from the repository, never from t
 from data_prep.defaults import QUICKSTART, QUICKSTART_RAW
 from foundation.command_line import run_command
 from foundation.config import ConfigError, StrictConfig
+from foundation.machine import cores
 
 # Installed packages with much prose: direct and indirect dependencies of the project.
 PACKAGES = (
@@ -105,7 +106,7 @@ def python_files(folder: Path) -> list[Path]:
 
 def documents(files: list[Path], seen: set[str]) -> Iterator[str]:
     """Yields one document per file, with one paragraph per line; skips paragraphs in `seen` and adds the new ones."""
-    with Pool() as pool:
+    with Pool(cores()) as pool:
         for candidates in pool.imap(prose_of, files, chunksize=16):
             fresh = [text for text in dict.fromkeys(candidates) if text not in seen]
             seen.update(fresh)

@@ -15,6 +15,7 @@ import socket
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 if not __package__:  # run as a script: import from the repository, never from the script's own folder
@@ -25,6 +26,8 @@ from electra_sampler.commands import as_typed
 from foundation.command_line import run_command
 from foundation.config import ConfigError, StrictConfig
 from foundation.files import IS_CHECKOUT, ROOT
+from foundation.machine import cores
+from foundation.progress import about
 
 DATA = defaults.QUICKSTART
 RAW, VOCAB, SHARDS = defaults.QUICKSTART_RAW, defaults.QUICKSTART_VOCAB, defaults.QUICKSTART_SHARDS
@@ -35,6 +38,21 @@ RUN, EXPORTED, SCORES = RUNS / "tiny", RUNS / "exported", RUNS / "glue"
 # Ours, chosen with the tiny preset: small enough to learn in minutes (docs/evidence/results.md).
 VOCAB_SIZE, SEQ_LENGTH, HELD_OUT = 2048, 64, 0.03
 SHORT_STEPS = 1000
+MEAN_LENGTH = 58
+"""Tokens per sequence of the corpus; the rest is padding."""
+SECONDS = {
+    "corpus": 16,
+    "vocabulary": 2,
+    "shards": 3,
+    "inspection": 5,
+    "evaluation": 5,
+    "export": 2,
+    "task": 1,
+    "fine-tuning": 30,
+    "untrained encoder": 30,
+    "report": 2,
+}
+"""Of the other stages, on two cores of an AMD EPYC of 2024 kept to AVX2."""
 
 
 class QuickstartOptions(StrictConfig):
@@ -49,6 +67,7 @@ def main(options: QuickstartOptions) -> int:
     if IS_CHECKOUT:
         os.chdir(ROOT)
     start_afresh()
+    print(forecast(options.short), flush=True)
     seconds = {}
     for name, command in stages(options.short).items():
         with socket.create_server(("127.0.0.1", 0)) as server:  # another run may be using DeepSpeed's default port
@@ -79,11 +98,31 @@ def start_afresh() -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def stages(short: bool) -> dict[str, str]:
-    """Returns each stage's command, in order, by its name in the table of times; `{port}` is for a free port."""
+def forecast(short: bool) -> str:
+    """Returns a line on how long this machine will take, from the speed of its products, measured now."""
+    from pretrain.training.machines import forecast_here
+    from pretrain.training.options import RunOptions
+    from pretrain.training.plan import choose_run
+
+    run = choose_run(RunOptions(preset="tiny", set=(f"optim.steps={SHORT_STEPS}",) if short else ()))
+    where, training = forecast_here(run, VOCAB_SIZE, SEQ_LENGTH, MEAN_LENGTH, processes())
+    others = ", ".join(f"{name} {seconds}" for name, seconds in SECONDS.items())
+    whole = about(training + sum(SECONDS.values()))
+    return f"{whole} on {where}: {about(training)} to pre-train, and in seconds: {others}"
+
+
+def processes() -> int:
+    """Returns the number of processes that pre-train: one per GPU, else two or as many as there are cores."""
     import torch
 
-    processes = torch.cuda.device_count() or 2
+    return torch.cuda.device_count() or min(2, cores())
+
+
+def stages(short: bool) -> dict[str, str]:
+    """Returns each stage's command, in order, by its name in the table of times; `{port}` is for a free port."""
+    launcher = f"deepspeed --quiet --num_gpus {processes()} --master_port {{port}}"
+    if processes() == 1 or find_spec("deepspeed") is None:
+        launcher = "python"
     steps = f" --set optim.steps={SHORT_STEPS}" if short else ""
     glue = f"python finetune/run_glue.py --model {EXPORTED} --task CoLA --data_dir {TASKS} --seeds 1 2 3"
     return {
@@ -92,8 +131,7 @@ def stages(short: bool) -> dict[str, str]:
         "shards": f"python data_prep/build_shards.py --input {RAW} --output {SHARDS} --vocab {VOCAB}"
         f" --seq_length {SEQ_LENGTH} --held_out {HELD_OUT}",
         "inspection": f"python data_prep/inspect_shards.py {SHARDS} --verify --show 2",
-        "pre-training": f"deepspeed --quiet --num_gpus {processes} --master_port {{port}} pretrain/run.py"
-        f" --preset tiny --data {SHARDS} --output {RUN}{steps}",
+        "pre-training": f"{launcher} pretrain/run.py --preset tiny --data {SHARDS} --output {RUN}{steps}",
         "evaluation": f"python pretrain/evaluate.py {RUN}",
         "export": f"python pretrain/export.py {RUN} {EXPORTED}",
         "task": f"python quickstart/acceptability.py --input {TASK_TEXT} --output {TASKS}/CoLA",

@@ -28,20 +28,19 @@ from finetune.running.records import (
     write_files,
 )
 from finetune.running.train import Keeper, Stopped, resolve_for, train
+from foundation.command_line import print_warning
 from foundation.config import counted
-from foundation.files import ROOT
 from foundation.locks import Held, Lock, confirm, holder
 from foundation.settings import settings_tables
 from pretrain.engine.deepspeed_config import OVERRIDE, read
 from pretrain.engine.deepspeed_keys import DeepSpeedConfig
 from pretrain.engine.determinism import compute_deterministically
+from pretrain.engine.hardware import AUTO, Choice, choose, emulated, require_same_precision
+from pretrain.job.launcher import number_of
 from pretrain.job.processes import start_processes
 from pretrain.job.stopping import EXIT_STOPPED, StopRequest
 
 CHECKPOINTS, LOCKS = "checkpoints", "locks"
-
-PLAIN_DEEPSPEED_CONFIG = ROOT / "ds_configs" / "zero0_fp32.json"
-"""The default: the models fit on one machine, and every machine can run fp32."""
 
 
 class Queue:
@@ -67,9 +66,15 @@ class Queue:
         if torch.cuda.is_available():
             compute_deterministically()
         self.world = start_processes()
-        self.deepspeed_config = read_deepspeed(options)
+        choice = choose_file(options)
+        self.deepspeed_config = read(choice.file, options.set)
         for settings in dict.fromkeys(run.settings for run in runs):  # a mistake shows before anything is written
             resolve_for(settings, self.deepspeed_config, self.world)
+        precision = self.deepspeed_config.precision
+        require_same_precision(precision, self.world)
+        self.say(f"precision {precision} ({choice.file.stem}): {choice.reason}")
+        if self.world.is_first and (warning := emulated(precision)):
+            print_warning(warning)
         self._make_job = make_job
         self._jobs: dict[RunIdentity, Job] = {}
 
@@ -195,18 +200,16 @@ class Queue:
             print(line, flush=True)
 
 
-def read_deepspeed(options: FinetuneOptions) -> DeepSpeedConfig:
-    """Reads the DeepSpeed configuration that the options name.
-
-    Raises:
-        ConfigError: the file cannot be read, or a key or value is wrong.
-    """
-    return read(options.deepspeed_config or PLAIN_DEEPSPEED_CONFIG, options.set)
+def choose_file(options: FinetuneOptions) -> Choice:
+    """Returns the DeepSpeed file that the options name, or for `auto` the one that fits this machine."""
+    if options.deepspeed_config != AUTO:
+        return Choice(options.deepspeed_config, "as given by --deepspeed_config")
+    return choose(number_of("WORLD_SIZE", "1"))
 
 
 def list_settings(options: FinetuneOptions) -> str:
     """Returns a line for every DeepSpeed key that `--set` takes, with its value under the other options."""
-    return "\n\n".join(settings_tables(DeepSpeedConfig, read_deepspeed(options), OVERRIDE))
+    return "\n\n".join(settings_tables(DeepSpeedConfig, read(choose_file(options).file, options.set), OVERRIDE))
 
 
 def unfinished(runs: Sequence[RunIdentity], output: Path, files: Mapping[str, Sequence[str]]) -> list[int]:

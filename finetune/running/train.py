@@ -213,10 +213,10 @@ class Run:
             total_steps=self.steps,
             multiplicative=self.settings.multiplicative_warmup,
         )
-        result, loss_sum, self.stopping = optimizer_step(
+        result, loss_sum, (self.stopping,) = optimizer_step(
             self.engine,
             self.losses(chosen, parts),
-            lambda: self.keeper is not None and self.keeper.stop(),
+            lambda: (self.keeper is not None and self.keeper.stop(),),
             rate,
             without_bias_correction(self.state.updates, self.settings.betas) if self.settings.legacy_adam else UNSCALED,
         )

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
-from foundation.config import ConfigError, counted, did_you_mean, parse_override, shown, without_duplicates
+from foundation.config import ConfigError, counted, did_you_mean, one_of, parse_override, shown, without_duplicates
 from foundation.files import ROOT
+from foundation.machine import multiplies_bf16
 from pretrain.engine.deepspeed_keys import REFUSED_KEYS, DeepSpeedConfig, Section
 from pretrain.engine.optim import AdamNumbers
 
@@ -128,7 +129,8 @@ def _unreadable(path: Path, reason: str | None) -> str:
     base, overrides = REMOVED_FILES.get(path.stem, ("", ()))
     instead = path.with_name(f"{base}.json")
     if path.exists() or not _shipped(instead).is_file():
-        return f"cannot read {path}: {reason}; see ds_configs/README.md"
+        ours = sorted(file.stem for file in (ROOT / "ds_configs").glob("*.json"))
+        return f"cannot read {path}: {reason}; {one_of(path.stem, ('auto', *ours))}; see ds_configs/README.md"
     return f"{path} was removed; use --deepspeed_config {instead} --set {' '.join(overrides)}"
 
 
@@ -193,7 +195,8 @@ def _impossible(config: DeepSpeedConfig, device_type: str) -> Iterator[str]:
     if fp16 and bf16:
         yield "fp16.enabled and bf16.enabled: both true, expected at most one; switch one off"
     if fp16 and device_type == "cpu":
-        yield "fp16.enabled: true without a GPU; add --deepspeed_config ds_configs/zero1_bf16.json"
+        instead = f"ds_configs/zero1_{'bf16' if multiplies_bf16() else 'fp32'}.json"
+        yield f"fp16.enabled: true without a GPU; add --deepspeed_config {instead}"
     if fp16 and stage == 0:
         yield (
             "zero_optimization.stage: 0 with fp16, where DeepSpeed divides gradients by a loss scale that it never"
@@ -245,7 +248,7 @@ def _fill(config: DeepSpeedConfig, batch_size: int, world_size: int, optim: Adam
     return EngineConfig(
         values,
         config.zero_optimization.stage,
-        next((name for name in ("fp16", "bf16") if values.get(name, {}).get("enabled")), "fp32"),
+        config.precision,
         values["train_micro_batch_size_per_gpu"],
         values["gradient_accumulation_steps"],
         optim.gradient_clipping,

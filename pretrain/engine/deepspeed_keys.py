@@ -165,6 +165,11 @@ class DeepSpeedConfig(Section):
     wall_clock_breakdown: bool | None = None
     """Prints the time of forward, backward and update; this waits for the GPU after each."""
 
+    @property
+    def precision(self) -> str:
+        """fp32, bf16 or fp16."""
+        return "fp16" if self.fp16 and self.fp16.enabled else "bf16" if self.bf16 and self.bf16.enabled else "fp32"
+
 
 REFUSED_KEYS = {
     "scheduler": "the run owns the learning rate: set optim.lr, optim.warmup_steps and optim.steps",

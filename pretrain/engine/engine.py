@@ -17,17 +17,15 @@ from foundation.config import ConfigError
 from pretrain.engine.checkpoint import EngineState
 from pretrain.engine.deepspeed_config import EngineConfig
 from pretrain.engine.gradients import squared_norm
+from pretrain.engine.hardware import DTYPES, use_operations
 from pretrain.engine.optim import UNSCALED, AdamScale
 from pretrain.engine.partitions import Partitions
 from pretrain.engine.plain import PlainEngine, is_enough
 from pretrain.job.processes import World
-from pretrain.model import cpu_ops, cuda_ops
 from pretrain.model.encoder import LayerStack
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """Adam's two moments, under the names that PyTorch and DeepSpeed give them."""
-
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 LOSS_SCALE_FIELDS = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 """Attributes of DeepSpeed's dynamic loss scaler that change during training."""
@@ -66,13 +64,11 @@ class Engine:
         config: EngineConfig,
         world: World,
     ) -> None:
-        if world.device.type == "cpu":
-            cpu_ops.use()
-        elif config.precision == "bf16" and not torch.cuda.is_bf16_supported(including_emulation=False):
+        cuda = world.device.type == "cuda"
+        if cuda and config.precision == "bf16" and not torch.cuda.is_bf16_supported(including_emulation=False):
             name = torch.cuda.get_device_name(world.device)
-            raise ConfigError(f"bf16.enabled: {name} does not compute in bf16; use ds_configs/zero1_fp16.json")
-        else:
-            cuda_ops.use(torch.cuda.get_device_capability(world.device))
+            raise ConfigError(f"bf16.enabled: {name} has no bf16; add --deepspeed_config ds_configs/zero1_fp16.json")
+        use_operations(world)
         self.config, self.world = config, world
         for module in model.modules():
             if isinstance(module, LayerStack):

@@ -1,6 +1,6 @@
 """Shared by the training loops of pre-training and fine-tuning: resuming, and one optimizer step."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -43,21 +43,21 @@ def resume(folder: Path, engine: Engine, progress: type[Progress]) -> Progress:
 def optimizer_step(
     engine: Engine,
     losses: Iterable[tuple[Tensor, Tensor]],
-    stop: Callable[[], bool],
+    wishes: Callable[[], Sequence[bool]],
     learning_rate: float,
     scale: AdamScale = UNSCALED,
-) -> tuple[StepResult, float, bool]:
+) -> tuple[StepResult, float, list[bool]]:
     """Runs the backward of each of this rank's micro-batches, then the update. Collective.
 
     Each item of `losses` is from the forward of one micro-batch: the loss to differentiate, and a value to sum up.
-    Returns the result of the update, the sum of these values over all ranks, and whether `stop` is true on any rank.
-    One all-reduce, read just before the update, gives every rank the last two. Only there does the host wait for the
-    device, as DeepSpeed does at that point.
+    Returns the result of the update, the sum of these values over all ranks, and for each of `wishes`, such as to stop,
+    whether any rank has it. One all-reduce, read just before the update, gives every rank the last two. Only there does
+    the host wait for the device, as DeepSpeed does at that point.
     """
     total = torch.zeros((), dtype=torch.float64, device=engine.device)
     for loss, counted in losses:
         engine.backward(loss)
         total += counted
-    wanted = torch.full_like(total, stop())
-    loss_sum, stopping = engine.sum_over_ranks(torch.stack([total, wanted])).tolist()
-    return engine.update(learning_rate, scale), loss_sum, stopping > 0
+    own = torch.tensor([*wishes()], dtype=total.dtype, device=engine.device)
+    loss_sum, *wishing = engine.sum_over_ranks(torch.cat([total[None], own])).tolist()
+    return engine.update(learning_rate, scale), loss_sum, [ranks > 0 for ranks in wishing]

@@ -8,15 +8,17 @@ from foundation.config import ConfigError
 from pretrain.data.batches import BatchPlan
 from pretrain.data.remote import CACHE
 from pretrain.engine.engine import Engine
+from pretrain.engine.hardware import require_same_precision
 from pretrain.engine.optim import OptimConfig, parameter_groups
 from pretrain.job.processes import World, leave
 from pretrain.job.watchdog import Watchdog
 from pretrain.method.objectives.objective import Objective
-from pretrain.training.doubts import doubts
+from pretrain.training.doubts import doubts, unasked_months
 from pretrain.training.log_line import LEGEND
+from pretrain.training.machines import Machine, machine_of
 from pretrain.training.models import compile_layers, empty_model, initial_state
 from pretrain.training.plan import Plan
-from pretrain.training.run_folder import has_checkpoint, lock_run, write_run, writing
+from pretrain.training.run_folder import DESCRIPTION, has_checkpoint, lock_run, write_run, writing
 from pretrain.training.run_log import RECORDS
 from pretrain.training.starts import Startup
 
@@ -25,6 +27,7 @@ class Training(NamedTuple):
     """The parts of a run that is ready to train."""
 
     plan: Plan
+    machine: Machine
     engine: Engine
     batches: BatchPlan
     watchdog: Watchdog
@@ -58,13 +61,29 @@ def optimizer_groups(model: Objective, optim: OptimConfig) -> list[dict[str, Any
     )
 
 
-def build_training(plan: Plan, world: World, watchdog: Watchdog, startup: Startup, compiled: bool = False) -> Training:
+def measured_machine(plan: Plan, world: World) -> Machine:
+    """Measures the speed of all ranks' products. Collective.
+
+    Raises:
+        ConfigError: on every rank, if the ranks differ in precision, or the run would take months unasked.
+    """
+    require_same_precision(plan.deepspeed.precision, world)
+    machine = machine_of(plan, world)
+    if problems := world.share([*unasked_months(plan, machine)]):
+        raise ConfigError(*problems)
+    return machine
+
+
+def build_training(
+    plan: Plan, machine: Machine, world: World, watchdog: Watchdog, startup: Startup, compiled: bool = False
+) -> Training:
     """Builds model, engine, batch plan and run folder; prints the plan and its warnings. Collective."""
     if world.is_first:
+        is_new = not (plan.folder / DESCRIPTION).is_file()
+        print(plan, *([f"{LEGEND}{plan.folder / RECORDS}"] if is_new else []), sep="\n", flush=True)
         model, state = initial_state(plan.description, has_checkpoint(plan.folder))
         parameters = sum(parameter.numel() for parameter in model.parameters())
-        print(plan, f"{LEGEND}{plan.folder / RECORDS}", sep="\n", flush=True)
-        for doubt in doubts(plan, parameters, on_gpus=world.device.type == "cuda"):
+        for doubt in doubts(plan, parameters, machine):
             print(f"WARNING: {doubt}", flush=True)
     else:
         model, state = empty_model(plan.description), None
@@ -82,4 +101,4 @@ def build_training(plan: Plan, world: World, watchdog: Watchdog, startup: Startu
     startup.done("engine")
     CACHE.on_wait = watchdog.waits
     batches = BatchPlan(plan.run.batch_size, plan.deepspeed.micro_batch_size, world.world_size, world.rank)
-    return Training(plan, engine, batches, watchdog, startup)
+    return Training(plan, machine, engine, batches, watchdog, startup)

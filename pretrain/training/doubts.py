@@ -5,18 +5,19 @@ Each doubt is one line that names the field, its value, why it is doubtful and w
 
 import shutil
 from collections.abc import Iterator
-from typing import NamedTuple
 
-import torch
-
+from data_prep.manifest import enough_to_hold_out
 from foundation.files import existing_part
+from foundation.progress import DAY, about
+from pretrain.engine.hardware import emulated
 from pretrain.huggingface.init_from import normalized_otherwise
 from pretrain.method.objectives import objective_class
 from pretrain.presets import BASE, SMALL
-from pretrain.training.estimates import GIB, MASTER_BYTES, MOMENTS_BYTES, SPEEDS, Memory, memory_per_gpu
+from pretrain.training.estimates import GIB, MASTER_BYTES, MOMENTS_BYTES, Memory, memory_per_process
+from pretrain.training.machines import Machine
 from pretrain.training.models import find_sources
 from pretrain.training.plan import Plan
-from pretrain.training.run_folder import CHECKPOINTS
+from pretrain.training.run_folder import CHECKPOINTS, DESCRIPTION, read_run
 
 MOST_EPOCHS = 100
 """BERT read its text 40 times (Devlin et al. 2019, A.2). For causal models, up to 4 passes are nearly as good as new
@@ -31,26 +32,47 @@ PAPER_VOCABULARY, FAR = 30_522, 4
 """Size of BERT's vocabulary, which the paper uses; 4 times smaller or larger makes it a different experiment."""
 
 
-def doubts(plan: Plan, parameters: int, on_gpus: bool) -> list[str]:
-    """Returns the warnings about a run before it starts; GPU memory is checked only if `on_gpus`."""
-    found = [
+def doubts(plan: Plan, parameters: int, machine: Machine) -> list[str]:
+    """Returns the warnings about a run on this machine before it starts."""
+    return [
         *_data(plan),
         *_normalization(plan),
         *_held_out(plan),
         *_warmup(plan),
         *_sizes(plan),
         *disk_shortage(plan, parameters),
+        *_memory(plan, parameters, machine),
+        *_precision(plan, machine),
     ]
-    return found + ([*_memory(plan, parameters)] if on_gpus else [])
 
 
-def too_long(days: float, machine: str) -> Iterator[str]:
-    """Yields a warning if the run would take more than `MOST_DAYS` days."""
-    if days > MOST_DAYS:
+def too_long(plan: Plan, machine: Machine, steps: int | None = None) -> Iterator[str]:
+    """Yields a warning if the run, or its remaining `steps`, would take more than `MOST_DAYS` days."""
+    seconds = plan.seconds(machine.flops, plan.run.optim.steps if steps is None else steps)
+    if seconds > MOST_DAYS * DAY:
         yield (
-            f"optim.steps: the run would take {days:,.0f} days on {machine}; the paper's longest took 5 on 16 GPUs;"
-            " use more processes or a smaller --preset, or --set optim.steps lower"
+            f"optim.steps: the run would take {about(seconds)} on {machine.name} (the paper's longest: 5 days on 16"
+            " GPUs); use more processes or --preset tiny, or --set optim.steps lower"
         )
+
+
+def unasked_months(plan: Plan, machine: Machine) -> Iterator[str]:
+    """Yields a problem if a new run would take that long without a GPU, and the user has not named a file for it."""
+    if plan.unasked and machine.capability == (0, 0):
+        for warning in too_long(plan, machine):
+            yield f"{warning}, or a GPU; to start it here all the same, add --deepspeed_config {plan.choice.file.stem}"
+
+
+def _precision(plan: Plan, machine: Machine) -> Iterator[str]:
+    if machine.capability == (0, 0) and (warning := emulated(plan.deepspeed.precision)):
+        yield warning
+    if (folder := plan.folder / DESCRIPTION).is_file() and not plan.assumed_gpu:
+        before, now = read_run(plan.folder), plan.description
+        if (before.precision, before.hardware) != (now.precision, now.hardware):
+            yield (
+                f"resume: {folder} was written on {before.hardware} in {before.precision}, this is {now.hardware} in"
+                f" {now.precision}: the run continues, but losses agree only within rounding"
+            )
 
 
 def _data(plan: Plan) -> Iterator[str]:
@@ -89,9 +111,10 @@ def _normalization(plan: Plan) -> Iterator[str]:
 
 def _held_out(plan: Plan) -> Iterator[str]:
     if plan.held_out is None:
+        share = enough_to_hold_out(plan.shards.manifest.books.documents.train)
         yield (
             f"run.evaluate_every: got {plan.run.evaluate_every:,}, but {plan.shards.folders[0]} has no held-out part,"
-            " so nothing will be evaluated; build it with --held_out 0.005, or with more text"
+            f" so nothing will be evaluated; build into another --output with --held_out {share:g}, or use more text"
         )
 
 
@@ -129,40 +152,22 @@ def _sizes(plan: Plan) -> Iterator[str]:
         )
 
 
-def _memory(plan: Plan, parameters: int) -> Iterator[str]:
-    needed, gpu = memory_of(plan, parameters).total, assumed_gpu(plan)
-    if needed > gpu.memory:
+def _memory(plan: Plan, parameters: int, machine: Machine) -> Iterator[str]:
+    needed = memory_of(plan, parameters, machine).total
+    if needed > machine.memory:
         yield (
-            f"deepspeed_config: a process needs about {needed / GIB:,.0f} GiB, but a {gpu.name} has"
-            f" {gpu.memory / GIB:,.0f}; use more processes or smaller micro-batches"
+            f"deepspeed_config: a process needs about {needed / GIB:,.1f} GiB, but {machine.name} has"
+            f" {machine.memory / GIB:,.1f}; use more GPUs or smaller micro-batches"
             " (--set deepspeed.train_micro_batch_size_per_gpu=N), or recompute activations"
             " (--set deepspeed.activation_checkpointing={})"
         )
 
 
-class Gpu(NamedTuple):
-    """A kind of GPU: its name, bytes of memory and compute capability."""
-
-    name: str
-    memory: float
-    capability: tuple[int, int]
-
-
-def assumed_gpu(plan: Plan) -> Gpu:
-    """Returns this machine's GPU or, without one, the GPU that `SPEEDS` has for the run's precision."""
-    if torch.cuda.is_available():
-        device = torch.cuda.get_device_properties(torch.cuda.current_device())
-        return Gpu(device.name, float(device.total_memory), (device.major, device.minor))
-    speed = SPEEDS[plan.deepspeed.precision]
-    return Gpu(speed.gpu, speed.memory, speed.capability)
-
-
-def memory_of(plan: Plan, parameters: int) -> Memory:
-    """Returns the estimated memory of one process on the assumed GPU."""
-    manifest, capability = plan.shards.manifest, assumed_gpu(plan).capability
-    return memory_per_gpu(
-        plan.deepspeed, plan.world_size, parameters, plan.run, manifest.vocab_size, manifest.seq_length, capability
-    )
+def memory_of(plan: Plan, parameters: int, machine: Machine) -> Memory:
+    """Returns the estimated memory of one process."""
+    manifest = plan.shards.manifest
+    lengths = manifest.vocab_size, manifest.seq_length
+    return memory_per_process(plan.deepspeed, plan.world_size, parameters, plan.run, *lengths, machine.capability)
 
 
 def disk_needed(plan: Plan, parameters: int) -> int:

@@ -1,5 +1,6 @@
 """`run.py --dry_run`: prints everything that is known before a run starts, and every problem on one line."""
 
+import re
 import shlex
 import shutil
 import sys
@@ -12,14 +13,15 @@ from electra_sampler.commands import as_typed
 from foundation.command_line import print_warning, printable
 from foundation.config import ConfigError, counted
 from foundation.files import existing_part
-from foundation.progress import DAY, duration
+from foundation.progress import about
 from pretrain.engine.checkpoint import newest_valid
 from pretrain.job.hostfile import read_hostfile
 from pretrain.job.hosts import check_hosts
 from pretrain.job.launcher import Slots
 from pretrain.job.rank_log import printable_lines
-from pretrain.training.doubts import assumed_gpu, disk_needed, disk_shortage, doubts, memory_of, too_long
-from pretrain.training.estimates import GIB, SPEEDS, flops_per_token
+from pretrain.training.doubts import disk_needed, disk_shortage, doubts, memory_of, too_long, unasked_months
+from pretrain.training.estimates import GIB
+from pretrain.training.machines import Machine, machine_of
 from pretrain.training.models import build_model
 from pretrain.training.plan import Plan
 from pretrain.training.run_folder import CHECKPOINTS
@@ -34,13 +36,13 @@ def dry_run(plan: Plan, hostfile: Path | None) -> None:
     Raises:
         ConfigError: lists everything that would keep the run from working.
     """
-    print(printable_lines(str(plan)))
+    print(printable_lines(f"{plan}\n{plan.settings}"))
     if checkpoint := newest_valid(plan.folder / CHECKPOINTS):
         print(f"start       resumes from step {checkpoint.step:,} of {plan.run.optim.steps:,}")
     parameters = sum(parameter.numel() for parameter in build_model(plan.description).parameters())
-    shortage = list(disk_shortage(plan, parameters))
-    problems = [*shortage]
-    for line in _needs(plan, parameters):
+    machine = machine_of(plan)
+    problems = [*disk_shortage(plan, parameters), *unasked_months(plan, machine)]
+    for line in _needs(plan, parameters, machine):
         print(printable(line))
     if hostfile:
         slots = read_hostfile(hostfile)
@@ -49,12 +51,9 @@ def dry_run(plan: Plan, hostfile: Path | None) -> None:
         problems += hosts.problems
         for line in (*_ranks(slots, hosts.found), *hosts.notes):
             print(printable(line))
-    # the run's options keep --hostfile, so each rank checks it again
-    given = [*(["--hostfile", str(hostfile)] if hostfile else []), "pretrain/run.py", *sys.argv[1:]]
-    command = as_typed(shlex.join(["deepspeed", *(part for part in given if not part.startswith(NOT_TYPED))]))
-    print(printable(f"launch      {command}"))
-    warnings = [doubt for doubt in doubts(plan, parameters, on_gpus=True) if doubt not in shortage]
-    warnings += too_long(_days(plan), f"{plan.world_size} {SPEEDS[plan.deepspeed.precision].gpu}")
+    print(printable(f"launch      {_launch(plan, hostfile)}"))
+    warnings = [doubt for doubt in doubts(plan, parameters, machine) if doubt not in problems]
+    warnings += [] if problems else too_long(plan, machine)
     if not problems:
         print(f"nothing was started; {counted(len(warnings), 'warning') + ':' if warnings else 'no problem was found'}")
     for warning in warnings:
@@ -63,28 +62,26 @@ def dry_run(plan: Plan, hostfile: Path | None) -> None:
         raise ConfigError(*problems)
 
 
-def _flops(plan: Plan) -> float:
-    seq_length, vocab_size = plan.shards.manifest.seq_length, plan.shards.manifest.vocab_size
-    per_token = flops_per_token(plan.run.model, plan.run.objective, vocab_size, seq_length)
-    return per_token * plan.run.batch_size * plan.run.optim.steps * seq_length  # including padding
+def _launch(plan: Plan, hostfile: Path | None) -> str:
+    """Returns the command that starts the run: this one without the options of a dry run."""
+    options = shlex.split(re.sub(r"--forecast[ =]\S+", "", shlex.join(sys.argv[1:])))
+    given = [part for part in options if not part.startswith(NOT_TYPED)]
+    launcher = ["deepspeed", *(["--hostfile", str(hostfile)] if hostfile else [])]
+    if not hostfile and plan.world_size == 1 and not (plan.assumed_gpu or torch.cuda.is_available()):
+        launcher = ["python"]
+    return as_typed(shlex.join([*launcher, "pretrain/run.py", *given]))  # --hostfile too: each rank checks it again
 
 
-def _days(plan: Plan) -> float:
-    return _flops(plan) / (SPEEDS[plan.deepspeed.precision].flops * plan.world_size) / DAY
-
-
-def _needs(plan: Plan, parameters: int) -> Iterator[str]:
-    tokens = plan.run.batch_size * plan.run.optim.steps * plan.shards.mean_length
-    yield f"size        {parameters / 1e6:.1f} M parameters; {tokens:.3g} word pieces, {_flops(plan):.3g} FLOPs"
-    memory = memory_of(plan, parameters)
+def _needs(plan: Plan, parameters: int, machine: Machine) -> Iterator[str]:
+    run = plan.run
+    tokens, flops = run.batch_size * run.optim.steps * plan.shards.mean_length, plan.flops_per_step * run.optim.steps
+    yield f"size        {parameters / 1e6:.1f} M parameters; {tokens:.3g} word pieces, {flops:.3g} FLOPs"
+    memory = memory_of(plan, parameters, machine)
     parts = ", ".join(f"{name} {value / GIB:.2f}" for name, value in memory._asdict().items())
-    yield f"memory      {memory.total / GIB:.1f} GiB per process on a {assumed_gpu(plan).name}: {parts} (estimated)"
-    precision = plan.deepspeed.precision
-    speed = SPEEDS[precision]
-    machine = f"{plan.world_size} {speed.gpu} in {precision}"
-    yield f"time        {duration(max(1, _days(plan) * DAY))} on {machine}, if each reaches {speed.source}"
-    if precision == "fp16" and not torch.cuda.is_available():
-        yield "note        fp16 needs GPUs: this machine has none, so the run cannot start here"
+    yield f"memory      {memory.total / GIB:.1f} GiB per process, of {machine.memory / GIB:.1f}: {parts} (estimated)"
+    took = about(plan.seconds(machine.flops, run.optim.steps))
+    each = "each reaches" if plan.assumed_gpu else "it reaches"
+    yield f"time        {took} on {machine.name} in {plan.deepspeed.precision}, if {each} {machine.source}"
     place, needed = existing_part(plan.folder), disk_needed(plan, parameters)
     free = shutil.disk_usage(place).free
     yield f"disk        {needed / GIB:.1f} GiB for checkpoints; {free / GIB:.1f} GiB are free at {place}"

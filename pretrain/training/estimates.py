@@ -3,11 +3,11 @@
 Shape letters: L length, H hidden size, F feed-forward size, E embedding size, N heads.
 """
 
-import os
 from typing import NamedTuple
 
 from data_prep.masking import mask_size
 from foundation.config import ConfigError
+from foundation.machine import memory
 from pretrain.config import RunConfig
 from pretrain.engine.deepspeed_config import EngineConfig
 from pretrain.method.objectives import objective_class
@@ -25,41 +25,6 @@ LEAST_ELEMENT = 2
 GIB = 2**30
 LARGEST_GPU = 1024 * GIB
 """More than any GPU has."""
-
-
-class Speed(NamedTuple):
-    """Published training speed of one GPU on an ELECTRA run."""
-
-    gpu: str
-    flops: float
-    """FLOP/s, counted as in `flops_per_token`."""
-    source: str
-    memory: float
-    """Bytes, of the model with the most memory."""
-    capability: tuple[int, int]
-
-
-SPEEDS = {
-    "fp16": Speed(
-        "V100",
-        32.8e12,
-        "26% of 125 TFLOP/s: NVIDIA's ELECTRA-base at length 512, 96 sequences/s per V100",
-        32 * GIB,
-        (7, 0),
-    ),
-    "bf16": Speed(
-        "A100",
-        58.5e12,
-        "19% of 312 TFLOP/s: NVIDIA's ELECTRA-base at length 512, 171 sequences/s per A100",
-        80 * GIB,
-        (8, 0),
-    ),
-    "fp32": Speed(
-        "V100", 3.3e12, "21% of 15.7 TFLOP/s: google-research/electra's small model, 4 days on a V100", 32 * GIB, (7, 0)
-    ),
-}
-"""By precision. Sources: NVIDIA DeepLearningExamples, TensorFlow2 ELECTRA, pre-training performance; google-research/
-electra's README. Published sequences per second times the operations counted here."""
 
 
 def flops_per_token(model: ModelConfig, objective: ObjectiveConfig, vocab_size: int, length: int) -> float:
@@ -86,7 +51,7 @@ def flops_per_token(model: ModelConfig, objective: ObjectiveConfig, vocab_size: 
 
 
 class Memory(NamedTuple):
-    """Memory of one GPU in bytes, by use."""
+    """Memory of one process in bytes, on its GPU or its host, by use."""
 
     weights: float
     gradients: float
@@ -98,7 +63,7 @@ class Memory(NamedTuple):
         return sum(self)
 
 
-def memory_per_gpu(
+def memory_per_process(
     deepspeed: EngineConfig,
     world_size: int,
     parameters: int,
@@ -107,7 +72,7 @@ def memory_per_gpu(
     length: int,
     capability: tuple[int, int],
 ) -> Memory:
-    """Returns an estimate of the memory that a process needs on a GPU of this compute capability.
+    """Returns an estimate of the memory that a process needs on a GPU of this compute capability; (0, 0) for a CPU.
 
     States are counted as by Rajbhandari et al. 2020 (ZeRO), activations by `_activations`.
     """
@@ -168,19 +133,19 @@ def require_memory(run: RunConfig, micro_batch_size: int, vocab_size: int, lengt
     Raises:
         ConfigError: a bound exceeds the available memory.
     """
-    here = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    here = memory()
     weights = MASTER_BYTES * least_parameters(run, vocab_size)
     if weights > here:
         raise ConfigError(
-            f"model: got {run.model}, expected one whose weights fit this machine's {here / GIB:,.0f} GiB of memory,"
-            f" not {weights / GIB:,.0f} GiB or more; choose fewer layers or smaller sizes"
+            f"model: got {run.model}, expected one whose weights fit the {here / GIB:,.1f} GiB of memory that a process"
+            f" may use here, not {weights / GIB:,.1f} GiB or more; choose fewer layers or smaller sizes"
         )
     room = LARGEST_GPU if on_gpu else here
     kept = LEAST_ELEMENT * micro_batch_size * length * run.model.layers * run.model.hidden_size
     if kept > room:
         raise ConfigError(
             f"batch_size: got {run.batch_size}, of which a process holds {micro_batch_size} sequences at once, expected"
-            f" a micro-batch that fits {room / GIB:,.0f} GiB, not {kept / GIB:,.0f} GiB or more; lower it with"
+            f" a micro-batch that fits {room / GIB:,.1f} GiB, not {kept / GIB:,.1f} GiB or more; lower it with"
             " --set deepspeed.train_micro_batch_size_per_gpu=N"
         )
 

@@ -41,8 +41,8 @@ class RunOptions(StrictConfig):
     """run folder (runs/PRESET)"""
     log_to: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ("tensorboard",)
     """where to log curves; each writer named gets all of them"""
-    deepspeed_config: Annotated[Path | None, Group("machines")] = None
-    """DeepSpeed file: speed and memory (the preset's, in ds_configs/)"""
+    deepspeed_config: Annotated[Path, Group("machines")] = Path("auto")
+    """DeepSpeed file; auto: bf16 where the hardware has it, fp16 on older GPUs, else fp32"""
     hostfile: Path | None = None
     """the launcher's hostfile: --dry_run checks its hosts; training compares it with the started processes"""
     compile: bool = False
@@ -52,7 +52,9 @@ class RunOptions(StrictConfig):
     hang_timeout: float = Field(default=600, ge=1, le=MOST)
     """seconds without progress before the job is ended"""
     dry_run: bool = False
-    """check everything, print the plan, start nothing"""
+    """check everything, print the plan, forecast the time on this machine, start nothing"""
+    forecast: Literal["v100", "a100", "h100"] | None = None
+    """with --dry_run: plan for this GPU instead (with --hostfile: v100)"""
     local_rank: Annotated[int, HIDDEN] = 0
     """passed by the launcher; unused, as the environment has it too"""
 

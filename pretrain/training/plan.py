@@ -1,27 +1,36 @@
 """The plan of a run: reads and checks everything that one process can check before anything starts."""
 
+import socket
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
 from foundation.config import ConfigError, counted
-from foundation.files import ROOT, require_folder
+from foundation.files import require_folder
 from foundation.settings import settings_tables
 from pretrain.config import RunConfig, with_overrides
 from pretrain.data.remote import CACHE, GB, local_folder
 from pretrain.data.shards import Shards, open_held_out, open_shards
 from pretrain.engine.deepspeed_config import OVERRIDE, EngineConfig, read, resolve
 from pretrain.engine.deepspeed_keys import DeepSpeedConfig
+from pretrain.engine.hardware import AUTO, Choice, choose, file_of, name_of_hardware
 from pretrain.huggingface.init_from import require_fit, with_sizes_of
 from pretrain.job.hostfile import read_hostfile
 from pretrain.job.launcher import number_of
 from pretrain.method.objectives import objective_class
 from pretrain.presets import preset, with_objective, with_row
-from pretrain.training.estimates import require_memory
+from pretrain.training.estimates import flops_per_token, require_memory
 from pretrain.training.models import find_sources, is_run
 from pretrain.training.options import RunOptions
-from pretrain.training.run_folder import RunDescription, describe, has_checkpoint, read_run, require_same_run
+from pretrain.training.run_folder import (
+    DESCRIPTION,
+    RunDescription,
+    describe,
+    has_checkpoint,
+    read_run,
+    require_same_run,
+)
 
 
 class Plan(NamedTuple):
@@ -32,29 +41,52 @@ class Plan(NamedTuple):
     held_out: Shards | None
     description: RunDescription
     deepspeed: EngineConfig
+    choice: Choice
+    """The file that `deepspeed` was read from, and why."""
+    unasked: bool
+    """A new run whose file the hardware decides: the user has not said that it should run on this machine."""
     folder: Path
     world_size: int
     log_to: tuple[str, ...]
     graphs: bool = False
+    assumed_gpu: str | None = None
+    """The GPU that a dry run plans for, by its name in `machines.GPUS`; `None` for this machine."""
 
     def __str__(self) -> str:
-        sequences = self.run.batch_size * self.run.optim.steps
+        """The plan in five lines; every setting is in the run folder's run.json."""
+        sequences, length = self.run.batch_size * self.run.optim.steps, self.shards.mean_length
+        of_data = (
+            f"{folder}: {size:,} sequences, {share:.1%} of the samples, {sequences * share / size:,.2f} epochs"
+            for folder, size, share in self.shards.mixture
+        )
         return "\n".join(
             (
                 f"run folder  {self.folder}",
-                f"objective   {self.run.objective}",
-                f"model       {self.run.model}",
-                *(
-                    f"data        {folder}: {size:,} sequences, {share:.1%} of the samples,"
-                    f" {sequences * share / size:,.2f} epochs"
-                    for folder, size, share in self.shards.mixture
-                ),
-                f"training    {self.run.optim.steps:,} steps of {self.run.batch_size} sequences,"
-                f" {sequences * self.shards.mean_length:.3g} tokens: {self.shards.mean_length:.1f} per sequence",
+                f"training    {self.run.objective.name}, {self.run.optim.steps:,} steps of {self.run.batch_size}"
+                f" sequences, {sequences * length:.3g} tokens: {length:.1f} per sequence",
+                f"data        {'; '.join(of_data)}",
                 f"processes   {self.world_size}, each {counted(self.deepspeed.micro_batch_size, 'sequence')}"
                 f" x {counted(self.deepspeed.accumulation_steps, 'micro-batch', 'micro-batches')} per step",
+                f"precision   {self.deepspeed.precision} ({self.choice.file.stem}): {self.choice.reason}",
             )
         )
+
+    @property
+    def settings(self) -> str:
+        """The settings of model, objective and optimizer in full."""
+        run = self.run
+        return f"model       {run.model}\nobjective   {run.objective}\noptimizer   {run.optim}"
+
+    def seconds(self, flops: float, steps: int) -> float:
+        """Forecast of so many steps' time, at this many FLOP/s over all processes."""
+        return self.flops_per_step * steps / flops
+
+    @property
+    def flops_per_step(self) -> float:
+        """Floating-point operations of a step, without those on padding."""
+        manifest = self.shards.manifest
+        per_token = flops_per_token(self.run.model, self.run.objective, manifest.vocab_size, manifest.seq_length)
+        return per_token * self.run.batch_size * self.shards.mean_length
 
 
 def make_plan(options: RunOptions) -> Plan:
@@ -85,12 +117,18 @@ def make_plan(options: RunOptions) -> Plan:
             f"model.max_positions: got {run.model.max_positions}, but the sequences of {shards.names[0]} are"
             f" {shards.manifest.seq_length} long; use --set model.max_positions={shards.manifest.seq_length}"
         )
-    world_size = number_of("WORLD_SIZE", "1")
+    if options.forecast and not options.dry_run:
+        raise ConfigError(f"forecast: got {options.forecast} without --dry_run; add it, or leave --forecast out")
+    world_size, gpu = number_of("WORLD_SIZE", "1"), options.forecast
     if options.dry_run and options.hostfile:
-        world_size = sum(read_hostfile(options.hostfile).values())
-    on_gpu = options.dry_run or torch.cuda.is_available()  # a dry run plans for other machines
+        slots = read_hostfile(options.hostfile)
+        world_size = sum(slots.values())
+        gpu = gpu or (None if slots.keys() <= {"localhost", socket.gethostname()} else "v100")
+    on_gpu = gpu is not None or torch.cuda.is_available()
+    folder = options.output or Path("runs") / options.preset
+    choice = choose_file(options, folder, world_size, gpu)
     deepspeed = resolve(
-        _deepspeed(options),
+        read(choice.file, _of_deepspeed(options)),
         batch_size=run.batch_size,
         world_size=world_size,
         device_type="cuda" if on_gpu else "cpu",
@@ -106,17 +144,60 @@ def make_plan(options: RunOptions) -> Plan:
         require_graphs(run, deepspeed, on_gpu)
     manifest = shards.manifest
     require_memory(run, deepspeed.micro_batch_size, manifest.vocab_size, manifest.seq_length, on_gpu)
-    folder = options.output or Path("runs") / options.preset
     require_generator(options, run, folder, manifest.vocab_size)
     if options.init_from:
         require_fit(find_sources(options.init_from), run, manifest.vocab_size, shards.folders[0] / "tokenizer")
     require_folder(folder)
     description = describe(
-        run, shards, options.data_weights, options.init_from, options.keep_optimizer, options.generator_from
+        run,
+        shards,
+        options.data_weights,
+        options.init_from,
+        options.keep_optimizer,
+        options.generator_from,
+        precision=deepspeed.precision,
+        hardware=name_of_hardware(),
     )
     require_same_run(folder, description)
-    held_out = open_held_out(*options.data)
-    return Plan(run, shards, held_out, description, deepspeed, folder, world_size, options.log_to, options.graphs)
+    return Plan(
+        run=run,
+        shards=shards,
+        held_out=open_held_out(*options.data),
+        description=description,
+        deepspeed=deepspeed,
+        choice=choice,
+        unasked=options.deepspeed_config == AUTO and not (folder / DESCRIPTION).is_file(),
+        folder=folder,
+        world_size=world_size,
+        log_to=options.log_to,
+        graphs=options.graphs,
+        assumed_gpu=gpu,
+    )
+
+
+def choose_file(options: RunOptions, folder: Path, world_size: int, gpu: str | None) -> Choice:
+    """Returns the DeepSpeed file that the options name, or for `auto` the one of the precision that the run in `folder`
+    was started in, else of the fastest precision of this machine or of `gpu`.
+
+    Raises:
+        ConfigError: the run in `folder` cannot be read, or it was started in fp16, and there is no GPU.
+    """
+    if options.deepspeed_config != AUTO:
+        return Choice(options.deepspeed_config, "as given by --deepspeed_config")
+    if gpu:
+        return Choice(
+            file_of("fp16" if gpu == "v100" else "bf16", world_size), f"what a {gpu.upper()} computes fastest"
+        )
+    here = choose(world_size)
+    if not (folder / DESCRIPTION).is_file():
+        return here
+    started = read_run(folder).precision
+    if started == "fp16" and not torch.cuda.is_available():
+        raise ConfigError(
+            f"deepspeed_config: {folder} was started in fp16, which needs a GPU; continue it on one, or here with"
+            f" --deepspeed_config {here.file.stem}"
+        )
+    return Choice(file_of(started, world_size), "as the run was started")
 
 
 def require_graphs(run: RunConfig, deepspeed: EngineConfig, on_gpu: bool) -> None:
@@ -175,15 +256,14 @@ def list_settings(options: RunOptions) -> str:
     """
     run = choose_run(options)
     title = f"KEY, value and meaning with preset {options.preset} and objective {run.objective.name}"
-    of_deepspeed = settings_tables(DeepSpeedConfig, _deepspeed(options), OVERRIDE)
+    file = choose(number_of("WORLD_SIZE", "1")).file if options.deepspeed_config == AUTO else options.deepspeed_config
+    of_deepspeed = settings_tables(DeepSpeedConfig, read(file, _of_deepspeed(options)), OVERRIDE)
     return "\n\n".join((title, *settings_tables(RunConfig, run), *of_deepspeed))
 
 
-def _deepspeed(options: RunOptions) -> DeepSpeedConfig:
-    return read(
-        options.deepspeed_config or ROOT / preset(options.preset).deepspeed_config,
-        [override for override in options.set if override.startswith(OVERRIDE)],
-    )
+def _of_deepspeed(options: RunOptions) -> list[str]:
+    """Returns the overrides that are DeepSpeed's, not the run's."""
+    return [override for override in options.set if override.startswith(OVERRIDE)]
 
 
 def choose_run(options: RunOptions) -> RunConfig:
@@ -192,7 +272,7 @@ def choose_run(options: RunOptions) -> RunConfig:
     Raises:
         ConfigError: an option is wrong.
     """
-    run = preset(options.preset).run
+    run = preset(options.preset)
     if options.objective is not None and options.row is not None:
         raise ConfigError(f"row: got {options.row!r} with --objective, but a row sets the objective; give one of them")
     if options.row is not None:

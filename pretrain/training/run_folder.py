@@ -36,6 +36,7 @@ BOOKKEEPING = {
     "evaluate_every",
     "evaluate_sequences",
     "checkpoint_every",
+    "checkpoint_minutes",
     "keep_checkpoints",
     "keep_every",
     "deterministic",
@@ -43,6 +44,10 @@ BOOKKEEPING = {
 """How often a run reports and saves, and how it rounds. These do not change its mathematics, so it may resume with
 other values."""
 VERSIONS_OF = ("torch", "deepspeed", "numpy", "electra-sampler")
+
+
+IN_WORDS = {"data_sha256": "other shards", "tokenizer_sha256": "another vocabulary"}
+"""What differs where a checksum does."""
 
 
 class RunDescription(StrictConfig):
@@ -69,6 +74,10 @@ class RunDescription(StrictConfig):
     """The run started with Adam's state of the run in `init_from`."""
     generator_from: str | None = None
     """Name of the frozen generator, as given; every checkpoint holds its weights."""
+    precision: str
+    """fp32, bf16 or fp16; a resume keeps it unless another is named."""
+    hardware: str
+    """The GPU, or the CPU's instruction set, of the first rank at the newest start."""
     versions: dict[str, str] = {}
 
     @field_validator("data", mode="before")
@@ -84,8 +93,12 @@ def describe(
     init_from: tuple[str, ...] = (),
     keep_optimizer: bool = False,
     generator_from: str | None = None,
+    precision: str = "fp32",
+    hardware: str = "unknown",
 ) -> RunDescription:
-    """Returns the description of a run: configuration, shards and weights, initial checkpoints, installed versions."""
+    """Returns the description of a run: configuration, shards and weights, initial checkpoints, precision and hardware,
+    installed versions.
+    """
     manifest, versions = shards.manifest, {"python": platform.python_version()}
     for package in VERSIONS_OF:
         with suppress(importlib.metadata.PackageNotFoundError):
@@ -104,6 +117,8 @@ def describe(
         init_from=init_from,
         keep_optimizer=keep_optimizer,
         generator_from=generator_from,
+        precision=precision,
+        hardware=hardware,
         versions=versions,
     )
 
@@ -116,12 +131,15 @@ def require_same_run(folder: Path, description: RunDescription) -> None:
     """
     if not (folder / DESCRIPTION).is_file():
         return
-    excluded: Any = {"data": True, "versions": True, "run": BOOKKEEPING}
+    excluded: Any = {"data": True, "precision": True, "hardware": True, "versions": True, "run": BOOKKEEPING}
     before, now = (
         dict(flat(part.model_dump(mode="json", exclude=excluded))) for part in (read_run(folder), description)
     )
     changed = [
-        f"{key}: {folder} was started with {before.get(key)!r}, this command says {now.get(key)!r};"
+        f"{key}: {folder} was started with {IN_WORDS[key]} than this command says; use the same --data or another"
+        " --output"
+        if key in IN_WORDS
+        else f"{key}: {folder} was started with {before.get(key)!r}, this command says {now.get(key)!r};"
         " use the same value or another --output"
         for key in sorted(before.keys() | now.keys())
         if before.get(key) != now.get(key)

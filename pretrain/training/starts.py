@@ -23,11 +23,17 @@ PREFIXES = ("CUDA_", "NCCL_", "TORCH_", "DS_", "OMP_", "SLURM_JOB", "MASTER_", "
 
 
 def record_start(
-    folder: Path, engine: Engine, step: int, matrix_peak: float, seconds: Mapping[str, Sequence[float]]
+    folder: Path,
+    engine: Engine,
+    step: int,
+    matrix_peak: float,
+    fp32_peak: float | None,
+    seconds: Mapping[str, Sequence[float]],
 ) -> None:
     """Appends the record of this start, at `step`, to the run folder; first rank only.
 
-    `matrix_peak` is in FLOP/s over all ranks; `seconds` holds each phase's duration by rank.
+    `matrix_peak` is in FLOP/s over all ranks in the run's precision, `fp32_peak` on CPUs in fp32; `seconds` holds each
+    phase's duration by rank.
     """
     cuda = engine.device.type == "cuda"
     record = {
@@ -41,6 +47,7 @@ def record_start(
         "micro_batch_size": engine.config.micro_batch_size,
         "accumulation_steps": engine.config.accumulation_steps,
         "matrix_peak_tflops": matrix_peak / 1e12,
+        **({"fp32_peak_tflops": fp32_peak / 1e12} if fp32_peak else {}),
         "code": code_version(),
         "cuda": torch.version.cuda,
         "environment": {key: value for key, value in sorted(os.environ.items()) if key.startswith(PREFIXES)},

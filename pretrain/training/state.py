@@ -1,6 +1,7 @@
 """The training state outside the engine, and what follows from it: the next learning rate, whether a report is due."""
 
 import math
+import time
 from dataclasses import dataclass, field
 
 from pretrain.config import RunConfig
@@ -41,6 +42,20 @@ class TrainingState:
             "skipped": self.step - self.updates,
             "loss_spikes": self.spikes,
         }
+
+
+class Stopwatch:
+    """Measures the time since it was last restarted."""
+
+    def __init__(self) -> None:
+        self.restart()
+
+    def restart(self) -> None:
+        self._started = time.monotonic()
+
+    @property
+    def minutes(self) -> float:
+        return (time.monotonic() - self._started) / 60
 
 
 def rate_after(run: RunConfig, updates: int) -> float:

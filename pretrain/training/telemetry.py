@@ -6,21 +6,28 @@ from typing import Any
 import torch
 
 from data_prep.tokens import open_tokenizer
+from foundation.config import counted
+from foundation.progress import about, duration
 from pretrain.data.batches import Batch
 from pretrain.engine.engine import Engine, StepResult
+from pretrain.engine.hardware import product_speed
 from pretrain.method.electra import ElectraOutput
 from pretrain.method.objectives.mlm import MaskedLMOutput
 from pretrain.training.assembly import Training
 from pretrain.training.distributions import Distributions, describe, histograms
 from pretrain.training.doubts import too_long
 from pretrain.training.example import example
+from pretrain.training.machines import SHARES
 from pretrain.training.metrics import MetricSums, summary
 from pretrain.training.run_folder import CHECKPOINTS, writing
 from pretrain.training.run_log import RunLog
 from pretrain.training.starts import describe_start, record_start
 from pretrain.training.state import TrainingState, due
 from pretrain.training.stragglers import OwnTime, of_ranks
-from pretrain.training.throughput import Throughput, matrix_peak
+from pretrain.training.throughput import Throughput
+
+FIRST_WORD = 10.0
+"""Seconds after which a run that has no log line yet says how fast it is."""
 
 
 class Reported:
@@ -53,7 +60,8 @@ class Telemetry:
     def __init__(self, training: Training, step: int) -> None:
         """`step` is where the run starts or resumes."""
         engine, folder, run = training.engine, training.plan.folder, training.plan.run
-        self._training, self._engine, self._run, self._step = training, engine, run, step + 1
+        self._training, self._engine, self._run = training, engine, run
+        self._first_step, self._step = step, step + 1
         with writing(folder):
             steps, log_to = run.optim.steps, training.plan.log_to
             self._log = RunLog(folder, step, steps, log_to) if engine.world.is_first else None
@@ -73,21 +81,25 @@ class Telemetry:
             self._log.close()
 
     def started(self) -> None:
-        """Measures the machine's speed, records the start and begins the first log interval. Collective."""
+        """Records the start, says how long the rest will take, and begins the first log interval. Collective."""
         training, engine, step = self._training, self._engine, self._step - 1
-        peak = matrix_peak(engine)
-        training.startup.done("matrix peak")
+        peak = training.machine.flops / SHARES[training.plan.deepspeed.precision]
+        fp32_peak = None if engine.device.type == "cuda" else engine.world.sum(product_speed("fp32", engine.device))
         phases = training.startup.seconds
         by_rank = of_ranks(engine, *phases.values())
         seconds = {phase: list(of_phase) for phase, of_phase in zip(phases, zip(*by_rank, strict=True), strict=True)}
         if engine.world.is_first:
             with writing(training.plan.folder):
-                record_start(training.plan.folder, engine, step, peak, seconds)
+                record_start(training.plan.folder, engine, step, peak, fp32_peak, seconds)
         self.say(describe_start(seconds))
         self._throughput = Throughput(self._run, training.plan.shards, step, peak)
-        for doubt in too_long(self._throughput.fewest_days, "this machine at best"):
+        left = self._run.optim.steps - step
+        expected = about(training.plan.seconds(training.machine.flops, left))
+        self.say(f"forecast    {expected} for {counted(left, 'step')} on {training.machine.name}, if they are idle")
+        for doubt in too_long(training.plan, training.machine, left):
             self.say(f"WARNING: {doubt}")
-        self._since = time.monotonic()
+        self._began = self._since = time.monotonic()
+        self._spoken = False
 
     @property
     def watching(self) -> bool:
@@ -113,6 +125,13 @@ class Telemetry:
             self._first = None
         if self._due(self._run.log_every):
             self._write_line(state, result)
+            self._spoken = True
+        elif not self._spoken and (seconds := time.monotonic() - self._began) > FIRST_WORD:
+            self._spoken = True
+            done, last = state.step - self._first_step, self._run.optim.steps
+            left = duration(seconds / done * (last - state.step))
+            loss = f"loss {state.recent_losses[-1]:.3f}"
+            self.say(f"step {state.step}/{last}  {loss}  {seconds / done:.1f} s per step  {left} left")
         if self.watching:
             self._reported.distributions.vector.zero_()
         self._step += 1

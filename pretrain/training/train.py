@@ -1,18 +1,19 @@
 """The training loop: `run_steps` decides when to step, report, evaluate, save and stop; `losses` runs the forwards."""
 
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from foundation.config import ConfigError
 from foundation.locks import confirm
 from foundation.ordering import key_of
 from pretrain.data.batches import HELD_OUT_SEED, Batch, TrainingBatches, held_out_batches
 from pretrain.data.shards import Shards
-from pretrain.engine.checkpoint import NotSaved, save
+from pretrain.engine.checkpoint import NotSaved, newest_valid, save
 from pretrain.engine.determinism import compute_deterministically
 from pretrain.engine.graphs import replay_micro_batches
 from pretrain.engine.loop import optimizer_step, resume
@@ -21,12 +22,12 @@ from pretrain.job.processes import leave, start_processes
 from pretrain.job.rank_log import keep_rank_log
 from pretrain.job.stopping import EXIT_STOPPED, StopRequest
 from pretrain.job.watchdog import Watchdog
-from pretrain.training.assembly import Training, build_training, take_folder
+from pretrain.training.assembly import Training, build_training, measured_machine, take_folder
 from pretrain.training.guards import require_finite
 from pretrain.training.plan import Plan
 from pretrain.training.run_folder import CHECKPOINTS, DESCRIPTION, LOCK, require_free, write_run, writing
 from pretrain.training.starts import Startup
-from pretrain.training.state import TrainingState, due, rate_after
+from pretrain.training.state import Stopwatch, TrainingState, due, rate_after
 from pretrain.training.telemetry import Reported, Telemetry
 
 
@@ -38,14 +39,28 @@ def train_rank(plan: Plan, hang_timeout: float, compiled: bool) -> int:
     require_free(plan.folder)  # before the ranks meet: a run that still trains there may hold the port
     world = start_processes()
     startup.done("meeting")
+    machine = measured_machine(plan, world)
+    startup.done("matrix peak")
     lock = take_folder(plan, world)
+    if world.share(world.is_first and is_finished(plan)):
+        if world.is_first:
+            print(f"already done: {plan.run.optim.steps:,} steps; see {plan.folder}", flush=True)
+        return leave(0)
     with Watchdog(world, hang_timeout, plan.folder) as watchdog:
         with writing(plan.folder):
             keep_rank_log(plan.folder, world.rank)
         with lock:
-            code = train(build_training(plan, world, watchdog, startup, compiled))
+            code = train(build_training(plan, machine, world, watchdog, startup, compiled))
         watchdog.record("stopped" if code else "done", code, f"ended with exit code {code}")
         return leave(code)
+
+
+def is_finished(plan: Plan) -> bool:
+    """Whether the run folder holds an intact checkpoint of the last step."""
+    with suppress(ConfigError):
+        newest = newest_valid(plan.folder / CHECKPOINTS)
+        return newest is not None and newest.step == plan.run.optim.steps
+    return False  # said when the run resumes
 
 
 def train(training: Training) -> int:
@@ -68,11 +83,12 @@ def run_steps(training: Training, state: TrainingState, telemetry: Telemetry, st
     if plan.graphs and state.step < last:
         replay_micro_batches(model, batches.step(state.step)[0].to(training.engine.device, counts=True))
     telemetry.started()
+    unsaved = Stopwatch()
     for micro_batches in telemetry.own_time.reading(batches.from_step(state.step, last)):
-        result, loss, stopping = optimizer_step(
+        result, loss, (stopping, saving) = optimizer_step(
             training.engine,
             losses(training, state.step, micro_batches, telemetry),
-            lambda: bool(stop) or training.watchdog.launcher_gone,
+            lambda: (bool(stop) or training.watchdog.launcher_gone, unsaved.minutes > run.checkpoint_minutes),
             rate_after(run, state.updates),
             UNSCALED
             if run.optim.adam_bias_correction
@@ -86,8 +102,9 @@ def run_steps(training: Training, state: TrainingState, telemetry: Telemetry, st
         if plan.held_out is not None and due(run.evaluate_every, state.step, last):
             telemetry.write("held_out", state, evaluate(training, plan.held_out))
         training.watchdog.step_done(state.step)
-        if stopping or due(run.checkpoint_every, state.step, last):
+        if stopping or saving or due(run.checkpoint_every, state.step, last):
             save_state(training, state, telemetry, must=stopping or state.step == last)
+            unsaved.restart()
         if stopping and state.step < last:
             telemetry.say(f"stopped on request after step {state.step}; run the same command to resume")
             return EXIT_STOPPED

@@ -25,7 +25,7 @@ def test_parts_are_timed_on_compiled_layers_exactly_when_steps_are(
 
     monkeypatch.setattr(bench.contender, "train", seen)
     options = StepOptions(preset="tiny", batch_size=2, seq_length=16)
-    run, batch = with_objective(preset("tiny").run, "hp_loss"), random_batch(2, 16)
+    run, batch = with_objective(preset("tiny"), "hp_loss"), random_batch(2, 16)
     assert min(parts(run, batch, options, ours(run, batch, options, compiled)).values()) >= 0
     layers = [module for model in models for module in model.modules() if isinstance(module, Layer)]
     assert layers and all((layer._compiled_call_impl is not None) == compiled for layer in layers)

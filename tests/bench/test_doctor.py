@@ -15,7 +15,7 @@ from pretrain.presets import PAPER, PRESETS, with_objective
 def test_each_sickness_is_planted_exactly_once_under_its_finding():
     named = re.findall(r'name="([\w ]+)"', inspect.getsource(health))
     assert sorted(named) == sorted(PLANTED)
-    assert len(named) == len(health.AT_ONCE + health.ONCE_LEARNED) == 10
+    assert len(named) == len(health.AT_ONCE + health.ONCE_LEARNED) == 11
 
 
 def test_twenty_healthy_runs_cover_every_objective_of_the_paper_and_size_in_both_halves_without_repetition():
@@ -31,4 +31,4 @@ def test_twenty_healthy_runs_cover_every_objective_of_the_paper_and_size_in_both
 @pytest.mark.parametrize("run", [*healthy(), *planted()], ids=lambda run: run.name)
 def test_the_options_of_a_run_are_accepted(run: Planned):
     _, objective, _, *overrides = shlex.split(run.options)
-    with_overrides(with_objective(PRESETS["tiny"].run, objective), overrides)
+    with_overrides(with_objective(PRESETS["tiny"], objective), overrides)

@@ -25,7 +25,7 @@ def both_steps(run: RunConfig, models: list[Electra], config: str) -> tuple[Step
 
 
 def test_plain_loop_and_engine_reach_the_same_weights() -> None:
-    run, models = preset("tiny").run, [new_model(preset("tiny").run, 300) for _ in range(2)]
+    run, models = preset("tiny"), [new_model(preset("tiny"), 300) for _ in range(2)]
     steps = both_steps(run, models, "zero1_fp32")
     for _ in range(3):
         batch = random_batch(2, 16, 300)
@@ -37,7 +37,7 @@ def test_plain_loop_and_engine_reach_the_same_weights() -> None:
 
 def test_the_engine_needs_few_more_operations_per_parameter_than_a_plain_loop() -> None:
     """DeepSpeed's own code needs fifteen per parameter, mostly to check whether gradients are finite."""
-    run, batch = preset("tiny").run, random_batch(2, 16, 300)
+    run, batch = preset("tiny"), random_batch(2, 16, 300)
     models = [new_model(run, 300) for _ in range(2)]
     by_hand, engine = both_steps(run, models, "zero1_bf16")
     for step in (by_hand, engine):

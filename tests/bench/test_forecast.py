@@ -61,13 +61,13 @@ def test_each_of_two_processes_updates_half_and_exchanges_the_minimum_of_zero_1(
 def test_each_assumed_share_reproduces_its_published_throughput(
     name: str, length: int, cluster: Cluster, share: object, sequences_per_second: float
 ) -> None:
-    run = with_objective(preset(name).run, "electra")
+    run = with_objective(preset(name), "electra")
     step = forecast_of(run, 0, length, 30_522, cluster, share)  # type: ignore[arg-type]
     assert run.batch_size / step.computing == pytest.approx(sequences_per_second, rel=0.03)
 
 
 def test_no_step_is_forecast_to_be_faster_than_its_kernel_launches() -> None:
-    step = forecast_of(preset("small").run, 0, 128, 30_522, H100_8, RTX_3090)
+    step = forecast_of(preset("small"), 0, 128, 30_522, H100_8, RTX_3090)
     assert step.computing == KERNELS * LAUNCH
 
 
@@ -75,7 +75,7 @@ def kernels_of_a_step() -> int:
     """Operations that a GPU needs too: dropout's factors by one call, half-precision sums by PyTorch itself."""
     cpu_ops.HALF = ()
     cpu_ops.kept = lambda shape, p, dtype: torch.empty(shape, dtype=dtype).bernoulli_(1 - p)
-    run, batch = preset("small").run, random_batch(1, 128)
+    run, batch = preset("small"), random_batch(1, 128)
     engine = new_engine(new_model(run, VOCABULARY), run, CONFIGS / "zero1_bf16.json", 1, start_processes())
     engine_step(engine, batch)
     return operations(partial(engine_step, engine, batch))
@@ -90,7 +90,7 @@ def test_the_assumed_number_of_kernels_is_that_of_a_whole_step() -> None:
 
 
 def test_the_exchange_takes_as_long_as_the_slowest_link_needs() -> None:
-    run = preset("base").run
+    run = preset("base")
     near = forecast_of(run, 110_000_000, 512, 30_522, V100_8, NVIDIA_V100)
     far = forecast_of(run, 110_000_000, 512, 30_522, V100_16, NVIDIA_V100)
     assert far.exchanging == pytest.approx(2 * 15 / 16 * 110e6 * 2 / 12.5e9)

@@ -12,7 +12,7 @@ def test_the_times_of_each_kind_of_work_add_up_to_a_step() -> None:
     threads, shape = torch.get_num_threads(), Shape(4)
     torch.set_num_threads(1)
     try:
-        costs = measured_costs(preset("tiny").run, ScalingOptions(preset="tiny", batch_size=4, repeats=1))
+        costs = measured_costs(preset("tiny"), ScalingOptions(preset="tiny", batch_size=4, repeats=1))
     finally:
         torch.set_num_threads(threads)
     assert min(costs.score, costs.update, costs.sent_byte) > 0

@@ -39,7 +39,7 @@ def test_the_command_prints_ratios_shares_memory_and_parts() -> None:
 
 
 def test_peer_and_our_model_have_the_same_sizes() -> None:
-    run = with_objective(preset("small").run, "electra")
+    run = with_objective(preset("small"), "electra")
     ours = fresh_model(run)
     theirs = torch.nn.ModuleList(shared_pair(run.model))
     table = sum(p.numel() for name, p in ours.named_parameters() if "relative_attention_bias" in name)

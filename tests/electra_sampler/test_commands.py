@@ -73,7 +73,7 @@ def test_a_command_takes_its_options_and_uses_its_own_name_in_messages() -> None
         ("python data_prep/build_shards.py --output data/x", "electra-sampler build-shards --output data/x"),
         ("python quickstart/corpus.py", "python -m quickstart.corpus"),
         ("deepspeed --num_gpus 2 pretrain/run.py --data d", "deepspeed --num_gpus 2 --module pretrain.run --data d"),
-        ("make quickstart", "electra-sampler quickstart"),
+        ("python quickstart/run.py", "electra-sampler quickstart"),
     ],
 )
 def test_commands_suggested_in_messages_exist(command: str, installed: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from foundation.config import ConfigError
 from pretrain.config import RunConfig, with_overrides
 from pretrain.presets import PRESETS, with_objective
 
-RUN = PRESETS["small"].run
+RUN = PRESETS["small"]
 
 
 def test_overrides_reach_every_level_and_keep_other_values() -> None:

@@ -36,11 +36,33 @@ def test_an_export_never_overwrites_files(tmp_path: Path) -> None:
 
 def untouched_run(folder: Path, shards: Path, objective: str, *overrides: str) -> Path:
     """A run folder with a checkpoint of the model as it starts."""
-    description = describe(with_overrides(with_objective(PRESETS["tiny"].run, objective), overrides), Shards(shards))
+    description = describe(with_overrides(with_objective(PRESETS["tiny"], objective), overrides), Shards(shards))
     write_run(folder, description, {})
     weights = {name: parameter.detach().clone() for name, parameter in build_model(description).named_parameters()}
     save(folder / CHECKPOINTS, 1, EngineState(1, {}, weights, {"exp_avg": weights}), {}, keep_last=1)
     return folder
+
+
+@pytest.mark.parametrize(
+    ("steps", "given", "said"),
+    [(600, {}, ["the run is unfinished: this is step 1 of 600"]), (600, {"step": 1}, []), (1, {}, [])],
+    ids=["unfinished", "the step asked for", "finished"],
+)
+def test_an_export_of_an_unfinished_run_says_so(
+    steps: int,
+    given: dict[str, int],
+    said: list[str],
+    shards_folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    schedule = (f"optim.steps={steps}", "optim.warmup_steps=0")
+    run = untouched_run(tmp_path / "run", shards_folder, "electra", *schedule)
+    main(ExportOptions.from_values({"run": run, "out": tmp_path / "out", **given}))
+    assert capsys.readouterr().out.splitlines()[-1 - len(said) :] == [
+        f"exported step 1 of {run} to {tmp_path / 'out'}",
+        *said,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -80,7 +102,7 @@ def test_a_run_on_one_segment_exports_as_mpnet_and_any_other_is_refused_before_i
         input=(raw,), vocab=vocab, output=tmp_path / "shards", seq_length=32, one_segment=True, held_out=0, workers=1
     )
     assert build_shards(choices) == 0
-    tiny = PRESETS["tiny"].run
+    tiny = PRESETS["tiny"]
     description = describe(tiny, Shards(tmp_path / "shards"))
     write_run(tmp_path / "run", description, {})
     weights = {name: parameter.detach() for name, parameter in build_model(description).named_parameters()}

@@ -16,7 +16,7 @@ from pretrain.presets import PRESETS, ROWS, preset, with_objective, with_row
     ],
 )
 def test_small_and_base_have_the_numbers_of_the_papers_table(name: str, numbers: tuple[float, ...]) -> None:
-    run = PRESETS[name].run
+    run = PRESETS[name]
     model, optim = run.model, run.optim
     assert numbers == (
         *(model.layers, model.hidden_size, model.heads, model.intermediate_size),
@@ -34,13 +34,13 @@ def test_small_and_base_have_the_numbers_of_the_papers_table(name: str, numbers:
 
 def test_the_small_discriminator_is_hugging_faces_default_electra_plus_the_relative_table() -> None:
     """`ElectraConfig()` is google/electra-small-discriminator."""
-    model = HPLoss(PRESETS["small"].run.model, PRESETS["small"].run.objective, 30_522, 103)
+    model = HPLoss(PRESETS["small"].model, PRESETS["small"].objective, 30_522, 103)
     theirs = sum(p.numel() for p in ElectraModel(ElectraConfig()).parameters())
     assert sum(p.numel() for p in model.discriminator.parameters()) == theirs + 32 * 4
 
 
 def test_each_objective_has_the_papers_weights() -> None:
-    small = PRESETS["small"].run
+    small = PRESETS["small"]
     assert with_objective(small, "hp_dist").objective.lambda1 == 1.0
     assert with_objective(small, "electra").objective.gamma == 0.0
     assert with_objective(small, "hp_loss") == small
@@ -63,7 +63,7 @@ def test_every_row_of_the_papers_tables_can_be_run_by_name(preset_name: str) -> 
     ours |= {"Uniform", "Unigram", "Oracle K=4", "Oracle K=16"}
     assert ROWS.keys() - paper.keys() - ours == {"BERT", "Fast-ELECTRA", "AMOS"}
     for name, expected in paper.items():
-        objective = with_row(PRESETS[preset_name].run, name).objective
+        objective = with_row(PRESETS[preset_name], name).objective
         assert (objective.name, getattr(objective, "lambda1", None), objective.gamma) == expected
         assert objective.lambda2 == 50.0
 
@@ -77,7 +77,7 @@ def test_the_dials_rows_differ_from_hp_loss_with_focal_loss_in_the_exponent_only
 
 def test_an_unknown_row_is_answered_with_the_existing_ones() -> None:
     with pytest.raises(ConfigError, match=r"row: got 'HP_Loss lambda1=7', expected one of .*'HP_Loss lambda1=10'"):
-        with_row(PRESETS["small"].run, "HP_Loss lambda1=7")
+        with_row(PRESETS["small"], "HP_Loss lambda1=7")
 
 
 def test_an_unknown_preset_is_answered_with_the_existing_ones() -> None:

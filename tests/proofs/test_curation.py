@@ -12,9 +12,8 @@ import pytest
 from data_prep.build_shards import BuildOptions, main
 from data_prep.curation.curator import Curator
 from data_prep.curation.rules import SETS
-from data_prep.manifest import MANIFEST_NAME, load_manifest
+from data_prep.manifest import LOG_NAME, MANIFEST_NAME, load_manifest
 from data_prep.output import CONTAMINATED_NAME
-from data_prep.records import LOG_NAME
 from data_prep.tokens import SPECIAL_TOKENS
 from foundation.config import ConfigError
 from tests.conftest import REPOSITORY

@@ -24,7 +24,7 @@ from pretrain.evaluate import EvaluateOptions
 from pretrain.job.processes import start_processes
 from pretrain.job.watchdog import Watchdog
 from pretrain.presets import PAPER, PRESETS
-from pretrain.training.assembly import build_training
+from pretrain.training.assembly import build_training, measured_machine
 from pretrain.training.models import build_model
 from pretrain.training.options import RunOptions
 from pretrain.training.plan import make_plan
@@ -50,7 +50,7 @@ def keys_of(values: dict[str, Any], path: str = "") -> Iterator[str]:
             yield path + key
 
 
-RUN_KEYS = list(keys_of(PRESETS["tiny"].run.model_dump() | {"objective": PAPER["hp_dist"].model_dump()}))
+RUN_KEYS = list(keys_of(PRESETS["tiny"].model_dump() | {"objective": PAPER["hp_dist"].model_dump()}))
 LENGTHENING = ("optim.steps", "batch_size")
 """Keys for which a large value means a long run, so they are only planned."""
 
@@ -92,9 +92,10 @@ def test_every_accepted_setting_trains(key: str, shards_folder: Path, tmp_path: 
             plan = make_plan(options(shards_folder, folder, objective_of(key), *start, f"{key}={text}"))
         except ConfigError:
             continue
-        watchdog = Watchdog(start_processes(), 600, folder)
+        world = start_processes()
+        watchdog = Watchdog(world, 600, folder)
         try:
-            assert train(build_training(plan, start_processes(), watchdog, Startup())) == 0, text
+            assert train(build_training(plan, measured_machine(plan, world), world, watchdog, Startup())) == 0, text
         except FloatingPointError:
             assert key == "optim.lr", "only a learning rate may make a run diverge"
 

@@ -15,7 +15,7 @@ import torch
 
 from pretrain.job.processes import leave, start_processes
 from pretrain.job.watchdog import Watchdog
-from pretrain.training.assembly import build_training
+from pretrain.training.assembly import build_training, measured_machine
 from pretrain.training.options import RunOptions
 from pretrain.training.plan import make_plan
 from pretrain.training.starts import Startup
@@ -40,7 +40,7 @@ def main(shards: str, run: str, folder: str) -> None:
             )
         )
         with Watchdog(world, 200, plan.folder) as watchdog:
-            training = build_training(plan, world, watchdog, Startup())
+            training = build_training(plan, measured_machine(plan, world), world, watchdog, Startup())
             state = training.engine.full_state()
             if world.is_first:
                 torch.save(asdict(state), plan.folder / "start.pt")

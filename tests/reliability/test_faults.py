@@ -49,6 +49,7 @@ def test_a_killed_rank_is_named_and_its_run_restarted(
     detected = run.wait_for("supervise: the command ended", moment)
     output = run.ended(0)
     assert output.count("supervise: rank ") == 1 and "exited without a message" in output
+    assert "lost the connection to rank" in output and "Traceback" not in output, "which is in the survivor's log"
     assert_nothing_was_lost(folder, whole)
     tell(detected=detected, named=named, restarted=restarted)
 

@@ -104,7 +104,7 @@ def bind_tokenizer(shards: Path) -> None:
 
 def untouched_run(folder: Path, shards: Path, objective: str) -> RunDescription:
     """A run folder with a checkpoint of the untrained model."""
-    description = describe(with_objective(PRESETS["tiny"].run, objective), Shards(shards))
+    description = describe(with_objective(PRESETS["tiny"], objective), Shards(shards))
     write_run(folder, description, {})
     weights = {name: parameter.detach().clone() for name, parameter in build_model(description).named_parameters()}
     save(folder / CHECKPOINTS, 1, EngineState(1, {}, weights, {"exp_avg": weights}), {}, keep_last=1)
@@ -188,7 +188,7 @@ def test_fine_tuning_runs_no_code_named_by_its_model(shards_folder: Path, tmp_pa
 @pytest.mark.parametrize("name", sorted(TOKENIZER))
 def test_a_link_out_of_a_tokenizer_folder_is_not_followed(name: str, shards_folder: Path, tmp_path: Path) -> None:
     shutil.copytree(shards_folder, tmp_path / "shards")
-    description = describe(PRESETS["tiny"].run, Shards(tmp_path / "shards"))
+    description = describe(PRESETS["tiny"], Shards(tmp_path / "shards"))
     path = tmp_path / "shards" / "tokenizer" / name
     path.rename(tmp_path / "elsewhere")
     path.symlink_to(tmp_path / "elsewhere")

@@ -21,6 +21,8 @@ def write_run(folder: Path, *steps: int, objective: str = "hp_loss", held_out: b
     """A run folder with a training record and an evaluation at each of these steps, all with different values."""
     run = with_objective(TINY, objective).model_copy(update=changes)
     description = RunDescription(
+        precision="fp32",
+        hardware="CPU with avx2",
         run=run,
         data=("data/shards",),
         data_sha256="0" * 64,

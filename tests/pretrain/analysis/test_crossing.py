@@ -26,6 +26,8 @@ OPTIM = {"steps": 10, "warmup_steps": 1, "lr": 1e-3}
 def candidate(name: str, model: Electra, batches: list[Batch], folder: Path, step: int = 10) -> Candidate:
     """Saves the model as the checkpoint of a run, and evaluates it."""
     description = RunDescription(
+        precision="fp32",
+        hardware="CPU with avx2",
         run=RunConfig(model=SMALL_MODEL, objective=model.objective, optim=OptimConfig.from_values(OPTIM), batch_size=1),
         data=("data",),
         data_sha256="",

@@ -1,5 +1,6 @@
 """Claims about the health checks, on records written by the real log; bench/doctor.py checks real sick runs."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -51,13 +52,21 @@ SICK: dict[str, tuple[str, dict[str, Any]]] = {
     "discriminator on the plateau": ("electra", {"discriminator_loss": 0.33, "accuracy_all": 0.895, "auc_all": 0.52}),
     "sampling head dead": ("hp_loss", {"estimate_correlation": {"original": 0.01, "replaced": 0.02, "all": 0.4}}),
     "importance ratios exploding": ("hp_dist", {"ratio_p99": 50.0}),
-    "data repeated or unshuffled": ("hp_loss", {"mlm_loss": 2.5}),
+    "data repeated or unshuffled": ("hp_loss", {"mlm_loss": 2.5, "epoch": 12.0}),
     "learning rate too high": ("hp_loss", {"loss_spikes": 40}),
     "padding waste": ("hp_loss", {"length": 15.0}),
     "a rank straggles": ("hp_loss", {"slowest_rank_seconds": 0.05}),
 }
 OF_REPLACEMENTS = {name for name in HEALTHY if name.startswith(("repl", "disc", "accuracy", "auc", "est", "ratio"))}
-OF_ALL = {"padding waste", "vocabulary does not fit", "data repeated or unshuffled", "learning rate too high"}
+OF_ALL = {
+    "padding waste",
+    "vocabulary does not fit",
+    "data repeated or unshuffled",
+    "learning rate too high",
+    "slow precision",
+}
+IN_HARDWARE = {"step": 0, "precision": "bfloat16", "matrix_peak_tflops": 0.3, "fp32_peak_tflops": 0.2}
+EMULATED = IN_HARDWARE | {"matrix_peak_tflops": 0.004, "fp32_peak_tflops": 0.05}
 CHECKS = {
     "mlm": OF_ALL | {"a rank straggles", "generator does not learn"},
     "electra": OF_ALL | SICK.keys() - {"sampling head dead", "importance ratios exploding"},
@@ -86,7 +95,7 @@ def write(shards_folder: Path, tmp_path: Path) -> Write:
         folder: Path = shards_folder,
         held_out: Any = (),
     ) -> Path:
-        config = with_objective(PRESETS["tiny"].run, objective)
+        config = with_objective(PRESETS["tiny"], objective)
         shards = Shards(folder)
         write_run(tmp_path / "run", describe(config, shards), {})
         log = RunLog(tmp_path / "run", step=0, total_steps=steps)
@@ -99,9 +108,16 @@ def write(shards_folder: Path, tmp_path: Path) -> Write:
         detection = {"discriminator_loss": 0.26, "discriminator_entropy": 0.336} if objective != "mlm" else {}
         log.write("held_out", steps, {"mlm_loss": 4.05} | detection | dict(held_out))
         log.close()
+        started(tmp_path / "run", IN_HARDWARE)
         return tmp_path / "run"
 
     return run
+
+
+def started(folder: Path, *starts: dict[str, Any]) -> Path:
+    """The run folder with these start records."""
+    (folder / "starts.jsonl").write_text("".join(json.dumps(start) + "\n" for start in starts))
+    return folder
 
 
 @pytest.mark.parametrize("objective", CHECKS)
@@ -144,6 +160,28 @@ def test_a_vocabulary_learned_from_another_text_is_found(
     assert finding.name == "vocabulary does not fit"
 
 
+def test_a_precision_that_the_machine_only_emulates_is_found_before_any_learning_with_both_speeds(write: Write) -> None:
+    (finding,) = examine(started(write(steps=LEAST_STEPS - EVERY), IN_HARDWARE, EMULATED))
+    assert finding.name == "slow precision" and "12.5 times as fast in fp32" in finding.verdict
+    assert "0.004 TFLOP/s in bfloat16 and at 0.05 in fp32, 12.5 times as fast; the limit is 2." in finding.evidence
+    assert "--deepspeed_config ds_configs/zero1_fp32.json" in finding.remedy
+
+
+def test_only_the_newest_start_decides_about_the_precision_and_one_in_fp32_cannot_be_slow(write: Write) -> None:
+    folder = started(write(), EMULATED, EMULATED | {"step": 50, "precision": "float32", "matrix_peak_tflops": 0.01})
+    diagnosis = diagnose(folder)
+    assert diagnosis.findings == [] and diagnosis.unjudged == []
+    assert "slow precision" not in {answer.finding.name for answer in diagnosis.judged}
+
+
+@pytest.mark.parametrize(
+    "starts", [(), ({"step": 0, "precision": "bfloat16", "matrix_peak_tflops": 0.004},)], ids=["none", "older"]
+)
+def test_a_start_without_both_speeds_leaves_the_precision_unjudged(starts: Any, write: Write) -> None:
+    diagnosis = diagnose(started(write(), *starts))
+    assert diagnosis.findings == [] and [reason.split(":")[0] for reason in diagnosis.unjudged] == ["slow precision"]
+
+
 def test_a_constant_estimate_counts_as_uncorrelated(write: Write) -> None:
     (finding,) = examine(write("hp_loss", {"estimate_correlation": {}}))
     assert finding.name == "sampling head dead" and "loss is 0.000" in finding.evidence
@@ -169,6 +207,19 @@ def test_an_evaluation_is_compared_with_training_at_the_same_step(write: Write) 
     path = folder / "metrics.jsonl"
     path.write_text(path.read_text().replace('"held_out", "step": 600', '"held_out", "step": 300'))
     assert examine(folder) == []
+
+
+@pytest.mark.parametrize("objective", ["hp_loss", "mlm"])
+def test_few_held_out_novels_by_other_authors_are_no_repeated_text(objective: str, write: Write) -> None:
+    diagnosis = diagnose(write(objective, {"mlm_loss": 4.05 - 0.57, "epoch": 3.19}))
+    assert diagnosis.findings == []
+    (repetition,) = [answer for answer in diagnosis.judged if answer.finding.name == "data repeated or unshuffled"]
+    assert "+0.57 nats" in repetition.finding.evidence and "held-out documents differ" in repetition.finding.evidence
+
+
+def test_the_same_gap_after_many_passes_is_repeated_text(write: Write) -> None:
+    (finding,) = examine(write("mlm", {"mlm_loss": 4.05 - 0.57, "epoch": 5.0}))
+    assert finding.name == "data repeated or unshuffled" and "documents differ" not in finding.evidence
 
 
 def test_a_discriminator_that_memorizes_indicates_repeated_text(write: Write) -> None:

@@ -15,7 +15,7 @@ from pretrain.training.run_folder import RunDescription, describe
 
 @pytest.fixture
 def description(shards_folder: Path) -> RunDescription:
-    return describe(PRESETS["tiny"].run, Shards(shards_folder))
+    return describe(PRESETS["tiny"], Shards(shards_folder))
 
 
 @pytest.mark.parametrize("objective", sorted(OBJECTIVES))

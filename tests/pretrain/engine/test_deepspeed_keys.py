@@ -166,7 +166,7 @@ def test_no_reason_is_given_for_a_key_that_never_existed(documented: list[str]) 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_overrides_advised_by_a_reason_are_valid_with_every_preset(preset: str) -> None:
     advised = REFUSED_KEYS["autotuning"].partition("--set ")[2].split()
-    assert with_overrides(PRESETS[preset].run, advised).optim.steps == 50
+    assert with_overrides(PRESETS[preset], advised).optim.steps == 50
 
 
 def test_every_accepted_key_exists_in_deepspeed(documented: list[str]) -> None:

@@ -42,21 +42,21 @@ def test_a_step_is_one_update_by_the_mean_over_its_micro_batches() -> None:
     engine, other = new_engine(), new_engine()
     assert engine.config.accumulation_steps > 1
     for step in range(3):
-        result, loss, stopping = optimizer_step(engine, losses(engine, step), lambda: False, worker.rate(step))
+        result, loss, wishes = optimizer_step(engine, losses(engine, step), lambda: (False,), worker.rate(step))
         assert loss == pytest.approx(worker.Runner(other).step(step)[0], rel=1e-6)
-        assert (result.overflow, stopping) == (False, False)
+        assert (result.overflow, wishes) == (False, [False])
     assert engine.full_state().adam_steps == 3
     assert worker.same_states(engine.full_state(), other.full_state())
 
 
-def test_a_stop_request_during_the_step_is_returned_with_it() -> None:
+def test_a_wish_during_the_step_is_returned_with_it() -> None:
     engine, asked = new_engine(), []
 
     def asked_at_the_end() -> Iterator[tuple[Tensor, Tensor]]:
         yield from losses(engine, 0)
         asked.append(True)
 
-    assert optimizer_step(engine, asked_at_the_end(), lambda: bool(asked), worker.rate(0))[2]
+    assert optimizer_step(engine, asked_at_the_end(), lambda: (bool(asked), False), worker.rate(0))[2] == [True, False]
     assert engine.full_state().adam_steps == 1
 
 

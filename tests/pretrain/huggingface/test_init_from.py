@@ -488,6 +488,22 @@ def test_a_new_token_starts_as_the_mean_of_its_pieces(known_pair: tuple[str, str
             assert torch.isclose(model.sampler_scores.bias[number], bias[pieces].mean(), atol=1e-7)
 
 
+@pytest.mark.parametrize("which", [slice(2), slice(0, 1), slice(1, 2)], ids=["pair", "generator", "discriminator"])
+def test_a_run_says_how_many_tokens_are_new_to_the_model(
+    which: slice, known_pair: tuple[str, str], shards_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    start(shards_folder, known_pair[which])
+    said = "init_from: 3 of 300 tokens are new to the model; each starts as the mean of its pieces"
+    assert capsys.readouterr().out.splitlines().count(said) == 1
+
+
+def test_a_run_from_a_model_with_the_same_tokens_says_nothing_of_new_ones(
+    stock_pair: tuple[str, str], shards_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    start(shards_folder, stock_pair)
+    assert "tokens are new" not in capsys.readouterr().out
+
+
 def test_more_tokens_than_the_model_has_need_its_tokenizer(known_pair: tuple[str, str], shards_folder: Path) -> None:
     for folder in known_pair:
         (Path(folder) / "vocab.txt").unlink()

@@ -82,6 +82,8 @@ def test_a_killed_rank_is_distinguished_from_one_that_lost_its_connection_to_it(
     assert survivor.returncode == 1
     records = read_records(tmp_path)
     assert f"lost the connection to {records[killed].name}; failed after step {BAD_STEP}: " in said
+    log = (tmp_path / "logs" / f"rank-000{1 - killed}.log").read_text()
+    assert "Traceback" not in said and "in main\n    dist.all_reduce" in log, "where it waited is only in its log"
     assert [record.reason for record in records] == (["lost", None] if killed else [None, "lost"])
     (cause,) = first_causes(records)
     assert (cause.rank, cause.sentence) == (killed, "exited without a message (probably killed)")

@@ -6,14 +6,14 @@ from foundation.config import ConfigError
 from pretrain.model.config import ModelConfig
 from pretrain.presets import PRESETS
 
-RUN = PRESETS["small"].run
+RUN = PRESETS["small"]
 
 
 @pytest.mark.parametrize(("preset", "heads", "feed_forward"), [("small", 1, 256), ("base", 4, 1024)])
 def test_the_generator_keeps_depth_and_head_size_and_shrinks_with_its_width(
     preset: str, heads: int, feed_forward: int
 ) -> None:
-    model = PRESETS[preset].run.model
+    model = PRESETS[preset].model
     generator = model.generator(100)
     assert (generator.num_attention_heads, generator.intermediate_size) == (heads, feed_forward)
     assert (generator.num_hidden_layers, generator.embedding_size) == (model.layers, model.embedding_size)

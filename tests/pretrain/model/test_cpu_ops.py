@@ -220,7 +220,7 @@ def test_a_table_in_fp32_uses_pytorchs_gradient() -> None:
 
 def test_in_bf16_an_encoders_gradient_is_that_of_fp32_within_a_few_roundings(in_use: None) -> None:
     """PyTorch's own kernels made errors of a half in some biases, and of three quarters in the segment table."""
-    encoder = ElectraEncoder(preset("tiny").run.model.discriminator(500)).eval().bfloat16()
+    encoder = ElectraEncoder(preset("tiny").model.discriminator(500)).eval().bfloat16()
     exact = copy.deepcopy(encoder).float()
     ids_BL = torch.randint(500, (16, 128))
     everywhere, gradient_H = torch.ones_like(ids_BL), torch.randn(encoder.config.hidden_size).bfloat16()

@@ -9,12 +9,15 @@ import pytest
 
 from data_prep.build_shards import BuildOptions
 from data_prep.build_shards import main as build_shards
-from pretrain.training.doubts import disk_needed, doubts, too_long
+from pretrain.training.doubts import disk_needed, doubts, too_long, unasked_months
+from pretrain.training.machines import GPUS, Machine
 from pretrain.training.models import build_model
 from pretrain.training.options import RunOptions
 from pretrain.training.plan import Plan, make_plan
+from pretrain.training.run_folder import write_run
 
 PARAMETERS = 10**7
+GPU = GPUS["v100", "fp16"]._replace(name="1 V100")
 SENSIBLE: dict[str, Any] = {"preset": "tiny"}
 DOUBTFUL: dict[str, tuple[dict[str, Any], str]] = {
     "epochs": (
@@ -42,8 +45,12 @@ DOUBTFUL: dict[str, tuple[dict[str, Any], str]] = {
         r"^model.generator_hidden_size: got 128, .* collapses .* --init_from the discriminator only, with a fresh",
     ),
     "memory": (
-        {"preset": "base", "set": ("batch_size=16384", "optim.steps=12", "optim.warmup_steps=1")},
-        r"^deepspeed_config: a process needs about 2\d\d GiB, but a .* has \d+; .* deepspeed.activation_checkpointing",
+        {
+            "preset": "base",
+            "forecast": "v100",
+            "set": ("batch_size=16384", "optim.steps=12", "optim.warmup_steps=1"),
+        },
+        r"^deepspeed_config: a process needs about 2\d\d.\d GiB, but 1 V100 has 32.0; .* activation_checkpointing=",
     ),
     "disk": (
         {"preset": "tiny", "set": ("keep_checkpoints=1000000000",)},
@@ -58,13 +65,13 @@ def planned(shards: Path, folder: Path, **options: object) -> Plan:
 
 
 def test_a_sensible_plan_has_no_warnings(shards_folder: Path, tmp_path: Path) -> None:
-    assert doubts(planned(shards_folder, tmp_path, **SENSIBLE), PARAMETERS, on_gpus=True) == []
+    assert doubts(planned(shards_folder, tmp_path, **SENSIBLE), PARAMETERS, GPU) == []
 
 
 @pytest.mark.parametrize("name", DOUBTFUL)
 def test_a_warning_names_field_value_and_remedy(name: str, shards_folder: Path, tmp_path: Path) -> None:
     options, expected = DOUBTFUL[name]
-    found = doubts(planned(shards_folder, tmp_path, **options), PARAMETERS, on_gpus=True)
+    found = doubts(planned(shards_folder, tmp_path, **options), PARAMETERS, GPU)
     (one,) = (doubt for doubt in found if re.search(expected, doubt))
     assert "\n" not in one
 
@@ -72,9 +79,9 @@ def test_a_warning_names_field_value_and_remedy(name: str, shards_folder: Path, 
 def test_data_without_a_held_out_part_is_doubtful(shards_folder: Path, tmp_path: Path) -> None:
     shards = tmp_path / "shards"
     shutil.copytree(shards_folder, shards, ignore=shutil.ignore_patterns("held_out"))
-    (found,) = doubts(planned(shards, tmp_path, **SENSIBLE), PARAMETERS, on_gpus=True)
+    (found,) = doubts(planned(shards, tmp_path, **SENSIBLE), PARAMETERS, GPU)
     assert found.startswith(f"run.evaluate_every: got 500, but {shards} has no held-out part")
-    assert "--held_out" in found
+    assert "into another --output with --held_out 0.1, or" in found, "not the share that held nothing out"
 
 
 def test_shards_that_are_mostly_padding_are_doubtful(shards_folder: Path, tmp_path: Path) -> None:
@@ -83,7 +90,7 @@ def test_shards_that_are_mostly_padding_are_doubtful(shards_folder: Path, tmp_pa
     tools = {"vocab": str(shards_folder / "tokenizer"), "sentences": "line", "workers": 1}  # nothing is held out
     assert build_shards(BuildOptions.from_values(given | tools)) == 0
     plan = planned(tmp_path / "short", tmp_path, preset="tiny", set=("batch_size=4",))
-    found, _ = doubts(plan, PARAMETERS, on_gpus=True)
+    found, _ = doubts(plan, PARAMETERS, GPU)
     share = 1 - plan.shards.mean_length / 128
     assert share > 0.5 and found.startswith(
         f"data: {share:.0%} of what is computed would be padding, expected at most 25%"
@@ -95,7 +102,7 @@ def test_of_several_folders_the_one_that_is_read_too_often_is_named(shards_folde
     other = tmp_path / "other"
     shutil.copytree(shards_folder, other)
     plan = planned(shards_folder, tmp_path, **SENSIBLE, data=(shards_folder, other), data_weights=(99, 1))
-    assert doubts(plan, PARAMETERS, on_gpus=True) == []
+    assert doubts(plan, PARAMETERS, GPU) == []
     plan = planned(
         shards_folder,
         tmp_path,
@@ -104,7 +111,7 @@ def test_of_several_folders_the_one_that_is_read_too_often_is_named(shards_folde
         data_weights=(1, 99),
         set=("optim.steps=4000",),
     )
-    (found,) = doubts(plan, PARAMETERS, on_gpus=True)
+    (found,) = doubts(plan, PARAMETERS, GPU)
     assert found.startswith(f"data: {other} has")
 
 
@@ -115,12 +122,12 @@ def test_existing_checkpoints_of_the_run_do_not_count_as_missing_disk_space(
     plan = planned(shards_folder, tmp_path, **SENSIBLE)
     usage = shutil.disk_usage(tmp_path)._replace(free=10**6)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
-    assert [doubt.split(":")[0] for doubt in doubts(plan, PARAMETERS, on_gpus=True)] == ["output"]
+    assert [doubt.split(":")[0] for doubt in doubts(plan, PARAMETERS, GPU)] == ["output"]
     checkpoint = plan.folder / "checkpoints" / "step-00000500"
     checkpoint.mkdir(parents=True)
     with (checkpoint / "weights.safetensors").open("wb") as file:
         file.truncate(48 * PARAMETERS)
-    assert doubts(plan, PARAMETERS, on_gpus=True) == []
+    assert doubts(plan, PARAMETERS, GPU) == []
 
 
 def test_a_checkpoint_is_weights_and_two_moments_in_fp32_and_one_more_exists_than_is_kept(
@@ -132,7 +139,35 @@ def test_a_checkpoint_is_weights_and_two_moments_in_fp32_and_one_more_exists_tha
     assert disk_needed(plan, sum(parameter.numel() for parameter in model.parameters())) == (2 + 1) * 3 * weights
 
 
-def test_only_a_run_of_months_counts_as_too_long() -> None:
-    assert list(too_long(40.0, "16 V100")) == []
-    (found,) = too_long(9000.0, "2 V100")
-    assert found.startswith("optim.steps: the run would take 9,000 days on 2 V100")
+def test_only_a_run_of_months_counts_as_too_long(shards_folder: Path, tmp_path: Path) -> None:
+    plan = planned(shards_folder, tmp_path, preset="tiny")
+    day = plan.flops_per_step * plan.run.optim.steps / 86_400
+    assert list(too_long(plan, GPU._replace(flops=day / 40))) == []
+    (found,) = too_long(plan, GPU._replace(flops=day / 800))
+    assert found.startswith("optim.steps: the run would take about 2 years on 1 V100")
+    assert list(too_long(plan, GPU._replace(flops=day / 800), steps=plan.run.optim.steps // 20)) == []
+
+
+@pytest.mark.parametrize(("config", "asked"), [("auto", False), ("zero1_fp32", True)])
+def test_months_without_a_gpu_are_refused_unless_a_file_was_named(
+    config: str, asked: bool, shards_folder: Path, tmp_path: Path
+) -> None:
+    plan = planned(shards_folder, tmp_path, preset="small", deepspeed_config=config)
+    slow = Machine("these 2 cores", 1e10, "", 2**34)
+    found = list(unasked_months(plan, slow))
+    assert bool(found) is not asked
+    assert list(unasked_months(plan, GPU._replace(flops=1e11))) == []
+    if found:
+        said = (
+            r"^optim\.steps: .* about \d+ (months|years?) on these 2 cores .*all the same, add --deepspeed_config \w+$"
+        )
+        assert re.search(said, found[0])
+
+
+def test_a_resume_on_other_hardware_says_that_bits_will_differ(shards_folder: Path, tmp_path: Path) -> None:
+    plan = planned(shards_folder, tmp_path, **SENSIBLE)
+    write_run(plan.folder, plan.description, {})
+    assert doubts(plan, PARAMETERS, GPU) == []
+    write_run(plan.folder, plan.description.model_copy(update={"hardware": "CPU with sse41"}), {})
+    (found,) = doubts(plan, PARAMETERS, GPU)
+    assert found.startswith("resume: ") and "CPU with sse41" in found and "only within rounding" in found

@@ -1,5 +1,6 @@
 """Claims about a dry run; tests/cluster/test_dry_run.py covers its checks of other hosts."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -15,23 +16,43 @@ def options(shards: Path, **changes: object) -> RunOptions:
     return RunOptions.from_values({"data": (shards,), "dry_run": True, **changes})
 
 
-def test_the_papers_run_can_be_planned_on_a_machine_without_a_gpu(
+def test_the_papers_run_can_be_planned_for_a_gpu_on_a_machine_without_one(
     shards_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(options(shards_folder, output=tmp_path / "run")) == 0
+    assert main(options(shards_folder, output=tmp_path / "run", forecast="v100")) == 0
     lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
-    assert {"size", "memory", "time", "disk", "launch"} <= lines.keys()
-    assert "days on 1 V100 in fp16" in lines["time"]
+    assert {"precision", "model", "objective", "size", "memory", "time", "disk", "launch"} <= lines.keys()
+    assert "about 28 hours on 1 V100 in fp16" in lines["time"]
+    assert "fp16 (zero1_fp16): what a V100 computes fastest" in lines["precision"]
     assert not (tmp_path / "run").exists()
-    assert (
-        main(
-            options(
-                shards_folder, preset="tiny", output=tmp_path / "run", set=("optim.steps=3", "optim.warmup_steps=1")
-            )
-        )
-        == 0
+
+
+def test_without_a_gpu_the_forecast_is_for_this_machines_cores(
+    shards_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    few = ("optim.steps=3", "optim.warmup_steps=1")
+    assert main(options(shards_folder, preset="tiny", output=tmp_path / "run", set=few)) == 0
+    printed = capsys.readouterr().out
+    assert re.search(
+        r"^time        about \d+ seconds? on th.* cores? in \w+, if it reaches \d+% .* measured now$", printed, re.M
     )
-    assert "time        0:00:01 on 1 " in capsys.readouterr().out
+    assert "launch      python pretrain/run.py" in printed
+
+
+def test_a_run_of_months_without_a_gpu_is_a_problem_with_the_option_that_starts_it_all_the_same(
+    shards_folder: Path, tmp_path: Path
+) -> None:
+    months = {"preset": "base", "output": tmp_path / "run", "set": ("optim.steps=100000000",)}
+    with pytest.raises(
+        ConfigError, match=r"^optim\.steps: the run would take about \d+ years on th.* all the same, add"
+    ):
+        main(options(shards_folder, **months))
+    assert main(options(shards_folder, **months, deepspeed_config="zero1_fp32")) == 0
+
+
+def test_a_forecast_is_of_a_dry_run(shards_folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^forecast: got v100 without --dry_run"):
+        main(options(shards_folder, output=tmp_path / "run", forecast="v100", dry_run=False))
 
 
 def test_a_disk_too_small_for_the_checkpoints_is_a_problem(shards_folder: Path, tmp_path: Path) -> None:
@@ -67,7 +88,7 @@ def test_a_missing_hostfile_is_named(shards_folder: Path, tmp_path: Path) -> Non
 def test_a_doubtful_plan_ends_with_its_warnings_instead_of_no_problem(
     shards_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(options(shards_folder, preset="base", output=tmp_path / "run")) == 0
+    assert main(options(shards_folder, preset="base", output=tmp_path / "run", forecast="v100")) == 0
     lines = capsys.readouterr().out.splitlines()
     last = lines[lines.index("nothing was started; 3 warnings:") + 1 :]
     assert len(last) == 3 and all(line.startswith("WARNING: data: ") for line in last)
@@ -79,8 +100,10 @@ def test_a_doubtful_plan_ends_with_its_warnings_instead_of_no_problem(
 def test_the_dry_run_of_a_stopped_run_says_where_it_resumes_and_how_without_options_of_the_launcher(
     shards_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sys.argv", ["pretrain/run.py", "--local_rank=0", "--preset", "tiny", "--dry_run"])
-    planned = options(shards_folder, preset="tiny", output=tmp_path / "run")
+    monkeypatch.setattr(
+        "sys.argv", ["pretrain/run.py", "--local_rank=0", "--preset", "tiny", "--dry_run", "--forecast", "a100"]
+    )
+    planned = options(shards_folder, preset="tiny", output=tmp_path / "run", forecast="a100")
     assert main(planned) == 0
     printed = capsys.readouterr().out
     assert "launch      deepspeed pretrain/run.py --preset tiny\n" in printed and "resumes" not in printed
@@ -91,5 +114,5 @@ def test_the_dry_run_of_a_stopped_run_says_where_it_resumes_and_how_without_opti
 
 def test_a_plan_of_months_is_a_warning(shards_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     steps = ("optim.steps=100000000",)
-    assert main(options(shards_folder, preset="base", output=tmp_path / "run", set=steps)) == 0
+    assert main(options(shards_folder, preset="base", output=tmp_path / "run", set=steps, forecast="v100")) == 0
     assert "WARNING: optim.steps: the run would take" in capsys.readouterr().out.splitlines()[-1]

@@ -24,10 +24,11 @@ from pretrain.model import cuda_ops, ops
 from pretrain.model.config import ModelConfig
 from pretrain.model.encoder import ElectraEncoder, Embeddings, LayerStack
 from pretrain.presets import preset, with_objective
+from pretrain.training import estimates
 from pretrain.training.estimates import (
     flops_per_token,
     least_parameters,
-    memory_per_gpu,
+    memory_per_process,
     require_memory,
 )
 from tests.deepspeed_values import values_of
@@ -49,7 +50,7 @@ VOCABULARY, MASK = 30_522, 103
     ],
 )
 def test_flops_per_word_piece_follow_the_usual_formula(name: str, length: int, objective: str, millions: float) -> None:
-    run = with_objective(preset(name).run, objective)
+    run = with_objective(preset(name), objective)
     counted = flops_per_token(run.model, run.objective, VOCABULARY, length)
     assert counted == pytest.approx(millions * 1e6, rel=0.01)
 
@@ -91,9 +92,9 @@ def test_separate_embeddings_add_look_ups_but_no_flops(batch: Batch) -> None:
     ],
 )
 def test_a_gpus_states_shrink_as_zero_partitions_them(file: str, bytes_a_parameter: float) -> None:
-    run = preset("base").run
+    run = preset("base")
     deepspeed = resolve(values_of(file), batch_size=64, world_size=4, device_type="cuda", optim=run.optim)
-    memory = memory_per_gpu(deepspeed, 4, 1000, run, VOCABULARY, 128, (8, 0))
+    memory = memory_per_process(deepspeed, 4, 1000, run, VOCABULARY, 128, (8, 0))
     assert memory.weights + memory.gradients + memory.optimizer == pytest.approx(1000 * bytes_a_parameter)
     assert deepspeed.precision == file[-4:]
 
@@ -101,9 +102,9 @@ def test_a_gpus_states_shrink_as_zero_partitions_them(file: str, bytes_a_paramet
 def test_a_mixture_of_generators_needs_two_more_tensors_over_the_vocabulary() -> None:
     activations = []
     for objective in ("electra", "amos"):
-        run = with_objective(preset("small").run, objective)
+        run = with_objective(preset("small"), objective)
         deepspeed = resolve(values_of("zero1_fp16"), batch_size=64, world_size=1, device_type="cuda", optim=run.optim)
-        activations.append(memory_per_gpu(deepspeed, 1, 1000, run, VOCABULARY, 128, (7, 0)).activations)
+        activations.append(memory_per_process(deepspeed, 1, 1000, run, VOCABULARY, 128, (7, 0)).activations)
     masked = 20  # of 128 positions
     assert activations[1] - activations[0] == 2 * 4 * 64 * masked * VOCABULARY
 
@@ -113,7 +114,7 @@ def test_a_mixture_of_generators_needs_two_more_tensors_over_the_vocabulary() ->
 )
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_the_weights_counted_before_a_model_is_made_are_at_most_those_it_has(objective: str, wider: str) -> None:
-    run = with_overrides(with_objective(preset("small").run, objective), [wider])
+    run = with_overrides(with_objective(preset("small"), objective), [wider])
     with torch.device("meta"):
         trained = objective_class(objective)
         parameters = sum(p.numel() for p in trained(run.model, run.objective, VOCABULARY, MASK).parameters())
@@ -126,7 +127,7 @@ def test_the_weights_counted_before_a_model_is_made_are_at_most_those_it_has(obj
         (
             "model.hidden_size=131072 model.generator_hidden_size=131072",
             True,
-            r"model: got .*hidden_size=131072.* expected one whose weights fit this",
+            r"model: got .*hidden_size=131072.* expected one whose weights fit the",
         ),
         (
             "batch_size=1048576",
@@ -136,15 +137,23 @@ def test_the_weights_counted_before_a_model_is_made_are_at_most_those_it_has(obj
         (
             "batch_size=1048576",
             True,
-            r"batch_size: got 1048576, .* expected a micro-batch that fits 1,024 GiB, not 3,072 GiB or more",
+            r"batch_size: got 1048576, .* expected a micro-batch that fits 1,024.0 GiB, not 3,072.0 GiB or more",
         ),
     ],
 )
 def test_a_model_too_large_for_memory_is_refused_before_it_is_made(overrides: str, on_gpu: bool, problem: str) -> None:
-    run = with_overrides(preset("small").run, overrides.split())
+    run = with_overrides(preset("small"), overrides.split())
     with pytest.raises(ConfigError, match=problem):
         require_memory(run, run.batch_size, VOCABULARY, 512, on_gpu)
-    require_memory(run.model_copy(update={"model": preset("small").run.model}), 1, VOCABULARY, 512, on_gpu)
+    require_memory(run.model_copy(update={"model": preset("small").model}), 1, VOCABULARY, 512, on_gpu)
+
+
+def test_a_containers_memory_bounds_what_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = preset("base")
+    require_memory(run, 1, VOCABULARY, 128, on_gpu=False)
+    monkeypatch.setattr(estimates, "memory", lambda: 2**28)
+    with pytest.raises(ConfigError, match=r"weights fit the 0\.2 GiB of memory that a process may use here, not 0\.\d"):
+        require_memory(run, 1, VOCABULARY, 128, on_gpu=False)
 
 
 class Alive(TorchDispatchMode):
@@ -187,7 +196,7 @@ def test_activations_are_the_tensors_that_a_forward_in_half_precision_keeps_on_a
     monkeypatch.setattr(ops, "dropout", lambda values, p: torch.native_dropout(values, p, True)[0])
     sizes = ["layers=2", "hidden_size=64", "generator_hidden_size=32", "embedding_size=32", "dropout=.1"]
     run = with_overrides(
-        with_objective(preset("tiny").run, objective), [f"model.{size}" for size in sizes] + ["batch_size=2"]
+        with_objective(preset("tiny"), objective), [f"model.{size}" for size in sizes] + ["batch_size=2"]
     )
     torch.manual_seed(0)
     model = objective_class(objective)(run.model, run.objective, 300, MASK).half().train()
@@ -202,7 +211,7 @@ def test_activations_are_the_tensors_that_a_forward_in_half_precision_keeps_on_a
         loss.backward()
     values = values_of("zero1_fp16") | ({"activation_checkpointing": {}} if recomputes else {})
     deepspeed = resolve(values, batch_size=2, world_size=1, device_type="cuda", optim=run.optim)
-    estimated = memory_per_gpu(deepspeed, 1, 0, run, 300, 32, (8, 0)).activations
+    estimated = memory_per_process(deepspeed, 1, 0, run, 300, 32, (8, 0)).activations
     if recomputes:  # besides each layer's input, the tensors of the layer that is recomputed
         assert kept < estimated < alive.most
     else:

@@ -21,7 +21,7 @@ from pretrain.training.run_folder import CHECKPOINTS, describe, write_run
 
 def test_initial_weights_depend_only_on_the_seed(shards_folder: Path) -> None:
     shards = Shards(shards_folder)
-    descriptions = [describe(with_overrides(PRESETS["tiny"].run, [f"seed={seed}"]), shards) for seed in (1, 1, 2)]
+    descriptions = [describe(with_overrides(PRESETS["tiny"], [f"seed={seed}"]), shards) for seed in (1, 1, 2)]
     first, again, other = (build_model(description) for description in descriptions)
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), again.parameters(), strict=True))
     table = "discriminator.embeddings.word_embeddings.weight"
@@ -31,7 +31,7 @@ def test_initial_weights_depend_only_on_the_seed(shards_folder: Path) -> None:
 
 @pytest.mark.parametrize("objective", ["hp_loss", "mlm"])
 def test_a_model_without_weights_has_the_same_shapes_and_shared_parameters(objective: str, shards_folder: Path) -> None:
-    description = describe(with_objective(PRESETS["tiny"].run, objective), Shards(shards_folder))
+    description = describe(with_objective(PRESETS["tiny"], objective), Shards(shards_folder))
     full, empty = (
         {name: (parameter.shape, parameter.dtype, parameter.device) for name, parameter in model.named_parameters()}
         for model in (build_model(description), empty_model(description))
@@ -46,7 +46,7 @@ def run_of(shards_folder: Path, tmp_path: Path) -> Callable[..., tuple[Path, Obj
     """
 
     def write(objective: str, tokens: int = 300) -> tuple[Path, Objective]:
-        run = with_overrides(with_objective(PRESETS["tiny"].run, objective), ["seed=5"])
+        run = with_overrides(with_objective(PRESETS["tiny"], objective), ["seed=5"])
         description = describe(run, Shards(shards_folder)).model_copy(update={"vocab_size": tokens})
         model = build_model(description)
         weights, *moments = (

@@ -11,6 +11,7 @@ from foundation.files import ROOT
 from pretrain.method.objectives import OBJECTIVES
 from pretrain.training.options import RunOptions
 from pretrain.training.plan import list_settings, make_plan
+from pretrain.training.run_folder import write_run
 
 
 def options(shards: Path, output: Path, **changes: object) -> RunOptions:
@@ -50,16 +51,46 @@ def test_the_batch_is_divided_among_the_launchers_processes(
         ({"deepspeed_config": "zero3_bf16"}, "with ZeRO stage 3, which moves the weights"),
         ({"set": ("deepspeed.activation_checkpointing={}",)}, "with activation_checkpointing, which reads"),
         ({"set": ("deepspeed.flops_profiler.enabled=true",)}, "with flops_profiler, which runs"),
-        ({"dry_run": False}, "without a GPU"),
+        ({"forecast": None}, "without a GPU"),
     ],
 )
 def test_graphs_are_refused_where_a_micro_batch_cannot_be_replayed(
     changes: dict[str, object], problem: str, shards_folder: Path, tmp_path: Path
 ) -> None:
-    given = {"deepspeed_config": "zero1_bf16", "dry_run": True, "graphs": True}
+    given = {"deepspeed_config": "zero1_bf16", "dry_run": True, "forecast": "a100", "graphs": True}
     assert make_plan(options(shards_folder, tmp_path, **given)).graphs
     with pytest.raises(ConfigError, match=rf"^graphs: true {problem}.*; leave it out$"):
         make_plan(options(shards_folder, tmp_path, **given | changes))
+
+
+def test_a_resume_keeps_the_runs_precision_unless_another_is_named(shards_folder: Path, tmp_path: Path) -> None:
+    here = make_plan(options(shards_folder, tmp_path))
+    assert here.description.precision == here.deepspeed.precision and here.unasked
+    for precision, file in (("bf16", "zero1_bf16"), ("fp32", "zero0_fp32")):
+        write_run(tmp_path, here.description.model_copy(update={"precision": precision}), {})
+        again = make_plan(options(shards_folder, tmp_path))
+        assert (again.choice.file.stem, again.choice.reason) == (file, "as the run was started")
+        assert not again.unasked
+        assert make_plan(options(shards_folder, tmp_path, deepspeed_config="zero1_fp32")).deepspeed.precision == "fp32"
+
+
+def test_a_run_started_in_fp16_is_not_continued_without_a_gpu_and_the_line_says_how(
+    shards_folder: Path, tmp_path: Path
+) -> None:
+    description = make_plan(options(shards_folder, tmp_path)).description
+    write_run(tmp_path, description.model_copy(update={"precision": "fp16"}), {})
+    with pytest.raises(
+        ConfigError, match=r"^deepspeed_config: .* was started in fp16, which needs a GPU; .*with --deep"
+    ):
+        make_plan(options(shards_folder, tmp_path))
+
+
+def test_the_plan_takes_at_most_six_lines_and_names_precision_file_and_reason(
+    shards_folder: Path, tmp_path: Path
+) -> None:
+    lines = str(make_plan(options(shards_folder, tmp_path, deepspeed_config="zero1_fp32"))).splitlines()
+    assert len(lines) <= 6
+    assert lines[-1] == "precision   fp32 (zero1_fp32): as given by --deepspeed_config"
 
 
 def test_separate_clipping_is_refused_where_deepspeed_clips_all_gradients_together(
@@ -98,7 +129,12 @@ def listed(**given: object) -> dict[str, tuple[str, str]]:
 def test_every_key_of_set_is_listed_with_its_meaning_and_its_value_under_the_other_options(
     shards_folder: Path, tmp_path: Path
 ) -> None:
-    shown = listed(preset="tiny", objective="hp_dist", set=("optim.lr=1e-4", "deepspeed.zero_optimization.stage=2"))
+    shown = listed(
+        preset="tiny",
+        deepspeed_config="zero1_bf16",
+        objective="hp_dist",
+        set=("optim.lr=1e-4", "deepspeed.zero_optimization.stage=2"),
+    )
     assert shown["optim.lr"][0] == "0.0001"
     assert shown["objective.lambda1"][0] == "1.0"
     assert shown["objective.ratio_clip"][0] == "null"

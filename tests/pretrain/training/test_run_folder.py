@@ -14,7 +14,7 @@ from pretrain.training.run_folder import RunDescription, describe, read_run, req
 
 @pytest.fixture
 def description(shards_folder: Path) -> RunDescription:
-    return describe(PRESETS["tiny"].run, Shards(shards_folder))
+    return describe(PRESETS["tiny"], Shards(shards_folder))
 
 
 def test_a_description_is_read_as_it_was_written(tmp_path: Path, description: RunDescription) -> None:
@@ -56,6 +56,8 @@ def test_another_configuration_or_data_is_refused_naming_every_difference(
     keys = [problem.split(":")[0] for problem in error.value.problems]
     assert keys == ["data_sha256", "run.objective.gamma", "run.optim.lr", "tokenizer_sha256", "vocab_size"]
     assert "use the same value or another --output" in str(error.value)
+    assert "was started with another vocabulary than this command says; use the same --data" in str(error.value)
+    assert "0" * 64 not in str(error.value), "a checksum tells nobody what to do"
 
 
 def test_a_folder_that_is_not_a_run_is_one_clear_error(tmp_path: Path) -> None:

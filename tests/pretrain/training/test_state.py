@@ -31,7 +31,7 @@ def test_a_checkpoint_from_before_losses_were_remembered_can_be_resumed() -> Non
 
 
 def test_an_overflows_infinite_norm_is_left_out_because_json_cannot_hold_it() -> None:
-    run, state = PRESETS["tiny"].run, TrainingState(step=2, updates=1)
+    run, state = PRESETS["tiny"], TrainingState(step=2, updates=1)
     for norm, told in ((0.5, True), (float("inf"), False)):
         values = state.values(run, StepResult(not told, norm, 1.0))
         assert ("gradient_norm" in values) == told

@@ -12,7 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from pretrain.job.processes import start_processes
 from pretrain.job.watchdog import Watchdog
 from pretrain.method.objectives import OBJECTIVES
-from pretrain.training.assembly import build_training
+from pretrain.training.assembly import build_training, measured_machine
 from pretrain.training.curves import curve_name, curves_of, flat
 from pretrain.training.options import RunOptions
 from pretrain.training.plan import make_plan
@@ -46,7 +46,7 @@ def run(shards_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
         }
         plan, world = make_plan(RunOptions.from_values(options)), start_processes()
         with Watchdog(world, HANG_TIMEOUT, plan.folder) as watchdog:
-            assert train(build_training(plan, world, watchdog, Startup())) == 0
+            assert train(build_training(plan, measured_machine(plan, world), world, watchdog, Startup())) == 0
         return folder / "run"
 
     return start

@@ -19,7 +19,7 @@ from foundation.command_line import parse_options
 from pretrain.engine.checkpoint import newest_valid
 from pretrain.job.processes import start_processes
 from pretrain.job.watchdog import Watchdog
-from pretrain.training.assembly import build_training
+from pretrain.training.assembly import build_training, measured_machine
 from pretrain.training.curves import flat
 from pretrain.training.models import load_trained
 from pretrain.training.options import RunOptions
@@ -229,7 +229,7 @@ def test_a_single_rank_is_not_compared_and_its_own_time_restarts_at_each_line(
     arguments = run_arguments(shards_folder, tmp_path, "optim.steps=6", "optim.warmup_steps=1", "log_every=4")
     plan, world = make_plan(parse_options(RunOptions, None, [*map(str, arguments[1:])])), start_processes()
     with Watchdog(world, 120, plan.folder) as watchdog:
-        assert train(build_training(plan, world, watchdog, Startup())) == 0
+        assert train(build_training(plan, measured_machine(plan, world), world, watchdog, Startup())) == 0
     assert steps == [4, 2]
     assert not {"slowest_rank", "slowest_rank_seconds"} & set().union(*read_records(tmp_path, "train"))
 

@@ -70,7 +70,7 @@ def train(
     """The global loss and gradient norm of every step, every drawn token [steps, batch, draws], and the last step's
     report. With `checkpoints`, resumes from the newest one there and saves a new one.
     """
-    tiny = PRESETS["tiny"].run
+    tiny = PRESETS["tiny"]
     name, _, sharing = objective.partition(" ")
     run = tiny.model_copy(
         update={

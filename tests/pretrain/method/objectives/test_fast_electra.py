@@ -71,7 +71,7 @@ def test_dropout_never_reaches_the_generator(batch: Batch) -> None:
 @pytest.fixture
 def generator_run(shards_folder: Path, tmp_path: Path) -> Path:
     """The folder of a run of ELECTRA with one checkpoint of random weights."""
-    description = describe(with_objective(PRESETS["tiny"].run, "electra"), Shards(shards_folder))
+    description = describe(with_objective(PRESETS["tiny"], "electra"), Shards(shards_folder))
     weights = {name: torch.randn_like(weight) * 0.1 for name, weight in build_model(description).named_parameters()}
     write_run(tmp_path / "source", description, {})
     save(tmp_path / "source" / CHECKPOINTS, 7, EngineState(7, {}, weights, {}), {}, keep_last=1)
@@ -167,8 +167,8 @@ def test_the_discriminators_embeddings_start_fresh_or_as_those_of_the_trained_ge
 
 
 def test_a_run_says_that_it_shares_no_embeddings_and_refuses_to() -> None:
-    run = with_objective(PRESETS["tiny"].run, "fast_electra")
-    assert run.model.embedding_sharing == "nes" == with_row(PRESETS["tiny"].run, "Fast-ELECTRA").model.embedding_sharing
+    run = with_objective(PRESETS["tiny"], "fast_electra")
+    assert run.model.embedding_sharing == "nes" == with_row(PRESETS["tiny"], "Fast-ELECTRA").model.embedding_sharing
     with pytest.raises(
         ConfigError, match=r"model\.embedding_sharing: got 'es' with objective fast_electra, expected nes"
     ):

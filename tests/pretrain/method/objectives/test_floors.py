@@ -33,7 +33,7 @@ def batch(shards: Shards) -> Batch:
 
 def model_of(shards: Shards, name: str, **switches: Any) -> Any:
     config = objective_class(name).Config.from_values(switches)
-    return build_model(describe(PRESETS["tiny"].run.model_copy(update={"objective": config}), shards)).eval()
+    return build_model(describe(PRESETS["tiny"].model_copy(update={"objective": config}), shards)).eval()
 
 
 def expected(shards: Shards, name: str) -> np.ndarray:
@@ -81,7 +81,7 @@ def test_the_text_is_counted_up_to_a_limit_and_the_same_for_every_seed(
 def test_the_loss_is_the_discriminators_and_no_generator_exists_or_is_counted(
     name: str, shards: Shards, batch: Batch
 ) -> None:
-    model, run = model_of(shards, name), PRESETS["tiny"].run
+    model, run = model_of(shards, name), PRESETS["tiny"]
     plain = build_model(describe(run, shards))
     names = {name for name, _ in plain.named_parameters() if name.startswith("discriminator")}
     embeddings = {name for name, _ in plain.named_parameters() if ".embeddings." in name}
@@ -112,6 +112,6 @@ def test_originals_are_never_drawn_if_forbidden(name: str, shards: Shards, batch
 
 def test_a_model_is_built_and_loaded_without_its_shards(shards: Shards) -> None:
     config = objective_class("unigram").Config()
-    run = PRESETS["tiny"].run.model_copy(update={"objective": config})
+    run = PRESETS["tiny"].model_copy(update={"objective": config})
     description = describe(run, shards).model_copy(update={"data": ("nowhere",)})
     assert build_model(description).exported(".").keys() == {"electra", "discriminator_predictions"}

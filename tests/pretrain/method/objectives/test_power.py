@@ -33,7 +33,7 @@ def batch(shards: Shards) -> Batch:
 def draw(shards: Shards, batch: Batch, name: str, **switches: Any) -> Draw:
     """The draw of a tiny model whose initial weights depend only on the seed; its estimates differ between tokens."""
     config = objective_class(name).Config.from_values(switches)
-    model: Any = build_model(describe(PRESETS["tiny"].run.model_copy(update={"objective": config}), shards))
+    model: Any = build_model(describe(PRESETS["tiny"].model_copy(update={"objective": config}), shards))
     if name != "electra":
         torch.nn.init.normal_(model.sampler_transform.LayerNorm.weight)
     return model.eval()(batch).draw

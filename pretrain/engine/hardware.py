@@ -1,0 +1,120 @@
+"""Chooses precision and operations by what this machine computes: `--deepspeed_config auto`."""
+
+import time
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from foundation.config import ConfigError
+from foundation.files import ROOT
+from foundation.machine import instructions, multiplies_bf16
+from pretrain.job.processes import World
+from pretrain.model import cpu_ops, cuda_ops, ops
+
+AUTO = Path("auto")
+"""Stands for the file that the hardware decides."""
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+MUCH_FASTER = 2.0
+"""fp32 this many times as fast as bf16 means that bf16 is emulated; where it is real, it is the faster one."""
+LARGEST = 8192
+"""Rows of the largest product tried; no GPU is faster with larger ones."""
+LONG_ENOUGH = 0.02
+"""No larger product is tried after one that took this many seconds: measuring takes a tenth of a second."""
+REPEATS = 3
+
+
+class Choice(NamedTuple):
+    """A DeepSpeed file, and why it was chosen."""
+
+    file: Path
+    reason: str
+
+
+def choose(processes: int) -> Choice:
+    """Returns the file of the precision that this machine computes fastest; without DeepSpeed, one process has fp32.
+
+    The paper's V100 has fp16 but no bf16; from the A100 on, bf16 is as fast and does not overflow.
+    """
+    if processes == 1 and find_spec("deepspeed") is None:
+        return Choice(file_of("fp32", processes), "DeepSpeed is not installed")
+    if not torch.cuda.is_available():
+        precision, has = ("bf16", "has") if multiplies_bf16() else ("fp32", "has no")
+        return Choice(file_of(precision, processes), f"this CPU {has} bf16 instructions ({instructions()})")
+    name = torch.cuda.get_device_name()
+    if torch.cuda.is_bf16_supported(including_emulation=False):
+        return Choice(file_of("bf16", processes), f"{name} computes in bf16")
+    return Choice(file_of("fp16", processes), f"{name} has fp16 but no bf16")
+
+
+def file_of(precision: str, processes: int) -> Path:
+    """Returns the file of a precision; in fp32 one process has nothing to share, so it trains in plain PyTorch."""
+    stage = 0 if precision == "fp32" and processes == 1 else 1
+    return ROOT / "ds_configs" / f"zero{stage}_{precision}.json"
+
+
+def name_of_hardware() -> str:
+    """Returns the GPU's name, or the CPU's instruction set: on another one, results agree only within rounding."""
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU with {instructions()}"
+
+
+def require_same_precision(precision: str, world: World) -> None:
+    """Checks that all ranks were given the same precision. Collective.
+
+    Raises:
+        ConfigError: on every rank, if they were not.
+    """
+    first = world.share(precision)
+    if others := round(world.sum(precision != first)):
+        raise ConfigError(
+            f"deepspeed_config: auto chose {first} for the first rank and another precision for {others} of"
+            f" {world.world_size}, whose hardware differs; name a file for all, such as --deepspeed_config zero1_fp32"
+        )
+
+
+def use_operations(world: World | None = None) -> None:
+    """Replaces the functions of `ops` by the fastest for the hardware, in a job for the first rank's. Collective."""
+    if torch.cuda.is_available():
+        cuda_ops.use(torch.cuda.get_device_capability())
+    else:
+        cpu_ops.use(world.share(instructions()) if world else instructions())
+
+
+def product_speed(precision: str, device: torch.device) -> float:
+    """Measures the FLOP/s of this process's square matrix products, by the `ops.linear` that the model uses."""
+    size, seconds = 128, 0.0
+    while seconds < LONG_ENOUGH and size < LARGEST:
+        size *= 2
+        seconds = _seconds_of_product(size, precision, device)
+    fastest = min([seconds, *(_seconds_of_product(size, precision, device) for _ in range(REPEATS - 1))])
+    return 2 * size**3 / fastest
+
+
+def emulated(precision: str) -> str | None:
+    """Returns a warning, with a measured ratio, if this CPU computes the precision only by emulation."""
+    if precision != "bf16" or torch.cuda.is_available() or multiplies_bf16():
+        return None
+    cpu = torch.device("cpu")
+    ratio = product_speed("fp32", cpu) / product_speed("bf16", cpu)
+    if ratio < MUCH_FASTER:
+        return None
+    return (
+        f"deepspeed_config: got bf16, which this CPU ({instructions()}) only emulates: it multiplies {ratio:.0f} times"
+        " as fast in fp32; add --deepspeed_config ds_configs/zero1_fp32.json"
+    )
+
+
+def _seconds_of_product(size: int, precision: str, device: torch.device) -> float:
+    random = torch.Generator(device).manual_seed(0)  # its own generator: the run's randomness is untouched
+    left = torch.rand(size, size, generator=random, device=device).to(DTYPES[precision])
+    _wait_for(left)
+    started = time.perf_counter()
+    _wait_for(ops.linear(left, left))
+    return time.perf_counter() - started
+
+
+def _wait_for(tensor: torch.Tensor) -> None:
+    """Waits until `tensor` is computed: calls on GPUs return at once."""
+    if tensor.is_cuda:
+        torch.cuda.synchronize(tensor.device)

@@ -1,0 +1,39 @@
+"""Claims about the machines that forecasts are for."""
+
+from pathlib import Path
+
+import pytest
+
+from foundation.config import ConfigError
+from pretrain.job.processes import start_processes
+from pretrain.training.machines import GPUS, SHARES, machine_of, this_machine
+from pretrain.training.options import RunOptions
+from pretrain.training.plan import Plan, make_plan
+
+
+def planned(shards: Path, folder: Path, **options: object) -> Plan:
+    values = {"data": (shards,), "dry_run": True, "output": folder / "run", **options}
+    return make_plan(RunOptions.from_values(values))
+
+
+def test_this_machine_is_measured_and_several_processes_are_added_up(restored_ops: None) -> None:
+    alone, together = this_machine("fp32"), this_machine("fp32", 1, start_processes())
+    assert 1e9 < alone.flops / SHARES["fp32"] < 1e14
+    assert "core" in alone.name and "measured now" in alone.source
+    assert alone[0] == together[0] and alone.memory == together.memory
+    assert together.flops == pytest.approx(alone.flops, rel=0.9)
+
+
+@pytest.mark.parametrize(("gpu", "precision"), GPUS)
+def test_a_gpu_is_forecast_by_its_published_speed(
+    gpu: str, precision: str, shards_folder: Path, tmp_path: Path
+) -> None:
+    plan = planned(shards_folder, tmp_path, forecast=gpu, deepspeed_config=f"zero1_{precision}")
+    machine = machine_of(plan)
+    assert machine.name == f"1 {gpu.upper()}" and machine.flops == GPUS[gpu, precision].flops
+    assert plan.seconds(machine.flops, 2) == pytest.approx(2 * plan.flops_per_step / machine.flops)
+
+
+def test_a_speed_that_nobody_has_published_is_not_made_up(shards_folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^forecast: got a100 with fp32, of which no speed is published"):
+        machine_of(planned(shards_folder, tmp_path, forecast="a100", deepspeed_config="zero1_fp32"))
