@@ -69,6 +69,8 @@ def main(options: ExportOptions) -> None:
     else:
         export(model, description.pad_token_id, tokenizer, card, options.out)
     print(f"exported step {step} of {options.run} to {options.out}")
+    if options.step is None and step < description.run.optim.steps:
+        print(f"the run is unfinished: this is step {step:,} of {description.run.optim.steps:,}")
     if options.push is not None:
         print(f"uploaded to {push(options.out, options.push)}")
 

@@ -109,9 +109,8 @@ def open_matching(folder: Path | None, description: RunDescription) -> Shards:
         )
     if shards.manifest.tokenizer_sha256 != description.tokenizer_sha256:
         raise ConfigError(
-            f"data: {shards.folders[0]} was made with another tokenizer than the run's"
-            f" ({shards.manifest.tokenizer_sha256[:12]}, expected {description.tokenizer_sha256[:12]});"
-            " build it with the run's tokenizer folder as --vocab"
+            f"data: {shards.folders[0]} was made with another tokenizer than the run's; build it with the run's"
+            " tokenizer folder as --vocab"
         )
     if shards.manifest.seq_length > description.run.model.max_positions:
         raise ConfigError(

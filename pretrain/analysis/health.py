@@ -1,4 +1,4 @@
-"""Ten checks of a run's health, each for one problem, from the run's own files (symptoms.py).
+"""Eleven checks of a run's health, each for one problem, from the run's own files (symptoms.py).
 
 The docstring of each threshold names its source. "Healthy" is the worst value among the ten healthy runs in
 `docs/evidence/doctor.md`, from which the thresholds were set.
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from foundation.config import ConfigError, counted
 from foundation.stats import binary_entropy
-from pretrain.analysis.run_history import Log
+from pretrain.analysis.run_history import Log, value_of
 from pretrain.analysis.symptoms import Measured, Symptoms, Unjudged
 from pretrain.method.objectives import objective_class
 from pretrain.method.objectives.hardness import HPLoss
@@ -26,6 +26,9 @@ MOST_PIECES = ((16_000, 1.75), (1_000, 2.5), (0, 4.0))
 German, Hungarian and Turkish, which that vocabulary does not fit, have 1.9, 2.3 and 2.6."""
 MOST_GAP = 0.5
 """MLM loss on held-out text minus that of training, in nats. Healthy: .03."""
+FEW_EPOCHS = 4
+"""Until then a gap of the MLM loss alone is no repetition: few novels by other authors have it after 3 epochs. Up to 4
+passes are nearly as good as new text (Muennighoff et al. 2023)."""
 MOST_APART = 0.1
 """Held-out minus training, of L_D over the entropy of the replaced share: small models overfit here first. Healthy:
 .01."""
@@ -49,6 +52,9 @@ LEAST_CORRELATION = 0.1
 """Correlation of estimated and actual loss; 0 is as good as the class mean. Healthy, after 500 steps: .29."""
 MOST_RATIO = 5.0
 """99th percentile of p_G/p_S, whose mean is 1: above 5, 1% of the draws have 5% of the weight. Healthy: 1.7."""
+MOST_FASTER = 2.0
+"""Speed of matrix products in fp32 over that in the run's precision. With bf16 in hardware it is below 1; on a CPU with
+AVX2 only, which emulates it, 4 to 10."""
 LEAST_STEPS, WARMUPS = 500, 4
 """Minimum steps and warm-ups before the models are judged; earlier, every run looks as if it learned nothing."""
 
@@ -121,19 +127,24 @@ def repetition(run: Symptoms) -> Judged:
     held_out, epochs = run.evaluated, run.last["epoch"]
     step = held_out["step"]  # compared with training at the time of that evaluation
     gap = held_out["mlm_loss"] - run.mean("mlm_loss", step)
-    measured = [Measured("held-out minus training MLM loss", gap, MOST_GAP), Measured("epochs", epochs, MOST_EPOCHS)]
+    measured = [Measured("epochs", epochs, MOST_EPOCHS)]
     detection = ""
+    if epochs > FEW_EPOCHS:
+        measured.append(Measured("held-out minus training MLM loss", gap, MOST_GAP))
     if "discriminator_loss" in run.last:
         losses = run.mean("discriminator_loss", step) / run.mean("discriminator_entropy", step)
         apart = held_out["discriminator_loss"] / held_out["discriminator_entropy"] - losses
         measured.append(Measured("held-out minus training L_D over entropy", apart, MOST_APART))
         detection = f", L_D over its entropy {apart:+.3f} (the limit is {MOST_APART:+})"
+    differ = ""
+    if gap > MOST_GAP and not any(part.beyond for part in measured):
+        differ = " So few passes memorize nothing: the held-out documents differ from those of training."
     finding = Finding(
         name="data repeated or unshuffled",
         verdict="The run overfits its text: the data repeats too often, or similar text comes in a row.",
         evidence=f"On held-out text at step {step:,} the MLM loss is {gap:+.2f} nats from that of"
         f" training in {run.when(step)} (the limit is {MOST_GAP:+}){detection}, and the text was read {epochs:.3g}"
-        f" times (the limit is {MOST_EPOCHS}).",
+        f" times (the limit is {MOST_EPOCHS}).{differ}",
         remedy="Build the shards from more text, shuffled, with --dedup exact if it contains duplicate documents; or"
         " train for fewer steps.",
     )
@@ -184,6 +195,24 @@ def straggler(run: Symptoms) -> Judged:
     )
     always = ranks.count(rank) == len(ranks)
     return Judged(finding, (Measured("waiting for one rank", waiting if always else 0.0, MOST_WAITING),))
+
+
+def slow_precision(run: Symptoms) -> Judged | None:
+    start = run.start
+    if start.get("precision") == "float32":
+        return None
+    own, fp32 = (value_of(start, f"{name}_peak_tflops") for name in ("matrix", "fp32"))
+    if not (own > 0 and fp32 > 0):  # also without a number
+        raise Unjudged("slow precision: the last start did not measure the speed in fp32")
+    precision, faster = start["precision"], fp32 / own
+    finding = Finding(
+        name="slow precision",
+        verdict=f"This machine only emulates {precision}: it multiplies {faster:.1f} times as fast in fp32.",
+        evidence=f"At the start after step {start['step']:,}, matrix products ran at {own:.3g} TFLOP/s in {precision}"
+        f" and at {fp32:.3g} in fp32, {faster:.3g} times as fast; the limit is {MOST_FASTER:g}.",
+        remedy="Stop the run, and resume it with --deepspeed_config ds_configs/zero1_fp32.json in the same command.",
+    )
+    return Judged(finding, (Measured("speed in fp32 over that of the run", faster, MOST_FASTER),))
 
 
 def easy_replacements(run: Symptoms) -> Judged | None:
@@ -272,7 +301,7 @@ def ratios(run: Symptoms) -> Judged | None:
 
 Check = Callable[[Symptoms], Judged | None]
 """Returns `None` if the objective cannot have the problem; raises `Unjudged` if the files do not allow the check."""
-AT_ONCE: tuple[Check, ...] = (padding, vocabulary, repetition, learning_rate, straggler)
+AT_ONCE: tuple[Check, ...] = (padding, vocabulary, repetition, learning_rate, straggler, slow_precision)
 ONCE_LEARNED: tuple[Check, ...] = (easy_replacements, generator, plateau, sampling_head, ratios)
 
 

@@ -142,7 +142,7 @@ def read_history(folder: Path) -> History:
         folder,
         read_run(folder),
         read_log(folder / RECORDS),
-        _objects(map(_parsed, _lines(folder / STARTS))),
+        read_starts(folder),
         read_records(folder),
         _objects(gates if isinstance(gates, list) else []),
         evaluation if isinstance(evaluation, dict) else {},
@@ -170,6 +170,11 @@ def read_log(path: Path) -> Log:
     return Log(read["train"], read["held_out"], (read["example"] or [{}])[-1], kinds["train"].seen, damaged)
 
 
+def read_starts(folder: Path) -> list[Record]:
+    """Returns the start records of a run folder, oldest first."""
+    return _objects(map(_parsed, _lines(folder / STARTS)))
+
+
 def value_of(record: Mapping[str, Any], path: str) -> float:
     """Returns the number at a path such as `max_probability/p_G/9`; NaN if there is none or it is too large to draw."""
     found: Any = record
@@ -184,7 +189,7 @@ def nearest_preset(run: RunConfig) -> tuple[str, dict[str, tuple[Any, Any]]]:
     """Returns the preset with the fewest differences from the run, and each setting's value in preset and run."""
     found = {}
     for name, preset in PRESETS.items():
-        both = with_objective(preset.run, run.objective.name), run
+        both = with_objective(preset, run.objective.name), run
         theirs, ours = (dict(flat(one.model_dump(mode="json"))) for one in both)
         found[name] = {key: (theirs.get(key), ours.get(key)) for key in theirs | ours}
     name = min(found, key=lambda name: sum(theirs != ours for theirs, ours in found[name].values()))

@@ -10,7 +10,7 @@ import numpy as np
 
 from data_prep.tokens import WordPiece
 from foundation.config import ConfigError
-from pretrain.analysis.run_history import Log, read_log
+from pretrain.analysis.run_history import Log, read_log, read_starts
 from pretrain.data.shards import open_shards
 from pretrain.training.run_folder import read_run
 from pretrain.training.run_log import RECORDS
@@ -111,6 +111,11 @@ class Symptoms:
         if not self.held_out:
             raise Unjudged("repeated data: there is no evaluation on held-out text")
         return self.held_out[-1]
+
+    @property
+    def start(self) -> Mapping[str, Any]:
+        """The record of the newest start; empty if there is none."""
+        return (read_starts(self.folder) or [{}])[-1]
 
     @cached_property
     def text(self) -> Text:

@@ -270,8 +270,11 @@ class Shards:
 def _require_alike(folders: Sequence[Path], manifests: Sequence[Manifest]) -> None:
     first = {name: getattr(manifests[0], name) for name in ALIKE}
     problems = [
-        f"data: {folder} has {name} {getattr(manifest, name)}, expected {value} as in {folders[0]}; rebuild it with the"
-        " first folder's settings, or leave it out"
+        f"data: {folder} has another vocabulary than {folders[0]}; rebuild it with the first folder's tokenizer as"
+        " --vocab, or leave it out"
+        if name == "tokenizer_sha256"
+        else f"data: {folder} has {name} {getattr(manifest, name)}, expected {value} as in {folders[0]}; rebuild it"
+        " with the first folder's settings, or leave it out"
         for folder, manifest in zip(folders, manifests, strict=True)
         for name, value in first.items()
         if getattr(manifest, name) != value

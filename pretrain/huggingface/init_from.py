@@ -217,8 +217,10 @@ def normalized_otherwise(sources: Sources, tokenizer: Path) -> Iterator[Path]:
 
 
 def load_sources(model: Objective, sources: Sources, tokenizer: Path) -> None:
-    """Gives the model the sources' weights, starts its other parts, and names these. Both encoders start with the
-    embeddings of a single source; with `gdes`, Delta is their difference. `tokenizer` is the data's.
+    """Gives the model the sources' weights, starts its other parts, and names these and the number of new tokens.
+
+    Both encoders start with the embeddings of a single source; with `gdes`, Delta is their difference. `tokenizer` is
+    the data's.
 
     Raises:
         ConfigError: a weight is missing, has another shape, or has no place in the model.
@@ -228,6 +230,10 @@ def load_sources(model: Objective, sources: Sources, tokenizer: Path) -> None:
         model.start()
     if fresh := [name for name, _ in model.named_children() if name not in loaded]:
         print(f"init_from: these parts start fresh, except for shared embeddings: {', '.join(fresh)}")
+    encoder: Any = model.exported(".")["electra"]
+    tokens = encoder.config.vocab_size
+    if new := tokens - min(source.config.vocab_size for source in sources[:2] if source):
+        print(f"init_from: {new:,} of {tokens:,} tokens are new to the model; each starts as the mean of its pieces")
 
 
 def load_parts(model: Objective, sources: Sources, tokenizer: Path) -> list[str]:
