@@ -2,7 +2,7 @@
 
     nice python bench/doctor.py --text DATA --output runs/doctor
 
-Trains by the real commands, one or two minutes per run on one core; rerun the command to add missing runs. Half of the
+Trains by the real commands, each run on one core; rerun the command to add missing runs. Half of the
 healthy runs set the thresholds of `pretrain/analysis/health.py`; the other half and the sick runs test them. Read
 OUTPUT/doctor.md: sicknesses found, false alarms, and each measure beside its threshold.
 """

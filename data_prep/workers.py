@@ -10,6 +10,8 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Any, TypeVar
 
+from foundation.command_line import print_warning
+
 _RANKS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")  # set by Open MPI's mpirun; by MPICH's and Intel's
 _GARBAGE = (100_000, 50, 50)  # the collector looks rarely: words and documents are many small objects without cycles
 _WAITING_PER_WORKER = 2  # tasks queued per worker: workers never wait for the reader, and memory stays bounded
@@ -30,6 +32,9 @@ class Pool:
 
     def start(self) -> None:
         """Starts the workers, which otherwise start with their first tasks: they import while this process prepares."""
+        if self._executor is None and self.size > 1 and not _has_semaphores():
+            print_warning("workers: this system has no semaphores (/dev/shm) for several processes; one does the work")
+            self.size = 1
         if self._executor is None and self.size > 1:
             # spawned, not forked: the tokenizer's threads do not survive a fork
             self._executor = ProcessPoolExecutor(self.size, get_context("spawn"), _begin)
@@ -58,6 +63,14 @@ class Pool:
                 yield _next(waiting, done)
         while waiting:
             yield _next(waiting, done)
+
+
+def _has_semaphores() -> bool:
+    try:
+        get_context("spawn").Lock()
+    except (ImportError, OSError):
+        return False
+    return True
 
 
 def _next(waiting: dict[Future[Any], Item], done: "SimpleQueue[Future[Any]]") -> tuple[Item, Any]:

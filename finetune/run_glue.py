@@ -15,9 +15,11 @@ if not __package__:  # run as a script: import from the repository, never from t
 
 from finetune.config import GlueOptions
 from foundation.command_line import run_command
+from foundation.machine import share_cores_with_others
 
 
 def main(options: GlueOptions) -> None:
+    share_cores_with_others()
     from finetune.glue.job import run_queue
     from pretrain.job.processes import leave
 

@@ -15,9 +15,11 @@ if not __package__:  # run as a script: import from the repository, never from t
 
 from finetune.config import SquadOptions
 from foundation.command_line import run_command
+from foundation.machine import share_cores_with_others
 
 
 def main(options: SquadOptions) -> None:
+    share_cores_with_others()
     from finetune.squad.job import run_queue
     from pretrain.job.processes import leave
 

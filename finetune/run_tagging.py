@@ -17,9 +17,11 @@ if not __package__:  # run as a script: import from the repository, never from t
 
 from finetune.config import TaggingOptions
 from foundation.command_line import run_command
+from foundation.machine import share_cores_with_others
 
 
 def main(options: TaggingOptions) -> None:
+    share_cores_with_others()
     from finetune.tagging.job import run_queue
     from pretrain.job.processes import leave
 

@@ -8,6 +8,8 @@ from types import TracebackType
 
 from tqdm import tqdm
 
+from foundation.config import counted
+
 _LINE = "{desc}: {percentage:.0f}%, {rate_fmt}, {remaining} left"
 _SECONDS_BETWEEN_LINES = 30.0
 DAY = 86_400
@@ -36,6 +38,15 @@ class Progress(AbstractContextManager["Progress"]):
         if self._is_log and time.monotonic() - self._last_line >= _SECONDS_BETWEEN_LINES:
             self._last_line = time.monotonic()
             print(self._bar, file=sys.stderr, flush=True)
+
+
+_UNITS = (("year", 365 * DAY), ("month", 30 * DAY), ("day", DAY), ("hour", 3600), ("minute", 60), ("second", 1))
+
+
+def about(seconds: float) -> str:
+    """Returns a forecast in one unit: `about 9 minutes`."""
+    unit, size = next((unit, size) for unit, size in _UNITS if seconds >= 2 * size or size == 1)
+    return f"about {counted(max(1, round(seconds / size)), unit)}"
 
 
 def duration(seconds: float) -> str:

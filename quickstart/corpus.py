@@ -13,13 +13,13 @@ import sys
 import sysconfig
 from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
-from multiprocessing import Pool
 from pathlib import Path
 
 if not __package__:  # run as a script: import from the repository, never from the script's own folder
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from data_prep.defaults import QUICKSTART, QUICKSTART_RAW
+from data_prep.workers import start_pool
 from foundation.command_line import run_command
 from foundation.config import ConfigError, StrictConfig
 from foundation.machine import cores
@@ -70,9 +70,13 @@ def main(options: CorpusOptions) -> None:
     seen: set[str] = set()
     task_documents: list[str] = []
     size = count = 0
-    for name, folder in sources().items():
+    files = {name: python_files(folder) for name, folder in sources().items()}
+    with start_pool(cores()) as pool:
+        assert pool is not None  # only ranks of an mpirun have none
+        prose = dict(pool.run(prose_of, (path for paths in files.values() for path in paths)))
+    for name, paths in files.items():
         corpus_documents: list[str] = []
-        for document in documents(python_files(folder), seen):
+        for document in documents(map(prose.__getitem__, paths), seen):
             (task_documents if is_set_aside(document) else corpus_documents).append(document)
         size += write_documents(options.output / f"{name}.txt", corpus_documents)
         count += len(corpus_documents)
@@ -104,15 +108,14 @@ def python_files(folder: Path) -> list[Path]:
     return [folder / path for path in sorted(kept, key=Path.as_posix)]
 
 
-def documents(files: list[Path], seen: set[str]) -> Iterator[str]:
-    """Yields one document per file, with one paragraph per line; skips paragraphs in `seen` and adds the new ones."""
-    with Pool(cores()) as pool:
-        for candidates in pool.imap(prose_of, files, chunksize=16):
-            fresh = [text for text in dict.fromkeys(candidates) if text not in seen]
-            seen.update(fresh)
-            document = "\n".join(fresh)
-            if len(document) >= SHORTEST_DOCUMENT:
-                yield document
+def documents(files: Iterable[list[str]], seen: set[str]) -> Iterator[str]:
+    """Yields one document per file, given its paragraphs, one per line; skips those in `seen` and adds the new ones."""
+    for paragraphs in files:
+        fresh = [text for text in dict.fromkeys(paragraphs) if text not in seen]
+        seen.update(fresh)
+        document = "\n".join(fresh)
+        if len(document) >= SHORTEST_DOCUMENT:
+            yield document
 
 
 def prose_of(path: Path) -> list[str]:

@@ -26,7 +26,7 @@ from electra_sampler.commands import as_typed
 from foundation.command_line import run_command
 from foundation.config import ConfigError, StrictConfig
 from foundation.files import IS_CHECKOUT, ROOT
-from foundation.machine import cores
+from foundation.machine import cores, share_cores_with_others
 from foundation.progress import about
 
 DATA = defaults.QUICKSTART
@@ -67,6 +67,7 @@ def main(options: QuickstartOptions) -> int:
     if IS_CHECKOUT:
         os.chdir(ROOT)
     start_afresh()
+    share_cores_with_others()
     print(forecast(options.short), flush=True)
     seconds = {}
     for name, command in stages(options.short).items():
@@ -100,12 +101,12 @@ def start_afresh() -> None:
 
 def forecast(short: bool) -> str:
     """Returns a line on how long this machine will take, from the speed of its products, measured now."""
-    from pretrain.training.machines import forecast_here
+    from pretrain.training.machines import Sizes, forecast_here
     from pretrain.training.options import RunOptions
     from pretrain.training.plan import choose_run
 
     run = choose_run(RunOptions(preset="tiny", set=(f"optim.steps={SHORT_STEPS}",) if short else ()))
-    where, training = forecast_here(run, VOCAB_SIZE, SEQ_LENGTH, MEAN_LENGTH, processes())
+    where, training = forecast_here(Sizes(run, VOCAB_SIZE, SEQ_LENGTH), MEAN_LENGTH, processes())
     others = ", ".join(f"{name} {seconds}" for name, seconds in SECONDS.items())
     whole = about(training + sum(SECONDS.values()))
     return f"{whole} on {where}: {about(training)} to pre-train, and in seconds: {others}"

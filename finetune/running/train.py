@@ -36,7 +36,7 @@ from pretrain.model.encoder import ElectraEncoder
 REPORT_SECONDS = 30.0
 """Interval of the lines of progress within an epoch."""
 CHECKPOINT_EVERY = 1_000
-"""Batches from one checkpoint to the next: a few minutes of a base model on one GPU."""
+"""Batches from one checkpoint to the next."""
 
 
 class Stopped(Exception):

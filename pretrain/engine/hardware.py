@@ -108,13 +108,13 @@ def emulated(precision: str) -> str | None:
 def _seconds_of_product(size: int, precision: str, device: torch.device) -> float:
     random = torch.Generator(device).manual_seed(0)  # its own generator: the run's randomness is untouched
     left = torch.rand(size, size, generator=random, device=device).to(DTYPES[precision])
-    _wait_for(left)
+    wait_for(left)
     started = time.perf_counter()
-    _wait_for(ops.linear(left, left))
+    wait_for(ops.linear(left, left))
     return time.perf_counter() - started
 
 
-def _wait_for(tensor: torch.Tensor) -> None:
+def wait_for(tensor: torch.Tensor) -> None:
     """Waits until `tensor` is computed: calls on GPUs return at once."""
     if tensor.is_cuda:
         torch.cuda.synchronize(tensor.device)

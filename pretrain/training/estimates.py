@@ -35,12 +35,11 @@ def flops_per_token(model: ModelConfig, objective: ObjectiveConfig, vocab_size: 
     trained = objective_class(objective.name)
     encoders = trained.encoders(model, vocab_size)
     products = head = 0.0
-    last = 0
+    last = 0.0
     for number, encoder in enumerate(encoders):
         hidden = encoder.hidden_size
-        layer = 4 * hidden * hidden + 2 * hidden * encoder.intermediate_size
         projection = encoder.embedding_size * hidden if encoder.embedding_size != hidden else 0
-        last = 2 * (encoder.num_hidden_layers * (layer + 2 * length * hidden) + projection)
+        last = encoder.num_hidden_layers * layer_flops(encoder, length) + 2 * projection
         products += last * (1 if number == 0 and trained.frozen_generator else FORWARD_AND_BACKWARD)
     passes = trained.sampling_passes + (1 if trained.frozen_generator else FORWARD_AND_BACKWARD)
     if isinstance(objective, PredictionConfig):
@@ -48,6 +47,12 @@ def flops_per_token(model: ModelConfig, objective: ObjectiveConfig, vocab_size: 
         head = mask_size(length) / length * of_a_mask
         passes += objective.extra_passes(encoders[0].num_hidden_layers)
     return float(products + passes * head + objective.extra_forwards * last)
+
+
+def layer_flops(encoder: EncoderConfig, length: int) -> float:
+    """Returns FLOPs per word piece of one layer's forward."""
+    hidden = encoder.hidden_size
+    return 2.0 * (4 * hidden * hidden + 2 * hidden * encoder.intermediate_size + 2 * length * hidden)
 
 
 class Memory(NamedTuple):

@@ -17,7 +17,6 @@ from pretrain.training.assembly import Training
 from pretrain.training.distributions import Distributions, describe, histograms
 from pretrain.training.doubts import too_long
 from pretrain.training.example import example
-from pretrain.training.machines import SHARES
 from pretrain.training.metrics import MetricSums, summary
 from pretrain.training.run_folder import CHECKPOINTS, writing
 from pretrain.training.run_log import RunLog
@@ -83,7 +82,7 @@ class Telemetry:
     def started(self) -> None:
         """Records the start, says how long the rest will take, and begins the first log interval. Collective."""
         training, engine, step = self._training, self._engine, self._step - 1
-        peak = training.machine.flops / SHARES[training.plan.deepspeed.precision]
+        peak = training.machine.products
         fp32_peak = None if engine.device.type == "cuda" else engine.world.sum(product_speed("fp32", engine.device))
         phases = training.startup.seconds
         by_rank = of_ranks(engine, *phases.values())
@@ -95,7 +94,7 @@ class Telemetry:
         self._throughput = Throughput(self._run, training.plan.shards, step, peak)
         left = self._run.optim.steps - step
         expected = about(training.plan.seconds(training.machine.flops, left))
-        self.say(f"forecast    {expected} for {counted(left, 'step')} on {training.machine.name}, if they are idle")
+        self.say(f"forecast    {expected} for {counted(left, 'step')} on {training.machine.name} if nothing else runs")
         for doubt in too_long(training.plan, training.machine, left):
             self.say(f"WARNING: {doubt}")
         self._began = self._since = time.monotonic()

@@ -1,5 +1,6 @@
 """Claims about pools of workers."""
 
+import errno
 import gc
 import os
 import signal
@@ -53,6 +54,18 @@ def test_there_are_no_more_workers_than_tasks_and_none_but_this_process_for_one(
         pool.start()
         assert {process for _, process in pool.run(process_id, range(3))} == {os.getpid()}
         assert active_children() == []
+
+
+def test_without_semaphores_one_process_does_the_work_and_says_so(capsys, monkeypatch):
+    """As where /dev/shm is missing; the system's own error is raised in place of its lock."""
+
+    def no_lock(self):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(type(get_context("spawn")), "Lock", no_lock)
+    with start_pool(2) as pool:
+        assert {process for _, process in pool.run(process_id, range(3))} == {os.getpid()}
+    assert "no semaphores (/dev/shm)" in capsys.readouterr().out
 
 
 def test_a_limit_adds_no_workers():

@@ -1,6 +1,7 @@
 """finetune/predictions.py: a kept model predicts the dev set as its run did, from lines or from JSON."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,20 @@ def test_labels_are_those_of_the_run(classifier: tuple[Path, Path], cola_folder:
     assert [one["label"] for one in found] == [("unacceptable", "acceptable")[int(best)] for best in dev]
     assert all(0.5 <= one["score"] <= 1 for one in found)
     assert predicted(model, "".join(json.dumps({"sentence": text}) + "\n" for text in texts), tmp_path) == found
+
+
+@pytest.mark.parametrize("collapsed", ["constant prediction", None])
+def test_a_model_that_collapsed_when_it_was_fine_tuned_is_named_in_one_line_beside_the_predictions(
+    collapsed: str | None, classifier: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = Path(shutil.copytree(classifier[0], tmp_path / "model"))
+    record = json.loads((model / "results.json").read_text())
+    (model / "results.json").write_text(json.dumps(record | {"collapsed": collapsed}))
+    assert len(predicted(model, "word1 good .\nword2 bad .\n", tmp_path)) == 2
+    output, errors = capsys.readouterr()
+    line = f"WARNING: {model} collapsed when it was fine-tuned ({collapsed}), so these predictions say nothing about"
+    assert errors.startswith(line if collapsed else "") and errors.count("\n") == bool(collapsed)
+    assert "WARNING" not in output, "which is for the predictions"
 
 
 @pytest.mark.parametrize("plain_scores", [False, True])

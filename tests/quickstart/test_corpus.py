@@ -44,7 +44,7 @@ def test_a_file_with_other_syntax_than_this_pythons_has_no_prose(tmp_path):
 def test_an_inherited_docstring_is_kept_once(tmp_path):
     write_module(tmp_path / "a.py", *numbered("shared"), *numbered("of a"))
     write_module(tmp_path / "b.py", *numbered("shared"), *numbered("of b"))
-    first, second = documents(python_files(tmp_path), seen=set())
+    first, second = documents(map(prose_of, python_files(tmp_path)), seen=set())
     assert first.splitlines() == numbered("shared") + numbered("of a")
     assert second.splitlines() == numbered("of b")
 
@@ -62,7 +62,7 @@ def test_about_one_document_in_twelve_is_set_aside():
 
 
 def test_the_installed_packages_contain_english():
-    texts = list(documents(python_files(sources()["numpy"]), seen=set()))
+    texts = list(documents(map(prose_of, python_files(sources()["numpy"])), seen=set()))
     words = re.findall(r"[a-z]+", " ".join(texts).lower())
     assert len(words) > 10_000
     assert 0.04 < words.count("the") / len(words) < 0.12  # about 6-7% in running English

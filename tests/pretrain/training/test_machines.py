@@ -3,10 +3,12 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from foundation.config import ConfigError
 from pretrain.job.processes import start_processes
-from pretrain.training.machines import GPUS, SHARES, machine_of, this_machine
+from pretrain.presets import TINY
+from pretrain.training.machines import GPUS, Sizes, machine_of, this_machine
 from pretrain.training.options import RunOptions
 from pretrain.training.plan import Plan, make_plan
 
@@ -16,12 +18,22 @@ def planned(shards: Path, folder: Path, **options: object) -> Plan:
     return make_plan(RunOptions.from_values(values))
 
 
-def test_this_machine_is_measured_and_several_processes_are_added_up(restored_ops: None) -> None:
-    alone, together = this_machine("fp32"), this_machine("fp32", 1, start_processes())
-    assert 1e9 < alone.flops / SHARES["fp32"] < 1e14
+TINY_SIZES = Sizes(TINY, 2048, 64)
+
+
+def test_this_machine_is_measured_and_its_processes_are_added_up(restored_ops: None) -> None:
+    alone, together = this_machine(TINY_SIZES, "fp32"), this_machine(TINY_SIZES, "fp32", 1, start_processes())
+    assert 1e9 < alone.flops < alone.products < 1e14
     assert "core" in alone.name and "measured now" in alone.source
-    assert alone[0] == together[0] and alone.memory == together.memory
+    assert alone.name == together.name and alone.memory == together.memory
     assert together.flops == pytest.approx(alone.flops, rel=0.9)
+
+
+def test_measuring_leaves_the_random_state_unchanged(restored_ops: None) -> None:
+    torch.manual_seed(3)
+    state = torch.get_rng_state()
+    this_machine(TINY_SIZES, "fp32")
+    assert torch.equal(torch.get_rng_state(), state)
 
 
 @pytest.mark.parametrize(("gpu", "precision"), GPUS)

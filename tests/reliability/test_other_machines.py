@@ -1,0 +1,92 @@
+"""Claims about machines unlike this one, imitated: older CPUs, one core, little memory, a bare environment.
+
+oneDNN and PyTorch limit themselves to an instruction set by environment variables. This shows that everything works and
+what is chosen, not how fast such a CPU is.
+"""
+
+import os
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import REPOSITORY
+
+CPUS = {
+    "avx2": {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"},
+    "sse41": {"ONEDNN_MAX_CPU_ISA": "SSE41", "ATEN_CPU_CAPABILITY": "default"},
+}
+GIB = 2**30
+STEPS = ("optim.steps=2", "optim.warmup_steps=1", "batch_size=8", "evaluate_sequences=8")
+
+
+def bare(variables: dict[str, str], memory: int | None = None) -> Callable[..., str]:
+    """Runs scripts on one core with only these environment variables: no HOME, no locale, no compiler on the path."""
+
+    def limit() -> None:
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+        if memory:
+            resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+
+    def run(script: str, *arguments: str | Path) -> str:
+        done = subprocess.run(
+            [sys.executable, REPOSITORY / script, *arguments],
+            env={"PATH": "/nonexistent", "LANG": "C", **variables},
+            preexec_fn=limit,
+            capture_output=True,
+            text=True,
+            timeout=240,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    return run
+
+
+@pytest.mark.parametrize("cpu", ["avx2", pytest.param("sse41", marks=pytest.mark.long)])
+def test_an_older_cpu_with_one_core_and_4_gb_trains_evaluates_exports_and_fine_tunes_in_fp32(
+    cpu: str, shards_folder: Path, tmp_path: Path
+) -> None:
+    run = bare(CPUS[cpu], memory=4 * GIB)
+    said = run(
+        "pretrain/run.py", "--preset", "tiny", "--data", shards_folder, "--output", tmp_path / "run", "--set", *STEPS
+    )
+    assert f"precision   fp32 (zero0_fp32): this CPU has no bf16 instructions ({cpu})\n" in said
+    assert " on this core if nothing else runs\n" in said and "done: 2 steps" in said
+    assert f"CPU with {cpu}" in (tmp_path / "run" / "run.json").read_text()
+    assert "MLM loss" in run("pretrain/evaluate.py", tmp_path / "run", "--sequences", "8")
+    run("pretrain/export.py", tmp_path / "run", tmp_path / "exported")
+    (tmp_path / "CoLA").mkdir()
+    for name in ("train.tsv", "dev.tsv"):
+        (tmp_path / "CoLA" / name).write_text("made\t1\t\tA sentence.\nmade\t0\t*\tSentence a.\n" * 8)
+    task = ("--task", "CoLA", "--data_dir", tmp_path, "--seeds", "1", "--epochs", "1", "--keep", "none")
+    said = run("finetune/run_glue.py", "--model", tmp_path / "exported", *task, "--output", tmp_path / "scores")
+    assert f"precision fp32 (zero0_fp32): this CPU has no bf16 instructions ({cpu})\n" in said
+    assert "CoLA seed 1: epoch 1, loss" in said
+
+
+@pytest.mark.long
+def test_a_file_that_this_cpu_only_emulates_still_runs_after_one_warning(shards_folder: Path, tmp_path: Path) -> None:
+    given = ("--preset", "tiny", "--data", shards_folder, "--deepspeed_config", "zero1_bf16", "--set", *STEPS)
+    said = bare(CPUS["avx2"])("pretrain/run.py", *given, "--output", tmp_path / "run")
+    warnings = [line for line in said.splitlines() if "only emulates" in line]
+    assert len(warnings) == 1 and "times as fast in fp32; add --deepspeed_config ds_configs/zero1_fp32" in warnings[0]
+    assert "done: 2 steps" in said
+
+
+@pytest.mark.long
+def test_data_is_built_without_dev_shm(tmp_path: Path) -> None:
+    """In a mount namespace of its own, which only root may make, with a /dev/shm that cannot be written to."""
+    if shutil.which("unshare") is None or os.geteuid():
+        pytest.skip("needs root and unshare, for a file system without /dev/shm")
+    program = (
+        f"mount -t tmpfs -o ro none /dev/shm && exec {sys.executable} quickstart/corpus.py --output {tmp_path}/raw"
+    )
+    command = ["unshare", "--mount", "sh", "-c", f"{program} --set_aside {tmp_path}/task.txt"]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "no semaphores (/dev/shm)" in done.stdout and (tmp_path / "raw" / "numpy.txt").stat().st_size > 10**5
