@@ -4,6 +4,7 @@ python data_prep/inspect_shards.py data/wikibooks --verify --show 3
 """
 
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 if not __package__:  # run as a script: import from the repository, never from the script's own folder
@@ -81,6 +82,8 @@ def _inspect_all(options: InspectOptions, pool: Pool) -> int:
     if len(problems) > _SHOWN:
         print(f"inspect_shards: and {counted(len(problems) - _SHOWN, 'more problem')}", file=sys.stderr)
     if options.verify:
+        if find_spec("megatron") is None:
+            print("\nmegatron-core is not installed: the shards were not read by its reader too")
         repair = "rerun build_shards.py with its options, which repairs the folder"
         print(f"\n{counted(len(problems), 'problem')}: {repair}" if problems else "\nverified: no problem found")
     return 1 if problems else 0

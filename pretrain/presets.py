@@ -28,8 +28,7 @@ PAPER = {
 """Default settings of each objective."""
 
 TINY = RunConfig(
-    # Ours: the smallest model seen to detect replacements in five minutes on two cores of an AMD EPYC with bf16 instructions
-    # (docs/evidence/results.md).
+    # Ours: the smallest model seen to detect replacements in 2,000 steps (docs/evidence/results.md).
     model=ModelConfig(
         layers=2,
         hidden_size=128,

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import warm
 from tests.conftest import REPOSITORY, free_port
 
 PACKAGES = ("foundation", "data_prep", "pretrain", "finetune", "quickstart")
@@ -91,7 +92,10 @@ JUNK = b"\xff\xfe\x00{junk"
 
 
 def run(command, folder, *options):
-    """Runs `python SCRIPT ...` in `folder`, which has no default input; returns the finished process."""
+    """Runs `python SCRIPT ...` in `folder`, which has no default input; returns the finished process.
+
+    A new interpreter, so that `stderr` also has what its imports print.
+    """
     script, *arguments = command.split()
     environment = os.environ | {"COLUMNS": str(SCREEN[1]), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     return subprocess.run(
@@ -102,6 +106,12 @@ def run(command, folder, *options):
         text=True,
         timeout=120,
     )
+
+
+def run_warm(command, folder):
+    """The same in a process that has already imported PyTorch and its like."""
+    script, *arguments = command.split()
+    return warm.run(script, *arguments, cwd=folder, env={"COLUMNS": str(SCREEN[1])})
 
 
 def assert_one_clear_line(process, *words):
@@ -138,7 +148,7 @@ def test_help_fits_on_a_screen_and_needs_no_heavy_import(script, tmp_path):
     "command", ["pretrain/run.py", "finetune/run_glue.py --model m", "finetune/run_squad.py --model m"]
 )
 def test_settings_are_listed_in_columns_without_data_or_model(command, tmp_path):
-    process = run(f"{command} --list_settings --set deepspeed.zero_optimization.stage=2", tmp_path)
+    process = run_warm(f"{command} --list_settings --set deepspeed.zero_optimization.stage=2", tmp_path)
     lines = process.stdout.splitlines()
     assert (process.returncode, process.stderr) == (0, "")
     assert max(map(len, lines)) <= 120
@@ -159,12 +169,12 @@ def test_a_nonexistent_path_is_named(command, folder):
 
 @pytest.mark.parametrize("command", UNREADABLE)
 def test_an_unreadable_file_is_named(command, folder):
-    assert_one_clear_line(run(command, folder), "junk")
+    assert_one_clear_line(run_warm(command, folder), "junk")
 
 
 @pytest.mark.parametrize(("command", "key"), UNKNOWN_KEYS)
 def test_an_unknown_key_or_name_is_named(command, key, folder):
-    assert_one_clear_line(run(command, folder), key)
+    assert_one_clear_line(run_warm(command, folder), key)
 
 
 @pytest.fixture(scope="module")
@@ -210,7 +220,7 @@ def test_training_ranks_import_only_what_they_use_and_only_the_first_imports_ten
 def test_a_wrong_deepspeed_file_is_named(content, named, built):
     (built / "ds.json").write_bytes(content)
     command = "pretrain/run.py --preset tiny --deepspeed_config ds.json --dry_run"
-    assert_one_clear_line(run(command, built), "ds.json", named)
+    assert_one_clear_line(run_warm(command, built), "ds.json", named)
 
 
 def test_truncated_shards_are_named(built):
@@ -218,7 +228,7 @@ def test_truncated_shards_are_named(built):
     content = path.read_bytes()
     path.write_bytes(content[:-10])
     try:
-        assert_one_clear_line(run("pretrain/run.py --preset tiny --dry_run", built), "shard-00000")
+        assert_one_clear_line(run_warm("pretrain/run.py --preset tiny --dry_run", built), "shard-00000")
     finally:
         path.write_bytes(content)
 
@@ -227,4 +237,4 @@ def test_truncated_shards_are_named(built):
     ("script", "default"), [("data_prep/build_shards.py", "data/raw"), ("pretrain/run.py", "data/wikibooks")]
 )
 def test_the_error_for_missing_default_input_names_the_quickstart(script, default, tmp_path):
-    assert_one_clear_line(run(script, tmp_path), default, "make quickstart")
+    assert_one_clear_line(run(script, tmp_path), default, "quickstart/run.py")

@@ -12,7 +12,6 @@ from tests.conftest import REPOSITORY
 
 WORDS = ["a", "the", "cat", "dog", "mat", "tree", "sat", "ran", "under", "on", ".", "and", "it", "was", "red"]
 TEXT = "\n\n".join(f"The {one} sat on the {other}. It {ran} on." for one, other, ran in product(WORDS[:7], repeat=3))
-PLAIN = "--deepspeed_config ds_configs/zero0_fp32.json"
 TINY = "--preset tiny --data shards --output run --set optim.steps=2 optim.warmup_steps=1 batch_size=4"
 
 Environment = dict[str, str]
@@ -27,11 +26,11 @@ def run(command: str, folder: Path, laptop: Environment) -> subprocess.Completed
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, laptop: Environment) -> Path:
-    """Shards built on such a machine by two workers."""
+    """Shards built on such a machine."""
     folder = tmp_path_factory.mktemp("own")
     (folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]) + "\n")
     (folder / "text.txt").write_text(TEXT)
-    options = "--input text.txt --vocab vocab.txt --output shards --seq_length 16 --held_out 0.3 --workers 2"
+    options = "--input text.txt --vocab vocab.txt --output shards --seq_length 16 --held_out 0.3"
     done = run(f"data_prep/build_shards.py {options}", folder, laptop)
     assert done.returncode == 0, done.stderr
     return folder
@@ -43,8 +42,10 @@ def test_such_a_machine_lacks_the_packages(package: str, laptop: Environment) ->
     assert f"No module named '{package.partition('.')[0]}'" in done.stderr
 
 
-def test_data_is_prepared(folder: Path) -> None:
-    assert (folder / "shards" / "manifest.json").is_file()
+def test_data_is_prepared_and_verified_without_megatrons_reader(folder: Path, laptop: Environment) -> None:
+    done = run("data_prep/inspect_shards.py shards --verify", folder, laptop)
+    assert done.returncode == 0, done.stderr
+    assert "megatron-core is not installed" in done.stdout and "no problem found" in done.stdout
 
 
 @pytest.mark.long
@@ -53,7 +54,7 @@ def test_a_run_is_trained_evaluated_exported_and_fine_tuned(folder: Path, laptop
     for name in ("train", "dev"):
         (folder / "CoLA" / f"{name}.tsv").write_text("made\t1\t\tthe cat sat .\nmade\t0\t*\tcat the sat .\n" * 4)
     for command in (
-        f"pretrain/run.py {TINY} {PLAIN}",
+        f"pretrain/run.py {TINY}",
         "pretrain/evaluate.py run",
         "pretrain/export.py run out",
         "finetune/run_glue.py --model out --task CoLA --data_dir . --output scores --seeds 1 --epochs 1",
@@ -67,8 +68,9 @@ def test_a_run_is_trained_evaluated_exported_and_fine_tuned(folder: Path, laptop
 
 
 def test_a_job_that_needs_deepspeed_says_what_to_do_in_one_line(folder: Path, laptop: Environment) -> None:
-    done = run(f"pretrain/run.py {TINY.replace('output run', 'output bf16')}", folder, laptop)
+    bf16 = TINY.replace("output run", "output bf16 --deepspeed_config zero1_bf16")
+    done = run(f"pretrain/run.py {bf16}", folder, laptop)
     (line,) = done.stderr.splitlines()
     assert done.returncode == 2
     assert "No module named 'deepspeed'" in line
-    assert line.endswith(f"{PLAIN}, which does not need it")
+    assert line.endswith("--deepspeed_config ds_configs/zero0_fp32.json, which does not need it")

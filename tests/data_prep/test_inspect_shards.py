@@ -94,7 +94,7 @@ def test_masks_of_every_shard_are_sampled_even_without_verify(copy, capsys):
 
 def test_verify_takes_its_figures_from_every_sequence(built, capsys):
     manifest = load_manifest(built)
-    assert main(InspectOptions(folder=built, verify=True)) == 0
+    assert main(InspectOptions(folder=built, verify=True, workers=1)) == 0
     printed = capsys.readouterr().out
     assert f"in {manifest.totals.sequences:,} sequences with {manifest.mask_copies} masks each" in printed
     assert all(0.9 < rate < 1.1 for rate in rates_by_position(printed))
@@ -106,7 +106,7 @@ def test_a_flipped_bit_is_found_and_its_file_named(copy, capsys):
     content = bytearray(damaged.read_bytes())
     content[7] ^= 16
     damaged.write_bytes(content)
-    assert main(InspectOptions(folder=copy, verify=True)) == 1
+    assert main(InspectOptions(folder=copy, verify=True, workers=1)) == 1
     assert f"{damaged.name}: changed" in capsys.readouterr().err
 
 
@@ -114,7 +114,7 @@ def test_ledgers_that_do_not_balance_are_found(copy, capsys):
     values = json.loads((copy / "manifest.json").read_text())
     values["books"]["documents"]["read"] += 1
     (copy / "manifest.json").write_bytes(sealed({name: values[name] for name in values if name != "sha256"}))
-    assert main(InspectOptions(folder=copy, verify=True)) == 1
+    assert main(InspectOptions(folder=copy, verify=True, workers=1)) == 1
     errors = capsys.readouterr().err
     assert "do not balance" in errors
     assert "records.log: damaged, or from another build" in errors
@@ -155,7 +155,7 @@ def test_a_tokenizer_other_than_the_shards_own_is_found(copy, capsys):
     text = path.read_text()
     ka, lo = (re.search(f'"{token}": (\\d+)', text) for token in ("ka", "lo"))
     path.write_text(text.replace(ka[0], f'"ka": {lo[1]}').replace(lo[0], f'"lo": {ka[1]}'))
-    assert main(InspectOptions(folder=copy, verify=True)) == 1
+    assert main(InspectOptions(folder=copy, verify=True, workers=1)) == 1
     assert "not the tokenizer named by the manifest" in capsys.readouterr().err
 
 
@@ -190,11 +190,17 @@ def alone(built):
         return verify(built, load_manifest(built), pool)
 
 
-def test_every_sequence_is_counted_whatever_the_number_of_workers(built, alone):
+@pytest.fixture(scope="module")
+def two_workers():
+    """Each imports megatron-core, which takes seconds, only once."""
+    with start_pool(2) as pool:
+        yield pool
+
+
+def test_every_sequence_is_counted_whatever_the_number_of_workers(built, alone, two_workers):
     manifest = load_manifest(built)
     assert len(manifest.shards) > 1
-    with start_pool(2) as pool:
-        several = verify(built, manifest, pool)
+    several = verify(built, manifest, two_workers)
     (problems, ours), (others, theirs) = alone, several
     assert problems == others == []
     assert ours.sequences == manifest.totals.sequences
@@ -216,14 +222,13 @@ def test_no_more_processes_verify_than_there_are_shards(options, tmp_path, monke
     assert started == processes
 
 
-def test_damage_in_several_shards_is_reported_in_their_order(built, tmp_path):
+def test_damage_in_several_shards_is_reported_in_their_order(built, tmp_path, two_workers):
     copy = shutil.copytree(built, tmp_path / "copy")
     manifest = load_manifest(copy)
     damaged = [manifest.shards[number].name for number in (0, -1)]
     for name in damaged:
         with (copy / f"{name}.bin").open("r+b") as file:
             file.write(b"\xff\xff")
-    with start_pool(2) as pool:
-        found, _ = verify(copy, manifest, pool)
+    found, _ = verify(copy, manifest, two_workers)
     assert [problem.split(":")[0] for problem in found[:2]] == [str(copy / name) for name in damaged]
     assert all("changed since it was written (sha256)" in problem for problem in found[:2])

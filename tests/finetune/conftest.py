@@ -20,7 +20,9 @@ from finetune.running.records import RunIdentity, RunRecord
 from pretrain.export import ExportOptions
 from pretrain.export import main as export
 from tests.conftest import REPOSITORY, free_port
+from tests.warm import Warm, run
 
+FP32 = REPOSITORY / "ds_configs" / "zero0_fp32.json"
 LAUNCHER = Path(sys.executable).with_name("deepspeed")
 WORDS = [f"word{i}" for i in range(40)]
 SIGNAL = ("good", "bad")
@@ -61,14 +63,7 @@ def pretrained_model(shared_data: Path, tmp_path_factory: pytest.TempPathFactory
     sizes = ("batch_size=16", "optim.steps=40", "optim.warmup_steps=4", "model.hidden_size=64", "model.heads=2")
     saves = ("checkpoint_every=20", "keep_checkpoints=2")
     command = ["--preset", "tiny", "--data", shards.output, "--output", folder / "run", "--set", *sizes, *saves]
-    done = subprocess.run(
-        [sys.executable, REPOSITORY / "pretrain" / "run.py", *command],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
+    done = run("pretrain/run.py", *command)
     assert done.returncode == 0, done.stdout + done.stderr
     export(ExportOptions(run=folder / "run", out=folder / "model"))
     return folder / "model"
@@ -165,20 +160,11 @@ def launch(script: str, *arguments: str | Path) -> subprocess.CompletedProcess[s
     )
 
 
-def two_ranks(module: str, *arguments: str | Path) -> list[str]:
-    """Runs `python -m MODULE` as a job of two processes; returns the last line of each."""
-    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-m", module, *arguments],
-            env=os.environ | shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-            cwd=REPOSITORY,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    return [rank.communicate(timeout=120)[0].splitlines()[-1] for rank in ranks]
+def two_ranks(script: str, *arguments: str | Path) -> list[str]:
+    """Runs a script as a job of two processes; returns the output of each."""
+    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    ranks = [Warm(script, *arguments, env=shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(2)]
+    return [rank.communicate()[0] for rank in ranks]
 
 
 def make_record(score: float = 0.5, **changes: Any) -> RunRecord:

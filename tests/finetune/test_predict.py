@@ -2,19 +2,17 @@
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from finetune.config import GlueOptions
 from finetune.glue.job import run_queue
-from tests.conftest import REPOSITORY
+from tests import warm
 
 
 def run(model: Path, source: str, given: str = "") -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, REPOSITORY / "finetune" / "predict.py", model, source]
-    return subprocess.run(command, input=given, capture_output=True, text=True, timeout=240, check=False)
+    return warm.run("finetune/predict.py", model, source, given=given)
 
 
 @pytest.fixture(scope="module")

@@ -1,10 +1,7 @@
 """finetune/run_tagging.py: the same queue, records and report as GLUE; mistakes cost one line."""
 
 import lzma
-import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -17,8 +14,8 @@ from finetune.reporting.tables import markdown
 from finetune.running.records import RunRecord, read_records
 from finetune.tagging.job import run_queue
 from foundation.config import ConfigError
-from tests.conftest import REPOSITORY
-from tests.finetune.conftest import launch
+from tests.finetune.conftest import two_ranks
+from tests.warm import Warm, run
 
 
 def run_here(model: Path, data_dir: Path, output: Path, /, **options: Any) -> list[RunRecord]:
@@ -32,8 +29,7 @@ def test_two_processes_run_all_seeds_and_the_next_launch_only_what_is_missing(
     stock_model: Path, tagging_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     paths = ("--model", stock_model, "--data_dir", tagging_folder, "--output", tmp_path, "--predict_test")
-    done = launch("run_tagging.py", *paths, "--task", "ner", "--epochs", "1", "--seeds", "1", "2")
-    assert done.returncode == 0, done.stderr
+    two_ranks("finetune/run_tagging.py", *paths, "--task", "ner", "--epochs", "1", "--seeds", "1", "2")
     records = run_here(stock_model, tagging_folder, tmp_path, seeds=(1, 2, 3), predict_test=True)
     assert "1 of 3 runs to do" in capsys.readouterr().out
     assert [(record.run.seed, record.world_size) for record in records] == [(1, 2), (2, 2), (3, 1)]
@@ -77,9 +73,8 @@ def test_parts_of_speech_are_read_from_conllu(stock_model: Path, tmp_path: Path)
 def test_a_killed_queue_resumes_in_the_middle(stock_model: Path, tagging_folder: Path, tmp_path: Path) -> None:
     """The seeds that were finished are not repeated, and the others end as without the kill."""
     options = ["--task", "NER", "--data_dir", tagging_folder, "--epochs", "2", "--seeds", "1", "2", "3"]
-    command = [sys.executable, REPOSITORY / "finetune" / "run_tagging.py", "--model", stock_model, *options, "--output"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    killed = subprocess.Popen([*command, tmp_path / "killed"], env=environment, stdout=subprocess.DEVNULL)
+    command = ["finetune/run_tagging.py", "--model", stock_model, *options, "--output"]
+    killed = Warm(*command, tmp_path / "killed")
     deadline = time.monotonic() + 200
     while not read_records(tmp_path / "killed" / "results.jsonl") and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -87,9 +82,9 @@ def test_a_killed_queue_resumes_in_the_middle(stock_model: Path, tagging_folder:
     assert killed.wait() == -signal.SIGKILL
     before = len(read_records(tmp_path / "killed" / "results.jsonl"))
     assert 1 <= before < 3
-    done = subprocess.run([*command, tmp_path / "killed"], env=environment, capture_output=True, text=True, check=True)
+    done = run(*command, tmp_path / "killed")
     assert f"{3 - before} of 3 runs to do" in done.stdout
-    subprocess.run([*command, tmp_path / "whole"], env=environment, capture_output=True, check=True)
+    assert run(*command, tmp_path / "whole").returncode == 0
     killed_records, whole = (read_records(tmp_path / name / "results.jsonl") for name in ("killed", "whole"))
     assert [(record.run, record.last, record.train_losses) for record in killed_records] == [
         (record.run, record.last, record.train_losses) for record in whole

@@ -23,6 +23,7 @@ from pretrain.method.objectives import objective_class
 from pretrain.model import ops
 from pretrain.model.config import ModelConfig
 from tests.conftest import REPOSITORY, free_port
+from tests.warm import Warm
 
 VOCABULARY = 7  # [PAD] [UNK] [CLS] [SEP] [MASK] and two words: few enough for brute force
 PAD, UNK, CLS, SEP, MASK = range(5)
@@ -152,10 +153,12 @@ def fill(disk: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def launch() -> Callable[..., subprocess.Popen[str]]:
-    """Starts a script in its own session: with the real `deepspeed` and this many ranks, or with plain python for 0."""
+def launch() -> Callable[..., subprocess.Popen[str] | Warm]:
+    """Starts a script in its own session: with the real `deepspeed` and this many ranks, or as one process for 0."""
 
-    def start(ranks: int, *arguments: str | Path) -> subprocess.Popen[str]:
+    def start(ranks: int, *arguments: str | Path) -> subprocess.Popen[str] | Warm:
+        if not ranks and arguments[0] != "pretrain/supervise.py":  # which needs no PyTorch
+            return Warm(*arguments)
         command = [sys.executable]
         if ranks:
             command = [

@@ -1,10 +1,8 @@
 """Claims about new objectives: one class and one registry line make one train, resume, evaluate and export."""
 
 import json
-import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,8 +12,8 @@ from transformers import AutoModelForPreTraining
 
 from pretrain.huggingface.folders import load_encoder
 from pretrain.method.objectives import objective_class
-from tests.conftest import REPOSITORY
 from tests.pretrain.conftest import shards_folder
+from tests.warm import run
 
 __all__ = ["shards_folder"]
 STEPS = ("optim.steps=4", "optim.warmup_steps=1", "batch_size=8", "checkpoint_every=2", "evaluate_sequences=8")
@@ -29,13 +27,7 @@ NEW = {
 
 def command(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     """Runs one of the scripts in pretrain/."""
-    return subprocess.run(
-        [sys.executable, f"pretrain/{arguments[0]}.py", *map(str, arguments[1:])],
-        cwd=REPOSITORY,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-    )
+    return run(f"pretrain/{arguments[0]}.py", *arguments[1:])
 
 
 def train(name: str, shards: Path, folder: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
@@ -58,12 +50,14 @@ def test_it_trains_by_its_name_and_switch_and_resumes_bitwise(
     key, value = NEW[trained.name].removeprefix("objective.").split("=")
     written = json.loads((trained / "run.json").read_text())["run"]["objective"]
     assert (written["name"], str(written[key])) == (trained.name, value) and "mixture" not in written
-    run = shutil.copytree(trained, tmp_path / "run")
-    shutil.rmtree(run / "checkpoints" / "step-00000004")
-    done = train(trained.name, shards_folder, run, NEW[trained.name])
+    again = shutil.copytree(trained, tmp_path / "run")
+    shutil.rmtree(again / "checkpoints" / "step-00000004")
+    done = train(trained.name, shards_folder, again, NEW[trained.name])
     assert done.returncode == 0 and "resumed from step 2" in done.stdout, done.stdout + done.stderr
-    weights, again = (load_file(folder / "checkpoints/step-00000004/weights.safetensors") for folder in (trained, run))
-    assert weights.keys() == again.keys() and all(torch.equal(weights[name], again[name]) for name in weights)
+    weights, resumed = (
+        load_file(folder / "checkpoints/step-00000004/weights.safetensors") for folder in (trained, again)
+    )
+    assert weights.keys() == resumed.keys() and all(torch.equal(weights[name], resumed[name]) for name in weights)
     assert ("sampler_scores.bias" in weights) == (trained.name == "hp_loss_power")
     assert any(name.startswith("generator.") for name in weights) == (trained.name != "unigram")
 

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -20,36 +21,38 @@ from finetune.running.records import RunRecord, append_record, read_records
 from finetune.squad import job as squad
 from finetune.tagging import job as tagging
 from foundation.locks import Lock
-from tests.conftest import REPOSITORY
-from tests.finetune.conftest import launch, make_record
+from tests.finetune.conftest import FP32, launch, make_record
+from tests.warm import run
 
 PYTHONS = [sys.executable, *filter(None, [os.environ.get("ELECTRA_SAMPLER_OTHER_PYTHON")])]
 with_every_transformers = pytest.mark.parametrize("python", PYTHONS, ids=["this", "other"][: len(PYTHONS)])
 
+Elsewhere = Callable[[str, str, Path, list], list]
+IN_FP32 = {"deepspeed_config": FP32}
+"""Exact to the last digits, whatever the machine computes fastest."""
+
 CLASSIFIES = """
-import json, sys
 from transformers import pipeline
-predict = pipeline("text-classification", sys.argv[1], trust_remote_code=True, device="cpu")
-print(json.dumps([predict(text, truncation=True)[0] for text in json.load(sys.stdin)]))
+predict = pipeline("text-classification", model, trust_remote_code=True, device="cpu")
+found = [predict(text, truncation=True)[0] for text in inputs]
 """
 TAGS = """
-import json, sys
 from transformers import pipeline
-predict = pipeline("token-classification", sys.argv[1], trust_remote_code=True, device="cpu", ignore_labels=[])
-print(json.dumps([[found["entity"] for found in predict(text)] for text in json.load(sys.stdin)]))
+predict = pipeline("token-classification", model, trust_remote_code=True, device="cpu", ignore_labels=[])
+found = [[found["entity"] for found in predict(text)] for text in inputs]
 """
 ANSWERS = """
-import json, sys, torch
+import torch
 from transformers import AutoModelForQuestionAnswering, AutoTokenizer
-model = AutoModelForQuestionAnswering.from_pretrained(sys.argv[1], trust_remote_code=True)
-tokenizer = AutoTokenizer.from_pretrained(sys.argv[1], trust_remote_code=False)
+reader = AutoModelForQuestionAnswering.from_pretrained(model, trust_remote_code=True)
+tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
 found = []
-for question, paragraph in json.load(sys.stdin):
-    inputs = tokenizer(question, paragraph, return_tensors="pt", return_offsets_mapping=True)
-    places = inputs.pop("offset_mapping")[0].tolist()
-    inside = [place for place, segment in enumerate(inputs["token_type_ids"][0]) if segment][:-1]
+for question, paragraph in inputs:
+    tokens = tokenizer(question, paragraph, return_tensors="pt", return_offsets_mapping=True)
+    places = tokens.pop("offset_mapping")[0].tolist()
+    inside = [place for place, segment in enumerate(tokens["token_type_ids"][0]) if segment][:-1]
     with torch.no_grad():
-        output = model(**inputs)
+        output = reader(**tokens)
     if "cls_logits" in output:
         starts, ends = output.start_top_index[0], output.end_top_index[0].view(output.start_top_index.shape[1], -1)
         scores = output.start_top_log_probs[0][:, None] + output.end_top_log_probs[0].view_as(ends)
@@ -60,26 +63,44 @@ for question, paragraph in json.load(sys.stdin):
     score, first, last = max((s, i, j) for i, j, s in spans if i in inside and j in inside and i <= j < i + 30)
     null = output.cls_logits.item() if "cls_logits" in output else (starts[0] + ends[0]).item() - score
     found.append([paragraph[places[first][0] : places[last][1]], score, null])
-print(json.dumps(found))
 """
+ASKED = """
+import json, sys
+for line in sys.stdin:
+    program, model, inputs = json.loads(line)
+    names = {"model": model, "inputs": inputs}
+    exec(program, names)
+    print("found " + json.dumps(names["found"]), flush=True)
+"""
+"""Runs the programs that it is sent, so that they import Transformers once."""
 
 
-def elsewhere(python: str, program: str, model: Path, inputs: list, folder: Path) -> list:
-    """The output of a program run by an isolated Python in another folder."""
-    given = {"HF_HOME": str(folder / "cache"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [python, "-I", "-c", program, str(model.resolve())],
-        input=json.dumps(inputs),
-        cwd=folder,
-        env=os.environ | given,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    found: list = json.loads(done.stdout.splitlines()[-1])
-    return found
+@pytest.fixture(scope="module")
+def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Elsewhere]:
+    """What a program of an isolated Python in another folder finds for a model and inputs."""
+    folder, environment = tmp_path_factory.mktemp("elsewhere"), os.environ | {"HF_HUB_OFFLINE": "1"}
+    environment |= {"HF_HOME": str(folder / "cache"), "OMP_NUM_THREADS": "1"}
+    started: dict[str, subprocess.Popen[str]] = {}
+
+    def ask(python: str, program: str, model: Path, inputs: list) -> list:
+        if python not in started:
+            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+            started[python] = subprocess.Popen(
+                [python, "-I", "-c", ASKED], cwd=folder, env=environment, text=True, **pipes
+            )
+        process = started[python]
+        print(json.dumps([program, str(model.resolve()), inputs]), file=process.stdin, flush=True)
+        said = []
+        for line in process.stdout:
+            if line.startswith("found "):
+                found: list = json.loads(line.removeprefix("found "))
+                return found
+            said.append(line)
+        raise AssertionError("".join(said))
+
+    yield ask
+    for process in started.values():
+        process.communicate(timeout=60)
 
 
 def kept_model(output: Path) -> tuple[Path, Path]:
@@ -91,15 +112,23 @@ def kept_model(output: Path) -> tuple[Path, Path]:
 @with_every_transformers
 @pytest.mark.parametrize(("model", "head"), [("stock_model", "electra"), ("pretrained_model", "hf")])
 def test_a_pipeline_elsewhere_classifies_as_the_run_did(
-    model: str, head: str, python: str, cola_folder: Path, tmp_path: Path, request: pytest.FixtureRequest
+    model: str,
+    head: str,
+    python: str,
+    elsewhere: Elsewhere,
+    cola_folder: Path,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
 ) -> None:
     source = str(request.getfixturevalue(model))
     given = {"model": source, "task": ("CoLA",), "data_dir": str(cola_folder), "output": tmp_path / "out"}
-    glue.run_queue(GlueOptions.from_values(given | {"epochs": 2, "batch_size": 8, "seeds": (1,), "head": head}))
+    glue.run_queue(
+        GlueOptions.from_values(given | IN_FP32 | {"epochs": 2, "batch_size": 8, "seeds": (1,), "head": head})
+    )
     folder, answers = kept_model(tmp_path / "out")
     dev = json.loads((answers / "examples.json").read_text())["dev"]
     texts = [line.split("\t")[3] for line in (cola_folder / "CoLA" / "dev.tsv").read_text().splitlines()]
-    found = elsewhere(python, CLASSIFIES, folder, texts, tmp_path)
+    found = elsewhere(python, CLASSIFIES, folder, texts)
     assert [one["label"] for one in found] == [("unacceptable", "acceptable")[int(best)] for best in dev["predicted"]]
     (tmp_path / "texts").write_text("\n".join(texts))
     ours = [one["score"] for one in predict(str(folder), str(tmp_path / "texts"))]
@@ -108,7 +137,9 @@ def test_a_pipeline_elsewhere_classifies_as_the_run_did(
 
 
 @pytest.mark.parametrize("plain_scores", [False, True])
-def test_a_pipeline_elsewhere_gives_a_regressions_score(stock_model: Path, tmp_path: Path, plain_scores: bool) -> None:
+def test_a_pipeline_elsewhere_gives_a_regressions_score(
+    elsewhere: Elsewhere, stock_model: Path, tmp_path: Path, plain_scores: bool
+) -> None:
     data = tmp_path / "data" / "STS-B"
     data.mkdir(parents=True)
     rows = "".join(f"word{i} .\tword{i + i % 3} .\t{5 - i % 3}\n" for i in range(24))
@@ -116,21 +147,21 @@ def test_a_pipeline_elsewhere_gives_a_regressions_score(stock_model: Path, tmp_p
         (data / name).write_text("sentence1\tsentence2\tscore\n" + rows)
     given = {"model": str(stock_model), "task": ("STS-B",), "data_dir": str(data.parent), "output": tmp_path / "out"}
     short = {"epochs": 1, "batch_size": 8, "seeds": (1,), "plain_scores": plain_scores}
-    glue.run_queue(GlueOptions.from_values(given | short))
+    glue.run_queue(GlueOptions.from_values(given | IN_FP32 | short))
     folder, answers = kept_model(tmp_path / "out")
     texts = [dict(zip(("text", "text_pair"), row.split("\t"), strict=False)) for row in rows.splitlines()]
     program = CLASSIFIES.replace("(text, truncation=True)[0]", "(text, truncation=True)")
-    found = [one["score"] for one in elsewhere(sys.executable, program, folder, texts, tmp_path)]
+    found = [one["score"] for one in elsewhere(sys.executable, program, folder, texts)]
     dev = json.loads((answers / "examples.json").read_text())["dev"]
     assert found == pytest.approx([5 * value for value in dev["predicted"]], abs=1e-5)
 
 
 @with_every_transformers
 def test_a_pipeline_elsewhere_tags_as_the_run_did(
-    python: str, pretrained_model: Path, tagging_folder: Path, tmp_path: Path
+    python: str, elsewhere: Elsewhere, pretrained_model: Path, tagging_folder: Path, tmp_path: Path
 ) -> None:
     given = {"model": str(pretrained_model), "task": "NER", "data_dir": tagging_folder, "output": tmp_path / "out"}
-    tagging.run_queue(TaggingOptions.from_values(given | {"epochs": 1, "batch_size": 8, "seeds": (1,)}))
+    tagging.run_queue(TaggingOptions.from_values(given | IN_FP32 | {"epochs": 1, "batch_size": 8, "seeds": (1,)}))
     folder, answers = kept_model(tmp_path / "out")
     tokenizer = open_model(str(folder)).tokenizer
     texts, expected = [], []
@@ -140,7 +171,7 @@ def test_a_pipeline_elsewhere_tags_as_the_run_did(
         firsts = [sum(sizes[:place]) for place in range(len(words))]
         texts.append(" ".join(words))
         expected.append(dict(zip(firsts, labels, strict=True)))
-    found = elsewhere(python, TAGS, folder, texts, tmp_path)
+    found = elsewhere(python, TAGS, folder, texts)
     assert [{place: labels[place] for place in wanted} for labels, wanted in zip(found, expected, strict=True)] == (
         expected
     )
@@ -149,14 +180,16 @@ def test_a_pipeline_elsewhere_tags_as_the_run_did(
 @with_every_transformers
 @pytest.mark.parametrize("head", ["electra", "xlnet", "hf"])
 def test_the_class_elsewhere_answers_as_the_run_did(
-    head: str, python: str, stock_model: Path, squad_folder: Path, tmp_path: Path
+    head: str, python: str, elsewhere: Elsewhere, stock_model: Path, squad_folder: Path, tmp_path: Path
 ) -> None:
     given = {"model": str(stock_model), "data_dir": squad_folder, "output": tmp_path / "out", "head": head}
-    squad.run_queue(SquadOptions.from_values(given | {"epochs": 1, "batch_size": 8, "seeds": (1,), "max_question": 8}))
+    squad.run_queue(
+        SquadOptions.from_values(given | IN_FP32 | {"epochs": 1, "batch_size": 8, "seeds": (1,), "max_question": 8})
+    )
     folder, answers = kept_model(tmp_path / "out")
     (article,) = json.loads((squad_folder / "dev-v2.0.json").read_text())["data"]
     asked = [(entry["question"], part["context"]) for part in article["paragraphs"] for entry in part["qas"]]
-    found = elsewhere(python, ANSWERS, folder, asked, tmp_path)
+    found = elsewhere(python, ANSWERS, folder, asked)
     texts, scores, nulls = zip(*found, strict=True)
     best = [each[0] for each in json.loads((answers / "nbest.json").read_text()).values()]
     assert list(texts) == [answer["text"] for answer in best]
@@ -235,7 +268,7 @@ MOMENTS = {
 
 def keep(model: Path, data: Path, output: Path, **options: object) -> None:
     given = {"model": str(model), "task": ("CoLA",), "data_dir": str(data), "output": output, "seeds": (1, 2)}
-    glue.run_queue(GlueOptions.from_values(given | {"epochs": 1, "batch_size": 64} | options))
+    glue.run_queue(GlueOptions.from_values(given | IN_FP32 | {"epochs": 1, "batch_size": 64} | options))
 
 
 @pytest.fixture(scope="module")
@@ -268,19 +301,15 @@ def test_a_run_killed_while_it_keeps_a_model_resumes_to_the_same_whole_folder(
     moment: str, undisturbed: Path, stock_model: Path, cola_folder: Path, tmp_path: Path
 ) -> None:
     options = ["--task", "CoLA", "--data_dir", cola_folder, "--seeds", "1", "2", "--epochs", "1", "--batch_size", "64"]
-    killed = subprocess.run(
-        [sys.executable, "-c", KILLED, "--model", stock_model, "--output", tmp_path, *options],
-        cwd=REPOSITORY,
-        env=os.environ | {"MOMENT": MOMENTS[moment], "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        timeout=240,
-        check=False,
-    )
+    options += ["--deepspeed_config", FP32]
+    program, output = tmp_path / "killed.py", tmp_path / "out"
+    program.write_text(KILLED)
+    killed = run(program, "--model", stock_model, "--output", output, *options, env={"MOMENT": MOMENTS[moment]})
     assert killed.returncode == -signal.SIGKILL, killed.stderr
-    keep(stock_model, cola_folder, tmp_path)
-    (folder,) = (tmp_path / "finetuned").iterdir()
-    assert not list((tmp_path / "candidates").iterdir())
-    assert len(read_records(tmp_path / "results.jsonl")) == 2
+    keep(stock_model, cola_folder, output)
+    (folder,) = (output / "finetuned").iterdir()
+    assert not list((output / "candidates").iterdir())
+    assert len(read_records(output / "results.jsonl")) == 2
     whole = undisturbed / "finetuned" / folder.name
     assert sorted(path.name for path in folder.iterdir()) == sorted(path.name for path in whole.iterdir())
     ours, expected = (load_file(path / "model.safetensors") for path in (folder, whole))
@@ -313,6 +342,6 @@ def test_two_ranks_under_zero_3_keep_the_whole_model(
 
 def test_keep_none_writes_no_model(stock_model: Path, cola_folder: Path, tmp_path: Path) -> None:
     given = {"model": str(stock_model), "task": ("CoLA",), "data_dir": str(cola_folder), "output": tmp_path}
-    glue.run_queue(GlueOptions.from_values(given | {"epochs": 1, "seeds": (1,), "keep": "none"}))
+    glue.run_queue(GlueOptions.from_values(given | IN_FP32 | {"epochs": 1, "seeds": (1,), "keep": "none"}))
     assert len(read_records(tmp_path / "results.jsonl")) == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["locks", "predictions", "results.jsonl"]

@@ -48,7 +48,7 @@ SETTINGS = GlueConfig(
     length_pool=5,
 )
 SEED = 3
-MODULE = "tests.finetune.running.test_train"
+SCRIPT = "tests/finetune/running/test_train.py"
 
 
 @pytest.fixture(scope="module")
@@ -266,8 +266,8 @@ def test_two_ranks_learn_the_same_as_one(
     stock_model: Path, cola_folder: Path, job: GlueJob, world: World, tmp_path: Path
 ) -> None:
     alone = go(stock_model, job, world, deepspeed_file(tmp_path))
-    said = two_ranks(MODULE, "learn", stock_model, cola_folder, deepspeed_file(tmp_path))
-    outcomes = [json.loads(line) for line in said]
+    said = two_ranks(SCRIPT, "learn", stock_model, cola_folder, deepspeed_file(tmp_path))
+    outcomes = [json.loads(text.splitlines()[-1]) for text in said]
     assert outcomes[0] == outcomes[1]
     assert outcomes[0]["train_losses"] == pytest.approx(alone.train_losses, abs=1e-5)
     assert outcomes[0]["last"]["dev"]["matthews"] == pytest.approx(alone.last["dev"]["matthews"], abs=0.05)
@@ -377,7 +377,8 @@ def test_loss_and_stop_requests_share_one_all_reduce_per_batch(
 
 
 def test_a_stop_request_to_one_rank_stops_all(stock_model: Path, cola_folder: Path, tmp_path: Path) -> None:
-    assert two_ranks(MODULE, "stop", stock_model, cola_folder, tmp_path) == ["stopped", "stopped"]
+    said = two_ranks(SCRIPT, "stop", stock_model, cola_folder, tmp_path)
+    assert [text.splitlines()[-1] for text in said] == ["stopped", "stopped"]
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["step-00000004"]
 
 

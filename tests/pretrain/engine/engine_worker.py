@@ -33,8 +33,8 @@ VARIANTS = tuple(name for name in sorted(REMOVED_FILES) if name.count("_") > 1)
 ALONE = ("zero0_fp32", "zero1_fp32", "zero2_fp32", "zero1_bf16", "zero2_bf16", *FP16)
 """Files under which one process trains too, by a shorter way without summing gradients over ranks."""
 VOCABULARY, LENGTH, BATCH, MICRO_BATCH = 61, 12, 16, 4
-STEPS, SAVED_AT, RECOMPUTED = 20, 7, 5
-OPTIM = OptimConfig(lr=5e-3, steps=STEPS, warmup_steps=3)
+STEPS, SAVED_AT, RECOMPUTED = 10, 4, 2
+OPTIM = OptimConfig(lr=5e-3, steps=STEPS, warmup_steps=2)
 
 
 class SmallElectra(nn.Module):
@@ -297,11 +297,9 @@ def main(folder: Path) -> None:
     own, other = folder / f"ranks-{world.world_size}", folder / f"ranks-{3 - world.world_size}"
     names = (*FP32, *BF16, *FP16) if world.world_size > 1 else ALONE
     continued = {name: continue_from(name, world, other) for name in FP32 if (other / name).is_dir()}
-    known = own / "figures.json"
-    figures = json.loads(known.read_text()) if known.exists() else first_figures(names, world, own)
-    figures["continued"] = continued
+    figures = first_figures(names, world, own) | {"continued": continued}
     if world.is_first:
-        known.write_text(json.dumps(figures))
+        (own / "figures.json").write_text(json.dumps(figures))
     leave(0)
 
 

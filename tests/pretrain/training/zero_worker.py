@@ -1,6 +1,6 @@
-"""Worker of test_train.py: trains the same 12 steps of the real model in every setting, in one launch.
+"""Worker of test_train.py: trains the same 6 steps of the real model in every setting, in one launch.
 
-    deepspeed --num_gpus 2 tests/pretrain/training/zero_worker.py SHARDS RESULT.json     or by plain python
+    deepspeed --num_gpus 2 tests/pretrain/training/zero_worker.py SHARDS RESULT.json paper     or by plain python
     ...                    tests/pretrain/training/zero_worker.py SHARDS RESULT.json SETTING FIRST LAST CHECKPOINTS
 
 Two ranks go through the ZeRO stages; one process goes through the ways to split and pad the steps. Dropout is 0. The
@@ -36,12 +36,16 @@ from pretrain.training.telemetry import Reported
 from tests.deepspeed_values import values_of
 
 REPOSITORY = Path(__file__).resolve().parents[3]
-STEPS, BATCH_SIZE, DRAWS = 12, 8, 5  # at most 5 of 32 positions are masked
-OBJECTIVES = (
-    *("hp_loss", "hp_dist", "hp_loss_power nes", "oracle", "uniform", "unigram"),
+STEPS, WARMUP, BATCH_SIZE, DRAWS = 6, 2, 8, 5  # at most 5 of 32 positions are masked
+OTHERS = (
+    *("hp_loss_power nes", "oracle", "uniform", "unigram"),
     *("fast_electra gdes", "amos gdes", "hp_loss gdes"),
 )
-"""Objectives, each with its embedding sharing if not the default."""
+OBJECTIVES = {
+    "paper": {"forced": ("hp_loss", "hp_dist", "electra", "mlm"), "free": ("hp_loss",)},
+    "others": {"forced": OTHERS, "free": ("hp_dist", "electra", *OTHERS)},
+}
+"""Objectives by group and kind of sampling, each with its embedding sharing if not the default."""
 RESUMED = ("hp_loss", "hp_loss_power nes", "hp_loss gdes", "fast_electra gdes")
 """Those whose runs are also resumed on other processes."""
 
@@ -77,7 +81,7 @@ def train(
             "batch_size": BATCH_SIZE,
             "model": tiny.model.model_copy(update={"embedding_sharing": sharing or "es"}),
             "objective": objective_class(name).Config(),
-            "optim": tiny.optim.model_copy(update={"steps": STEPS, "warmup_steps": 5, "lr": 5e-4}),
+            "optim": tiny.optim.model_copy(update={"steps": STEPS, "warmup_steps": WARMUP, "lr": 5e-4}),
         }
     )
     values = values_of(setting.deepspeed_config) | {"train_micro_batch_size_per_gpu": setting.micro_batch_size}
@@ -101,14 +105,15 @@ def train(
     drawn = torch.zeros(len(steps), BATCH_SIZE, DRAWS, dtype=torch.int64)
     for place, step in enumerate(steps):
         loss, reported = torch.zeros(1, dtype=torch.float64, device=engine.device), Reported(engine)
-        rate = learning_rate(step, base=run.optim.lr, warmup_steps=5, total_steps=STEPS)
+        rate = learning_rate(step, base=run.optim.lr, warmup_steps=WARMUP, total_steps=STEPS)
         for number, batch in enumerate(batches.step(step)):
             batch = padded(batch.to(engine.device), setting.padding)
             output = engine.forward(batch, entropies=True)
             engine.backward(output.loss)
             reported.add(batch, output, watched=True)
             loss += output.loss.detach() / plan.micro_batches
-            drawn[place, plan.rows(number)] = output.draw.tokens_BK.where(batch.masked_valid_BK, 0)
+            if name != "mlm":  # which draws nothing
+                drawn[place, plan.rows(number)] = output.draw.tokens_BK.where(batch.masked_valid_BK, 0)
         result = engine.update(rate)
         losses.append(engine.sum_over_ranks(loss).item())
         norms.append(float(result.gradient_norm))
@@ -137,10 +142,10 @@ def forced_draw(weights_XV: Tensor, uniform_X: Tensor) -> tuple[Tensor, Tensor]:
     return (uniform_X * weights_XV.shape[-1]).long(), inverse_cdf(weights_XV, uniform_X)[1]
 
 
-def main(folder: str, result: str, *part: str) -> None:
+def main(folder: str, result: str, group: str, *part: str) -> None:
     world, shards = start_processes(), Shards(Path(folder))
     if part:
-        name, first, last, checkpoints = part
+        name, (first, last, checkpoints) = group, part
         setting, steps = (TWO_RANKS | ONE_RANK)[name], range(int(first), int(last))
         results: Any = {
             objective: train(setting, objective, shards, world, steps, Path(checkpoints) / objective)
@@ -151,13 +156,13 @@ def main(folder: str, result: str, *part: str) -> None:
         leave(0)
     settings = TWO_RANKS if world.world_size == 2 else ONE_RANK
     results = {}
-    for how in ("free", "forced"):
+    for how in ("free", "forced"):  # in this order: what forces the draws stays
         if how == "forced":
             pretrain.method.sampling.inverse_cdf = forced_draw
             amos.gumbel = lambda *given: 1e6 * gumbel(*given)
         results[how] = {
             objective: {name: train(setting, objective, shards, world) for name, setting in settings.items()}
-            for objective in OBJECTIVES
+            for objective in OBJECTIVES[group][how]
         }
     if world.is_first:
         Path(result).write_text(json.dumps(results))
