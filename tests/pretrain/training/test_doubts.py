@@ -50,7 +50,7 @@ DOUBTFUL: dict[str, tuple[dict[str, Any], str]] = {
             "forecast": "v100",
             "set": ("batch_size=16384", "optim.steps=12", "optim.warmup_steps=1"),
         },
-        r"^deepspeed_config: a process needs about [\d.]+ GiB, but 1 V100 has 32.0; .* activation_checkpointing=",
+        r"^deepspeed_config: a process needs about [\d.]+ GiB, but 1 V100 has 32.0; .*activation_checkpointing=",
     ),
     "disk": (
         {"preset": "tiny", "set": ("keep_checkpoints=1000000000",)},
