@@ -27,6 +27,7 @@ HALF = (torch.bfloat16, torch.float16)
 """Types in which PyTorch sums the gradients of LayerNorm and of embeddings over tokens without widening to fp32."""
 
 
+PLAIN_LINEAR = ops.linear
 ONEDNN_IS_FASTER = ("avx512", "avx512_bf16", "amx")
 """Instruction sets with which oneDNN multiplies faster in fp32 than MKL, which PyTorch takes: 1.9 times on an AMD EPYC
 of 2024. With AVX2 alone MKL is faster, 1.3 times on an AMD EPYC of 2021. On Arm PyTorch has no MKL."""
@@ -36,11 +37,9 @@ def use(instruction_set: str | None = None) -> None:
     """Replaces the functions of `ops` in this process by those here that are faster with this instruction set (by
     default that of this CPU).
     """
-    forms = [attend, dropout, layer_norm, look_up]
-    if (instruction_set or instructions()) in ONEDNN_IS_FASTER:
-        forms.append(linear)
-    for form in forms:
+    for form in (attend, dropout, layer_norm, look_up):
         setattr(ops, form.__name__, form)
+    ops.linear = linear if (instruction_set or instructions()) in ONEDNN_IS_FASTER else PLAIN_LINEAR
 
 
 def attend(query_BNLD: Tensor, key_BNLD: Tensor, value_BNLD: Tensor, bias: Any, dropout: float) -> Tensor:

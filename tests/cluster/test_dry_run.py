@@ -9,7 +9,7 @@ from tests.conftest import REPOSITORY
 
 HOSTFILES = {
     "right": ("node1 slots=1\nnode2 slots=1\n", "zero1_fp32", None),
-    "fp16 without GPUs": ("node1 slots=1\n", "zero1_fp16", "fp16 needs GPUs, but node1 has none"),
+    "fp16 without GPUs": ("node1 slots=1\n", "zero1_fp16", "fp16.enabled: true without a GPU"),
     "unknown host": ("node1 slots=1\nnode3 slots=1\n", "zero1_fp32", "node3 cannot be reached: ssh: Could not resolve"),
     "wrong slots": ("node1 slots=512\n", "zero1_fp32", "node1 has slots=512, but only"),
     "duplicate": ("node1 slots=1\nnode1 slots=1\n", "zero1_fp32", "node1 is listed 2 times"),

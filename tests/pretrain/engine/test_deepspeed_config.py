@@ -11,6 +11,7 @@ import pytest
 from finetune.config import GlueOptions
 from foundation.command_line import parse_options
 from foundation.config import ConfigError
+from foundation.machine import multiplies_bf16
 from pretrain.engine.deepspeed_config import REMOVED_FILES, EngineConfig, read, resolve
 from pretrain.engine.deepspeed_keys import REFUSED_KEYS
 from pretrain.engine.engine import Engine
@@ -252,10 +253,14 @@ def test_half_precision_without_zero_is_refused_with_the_reason(precision: str) 
     assert f"stage: 0 with {precision}" in problems(values)
 
 
-def test_fp16_on_a_cpu_is_refused_with_alternatives() -> None:
-    said = problems(values_of("zero1_fp16"), device_type="cpu")
-    assert "zero1_bf16.json" in said
-    assert resolved(FOLDER / "zero1_bf16.json", device_type="cpu")
+@pytest.mark.parametrize(("limit", "file"), [("AVX2", "zero1_fp32.json"), ("", None)])
+def test_fp16_on_a_cpu_is_refused_with_the_file_that_it_computes_fastest(
+    limit: str, file: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", limit)
+    file = file or ("zero1_bf16.json" if multiplies_bf16() else "zero1_fp32.json")
+    assert file in problems(values_of("zero1_fp16"), device_type="cpu")
+    assert resolved(FOLDER / file, device_type="cpu")
 
 
 def test_both_half_precisions_at_once_are_refused() -> None:

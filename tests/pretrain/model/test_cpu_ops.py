@@ -27,7 +27,16 @@ def seeded() -> None:
 
 @pytest.fixture
 def in_use(restored_ops: None) -> None:
-    cpu_ops.use()
+    cpu_ops.use("avx512")  # all of them; the bits are those of any instruction set
+
+
+@pytest.mark.parametrize(("instruction_set", "ours"), [("avx512_bf16", True), ("avx2", False), ("neon", False)])
+def test_fp32_products_are_onednns_only_where_these_are_faster(
+    instruction_set: str, ours: bool, restored_ops: None
+) -> None:
+    cpu_ops.use(instruction_set)
+    assert (ops.linear is linear) is ours
+    assert ops.attend is cpu_ops.attend
 
 
 def test_each_replaces_its_plain_form(in_use: None) -> None:

@@ -234,6 +234,14 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_names_step_and_samples(
     assert not (folder / "checkpoints").exists()
 
 
+def train_here(shards: Path, output: Path, *overrides: str) -> None:
+    """Trains in this process."""
+    arguments = run_arguments(shards, output, *overrides)
+    plan, world = make_plan(parse_options(RunOptions, None, [*map(str, arguments[1:])])), start_processes()
+    with Watchdog(world, 120, plan.folder) as watchdog:
+        assert train(build_training(plan, measured_machine(plan, world), world, watchdog, Startup())) == 0
+
+
 def test_a_single_rank_is_not_compared_and_its_own_time_restarts_at_each_line(
     shards_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -246,12 +254,40 @@ def test_a_single_rank_is_not_compared_and_its_own_time_restarts_at_each_line(
             return super().end()
 
     monkeypatch.setattr("pretrain.training.telemetry.OwnTime", Told)
-    arguments = run_arguments(shards_folder, tmp_path, "optim.steps=6", "optim.warmup_steps=1", "log_every=4")
-    plan, world = make_plan(parse_options(RunOptions, None, [*map(str, arguments[1:])])), start_processes()
-    with Watchdog(world, 120, plan.folder) as watchdog:
-        assert train(build_training(plan, measured_machine(plan, world), world, watchdog, Startup())) == 0
+    train_here(shards_folder, tmp_path, "optim.steps=6", "optim.warmup_steps=1", "log_every=4")
     assert steps == [4, 2]
     assert not {"slowest_rank", "slowest_rank_seconds"} & set().union(*read_records(tmp_path, "train"))
+
+
+def test_a_checkpoint_is_saved_by_time_as_well_as_by_steps(shards_folder: Path, tmp_path: Path) -> None:
+    few = ("optim.steps=3", "optim.warmup_steps=1", "checkpoint_every=1000")
+    for minutes, steps in ((1e-9, [1, 2, 3]), (60, [3])):
+        train_here(shards_folder, tmp_path / str(minutes), *few, f"checkpoint_minutes={minutes}")
+        saved = sorted((tmp_path / str(minutes) / "checkpoints").glob("step-*"))
+        assert [int(path.name[5:]) for path in saved] == steps
+
+
+def test_the_first_word_comes_without_waiting_for_a_log_line_and_only_once(
+    shards_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("pretrain.training.telemetry.FIRST_WORD", 0.0)
+    train_here(shards_folder, tmp_path, "optim.steps=6", "optim.warmup_steps=1", "log_every=4")
+    said = capsys.readouterr().out
+    (word,) = re.findall(r"^step 1/6  loss [\d.]+  [\d.]+ s per step  \d:\d\d:\d\d left$", said, re.M)
+    assert said.index(word) < said.index("step 4/6  ")
+    assert [record["step"] for record in read_records(tmp_path, "train")] == [4, 6]
+
+
+def test_a_finished_run_says_so_without_a_model_and_a_resumed_one_repeats_no_legend(
+    whole: tuple[Path, str], shards_folder: Path, tmp_path: Path, launch: Launch
+) -> None:
+    run = shutil.copytree(whole[0], tmp_path / "run")
+    before = (run / "metrics.jsonl").read_bytes()
+    said = finished(launch(0, *run_arguments(shards_folder, run, LONG_WARMUP)))
+    assert said.endswith(f"already done: 24 steps; see {run}\n") and "starts at" not in said
+    assert (run / "metrics.jsonl").read_bytes() == before and "log lines" in whole[1]
+    shutil.rmtree(run / "checkpoints" / "step-00000024")
+    assert "log lines" not in finished(launch(0, *run_arguments(shards_folder, run, LONG_WARMUP)))
 
 
 @pytest.fixture(scope="module")
