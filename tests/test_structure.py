@@ -3,6 +3,7 @@
 import ast
 import re
 import sys
+from functools import cache
 
 import pytest
 
@@ -44,15 +45,18 @@ def modules(*packages):
     return sorted(path.relative_to(REPOSITORY) for path in paths)
 
 
+@cache
 def imported(module):
     """Dotted names of all imports in a module, at any depth."""
+    names = []
     for node in ast.walk(ast.parse((REPOSITORY / module).read_text())):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.level == 0:
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            names += [f"{node.module}.{alias.name}" for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             pytest.fail(f"{module}:{node.lineno}: a relative import; name the package")
+    return names
 
 
 def imported_packages(module):

@@ -141,3 +141,18 @@ def run(*arguments: str | Path, **options: Any) -> CompletedProcess[str]:
         said, _ = process.communicate()
         errors.seek(0)
         return CompletedProcess(list(arguments), process.wait(), said, errors.read().decode())
+
+
+def two_ranks(*arguments: str | Path, port: int = 0) -> list[Warm]:
+    """Starts a script as a job of two processes, without a launcher."""
+    from tests.conftest import free_port  # and pytest, which the processes do not need
+
+    job = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port or free_port()), "WORLD_SIZE": "2"}
+    return [Warm(*arguments, env=job | {"RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(2)]
+
+
+def outputs(processes: list[Warm], seconds: float = 300) -> list[str]:
+    """What each process has said; all must end well."""
+    said = [process.communicate(seconds)[0] for process in processes]
+    assert not any(process.returncode for process in processes), "\n".join(said)
+    return said

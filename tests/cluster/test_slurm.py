@@ -38,6 +38,7 @@ def wait_for_end(slurm: Slurm, job: str, folder: Path, seconds: float = 400, sta
     assert field(slurm, job, "JobState") == state, "".join(path.read_text() for path in folder.glob("*.out"))
 
 
+@pytest.mark.long
 def test_a_signalled_job_saves_is_requeued_and_ends_with_the_losses_of_one_host(
     slurm: Slurm, shards_folder: Path, tmp_path: Path, whole: Path
 ) -> None:

@@ -20,7 +20,7 @@ from finetune.running.records import RunIdentity, RunRecord
 from pretrain.export import ExportOptions
 from pretrain.export import main as export
 from tests.conftest import REPOSITORY, free_port
-from tests.warm import Warm, run
+from tests.warm import run
 
 FP32 = REPOSITORY / "ds_configs" / "zero0_fp32.json"
 LAUNCHER = Path(sys.executable).with_name("deepspeed")
@@ -158,13 +158,6 @@ def launch(script: str, *arguments: str | Path) -> subprocess.CompletedProcess[s
         cwd=REPOSITORY,
         env=os.environ | {"OMP_NUM_THREADS": "1", "PATH": f"{LAUNCHER.parent}:{os.environ['PATH']}"},
     )
-
-
-def two_ranks(script: str, *arguments: str | Path) -> list[str]:
-    """Runs a script as a job of two processes; returns the output of each."""
-    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    ranks = [Warm(script, *arguments, env=shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(2)]
-    return [rank.communicate()[0] for rank in ranks]
 
 
 def make_record(score: float = 0.5, **changes: Any) -> RunRecord:

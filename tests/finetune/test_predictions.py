@@ -13,8 +13,9 @@ from finetune.predictions import predict
 from finetune.squad import job as squad
 from finetune.tagging import job as tagging
 from foundation.config import ConfigError
+from tests.finetune.conftest import FP32
 
-SHORT = {"epochs": 1, "batch_size": 8, "seeds": (1,)}
+SHORT = {"deepspeed_config": FP32, "epochs": 1, "batch_size": 8, "seeds": (1,)}
 
 
 def kept_model(output: Path) -> tuple[Path, Path]:
@@ -46,7 +47,13 @@ def tagger(stock_model: Path, tagging_folder: Path, tmp_path_factory: pytest.Tem
 
 
 def answerer_of(head: str, model: Path, data: Path, output: Path) -> tuple[Path, Path]:
-    given = {"model": str(model), "data_dir": data, "head": head, "max_question": 8, "output": output}
+    given = {
+        "model": str(model),
+        "data_dir": data,
+        "head": head,
+        "max_question": 8,
+        "output": output,
+    }
     squad.run_queue(SquadOptions.from_values(given | SHORT))
     return kept_model(output)
 
@@ -89,7 +96,12 @@ def test_scores_of_pairs_are_those_of_the_run_in_the_tasks_own_range(
     rows = "".join(f"word{i} .\tword{i + i % 3} .\t{5 - i % 3}\n" for i in range(24))
     for name in ("train.tsv", "dev.tsv"):
         (data / name).write_text("sentence1\tsentence2\tscore\n" + rows)
-    given = {"model": str(stock_model), "task": ("STS-B",), "data_dir": str(data.parent), "output": tmp_path / "out"}
+    given = {
+        "model": str(stock_model),
+        "task": ("STS-B",),
+        "data_dir": str(data.parent),
+        "output": tmp_path / "out",
+    }
     glue.run_queue(GlueOptions.from_values(given | SHORT | {"plain_scores": plain_scores}))
     model, answers = kept_model(tmp_path / "out")
     found = predicted(model, "".join(row.rpartition("\t")[0] + "\n" for row in rows.splitlines()), tmp_path)

@@ -19,7 +19,7 @@ from tests.conftest import REPOSITORY
 from tests.finetune.conftest import launch
 from tests.warm import Warm, run
 
-SHORT = {"epochs": 1, "batch_size": 8, "deepspeed_config": REPOSITORY / "ds_configs" / "zero0_fp32.json"}
+SHORT = {"epochs": 1, "batch_size": 32, "deepspeed_config": REPOSITORY / "ds_configs" / "zero0_fp32.json"}
 
 
 def run_here(model: Path, data_dir: Path, output: Path, **options: Any) -> list[RunRecord]:
@@ -33,7 +33,7 @@ def test_a_launch_runs_all_seeds_and_the_next_only_missing_ones(
     stock_model: Path, cola_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     paths = ("--model", stock_model, "--data_dir", cola_folder, "--output", tmp_path)
-    done = launch("run_glue.py", *paths, "--task", "CoLA", "--epochs", "1", "--batch_size", "8", "--seeds", "1", "2")
+    done = launch("run_glue.py", *paths, "--task", "CoLA", "--epochs", "1", "--batch_size", "32", "--seeds", "1", "2")
     assert done.returncode == 0, done.stderr
     records = read_records(tmp_path / "results.jsonl")
     assert [(record.run.seed, record.world_size) for record in records] == [(1, 2), (2, 2)]
@@ -131,7 +131,7 @@ def test_an_output_that_is_a_file_is_refused_before_model_and_data_are_read(tmp_
         ({"max_length": 64}, "max_length: got 64, expected at most the model's 32"),
         ({"deepspeed_config": "nowhere.json"}, "deepspeed_config: cannot read nowhere.json"),
         ({"batch_size": 9, "deepspeed_config": "ds.json"}, "batch_size: got 9, expected a multiple of 2"),
-        ({"set": ("deepspeed.train_micro_batch_size_per_gpu=3",)}, "batch_size: got 8, expected a multiple of 3"),
+        ({"set": ("deepspeed.train_micro_batch_size_per_gpu=3",)}, "batch_size: got 32, expected a multiple of 3"),
         ({"set": ("deepspeed.bf16.enable=true",)}, "--set deepspeed.bf16.enable: unknown key; did you mean 'enabled'?"),
         ({"set": ("epochs=2",)}, "--set: got 'epochs=2', expected deepspeed.KEY=VALUE"),
     ],
@@ -193,7 +193,7 @@ def test_a_terminated_run_exits_with_75_and_resumes(
     said = process.communicate(timeout=200)[0]
     assert (process.returncode, "stopped on request" in said) == (75, True)
     assert not (tmp_path / "results.jsonl").exists()
-    (record,) = run_here(stock_model, cola_folder, tmp_path, seeds=(1,), epochs=12)
+    (record,) = run_here(stock_model, cola_folder, tmp_path, seeds=(1,), epochs=12, batch_size=8)
     assert "resumes after step" in capsys.readouterr().out
     assert len(record.train_losses) == 12
     assert not any((tmp_path / "checkpoints").iterdir())
@@ -259,7 +259,7 @@ def test_a_run_whose_process_is_killed_is_resumed_by_another_command_at_once(
     assert "1 run under way in other processes" in second.communicate(timeout=200)[0]
     first.kill()
     first.wait()
-    (record,) = run_here(stock_model, cola_folder, tmp_path, seeds=(1,), epochs=40)
+    (record,) = run_here(stock_model, cola_folder, tmp_path, seeds=(1,), epochs=40, batch_size=8)
     assert len(record.train_losses) == 40
 
 

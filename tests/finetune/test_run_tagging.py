@@ -14,8 +14,7 @@ from finetune.reporting.tables import markdown
 from finetune.running.records import RunRecord, read_records
 from finetune.tagging.job import run_queue
 from foundation.config import ConfigError
-from tests.finetune.conftest import two_ranks
-from tests.warm import Warm, run
+from tests.warm import Warm, outputs, run, two_ranks
 
 
 def run_here(model: Path, data_dir: Path, output: Path, /, **options: Any) -> list[RunRecord]:
@@ -29,7 +28,8 @@ def test_two_processes_run_all_seeds_and_the_next_launch_only_what_is_missing(
     stock_model: Path, tagging_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     paths = ("--model", stock_model, "--data_dir", tagging_folder, "--output", tmp_path, "--predict_test")
-    two_ranks("finetune/run_tagging.py", *paths, "--task", "ner", "--epochs", "1", "--seeds", "1", "2")
+    options = ("--task", "ner", "--epochs", "1", "--seeds", "1", "2")
+    outputs(two_ranks("finetune/run_tagging.py", *paths, *options))
     records = run_here(stock_model, tagging_folder, tmp_path, seeds=(1, 2, 3), predict_test=True)
     assert "1 of 3 runs to do" in capsys.readouterr().out
     assert [(record.run.seed, record.world_size) for record in records] == [(1, 2), (2, 2), (3, 1)]

@@ -33,8 +33,8 @@ from pretrain.job.processes import World, start_processes
 from pretrain.model.encoder import ElectraEncoder, EncoderConfig
 from tests.conftest import REPOSITORY
 from tests.deepspeed_values import values_of
-from tests.finetune.conftest import two_ranks
 from tests.pretrain.engine.test_checkpoint import flip_bit
+from tests.warm import outputs, two_ranks
 
 # 27 batches per epoch, the last with 3 examples, so that all sizes are uneven as in a real run.
 SETTINGS = GlueConfig(
@@ -266,7 +266,7 @@ def test_two_ranks_learn_the_same_as_one(
     stock_model: Path, cola_folder: Path, job: GlueJob, world: World, tmp_path: Path
 ) -> None:
     alone = go(stock_model, job, world, deepspeed_file(tmp_path))
-    said = two_ranks(SCRIPT, "learn", stock_model, cola_folder, deepspeed_file(tmp_path))
+    said = outputs(two_ranks(SCRIPT, "learn", stock_model, cola_folder, deepspeed_file(tmp_path)))
     outcomes = [json.loads(text.splitlines()[-1]) for text in said]
     assert outcomes[0] == outcomes[1]
     assert outcomes[0]["train_losses"] == pytest.approx(alone.train_losses, abs=1e-5)
@@ -377,7 +377,7 @@ def test_loss_and_stop_requests_share_one_all_reduce_per_batch(
 
 
 def test_a_stop_request_to_one_rank_stops_all(stock_model: Path, cola_folder: Path, tmp_path: Path) -> None:
-    said = two_ranks(SCRIPT, "stop", stock_model, cola_folder, tmp_path)
+    said = outputs(two_ranks(SCRIPT, "stop", stock_model, cola_folder, tmp_path))
     assert [text.splitlines()[-1] for text in said] == ["stopped", "stopped"]
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["step-00000004"]
 

@@ -35,6 +35,7 @@ class RangeServer(ThreadingHTTPServer):
 class Handler(BaseHTTPRequestHandler):
     server: RangeServer
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # else each answer waits 40 ms for the client to confirm its header
 
     def do_GET(self) -> None:
         server, name = self.server, self.path.lstrip("/")
@@ -72,5 +73,6 @@ def serving(folder: Path, rate: float = 20e6, delay: float = 0.05) -> Iterator[R
     thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
     thread.start()
     yield server
+    server.fault = lambda path, count: "drop"  # on connections that clients keep, too
     server.shutdown()
     server.server_close()

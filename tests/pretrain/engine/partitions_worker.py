@@ -1,6 +1,6 @@
 """Worker of test_partitions.py: compares gathered states with DeepSpeed's own utilities, and counts their traffic.
 
-deepspeed --num_gpus 2 tests/pretrain/engine/partitions_worker.py RESULT.json
+torchrun --nproc_per_node 2 tests/pretrain/engine/partitions_worker.py RESULT.json
 """
 
 import json

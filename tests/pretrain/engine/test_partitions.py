@@ -2,8 +2,6 @@
 
 import json
 import math
-from collections.abc import Callable
-from subprocess import Popen
 from typing import Any
 
 import pytest
@@ -15,6 +13,7 @@ from torch import Tensor
 from pretrain.engine.partitions import Partitions, parameters_in, places_in
 from pretrain.job.processes import World
 from tests.pretrain.engine import partitions_worker as worker
+from tests.warm import outputs, two_ranks
 
 Figures = dict[str, dict[str, Any]]
 
@@ -80,12 +79,10 @@ def test_masters_of_a_rounded_group_are_its_values_in_fp32_including_nan() -> No
 
 
 @pytest.fixture(scope="module")
-def figures(tmp_path_factory: pytest.TempPathFactory, launch: Callable[..., Popen[str]]) -> Figures:
+def figures(tmp_path_factory: pytest.TempPathFactory) -> Figures:
     """Figures of two ranks under each DeepSpeed file."""
     result = tmp_path_factory.mktemp("partitions") / "figures.json"
-    process = launch(2, worker.__file__, result)
-    output = process.communicate(timeout=300)[0]
-    assert process.returncode == 0, output
+    outputs(two_ranks(worker.__file__, result))
     figures: Figures = json.loads(result.read_text())
     return figures
 

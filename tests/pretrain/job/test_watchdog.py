@@ -6,6 +6,9 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,31 +20,19 @@ from pretrain.job.processes import World
 from pretrain.job.watchdog import Watchdog
 from tests.conftest import REPOSITORY, free_port
 from tests.pretrain.job.watchdog_worker import BAD_STEP, HANG_TIMEOUT
+from tests.warm import Warm, two_ranks
+
+WORKER = "tests/pretrain/job/watchdog_worker.py"
 
 
-def start(how: str, ranks: int, folder: Path, *prefix: str) -> list[subprocess.Popen[str]]:
-    variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(ranks)}
-    return [
-        subprocess.Popen(
-            [*prefix, sys.executable, str(Path("tests/pretrain/job/watchdog_worker.py")), how, folder],
-            cwd=REPOSITORY,
-            env=os.environ | variables | {"RANK": str(rank), "OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(ranks)
-    ]
-
-
-def wait_for_start(processes: list[subprocess.Popen[str]]) -> None:
+def wait_for_start(processes: Sequence[Warm | subprocess.Popen[str]]) -> None:
     for process in processes:
         assert process.stdout is not None
         while "started" not in (line := process.stdout.readline()):
             assert line, "a rank did not start"
 
 
-def ended(process: subprocess.Popen[str], within: float) -> str:
+def ended(process: Warm, within: float) -> str:
     """Output of a rank that must end by itself within this many seconds."""
     try:
         return process.communicate(timeout=within)[0]
@@ -49,56 +40,50 @@ def ended(process: subprocess.Popen[str], within: float) -> str:
         process.kill()
 
 
-@pytest.mark.parametrize(
-    "how", ["is frozen", *(pytest.param(how, marks=pytest.mark.long) for how in ("hangs", "holds Python's lock"))]
-)
-def test_a_hanging_rank_ends_the_job_in_time_and_is_named(how: str, tmp_path: Path) -> None:
-    processes = start(how, 2, tmp_path)
+def hangs(how: str, folder: Path) -> None:
+    processes = two_ranks(WORKER, how, folder)
     wait_for_start(processes)
     said = ended(processes[0], within=6 * HANG_TIMEOUT)
     assert processes[0].returncode == 1
     assert "rank 1 on " in said and f"after step {BAD_STEP}" in said, said
     assert "all_reduce" in said  # the place where it was waiting itself
-    record = read_records(tmp_path)[0]
+    record = read_records(folder)[0]
     assert (record.exit_code, record.step) == (1, BAD_STEP) and "rank 1 on " in record.sentence, record
     if how == "is frozen":
         assert "last words" in said
         processes[1].kill()  # a frozen process cannot end by itself; launchers kill it
-        assert [record.rank for record in first_causes(read_records(tmp_path))] == [1]
+        assert [record.rank for record in first_causes(read_records(folder))] == [1]
     else:
         ended(processes[1], within=6 * HANG_TIMEOUT)
 
 
-@pytest.mark.parametrize(("how", "killed"), [("is killed", 1), ("is killed with the store", 0)])
-def test_a_killed_rank_is_distinguished_from_one_that_lost_its_connection_to_it(
-    how: str, killed: int, tmp_path: Path
-) -> None:
-    processes = start(how, 2, tmp_path)
+def is_killed(how: str, killed: int, folder: Path) -> None:
+    processes = two_ranks(WORKER, how, folder)
     wait_for_start(processes)
     survivor = processes[1 - killed]
     assert processes[killed].wait(6 * HANG_TIMEOUT) == -signal.SIGKILL
     survivor.terminate()  # as its launcher does, before it has printed the reason
     said = ended(survivor, within=6 * HANG_TIMEOUT)
     assert survivor.returncode == 1
-    records = read_records(tmp_path)
+    records = read_records(folder)
     assert f"lost the connection to {records[killed].name}; failed after step {BAD_STEP}: " in said
-    log = (tmp_path / "logs" / f"rank-000{1 - killed}.log").read_text()
+    log = (folder / "logs" / f"rank-000{1 - killed}.log").read_text()
     assert "Traceback" not in said and "in main\n    dist.all_reduce" in log, "where it waited is only in its log"
     assert [record.reason for record in records] == (["lost", None] if killed else [None, "lost"])
     (cause,) = first_causes(records)
     assert (cause.rank, cause.sentence) == (killed, "exited without a message (probably killed)")
 
 
-def test_an_error_on_one_rank_ends_the_others_with_its_message(tmp_path: Path) -> None:
-    processes = start("raises", 2, tmp_path)
+def raises(folder: Path) -> None:
+    processes = two_ranks(WORKER, "raises", folder)
     wait_for_start(processes)
     said = ended(processes[0], within=6 * HANG_TIMEOUT)
     assert processes[0].returncode == 1
     assert "rank 1 on " in said and "OSError: no space left on device" in said
     stack = " is, after "
-    assert stack not in said and stack in (tmp_path / "logs" / "rank-0000.log").read_text(), "only in its log"
+    assert stack not in said and stack in (folder / "logs" / "rank-0000.log").read_text(), "only in its log"
     assert "Traceback" in ended(processes[1], within=6 * HANG_TIMEOUT)
-    told, failed = read_records(tmp_path)
+    told, failed = read_records(folder)
     assert (told.reason, failed.reason) == ("told", "error") and first_causes([told, failed]) == [failed]
     assert failed.sentence == f"failed after step {BAD_STEP}: OSError: no space left on device"
 
@@ -118,11 +103,12 @@ print(sorted(store.list_keys()))
 """A stranger who knows the port, and learns every key from the store itself."""
 
 
-def test_a_stranger_at_the_store_ends_no_job_and_ranks_still_learn_of_a_failure(tmp_path: Path) -> None:
-    processes = start("raises", 2, tmp_path)
+def has_a_stranger(folder: Path) -> None:
+    port = free_port()
+    processes = two_ranks(WORKER, "raises", folder, port=port)
     wait_for_start(processes)
-    port = dict(part.split("=", 1) for part in environment_of(processes[0]))["MASTER_PORT"]
-    stranger = subprocess.run([sys.executable, "-c", STRANGER, port], capture_output=True, text=True, check=True)
+    given = [sys.executable, "-c", STRANGER, str(port)]
+    stranger = subprocess.run(given, capture_output=True, text=True, check=True)
     assert "watchdog/attempt-0/failure" in stranger.stdout, "it has reached the store"
     said = ended(processes[0], within=6 * HANG_TIMEOUT)
     assert processes[0].returncode == 1
@@ -132,8 +118,48 @@ def test_a_stranger_at_the_store_ends_no_job_and_ranks_still_learn_of_a_failure(
     ended(processes[1], within=6 * HANG_TIMEOUT)
 
 
-def environment_of(process: subprocess.Popen[str]) -> list[str]:
-    return Path(f"/proc/{process.pid}/environ").read_text().split("\0")[:-1]
+SCENARIOS: dict[str, Callable[[Path], None]] = {
+    "is frozen": partial(hangs, "is frozen"),
+    "is killed": partial(is_killed, "is killed", 1),
+    "is killed with the store": partial(is_killed, "is killed with the store", 0),
+    "raises": raises,
+    "has a stranger": has_a_stranger,
+}
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[None]]]:
+    """The scenarios, played at once: their jobs mostly wait."""
+    folders = {name: tmp_path_factory.mktemp("job") for name in SCENARIOS}
+    with ThreadPoolExecutor(len(SCENARIOS)) as pool:
+        yield {name: pool.submit(play, folders[name]) for name, play in SCENARIOS.items()}
+
+
+def test_a_hanging_rank_ends_the_job_in_time_and_is_named(played: dict[str, Future[None]]) -> None:
+    played["is frozen"].result()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("how", ["hangs", "holds Python's lock"])
+def test_so_does_one_that_runs(how: str, tmp_path: Path) -> None:
+    hangs(how, tmp_path)
+
+
+@pytest.mark.parametrize("how", ["is killed", "is killed with the store"])
+def test_a_killed_rank_is_distinguished_from_one_that_lost_its_connection_to_it(
+    how: str, played: dict[str, Future[None]]
+) -> None:
+    played[how].result()
+
+
+def test_an_error_on_one_rank_ends_the_others_with_its_message(played: dict[str, Future[None]]) -> None:
+    played["raises"].result()
+
+
+def test_a_stranger_at_the_store_ends_no_job_and_ranks_still_learn_of_a_failure(
+    played: dict[str, Future[None]],
+) -> None:
+    played["has a stranger"].result()
 
 
 @pytest.mark.long
@@ -156,7 +182,15 @@ def test_a_job_restarted_by_torchrun_is_not_ended_by_the_previous_failure(tmp_pa
 @pytest.mark.parametrize(("how", "code"), [("stops", 75), ("never stops", 1)])
 def test_a_rank_does_not_outlive_its_launcher(how: str, code: int, tmp_path: Path) -> None:
     script = f'"$@" & echo $! > {tmp_path}/rank; wait'
-    (launcher,) = start(how, 1, tmp_path, "sh", "-c", script, "sh")
+    job = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "1"}
+    launcher = subprocess.Popen(
+        ["sh", "-c", script, "sh", sys.executable, WORKER, how, tmp_path],
+        cwd=REPOSITORY,
+        env=os.environ | job | {"RANK": "0", "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
     wait_for_start([launcher])
     time.sleep(0.5)
     launcher.send_signal(signal.SIGKILL)

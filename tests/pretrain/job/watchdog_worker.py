@@ -21,7 +21,7 @@ from pretrain.job.stopping import StopRequest
 from pretrain.job.watchdog import Watchdog
 
 HANG_TIMEOUT = 5.0
-BAD_STEP = 30
+BAD_STEP = 15
 
 
 def misbehave(how: str) -> None:

@@ -30,6 +30,7 @@ from pretrain.training.starts import Startup
 from pretrain.training.stragglers import OwnTime
 from pretrain.training.train import train
 from tests.pretrain.training.zero_worker import OBJECTIVES, ONE_RANK, RESUMED, STEPS, TWO_RANKS
+from tests.warm import Warm, outputs, two_ranks
 
 Launch = Callable[..., subprocess.Popen[str]]
 Results = Callable[[str], Any]
@@ -291,16 +292,16 @@ def test_a_finished_run_says_so_without_a_model_and_a_resumed_one_repeats_no_leg
 
 
 @pytest.fixture(scope="module")
-def zero_results(shards_folder: Path, tmp_path_factory: pytest.TempPathFactory, launch: Launch) -> Results:
+def zero_results(shards_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Results:
     """Results of two ranks and of one process for a group of objectives, by sampling, objective and setting."""
     folder = tmp_path_factory.mktemp("zero")
 
     @cache
     def of(group: str) -> Any:
         results = []
-        for ranks in (2, 0):
-            path = folder / f"{group}-{ranks}.json"
-            finished(launch(ranks, "tests/pretrain/training/zero_worker.py", shards_folder, path, group))
+        for start in (two_ranks, lambda *given: [Warm(*given)]):
+            path = folder / f"{group}-{len(results)}.json"
+            outputs(start("tests/pretrain/training/zero_worker.py", shards_folder, path, group), 900)
             results.append(json.loads(path.read_text()))
         two, one = results
         return {how: {name: two[how][name] | one[how][name] for name in two[how]} for how in two}
