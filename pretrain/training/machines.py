@@ -38,6 +38,8 @@ class Machine(NamedTuple):
     """Of a GPU."""
     products: float = 0.0
     """FLOP/s of square products in the run's precision, of all processes together; measured on this machine only."""
+    fp32_products: float = 0.0
+    """As `products`, in fp32."""
 
 
 GPUS = {
@@ -98,29 +100,32 @@ def this_machine(sizes: Sizes, precision: str, processes: int = 1, world: World 
     cuda = torch.cuda.is_available()
     device = torch.device("cuda" if cuda else "cpu")
     products = product_speed(precision, device)
-    flops = sizes.flops / seconds_per_token(sizes, precision, device, products)
+    fp32 = products if precision == "fp32" else product_speed("fp32", device)
+    flops = sizes.flops / seconds_per_token(sizes, precision, device, products, fp32)
     alone = processes if cuda else 1
-    flops, products = (world.sum(own) if world else own * alone for own in (flops, products))
+    speeds = [world.sum(own) if world else own * alone for own in (products, fp32)]
+    flops = world.sum(flops) if world else flops * alone
     source = "its speed on a layer of each encoder, measured now"
     if cuda:
         gpu = torch.cuda.get_device_properties(torch.cuda.current_device())
         capability = (gpu.major, gpu.minor)
-        return Machine(f"{processes} {gpu.name}", flops, source, float(gpu.total_memory), capability, products)
+        return Machine(f"{processes} {gpu.name}", flops, source, float(gpu.total_memory), capability, *speeds)
     here = local_ranks() if world else processes
     name = "this core" if cores() == 1 else f"these {cores()} cores"
     name = name if here == processes else f"{processes} processes"
-    return Machine(name, flops, source, memory() / here, products=products)
+    return Machine(name, flops, source, memory() / here, (0, 0), *speeds)
 
 
-def seconds_per_token(sizes: Sizes, precision: str, device: torch.device, products: float) -> float:
-    """Measures a layer of each encoder, forward and backward; returns the seconds of a training step per token."""
+def seconds_per_token(sizes: Sizes, precision: str, device: torch.device, products: float, fp32: float) -> float:
+    """Measures a layer of each encoder, forward and backward; returns the seconds of a training step per token, given
+    the speeds of products in the run's precision and in fp32.
+    """
     seconds, of_layers = 0.0, 0.0
     for encoder in objective_class(sizes.run.objective.name).encoders(sizes.run.model, sizes.vocab_size):
         flops = FORWARD_AND_BACKWARD * layer_flops(encoder, sizes.length)
         rows = max(1, int(LONG_ENOUGH * products / flops / sizes.length))
         seconds += encoder.num_hidden_layers * _layer_seconds(encoder, rows, sizes.length, precision, device)
         of_layers += encoder.num_hidden_layers * flops
-    fp32 = products if precision == "fp32" else product_speed("fp32", device)
     return BESIDE_LAYERS * seconds + BESIDE_PRODUCTS * (sizes.flops - of_layers) / fp32
 
 

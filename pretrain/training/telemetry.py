@@ -10,7 +10,6 @@ from foundation.config import counted
 from foundation.progress import about, duration
 from pretrain.data.batches import Batch
 from pretrain.engine.engine import Engine, StepResult
-from pretrain.engine.hardware import product_speed
 from pretrain.method.electra import ElectraOutput
 from pretrain.method.objectives.mlm import MaskedLMOutput
 from pretrain.training.assembly import Training
@@ -83,7 +82,7 @@ class Telemetry:
         """Records the start, says how long the rest will take, and begins the first log interval. Collective."""
         training, engine, step = self._training, self._engine, self._step - 1
         peak = training.machine.products
-        fp32_peak = None if engine.device.type == "cuda" else engine.world.sum(product_speed("fp32", engine.device))
+        fp32_peak = None if engine.device.type == "cuda" else training.machine.fp32_products
         phases = training.startup.seconds
         by_rank = of_ranks(engine, *phases.values())
         seconds = {phase: list(of_phase) for phase, of_phase in zip(phases, zip(*by_rank, strict=True), strict=True)}
