@@ -1,6 +1,6 @@
 # Every target makes the virtual environment if it is missing; only Python 3.11, 3.12 or 3.13 is needed.
 #   make quickstart      the whole pipeline on a small corpus, with its results at the end
-#   make test            the quick tests, about 12 minutes on two cores of an AMD EPYC of 2021 (PYTEST="-n 0 -k masking": some)
+#   make test            the quick tests, ten minutes on two cores of an AMD EPYC of 2024 (PYTEST="-n 0 -k masking": some)
 #   make test-long       the long tests
 #   make check           formatter, linter, type checker
 #   make docs           the documentation as a site: site/index.html    (search needs a server: .venv/bin/mkdocs serve)
