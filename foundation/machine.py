@@ -1,4 +1,4 @@
-"""What this machine gives a process: cores and memory, within the limits it was started under, and instructions."""
+"""Cores, memory and instruction set that a process may use on this machine."""
 
 import os
 import resource
@@ -55,7 +55,7 @@ def share_cores_with_others() -> None:
 def instructions() -> str:
     """The widest instruction set that products may use: of `X86` or `ARM`, or `unknown` if the system does not tell.
 
-    ONEDNN_MAX_CPU_ISA limits it, so that a newer CPU can stand in for an older one.
+    ONEDNN_MAX_CPU_ISA limits it, so that a newer CPU can imitate an older one.
     """
     lines = (line.split() for line in _text(CPUINFO).splitlines() if line.startswith(("flags", "Features")))
     flags = next(lines, [])

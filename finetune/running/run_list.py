@@ -35,7 +35,7 @@ from foundation.settings import settings_tables
 from pretrain.engine.deepspeed_config import OVERRIDE, read
 from pretrain.engine.deepspeed_keys import DeepSpeedConfig
 from pretrain.engine.determinism import compute_deterministically
-from pretrain.engine.hardware import AUTO, Choice, choose, emulated, require_same_precision
+from pretrain.engine.hardware import choose, emulated, require_same_precision
 from pretrain.job.launcher import number_of
 from pretrain.job.processes import start_processes
 from pretrain.job.stopping import EXIT_STOPPED, StopRequest
@@ -66,7 +66,7 @@ class Queue:
         if torch.cuda.is_available():
             compute_deterministically()
         self.world = start_processes()
-        choice = choose_file(options)
+        choice = choose(self.world.world_size, options.deepspeed_config)
         self.deepspeed_config = read(choice.file, options.set)
         for settings in dict.fromkeys(run.settings for run in runs):  # a mistake shows before anything is written
             resolve_for(settings, self.deepspeed_config, self.world)
@@ -200,16 +200,10 @@ class Queue:
             print(line, flush=True)
 
 
-def choose_file(options: FinetuneOptions) -> Choice:
-    """Returns the DeepSpeed file that the options name, or for `auto` the one that fits this machine."""
-    if options.deepspeed_config != AUTO:
-        return Choice(options.deepspeed_config, "as given by --deepspeed_config")
-    return choose(number_of("WORLD_SIZE", "1"))
-
-
 def list_settings(options: FinetuneOptions) -> str:
     """Returns a line for every DeepSpeed key that `--set` takes, with its value under the other options."""
-    return "\n\n".join(settings_tables(DeepSpeedConfig, read(choose_file(options).file, options.set), OVERRIDE))
+    file = choose(number_of("WORLD_SIZE", "1"), options.deepspeed_config).file
+    return "\n\n".join(settings_tables(DeepSpeedConfig, read(file, options.set), OVERRIDE))
 
 
 def unfinished(runs: Sequence[RunIdentity], output: Path, files: Mapping[str, Sequence[str]]) -> list[int]:

@@ -13,6 +13,7 @@ from foundation.config import ConfigError, counted
 from foundation.stats import binary_entropy
 from pretrain.analysis.run_history import Log, value_of
 from pretrain.analysis.symptoms import Measured, Symptoms, Unjudged
+from pretrain.engine.hardware import MUCH_FASTER
 from pretrain.method.objectives import objective_class
 from pretrain.method.objectives.hardness import HPLoss
 from pretrain.method.objectives.objective import PredictionConfig
@@ -52,9 +53,6 @@ LEAST_CORRELATION = 0.1
 """Correlation of estimated and actual loss; 0 is as good as the class mean. Healthy, after 500 steps: .29."""
 MOST_RATIO = 5.0
 """99th percentile of p_G/p_S, whose mean is 1: above 5, 1% of the draws have 5% of the weight. Healthy: 1.7."""
-MOST_FASTER = 2.0
-"""Speed of matrix products in fp32 over that in the run's precision. With bf16 in hardware it is below 1; on a CPU with
-AVX2 only, which emulates it, 4 to 10."""
 LEAST_STEPS, WARMUPS = 500, 4
 """Minimum steps and warm-ups before the models are judged; earlier, every run looks as if it learned nothing."""
 
@@ -209,10 +207,10 @@ def slow_precision(run: Symptoms) -> Judged | None:
         name="slow precision",
         verdict=f"This machine only emulates {precision}: it multiplies {faster:.1f} times as fast in fp32.",
         evidence=f"At the start after step {start['step']:,}, matrix products ran at {own:.3g} TFLOP/s in {precision}"
-        f" and at {fp32:.3g} in fp32, {faster:.3g} times as fast; the limit is {MOST_FASTER:g}.",
+        f" and at {fp32:.3g} in fp32, {faster:.3g} times as fast; the limit is {MUCH_FASTER:g}.",
         remedy="Stop the run, and resume it with --deepspeed_config ds_configs/zero1_fp32.json in the same command.",
     )
-    return Judged(finding, (Measured("speed in fp32 over that of the run", faster, MOST_FASTER),))
+    return Judged(finding, (Measured("speed in fp32 over that of the run", faster, MUCH_FASTER),))
 
 
 def easy_replacements(run: Symptoms) -> Judged | None:

@@ -32,11 +32,14 @@ class Choice(NamedTuple):
     reason: str
 
 
-def choose(processes: int) -> Choice:
-    """Returns the file of the precision that this machine computes fastest; without DeepSpeed, one process has fp32.
+def choose(processes: int, given: Path = AUTO) -> Choice:
+    """Returns the file given, or for `auto` that of this machine's fastest precision; without DeepSpeed,
+    one process has fp32.
 
     The paper's V100 has fp16 but no bf16; from the A100 on, bf16 is as fast and does not overflow.
     """
+    if given != AUTO:
+        return Choice(given, "as given by --deepspeed_config")
     if processes == 1 and find_spec("deepspeed") is None:
         return Choice(file_of("fp32", processes), "DeepSpeed is not installed")
     if not torch.cuda.is_available():

@@ -68,7 +68,7 @@ memory is that of the model with the most."""
 
 
 class Sizes(NamedTuple):
-    """What decides the operations of a token."""
+    """A run with its vocabulary and sequence length, which together give the operations per token."""
 
     run: RunConfig
     vocab_size: int

@@ -182,13 +182,13 @@ def choose_file(options: RunOptions, folder: Path, world_size: int, gpu: str | N
     Raises:
         ConfigError: the run in `folder` cannot be read, or it was started in fp16, and there is no GPU.
     """
+    here = choose(world_size, options.deepspeed_config)
     if options.deepspeed_config != AUTO:
-        return Choice(options.deepspeed_config, "as given by --deepspeed_config")
+        return here
     if gpu:
         return Choice(
             file_of("fp16" if gpu == "v100" else "bf16", world_size), f"what a {gpu.upper()} computes fastest"
         )
-    here = choose(world_size)
     if not (folder / DESCRIPTION).is_file():
         return here
     started = read_run(folder).precision
@@ -256,7 +256,7 @@ def list_settings(options: RunOptions) -> str:
     """
     run = choose_run(options)
     title = f"KEY, value and meaning with preset {options.preset} and objective {run.objective.name}"
-    file = choose(number_of("WORLD_SIZE", "1")).file if options.deepspeed_config == AUTO else options.deepspeed_config
+    file = choose(number_of("WORLD_SIZE", "1"), options.deepspeed_config).file
     of_deepspeed = settings_tables(DeepSpeedConfig, read(file, _of_deepspeed(options)), OVERRIDE)
     return "\n\n".join((title, *settings_tables(RunConfig, run), *of_deepspeed))
 
