@@ -184,6 +184,16 @@ def require_folder(path: Path, option: str = "output") -> None:
         raise ConfigError(f"{option}: got {path}, but {existing} is not writable; name another folder")
 
 
+def require_regular(path: Path) -> None:
+    """Refuses a pipe, a socket or a device, from which reading might wait for ever.
+
+    Raises:
+        ConfigError: the path is one of these.
+    """
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise ConfigError(f"{path}: got a pipe, socket or device, expected a file; name another or remove it")
+
+
 def existing_part(path: Path) -> Path:
     """The path itself or, if it does not exist, its nearest existing parent."""
     return next(part for part in (path.absolute(), *path.absolute().parents) if os.path.lexists(part))

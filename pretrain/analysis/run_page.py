@@ -20,7 +20,6 @@ from pretrain.analysis.figures import run_names
 from pretrain.analysis.health import Diagnosis, diagnose
 from pretrain.analysis.panels import PANELS
 from pretrain.analysis.run_history import History, nearest_preset, read_history, value_of
-from pretrain.training.run_log import RECORDS
 
 FOLDER = Path(__file__).parent
 LONGEST_EXAMPLE = 10_000
@@ -166,8 +165,6 @@ def verdict(history: History) -> Verdict:
         return Verdict(diagnose(history.folder, history.log))
     except ConfigError as error:
         return Verdict(None, str(error))
-    except (ValueError, TypeError, LookupError, ArithmeticError) as error:  # valid lines with invalid values
-        return Verdict(None, f"the doctor cannot read the values of {RECORDS}: {error!r}")
 
 
 def keys(history: History) -> list[Key]:
