@@ -28,7 +28,7 @@ from zipfile import BadZipFile
 from pydantic.fields import FieldInfo
 from safetensors import SafetensorError
 
-from foundation.config import ConfigError, LocalProblem, StrictConfig, did_you_mean, shown
+from foundation.config import ConfigError, LocalProblem, StrictConfig, did_you_mean, shown, without_secrets
 
 POSITIONAL = "command line: an argument without a flag"
 HIDDEN = "command line: not shown by --help"
@@ -212,10 +212,12 @@ def _painted(word: str, color: int, stream: TextIO) -> str:
 
 
 def printable(text: str) -> str:
-    """Returns the text as one printable line: control characters and bytes that are not text become escapes.
+    """Returns the text as one printable line, `without_secrets`: control characters and bytes that are not text become
+    escapes.
 
     For names chosen by others, such as files and hosts, which could otherwise move the cursor or forge a line.
     """
+    text = without_secrets(text)
     escaped = (part if part.isprintable() else part.encode("unicode_escape").decode() for part in text)
     return "".join(part.replace(r"\udc", r"\x") for part in escaped)  # Python keeps a non-UTF-8 byte b as U+DC00 + b
 
@@ -229,7 +231,10 @@ def parse_options(
         ConfigError: an option is unknown or given twice, or its field does not allow the value.
     """
     parser = parser_of(options_class, description)
-    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments is None:
+        arguments = sys.argv[1:]
+        for command in (sys.argv, sys.orig_argv):  # which locks, dry runs and W&B show or store
+            command[:] = map(without_secrets, command)
     _require_known(options_class, arguments)
     return options_class.from_values(vars(parser.parse_args(arguments)))
 

@@ -28,7 +28,7 @@ from typing import NoReturn, Self
 
 from torch.distributed import DistError
 
-from foundation.command_line import EXIT_BAD_USAGE, EXIT_FAILED, exit_code
+from foundation.command_line import EXIT_BAD_USAGE, EXIT_FAILED, exit_code, printable
 from pretrain.job.end_record import EndRecord, Reason, now, write_record
 from pretrain.job.launcher import is_alive, launchers
 from pretrain.job.meeting import BEAT, QUIET, Meeting, RankState, say
@@ -107,7 +107,7 @@ class Watchdog:
 
     def record(self, reason: Reason, code: int, sentence: str) -> None:
         """Writes the record of why this rank is ending to the run folder; a failed write is ignored."""
-        ended = self._record._replace(time=now(), reason=reason, exit_code=code, sentence=sentence)
+        ended = self._record._replace(time=now(), reason=reason, exit_code=code, sentence=printable(sentence))
         with contextlib.suppress(OSError):
             write_record(self._folder, ended)
 

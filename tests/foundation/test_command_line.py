@@ -348,6 +348,31 @@ def test_names_given_by_others_are_shown_on_one_line_without_control_characters(
     assert printable(text) == shown
 
 
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("at https://me:pass@host:80/a, or (http:/me@host/a)", "at https://host:80/a, or (http:/host/a)"),
+        ("--data=s3://KEY:se/cr+e@t@bucket/a?versionId=1", "--data=s3://bucket/a"),
+        ("'https://host/a?token=1&sig=2' HTTPS://host?X=1", "'https://host/a' HTTPS://host"),
+        ("https://host:8080/a@b hf://a/b@c d@e ./x@y?z /a?b", "https://host:8080/a@b hf://a/b@c d@e ./x@y?z /a?b"),
+    ],
+)
+def test_no_url_is_shown_with_its_login_or_query(text, shown):
+    assert printable(text) == shown
+
+
+def test_a_command_line_reads_a_secret_and_then_hides_it(monkeypatch, capsys):
+    url = f"https://me:{'p' * 100}@host/a?token=hidden"
+    command = ["run.py", "--data", url, f"--data={url}"]
+    for name in ("argv", "orig_argv"):
+        monkeypatch.setattr(sys, name, [*command])
+    assert parse_options(Several, "").data == (Path(url), Path(url))
+    assert sys.argv == sys.orig_argv == ["run.py", "--data", "https://host/a", "--data=https://host/a"]
+    sys.argv += ["--seeds", url]
+    assert run_command(print, Several, "") == 2
+    assert "got 'https://host/a', expected" in capsys.readouterr().err
+
+
 def test_an_error_about_a_hostile_name_is_one_line_of_text(arguments, capsys):
     def fail(options):
         raise ConfigError("input: a\n\x1b[31mred\udcff.txt is not there")
