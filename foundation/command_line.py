@@ -101,7 +101,7 @@ def run_command(main: Callable[[Options], int | None], options_class: type[Optio
         finally:
             written = _written()
         return code if written else code or EXIT_FAILED
-    except BrokenPipeError:
+    except BrokenPipeError as error:
         streams = select.poll()
         for number in (1, 2):  # output and errors
             streams.register(number, 0)
@@ -109,7 +109,7 @@ def run_command(main: Callable[[Options], int | None], options_class: type[Optio
         for number in unread:
             _send_nowhere(number)
         if not unread:
-            raise
+            return _told(error)
         return EXIT_UNREAD
 
 
@@ -119,16 +119,23 @@ def _run(main: Callable[[Options], int | None], options_class: type[Options], de
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        raise
     except Exception as error:
-        problems = problems_of(error)
-        if not problems:
-            raise
-        by_all = isinstance(error, ConfigError) and not isinstance(error, LocalProblem)
-        if by_all and os.environ.get("LOCAL_RANK", "0") != "0":
-            time.sleep(LAST_TO_LEAVE)
-        else:
-            print_problems(problems)
-        return exit_code(error)
+        return _told(error)
+
+
+def _told(error: Exception) -> int:
+    """Prints the user's problems, from an `except` clause; returns the exit code. A bug of ours goes on."""
+    problems = problems_of(error)
+    if not problems:
+        raise
+    by_all = isinstance(error, ConfigError) and not isinstance(error, LocalProblem)
+    if by_all and os.environ.get("LOCAL_RANK", "0") != "0":
+        time.sleep(LAST_TO_LEAVE)
+    else:
+        print_problems(problems)
+    return exit_code(error)
 
 
 def exit_code(error: BaseException) -> int:

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shutil
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -46,9 +47,12 @@ class NewFile:
         self._size += len(content)
 
     def _open(self) -> IO[bytes]:
-        if self._path.is_block_device():
+        mode = stat.S_IFREG
+        with suppress(FileNotFoundError):
+            mode = self._path.stat().st_mode
+        if stat.S_ISBLK(mode):
             raise ConfigError(f"output: {self._path} is a block device, expected a file; name another")
-        if self._path.exists() and not self._path.is_file():
+        if not stat.S_ISREG(mode):
             return self._path.open("wb")  # no folder and no socket
         self._temporary = with_suffix(Path(os.path.realpath(self._path)), TEMPORARY_SUFFIX)
         self._temporary.unlink(missing_ok=True)  # left by a kill; or a link, which must not be written through

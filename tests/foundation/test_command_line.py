@@ -315,6 +315,7 @@ def test_what_a_users_file_can_raise_is_one_line_that_names_it(arguments, tmp_pa
     ("error", "code", "said"),
     [
         (OSError(errno.ENOSPC, "No space left on device"), 2, "No space left on device; make room"),
+        (BrokenPipeError(errno.EPIPE, "Broken pipe", "pipe"), 2, "pipe: Broken pipe; repair it"),
         (OSError(errno.EROFS, "Read-only file system", "out"), 2, "out: Read-only file system; allow it"),
         (OSError(errno.EIO, "Input/output error"), 1, "Input/output error; check that disk or network, then "),
         (OSError(errno.ESTALE, "Stale file handle", "shard"), 1, "shard: Stale file handle; check"),
@@ -406,7 +407,7 @@ def test_a_warning_beside_data_goes_to_the_stream_that_is_named(capsys):
 
 
 PROGRAM = """
-import sys
+import errno, sys
 from foundation.command_line import run_command
 from foundation.config import ConfigError, StrictConfig
 
@@ -435,6 +436,7 @@ def run_with_closed_pipe(body, *arguments, stream, unbuffered):
     [
         ("print('x')", "stdout"),  # noticed at the end, when the output is flushed
         ("print('x' * 100_000); raise AssertionError('went on')", "stdout"),
+        ("raise BrokenPipeError(errno.EPIPE, 'Broken pipe', '/dev/stdout')", "stdout"),
         ("raise ConfigError('a: wrong')", "stderr"),
     ],
 )

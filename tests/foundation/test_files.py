@@ -92,11 +92,13 @@ def test_a_device_is_written_to_and_stays_a_device(node: Path) -> None:
         assert stat.S_ISCHR(path.stat().st_mode)
 
 
-def test_a_folder_a_socket_and_a_block_device_are_refused_and_nothing_is_left(tmp_path: Path) -> None:
+def test_a_folder_a_socket_a_circle_of_links_and_a_block_device_are_refused_and_nothing_is_left(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(tmp_path / "socket"))
-    refused = {"folder": "Is a directory", "socket": "No such device or address"}
+    for name, target in (("a", "b"), ("b", "a")):
+        (tmp_path / name).symlink_to(target)
+    refused = {"folder": "Is a directory", "socket": "No such device or address", "a": "Too many levels of symbolic"}
     if os.geteuid() == 0:
         os.mknod(tmp_path / "disk", stat.S_IFBLK | 0o600, os.makedev(0, 0))
         refused["disk"] = "is a block device, expected a file; name another"
