@@ -93,24 +93,13 @@ class RunConfig(StrictConfig):
         return self
 
     @model_validator(mode="after")
-    def _settings_of_two_encoders_have_two(self) -> "RunConfig":
-        settings = {
-            "model.embedding_sharing": (self.model.embedding_sharing, "es"),
-            "optim.discriminator_lr_scale": (self.optim.discriminator_lr_scale, 1.0),
-            "optim.discriminator_clipping": (self.optim.discriminator_clipping, None),
-        }
-        trained = objective_class(self.objective.name)
-        if trained.frozen_generator and settings.pop("model.embedding_sharing")[0] == "es":
+    def _embeddings_are_shared_by_two(self) -> "RunConfig":
+        sharing, name = self.model.embedding_sharing, self.objective.name
+        if sharing != "es" and len(objective_class(name).encoders(self.model, vocab_size=1)) == 1:
             raise ValueError(
-                f"model.embedding_sharing: got 'es' with objective {self.objective.name}, expected nes or gdes: its"
-                " generator's embeddings are frozen"
+                f"model.embedding_sharing: got {shown(sharing)} with objective {name}, which trains one encoder; leave"
+                " it out, or choose another objective"
             )
-        for field, (value, default) in settings.items():
-            if value != default and trained.discriminator_prefix is None:
-                raise ValueError(
-                    f"{field}: got {shown(value)} with objective {self.objective.name}, which trains one encoder;"
-                    " leave it out, or choose another objective"
-                )
         return self
 
     @model_validator(mode="after")

@@ -55,7 +55,6 @@ def divide(parameter: Any, moment: str | None, full: Tensor, world: World) -> No
     if moment:
         sharded.safe_set_local_optimizer_state(parameter, part, moment)
         return
-    if parameter.requires_grad:  # a frozen one has no master weights
-        sharded.safe_set_local_fp32_param(parameter, part)
+    sharded.safe_set_local_fp32_param(parameter, part)
     with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0):
         parameter.copy_(full)

@@ -53,7 +53,7 @@ def replay_micro_batches(model: nn.Module, sample: Any) -> None:
     with entropies, compute as before.
     """
     eager = model.forward
-    parameters = tuple(parameter for parameter in model.parameters() if parameter.requires_grad)
+    parameters = tuple(model.parameters())
     inputs = sample._make(part.clone() for part in sample)
     current, other = torch.cuda.current_stream(), torch.cuda.Stream()
     other.wait_stream(current)

@@ -6,7 +6,7 @@ Shape letters: B batch, L length, K masked positions per sequence, H hidden size
 """
 
 from copy import deepcopy
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from pydantic import Field, ValidationInfo, field_validator
@@ -80,12 +80,9 @@ class Electra(Objective):
         ".": ("ElectraForPreTraining", "discriminator", "discriminator_predictions"),
         "generator": ("ElectraForMaskedLM", "generator", "generator_predictions", "generator_lm_head"),
     }
-    discriminator_prefix: ClassVar[str | None] = "discriminator"
     objective: ReplacementConfig
     sampler_weight = 0.0
     """lambda1, if there is a sampling head."""
-    generator_weight = 1.0
-    """Weight of L_G: 0 if the generator is frozen."""
 
     def __init__(self, model: ModelConfig, objective: Any, vocab_size: int, special_mask_id: int) -> None:
         super().__init__(model, objective, vocab_size, special_mask_id)
@@ -137,7 +134,7 @@ class Electra(Objective):
     def judge(self, batch: Batch, prediction: Prediction, drawn: Draw) -> ElectraOutput:
         """Runs the discriminator on the drawn tokens, and returns all losses."""
         positions_BK, valid_BK = batch.masked_positions_BK, batch.masked_valid_BK
-        d_BL, replaced_BL = self.discriminate(batch, drawn.tokens_BK, drawn.offset_BKE)
+        d_BL, replaced_BL = self.discriminate(batch, drawn.tokens_BK)
         loss_D_BL = weighed_loss_D_BL = discriminator_loss(d_BL, replaced_BL)
         loss_G_BK = self.generator_loss(prediction)
         loss_S_BK = self.sampler_loss(drawn, d_BL.gather(1, positions_BK), loss_D_BL.gather(1, positions_BK))
@@ -145,7 +142,7 @@ class Electra(Objective):
             weighed_loss_D_BL = loss_D_BL * importance_weights(drawn.log_ratio_BK, batch)
         return ElectraOutput(
             # this micro-batch's share of the means over the whole step
-            loss=self.generator_weight * loss_G_BK.where(valid_BK, 0.0).sum() / batch.masked_count
+            loss=loss_G_BK.where(valid_BK, 0.0).sum() / batch.masked_count
             + self.sampler_weight * loss_S_BK.where(valid_BK, 0.0).sum() / batch.masked_count
             + self.objective.lambda2 * weighed_loss_D_BL.where(batch.attention_mask_BL, 0.0).sum() / batch.token_count,
             generator_loss_BK=loss_G_BK.detach(),
@@ -153,26 +150,17 @@ class Electra(Objective):
             discriminator_loss_BL=loss_D_BL.detach(),
             log_p_original_BK=prediction.log_p_original_BK.detach(),
             top_BK=prediction.top_BK,
-            draw=drawn._replace(head_BK=None, offset_BKE=None),
+            draw=drawn._replace(head_BK=None),
             d_BL=d_BL.detach(),
             replaced_BL=replaced_BL,
         )
 
-    def discriminate(self, batch: Batch, tokens_BK: Tensor, offset_BKE: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def discriminate(self, batch: Batch, tokens_BK: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the discriminator's logits d with `tokens` at the masked positions, and a mask of the positions that
-        differ from the original: a sampled original counts as original. Both [B, L]. `offset` is added to the word
-        embeddings there.
+        differ from the original: a sampled original counts as original. Both [B, L].
         """
-        offset_BLE = None
-        if offset_BKE is not None:
-            offset_BKE = offset_BKE * batch.masked_valid_BK[..., None]
-            index_BKE = batch.masked_positions_BK[..., None].expand_as(offset_BKE)
-            offset_BLE = offset_BKE.new_zeros(*batch.input_ids_BL.shape, offset_BKE.shape[-1])
-            offset_BLE = offset_BLE.scatter_add(1, index_BKE, offset_BKE)
         input_ids_BL = replace(batch.input_ids_BL, batch.masked_positions_BK, batch.masked_valid_BK, tokens_BK)
-        hidden_BLH = self.discriminator(
-            input_ids_BL, batch.attention_mask_BL, batch.token_type_ids_BL, offset_BLE=offset_BLE
-        )
+        hidden_BLH = self.discriminator(input_ids_BL, batch.attention_mask_BL, batch.token_type_ids_BL)
         return self.discriminator_predictions(hidden_BLH), input_ids_BL != batch.input_ids_BL
 
     def generator_loss(self, prediction: Prediction) -> Tensor:
@@ -199,19 +187,11 @@ def predict_with(
     return predict(batch, head(projected_BKE, words) if softmax is None else softmax, entropies)
 
 
-def masked_states(
-    encoder: ElectraEncoder,
-    batch: Batch,
-    special_mask_id: int,
-    keep_fraction: float,
-    states_at: tuple[int, ...] = (),
-) -> Tensor:
-    """Returns the encoder's hidden states at the masked positions, [B, K, H]; the vocabulary heads need no others.
-    With `states_at`, those after each of these layers, [N, B, K, H].
-    """
+def masked_states(encoder: ElectraEncoder, batch: Batch, special_mask_id: int, keep_fraction: float) -> Tensor:
+    """Returns the encoder's hidden states at the masked positions, [B, K, H]; the vocabulary heads need no others."""
     mask_BK = torch.full_like(batch.masked_positions_BK, special_mask_id)
     change_BK = batch.masked_valid_BK & (batch.keep_uniforms_BK >= keep_fraction)
     masked_ids_BL = replace(batch.input_ids_BL, batch.masked_positions_BK, change_BK, mask_BK)
-    hidden = encoder(masked_ids_BL, batch.attention_mask_BL, batch.token_type_ids_BL, states_at)
-    index_BKH = batch.masked_positions_BK[..., None].expand(-1, -1, hidden.shape[-1])
-    return hidden.gather(-2, index_BKH.expand(*hidden.shape[:-3], -1, -1, -1))
+    hidden_BLH: Tensor = encoder(masked_ids_BL, batch.attention_mask_BL, batch.token_type_ids_BL)
+    index_BKH = batch.masked_positions_BK[..., None].expand(-1, -1, hidden_BLH.shape[-1])
+    return hidden_BLH.gather(1, index_BKH)

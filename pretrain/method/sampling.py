@@ -64,8 +64,6 @@ class Draw(NamedTuple):
     """The sampling head's output for x', needed by its loss L_S; differentiable, removed at the end of the forward."""
     estimated_loss_BK: Tensor | None = None
     """L_hat(x'), if the sampling head estimates the discriminator's loss."""
-    offset_BKE: Tensor | None = None
-    """Added to the discriminator's word embeddings of x': 0, but with a gradient; removed as `head_BK`."""
 
     @property
     def log_ratio_BK(self) -> Tensor:

@@ -1,7 +1,7 @@
 """Builds a run from its plan: locks the run folder, puts the model under its engine, plans the batches."""
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from foundation.command_line import EXIT_BAD_USAGE, print_problems
 from foundation.config import ConfigError
@@ -9,10 +9,9 @@ from pretrain.data.batches import BatchPlan
 from pretrain.data.remote import CACHE
 from pretrain.engine.engine import Engine
 from pretrain.engine.hardware import require_same_precision
-from pretrain.engine.optim import OptimConfig, parameter_groups
+from pretrain.engine.optim import parameter_groups
 from pretrain.job.processes import World, leave
 from pretrain.job.watchdog import Watchdog
-from pretrain.method.objectives.objective import Objective
 from pretrain.training.doubts import doubts, unasked_months
 from pretrain.training.log_line import LEGEND
 from pretrain.training.machines import Machine, machine_of
@@ -49,18 +48,6 @@ def take_folder(plan: Plan, world: World) -> AbstractContextManager[object]:
     return lock
 
 
-def optimizer_groups(model: Objective, optim: OptimConfig) -> list[dict[str, Any]]:
-    """Returns the optimizer's parameter groups, in which the discriminator may have a learning rate and a clipping norm
-    of its own.
-    """
-    return parameter_groups(
-        model,
-        optim.weight_decay,
-        lambda name: optim.discriminator_lr_scale if model.is_discriminators(name) else 1.0,
-        lambda name: optim.discriminator_clipping if model.is_discriminators(name) else None,
-    )
-
-
 def measured_machine(plan: Plan, world: World) -> Machine:
     """Measures the speed of all ranks' products. Collective.
 
@@ -89,7 +76,7 @@ def build_training(
         model, state = empty_model(plan.description), None
     if compiled:
         compile_layers(model)
-    groups = optimizer_groups(model, plan.run.optim)
+    groups = parameter_groups(model, plan.run.optim.weight_decay)
     startup.done("model")
     engine = Engine(model, groups, plan.deepspeed, world)
     if world.share(state is not None):

@@ -72,8 +72,6 @@ class RunDescription(StrictConfig):
     """Names of the models the run started from, as given."""
     keep_optimizer: bool = False
     """The run started with Adam's state of the run in `init_from`."""
-    generator_from: str | None = None
-    """Name of the frozen generator, as given; every checkpoint holds its weights."""
     precision: str
     """fp32, bf16 or fp16; a resume keeps it unless another is named."""
     hardware: str
@@ -92,7 +90,6 @@ def describe(
     data_weights: tuple[float, ...] = (),
     init_from: tuple[str, ...] = (),
     keep_optimizer: bool = False,
-    generator_from: str | None = None,
     precision: str = "fp32",
     hardware: str = "unknown",
 ) -> RunDescription:
@@ -116,7 +113,6 @@ def describe(
         pad_token_id=manifest.special_tokens.pad,
         init_from=init_from,
         keep_optimizer=keep_optimizer,
-        generator_from=generator_from,
         precision=precision,
         hardware=hardware,
         versions=versions,

@@ -65,8 +65,6 @@ def tree(output: Any) -> list[torch.Tensor]:
         ("hp_loss", {"temperature": 0.5}),
         ("electra", {"forbid_original": True}),
         ("hp_dist", {"mixture": 0.5}),
-        ("fast_electra", {}),
-        ("amos", {}),
     ],
 )
 def test_a_draw_that_needs_the_whole_distribution_gets_it(

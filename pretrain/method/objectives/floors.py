@@ -43,7 +43,6 @@ class Floor(Electra):
     """A discriminator without a generator; subclasses weigh the tokens. Special tokens are never drawn."""
 
     exports = {".": Electra.exports["."]}
-    discriminator_prefix = None
     sampling_passes = 0
     objective: FloorConfig  # type: ignore[assignment]
 

@@ -70,7 +70,7 @@ def start_from(shards: Path, run: Path, **changes: object) -> Objective:
     return initial_model(make_plan(RunOptions.from_values(values)).description)
 
 
-@pytest.mark.parametrize("objective", ["electra", "hp_loss", "hp_dist", "amos"])
+@pytest.mark.parametrize("objective", ["electra", "hp_loss", "hp_dist"])
 def test_a_run_starts_another_with_bitwise_all_its_weights(
     objective: str,
     run_of: Callable[..., tuple[Path, Objective]],

@@ -26,8 +26,7 @@ from pretrain.engine.deepspeed_config import resolve
 from pretrain.engine.engine import Engine
 from pretrain.engine.optim import learning_rate, parameter_groups
 from pretrain.job.processes import World, leave, start_processes
-from pretrain.method.objectives import amos, objective_class
-from pretrain.method.objectives.amos import gumbel
+from pretrain.method.objectives import objective_class
 from pretrain.method.sampling import inverse_cdf
 from pretrain.presets import PRESETS
 from pretrain.training.models import build_model
@@ -37,16 +36,13 @@ from tests.deepspeed_values import values_of
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 STEPS, WARMUP, BATCH_SIZE, DRAWS = 6, 2, 8, 5  # at most 5 of 32 positions are masked
-OTHERS = (
-    *("hp_loss_power nes", "oracle", "uniform", "unigram"),
-    *("fast_electra gdes", "amos gdes", "hp_loss gdes"),
-)
+OTHERS = ("hp_loss_power nes", "oracle", "uniform", "unigram", "hp_loss gdes")
 OBJECTIVES = {
     "paper": {"forced": ("hp_loss", "hp_dist", "electra", "mlm"), "free": ("hp_loss",)},
     "others": {"forced": OTHERS, "free": ("hp_dist", "electra", *OTHERS)},
 }
 """Objectives by group and kind of sampling, each with its embedding sharing if not the default."""
-RESUMED = ("hp_loss", "hp_loss_power nes", "hp_loss gdes", "fast_electra gdes")
+RESUMED = ("hp_loss", "hp_loss_power nes", "hp_loss gdes")
 """Those whose runs are also resumed on other processes."""
 
 
@@ -159,7 +155,6 @@ def main(folder: str, result: str, group: str, *part: str) -> None:
     for how in ("free", "forced"):  # in this order: what forces the draws stays
         if how == "forced":
             pretrain.method.sampling.inverse_cdf = forced_draw
-            amos.gumbel = lambda *given: 1e6 * gumbel(*given)
         results[how] = {
             objective: {name: train(setting, objective, shards, world) for name, setting in settings.items()}
             for objective in OBJECTIVES[group][how]
