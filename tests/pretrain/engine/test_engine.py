@@ -209,31 +209,6 @@ def test_adams_hyperparameters_are_scaled_for_one_update_only() -> None:
     assert {group["eps"] for group in engine._optimizer.param_groups} == {worker.OPTIM.eps}
 
 
-def test_groups_with_a_clipping_norm_of_their_own_are_clipped_separately() -> None:
-    """Against a computation by hand, in SGD's place: the clipped gradients themselves."""
-    model = worker.small_model()
-    is_own = {name: name.startswith("discriminator.encoder") for name, _ in model.named_parameters()}
-    groups = parameter_groups(model, 0.01, clipping=lambda name: 0.25 if is_own[name] else None)
-    engine = Engine(model, groups, worker.resolved_config("zero0_fp32", world_size=1), start_processes())
-    ids, real = worker.batch_of(0)
-    for micro in range(engine.config.accumulation_steps):
-        rows = slice(micro * worker.MICRO_BATCH, (micro + 1) * worker.MICRO_BATCH)
-        engine.backward(engine.forward(ids[rows], real[rows])["loss_sum"])
-    before = {name: p.grad.double() for name, p in model.named_parameters() if p.grad is not None}
-    norms = {
-        own: sum(float(grad.square().sum()) for name, grad in before.items() if is_own[name] == own) ** 0.5
-        for own in (True, False)
-    }
-    limits = {True: 0.25, False: worker.OPTIM.gradient_clipping}
-    assert all(norms[own] > limits[own] for own in norms)
-    assert engine._clip_replicated() == pytest.approx((norms[True] ** 2 + norms[False] ** 2) ** 0.5, rel=1e-6)
-    for name, parameter in model.named_parameters():
-        if name in before:
-            factor = limits[is_own[name]] / norms[is_own[name]]
-            assert parameter.grad is not None
-            assert torch.allclose(parameter.grad.double(), before[name] * factor, rtol=1e-4, atol=0), name
-
-
 def test_a_checkpoint_of_another_model_is_refused_by_name(folder: Path) -> None:
     state, _ = load(Checkpoint(next((folder / "ranks-2" / "zero1_fp32").iterdir()), worker.SAVED_AT))
     engine = make_engine(worker.small_model())
