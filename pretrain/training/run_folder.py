@@ -17,8 +17,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from pydantic import field_validator
-
 from data_prep.tokens import WordPiece
 from foundation.config import ConfigError, StrictConfig
 from foundation.files import make_folder, write_atomically
@@ -77,11 +75,6 @@ class RunDescription(StrictConfig):
     hardware: str
     """The GPU, or the CPU's instruction set, of the first rank at the newest start."""
     versions: dict[str, str] = {}
-
-    @field_validator("data", mode="before")
-    @classmethod
-    def _was_one_folder(cls, data: Any) -> Any:
-        return (data,) if isinstance(data, str) else data  # older runs had a single folder
 
 
 def describe(
