@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-import pretrain.method.sampling
+import pretrain.model.distribution
 from bench.gpu_items import SkippedError, run_items
 from bench.gpu_setting import Plainly, Setting, new_batch, new_model, setting
 from bench.matrix_rate import DTYPES
@@ -27,8 +27,8 @@ from pretrain.engine.engine import Engine
 from pretrain.engine.gradients import squared_norm
 from pretrain.engine.optim import parameter_groups
 from pretrain.method.electra import Electra
-from pretrain.method.sampling import BLOCK, draw_in_blocks, inverse_cdf
 from pretrain.model import ops
+from pretrain.model.distribution import BLOCK, draw_in_blocks, inverse_cdf
 from pretrain.training.models import compile_layers
 
 OBJECTIVES = ("electra", "hp_loss", "hp_dist")
@@ -96,10 +96,10 @@ class Forced:
     """Inside the `with` block, replacements depend only on the uniforms."""
 
     def __enter__(self) -> None:
-        pretrain.method.sampling.draw_in_blocks = forced_draw
+        pretrain.model.distribution.draw_in_blocks = forced_draw
 
     def __exit__(self, *error: object) -> None:
-        pretrain.method.sampling.draw_in_blocks = draw_in_blocks
+        pretrain.model.distribution.draw_in_blocks = draw_in_blocks
 
 
 def forced_draw(

@@ -6,7 +6,7 @@
 |                                                              | `model.heads.VocabularyScores`                     |
 | discriminator D(x, c) = sigmoid(-d), L_D                     | `model.heads.DiscriminatorHead`,                   |
 |                                                              | `method.losses.discriminator_loss`                 |
-| p_S proportional to p_G x L_D minimizes the variance,        | `method.sampling.hp_loss_weights`                  |
+| p_S proportional to p_G x L_D minimizes the variance,        | `model.distribution.hp_loss_weights`               |
 | the proposition of section 3; its estimator, off by default  | `method.sampling.importance_weights`               |
 | HP_Loss: estimate D_hat = sigmoid(e(x')·h_S), L_S            | `method.objectives.hardness.HPLoss`,               |
 |                                                              | `.hp_loss_sampler_loss`                            |

@@ -15,10 +15,10 @@ from torch import Tensor
 from pretrain.data.batches import Batch
 from pretrain.method.losses import discriminator_loss, focal_loss
 from pretrain.method.objectives.objective import Objective, PredictionConfig
-from pretrain.method.sampling import Draw, Prediction, draw_from, importance_weights, predict, replace, tempered
+from pretrain.method.sampling import Draw, Prediction, draw_from, importance_weights, predict, replace
 from pretrain.model.config import ModelConfig
-from pretrain.model.encoder import DisentangledEmbeddings, ElectraEncoder, Embeddings, EncoderConfig, TiedEmbedding
-from pretrain.model.heads import DiscriminatorHead, VocabularyScores, VocabularyTransform
+from pretrain.model.encoder import DisentangledEmbeddings, ElectraEncoder, Embeddings, EncoderConfig
+from pretrain.model.heads import DiscriminatorHead, Scores, VocabularyScores, VocabularyTransform
 
 
 class ReplacementConfig(PredictionConfig):
@@ -38,8 +38,8 @@ class ReplacementConfig(PredictionConfig):
     """
 
     @property
-    def streams(self) -> bool:
-        return self.temperature == 1 and not self.forbid_original
+    def draws_from_scores(self) -> bool:
+        return self.temperature != 1 or self.forbid_original
 
     @field_validator("importance_weighting")
     @classmethod
@@ -117,15 +117,13 @@ class Electra(Objective):
         """Returns the generator's hidden states at the masked positions [B, K, H], and its prediction there."""
         hidden_BKH = masked_states(self.generator, batch, self.special_mask_id, self.objective.mask_keep_fraction)
         projected_BKE = self.generator_predictions(hidden_BKH)
-        words = self.generator.embeddings.word_embeddings
-        return hidden_BKH, predict_with(
-            self.generator_lm_head, projected_BKE, words, batch, entropies, streams=self.objective.streams
-        )
+        scores = Scores(projected_BKE, self.generator_lm_head, self.generator.embeddings.word_embeddings)
+        return hidden_BKH, predict(batch, scores.softmax(), entropies)
 
     def draw(self, hidden_BKH: Tensor, prediction: Prediction, uniforms_BK: Tensor, from_p_G: bool = False) -> Draw:
         """Draws x' as in training, or from p_G if `from_p_G`; without a sampling head the two are the same."""
-        weights_BKV = tempered(prediction.p_BKV, self.objective.temperature)
-        return draw_from(weights_BKV, prediction, uniforms_BK, self.objective.forbid_original)
+        q = prediction.p.tempered(self.objective.temperature)
+        return draw_from(q, prediction, uniforms_BK, self.objective.forbid_original)
 
     def draws(self, hidden_BKH: Tensor, prediction: Prediction, uniforms_BK: Tensor) -> dict[str, Draw]:
         """Draws x' from every distribution of the objective, training's last: p_G, then p_S if one is learned."""
@@ -149,7 +147,7 @@ class Electra(Objective):
             sampler_loss_BK=loss_S_BK.detach(),
             discriminator_loss_BL=loss_D_BL.detach(),
             log_p_original_BK=prediction.log_p_original_BK.detach(),
-            top_BK=prediction.top_BK,
+            top_BK=prediction.p.top_X,
             draw=drawn._replace(head_BK=None),
             d_BL=d_BL.detach(),
             replaced_BL=replaced_BL,
@@ -172,19 +170,6 @@ class Electra(Objective):
         0 without a head.
         """
         return torch.zeros_like(loss_D_BK)
-
-
-def predict_with(
-    head: VocabularyScores,
-    projected_BKE: Tensor,
-    words: TiedEmbedding,
-    batch: Batch,
-    entropies: bool,
-    streams: bool = True,
-) -> Prediction:
-    """Returns the prediction of a vocabulary head, without a tensor [B, K, V] if it `streams` and the device can."""
-    softmax = head.softmax(projected_BKE, words, entropies) if streams else None
-    return predict(batch, head(projected_BKE, words) if softmax is None else softmax, entropies)
 
 
 def masked_states(encoder: ElectraEncoder, batch: Batch, special_mask_id: int, keep_fraction: float) -> Tensor:

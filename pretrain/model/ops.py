@@ -15,6 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from pretrain.model.distribution import Distribution
+
 
 def attention_bias(
     visible_BL: Tensor, relative: Callable[[Tensor], Tensor] | None, max_distance: int, dtype: torch.dtype
@@ -69,12 +71,8 @@ def norm_residual(
     return layer_norm(residual_XH + (dropout(values_XH, p) if p else values_XH), weight_H, bias_H, eps)
 
 
-def softmax(hidden_XE: Tensor, table_VE: Tensor, bias_V: Tensor | None, entropies: bool) -> Any:
-    """Returns the softmax of h W^T + b without computing all scores at once, or `None`: then the caller computes them.
-
-    The result is a `triton_vocabulary.Softmax`: log-probabilities with their gradient, and the weights of a draw; with
-    `entropies`, also these.
-    """
+def softmax(hidden_XE: Tensor, table_VE: Tensor, bias_V: Tensor | None) -> Distribution | None:
+    """Returns the softmax of h W^T + b without all scores in memory, or `None`: then the caller computes them."""
     return None
 
 

@@ -101,7 +101,7 @@ def _activations(
     """
     trained, streams = objective_class(run.objective.name), in_triton and element == 2 and deepspeed.stage < 3
     encoders, tensors = trained.encoders(run.model, vocab_size), 0
-    if isinstance(run.objective, PredictionConfig) and not (streams and run.objective.streams):
+    if isinstance(run.objective, PredictionConfig) and (run.objective.draws_from_scores or not streams):
         tensors = SCORE_TENSORS
     per_token = sum(_kept_per_token(encoder, length, element, deepspeed.recomputes, in_triton) for encoder in encoders)
     return deepspeed.micro_batch_size * (length * per_token + tensors * 4.0 * float(mask_size(length)) * vocab_size)

@@ -16,8 +16,8 @@ from bench.gpu_parts import GpuOptions, Part, all_parts
 from bench.gpu_runs import Run
 from bench.gpu_setting import PLAIN, Plainly, fast_modules, setting
 from foundation.config import ConfigError
-from pretrain.method.sampling import inverse_cdf
 from pretrain.model import ops
+from pretrain.model.distribution import inverse_cdf
 from pretrain.model.encoder import ElectraEncoder
 
 

@@ -38,9 +38,9 @@ class PredictionConfig(ObjectiveConfig):
     """Share of masked positions where the generator sees the original token (google-research/electra: 0.15)."""
 
     @property
-    def streams(self) -> bool:
-        """True if training can do without a tensor [B, K, V], where the device can (`ops.softmax`)."""
-        return True
+    def draws_from_scores(self) -> bool:
+        """True if a draw needs every token's score, even where the softmax does not (`ops.softmax`)."""
+        return False
 
     @field_validator("gamma")
     @classmethod

@@ -9,21 +9,16 @@ from scipy.stats import chisquare
 from torch import Tensor
 
 from pretrain.data.batches import Batch
-from pretrain.method.sampling import (
+from pretrain.method.sampling import Draw, Prediction, draw_from, importance_weights, replace, resample
+from pretrain.model.distribution import (
     BLOCK,
     ENTROPY_ROWS,
-    Draw,
-    Prediction,
-    draw_from,
+    Dense,
     entropy,
     hp_loss_weights,
-    importance_weights,
     inverse_cdf,
     largest,
     log_probability,
-    replace,
-    resample,
-    tempered,
 )
 
 SEEDS = (0, 1, 2)
@@ -42,8 +37,12 @@ def drawn_from(weights: torch.Tensor, uniforms: torch.Tensor, forbid_original: i
     """One draw per row of weights [X, V], with any prediction."""
     shape = weights.shape[:-1]
     original = torch.full(shape, forbid_original or 0)
-    prediction = Prediction(torch.ones_like(weights), torch.zeros(shape), original, original)
-    return draw_from(weights, prediction, uniforms, forbid_original is not None)
+    prediction = Prediction(Dense(torch.ones_like(weights)), torch.zeros(shape), original)
+    return draw_from(Dense(weights), prediction, uniforms, forbid_original is not None)
+
+
+def tempered(logits: torch.Tensor, temperature: float) -> Dense:
+    return Dense.softmax(logits).tempered(temperature)
 
 
 def normalized(weights: torch.Tensor) -> torch.Tensor:
@@ -55,7 +54,7 @@ def test_p_s_sums_to_one_and_is_proportional_to_p_g_times_the_estimated_loss(tem
     torch.manual_seed(0)
     logits, z = torch.randn(4, 7, dtype=torch.float64) * 3, torch.randn(4, 7, dtype=torch.float64) * 4
     original = torch.tensor([0, 3, 6, 2])
-    p_S = normalized(hp_loss_weights(tempered(logits.softmax(-1), temperature), z.clone(), original))
+    p_S = normalized(hp_loss_weights(tempered(logits, temperature).weights_XV, z.clone(), original))
     for row in range(4):
         p_G, D_hat = logits[row].softmax(-1).tolist(), torch.sigmoid(z[row]).tolist()
         expected = brute_force_p_S(p_G, D_hat, int(original[row]), temperature)
@@ -100,7 +99,7 @@ def test_weights_that_are_not_finite_give_a_valid_token_with_probability_nan(wei
 def test_the_probability_of_the_drawn_token_and_the_largest_are_the_tempered_softmax(temperature: float) -> None:
     torch.manual_seed(1)
     logits = torch.randn(50, 7, dtype=torch.float64) * 3
-    sampled = drawn_from(tempered(logits.softmax(-1), temperature), torch.rand(50))
+    sampled = drawn_from(tempered(logits, temperature).weights_XV, torch.rand(50))
     p = (logits / temperature).softmax(-1)
     drawn = p.gather(-1, sampled.tokens_BK[:, None]).squeeze(-1)
     assert sampled.log_q_BK.exp().tolist() == pytest.approx(drawn.tolist(), rel=1e-9)
@@ -241,8 +240,8 @@ def test_candidates_are_chosen_in_proportion_to_their_weights_and_the_ratio_of_t
     rows, q = 10_000, torch.tensor([0.5, 0.25, 0.25], dtype=torch.float64)
     p_BKV = q.expand(rows, 1, 3)
     top = torch.zeros(rows, 1, dtype=torch.int64)
-    prediction = Prediction(p_BKV, p_BKV[..., 0].log(), top, top)
-    candidates = [draw_from(p_BKV, prediction, torch.full((rows, 1), uniform)) for uniform in (0.1, 0.6, 0.2)]
+    prediction = Prediction(Dense(p_BKV), p_BKV[..., 0].log(), top)
+    candidates = [draw_from(Dense(p_BKV), prediction, torch.full((rows, 1), uniform)) for uniform in (0.1, 0.6, 0.2)]
     assert [one.tokens_BK[0].item() for one in candidates] == [0, 1, 0]
     weights = torch.tensor([0.2, 0.3, 1.5], dtype=torch.float64)
     grid = ((torch.arange(rows) + 0.5) / rows)[:, None]
