@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shutil
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -130,6 +131,19 @@ def require_folder(path: Path, option: str = "output") -> None:
         )
     if not os.access(existing, os.W_OK | os.X_OK):
         raise ConfigError(f"{option}: got {path}, but {existing} is not writable; name another folder")
+
+
+def require_file_or_folder(path: Path, option: str) -> os.stat_result:
+    """Refuses pipes, sockets and devices, which may never end and cannot be read twice; returns the path's status.
+
+    Raises:
+        ConfigError: the path is one of these.
+        OSError: there is nothing there.
+    """
+    status = path.stat()
+    if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
+        raise ConfigError(f"{option}: {path} is a pipe, a socket or a device; give a file, or remove it")
+    return status
 
 
 def existing_part(path: Path) -> Path:
