@@ -162,7 +162,7 @@ def make_plan(options: RunOptions) -> Plan:
     return Plan(
         run=run,
         shards=shards,
-        held_out=open_held_out(*options.data),
+        held_out=open_held_out(*map(Path, shards.names)),
         description=description,
         deepspeed=deepspeed,
         choice=choice,
