@@ -167,7 +167,9 @@ def problems_of(error: BaseException) -> tuple[str, ...]:
 
 
 def _file_at_hand(error: BaseException) -> Path | None:
-    """The file that the innermost calls of an error's stack had as a variable, for errors that name none."""
+    """The file that an error's note names, or else one that the innermost calls of its stack had as a variable."""
+    if notes := getattr(error, "__notes__", ()):
+        return Path(notes[0])
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     values = (value for frame in reversed(frames) for value in reversed(frame.f_locals.values()))
     return next((value for value in values if isinstance(value, Path) and os.path.isfile(value)), None)  # noqa: PTH113
