@@ -15,7 +15,17 @@ from torch import Tensor
 from pretrain.data.batches import Batch
 from pretrain.method.losses import discriminator_loss, focal_loss
 from pretrain.method.objectives.objective import Objective, PredictionConfig
-from pretrain.method.sampling import Draw, Prediction, draw_from, importance_weights, predict, replace, tempered
+from pretrain.method.sampling import (
+    AtPositions,
+    Draw,
+    Prediction,
+    draw_from,
+    importance_weights,
+    in_any_order,
+    predict,
+    replace,
+    tempered,
+)
 from pretrain.model.config import ModelConfig
 from pretrain.model.encoder import DisentangledEmbeddings, ElectraEncoder, Embeddings, EncoderConfig, TiedEmbedding
 from pretrain.model.heads import DiscriminatorHead, VocabularyScores, VocabularyTransform
@@ -168,7 +178,8 @@ class Electra(Objective):
             offset_BKE = offset_BKE * batch.masked_valid_BK[..., None]
             index_BKE = batch.masked_positions_BK[..., None].expand_as(offset_BKE)
             offset_BLE = offset_BKE.new_zeros(*batch.input_ids_BL.shape, offset_BKE.shape[-1])
-            offset_BLE = offset_BLE.scatter_add(1, index_BKE, offset_BKE)
+            with in_any_order():
+                offset_BLE = offset_BLE.scatter_add(1, index_BKE, offset_BKE)
         input_ids_BL = replace(batch.input_ids_BL, batch.masked_positions_BK, batch.masked_valid_BK, tokens_BK)
         hidden_BLH = self.discriminator(
             input_ids_BL, batch.attention_mask_BL, batch.token_type_ids_BL, offset_BLE=offset_BLE
@@ -213,5 +224,5 @@ def masked_states(
     change_BK = batch.masked_valid_BK & (batch.keep_uniforms_BK >= keep_fraction)
     masked_ids_BL = replace(batch.input_ids_BL, batch.masked_positions_BK, change_BK, mask_BK)
     hidden = encoder(masked_ids_BL, batch.attention_mask_BL, batch.token_type_ids_BL, states_at)
-    index_BKH = batch.masked_positions_BK[..., None].expand(-1, -1, hidden.shape[-1])
-    return hidden.gather(-2, index_BKH.expand(*hidden.shape[:-3], -1, -1, -1))
+    at_masked: Tensor = AtPositions.apply(hidden, batch.masked_positions_BK)
+    return at_masked

@@ -9,7 +9,8 @@ row, S tokens per block, C candidates. Tensors [X, V] are the largest of a step,
 place.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -187,7 +188,8 @@ def importance_weights(log_ratio_BK: Tensor, batch: Batch) -> Tensor:
     """Returns p_G/p_S of the drawn tokens at the masked positions and 1 elsewhere, [B, L]."""
     excess_BK = torch.where(batch.masked_valid_BK, torch.expm1(log_ratio_BK), 0.0)
     ones_BL = torch.ones_like(batch.input_ids_BL, dtype=log_ratio_BK.dtype)
-    return ones_BL.scatter_add(1, batch.masked_positions_BK, excess_BK)
+    with in_any_order():
+        return ones_BL.scatter_add(1, batch.masked_positions_BK, excess_BK)
 
 
 @torch.no_grad()
@@ -195,7 +197,8 @@ def replace(input_ids_BL: Tensor, positions_BK: Tensor, valid_BK: Tensor, tokens
     """Returns `input_ids` with `tokens` at the valid masked positions, [B, L]; invalid slots change nothing."""
     current_BK = input_ids_BL.gather(1, positions_BK)
     change_BK = torch.where(valid_BK, tokens_BK - current_BK, 0)
-    return input_ids_BL.scatter_add(1, positions_BK, change_BK)
+    with in_any_order():
+        return input_ids_BL.scatter_add(1, positions_BK, change_BK)
 
 
 def log_at(p_XV: Any, ids_X: Tensor) -> Tensor:
@@ -229,7 +232,8 @@ class _LogProbability(torch.autograd.Function):
         """Returns (one_hot(ids) - p) times the incoming gradient."""
         p_XV, ids_X = ctx.saved_tensors
         gradient_X1 = gradient_X[..., None]
-        gradient_XV = (p_XV * -gradient_X1).scatter_add_(-1, ids_X[..., None], gradient_X1)
+        with in_any_order():
+            gradient_XV = (p_XV * -gradient_X1).scatter_add_(-1, ids_X[..., None], gradient_X1)
         return gradient_XV, None, None, None
 
 
@@ -294,13 +298,40 @@ def _cumulative_sum(values_XN: Tensor) -> Tensor:
     With these PyTorch refuses every floating-point `cumsum` on a GPU, though it varies only where a single row takes
     several thread blocks (ATen/native/cuda/ScanUtils.cuh); a row here has a few hundred values.
     """
+    with in_any_order():
+        return values_XN.cumsum(-1)
+
+
+@contextmanager
+def in_any_order() -> Iterator[None]:
+    """Lifts deterministic algorithms for sums that are the same in any order: of integers, or of one value each.
+
+    For `scatter_add` they take a sort and thirty kernels on a GPU.
+    """
     strict = torch.are_deterministic_algorithms_enabled()
     if strict:
         torch.use_deterministic_algorithms(False)
-    sum_XN = values_XN.cumsum(-1)
-    if strict:
-        torch.use_deterministic_algorithms(True)
-    return sum_XN
+    try:
+        yield
+    finally:
+        if strict:
+            torch.use_deterministic_algorithms(True)
+
+
+class AtPositions(torch.autograd.Function):
+    """Takes the states [..., B, L, H] at the masked positions [B, K], which differ except where gradients are zero."""
+
+    @staticmethod
+    def forward(ctx: Any, states: Tensor, positions_BK: Tensor) -> Tensor:
+        index_BKH = positions_BK[..., None].expand(-1, -1, states.shape[-1])
+        ctx.index, ctx.shape = index_BKH.expand(*states.shape[:-3], -1, -1, -1), states.shape
+        return states.gather(-2, ctx.index)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        with in_any_order():
+            return gradient.new_zeros(ctx.shape).scatter_add_(-2, ctx.index, gradient), None
 
 
 def _by_block(reduce: Callable[..., Tensor], values_XV: Tensor) -> Tensor:
