@@ -15,7 +15,7 @@ from torch import Tensor
 from pretrain.data.batches import Batch
 from pretrain.method.losses import discriminator_loss, focal_loss
 from pretrain.method.objectives.objective import Objective, PredictionConfig
-from pretrain.method.sampling import Draw, Prediction, draw_from, importance_weights, predict, replace
+from pretrain.method.sampling import AtPositions, Draw, Prediction, draw_from, importance_weights, predict, replace
 from pretrain.model.config import ModelConfig
 from pretrain.model.encoder import DisentangledEmbeddings, ElectraEncoder, Embeddings, EncoderConfig
 from pretrain.model.heads import DiscriminatorHead, Scores, VocabularyScores, VocabularyTransform
@@ -177,6 +177,6 @@ def masked_states(encoder: ElectraEncoder, batch: Batch, special_mask_id: int, k
     mask_BK = torch.full_like(batch.masked_positions_BK, special_mask_id)
     change_BK = batch.masked_valid_BK & (batch.keep_uniforms_BK >= keep_fraction)
     masked_ids_BL = replace(batch.input_ids_BL, batch.masked_positions_BK, change_BK, mask_BK)
-    hidden_BLH: Tensor = encoder(masked_ids_BL, batch.attention_mask_BL, batch.token_type_ids_BL)
-    index_BKH = batch.masked_positions_BK[..., None].expand(-1, -1, hidden_BLH.shape[-1])
-    return hidden_BLH.gather(1, index_BKH)
+    hidden_BLH = encoder(masked_ids_BL, batch.attention_mask_BL, batch.token_type_ids_BL)
+    at_masked_BKH: Tensor = AtPositions.apply(hidden_BLH, batch.masked_positions_BK)
+    return at_masked_BKH

@@ -5,13 +5,14 @@ L length, K masked positions per sequence, C candidates.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from pretrain.data.batches import Batch
-from pretrain.model.distribution import Distribution, inverse_cdf
+from pretrain.model.distribution import Distribution, in_any_order, inverse_cdf
 
 
 class Prediction(NamedTuple):
@@ -110,7 +111,8 @@ def importance_weights(log_ratio_BK: Tensor, batch: Batch) -> Tensor:
     """Returns p_G/p_S of the drawn tokens at the masked positions and 1 elsewhere, [B, L]."""
     excess_BK = torch.where(batch.masked_valid_BK, torch.expm1(log_ratio_BK), 0.0)
     ones_BL = torch.ones_like(batch.input_ids_BL, dtype=log_ratio_BK.dtype)
-    return ones_BL.scatter_add(1, batch.masked_positions_BK, excess_BK)
+    with in_any_order():
+        return ones_BL.scatter_add(1, batch.masked_positions_BK, excess_BK)
 
 
 @torch.no_grad()
@@ -118,4 +120,21 @@ def replace(input_ids_BL: Tensor, positions_BK: Tensor, valid_BK: Tensor, tokens
     """Returns `input_ids` with `tokens` at the valid masked positions, [B, L]; invalid slots change nothing."""
     current_BK = input_ids_BL.gather(1, positions_BK)
     change_BK = torch.where(valid_BK, tokens_BK - current_BK, 0)
-    return input_ids_BL.scatter_add(1, positions_BK, change_BK)
+    with in_any_order():
+        return input_ids_BL.scatter_add(1, positions_BK, change_BK)
+
+
+class AtPositions(torch.autograd.Function):
+    """Takes the states [B, L, H] at the masked positions [B, K], which differ except where gradients are zero."""
+
+    @staticmethod
+    def forward(ctx: Any, states_BLH: Tensor, positions_BK: Tensor) -> Tensor:
+        ctx.index_BKH = positions_BK[..., None].expand(-1, -1, states_BLH.shape[-1])
+        ctx.shape = states_BLH.shape
+        return states_BLH.gather(1, ctx.index_BKH)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient_BKH: Tensor) -> tuple[Tensor, None]:
+        with in_any_order():
+            return gradient_BKH.new_zeros(ctx.shape).scatter_add_(1, ctx.index_BKH, gradient_BKH), None

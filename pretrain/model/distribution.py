@@ -10,7 +10,8 @@ Shape letters: X any leading dimensions, V vocabulary, R rows, N blocks per row,
 Tensors [X, V] are the largest of a step, so each is made once and updated in place.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cached_property, partial
 from typing import Any, Protocol
 
@@ -216,7 +217,8 @@ class _LogProbability(torch.autograd.Function):
         """Returns (one_hot(ids) - p) times the incoming gradient."""
         p_XV, ids_X = ctx.saved_tensors
         gradient_X1 = gradient_X[..., None]
-        gradient_XV = (p_XV * -gradient_X1).scatter_add_(-1, ids_X[..., None], gradient_X1)
+        with in_any_order():
+            gradient_XV = (p_XV * -gradient_X1).scatter_add_(-1, ids_X[..., None], gradient_X1)
         return gradient_XV, None, None, None
 
 
@@ -281,13 +283,24 @@ def _cumulative_sum(values_XN: Tensor) -> Tensor:
     With these PyTorch refuses every floating-point `cumsum` on a GPU, though it varies only where a single row takes
     several thread blocks (ATen/native/cuda/ScanUtils.cuh); a row here has a few hundred values.
     """
+    with in_any_order():
+        return values_XN.cumsum(-1)
+
+
+@contextmanager
+def in_any_order() -> Iterator[None]:
+    """Lifts deterministic algorithms for sums that are the same in any order: of integers, or of one value each.
+
+    For `scatter_add` they take a sort and thirty kernels on a GPU.
+    """
     strict = torch.are_deterministic_algorithms_enabled()
     if strict:
         torch.use_deterministic_algorithms(False)
-    sum_XN = values_XN.cumsum(-1)
-    if strict:
-        torch.use_deterministic_algorithms(True)
-    return sum_XN
+    try:
+        yield
+    finally:
+        if strict:
+            torch.use_deterministic_algorithms(True)
 
 
 def _by_block(reduce: Callable[..., Tensor], values_XV: Tensor) -> Tensor:

@@ -261,13 +261,9 @@ class SelfAttention(nn.Module):
         self.value = ops.Linear(config.hidden_size, config.hidden_size)
 
     def forward(self, hidden_BLH: Tensor, bias: Any) -> Tensor:
-        context_BNLD = ops.attend(
-            self.split_heads(self.query(hidden_BLH)),
-            self.split_heads(self.key(hidden_BLH)),
-            self.split_heads(self.value(hidden_BLH)),
-            bias,
-            self.dropout if self.training else 0.0,
-        )
+        projected = ops.linears(hidden_BLH, (self.query, self.key, self.value))
+        query_BNLD, key_BNLD, value_BNLD = map(self.split_heads, projected)
+        context_BNLD = ops.attend(query_BNLD, key_BNLD, value_BNLD, bias, self.dropout if self.training else 0.0)
         return context_BNLD.transpose(1, 2).flatten(2)
 
     def split_heads(self, projected_BLH: Tensor) -> Tensor:

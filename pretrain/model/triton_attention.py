@@ -117,7 +117,7 @@ class _Attend(torch.autograd.Function):
         *inputs, output_BLND, log_sum_BNL = ctx.saved_tensors
         lengths_B, (B, L, N, _) = inputs[4], output_BLND.shape
         gradient_BLND = gradient_BNLD.transpose(1, 2).contiguous()
-        query_gradient, key_gradient, value_gradient = (torch.empty_like(output_BLND) for _ in range(3))
+        query_gradient, key_gradient, value_gradient = output_BLND.new_empty(3, *output_BLND.shape)  # for `linears`
         mean_BNL, learns_bias = torch.empty_like(log_sum_BNL), ctx.needs_input_grad[3]
         side, (reach, half) = ctx.settings["query_backward"]["M"], ctx.sizes[2:4]
         tiles = cdiv(L, side)
