@@ -19,16 +19,17 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pretrain.engine.deepspeed_config import REMOVED_FILES, resolve
+from pretrain.engine.deepspeed_config import resolve
 from pretrain.engine.optim import OptimConfig, learning_rate, parameter_groups
 from pretrain.model.encoder import ElectraEncoder, Embeddings, EncoderConfig
+from tests import deepspeed_values
 from tests.deepspeed_values import values_of
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 FP32 = ("zero0_fp32", "zero1_fp32", "zero2_fp32", "zero3_fp32")
 BF16 = ("zero1_bf16", "zero2_bf16", "zero3_bf16")
 FP16 = ("zero1_fp16", "zero2_fp16")
-VARIANTS = tuple(name for name in sorted(REMOVED_FILES) if name.count("_") > 1)
+VARIANTS = tuple(name for name in sorted(deepspeed_values.VARIANTS) if name.count("_") > 1)
 """Overrides that change only memory and time."""
 ALONE = ("zero0_fp32", "zero1_fp32", "zero2_fp32", "zero1_bf16", "zero2_bf16", *FP16)
 """Files under which one process trains too, by a shorter way without summing gradients over ranks."""

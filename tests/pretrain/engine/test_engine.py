@@ -14,10 +14,10 @@ from torch import nn
 
 from foundation.config import ConfigError
 from pretrain.engine.checkpoint import Checkpoint, load
-from pretrain.engine.deepspeed_config import REMOVED_FILES
 from pretrain.engine.engine import Engine
 from pretrain.engine.optim import parameter_groups, without_bias_correction
 from pretrain.job.processes import start_processes
+from tests.deepspeed_values import VARIANTS
 from tests.pretrain.engine import engine_worker as worker
 
 Figures = dict[str, Any]
@@ -92,9 +92,9 @@ def test_overrides_for_memory_and_time_change_no_loss(two: Figures, name: str) -
     assert two["variants"][name] == pytest.approx(two["train"][plain]["losses"], rel=1e-3)
 
 
-def test_every_shipped_file_and_every_replacement_of_a_removed_one_was_used(two: Figures) -> None:
+def test_every_shipped_file_and_every_variant_was_used(two: Figures) -> None:
     files = {path.stem for path in (worker.REPOSITORY / "ds_configs").glob("*.json")}
-    assert two["train"].keys() | two["variants"].keys() == files | REMOVED_FILES.keys()
+    assert two["train"].keys() | two["variants"].keys() == files | VARIANTS.keys()
 
 
 @pytest.mark.parametrize("name", (*worker.FP32, *worker.BF16, *worker.FP16))
