@@ -211,13 +211,13 @@ def _lines(path: Path) -> Iterator[bytes]:
 
 def _parsed(text: bytes) -> Any:
     """Parses JSON; returns `None` if it is invalid, and for values that are not finite."""
+
+    def finite(text: str) -> float | None:
+        return value if math.isfinite(value := float(text)) else None
+
     with suppress(ValueError, RecursionError):
-        return json.loads(text, parse_constant=lambda _: None, parse_float=_finite_or_none)
+        return json.loads(text, parse_constant=lambda _: None, parse_float=finite)
     return None
-
-
-def _finite_or_none(text: str) -> float | None:
-    return value if math.isfinite(value := float(text)) else None
 
 
 def _objects(values: Iterable[Any]) -> list[Record]:

@@ -52,7 +52,9 @@ def read(source: Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Dee
     Raises:
         ConfigError: every unknown key and wrong value of the file at once, else those of the overrides.
     """
-    source = _shipped(source) if isinstance(source, Path) else source
+    if isinstance(source, Path) and source.parent in (Path(), Path("ds_configs")) and not source.exists():
+        ours = (ROOT / "ds_configs" / source.name).with_suffix(".json")  # of the name alone, such as zero1_bf16
+        source = ours if ours.is_file() else source
     values = _load(source) if isinstance(source, Path) else source
     _check(values, f"{source if isinstance(source, Path) else 'deepspeed config'}: ")
     return _check(_with_overrides(values, overrides), f"--set {OVERRIDE}")
@@ -79,12 +81,6 @@ def resolve(
     if problems:
         raise ConfigError(*problems)
     return _fill(config, batch_size, world_size, optim)
-
-
-def _shipped(path: Path) -> Path:
-    """Returns the path, or, if no such file exists, the file in ds_configs/ that it names, such as `zero1_bf16`."""
-    ours = (ROOT / "ds_configs" / path.name).with_suffix(".json")
-    return ours if path.parent in (Path(), Path("ds_configs")) and not path.exists() and ours.is_file() else path
 
 
 def _load(path: Path) -> dict[str, Any]:

@@ -262,12 +262,11 @@ class SelfAttention(nn.Module):
 
     def forward(self, hidden_BLH: Tensor, bias: Any) -> Tensor:
         projected = ops.linears(hidden_BLH, (self.query, self.key, self.value))
-        query_BNLD, key_BNLD, value_BNLD = map(self.split_heads, projected)
+        query_BNLD, key_BNLD, value_BNLD = (
+            part_BLH.unflatten(2, (self.num_heads, -1)).transpose(1, 2) for part_BLH in projected
+        )
         context_BNLD = ops.attend(query_BNLD, key_BNLD, value_BNLD, bias, self.dropout if self.training else 0.0)
         return context_BNLD.transpose(1, 2).flatten(2)
-
-    def split_heads(self, projected_BLH: Tensor) -> Tensor:
-        return projected_BLH.unflatten(2, (self.num_heads, -1)).transpose(1, 2)
 
 
 class Intermediate(nn.Module):

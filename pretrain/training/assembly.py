@@ -17,7 +17,7 @@ from pretrain.training.log_line import LEGEND
 from pretrain.training.machines import Machine, machine_of
 from pretrain.training.models import compile_layers, empty_model, initial_state
 from pretrain.training.plan import Plan
-from pretrain.training.run_folder import DESCRIPTION, has_checkpoint, lock_run, write_run, writing
+from pretrain.training.run_folder import CHECKPOINTS, DESCRIPTION, lock_run, write_run, writing
 from pretrain.training.run_log import RECORDS
 from pretrain.training.starts import Startup
 
@@ -68,7 +68,8 @@ def build_training(
     if world.is_first:
         is_new = not (plan.folder / DESCRIPTION).is_file()
         print(plan, *([f"{LEGEND}{plan.folder / RECORDS}"] if is_new else []), sep="\n", flush=True)
-        model, state = initial_state(plan.description, has_checkpoint(plan.folder))
+        resumes = any((plan.folder / CHECKPOINTS).glob("step-*[0-9]"))  # intact or not
+        model, state = initial_state(plan.description, resumes)
         parameters = sum(parameter.numel() for parameter in model.parameters())
         for doubt in doubts(plan, parameters, machine):
             print(f"WARNING: {doubt}", flush=True)

@@ -137,11 +137,6 @@ def require_same_run(folder: Path, description: RunDescription) -> None:
         raise ConfigError(*changed)
 
 
-def has_checkpoint(folder: Path) -> bool:
-    """Returns true if a checkpoint was saved in this run folder, intact or not."""
-    return any((folder / CHECKPOINTS).glob("step-*[0-9]"))
-
-
 @contextmanager
 def writing(folder: Path) -> Iterator[None]:
     """Turns a failed write to the run folder during start-up into a `ConfigError`.
