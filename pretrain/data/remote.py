@@ -84,11 +84,10 @@ class RemoteFolder:
             timeouts = {"connect_timeout": 15, "read_timeout": 60}
             login, options = "", {"key": key or None, "secret": secret or None, "config_kwargs": timeouts}
         try:
+            from aiohttp import ClientTimeout
             from fsspec.core import url_to_fs
 
             if protocol in ("http", "https"):
-                from aiohttp import ClientTimeout
-
                 options["client_kwargs"] = {"timeout": ClientTimeout(sock_connect=15, sock_read=60)}
             self._files, self._path = url_to_fs(f"{protocol}://{login}{'@' if login else ''}{place}", **options)
         except (ImportError, ValueError) as error:
@@ -151,8 +150,9 @@ class RemoteFolder:
         """
         url, expected = f"{self.url}/{name}", f"bytes {block.start} to {block.stop - 1}" if block else "the file"
         limit = SLOWEST if block else 3 * PATIENCE
-        options = {"start": block.start, "end": block.stop} if block else {}
-        options |= {"timeout": limit} if self._files.async_impl else {}
+        options: dict[str, Any] = {"start": block.start, "end": block.stop} if block else {}
+        if self._files.async_impl:  # as those of http, s3 and gs are
+            options["timeout"] = limit
         began, pause, told = time.monotonic(), 1.0, False
         deadline = began + patience
         while True:
