@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from foundation.config import ConfigError
+from pretrain.data.remote import local_folder
 from pretrain.data.shards import open_shards
 from pretrain.engine.checkpoint import Checkpoint, EngineState, all_valid, load, load_weights
 from pretrain.huggingface.init_from import PER_TOKEN, Source, Sources, find_models, load_parts, load_sources
@@ -34,7 +35,9 @@ def initial_model(description: RunDescription, trained: Mapping[str, Tensor] | N
     """
     model = build_model(description)
     if description.init_from:
-        load_sources(model, find_sources(description.init_from, trained), Path(description.data[0]) / "tokenizer")
+        load_sources(
+            model, find_sources(description.init_from, trained), local_folder(Path(description.data[0])) / "tokenizer"
+        )
     return model
 
 
@@ -64,7 +67,7 @@ def initial_moment(description: RunDescription, trained: Mapping[str, Tensor]) -
     model = empty_model(description)
     moment = {name: parameter.detach().zero_() for name, parameter in model.named_parameters()}
     sources = find_sources(description.init_from, trained)
-    load_parts(model, sources, Path(description.data[0]) / "tokenizer")
+    load_parts(model, sources, local_folder(Path(description.data[0])) / "tokenizer")
     assert sources.generator is not None  # of every run
     for name in moment:
         if name.endswith(PER_TOKEN):
