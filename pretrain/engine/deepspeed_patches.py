@@ -35,8 +35,8 @@ def patch_modules(world: World) -> bool:
                 flush=True,
             )
         return False
-    # Otherwise DeepSpeed tries at each start which of its own kernels could be compiled, with the CUDA compiler if there
-    # is one; training uses none. Without this, a CPU also compiles one for inference at its first start: 26 s.
+    # Otherwise DeepSpeed tries at each start which of its own kernels could be compiled, though training uses none; a
+    # CPU compiles one for inference at its first start: 26 s.
     deepspeed.ops.__compatible_ops__ = {}
     # Every ZeRO optimizer imports Muon, which passes its functions to torch.compile: 1.3 of the 4.7 s of CPU time that
     # a process takes to import torch and DeepSpeed and make an optimizer (docs/evidence/scaling.md).
