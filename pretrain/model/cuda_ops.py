@@ -5,6 +5,9 @@ from importlib.util import find_spec
 from pretrain.model import ops
 
 LEAST_CAPABILITY = (8, 0)
+WIDEST_HEAD = 128
+"""Largest head size of attention in Triton: its tiles, and those of all others, fit the 99 KB of shared memory that
+every GPU has from `LEAST_CAPABILITY` on."""
 
 
 def use(capability: tuple[int, int]) -> None:
