@@ -171,7 +171,7 @@ def check_dropout(where: Setting, dtype: torch.dtype) -> dict[str, float]:
     on = {"device": where.device, "dtype": dtype}
     query, key, value = torch.randn(3, 2, 4, where.length, 64, **on).requires_grad_().unbind()
     visible_BL = torch.ones(2, where.length, dtype=torch.bool, device=where.device)
-    output = ops.attend(query, key, value, ops.attention_bias(visible_BL, None, 1, dtype), 0.5)
+    output = ops.attend(query, key, value, ops.attention_bias(visible_BL, None, 1, 64, dtype), 0.5)
     (gradient,) = torch.autograd.grad(output, value, output.detach())
     square = output.double().square().sum()
     layer = ops.LayerNorm(256, device=where.device, dtype=dtype).train()

@@ -15,6 +15,9 @@ from torch.autograd.function import once_differentiable
 from pretrain.model import ops
 
 LEAST_CAPABILITY = (8, 0)
+WIDEST_HEAD = 128
+"""Largest head size of attention in Triton: its tiles, and those of all others, fit the 99 KB of shared memory that
+every GPU has from `LEAST_CAPABILITY` on."""
 
 
 def use(capability: tuple[int, int]) -> None:

@@ -143,7 +143,12 @@ class TiedEmbedding(nn.Embedding):
         With `frozen`, no gradient reaches the matrix.
         """
         weight = self.weight.detach() if frozen else self.weight
-        return ops.linear(input, weight, bias_V) if as_output_matrix else ops.look_up(input, weight)
+        if not as_output_matrix:
+            return ops.look_up(input, weight)
+        if weight.dtype != torch.float16 or bias_V is not None:
+            return ops.linear(input, weight, bias_V)
+        padded = nn.functional.pad(weight, (0, 0, 0, -len(weight) % 8))  # a V100's tensor cores take multiples of 8
+        return ops.linear(input, padded)[..., : len(weight)]
 
 
 class ElectraEncoder(nn.Module):
@@ -220,7 +225,8 @@ class LayerStack(nn.Module):
             return bias_XN
 
         given = relative if self.config.relative_position else None
-        return ops.attention_bias(visible_BL, given, max_distance, dtype)
+        head_size = self.config.hidden_size // self.config.num_attention_heads
+        return ops.attention_bias(visible_BL, given, max_distance, head_size, dtype)
 
 
 class Layer(nn.Module):

@@ -19,7 +19,11 @@ from pretrain.model.distribution import Distribution
 
 
 def attention_bias(
-    visible_BL: Tensor, relative: Callable[[Tensor], Tensor] | None, max_distance: int, dtype: torch.dtype
+    visible_BL: Tensor,
+    relative: Callable[[Tensor], Tensor] | None,
+    max_distance: int,
+    head_size: int,
+    dtype: torch.dtype,
 ) -> Any:
     """Returns the `bias` of `attend`: relative position and padding mask, [B, N, L, L], or only the mask, [B, 1, 1, L].
 

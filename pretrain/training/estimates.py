@@ -13,7 +13,7 @@ from pretrain.engine.deepspeed_config import EngineConfig
 from pretrain.method.objectives import objective_class
 from pretrain.method.objectives.objective import ObjectiveConfig, PredictionConfig
 from pretrain.model.config import ModelConfig
-from pretrain.model.cuda_ops import LEAST_CAPABILITY
+from pretrain.model.cuda_ops import LEAST_CAPABILITY, WIDEST_HEAD
 from pretrain.model.encoder import EncoderConfig
 
 FORWARD_AND_BACKWARD = 3
@@ -121,8 +121,9 @@ def _kept_per_token(encoder: EncoderConfig, length: int, element: int, recompute
     layers = encoder.num_hidden_layers
     kept = layer + (layers - 1) * element * H if recomputes else layers * layer
     embeddings = (element + mask) * E + (element * E if E != H else 0) + 8  # input and output of their LayerNorm
-    # without Triton: the bias [B, N, L, L], the gradient of a layer's and the sum of those of the layers above
-    bias = 0 if in_triton or not encoder.relative_position else 3 * element * N * length
+    # unless by Triton in half precision: the bias [B, N, L, L], a layer's gradient and the sum of those of layers above
+    has_table = in_triton and element == 2 and H <= WIDEST_HEAD * N
+    bias = 0 if has_table or not encoder.relative_position else 3 * element * N * length
     return kept + embeddings + bias + element * H  # and the last layer's output
 
 

@@ -65,3 +65,15 @@ def test_weights_that_stage_3_partitions_are_used_by_their_own_layers() -> None:
         layer.register_forward_hook(lambda layer, *_: called.append(layer))
     cuda_ops.linears(torch.zeros(2, 3), layers)
     assert called == layers
+
+
+@pytest.mark.parametrize(("head_size", "dtype"), [(64, torch.float32), (64, torch.float64), (256, torch.float16)])
+def test_in_fp32_and_for_wide_heads_attention_is_pytorchs(head_size: int, dtype: torch.dtype) -> None:
+    visible_BL = torch.arange(5) < torch.tensor([[5], [3]])
+    query, key, value = torch.randn(3, 2, 1, 5, head_size, dtype=dtype)
+    results = []
+    for _ in range(2):
+        bias = ops.attention_bias(visible_BL, lambda distance_X: 0.1 * distance_X[..., None], 2, head_size, dtype)
+        results.append(ops.attend(query, key, value, bias, 0.0))
+        cuda_ops.use((9, 0))
+    assert torch.equal(*results)
