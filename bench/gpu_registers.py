@@ -1,16 +1,20 @@
-"""Compiles the Triton kernels for GPUs that need not be there, and prints registers and spills as `ptxas -v` does.
+"""Compiles the Triton kernels for GPUs that need not be there, and prints what they need, from `ptxas -v` and the code.
 
     python bench/gpu_registers.py --head_sizes 64 128 --embedding_sizes 128 768 --hidden_sizes 256 768
 
 Each line is one kernel: attention's with dropout and a learned bias, the vocabulary's with entropies, LayerNorm's with
-dropout. A spill is a register's value kept in memory for a while.
+dropout. A spill is a register's value kept in memory for a while. Of attention's loops, the instructions of all threads
+are divided by the scores of a tile, and so are those that compute an exponential: one is needed. The loops are those
+over far tiles, near ones and the last, where it has padding.
 """
 
 import contextlib
 import io
 import os
 import re
+import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -25,7 +29,6 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from bench.matrix_rate import DTYPES
 from foundation.command_line import run_command
 from foundation.config import StrictConfig
 from foundation.markdown_table import markdown_table
@@ -50,7 +53,7 @@ TYPES = {
     **dict.fromkeys(("least", "eps"), "fp32"),
 }
 """Types of the parameters other than those of the model's precision, and sizes."""
-SIZES = ("B", "L", "N", "reach", "half", "dropped", "tiles", "rows", "columns", "tokens", "chunk", "first")
+SIZES = ("B", "L", "N", "span", "dropped", "tiles", "rows", "columns", "tokens", "chunk", "first")
 LAUNCH = ("num_warps", "num_stages")
 VOCABULARY = {"peaks": ROWS, "weigh": ROWS // 2, "weights_of_block": 0, "slopes": ROWS}
 """Rows per tile of the vocabulary's kernels; 0: one row."""
@@ -60,7 +63,7 @@ class RegisterOptions(StrictConfig):
     """The command line of `gpu_registers.py`."""
 
     head_sizes: tuple[int, ...] = ()
-    """compile attention's kernels for heads of these sizes"""
+    """compile attention's kernels for heads of these sizes, in half precision"""
     embedding_sizes: tuple[int, ...] = ()
     """compile the vocabulary's kernels for embeddings of these sizes"""
     hidden_sizes: tuple[int, ...] = ()
@@ -73,6 +76,7 @@ class RegisterOptions(StrictConfig):
 
 def main(options: RegisterOptions) -> None:
     head = ["kernel", "precision", "size", "sm", "tile", "warps", "registers", "spilled bytes", "shared memory, KiB"]
+    head += ["instructions per score", "exponentials per score"]
     print("\n".join(markdown_table(head, list(rows(options)))))
 
 
@@ -81,7 +85,7 @@ def rows(options: RegisterOptions) -> Iterator[list[str]]:
         for size, kernel, parameters in kernels(options, dtype):
             for architecture in options.architectures:
                 tile = " x ".join(
-                    str(parameters[side]) for side in ("M", "K", "ROWS", "BLOCK", "R", "C") if side in parameters
+                    str(parameters[side]) for side in ("SIDE", "ROWS", "BLOCK", "R", "C") if side in parameters
                 )
                 compiled = resources(kernel, dtype, parameters, architecture)
                 about = (kernel.__name__, dtype, str(size), str(architecture), tile, str(parameters["num_warps"]))
@@ -90,12 +94,12 @@ def rows(options: RegisterOptions) -> Iterator[list[str]]:
 
 def kernels(options: RegisterOptions, dtype: str) -> Iterator[tuple[int, Any, dict[str, Any]]]:
     """Yields the size of a head, embedding or layer, a kernel, and its compile-time parameters."""
-    for size in options.head_sizes:
-        for name, parameters in settings(DTYPES[dtype], size, dropped=6554).items():
-            kernel = getattr(attention_kernels, name)
-            yield size, kernel, parameters | ({"LEARNS_BIAS": True} if name == "query_backward" else {})
-        side = settings(DTYPES[dtype], size, dropped=6554)["query_backward"]["M"]
-        yield size, attention_kernels.table_backward, {"S": 128, "M": side, "num_warps": 8}
+    for size in options.head_sizes if dtype != "fp32" else ():
+        given = settings(size, dropped=6554)
+        yield size, attention_kernels.forward, given
+        yield size, attention_kernels.query_backward, given | {"LEARNS_BIAS": True}
+        yield size, attention_kernels.key_backward, given
+        yield size, attention_kernels.table_backward, {"S": 128, "SIDE": given["SIDE"], "num_warps": 8}
     for size in options.embedding_sizes:
         for name, tile in VOCABULARY.items():
             kernel = getattr(vocabulary_kernels, name)
@@ -108,8 +112,10 @@ def kernels(options: RegisterOptions, dtype: str) -> Iterator[tuple[int, Any, di
             yield size, kernel, tile_of(size) | {"DROPOUT": True}
 
 
-def resources(kernel: Any, dtype: str, parameters: dict[str, Any], architecture: int) -> tuple[str, str, str]:
-    """Compiles a kernel; returns its registers per thread, the bytes it spills and its shared memory."""
+def resources(kernel: Any, dtype: str, parameters: dict[str, Any], architecture: int) -> tuple[str, ...]:
+    """Compiles a kernel; returns its registers per thread, the bytes it spills, its shared memory, and instructions and
+    exponentials per score of attention's loops.
+    """
     launch = {name: value for name, value in parameters.items() if name in LAUNCH}
     fixed = {name: value for name, value in parameters.items() if name not in launch}
     signature = {
@@ -119,7 +125,7 @@ def resources(kernel: Any, dtype: str, parameters: dict[str, Any], architecture:
     aligned = {
         (place,): [["tt.divisibility", 16]]
         for place, name in enumerate(kernel.arg_names)
-        if signature[name].startswith("*") or name in ("L", "half")
+        if signature[name].startswith("*") or name == "L"
     }
     with contextlib.redirect_stdout(io.StringIO()) as log:
         source = ASTSource(kernel, signature, fixed, aligned)
@@ -127,7 +133,35 @@ def resources(kernel: Any, dtype: str, parameters: dict[str, Any], architecture:
     registers = re.search(r"Used (\d+) registers", log.getvalue())
     spilled = re.search(r"(\d+) bytes spill stores", log.getvalue())
     assert registers and spilled, log.getvalue()
-    return registers[1], spilled[1], f"{compiled.metadata.shared / 1024:g}"
+    loops = loops_with_exponentials(compiled.asm["cubin"]) if kernel.__module__ == attention_kernels.__name__ else []
+    per_score = 32 * parameters["num_warps"] / parameters.get("SIDE", 1) ** 2
+    counts = [[len(loop), sum("MUFU.EX2" in line for line in loop)] for loop in loops]
+    each = [" / ".join(f"{count * per_score:.1f}" for count in kind) for kind in zip(*counts, strict=True)]
+    return registers[1], spilled[1], f"{compiled.metadata.shared / 1024:g}", *(each or ("", ""))
+
+
+def loops_with_exponentials(cubin: bytes) -> list[list[str]]:
+    """Returns the instructions of the innermost loops that compute exponentials, in the order of the code.
+
+    A loop ends with a jump backward, to its first instruction.
+    """
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(cubin)
+        file.flush()
+        command = [triton.knobs.nvidia.cuobjdump.path, "-sass", file.name]
+        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    code = {int(place, 16): line for place, line in re.findall(r"/\*([0-9a-f]{4,})\*/ +(\S.*?);", text)}
+    jumps = {place: re.search(r"\bBRA\b.* `?\(?0x([0-9a-f]+)", line) for place, line in code.items()}
+    loops, spans = [], [(int(jump[1], 16), place) for place, jump in jumps.items() if jump]
+    for first, last in sorted(spans):
+        loop = [line for place, line in code.items() if first <= place <= last]
+        if any("MUFU.EX2" in line for line in loop):
+            loops.append((first, last, loop))
+    return [
+        loop
+        for first, last, loop in loops
+        if not any(first <= a and b <= last and (a, b) != (first, last) for a, b, _ in loops)
+    ]
 
 
 if __name__ == "__main__":

@@ -16,8 +16,10 @@ SHOWN = 80
 """Most characters of a value shown in an error."""
 LONGEST_PATH, LONGEST_NAME = 4095, 255
 """Limits of Linux, in bytes."""
-URL = re.compile(r"((?<![a-z0-9+])[a-z][a-z0-9+]+:/+)([^/\s]*@|[^/\s:@\[]+:(?!\d+/)[^\s@]*@(?:[^/\s]*@)?)?", re.IGNORECASE)
-"""The beginning of a URL: scheme, and login if there is one; a `/` in the password is allowed for."""
+_SLASHED = r"[^/\s:@\[]+:(?!\d+/)[^\s@]*@(?:[^/\s]*@)?"
+"""A login with a `/` in its password; no port."""
+URL = re.compile(rf"((?<![a-z0-9+])[a-z][a-z0-9+]+:/+)([^/\s]*@|{_SLASHED})?", re.IGNORECASE)
+"""The beginning of a URL: scheme, and login if there is one."""
 _WHOLE_URL = re.compile(URL.pattern + r"([^\s?'\"]*)(\?[^\s'\")\]]*)?", re.IGNORECASE)
 _NO_TEXT = re.compile(r"[\ud800-\udfff]")
 """Surrogates: a non-UTF-8 byte as Python keeps it in a name, or half of a UTF-16 character."""

@@ -188,14 +188,17 @@ def require_folder(path: Path, option: str = "output") -> None:
         raise ConfigError(f"{option}: got {path}, but {existing} is not writable; name another folder")
 
 
-def require_regular(path: Path) -> None:
-    """Refuses a pipe, a socket or a device, from which reading might wait for ever.
+def require_file_or_folder(path: Path, option: str) -> os.stat_result:
+    """Refuses pipes, sockets and devices, which may never end and cannot be read twice; returns the path's status.
 
     Raises:
         ConfigError: the path is one of these.
+        OSError: there is nothing there.
     """
-    if path.exists() and not (path.is_file() or path.is_dir()):
-        raise ConfigError(f"{path}: got a pipe, socket or device, expected a file; name another or remove it")
+    status = path.stat()
+    if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
+        raise ConfigError(f"{option}: {path} is a pipe, a socket or a device; give a file, or remove it")
+    return status
 
 
 def existing_part(path: Path) -> Path:

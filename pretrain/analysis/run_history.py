@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from foundation.files import require_regular
+from foundation.files import require_file_or_folder
 from foundation.locks import holder
 from pretrain.config import RunConfig
 from pretrain.job.end_record import EndRecord, first_causes, read_records
@@ -203,20 +203,21 @@ def _lines(path: Path) -> Iterator[bytes]:
     Raises:
         ConfigError: it is a pipe or device, from which reading might wait for ever.
     """
-    require_regular(path)
-    with suppress(OSError), path.open("rb") as file:
-        yield from file
+    with suppress(OSError):
+        require_file_or_folder(path, "run")
+        with path.open("rb") as file:
+            yield from file
 
 
 def _parsed(text: bytes) -> Any:
     """Parses JSON; returns `None` if it is invalid, and for values that are not finite."""
+
+    def finite(text: str) -> float | None:
+        return value if math.isfinite(value := float(text)) else None
+
     with suppress(ValueError, RecursionError):
-        return json.loads(text, parse_constant=lambda _: None, parse_float=_finite_or_none)
+        return json.loads(text, parse_constant=lambda _: None, parse_float=finite)
     return None
-
-
-def _finite_or_none(text: str) -> float | None:
-    return value if math.isfinite(value := float(text)) else None
 
 
 def _objects(values: Iterable[Any]) -> list[Record]:

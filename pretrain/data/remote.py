@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import cache
+from itertools import accumulate
 from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -83,11 +84,10 @@ class RemoteFolder:
             timeouts = {"connect_timeout": 15, "read_timeout": 60}
             login, options = "", {"key": key or None, "secret": secret or None, "config_kwargs": timeouts}
         try:
+            from aiohttp import ClientTimeout
             from fsspec.core import url_to_fs
 
             if protocol in ("http", "https"):
-                from aiohttp import ClientTimeout
-
                 options["client_kwargs"] = {"timeout": ClientTimeout(sock_connect=15, sock_read=60)}
             self._files, self._path = url_to_fs(f"{protocol}://{login}{'@' if login else ''}{place}", **options)
         except (ImportError, ValueError) as error:
@@ -150,8 +150,9 @@ class RemoteFolder:
         """
         url, expected = f"{self.url}/{name}", f"bytes {block.start} to {block.stop - 1}" if block else "the file"
         limit = SLOWEST if block else 3 * PATIENCE
-        options = {"start": block.start, "end": block.stop} if block else {}
-        options |= {"timeout": limit} if self._files.async_impl else {}
+        options: dict[str, Any] = {"start": block.start, "end": block.stop} if block else {}
+        if self._files.async_impl:  # as those of http, s3 and gs are
+            options["timeout"] = limit
         began, pause, told = time.monotonic(), 1.0, False
         deadline = began + patience
         while True:
@@ -165,7 +166,7 @@ class RemoteFolder:
                 text = without_secrets(" ".join(str(error).split()))[:200] or f"took more than {limit:g} s"
                 came, fix = f"{kind}: {text}", "check its name, its upload, the network and your rights"
                 final = isinstance(error, FINAL) or kind == "NoCredentialsError" or "Redirect" in kind
-                final = final or (300 <= status < 500 and status not in (408, 425, 429))
+                final |= 300 <= status < 500 and status not in (408, 425, 429)
                 deadline = began + patience
             else:
                 if len(content) == len(block or content) > 0:
@@ -244,13 +245,9 @@ class ShardCache:
 
     def expect(self, copies: Sequence[Copy]) -> None:
         """Sets the shards that will be read next, in the order in which they are fetched as far as there is room."""
-        within, total = [], 0
-        for copy in copies:
-            if (total := total + copy.shard.size) > self.limit:
-                break
-            within.append(copy)
+        totals = accumulate(copy.shard.size for copy in copies)
         with self._changed:
-            self._expected = within
+            self._expected = [copy for copy, total in zip(copies, totals, strict=True) if total <= self.limit]
             self._wake()
 
     def require(self, copy: Copy) -> None:
@@ -287,20 +284,17 @@ class ShardCache:
             self._thread.start()
 
     def _work(self) -> None:
-        while True:
-            with self._changed:
-                while not (missing := [one for one in (*self._urgent, *self._expected) if not self._is_ready(one)]):
-                    self._changed.wait()
-                copy = missing[0]
-            try:
-                for suffix, (size, digest) in copy.shard.written.items():
-                    self._fetch(copy.folder, copy.shard.name + suffix, size, digest)
-            except Exception as error:  # of any kind: it is the run's
-                self._problem = error
-            with self._changed:
-                self._changed.notify_all()
-            if self._problem:
-                return
+        """Fetches for ever, or until a failure of any kind, which the next reader raises."""
+        try:
+            while True:
+                with self._changed:
+                    self._changed.notify_all()
+                    while not (missing := [one for one in (*self._urgent, *self._expected) if not self._is_ready(one)]):
+                        self._changed.wait()
+                for suffix, (size, digest) in missing[0].shard.written.items():
+                    self._fetch(missing[0].folder, missing[0].shard.name + suffix, size, digest)
+        except Exception as error:
+            self._problem = error
 
     def _fetch(self, folder: RemoteFolder, name: str, size: int, digest: str) -> None:
         """Verifies a file's copy, or fetches it unless another process of this machine does."""

@@ -1,9 +1,11 @@
 """The Triton kernels of `triton_attention`, which describes the algorithm.
 
-Scores are in units of ln 2, so that exp2 serves as exp. Each kernel walks through three zones of tiles:
-before, within and after the distances whose bias differs. Only the zone within reads biases by distance.
+Each kernel walks through three zones of tiles: FAR, beyond the distances whose bias differs, where a tile has one bias;
+NEAR, with a tile of biases; LAST, the sequence's last tile, if it has padding: only there scores are masked. Distances
+of tiles are in tiles. Scores are those of the product q k, before scaling.
 
-Shape letters: M queries and K keys of a tile, D head size, G groups of 8 keys, S rows of partial sums, C diagonals.
+Shape letters: M queries and K keys of a tile (SIDE of each), W head size padded to a power of two, G groups of 8 keys,
+S rows of partial sums, C diagonals, P elements of a tile.
 """
 
 import os
@@ -15,110 +17,104 @@ LOG2E = tl.constexpr(1.4426950408889634)
 INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 ROUNDS = tl.constexpr(7)
 """Rounds of Philox: the fewest that pass BigCrush (Salmon et al. 2011)."""
+FAR, NEAR, LAST = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 
 
 @triton.jit
 def forward(
-    query, key, value, table, lengths, seed, output, log_sum, L, N, reach, half, dropped, factor,
-    D: tl.constexpr, WIDTH: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
-    M: tl.constexpr, K: tl.constexpr,
+    query, key, value, biases, lengths, seed, output, log_sum, L, N, span, dropped, factor,
+    D: tl.constexpr, WIDTH: tl.constexpr, DROPOUT: tl.constexpr, SIDE: tl.constexpr,
 ):  # fmt: skip
-    """Writes the output of M queries, and the log-sum-exp of their scores: infinite at padding."""
-    first, head = tl.program_id(0) * M, tl.program_id(1)
+    """Writes the output of a tile's queries, and the log2-sum-exp of their scores: infinite at padding."""
+    row, head = tl.program_id(0), tl.program_id(1)
     length = tl.load(lengths + head // N)
     start = _start(head, L, N, D)
-    table += head % N * 2 * half
-    row_M = first + tl.arange(0, M)
-    q_MD = _load(query + start, row_M, L, N * D, D, WIDTH)
-    total_MD = tl.zeros([M, WIDTH], tl.float32)
-    sum_M = tl.zeros([M], tl.float32)
-    peak_M = tl.full([M], float("-inf"), tl.float32)
+    biases += _middle(head, N, span, SIDE)
+    row_M = row * SIDE + tl.arange(0, SIDE)
+    q_MW = _load(query + start, row_M, length, N * D, D, WIDTH)
+    total_MW = tl.zeros([SIDE, WIDTH], tl.float32)
+    sum_M = tl.zeros([SIDE], tl.float32)
+    peak_M = tl.full([SIDE], float("-inf"), tl.float32)
     for zone in tl.static_range(3):
-        begin, end = _zone(zone, first, M, K, length, reach)
-        for tile in range(begin, end):
-            column_K = tile * K + tl.arange(0, K)
-            k_KD = _load(key + start, column_K, L, N * D, D, WIDTH)
-            v_KD = _load(value + start, column_K, L, N * D, D, WIDTH)
-            s_MK = _dot(q_MD, tl.trans(k_KD), PRECISION) * (D**-0.5 * LOG2E)
-            if zone == 1:
-                s_MK += tl.load(table + half + column_K[None, :] - row_M[:, None]).to(tl.float32) * LOG2E
-            else:
-                s_MK += tl.load(table + zone * half - zone // 2).to(tl.float32) * LOG2E
-            s_MK = tl.where(column_K[None, :] < length, s_MK, float("-inf"))
-            new_M = tl.maximum(peak_M, tl.max(s_MK, 1))
-            p_MK = tl.exp2(s_MK - new_M[:, None])
+        begin, end, near, gap = _zone(zone, row, length, length // SIDE, span, SIDE)
+        for step in range(begin, end):
+            column = step + tl.where(step < near, 0, gap)
+            column_K = column * SIDE + tl.arange(0, SIDE)
+            k_KW = _load(key + start, column_K, length, N * D, D, WIDTH)
+            v_KW = _load(value + start, column_K, length, N * D, D, WIDTH)
+            s_MK, bias = _scores(q_MW, k_KW, biases, column - row, span, length - column * SIDE, zone, D, SIDE)
+            new_M = tl.maximum(peak_M, tl.max(s_MK, 1) * (D**-0.5 * LOG2E) + bias)
+            p_MK = tl.exp2(s_MK * (D**-0.5 * LOG2E) - (new_M - bias)[:, None])
             shrunk_M = tl.exp2(peak_M - new_M)
             sum_M = sum_M * shrunk_M + tl.sum(p_MK, 1)
             if DROPOUT:
-                p_MK = tl.where(kept(seed, head, row_M, tile, K, dropped), p_MK, 0.0)
-            total_MD = total_MD * shrunk_M[:, None] + _dot(p_MK.to(v_KD.dtype), v_KD, PRECISION)
+                p_MK = tl.where(_kept(seed, head, row_M, column, SIDE, dropped), p_MK, 0.0)
+            total_MW = _dot(p_MK.to(v_KW.dtype), v_KW, total_MW * shrunk_M[:, None])
             peak_M = new_M
     visible_M = row_M < length
     sum_M = tl.where(visible_M, sum_M, 1.0)
-    total_MD *= tl.where(visible_M, factor / sum_M, 0.0)[:, None]
-    _store(output + start, total_MD, row_M, L, N * D, D, WIDTH)
+    total_MW *= tl.where(visible_M, factor / sum_M, 0.0)[:, None]
+    _store(output + start, total_MW, row_M, L, N * D, D, WIDTH)
     log_M = tl.where(visible_M, peak_M + tl.log2(sum_M), float("inf"))
     tl.store(log_sum + head.to(tl.int64) * L + row_M, log_M, mask=row_M < L)
 
 
 @triton.jit
 def query_backward(
-    query, key, value, table, lengths, seed, output, log_sum, gradient, mean, query_gradient, partial,
-    L, N, reach, half, dropped, factor,
-    D: tl.constexpr, WIDTH: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
-    M: tl.constexpr, LEARNS_BIAS: tl.constexpr,
+    query, key, value, biases, lengths, seed, output, log_sum, gradient, mean, query_gradient, partial,
+    L, N, span, dropped, factor,
+    D: tl.constexpr, WIDTH: tl.constexpr, DROPOUT: tl.constexpr, SIDE: tl.constexpr, LEARNS_BIAS: tl.constexpr,
 ):  # fmt: skip
-    """Writes the gradient of M queries, and the sums of the scores' gradient along the diagonals of each tile.
+    """Writes the gradient of a tile's queries, and the sums of the scores' gradient along the diagonals of near tiles
+    and over far ones.
 
-    Tiles are square. `mean` gets each row's mean of the probabilities' gradient, which `key_backward` needs.
+    `mean` gets each row's mean of the probabilities' gradient, which `key_backward` needs.
     """
-    first, head = tl.program_id(0) * M, tl.program_id(1)
+    row, head = tl.program_id(0), tl.program_id(1)
     length = tl.load(lengths + head // N)
     start = _start(head, L, N, D)
-    table += head % N * 2 * half
-    span = (reach + M - 2) // M
-    width = (2 * span + 1) * 2 * M + 2
+    biases += _middle(head, N, span, SIDE)
+    width = (2 * span + 1) * 2 * SIDE + 2
     if LEARNS_BIAS:
-        partial += (head.to(tl.int64) * tl.num_programs(0) + tl.program_id(0)) * width
-    row_M = first + tl.arange(0, M)
-    q_MD = _load(query + start, row_M, L, N * D, D, WIDTH)
-    gradient_MD = _load(gradient + start, row_M, L, N * D, D, WIDTH)
-    o_MD = _load(output + start, row_M, L, N * D, D, WIDTH)
-    mean_M = tl.sum(gradient_MD.to(tl.float32) * o_MD.to(tl.float32), 1)
+        partial += (head.to(tl.int64) * tl.num_programs(0) + row) * width
+    place_M = tl.arange(0, SIDE)
+    row_M = row * SIDE + place_M
+    q_MW = _load(query + start, row_M, length, N * D, D, WIDTH)
+    gradient_MW = _load(gradient + start, row_M, length, N * D, D, WIDTH)
+    o_MW = _load(output + start, row_M, length, N * D, D, WIDTH)
+    mean_M = tl.sum(gradient_MW.to(tl.float32) * o_MW.to(tl.float32), 1)
     tl.store(mean + head.to(tl.int64) * L + row_M, mean_M, mask=row_M < L)
     log_M = tl.load(log_sum + head.to(tl.int64) * L + row_M, mask=row_M < L, other=float("inf"))
-    total_MD = tl.zeros([M, WIDTH], tl.float32)
-    before_M = tl.zeros([M], tl.float32)
-    after_M = tl.zeros([M], tl.float32)
-    place_M = tl.arange(0, M)
+    total_MW = tl.zeros([SIDE, WIDTH], tl.float32)
+    before_M = tl.zeros([SIDE], tl.float32)
+    after_M = tl.zeros([SIDE], tl.float32)
     for zone in tl.static_range(3):
-        begin, end = _zone(zone, first, M, M, length, reach)
-        for tile in range(begin, end):
-            column_K = tile * M + place_M
-            k_KD = _load(key + start, column_K, L, N * D, D, WIDTH)
-            v_KD = _load(value + start, column_K, L, N * D, D, WIDTH)
-            s_MK = _dot(q_MD, tl.trans(k_KD), PRECISION) * (D**-0.5 * LOG2E)
-            if zone == 1:
-                s_MK += tl.load(table + half + column_K[None, :] - row_M[:, None]).to(tl.float32) * LOG2E
-            else:
-                s_MK += tl.load(table + zone * half - zone // 2).to(tl.float32) * LOG2E
-            s_MK = tl.where(column_K[None, :] < length, s_MK, float("-inf"))
-            ds_MK = _dot(gradient_MD, tl.trans(v_KD), PRECISION)
+        begin, end, near, gap = _zone(zone, row, length, length // SIDE, span, SIDE)
+        for step in range(begin, end):
+            column = step + tl.where(step < near, 0, gap)
+            column_K = column * SIDE + place_M
+            k_KW = _load(key + start, column_K, length, N * D, D, WIDTH)
+            v_KW = _load(value + start, column_K, length, N * D, D, WIDTH)
+            s_MK, bias = _scores(q_MW, k_KW, biases, column - row, span, length - column * SIDE, zone, D, SIDE)
+            p_MK = tl.exp2(s_MK * (D**-0.5 * LOG2E) - (log_M - bias)[:, None])
+            slope_MK = _dot(gradient_MW, tl.trans(v_KW), tl.zeros([SIDE, SIDE], tl.float32))
+            slope_MK = slope_MK * factor - mean_M[:, None]
             if DROPOUT:
-                ds_MK = tl.where(kept(seed, head, row_M, tile, M, dropped), ds_MK * factor, 0.0)
-            ds_MK = tl.exp2(s_MK - log_M[:, None]) * (ds_MK - mean_M[:, None])
-            total_MD += _dot(ds_MK.to(k_KD.dtype), k_KD, PRECISION)
-            if LEARNS_BIAS and zone == 0:
-                before_M += tl.sum(ds_MK, 1)
-            if LEARNS_BIAS and zone == 2:
-                after_M += tl.sum(ds_MK, 1)
-            if LEARNS_BIAS and zone == 1:
-                shifted_MC = place_M[:, None] + place_M[None, :]
-                ds_MC = tl.gather(ds_MK, shifted_MC % M, 1)  # diagonals are columns now; those below the main one wrap
-                slot = partial + (tile - tl.program_id(0) + span) * 2 * M
-                tl.store(slot + place_M, tl.sum(tl.where(shifted_MC < M, ds_MC, 0.0), 0))
-                tl.store(slot + M + place_M, tl.sum(tl.where(shifted_MC < M, 0.0, ds_MC), 0))
-    _store(query_gradient + start, total_MD * D**-0.5, row_M, L, N * D, D, WIDTH)
+                kept_MK = _kept(seed, head, row_M, column, SIDE, dropped)
+                slope_MK = tl.where(kept_MK, slope_MK, -mean_M[:, None])
+            ds_MK = p_MK * slope_MK
+            total_MW = _dot(ds_MK.to(k_KW.dtype), k_KW, total_MW)
+            if LEARNS_BIAS:
+                if zone == FAR:
+                    before_M += tl.where(column < row, tl.sum(ds_MK, 1), 0.0)
+                if zone != NEAR:
+                    after_M += tl.where(column > row + span, tl.sum(ds_MK, 1), 0.0)
+                if zone != FAR:
+                    slot_M = partial + (column - row + span) * 2 * SIDE + place_M
+                    upper_M, lower_M = _diagonals(ds_MK, SIDE)
+                    tl.store(slot_M, upper_M, mask=column + 0 * place_M <= row + span)
+                    tl.store(slot_M + SIDE, lower_M, mask=column + 0 * place_M <= row + span)
+    _store(query_gradient + start, total_MW * D**-0.5, row_M, L, N * D, D, WIDTH)
     if LEARNS_BIAS:
         tl.store(partial + width - 2, tl.sum(before_M, 0))
         tl.store(partial + width - 1, tl.sum(after_M, 0))
@@ -126,60 +122,54 @@ def query_backward(
 
 @triton.jit
 def key_backward(
-    query, key, value, table, lengths, seed, log_sum, gradient, mean, key_gradient, value_gradient,
-    L, N, reach, half, dropped, factor,
-    D: tl.constexpr, WIDTH: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
-    M: tl.constexpr, K: tl.constexpr,
+    query, key, value, biases, lengths, seed, log_sum, gradient, mean, key_gradient, value_gradient,
+    L, N, span, dropped, factor,
+    D: tl.constexpr, WIDTH: tl.constexpr, DROPOUT: tl.constexpr, SIDE: tl.constexpr,
 ):  # fmt: skip
-    """Writes the gradients of K keys and of their values, from scores with keys as rows."""
-    first, head = tl.program_id(0) * K, tl.program_id(1)
+    """Writes the gradients of a tile's keys and of their values. What it computes at padding is not written."""
+    column, head = tl.program_id(0), tl.program_id(1)
     length = tl.load(lengths + head // N)
     start = _start(head, L, N, D)
-    table += head % N * 2 * half
+    biases += _middle(head, N, span, SIDE)
     log_sum += head.to(tl.int64) * L
     mean += head.to(tl.int64) * L
-    column_K = first + tl.arange(0, K)
-    k_KD = _load(key + start, column_K, L, N * D, D, WIDTH)
-    v_KD = _load(value + start, column_K, L, N * D, D, WIDTH)
-    key_total_KD = tl.zeros([K, WIDTH], tl.float32)
-    value_total_KD = tl.zeros([K, WIDTH], tl.float32)
-    for zone in tl.static_range(3):  # the first queries are those that have these keys far to their right
-        begin, end = _zone(zone, first, K, M, length, reach)
-        for tile in range(begin, end):
-            row_M = tile * M + tl.arange(0, M)
-            q_MD = _load(query + start, row_M, L, N * D, D, WIDTH)
-            gradient_MD = _load(gradient + start, row_M, L, N * D, D, WIDTH)
+    column_K = column * SIDE + tl.arange(0, SIDE)
+    k_KW = _load(key + start, column_K, length, N * D, D, WIDTH)
+    v_KW = _load(value + start, column_K, length, N * D, D, WIDTH)
+    key_total_KW = tl.zeros([SIDE, WIDTH], tl.float32)
+    value_total_KW = tl.zeros([SIDE, WIDTH], tl.float32)
+    for zone in tl.static_range(2):
+        begin, end, near, gap = _zone(zone, column, length, tl.cdiv(length, SIDE), span, SIDE)
+        for step in range(begin, end):
+            row = step + tl.where(step < near, 0, gap)
+            row_M = row * SIDE + tl.arange(0, SIDE)
+            q_MW = _load(query + start, row_M, length, N * D, D, WIDTH)
+            gradient_MW = _load(gradient + start, row_M, length, N * D, D, WIDTH)
             log_M = tl.load(log_sum + row_M, mask=row_M < L, other=float("inf"))
             mean_M = tl.load(mean + row_M, mask=row_M < L, other=0.0)
-            s_KM = _dot(k_KD, tl.trans(q_MD), PRECISION) * (D**-0.5 * LOG2E)
-            if zone == 1:
-                s_KM += tl.load(table + half + column_K[:, None] - row_M[None, :]).to(tl.float32) * LOG2E
-            else:
-                s_KM += tl.load(table + (2 - zone) * half - (2 - zone) // 2).to(tl.float32) * LOG2E
-            s_KM = tl.where(column_K[:, None] < length, s_KM, float("-inf"))
-            p_KM = tl.exp2(s_KM - log_M[None, :])
-            ds_KM = _dot(v_KD, tl.trans(gradient_MD), PRECISION)
+            s_MK, bias = _scores(q_MW, k_KW, biases, column - row, span, length, zone, D, SIDE)
+            p_MK = tl.exp2(s_MK * (D**-0.5 * LOG2E) - (log_M - bias)[:, None])
+            slope_MK = _dot(gradient_MW, tl.trans(v_KW), tl.zeros([SIDE, SIDE], tl.float32))
+            slope_MK = slope_MK * factor - mean_M[:, None]
+            kept_p_MK = p_MK
             if DROPOUT:
-                kept_KM = tl.trans(kept(seed, head, row_M, first // K, K, dropped))
-                ds_KM = tl.where(kept_KM, ds_KM * factor, 0.0)
-                kept_p_KM = tl.where(kept_KM, p_KM, 0.0)
-            else:
-                kept_p_KM = p_KM
-            ds_KM = p_KM * (ds_KM - mean_M[None, :])
-            value_total_KD += _dot(kept_p_KM.to(gradient_MD.dtype), gradient_MD, PRECISION)
-            key_total_KD += _dot(ds_KM.to(q_MD.dtype), q_MD, PRECISION)
-    _store(key_gradient + start, key_total_KD * D**-0.5, column_K, L, N * D, D, WIDTH)
-    _store(value_gradient + start, value_total_KD * factor, column_K, L, N * D, D, WIDTH)
+                kept_MK = _kept(seed, head, row_M, column, SIDE, dropped)
+                slope_MK = tl.where(kept_MK, slope_MK, -mean_M[:, None])
+                kept_p_MK = tl.where(kept_MK, p_MK, 0.0)
+            value_total_KW = _dot(tl.trans(kept_p_MK.to(gradient_MW.dtype)), gradient_MW, value_total_KW)
+            key_total_KW = _dot(tl.trans((p_MK * slope_MK).to(q_MW.dtype)), q_MW, key_total_KW)
+    visible_K1 = (column_K < length)[:, None]
+    _store(key_gradient + start, tl.where(visible_K1, key_total_KW * D**-0.5, 0.0), column_K, L, N * D, D, WIDTH)
+    _store(value_gradient + start, tl.where(visible_K1, value_total_KW * factor, 0.0), column_K, L, N * D, D, WIDTH)
 
 
 @triton.jit
-def table_backward(partial, lengths, table_gradient, B, N, tiles, reach, half, S: tl.constexpr, M: tl.constexpr):
-    """Adds up the sums of `query_backward` over sequences and tiles, for M distances of one head, in a fixed order."""
-    block, head = tl.program_id(0) - tl.cdiv(half, M), tl.program_id(1)
-    span = (reach + M - 2) // M
-    width = (2 * span + 1) * 2 * M + 2
-    place_M = tl.arange(0, M)
-    total_SM = tl.zeros([S, M], tl.float32)
+def table_backward(partial, lengths, table_gradient, B, N, tiles, span, S: tl.constexpr, SIDE: tl.constexpr):
+    """Adds up the sums of `query_backward` over sequences and tiles for SIDE distances of a head, in a fixed order."""
+    block, head = tl.program_id(0) - span - 1, tl.program_id(1)
+    width = (2 * span + 1) * 2 * SIDE + 2
+    place_M = tl.arange(0, SIDE)
+    total_SM = tl.zeros([S, SIDE], tl.float32)
     before_S = tl.zeros([S], tl.float32)
     after_S = tl.zeros([S], tl.float32)
     for start in range(0, B * tiles, S):
@@ -193,16 +183,15 @@ def table_backward(partial, lengths, table_gradient, B, N, tiles, reach, half, S
         for wrapped in tl.static_range(2):
             column_S = tile_S + block + wrapped
             slot_S = column_S - tile_S + span
-            written_S = (tile_S * M < length_S) & (column_S >= 0) & (column_S * M < length_S)
+            written_S = (tile_S * SIDE < length_S) & (column_S >= 0) & (column_S * SIDE < length_S)
             written_S = written_S & (slot_S >= 0) & (slot_S <= 2 * span)
-            sums_SM = (place_S + (2 * slot_S + wrapped) * M)[:, None] + place_M[None, :]
+            sums_SM = (place_S + (2 * slot_S + wrapped) * SIDE)[:, None] + place_M[None, :]
             total_SM += tl.load(sums_SM, mask=written_S[:, None], other=0.0)
-    index_M = half + block * M + place_M
+    index_M = tl.program_id(0) * SIDE + place_M
     total_M = tl.sum(total_SM, 0)
     total_M += tl.where(index_M == 0, tl.sum(before_S, 0), 0.0)
-    total_M += tl.where(index_M == 2 * half - 1, tl.sum(after_S, 0), 0.0)
-    inside_M = (index_M >= 0) & (index_M < 2 * half)
-    tl.store(table_gradient + head * 2 * half + index_M, total_M, mask=inside_M)
+    total_M += tl.where(index_M == 2 * (span + 1) * SIDE - 1, tl.sum(after_S, 0), 0.0)
+    tl.store(table_gradient + head * 2 * (span + 1) * SIDE + index_M, total_M)
 
 
 @triton.jit
@@ -212,20 +201,58 @@ def _start(head, L, N, D):
 
 
 @triton.jit
-def _zone(zone: tl.constexpr, first, SIZE: tl.constexpr, STEP: tl.constexpr, length, reach):
-    """First tile and end of a zone: tiles of STEP positions that lie before, within or after the reach of SIZE
-    positions from `first` on. All zones are empty where these positions are padding.
+def _middle(head, N, span, SIDE: tl.constexpr):
+    """Offset of a head's tile of biases at distance 0 in a tensor [N, 2 span + 3, M, K]."""
+    return (head % N * (2 * span + 3) + span + 1) * SIDE * SIDE
+
+
+@triton.jit
+def _zone(zone: tl.constexpr, tile, length, whole, span, SIDE: tl.constexpr):
+    """First step and end of a zone of the `whole` tiles and a last one, seen from one tile; the first step that skips
+    tiles, and how many it skips. All zones are empty where this tile is padding.
     """
-    count = tl.where(first < length, tl.cdiv(length, STEP), 0)
-    near = tl.minimum(tl.maximum(first - reach + 1, 0) // STEP, count)
-    after = tl.minimum(tl.cdiv(first + SIZE - 1 + reach, STEP), count)
-    if zone == 0:
-        begin, end = 0, near
-    elif zone == 1:
-        begin, end = near, after
+    is_padding = tile * SIDE >= length
+    near = tl.minimum(tl.maximum(tile - span, 0), whole)
+    after = tl.minimum(tile + span + 1, whole)
+    gap = after - near
+    if zone == FAR:
+        begin, end = 0, whole - gap
+    elif zone == NEAR:
+        begin, end, gap = near, after, 0
     else:
-        begin, end = after, count
-    return begin, end
+        begin, end, gap = whole, tl.cdiv(length, SIDE), 0
+    return begin, tl.where(is_padding, begin, end), near, gap
+
+
+@triton.jit
+def _scores(
+    q_MW, k_KW, biases, distance, span, visible, zone: tl.constexpr, D: tl.constexpr, SIDE: tl.constexpr
+):  # fmt: skip
+    """A tile of q k + bias sqrt(D), and the bias that all of them lack in units of ln 2. In the last tile, keys are
+    visible up to `visible`.
+    """
+    biases += tl.minimum(tl.maximum(distance, -span - 1), span + 1) * SIDE * SIDE
+    if zone == FAR:
+        bias = tl.load(biases).to(tl.float32) * LOG2E
+        s_MK = _dot(q_MW, tl.trans(k_KW), tl.zeros([SIDE, SIDE], tl.float32))
+    else:
+        bias = 0.0
+        place_M = tl.arange(0, SIDE)
+        b_MK = tl.load(biases + place_M[:, None] * SIDE + place_M[None, :])
+        s_MK = _dot(q_MW, tl.trans(k_KW), b_MK.to(tl.float32) * D**0.5)
+    if zone == LAST:
+        s_MK = tl.where(tl.arange(0, SIDE)[None, :] < visible, s_MK, float("-inf"))
+    return s_MK, bias
+
+
+@triton.jit
+def _diagonals(values_MK, SIDE: tl.constexpr):
+    """Sums along the diagonals of a tile: the main one and those above it, and those below it."""
+    row_P, column_P = tl.arange(0, SIDE * SIDE) // SIDE, tl.arange(0, SIDE * SIDE) % SIDE
+    turned_P = tl.gather(values_MK.reshape(SIDE * SIDE), row_P * SIDE + (row_P + column_P) % SIDE, 0)
+    upper_P = tl.where(row_P + column_P < SIDE, turned_P, 0.0)  # columns are diagonals now
+    upper_C = tl.sum(upper_P.reshape(SIDE, SIDE), 0)
+    return upper_C, tl.sum(turned_P.reshape(SIDE, SIDE), 0) - upper_C
 
 
 @triton.jit
@@ -239,9 +266,20 @@ def kept(seed, head, row_M, tile, K: tl.constexpr, dropped):
     words_MG22 = tl.join(tl.join(a_MG, b_MG), tl.join(c_MG, d_MG))
     kept_MG222 = tl.join(
         (words_MG22 & 0xFFFF).to(tl.int32) >= dropped,
-        (words_MG22 >> 16).to(tl.int32) >= dropped,
+        words_MG22 >= tl.cast(dropped, tl.uint32) << 16,
     )
     return kept_MG222.reshape(row_M.shape[0], K)
+
+
+@triton.jit
+def _kept(seed, head, row_M, column, SIDE: tl.constexpr, dropped):
+    """True where dropout keeps a probability of a tile.
+
+    The columns are ordered so that those drawn together lie in one thread's registers, as products of tensor cores
+    do: two neighbours in each of four groups of 8. So no value moves between threads.
+    """
+    kept_MK = kept(seed, head, row_M, column, SIDE, dropped)
+    return kept_MK.reshape(SIDE, SIDE // 32, 4, 4, 2).permute(0, 1, 3, 2, 4).reshape(SIDE, SIDE)
 
 
 @triton.jit
@@ -264,8 +302,8 @@ def _store(start, values_XW, row_X, L, stride, D: tl.constexpr, WIDTH: tl.conste
 
 
 @triton.jit
-def _dot(a, b, PRECISION: tl.constexpr):
-    """The product in fp32. Triton's interpreter cannot multiply bf16."""
+def _dot(a, b, total):
+    """The product in fp32, added to a total. Triton's interpreter cannot multiply bf16."""
     if INTERPRETED:
         a, b = a.to(tl.float32), b.to(tl.float32)
-    return tl.dot(a, b, input_precision=PRECISION)
+    return tl.dot(a, b, total)

@@ -1,16 +1,19 @@
 """Self-attention with a learned relative bias in Triton, forward and backward, with the same bits in every run.
 
 - The bias of a head is a table by distance (key position minus query position). A tile of scores wholly beyond
-  `max_distance` has one bias, read once; no tensor has the size [B, N, L, L].
+  `max_distance` has one bias, read once; for the others, tiles of biases by distance are made once for all layers and
+  sequences. No tensor has the size [B, N, L, L].
 - Padding is at the end and given by lengths: tiles of padding are skipped, and its outputs and gradients are zero.
 - Dropout draws 16 bits per probability from Philox, keyed by seed, sequence, head, query and key; the backward draws
   them again. The seed comes from PyTorch's generator of the device.
 - The backward has one pass for the query's gradient and one for those of key and value. The first also sums the
   scores' gradient along the diagonals of each tile, and a last kernel adds up these sums in a fixed order: no atomic
   addition. The gradients of a head's biases sum to zero, because a constant added to all scores changes nothing.
-- Sums are in fp32, also those of fp64 values.
+- Sums are in fp32. In fp32 itself, and for heads wider than `WIDEST_HEAD`, PyTorch's operations run: tiles would not
+  fit a GPU.
 
-The kernels: `attention_kernels`. Shape letters: B batch, N heads, L length, D head size, R distances.
+The kernels: `attention_kernels`. Shape letters: B batch, N heads, L length, D head size, R distances, T tiles of
+biases, M queries and K keys of a tile.
 """
 
 from collections.abc import Callable
@@ -22,11 +25,13 @@ from torch.autograd.function import once_differentiable
 from triton import cdiv, next_power_of_2
 
 from pretrain.model import attention_kernels as kernels
+from pretrain.model import ops
+from pretrain.model.cuda_ops import WIDEST_HEAD
 
+PLAIN_ATTEND, PLAIN_BIAS = ops.attend, ops.attention_bias
 BITS = 16
 """Random bits per probability for dropout, as in `cpu_ops`."""
-MARGIN = 256
-"""Distances in the table beyond the last of a different bias, on each side: no tile within reach spans more."""
+DTYPES = (torch.float16, torch.bfloat16)
 
 
 class RelativeBias(NamedTuple):
@@ -35,29 +40,41 @@ class RelativeBias(NamedTuple):
     lengths_B: Tensor
     table_NR: Tensor | None
     """Biases by distance from -R/2 to R/2 - 1, in fp32, in which gradients of layers and sequences are added."""
-    rounded_NR: Tensor | None
-    """The table in the precision of the model, which kernels read: Triton would copy fp32 to shared memory first."""
+    tiles_NTMK: Tensor | None
+    """The biases that kernels read, in the precision of the model: a tile per distance in tiles, from -T//2 to T//2."""
 
 
 def attention_bias(
-    visible_BL: Tensor, relative: Callable[[Tensor], Tensor] | None, max_distance: int, dtype: torch.dtype
-) -> RelativeBias:
-    """Computes `ops.attention_bias`, as a table instead of a tensor with the size L x L."""
-    lengths_B = visible_BL.sum(1, dtype=torch.int32)
+    visible_BL: Tensor,
+    relative: Callable[[Tensor], Tensor] | None,
+    max_distance: int,
+    head_size: int,
+    dtype: torch.dtype,
+) -> Any:
+    """Computes `ops.attention_bias`, as tables instead of a tensor with the size L x L."""
+    if dtype not in DTYPES or head_size > WIDEST_HEAD:
+        return PLAIN_BIAS(visible_BL, relative, max_distance, head_size, dtype)
+    lengths_B, device, side = visible_BL.sum(1, dtype=torch.int32), visible_BL.device, side_of(head_size)
     if relative is None:
         return RelativeBias(lengths_B, None, None)
-    half = min(max_distance, visible_BL.shape[1]) + MARGIN
-    distance_R = torch.arange(-half, half, device=visible_BL.device)
-    table_NR = relative(distance_R).T.float().contiguous()
-    return RelativeBias(lengths_B, table_NR, table_NR.detach().to(dtype))
+    span = min((max_distance + side - 2) // side, cdiv(visible_BL.shape[1], side) - 1)  # tiles beyond have one bias
+    half = (span + 1) * side
+    table_NR = relative(torch.arange(-half, half, device=device)).T.float().contiguous()
+    place_M = torch.arange(side, device=device)
+    index_TMK = torch.arange(0, 2 * half + 1, side, device=device)[:, None, None] + place_M - place_M[:, None]
+    tiles_NTMK = table_NR.detach().to(dtype)[:, index_TMK.clamp_(0, 2 * half - 1)]
+    return RelativeBias(lengths_B, table_NR, tiles_NTMK)
 
 
-def attend(query_BNLD: Tensor, key_BNLD: Tensor, value_BNLD: Tensor, bias: RelativeBias, dropout: float) -> Tensor:
+def attend(query_BNLD: Tensor, key_BNLD: Tensor, value_BNLD: Tensor, bias: Any, dropout: float) -> Tensor:
     """Computes `ops.attend`; rows of padding are zero."""
-    lengths_B, table_NR, rounded_NR = bias
-    if rounded_NR is None:
-        rounded_NR = query_BNLD.new_zeros(query_BNLD.shape[1], 2 * MARGIN)
-    context_BNLD: Tensor = _Attend.apply(query_BNLD, key_BNLD, value_BNLD, table_NR, rounded_NR, lengths_B, dropout)
+    if not isinstance(bias, RelativeBias):
+        return PLAIN_ATTEND(query_BNLD, key_BNLD, value_BNLD, bias, dropout)
+    lengths_B, table_NR, tiles_NTMK = bias
+    if tiles_NTMK is None:
+        side = side_of(query_BNLD.shape[-1])
+        tiles_NTMK = query_BNLD.new_zeros(query_BNLD.shape[1], 3, side, side)
+    context_BNLD: Tensor = _Attend.apply(query_BNLD, key_BNLD, value_BNLD, table_NR, tiles_NTMK, lengths_B, dropout)
     return context_BNLD
 
 
@@ -68,17 +85,15 @@ def dropout_of(p: float, device: torch.device) -> tuple[Tensor | None, int, floa
     return seed, dropped, 2**BITS / (2**BITS - dropped)
 
 
-def settings(dtype: torch.dtype, head_size: int, dropped: int) -> dict[str, dict[str, Any]]:
-    """Returns each kernel's compile-time parameters: M queries and K keys per tile, warps, precision."""
-    precise = dtype == torch.float32 and not torch.backends.cuda.matmul.allow_tf32
+def side_of(head_size: int) -> int:
+    """Returns the queries of a tile, and its keys."""
+    return 64 if head_size <= 64 else 32
+
+
+def settings(head_size: int, dropped: int) -> dict[str, Any]:
+    """Returns the compile-time parameters of the kernels; more warps would compute rows of 64 twice."""
     width = max(16, next_power_of_2(head_size))
-    common = {"D": head_size, "WIDTH": width, "DROPOUT": dropped > 0, "PRECISION": "ieee" if precise else "tf32"}
-    side = 64 if dtype.itemsize * width <= 256 else 32
-    return {
-        "forward": common | {"M": 2 * side if width <= 64 else side, "K": side, "num_warps": 8},
-        "query_backward": common | {"M": side, "num_warps": 8},
-        "key_backward": common | {"M": side // 2, "K": side, "num_warps": 8},
-    }
+    return {"D": head_size, "WIDTH": width, "DROPOUT": dropped > 0, "SIDE": side_of(head_size), "num_warps": 4}
 
 
 class _Attend(torch.autograd.Function):
@@ -91,7 +106,7 @@ class _Attend(torch.autograd.Function):
         key_BNLD: Tensor,
         value_BNLD: Tensor,
         table_NR: Tensor | None,
-        rounded_NR: Tensor,
+        tiles_NTMK: Tensor,
         lengths_B: Tensor,
         dropout: float,
     ) -> Tensor:
@@ -100,14 +115,13 @@ class _Attend(torch.autograd.Function):
         )
         B, L, N, D = query_BLND.shape
         seed, dropped, factor = dropout_of(dropout, query_BLND.device)
-        half = rounded_NR.shape[1] // 2
-        ctx.settings = settings(query_BLND.dtype, D, dropped)
-        ctx.sizes = (L, N, half - MARGIN, half, dropped, factor)
-        inputs = (query_BLND, key_BLND, value_BLND, rounded_NR, lengths_B, seed)
+        ctx.settings = settings(D, dropped)
+        ctx.grid = cdiv(L, ctx.settings["SIDE"]), B * N
+        ctx.sizes = (L, N, tiles_NTMK.shape[1] // 2 - 1, dropped, factor)
+        inputs = (query_BLND, key_BLND, value_BLND, tiles_NTMK, lengths_B, seed)
         output_BLND = torch.empty_like(query_BLND)
         log_sum_BNL = query_BLND.new_empty(B, N, L, dtype=torch.float32)
-        tiles = cdiv(L, ctx.settings["forward"]["M"])
-        kernels.forward[tiles, B * N](*inputs, output_BLND, log_sum_BNL, *ctx.sizes, **ctx.settings["forward"])
+        kernels.forward[ctx.grid](*inputs, output_BLND, log_sum_BNL, *ctx.sizes, **ctx.settings)
         ctx.save_for_backward(*inputs, output_BLND, log_sum_BNL)
         return output_BLND.transpose(1, 2)
 
@@ -115,29 +129,27 @@ class _Attend(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient_BNLD: Tensor) -> tuple[Tensor | None, ...]:
         *inputs, output_BLND, log_sum_BNL = ctx.saved_tensors
-        lengths_B, (B, L, N, _) = inputs[4], output_BLND.shape
+        (B, _, N, _), learns_bias = output_BLND.shape, ctx.needs_input_grad[3]
         gradient_BLND = gradient_BNLD.transpose(1, 2).contiguous()
-        query_gradient, key_gradient, value_gradient = (torch.empty_like(output_BLND) for _ in range(3))
-        mean_BNL, learns_bias = torch.empty_like(log_sum_BNL), ctx.needs_input_grad[3]
-        side, (reach, half) = ctx.settings["query_backward"]["M"], ctx.sizes[2:4]
-        tiles = cdiv(L, side)
-        width = (2 * ((reach + side - 2) // side) + 1) * 2 * side + 2
-        partial = log_sum_BNL.new_empty(B, N, tiles, width) if learns_bias else None
-        kernels.query_backward[tiles, B * N](
+        query_gradient, key_gradient, value_gradient = output_BLND.new_empty(3, *output_BLND.shape)  # for `linears`
+        mean_BNL = torch.empty_like(log_sum_BNL)
+        (tiles, _), side, span = ctx.grid, ctx.settings["SIDE"], ctx.sizes[2]
+        partial = log_sum_BNL.new_empty(B, N, tiles, (2 * span + 1) * 2 * side + 2) if learns_bias else None
+        kernels.query_backward[ctx.grid](
             *(*inputs, output_BLND, log_sum_BNL, gradient_BLND, mean_BNL, query_gradient, partial),
             *ctx.sizes,
-            **ctx.settings["query_backward"],
+            **ctx.settings,
             LEARNS_BIAS=learns_bias,
         )
-        kernels.key_backward[cdiv(L, ctx.settings["key_backward"]["K"]), B * N](
+        kernels.key_backward[ctx.grid](
             *(*inputs, log_sum_BNL, gradient_BLND, mean_BNL, key_gradient, value_gradient),
             *ctx.sizes,
-            **ctx.settings["key_backward"],
+            **ctx.settings,
         )
-        table_gradient_NR = torch.empty_like(inputs[3], dtype=torch.float32) if learns_bias else None
+        table_gradient_NR = log_sum_BNL.new_empty(N, 2 * (span + 1) * side) if learns_bias else None
         if learns_bias:
-            kernels.table_backward[2 * cdiv(half, side), N](
-                partial, lengths_B, table_gradient_NR, B, N, tiles, reach, half, S=128, M=side, num_warps=8
+            kernels.table_backward[2 * (span + 1), N](
+                partial, inputs[4], table_gradient_NR, B, N, tiles, span, S=128, SIDE=side, num_warps=8
             )
         gradients = (part.transpose(1, 2) for part in (query_gradient, key_gradient, value_gradient))
         return *gradients, table_gradient_NR, None, None, None

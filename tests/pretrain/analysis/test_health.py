@@ -313,7 +313,9 @@ def test_a_log_that_is_a_pipe_is_refused_instead_of_waited_for(write: Write) -> 
     (folder / "metrics.jsonl").unlink()
     os.mkfifo(folder / "metrics.jsonl")
     for read in (diagnose, read_history):
-        with pytest.raises(ConfigError, match=f"{folder}/metrics.jsonl: got a pipe, socket or device, expected a file"):
+        with pytest.raises(
+            ConfigError, match=f"run: {folder}/metrics.jsonl is a pipe, a socket or a device; give a file"
+        ):
             read(folder)
 
 

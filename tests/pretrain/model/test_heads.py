@@ -1,7 +1,10 @@
 """Claims about the heads, against Hugging Face's and against the scores of the whole vocabulary."""
 
+from typing import Any
+
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import ElectraConfig
 from transformers.models.electra.modeling_electra import (
     ElectraDiscriminatorPredictions,
@@ -32,6 +35,33 @@ def test_transform_and_discriminator_head_are_hugging_faces() -> None:
     for ours, theirs in pairs:
         ours.load_state_dict(theirs.state_dict())
         assert torch.allclose(ours(hidden), theirs(hidden), atol=1e-6)
+
+
+class Products(TorchDispatchMode):
+    """Collects the sizes of matrix products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: list[int] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.mm.default:
+            self.sizes += [*args[0].shape, *args[1].shape]
+        return func(*args, **(kwargs or {}))
+
+
+def test_in_fp16_all_products_with_the_vocabulary_have_sizes_of_a_multiple_of_8() -> None:
+    scores, embeddings = VocabularyScores(CONFIG), TiedEmbedding(11, 8)
+    projected_XE = torch.randn(16, 8, requires_grad=True)
+    expected_XV = scores(projected_XE, embeddings)
+    expected = torch.autograd.grad(expected_XV.square().sum(), (projected_XE, embeddings.weight))
+    with Products() as products:
+        scores_XV = scores(projected_XE.half(), embeddings.half())
+        scores_XV.square().sum().backward()
+    assert len(products.sizes) == 12 and not [size for size in products.sizes if size % 8]
+    found = (scores_XV, projected_XE.grad, embeddings.weight.grad)
+    for half, exact in zip(found, (expected_XV, *expected), strict=True):
+        assert half is not None and (half - exact).norm() < 3e-3 * exact.norm()
 
 
 @pytest.mark.parametrize("bias", [True, False])

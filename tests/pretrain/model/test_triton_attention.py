@@ -12,11 +12,17 @@ from pretrain.model.encoder import ElectraEncoder, EncoderConfig
 
 pytest.importorskip("triton")
 
-from pretrain.model import cuda_ops
+from pretrain.model import cuda_ops, triton_attention
 from pretrain.model.triton_attention import RelativeBias, attend, attention_bias
 
 EXACT = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 """Norm of the error allowed, relative to the norm of the result."""
+
+
+@pytest.fixture(autouse=True)
+def kernels_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Interpreted, the kernels compute in fp32 too, which shows errors that rounding would hide."""
+    monkeypatch.setattr(triton_attention, "DTYPES", tuple(EXACT))
 
 
 class Case(NamedTuple):
@@ -65,7 +71,7 @@ def example(case: Case, dtype: torch.dtype, sharpness: float = 1.0) -> Example:
 
 def in_triton(given: Example, dropout: float = 0.0) -> tuple[Tensor, ...]:
     """Output, and the gradients of query, key, value and biases."""
-    bias = attention_bias(given.visible_BL, given.relative, given.reach, given.query.dtype)
+    bias = attention_bias(given.visible_BL, given.relative, given.reach, given.query.shape[-1], given.query.dtype)
     output = attend(given.query, given.key, given.value, bias, dropout)
     return output.detach(), *torch.autograd.grad(output, given.leaves(), given.gradient)
 
@@ -149,7 +155,7 @@ def test_padding_has_no_effect_and_its_rows_are_zero() -> None:
 
 def test_without_relative_position_only_padding_is_hidden() -> None:
     given = example(Case(2, 70, 32, 0, (70, 33)), torch.float32)
-    bias = attention_bias(given.visible_BL, None, 128, torch.float32)
+    bias = attention_bias(given.visible_BL, None, 128, 32, torch.float32)
     output = attend(given.query, given.key, given.value, bias, 0.0)
     exact = by_hand(given)  # one bias per head, which changes nothing
     assert_close((output, *torch.autograd.grad(output, given.leaves()[:3], given.gradient)), exact[:4], 1e-5)
@@ -165,7 +171,7 @@ def kept(case: Case, dropout: float) -> Tensor:
     """
     size, state = case.head_size, torch.get_rng_state()
     given = example(case._replace(reach=0, lengths=(case.length,) * len(case.lengths)), torch.float32, sharpness=0.0)
-    bias = attention_bias(given.visible_BL, None, 0, torch.float32)
+    bias = attention_bias(given.visible_BL, None, 0, size, torch.float32)
     parts = []
     for first in range(0, case.length, size):
         torch.set_rng_state(state)
@@ -225,9 +231,10 @@ def test_the_gradients_of_a_heads_biases_sum_to_zero() -> None:
 
 
 def test_the_table_by_distance_has_no_size_of_length_squared() -> None:
-    bias = attention_bias(torch.ones(2, 2048, dtype=torch.bool), lambda d_X: torch.ones(len(d_X), 3), 128, torch.half)
-    assert isinstance(bias, RelativeBias) and bias.table_NR is not None
-    assert bias.table_NR.shape == (3, 2 * (128 + 256))
+    visible_BL = torch.ones(2, 2048, dtype=torch.bool)
+    bias = attention_bias(visible_BL, lambda d_X: torch.ones(len(d_X), 3), 128, 64, torch.half)
+    assert isinstance(bias, RelativeBias) and bias.table_NR is not None and bias.tiles_NTMK is not None
+    assert bias.table_NR.shape == (3, 2 * 3 * 64) and bias.tiles_NTMK.shape == (3, 7, 64, 64)
 
 
 # The encoder
