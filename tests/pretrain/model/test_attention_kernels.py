@@ -20,7 +20,7 @@ LEAST_SHARED = 99
 def compiled(*options: object) -> list[list[str]]:
     """Returns the rows that `bench/gpu_registers.py` prints."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "bench/gpu_registers.py", "--dtypes", "bf16", *map(str, options)]
+    command = [sys.executable, "bench/gpu_registers.py", *map(str, options)]
     done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return [[cell.strip() for cell in line.split("|")[1:-1]] for line in done.stdout.splitlines()[2:]]
