@@ -219,7 +219,7 @@ def _collect(run: int, copies: Pairs) -> None:
     Only rank 0 reads them, one run at a time.
     """
     found = copies.read(range(run, run + 1))
-    np.sort(2 * found[:, 0] + found[:, 1]).tofile(_duplicates_path(copies.folder, run))
+    _duplicates_path(copies.folder, run).write_bytes(np.sort(2 * found[:, 0] + found[:, 1]).data)
 
 
 def _duplicates_path(folder: Path, run: int) -> Path:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
-from data_prep.manifest import MANIFEST_NAME, Manifest, ShardEntry, load_manifest
+from data_prep.manifest import MANIFEST_NAME, ShardEntry, load_manifest
 from data_prep.tokens import TOKENIZER_NAME
 from foundation.config import URL, ConfigError, LocalProblem, without_secrets
 from foundation.files import NewFile, file_sha256, make_folder, with_suffix, write_atomically, write_if_other
@@ -38,7 +38,6 @@ LONGEST_PAUSE = 60.0
 SILENCE = 30.0
 """Seconds after which a reader says what it waits for."""
 LOCK = ".lock"
-SUFFIXES = {".bin", ".idx", ".mask.bin", ".mask.idx"}
 GB = 10**9
 FINAL = (FileNotFoundError, PermissionError, ValueError, TypeError, AttributeError, LookupError, NotImplementedError)
 """Errors that trying again does not mend."""
@@ -101,20 +100,12 @@ class RemoteFolder:
         with Lock(self.local / LOCK, patience=inf):
             write_if_other(self.local / MANIFEST_NAME, content)
             manifest = load_manifest(self.local)
-            self._require_plain_names(manifest)
+            if not manifest.tokenizer_files:  # as in format 1
+                raise ConfigError(f"data: {self.url} names no tokenizer files; build it again in format 2")
             for name, digest in manifest.tokenizer_files.items():
                 path = self.local / TOKENIZER_NAME / name
                 if not path.is_file() or file_sha256(path) != digest:
                     write_atomically(path, self._read(f"{TOKENIZER_NAME}/{name}", patience=PATIENCE))
-
-    def _require_plain_names(self, manifest: Manifest) -> None:
-        """Refuses a manifest that names files elsewhere, or no tokenizer files, as format 1 does."""
-        suffixes = {suffix for shard in manifest.shards for suffix in shard.written}
-        names = manifest.tokenizer_files
-        if not names or any(Path(name).name != name for name in names) or not suffixes <= SUFFIXES:
-            raise ConfigError(
-                f"data: {self.url} names no tokenizer files, or files outside its folder; build it again in format 2"
-            )
 
     def fetch(self, name: str, size: int, digest: str) -> None:
         """Fetches a file of a shard in blocks; a copy that differs from its sha256 is fetched once more.
