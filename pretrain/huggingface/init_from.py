@@ -87,8 +87,7 @@ def find_models(names: Sequence[str]) -> Sources:
 def is_generator(folder: Path) -> bool:
     """True if a folder holds an `ElectraForMaskedLM`; the encoder of a masked BERT serves the discriminator."""
     values = read_config(folder)
-    classes = values.get("architectures") or [""]
-    return values.get("model_type") not in RELATIVES and str(classes[0]).endswith("ForMaskedLM")
+    return values.get("model_type") not in RELATIVES and "ForMaskedLM" in str(values.get("architectures"))
 
 
 def read_generator(folder: Path) -> Source:
