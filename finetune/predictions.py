@@ -83,6 +83,9 @@ class Source(NamedTuple):
         return found
 
 
+Predictor = Callable[[ModelFolder, RunIdentity, Source], Iterator[dict[str, Any]]]
+
+
 def predict(name: str, source: str) -> Iterator[dict[str, Any]]:
     """Yields the prediction of the kept model `name` for each example of the file `source`, in order.
 
