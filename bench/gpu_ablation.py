@@ -13,8 +13,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from bench.gpu_checks import engine_step
 from bench.gpu_items import Figures, run_items
-from bench.gpu_parts import SHAPES, GpuOptions
-from bench.gpu_setting import Plainly, Setting, fast_modules, new_batch, setting
+from bench.gpu_parts import SHAPES, GpuOptions, half_precision
+from bench.gpu_setting import PLAIN, Plainly, Setting, fast_modules, new_batch, setting
 from bench.matrix_rate import matrix_rates
 from bench.memory import peak_mb
 from bench.models import CONFIGS, fresh_model, new_engine
@@ -22,6 +22,7 @@ from bench.timing import median_seconds, seconds_of
 from pretrain.engine.deepspeed_config import read
 from pretrain.engine.determinism import compute_deterministically
 from pretrain.engine.graphs import replay_micro_batches
+from pretrain.model import ops
 from pretrain.presets import preset, with_objective
 from pretrain.training.estimates import flops_per_token
 from pretrain.training.models import compile_layers
@@ -50,13 +51,12 @@ SWITCHES = {
     "as shipped": Switch(),
     "not deterministic": Switch(deterministic=False),
     "AdamW not fused": Switch(("deepspeed.optimizer.params.fused=false",)),
-    "no overlap of communication": Switch(("deepspeed.zero_optimization.overlap_comm=false",)),
+    "parameters not aligned": Switch(("deepspeed.zero_optimization.parameter_alignment=false",)),
     "activations recomputed": Switch(("deepspeed.activation_checkpointing={}",)),
     "PyTorch's attention by the formula": Switch(attention=(SDPBackend.MATH,)),
     "layers compiled": Switch(compiled=True),
-    "with CUDA graphs": Switch(graphs=True),
 }
-"""The first is the baseline. Each module of fast operations adds one without it."""
+"""The first is the baseline."""
 
 
 def rates(options: GpuOptions, product: Path) -> int:
@@ -77,14 +77,23 @@ def copy_rate(where: Setting) -> Figures:
 def ablation(options: GpuOptions, shape: str, product: Path) -> int:
     """Measures a step with each switch."""
     compute_deterministically()  # as a run does; `measured` switches it off for one
-    where = shaped(options.device, shape)
+    device = options.device
+    where = shaped(device, shape)
     measured(where, Switch(), steps=1)  # an engine's start chooses the fast operations
-    switches = SWITCHES | {f"without {module.rpartition('.')[2]}": Switch(without=module) for module in fast_modules()}
-    if options.device == "cpu":  # where there are no graphs, and compiling is slow and gains nothing
-        switches = {name: switch for name, switch in switches.items() if not (switch.compiled or switch.graphs)}
-    steps = STEPS[options.device]
-    items = {name: partial(measured, where, switch, steps) for name, switch in switches.items()}
+    items = {name: partial(measured, where, switch, STEPS[device]) for name, switch in switches(device).items()}
     return run_items(items, product)
+
+
+def switches(device: str) -> dict[str, Switch]:
+    """Returns the switches that change something here, once an engine has chosen its operations; each module of fast
+    operations has one too. Graphs come last, since a capture that fails may spoil what follows.
+    """
+    found = SWITCHES | {f"without {module.rpartition('.')[2]}": Switch(without=module) for module in fast_modules()}
+    if ops.attend is not PLAIN["attend"]:
+        found = {name: switch for name, switch in found.items() if not switch.attention}
+    if device == "cpu":  # where there are no graphs, and compiling is slow and gains nothing
+        return {name: switch for name, switch in found.items() if not switch.compiled}
+    return found | {"with CUDA graphs": Switch(graphs=True)}
 
 
 def shaped(device: str, shape: str) -> Setting:
@@ -127,7 +136,7 @@ def new_step(where: Setting, switch: Switch) -> Callable[[], object]:
     model = fresh_model(where.run, where.vocabulary)
     if switch.compiled:
         compile_layers(model)
-    config = read(CONFIGS / "zero1_bf16.json", switch.settings)
+    config = read(CONFIGS / f"zero1_{half_precision(where.device.type)}.json", switch.settings)
     engine = new_engine(model, where.run, config, where.batch_size, where.world)
     batch = new_batch(where)
     if switch.graphs:

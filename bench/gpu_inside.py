@@ -15,7 +15,7 @@ def run_inside(name: str, options: GpuOptions) -> int:
         case "bits" | "zero":
             from bench.gpu_runs import bits, zero
 
-            return (bits if kind == "bits" else zero)(options, product)
+            return bits(options, shape, product) if kind == "bits" else zero(options, product)
         case "rates" | "ablation":
             from bench.gpu_ablation import ablation, rates
 

@@ -25,14 +25,16 @@ SHAPES = {
     "cpu": (("tiny", 32, 2),),
 }
 """Preset, length and batch size (large enough to keep a large GPU busy), the most informative first."""
-STEP_OPTIONS = {
-    "cuda": ("--dtype", "bf16", "--steps", "10"),
-    "cpu": ("--steps", "1", "--contenders", "eager", "electra", "hp_loss", "hp_dist"),  # compiling takes a minute
+STEPS = {"cuda": "10", "cpu": "1"}
+CONTENDERS = {
+    "cuda": (("hp_loss", "eager", "compiled"), ("hp_loss", "electra", "eager", "compiled"), ("hp_loss",), ("hp_loss",)),
+    "cpu": (("hp_loss", "electra", "eager"),),  # compiling takes a minute
 }
+"""By shape, in the order in which they run, one after another: together they would not fit the memory of a GPU."""
 LIMIT = 540
 """Time limit of the study, and of any part on a CPU, which is slow."""
-WARM_UP_SHARE = 0.6
-"""Share of a table's time allowed for start-up and compilation; a slower contender is left out."""
+WARM_UP_SHARE = 0.75
+"""Share of a contender's time allowed for start-up and compilation."""
 
 
 PASSED_ON = ("output", "device", "data", "work", "study", "study_scale")
@@ -87,8 +89,16 @@ class Part(NamedTuple):
         return f"needs {' and '.join(absent)}, not installed here" if absent else ""
 
 
+def half_precision(device: str) -> Literal["bf16", "fp16"]:
+    """Returns the half precision that is measured: bf16, except on a GPU without it (V100)."""
+    import torch
+
+    lacks = device == "cuda" and torch.cuda.is_available() and not torch.cuda.is_bf16_supported(False)
+    return "fp16" if lacks else "bf16"
+
+
 def all_parts(options: GpuOptions) -> Iterator[Part]:
-    """Yields the parts of all stages in order."""
+    """Yields the parts of all stages in order; in a stage fp32, which compiles and computes longest, comes last."""
     python, device = sys.executable, options.device
     given = [word for name, value in options if name in PASSED_ON and value for word in (f"--{name}", str(value))]
     inside = (python, "bench/gpu.py", *given, "--inside")
@@ -96,19 +106,31 @@ def all_parts(options: GpuOptions) -> Iterator[Part]:
     def part(stage: Stage, name: str, seconds: float, *needs: str) -> Part:
         return Part(stage, name, (*inside, name), seconds if device == "cuda" else LIMIT, needs)
 
-    yield part("a", "kernels", 100)
-    yield part("a", "bits", 170, "data")
-    yield part("a", "zero", 150, "data", "deepspeed")
+    half = half_precision(device)
+    precisions = dict.fromkeys((half, "fp16", "fp32"))
+    yield part("a", "kernels", 150)
+    yield part("a", f"bits {half}", 70, "data", "deepspeed")
+    yield part("a", "zero", 200, "data", "deepspeed")
+    for precision in [*precisions][1:]:
+        yield part("a", f"bits {precision}", 70, "data", *needed(precision))
     yield part("b", "rates", 30)
-    for preset, length, batch_size in SHAPES[device]:
+    for (preset, length, batch_size), contenders in zip(SHAPES[device], CONTENDERS[device], strict=True):
         shape = ("--preset", preset, "--seq_length", str(length), "--batch_size", str(batch_size))
-        command = (python, "bench/step.py", *shape, *STEP_OPTIONS[device])
-        limit = 75 if device == "cuda" else LIMIT
-        yield Part("b", f"step {preset} {length}", command, limit, ("deepspeed", "transformers"), warm_up=True)
+        command = (python, "bench/step.py", *shape, "--steps", STEPS[device])
+        command += ("--dtype", half) if device == "cuda" else ()
+        for name in contenders:
+            limit = LIMIT if device == "cpu" else 150 if name == "compiled" else 75
+            whole = (*command, "--contenders", name)
+            needs = ("deepspeed", "transformers")
+            yield Part("b", f"step {preset} {length} {name}", whole, limit, needs, warm_up=True)
     for preset, length, _ in SHAPES[device][:2]:
-        yield part("c", f"ablation {preset} {length}", 80, "deepspeed")
+        yield part("c", f"ablation {preset} {length}", 100, "deepspeed")
     for preset, length, _ in SHAPES[device][:2]:
-        yield part("d", f"profile {preset} {length}", 25, "deepspeed")
-    for precision in ("bf16", "fp16", "fp32") if device == "cuda" else ("bf16", "fp32"):  # no fp16 on a CPU
-        yield part("e", f"training {precision}", 80, "data", *(() if precision == "fp32" else ("deepspeed",)))
+        yield part("d", f"profile {preset} {length}", 40, "deepspeed")
+    for precision in precisions:
+        yield part("e", f"training {precision}", 80, "data", *needed(precision))
     yield part("f", "study", LIMIT, "data", "deepspeed", "matplotlib", "scipy")
+
+
+def needed(precision: str) -> tuple[str, ...]:
+    return () if precision == "fp32" else ("deepspeed",)

@@ -7,6 +7,7 @@ import torch
 from bench.gpu_ablation import Switch, new_step, shaped
 from bench.gpu_items import keep
 from bench.gpu_parts import SHAPES, GpuOptions
+from pretrain.engine.determinism import compute_deterministically
 
 PROFILED_STEPS = 3
 LISTED = 60
@@ -14,6 +15,7 @@ LISTED = 60
 
 def run_profile(options: GpuOptions, shape: str, product: Path) -> int:
     """Records every kernel's share, and for the first shape a trace for chrome://tracing."""
+    compute_deterministically()  # as a run does
     on_gpu = options.device == "cuda"
     step = new_step(shaped(options.device, shape), Switch())
     for _ in range(3):

@@ -40,7 +40,7 @@ def study_block(options: GpuOptions, product: Path) -> int:
         for row in study.rows:
             if (row.name, seed) in finished:
                 continue
-            wanted = [*commands.training(reference, study.reference.seed), *commands.cell(row, seed)]
+            wanted = [commands.training(reference, study.reference.seed), *commands.cell(row, seed)]
             if not all(jobs.run(job) for job in wanted if not job.name.startswith("export")):
                 failed = True
                 continue

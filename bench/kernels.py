@@ -28,8 +28,8 @@ from bench.timing import seconds_of
 from data_prep.masking import mask_size
 from foundation.command_line import run_command
 from pretrain.job.processes import start_processes
-from pretrain.method.sampling import inverse_cdf, largest, log_probability
 from pretrain.model import cpu_ops
+from pretrain.model.distribution import inverse_cdf, largest, log_probability
 from pretrain.model.encoder import EncoderConfig
 from pretrain.presets import preset
 

@@ -9,10 +9,10 @@ skipped: with these files another machine continues. The report beside them is `
 """
 
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from os import chdir
 from pathlib import Path
-from threading import Lock
 from typing import Annotated
 
 if not __package__:  # run as a script: import from the repository, never from the script's own folder
@@ -27,6 +27,7 @@ from bench.study_jobs import Jobs
 from foundation.command_line import POSITIONAL, run_command
 from foundation.config import ConfigError, StrictConfig, one_of
 from foundation.files import ROOT, require_folder
+from foundation.locks import Held, Lock
 
 
 class StudyOptions(StrictConfig):
@@ -77,28 +78,41 @@ def main(options: StudyOptions) -> int:
     failed = False
     if waiting and not options.report_only:
         require_data(options, study)
-        sources = Sources(options.input, options.punkt, options.data_dir, options.squad, options.blimp)
-        commands, jobs = Commands(study, sources, output), Jobs(output, options.jobs)
-        if not all(jobs.run(job) for job in commands.shards()):
-            return 1
-        require_same_text(output / "shards", found.values())
-        if not all(jobs.run(job) for job in commands.training(study.row(study.reference.row), study.reference.seed)):
-            return 1
-        reporting = Lock()
+        with locked(output):
+            sources = Sources(options.input, options.punkt, options.data_dir, options.squad, options.blimp)
+            commands, jobs = Commands(study, sources, output), Jobs(output, options.jobs)
+            if not all(jobs.run(job) for job in commands.shards()):
+                return 1
+            require_same_text(output / "shards", found.values())
+            if not jobs.run(commands.training(study.row(study.reference.row), study.reference.seed)):
+                return 1
+            reporting = threading.Lock()
 
-        def run_cell(cell: tuple[Row, int]) -> bool:
-            done = all(jobs.run(job) for job in commands.cell(*cell))
-            if done:
-                with reporting:
-                    write_cell(results, study, measure(output, commands, jobs, study, *cell))
-                    write_report(results, study)
-            return done
+            def run_cell(cell: tuple[Row, int]) -> bool:
+                done = all(jobs.run(job) for job in commands.cell(*cell))
+                if done:
+                    with reporting:
+                        write_cell(results, study, measure(output, commands, jobs, study, *cell))
+                        write_report(results, study)
+                return done
 
-        with ThreadPoolExecutor(jobs.workers) as pool:
-            failed = not all([*pool.map(run_cell, waiting)])
+            with ThreadPoolExecutor(jobs.workers) as pool:
+                failed = not all([*pool.map(run_cell, waiting)])
     write_report(results, study)
     print((results / "report.md").read_text())
     return int(failed)
+
+
+def locked(output: Path) -> Lock:
+    """Locks the output folder against a second study.
+
+    Raises:
+        ConfigError: names the command that holds the lock.
+    """
+    try:
+        return Lock(output / "lock")
+    except Held as who:
+        raise ConfigError(f"output: {output} is in use by {who}; wait for its end, or name another --output") from None
 
 
 def chosen(options: StudyOptions, study: Study) -> tuple[tuple[Row, ...], tuple[int, ...]]:

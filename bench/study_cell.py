@@ -85,10 +85,8 @@ def conditions(study: Study, row: Row) -> dict[str, Any]:
     whole = study.model_dump(
         mode="json", exclude={"title", "rows", "seeds", "measures", "predictions", "gates", "baseline"}
     )
-    lender = study.row(row.generator_from) if row.generator_from else None
     return whole | {
         "row": row.model_dump(mode="json"),
-        "generator": lender and lender.model_dump(mode="json"),
         "reference": study.reference.model_dump() | {"row": study.row(study.reference.row).model_dump(mode="json")},
     }
 

@@ -49,7 +49,7 @@ class Commands:
         name = cell_name(row, seed)
         run, exported = f"{self.output}/runs/{name}", f"{self.output}/exported/{name}"
         oracle = self.study.oracle_sequences if row.has_generator else 0
-        yield from self.training(row, seed)
+        yield self.training(row, seed)
         yield Job(
             f"evaluate-{name}",
             f"python pretrain/evaluate.py {run} {self.output}/runs/{self.reference}"
@@ -67,26 +67,19 @@ class Commands:
         for probe in self.study.probes:
             yield Job(f"{probe.task}-{name}", self.probe(probe, exported, name))
 
-    def training(self, row: Row, seed: int) -> Iterator[Job]:
-        """Yields the command that pre-trains a row; first that of the row whose generator it takes.
-
-        The seed determines initial weights, order and masks for all rows.
-        """
+    def training(self, row: Row, seed: int) -> Job:
+        """Returns the command that pre-trains a row; the seed determines weights, order and masks in all rows alike."""
         study, name = self.study, cell_name(row, seed)
         steps = row.steps or study.steps
         every = max(1, steps // CHECKPOINTS)
         objective = f"--row {shlex.quote(row.row)}" if row.row else f"--objective {row.objective}"
-        if row.generator_from:
-            lender = study.row(row.generator_from)
-            yield from self.training(lender, seed)
-            objective += f" --generator_from {self.output}/runs/{cell_name(lender, seed)}"
         if study.deepspeed_config:
             objective += f" --deepspeed_config {shlex.quote(study.deepspeed_config)}"
         settings = (
             *(f"seed={seed}", f"optim.steps={steps}", f"optim.warmup_steps={study.warmup_steps}"),
             *(f"checkpoint_every={every}", "keep_checkpoints=1", f"evaluate_every={every}", *study.set, *row.set),
         )
-        yield Job(
+        return Job(
             f"train-{name}",
             f"python pretrain/run.py --preset {study.preset} {objective} --data {self.output}/shards"
             f" --output {self.output}/runs/{name} --set {' '.join(map(shlex.quote, settings))}",

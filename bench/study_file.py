@@ -12,7 +12,7 @@ from pydantic import Field, field_validator, model_validator
 
 from foundation.config import ConfigError, StrictConfig, one_of, without_duplicates
 from pretrain.config import with_overrides
-from pretrain.method.objectives import OBJECTIVES, objective_class
+from pretrain.method.objectives import OBJECTIVES
 from pretrain.presets import preset, with_objective, with_row
 
 Name = Annotated[str, Field(min_length=1, max_length=80)]
@@ -32,9 +32,6 @@ class Row(StrictConfig):
     """as `--set` of run.py"""
     steps: int | None = Field(default=None, ge=2)
     """optimizer steps instead of the study's, for as many FLOPs as another row"""
-    generator_from: str | None = None
-    """the row whose run with the same seed lends its trained generator"""
-
     has_generator: bool = True
     """false without a generator of its own: no gate on its MLM loss, no distance from the oracle"""
 
@@ -165,21 +162,16 @@ class Study(StrictConfig):
 
     @model_validator(mode="after")
     def _names_what_exists(self) -> Self:
-        names, before = [row.name for row in self.rows], [""]
+        names = [row.name for row in self.rows]
         named = [("baseline", self.baseline), ("reference.row", self.reference.row)]
         for prediction in self.predictions:
             named += [("predictions.row", name) for name in (prediction.row, prediction.minus) if name is not None]
         problems = [f"{field}: got {name!r}, {one_of(name, names)}" for field, name in named if name not in names]
         for row in self.rows:
-            if row.generator_from is not None and row.generator_from not in before:
-                problems.append(f"generator_from: got {row.generator_from!r}, expected a row before {row.name!r}")
-            before.append(row.name)
             try:
                 run = preset(self.preset)
                 run = with_row(run, row.row) if row.row else with_objective(run, row.objective or "")
-                run = with_overrides(run, [*self.set, *row.set])
-                if objective_class(run.objective.name).frozen_generator != bool(row.generator_from):
-                    problems.append(f"rows: {row.name!r}: objective fast_electra and generator_from need each other")
+                with_overrides(run, [*self.set, *row.set])
             except ConfigError as error:
                 problems.append(f"rows: {row.name!r}: {error}")
         wanted = [*self.measures, *(part.measure for part in self.predictions if part.measure is not None)]

@@ -25,7 +25,7 @@ from data_prep.duplicates import Duplicates, hash_chunk
 from data_prep.inspection import file_problems
 from data_prep.manifest import BuildConfig, ShardEntry
 from data_prep.parts import WORK_NAME, Merge, ShardCutter, merge_parts, part_path
-from data_prep.pipeline import ChunkTask, do_chunk
+from data_prep.pipeline import ChunkTask, changed_between_passes, do_chunk
 from data_prep.records import CHUNK, SIDES, ChunkRecord, RecordLog, folder_of
 from data_prep.sources import Source
 from data_prep.workers import Pool
@@ -121,6 +121,8 @@ def _perform(task: UnitTask | Merge, config: BuildConfig, output: Path, strict: 
             done.append(do_chunk(ChunkTask(chunk, known.get(chunk.number), merged), config, output, strict))
             if log is not None and done[-1] != known.get(chunk.number):
                 log.add(CHUNK, chunk.number, done[-1])
+    if task.duplicates is not None and len(done) < len(task.duplicates):
+        raise changed_between_passes(task.unit.stretches)
     return done
 
 

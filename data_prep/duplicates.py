@@ -42,11 +42,9 @@ _UNUSED = bytes(8)  # key of a document that is dropped anyway and never counts 
 def hash_chunk(chunk: Chunk, reading: Reading, folder: Path, dedup: Dedup) -> int:
     """Writes the keys of a chunk's documents, in order, unless an earlier run did; returns the number of documents."""
     chunk = chunk.loaded()
-    path, digest = _keys_path(folder, chunk.number), chunk.digest().encode()
-    if path.is_file():
-        with path.open("rb") as file:
-            if file.read(_DIGEST) == digest:
-                return (path.stat().st_size - _DIGEST) // (8 * _KEYS[dedup])
+    path, digest = _keys_path(folder, chunk.number), chunk.digest()
+    if hashed_text(folder, chunk.number) == digest:
+        return (path.stat().st_size - _DIGEST) // (8 * _KEYS[dedup])
     documents = (document for piece in chunk.pieces for document in piece.documents(reading))
     if dedup == "near":
         keys = b"".join(rows.tobytes() for rows in document_keys(documents))
@@ -54,8 +52,17 @@ def hash_chunk(chunk: Chunk, reading: Reading, folder: Path, dedup: Dedup) -> in
         keys = b"".join(
             document.digest if document.content and document.reason is None else _UNUSED for document in documents
         )
-    write_atomically(path, digest + keys)
+    write_atomically(path, digest.encode() + keys)
     return len(keys) // (8 * _KEYS[dedup])
+
+
+def hashed_text(folder: Path, chunk: int) -> str | None:
+    """Returns the digest of the text of chunk number `chunk` when it was hashed; None if it was not."""
+    path = _keys_path(folder, chunk)
+    if not path.is_file():
+        return None
+    with path.open("rb") as file:
+        return file.read(_DIGEST).decode(errors="replace")
 
 
 def _keys_path(folder: Path, chunk: int) -> Path:
@@ -212,7 +219,7 @@ def _collect(run: int, copies: Pairs) -> None:
     Only rank 0 reads them, one run at a time.
     """
     found = copies.read(range(run, run + 1))
-    np.sort(2 * found[:, 0] + found[:, 1]).tofile(_duplicates_path(copies.folder, run))
+    _duplicates_path(copies.folder, run).write_bytes(np.sort(2 * found[:, 0] + found[:, 1]).data)
 
 
 def _duplicates_path(folder: Path, run: int) -> Path:

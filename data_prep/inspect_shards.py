@@ -11,6 +11,7 @@ if not __package__:  # run as a script: import from the repository, never from t
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 import os
+from collections.abc import Iterable
 from typing import Annotated
 
 import numpy as np
@@ -18,6 +19,7 @@ from pydantic import Field
 
 from data_prep.inspection import (
     MaskStatistics,
+    Rows,
     file_problems,
     megatron_problems,
     problems_of,
@@ -57,14 +59,8 @@ class InspectOptions(StrictConfig):
 
 def main(options: InspectOptions) -> int:
     """Prints the statistics of a shard folder and of its held-out part; returns 1 if a check fails, else 0."""
-    try:
-        with start_pool(options.workers if options.verify else 1) as pool:
-            return _inspect_all(options, pool) if pool else 0
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        print(f"inspect_shards: stopped: {printable(str(error))}; fix it and run again", file=sys.stderr)
-        return 1
+    with start_pool(options.workers if options.verify else 1) as pool:
+        return _inspect_all(options, pool) if pool else 0
 
 
 def _inspect_all(options: InspectOptions, pool: Pool) -> int:
@@ -92,18 +88,28 @@ def _inspect_all(options: InspectOptions, pool: Pool) -> int:
 def _inspect(folder: Path, manifest: Manifest, options: InspectOptions, pool: Pool) -> list[str]:
     _print_manifest(folder, manifest)
     tokenizer = WordPiece.load(folder / TOKENIZER_NAME)
-    problems: list[str] = []
     if options.verify:
         problems, statistics = verify(folder, manifest, pool)
     else:
-        statistics = MaskStatistics(manifest.seq_length)
-        for rows in sample_rows(folder, manifest, _BLOCKS, _BLOCK):
-            statistics.add(rows, manifest, tokenizer)
+        problems = [f"{folder}/{problem}" for problem in tokenizer_problems(folder, manifest)]
+        found, statistics = _checked(sample_rows(folder, manifest, _BLOCKS, _BLOCK), manifest, tokenizer)
+        problems += [f"{folder}: {problem}; --verify finds all of them" for problem in found[:1]]
     if not problems:
         _print_statistics(statistics, manifest)
-    if options.show:
-        _show(folder, manifest, tokenizer, options.show)
+        if options.show:
+            _show(folder, manifest, tokenizer, options.show)
     return problems
+
+
+def _checked(batches: Iterable[Rows], manifest: Manifest, tokenizer: WordPiece) -> tuple[list[str], MaskStatistics]:
+    """Checks sequences and their masks; returns the problems found, and the statistics up to the first one."""
+    problems: list[str] = []
+    statistics = MaskStatistics(manifest.seq_length)
+    for rows in batches:
+        problems += problems_of(rows, manifest)
+        if not problems and tokenizer.vocab_size == manifest.vocab_size:
+            statistics.add(rows, manifest, tokenizer)
+    return problems, statistics
 
 
 def verify(folder: Path, manifest: Manifest, pool: Pool) -> tuple[list[str], MaskStatistics]:
@@ -138,10 +144,7 @@ def _verify_shard(shard: ShardEntry, folder: Path, manifest: Manifest) -> tuple[
     statistics = MaskStatistics(manifest.seq_length)
     problems = file_problems(folder, shard)
     if not problems:
-        for rows in read_rows(folder, shard, manifest):
-            problems += problems_of(rows, manifest)
-            if not problems:
-                statistics.add(rows, manifest, tokenizer)
+        problems, statistics = _checked(read_rows(folder, shard, manifest), manifest, tokenizer)
         problems += megatron_problems(folder, shard)
     return [f"{folder / shard.name}: {problem}" for problem in problems], statistics
 
@@ -157,7 +160,7 @@ def _print_manifest(folder: Path, manifest: Manifest) -> None:
         dropped = ", ".join(f"{count:,} {reason}" for reason, count in ledger.dropped.items() if count) or "none"
         print(
             f"  {name:<12} {ledger.read:>15,} read = {ledger.train:,} for training + "
-            f"{ledger.held_out:,} held out + dropped: {dropped}"
+            f"{ledger.held_out:,} held out + dropped: {printable(dropped)}"
         )
     print(
         f"  repaired        {counted(books.invalid_utf8, 'malformed UTF-8 sequence')}, "

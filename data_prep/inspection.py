@@ -86,12 +86,13 @@ def open_shard(folder: Path, shard: ShardEntry, manifest: Manifest) -> tuple[Ind
     masks.require_sound()
     if masks.dtype != np.uint8 or len(masks) != len(ids) or (masks.lengths != row).any():
         raise ConfigError(f"{path}.mask: does not have one row of masks per sequence; build the shards again")
-    if ids.dtype != np.uint16 or (len(ids), len(ids.data)) != (shard.sequences, shard.tokens):
+    tokens = ids.size // ids.dtype.itemsize
+    if ids.dtype != np.uint16 or (len(ids), tokens) != (shard.sequences, shard.tokens):
         raise ConfigError(
-            f"{path}: holds {len(ids)} sequences and {len(ids.data)} tokens, but manifest.json says {shard.sequences} "
+            f"{path}: holds {len(ids)} sequences and {tokens} tokens, but manifest.json says {shard.sequences} "
             f"and {shard.tokens}; build the shards again"
         )
-    if len(ids) and not 2 < ids.lengths.min() <= ids.lengths.max() <= manifest.seq_length:
+    if not 2 < ids.lengths.min() <= ids.lengths.max() <= manifest.seq_length:
         raise ConfigError(f"{path}: a sequence's length is out of bounds; build the shards again")
     return ids, masks
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from data_prep.formats import Boundary, Reading
 from data_prep.sentences import Sentences
@@ -24,6 +24,12 @@ LOG_NAME = "records.log"
 
 Dedup = Literal["none", "exact", "near"]
 Count = Annotated[int, Field(ge=0, lt=1 << 63)]
+Number = Annotated[int, Field(ge=1, lt=1 << 63)]
+_Share = Annotated[float, Field(ge=0, le=1)]
+_Suffix = Annotated[str, Field(pattern=r"^(\.mask)?\.(bin|idx)$")]
+_FileName = Annotated[str, Field(pattern=r"^\w[\w.-]{0,99}$")]
+_MOST_WORDS = 100
+"""Longest n-gram, in words; a word's number within its n-gram is stored in one byte."""
 
 
 class Choices(StrictConfig):
@@ -66,6 +72,15 @@ class Choices(StrictConfig):
     shard_mb: float = Field(1000.0, gt=0, le=16_000)
     """size of a shard, in MB"""
 
+    @field_validator("ngram")
+    @classmethod
+    def _are_chances(cls, chances: tuple[float, ...]) -> tuple[float, ...]:
+        if not chances or min(chances) < 0 or abs(sum(chances) - 1) > 1e-3:
+            raise ValueError(f"got {' '.join(map(str, chances))}, expected chances that sum to 1, such as .8 .1 .1")
+        if len(chances) > _MOST_WORDS:
+            raise ValueError(f"got {len(chances)} chances, expected at most {_MOST_WORDS}; leave out the last ones")
+        return chances
+
     @property
     def reading(self) -> Reading:
         """The options for reading the input."""
@@ -95,20 +110,20 @@ class BuildConfig(Choices):
 class ShardEntry(StrictRecord):
     """The manifest's entry for one shard: its files, checksums and counts."""
 
-    name: str = Field(pattern=r"^shard-\d+$")
+    name: str = Field(pattern=r"^shard-[0-9]{5,18}$")
     """Prefix of its files."""
     first_chunk: Count
     last_chunk: Count
     """Numbers of the first and last chunk of text that it was made from."""
-    sequences: Count
-    tokens: Count
+    sequences: Number
+    tokens: Number
     """Special tokens included."""
     word_pieces: Count
     unknown: Count
     """[UNK] among the word pieces."""
     ngrams: tuple[Count, ...]
     """How often an n-gram of 1, 2, ... words was drawn for the masks."""
-    written: dict[str, tuple[Count, str]]
+    written: dict[_Suffix, tuple[Count, str]] = Field(min_length=4)
     """Size and sha256 of each file, by its suffix."""
 
     @property
@@ -136,10 +151,10 @@ def _added(left: Any, right: Any) -> Any:
 class Ledger(_Sums):
     """Accounts for all documents, characters or word pieces: read = train + held_out + the sum of dropped."""
 
-    read: int = 0
-    train: int = 0
-    held_out: int = 0
-    dropped: dict[str, int] = {}
+    read: Count = 0
+    train: Count = 0
+    held_out: Count = 0
+    dropped: dict[str, Count] = {}
     """By reason."""
 
     @property
@@ -151,9 +166,9 @@ class Ledger(_Sums):
 class Share(_Sums):
     """The contribution of one of the user's inputs to a build: documents, characters and word pieces."""
 
-    documents: int = 0
-    characters: int = 0
-    word_pieces: int = 0
+    documents: Count = 0
+    characters: Count = 0
+    word_pieces: Count = 0
 
 
 class Books(_Sums):
@@ -164,13 +179,13 @@ class Books(_Sums):
     """Code points of the decoded documents, without surrounding markup (tags, JSON), before NFC."""
     word_pieces: Ledger = Ledger()
     """Word pieces of the documents that reached the tokenizer."""
-    invalid_utf8: int = 0
+    invalid_utf8: Count = 0
     """Malformed byte sequences, each replaced by U+FFFD."""
-    normalized_documents: int = 0
+    normalized_documents: Count = 0
     """Documents that NFC changed."""
-    cut_documents: int = 0
+    cut_documents: Count = 0
     """Cuts in documents too long for memory."""
-    cut_lines: int = 0
+    cut_lines: Count = 0
     """Cuts in lines too long for a sentence."""
     inputs: dict[str, Share] = {}
     """The mixture: the contribution of each input to the shards, training and held out."""
@@ -184,14 +199,14 @@ class Books(_Sums):
 class Totals(StrictRecord):
     """Counts summed over all shards of a folder."""
 
-    sequences: int
-    tokens: int
-    word_pieces: int
-    unknown_share: float
+    sequences: Count
+    tokens: Count
+    word_pieces: Count
+    unknown_share: _Share
     """Share of [UNK] among the word pieces."""
-    padding_share: float
+    padding_share: _Share
     """Share of padding in sequences x seq_length."""
-    ngrams: tuple[int, ...]
+    ngrams: tuple[Count, ...]
 
 
 class Manifest(StrictRecord):
@@ -201,14 +216,14 @@ class Manifest(StrictRecord):
     config: BuildConfig
     vocab_size: int = Field(ge=1, le=LARGEST_VOCABULARY)
     special_tokens: SpecialTokens
-    tokenizer_files: dict[str, str]
+    tokenizer_files: dict[_FileName, str]
     """The sha256 of each file of the tokenizer; empty in format 1."""
     versions: dict[str, str]
     input_files: Count
     """Number of input files."""
     books: Books
     totals: Totals
-    shards: tuple[ShardEntry, ...]
+    shards: tuple[ShardEntry, ...] = Field(min_length=1)
 
     @property
     def seq_length(self) -> int:
@@ -233,6 +248,8 @@ class Manifest(StrictRecord):
         sums = [sum(getattr(shard, name) for shard in self.shards) for name in ("sequences", "tokens")]
         if sums != [self.totals.sequences, self.totals.tokens]:
             raise ValueError("its totals are not the sums of its shards")
+        if len({shard.name for shard in self.shards}) < len(self.shards):
+            raise ValueError("two of its shards have one name")
         return self
 
 
@@ -282,8 +299,6 @@ def load_manifest(folder: Path) -> Manifest:
                 "version of this software: use that version"
             )
         return Manifest.model_validate(values)
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read ({error.strerror}); check the disk") from None
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise ConfigError(
             f"{path}: damaged ({_reason(error)}); run data_prep/build_shards.py with the same options, which repairs it"
@@ -316,7 +331,7 @@ def _reason(error: Exception) -> str:
     """The error message on one line."""
     if isinstance(error, ValidationError):
         first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
+        place = ".".join(map(str, first["loc"]))[:100]
         return f"{place}: {first['msg']}" if place else str(first["msg"]).removeprefix("Value error, ")
     return (str(error).splitlines() or [type(error).__name__])[0][:200]
 

@@ -118,10 +118,10 @@ def finish(folder: Path, log: RecordLog, tokenizer: WordPiece) -> Manifest:
     """
     books = sum((record.books for record in log.chunks()), Books())
     train, held_out = (_manifest(log, side, tokenizer, books) for side in (TRAIN, HELD_OUT))
-    if not train.shards:
+    if train is None:
         raise ConfigError("input: no document is left for training; give more text or a smaller --held_out")
     log.put_in_order()
-    if held_out.shards:
+    if held_out:
         tokenizer.save(folder / HELD_OUT_NAME / TOKENIZER_NAME)
         save_manifest(held_out, folder / HELD_OUT_NAME)
     else:
@@ -151,10 +151,12 @@ def _list_contaminated(log: RecordLog, path: Path) -> None:
     file.close()
 
 
-def _manifest(log: RecordLog, side: str, tokenizer: WordPiece, books: Books) -> Manifest:
+def _manifest(log: RecordLog, side: str, tokenizer: WordPiece, books: Books) -> Manifest | None:
+    """Returns the manifest of one side; None if it has no shards."""
     assert log.plan is not None
     config = log.plan.config
-    shards = [entry for _, entry in sorted(log.shards[side].items())]
+    if not (shards := [entry for _, entry in sorted(log.shards[side].items())]):
+        return None
     return Manifest(
         format_version=FORMAT_VERSION,
         config=config,

@@ -23,8 +23,8 @@ class Pairs(NamedTuple):
         """Writes file `number`. The pairs, an array of two columns, are sorted by the first."""
         offsets = np.append(np.searchsorted(pairs[:, 0], self.bounds), len(pairs)).astype(np.uint64)
         with self.path(number).open("wb") as file:  # not flushed: every run of a build writes it anew
-            offsets.tofile(file)
-            pairs.tofile(file)
+            file.write(offsets.data)  # unlike `tofile`, says why it fails
+            file.write(pairs.tobytes())
 
     def read(self, ranges: range) -> np.ndarray:
         """Returns the pairs of consecutive ranges, of the first file, the second, and so on."""

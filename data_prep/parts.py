@@ -20,6 +20,7 @@ from data_prep.records import PartEntry, folder_of
 from data_prep.sequences import TokenStream, build_sequences
 from data_prep.shards import IndexedWriter
 from data_prep.tokens import WordPiece
+from foundation.config import ConfigError
 from foundation.files import NewFile, file_sha256
 
 WORK_NAME = ".build"  # folder of parts and hashes; removed once the manifest is written
@@ -122,10 +123,11 @@ def read_part(path: Path, part: PartEntry, mask_bytes: int) -> Iterator[Block]:
     """Yields the blocks of a part; `mask_bytes` is the size of a sequence's bitmaps.
 
     Raises:
-        OSError: the part is missing or has changed since it was written.
+        ConfigError: the part has changed since it was written.
+        OSError: it is missing.
     """
     if file_sha256(path) != part.sha256:
-        raise OSError(f"{path} has changed since it was written")
+        raise ConfigError(f"output: {path} has changed since it was written; run the same command to write it again")
     with path.open("rb") as file:
         while header := file.read(_HEADER.size):
             sequences, tokens = _HEADER.unpack(header)
@@ -180,7 +182,8 @@ def merge_parts(merge: Merge, config: BuildConfig, output: Path) -> ShardEntry:
     """Writes a shard and returns its entry for the manifest; keeps the parts.
 
     Raises:
-        OSError: a part is missing or damaged, or the disk is full.
+        ConfigError: a part is damaged.
+        OSError: a part is missing, or the disk is full.
     """
     folder, name = folder_of(output, merge.side), f"shard-{merge.number:05d}"
     ids, masks = IndexedWriter(folder / name, np.uint16), IndexedWriter(folder / f"{name}.mask", np.uint8)

@@ -6,7 +6,7 @@ a byte.
 
 import os
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
@@ -19,11 +19,12 @@ from data_prep.cleaning import Cleaned, clean, decode
 from data_prep.curation.contamination import Contamination
 from data_prep.curation.curator import Curator
 from data_prep.curation.language import language_test
+from data_prep.duplicates import hashed_text
 from data_prep.formats import RECORD_FORMATS, Document
 from data_prep.inspection import file_problem
 from data_prep.manifest import Books, BuildConfig, Ledger, Share
 from data_prep.parts import WORK_NAME, Side, part_path
-from data_prep.pieces import Piece
+from data_prep.pieces import Piece, Stretch
 from data_prep.punkt import Punkt
 from data_prep.records import HELD_OUT, SIDES, TRAIN, ChunkRecord, Contaminated, PartEntry
 from data_prep.sentences import Sentences, load_model, split_sentences
@@ -58,21 +59,35 @@ def do_chunk(task: ChunkTask, config: BuildConfig, output: Path, strict: bool = 
     """Builds the chunk, unless an earlier run has built it and its parts are intact; returns its record.
 
     Raises:
-        ConfigError: the text has changed since the earlier run, cannot be read, or, with `strict`, is malformed.
+        ConfigError: the text has changed since the earlier run, or since copies were sought in it; or it cannot be
+            read, or, with `strict`, is malformed.
     """
     chunk, record = task.chunk.loaded(), task.record
     text = chunk.digest()
+    if config.dedup != "none" and hashed_text(output / WORK_NAME, chunk.number) != text:
+        raise changed_between_passes(chunk.pieces)
     if record is not None:
         if (record.key, record.text) != (chunk.key, text) or record.duplicates != chunk.duplicates_digest:
-            names = ", ".join(sorted({str(piece.source.path) for piece in chunk.pieces})[:3])
             raise ConfigError(
-                f"input: the text of {names} has changed since {output} was built from it; restore the old text, or "
-                "choose another --output"
+                f"input: the text of {_names(chunk.pieces)} has changed since {output} was built from it; restore the "
+                "old text, or choose another --output"
             )
         parts = {part_path(output, side, record.number): record.part(side) for side in SIDES if side not in task.merged}
         if not any(part and file_problem(path, part.size, part.sha256) for path, part in parts.items()):
             return record
     return build_chunk(chunk, text, config, output, strict)
+
+
+def changed_between_passes(pieces: Sequence[Piece | Stretch]) -> ConfigError:
+    """The error that the text in which copies were sought is no longer the text that is built from."""
+    return ConfigError(
+        f"input: the text of {_names(pieces)} changed during the build, which reads it twice to find copies; leave it "
+        "unchanged and run the same command again"
+    )
+
+
+def _names(pieces: Iterable[Piece | Stretch]) -> str:
+    return ", ".join(sorted({str(piece.source.path) for piece in pieces})[:3])
 
 
 def build_chunk(chunk: Chunk, text: str, config: BuildConfig, output: Path, strict: bool = False) -> ChunkRecord:

@@ -5,6 +5,7 @@ is read from its header first; no value spans two pages. The header is in Thrift
 (https://parquet.apache.org/docs/file-format/, PageHeader).
 """
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +20,8 @@ _BATCH = 1 << 22  # bytes of text, and of the file, read at a time
 _MOST_ROWS = 64  # rows per batch, however short they seem
 _LARGEST_PAGE = 1 << 27  # bytes, uncompressed; one value of this size takes 700 MB to read
 _REPEATED = 1 << 26  # bytes of a batch whose rows all refer to the longest text of a dictionary
+_TEXT = re.compile(r"(?:dictionary<values=)?(?:large_)?(?:string|binary)(?:_view)?(?:,.*)?")
+"""Arrow's types of text; pandas' categories are a dictionary's values."""
 _UNPACKED, _PACKED = 2, 3  # fields of a page's header: its size uncompressed and in the file
 _STOP, _TRUE, _FALSE, _I32, _I64, _BINARY, _STRUCT = 0, 1, 2, 5, 6, 8, 12  # the Thrift types that a page's header uses
 _DEEPEST = 8  # nesting of structs; a page's header has two levels
@@ -44,8 +47,7 @@ def _parquet_rows(source: Source, start: int, end: int, column: str) -> Iterator
     try:
         with opened(path) as raw, parquet.ParquetFile(raw, buffer_size=_BATCH) as file:
             schema = file.schema_arrow
-            texts = {"string", "large_string", "binary", "large_binary"}
-            _check_column(path, column, {field.name: str(field.type) in texts for field in schema})
+            _check_column(path, column, {field.name: _TEXT.fullmatch(str(field.type)) is not None for field in schema})
             done = 0
             for group in range(file.num_row_groups):
                 first = file.metadata.row_group(group).column(0)
@@ -55,7 +57,10 @@ def _parquet_rows(source: Source, start: int, end: int, column: str) -> Iterator
                     continue
                 rows = _rows_at_once(path, file.metadata.row_group(group), column)
                 for batch in file.iter_batches(rows, [group], [column]):
-                    for value in batch.column(0).cast(pyarrow.large_binary()):
+                    texts = batch.column(0)
+                    if isinstance(texts, pyarrow.DictionaryArray):
+                        texts = texts.dictionary_decode()
+                    for value in texts.cast(pyarrow.large_binary()):
                         done += 1
                         yield _record(path, value.as_py()), done / file.metadata.num_rows
     except (OSError, pyarrow.ArrowException) as error:

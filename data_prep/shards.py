@@ -92,7 +92,7 @@ def mapped(path: Path, dtype: np.dtype[Any]) -> np.ndarray:
     Raises:
         OSError, ValueError: the file cannot be read, is empty, or does not hold a whole number of elements.
     """
-    file = os.open(path, os.O_RDONLY)
+    file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # never waits for the writer of a pipe
     try:
         return np.frombuffer(mmap.mmap(file, 0, access=mmap.ACCESS_READ), dtype)
     finally:

@@ -2,7 +2,6 @@
 
 import os
 import re
-import stat
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from pathlib import Path
 
 from data_prep.unpacking import text_suffix
 from foundation.config import ConfigError
+from foundation.files import require_file_or_folder
 
 HUB = "hub:"  # prefix of a dataset's name on the Hugging Face hub
 # WikiExtractor names its files without a suffix; Wikipedia's dumps are called ....xml-p1p41242.bz2.
@@ -59,10 +59,8 @@ def _sources_of(number: int, given: Path) -> Iterator[Source]:
     origin = f"{number} {_as_text(given.name)}"
     try:
         for relative, path in sorted(_files_of(given)):
-            status = Path(path).stat()
-            if not stat.S_ISREG(status.st_mode):
-                raise ConfigError(f"input: {path} is a pipe, a socket or a device; give files, or remove it")
-            yield Source(path, f"{number}/{_as_text(relative)}", status.st_size, origin)
+            size = require_file_or_folder(Path(path), "input").st_size
+            yield Source(path, f"{number}/{_as_text(relative)}", size, origin)
     except OSError as error:
         raise ConfigError(f"input: {error.filename} cannot be read ({error.strerror}); fix or remove it") from None
 

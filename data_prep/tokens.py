@@ -19,7 +19,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 
 from foundation.command_line import print_warning
 from foundation.config import ConfigError, StrictRecord, shown
-from foundation.files import write_if_other
+from foundation.files import require_file_or_folder, write_if_other
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")  # BERT's
 LARGEST_VOCABULARY = 1 << 16  # ids are stored as uint16
@@ -166,14 +166,14 @@ def open_tokenizer(vocab: str) -> WordPiece:
     """
     path = Path(vocab)
     try:
-        if path.is_file():
+        if path.is_dir():
+            tokenizer = _from_folder(path)
+        elif path.exists():
             tokens = _read_vocabulary(path)
             has_settings = any((path.parent / name).is_file() for name in FILES[:2])
             tokenizer = _from_folder(path.parent) if has_settings else from_vocabulary(tokens)
             if tokenizer.get_vocab() != {token: number for number, token in enumerate(tokens)}:
                 tokenizer = from_vocabulary(tokens)  # the settings beside it are those of another vocabulary
-        elif path.is_dir():
-            tokenizer = _from_folder(path)
         elif (  # `name` or `owner/name`; never a path whose first folder exists here, which is a typing error
             not path.is_absolute()
             and len(path.parts) <= 2
@@ -276,6 +276,7 @@ def _from_folder(folder: Path) -> Tokenizer:
 
 def _read_vocabulary(path: Path) -> list[str]:
     """Reads one token per line, split at line feeds only, because some of Unicode's line separators are tokens."""
+    require_file_or_folder(path, "vocab")
     return path.read_text("utf-8").removesuffix("\n").split("\n")
 
 

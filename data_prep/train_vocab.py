@@ -72,21 +72,17 @@ class VocabularyOptions(StrictConfig):
 
 def main(options: VocabularyOptions) -> int:
     """Trains the vocabulary and writes the tokenizer folder; returns the exit code."""
-    try:
-        if (options.output / "vocab.txt").exists():
-            raise ConfigError(
-                f"output: {options.output} already has a vocab.txt; remove that file or choose another folder"
-            )
-        require_text(options.input)
-        sources, reading = find_sources(options.input), Reading(text_column=options.text_column)
-        size = int(options.sample_mb * 1e6)
-        with locked(options.output):
-            tokens = train_vocabulary(lambda: sample_documents(sources, size, reading), options)
-            WordPiece(from_vocabulary(tokens, options.normalizer)).save(options.output)
-        print(f"{printable(str(options.output))}: {len(tokens):,} tokens")
-    except OSError as error:
-        print(f"train_vocab: stopped: {printable(str(error))}; fix it and run the same command again", file=sys.stderr)
-        return 1
+    if (options.output / "vocab.txt").exists():
+        raise ConfigError(
+            f"output: {options.output} already has a vocab.txt; remove that file or choose another folder"
+        )
+    require_text(options.input)
+    sources, reading = find_sources(options.input), Reading(text_column=options.text_column)
+    size = int(options.sample_mb * 1e6)
+    with locked(options.output):
+        tokens = train_vocabulary(lambda: sample_documents(sources, size, reading), options)
+        WordPiece(from_vocabulary(tokens, options.normalizer)).save(options.output)
+    print(f"{printable(str(options.output))}: {len(tokens):,} tokens")
     return 0
 
 

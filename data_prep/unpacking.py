@@ -154,11 +154,11 @@ def opened(path: Path) -> BinaryIO:
 def unpacked(file: BinaryIO, start: int = 0, end: int | None = None) -> Any:
     """Returns a stream that decompresses the blocks of a file from `start` to `end`; None if it is not compressed."""
     packing = packing_of(file)
-    if packing is None or (start == 0 and end is None):
-        return packing and packing.open(file)
-    if packing.block is None:
+    if packing is None:
+        return None
+    if packing.block is None and (start, end) != (0, None):
         return io.BufferedReader(bzip2.Blocks(file, start, end))
-    return packing.open(io.BufferedReader(_Slice(file, start, end)))
+    return packing.open(io.BufferedReader(_Slice(file, start, end)))  # pyarrow closes what it reads from
 
 
 def find_block(file: BinaryIO, start: int, end: int | None = None) -> int | None:

@@ -18,13 +18,13 @@ if not __package__:  # run as a script: import from the repository, never from t
 from pydantic import Field
 
 from foundation.command_line import POSITIONAL, run_command
-from foundation.config import StrictConfig
+from foundation.config import FileName, StrictConfig
 
 
 class BlimpOptions(StrictConfig):
     """The command line of `blimp.py`."""
 
-    models: Annotated[tuple[str, ...], POSITIONAL, Field(min_length=1)]
+    models: Annotated[tuple[FileName, ...], POSITIONAL, Field(min_length=1)]
     """exported folders, or hub names of stock Hugging Face ELECTRA"""
     data: Path = Path("data/blimp")
     """folder of BLiMP's .jsonl files, or of BLiMP.zip"""

@@ -10,7 +10,7 @@ from foundation.config import MOST, FileName, StrictConfig
 
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
-Count = Annotated[int, Field(ge=1, le=MOST)]
+Count = Annotated[int, Field(ge=1, le=2**20)]
 Later = Annotated[bool, Field(exclude_if=lambda on: not on)]
 """A switch that earlier records lack; written only where it is on, so that folders of earlier runs keep their names."""
 
@@ -140,7 +140,7 @@ class GlueOptions(FinetuneOptions):
 
     task: Annotated[tuple[str, ...], Group("the runs")] = ("all",)
     """GLUE tasks by name, in any case, such as CoLA rte, or all"""
-    data_dir: Annotated[str, Group("data and output")] = "data/glue"
+    data_dir: Annotated[FileName, Group("data and output")] = "data/glue"
     """folder of TASK/train.tsv, dev.tsv (or .jsonl, .parquet), or hub, or hub:NAME"""
     predict_test: bool = False
     """predict test sets in GLUE's submission format; with MNLI also AX"""

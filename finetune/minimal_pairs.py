@@ -5,19 +5,21 @@ Shape letters: B rows of a batch, L length, H hidden size, V vocabulary, P pairs
 
 import io
 import json
-import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+from zipfile import ZipFile
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from pydantic_core import from_json
 from torch import Tensor, nn
 from tqdm import tqdm
 
 from finetune.running.model_folder import load_tokenizer
-from foundation.config import ConfigError
+from finetune.running.records import require_file
+from foundation.config import ConfigError, shown
 from foundation.files import require_folder, write_atomically
 from foundation.markdown_table import markdown_table
 from foundation.stats import mean, resample
@@ -47,17 +49,18 @@ def read_pairs(folder: Path) -> list[Pair]:
     Raises:
         ConfigError: there is no such file, or a line (named by file and number) is not a pair.
     """
-    if not (files := {path.name: path.read_bytes() for path in sorted(folder.glob("*.jsonl"))}):
+    expected = "a folder of BLiMP's .jsonl files, or of BLiMP.zip"
+    paths = [require_file("data", path, expected) for path in sorted(folder.glob("*.jsonl"))]
+    if not (files := {path.name: path.read_bytes() for path in paths}):
+        path = require_file("data", folder / "BLiMP.zip", expected)
         try:
-            with zipfile.ZipFile(folder / "BLiMP.zip") as archive:
+            with ZipFile(path) as archive:
                 names = [
                     name for name in sorted(archive.namelist()) if name.startswith("data/") and name[-6:] == ".jsonl"
                 ]
                 files = {name: archive.read(name) for name in names}
-        except (OSError, zipfile.BadZipFile) as error:
-            raise ConfigError(
-                f"data: {folder} has no .jsonl files and no readable BLiMP.zip ({error}); name the folder of either"
-            ) from None
+        except Exception as error:  # half a dozen types, by the damage; encryption is one more
+            raise ConfigError(f"data: {path} cannot be read ({error}); download it again") from None
     if not (pairs := [pair for name, content in files.items() for pair in pairs_of_file(folder / name, content)]):
         raise ConfigError(f"data: {folder} holds no pairs; name the folder of BLiMP's .jsonl files or of BLiMP.zip")
     return pairs
@@ -66,9 +69,9 @@ def read_pairs(folder: Path) -> list[Pair]:
 def pairs_of_file(path: Path, content: bytes) -> Iterator[Pair]:
     for number, line in enumerate(content.splitlines(), 1):
         try:
-            entry = json.loads(line)
+            entry = from_json(line)
             keys = ("sentence_good", "sentence_bad", "field", "linguistics_term", "UID")
-            good, bad, field, term, paradigm = (str(entry[key]) for key in keys)
+            good, bad, field, term, paradigm = (str.strip(entry[key]) for key in keys)
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigError(f"data: {path}:{number} is not a pair of BLiMP: {error!r}; download it again") from None
         yield Pair(good, bad, field.replace("/", "_"), term, paradigm)  # one field is spelled in two ways
@@ -92,8 +95,8 @@ class Scorer(NamedTuple):
         positions = self.model["electra"].config.max_position_embeddings
         if len(tokens[longest]) > positions:
             raise ConfigError(
-                f"data: {longest!r} has {len(tokens[longest])} tokens; expected at most {positions}, the positions of"
-                f" {self.name}"
+                f"data: {shown(longest)} has {len(tokens[longest])} tokens; expected at most {positions}, the positions"
+                f" of {self.name}; leave it out"
             )
         scores: dict[tuple[int, ...], float] = {}
         device = next(self.model.parameters()).device
@@ -141,7 +144,7 @@ def open_scorers(name: str, random_weights: bool, discriminator_only: bool = Fal
     """
     folder = find_folder(name)
     inside = [folder / "generator"] if (folder / "generator").is_dir() and not discriminator_only else []
-    for path, shown in zip([folder, *inside], (name, f"{name}/generator"), strict=False):
+    for path, label in zip([folder, *inside], (name, f"{name}/generator"), strict=False):
         weights, config = read_weights(path), read_encoder_config(path)
         heads: dict[str, nn.Module]
         if any(weight.startswith("discriminator_predictions.") for weight in weights):
@@ -157,8 +160,8 @@ def open_scorers(name: str, random_weights: bool, discriminator_only: bool = Fal
         model = nn.ModuleDict({"electra": ElectraEncoder(config), **heads}).eval()
         if not random_weights:
             fill(model, weights, path)
-        shown += " (random weights)" if random_weights else ""
-        yield Scorer(shown, model.to("cuda" if torch.cuda.is_available() else "cpu"), load_tokenizer(path))
+        label += " (random weights)" if random_weights else ""
+        yield Scorer(label, model.to("cuda" if torch.cuda.is_available() else "cpu"), load_tokenizer(path))
 
 
 def accuracies(right_P: np.ndarray, pairs: Sequence[Pair]) -> dict[str, dict[str, list[float]]]:

@@ -7,21 +7,23 @@ of a tagged sentence; id, answer ("" for none), score (its probability among the
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
+from pydantic_core import from_json
 from torch import Tensor, nn
 
-from finetune.config import GlueConfig, SquadConfig
+from finetune.config import GlueConfig, SquadConfig, TaggingConfig
 from finetune.glue import job as glue
 from finetune.glue import tasks as glue_tasks
+from finetune.presets import fitting
 from finetune.running.job import Job
 from finetune.running.kept import RESULTS
 from finetune.running.model_folder import ModelFolder, open_model
-from finetune.running.records import RunIdentity, RunRecord
+from finetune.running.records import RunIdentity, Task, parse_record
 from finetune.squad import files as squad_files
 from finetune.squad import job as squad
 from finetune.squad.features import make_windows
@@ -30,7 +32,7 @@ from finetune.tagging import job as tagging
 from finetune.tagging.features import tokenize_sentences
 from finetune.tokens import Features
 from foundation.command_line import print_warning
-from foundation.config import ConfigError
+from foundation.config import ConfigError, one_of, shown
 from pretrain.huggingface.folders import fill, read_config, read_weights
 from pretrain.job.processes import World
 from pretrain.model import cpu_ops
@@ -75,10 +77,13 @@ class Source(NamedTuple):
                     raise ValueError("an empty line; expected one example per line")
                 if as_json and not is_object(line):
                     raise ValueError("no JSON object; expected one per line, as in the first")
-                found.append(parse(json.loads(line) if as_json else line.rstrip("\r")))
+                found.append(parse(from_json(line) if as_json else line.rstrip("\r")))
             except ValueError as error:
                 raise ConfigError(f"input: {self.name}:{number}: {error}") from None
         return found
+
+
+Predictor = Callable[[ModelFolder, RunIdentity, Source], Iterator[dict[str, Any]]]
 
 
 def predict(name: str, source: str) -> Iterator[dict[str, Any]]:
@@ -95,10 +100,21 @@ def predict(name: str, source: str) -> Iterator[dict[str, Any]]:
             " run_tagging.py or run_squad.py"
         )
     try:
-        record = RunRecord.model_validate_json(path.read_bytes())
+        record = parse_record(path.read_bytes(), f"model: {path}")
     except ValueError as error:
-        raise ConfigError(f"model: {path} is not the record of a run: {str(error).splitlines()[0]}") from None
-    predict_with = {GlueConfig: classify, SquadConfig: answer}.get(type(record.run.settings), tag)
+        raise ConfigError(f"model: {path} is not the record of a run: {error}; copy the model again") from None
+    fitting(record.run.settings, model.config.max_position_embeddings)
+    known: dict[
+        type, tuple[Callable[[ModelFolder, RunIdentity, Source], Iterator[dict[str, Any]]], Mapping[str, Task]]
+    ] = {
+        GlueConfig: (classify, glue_tasks.TASKS),
+        SquadConfig: (answer, squad_files.TASKS),
+        TaggingConfig: (tag, tagging_files.TASKS),
+    }
+    predict_with, tasks = known[type(record.run.settings)]
+    if record.run.task not in tasks:
+        expected = one_of(record.run.task, tasks)
+        raise ConfigError(f"model: {path}: run.task: got {shown(record.run.task)}, {expected}; copy the model again")
     yield from predict_with(model, record.run, read_source(source))
     if record.collapsed:
         print_warning(
@@ -117,7 +133,7 @@ def read_source(name: str) -> Source:
     try:
         content = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
         text = content.decode("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
         raise ConfigError(f"input: cannot read {name} ({error}); expected a file of text in UTF-8, or -") from None
     if not text.strip():
         raise ConfigError(f"input: {name} is empty; expected one example per line")
@@ -127,7 +143,7 @@ def read_source(name: str) -> Source:
 def is_object(line: str) -> bool:
     try:
         return isinstance(json.loads(line), dict)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
 
 
@@ -190,7 +206,12 @@ def tag(model: ModelFolder, run: RunIdentity, source: Source) -> Iterator[dict[s
         return tagging_files.Sentence(tuple(words), ("",) * len(words))
 
     description = read_config(model.path)
-    names = description["id2label"]
+    names, majority = description.get("id2label"), description.get(tagging.MAJORITY)
+    if not isinstance(names, dict) or majority not in names.values() or {*names} != {*map(str, range(len(names)))}:
+        raise ConfigError(
+            f"model: {model.path / 'config.json'}: id2label: got {shown(names)}, expected the labels by number from 0,"
+            f" {tagging.MAJORITY} {shown(majority)} among them; copy the model again"
+        )
     sentences = tokenize_sentences(source.examples(parse), {}, model.tokenizer, run.settings.max_length)
     job = tagging.TaggingJob(
         task=tagging_files.TASKS[run.task],
@@ -198,8 +219,8 @@ def tag(model: ModelFolder, run: RunIdentity, source: Source) -> Iterator[dict[s
         train_examples=0,
         left_out={},
         pad_id=model.tokenizer.pad_token_id,
-        classes=tuple(names[str(number)] for number in range(len(names))),
-        majority=description[tagging.MAJORITY],
+        classes=tuple(str(names[str(number)]) for number in range(len(names))),
+        majority=str(majority),
         words_per_feature=1.0,
         dev=sentences,
         test=None,
@@ -227,7 +248,7 @@ def answer(model: ModelFolder, run: RunIdentity, source: Source) -> Iterator[dic
     file = squad_files.parse_squad(content.encode(), f"input: {source.name}", labelled=False)
     windows = make_windows(file, model.tokenizer, run.settings, training=False)
     job = squad.SquadJob(
-        task=squad_files.VERSIONS[run.task.removeprefix("SQuAD ")],
+        task=squad_files.TASKS[run.task],
         settings=run.settings,
         train=NOTHING,
         train_examples=0,

@@ -120,7 +120,7 @@ def settings_for(task: str, hidden_size: int, max_positions: int, overrides: dic
         "max_length": min(MAX_LENGTH, max_positions),
         **paper_grid(task, hidden_size)[0],
     }
-    return _fitting(GlueConfig.from_values(values | overrides), max_positions)
+    return fitting(GlueConfig.from_values(values | overrides), max_positions)
 
 
 def tagging_settings_for(task: str, hidden_size: int, max_positions: int, overrides: dict[str, Any]) -> TaggingConfig:
@@ -136,7 +136,7 @@ def tagging_settings_for(task: str, hidden_size: int, max_positions: int, overri
         "max_length": min(TAGGING_MAX_LENGTH, max_positions),
         **paper_grid(task, hidden_size)[0],
     }
-    return _fitting(TaggingConfig.from_values(values | overrides), max_positions)
+    return fitting(TaggingConfig.from_values(values | overrides), max_positions)
 
 
 def squad_settings_for(hidden_size: int, max_positions: int, overrides: dict[str, Any]) -> SquadConfig:
@@ -155,10 +155,11 @@ def squad_settings_for(hidden_size: int, max_positions: int, overrides: dict[str
     if kind := HEAD_KINDS.get(overrides.get("head", "electra")):
         values |= {"n_best": kind.n_best, "max_answer": kind.max_answer}
         values |= {} if kind.joint else {"null_threshold": 0.0}
-    settings = _fitting(SquadConfig.from_values(values | overrides), max_positions)
+    settings = fitting(SquadConfig.from_values(values | overrides), max_positions)
     if settings.max_length < settings.max_question + 4:  # three special tokens and one piece of the paragraph
         raise ConfigError(
-            f"max_length: got {settings.max_length}, expected at least max_question {settings.max_question} + 4"
+            f"max_length: got {settings.max_length}, expected at least max_question {settings.max_question} + 4;"
+            " change one of them"
         )
     return settings
 
@@ -172,9 +173,10 @@ def paper_grid(task: str, hidden_size: int) -> list[dict[str, Any]]:
     ]
 
 
-def _fitting(settings: Settings, max_positions: int) -> Settings:
+def fitting(settings: Settings, max_positions: int) -> Settings:
     if settings.max_length > max_positions:
         raise ConfigError(
-            f"max_length: got {settings.max_length}, expected at most the model's {max_positions} positions"
+            f"max_length: got {settings.max_length}, expected at most the model's {max_positions} positions;"
+            " give a smaller one"
         )
     return settings

@@ -14,7 +14,7 @@ from typing import Annotated
 from finetune.reporting.results import load_runs, make_rows, shared_folder
 from finetune.reporting.tables import markdown, shown_tables
 from foundation.command_line import POSITIONAL, run_command
-from foundation.config import ConfigError, StrictConfig
+from foundation.config import StrictConfig
 
 
 class ReportOptions(StrictConfig):
@@ -32,11 +32,8 @@ def main(options: ReportOptions) -> None:
     outputs = [path if path.is_dir() else path.parent for path in options.runs]
     output = options.output or outputs[0] / "report.md"
     text = markdown(rows, outputs, str(shared_folder(records)))
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"output: cannot write {output}: {error}; give another FILE") from None
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(text, encoding="utf-8")
     from finetune.reporting.figure import draw  # matplotlib, which --help need not wait for
 
     panels = [table for table in shown_tables(rows) if not table.whole]  # the others repeat their columns

@@ -10,21 +10,25 @@ Exit codes: 0 done, 1 failed, 2 bad usage or configuration, 75 stopped on reques
 """
 
 import argparse
+import errno
 import io
 import os
 import select
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, NoReturn, TextIO, TypeVar, Union, get_args, get_origin
+from zipfile import BadZipFile
 
 from pydantic.fields import FieldInfo
+from safetensors import SafetensorError
 
-from foundation.config import ConfigError, LocalProblem, StrictConfig, did_you_mean
+from foundation.config import ConfigError, LocalProblem, StrictConfig, did_you_mean, shown, without_secrets
 
 POSITIONAL = "command line: an argument without a flag"
 HIDDEN = "command line: not shown by --help"
@@ -44,6 +48,20 @@ LAST_TO_LEAVE = 5.0
 """Seconds that a silent rank waits before it exits: its exit makes the launcher end the other ranks of the machine."""
 EXIT_INTERRUPTED = 130  # the shell's convention for a process ended by Ctrl-C: 128 + SIGINT
 EXIT_UNREAD = 141  # the shell's convention for output into a closed pipe, as with `| head`: 128 + SIGPIPE
+
+MAY_PASS = (
+    *(errno.EIO, errno.EREMOTEIO, errno.ESTALE, errno.ENOLCK, errno.ENOMEM, errno.EAGAIN, errno.ETIMEDOUT),
+    *(errno.ECONNREFUSED, errno.ECONNRESET, errno.ECONNABORTED, errno.ENOTCONN),
+    *(errno.ENETDOWN, errno.ENETUNREACH, errno.ENETRESET, errno.EHOSTDOWN, errno.EHOSTUNREACH),
+)
+"""Failures of a disk, a file server or a network, after which the same command may succeed."""
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_FIXES = {
+    **dict.fromkeys(MAY_PASS, "check that disk or network, then run the same command again"),
+    **dict.fromkeys(NO_ROOM, "make room there or raise its limit (quota, ulimit -f), or name another place"),
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "allow it, or name another"),
+    errno.ENAMETOOLONG: "use a shorter name",
+}
 
 Options = TypeVar("Options", bound=StrictConfig)
 _METAVARS = {int: "N", float: "X", Path: "PATH", str: "NAME"}
@@ -68,10 +86,10 @@ class _Once(argparse.Action):
 
 
 def run_command(main: Callable[[Options], int | None], options_class: type[Options], description: str | None) -> int:
-    """Parses `sys.argv`, runs `main`, and returns the exit code; prints a `ConfigError`, one line per problem.
+    """Parses `sys.argv`, runs `main`, and returns the exit code; prints the user's problems, one per line.
 
-    Under a launcher, all ranks find the same problems, so only the first rank of each machine prints them. A
-    `LocalProblem` may concern any rank, so each one prints its own.
+    Under a launcher, all ranks find the same mistakes, so only the first rank of each machine prints a `ConfigError`.
+    A `LocalProblem`, or a failure of a file, may concern any rank, so each one prints its own.
     """
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch warns about every address without a name
     for stream in (sys.stdout, sys.stderr):
@@ -83,7 +101,7 @@ def run_command(main: Callable[[Options], int | None], options_class: type[Optio
         finally:
             written = _written()
         return code if written else code or EXIT_FAILED
-    except BrokenPipeError:
+    except BrokenPipeError as error:
         streams = select.poll()
         for number in (1, 2):  # output and errors
             streams.register(number, 0)
@@ -91,22 +109,77 @@ def run_command(main: Callable[[Options], int | None], options_class: type[Optio
         for number in unread:
             _send_nowhere(number)
         if not unread:
-            raise
+            return _told(error)
         return EXIT_UNREAD
 
 
 def _run(main: Callable[[Options], int | None], options_class: type[Options], description: str | None) -> int:
     try:
         return main(parse_options(options_class, description)) or 0
-    except ConfigError as error:
-        if isinstance(error, LocalProblem) or os.environ.get("LOCAL_RANK", "0") == "0":
-            print_problems(error.problems)
-        else:
-            time.sleep(LAST_TO_LEAVE)
-        return EXIT_BAD_USAGE
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        raise
+    except Exception as error:
+        return _told(error)
+
+
+def _told(error: Exception) -> int:
+    """Prints the user's problems, from an `except` clause; returns the exit code. A bug of ours goes on."""
+    problems = problems_of(error)
+    if not problems:
+        raise
+    by_all = isinstance(error, ConfigError) and not isinstance(error, LocalProblem)
+    if by_all and os.environ.get("LOCAL_RANK", "0") != "0":
+        time.sleep(LAST_TO_LEAVE)
+    else:
+        print_problems(problems)
+    return exit_code(error)
+
+
+def exit_code(error: BaseException) -> int:
+    """The exit code of a command that ends with this error: 2 if the user can mend it, 1 if it may pass or is a bug."""
+    may_pass = isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in MAY_PASS)
+    return EXIT_BAD_USAGE if problems_of(error) and not may_pass else EXIT_FAILED
+
+
+def problems_of(error: BaseException) -> tuple[str, ...]:
+    """Returns what is wrong with the user's input, files or machine, one line per problem; nothing for a bug of ours.
+
+    An `OSError` that names no file is a bug, unless its number says that a disk is full or a device failed.
+    """
+    match error:
+        case ConfigError():
+            return error.problems
+        case OSError(errno=number, filename=name) if name is not None or number in (*NO_ROOM, *MAY_PASS):
+            long = number == errno.ENAMETOOLONG
+            names = [os.fsdecode(one) for one in (name, error.filename2) if isinstance(one, str | bytes | Path)]
+            where = " -> ".join(shown(one) if long else one for one in names)
+            fix = _FIXES.get(number or 0, "repair it, or name another")
+            return (f"{where}{': ' * bool(where)}{error.strerror}; {fix}",)
+        case MemoryError():
+            return (f"memory: there is not enough ({error or 'no number given'}); use smaller files or settings",)
+        case UnicodeEncodeError():
+            return (f"text: got {shown(error.object)}, expected Unicode without lone surrogates; remove them",)
+        case UnicodeDecodeError():
+            what = f"is not UTF-8 text (byte {error.object[error.start]:#04x} at {error.start:,})"
+        case RecursionError():
+            what = "is nested too deeply"
+        case BadZipFile() | SafetensorError():
+            what = f"cannot be read or written ({error})"
+        case _:
+            return ()
+    return (f"{_file_at_hand(error) or 'a file'} {what}; repair it, or name another",)
+
+
+def _file_at_hand(error: BaseException) -> Path | None:
+    """The file that an error's note names, or else one that the innermost calls of its stack had as a variable."""
+    if notes := getattr(error, "__notes__", ()):
+        return Path(notes[0])
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    values = (value for frame in reversed(frames) for value in reversed(frame.f_locals.values()))
+    return next((value for value in values if isinstance(value, Path) and os.path.isfile(value)), None)  # noqa: PTH113
 
 
 def _written() -> bool:
@@ -146,10 +219,12 @@ def _painted(word: str, color: int, stream: TextIO) -> str:
 
 
 def printable(text: str) -> str:
-    """Returns the text as one printable line: control characters and bytes that are not text become escapes.
+    """Returns the text as one printable line, `without_secrets`: control characters and bytes that are not text become
+    escapes.
 
     For names chosen by others, such as files and hosts, which could otherwise move the cursor or forge a line.
     """
+    text = without_secrets(text)
     escaped = (part if part.isprintable() else part.encode("unicode_escape").decode() for part in text)
     return "".join(part.replace(r"\udc", r"\x") for part in escaped)  # Python keeps a non-UTF-8 byte b as U+DC00 + b
 
@@ -163,7 +238,10 @@ def parse_options(
         ConfigError: an option is unknown or given twice, or its field does not allow the value.
     """
     parser = parser_of(options_class, description)
-    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments is None:
+        arguments = sys.argv[1:]
+        for command in (sys.argv, sys.orig_argv):  # which locks, dry runs and W&B show or store
+            command[:] = map(without_secrets, command)
     _require_known(options_class, arguments)
     return options_class.from_values(vars(parser.parse_args(arguments)))
 

@@ -16,6 +16,11 @@ SHOWN = 80
 """Most characters of a value shown in an error."""
 LONGEST_PATH, LONGEST_NAME = 4095, 255
 """Limits of Linux, in bytes."""
+_SLASHED = r"[^/\s:@\[]+:(?!\d+/)[^\s@]*@(?:[^/\s]*@)?"
+"""A login with a `/` in its password; no port."""
+URL = re.compile(rf"((?<![a-z0-9+])[a-z][a-z0-9+]+:/+)([^/\s]*@|{_SLASHED})?", re.IGNORECASE)
+"""The beginning of a URL: scheme, and login if there is one."""
+_WHOLE_URL = re.compile(URL.pattern + r"([^\s?'\"]*)(\?[^\s'\")\]]*)?", re.IGNORECASE)
 _NO_TEXT = re.compile(r"[\ud800-\udfff]")
 """Surrogates: a non-UTF-8 byte as Python keeps it in a name, or half of a UTF-16 character."""
 MOST = 2**53
@@ -109,9 +114,14 @@ def did_you_mean(name: Any, known: Iterable[str]) -> str:
     return f"; did you mean {names[nearest[0]]!r}?" if nearest else ""
 
 
+def without_secrets(text: str) -> str:
+    """Returns a text in which no URL has a login or a query, such as a password, a key or a signature."""
+    return _WHOLE_URL.sub(r"\1\3", text)
+
+
 def shown(value: Any) -> str:
     """Returns a value as errors show it: on one line, control characters escaped, long values truncated."""
-    text = repr(str(value) if isinstance(value, Path) else value)
+    text = without_secrets(repr(str(value) if isinstance(value, Path) else value))
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}... ({len(text):,} characters)"
 
 

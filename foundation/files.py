@@ -5,7 +5,9 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+import stat
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -20,31 +22,85 @@ _SEAL = re.compile(rb'\{\s*"sha256": "([0-9a-f]{64})"')
 
 
 class NewFile:
-    """A file written piece by piece: absent until `close`, complete afterwards; never created if nothing is written."""
+    """A file written piece by piece: absent until `close`, complete afterwards; never created if nothing is written.
+
+    A link is followed. A pipe or a character device is written to as it is; only a regular file is ever replaced.
+    """
 
     def __init__(self, path: Path) -> None:
-        self._path, self._temporary = path, with_suffix(path, TEMPORARY_SUFFIX)
+        self._path = self._temporary = path
         self._file: IO[bytes] | None = None
         self._digest = hashlib.sha256()
         self._size = 0
 
     def write(self, content: bytes) -> None:
-        """Appends bytes to the file."""
+        """Appends bytes to the file; a failure leaves no part of it.
+
+        Raises:
+            ConfigError: the path is a block device.
+        """
         if self._file is None:
-            self._file = self._temporary.open("wb")
-        self._file.write(content)
+            self._file = self._open()
+        with _whole(self._path, self._temporary):
+            self._file.write(content)
         self._digest.update(content)
         self._size += len(content)
+
+    def _open(self) -> IO[bytes]:
+        mode = stat.S_IFREG
+        with suppress(FileNotFoundError):
+            mode = self._path.stat().st_mode
+        if stat.S_ISBLK(mode):
+            raise ConfigError(f"output: {self._path} is a block device, expected a file; name another")
+        if not stat.S_ISREG(mode):
+            return self._path.open("wb")  # no folder and no socket
+        self._temporary = with_suffix(Path(os.path.realpath(self._path)), TEMPORARY_SUFFIX)
+        self._temporary.unlink(missing_ok=True)  # left by a kill; or a link, which must not be written through
+        return self._temporary.open("xb")
 
     def close(self) -> tuple[int, str]:
         """Flushes the file to the disk and gives it its final name; returns its size and sha256."""
         if self._file is not None:
-            with self._file as file:
+            with _whole(self._path, self._temporary), self._file as file:
                 file.flush()
-                os.fsync(file.fileno())
-            self._temporary.replace(self._path)
-            flush(self._path.parent)
+                if self._temporary != self._path:
+                    os.fsync(file.fileno())
+                    self._temporary.replace(os.path.realpath(self._path))
+                    flush(self._temporary.parent)
         return self._size, self._digest.hexdigest()
+
+
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """Yields a new folder that is renamed to `path`, where there is none or an empty one, when the block has ended.
+
+    A link is followed. If the block fails, the folder is removed.
+    """
+    target = Path(os.path.realpath(path))
+    unfinished = with_suffix(
+        target, f".{os.getpid()}{TEMPORARY_SUFFIX}"
+    )  # a new name: another folder may be the user's
+    make_folder(target.parent)
+    unfinished.mkdir()
+    with _whole(path, unfinished):
+        yield unfinished
+        unfinished.rename(target)
+
+
+@contextmanager
+def _whole(path: Path, temporary: Path) -> Iterator[None]:
+    """Removes the temporary form of `path` if the block fails; an error without a file name gets that of `path`."""
+    try:
+        yield
+    except BaseException as error:
+        if temporary != path:
+            with suppress(OSError):
+                remove(temporary)
+        if not isinstance(error, OSError):
+            error.add_note(str(path))
+        elif error.filename is None:
+            error.filename = str(path)
+        raise
 
 
 def write_atomically(path: Path, content: bytes) -> str:
@@ -130,6 +186,19 @@ def require_folder(path: Path, option: str = "output") -> None:
         )
     if not os.access(existing, os.W_OK | os.X_OK):
         raise ConfigError(f"{option}: got {path}, but {existing} is not writable; name another folder")
+
+
+def require_file_or_folder(path: Path, option: str) -> os.stat_result:
+    """Refuses pipes, sockets and devices, which may never end and cannot be read twice; returns the path's status.
+
+    Raises:
+        ConfigError: the path is one of these.
+        OSError: there is nothing there.
+    """
+    status = path.stat()
+    if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
+        raise ConfigError(f"{option}: {path} is a pipe, a socket or a device; give a file, or remove it")
+    return status
 
 
 def existing_part(path: Path) -> Path:

@@ -2,11 +2,11 @@
 
 | paper (Hao et al., Findings of ACL 2021)                     | code                                               |
 |--------------------------------------------------------------|----------------------------------------------------|
-| masked language model p_G(x, c), section 2                   | `method.sampling.predict`,                         |
+| masked language model p_G(x, c), section 2                   | `model.distribution.Dense`,                        |
 |                                                              | `model.heads.VocabularyScores`                     |
 | discriminator D(x, c) = sigmoid(-d), L_D                     | `model.heads.DiscriminatorHead`,                   |
 |                                                              | `method.losses.discriminator_loss`                 |
-| p_S proportional to p_G x L_D minimizes the variance,        | `method.sampling.hp_loss_weights`                  |
+| p_S proportional to p_G x L_D minimizes the variance,        | `model.distribution.hp_loss_weights`               |
 | the proposition of section 3; its estimator, off by default  | `method.sampling.importance_weights`               |
 | HP_Loss: estimate D_hat = sigmoid(e(x')·h_S), L_S            | `method.objectives.hardness.HPLoss`,               |
 |                                                              | `.hp_loss_sampler_loss`                            |
@@ -14,7 +14,7 @@
 |                                                              | `.hp_dist_sampler_loss`                            |
 | focal loss L_G, constant and piecewise gamma                 | `method.losses.focal_loss`                         |
 | sampling x' from p_S; a sampled original counts as original  | `method.sampling.draw_from`, `.replace`            |
-| total L_G + lambda1 L_S + lambda2 L_D                        | `method.electra.Electra.forward`                   |
+| total L_G + lambda1 L_S + lambda2 L_D                        | `method.electra.Electra.judge`                     |
 | shared embeddings (after ELECTRA)                            | `model.encoder.Embeddings`, `.TiedEmbedding`       |
 | relative position (after T5)                                 | `model.encoder.relative_bucket`, `.LayerStack`     |
 | n-gram masking, 15%                                          | `data_prep.masking`                                |

@@ -15,17 +15,6 @@ from pretrain.method.objectives import OBJECTIVES, objective_class
 from pretrain.method.objectives.objective import ObjectiveConfig
 from pretrain.model.config import ModelConfig
 
-OLD_SWITCHES = {
-    "temperature": 1.0,
-    "forbid_original": False,
-    "importance_weighting": False,
-    "detach_sampler_input": False,
-    "mixture": 0.0,
-    "ratio_clip": None,
-}
-"""Switches at their defaults that versions up to 0.2 wrote to run.json for objectives without them; ignored."""
-OLD_WEIGHTS = ("lambda1", "lambda2")
-"""Loss weights that the same versions wrote for objectives without the loss; ignored at any value."""
 Count = Annotated[int, Field(gt=0, le=MOST)]
 
 
@@ -77,11 +66,9 @@ class RunConfig(StrictConfig):
         if name not in tuple(OBJECTIVES):
             raise ValueError(f"got name {shown(name)}, {one_of(name, OBJECTIVES)}")
         own = objective_class(name).Config
-        others = objective.keys() - own.model_fields.keys()
-        old = {key for key in others if key in OLD_WEIGHTS or (key, objective[key]) in OLD_SWITCHES.items()}
-        if unknown := others - old:
+        if unknown := objective.keys() - own.model_fields.keys():
             raise ValueError(f"unknown key {shown(min(unknown))}; {one_of(min(unknown), own.model_fields)}")
-        return own.model_validate({key: value for key, value in objective.items() if key not in old})
+        return own.model_validate(objective)
 
     @model_validator(mode="after")
     def _kept_checkpoints_are_written(self) -> "RunConfig":
@@ -93,24 +80,13 @@ class RunConfig(StrictConfig):
         return self
 
     @model_validator(mode="after")
-    def _settings_of_two_encoders_have_two(self) -> "RunConfig":
-        settings = {
-            "model.embedding_sharing": (self.model.embedding_sharing, "es"),
-            "optim.discriminator_lr_scale": (self.optim.discriminator_lr_scale, 1.0),
-            "optim.discriminator_clipping": (self.optim.discriminator_clipping, None),
-        }
-        trained = objective_class(self.objective.name)
-        if trained.frozen_generator and settings.pop("model.embedding_sharing")[0] == "es":
+    def _embeddings_are_shared_by_two(self) -> "RunConfig":
+        sharing, name = self.model.embedding_sharing, self.objective.name
+        if sharing != "es" and len(objective_class(name).encoders(self.model, vocab_size=1)) == 1:
             raise ValueError(
-                f"model.embedding_sharing: got 'es' with objective {self.objective.name}, expected nes or gdes: its"
-                " generator's embeddings are frozen"
+                f"model.embedding_sharing: got {shown(sharing)} with objective {name}, which trains one encoder; leave"
+                " it out, or choose another objective"
             )
-        for field, (value, default) in settings.items():
-            if value != default and trained.discriminator_prefix is None:
-                raise ValueError(
-                    f"{field}: got {shown(value)} with objective {self.objective.name}, which trains one encoder;"
-                    " leave it out, or choose another objective"
-                )
         return self
 
     @model_validator(mode="after")

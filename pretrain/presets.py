@@ -8,13 +8,10 @@ from foundation.config import ConfigError, one_of
 from pretrain.config import RunConfig
 from pretrain.engine.optim import OptimConfig
 from pretrain.method.objectives import objective_class
-from pretrain.method.objectives.amos import Amos
 from pretrain.method.objectives.electra import PlainElectra
-from pretrain.method.objectives.fast_electra import FastElectra
 from pretrain.method.objectives.floors import Uniform, Unigram
 from pretrain.method.objectives.hardness import HPDist, HPLoss
 from pretrain.method.objectives.mlm import MaskedLM
-from pretrain.method.objectives.objective import ObjectiveConfig
 from pretrain.method.objectives.oracle import Oracle
 from pretrain.method.objectives.power import HPLossPower
 from pretrain.model.config import ModelConfig
@@ -102,9 +99,6 @@ ROWS = {
     "Unigram": Unigram.Config(),
     "Oracle K=4": Oracle.Config(candidates=4),
     "Oracle K=16": Oracle.Config(candidates=16),
-    # not in the paper: rivals
-    "AMOS": Amos.Config(),
-    "Fast-ELECTRA": FastElectra.Config(),
 }
 """The rows of the paper's tables, in order, then ours; each works with any preset's sizes. The paper quotes BERT's
 scores from its authors; the row here trains a masked language model of the discriminator's size on the same data."""
@@ -129,16 +123,10 @@ def with_row(run: RunConfig, name: str) -> RunConfig:
     """
     if name not in ROWS:
         raise ConfigError(f"row: got {name!r}, {one_of(name, ROWS)}")
-    return _with(run, ROWS[name])
+    return run.model_copy(update={"objective": ROWS[name]})
 
 
 def with_objective(run: RunConfig, name: str) -> RunConfig:
     """Returns `run` with another objective and the paper's loss weights for it."""
-    return _with(run, PAPER.get(name) or objective_class(name).Config.from_values({}))
-
-
-def _with(run: RunConfig, objective: ObjectiveConfig) -> RunConfig:
-    """Returns `run` with these settings of an objective; one with a frozen generator shares no embeddings with it."""
-    frozen = objective_class(objective.name).frozen_generator
-    model = run.model.model_copy(update={"embedding_sharing": "nes"}) if frozen else run.model
-    return run.model_copy(update={"objective": objective, "model": model})
+    settings = PAPER.get(name) or objective_class(name).Config.from_values({})
+    return run.model_copy(update={"objective": settings})

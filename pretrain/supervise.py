@@ -150,7 +150,7 @@ class Supervised:
             ended = ENDED.match(line)
             asked_for = ended is not None and (self.stopping or int(ended[1]) == EXIT_STOPPED)  # not an error
             if asked_for or REMARK.match(line):
-                remarks.append(line)
+                remarks.append(printable_lines(line))
             else:
                 print(printable_lines(line), end="", flush=True)
 

@@ -1,12 +1,36 @@
-"""Loads DeepSpeed configurations by short names such as zero2_fp32, including those that overrides have replaced."""
+"""Loads DeepSpeed configurations by short names such as zero2_fp32: shipped files, some with overrides."""
 
 from typing import Any
 
-from pretrain.engine.deepspeed_config import REMOVED_FILES, read
+from pretrain.engine.deepspeed_config import read
 from tests.conftest import REPOSITORY
+
+ADDED = {
+    "accumulate": ("deepspeed.train_micro_batch_size_per_gpu=8",),
+    "offload": ("deepspeed.zero_optimization.offload_optimizer.device=cpu",),
+    "profile": (
+        "deepspeed.flops_profiler.enabled=true",
+        "deepspeed.flops_profiler.profile_step=10",
+        "deepspeed.flops_profiler.module_depth=3",
+        "deepspeed.flops_profiler.top_modules=3",
+        "deepspeed.flops_profiler.detailed=false",
+        "deepspeed.wall_clock_breakdown=true",
+    ),
+    "recompute": ("deepspeed.activation_checkpointing={}",),
+}
+VARIANTS: dict[str, tuple[str, tuple[str, ...]]] = {
+    **{f"zero1_{kind}_{name}": (f"zero1_{kind}", added) for kind in ("fp16", "bf16") for name, added in ADDED.items()},
+    "zero1_bf16_overlap": ("zero1_bf16", ("deepspeed.zero_optimization.overlap_comm=true",)),
+    **{
+        f"zero2_{kind}": (f"zero1_{kind}", ("deepspeed.zero_optimization.stage=2",))
+        for kind in ("fp16", "bf16", "fp32")
+    },
+    "zero3_fp32": ("zero3_bf16", ("deepspeed.bf16=null",)),
+}
+"""Short names of a shipped file with overrides."""
 
 
 def values_of(name: str) -> dict[str, Any]:
     """A copy of the configuration, which may be changed or written to a file."""
-    base, overrides = REMOVED_FILES.get(name, (name, ()))
+    base, overrides = VARIANTS.get(name, (name, ()))
     return read(REPOSITORY / "ds_configs" / f"{base}.json", overrides).model_dump(exclude_none=True)

@@ -132,12 +132,6 @@ class Loaded(HTMLParser):
             self.addresses.append(given.get("src") or "")
 
 
-def test_the_figure_of_the_samplers_page_is_that_of_the_studys_report() -> None:
-    """The site holds only what is in `docs/`, so it has a copy."""
-    figure = REPOSITORY / "bench/results/samplers/report.png"
-    assert (REPOSITORY / "docs/evidence/samplers.png").read_bytes() == figure.read_bytes()
-
-
 def test_the_site_has_every_page_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
     pytest.importorskip("material", reason="the site needs the extra [docs]")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]

@@ -5,12 +5,13 @@ MRPC's files begin with a byte order mark, CoLA's training and dev files have no
 counted.
 """
 
-import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import count
 from pathlib import Path
 from typing import Any
+
+from pydantic_core import from_json
 
 from finetune.glue.tasks import (
     AX,
@@ -180,9 +181,9 @@ def _rows(path: Path, task: GlueTask, header: tuple[str, ...] | None) -> Iterato
 
 def _json_row(line: str) -> Row | str:
     try:
-        row = json.loads(line)
-    except json.JSONDecodeError as error:
-        return f"no JSON ({error.msg})"
+        row = from_json(line)
+    except ValueError as error:
+        return f"no JSON ({error})"
     return row if isinstance(row, dict) else f"JSON {type(row).__name__}, expected an object"
 
 

@@ -215,7 +215,7 @@ def parse_label(label: Any, task: GlueTask) -> float:
     Raises:
         ValueError: the task has no such label.
     """
-    if isinstance(label, int) and 0 <= label < len(task.classes):
+    if type(label) is int and 0 <= label < len(task.classes):
         return float(label)
     if task.classes:
         if label not in task.classes:

@@ -11,13 +11,13 @@ from finetune.glue import tasks as glue
 from finetune.presets import ModelSize
 from finetune.reporting.paper_tables import COLUMNS, Column
 from finetune.running.records import FILE_NAME, RunRecord, Task, read_records
-from finetune.squad.files import VERSIONS
+from finetune.squad import files as squad
 from finetune.tagging import files as tagging
-from foundation.config import ConfigError
+from foundation.config import ConfigError, one_of, shown
 
 ALL_TASKS: dict[str, Task] = {
     **glue.TASKS,
-    **{version.name: version for version in VERSIONS.values()},
+    **squad.TASKS,
     **tagging.TASKS,
 }
 OFFICIAL_TOLERANCE = 0.01
@@ -67,7 +67,7 @@ def load_runs(paths: Iterable[Path]) -> list[RunRecord]:
     """Reads the records in these folders or files, each run once.
 
     Raises:
-        ConfigError: a path has no results.
+        ConfigError: a path has no results, or those of an unknown task or without its score.
     """
     records: dict[str, RunRecord] = {}
     for path in paths:
@@ -76,7 +76,17 @@ def load_runs(paths: Iterable[Path]) -> list[RunRecord]:
             raise ConfigError(
                 f"runs: no results in {file}; expected the --output folder of finetune/run_glue.py or a sibling"
             )
-        records.update({record.run.model_dump_json(): record for record in found})
+        for record in found:
+            if not (task := ALL_TASKS.get(record.run.task)):
+                known = one_of(record.run.task, ALL_TASKS)
+                raise ConfigError(f"runs: {file}: run.task: got {shown(record.run.task)}, {known}; remove its line")
+            split, metric = task.dev_splits[0], task.metrics[0]
+            if metric not in record.last.get(split, {}):
+                raise ConfigError(
+                    f"runs: {file}: last: got {shown(record.last)}, expected {metric} of {split} for {task.name};"
+                    " remove its line"
+                )
+            records[record.run.model_dump_json()] = record
     return list(records.values())
 
 

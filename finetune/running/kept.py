@@ -14,7 +14,13 @@ from pathlib import Path
 from torch import Tensor
 
 from finetune.running.job import Portrait
-from finetune.running.model_folder import TOKENIZER_FILES, ModelFolder
+from finetune.running.model_folder import (
+    CARD,
+    TOKENIZER_FILES,
+    TOKENIZER_SETTINGS,
+    ModelFolder,
+    read_tokenizer_settings,
+)
 from finetune.running.records import FILE_NAME, RunIdentity, RunRecord, Task, read_records, task_prefix
 from foundation.files import TEMPORARY_SUFFIX, with_suffix
 from foundation.locks import holder
@@ -24,8 +30,6 @@ from pretrain.huggingface.folders import MODEL_FILE, save_folder
 CANDIDATES, FINETUNED = "candidates", "finetuned"
 RESULTS = "results.json"
 """File in a model's folder: the record of its run."""
-TOKENIZER_SETTINGS = "tokenizer_config.json"
-CARD = "README.md"
 
 
 def save_finetuned(
@@ -56,9 +60,7 @@ def save_finetuned(
     for name in (*TOKENIZER_FILES, "special_tokens_map.json", "added_tokens.json"):
         if (model.path / name).is_file():
             shutil.copyfile(model.path / name, unfinished / name)
-    file = model.path / TOKENIZER_SETTINGS
-    described = json.loads(file.read_text("utf-8")) if file.is_file() else {}
-    described["model_max_length"] = settings.max_length
+    described = {**read_tokenizer_settings(model.path), "model_max_length": settings.max_length}
     (unfinished / TOKENIZER_SETTINGS).write_text(json.dumps(described, indent=2) + "\n", "utf-8")
     (unfinished / RESULTS).write_text(record.model_dump_json(indent=2) + "\n", "utf-8")
     (unfinished / CARD).write_text(card(model, portrait, record, carried=(unfinished / MODEL_FILE).is_file()), "utf-8")
@@ -67,11 +69,9 @@ def save_finetuned(
 
 def card(model: ModelFolder, portrait: Portrait, record: RunRecord, *, carried: bool) -> str:
     """Returns the model card; language and licence come from the card of the model that was fine-tuned."""
-    from huggingface_hub import ModelCard, ModelCardData
+    from huggingface_hub import ModelCardData
 
-    base = model.path / CARD
-    header = ModelCard(base.read_text("utf-8"), ignore_metadata_errors=True).data.to_dict() if base.is_file() else {}
-    known = {name: header[name] for name in ("language", "license") if header.get(name)}
+    known = {name: model.header[name] for name in ("language", "license") if model.header.get(name)}
     run, name = record.run, Path(record.model).name if Path(record.model).exists() else record.model
     if record.step is not None:
         name += f", step {record.step:,}"

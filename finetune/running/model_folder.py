@@ -1,9 +1,8 @@
 """The model to fine-tune, identified by its content, and the runs of it that a command line asks for."""
 
 import hashlib
-import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from pretrain.engine.checkpoint import Checkpoint
 from pretrain.engine.marker import MARKER
 from pretrain.export import ExportOptions
 from pretrain.export import main as export
-from pretrain.huggingface.folders import find_folder, read_encoder_config
+from pretrain.huggingface.folders import AGAIN, find_folder, read_config, read_encoder_config
 from pretrain.model.encoder import EncoderConfig
 from pretrain.training.models import choose_checkpoints
 from pretrain.training.run_folder import DESCRIPTION
@@ -26,6 +25,8 @@ from pretrain.training.run_folder import DESCRIPTION
 MODELS = "models"
 """Folder, in the output folder, of exported checkpoints."""
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt")
+TOKENIZER_SETTINGS = "tokenizer_config.json"
+CARD = "README.md"
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,8 @@ class ModelFolder:
     """Digest of the names and contents of its files."""
     config: EncoderConfig
     tokenizer: Any
+    header: Mapping[str, Any]
+    """The metadata of its card, such as language and license."""
     step: int | None = None
     """Pre-training step of the checkpoint that it was exported from, in a sweep over a run's checkpoints."""
 
@@ -83,13 +86,34 @@ def open_model(name: str) -> ModelFolder:
     path = find_folder(name)
     config = read_encoder_config(path)
     tokenizer = load_tokenizer(path)
-    if len(tokenizer) > config.vocab_size:
+    if (pieces := max(tokenizer.get_vocab().values()) + 1) > config.vocab_size:
         raise ConfigError(
-            f"model: tokenizer in {path} has {len(tokenizer)} pieces, expected at most {config.vocab_size}"
+            f"model: tokenizer in {path} has {pieces} pieces, expected at most {config.vocab_size}; {AGAIN}"
         )
     files = sorted(entry for entry in path.iterdir() if entry.is_file())
     names_and_contents = b"".join(file.name.encode() + bytes.fromhex(file_sha256(file)) for file in files)
-    return ModelFolder(path, hashlib.sha256(names_and_contents).hexdigest(), config, tokenizer)
+    sha256 = hashlib.sha256(names_and_contents).hexdigest()
+    return ModelFolder(path, sha256, config, tokenizer, read_header(path / CARD))
+
+
+def read_header(path: Path) -> Mapping[str, Any]:
+    """Returns the metadata of a model card; none if there is no card.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    from huggingface_hub import metadata_load
+
+    try:
+        return (metadata_load(path) if path.is_file() else None) or {}
+    except Exception as error:  # YAML's many, and ValueError
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"model: {path} has metadata that cannot be read: {reason}; correct or remove it") from None
+
+
+def read_tokenizer_settings(path: Path) -> dict[str, Any]:
+    """Returns the settings in a folder's `tokenizer_config.json`; none if there is no such file."""
+    return read_config(path, TOKENIZER_SETTINGS) if (path / TOKENIZER_SETTINGS).is_file() else {}
 
 
 def load_tokenizer(path: Path) -> Any:
@@ -100,14 +124,15 @@ def load_tokenizer(path: Path) -> Any:
         raise ConfigError(
             f"model: {path} has no tokenizer; save one there, expected one of {', '.join(TOKENIZER_FILES)} in it"
         )
+    kind = read_tokenizer_settings(path).get("tokenizer_class")
+    as_it_is = kind in ("PreTrainedTokenizerFast", PreTrainedTokenizerFast.__name__)  # versions rename it
     try:
-        settings = path / "tokenizer_config.json"
-        kind = json.loads(settings.read_text("utf-8")).get("tokenizer_class") if settings.is_file() else None
-        as_it_is = kind in ("PreTrainedTokenizerFast", PreTrainedTokenizerFast.__name__)  # versions rename it
-        return (PreTrainedTokenizerFast if as_it_is else ElectraTokenizerFast).from_pretrained(path)
+        tokenizer = (PreTrainedTokenizerFast if as_it_is else ElectraTokenizerFast).from_pretrained(path)
+        tokenizer(["\u2603", "a snowman"], padding=True)  # needs [UNK] and [PAD]
+        return tokenizer
     except Exception as error:  # a damaged file makes the library raise bare exceptions too
-        reason = str(error).strip().splitlines()[0]
-        raise ConfigError(f"model: {path} has a tokenizer that cannot be read: {reason}") from None
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ConfigError(f"model: {path} has a tokenizer that cannot be used: {reason}; {AGAIN}") from None
 
 
 def plan_runs(

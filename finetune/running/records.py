@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic_core import from_json
+
 from finetune.config import GlueConfig, SquadConfig, TaggingConfig
 from finetune.presets import ModelSize
-from foundation.config import ConfigError, StrictConfig, shown
+from foundation.config import ConfigError, FileName, StrictConfig, shown
 from foundation.files import write_atomically
 
 FILE_NAME = "results.jsonl"
@@ -78,7 +80,7 @@ class RunRecord(StrictConfig):
     """One finished run: its identity, scores and circumstances; a line of `results.jsonl`."""
 
     run: RunIdentity
-    model: str
+    model: FileName
     """As named on the command line."""
     step: int | None = None
     """The model is the checkpoint of the run `model` at this pre-training step; none for an exported model."""
@@ -110,18 +112,36 @@ def read_records(path: Path) -> list[RunRecord]:
     if not path.exists():
         return []
     records = []
-    for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
+    for number, line in enumerate(require_file("results", path, "records of runs").read_bytes().splitlines(), 1):
         try:
-            values = json.loads(line)
-        except json.JSONDecodeError:
+            records.append(parse_record(line, f"{path}, line {number}"))
+        except ValueError:
             print(f"{path}, line {number}: cut short by a kill; skipped", flush=True)
-            continue
-        if not isinstance(values, dict):
-            raise ConfigError(
-                f"{path}, line {number}: got {shown(line)}, expected the JSON object of a run; remove the line"
-            )
-        records.append(RunRecord.from_values(values, f"{path}, line {number}"))
     return records
+
+
+def parse_record(content: bytes, source: str) -> RunRecord:
+    """Returns the record in a line of `results.jsonl` or in a kept model's file; errors begin with `source`.
+
+    Raises:
+        ConfigError: it is not the record of a run.
+        ValueError: it is no JSON.
+    """
+    if not isinstance(values := from_json(content), dict):
+        raise ConfigError(f"{source}: got {shown(values)}, expected the JSON object of a run; remove it")
+    return RunRecord.from_values(values, source)
+
+
+def require_file(option: str, path: Path, expected: str) -> Path:
+    """Returns the path of a file that several processes may read, or one twice.
+
+    Raises:
+        ConfigError: there is none, or only a folder, a pipe or a device.
+    """
+    if not path.is_file():
+        found = "is a folder, a pipe or a device" if path.exists() else "does not exist"
+        raise ConfigError(f"{option}: {path} {found}; expected {expected}")
+    return path
 
 
 def append_record(path: Path, record: RunRecord) -> None:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import pydantic.dataclasses
 from pydantic import BaseModel, Field, ValidationError
 
-from finetune.running.records import Task, sha256_of
+from finetune.running.records import Task, require_file, sha256_of
 from foundation.config import ConfigError
 
 PROBLEMS_SHOWN = 5
@@ -29,6 +29,7 @@ VERSIONS = {
     "2.0": SquadVersion(name="SQuAD 2.0", has_unanswerable=True, official_examples=130_319),
     "1.1": SquadVersion(name="SQuAD 1.1", has_unanswerable=False, official_examples=87_599),
 }
+TASKS = {version.name: version for version in VERSIONS.values()}
 
 
 @pydantic.dataclasses.dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Answer:
     """An answer: a span of the paragraph, given by its text and the character it starts at."""
 
     text: str
-    start: int = Field(alias="answer_start")
+    start: int = Field(alias="answer_start", ge=0)
 
 
 class Question(NamedTuple):
@@ -110,10 +111,7 @@ def read_squad(path: Path, *, labelled: bool = True, has_unanswerable: bool = Tr
     Raises:
         ConfigError: the file cannot be read, or has malformed entries, each named by its place or its question's id.
     """
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"data_dir: cannot read {path} ({error}); expected SQuAD's JSON file") from None
+    content = require_file("data_dir", path, "SQuAD's JSON file").read_bytes()
     return parse_squad(content, f"data_dir: {path}", labelled=labelled, has_unanswerable=has_unanswerable)
 
 

@@ -107,15 +107,10 @@ def read_tagged(path: Path, task: TaggingTask) -> list[Sentence]:
     """Reads the sentences of one file.
 
     Raises:
-        ConfigError: the file cannot be read, or a line, named by its number, is malformed.
+        ConfigError: a line, named by its number, is malformed.
     """
-    try:  # only a line feed ends a line: words may contain the other characters at which Python splits lines
-        with path.open(encoding="utf-8-sig", newline="\n") as file:
-            lines = [line.rstrip("\r\n") for line in file]
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"data_dir: cannot read {path} ({error}); expected text in CoNLL columns or CoNLL-U"
-        ) from None
+    with path.open(encoding="utf-8-sig", newline="\n") as file:  # at line feeds only: words may hold Unicode's others
+        lines = [line.rstrip("\r\n") for line in file]
     read_row = read_conllu if path.suffix == ".conllu" else conll_reader(lines)
     sentences: list[Sentence] = []
     words: list[str] = []

@@ -208,8 +208,9 @@ def one_line(result: dict[str, Any]) -> str:
     """Summarizes the result of one checkpoint in one line."""
     parts = [f"MLM loss {result['mlm_loss']:.3f}, accuracy {result['mlm_accuracy']:.3f}"]
     if "detection" in result:
-        share = result["discriminator_loss"] / result["discriminator_entropy"]
-        parts.append(f"L_D / entropy of the replaced share {share:.3f}")
+        if result["discriminator_entropy"] > 0:  # some token was replaced
+            share = result["discriminator_loss"] / result["discriminator_entropy"]
+            parts.append(f"L_D / entropy of the replaced share {share:.3f}")
         known = [f"{name} {r:.3f}" for name, r in result["estimate_correlation"].items() if r is not None]
         if known:
             parts.append(f"correlation of the estimate {', '.join(known)}")

@@ -4,6 +4,7 @@ The docstring of each threshold names its source. "Healthy" is the worst value a
 `docs/evidence/doctor.md`, from which the thresholds were set.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from pretrain.analysis.run_history import Log, value_of
 from pretrain.analysis.symptoms import Measured, Symptoms, Unjudged
 from pretrain.engine.hardware import MUCH_FASTER
 from pretrain.method.objectives import objective_class
-from pretrain.method.objectives.hardness import HPLoss
+from pretrain.method.objectives.hardness import HPDist, HPLoss
 from pretrain.method.objectives.objective import PredictionConfig
 from pretrain.training.doubts import MOST_EPOCHS, MOST_PADDING
 from pretrain.training.log_line import MOST_WAITING
@@ -199,14 +200,14 @@ def slow_precision(run: Symptoms) -> Judged | None:
     start = run.start
     if start.get("precision") == "float32":
         return None
-    own, fp32 = (value_of(start, f"{name}_peak_tflops") for name in ("matrix", "fp32"))
-    if not (own > 0 and fp32 > 0):  # also without a number
+    own, fp32, step = (value_of(start, name) for name in ("matrix_peak_tflops", "fp32_peak_tflops", "step"))
+    if not (own > 0 and fp32 > 0 and step >= 0):  # also without a number
         raise Unjudged("slow precision: the last start did not measure the speed in fp32")
     precision, faster = start["precision"], fp32 / own
     finding = Finding(
         name="slow precision",
         verdict=f"This machine only emulates {precision}: it multiplies {faster:.1f} times as fast in fp32.",
-        evidence=f"At the start after step {start['step']:,}, matrix products ran at {own:.3g} TFLOP/s in {precision}"
+        evidence=f"At the start after step {step:,.0f}, matrix products ran at {own:.3g} TFLOP/s in {precision}"
         f" and at {fp32:.3g} in fp32, {faster:.3g} times as fast; the limit is {MUCH_FASTER:g}.",
         remedy="Stop the run, and resume it with --deepspeed_config ds_configs/zero1_fp32.json in the same command.",
     )
@@ -269,7 +270,7 @@ def plateau(run: Symptoms) -> Judged | None:
 def sampling_head(run: Symptoms) -> Judged | None:
     if not issubclass(objective_class(run.run.objective.name), HPLoss):
         return None
-    known = [record.get("estimate_correlation", {}).get("replaced", 0.0) for record in run.recent()]
+    known = [record.get("estimate_correlation.replaced", 0.0) for record in run.recent()]
     correlation = sum(known) / len(known)
     finding = Finding(
         name="sampling head dead",
@@ -282,7 +283,7 @@ def sampling_head(run: Symptoms) -> Judged | None:
 
 
 def ratios(run: Symptoms) -> Judged | None:
-    if run.run.objective.name != "hp_dist":
+    if not issubclass(objective_class(run.run.objective.name), HPDist):
         return None
     ratio, median = run.mean("ratio_p99"), run.mean("ratio_p50")
     finding = Finding(
@@ -315,11 +316,16 @@ def diagnose(run_folder: Path, log: Log | None = None) -> Diagnosis:
     for check in AT_ONCE if left > 0 else AT_ONCE + ONCE_LEARNED:
         try:
             if answer := check(run):
+                if not all(math.isfinite(part.value) for part in answer.measured):
+                    raise ArithmeticError
                 judged.append(answer)
         except Unjudged as reason:
             unjudged.append(str(reason))
         except KeyError as name:
-            unjudged.append(f"checks of {name.args[0]}: the run's records, from an older version, lack it")
+            unjudged.append(f"checks of {name.args[0]}: the run's records hold no usable number of it")
+        except ArithmeticError:
+            name_of_check = check.__name__.replace("_", " ")
+            unjudged.append(f"the check of {name_of_check}: the numbers of the run's records allow no calculation")
     if left > 0:
         why = f"too early to judge: look again {counted(left, 'step')} later"
         if steps < least:

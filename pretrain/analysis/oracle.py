@@ -20,7 +20,6 @@ from foundation.stats import Resampled, mean, resample
 from pretrain.data.batches import Batch
 from pretrain.method.electra import Electra
 from pretrain.method.losses import discriminator_loss
-from pretrain.method.sampling import inverse_cdf
 
 CANDIDATES = 16
 """Quantiles of p_G, each one more forward of the discriminator."""
@@ -42,11 +41,11 @@ def oracle_distance(
         slot_B1 = batch.keep_uniforms_BK.masked_fill(~batch.masked_valid_BK, -1).argmax(1, keepdim=True)
         place_B1 = batch.masked_positions_BK.gather(1, slot_B1)
         _, prediction = model.generate(batch)
-        p_G_BV = prediction.p_BKV.take_along_dim(slot_B1[..., None], 1)[:, 0]
         losses = []
         for number in range(candidates):
-            quantile_B = torch.full_like(batch.uniforms_BK[:, 0], (number + 0.5) / candidates)
-            tokens_BK = output.draw.tokens_BK.scatter(1, slot_B1, inverse_cdf(p_G_BV, quantile_B)[0][:, None])
+            quantile_BK = torch.full_like(batch.uniforms_BK, (number + 0.5) / candidates)
+            token_B1 = prediction.p.draw(quantile_BK)[0].gather(1, slot_B1)
+            tokens_BK = output.draw.tokens_BK.scatter(1, slot_B1, token_B1)
             losses.append(discriminator_loss(*model.discriminate(batch, tokens_BK)).gather(1, place_B1))
         loss_BC = torch.cat(losses, 1).double().clamp_(min=LEAST_LOSS)
         log_mean_B = loss_BC.mean(1).log()

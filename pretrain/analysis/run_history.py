@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from foundation.files import require_file_or_folder
 from foundation.locks import holder
 from pretrain.config import RunConfig
 from pretrain.job.end_record import EndRecord, first_causes, read_records
@@ -165,7 +166,7 @@ def read_log(path: Path) -> Log:
             strange += 1
     lines = {kind: thinned.lines for kind, thinned in kinds.items() if thinned.seen}
     parsed = {kind: _objects(map(_parsed, lines.get(kind, []))) for kind in kinds}
-    read = {kind: [one for one in records if isinstance(one.get("step"), int)] for kind, records in parsed.items()}
+    read = {kind: [one for one in records if type(one.get("step")) is int] for kind, records in parsed.items()}
     damaged = strange + sum(len(lines[kind]) - len(read[kind]) for kind in lines)
     return Log(read["train"], read["held_out"], (read["example"] or [{}])[-1], kinds["train"].seen, damaged)
 
@@ -197,15 +198,25 @@ def nearest_preset(run: RunConfig) -> tuple[str, dict[str, tuple[Any, Any]]]:
 
 
 def _lines(path: Path) -> Iterator[bytes]:
-    """Yields the lines of a file; none if it cannot be read."""
-    with suppress(OSError), path.open("rb") as file:
-        yield from file
+    """Yields the lines of a file; none if it cannot be read.
+
+    Raises:
+        ConfigError: it is a pipe or device, from which reading might wait for ever.
+    """
+    with suppress(OSError):
+        require_file_or_folder(path, "run")
+        with path.open("rb") as file:
+            yield from file
 
 
 def _parsed(text: bytes) -> Any:
-    """Parses JSON; returns `None` if it is invalid."""
+    """Parses JSON; returns `None` if it is invalid, and for values that are not finite."""
+
+    def finite(text: str) -> float | None:
+        return value if math.isfinite(value := float(text)) else None
+
     with suppress(ValueError, RecursionError):
-        return json.loads(text)
+        return json.loads(text, parse_constant=lambda _: None, parse_float=finite)
     return None
 
 

@@ -1,5 +1,6 @@
 """Measures a run's health from its own files: its records, and a sample of its training text. Loads no model."""
 
+import math
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
@@ -10,9 +11,9 @@ import numpy as np
 
 from data_prep.tokens import WordPiece
 from foundation.config import ConfigError
-from pretrain.analysis.run_history import Log, read_log, read_starts
+from pretrain.analysis.run_history import Log, read_log, read_starts, value_of
 from pretrain.data.shards import open_shards
-from pretrain.training.run_folder import read_run
+from pretrain.training.run_folder import flat, read_run
 from pretrain.training.run_log import RECORDS
 
 RECENT = 5
@@ -51,6 +52,11 @@ class Text(NamedTuple):
     """Number of training steps that read the sample."""
 
 
+def _numbers(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The numbers of a record that can be calculated with, by dotted name; damaged values are left out."""
+    return {name: value for name, value in flat(dict(record)) if not math.isnan(value_of({name: value}, name))}
+
+
 class Symptoms:
     """The records of a run, and the measures that the checks in health.py need.
 
@@ -62,7 +68,8 @@ class Symptoms:
         """`log` is the run's log if it has been read already: the file may hold a million records."""
         self.folder, self.description = folder, read_run(folder)
         self.run = self.description.run
-        self.train, self.held_out, *_ = log or read_log(folder / RECORDS)
+        train, held_out, *_ = log or read_log(folder / RECORDS)
+        self.train, self.held_out = ([*map(_numbers, records)] for records in (train, held_out))
         if not self.train:
             raise ConfigError(f"{folder}: too early to judge: no step is logged yet; look again later")
         self.last = self.train[-1]

@@ -9,42 +9,53 @@ lets one of them at a time fetch, and the others find its files. A lost connecti
 
 import hashlib
 import os
-import re
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import cache
+from itertools import accumulate
 from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import quote, unquote
 
-from data_prep.manifest import MANIFEST_NAME, Manifest, ShardEntry, load_manifest
+from data_prep.manifest import MANIFEST_NAME, ShardEntry, load_manifest
 from data_prep.tokens import TOKENIZER_NAME
-from foundation.config import ConfigError, LocalProblem
+from foundation.config import URL, ConfigError, LocalProblem, without_secrets
 from foundation.files import NewFile, file_sha256, make_folder, with_suffix, write_atomically, write_if_other
 from foundation.locks import Held, Lock
 
 BLOCK = 8 << 20
 """Bytes per request: a lost connection costs at most this."""
-OPENING_PATIENCE = 20.0
-"""Seconds of retries when a folder is opened, where a wrong name is more likely than an outage."""
+SLOWEST = 600.0
+"""Seconds that a block may take. Any slower, below 14 kB/s, a shard of 1 GB takes most of a day: it counts as lost."""
+PATIENCE = 20.0
+"""Seconds of retries where a mistake is more likely than an outage: of an opening, or an answer of the wrong length."""
 LONGEST_PAUSE = 60.0
 """Seconds between two attempts at most; the pause doubles from 1."""
+SILENCE = 30.0
+"""Seconds after which a reader says what it waits for."""
 LOCK = ".lock"
-SUFFIXES = {".bin", ".idx", ".mask.bin", ".mask.idx"}
 GB = 10**9
-_URL = re.compile(r"^([a-z][a-z0-9+]+):/+(.+)$")
-_TIMEOUTS: dict[str, Any] = {"s3": {"config_kwargs": {"connect_timeout": 15, "read_timeout": 60}}}
 FINAL = (FileNotFoundError, PermissionError, ValueError, TypeError, AttributeError, LookupError, NotImplementedError)
 """Errors that trying again does not mend."""
+_secrets: dict[str, tuple[str, str]] = {}
+"""Login and query of each URL that was given with one: only here, in memory, for they may be secret."""
 
 
 def url_of(folder: Path) -> str | None:
-    """Returns the URL that was given as a path (`Path` writes s3://x as s3:/x), or None for a local folder."""
-    found = _URL.match(str(folder))
-    return f"{found[1]}://{found[2]}" if found else None
+    """Returns the URL that was given as a path (`Path` writes s3://x as s3:/x), without login and query, which
+    `RemoteFolder` finds in `_secrets`; None for a local folder.
+    """
+    if not (found := URL.match(str(folder))):
+        return None
+    place, _, query = str(folder)[found.end() :].partition("?")
+    url = f"{found[1].rstrip('/')}//{place}"
+    if found[2] or query:
+        _secrets[url] = quote((found[2] or "")[:-1], safe=":%"), query and f"?{query}"
+    return url
 
 
 class Missing(ConfigError):
@@ -63,50 +74,38 @@ class RemoteFolder:
     """
 
     def __init__(self, url: str) -> None:
-        self.url = url
-        protocol = url.split(":")[0]
+        self.url, (protocol, place) = url, url.split("://")
+        of_parents = (secret for known, secret in _secrets.items() if f"{url}/".startswith(f"{known}/"))
+        login, self._query = next(of_parents, ("", ""))
+        options: dict[str, Any] = {}
+        if protocol == "s3":
+            key, _, secret = map(unquote, login.partition(":"))
+            timeouts = {"connect_timeout": 15, "read_timeout": 60}
+            login, options = "", {"key": key or None, "secret": secret or None, "config_kwargs": timeouts}
         try:
+            from aiohttp import ClientTimeout
             from fsspec.core import url_to_fs
 
-            options = _TIMEOUTS.get(protocol, {})
             if protocol in ("http", "https"):
-                from aiohttp import ClientTimeout
-
-                options = {"client_kwargs": {"timeout": ClientTimeout(sock_connect=15, sock_read=60)}}
-            self._files, self._path = url_to_fs(url, **options)
-        except ImportError as error:
+                options["client_kwargs"] = {"timeout": ClientTimeout(sock_connect=15, sock_read=60)}
+            self._files, self._path = url_to_fs(f"{protocol}://{login}{'@' if login else ''}{place}", **options)
+        except (ImportError, ValueError) as error:
             raise ConfigError(
-                f"data: {url} needs a package that is not installed ({error}); pip install 'electra-sampler[remote]'"
+                f"data: {url} cannot be read ({error}); use s3:// or https:// and pip install"
+                " 'electra-sampler[remote]', or a local folder"
             ) from None
-        except ValueError as error:
-            raise ConfigError(
-                f"data: {url} cannot be read ({error}); use s3:// or https://, or a local folder"
-            ) from None
-        content = self._read(MANIFEST_NAME, patience=OPENING_PATIENCE)
+        content = self._read(MANIFEST_NAME, patience=PATIENCE)
         self.local = cache_folder() / hashlib.sha256(content).hexdigest()[:16]
-        try:
-            make_folder(self.local / TOKENIZER_NAME)
-        except OSError as error:
-            raise ConfigError(
-                f"data: {self.local} cannot be made ({error.strerror}); set XDG_CACHE_HOME to a writable folder"
-            ) from None
+        make_folder(self.local / TOKENIZER_NAME)
         with Lock(self.local / LOCK, patience=inf):
             write_if_other(self.local / MANIFEST_NAME, content)
             manifest = load_manifest(self.local)
-            self._require_plain_names(manifest)
+            if not manifest.tokenizer_files:  # as in format 1
+                raise ConfigError(f"data: {self.url} names no tokenizer files; build it again in format 2")
             for name, digest in manifest.tokenizer_files.items():
                 path = self.local / TOKENIZER_NAME / name
                 if not path.is_file() or file_sha256(path) != digest:
-                    write_atomically(path, self._read(f"{TOKENIZER_NAME}/{name}", patience=OPENING_PATIENCE))
-
-    def _require_plain_names(self, manifest: Manifest) -> None:
-        """Refuses a manifest that names files elsewhere, or no tokenizer files, as format 1 does."""
-        suffixes = {suffix for shard in manifest.shards for suffix in shard.written}
-        names = manifest.tokenizer_files
-        if not names or any(Path(name).name != name for name in names) or not suffixes <= SUFFIXES:
-            raise ConfigError(
-                f"data: {self.url} names no tokenizer files, or files outside its folder; build it again in format 2"
-            )
+                    write_atomically(path, self._read(f"{TOKENIZER_NAME}/{name}", patience=PATIENCE))
 
     def fetch(self, name: str, size: int, digest: str) -> None:
         """Fetches a file of a shard in blocks; a copy that differs from its sha256 is fetched once more.
@@ -120,7 +119,7 @@ class RemoteFolder:
             try:
                 file = NewFile(partial)
                 for start in range(0, size, BLOCK):
-                    file.write(self._read(name, start, min(start + BLOCK, size)))
+                    file.write(self._read(name, range(start, min(start + BLOCK, size))))
                 if file.close() == (size, digest):
                     partial.replace(path)
                     return
@@ -134,41 +133,45 @@ class RemoteFolder:
             f"data: {self.url}/{name} was fetched twice and does not match its sha256 in manifest.json; upload it again"
         )
 
-    def _read(self, name: str, start: int | None = None, end: int | None = None, patience: float = inf) -> bytes:
-        """Reads bytes start..end-1 of a file, or all; retries what may pass for `patience` seconds, and says so once.
+    def _read(self, name: str, block: range | None = None, patience: float = inf) -> bytes:
+        """Reads a block of a file, or all of it; retries what may pass for `patience` seconds, and says so once.
 
         Raises:
             LocalProblem: trying again does not help, or did not.
         """
-        url, began, pause, problem = f"{self.url}/{name}", time.monotonic(), 1.0, ""
+        url, expected = f"{self.url}/{name}", f"bytes {block.start} to {block.stop - 1}" if block else "the file"
+        limit = SLOWEST if block else 3 * PATIENCE
+        options: dict[str, Any] = {"start": block.start, "end": block.stop} if block else {}
+        if self._files.async_impl:  # as those of http, s3 and gs are
+            options["timeout"] = limit
+        began, pause, told = time.monotonic(), 1.0, False
+        deadline = began + patience
         while True:
             try:
-                content: bytes = self._files.cat_file(f"{self._path}/{name}", start=start, end=end)
+                content: bytes = self._files.cat_file(f"{self._path}/{name}{self._query}", **options)
+            except FileNotFoundError:
+                missing = Missing if name == MANIFEST_NAME else LocalProblem
+                raise missing(f"data: {url} does not exist; check the name and that the upload is complete") from None
             except Exception as error:
-                failed = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-                status = getattr(error, "status", 0)
-                if isinstance(error, FileNotFoundError):
-                    kind = Missing if name == MANIFEST_NAME else LocalProblem
-                    raise kind(f"data: {url} does not exist; check the name and that the upload is complete") from None
-                final = isinstance(error, FINAL) or type(error).__name__ == "NoCredentialsError"
-                if final or (400 <= status < 500 and status not in (408, 425, 429)):
-                    raise LocalProblem(
-                        f"data: {url} cannot be read ({failed}); check its name and your rights"
-                    ) from None
+                kind, status = type(error).__name__, getattr(error, "status", 0)
+                text = without_secrets(" ".join(str(error).split()))[:200] or f"took more than {limit:g} s"
+                came, fix = f"{kind}: {text}", "check its name, its upload, the network and your rights"
+                final = isinstance(error, FINAL) or kind == "NoCredentialsError" or "Redirect" in kind
+                final |= 300 <= status < 500 and status not in (408, 425, 429)
+                deadline = began + patience
             else:
-                if start is None or end is None or len(content) == end - start:
-                    if problem:
+                if len(content) == len(block or content) > 0:
+                    if told:
                         say(f"data: {url} is read again after {time.monotonic() - began:.0f} s")
                     return content
-                if len(content) > end - start:
-                    raise LocalProblem(f"data: {url}: the server ignores Range requests; use one that supports them")
-                failed = f"{len(content)} bytes came, expected {end - start}"
-            waited = time.monotonic() - began
-            if waited + pause > patience:
-                raise LocalProblem(f"data: {url} cannot be reached ({failed}); check the name and the network")
-            if not problem:
-                say(f"data: {url} cannot be read ({failed}); waiting for it, with retries")
-            problem = failed
+                came, fix = f"{len(content)} bytes", "upload it again, to a server that supports Range requests"
+                final = len(content) > len(block or content)
+                deadline = min(deadline, time.monotonic() + PATIENCE)
+            if final or time.monotonic() + pause > deadline:
+                raise LocalProblem(f"data: {url} cannot be read: got {came}, expected {expected}; {fix}")
+            if not told:
+                say(f"data: {url} cannot be read ({came}); waiting for it, with retries")
+            told = True
             time.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
 
@@ -206,7 +209,11 @@ class Copy(NamedTuple):
         return (self.folder.local / (self.shard.name + suffix) for suffix in self.shard.written)
 
     def is_complete(self) -> bool:
-        return all(path.exists() for path in self.paths())
+        """True if all its files are there, by their sizes."""
+        with suppress(FileNotFoundError):
+            sizes = (size for size, _ in self.shard.written.values())
+            return all(path.stat().st_size == size for path, size in zip(self.paths(), sizes, strict=True))
+        return False
 
 
 class ShardCache:
@@ -222,40 +229,44 @@ class ShardCache:
         self.on_wait: Callable[[str], None] = lambda _: None
         self._expected: Sequence[Copy] = ()
         self._urgent: list[Copy] = []
+        self._verified: set[Path] = set()
         self._changed = threading.Condition()
-        self._problem: ConfigError | None = None
+        self._problem: Exception | None = None
         self._thread: threading.Thread | None = None
 
     def expect(self, copies: Sequence[Copy]) -> None:
         """Sets the shards that will be read next, in the order in which they are fetched as far as there is room."""
-        within, total = [], 0
-        for copy in copies:
-            if (total := total + copy.shard.size) > self.limit:
-                break
-            within.append(copy)
+        totals = accumulate(copy.shard.size for copy in copies)
         with self._changed:
-            self._expected = within
+            self._expected = [copy for copy, total in zip(copies, totals, strict=True) if total <= self.limit]
             self._wake()
 
     def require(self, copy: Copy) -> None:
-        """Returns once a shard is in the cache, and marks it as used.
+        """Returns once a shard is in the cache and verified, and marks it as used.
 
         Raises:
-            LocalProblem: it cannot be fetched.
+            Exception: whatever has ended the fetching thread, mostly a `LocalProblem`.
         """
+        what, word_at = f"{copy.folder.url}/{copy.shard.name}", time.monotonic() + SILENCE
         with self._changed:
-            if not copy.is_complete():
+            if not self._is_ready(copy):
                 self._urgent.append(copy)
                 self._wake()
-                while not copy.is_complete():
+                while not self._is_ready(copy):
                     if self._problem:
                         raise self._problem
-                    self.on_wait(f"waiting for {copy.folder.url}/{copy.shard.name}")
+                    if time.monotonic() > word_at and os.environ.get("LOCAL_RANK", "0") == "0":
+                        say(f"data: waiting for {what} ({copy.shard.size / 1e6:.1f} MB) for more than {SILENCE:.0f} s")
+                        word_at = inf
+                    self.on_wait(f"waiting for {what}")
                     self._changed.wait(1.0)
                 self._urgent.remove(copy)
         for path in copy.paths():
             with suppress(FileNotFoundError):  # another run may just have removed it
                 os.utime(path)
+
+    def _is_ready(self, copy: Copy) -> bool:
+        return copy.is_complete() and self._verified.issuperset(copy.paths())
 
     def _wake(self) -> None:
         self._changed.notify_all()
@@ -264,31 +275,38 @@ class ShardCache:
             self._thread.start()
 
     def _work(self) -> None:
-        while True:
-            with self._changed:
-                while not (missing := [one for one in (*self._urgent, *self._expected) if not one.is_complete()]):
-                    self._changed.wait()
-                copy = missing[0]
-            try:
-                for suffix, (size, digest) in copy.shard.written.items():
-                    self._fetch(copy.folder, copy.shard.name + suffix, size, digest)
-            except ConfigError as error:
-                self._problem = error
-            with self._changed:
-                self._changed.notify_all()
-            if self._problem:
-                return
+        """Fetches for ever, or until a failure of any kind, which the next reader raises."""
+        try:
+            while True:
+                with self._changed:
+                    self._changed.notify_all()
+                    while not (missing := [one for one in (*self._urgent, *self._expected) if not self._is_ready(one)]):
+                        self._changed.wait()
+                for suffix, (size, digest) in missing[0].shard.written.items():
+                    self._fetch(missing[0].folder, missing[0].shard.name + suffix, size, digest)
+        except Exception as error:
+            self._problem = error
 
     def _fetch(self, folder: RemoteFolder, name: str, size: int, digest: str) -> None:
-        """Fetches a file unless another process of this machine does."""
-        while not (folder.local / name).exists():
-            try:
-                with Lock(folder.local.parent / LOCK, patience=1.0):
-                    if not (folder.local / name).exists():
-                        self._make_room(folder.local.parent, size)
-                        folder.fetch(name, size, digest)
-            except Held:
-                continue
+        """Verifies a file's copy, or fetches it unless another process of this machine does."""
+        path, cached = folder.local / name, folder.local.parent
+        while not self._is_sound(path, size, digest):
+            with suppress(Held), Lock(cached / LOCK, patience=1.0):
+                if not self._is_sound(path, size, digest):
+                    if path.exists():
+                        say(f"data: {path} differs from its manifest.json; it is removed and fetched again")
+                        path.unlink()
+                    self._make_room(cached, size)
+                    folder.fetch(name, size, digest)
+                    self._verified.add(path)
+
+    def _is_sound(self, path: Path, size: int, digest: str) -> bool:
+        """True if a copy has its size, whenever this is asked, and its sha256, when this process first asks."""
+        with suppress(FileNotFoundError):
+            if path.stat().st_size == size and (path in self._verified or file_sha256(path) == digest):
+                self._verified.add(path)
+                return True
+        return False
 
     def _make_room(self, cached: Path, size: int) -> None:
         """Removes the least recently used files of the cache that are not expected until `size` bytes fit."""

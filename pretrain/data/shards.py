@@ -74,7 +74,7 @@ class Shards:
         self.window = window
         manifests = [load_manifest(folder) for folder in self.folders]
         self.manifest = manifests[0]
-        _require_alike(folders, manifests)
+        _require_alike(self.names, manifests)
         for folder, url, part in zip(self.folders, urls, manifests, strict=True):
             _require_one_build(folder, part, of_shards=url is None)
         shards = [
@@ -267,19 +267,19 @@ class Shards:
                 raise LocalProblem(f"data: {self._prefixes[shard]} is damaged: sequence {sequence} {problem}; {VERIFY}")
 
 
-def _require_alike(folders: Sequence[Path], manifests: Sequence[Manifest]) -> None:
+def _require_alike(names: Sequence[str], manifests: Sequence[Manifest]) -> None:
     first = {name: getattr(manifests[0], name) for name in ALIKE}
     problems = [
-        f"data: {folder} has another vocabulary than {folders[0]}; rebuild it with the first folder's tokenizer as"
+        f"data: {folder} has another vocabulary than {names[0]}; rebuild it with the first folder's tokenizer as"
         " --vocab, or leave it out"
         if name == "tokenizer_sha256"
-        else f"data: {folder} has {name} {getattr(manifest, name)}, expected {value} as in {folders[0]}; rebuild it"
+        else f"data: {folder} has {name} {getattr(manifest, name)}, expected {value} as in {names[0]}; rebuild it"
         " with the first folder's settings, or leave it out"
-        for folder, manifest in zip(folders, manifests, strict=True)
+        for folder, manifest in zip(names, manifests, strict=True)
         for name, value in first.items()
         if getattr(manifest, name) != value
     ]
-    named = Counter(folder.resolve() for folder in folders)
+    named = Counter(name if url_of(Path(name)) else str(Path(name).resolve()) for name in names)
     problems += [
         f"data: {folder} is named twice; give it once, with a larger weight"
         for folder, times in sorted(named.items())

@@ -45,30 +45,6 @@ Source = Path | Mapping[str, Any] | DeepSpeedConfig
 OVERRIDE = "deepspeed."
 """Prefix of the `--set` keys that change DeepSpeed's values."""
 
-_ADDED = {
-    "accumulate": ("deepspeed.train_micro_batch_size_per_gpu=8",),
-    "offload": ("deepspeed.zero_optimization.offload_optimizer.device=cpu",),
-    "profile": (
-        "deepspeed.flops_profiler.enabled=true",
-        "deepspeed.flops_profiler.profile_step=10",
-        "deepspeed.flops_profiler.module_depth=3",
-        "deepspeed.flops_profiler.top_modules=3",
-        "deepspeed.flops_profiler.detailed=false",
-        "deepspeed.wall_clock_breakdown=true",
-    ),
-    "recompute": ("deepspeed.activation_checkpointing={}",),
-}
-REMOVED_FILES: dict[str, tuple[str, tuple[str, ...]]] = {
-    **{f"zero1_{kind}_{name}": (f"zero1_{kind}", added) for kind in ("fp16", "bf16") for name, added in _ADDED.items()},
-    "zero1_bf16_overlap": ("zero1_bf16", ("deepspeed.zero_optimization.overlap_comm=true",)),
-    **{
-        f"zero2_{kind}": (f"zero1_{kind}", ("deepspeed.zero_optimization.stage=2",))
-        for kind in ("fp16", "bf16", "fp32")
-    },
-    "zero3_fp32": ("zero3_bf16", ("deepspeed.bf16=null",)),
-}
-"""Files removed from ds_configs/: each with the remaining file and overrides that give the same configuration."""
-
 
 def read(source: Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> DeepSpeedConfig:
     """Reads a file and applies the overrides of `--set deepspeed.KEY=VALUE`; null removes a key.
@@ -76,7 +52,9 @@ def read(source: Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Dee
     Raises:
         ConfigError: every unknown key and wrong value of the file at once, else those of the overrides.
     """
-    source = _shipped(source) if isinstance(source, Path) else source
+    if isinstance(source, Path) and source.parent in (Path(), Path("ds_configs")) and not source.exists():
+        ours = (ROOT / "ds_configs" / source.name).with_suffix(".json")  # of the name alone, such as zero1_bf16
+        source = ours if ours.is_file() else source
     values = _load(source) if isinstance(source, Path) else source
     _check(values, f"{source if isinstance(source, Path) else 'deepspeed config'}: ")
     return _check(_with_overrides(values, overrides), f"--set {OVERRIDE}")
@@ -105,17 +83,15 @@ def resolve(
     return _fill(config, batch_size, world_size, optim)
 
 
-def _shipped(path: Path) -> Path:
-    """Returns the path, or, if no such file exists, the file in ds_configs/ that it names, such as `zero1_bf16`."""
-    ours = (ROOT / "ds_configs" / path.name).with_suffix(".json")
-    return ours if path.parent in (Path(), Path("ds_configs")) and not path.exists() and ours.is_file() else path
-
-
 def _load(path: Path) -> dict[str, Any]:
     try:
         values = json.loads(path.read_text(), object_pairs_hook=without_duplicates)
     except OSError as error:
-        raise ConfigError(f"deepspeed_config: {_unreadable(path, error.strerror)}") from None
+        ours = sorted(file.stem for file in (ROOT / "ds_configs").glob("*.json"))
+        raise ConfigError(
+            f"deepspeed_config: cannot read {path}: {error.strerror}; {one_of(path.stem, ('auto', *ours))}; see"
+            " ds_configs/README.md"
+        ) from None
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: not valid JSON: {error}; see ds_configs/README.md") from None
     if not isinstance(values, dict):
@@ -123,15 +99,6 @@ def _load(path: Path) -> dict[str, Any]:
             f"{path}: got {shown(values)}, expected an object of DeepSpeed's keys; see ds_configs/README.md"
         )
     return values
-
-
-def _unreadable(path: Path, reason: str | None) -> str:
-    base, overrides = REMOVED_FILES.get(path.stem, ("", ()))
-    instead = path.with_name(f"{base}.json")
-    if path.exists() or not _shipped(instead).is_file():
-        ours = sorted(file.stem for file in (ROOT / "ds_configs").glob("*.json"))
-        return f"cannot read {path}: {reason}; {one_of(path.stem, ('auto', *ours))}; see ds_configs/README.md"
-    return f"{path} was removed; use --deepspeed_config {instead} --set {' '.join(overrides)}"
 
 
 def _with_overrides(values: Mapping[str, Any], overrides: Sequence[str]) -> Mapping[str, Any]:

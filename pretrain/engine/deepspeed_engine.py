@@ -27,13 +27,16 @@ def start(
     model: nn.Module, parameter_groups: Sequence[Mapping[str, Any]], config: EngineConfig, world: World
 ) -> deepspeed.DeepSpeedEngine:
     """Returns the model under DeepSpeed's engine. Collective."""
-    clipping = {} if config.stage else {"gradient_clipping": 0.0}  # see `Engine._clip_replicated`
+    settings = config.json if config.stage else config.json | {"gradient_clipping": 0.0}  # `Engine._clip_replicated`
+    if world.world_size == 1 and config.stage in (1, 2):  # nothing to reduce: no second stream, no buffer, no wait, and
+        alone = {"overlap_comm": False, "contiguous_gradients": False}  # at stage 1 no hook on any gradient
+        settings = settings | {"zero_optimization": settings["zero_optimization"] | alone}
     patched = patch_modules(world)
     deepspeed.init_distributed(dist_init_required=False, verbose=False)
     engine, *_ = deepspeed.initialize(
         model=model,
         model_parameters=[{**group, "params": list(group["params"])} for group in parameter_groups],
-        config=config.json | clipping,
+        config=settings,
     )
     if patched:
         patch_engine(engine, world)
@@ -55,7 +58,6 @@ def divide(parameter: Any, moment: str | None, full: Tensor, world: World) -> No
     if moment:
         sharded.safe_set_local_optimizer_state(parameter, part, moment)
         return
-    if parameter.requires_grad:  # a frozen one has no master weights
-        sharded.safe_set_local_fp32_param(parameter, part)
+    sharded.safe_set_local_fp32_param(parameter, part)
     with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0):
         parameter.copy_(full)

@@ -75,6 +75,8 @@ class ZeroOptimization(Section):
     """Spreads the copying of gradients to the host over the ranks."""
     use_multi_rank_bucket_allreduce: bool | None = None
     """One reduction for several ranks' gradients."""
+    parameter_alignment: bool | None = None
+    """Starts each parameter at a multiple of 16 bytes, as fast kernels want."""
     allgather_partitions: bool | None = None
     """Gathers parameters with one all-gather instead of broadcasts."""
     reduce_bucket_size: Annotated[Bucket, Field(gt=0)] | None = None

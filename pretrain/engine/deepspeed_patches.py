@@ -35,8 +35,9 @@ def patch_modules(world: World) -> bool:
                 flush=True,
             )
         return False
-    # Skips an inference kernel that is compiled at the first start on a CPU: 26 s on two cores.
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    # Otherwise DeepSpeed tries at each start which of its own kernels could be compiled, though training uses none; a
+    # CPU compiles one for inference at its first start: 26 s.
+    deepspeed.ops.__compatible_ops__ = {}
     # Every ZeRO optimizer imports Muon, which passes its functions to torch.compile: 1.3 of the 4.7 s of CPU time that
     # a process takes to import torch and DeepSpeed and make an optimizer (docs/evidence/scaling.md).
     deepspeed.runtime.compiler.compile = lambda: deepspeed.runtime.compiler.dummy_decorator
@@ -63,7 +64,6 @@ def patch_engine(engine: Any, world: World) -> None:
         zero.check_overflow = lambda **_: None
         zero.scaled_global_norm = lambda: _norm_over_ranks(zero, world)
         if alone:
-            zero.contiguous_gradients = False
             zero.buffered_reduce_fallback = lambda *_, **__: None
 
 

@@ -10,9 +10,14 @@ import torch
 
 from foundation.config import ConfigError, shown
 
-WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
-WORKSPACES = (":4096:8", ":16:8")
-"""Values of `CUBLAS_WORKSPACE_CONFIG` with which cuBLAS gives the same bits; the first one is faster."""
+REPEATABLE = {
+    "CUBLAS_WORKSPACE_CONFIG": ("cuBLAS", ":4096:8", ":16:8"),
+    "NCCL_ALGO": ("NCCL", "^NVLS,NVLSTree", "^NVLS", "Ring", "Tree"),
+}
+"""By variable: a library, and the values with which it gives the same bits, the best first.
+
+With NVLS the switch between the GPUs sums in an order of its own; NVLSTree is its form for several machines.
+"""
 
 
 def compute_deterministically(environment: MutableMapping[str, str] = os.environ) -> None:
@@ -21,13 +26,14 @@ def compute_deterministically(environment: MutableMapping[str, str] = os.environ
     From then on PyTorch raises a RuntimeError for an operation that has no deterministic form.
 
     Raises:
-        ConfigError: the environment sets a workspace with which cuBLAS is not deterministic.
+        ConfigError: the environment sets a value with which cuBLAS or NCCL is not deterministic.
     """
-    if (got := environment.setdefault(WORKSPACE, WORKSPACES[0])) not in WORKSPACES:
-        raise ConfigError(
-            f"{WORKSPACE}: got {shown(got)} from the environment, expected {' or '.join(WORKSPACES)}: with others"
-            " cuBLAS is not deterministic; unset it"
-        )
+    for name, (library, best, *others) in REPEATABLE.items():
+        if (got := environment.setdefault(name, best)) not in (best, *others):
+            raise ConfigError(
+                f"{name}: got {shown(got)} from the environment, expected {' or '.join((best, *others))}: with others"
+                f" {library} is not deterministic; unset it"
+            )
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False

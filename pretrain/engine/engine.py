@@ -89,7 +89,6 @@ class Engine:
             self._partitions = Partitions(dict(self._parameters()), groups, self._masters(), world)
         self._start_adam()
         self._load_weights(initial)  # in full precision: DeepSpeed made its master weights from rounded ones
-        self._load_frozen(initial)
         if scaler := self._dynamic_loss_scaler():
             scaler.raise_error_at_min_scale = False  # its exception names no step; see `StepResult.fatal`
 
@@ -138,22 +137,16 @@ class Engine:
         return StepResult(False, self._deepspeed.get_global_grad_norm() if norm is None else norm, loss_scale)
 
     def _clip_replicated(self) -> float:
-        """Clips gradients at stage 0, those with a `clipping` norm of their own separately; returns the norm of all.
+        """Clips the gradients at stage 0; returns their norm before.
 
         DeepSpeed hides the norm there, and updates even with non-finite gradients.
         """
-        own = {p: group.get("clipping") for group in self._optimizer.param_groups for p in group["params"]}
-        total = torch.zeros((), dtype=torch.float64)
-        for clipping in dict.fromkeys(own.values()):
-            parameters = [parameter for _, parameter in self._parameters() if own[parameter] == clipping]
-            max_norm = self.config.gradient_clipping if clipping is None else clipping
-            square = squared_norm([p.grad for p in parameters if p.grad is not None])
-            nn.utils.clip_grads_with_norm_(parameters, max_norm or float("inf"), square.sqrt().float())
-            total = total + square
-        norm = float(total.sqrt().float())
+        parameters = [parameter for _, parameter in self._parameters()]
+        norm = squared_norm([p.grad for p in parameters if p.grad is not None]).sqrt().float()
+        nn.utils.clip_grads_with_norm_(parameters, self.config.gradient_clipping or float("inf"), norm)
         if not norm < float("inf"):
             self._deepspeed.zero_grad()  # Adam skips parameters without a gradient
-        return norm
+        return float(norm)
 
     def sum_over_ranks(self, tensor: Tensor) -> Tensor:
         """Sums `tensor` over the ranks in place, and returns it. Collective."""
@@ -175,7 +168,7 @@ class Engine:
         return EngineState(
             adam_steps=adam_steps,
             loss_scale={key: getattr(scaler, key) for key in LOSS_SCALE_FIELDS} if scaler else {},
-            weights=self._gather() | self._frozen,
+            weights=self._gather(),
             moments={key: self._gather(key) for key in MOMENTS},
         )
 
@@ -194,7 +187,6 @@ class Engine:
         for adam in self._adam_state().values():
             adam["step"].fill_(adam_steps)
         self._load_weights(state.weights if state else None)
-        self._load_frozen(state.weights if state else None)
         for key in MOMENTS:
             self._spread(state.moments[key] if state else None, key)
         if scaler := self._dynamic_loss_scaler():
@@ -202,7 +194,7 @@ class Engine:
                 setattr(scaler, key, value)
 
     def _parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        return ((name, p) for name, p in self.module.named_parameters() if p.requires_grad)
+        return self.module.named_parameters()
 
     def _adam_state(self) -> dict[Tensor, dict[str, Tensor]]:
         return self._deepspeed.basic_optimizer.state
@@ -261,21 +253,6 @@ class Engine:
         self._spread(weights)
         if self._partitions:
             self._optimizer.update_lp_params()  # each rank rounds its own part; an all-gather distributes them
-
-    @torch.no_grad()
-    def _load_frozen(self, weights: Mapping[str, Tensor] | None) -> None:
-        """Sets the weights that are not trained on every rank; the first rank keeps them in fp32 for checkpoints."""
-        frozen = {name: p for name, p in self.module.named_parameters() if not p.requires_grad}
-        self._frozen = {} if weights is None else {name: weights[name].to("cpu", copy=True) for name in frozen}
-        for name, parameter in frozen.items():
-            full = torch.empty(getattr(parameter, "ds_shape", parameter.shape), device=self.device)
-            if weights is not None:
-                full.copy_(weights[name])
-            dist.broadcast(full, src=0)
-            if self.config.stage == 3:
-                self._library.divide(parameter, None, full, self.world)
-            else:
-                parameter.copy_(full)
 
     def _spread(self, named: Mapping[str, Tensor] | None, moment: str | None = None) -> None:
         """Copies the first rank's full tensors, by name, into the master weights or a moment on every rank."""

@@ -53,7 +53,7 @@ def replay_micro_batches(model: nn.Module, sample: Any) -> None:
     with entropies, compute as before.
     """
     eager = model.forward
-    parameters = tuple(parameter for parameter in model.parameters() if parameter.requires_grad)
+    parameters = tuple(model.parameters())
     inputs = sample._make(part.clone() for part in sample)
     current, other = torch.cuda.current_stream(), torch.cuda.Stream()
     other.wait_stream(current)
@@ -68,7 +68,8 @@ def replay_micro_batches(model: nn.Module, sample: Any) -> None:
     incoming = torch.ones_like(output.loss)
     with torch.cuda.graph(backward, pool=pool, capture_error_mode="thread_local"):
         gradients = torch.autograd.grad(output.loss, parameters, incoming, allow_unused=True)
-    replay = Replay(forward.replay, backward.replay, output.loss.detach(), incoming, gradients)
+    output = output._replace(loss=output.loss.detach())  # its graph would keep the parameters on the capture's stream
+    replay = Replay(forward.replay, backward.replay, output.loss, incoming, gradients)
 
     def forward_or_replay(batch: Any, entropies: bool = False) -> Any:
         if entropies or not model.training:

@@ -36,11 +36,6 @@ class OptimConfig(StrictConfig):
     """Decoupled weight decay, except on LayerNorm and biases (google-research/electra; not in the paper)."""
     gradient_clipping: float = Field(default=1.0, ge=0)
     """Largest global norm of the gradient, 0 for no clipping (google-research/electra; not in the paper)."""
-    discriminator_lr_scale: float = Field(default=1.0, ge=0, le=1e6)
-    """Factor of the discriminator's learning rate; generator, heads and shared embeddings keep `lr`."""
-    discriminator_clipping: float | None = Field(default=None, ge=0)
-    """Clips the discriminator's gradient separately, to this norm (0: none); ZeRO stage 0 only.
-    `gradient_clipping` is then for all other gradients."""
     multiplicative_warmup: bool = False
     """The linear decay starts at the first update, times the warm-up, as in google-research/electra."""
     adam_bias_correction: bool = True
@@ -102,23 +97,16 @@ def decays(name: str) -> bool:
 
 
 def parameter_groups(
-    model: nn.Module,
-    weight_decay: float,
-    lr_scale: Callable[[str], float] = lambda name: 1.0,
-    clipping: Callable[[str], float | None] = lambda name: None,
+    model: nn.Module, weight_decay: float, lr_scale: Callable[[str], float] = lambda name: 1.0
 ) -> list[dict[str, Any]]:
-    """Groups the trainable parameters by weight decay, by `lr_scale(name)` (layer-wise decay in fine-tuning) and by
-    `clipping(name)`, the norm to which their gradient is clipped separately, if any.
+    """Groups the parameters by weight decay and by `lr_scale(name)` (layer-wise decay in fine-tuning).
 
-    Each group holds `params`, `weight_decay`, `lr_scale` and `clipping`; a shared parameter appears once, under its
-    first name.
+    Each group holds `params`, `weight_decay` and `lr_scale`; a shared parameter appears once, under its first name.
     """
-    groups: dict[tuple[float, float, float | None], list[nn.Parameter]] = {}
+    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            key = (weight_decay if decays(name) else 0.0, lr_scale(name), clipping(name))
-            groups.setdefault(key, []).append(parameter)
+        groups.setdefault((weight_decay if decays(name) else 0.0, lr_scale(name)), []).append(parameter)
     return [
-        {"params": parameters, "weight_decay": decay, "lr_scale": scale, "clipping": norm}
-        for (decay, scale, norm), parameters in groups.items()
+        {"params": parameters, "weight_decay": decay, "lr_scale": scale}
+        for (decay, scale), parameters in groups.items()
     ]

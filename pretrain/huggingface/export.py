@@ -1,11 +1,11 @@
 """A trained model written as Hugging Face folders."""
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
 from data_prep.tokens import WordPiece
+from foundation.files import new_folder
 from pretrain.huggingface.folders import save_folder
 from pretrain.method.objectives.objective import Objective
 
@@ -15,16 +15,14 @@ TOKENIZER_SETTINGS = "tokenizer_config.json"
 def export(model: Objective, pad_token_id: int, tokenizer: Path, card: str, out: Path) -> None:
     """Writes an exported model with tokenizer and model card to the folder `out`, complete or not at all."""
     word_piece = WordPiece.load(tokenizer)
-    unfinished = out.with_name(out.name + ".tmp")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    for folder, (architecture, *_) in model.exports.items():
-        modules = model.exported(folder)  # of a generator the output matrix is its word embeddings
-        encoder: Any = modules["electra"]
-        save_folder(unfinished / folder, architecture, encoder.config, modules.state_dict(), pad_token_id)
-        files = word_piece.files()  # written anew: of what lies in its folder, no file travels
-        longest = {"model_max_length": encoder.config.max_position_embeddings}
-        files[TOKENIZER_SETTINGS] = json.dumps(json.loads(files[TOKENIZER_SETTINGS]) | longest, indent=2).encode()
-        for name, content in files.items():
-            (unfinished / folder / name).write_bytes(content)
-    (unfinished / "README.md").write_text(card)
-    unfinished.rename(out)  # in the place of an empty folder, if there is one
+    with new_folder(out) as unfinished:
+        for folder, (architecture, *_) in model.exports.items():
+            modules = model.exported(folder)  # of a generator the output matrix is its word embeddings
+            encoder: Any = modules["electra"]
+            save_folder(unfinished / folder, architecture, encoder.config, modules.state_dict(), pad_token_id)
+            files = word_piece.files()  # written anew: of what lies in its folder, no file travels
+            longest = {"model_max_length": encoder.config.max_position_embeddings}
+            files[TOKENIZER_SETTINGS] = json.dumps(json.loads(files[TOKENIZER_SETTINGS]) | longest, indent=2).encode()
+            for name, content in files.items():
+                (unfinished / folder / name).write_bytes(content)
+        (unfinished / "README.md").write_text(card)

@@ -10,14 +10,16 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
+from pydantic import ConfigDict, Field, create_model
+from pydantic_core import from_json
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from foundation.config import ConfigError, counted
+from foundation.config import ConfigError, StrictConfig, counted
 from pretrain.model.encoder import ElectraEncoder, EncoderConfig
 
 STOCK_MODEL_TYPE = "electra"
@@ -32,6 +34,32 @@ COMPUTED = {
 }
 """Settings of Hugging Face that `EncoderConfig` lacks and that change what a model computes: the one value that is
 computed here, which is also what their absence means."""
+
+
+class _Settings(StrictConfig):
+    """What is read of a `config.json`; other settings in it say nothing here."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+    model_type: str
+    architectures: list[str] | None = None
+    tie_word_embeddings: bool = True
+
+
+_BOUNDED: dict[Any, Any] = {
+    int: Annotated[int, Field(gt=0, le=2**20)],
+    float: Annotated[float, Field(ge=0, le=1)],
+    "num_hidden_layers": Annotated[int, Field(gt=0, le=2**10)],
+}
+_FIELDS: Any = {
+    field.name: (
+        _BOUNDED.get(field.name) or _BOUNDED.get(field.type, field.type),
+        ... if field.default is dataclasses.MISSING else field.default,
+    )
+    for field in dataclasses.fields(EncoderConfig)
+} | {name: (Literal[only], only) for name, only in COMPUTED.items()}
+Settings = create_model("Settings", __base__=_Settings, **_FIELDS)
+"""The settings with the fields of `EncoderConfig`, each within sizes that some model may have."""
+
 BUFFERS = ("embeddings.position_ids", "embeddings.token_type_ids")
 """Numbers from 0 on, and zeros, that old versions of transformers saved as if they were weights."""
 EXACT = (torch.float32, torch.bfloat16, torch.float16)
@@ -151,12 +179,12 @@ def find_folder(name: str | Path) -> Path:
         ) from None
 
 
-def read_config(folder: Path) -> dict[str, Any]:
-    """Returns the settings in a folder's `config.json`."""
-    path = folder / "config.json"
+def read_config(folder: Path, name: str = "config.json") -> dict[str, Any]:
+    """Returns the settings in a folder's `config.json`, or in another file of settings."""
+    path = folder / name
     try:
-        values = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+        values = from_json(path.read_bytes())
+    except ValueError as error:
         raise ConfigError(f"model: cannot read {path}: {error}; {AGAIN}") from None
     if not isinstance(values, dict):
         raise ConfigError(f"model: {path} holds {type(values).__name__}, expected an object of settings; {AGAIN}")
@@ -172,23 +200,13 @@ def read_encoder_config(folder: Path, settings: Mapping[str, Any] | None = None)
     path, values = folder / "config.json", settings or read_config(folder)
     if values.get("model_type") not in (STOCK_MODEL_TYPE, RELATIVE_MODEL_TYPE):
         raise ConfigError(f"model: {path} has model_type {values.get('model_type')!r}; name an ELECTRA model")
-    fields = {field.name: field.type for field in dataclasses.fields(EncoderConfig)}
-    chosen = {name: value for name, value in values.items() if name in fields}
-    wrong = {name: only for name, only in COMPUTED.items() if values.get(name, only) != only}
-    problems = [
-        f"{name} {values[name]!r}; expected {only!r}, nothing else is computed here; name another model"
-        for name, only in wrong.items()
-    ]
-    for name, value in chosen.items():
-        if fields[name] is int and not (type(value) is int and value > 0):
-            problems.append(f"{name} {value!r}; expected a positive whole number; {AGAIN}")
-        if fields[name] is float and type(value) not in (int, float):
-            problems.append(f"{name} {value!r}; expected a number; {AGAIN}")
-    if problems:
-        raise ConfigError(*(f"model: {path} has {problem}" for problem in problems))
     try:
-        return EncoderConfig(**chosen | {"relative_position": values["model_type"] == RELATIVE_MODEL_TYPE})
-    except (TypeError, ValueError) as error:
+        settings = dict(Settings.from_values(values, f"model: {path}"))
+        fields = {field.name: settings[field.name] for field in dataclasses.fields(EncoderConfig)}
+        return EncoderConfig(**fields | {"relative_position": values["model_type"] == RELATIVE_MODEL_TYPE})
+    except ConfigError as error:
+        raise ConfigError(*(f"{problem}; correct it, or name another model" for problem in error.problems)) from None
+    except ValueError as error:
         raise ConfigError(f"model: {path}: {error}; {AGAIN}") from None
 
 
@@ -198,7 +216,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     Only tensors are unpickled.
 
     Raises:
-        ConfigError: the file is missing or damaged, or fp32 cannot hold its weights exactly.
+        ConfigError: the file is missing or damaged, fp32 cannot hold its weights exactly, or some are not finite.
     """
     path = folder / "model.safetensors"
     if not path.is_file() and (folder / PICKLED).is_file():
@@ -212,8 +230,11 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
         )
     try:
         stored = torch.load(path, "cpu", weights_only=True) if path.name == PICKLED else load_file(path)
-        if not all(isinstance(weight, Tensor) for weight in stored.values()):
-            raise ValueError("expected nothing but tensors by name")
+        if not all(
+            isinstance(name, str) and isinstance(weight, Tensor) and weight.layout is torch.strided and weight.is_cpu
+            for name, weight in stored.items()
+        ):
+            raise ValueError("expected nothing but dense tensors by name")
     except (SafetensorError, OSError, RuntimeError, UnpicklingError, EOFError, AttributeError, ValueError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ConfigError(f"model: cannot read {path}: {reason}; {AGAIN}") from None
@@ -222,6 +243,8 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
         if weight.dtype not in EXACT:
             kind = str(weight.dtype).removeprefix("torch.")
             raise ConfigError(f"model: {path} holds {name} as {kind}; save it as float32, bfloat16 or float16")
+        if weight.numel() and not torch.stack(weight.aminmax()).isfinite().all():  # a tenth of isfinite's time
+            raise ConfigError(f"model: {path} holds NaN or infinity in {name}, expected numbers; {AGAIN}")
     return weights
 
 

@@ -4,6 +4,9 @@ from pathlib import Path
 
 from foundation.config import ConfigError
 
+PATIENCE = 120.0
+"""Seconds without any answer from the hub; its own client waits for ever."""
+
 
 def require_repository(name: str) -> None:
     """Checks, before anything is written, that the hub would accept the repository name and that there is a token.
@@ -31,8 +34,9 @@ def push(folder: Path, name: str) -> str:
     Raises:
         ConfigError: the hub refuses or cannot be reached; the folder is complete nevertheless.
     """
-    from huggingface_hub import HfApi
+    from huggingface_hub import HfApi, get_session
 
+    get_session().timeout = PATIENCE
     hub = HfApi()
     try:
         hub.create_repo(name, exist_ok=True)
@@ -40,7 +44,7 @@ def push(folder: Path, name: str) -> str:
             repo_id=name, folder_path=folder, commit_message="Export of electra-sampler"
         ).repo_url.url
     except Exception as error:  # the hub's client raises a dozen types; each means that the upload failed
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        reason = f"{type(error).__name__}: {(str(error).splitlines() or ['no more is known'])[0]}"
         raise ConfigError(
             f"push: the upload to {name} failed ({reason}); {folder} is complete: try `hf upload {name} {folder}`"
         ) from None

@@ -87,8 +87,7 @@ def find_models(names: Sequence[str]) -> Sources:
 def is_generator(folder: Path) -> bool:
     """True if a folder holds an `ElectraForMaskedLM`; the encoder of a masked BERT serves the discriminator."""
     values = read_config(folder)
-    classes = values.get("architectures") or [""]
-    return values.get("model_type") not in RELATIVES and str(classes[0]).endswith("ForMaskedLM")
+    return values.get("model_type") not in RELATIVES and "ForMaskedLM" in str(values.get("architectures"))
 
 
 def read_generator(folder: Path) -> Source:
@@ -173,9 +172,9 @@ def with_sizes_of(run: RunConfig, sources: Sources) -> RunConfig:
     return run.model_copy(update={"model": model})
 
 
-def require_fit(sources: Sources, run: RunConfig, vocab_size: int, tokenizer: Path, option: str = "init_from") -> None:
+def require_fit(sources: Sources, run: RunConfig, vocab_size: int, tokenizer: Path) -> None:
     """Refuses sources that are no generator and discriminator of `run`'s model, or whose tokens are not the first of
-    `tokenizer`. The tables of `generator_from` are not extended.
+    `tokenizer`.
 
     Raises:
         ConfigError: each field that differs, or the vocabulary.
@@ -184,17 +183,12 @@ def require_fit(sources: Sources, run: RunConfig, vocab_size: int, tokenizer: Pa
     expected = (encoders[0], encoders[-1])  # the same if the objective trains one model
     fits = [(source, own) for source, own in zip(sources[:2], expected, strict=True) if source is not None]
     problems = [
-        f"{option}: {source.folder} has {field} {theirs}, expected {ours} with this configuration and data"
+        f"init_from: {source.folder} has {field} {theirs}, expected {ours} with this configuration and data"
         for source, own in fits
         for field, ours in vars(own).items()
         if (theirs := getattr(source.config, field)) != ours
         and field not in TRAINING_ONLY
-        and not (
-            field in EXTENSIBLE
-            and option == "init_from"
-            and theirs < ours
-            and (source.has_tokenizer or field != "vocab_size")
-        )
+        and not (field in EXTENSIBLE and theirs < ours and (source.has_tokenizer or field != "vocab_size"))
     ]
     if problems:
         raise ConfigError(*problems)
@@ -203,7 +197,7 @@ def require_fit(sources: Sources, run: RunConfig, vocab_size: int, tokenizer: Pa
             tokens = open_tokenizer(str(tokenizer)).tokens[: source.config.vocab_size]
             if open_tokenizer(str(source.tokenizer)).tokens != tokens:
                 raise ConfigError(
-                    f"{option}: the vocabulary of {source.folder} is not the data's, nor its beginning; build the"
+                    f"init_from: the vocabulary of {source.folder} is not the data's, nor its beginning; build the"
                     " shards with it as --vocab"
                 )
 

@@ -8,7 +8,6 @@ Shape letters: P positions, H hidden size.
 """
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from torch import Tensor
 
 from data_prep.tokens import WordPiece
 from foundation.config import ConfigError
+from foundation.files import new_folder
 from pretrain.method.objectives.objective import Objective
 from pretrain.model.config import ModelConfig
 
@@ -73,9 +73,6 @@ def export_mpnet(model: Objective, tokenizer: Path, card: str, out: Path) -> Non
     config: Any = modules["electra"].config
     word_piece = WordPiece.load(tokenizer)
     pad = word_piece.special.pad
-    unfinished = out.with_name(out.name + ".tmp")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    unfinished.mkdir(parents=True)
     predicts = "generator_lm_head" in modules
     description = {
         "architectures": ["MPNetForMaskedLM" if predicts else "MPNetModel"],
@@ -97,9 +94,7 @@ def export_mpnet(model: Objective, tokenizer: Path, card: str, out: Path) -> Non
         "eos_token_id": word_piece.special.sep,
         "tie_word_embeddings": True,
     }
-    (unfinished / "config.json").write_text(json.dumps(description, indent=2) + "\n")
     weights = mpnet_weights(modules.state_dict(), pad, "mpnet." if predicts else "")
-    save_file(weights, unfinished / "model.safetensors", {"format": "pt"})
     files = with_padding_at_1(word_piece).files()
     settings = {
         **json.loads(files["tokenizer_config.json"]),
@@ -107,10 +102,12 @@ def export_mpnet(model: Objective, tokenizer: Path, card: str, out: Path) -> Non
         "model_max_length": config.max_position_embeddings,
     }
     files["tokenizer_config.json"] = json.dumps(settings, indent=2).encode()
-    for name, content in files.items():
-        (unfinished / name).write_bytes(content)
-    (unfinished / "README.md").write_text(card)
-    unfinished.rename(out)
+    with new_folder(out) as unfinished:
+        (unfinished / "config.json").write_text(json.dumps(description, indent=2) + "\n")
+        save_file(weights, unfinished / "model.safetensors", {"format": "pt"})
+        for name, content in files.items():
+            (unfinished / name).write_bytes(content)
+        (unfinished / "README.md").write_text(card)
 
 
 def mpnet_weights(weights: dict[str, Tensor], pad: int, prefix: str) -> dict[str, Tensor]:

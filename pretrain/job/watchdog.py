@@ -28,8 +28,7 @@ from typing import NoReturn, Self
 
 from torch.distributed import DistError
 
-from foundation.command_line import EXIT_BAD_USAGE, EXIT_FAILED
-from foundation.config import ConfigError
+from foundation.command_line import EXIT_BAD_USAGE, EXIT_FAILED, exit_code, printable
 from pretrain.job.end_record import EndRecord, Reason, now, write_record
 from pretrain.job.launcher import is_alive, launchers
 from pretrain.job.meeting import BEAT, QUIET, Meeting, RankState, say
@@ -108,7 +107,7 @@ class Watchdog:
 
     def record(self, reason: Reason, code: int, sentence: str) -> None:
         """Writes the record of why this rank is ending to the run folder; a failed write is ignored."""
-        ended = self._record._replace(time=now(), reason=reason, exit_code=code, sentence=sentence)
+        ended = self._record._replace(time=now(), reason=reason, exit_code=code, sentence=printable(sentence))
         with contextlib.suppress(OSError):
             write_record(self._folder, ended)
 
@@ -117,8 +116,8 @@ class Watchdog:
         true.
         """
         what = traceback.format_exception_only(error)[-1].strip()
-        refused = isinstance(error, ConfigError)
-        code = EXIT_BAD_USAGE if refused else EXIT_FAILED
+        code = exit_code(error)
+        refused = code == EXIT_BAD_USAGE
         reason: Reason = "refused" if refused else "error"
         sentence = f"failed after {self._state.where}: {what}"
         if self._meeting:

@@ -6,7 +6,7 @@ Shape letters: B batch, L length, K masked positions per sequence, H hidden size
 """
 
 from copy import deepcopy
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from pydantic import Field, ValidationInfo, field_validator
@@ -15,10 +15,10 @@ from torch import Tensor
 from pretrain.data.batches import Batch
 from pretrain.method.losses import discriminator_loss, focal_loss
 from pretrain.method.objectives.objective import Objective, PredictionConfig
-from pretrain.method.sampling import Draw, Prediction, draw_from, importance_weights, predict, replace, tempered
+from pretrain.method.sampling import AtPositions, Draw, Prediction, draw_from, importance_weights, predict, replace
 from pretrain.model.config import ModelConfig
-from pretrain.model.encoder import DisentangledEmbeddings, ElectraEncoder, Embeddings, EncoderConfig, TiedEmbedding
-from pretrain.model.heads import DiscriminatorHead, VocabularyScores, VocabularyTransform
+from pretrain.model.encoder import DisentangledEmbeddings, ElectraEncoder, Embeddings, EncoderConfig
+from pretrain.model.heads import DiscriminatorHead, Scores, VocabularyScores, VocabularyTransform
 
 
 class ReplacementConfig(PredictionConfig):
@@ -38,8 +38,8 @@ class ReplacementConfig(PredictionConfig):
     """
 
     @property
-    def streams(self) -> bool:
-        return self.temperature == 1 and not self.forbid_original
+    def draws_from_scores(self) -> bool:
+        return self.temperature != 1 or self.forbid_original
 
     @field_validator("importance_weighting")
     @classmethod
@@ -80,12 +80,9 @@ class Electra(Objective):
         ".": ("ElectraForPreTraining", "discriminator", "discriminator_predictions"),
         "generator": ("ElectraForMaskedLM", "generator", "generator_predictions", "generator_lm_head"),
     }
-    discriminator_prefix: ClassVar[str | None] = "discriminator"
     objective: ReplacementConfig
     sampler_weight = 0.0
     """lambda1, if there is a sampling head."""
-    generator_weight = 1.0
-    """Weight of L_G: 0 if the generator is frozen."""
 
     def __init__(self, model: ModelConfig, objective: Any, vocab_size: int, special_mask_id: int) -> None:
         super().__init__(model, objective, vocab_size, special_mask_id)
@@ -120,15 +117,13 @@ class Electra(Objective):
         """Returns the generator's hidden states at the masked positions [B, K, H], and its prediction there."""
         hidden_BKH = masked_states(self.generator, batch, self.special_mask_id, self.objective.mask_keep_fraction)
         projected_BKE = self.generator_predictions(hidden_BKH)
-        words = self.generator.embeddings.word_embeddings
-        return hidden_BKH, predict_with(
-            self.generator_lm_head, projected_BKE, words, batch, entropies, streams=self.objective.streams
-        )
+        scores = Scores(projected_BKE, self.generator_lm_head, self.generator.embeddings.word_embeddings)
+        return hidden_BKH, predict(batch, scores.softmax(), entropies)
 
     def draw(self, hidden_BKH: Tensor, prediction: Prediction, uniforms_BK: Tensor, from_p_G: bool = False) -> Draw:
         """Draws x' as in training, or from p_G if `from_p_G`; without a sampling head the two are the same."""
-        weights_BKV = tempered(prediction.p_BKV, self.objective.temperature)
-        return draw_from(weights_BKV, prediction, uniforms_BK, self.objective.forbid_original)
+        q = prediction.p.tempered(self.objective.temperature)
+        return draw_from(q, prediction, uniforms_BK, self.objective.forbid_original)
 
     def draws(self, hidden_BKH: Tensor, prediction: Prediction, uniforms_BK: Tensor) -> dict[str, Draw]:
         """Draws x' from every distribution of the objective, training's last: p_G, then p_S if one is learned."""
@@ -137,7 +132,7 @@ class Electra(Objective):
     def judge(self, batch: Batch, prediction: Prediction, drawn: Draw) -> ElectraOutput:
         """Runs the discriminator on the drawn tokens, and returns all losses."""
         positions_BK, valid_BK = batch.masked_positions_BK, batch.masked_valid_BK
-        d_BL, replaced_BL = self.discriminate(batch, drawn.tokens_BK, drawn.offset_BKE)
+        d_BL, replaced_BL = self.discriminate(batch, drawn.tokens_BK)
         loss_D_BL = weighed_loss_D_BL = discriminator_loss(d_BL, replaced_BL)
         loss_G_BK = self.generator_loss(prediction)
         loss_S_BK = self.sampler_loss(drawn, d_BL.gather(1, positions_BK), loss_D_BL.gather(1, positions_BK))
@@ -145,34 +140,25 @@ class Electra(Objective):
             weighed_loss_D_BL = loss_D_BL * importance_weights(drawn.log_ratio_BK, batch)
         return ElectraOutput(
             # this micro-batch's share of the means over the whole step
-            loss=self.generator_weight * loss_G_BK.where(valid_BK, 0.0).sum() / batch.masked_count
+            loss=loss_G_BK.where(valid_BK, 0.0).sum() / batch.masked_count
             + self.sampler_weight * loss_S_BK.where(valid_BK, 0.0).sum() / batch.masked_count
             + self.objective.lambda2 * weighed_loss_D_BL.where(batch.attention_mask_BL, 0.0).sum() / batch.token_count,
             generator_loss_BK=loss_G_BK.detach(),
             sampler_loss_BK=loss_S_BK.detach(),
             discriminator_loss_BL=loss_D_BL.detach(),
             log_p_original_BK=prediction.log_p_original_BK.detach(),
-            top_BK=prediction.top_BK,
-            draw=drawn._replace(head_BK=None, offset_BKE=None),
+            top_BK=prediction.p.top_X,
+            draw=drawn._replace(head_BK=None),
             d_BL=d_BL.detach(),
             replaced_BL=replaced_BL,
         )
 
-    def discriminate(self, batch: Batch, tokens_BK: Tensor, offset_BKE: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def discriminate(self, batch: Batch, tokens_BK: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the discriminator's logits d with `tokens` at the masked positions, and a mask of the positions that
-        differ from the original: a sampled original counts as original. Both [B, L]. `offset` is added to the word
-        embeddings there.
+        differ from the original: a sampled original counts as original. Both [B, L].
         """
-        offset_BLE = None
-        if offset_BKE is not None:
-            offset_BKE = offset_BKE * batch.masked_valid_BK[..., None]
-            index_BKE = batch.masked_positions_BK[..., None].expand_as(offset_BKE)
-            offset_BLE = offset_BKE.new_zeros(*batch.input_ids_BL.shape, offset_BKE.shape[-1])
-            offset_BLE = offset_BLE.scatter_add(1, index_BKE, offset_BKE)
         input_ids_BL = replace(batch.input_ids_BL, batch.masked_positions_BK, batch.masked_valid_BK, tokens_BK)
-        hidden_BLH = self.discriminator(
-            input_ids_BL, batch.attention_mask_BL, batch.token_type_ids_BL, offset_BLE=offset_BLE
-        )
+        hidden_BLH = self.discriminator(input_ids_BL, batch.attention_mask_BL, batch.token_type_ids_BL)
         return self.discriminator_predictions(hidden_BLH), input_ids_BL != batch.input_ids_BL
 
     def generator_loss(self, prediction: Prediction) -> Tensor:
@@ -186,32 +172,11 @@ class Electra(Objective):
         return torch.zeros_like(loss_D_BK)
 
 
-def predict_with(
-    head: VocabularyScores,
-    projected_BKE: Tensor,
-    words: TiedEmbedding,
-    batch: Batch,
-    entropies: bool,
-    streams: bool = True,
-) -> Prediction:
-    """Returns the prediction of a vocabulary head, without a tensor [B, K, V] if it `streams` and the device can."""
-    softmax = head.softmax(projected_BKE, words, entropies) if streams else None
-    return predict(batch, head(projected_BKE, words) if softmax is None else softmax, entropies)
-
-
-def masked_states(
-    encoder: ElectraEncoder,
-    batch: Batch,
-    special_mask_id: int,
-    keep_fraction: float,
-    states_at: tuple[int, ...] = (),
-) -> Tensor:
-    """Returns the encoder's hidden states at the masked positions, [B, K, H]; the vocabulary heads need no others.
-    With `states_at`, those after each of these layers, [N, B, K, H].
-    """
+def masked_states(encoder: ElectraEncoder, batch: Batch, special_mask_id: int, keep_fraction: float) -> Tensor:
+    """Returns the encoder's hidden states at the masked positions, [B, K, H]; the vocabulary heads need no others."""
     mask_BK = torch.full_like(batch.masked_positions_BK, special_mask_id)
     change_BK = batch.masked_valid_BK & (batch.keep_uniforms_BK >= keep_fraction)
     masked_ids_BL = replace(batch.input_ids_BL, batch.masked_positions_BK, change_BK, mask_BK)
-    hidden = encoder(masked_ids_BL, batch.attention_mask_BL, batch.token_type_ids_BL, states_at)
-    index_BKH = batch.masked_positions_BK[..., None].expand(-1, -1, hidden.shape[-1])
-    return hidden.gather(-2, index_BKH.expand(*hidden.shape[:-3], -1, -1, -1))
+    hidden_BLH = encoder(masked_ids_BL, batch.attention_mask_BL, batch.token_type_ids_BL)
+    at_masked_BKH: Tensor = AtPositions.apply(hidden_BLH, batch.masked_positions_BK)
+    return at_masked_BKH

@@ -77,17 +77,9 @@ class Embeddings(nn.Module):
         """Makes these weights, by name, the embeddings that the encoder adds up."""
         self.load_state_dict(weights)
 
-    def mix_words(self, weights_XV: Tensor) -> Tensor:
-        """Returns the sum of all word embeddings by these weights, [X, V] -> [X, E]."""
-        mixed_XE: Tensor = self.word_embeddings(weights_XV, weighs_rows=True)
-        return mixed_XE
-
-    def forward(self, input_ids_BL: Tensor, token_type_ids_BL: Tensor, offset_BLE: Tensor | None = None) -> Tensor:
-        """With `offset`, adds it to the word embeddings."""
+    def forward(self, input_ids_BL: Tensor, token_type_ids_BL: Tensor) -> Tensor:
         position_L = torch.arange(input_ids_BL.shape[1], device=input_ids_BL.device)
         embedded_BLE = self.word_embeddings(input_ids_BL) + self.token_type_embeddings(token_type_ids_BL)
-        if offset_BLE is not None:
-            embedded_BLE = embedded_BLE + offset_BLE.to(embedded_BLE.dtype)
         return self.dropout(self.LayerNorm(embedded_BLE + self.position_embeddings(position_L)))
 
 
@@ -107,12 +99,7 @@ class DisentangledEmbeddings(Embeddings):
         for delta in (self.word_embeddings, self.position_embeddings):
             nn.init.zeros_(delta.weight)
 
-    def mix_words(self, weights_XV: Tensor) -> Tensor:
-        with torch.no_grad():
-            shared_XE = self.shared.mix_words(weights_XV)
-        return shared_XE + super().mix_words(weights_XV)
-
-    def forward(self, input_ids_BL: Tensor, token_type_ids_BL: Tensor, offset_BLE: Tensor | None = None) -> Tensor:
+    def forward(self, input_ids_BL: Tensor, token_type_ids_BL: Tensor) -> Tensor:
         position_L = torch.arange(input_ids_BL.shape[1], device=input_ids_BL.device)
         with torch.no_grad():
             word_BLE = self.shared.word_embeddings(input_ids_BL)
@@ -120,8 +107,6 @@ class DisentangledEmbeddings(Embeddings):
         word_BLE = word_BLE + self.word_embeddings(input_ids_BL)
         position_LE = position_LE + self.position_embeddings(position_L)
         embedded_BLE = word_BLE + self.token_type_embeddings(token_type_ids_BL)
-        if offset_BLE is not None:
-            embedded_BLE = embedded_BLE + offset_BLE.to(embedded_BLE.dtype)
         return self.dropout(self.LayerNorm(embedded_BLE + position_LE))
 
     @torch.no_grad()
@@ -152,14 +137,11 @@ class TiedEmbedding(nn.Embedding):
         as_output_matrix: bool = False,
         frozen: bool = False,
         bias_V: Tensor | None = None,
-        weighs_rows: bool = False,
     ) -> Tensor:
         """Ids [...] -> [..., E]; with `as_output_matrix`, hidden [..., E] -> scores [..., V] with `bias`.
 
-        With `frozen`, no gradient reaches the matrix. With `weighs_rows`, weights [..., V] -> sums of rows [..., E].
+        With `frozen`, no gradient reaches the matrix.
         """
-        if weighs_rows:
-            return input.to(self.weight.dtype) @ self.weight
         weight = self.weight.detach() if frozen else self.weight
         if not as_output_matrix:
             return ops.look_up(input, weight)
@@ -190,20 +172,14 @@ class ElectraEncoder(nn.Module):
         input_ids_BL: Tensor,
         attention_mask_BL: Tensor,
         token_type_ids_BL: Tensor,
-        states_at: tuple[int, ...] = (),
-        offset_BLE: Tensor | None = None,
     ) -> Tensor:
         """Returns the last layer's hidden states, [B, L, H]; `attention_mask_BL` is true (or 1) except at padding,
         which follows the word pieces.
-
-        With `states_at`, returns those after each of these layers (the first is 1), [N, B, L, H]; no gradient crosses
-        from the layers above one of them to those below. `offset` is added to the word embeddings.
         """
-        offset = () if offset_BLE is None else (offset_BLE,)
-        hidden_BLX = self.embeddings(input_ids_BL, token_type_ids_BL, *offset)
+        hidden_BLX = self.embeddings(input_ids_BL, token_type_ids_BL)
         if self.config.embedding_size != self.config.hidden_size:
             hidden_BLX = self.embeddings_project(hidden_BLX)
-        return self.encoder(hidden_BLX, attention_mask_BL, states_at)
+        return self.encoder(hidden_BLX, attention_mask_BL)
 
     def whole(self) -> "ElectraEncoder":
         """Returns the encoder as others know it: itself, or a view of it with E_D in place of disentangled embeddings;
@@ -230,17 +206,14 @@ class LayerStack(nn.Module):
                 config.relative_attention_num_buckets, config.num_attention_heads
             )
 
-    def forward(self, hidden_BLH: Tensor, attention_mask_BL: Tensor, states_at: tuple[int, ...] = ()) -> Tensor:
-        bias, states = self.attention_bias(attention_mask_BL.bool(), hidden_BLH.dtype), []
-        for number, layer in enumerate(self.layer, start=1):
+    def forward(self, hidden_BLH: Tensor, attention_mask_BL: Tensor) -> Tensor:
+        bias = self.attention_bias(attention_mask_BL.bool(), hidden_BLH.dtype)
+        for layer in self.layer:
             if self.recompute and torch.is_grad_enabled():
                 hidden_BLH = checkpoint(layer, hidden_BLH, bias, use_reentrant=False)
             else:
                 hidden_BLH = layer(hidden_BLH, bias)
-            if number in states_at:
-                states.append(hidden_BLH)
-                hidden_BLH = hidden_BLH.detach()
-        return torch.stack(states) if states_at else hidden_BLH
+        return hidden_BLH
 
     def attention_bias(self, visible_BL: Tensor, dtype: torch.dtype) -> Any:
         """Returns the bias added to the scaled scores, built once for all layers: relative position and padding."""
@@ -294,17 +267,12 @@ class SelfAttention(nn.Module):
         self.value = ops.Linear(config.hidden_size, config.hidden_size)
 
     def forward(self, hidden_BLH: Tensor, bias: Any) -> Tensor:
-        context_BNLD = ops.attend(
-            self.split_heads(self.query(hidden_BLH)),
-            self.split_heads(self.key(hidden_BLH)),
-            self.split_heads(self.value(hidden_BLH)),
-            bias,
-            self.dropout if self.training else 0.0,
+        projected = ops.linears(hidden_BLH, (self.query, self.key, self.value))
+        query_BNLD, key_BNLD, value_BNLD = (
+            part_BLH.unflatten(2, (self.num_heads, -1)).transpose(1, 2) for part_BLH in projected
         )
+        context_BNLD = ops.attend(query_BNLD, key_BNLD, value_BNLD, bias, self.dropout if self.training else 0.0)
         return context_BNLD.transpose(1, 2).flatten(2)
-
-    def split_heads(self, projected_BLH: Tensor) -> Tensor:
-        return projected_BLH.unflatten(2, (self.num_heads, -1)).transpose(1, 2)
 
 
 class Intermediate(nn.Module):

@@ -3,12 +3,13 @@
 Shape letters: X any leading dimensions, H hidden size, E embedding size, V vocabulary.
 """
 
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from pretrain.model import ops
+from pretrain.model.distribution import Dense, Distribution
 from pretrain.model.encoder import EncoderConfig, TiedEmbedding, initialize_matrix
 
 
@@ -54,15 +55,36 @@ class VocabularyScores(nn.Module):
         scores_X = (embedded_XE * full_precision(projected_XE)).sum(-1)
         return scores_X if bias_V is None else scores_X + bias_V[ids_X]
 
-    def softmax(
-        self, projected_XE: Tensor, embeddings: TiedEmbedding, entropies: bool = False, frozen: bool = False
-    ) -> Any:
-        """Returns the softmax of all scores as `ops.softmax`: `None` where all scores must be computed."""
-        table_VE = embeddings.weight
-        if hasattr(table_VE, "ds_id"):  # at ZeRO stage 3 it exists only while its own module runs
-            return None
-        bias_V = None if self.bias is None else full_precision(self.bias)
-        return ops.softmax(projected_XE, table_VE.detach() if frozen else table_VE, bias_V, entropies)
+
+class Scores(NamedTuple):
+    """Scores e(x)·h + b of every token x, computed on demand."""
+
+    hidden_XE: Tensor
+    head: VocabularyScores
+    embeddings: TiedEmbedding
+    frozen: bool = False
+    """No gradient reaches the embeddings."""
+
+    @property
+    def bias_V(self) -> Tensor | None:
+        return None if self.head.bias is None else full_precision(self.head.bias)
+
+    def all(self) -> Tensor:
+        """Returns the scores of every token, [X, V]."""
+        scores_XV: Tensor = self.head(self.hidden_XE, self.embeddings, frozen=self.frozen)
+        return scores_XV
+
+    def of(self, ids_X: Tensor) -> Tensor:
+        """Returns the scores of one token per row, [X]."""
+        scores_X: Tensor = self.head(self.hidden_XE, self.embeddings, ids_X, self.frozen)
+        return scores_X
+
+    def softmax(self) -> Distribution:
+        """Returns the softmax of all scores, in the form that this machine computes fastest."""
+        table_VE = self.embeddings.weight.detach() if self.frozen else self.embeddings.weight
+        whole = not hasattr(self.embeddings.weight, "ds_id")  # at ZeRO stage 3 it exists only while its module runs
+        streamed = ops.softmax(self.hidden_XE, table_VE, self.bias_V) if whole else None
+        return streamed or Dense.softmax(self.all())
 
 
 class DiscriminatorHead(nn.Module):

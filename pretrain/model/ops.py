@@ -8,12 +8,14 @@ Shape letters: X any leading dimensions, I inputs, O outputs, H hidden size, V r
 B batch, N heads, L length, D head size.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from pretrain.model.distribution import Distribution
 
 
 def attention_bias(
@@ -61,6 +63,11 @@ def linear(input_XI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) ->
     return F.linear(input_XI, weight_OI, bias_O)
 
 
+def linears(input_XI: Tensor, layers: Sequence["Linear"]) -> tuple[Tensor, ...]:
+    """Returns the outputs of dense layers of one size that share their input, each [X, O]."""
+    return tuple(layer(input_XI) for layer in layers)
+
+
 def look_up(ids_X: Tensor, table_VE: Tensor) -> Tensor:
     """Returns the rows of the table with these indices, [X, E]."""
     return F.embedding(ids_X, table_VE)
@@ -73,12 +80,8 @@ def norm_residual(
     return layer_norm(residual_XH + (dropout(values_XH, p) if p else values_XH), weight_H, bias_H, eps)
 
 
-def softmax(hidden_XE: Tensor, table_VE: Tensor, bias_V: Tensor | None, entropies: bool) -> Any:
-    """Returns the softmax of h W^T + b without computing all scores at once, or `None`: then the caller computes them.
-
-    The result is a `triton_vocabulary.Softmax`: log-probabilities with their gradient, and the weights of a draw; with
-    `entropies`, also these.
-    """
+def softmax(hidden_XE: Tensor, table_VE: Tensor, bias_V: Tensor | None) -> Distribution | None:
+    """Returns the softmax of h W^T + b without all scores in memory, or `None`: then the caller computes them."""
     return None
 
 

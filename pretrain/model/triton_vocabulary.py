@@ -10,19 +10,17 @@ S tokens per block, C tokens per chunk, T tiles of rows.
 """
 
 import os
-from collections.abc import Callable
-from functools import partial
-from typing import Any, NamedTuple
+from abc import ABC, abstractmethod
+from typing import Any
 
 import torch
 import triton
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from pretrain.model.distribution import BLOCK, LEAST_LOSS, Dense, Distribution, Scores, draw_in_blocks
 from pretrain.model.vocabulary_kernels import peaks, slopes, weigh, weights_of_block
 
-BLOCK = 128
-"""Tokens per block, as in `pretrain/method/sampling.py`."""
 ROWS = 128
 """Rows per tile."""
 DEPTH = 64
@@ -33,60 +31,124 @@ WIDE = os.environ.get("TRITON_INTERPRET") == "1"
 """Converts operands to fp32 first: products of bf16 are wrong in Triton's interpreter (3.6 and 3.9)."""
 
 
-def softmax(hidden_XE: Tensor, table_VE: Tensor, bias_V: Tensor | None, entropies: bool) -> "Softmax | None":
+def softmax(hidden_XE: Tensor, table_VE: Tensor, bias_V: Tensor | None) -> "Softmax | None":
     """Computes `ops.softmax`, in half precision only.
 
     Tensor cores have no exact products in fp32; without them, the kernels would be slow.
     """
-    if hidden_XE.dtype not in (torch.float16, torch.bfloat16):
-        return None
-    return Softmax(hidden_XE, table_VE, bias_V, entropies)
+    return Softmax(hidden_XE, table_VE, bias_V) if hidden_XE.dtype in (torch.float16, torch.bfloat16) else None
 
 
-class Weights(NamedTuple):
-    """Unnormalized probabilities of all tokens, of which a draw needs the sums of the blocks and then one block."""
+class _Streamed(ABC):
+    """A `Distribution` of which only the sums of blocks are kept; what needs every token's weight makes it dense.
+
+    Attributes:
+        sum_XN: sums of the weights by block.
+        largest_X: the largest weight.
+        size: number of tokens.
+    """
 
     sum_XN: Tensor
     largest_X: Tensor
-    entropy_X: Tensor | None
     size: int
-    """Number of tokens."""
-    block: Callable[[Tensor], Tensor]
-    """Returns the weights in one block of each row, [X, S], from its number, [X, 1]; 0 beyond the last token."""
+
+    @abstractmethod
+    def block(self, block_X1: Tensor) -> Tensor:
+        """Returns the weights in one block of each row, [X, S], from its number, [X, 1]; 0 beyond the last token."""
+
+    @abstractmethod
+    def dense(self) -> Dense: ...
+
+    @abstractmethod
+    def entropy(self) -> Tensor: ...
+
+    @property
+    def top_X(self) -> Tensor:
+        return self.dense().top_X
+
+    @property
+    def log_largest_X(self) -> Tensor:
+        return (self.largest_X / self.sum_XN.sum(-1)).log()
+
+    def log_p(self, ids_X: Tensor) -> Tensor:
+        return self.dense().log_p(ids_X)
+
+    def log_at(self, ids_X: Tensor) -> Tensor:
+        return self.log_p(ids_X).detach()
+
+    def detach(self) -> Distribution:
+        return self  # it holds no scores
+
+    @torch.no_grad()
+    def draw(self, uniform_X: Tensor) -> tuple[Tensor, Tensor]:
+        tokens_X, total_X, weight_X = draw_in_blocks(self.sum_XN, self.block, self.size, uniform_X)
+        return tokens_X, (weight_X / (total_X + 0 * total_X)).log()  # infinity becomes NaN
+
+    def tempered(self, temperature: float) -> Distribution:
+        return self if temperature == 1 else self.dense().tempered(temperature)
+
+    def without(self, ids_X: Tensor) -> Distribution:
+        return self.dense().without(ids_X)
+
+    def mixed(self, other: Distribution, share: float) -> Distribution:
+        return self.dense().mixed(other, share)
+
+    def weighed(self, z: Scores, original_X: Tensor, exponent: float = 1.0, least: float = LEAST_LOSS) -> Distribution:
+        return self.dense().weighed(z, original_X, exponent, least)
 
 
-class Softmax:
-    """The softmax of h W^T + b over the vocabulary; only `log_p` is differentiable.
+class Softmax(_Streamed):
+    """The softmax of h W^T + b over the vocabulary."""
 
-    `top_X` is the most likely token. The attributes of `Weights` are those of p itself.
-    """
-
-    def __init__(self, hidden_XE: Tensor, table_VE: Tensor, bias_V: Tensor | None, entropies: bool) -> None:
+    def __init__(self, hidden_XE: Tensor, table_VE: Tensor, bias_V: Tensor | None) -> None:
         self._bias_V = table_VE.new_zeros(len(table_VE), dtype=torch.float32) if bias_V is None else bias_V
         self._hidden_XE, self._table_VE = hidden_XE, table_VE
-        hidden_RE = flat(hidden_XE)
-        parts = hidden_RE, table_VE.detach(), self._bias_V.detach()
-        rows, tokens = len(hidden_RE), len(table_VE)
-        shape = rows, triton.cdiv(tokens, BLOCK)
-        peak_RN, sum_RN, spread_RN = torch.empty(3, *shape, device=hidden_RE.device)
-        place_RN = torch.empty(shape, dtype=torch.int32, device=hidden_RE.device)
-        where = (peak_RN, sum_RN, place_RN, spread_RN)
-        peaks[tiles(*shape)](*parts, *where, rows, tokens, **sizes(hidden_RE), ENTROPY=entropies)
+        self.size, self._leading = len(table_VE), hidden_XE.shape[:-1]
+        peak_RN, sum_RN, place_RN, _ = self._peaks(entropy=False)
         peak_R, block_R = peak_RN.max(-1)
-        below_RN = peak_RN - peak_R[:, None]
-        share_RN = below_RN.exp()
-        sum_RN *= share_RN
+        sum_RN *= (peak_RN - peak_R[:, None]).exp()
         total_R = sum_RN.sum(-1)
         place_R = place_RN.gather(-1, block_R[:, None]).squeeze(-1)
-        self.size, self._leading = tokens, hidden_XE.shape[:-1]
         self._normalizer_R = peak_R + total_R.log()
-        self.top_X = (block_R * BLOCK + place_R).clamp_(max=tokens - 1).view(self._leading)
+        self._top_X = (block_R * BLOCK + place_R).clamp_(max=self.size - 1).view(self._leading)
         self.sum_XN = (sum_RN / total_R[:, None]).unflatten(0, self._leading)
         self.largest_X = total_R.reciprocal().view(self._leading)
-        self.entropy_X = None
-        if entropies:
-            spread_R = (spread_RN * share_RN + sum_RN * below_RN).sum(-1)
-            self.entropy_X = (total_R.log() - spread_R / total_R).view(self._leading)
+
+    def _peaks(self, entropy: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Returns of each row and block of scores, [R, N]: the largest, the sum of exponentials below it, its place,
+        and the sum from which the entropy follows.
+        """
+        hidden_RE = flat(self._hidden_XE)
+        shape = len(hidden_RE), triton.cdiv(self.size, BLOCK)
+        peak_RN, sum_RN, spread_RN = torch.empty(3, *shape, device=hidden_RE.device)
+        place_RN = torch.empty(shape, dtype=torch.int32, device=hidden_RE.device)
+        peaks[tiles(*shape)](
+            *(hidden_RE, self._table_VE.detach(), self._bias_V.detach(), peak_RN, sum_RN, place_RN, spread_RN),
+            *(len(hidden_RE), self.size),
+            **sizes(hidden_RE),
+            ENTROPY=entropy,
+        )
+        return peak_RN, sum_RN, place_RN, spread_RN
+
+    @property
+    def top_X(self) -> Tensor:
+        return self._top_X
+
+    @property
+    def log_largest_X(self) -> Tensor:
+        return self.largest_X.log()
+
+    def entropy(self) -> Tensor:
+        peak_RN, sum_RN, _, spread_RN = self._peaks(entropy=True)
+        below_RN = peak_RN - peak_RN.amax(-1, keepdim=True)
+        share_RN = below_RN.exp()
+        total_R = (sum_RN * share_RN).sum(-1)
+        spread_R = (spread_RN * share_RN + sum_RN * share_RN * below_RN).sum(-1)
+        return (total_R.log() - spread_R / total_R).view(self._leading)
+
+    @torch.no_grad()
+    def dense(self) -> Dense:
+        return Dense.softmax(self._hidden_XE.float() @ self._table_VE.float().T + self._bias_V)
 
     def log_p(self, ids_X: Tensor) -> Tensor:
         """Returns the log-probability of one token per row, [X]."""
@@ -97,8 +159,7 @@ class Softmax:
         return log_p_R.view(self._leading)
 
     def block(self, block_X1: Tensor) -> Tensor:
-        """Computes `Weights.block` of p."""
-        return self._weights(
+        return self.weights_of_block(
             block_X1,
             other_RE=flat(self._hidden_XE),  # not read, nor are the bias and the original tokens
             bias_V=self._bias_V,
@@ -108,44 +169,11 @@ class Softmax:
             weighed=False,
         )
 
-    @torch.no_grad()
-    def weighed(
-        self,
-        projected_XE: Tensor,
-        bias_V: Tensor | None,
-        original_X: Tensor,
-        least: float,
-        exponent: float,
-    ) -> Weights:
-        """Returns p L_hat^exponent, as `sampling.hp_loss_weights` does: the estimate is from z = projected W^T + b."""
-        bias_V = torch.zeros_like(self._bias_V) if bias_V is None else bias_V
-        hidden_RE, other_RE = flat(self._hidden_XE), flat(projected_XE)
-        rows, tokens = len(hidden_RE), len(self._table_VE)
-        shape = rows, triton.cdiv(tokens, BLOCK)
-        sum_RN, largest_RN, spread_RN = torch.empty(3, *shape, device=hidden_RE.device)
-        weigh[tiles(*shape, ROWS // 2)](
-            *(hidden_RE, other_RE, self._table_VE, self._bias_V, bias_V, self._normalizer_R, original_X.flatten()),
-            *(sum_RN, largest_RN, spread_RN, rows, tokens, least),
-            **sizes(hidden_RE, ROWS // 2),  # two tiles of scores at once: more would not fit the registers
-            EXPONENT=exponent,
-            ENTROPY=self.entropy_X is not None,
-        )
-        total_R, entropy_X = sum_RN.sum(-1), None
-        if self.entropy_X is not None:
-            entropy_X = (total_R.log() - spread_RN.sum(-1) / total_R).view(self._leading)
-        block = partial(
-            self._weights,
-            other_RE=other_RE,
-            bias_V=bias_V,
-            original_X=original_X,
-            least=least,
-            exponent=exponent,
-        )
-        largest_X = largest_RN.amax(-1).view(self._leading)
-        return Weights(sum_RN.unflatten(0, self._leading), largest_X, entropy_X, tokens, block)
+    def weighed(self, z: Scores, original_X: Tensor, exponent: float = 1.0, least: float = LEAST_LOSS) -> Distribution:
+        return _Weighed(self, z, original_X, exponent, least)
 
     @torch.no_grad()
-    def _weights(
+    def weights_of_block(
         self,
         block_X1: Tensor,
         other_RE: Tensor,
@@ -167,6 +195,47 @@ class Softmax:
             WEIGHED=weighed,
         )
         return weight_RS.unflatten(0, self._leading)
+
+
+class _Weighed(_Streamed):
+    """p L_hat^exponent, as `hp_loss_weights` computes it; the estimate is from z, whose table is that of p."""
+
+    @torch.no_grad()
+    def __init__(self, p: Softmax, z: Scores, original_X: Tensor, exponent: float, least: float) -> None:
+        self._p, self._z, self._original_X, self._exponent, self._least = p, z, original_X, exponent, least
+        self._bias_V = torch.zeros_like(p._bias_V) if z.bias_V is None else z.bias_V
+        self.size = p.size
+        sum_RN, largest_RN, _ = self._sums(entropy=False)
+        self.sum_XN = sum_RN.unflatten(0, p._leading)
+        self.largest_X = largest_RN.amax(-1).view(p._leading)
+
+    def _sums(self, entropy: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns of each row and block, [R, N]: the sum of the weights, the largest, and the sum for the entropy."""
+        hidden_RE, other_RE = flat(self._p._hidden_XE), flat(self._z.hidden_XE)
+        shape = len(hidden_RE), triton.cdiv(self.size, BLOCK)
+        sum_RN, largest_RN, spread_RN = torch.empty(3, *shape, device=hidden_RE.device)
+        weigh[tiles(*shape, ROWS // 2)](
+            *(hidden_RE, other_RE, self._p._table_VE, self._p._bias_V, self._bias_V, self._p._normalizer_R),
+            *(self._original_X.flatten(), sum_RN, largest_RN, spread_RN, len(hidden_RE), self.size, self._least),
+            **sizes(hidden_RE, ROWS // 2),  # two tiles of scores at once: more would not fit the registers
+            EXPONENT=self._exponent,
+            ENTROPY=entropy,
+        )
+        return sum_RN, largest_RN, spread_RN
+
+    def block(self, block_X1: Tensor) -> Tensor:
+        return self._p.weights_of_block(
+            block_X1, flat(self._z.hidden_XE), self._bias_V, self._original_X, self._least, self._exponent
+        )
+
+    @torch.no_grad()
+    def entropy(self) -> Tensor:
+        sum_RN, _, spread_RN = self._sums(entropy=True)
+        total_R = sum_RN.sum(-1)
+        return (total_R.log() - spread_RN.sum(-1) / total_R).view(self._p._leading)
+
+    def dense(self) -> Dense:
+        return self._p.dense().weighed(self._z, self._original_X, self._exponent, self._least)
 
 
 class _LogP(torch.autograd.Function):

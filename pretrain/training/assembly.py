@@ -1,7 +1,7 @@
 """Builds a run from its plan: locks the run folder, puts the model under its engine, plans the batches."""
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from foundation.command_line import EXIT_BAD_USAGE, print_problems
 from foundation.config import ConfigError
@@ -9,16 +9,15 @@ from pretrain.data.batches import BatchPlan
 from pretrain.data.remote import CACHE
 from pretrain.engine.engine import Engine
 from pretrain.engine.hardware import require_same_precision
-from pretrain.engine.optim import OptimConfig, parameter_groups
+from pretrain.engine.optim import parameter_groups
 from pretrain.job.processes import World, leave
 from pretrain.job.watchdog import Watchdog
-from pretrain.method.objectives.objective import Objective
 from pretrain.training.doubts import doubts, unasked_months
 from pretrain.training.log_line import LEGEND
 from pretrain.training.machines import Machine, machine_of
 from pretrain.training.models import compile_layers, empty_model, initial_state
 from pretrain.training.plan import Plan
-from pretrain.training.run_folder import DESCRIPTION, has_checkpoint, lock_run, write_run, writing
+from pretrain.training.run_folder import CHECKPOINTS, DESCRIPTION, lock_run, write_run, writing
 from pretrain.training.run_log import RECORDS
 from pretrain.training.starts import Startup
 
@@ -49,18 +48,6 @@ def take_folder(plan: Plan, world: World) -> AbstractContextManager[object]:
     return lock
 
 
-def optimizer_groups(model: Objective, optim: OptimConfig) -> list[dict[str, Any]]:
-    """Returns the optimizer's parameter groups, in which the discriminator may have a learning rate and a clipping norm
-    of its own.
-    """
-    return parameter_groups(
-        model,
-        optim.weight_decay,
-        lambda name: optim.discriminator_lr_scale if model.is_discriminators(name) else 1.0,
-        lambda name: optim.discriminator_clipping if model.is_discriminators(name) else None,
-    )
-
-
 def measured_machine(plan: Plan, world: World) -> Machine:
     """Measures the speed of all ranks' products. Collective.
 
@@ -81,7 +68,8 @@ def build_training(
     if world.is_first:
         is_new = not (plan.folder / DESCRIPTION).is_file()
         print(plan, *([f"{LEGEND}{plan.folder / RECORDS}"] if is_new else []), sep="\n", flush=True)
-        model, state = initial_state(plan.description, has_checkpoint(plan.folder))
+        resumes = any((plan.folder / CHECKPOINTS).glob("step-*[0-9]"))  # intact or not
+        model, state = initial_state(plan.description, resumes)
         parameters = sum(parameter.numel() for parameter in model.parameters())
         for doubt in doubts(plan, parameters, machine):
             print(f"WARNING: {doubt}", flush=True)
@@ -89,7 +77,7 @@ def build_training(
         model, state = empty_model(plan.description), None
     if compiled:
         compile_layers(model)
-    groups = optimizer_groups(model, plan.run.optim)
+    groups = parameter_groups(model, plan.run.optim.weight_decay)
     startup.done("model")
     engine = Engine(model, groups, plan.deepspeed, world)
     if world.share(state is not None):

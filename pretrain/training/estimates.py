@@ -20,6 +20,8 @@ FORWARD_AND_BACKWARD = 3
 """Matrix products of the same size per forward product: the product itself, and two for its gradients."""
 MASTER_BYTES, MOMENTS_BYTES = 4, 8
 """Bytes per parameter of the fp32 master weight and of Adam's two moments."""
+SCORE_TENSORS = 4
+"""fp32 tensors over the vocabulary held at once: the scores, their logarithms, and a gradient of each."""
 LEAST_ELEMENT = 2
 """Bytes per activation element in the narrowest precision."""
 GIB = 2**30
@@ -30,22 +32,20 @@ LARGEST_GPU = 1024 * GIB
 def flops_per_token(model: ModelConfig, objective: ObjectiveConfig, vocab_size: int, length: int) -> float:
     """Returns FLOPs per word piece of a training step: matrix products and attention, forward and backward.
 
-    Vocabulary heads are counted at masked positions only, and a frozen generator's forward only.
+    Vocabulary heads are counted at masked positions only.
     """
     trained = objective_class(objective.name)
     encoders = trained.encoders(model, vocab_size)
-    products = head = 0.0
-    last = 0.0
-    for number, encoder in enumerate(encoders):
+    products = last = head = 0.0
+    for encoder in encoders:
         hidden = encoder.hidden_size
         projection = encoder.embedding_size * hidden if encoder.embedding_size != hidden else 0
         last = encoder.num_hidden_layers * layer_flops(encoder, length) + 2 * projection
-        products += last * (1 if number == 0 and trained.frozen_generator else FORWARD_AND_BACKWARD)
-    passes = trained.sampling_passes + (1 if trained.frozen_generator else FORWARD_AND_BACKWARD)
+        products += last * FORWARD_AND_BACKWARD
+    passes = trained.sampling_passes + FORWARD_AND_BACKWARD
     if isinstance(objective, PredictionConfig):
         of_a_mask = 2 * encoders[0].embedding_size * (vocab_size + encoders[0].hidden_size)
         head = mask_size(length) / length * of_a_mask
-        passes += objective.extra_passes(encoders[0].num_hidden_layers)
     return float(products + passes * head + objective.extra_forwards * last)
 
 
@@ -101,12 +101,9 @@ def _activations(
     """
     trained, streams = objective_class(run.objective.name), in_triton and element == 2 and deepspeed.stage < 3
     encoders, tensors = trained.encoders(run.model, vocab_size), 0
-    if isinstance(run.objective, PredictionConfig) and not (streams and run.objective.streams):
-        tensors = run.objective.score_tensors(encoders[0].num_hidden_layers)
-    per_token = sum(
-        _kept_per_token(encoder, length, element, deepspeed.recomputes, in_triton)
-        for encoder in encoders[trained.frozen_generator :]
-    )
+    if isinstance(run.objective, PredictionConfig) and (run.objective.draws_from_scores or not streams):
+        tensors = SCORE_TENSORS
+    per_token = sum(_kept_per_token(encoder, length, element, deepspeed.recomputes, in_triton) for encoder in encoders)
     return deepspeed.micro_batch_size * (length * per_token + tensors * 4.0 * float(mask_size(length)) * vocab_size)
 
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from foundation.config import ConfigError
+from pretrain.data.remote import local_folder
 from pretrain.data.shards import open_shards
 from pretrain.engine.checkpoint import Checkpoint, EngineState, all_valid, load, load_weights
-from pretrain.huggingface.folders import fill
 from pretrain.huggingface.init_from import PER_TOKEN, Source, Sources, find_models, load_parts, load_sources
 from pretrain.method.objectives import objective_class
 from pretrain.method.objectives.objective import Objective, PredictionConfig
@@ -30,16 +30,14 @@ def build_model(description: RunDescription) -> Objective:
 
 
 def initial_model(description: RunDescription, trained: Mapping[str, Tensor] | None = None) -> Objective:
-    """Returns the model as a new run starts: with fresh weights, those of the models in `init_from`, or the frozen
-    generator of `generator_from`; `trained` as in `find_sources`.
+    """Returns the model as a new run starts: with fresh weights, or those of the models in `init_from`; `trained` as in
+    `find_sources`.
     """
     model = build_model(description)
-    if description.generator_from:
-        source = find_sources((description.generator_from,)).generator
-        assert source is not None  # by the plan
-        fill(model.exported("generator"), source.weights(), source.folder)
     if description.init_from:
-        load_sources(model, find_sources(description.init_from, trained), Path(description.data[0]) / "tokenizer")
+        load_sources(
+            model, find_sources(description.init_from, trained), local_folder(Path(description.data[0])) / "tokenizer"
+        )
     return model
 
 
@@ -69,7 +67,7 @@ def initial_moment(description: RunDescription, trained: Mapping[str, Tensor]) -
     model = empty_model(description)
     moment = {name: parameter.detach().zero_() for name, parameter in model.named_parameters()}
     sources = find_sources(description.init_from, trained)
-    load_parts(model, sources, Path(description.data[0]) / "tokenizer")
+    load_parts(model, sources, local_folder(Path(description.data[0])) / "tokenizer")
     assert sources.generator is not None  # of every run
     for name in moment:
         if name.endswith(PER_TOKEN):
@@ -169,9 +167,7 @@ def load_checkpoint(description: RunDescription, checkpoint: Checkpoint) -> Obje
     Raises:
         ConfigError: the weights belong to a different model.
     """
-    model = filled(build_model(description), load_weights(checkpoint), checkpoint.folder)
-    model.progress = checkpoint.step / description.run.optim.steps
-    return model
+    return filled(build_model(description), load_weights(checkpoint), checkpoint.folder)
 
 
 def filled(model: Objective, tensors: Mapping[str, Tensor], folder: Path) -> Objective:

@@ -25,8 +25,6 @@ class RunOptions(StrictConfig):
     """start from a generator and a discriminator, one of them, an export, a BERT, an MPNet, or a run folder"""
     keep_optimizer: bool = False
     """with --init_from RUN: start with the state of its Adam too, as in a second phase on longer sequences"""
-    generator_from: FileName | None = None
-    """the frozen generator of objective fast_electra: a run folder, an export or a generator's folder"""
     set: Annotated[tuple[str, ...], Metavar("KEY=VALUE")] = ()
     """override settings, such as optim.lr=2e-4 seed=1 deepspeed.zero_optimization.stage=2"""
     list_settings: bool = False

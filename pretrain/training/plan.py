@@ -10,7 +10,7 @@ from foundation.config import ConfigError, counted
 from foundation.files import require_folder
 from foundation.settings import settings_tables
 from pretrain.config import RunConfig, with_overrides
-from pretrain.data.remote import CACHE, GB, local_folder
+from pretrain.data.remote import CACHE, GB
 from pretrain.data.shards import Shards, open_held_out, open_shards
 from pretrain.engine.deepspeed_config import OVERRIDE, EngineConfig, read, resolve
 from pretrain.engine.deepspeed_keys import DeepSpeedConfig
@@ -18,7 +18,6 @@ from pretrain.engine.hardware import AUTO, Choice, choose, file_of, name_of_hard
 from pretrain.huggingface.init_from import require_fit, with_sizes_of
 from pretrain.job.hostfile import read_hostfile
 from pretrain.job.launcher import number_of
-from pretrain.method.objectives import objective_class
 from pretrain.presets import preset, with_objective, with_row
 from pretrain.training.estimates import flops_per_token, require_memory
 from pretrain.training.models import find_sources, is_run
@@ -27,7 +26,6 @@ from pretrain.training.run_folder import (
     DESCRIPTION,
     RunDescription,
     describe,
-    has_checkpoint,
     read_run,
     require_same_run,
 )
@@ -134,17 +132,10 @@ def make_plan(options: RunOptions) -> Plan:
         device_type="cuda" if on_gpu else "cpu",
         optim=run.optim,
     )
-    if run.optim.discriminator_clipping is not None and deepspeed.stage:
-        raise ConfigError(
-            f"optim.discriminator_clipping: got {run.optim.discriminator_clipping} at ZeRO stage {deepspeed.stage},"
-            " where DeepSpeed clips all gradients together; use --deepspeed_config ds_configs/zero0_fp32.json, or leave"
-            " it out"
-        )
     if options.graphs:
         require_graphs(run, deepspeed, on_gpu)
     manifest = shards.manifest
     require_memory(run, deepspeed.micro_batch_size, manifest.vocab_size, manifest.seq_length, on_gpu)
-    require_generator(options, run, folder, manifest.vocab_size)
     if options.init_from:
         require_fit(find_sources(options.init_from), run, manifest.vocab_size, shards.folders[0] / "tokenizer")
     require_folder(folder)
@@ -154,7 +145,6 @@ def make_plan(options: RunOptions) -> Plan:
         options.data_weights,
         options.init_from,
         options.keep_optimizer,
-        options.generator_from,
         precision=deepspeed.precision,
         hardware=name_of_hardware(),
     )
@@ -162,7 +152,7 @@ def make_plan(options: RunOptions) -> Plan:
     return Plan(
         run=run,
         shards=shards,
-        held_out=open_held_out(*options.data),
+        held_out=open_held_out(*map(Path, shards.names)),
         description=description,
         deepspeed=deepspeed,
         choice=choice,
@@ -206,46 +196,14 @@ def require_graphs(run: RunConfig, deepspeed: EngineConfig, on_gpu: bool) -> Non
     Raises:
         ConfigError: names everything that prevents it.
     """
-    name = run.objective.name
     reasons = {
         "without a GPU": not on_gpu,
         "with ZeRO stage 3, which moves the weights": deepspeed.stage == 3,
         "with activation_checkpointing, which reads the random state on the host": deepspeed.recomputes,
         "with flops_profiler, which runs at one step only": deepspeed.json.get("flops_profiler", {}).get("enabled"),
-        f"with objective {name}, whose temperature changes at every step": objective_class(name).uses_progress,
     }
     if found := [reason for reason, holds in reasons.items() if holds]:
         raise ConfigError(*(f"graphs: true {reason}; leave it out" for reason in found))
-
-
-def require_generator(options: RunOptions, run: RunConfig, folder: Path, vocab_size: int) -> None:
-    """Checks that a frozen generator is given if the objective has one, and that it fits; a run with a checkpoint needs
-    its folder no more.
-
-    Raises:
-        ConfigError: it is missing, or not wanted, or differs from the run's model or vocabulary.
-    """
-    name = run.objective.name
-    frozen = objective_class(name).frozen_generator
-    if options.generator_from is None:
-        if frozen:
-            raise ConfigError(
-                f"generator_from: not given, but the objective {name} needs a trained generator; name a run folder or"
-                " an export with --generator_from FOLDER"
-            )
-        return
-    if not frozen:
-        raise ConfigError(
-            f"generator_from: got {options.generator_from!r}, but the objective {name} trains its own generator; leave"
-            " it out, or use --objective fast_electra"
-        )
-    if options.init_from:
-        raise ConfigError(f"init_from: got {' '.join(options.init_from)} with --generator_from; give one of them")
-    if not has_checkpoint(folder):
-        sources = find_sources((options.generator_from,))._replace(discriminator=None)
-        if sources.generator is None:
-            raise ConfigError(f"generator_from: {options.generator_from} holds no generator; name one that does")
-        require_fit(sources, run, vocab_size, local_folder(options.data[0]) / "tokenizer", "generator_from")
 
 
 def list_settings(options: RunOptions) -> str:

@@ -17,8 +17,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from pydantic import field_validator
-
 from data_prep.tokens import WordPiece
 from foundation.config import ConfigError, StrictConfig
 from foundation.files import make_folder, write_atomically
@@ -72,18 +70,11 @@ class RunDescription(StrictConfig):
     """Names of the models the run started from, as given."""
     keep_optimizer: bool = False
     """The run started with Adam's state of the run in `init_from`."""
-    generator_from: str | None = None
-    """Name of the frozen generator, as given; every checkpoint holds its weights."""
     precision: str
     """fp32, bf16 or fp16; a resume keeps it unless another is named."""
     hardware: str
     """The GPU, or the CPU's instruction set, of the first rank at the newest start."""
     versions: dict[str, str] = {}
-
-    @field_validator("data", mode="before")
-    @classmethod
-    def _was_one_folder(cls, data: Any) -> Any:
-        return (data,) if isinstance(data, str) else data  # older runs had a single folder
 
 
 def describe(
@@ -92,7 +83,6 @@ def describe(
     data_weights: tuple[float, ...] = (),
     init_from: tuple[str, ...] = (),
     keep_optimizer: bool = False,
-    generator_from: str | None = None,
     precision: str = "fp32",
     hardware: str = "unknown",
 ) -> RunDescription:
@@ -116,7 +106,6 @@ def describe(
         pad_token_id=manifest.special_tokens.pad,
         init_from=init_from,
         keep_optimizer=keep_optimizer,
-        generator_from=generator_from,
         precision=precision,
         hardware=hardware,
         versions=versions,
@@ -146,11 +135,6 @@ def require_same_run(folder: Path, description: RunDescription) -> None:
     ]
     if changed:
         raise ConfigError(*changed)
-
-
-def has_checkpoint(folder: Path) -> bool:
-    """Returns true if a checkpoint was saved in this run folder, intact or not."""
-    return any((folder / CHECKPOINTS).glob("step-*[0-9]"))
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from foundation.files import write_atomically
+from foundation.files import require_file_or_folder, write_atomically
 from foundation.progress import duration
 from pretrain.training.curves import Curves, Histogram, Writer, curve_name, curves_of
 from pretrain.training.log_line import log_line
@@ -94,6 +94,9 @@ def read_records(folder: Path, kind: str) -> list[dict[str, Any]]:
 
 def _whole_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields each valid line of the file with its record; skips a partial last line, left by a killed run."""
-    for line in path.read_text().splitlines() if path.exists() else ():
+    if not path.exists():
+        return
+    require_file_or_folder(path, "run")
+    for line in path.read_text().splitlines():
         with suppress(json.JSONDecodeError):
             yield line, json.loads(line)

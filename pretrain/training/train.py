@@ -79,7 +79,6 @@ def run_steps(training: Training, state: TrainingState, telemetry: Telemetry, st
     plan, run, last = training.plan, training.plan.run, training.plan.run.optim.steps
     batches = TrainingBatches(plan.shards, training.batches, run.seed)
     model: Any = training.engine.module
-    model.progress = state.step / last
     if plan.graphs and state.step < last:
         replay_micro_batches(model, batches.step(state.step)[0].to(training.engine.device, counts=True))
     telemetry.started()
@@ -97,7 +96,6 @@ def run_steps(training: Training, state: TrainingState, telemetry: Telemetry, st
         require_finite(result, loss, state.step, batches, plan.folder)
         if warning := state.advance(result, loss):
             telemetry.say(warning)
-        model.progress = state.step / last
         telemetry.step_done(state, result)
         if plan.held_out is not None and due(run.evaluate_every, state.step, last):
             telemetry.write("held_out", state, evaluate(training, plan.held_out))

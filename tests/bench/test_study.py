@@ -1,6 +1,7 @@
 """Claims about the command of a study: it runs from text to report, resumes, and continues from committed cells."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from foundation.locks import Lock
 from tests.conftest import REPOSITORY
 
 STUDY = {
@@ -75,6 +77,15 @@ def run(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     command = (sys.executable, "bench/study.py", folder / "study.json", "--input", folder / "text.txt", *data)
     results = ("--results", folder / "results")
     return subprocess.run((*command, *results, *options), cwd=REPOSITORY, capture_output=True, text=True)
+
+
+def test_a_second_study_in_an_output_folder_in_use_is_refused(tmp_path: Path) -> None:
+    write_data(tmp_path)
+    with Lock(tmp_path / "output" / "lock"):
+        refused = run(tmp_path, "--output", str(tmp_path / "output"))
+    assert refused.returncode == 2, refused.stdout + refused.stderr
+    (line,) = refused.stderr.splitlines()
+    assert f"output: {tmp_path}/output is in use by process {os.getpid()} on " in line and "name another" in line
 
 
 @pytest.mark.long

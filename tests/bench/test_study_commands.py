@@ -21,15 +21,15 @@ def commands(study: Study = STUDY) -> Commands:
     return Commands(study, SOURCES, Path("runs/my study"))
 
 
-def train(study: Study, row: Row, seed: int) -> list[str]:
-    return [job.command for job in commands(study).training(row, seed)]
+def train(study: Study, row: Row, seed: int) -> str:
+    return commands(study).training(row, seed).command
 
 
 def test_the_rows_of_a_seed_differ_only_in_their_objective_and_overrides():
     study = read_study(REPOSITORY / "bench/studies/replication.json")
     plain = set()
     for row in study.rows:
-        (command,) = train(study, row, 7)
+        command = train(study, row, 7)
         own = command.replace(f"{row.folder}-seed7", "RUN").replace(
             f"--row {shlex.quote(row.row or '')} ", "--row ROW "
         )
@@ -37,14 +37,6 @@ def test_the_rows_of_a_seed_differ_only_in_their_objective_and_overrides():
             own = own.replace(f" {override}", "")
         plain.add(own)
     assert len(plain) == 1
-
-
-def test_a_row_that_takes_a_generator_trains_its_lender_with_the_same_seed_first():
-    lender, taker = STUDY.rows[0], Row(name="taker", objective="electra", generator_from="base")
-    study = STUDY.model_copy(update={"rows": (lender, taker)})
-    first, second = train(study, taker, 3)
-    assert [first] == train(study, lender, 3)
-    assert "--generator_from 'runs/my study'/runs/base-seed3" in second
 
 
 def test_the_commands_of_probes_and_evaluation_are_understood():

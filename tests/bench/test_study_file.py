@@ -47,9 +47,6 @@ ROW = {"name": "A", "row": "ELECTRA"}
         ({"rows": [{"name": "A", "row": "ELEKTRA"}]}, "row: got 'ELEKTRA'"),
         ({"rows": [{"name": "A", "objective": "electro"}]}, "objective: got 'electro'"),
         ({"rows": [ROW | {"set": ["optim.steeps=3"]}]}, "optim.steeps"),
-        ({"rows": [ROW, {"name": "B", "row": "ELECTRA", "generator_from": "A"}]}, "'B': objective fast_electra"),
-        ({"rows": [{"name": "A", "row": "Fast-ELECTRA"}]}, "'A': objective fast_electra"),
-        ({"rows": [ROW | {"generator_from": "B"}, {"name": "B", "row": "ELECTRA"}]}, "generator_from: got 'B'"),
         ({"predictions": [{"text": "no row", "measure": "BLiMP"}]}, "give measure, row and minus together"),
     ],
 )

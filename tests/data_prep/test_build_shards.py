@@ -507,10 +507,10 @@ def test_damaged_input_stops_the_build_by_name_and_a_rerun_resumes(options, buil
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_full_disk_is_one_line_and_exit_code_1_and_a_rerun_resumes(options, built, tmp_path, workers):
+def test_a_full_disk_is_one_line_and_exit_code_2_and_a_rerun_resumes(options, built, tmp_path, workers):
     command = [*command_of(again(options, tmp_path / "out", workers=workers)), "--punkt", str(built / "punkt")]
     done = run_script(*command, preexec_fn=limit_file_size)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1, done.stderr
     assert "File too large" in done.stderr
     assert run_script(*command).returncode == 0

@@ -16,6 +16,7 @@ import pytest
 from pyarrow import parquet
 
 from data_prep.build_shards import BuildOptions, main
+from data_prep.building import _find_duplicates as find_duplicates
 from data_prep.building import most_units
 from data_prep.chunks import divide
 from data_prep.formats import Reading
@@ -26,7 +27,7 @@ from tests.data_prep.conftest import contents
 
 from .conftest import REPOSITORY, command_of
 from .packers import IN_BLOCKS
-from .test_build_shards import MPIRUN, needs_mpirun, processes_below
+from .test_build_shards import MPIRUN, needs_mpirun, processes_below, with_other_text
 
 
 @pytest.fixture
@@ -116,6 +117,42 @@ def test_changed_duplicates_are_noticed_even_if_their_chunk_is_unchanged(options
         main(case)
 
 
+def edit_between_passes(monkeypatch, edit):
+    def find_and_edit(*arguments):
+        found = find_duplicates(*arguments)
+        edit()
+        return found
+
+    monkeypatch.setattr("data_prep.building._find_duplicates", find_and_edit)
+
+
+CHANGED = r"text of .*in\.txt.* changed during the build.*leave it unchanged and run the same command again"
+
+
+@pytest.mark.parametrize("dedup", ["exact", "near"])
+def test_text_edited_between_the_passes_is_refused_by_name_even_at_the_same_size_and_time(case, monkeypatch, dedup):
+    case = case.model_copy(update={"dedup": dedup})
+    edit_between_passes(monkeypatch, lambda: with_other_text(case.input[0]))
+    with pytest.raises(ConfigError, match=CHANGED):
+        main(case)
+    assert not (case.output / "manifest.json").exists()
+    monkeypatch.undo()
+    assert main(case) == 0
+    again = case.model_copy(update={"output": case.output.with_name("again")})
+    assert main(again) == 0
+    assert contents(case.output) == contents(again.output)
+
+
+def test_a_chunk_that_disappears_between_the_passes_is_missed(options, tmp_path, monkeypatch):
+    path = tmp_path / "in.txt.gz"
+    chunk, rest = (gzip.compress(b"Ka lo mi.\n\n" * count) for count in (1000, 100))
+    path.write_bytes(chunk + rest)
+    changes = {"input": (path,), "output": tmp_path / "out", "dedup": "exact", "chunk_mb": 0.01099}
+    edit_between_passes(monkeypatch, lambda: path.write_bytes(chunk + bytes(len(rest))))
+    with pytest.raises(ConfigError, match=CHANGED):
+        main(BuildOptions(**(options.model_dump() | changes)))
+
+
 def test_a_manifest_lists_nothing_twice(built):
     values = json.loads((built / "manifest.json").read_text())
     assert not set(values) & set(values["config"])
@@ -195,7 +232,8 @@ def test_chunks_of_a_half_built_unit_are_not_built_again(options, packed, tmp_pa
         return build_chunk(chunk, *rest)
 
     monkeypatch.setattr("data_prep.pipeline.build_chunk", stop)
-    assert main(case) == 1
+    with pytest.raises(OSError, match="stopped"):
+        main(case)
     assert len(list(case.output.glob(".build/train-*.part"))) == len(built)
     before, built = built, []
     monkeypatch.setattr(

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import struct
 import subprocess
 import sys
 from concurrent.futures import ProcessPoolExecutor
@@ -15,10 +16,11 @@ import pytest
 from data_prep import workers
 from data_prep.build_shards import main as build
 from data_prep.inspect_shards import InspectOptions, main, verify
-from data_prep.manifest import load_manifest
+from data_prep.manifest import load_manifest, save_manifest
 from data_prep.masking import bytes_per_copy, mask_size
 from data_prep.shards import IndexedFile
 from data_prep.workers import start_pool
+from foundation.config import ConfigError
 from foundation.files import sealed
 
 from .conftest import REPOSITORY, run_script, write_indexed
@@ -88,8 +90,8 @@ def rates_by_position(printed):
 
 def test_masks_of_every_shard_are_sampled_even_without_verify(copy, capsys):
     masks_at_the_beginning(copy)
-    assert main(InspectOptions(folder=copy)) == 0
-    assert rates_by_position(capsys.readouterr().out)[0] > 2
+    assert main(InspectOptions(folder=copy)) == 1
+    assert re.search(r"sequence \d+ has a special token masked; --verify finds all", capsys.readouterr().err)
 
 
 def test_verify_takes_its_figures_from_every_sequence(built, capsys):
@@ -118,6 +120,51 @@ def test_ledgers_that_do_not_balance_are_found(copy, capsys):
     errors = capsys.readouterr().err
     assert "do not balance" in errors
     assert "records.log: damaged, or from another build" in errors
+
+
+@pytest.mark.parametrize(
+    ("vocab_size", "found"),
+    [
+        (9, "sequence 0 has an id beyond the vocabulary"),
+        (65_536, "tokenizer: not the tokenizer named by the manifest"),
+    ],
+)
+def test_another_size_of_the_vocabulary_is_found_even_without_verify(copy, capsys, vocab_size, found):
+    save_manifest(load_manifest(copy).model_copy(update={"vocab_size": vocab_size}), copy)
+    for verify_all in (False, True):
+        assert main(InspectOptions(folder=copy, verify=verify_all, show=1, workers=1)) == 1
+        assert found in capsys.readouterr().err
+
+
+def test_an_id_beyond_the_vocabulary_is_found_even_without_verify(copy, capsys):
+    ids = np.fromfile(copy / "shard-00000.bin", np.uint16)
+    ids[1] = 65_535
+    ids.tofile(copy / "shard-00000.bin")
+    assert main(InspectOptions(folder=copy, show=1)) == 1
+    assert "sequence 0 has an id beyond the vocabulary" in capsys.readouterr().err
+
+
+@pytest.mark.timeout(20)  # the pipe has no writer
+@pytest.mark.parametrize("kind", ["empty", "pipe"])
+def test_an_index_without_items_or_a_pipe_is_named(copy, kind):
+    path = copy / "shard-00000.idx"
+    if kind == "pipe":
+        path.unlink()
+        os.mkfifo(path)
+    else:
+        for name, code in (("shard-00000", 8), ("shard-00000.mask", 1)):
+            (copy / f"{name}.idx").write_bytes(path.read_bytes()[:9] + struct.pack("<QBQQ", 1, code, 0, 1) + bytes(8))
+            (copy / f"{name}.bin").write_bytes(b"")
+    with pytest.raises(ConfigError, match=r"shard-00000: (cannot be read as an indexed file|holds 0 sequences)"):
+        main(InspectOptions(folder=copy))
+
+
+def test_reasons_of_a_manifest_cannot_forge_a_line(copy, capsys):
+    values = json.loads((copy / "manifest.json").read_text())
+    values["books"]["documents"]["dropped"]["a\n\x1b[31mverified"] = 1
+    (copy / "manifest.json").write_bytes(sealed({name: values[name] for name in values if name != "sha256"}))
+    assert main(InspectOptions(folder=copy)) == 0
+    assert r"1 a\n\x1b[31mverified" in capsys.readouterr().out
 
 
 def test_a_folder_without_shards_is_one_line_and_exit_code_2(tmp_path):
@@ -179,7 +226,7 @@ def test_output_to_a_full_disk_is_a_readable_error(built, unbuffered):
         done = subprocess.run(
             command, cwd=REPOSITORY, env=environment, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60
         )
-    assert done.returncode == 1
+    assert done.returncode
     said = done.stderr.splitlines()
     assert said and all("No space left on device" in line for line in said), done.stderr
 

@@ -1,11 +1,12 @@
 """Claims about the manifest."""
 
+import hashlib
 import json
 from pathlib import Path
 
 import pytest
 
-from data_prep.manifest import LOG_NAME, Books, Ledger, enough_to_hold_out, load_manifest, save_manifest
+from data_prep.manifest import LOG_NAME, Books, Ledger, Manifest, enough_to_hold_out, load_manifest, save_manifest
 from foundation.config import ConfigError
 from foundation.files import sealed
 
@@ -51,6 +52,19 @@ def test_the_share_to_hold_out_of_a_corpus_leaves_at_least_half_and_rarely_nothi
     assert documents < 1000 or share == 0.005
 
 
+def with_shard(values, **changes):
+    return values | {"shards": [values["shards"][0] | changes, *values["shards"][1:]]}
+
+
+def with_empty(values, shards):
+    return values | {"shards": shards, "totals": values["totals"] | {"sequences": 0, "tokens": 0}}
+
+
+def with_share(values, **changes):
+    share = {"documents": 1, "characters": 1, "word_pieces": 1}
+    return values | {"books": values["books"] | {"inputs": {"a": share | changes}}}
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -62,6 +76,27 @@ def test_the_share_to_hold_out_of_a_corpus_leaves_at_least_half_and_rarely_nothi
         (lambda values: values | {"vocab_size": 4}, "damaged .*distinct ids of its vocabulary"),
         (lambda values: values | {"special_tokens": values["special_tokens"] | {"mask": 3}}, "damaged .*distinct ids"),
         (lambda values: values | {"totals": values["totals"] | {"sequences": 5}}, "damaged .*sums of its shards"),
+        (lambda values: values | {"totals": values["totals"] | {"ngrams": [10**400, 1 - 10**400]}}, "totals.ngrams"),
+        (lambda values: values | {"totals": values["totals"] | {"padding_share": float("nan")}}, "padding_share"),
+        (lambda values: with_empty(values, []), "shards: .*at least 1"),
+        (
+            lambda values: with_empty(values, [values["shards"][0] | {"sequences": 0, "tokens": 0}]),
+            "shards.0.sequences",
+        ),
+        (lambda values: values | {"tokenizer_files": {"../../x": "0"}}, "tokenizer_files"),
+        (lambda values: values | {"tokenizer_files": {"a" * 5000: "0"}}, "tokenizer_files"),
+        (lambda values: values | {"config": values["config"] | {"ngram": []}}, "ngram: .*chances that sum to 1"),
+        (lambda values: values | {"config": values["config"] | {"ngram": [0.001] * 1000}}, "expected at most 100"),
+        (lambda values: with_share(values, word_pieces=10**400), "books.inputs.a.word_pieces"),
+        (lambda values: with_shard(values, name="../shard-00000"), "shards.0.name"),
+        (lambda values: with_shard(values, name="shard-00000\n"), "shards.0.name"),
+        (lambda values: with_shard(values, name="shard-" + "0" * 5000), "shards.0.name"),
+        (lambda values: with_shard(values, name="shard-00001"), "two of its shards have one name"),
+        (lambda values: with_shard(values, written={}), "shards.0.written"),
+        (lambda values: with_shard(values, written={"/../../x": [1, "0"]}), "shards.0.written"),
+        (lambda values: with_shard(values, written={"\0": [1, "0"]}), "shards.0.written"),
+        (lambda values: with_shard(values, written={"a" * 5000: [1, "0"]}), "shards.0.written"),
+        *((lambda values, name=name: values | {name: None}, "damaged") for name in Manifest.model_fields),
     ],
 )
 def test_another_format_or_damage_is_one_clear_line(built, tmp_path, change, reason):
@@ -70,7 +105,16 @@ def test_another_format_or_damage_is_one_clear_line(built, tmp_path, change, rea
     (tmp_path / "manifest.json").write_bytes(sealed(change(values)))
     with pytest.raises(ConfigError, match=reason) as caught:
         load_manifest(tmp_path)
-    assert "\n" not in str(caught.value)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 600
+
+
+@pytest.mark.parametrize("beginning", [b'{"sha256": "%s", "x": ' % (b"0" * 64), b'{"format_version": 1, "x": '])
+def test_a_manifest_nested_too_deeply_is_one_clear_line(tmp_path, beginning):
+    content = beginning + b"[" * 100_000 + b"]" * 100_000 + b"}"
+    content = content.replace(b"0" * 64, hashlib.sha256(content).hexdigest().encode(), 1)
+    (tmp_path / "manifest.json").write_bytes(content)
+    with pytest.raises(ConfigError, match=r"manifest\.json: damaged .*recursion"):
+        load_manifest(tmp_path)
 
 
 @pytest.mark.parametrize("every", [97, pytest.param(7, marks=pytest.mark.long)])

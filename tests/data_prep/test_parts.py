@@ -12,6 +12,7 @@ from data_prep.parts import Block, ShardCutter, Side, merge_parts, part_path, re
 from data_prep.records import PartEntry
 from data_prep.shards import IndexedFile
 from data_prep.tokens import WordPiece
+from foundation.config import ConfigError
 from foundation.files import NewFile
 
 MASK_BYTES = 3
@@ -51,10 +52,10 @@ def test_a_flipped_bit_a_truncation_and_a_missing_file_are_errors(part):
         flipped = bytearray(whole)
         flipped[bit // 8] ^= 1 << bit % 8
         path.write_bytes(flipped)
-        with pytest.raises(OSError, match="part has changed since it was written"):
+        with pytest.raises(ConfigError, match="part has changed since it was written"):
             list(read_part(path, entry, MASK_BYTES))
     path.write_bytes(whole[:-1])
-    with pytest.raises(OSError, match="part has changed"):
+    with pytest.raises(ConfigError, match="part has changed"):
         list(read_part(path, entry, MASK_BYTES))
     path.unlink()
     with pytest.raises(FileNotFoundError):
@@ -128,7 +129,7 @@ def test_a_changed_part_is_an_error_that_names_it(built, tmp_path):
     (tmp_path / ".build").mkdir()
     part_path(tmp_path, "train", 0).write_bytes(b"other")
     [merge] = cut([5], 10)
-    with pytest.raises(OSError, match=r"train-00000\.part has changed"):
+    with pytest.raises(ConfigError, match=r"train-00000\.part has changed"):
         merge_parts(merge, load_manifest(built).config, tmp_path)
 
 

@@ -4,6 +4,8 @@ import bz2
 import json
 import pickle
 import random
+import re
+from itertools import islice
 
 import pyarrow
 import pytest
@@ -15,7 +17,7 @@ from data_prep.pieces import Stretch, read
 from data_prep.sources import find_sources
 from foundation.config import ConfigError
 
-from .packers import IN_BLOCKS
+from .packers import IN_BLOCKS, bgzf
 from .test_chunks import many_documents, read_all
 
 
@@ -100,6 +102,31 @@ def test_a_damaged_beginning_of_any_block_is_an_error_that_names_the_file(tmp_pa
     (tmp_path / f"a.txt{packing}").write_bytes(first + bytes(later) + first)
     with pytest.raises(ConfigError, match=r"a\.txt\.\w+ cannot be read to the end"):
         read_all(tmp_path, 3000)
+
+
+@pytest.mark.parametrize("follower", [b"", b"\x50\x2a\x4d\x18\x04\x00\x00\x00size"])
+def test_frames_that_no_header_of_pzstd_announces_are_read(tmp_path, follower):
+    """Nor does it matter that the only header announces another size."""
+    texts = words(400, 300)
+    parts = [("\n\n".join(texts[start : start + 100]) + "\n\n").encode() for start in range(0, 400, 100)]
+    header = b"\x50\x2a\x4d\x18\x04\x00\x00\x00\x07\x00\x00\x00"
+    frames = [pyarrow.compress(part, "zstd", asbytes=True) for part in parts]
+    (tmp_path / "a.txt.zst").write_bytes(header + follower.join(frames))
+    assert read_all(tmp_path, 3000)[1] == texts
+    (tmp_path / "a.txt.zst").write_bytes(header + follower.join(frames)[:-9])
+    with pytest.raises(ConfigError, match=r"a\.txt\.zst cannot be read to the end"):
+        read_all(tmp_path, 3000)
+
+
+@pytest.mark.xfail(strict=True, raises=pytest.fail.Exception, reason="zeros within a gzip file pass for padding")
+@pytest.mark.parametrize("budget", [3000, 10**9])
+def test_zeros_in_place_of_a_block_of_bgzf_are_an_error_that_names_the_file(tmp_path, budget):
+    packed = bytearray(bgzf("\n\n".join(words(100, 300)).encode()))
+    second, third = (found.start() for found in islice(re.finditer(rb"\x1f\x8b\x08\x04", packed), 1, 3))
+    packed[second:third] = bytes(third - second)
+    (tmp_path / "a.txt.gz").write_bytes(packed)
+    with pytest.raises(ConfigError, match=r"a\.txt\.gz cannot be read to the end"):
+        read_all(tmp_path, budget)
 
 
 def test_several_workers_read_the_blocks_of_one_bzip2_stream(tmp_path):

@@ -34,10 +34,30 @@ def test_every_row_of_every_group_is_read_in_order(tmp_path, rows):
     assert rows_of(path) == [text.encode() for text in TEXTS]
 
 
-@pytest.mark.parametrize("kind", [pyarrow.string(), pyarrow.large_string(), pyarrow.binary()])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *(pyarrow.string(), pyarrow.large_string(), pyarrow.string_view(), pyarrow.binary(), pyarrow.binary_view()),
+        *(pyarrow.dictionary(pyarrow.int8(), text) for text in (pyarrow.string(), pyarrow.binary())),
+    ],
+    ids=str,
+)
 def test_text_may_have_any_of_arrows_types_and_be_missing(tmp_path, kind):
-    path = write(tmp_path / "a.parquet", {"body": pyarrow.array(["a", None, ""], kind)})
-    assert rows_of(path, "body") == [b"a", None, b""]
+    path = write(tmp_path / "a.parquet", {"body": pyarrow.array(["a", None, "", "a"], kind)})
+    assert parquet.read_schema(path).field("body").type == kind
+    assert rows_of(path, "body") == [b"a", None, b"", b"a"]
+
+
+def test_pandas_categories_are_text_also_where_the_file_stops_using_a_dictionary(tmp_path):
+    settings = {"dictionary_pagesize_limit": 1000, "row_group_size": 700, "write_batch_size": 10}
+    path = write(tmp_path / "a.parquet", {"text": pyarrow.array(TEXTS).dictionary_encode()}, **settings)
+    assert rows_of(path) == [text.encode() for text in TEXTS]
+
+
+@pytest.mark.parametrize("value", [["a"], {"a": "b"}, 1])
+def test_a_column_of_anything_else_is_not_text(tmp_path, value):
+    with pytest.raises(ConfigError, match="no text column named text"):
+        rows_of(write(tmp_path / "a.parquet", {"text": [value]}))
 
 
 def test_a_chunk_holds_about_its_budget_of_rows(tmp_path):

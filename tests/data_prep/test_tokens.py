@@ -1,6 +1,7 @@
 """Claims about word pieces and the tokenizer folder."""
 
 import json
+import os
 import shutil
 import sys
 from itertools import chain
@@ -254,6 +255,15 @@ def test_unusable_vocabularies_are_refused_with_the_reason(tmp_path, write, reas
     with pytest.raises(ConfigError, match=reason) as caught:
         open_tokenizer(str(tmp_path))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.timeout(20)  # reading the pipe or the device would never end
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
+def test_a_pipe_or_device_is_refused_and_not_opened(tmp_path, make):
+    make(tmp_path / "vocab.txt")
+    for given in (tmp_path / "vocab.txt", tmp_path):
+        with pytest.raises(ConfigError, match=r"vocab: .*vocab\.txt is a pipe, a socket or a device"):
+            open_tokenizer(str(given))
 
 
 def test_a_mistyped_path_does_not_contact_the_hub(tmp_path, monkeypatch):

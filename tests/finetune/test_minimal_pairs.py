@@ -1,6 +1,8 @@
 """Claims about minimal pairs: scores equal Hugging Face's, ties count half, the files are read as they come."""
 
+import io
 import json
+import os
 import zipfile
 
 import numpy as np
@@ -108,7 +110,13 @@ def test_the_zip_and_its_files_hold_the_same_pairs(tmp_path):
     assert read_pairs(tmp_path / "zipped") == read_pairs(folder)
 
 
-@pytest.mark.parametrize("line", ["{", "[]", '{"sentence_good": "a"}', "\xff"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("{", "[]", '{"sentence_good": "a"}', "\xff", "[" * 100_000, json.dumps(entry(good=3))),
+        json.dumps(entry(good="\ud800")),
+    ],
+)
 def test_a_malformed_line_is_named(line, tmp_path):
     folder = write_pairs(tmp_path, entry())
     with (folder / "p.jsonl").open("ab") as file:
@@ -117,11 +125,43 @@ def test_a_malformed_line_is_named(line, tmp_path):
         read_pairs(folder)
 
 
-@pytest.mark.parametrize("content", [None, b"", b"no zip"])
+@pytest.mark.parametrize("content", [None, b""])
 def test_a_folder_without_pairs_is_refused(content, tmp_path):
     if content is not None:
-        (tmp_path / ("BLiMP.zip" if content else "p.jsonl")).write_bytes(content)
-    with pytest.raises(ConfigError, match=r"data: .* name the folder of"):
+        (tmp_path / "p.jsonl").write_bytes(content)
+    with pytest.raises(ConfigError, match=r"data: .* folder of BLiMP's \.jsonl files"):
+        read_pairs(tmp_path)
+
+
+def zipped(place, value):
+    """BLiMP.zip whose flags (6) or compression method (8) are changed, in both of its headers."""
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as archive:
+        archive.writestr("data/p.jsonl", json.dumps(entry()))
+    changed = bytearray(content.getvalue())
+    changed[place] = changed[changed.index(b"PK\1\2") + place + 2] = value
+    return bytes(changed)
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (zipped(6, 1), "encrypted"),
+        (zipped(8, 99), "compression method"),
+        (zipped(8, 8), "invalid|Error"),
+        (b"PK", "zip"),
+    ],
+)
+def test_an_archive_that_cannot_be_read_is_named(content, problem, tmp_path):
+    (tmp_path / "BLiMP.zip").write_bytes(content)
+    with pytest.raises(ConfigError, match=rf"data: .*BLiMP\.zip cannot be read \(.*({problem}).*\); download it again"):
+        read_pairs(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["p.jsonl", "BLiMP.zip"])
+def test_a_pipe_in_the_place_of_pairs_is_refused_by_name(name, tmp_path):
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(ConfigError, match=rf"data: .*{name} is a folder, a pipe or a device; expected a folder of"):
         read_pairs(tmp_path)
 
 

@@ -33,7 +33,8 @@ def test_standard_input_is_predicted_line_by_line(model: Path) -> None:
 def test_a_mistake_is_one_line_and_code_2(model: Path, tmp_path: Path) -> None:
     for source, given, problem in (
         ("-", "word1\n\nword2\n", "input: -:2: an empty line"),
-        (str(tmp_path / "none"), "", "input: cannot read"),
+        ("-", '{"sentence": "a"}\n{"sentence": "\\ud800"}\n', "input: -:2: unexpected end of hex escape"),
+        (str(tmp_path / "none"), "", f"{tmp_path / 'none'}: No such file or directory"),
     ):
         done = run(model, source, given)
         assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)

@@ -12,6 +12,7 @@ from finetune.glue import job as glue
 from finetune.predictions import predict
 from finetune.squad import job as squad
 from finetune.tagging import job as tagging
+from finetune.tagging.job import MAJORITY
 from foundation.config import ConfigError
 from tests.finetune.conftest import FP32
 
@@ -156,6 +157,9 @@ def test_answers_are_those_of_the_run_to_the_bit(
         ("classifier", '{"sentence": "good"}\nbad', "input:2: no JSON object; expected one per line"),
         ("classifier", '{"text": "good"}', "input:1: no column 'sentence' among 'text'"),
         ("classifier", '{"sentence": 7}', "input:1: text 7, expected a string"),
+        ("classifier", '{"sentence": "\\ud800"}', "input:1: unexpected end of hex escape"),
+        ("tagger", '{"words": ["\\ud800"]}', "input:1: unexpected end of hex escape"),
+        ("answerer", '{"a":' * 100_000, "input:1: expected a JSON object with the texts question and context"),
         ("tagger", '{"words": "good"}', "input:1: words 'good', expected a list of words"),
         ("answerer", "Who ?", "input:1: expected a JSON object with the texts question and context"),
         ("answerer", '{"question": "Who ?"}', "input:1: expected a JSON object with the texts question and context"),
@@ -170,6 +174,57 @@ def test_a_malformed_input_is_one_error_that_names_the_line(
         predicted(request.getfixturevalue(kind)[0], text, tmp_path)
     (line,) = error.value.problems
     assert line.startswith("input: ") and problem in line
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "problem"),
+    [
+        ("classifier", {"task": "Nope"}, "results.json: run.task: got 'Nope', expected one of CoLA, SST-2"),
+        ("classifier", {"task": "NER"}, "results.json: run.task: got 'NER', expected one of CoLA, SST-2"),
+        ("tagger", {"task": "MNLI"}, "results.json: run.task: got 'MNLI', expected one of NER, POS"),
+        ("answerer", {"task": "SQuAD 3.0"}, "results.json: run.task: got 'SQuAD 3.0', expected one of 'SQuAD 2.0'"),
+        ("classifier", {"seed": None}, "results.json: run.seed: got None, expected"),
+        ("classifier", {"settings": {"max_length": 999}}, "max_length: got 999, expected at most the model's 32"),
+    ],
+)
+def test_a_record_that_no_run_leaves_is_refused_by_field(
+    kind: str, changes: dict[str, Any], problem: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    model = Path(shutil.copytree(request.getfixturevalue(kind)[0], tmp_path / "model"))
+    record = json.loads((model / "results.json").read_text())
+    changes = {**changes, "settings": record["run"]["settings"] | changes.get("settings", {})}
+    (model / "results.json").write_text(json.dumps(record | {"run": record["run"] | changes}))
+    with pytest.raises(ConfigError, match=problem):
+        predicted(model, "word1", tmp_path)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "null", "[" * 100_000])
+def test_a_record_that_is_no_json_object_is_refused(
+    content: str, classifier: tuple[Path, Path], tmp_path: Path
+) -> None:
+    model = Path(shutil.copytree(classifier[0], tmp_path / "model"))
+    (model / "results.json").write_text(content)
+    with pytest.raises(
+        ConfigError, match=r"model: .*results\.json.*(is not the record of a run|expected the JSON object)"
+    ):
+        predicted(model, "word1", tmp_path)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *({"id2label": value} for value in (None, [], 3, {"1": "O"}, {"0": "O", "2": "B-loc"})),
+        *({MAJORITY: value} for value in (None, [], "B-nowhere")),
+    ],
+)
+def test_labels_that_a_tagger_cannot_have_are_refused(
+    changes: dict[str, Any], tagger: tuple[Path, Path], tmp_path: Path
+) -> None:
+    model = Path(shutil.copytree(tagger[0], tmp_path / "model"))
+    described = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(described | changes))
+    with pytest.raises(ConfigError, match=r"config\.json: id2label: got .* expected the labels by number from 0"):
+        predicted(model, "word1", tmp_path)
 
 
 def test_a_model_that_is_not_fine_tuned_is_refused(stock_model: Path) -> None:

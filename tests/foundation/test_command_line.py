@@ -1,19 +1,24 @@
 """Claims about the command line generated from a configuration."""
 
+import errno
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Annotated, Literal
+from zipfile import ZipFile
 
 import pytest
 from pydantic import Field
+from safetensors.torch import load_file
 
 from foundation.command_line import (
     HIDDEN,
     POSITIONAL,
     Group,
     Metavar,
+    exit_code,
     parse_options,
     print_warning,
     printable,
@@ -258,9 +263,75 @@ def test_ctrl_c_exits_with_130_without_traceback(arguments, capsys):
     assert capsys.readouterr().err == "interrupted\n"
 
 
-def test_any_other_exception_is_a_bug_and_keeps_its_traceback(arguments):
-    with pytest.raises(ZeroDivisionError):
-        run_command(lambda options: 1 // 0, Options, "")
+@pytest.mark.parametrize(
+    "bug", [ZeroDivisionError(), KeyError("a"), OSError("no number, no file"), OSError(errno.ENOENT, "no file named")]
+)
+def test_any_other_exception_is_a_bug_and_keeps_its_traceback(arguments, bug):
+    def fail(options):
+        raise bug
+
+    with pytest.raises(type(bug)):
+        run_command(fail, Options, "")
+
+
+def read_as(read, content):
+    """Returns a command that reads a file of this content, named in a folder of its own."""
+
+    def command(options):
+        path = options.vocab / "file"
+        path.write_bytes(content)
+        read(path)
+
+    return command
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (lambda options: (options.vocab / "no").read_text(), "{}/no: No such file or directory; repair it"),
+        (lambda options: options.vocab.read_text(), "{}: Is a directory; repair it"),
+        (lambda options: (options.vocab / ("n" * 5000)).read_text(), "nnn... (5,"),
+        (lambda options: options.vocab.rename("/proc/1"), "{} -> /proc/1: "),
+        (read_as(lambda path: (path / "in").read_text(), b""), "{}/file/in: Not a directory; "),
+        (read_as(lambda path: path.read_text(), b"caf\xe9"), "{}/file is not UTF-8 text (byte 0xe9 at 3); "),
+        (read_as(lambda path: json.loads(path.read_text()), b"[" * 100_000), "{}/file is nested too deeply; "),
+        (read_as(lambda path: ZipFile(path), b"PK"), "{}/file cannot be read or written (File is not a zip file); "),
+        (read_as(lambda path: load_file(path), b"\xff" * 9), "{}/file cannot be read or written (Error while deser"),
+        (
+            lambda options: json.loads(r'"a\ud800"').encode(),
+            r"text: got 'a\ud800', expected Unicode without lone surrogates; ",
+        ),
+    ],
+)
+def test_what_a_users_file_can_raise_is_one_line_that_names_it(arguments, tmp_path, capsys, command, said):
+    (tmp_path / "é \n").mkdir()
+    arguments("--vocab", str(tmp_path / "é \n"))
+    assert run_command(command, Options, "") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said.format(str(tmp_path / r"é \n").replace("\\", "\\")) in line
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), 2, "No space left on device; make room"),
+        (BrokenPipeError(errno.EPIPE, "Broken pipe", "pipe"), 2, "pipe: Broken pipe; repair it"),
+        (OSError(errno.EROFS, "Read-only file system", "out"), 2, "out: Read-only file system; allow it"),
+        (OSError(errno.EIO, "Input/output error"), 1, "Input/output error; check that disk or network, then "),
+        (OSError(errno.ESTALE, "Stale file handle", "shard"), 1, "shard: Stale file handle; check"),
+        (ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"), 1, "Connection reset by peer; check"),
+        (MemoryError("Unable to allocate 7 TiB"), 1, "memory: there is not enough (Unable to allocate 7 TiB); "),
+    ],
+)
+def test_a_failure_that_may_pass_has_the_exit_code_on_which_a_supervisor_tries_again(
+    arguments, capsys, monkeypatch, error, code, said
+):
+    def fail(options):
+        raise error
+
+    monkeypatch.setenv("LOCAL_RANK", "1")  # it may fail alone: it says so itself
+    assert (run_command(fail, Options, ""), exit_code(error)) == (code, code)
+    assert capsys.readouterr().err.startswith(f"program.py: error: {said}")
 
 
 @pytest.mark.parametrize(
@@ -276,6 +347,31 @@ def test_any_other_exception_is_a_bug_and_keeps_its_traceback(arguments):
 )
 def test_names_given_by_others_are_shown_on_one_line_without_control_characters(text, shown):
     assert printable(text) == shown
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("at https://me:pass@host:80/a, or (http:/me@host/a)", "at https://host:80/a, or (http:/host/a)"),
+        ("--data=s3://KEY:se/cr+e@t@bucket/a?versionId=1", "--data=s3://bucket/a"),
+        ("'https://host/a?token=1&sig=2' HTTPS://host?X=1", "'https://host/a' HTTPS://host"),
+        ("https://host:8080/a@b hf://a/b@c d@e ./x@y?z /a?b", "https://host:8080/a@b hf://a/b@c d@e ./x@y?z /a?b"),
+    ],
+)
+def test_no_url_is_shown_with_its_login_or_query(text, shown):
+    assert printable(text) == shown
+
+
+def test_a_command_line_reads_a_secret_and_then_hides_it(monkeypatch, capsys):
+    url = f"https://me:{'p' * 100}@host/a?token=hidden"
+    command = ["run.py", "--data", url, f"--data={url}"]
+    for name in ("argv", "orig_argv"):
+        monkeypatch.setattr(sys, name, [*command])
+    assert parse_options(Several, "").data == (Path(url), Path(url))
+    assert sys.argv == sys.orig_argv == ["run.py", "--data", "https://host/a", "--data=https://host/a"]
+    sys.argv += ["--seeds", url]
+    assert run_command(print, Several, "") == 2
+    assert "got 'https://host/a', expected" in capsys.readouterr().err
 
 
 def test_an_error_about_a_hostile_name_is_one_line_of_text(arguments, capsys):
@@ -311,7 +407,7 @@ def test_a_warning_beside_data_goes_to_the_stream_that_is_named(capsys):
 
 
 PROGRAM = """
-import sys
+import errno, sys
 from foundation.command_line import run_command
 from foundation.config import ConfigError, StrictConfig
 
@@ -340,6 +436,7 @@ def run_with_closed_pipe(body, *arguments, stream, unbuffered):
     [
         ("print('x')", "stdout"),  # noticed at the end, when the output is flushed
         ("print('x' * 100_000); raise AssertionError('went on')", "stdout"),
+        ("raise BrokenPipeError(errno.EPIPE, 'Broken pipe', '/dev/stdout')", "stdout"),
         ("raise ConfigError('a: wrong')", "stderr"),
     ],
 )
@@ -352,14 +449,22 @@ def test_a_closed_output_pipe_ends_the_help_quietly():
     assert run_with_closed_pipe("pass", "--help", stream="stdout", unbuffered="") == (141, "")
 
 
-def test_output_into_a_file_on_a_full_disk_is_one_line_and_a_failure():
-    program = [sys.executable, "-c", PROGRAM.format(body="print('x')")]
+@pytest.mark.parametrize(
+    ("body", "code", "said"),
+    [
+        ("print('x')", 1, "the output cannot be written (No space left on device)\n"),  # at the end, when it is flushed
+        ("[print('x' * 99) for _ in range(999)]", 2, "No space left on device; make room there"),
+    ],
+)
+def test_output_into_a_file_on_a_full_disk_is_one_line_and_a_failure(body, code, said):
+    program = [sys.executable, "-c", PROGRAM.format(body=body)]
     environment = os.environ | {"PYTHONUNBUFFERED": ""}
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
             program, cwd=REPOSITORY, env=environment, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60
         )
-    assert (done.returncode, done.stderr) == (1, "-c: error: the output cannot be written (No space left on device)\n")
+    assert (done.returncode, done.stderr.count("\n")) == (code, 1)
+    assert done.stderr.startswith(f"-c: error: {said}")
 
 
 def test_a_program_without_standard_output_still_runs():

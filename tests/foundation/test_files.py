@@ -2,6 +2,11 @@
 
 import json
 import os
+import resource
+import socket
+import stat
+import threading
+from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
 
@@ -12,6 +17,7 @@ from foundation.files import (
     NewFile,
     flush,
     make_folder,
+    new_folder,
     remove,
     require_folder,
     sealed,
@@ -36,6 +42,105 @@ def test_a_file_written_piece_by_piece_does_not_exist_until_closed(tmp_path):
     assert file.close() == (12, sha256(b"some content").hexdigest())
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
     assert (tmp_path / "file").read_bytes() == b"some content"
+
+
+def test_a_link_is_followed_and_its_target_replaced(tmp_path: Path) -> None:
+    (tmp_path / "far").mkdir()
+    (tmp_path / "far" / "file").write_bytes(b"old")
+    for name in ("file", "not there yet"):
+        (tmp_path / name).symlink_to(Path("far") / name)
+        write_atomically(tmp_path / name, b"new")
+        assert (tmp_path / name).is_symlink() and (tmp_path / "far" / name).read_bytes() == b"new"
+    assert sorted(path.name for path in tmp_path.rglob("*")) == sorted(2 * ["file", "not there yet"] + ["far"])
+
+
+def test_a_link_in_the_place_of_the_temporary_file_is_not_written_through(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_bytes(b"mine")
+    (tmp_path / "file.tmp").symlink_to("mine")
+    write_atomically(tmp_path / "file", b"new")
+    assert (tmp_path / "mine").read_bytes() == b"mine" and not (tmp_path / "file").is_symlink()
+
+
+def test_a_pipe_is_written_to_and_stays_a_pipe(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    received: list[bytes] = []
+    reader = threading.Thread(target=lambda: received.append((tmp_path / "pipe").read_bytes()))
+    reader.start()
+    assert write_atomically(tmp_path / "pipe", b"content") == sha256(b"content").hexdigest()
+    reader.join()
+    assert received == [b"content"] and (tmp_path / "pipe").is_fifo()
+    assert [path.name for path in tmp_path.iterdir()] == ["pipe"]
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Path]:
+    """A character device of the test's own, with the numbers of /dev/full."""
+    path = tmp_path / "full"
+    try:
+        os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(1, 7))
+        path.open("wb").close()
+    except PermissionError:
+        pytest.skip("only root may make devices, where it may")
+    return path
+
+
+def test_a_device_is_written_to_and_stays_a_device(node: Path) -> None:
+    node.with_name("link").symlink_to(node)
+    for path in (node, node.with_name("link")):
+        with pytest.raises(OSError, match=f"No space left on device: '{path}'"):
+            write_atomically(path, b"content")
+        assert stat.S_ISCHR(path.stat().st_mode)
+
+
+def test_a_folder_a_socket_a_circle_of_links_and_a_block_device_are_refused_and_nothing_is_left(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(tmp_path / "socket"))
+    for name, target in (("a", "b"), ("b", "a")):
+        (tmp_path / name).symlink_to(target)
+    refused = {"folder": "Is a directory", "socket": "No such device or address", "a": "Too many levels of symbolic"}
+    if os.geteuid() == 0:
+        os.mknod(tmp_path / "disk", stat.S_IFBLK | 0o600, os.makedev(0, 0))
+        refused["disk"] = "is a block device, expected a file; name another"
+    before = {path: path.lstat() for path in tmp_path.iterdir()}
+    for name, why in refused.items():
+        with pytest.raises((OSError, ConfigError), match=why):
+            write_atomically(tmp_path / name, b"content")
+    assert {path: path.lstat() for path in tmp_path.iterdir()} == before
+
+
+@pytest.fixture
+def little_room() -> Iterator[None]:
+    """Limits the files of this process to 4 kB, as on a full disk."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_a_file_without_room_is_named_and_leaves_the_old_one_alone(tmp_path: Path, little_room: None) -> None:
+    write_atomically(tmp_path / "file", b"old")
+    for size in (5000, 500_000):  # fails when flushed, and at once
+        with pytest.raises(OSError, match=f"File too large: '{tmp_path}/file'"):
+            write_atomically(tmp_path / "file", bytes(size))
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("file", b"old")]
+
+
+def test_a_new_folder_is_complete_or_absent_and_takes_the_place_of_an_empty_one(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "link").symlink_to("empty")
+    (tmp_path / "out.tmp").mkdir()
+    (tmp_path / "out.tmp" / "notes.txt").write_text("mine")
+    for name in ("link", "deep/out", "out"):
+        with pytest.raises(OSError, match=f"full: '{tmp_path}/{name}'"), new_folder(tmp_path / name) as folder:
+            (folder / "file").touch()
+            raise OSError(28, "full")
+        with new_folder(tmp_path / name) as folder:
+            (folder / "file").touch()
+            assert not (tmp_path / name / "file").exists()
+        assert [path.name for path in (tmp_path / name).iterdir()] == ["file"]
+    assert {path.name for path in tmp_path.iterdir()} == {"empty", "link", "deep", "out", "out.tmp"}
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "out.tmp" / "notes.txt").read_text() == "mine"
 
 
 def test_writing_nothing_makes_no_file(tmp_path):

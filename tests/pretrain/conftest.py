@@ -78,8 +78,6 @@ def new_model(
 ) -> Any:
     """An untrained model for an objective."""
     trained = objective_class(name)
-    if trained.frozen_generator and model.embedding_sharing == "es":
-        model = model.model_copy(update={"embedding_sharing": "nes"})
     return trained(model, trained.Config.from_values(switches), vocabulary, MASK)
 
 

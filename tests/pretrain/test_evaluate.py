@@ -197,7 +197,6 @@ HEADLESS_BIAS = {"objective__sampling_bias": "false", "objective__sampling_start
     [
         ("hp_loss", HEADLESS_BIAS),
         ("hp_dist", HEADLESS_BIAS),
-        ("amos", {}),
         *(pytest.param(name, {}, marks=pytest.mark.long) for name in ("oracle", "unigram", "uniform", "hp_loss_power")),
     ],
 )

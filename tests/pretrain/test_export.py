@@ -10,6 +10,7 @@ from huggingface_hub import ModelCard
 
 from data_prep.build_shards import BuildOptions
 from data_prep.build_shards import main as build_shards
+from foundation.command_line import run_command
 from foundation.config import ConfigError
 from pretrain.config import with_overrides
 from pretrain.data.shards import Shards
@@ -63,6 +64,36 @@ def test_an_export_of_an_unfinished_run_says_so(
         f"exported step 1 of {run} to {tmp_path / 'out'}",
         *said,
     ]
+
+
+def test_an_export_into_a_link_leaves_the_link_and_a_users_folder_beside_it_alone(
+    shards_folder: Path, tmp_path: Path
+) -> None:
+    run = untouched_run(tmp_path / "run", shards_folder, "mlm")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "out").symlink_to("empty")
+    for name in ("out.tmp", "empty.tmp"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "notes.txt").write_text("mine")
+    main(ExportOptions(run=run, out=tmp_path / "out"))
+    assert (tmp_path / "out").is_symlink() and (tmp_path / "empty" / "model.safetensors").is_file()
+    assert [path.read_text() for path in sorted(tmp_path.glob("*.tmp/*"))] == ["mine", "mine"]
+
+
+def test_an_export_without_room_is_one_line_and_leaves_nothing(
+    shards_folder: Path,
+    tmp_path: Path,
+    small_disk: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run = untouched_run(tmp_path / "run", shards_folder, "mlm")
+    for out, why in ((small_disk / "out", "No space left on device"), (Path("/proc/out"), "No such file or directory")):
+        monkeypatch.setattr("sys.argv", ["export.py", str(run), str(out)])
+        assert run_command(main, ExportOptions, None) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert str(out) in line and why in line
+    assert not [*small_disk.iterdir()]
 
 
 @pytest.mark.parametrize(

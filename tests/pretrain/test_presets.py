@@ -61,7 +61,7 @@ def test_every_row_of_the_papers_tables_can_be_run_by_name(preset_name: str) -> 
     }
     ours = {f"HP_Loss b={exponent}" for exponent in ("-1", "0", ".5", "2")}
     ours |= {"Uniform", "Unigram", "Oracle K=4", "Oracle K=16"}
-    assert ROWS.keys() - paper.keys() - ours == {"BERT", "Fast-ELECTRA", "AMOS"}
+    assert ROWS.keys() - paper.keys() - ours == {"BERT"}
     for name, expected in paper.items():
         objective = with_row(PRESETS[preset_name], name).objective
         assert (objective.name, getattr(objective, "lambda1", None), objective.gamma) == expected

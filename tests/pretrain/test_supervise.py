@@ -166,12 +166,13 @@ def test_the_launchers_remarks_are_logged_and_its_errors_shown(tmp_path: Path, l
     begin = "[2026-11-22 10:04:47,490]"
     remarks = (
         f"{begin} [INFO] [launch.py:253:sigkill_handler] Killing subprocess 7",
-        f"{begin} [WARNING] [runner.py:214:fetch_hostfile] Unable to find hostfile",
+        f"{begin} [INFO] [runner.py:631:main] cmd = run.py --data https://host/shards",
         f"{begin} [ERROR] [launch.py:259:sigkill_handler] ['python', 'run.py'] exits with return code = 75",
     )
     shown = (f"{begin} [ERROR] [launch.py:259:sigkill_handler] ['python'] exits with return code = 7", "step 1/2")
     (tmp_path / "logs").mkdir()
-    ending = f"print({chr(10).join((*remarks, *shown))!r}); sys.exit(75)"
+    printed = "\n".join((*remarks, *shown)).replace("//host/shards", "//me:secret@host/shards?token=1")
+    ending = f"print({printed!r}); sys.exit(75)"
     output = finished(supervise(launch, *counting(tmp_path, ending)), code=75)
     assert output.splitlines() == ["start 1", *shown]
     assert (tmp_path / "logs" / "launcher.log").read_text().splitlines() == [*remarks]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pretrain.data.batches import Batch
 from pretrain.method.electra import Electra, ElectraOutput
-from pretrain.method.sampling import hp_loss_weights
+from pretrain.model.distribution import hp_loss_weights
 from tests.pretrain.conftest import CLS, SEP, VOCABULARY
 
 SEEDS = (0, 1, 2)

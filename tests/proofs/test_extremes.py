@@ -1,12 +1,15 @@
 """Claims about extreme scores: draws, losses and gradients stay finite at the limits of half precision."""
 
+from typing import NamedTuple
+
 import pytest
 import torch
 from torch import Tensor
 
 from pretrain.method.losses import discriminator_loss, focal_loss
 from pretrain.method.objectives.hardness import SamplingHead
-from pretrain.method.sampling import Prediction, log_probability
+from pretrain.method.sampling import Prediction
+from pretrain.model.distribution import Dense, Distribution
 from pretrain.model.heads import full_precision
 from tests.pretrain.conftest import SMALL_MODEL, new_model
 
@@ -20,6 +23,21 @@ def rows(seed: int) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     chosen = torch.randint(len(VALUES), (1, ROWS, 7), generator=generator)
     return VALUES[chosen].half().requires_grad_()
+
+
+class Given(NamedTuple):
+    """Scores that are given, in place of a head's."""
+
+    scores_XV: torch.Tensor
+
+    def all(self) -> torch.Tensor:
+        return self.scores_XV.clone()
+
+    def of(self, ids_X: torch.Tensor) -> torch.Tensor:
+        return self.scores_XV.gather(-1, ids_X[..., None]).squeeze(-1)
+
+    def softmax(self) -> Distribution:
+        return Dense.softmax(self.scores_XV)
 
 
 SETTINGS: list[dict[str, object]] = [
@@ -38,19 +56,13 @@ SETTINGS: list[dict[str, object]] = [
 def test_nothing_overflows_at_the_ends_of_fp16(setting: dict[str, object], gamma: float) -> None:
     logits, z, d = rows(0), rows(1), rows(2)[..., 0].detach().requires_grad_()
     original = torch.randint(7, (1, ROWS), generator=torch.Generator().manual_seed(3))
-    p, top = full_precision(logits.detach()).softmax(-1), logits.detach().argmax(-1)
-    log_p_original = log_probability(full_precision(logits), p, original, top)
-    prediction = Prediction(p, log_p_original, original, top)
-    wide = full_precision(z)
-
-    def scores(projected: Tensor, ids: Tensor | None = None) -> Tensor:
-        return wide.clone() if ids is None else wide.gather(-1, ids[..., None]).squeeze(-1)
-
+    p, wide = Dense.softmax(full_precision(logits)), full_precision(z)
+    prediction = Prediction(p, p.log_p(original), original)
     uniforms = torch.rand(1, ROWS, generator=torch.Generator().manual_seed(4))
     model = new_model(**setting | {"gamma": gamma})
     learns = isinstance(model, SamplingHead)
     if learns:
-        model.score = scores
+        model.score = lambda hidden: Given(wide)
     drawn = model.draw(torch.zeros(1, ROWS, SMALL_MODEL.generator_hidden_size), prediction, uniforms)
     replaced = drawn.tokens_BK != original
     loss_D = discriminator_loss(full_precision(d), replaced)

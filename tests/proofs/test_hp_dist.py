@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from pretrain.method.objectives.hardness import hp_dist_sampler_loss
-from pretrain.method.sampling import tempered
+from pretrain.model.distribution import Dense
 
 SEEDS = (0, 1, 2)
 EXACT = 1e-14
@@ -34,7 +34,7 @@ def expected_gradient(
     """Largest component of the mean gradient over x' ~ q with respect to the logits of p_S."""
     logits = p_S.log().requires_grad_()
     log_p_S = logits.log_softmax(-1)
-    weights = tempered(log_p_S.detach().exp(), temperature)
+    weights = Dense(log_p_S.detach().exp()).tempered(temperature).weights_XV
     q = weights / weights.sum()
     if share:
         q = (1 - share) * q + share * p_G

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from pretrain.data.batches import Batch
-from pretrain.method.sampling import ENTROPY_ROWS
+from pretrain.model.distribution import ENTROPY_ROWS
 from tests.pretrain.conftest import new_model
 
 VOCABULARY = 1009

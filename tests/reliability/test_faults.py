@@ -212,13 +212,13 @@ def test_a_slow_rank_is_named_in_the_log_lines(shards_folder: Path, tmp_path: Pa
 def test_fp16_ends_at_the_minimum_of_its_loss_scale_with_step_and_samples(
     shards_folder: Path, tmp_path: Path, launch: Launch
 ) -> None:
-    """Runs on a CPU, bypassing the refusal of fp16 (fp16_worker.py); gradients multiplied by 2^40 do overflow."""
+    """Runs on a CPU that declares fp16; gradients multiplied by 2^40 do overflow."""
     values = json.loads((REPOSITORY / "ds_configs" / "zero1_fp16.json").read_text())
     values["fp16"] |= {"initial_scale_power": 40, "min_loss_scale": 2**38, "hysteresis": 1}
     (tmp_path / "deepspeed.json").write_text(json.dumps(values))
     folder = tmp_path / "run"
     options = (*run_arguments(shards_folder, folder)[1:], "--deepspeed_config", tmp_path / "deepspeed.json")
-    run = Heard(launch(2, "tests/reliability/fp16_worker.py", *options))
+    run = Heard(launch(2, "bench/gpu_declared.py", *options))
     output = run.ended(1)
     assert "step 2: the gradient is not finite" in output and "loss scale 2.74878e+11 cannot fall further" in output
     assert (folder / "nonfinite-step-2.json").is_file()

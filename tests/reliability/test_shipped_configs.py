@@ -1,6 +1,6 @@
 """Every file of ds_configs/, and the replacement of each removed one, in a whole run of one process.
 
-In fp16 the refusal on a CPU is bypassed.
+In fp16 on a CPU that declares it.
 
 tests/pretrain/engine/test_engine.py uses every file on two ranks.
 """
@@ -10,22 +10,22 @@ from pathlib import Path
 
 import pytest
 
-from pretrain.engine.deepspeed_config import REMOVED_FILES
 from pretrain.training.run_log import read_records
 from tests.conftest import REPOSITORY
+from tests.deepspeed_values import VARIANTS
 from tests.pretrain.training.test_train import finished, run_arguments
 from tests.reliability.runs import Launch
 
-NAMES = sorted({path.stem for path in (REPOSITORY / "ds_configs").glob("*.json")} | REMOVED_FILES.keys())
+NAMES = sorted({path.stem for path in (REPOSITORY / "ds_configs").glob("*.json")} | VARIANTS.keys())
 STEPS = 12
 """Enough for DeepSpeed's table of FLOPs at step 10."""
 
 
 def run(name: str, shards: Path, folder: Path, launch: Launch) -> str:
     """Output of the run; if the file accumulates, it gets a share of the batch that can be split."""
-    script = "tests/reliability/fp16_worker.py" if "fp16" in name else "pretrain/run.py"
+    script = "bench/gpu_declared.py" if "fp16" in name else "pretrain/run.py"
     overrides = (f"optim.steps={STEPS}", "batch_size=16", "model.dropout=0", "model.attention_dropout=0")
-    file, added = REMOVED_FILES.get(name, (name, ()))
+    file, added = VARIANTS.get(name, (name, ()))
     options = (*run_arguments(shards, folder, *overrides, *added)[1:], "--deepspeed_config", f"ds_configs/{file}.json")
     return finished(launch(0, script, *options))
 

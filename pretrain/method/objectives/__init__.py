@@ -15,8 +15,6 @@ OBJECTIVES = {
     "uniform": "pretrain.method.objectives.floors:Uniform",
     "unigram": "pretrain.method.objectives.floors:Unigram",
     "oracle": "pretrain.method.objectives.oracle:Oracle",
-    "amos": "pretrain.method.objectives.amos:Amos",
-    "fast_electra": "pretrain.method.objectives.fast_electra:FastElectra",
 }
 """The registry: class of each objective, imported only on use, so that `--help` needs the names but not torch."""
 

@@ -17,8 +17,9 @@ from pretrain.data.batches import Batch
 from pretrain.data.shards import Shards
 from pretrain.method.electra import Electra
 from pretrain.method.objectives.objective import Objective, ObjectiveConfig
-from pretrain.method.sampling import Prediction, entropy, log_at
+from pretrain.method.sampling import Prediction, predict
 from pretrain.model.config import ModelConfig
+from pretrain.model.distribution import Dense
 from pretrain.model.encoder import ElectraEncoder, EncoderConfig
 from pretrain.model.heads import DiscriminatorHead
 
@@ -43,7 +44,6 @@ class Floor(Electra):
     """A discriminator without a generator; subclasses weigh the tokens. Special tokens are never drawn."""
 
     exports = {".": Electra.exports["."]}
-    discriminator_prefix = None
     sampling_passes = 0
     objective: FloorConfig  # type: ignore[assignment]
 
@@ -72,15 +72,8 @@ class Floor(Electra):
 
     def generate(self, batch: Batch, entropies: bool = False) -> tuple[Tensor, Prediction]:
         """Returns no hidden states, and the distribution as the prediction at every masked position."""
-        original_BK = batch.input_ids_BL.gather(1, batch.masked_positions_BK)
-        p_BKV = self.p_V.expand(*original_BK.shape, -1)
-        return self.p_V.new_empty(0), Prediction(
-            p_BKV=p_BKV,
-            log_p_original_BK=log_at(p_BKV, original_BK),
-            original_BK=original_BK,
-            top_BK=self.p_V.argmax().expand_as(original_BK),
-            entropy_BK=entropy(self.p_V[None]).expand_as(original_BK) if entropies else None,
-        )
+        p = Dense(self.p_V.expand(*batch.masked_positions_BK.shape, -1), normalized=True)
+        return self.p_V.new_empty(0), predict(batch, p, entropies)
 
     def generator_loss(self, prediction: Prediction) -> Tensor:
         return torch.zeros_like(prediction.log_p_original_BK)

@@ -12,17 +12,10 @@ from pydantic import Field
 from torch import Tensor
 
 from pretrain.method.electra import Electra, ReplacementConfig
-from pretrain.method.sampling import (
-    LEAST_LOSS,
-    Draw,
-    Prediction,
-    draw_from,
-    hp_loss_weights,
-    log_probability,
-    tempered,
-)
+from pretrain.method.sampling import Draw, Prediction, draw_from
 from pretrain.model.config import ModelConfig
-from pretrain.model.heads import VocabularyScores, VocabularyTransform, full_precision
+from pretrain.model.distribution import LEAST_LOSS
+from pretrain.model.heads import Scores, VocabularyScores, VocabularyTransform
 
 
 class SamplingHeadConfig(ReplacementConfig):
@@ -51,16 +44,11 @@ class SamplingHead(Electra):
         self.sampler_weight = self.objective.lambda1
         self.start()
 
-    def project(self, hidden_BKH: Tensor) -> Tensor:
-        """Returns h_S [B, K, E] from the generator's hidden states."""
-        return self.sampler_transform(hidden_BKH.detach() if self.objective.detach_sampler_input else hidden_BKH)
-
-    def score(self, projected_BKE: Tensor, ids_BK: Tensor | None = None) -> Tensor:
-        """Returns e(x)·h_S, plus the bias if there is one, of every token, [B, K, V], or of one token per position,
-        [B, K].
-        """
-        words, frozen = self.generator.embeddings.word_embeddings, self.objective.detach_sampler_input
-        return self.sampler_scores(projected_BKE, words, ids_BK, frozen)
+    def score(self, hidden_BKH: Tensor) -> Scores:
+        """Returns e(x)·h_S, plus the bias if there is one, from the generator's hidden states."""
+        detached = self.objective.detach_sampler_input
+        projected_BKE = self.sampler_transform(hidden_BKH.detach() if detached else hidden_BKH)
+        return Scores(projected_BKE, self.sampler_scores, self.generator.embeddings.word_embeddings, frozen=detached)
 
     def draws(self, hidden_BKH: Tensor, prediction: Prediction, uniforms_BK: Tensor) -> dict[str, Draw]:
         return {
@@ -88,11 +76,11 @@ class HPLoss(SamplingHead):
             self.sampler_transform.LayerNorm.weight.zero_()
 
     def draw(self, hidden_BKH: Tensor, prediction: Prediction, uniforms_BK: Tensor, from_p_G: bool = False) -> Draw:
-        projected_BKE = self.project(hidden_BKH)
-        p_G_BKV, T = prediction.p_BKV, self.objective.temperature
-        weights_BKV = tempered(p_G_BKV, T) if from_p_G else self.weights(projected_BKE, prediction)
-        drawn = draw_from(weights_BKV, prediction, uniforms_BK, self.objective.forbid_original)
-        z_BK = self.score(projected_BKE, drawn.tokens_BK)
+        z, q = self.score(hidden_BKH), prediction.p.tempered(self.objective.temperature)
+        if not from_p_G:
+            q = q.weighed(z, prediction.original_BK, self.exponent, self.least)
+        drawn = draw_from(q, prediction, uniforms_BK, self.objective.forbid_original)
+        z_BK = z.of(drawn.tokens_BK)
         estimate_BK = F.softplus(torch.where(drawn.tokens_BK == prediction.original_BK, -z_BK, z_BK))
         return drawn._replace(head_BK=z_BK, estimated_loss_BK=estimate_BK.detach())
 
@@ -100,16 +88,6 @@ class HPLoss(SamplingHead):
     def exponent(self) -> float:
         """Exponent of L_hat."""
         return 1.0
-
-    @torch.no_grad()
-    def weights(self, projected_BKE: Tensor, prediction: Prediction) -> Any:
-        """Returns unnormalized p_S [B, K, V], in blocks if p_G is."""
-        p_G, original_BK = prediction.p_BKV, prediction.original_BK
-        if not isinstance(p_G, Tensor):
-            bias_V = None if self.sampler_scores.bias is None else full_precision(self.sampler_scores.bias)
-            return p_G.weighed(projected_BKE, bias_V, original_BK, self.least, self.exponent)
-        z_BKV, p_BKV = self.score(projected_BKE), tempered(p_G, self.objective.temperature)
-        return hp_loss_weights(p_BKV, z_BKV, original_BK, self.exponent, self.least)
 
     def sampler_loss(self, drawn: Draw, d_BK: Tensor, loss_D_BK: Tensor) -> Tensor:
         assert drawn.head_BK is not None
@@ -129,10 +107,6 @@ class HPDist(SamplingHead):
         ratio_clip: float | None = Field(default=None, gt=0, le=1e30)
         """Largest importance ratio p_G/q in L_S; clipping moves the optimum away from the paper's p_S."""
 
-        @property
-        def streams(self) -> bool:
-            return super().streams and not self.mixture
-
     objective: Config
 
     @torch.no_grad()
@@ -144,20 +118,12 @@ class HPDist(SamplingHead):
                 self.sampler_scores.load_state_dict(self.generator_lm_head.state_dict())
 
     def draw(self, hidden_BKH: Tensor, prediction: Prediction, uniforms_BK: Tensor, from_p_G: bool = False) -> Draw:
-        projected_BKE = self.project(hidden_BKH)
-        if not isinstance(prediction.p_BKV, Tensor):
-            words, frozen = self.generator.embeddings.word_embeddings, self.objective.detach_sampler_input
-            p_S = self.sampler_scores.softmax(projected_BKE, words, prediction.entropy_BK is not None, frozen)
-            drawn = draw_from(prediction.p_BKV if from_p_G else p_S, prediction, uniforms_BK)
-            return drawn._replace(head_BK=p_S.log_p(drawn.tokens_BK))
-        scores_BKV = self.score(projected_BKE)
-        p_S_BKV = scores_BKV.detach().softmax(-1)
-        weights_BKV = tempered(prediction.p_BKV if from_p_G else p_S_BKV, self.objective.temperature)
+        p_S = self.score(hidden_BKH).softmax()
+        q = (prediction.p if from_p_G else p_S).tempered(self.objective.temperature)
         if self.objective.mixture and not from_p_G:
-            p_BKV = weights_BKV / weights_BKV.sum(-1, keepdim=True)  # a mixture needs both normalized
-            weights_BKV = p_BKV.lerp(prediction.p_BKV, self.objective.mixture)
-        drawn = draw_from(weights_BKV, prediction, uniforms_BK, self.objective.forbid_original)
-        return drawn._replace(head_BK=log_probability(scores_BKV, p_S_BKV, drawn.tokens_BK))
+            q = q.mixed(prediction.p, self.objective.mixture)
+        drawn = draw_from(q, prediction, uniforms_BK, self.objective.forbid_original)
+        return drawn._replace(head_BK=p_S.log_p(drawn.tokens_BK))
 
     def sampler_loss(self, drawn: Draw, d_BK: Tensor, loss_D_BK: Tensor) -> Tensor:
         assert drawn.head_BK is not None

@@ -8,13 +8,13 @@ from typing import Any, Literal, NamedTuple
 from torch import Tensor
 
 from pretrain.data.batches import Batch
-from pretrain.method.electra import masked_states, predict_with
+from pretrain.method.electra import masked_states
 from pretrain.method.losses import focal_loss
 from pretrain.method.objectives.objective import Objective, PredictionConfig
-from pretrain.method.sampling import log_at
+from pretrain.method.sampling import predict
 from pretrain.model.config import ModelConfig
 from pretrain.model.encoder import ElectraEncoder, EncoderConfig
-from pretrain.model.heads import VocabularyScores, VocabularyTransform
+from pretrain.model.heads import Scores, VocabularyScores, VocabularyTransform
 
 
 class MaskedLMOutput(NamedTuple):
@@ -53,16 +53,16 @@ class MaskedLM(Objective):
 
     def forward(self, batch: Batch, entropies: bool = False) -> MaskedLMOutput:
         hidden_BKH = masked_states(self.electra, batch, self.special_mask_id, self.objective.mask_keep_fraction)
-        words = self.electra.embeddings.word_embeddings
         projected_BKE = self.generator_predictions(hidden_BKH)
-        prediction = predict_with(self.generator_lm_head, projected_BKE, words, batch, entropies)
+        scores = Scores(projected_BKE, self.generator_lm_head, self.electra.embeddings.word_embeddings)
+        prediction = predict(batch, scores.softmax(), entropies)
         log_p_original_BK = prediction.log_p_original_BK
         loss_BK = focal_loss(log_p_original_BK, self.objective.gamma)
         return MaskedLMOutput(
             loss=loss_BK.where(batch.masked_valid_BK, 0.0).sum() / batch.masked_count,
             generator_loss_BK=loss_BK.detach(),
             log_p_original_BK=log_p_original_BK.detach(),
-            top_BK=prediction.top_BK,
-            log_max_p_G_BK=log_at(prediction.p_BKV, prediction.top_BK),
+            top_BK=prediction.p.top_X,
+            log_max_p_G_BK=prediction.p.log_largest_X,
             entropy_p_G_BK=prediction.entropy_BK,
         )

@@ -38,23 +38,9 @@ class PredictionConfig(ObjectiveConfig):
     """Share of masked positions where the generator sees the original token (google-research/electra: 0.15)."""
 
     @property
-    def streams(self) -> bool:
-        """True if training can do without a tensor [B, K, V], where the device can (`ops.softmax`)."""
-        return True
-
-    def extra_passes(self, layers: int) -> int:
-        """Returns the matrix products over the vocabulary per step beyond one MLM head's three and `sampling_passes`.
-
-        Unlike these, they may depend on the settings and on the generator's number of layers.
-        """
-        return 0
-
-    def score_tensors(self, layers: int) -> int:
-        """Returns the number of fp32 tensors over the vocabulary held at once, for a generator with `layers` layers.
-
-        Four are the scores, their logarithms, and a gradient of each.
-        """
-        return 4
+    def draws_from_scores(self) -> bool:
+        """True if a draw needs every token's score, even where the softmax does not (`ops.softmax`)."""
+        return False
 
     @field_validator("gamma")
     @classmethod
@@ -75,18 +61,8 @@ class Objective(nn.Module, ABC):
     """Title of the model card."""
     exports: ClassVar[dict[str, tuple[str, ...]]]
     """Content of an export: for each folder, the Hugging Face class and the names of the modules, encoder first."""
-    discriminator_prefix: ClassVar[str | None] = None
-    """Start of the names of the discriminator's parameters, without those it shares with the generator; `None` for an
-    objective that trains one encoder."""
     sampling_passes: ClassVar[int]
     """Matrix products over the vocabulary per step for the sampling head: 1 forward, 2 more for its gradient."""
-    frozen_generator: ClassVar[bool] = False
-    """The generator is the trained one of `--generator_from`, and its parameters require no gradient."""
-    uses_progress: ClassVar[bool] = False
-    """The forward reads `progress`."""
-    progress = 0.0
-    """Share of the run's steps done, from 0 to 1; set by the training loop and by `load_checkpoint`."""
-
     text: Callable[[], Shards]
     """Opens the shards that the run trains on; `build_model` sets it, and only drawing may call it."""
 
@@ -97,10 +73,6 @@ class Objective(nn.Module, ABC):
 
     def start(self) -> None:
         """Initializes the objective's own parameters, after the generator's."""
-
-    def is_discriminators(self, name: str) -> bool:
-        """Returns true if the parameter of this name is the discriminator's; shared embeddings are the generator's."""
-        return self.discriminator_prefix is not None and name.startswith(self.discriminator_prefix)
 
     def outputs(self, batch: Any) -> dict[str, Any]:
         """Runs the forward for each sampling distribution; returns the outputs by its name, training's last."""

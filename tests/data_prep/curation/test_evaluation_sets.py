@@ -1,7 +1,9 @@
 """Claims about reading evaluation sets: every layout, and one line for every mistake."""
 
 import json
+import os
 import zipfile
+from pathlib import Path
 
 import pytest
 
@@ -13,7 +15,7 @@ from foundation.config import ConfigError
 def folder(tmp_path):
     files = {
         "rows.tsv": '\ufeffid\ttext\tother text\n1\tone "quoted\ttwo\n2\tthree\n3\t\tfour\n',
-        "bare.tsv": "a\t0\tone\r\nb\t1\ttwo\r\n",
+        "bare.tsv": "a\t1\tone\r\nb\t0\ttwo\r\n",
         "lines.jsonl": '{"a": "one", "b": {"c": ["two", {"a": "three"}]}, "n": 4}\n\n{"a": null, "c": "five"}\n',
         "tree.json": json.dumps([{"title": "x", "paragraphs": [{"context": "one", "qas": [{"question": "?"}]}]}]),
         "glue/CoLA/dev.tsv": "gj04\t1\t\tOne sailor.\ngj04\t0\t*\tTwo sailor.\n",
@@ -45,7 +47,8 @@ def texts(*given):
         ("rows.tsv:text", ['#2 one "quoted', "#3 three"]),
         ("rows.tsv:other text,text", ['#2 one "quoted', "#2 two", "#3 three", "#4 four"]),
         ("bare.tsv:3", ["#1 one", "#2 two"]),
-        ("bare.tsv", ["#1 a", "#1 0", "#1 one", "#2 b", "#2 1", "#2 two"]),
+        ("bare.tsv:1", ["#1 a", "#2 b"]),  # a number, whatever the labels in the first line
+        ("bare.tsv", ["#1 a", "#1 1", "#1 one", "#2 b", "#2 0", "#2 two"]),
         ("lines.jsonl:a", ["#1 one", "#1 three"]),
         ("lines.jsonl", ["#1 one", "#1 two", "#1 three", "#3 five"]),
         ("tree.json:context,question", ["#1 one", "#2 ?"]),
@@ -97,9 +100,23 @@ def test_the_digest_depends_on_contents_names_and_fields_but_not_on_the_folder(f
     [
         (["none.tsv"], "cannot be read"),
         (["none.tsv:a"], "cannot be read"),
-        (["rows.tsv:txt"], "rows.tsv of rows.tsv:txt has no text in txt; name the columns or keys"),
-        (["lines.jsonl:x,y"], "no text in x, y"),
-        (["glue=none"], "holds no such files"),
+        (["rows.tsv:txt"], "rows.tsv of rows.tsv:txt has no text in 'txt'; name keys of JSON, names in the header"),
+        (["rows.tsv:text,txt"], "rows.tsv of rows.tsv:text,txt has no text in 'txt'; "),
+        (["rows.tsv:text,2"], "has no text in '2'; "),
+        (["bare.tsv:0"], "bare.tsv of bare.tsv:0 has no text in '0'; .* numbers from 1"),
+        (["bare.tsv:3,4"], "has no text in '4'; "),
+        (["bare.tsv:-1"], "has no text in '-1'; "),
+        (["bare.tsv:" + "9" * 200], r"has no text in '9+\.\.\. .202 characters.; "),
+        (["bare.tsv:"], "has no text in ''; "),
+        (["lines.jsonl:a,x"], "has no text in 'x'; "),
+        (["lines.jsonl:a,n"], "has no text in 'n'; "),
+        (["tree.json:context,answer"], "has no text in 'answer'; "),
+        (["latin1.tsv"], r"latin1.tsv is not UTF-8 .at byte 3.; convert it"),
+        (["latin1.tsv:1"], "latin1.tsv is not UTF-8"),
+        (["latin1.jsonl:a"], "latin1.jsonl is not UTF-8"),
+        (["latin1.json"], "latin1.json is not UTF-8"),
+        (["lines.jsonl:x,y"], "no text in 'x', 'y'; "),
+        (["glue=none"], "cannot be read"),
         (["squad=glue"], "holds no such files"),
         (["blimp=rows.tsv"], "not valid JSON|no text"),
         (["rows.tsv:text", "x=rows.tsv", "elsewhere/rows.tsv"], "two sets are called rows.tsv; name one"),
@@ -115,7 +132,25 @@ def test_a_mistake_is_one_line_that_names_the_set(folder, monkeypatch, given, pr
     (folder / "bad.json").write_text("{")
     (folder / "bad.jsonl").write_text("{}\n{")
     (folder / "broken.zip").write_bytes(b"PK")
+    for name in ("latin1.tsv", "latin1.json", "latin1.jsonl"):
+        (folder / name).write_bytes(
+            '"caf\u00e9"\n'.encode("latin-1")[1:] if name == "latin1.tsv" else b'{"a": "\xe9"}\n'
+        )
     monkeypatch.chdir(folder)
     with pytest.raises(ConfigError, match=f"decontaminate: .*({problem})") as error:
         read_sets(given)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.timeout(20)  # reading the pipe or the device would never end
+@pytest.mark.parametrize("name", ["pipe", "device"])
+@pytest.mark.parametrize("given", ["SET", "SET:1", "x=SET:1", "glue=SET", "blimp=SET", "glue=."])
+def test_a_pipe_or_device_is_refused_by_name_and_not_opened(tmp_path, monkeypatch, name, given):
+    monkeypatch.chdir(tmp_path)
+    place = "dev.tsv" if given == "glue=." else name
+    if name == "pipe":
+        os.mkfifo(place)
+    else:
+        Path(place).symlink_to("/dev/zero")
+    with pytest.raises(ConfigError, match=rf"decontaminate: {place} is a pipe, a socket or a device"):
+        read_sets([given.replace("SET", name)])

@@ -1,6 +1,8 @@
 """finetune/reporting/results.py: every run counts once, in its model's row, and runs on other data are kept apart."""
 
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -66,4 +68,27 @@ def test_a_run_named_twice_counts_once(tmp_path: Path) -> None:
 
 def test_a_folder_without_results_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no results in"):
+        load_runs([tmp_path])
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"task": "Nope"}, "results.jsonl: run.task: got 'Nope', expected one of CoLA, .*; remove its line"),
+        ({"last": {}}, "results.jsonl: last: got {}, expected matthews of dev for CoLA; remove its line"),
+        ({"last": {"dev": {"f1": 0.5}}}, "results.jsonl: last: got .*, expected matthews of dev for CoLA"),
+        ({"task": "MNLI"}, "results.jsonl: last: got .*, expected accuracy of dev_matched for MNLI"),
+    ],
+)
+def test_a_record_of_an_unknown_task_or_without_its_score_is_refused(
+    changes: dict[str, Any], problem: str, tmp_path: Path
+) -> None:
+    append_record(tmp_path / "results.jsonl", make_record(**changes))
+    with pytest.raises(ConfigError, match=problem):
+        load_runs([tmp_path])
+
+
+def test_a_pipe_in_the_place_of_results_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "results.jsonl")
+    with pytest.raises(ConfigError, match=r"results\.jsonl is a folder, a pipe or a device; expected records of runs"):
         load_runs([tmp_path])

@@ -40,9 +40,31 @@ def test_a_folder_without_tokenizer_is_refused(copy: Path) -> None:
         open_model(str(copy))
 
 
-def test_a_damaged_tokenizer_is_refused(copy: Path) -> None:
-    (copy / "tokenizer.json").write_text("{")
-    with pytest.raises(ConfigError, match="cannot be read"):
+@pytest.mark.parametrize(
+    ("name", "content", "problem"),
+    [
+        ("tokenizer.json", "{", "has a tokenizer that cannot be used"),
+        ("vocab.txt", "one\ntwo\n", r"cannot be used: .*Missing \[UNK\]"),
+        ("tokenizer_config.json", '{"pad_token": null}', "cannot be used: .*padding token"),
+        ("tokenizer_config.json", "[]", r"tokenizer_config\.json holds list, expected an object"),
+        ("tokenizer_config.json", "[" * 100_000, r"cannot read .*tokenizer_config\.json: recursion limit"),
+        ("README.md", "---\n[]\n---\n", r"README\.md has metadata that cannot be read: .*dict; correct or remove it"),
+        ("README.md", "---\na: [\n---\n", r"README\.md has metadata that cannot be read"),
+    ],
+)
+def test_a_damaged_tokenizer_or_card_is_refused(name: str, content: str, problem: str, copy: Path) -> None:
+    if name == "vocab.txt":
+        (copy / "tokenizer.json").unlink()
+    (copy / name).write_text(content)
+    with pytest.raises(ConfigError, match=problem):
+        open_model(str(copy))
+
+
+def test_a_tokenizer_with_ids_beyond_the_vocabulary_is_refused(copy: Path) -> None:
+    layout = json.loads((copy / "tokenizer.json").read_text())
+    layout["model"]["vocab"]["word1"] = 10**6
+    (copy / "tokenizer.json").write_text(json.dumps(layout))
+    with pytest.raises(ConfigError, match=r"has 1000001 pieces, expected at most 51; export"):
         open_model(str(copy))
 
 

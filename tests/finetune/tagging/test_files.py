@@ -83,7 +83,7 @@ def test_empty_and_unreadable_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="has no sentences"):
         read_tagged(write(tmp_path, "# nothing\n\n"), NER)
     (tmp_path / "train.conll").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ConfigError, match=r"cannot read .*train\.conll"):
+    with pytest.raises(UnicodeDecodeError):  # which the command line turns into one that names the file
         read_tagged(tmp_path / "train.conll", NER)
 
 

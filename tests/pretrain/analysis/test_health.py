@@ -1,6 +1,7 @@
 """Claims about the health checks, on records written by the real log; bench/doctor.py checks real sick runs."""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,10 @@ from data_prep.build_shards import BuildOptions
 from data_prep.build_shards import main as build_shards
 from foundation.config import ConfigError
 from pretrain.analysis.health import LEAST_STEPS, Finding, diagnose
+from pretrain.analysis.run_history import read_history
 from pretrain.analysis.symptoms import Symptoms
 from pretrain.data.shards import Shards
+from pretrain.doctor import DoctorOptions, main
 from pretrain.presets import PRESETS, with_objective
 from pretrain.training.run_folder import describe, write_run
 from pretrain.training.run_log import RunLog
@@ -278,6 +281,42 @@ def test_an_older_run_is_judged_by_the_records_it_has(write: Write) -> None:
     diagnosis = diagnose(folder)
     assert [finding.name for finding in diagnosis.findings] == ["padding waste"]
     assert [reason.split(":")[0] for reason in diagnosis.unjudged] == ["checks of epoch", "checks of auc_all"]
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "1e308", "1" + 400 * "0", "1e999", "NaN", "null", "true", '"1"', "[1]"])
+@pytest.mark.parametrize("objective", ["hp_loss", "hp_dist"])
+def test_whatever_the_values_of_a_log_are_every_check_is_made_or_listed_and_none_says_nan(
+    objective: str, value: str, write: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write(objective)
+    path = folder / "metrics.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    usual = {name for line in lines for name in line} - {"kind", "step"}
+    for name in usual:
+        texts = [json.dumps(line | ({name: "here"} if name in line else {})).replace('"here"', value) for line in lines]
+        path.write_text("\n".join(texts) + "\n")
+        diagnosis = diagnose(folder)
+        assert len(diagnosis.judged) + len(diagnosis.unjudged) >= len(CHECKS[objective]) - 2, (name, diagnosis.unjudged)
+        main(DoctorOptions(run=folder))
+        said = capsys.readouterr().out.lower()
+        assert "nan" not in said.replace("dominan", "") and "inf" not in said
+
+
+@pytest.mark.parametrize("start", [{}, {"step": "x"}, {"step": None}, {"matrix_peak_tflops": "1"}])
+def test_a_damaged_start_leaves_the_precision_unjudged(start: dict[str, Any], write: Write) -> None:
+    (reason,) = diagnose(started(write(), EMULATED | start if start else {})).unjudged
+    assert "precision" in reason
+
+
+def test_a_log_that_is_a_pipe_is_refused_instead_of_waited_for(write: Write) -> None:
+    folder = write()
+    (folder / "metrics.jsonl").unlink()
+    os.mkfifo(folder / "metrics.jsonl")
+    for read in (diagnose, read_history):
+        with pytest.raises(
+            ConfigError, match=f"run: {folder}/metrics.jsonl is a pipe, a socket or a device; give a file"
+        ):
+            read(folder)
 
 
 def test_a_folder_without_records_is_a_user_error(write: Write, tmp_path: Path) -> None:

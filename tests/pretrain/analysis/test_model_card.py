@@ -24,8 +24,8 @@ def test_the_card_has_every_setting_of_the_run_and_no_local_path(
 ) -> None:
     run = with_objective(description.run, objective)
     trained = objective_class(objective)
-    if trained.discriminator_prefix:
-        run = with_overrides(run, ["model.embedding_sharing=gdes", "optim.discriminator_lr_scale=0.5"])
+    if len(trained.encoders(run.model, 300)) == 2:
+        run = with_overrides(run, ["model.embedding_sharing=gdes"])
     card = model_card(tmp_path, description.model_copy(update={"run": run}), 7, "en", "mit")
     for section in ("model", "objective", "optim"):
         for name, value in getattr(run, section).model_dump(mode="json").items():

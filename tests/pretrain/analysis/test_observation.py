@@ -45,7 +45,7 @@ def test_observations_are_the_models_own_numbers_at_each_masked_position(
     observed = everything.under["p_S"]
     output = model(batch)
     hidden_BKH, prediction = model.generate(batch)
-    z_BK = model.score(model.project(hidden_BKH), output.draw.tokens_BK)
+    z_BK = model.score(hidden_BKH).of(output.draw.tokens_BK)
     assert len(observed.judgement.d) == 2 * 23 and len(observed.actual_loss) == 2 * 5
     assert observed.judgement.masked.sum() == 10 and everything.metrics["tokens"] == 46
     assert torch.equal(everything.tokens["p_S"][:3], output.draw.tokens_BK.int())
@@ -58,7 +58,7 @@ def test_observations_are_the_models_own_numbers_at_each_masked_position(
             estimate = torch.sigmoid(z_BK[b, k])
             other = bool(output.replaced_BL[b, position])
             assert observed.sampled_other[row] == other
-            p_V = prediction.p_BKV[b, k]
+            p_V = prediction.p.dense().weights_XV[b, k]
             expected_entropy = -(p_V * p_V.log()).sum().item()
             assert everything.under["p_G"].entropy_q[row] == pytest.approx(expected_entropy, rel=1e-4)
             expected = -torch.log(1 - estimate if other else estimate)

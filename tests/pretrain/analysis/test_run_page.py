@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from foundation.config import ConfigError
 from pretrain.analysis.run_history import read_history
 from pretrain.analysis.run_page import FOLDER, Piece, keys, marked, write_page
 from pretrain.job.end_record import EndRecord, write_record
@@ -219,7 +218,19 @@ def test_the_diagnosis_comes_first_with_its_measurements(tmp_path: Path) -> None
     assert page.ids.index("verdict") < page.ids.index("section-1") and 'class="verdict sick"' in page.source
     assert "Generator too good".lower() in page.text and "at most 0.9" in page.text
     (tmp_path / "metrics.jsonl").write_text(line.replace('"mlm_accuracy": 0.99', '"mlm_accuracy": "x"') + "\n")
-    assert "the doctor cannot read the values of metrics.jsonl" in page_of(tmp_path).text
+    assert "Not judged: checks of mlm_accuracy: the run's records hold no usable number" in page_of(tmp_path).text
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "1e308", "1" + 400 * "0", "1e999", "NaN", "null", "true", '"1"', "[1]"])
+def test_whatever_the_values_of_a_log_are_there_is_a_page_without_nan(value: str, tmp_path: Path) -> None:
+    record = {"kind": "train", "step": 1000} | values("hp_loss", 0) | {"tokens_so_far": 64_000}
+    texts = [json.dumps(record | {name: "here"}).replace('"here"', value) for name in record.keys() - {"kind", "step"}]
+    write_run(tmp_path)
+    (tmp_path / "metrics.jsonl").write_text("\n".join(texts * 2) + "\n")
+    (tmp_path / "starts.jsonl").write_text(f'{{"step": {value}, "zero_stage": {value}}}\n')
+    (tmp_path / "gates.json").write_text(f'[{{"name": "AUC", "value": {value}, "demand": {value}}}]')
+    page = page_of(tmp_path)
+    assert not re.search(r"\bnan\b|Infinity|\binf\b", page.source, re.IGNORECASE)
 
 
 def test_a_setting_that_differs_from_the_preset_is_shown_beside_it(tmp_path: Path) -> None:
@@ -261,8 +272,8 @@ def test_six_long_runs_make_a_page_under_two_megabytes_within_seconds(records: i
     assert f"of {records:,} training records" in page.text
 
 
-def test_a_page_that_cannot_be_written_is_a_user_error(tmp_path: Path) -> None:
+def test_a_page_that_cannot_be_written_is_an_error_that_names_it(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", 50)
-    for path in (folder, folder / "run.json" / "page.html"):
-        with pytest.raises(ConfigError, match="output"):
+    for path in (folder, folder / "run.json" / "page.html", folder / "not there" / "page.html"):
+        with pytest.raises(OSError, match=str(path)):
             write_page([folder], path)

@@ -2,14 +2,18 @@
 
 import threading
 import time
+from base64 import b64decode
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Literal
+from urllib.parse import unquote
 
-Fault = Literal["drop", "500", "404", "403", "truncate", "corrupt"] | None
+Fault = (
+    Literal["drop", "500", "404", "403", "416", "truncate", "corrupt", "204", "short", "elsewhere", "trickle"] | None
+)
 
 
 class RangeServer(ThreadingHTTPServer):
@@ -17,6 +21,7 @@ class RangeServer(ThreadingHTTPServer):
 
     Attributes:
         requests: number of requests per path.
+        login: `user:password` that every request must give. query: likewise, what follows `?` in its address.
     """
 
     daemon_threads = True
@@ -26,6 +31,7 @@ class RangeServer(ThreadingHTTPServer):
         self.folder, self.rate, self.delay = folder, rate, delay
         self.fault: Callable[[str, int], Fault] = lambda path, count: None
         self.requests: Counter[str] = Counter()
+        self.login, self.query = "", ""
         self.url = f"http://127.0.0.1:{self.server_port}"
 
     def handle_error(self, request: object, client_address: object) -> None:
@@ -38,7 +44,8 @@ class Handler(BaseHTTPRequestHandler):
     disable_nagle_algorithm = True  # else each answer waits 40 ms for the client to confirm its header
 
     def do_GET(self) -> None:
-        server, name = self.server, self.path.lstrip("/")
+        server, (address, _, query) = self.server, self.path.partition("?")
+        name = unquote(address.lstrip("/"))
         server.requests[name] += 1
         fault = server.fault(name, server.requests[name])
         time.sleep(server.delay)
@@ -46,8 +53,18 @@ class Handler(BaseHTTPRequestHandler):
         if fault == "drop":
             self.close_connection = True
             return
-        if fault in ("500", "404", "403") or not path.is_file():
+        login = b64decode(self.headers.get("Authorization", "").removeprefix("Basic ")).decode()
+        if (login, query) != (server.login, server.query):
+            self.send_error(401)
+            return
+        if fault in ("500", "404", "403", "416") or not path.is_file():
             self.send_error(int(fault) if fault else 404)
+            return
+        if fault in ("204", "elsewhere"):
+            self.send_response(204 if fault == "204" else 302)
+            self.send_header("Location", "file:///etc/passwd")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
             return
         content, asked = path.read_bytes(), self.headers.get("Range")
         if asked:
@@ -55,9 +72,14 @@ class Handler(BaseHTTPRequestHandler):
             content = content[first : last + 1]
         if fault == "corrupt":
             content = bytes([content[0] ^ 1]) + content[1:]
+        if fault == "short":
+            content = content[: len(content) // 2]
         self.send_response(206 if asked else 200)
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
+        for byte in content if fault == "trickle" else b"":
+            self.wfile.write(bytes([byte]))
+            time.sleep(0.5)
         self.wfile.write(content[: len(content) // 2] if fault == "truncate" else content)
         time.sleep(len(content) / server.rate)
         self.close_connection = fault == "truncate"

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import threading
@@ -10,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import boto3
 import numpy as np
@@ -21,6 +23,7 @@ from data_prep.build_shards import BuildOptions
 from data_prep.build_shards import main as build_shards
 from data_prep.manifest import load_manifest, save_manifest
 from foundation.config import ConfigError, LocalProblem
+from foundation.files import file_sha256
 from pretrain.data import remote
 from pretrain.data.batches import BatchPlan, TrainingBatches
 from pretrain.data.remote import ShardCache, cache_folder, remote_folder
@@ -90,6 +93,12 @@ def read(folder: Path, steps: int, window: int = WINDOW) -> list[np.ndarray]:
     return [np.asarray(part) for part in parts]
 
 
+def at_most(calls: int) -> Callable[[str], None]:
+    """For `on_wait`: fails a test that waits longer."""
+    left = iter(range(calls))
+    return lambda what: pytest.fail(f"{what} for ever") if next(left, None) is None else None
+
+
 def equal(ours: list[np.ndarray], theirs: list[np.ndarray]) -> bool:
     return all(map(np.array_equal, ours, theirs)) and len(ours) == len(theirs)
 
@@ -147,8 +156,7 @@ def test_a_cache_whose_server_is_gone_holds_up_no_other_cache(
     lock = stuck.folder.local.parent / remote.LOCK
     while not (lock.exists() and lock.stat().st_size):  # reading would release it
         time.sleep(0.01)
-    waits = iter(range(30))
-    cache.on_wait = lambda _: pytest.fail("the other cache waits for ever") if next(waits, None) is None else None
+    cache.on_wait = at_most(30)
     assert equal(read(Path(server.url), 4), read(many, 4))
 
 
@@ -195,13 +203,19 @@ def test_faults_that_pass_change_nothing_and_are_reported(
     ("kind", "problem"),
     [
         ("404", r"/shard-\d+\.bin does not exist; check the name"),
-        ("403", r"/shard-\d+\.bin cannot be read .*403.*; check its name and your rights"),
+        ("403", r"/shard-\d+\.bin cannot be read: got .*403.*, expected bytes 0 to \d+; check its name.* your rights"),
+        ("416", r"/shard-\d+\.bin cannot be read: got .*416.*, expected bytes 0 to \d+; check its name, its upload"),
+        ("elsewhere", r"/shard-\d+\.bin cannot be read: got .*file:///etc/passwd, expected bytes 0 to \d+; check"),
+        ("204", r"/shard-\d+\.bin cannot be read: got 0 bytes, expected bytes 0 to \d+; upload it again"),
+        ("short", r"/shard-\d+\.bin cannot be read: got \d+ bytes, expected bytes 0 to \d+; upload it again"),
         ("corrupt", r"/shard-\d+\.bin was fetched twice and does not match its sha256"),
     ],
 )
 def test_faults_that_last_end_the_run_and_leave_no_file(
-    kind: Fault, problem: str, server: RangeServer, cache: ShardCache
+    kind: Fault, problem: str, server: RangeServer, cache: ShardCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(remote, "PATIENCE", 2.0)
+    cache.on_wait = at_most(8)
     server.fault = lambda path, count: kind if path.startswith("shard") and path.endswith("0.bin") else None
     with pytest.raises(LocalProblem, match=problem):
         read(Path(server.url), 60)
@@ -216,14 +230,23 @@ def test_what_is_no_folder_of_shards_is_refused_at_once(
         open_shards(Path(f"{server.url}/nothing"))
     with pytest.raises(ConfigError, match=r"data: none://x/y cannot be read .* use s3:// or https://"):
         open_shards(Path("none://x/y"))
-    monkeypatch.setattr(remote, "OPENING_PATIENCE", 1.0)
-    with pytest.raises(ConfigError, match=r"127\.0\.0\.1:1/manifest\.json cannot be reached .*check the name"):
+    monkeypatch.setattr(remote, "PATIENCE", 0.5)
+    with pytest.raises(ConfigError, match=r"127\.0\.0\.1:1/manifest\.json cannot be read: .*; check its name"):
         open_shards(Path("http://127.0.0.1:1"))
+    remote_folder.cache_clear()
+    server.fault = lambda path, count: "trickle"
+    with pytest.raises(ConfigError, match=r"manifest\.json cannot be read: got .* took more than 1\.5 s, expected the"):
+        open_shards(Path(server.url))
 
 
 def test_a_reader_says_that_it_waits_while_the_network_is_lost_and_then_goes_on(
-    many: Path, server: RangeServer, cache: ShardCache
+    many: Path,
+    server: RangeServer,
+    cache: ShardCache,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
+    monkeypatch.setattr(remote, "SILENCE", 0.5)
     lost, waits = threading.Event(), []
     lost.set()
     server.fault = lambda path, count: "drop" if lost.is_set() and path.startswith("shard") else None
@@ -234,6 +257,112 @@ def test_a_reader_says_that_it_waits_while_the_network_is_lost_and_then_goes_on(
     assert time.monotonic() - began > 3.5
     assert len(waits) >= 4 and waits[0].startswith(f"waiting for {server.url}/shard-")
     assert equal(ours, read(many, 2))
+    said = [line for line in capfd.readouterr().err.splitlines() if "for more than" in line]
+    assert said and len(said) == len(set(said)), "once per shard"
+    assert said[0].startswith(f"data: waiting for {server.url}/shard-")
+
+
+def test_a_connection_slower_than_the_least_rate_is_lost_and_tried_again(
+    many: Path,
+    server: RangeServer,
+    cache: ShardCache,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(remote, "SLOWEST", 1.0)
+    cache.on_wait = at_most(200)
+    slow: list[str] = []
+
+    def fault(path: str, count: int) -> Fault:
+        if path.startswith("shard"):
+            slow.append(path)
+        return "trickle" if slow == [path] else None
+
+    server.fault = fault
+    assert equal(read(Path(server.url), 2), read(many, 2))
+    assert f"{slow[0]} cannot be read (FSTimeoutError: took more than 1 s); waiting" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("damage", [lambda content: content[:-4], lambda content: content[:-1] + b"\x7f"])
+def test_a_copy_that_changed_between_two_runs_is_fetched_again(
+    damage: Callable[[bytes], bytes],
+    many: Path,
+    server: RangeServer,
+    cache: ShardCache,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    ours = read(Path(server.url), 4)
+    copy = min(cache_folder().glob("*/shard-*.mask.bin"))
+    copy.write_bytes(damage(copy.read_bytes()))
+    server.requests.clear()
+    monkeypatch.setattr(pretrain.data.shards, "CACHE", ShardCache())  # as in a new process
+    assert equal(read(Path(server.url), 4), ours)
+    assert server.requests[copy.name] == 1 and copy.read_bytes() == (many / copy.name).read_bytes()
+    assert f"data: {copy} differs from its manifest.json; it is removed and fetched again" in capfd.readouterr().err
+
+
+def test_a_process_verifies_each_copy_once_and_its_steps_do_not(
+    many: Path, server: RangeServer, cache: ShardCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read(Path(server.url), 8)
+    verified: list[Path] = []
+
+    def verify(path: Path) -> str:
+        if path.name.startswith("shard"):
+            assert threading.current_thread().name == "fetching shards"
+            verified.append(path)
+        return file_sha256(path)
+
+    monkeypatch.setattr(remote, "file_sha256", verify)
+    monkeypatch.setattr(pretrain.data.shards, "CACHE", ShardCache())  # as in a new process
+    monkeypatch.setattr(pretrain.data.shards, "OPEN_SHARDS", 0)
+    assert equal(read(Path(server.url), 8), read(many, 8))
+    assert verified and len(verified) == len(set(verified))
+
+
+def test_whatever_ends_the_fetching_thread_ends_the_run(server: RangeServer, cache: ShardCache) -> None:
+    shards = open_shards(Path(server.url))
+    (shards.folders[0] / "shard-99999.bin").symlink_to("nowhere")
+    cache.on_wait = at_most(5)
+    with pytest.raises(FileNotFoundError, match=r"shard-99999\.bin"):
+        shards.read(np.arange(1), np.zeros(1, int))
+
+
+@pytest.mark.parametrize(
+    ("login", "query"),
+    [("user:se%2Fcr%40et", ""), ("", "token=secret&X-Amz-Signature=secret"), ("user:se/cr%40et", "token=secret")],
+)
+def test_the_secrets_of_a_url_open_it_and_are_part_of_no_name_or_message(
+    login: str, query: str, many: Path, server: RangeServer, cache: ShardCache, capfd: pytest.CaptureFixture[str]
+) -> None:
+    server.login, server.query = unquote(login), query
+    host = server.url.removeprefix("http://")
+    given = Path(f"http://{login}{'@' if login else ''}{host}{'?' if query else ''}{query}")
+    server.fault = lambda path, count: "500" if path == "manifest.json" and count == 1 else None
+    assert equal(read(given, 4), read(many, 4))
+    shards = open_shards(given)
+    held_out = open_held_out(*map(Path, shards.names))
+    assert held_out and shards.names == (server.url,)
+    server.fault = lambda path, count: "elsewhere" if path.startswith("held_out/shard") else None
+    with pytest.raises(ConfigError) as refused:
+        held_out.read(np.arange(1), np.zeros(1, int))
+    with pytest.raises(ConfigError) as twice:
+        open_shards(given, given)
+    said = f"{refused.value} {twice.value} {capfd.readouterr().err}"
+    assert "waiting for it, with retries" in said and "is named twice" in said
+    assert not re.search("se.{0,3}cr|user|[?@]", said), said
+
+
+def test_the_keys_in_an_s3_url_open_it(
+    bucket: str, many: Path, cache: ShardCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    url = bucket.replace("://", "://AKIATEST:se/cr+et@")
+    assert equal(read(Path(url), 2), read(many, 2))
+    assert open_shards(Path(url)).names == (bucket,)
 
 
 def test_a_manifest_cannot_name_files_outside_its_folder(many: Path, tmp_path: Path, cache: ShardCache) -> None:
@@ -242,7 +371,7 @@ def test_a_manifest_cannot_name_files_outside_its_folder(many: Path, tmp_path: P
     manifest = load_manifest(folder)
     bad = manifest.model_copy(update={"tokenizer_files": {"../../escaped": "0" * 64}})
     save_manifest(bad, folder)
-    with serving(folder, delay=0) as server, pytest.raises(ConfigError, match="files outside its folder"):
+    with serving(folder, delay=0) as server, pytest.raises(ConfigError, match=r"damaged .tokenizer_files"):
         open_shards(Path(server.url))
 
 
@@ -270,10 +399,26 @@ def losses(folder: Path) -> list[dict[str, Any]]:
     return [{key: value for key, value in record.items() if key not in CLOCK} for record in records]
 
 
+def files(folder: Path) -> bytes:
+    """The content of everything in a folder."""
+    return b"".join(path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file())
+
+
 def finish(process: subprocess.Popen[str]) -> str:
     output, _ = process.communicate(timeout=400)
     assert process.returncode == 0, output
     return output
+
+
+@pytest.mark.long
+def test_a_dry_run_shows_no_secret_of_a_url(
+    many: Path, server: RangeServer, tmp_path: Path, launch: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    server.login, server.query = "someone:unseen", "token=unheard"
+    url = server.url.replace("://", "://someone:unseen@") + "?token=unheard"
+    output = finish(launch(0, *arguments(url, tmp_path / "far"), "--dry_run"))
+    assert f"--data {server.url} --output" in output and not re.search("unseen|unheard", output)
 
 
 @pytest.mark.long
@@ -285,18 +430,25 @@ def test_a_run_from_a_faulty_server_killed_and_resumed_has_the_losses_of_a_local
     quarter = sum(shard.size for shard in load_manifest(many).shards) / 4e9
     finish(launch(ranks, *arguments(many, tmp_path / "local")))
     with serving(many) as server:
+        server.login, server.query = "someone:unseen", "token=unheard"
         server.fault = lambda path, count: "drop" if count == 1 and path.endswith("1.bin") else None
-        command = arguments(server.url, tmp_path / "far", "--cache_gb", str(quarter))
+        url = server.url.replace("://", "://someone:unseen@") + "?token=unheard"
+        command = arguments(url, tmp_path / "far", "--cache_gb", str(quarter))
         process = launch(ranks, *command)
         while not (tmp_path / "far" / "checkpoints" / "step-00000008").is_dir() and process.poll() is None:
             time.sleep(0.05)
         os.killpg(process.pid, 9)
-        process.communicate()
-        output = finish(launch(ranks, *command))
+        output = process.communicate()[0]
+        kept = files(tmp_path)
+        output += finish(launch(ranks, *command))
         masks = [count for name, count in server.requests.items() if name.endswith(".mask.bin") and "/" not in name]
     assert "resume" in output
     assert losses(tmp_path / "far") == losses(tmp_path / "local")
     assert stored() <= quarter * 1e9
+    kept += files(tmp_path)
+    assert server.url.encode() in kept and not re.search(b"unseen|unheard", kept), "in the lock, while it is held, too"
+    ours = "\n".join(line for line in output.splitlines() if not re.search(r"\[(launch|runner)\.py:", line))
+    assert not re.search("unseen|unheard", ours), "DeepSpeed's launcher shows the whole command"
     assert max(masks) <= 3, "one fetch for all ranks; a start and a fault add one each"
 
 

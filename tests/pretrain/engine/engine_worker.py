@@ -19,16 +19,17 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pretrain.engine.deepspeed_config import REMOVED_FILES, resolve
+from pretrain.engine.deepspeed_config import resolve
 from pretrain.engine.optim import OptimConfig, learning_rate, parameter_groups
 from pretrain.model.encoder import ElectraEncoder, Embeddings, EncoderConfig
+from tests import deepspeed_values
 from tests.deepspeed_values import values_of
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 FP32 = ("zero0_fp32", "zero1_fp32", "zero2_fp32", "zero3_fp32")
 BF16 = ("zero1_bf16", "zero2_bf16", "zero3_bf16")
 FP16 = ("zero1_fp16", "zero2_fp16")
-VARIANTS = tuple(name for name in sorted(REMOVED_FILES) if name.count("_") > 1)
+VARIANTS = tuple(name for name in sorted(deepspeed_values.VARIANTS) if name.count("_") > 1)
 """Overrides that change only memory and time."""
 ALONE = ("zero0_fp32", "zero1_fp32", "zero2_fp32", "zero1_bf16", "zero2_bf16", *FP16)
 """Files under which one process trains too, by a shorter way without summing gradients over ranks."""
@@ -142,7 +143,7 @@ def resolved_config(name: str, world_size: int, **sections: dict[str, Any]) -> A
     values = values_of(name) | {"train_micro_batch_size_per_gpu": MICRO_BATCH}
     for section, changes in sections.items():
         values[section] = values.get(section, {}) | changes
-    device_type = "cuda" if "fp16" in values else "cpu"  # see `allow_fp16_on_cpu`
+    device_type = "cuda" if "fp16" in values else "cpu"  # see `bench.gpu_declared`
     return resolve(values, batch_size=BATCH, world_size=world_size, device_type=device_type, optim=OPTIM)
 
 
@@ -154,13 +155,6 @@ def make_runner(name: str, world: Any, seed: int = 0, lr_scale: Any = lambda nam
     groups = parameter_groups(model, OPTIM.weight_decay, lr_scale)
     config = resolved_config(name, world.world_size, **({"fp16": fp16} if fp16 else {}))
     return Runner(Engine(model, groups, config, world))
-
-
-def allow_fp16_on_cpu() -> None:
-    """Lets these tests reach the loss scale without a GPU; DeepSpeed and this project refuse fp16 on a CPU."""
-    from deepspeed.accelerator import get_accelerator
-
-    get_accelerator().is_fp16_supported = lambda: True
 
 
 def same_states(one: Any, other: Any) -> bool:
@@ -199,7 +193,6 @@ def train_and_resume(name: str, world: Any, folder: Path) -> dict[str, Any]:
         "first_update": first_update,
         "resumed": again.train(range(SAVED_AT, STEPS)),
         "same_end": same_states(end, again.engine.full_state()),
-        "loss_scale": [state.loss_scale, end.loss_scale],
         "names": sorted(end.weights),
         "spoiled": spoiled_step(again, end),
     }
@@ -290,10 +283,11 @@ def frozen_by_scale(name: str, world: Any) -> dict[str, bool]:
 
 
 def main(folder: Path) -> None:
+    from bench.gpu_declared import declare
     from pretrain.job.processes import leave, start_processes
 
     world = start_processes()
-    allow_fp16_on_cpu()
+    declare()
     own, other = folder / f"ranks-{world.world_size}", folder / f"ranks-{3 - world.world_size}"
     names = (*FP32, *BF16, *FP16) if world.world_size > 1 else ALONE
     continued = {name: continue_from(name, world, other) for name in FP32 if (other / name).is_dir()}

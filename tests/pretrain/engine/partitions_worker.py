@@ -43,10 +43,11 @@ def figures_of(name: str, world: World) -> dict[str, Any]:
     state, saving = with_traffic(engine, engine.full_state)
     _, loading = with_traffic(fresh, lambda: fresh.load_full_state(state if world.is_first else None))
     return {
-        "parameters": sum(parameter.numel() for parameter in engine.module.parameters()),
+        "parameters": sum(flat.numel() for flat in engine._optimizer.bit16_groups_flat),
         "bytes_per_weight": engine.dtype.itemsize,
         "saving": saving,
         "loading": loading,
+        "aligned": over_ranks(all(parameter.data_ptr() % 16 == 0 for parameter in engine.module.parameters())),
         "in_order": list(state.weights) == [name for name, _ in engine.module.named_parameters()],
         "as_deepspeed": same_states(state, by_deepspeed(engine, state)),
         "loaded": same_states(state, fresh.full_state()),
@@ -65,11 +66,11 @@ def same_in_pieces(state: EngineState, engine: Engine) -> bool:
     return all((*same, same_states(state, engine.full_state())))
 
 
-def round_robin(name: str, world: World) -> dict[str, Any]:
-    """Losses with DeepSpeed's round-robin order of parameters and with the usual one; saves and loads the former."""
-    engine = engine_of(name, world, round_robin_gradients=True)
+def other_layout(name: str, world: World, **zero: bool) -> dict[str, Any]:
+    """Losses with another layout of the flat groups and with the usual one; the state is loaded into the latter."""
+    engine, fresh = engine_of(name, world, **zero), engine_of(name, world, seed=1)
     losses = Runner(engine).train(range(STEPS))
-    state, fresh = engine.full_state(), engine_of(name, world, seed=1, round_robin_gradients=True)
+    state = engine.full_state()
     fresh.load_full_state(state if world.is_first else None)
     return {
         "losses": losses,
@@ -119,7 +120,8 @@ def rounds(state: EngineState, engine: Engine) -> list[bool]:
 def main(result: Path) -> None:
     world = start_processes()
     figures = {name: figures_of(name, world) for name in FILES}
-    figures["round_robin"] = round_robin("zero2_bf16", world)
+    figures["round robin"] = other_layout("zero2_bf16", world, round_robin_gradients=True)
+    figures["not aligned"] = other_layout("zero1_bf16", world, parameter_alignment=False)
     if world.is_first:
         result.write_text(json.dumps(figures))
     leave(0)

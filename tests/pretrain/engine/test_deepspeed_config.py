@@ -8,17 +8,14 @@ from typing import Any
 
 import pytest
 
-from finetune.config import GlueOptions
-from foundation.command_line import parse_options
 from foundation.config import ConfigError
 from foundation.machine import multiplies_bf16
-from pretrain.engine.deepspeed_config import REMOVED_FILES, EngineConfig, read, resolve
+from pretrain.engine.deepspeed_config import EngineConfig, read, resolve
 from pretrain.engine.deepspeed_keys import REFUSED_KEYS
 from pretrain.engine.engine import Engine
 from pretrain.engine.optim import OptimConfig, parameter_groups
 from pretrain.job.processes import start_processes
-from pretrain.training.options import RunOptions
-from tests.deepspeed_values import values_of
+from tests.deepspeed_values import VARIANTS, values_of
 from tests.pretrain.engine import engine_worker as worker
 
 FOLDER = Path(__file__).resolve().parents[3] / "ds_configs"
@@ -95,29 +92,9 @@ def assert_named_for_what_it_is(name: str, values: dict[str, Any]) -> None:
     assert "_".join(addition) == "_".join(name for name, has in ADDITIONS.items() if has(values) and not has(plain))
 
 
-@pytest.mark.parametrize("options_class", [RunOptions, GlueOptions])
-@pytest.mark.parametrize("name", REMOVED_FILES)
-def test_a_removed_files_name_is_answered_with_options_that_replace_it(
-    name: str, options_class: type[RunOptions | GlueOptions]
-) -> None:
-    said = problems(FOLDER / f"{name}.json")
-    before, _, advice = said.partition(" was removed; use ")
-    assert before == f"deepspeed_config: {FOLDER / name}.json"
-    options = parse_options(
-        options_class, None, [*advice.split(), *(["--model", "m"] * (options_class is GlueOptions))]
-    )
-    assert options.deepspeed_config
-    config = read(options.deepspeed_config, options.set)
-    assert resolved(config)
-    assert_named_for_what_it_is(name, config.model_dump(exclude_none=True))
-    assert len(said.splitlines()) == 1
-
-
-def test_a_users_file_may_have_a_removed_files_name(tmp_path: Path) -> None:
-    path = tmp_path / "zero2_bf16.json"
-    assert f"cannot read {path}" in problems(path)
-    path.write_text((FOLDER / "zero1_bf16.json").read_text())
-    assert resolved(path)
+@pytest.mark.parametrize("name", VARIANTS)
+def test_every_variant_of_the_tests_has_a_fitting_name(name: str) -> None:
+    assert_named_for_what_it_is(name, values_of(name))
 
 
 def test_a_shipped_file_is_found_in_any_folder_unless_the_user_has_one_of_that_name(
@@ -126,7 +103,6 @@ def test_a_shipped_file_is_found_in_any_folder_unless_the_user_has_one_of_that_n
     monkeypatch.chdir(tmp_path)
     for name in ("ds_configs/zero1_fp32.json", "zero1_fp32.json", "zero1_fp32"):
         assert read(Path(name)) == read(FOLDER / "zero1_fp32.json")
-    assert "use --deepspeed_config ds_configs/zero1_bf16.json --set" in problems(Path("ds_configs/zero2_bf16.json"))
     assert "cannot read elsewhere/zero1_fp32.json" in problems(Path("elsewhere/zero1_fp32.json"))
     Path("zero1_fp32.json").write_text((FOLDER / "zero1_bf16.json").read_text())
     assert read(Path("zero1_fp32.json")) == read(FOLDER / "zero1_bf16.json")

@@ -1,5 +1,6 @@
 """Claims about deterministic algorithms, as far as a CPU shows them."""
 
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 
 from foundation.config import ConfigError
 from pretrain.data.batches import Batch
-from pretrain.engine.determinism import WORKSPACE, compute_deterministically
+from pretrain.engine.determinism import compute_deterministically
 from tests.pretrain.conftest import new_model
 
 
@@ -29,17 +30,21 @@ def test_an_operation_without_a_deterministic_form_is_refused() -> None:
         values.put_(places, torch.ones(2))
 
 
-def test_cublas_gets_a_workspace_that_may_be_chosen_among_the_deterministic_ones() -> None:
+def test_cublas_and_nccl_get_settings_that_may_be_chosen_among_the_deterministic_ones() -> None:
     environment: dict[str, str] = {}
     compute_deterministically(environment)
-    assert environment == {WORKSPACE: ":4096:8"}
-    compute_deterministically(chosen := {WORKSPACE: ":16:8"})
-    assert chosen == {WORKSPACE: ":16:8"}
+    assert environment == {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "NCCL_ALGO": "^NVLS,NVLSTree"}
+    compute_deterministically(chosen := {"CUBLAS_WORKSPACE_CONFIG": ":16:8", "NCCL_ALGO": "Ring"})
+    assert chosen == {"CUBLAS_WORKSPACE_CONFIG": ":16:8", "NCCL_ALGO": "Ring"}
 
 
-def test_another_workspace_is_one_clear_error() -> None:
-    with pytest.raises(ConfigError, match=r"^CUBLAS_WORKSPACE_CONFIG: got ':0:0' .*expected :4096:8 or .*unset it"):
-        compute_deterministically({WORKSPACE: ":0:0"})
+@pytest.mark.parametrize(
+    ("name", "value", "library"),
+    [("CUBLAS_WORKSPACE_CONFIG", ":0:0", "cuBLAS"), ("NCCL_ALGO", "NVLS", "NCCL"), ("NCCL_ALGO", "^Tree", "NCCL")],
+)
+def test_another_setting_is_one_clear_error(name: str, value: str, library: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^{name}: got '{re.escape(value)}' .*expected .*{library} is not .*unset"):
+        compute_deterministically({name: value})
     assert not torch.are_deterministic_algorithms_enabled()
 
 

@@ -1,13 +1,16 @@
 """Claims about the replay of micro-batches: gradients add up; on a GPU, graphs give the bits of an eager step."""
 
+import gc
+import weakref
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
 
 from bench.batches import random_batch
 from pretrain.data.batches import Batch
-from pretrain.engine.graphs import Replay, Replayed, replay_micro_batches
+from pretrain.engine.graphs import WARM_UPS, Replay, Replayed, replay_micro_batches
 from tests.pretrain.conftest import SMALL_MODEL, new_model
 
 
@@ -41,6 +44,24 @@ def test_counts_as_tensors_change_no_bit(objective: str, batch: Batch) -> None:
         loss.backward()
         results.append([loss, *(p.grad for p in model.parameters() if p.grad is not None)])
     assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
+
+
+def test_nothing_of_the_captured_graph_of_autograd_is_kept(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a stand-in for CUDA's graphs: each backward would wait for the stream that the kept nodes belong to."""
+    stands_in: Any = MagicMock()
+    monkeypatch.setattr(torch, "cuda", stands_in)
+    model, seen = new_model("hp_loss"), []
+    eager = model.forward
+
+    def watched(*arguments: Any, **options: Any) -> Any:
+        output = eager(*arguments, **options)
+        seen.append(weakref.ref(output.loss))
+        return output
+
+    model.forward = watched
+    replay_micro_batches(model, batch.to(torch.device("cpu"), counts=True))
+    gc.collect()
+    assert len(seen) == WARM_UPS + 1 and not any(loss() is not None for loss in seen)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")

@@ -117,9 +117,15 @@ def test_a_resume_sends_each_rank_its_part_and_the_others_rounded_weights(figure
     assert figures[name]["loading"] == pytest.approx([part + rounded, rounded], abs=SMALL_THINGS)
 
 
-def test_round_robin_order_trains_and_resumes_like_the_usual_one(figures: Figures) -> None:
+@pytest.mark.parametrize("name", worker.FILES)
+def test_every_parameter_starts_at_a_multiple_of_16_bytes(figures: Figures, name: str) -> None:
+    assert figures[name]["aligned"] == [True, True]
+
+
+@pytest.mark.parametrize("layout", ["round robin", "not aligned"])
+def test_another_layout_trains_like_the_usual_one_which_resumes_from_it_bitwise(figures: Figures, layout: str) -> None:
     """DeepSpeed's own utilities assume the usual order and would return other parameters' values."""
-    found = figures["round_robin"]
+    found = figures[layout]
     assert found["losses"] == pytest.approx(found["usual"], rel=1e-6)
     assert found["losses"][-1] < 0.8 * found["losses"][0]  # otherwise nothing was learned
     assert found["loaded"]

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -26,8 +27,10 @@ import sys
 from pathlib import Path
 from foundation.command_line import run_command
 from pretrain.export import ExportOptions
+from pretrain.huggingface import hub
 from pretrain.huggingface.hub import push, require_repository
 
+hub.PATIENCE = 2.0
 folder, name = sys.argv[1:]
 sys.argv[1:] = ["run", "out"]
 
@@ -120,14 +123,16 @@ def hub() -> Iterator[tuple[str, dict[str, dict[str, bytes]]]]:
     server.server_close()
 
 
-def send(command: list[str], cache: Path, address: str, token: str | None) -> subprocess.CompletedProcess[str]:
+def send(
+    command: list[str], cache: Path, address: str, token: str | None, patience: float = 200
+) -> subprocess.CompletedProcess[str]:
     """In a process of its own: the hub's client reads its settings once, when it is imported."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "HUGGING"))}
     environment |= {"HF_HUB_DISABLE_XET": "1", "HF_ENDPOINT": address, "HF_HOME": str(cache)} | (
         {} if token is None else {"HF_TOKEN": token}
     )
     return subprocess.run(
-        [sys.executable, *command], cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=200
+        [sys.executable, *command], cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=patience
     )
 
 
@@ -171,3 +176,16 @@ def test_what_the_hub_refuses_is_one_clear_error(
     done = send(["-c", PUSH, str(tmp_path / "out"), name], tmp_path / "cache", hub[0], token)
     assert done.returncode == 2 and said in done.stderr and "Traceback" not in done.stderr, done.stderr
     assert not any(hub[1].values())
+
+
+def test_a_hub_that_never_answers_is_one_clear_error_after_a_bounded_time(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "README.md").write_text(CARD)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        command = ["-c", PUSH, str(tmp_path / "out"), "someone/electra"]
+        done = send(command, tmp_path / "cache", address, "hf_stand_in", patience=60)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
+    assert f"push: the upload to someone/electra failed (ReadTimeout: timed out); {tmp_path / 'out'} is complete" in (
+        done.stderr
+    )

@@ -53,7 +53,8 @@ def test_relative_bias_is_added_to_the_scores_of_every_layer() -> None:
     hidden_BLH = torch.randn(1, 9, 32)
     attention = stack.layer[0].attention.self
     query, key, value = (
-        attention.split_heads(part(hidden_BLH)) for part in (attention.query, attention.key, attention.value)
+        part(hidden_BLH).unflatten(2, (attention.num_heads, -1)).transpose(1, 2)
+        for part in (attention.query, attention.key, attention.value)
     )
     distance_LL = torch.tensor([[key - query for key in range(9)] for query in range(9)])
     bias_NLL = stack.relative_attention_bias.weight[relative_bucket(distance_LL, 32, 128)].permute(2, 0, 1)

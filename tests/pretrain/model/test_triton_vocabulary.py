@@ -1,7 +1,7 @@
 """Claims about the softmax over the vocabulary in Triton, interpreted on a CPU, against float64."""
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -11,12 +11,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from pretrain.data.batches import Batch
-from pretrain.method import sampling
-from pretrain.method.sampling import draw_from, hp_loss_weights, predict
+from pretrain.method.sampling import draw_from, predict
+from pretrain.model.distribution import BLOCK, Dense, Distribution, hp_loss_weights
 
 pytest.importorskip("triton")
 from pretrain.model import triton_vocabulary
-from pretrain.model.triton_vocabulary import BLOCK, ROWS, Softmax, softmax
+from pretrain.model.triton_vocabulary import ROWS, Softmax, softmax
 
 SHAPES = [((5,), 20, 300), ((1,), 7, 1), ((2, 3), 70, 128)]
 """Rows, embedding size and vocabulary: below, at and beyond a block of tokens."""
@@ -42,6 +42,18 @@ def blocks_of(weights_XV: Tensor) -> Tensor:
     return F.pad(weights_XV, (0, -words % BLOCK)).unflatten(-1, (-1, BLOCK))
 
 
+class Given(NamedTuple):
+    """A sampling head's scores."""
+
+    hidden_XE: Tensor
+    bias_V: Tensor | None
+    table_VE: Tensor
+
+    def all(self) -> Tensor:
+        scores_XV = self.hidden_XE @ self.table_VE.detach().T
+        return scores_XV if self.bias_V is None else scores_XV + self.bias_V
+
+
 def assert_weights(weights: Any, expected_XV: Tensor, rtol: float = 2e-5) -> None:
     """Compares sums, the largest weight, the entropy and every block."""
     close: Callable[..., None] = torch.testing.assert_close
@@ -49,7 +61,7 @@ def assert_weights(weights: Any, expected_XV: Tensor, rtol: float = 2e-5) -> Non
     close(weights.sum_XN.double(), blocks_XNS.sum(-1), rtol=rtol, atol=1e-30)
     close(weights.largest_X.double(), expected_XV.detach().amax(-1), rtol=rtol, atol=0)
     q_XV = expected_XV.detach() / expected_XV.detach().sum(-1, keepdim=True)
-    close(weights.entropy_X.double(), -torch.xlogy(q_XV, q_XV).sum(-1), rtol=1e-4, atol=2e-5)
+    close(weights.entropy().double(), -torch.xlogy(q_XV, q_XV).sum(-1), rtol=1e-4, atol=2e-5)
     assert weights.size == expected_XV.shape[-1]
     for number in range(blocks_XNS.shape[-2]):
         block_X1 = torch.full((*expected_XV.shape[:-1], 1), number)
@@ -63,7 +75,7 @@ def test_log_p_and_its_gradients_are_those_of_float64(
 ) -> None:
     tensors = example(rows, size, words, dtype)
     ids, gradient = torch.randint(words, rows), torch.randn(rows)
-    ours = Softmax(*tensors, entropies=False).log_p(ids)
+    ours = Softmax(*tensors).log_p(ids)
     ours.backward(gradient)
     copies, expected = in_float64(tensors)
     expected = expected.gather(-1, ids[..., None]).squeeze(-1)
@@ -80,7 +92,7 @@ def test_the_most_likely_token_and_the_weights_of_p_are_those_of_float64(
     rows: tuple[int, ...], size: int, words: int, dtype: torch.dtype
 ) -> None:
     tensors = example(rows, size, words, dtype)
-    p, (_, log_p_XV) = Softmax(*tensors, entropies=True), in_float64(tensors)
+    p, (_, log_p_XV) = Softmax(*tensors), in_float64(tensors)
     assert torch.equal(p.top_X, log_p_XV.argmax(-1))
     assert_weights(p, log_p_XV.exp())
 
@@ -92,7 +104,7 @@ def test_weights_by_estimated_loss_are_those_of_float64(
 ) -> None:
     tensors = example(rows, size, words, torch.float32)
     projected, bias, original = torch.randn(*rows, size), torch.randn(words), torch.randint(words, rows)
-    ours = Softmax(*tensors, entropies=True).weighed(projected, bias, original, 1e-30, exponent)
+    ours = Softmax(*tensors).weighed(Given(projected, bias, tensors[1]), original, exponent, 1e-30)
     p = in_float64(tensors)[1].exp().detach()
     z = projected.double() @ tensors[1].detach().double().T + bias
     assert_weights(ours, hp_loss_weights(p, z, original, exponent, 1e-30), 1e-4)
@@ -101,29 +113,28 @@ def test_weights_by_estimated_loss_are_those_of_float64(
 def test_a_missing_bias_is_zero() -> None:
     hidden, table, _ = example((5,), 20, 300, torch.float32)
     ids, projected = torch.randint(300, (5,)), torch.randn(5, 20)
-    none, zero = (Softmax(hidden, table, bias, entropies=False) for bias in (None, torch.zeros(300)))
+    none, zero = (Softmax(hidden, table, bias) for bias in (None, torch.zeros(300)))
     assert torch.equal(none.log_p(ids), zero.log_p(ids))
-    weighed = (p.weighed(projected, bias, ids, 1e-30, 1.0) for p, bias in ((none, None), (zero, torch.zeros(300))))
+    pairs = ((none, None), (zero, torch.zeros(300)))
+    weighed = (p.weighed(Given(projected, bias, table), ids) for p, bias in pairs)
     assert torch.equal(*(weights.sum_XN for weights in weighed))
 
 
 def test_parts_that_need_no_gradient_get_none() -> None:
     hidden, table, bias = example((5,), 20, 300, torch.float32)
-    Softmax(hidden, table.detach(), bias.detach(), entropies=False).log_p(
-        torch.zeros(5, dtype=torch.int64)
-    ).sum().backward()
+    Softmax(hidden, table.detach(), bias.detach()).log_p(torch.zeros(5, dtype=torch.int64)).sum().backward()
     assert hidden.grad is not None and table.grad is None and bias.grad is None
 
 
 def test_extreme_scores_give_finite_log_probabilities_that_are_never_positive() -> None:
     hidden = torch.tensor([[300.0], [-300.0], [0.0]])
-    p = Softmax(hidden, torch.linspace(-1, 1, 300)[:, None], None, entropies=True)
+    p = Softmax(hidden, torch.linspace(-1, 1, 300)[:, None], None)
     expected = (hidden.double() @ torch.linspace(-1, 1, 300)[None].double()).log_softmax(-1)
     for ids in (torch.full((3,), 299), torch.zeros(3, dtype=torch.int64), p.top_X):
         log_p = p.log_p(ids)
         torch.testing.assert_close(log_p.double(), expected.gather(-1, ids[:, None])[:, 0], rtol=1e-5, atol=1e-4)
         assert (log_p <= 0).all()
-    assert p.entropy_X is not None and p.entropy_X.isfinite().all()
+    assert p.entropy().isfinite().all()
 
 
 class Largest(TorchDispatchMode):
@@ -147,9 +158,9 @@ def test_no_tensor_is_as_large_as_the_scores_and_chunks_change_only_the_rounding
         monkeypatch.setattr(triton_vocabulary, "CHUNK", chunk)
         tensors = example((rows,), size, words, torch.float32)
         with Largest() as largest:
-            p = Softmax(*tensors, entropies=True)
+            p = Softmax(*tensors)
             p.log_p(torch.arange(rows)).sum().backward()
-            weights = p.weighed(tensors[0].detach(), None, torch.arange(rows), 1e-30, 1.0)
+            weights = p.weighed(Given(tensors[0].detach(), None, tensors[1]), torch.arange(rows))
             weights.block(torch.zeros(rows, 1, dtype=torch.int64))
         results.append([tensor.grad for tensor in tensors])
     assert largest.elements == 3 * BLOCK * rows  # the second time; all scores are 10 blocks
@@ -160,9 +171,9 @@ def test_no_tensor_is_as_large_as_the_scores_and_chunks_change_only_the_rounding
 def test_only_half_precision_is_streamed() -> None:
     hidden, table = torch.randn(2, 3), torch.randn(5, 3)
     for dtype in (torch.float16, torch.bfloat16):
-        assert isinstance(softmax(hidden.to(dtype), table.to(dtype), None, False), Softmax)
+        assert isinstance(softmax(hidden.to(dtype), table.to(dtype), None), Softmax)
     for dtype in (torch.float32, torch.float64):
-        assert softmax(hidden.to(dtype), table.to(dtype), None, False) is None
+        assert softmax(hidden.to(dtype), table.to(dtype), None) is None
 
 
 @pytest.fixture
@@ -174,18 +185,19 @@ def one_row(batch: Batch) -> Iterator[tuple[Batch, Tensor, list[Tensor]]]:
 
 def test_draws_are_those_from_the_whole_distribution(one_row: tuple[Batch, Tensor, list[Tensor]]) -> None:
     batch, uniforms, (hidden, table, bias) = one_row
-    assert sampling.BLOCK == BLOCK
-    ours = predict(batch, Softmax(hidden, table, bias, entropies=True), True)
-    whole = predict(batch, hidden @ table.T + bias, True)
-    projected = torch.randn(3, 2, 20)
-    of_losses = hp_loss_weights(whole.p_BKV, (projected @ table.T).detach(), whole.original_BK)
-    pairs = [
-        (ours.p_BKV, whole.p_BKV.detach()),
-        (ours.p_BKV.weighed(projected, None, ours.original_BK, sampling.LEAST_LOSS, 1.0), of_losses),
-    ]
+    ours = predict(batch, Softmax(hidden, table, bias), True)
+    whole = predict(batch, Dense.softmax(hidden @ table.T + bias), True)
+    z = Given(torch.randn(3, 2, 20), None, table)
     torch.testing.assert_close(tuple(ours)[1:], tuple(whole)[1:], rtol=1e-4, atol=1e-5)
-    for streamed, weights in pairs:
-        drawn, expected = draw_from(streamed, ours, uniforms), draw_from(weights, whole, uniforms)
+    changes: list[Callable[[Distribution], Distribution]] = [
+        lambda p: p,
+        lambda p: p.weighed(z, ours.original_BK),
+        lambda p: p.weighed(z, ours.original_BK).tempered(2.0),
+        lambda p: p.without(ours.original_BK),
+        lambda p: p.mixed(whole.p, 0.5),
+    ]
+    for change in changes:
+        drawn, expected = draw_from(change(ours.p), ours, uniforms), draw_from(change(whole.p), whole, uniforms)
         assert torch.equal(drawn.tokens_BK, expected.tokens_BK)
         for name, value in expected._asdict().items():
             if value is not None:
@@ -199,8 +211,8 @@ def test_scores_that_are_not_finite_draw_a_valid_token_with_probability_nan(
     for wrong in (float("nan"), float("inf")):
         spoiled = hidden.detach().clone()
         spoiled[1, 0, 3] = wrong
-        prediction = predict(batch, Softmax(spoiled, table, bias, entropies=False))
-        drawn = draw_from(prediction.p_BKV, prediction, uniforms)
+        prediction = predict(batch, Softmax(spoiled, table, bias))
+        drawn = draw_from(prediction.p, prediction, uniforms)
         assert ((drawn.tokens_BK >= 0) & (drawn.tokens_BK < 300)).all()
         assert drawn.log_q_BK.isnan().tolist() == [[False, False], [True, False], [False, False]]
         assert prediction.log_p_original_BK.isnan().sum() == 1

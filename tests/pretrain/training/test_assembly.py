@@ -10,11 +10,11 @@ from pretrain.data.batches import Batch
 from pretrain.engine.checkpoint import EngineState, load, newest_valid, save
 from pretrain.engine.deepspeed_config import resolve
 from pretrain.engine.engine import MOMENTS, Engine
-from pretrain.engine.optim import OptimConfig, decays
+from pretrain.engine.optim import OptimConfig, decays, parameter_groups
 from pretrain.job.processes import start_processes
 from pretrain.job.watchdog import Watchdog
 from pretrain.method.electra import Electra
-from pretrain.training.assembly import build_training, measured_machine, optimizer_groups
+from pretrain.training.assembly import build_training, measured_machine
 from pretrain.training.models import initial_model
 from pretrain.training.plan import make_plan
 from pretrain.training.run_folder import CHECKPOINTS, read_run
@@ -30,7 +30,7 @@ def make_engine(model: Electra, **optim: object) -> Engine:
     """An engine of one process at stage 0, in fp32."""
     settings = OptimConfig.from_values({"lr": 1e-2, "steps": 10, "warmup_steps": 0, **optim})
     config = resolve(values_of("zero0_fp32"), batch_size=3, world_size=1, device_type="cpu", optim=settings)
-    return Engine(model, optimizer_groups(model, settings), config, start_processes())
+    return Engine(model, parameter_groups(model, settings.weight_decay), config, start_processes())
 
 
 def train(engine: Engine, batch: Batch, steps: range) -> list[float]:
@@ -97,10 +97,6 @@ def changed(one: Weights, other: Weights) -> set[str]:
     return {name for name in one if not torch.equal(one[name], other[name])}
 
 
-def discriminators(weights: Weights) -> set[str]:
-    return {name for name in weights if name.startswith("discriminator")}
-
-
 @pytest.mark.parametrize("objective", ["electra", "hp_loss", "hp_dist"])
 @pytest.mark.parametrize("sharing", ["nes", "gdes"])
 def test_without_clipping_adam_cancels_lambda2_where_no_embeddings_are_shared(
@@ -123,36 +119,6 @@ def test_lambda2_matters_where_embeddings_are_shared_or_gradients_are_clipped_to
     assert changed(*(trained("es", lambda2=lambda2, **shared) for lambda2 in (1.0, 64.0)))
     # clipping scales all gradients of a step alike, but differently at each step
     assert changed(*(trained("gdes", lambda2=lambda2, **clipped) for lambda2 in (1.0, 64.0)))
-
-
-@pytest.mark.parametrize("sharing", ["nes", "gdes"])
-def test_clipped_separately_the_discriminator_does_not_change_the_generators_path(
-    sharing: str, trained: Callable[..., Weights]
-) -> None:
-    """Only its own norms enter; 0 does not clip it at all."""
-    for norm in (0.01, 0.0):
-        paths = [trained(sharing, lambda2=lambda2, discriminator_clipping=norm) for lambda2 in (1.0, 64.0)]
-        assert changed(*paths) <= discriminators(paths[0])
-    together = [trained(sharing, lambda2=lambda2) for lambda2 in (1.0, 64.0)]
-    assert changed(*together) - discriminators(together[0])
-
-
-@pytest.mark.parametrize("sharing", ["nes", "gdes"])
-def test_the_learning_rate_scale_reaches_the_discriminator_and_nothing_else(
-    sharing: str, trained: Callable[..., Weights]
-) -> None:
-    start, full, half, none = (
-        trained(sharing, gradient_clipping=0.0, steps=steps, discriminator_lr_scale=scale)
-        for steps, scale in ((0, 1.0), (6, 1.0), (6, 0.5), (6, 0.0))
-    )
-    assert changed(full, half) == discriminators(full)
-    assert changed(start, none) == start.keys() - discriminators(start)
-
-
-def test_shared_embeddings_keep_the_generators_learning_rate(trained: Callable[..., Weights]) -> None:
-    full, none = (trained("es", steps=1, discriminator_lr_scale=scale) for scale in (1.0, 0.0))
-    assert changed(full, none) == discriminators(full)
-    assert not any(".embeddings." in name for name in discriminators(full))
 
 
 LR, BETAS = 1e-3, (0.9, 0.999)

@@ -93,24 +93,6 @@ def test_the_plan_takes_at_most_six_lines_and_names_precision_file_and_reason(
     assert lines[-1] == "precision   fp32 (zero1_fp32): as given by --deepspeed_config"
 
 
-def test_separate_clipping_is_refused_where_deepspeed_clips_all_gradients_together(
-    shards_folder: Path, tmp_path: Path
-) -> None:
-    separate = ("optim.discriminator_clipping=1",)
-    assert (
-        make_plan(
-            options(shards_folder, tmp_path, set=separate, deepspeed_config="zero0_fp32")
-        ).run.optim.discriminator_clipping
-        == 1
-    )
-    for name in ("zero1_bf16", "zero3_bf16"):
-        said = (
-            rf"optim\.discriminator_clipping: got 1\.0 at ZeRO stage {name[4]}, where DeepSpeed clips all .*zero0_fp32"
-        )
-        with pytest.raises(ConfigError, match=said):
-            make_plan(options(shards_folder, tmp_path, set=separate, deepspeed_config=name))
-
-
 def test_only_a_run_has_an_optimizer_to_keep(shards_folder: Path, tmp_path: Path) -> None:
     for given, name in (((), "nothing"), (("someone/model",), "someone/model"), (("a/b", "c/d"), "a/b c/d")):
         message = f"^keep_optimizer: got --init_from {name}, expected a run folder, since only its checkpoints hold"

@@ -15,6 +15,7 @@ from torch import Tensor
 from pretrain.method.electra import Electra
 from pretrain.method.objectives.hardness import hp_dist_sampler_loss, hp_loss_sampler_loss
 from pretrain.method.sampling import Draw, Prediction
+from pretrain.model.distribution import Dense
 from tests.pretrain.conftest import SMALL_MODEL, new_model
 
 SEEDS = (0, 1, 2)
@@ -23,10 +24,19 @@ RARE = 5e-4
 """Cells with a smaller expected share are merged before the chi-square test."""
 
 
+def said(logits: Tensor) -> Prediction:
+    """A generator's prediction with these scores at every position."""
+    p, original = Dense.softmax(logits.expand(1, DRAWS, VOCABULARY)), torch.full((1, DRAWS), ORIGINAL)
+    return Prediction(p, p.log_p(original), original)
+
+
+def p_G_of(seed: int) -> Tensor:
+    return prediction(seed).p.dense().weights_XV[0, 0]
+
+
 def prediction(seed: int) -> Prediction:
     logits = torch.randn(VOCABULARY, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * 2
-    p = logits.softmax(-1).expand(1, DRAWS, VOCABULARY)
-    return Prediction(p, p[..., ORIGINAL].log(), torch.full((1, DRAWS), ORIGINAL), p.argmax(-1))
+    return said(logits)
 
 
 def model_of(seed: int, setting: dict[str, Any]) -> Any:
@@ -47,12 +57,12 @@ HIDDEN = torch.randn(
 
 def scores_of(model: Any) -> Tensor:
     """The sampling head's scores of every token."""
-    return model.score(model.project(HIDDEN[:, :1]))[0, 0].detach()
+    return model.score(HIDDEN[:, :1]).all()[0, 0].detach()
 
 
 def expected(seed: int, model: Electra) -> Tensor:
     """The sampling distribution, from the formulas of the paper and of the switches."""
-    p_G, switches = prediction(seed).p_BKV[0, 0], model.objective
+    p_G, switches = p_G_of(seed), model.objective
     weights = p_G ** (1 / switches.temperature)
     if switches.name.startswith("hp_loss"):
         D = torch.sigmoid(scores_of(model))
@@ -67,9 +77,9 @@ def expected(seed: int, model: Electra) -> Tensor:
     return weights / weights.sum()
 
 
-def draws(seed: int, model: Electra, said: Prediction | None = None) -> Draw:
+def draws(seed: int, model: Electra, given: Prediction | None = None) -> Draw:
     uniforms = torch.rand(1, DRAWS, generator=torch.Generator().manual_seed(seed))
-    return model.draw(HIDDEN, said or prediction(seed), uniforms)
+    return model.draw(HIDDEN, given or prediction(seed), uniforms)
 
 
 SETTINGS: list[dict[str, object]] = [
@@ -102,7 +112,7 @@ def test_sampled_frequencies_and_reported_probabilities_follow_the_distribution(
     assert chisquare(observed[keep].numpy(), wanted[keep].numpy()).pvalue > 1e-4
     assert torch.allclose(drawn.log_q_BK.exp(), p[drawn.tokens_BK], rtol=1e-6)
     assert torch.allclose(drawn.log_max_q_BK.exp(), p.max(), rtol=1e-6)
-    log_p_G = prediction(seed).p_BKV[0, 0].log()
+    log_p_G = p_G_of(seed).log()
     assert torch.equal(drawn.log_p_G_BK, log_p_G[drawn.tokens_BK])
     assert torch.equal(drawn.log_max_p_G_BK[0, 0], log_p_G.max())
 
@@ -146,8 +156,7 @@ def test_p_s_at_step_0_is_the_papers_formula_in_float64_and_p_g_from_the_proposa
     D_hat = 1 / (1 + np.exp(-z))
     p_S = p_G * np.where(np.arange(VOCABULARY) == ORIGINAL, -np.log(D_hat), -np.log(1 - D_hat))
     p_S = p_S / p_S.sum() if name == "hp_loss" else softmax(z)
-    p_BKV = torch.from_numpy(p_G).expand(1, DRAWS, VOCABULARY)
-    drawn = draws(0, model, prediction(0)._replace(p_BKV=p_BKV, top_BK=p_BKV.argmax(-1)))
+    drawn = draws(0, model, said(torch.from_numpy(p_G).log()))
     assert set(drawn.tokens_BK.flatten().tolist()) == set(range(VOCABULARY))
     np.testing.assert_allclose(drawn.log_q_BK.detach().exp(), p_S[drawn.tokens_BK], rtol=1e-12)
     assert np.allclose(p_S, p_G, rtol=1e-12) == (start == "proposal")

@@ -55,7 +55,7 @@ def p_and_losses(model: Electra) -> tuple[torch.Tensor, torch.Tensor]:
     _, prediction = model.generate(every)
     d_BL, replaced_BL = model.discriminate(every, torch.arange(VOCABULARY)[:, None])
     d, replaced = d_BL[:, 2], replaced_BL[:, 2]
-    return prediction.p_BKV[0, 0], -torch.where(replaced, torch.sigmoid(d), torch.sigmoid(-d)).log()
+    return prediction.p.dense().weights_XV[0, 0], -torch.where(replaced, torch.sigmoid(d), torch.sigmoid(-d)).log()
 
 
 @torch.no_grad()

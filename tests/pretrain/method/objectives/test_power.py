@@ -10,7 +10,8 @@ import torch
 from pretrain.data.batches import Batch, make_batch
 from pretrain.data.shards import Shards
 from pretrain.method.objectives import objective_class
-from pretrain.method.sampling import Draw, hp_loss_weights
+from pretrain.method.sampling import Draw
+from pretrain.model.distribution import hp_loss_weights
 from pretrain.presets import PRESETS
 from pretrain.training.models import build_model
 from pretrain.training.run_folder import describe
