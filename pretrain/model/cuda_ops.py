@@ -16,8 +16,8 @@ from pretrain.model import ops
 
 LEAST_CAPABILITY = (8, 0)
 WIDEST_HEAD = 128
-"""Largest head size of attention in Triton: its tiles, and those of all others, fit the 99 KB of shared memory that
-every GPU has from `LEAST_CAPABILITY` on."""
+"""Largest head size of attention in Triton. Up to it, tiles fit the shared memory of every GPU from `LEAST_CAPABILITY`
+on: 99 KB at compute capabilities 8.6, 8.9 and 12.0, more at others."""
 
 
 def use(capability: tuple[int, int]) -> None:

@@ -13,8 +13,8 @@ from pretrain.model.cuda_ops import WIDEST_HEAD
 
 MOST_SPILLED = {80: 512, 90: 64}
 """Bytes per thread at head size 64, by compute capability."""
-LEAST_SHARED = 99
-"""KiB of shared memory that a block may have on the GPUs with least (compute capabilities 8.6, 8.9 and 12.0)."""
+MOST_SHARED = {86: 99, 90: 227, 100: 227, 120: 99}
+"""KiB of shared memory that a block may have. Compute capability 8.0 has 163, and 8.9 as many as 8.6."""
 
 
 def compiled(*options: object) -> list[list[str]]:
@@ -43,8 +43,8 @@ def test_for_a100_and_h100_each_score_is_computed_once_and_few_registers_are_spi
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("architecture", [80, 90, 100, 120])
+@pytest.mark.parametrize("architecture", MOST_SHARED)
 def test_at_every_head_size_shared_memory_suffices_on_every_gpu(architecture: int) -> None:
     """Smaller heads have the tiles of these, with fewer columns."""
     rows = compiled("--head_sizes", 64, WIDEST_HEAD, "--architectures", architecture)
-    assert len(rows) == 8 and all(float(row[8]) <= LEAST_SHARED for row in rows)
+    assert len(rows) == 8 and all(float(row[8]) <= MOST_SHARED[architecture] for row in rows)
