@@ -14,7 +14,7 @@ from finetune.running.records import (
     sha256_of,
     write_files,
 )
-from foundation.config import ConfigError, shown
+from foundation.config import ConfigError
 from tests.finetune.conftest import make_record
 
 
@@ -59,7 +59,7 @@ def test_a_line_that_is_not_an_object_is_refused(line: str, tmp_path: Path) -> N
     with pytest.raises(ConfigError) as caught:
         read_records(path)
     assert caught.value.problems == (
-        f"{path}, line 2: got {shown(line)}, expected the JSON object of a run; remove the line",
+        f"{path}, line 2: got {json.loads(line)!r}, expected the JSON object of a run; remove it",
     )
 
 
