@@ -39,7 +39,7 @@ def softmax(hidden_XE: Tensor, table_VE: Tensor, bias_V: Tensor | None) -> "Soft
     return Softmax(hidden_XE, table_VE, bias_V) if hidden_XE.dtype in (torch.float16, torch.bfloat16) else None
 
 
-class _Streamed(ABC):
+class Streamed(ABC):
     """A `Distribution` of which only the sums of blocks are kept; what needs every token's weight makes it dense.
 
     Attributes:
@@ -97,7 +97,7 @@ class _Streamed(ABC):
         return self.dense().weighed(z, original_X, exponent, least)
 
 
-class Softmax(_Streamed):
+class Softmax(Streamed):
     """The softmax of h W^T + b over the vocabulary."""
 
     def __init__(self, hidden_XE: Tensor, table_VE: Tensor, bias_V: Tensor | None) -> None:
@@ -197,7 +197,7 @@ class Softmax(_Streamed):
         return weight_RS.unflatten(0, self._leading)
 
 
-class _Weighed(_Streamed):
+class _Weighed(Streamed):
     """p L_hat^exponent, as `hp_loss_weights` computes it; the estimate is from z, whose table is that of p."""
 
     @torch.no_grad()

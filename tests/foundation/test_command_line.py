@@ -290,7 +290,7 @@ def read_as(read, content):
     [
         (lambda options: (options.vocab / "no").read_text(), "{}/no: No such file or directory; repair it"),
         (lambda options: options.vocab.read_text(), "{}: Is a directory; repair it"),
-        (lambda options: (options.vocab / ("n" * 5000)).read_text(), "nnn... (5,"),
+        (lambda options: (options.vocab / ("n" * 5000)).read_text(), "... (5,"),
         (lambda options: options.vocab.rename("/proc/1"), "{} -> /proc/1: "),
         (read_as(lambda path: (path / "in").read_text(), b""), "{}/file/in: Not a directory; "),
         (read_as(lambda path: path.read_text(), b"caf\xe9"), "{}/file is not UTF-8 text (byte 0xe9 at 3); "),

@@ -98,7 +98,7 @@ while time.monotonic() < end:
         store.set("watchdog/attempt-0/failure", word)
         store.set("watchdog/attempt-0/1", word)
         time.sleep(0.1)
-print(sorted(store.list_keys()))
+    print(sorted(store.list_keys()), flush=True)
 """
 """A stranger who knows the port, and learns every key from the store itself."""
 
@@ -108,7 +108,7 @@ def has_a_stranger(folder: Path) -> None:
     processes = two_ranks(WORKER, "raises", folder, port=port)
     wait_for_start(processes)
     given = [sys.executable, "-c", STRANGER, str(port)]
-    stranger = subprocess.run(given, capture_output=True, text=True, check=True)
+    stranger = subprocess.run(given, capture_output=True, text=True, check=False)  # fails when the store closes first
     assert "watchdog/attempt-0/failure" in stranger.stdout, "it has reached the store"
     said = ended(processes[0], within=6 * HANG_TIMEOUT)
     assert processes[0].returncode == 1

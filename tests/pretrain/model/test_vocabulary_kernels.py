@@ -7,14 +7,18 @@ from torch import Tensor
 from .test_attention_kernels import compiled
 
 pytest.importorskip("triton")
-from pretrain.model.triton_vocabulary import BLOCK, Softmax
+from pretrain.model.distribution import BLOCK
+from pretrain.model.triton_vocabulary import Softmax, Streamed
+
+from .test_triton_vocabulary import Given
 
 
 def losses(z_S: Tensor, original: int, least: float, exponent: float) -> Tensor:
     """L_hat^exponent for one row of scores z: the weights under a uniform p, times the number of tokens."""
     table_VE, zero = z_S[:, None], torch.zeros(1, 1)
-    p = Softmax(zero, table_VE, None, entropies=False)
-    weights = p.weighed(torch.ones(1, 1), None, torch.tensor([original]), least, exponent)
+    z = Given(torch.ones(1, 1), None, table_VE)
+    weights = Softmax(zero, table_VE, None).weighed(z, torch.tensor([original]), exponent, least)
+    assert isinstance(weights, Streamed)
     return weights.block(torch.zeros(1, 1, dtype=torch.int64))[0, : len(z_S)] * len(z_S)
 
 
