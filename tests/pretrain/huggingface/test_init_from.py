@@ -292,7 +292,7 @@ def test_a_pair_with_distance_dependent_attention_is_refused(
     place: int, stock_pair: tuple[str, str], shards_folder: Path
 ) -> None:
     change_config(stock_pair[place], position_embedding_type="relative_key")
-    with pytest.raises(ConfigError, match="position_embedding_type 'relative_key'; expected 'absolute'"):
+    with pytest.raises(ConfigError, match="position_embedding_type: got 'relative_key', expected: input should be 'absolute'"):
         make_plan(options(shards_folder, stock_pair))
 
 
