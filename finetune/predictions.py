@@ -7,7 +7,7 @@ of a tagged sentence; id, answer ("" for none), score (its probability among the
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -101,11 +101,12 @@ def predict(name: str, source: str) -> Iterator[dict[str, Any]]:
     except ValueError as error:
         raise ConfigError(f"model: {path} is not the record of a run: {error}; copy the model again") from None
     fitting(record.run.settings, model.config.max_position_embeddings)
-    predict_with, tasks = {
+    kinds: dict[type, tuple[Callable[..., Iterator[dict[str, Any]]], Mapping[str, Any]]] = {
         GlueConfig: (classify, glue_tasks.TASKS),
         SquadConfig: (answer, squad_files.TASKS),
         TaggingConfig: (tag, tagging_files.TASKS),
-    }[type(record.run.settings)]
+    }
+    predict_with, tasks = kinds[type(record.run.settings)]
     if record.run.task not in tasks:
         expected = one_of(record.run.task, tasks)
         raise ConfigError(f"model: {path}: run.task: got {shown(record.run.task)}, {expected}; copy the model again")
