@@ -23,7 +23,7 @@ from finetune.presets import fitting
 from finetune.running.job import Job
 from finetune.running.kept import RESULTS
 from finetune.running.model_folder import ModelFolder, open_model
-from finetune.running.records import RunIdentity, Task, parse_record
+from finetune.running.records import RunIdentity, parse_record
 from finetune.squad import files as squad_files
 from finetune.squad import job as squad
 from finetune.squad.features import make_windows
@@ -83,9 +83,6 @@ class Source(NamedTuple):
         return found
 
 
-Predictor = Callable[[ModelFolder, RunIdentity, Source], Iterator[dict[str, Any]]]
-
-
 def predict(name: str, source: str) -> Iterator[dict[str, Any]]:
     """Yields the prediction of the kept model `name` for each example of the file `source`, in order.
 
@@ -104,14 +101,12 @@ def predict(name: str, source: str) -> Iterator[dict[str, Any]]:
     except ValueError as error:
         raise ConfigError(f"model: {path} is not the record of a run: {error}; copy the model again") from None
     fitting(record.run.settings, model.config.max_position_embeddings)
-    known: dict[
-        type, tuple[Callable[[ModelFolder, RunIdentity, Source], Iterator[dict[str, Any]]], Mapping[str, Task]]
-    ] = {
+    kinds: dict[type, tuple[Callable[..., Iterator[dict[str, Any]]], Mapping[str, Any]]] = {
         GlueConfig: (classify, glue_tasks.TASKS),
         SquadConfig: (answer, squad_files.TASKS),
         TaggingConfig: (tag, tagging_files.TASKS),
     }
-    predict_with, tasks = known[type(record.run.settings)]
+    predict_with, tasks = kinds[type(record.run.settings)]
     if record.run.task not in tasks:
         expected = one_of(record.run.task, tasks)
         raise ConfigError(f"model: {path}: run.task: got {shown(record.run.task)}, {expected}; copy the model again")

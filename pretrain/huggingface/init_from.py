@@ -281,7 +281,8 @@ def extended(weights: Mapping[str, Tensor], config: Any, source: Source, tokeniz
     Positions repeat from the first. A new token is the mean of its pieces under the source's tokenizer. A table of
     another length than its configuration's is left for `fill` to refuse.
     """
-    positions, size = config.max_position_embeddings, source.config.vocab_size
+    positions, known = config.max_position_embeddings, source.config.max_position_embeddings
+    size = source.config.vocab_size
     pieces: list[list[int]] = []
     if size < config.vocab_size:
         tokens = open_tokenizer(str(tokenizer)).tokens
@@ -290,9 +291,9 @@ def extended(weights: Mapping[str, Tensor], config: Any, source: Source, tokeniz
         pieces = [[piece.id for piece in split(token)] for token in tokens[size:]]
     longer = dict(weights)
     for name, weight in weights.items():
-        if name.endswith("position_embeddings.weight") and len(weight) == source.config.max_position_embeddings:
-            longer[name] = weight.repeat(-(-positions // len(weight)), 1)[:positions]
-        elif pieces and name.endswith(PER_TOKEN) and len(weight) == size:
+        if name.endswith("position_embeddings.weight") and weight.shape[:1] == (known,):
+            longer[name] = weight.repeat(-(-positions // known), 1)[:positions]
+        elif pieces and name.endswith(PER_TOKEN) and weight.shape[:1] == (size,):
             rows = torch.stack([weight[ids].float().mean(0) for ids in pieces])
             longer[name] = torch.cat([weight, rows.to(weight.dtype)])
     return longer

@@ -48,7 +48,7 @@ def electra_weights(weights: Mapping[str, Tensor], model_type: str) -> dict[str,
                 name = name.replace(theirs, ours)
             renamed[f"electra.{name}"] = weight
     positions = "electra.embeddings.position_embeddings.weight"
-    if model_type == "mpnet" and positions in renamed:
+    if model_type == "mpnet" and positions in renamed and renamed[positions].dim() == 2:  # else `fill` refuses it
         renamed[positions] = renamed[positions][UNUSED_POSITIONS:]
         renamed["electra.embeddings.token_type_embeddings.weight"] = torch.zeros(2, renamed[positions].shape[1])
     return renamed
