@@ -77,9 +77,7 @@ def new_folder(path: Path) -> Iterator[Path]:
     A link is followed. If the block fails, the folder is removed.
     """
     target = Path(os.path.realpath(path))
-    unfinished = with_suffix(
-        target, f".{os.getpid()}{TEMPORARY_SUFFIX}"
-    )  # a new name: another folder may be the user's
+    unfinished = with_suffix(target, f".{os.getpid()}{TEMPORARY_SUFFIX}")  # a new name: others may be the user's
     make_folder(target.parent)
     unfinished.mkdir()
     with _whole(path, unfinished):

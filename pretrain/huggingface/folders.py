@@ -37,7 +37,7 @@ computed here, which is also what their absence means."""
 
 
 class _Settings(StrictConfig):
-    """What is read of a `config.json`; other settings in it say nothing here."""
+    """Settings read from a `config.json`; all others in it are ignored."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
     model_type: str

@@ -124,7 +124,7 @@ class Dense:
 
     @property
     def log_largest_X(self) -> Tensor:
-        return self._log_p(self.weights_XV.amax(-1))
+        return self.log_at(self.top_X)
 
     def log_p(self, ids_X: Tensor) -> Tensor:
         if self._scores_XV is None:
@@ -132,9 +132,7 @@ class Dense:
         return log_probability(self._scores_XV, self.weights_XV, ids_X, self.top_X)
 
     def log_at(self, ids_X: Tensor) -> Tensor:
-        return self._log_p(self.weights_XV.gather(-1, ids_X[..., None]).squeeze(-1))
-
-    def _log_p(self, weight_X: Tensor) -> Tensor:
+        weight_X = self.weights_XV.gather(-1, ids_X[..., None]).squeeze(-1)
         p_X = weight_X if self.normalized else weight_X / self.total_X
         return p_X.clamp(min=torch.finfo(p_X.dtype).tiny).log()
 
