@@ -7,6 +7,7 @@ import socket
 import stat
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 
@@ -109,19 +110,21 @@ def test_a_folder_a_socket_a_circle_of_links_and_a_block_device_are_refused_and_
     assert {path: path.lstat() for path in tmp_path.iterdir()} == before
 
 
-@pytest.fixture
+@contextmanager
 def little_room() -> Iterator[None]:
-    """Limits the files of this process to 4 kB, as on a full disk."""
+    """Limits the files of this process to 4 kB, as on a full disk. No fixture: pytest's own output is a file too."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
-def test_a_file_without_room_is_named_and_leaves_the_old_one_alone(tmp_path: Path, little_room: None) -> None:
+def test_a_file_without_room_is_named_and_leaves_the_old_one_alone(tmp_path: Path) -> None:
     write_atomically(tmp_path / "file", b"old")
     for size in (5000, 500_000):  # fails when flushed, and at once
-        with pytest.raises(OSError, match=f"File too large: '{tmp_path}/file'"):
+        with little_room(), pytest.raises(OSError, match=f"File too large: '{tmp_path}/file'"):
             write_atomically(tmp_path / "file", bytes(size))
     assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("file", b"old")]
 
