@@ -39,7 +39,7 @@ def patch_modules(world: World) -> bool:
     # CPU compiles one for inference at its first start: 26 s.
     deepspeed.ops.__compatible_ops__ = {}
     # Every ZeRO optimizer imports Muon, which passes its functions to torch.compile: 1.3 of the 4.7 s of CPU time that
-    # a process takes to import torch and DeepSpeed and make an optimizer (docs/evidence/scaling.md).
+    # a process takes to import torch and DeepSpeed and make an optimizer (docs/evidence/speed.md).
     deepspeed.runtime.compiler.compile = lambda: deepspeed.runtime.compiler.dummy_decorator
     # `Engine` sends the first rank's weights itself, in full precision. For base in bf16 on 4 ranks (ZeRO-1, two busy
     # cores) the broadcast took 9 of an engine's 59 s, and 479 of the 1,018 MB that the first rank sent.
@@ -57,7 +57,7 @@ def patch_engine(engine: Any, world: World) -> None:
     In a single process there is nothing to sum over ranks, yet DeepSpeed copies every gradient into a buffer and back.
     At stages 1 and 2 it checks each gradient for non-finite values and then computes the norm, which would show them
     too. Together they take 5 to 12% of a step on a CPU; for the small model in bf16 they are 5,764 of 9,197 operations,
-    each a kernel on a GPU (docs/evidence/scaling.md).
+    each a kernel on a GPU (docs/evidence/speed.md).
     """
     alone, zero, stage = world.world_size == 1, engine.optimizer, engine.zero_optimization_stage()
     if stage in (1, 2) and not zero.cpu_offload:
