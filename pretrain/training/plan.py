@@ -16,7 +16,7 @@ from pretrain.engine.deepspeed_config import OVERRIDE, EngineConfig, read, resol
 from pretrain.engine.deepspeed_keys import DeepSpeedConfig
 from pretrain.engine.hardware import AUTO, Choice, choose, file_of, name_of_hardware
 from pretrain.huggingface.init_from import require_fit, with_sizes_of
-from pretrain.job.hostfile import read_hostfile
+from pretrain.job.hosts import read_hostfile
 from pretrain.job.launcher import number_of
 from pretrain.presets import preset, with_objective, with_row
 from pretrain.training.estimates import flops_per_token, require_memory

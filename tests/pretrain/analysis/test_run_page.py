@@ -14,7 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from pretrain.analysis.run_history import read_history
 from pretrain.analysis.run_page import FOLDER, Piece, keys, marked, write_page
-from pretrain.job.end_record import EndRecord, write_record
+from pretrain.job.rank_log import EndRecord, write_record
 from pretrain.training.curves import flat
 from pretrain.training.run_folder import DESCRIPTION
 from tests.pretrain.analysis.runs import values, write_run
