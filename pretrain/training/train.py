@@ -78,7 +78,7 @@ def run_steps(training: Training, state: TrainingState, telemetry: Telemetry, st
     """Runs the remaining steps with the reports, evaluations and saves due between them; returns the exit code."""
     plan, run, last = training.plan, training.plan.run, training.plan.run.optim.steps
     batches = TrainingBatches(plan.shards, training.batches, run.seed)
-    model: Any = training.engine.module
+    model = training.engine.module
     if plan.graphs and state.step < last:
         replay_micro_batches(model, batches.step(state.step)[0].to(training.engine.device, counts=True))
     telemetry.started()
