@@ -178,14 +178,6 @@ def _impossible(config: DeepSpeedConfig, device_type: str) -> Iterator[str]:
         yield "zero_optimization.offload_optimizer: set at stage 0, which offloads nothing; use stage 1"
     if fp16 and config.fp16 and config.fp16.loss_scale and config.fp16.loss_scale < 1:
         yield f"fp16.loss_scale: got {config.fp16.loss_scale}, expected 0 (dynamic) or at least 1; leave it out"
-    kept = config.data_types.grad_accum_dtype if config.data_types else None
-    if stage == 0 and kept not in (None, "fp32"):
-        yield f"data_types.grad_accum_dtype: got {kept} at stage 0, which keeps gradients in fp32; leave it out"
-    if stage == 1 and bf16 and kept == "fp32" and not config.zero_optimization.offloads:
-        yield (
-            "data_types.grad_accum_dtype: got fp32 with bf16 at stage 1, where DeepSpeed uses another optimizer, whose"
-            " state cannot be saved here; use stage 2, or leave it out"
-        )
 
 
 def _indivisible(config: DeepSpeedConfig, batch_size: int, world_size: int) -> Iterator[str]:

@@ -78,7 +78,7 @@ class Backend(ABC):
         """Returns the state of a dynamic loss scale; nothing without one."""
         return {}
 
-    def load_scale_state(self, state: Mapping[str, float]) -> None:
+    def load_scale_state(self, state: Mapping[str, float]) -> None:  # noqa: B027  only fp16 has one
         """Loads what `scale_state` returned."""
 
 

@@ -120,7 +120,6 @@ def rounds(state: EngineState, engine: Engine) -> list[bool]:
 def main(result: Path) -> None:
     world = start_processes()
     figures = {name: figures_of(name, world) for name in FILES}
-    figures["round robin"] = other_layout("zero2_bf16", world, round_robin_gradients=True)
     figures["not aligned"] = other_layout("zero1_bf16", world, parameter_alignment=False)
     if world.is_first:
         result.write_text(json.dumps(figures))
