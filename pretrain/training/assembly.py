@@ -18,7 +18,7 @@ from pretrain.training.log_line import LEGEND
 from pretrain.training.machines import Machine, machine_of
 from pretrain.training.models import compile_layers, empty_model, initial_state
 from pretrain.training.plan import Plan
-from pretrain.training.run_folder import CHECKPOINTS, DESCRIPTION, lock_run, write_run, writing
+from pretrain.training.run_folder import CHECKPOINTS, lock_run, write_run, writing
 from pretrain.training.run_log import RECORDS
 from pretrain.training.starts import Startup
 
@@ -67,8 +67,7 @@ def build_training(
 ) -> Training:
     """Builds model, engine, batch plan and run folder; prints the plan and its warnings. Collective."""
     if world.is_first:
-        is_new = not (plan.folder / DESCRIPTION).is_file()
-        print(plan, *([f"{LEGEND}{plan.folder / RECORDS}"] if is_new else []), sep="\n", flush=True)
+        print(plan, *([] if plan.started else [f"{LEGEND}{plan.folder / RECORDS}"]), sep="\n", flush=True)
         resumes = any((plan.folder / CHECKPOINTS).glob("step-*[0-9]"))  # intact or not
         model, state = initial_state(plan.description, resumes)
         parameters = sum(parameter.numel() for parameter in model.parameters())

@@ -61,7 +61,7 @@ class Telemetry:
         self._training, self._engine, self._run = training, engine, run
         self._first_step, self._step = step, step + 1
         with writing(folder):
-            steps, log_to = run.optim.steps, training.plan.log_to
+            steps, log_to = run.optim.steps, training.plan.options.log_to
             self._log = RunLog(folder, step, steps, log_to) if engine.world.is_first else None
         self.say(f"resumed from step {step} ({folder / CHECKPOINTS}/step-{step:08d})" if step else "starts at step 0")
         self._reported, self.own_time = Reported(engine), OwnTime(engine)

@@ -79,7 +79,7 @@ def run_steps(training: Training, state: TrainingState, telemetry: Telemetry, st
     plan, run, last = training.plan, training.plan.run, training.plan.run.optim.steps
     batches = TrainingBatches(plan.shards, training.batches, run.seed)
     model = training.engine.module
-    if plan.graphs and state.step < last:
+    if plan.options.graphs and state.step < last:
         replay_micro_batches(model, batches.step(state.step)[0].to(training.engine.device, counts=True))
     telemetry.started()
     unsaved = Stopwatch()
@@ -120,7 +120,7 @@ def losses(
     for number, batch in enumerate(micro_batches):
         torch.manual_seed(key_of(training.plan.run.seed, step, number, engine.world.rank))  # for dropout only
         training.watchdog.progress(f"reading the data of step {step + 1}")
-        batch = batch.to(engine.device, counts=training.plan.graphs)
+        batch = batch.to(engine.device, counts=training.plan.options.graphs)
         with telemetry.own_time.computing():
             output = engine.forward(batch, entropies=telemetry.watching)
         yield output.loss, output.loss.detach() / training.batches.micro_batches
