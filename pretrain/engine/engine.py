@@ -55,7 +55,7 @@ class StepResult:
 
 
 class Engine(Generic[Model_co]):
-    """A model under DeepSpeed, or under plain PyTorch if the job does not need DeepSpeed (`plain.is_enough`).
+    """A model under DeepSpeed, or at stage 0 under plain PyTorch.
 
     `parameter_groups` come from `optim.parameter_groups`, `config` from `deepspeed_config.resolve`.
 
@@ -171,18 +171,18 @@ class Engine(Generic[Model_co]):
 def backend_for(
     model: nn.Module, parameter_groups: Sequence[Mapping[str, Any]], config: EngineConfig, world: World
 ) -> plain.Backend:
-    """Chooses the back end: plain PyTorch where it is enough, else DeepSpeed's of the ZeRO stage.
+    """Chooses the back end of the ZeRO stage: plain PyTorch at stage 0, else DeepSpeed's.
 
     Raises:
-        ConfigError: the job needs DeepSpeed, and it cannot be imported.
+        ConfigError: DeepSpeed cannot be imported.
     """
-    if plain.is_enough(config, world):
+    if config.stage == 0:
         return plain.Plain(model, parameter_groups, config, world)
     try:
-        from pretrain.engine.zero import Zero0, Zero3, Zero12
+        from pretrain.engine.zero import Zero3, Zero12
     except ImportError as error:
         raise ConfigError(
-            f"deepspeed_config: needs DeepSpeed, which cannot be imported ({error}); install it, or train in one"
-            " process with --deepspeed_config ds_configs/zero0_fp32.json, which does not need it"
+            f"deepspeed_config: needs DeepSpeed, which cannot be imported ({error}); install it, or train with"
+            " --deepspeed_config ds_configs/zero0_fp32.json, which does not need it"
         ) from None
-    return (Zero0, Zero12, Zero12, Zero3)[config.stage](model, parameter_groups, config, world)
+    return (Zero3 if config.stage == 3 else Zero12)(model, parameter_groups, config, world)

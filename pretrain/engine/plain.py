@@ -1,8 +1,4 @@
-"""What an engine asks of its back end, and the plain one: PyTorch in one process at stage 0.
-
-ZeRO's back ends are in `zero.py`. The plain one does DeepSpeed's arithmetic in the same order, so results and
-checkpoints are bitwise equal.
-"""
+"""What an engine asks of its back end, and the plain one: PyTorch alone, at stage 0. ZeRO's are in `zero.py`."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -15,18 +11,8 @@ from torch import Tensor, nn
 from pretrain.engine.deepspeed_config import EngineConfig
 from pretrain.job.processes import World
 
-SERVED_KEYS = {
-    *("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping"),
-    *("optimizer", "zero_optimization", "activation_checkpointing", "timers"),
-}
-"""DeepSpeed's keys that plain PyTorch handles; any other, such as the profiler's, needs DeepSpeed."""
 CHUNK = 2**20
 """Values converted to float64 at once on a CPU: 8 MB, which fit its cache."""
-
-
-def is_enough(config: EngineConfig, world: World) -> bool:
-    """Returns true if plain PyTorch can run the job: one process, stage 0, and only `SERVED_KEYS`."""
-    return config.json.keys() <= SERVED_KEYS and config.stage == 0 and world.world_size == 1
 
 
 class Backend(ABC):
@@ -82,50 +68,17 @@ class Backend(ABC):
         """Loads what `scale_state` returned."""
 
 
-class Replicated(Backend):
-    """Every rank holds the whole model and Adam's whole state: stage 0."""
-
-    def __init__(self, module: nn.Module, adam: torch.optim.Optimizer, config: EngineConfig, world: World) -> None:
-        self.module, self.adam, self.world = module, adam, world
-        self.masters = [*module.parameters()]
-        self._most = config.gradient_clipping or float("inf")
-
-    def clip(self) -> float:
-        """Clips the gradients; returns their norm before."""
-        norm = squared_norm([master.grad for master in self.masters if master.grad is not None]).sqrt().float()
-        nn.utils.clip_grads_with_norm_(self.masters, self._most, norm)
-        return float(norm)
-
-    def gather(self, moment: str | None = None) -> dict[str, Tensor]:
-        if not self.world.is_first:
-            return {}
-        return {
-            name: self._tensor(parameter, moment).to("cpu", torch.float32, copy=True)
-            for name, parameter in self.module.named_parameters()
-        }
-
-    def spread(self, named: Mapping[str, Tensor] | None, moment: str | None = None) -> None:
-        for name, parameter in self.module.named_parameters():
-            tensor = self._tensor(parameter, moment)
-            if named is not None:
-                tensor.copy_(named[name])
-            dist.broadcast(tensor, src=0)
-
-    def _tensor(self, parameter: nn.Parameter, moment: str | None) -> Tensor:
-        return self.adam.state[parameter][moment] if moment else parameter.detach()
-
-
-class Plain(Replicated):
-    """PyTorch alone, for one process."""
+class Plain(Backend):
+    """PyTorch alone, at stage 0: every rank holds the whole model and Adam's whole state, in fp32."""
 
     def __init__(
         self, model: nn.Module, parameter_groups: Sequence[Mapping[str, Any]], config: EngineConfig, world: World
     ) -> None:
         numbers = {key: value for key, value in config.json["optimizer"]["params"].items() if key != "torch_adam"}
-        module = model.to(world.device)
-        adam = torch.optim.AdamW([{**group} for group in parameter_groups], **numbers)
-        super().__init__(module, adam, config, world)
-        self._micro_batches = config.accumulation_steps
+        self.world, self.module = world, model.to(world.device)
+        self.adam = torch.optim.AdamW([{**group} for group in parameter_groups], **numbers)
+        self.masters = [*model.parameters()]
+        self._micro_batches, self._largest_norm = config.accumulation_steps, config.gradient_clipping or float("inf")
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.module(*args, **kwargs)
@@ -134,12 +87,39 @@ class Plain(Replicated):
         (loss / self._micro_batches).backward()
 
     def update(self) -> float | None:
-        norm = self.clip()
-        finite = norm < float("inf")
+        if self.world.world_size > 1:
+            self._average_over_ranks()
+        norm = squared_norm([master.grad for master in self.masters if master.grad is not None]).sqrt().float()
+        finite = bool(norm < float("inf"))
         if finite:
+            nn.utils.clip_grads_with_norm_(self.masters, self._largest_norm, norm)
             self.adam.step()
         self.module.zero_grad(set_to_none=True)
-        return norm if finite else None
+        return float(norm) if finite else None
+
+    def _average_over_ranks(self) -> None:
+        """Averages the gradients, all in one all-reduce; a rank without a gradient of a parameter has zeros."""
+        gradients = [torch.zeros_like(master) if master.grad is None else master.grad for master in self.masters]
+        flat = torch.cat([gradient.flatten() for gradient in gradients])
+        dist.all_reduce(flat)
+        parts = flat.mul_(1 / self.world.world_size).split([master.numel() for master in self.masters])
+        for master, part in zip(self.masters, parts, strict=True):
+            master.grad = part.view_as(master)
+
+    def gather(self, moment: str | None = None) -> dict[str, Tensor]:
+        if not self.world.is_first:
+            return {}
+        return {name: tensor.to("cpu", copy=True) for name, tensor in self._tensors(moment).items()}
+
+    def spread(self, named: Mapping[str, Tensor] | None, moment: str | None = None) -> None:
+        for name, tensor in self._tensors(moment).items():
+            if named is not None:
+                tensor.copy_(named[name])
+            dist.broadcast(tensor, src=0)
+
+    def _tensors(self, moment: str | None) -> dict[str, Tensor]:
+        parameters = self.module.named_parameters()
+        return {name: self.adam.state[p][moment] if moment else p.detach() for name, p in parameters}
 
 
 @torch.no_grad()

@@ -1,6 +1,6 @@
-"""The back ends under DeepSpeed: ZeRO stage 0, stages 1 and 2, and stage 3.
+"""The back ends under DeepSpeed: ZeRO stages 1 and 2, and stage 3.
 
-Imported only for jobs that need DeepSpeed (`plain.is_enough`). Each class reads the fields of DeepSpeed's optimizer at
+Imported only for jobs at these stages: stage 0 needs no DeepSpeed. Each class reads the fields of DeepSpeed's optimizer at
 its stage, which are not public: `constraints.txt` names the version that they were read in.
 """
 
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from pretrain.engine.deepspeed_config import EngineConfig
 from pretrain.engine.partitions import Partitions
-from pretrain.engine.plain import Backend, Replicated
+from pretrain.engine.plain import Backend
 from pretrain.job.processes import World
 
 # With the accelerator given, DeepSpeed neither searches for one nor warns that it found none.
@@ -78,22 +78,6 @@ class DeepSpeed(Backend):
     def load_scale_state(self, state: Mapping[str, float]) -> None:
         for key, value in state.items() if self._scaler else ():
             setattr(self._scaler, key, value)
-
-
-class Zero0(DeepSpeed, Replicated):
-    """DeepSpeed averages the gradients over ranks. It hides their norm, and updates even if one is not finite."""
-
-    def __init__(self, model: nn.Module, groups: Groups, config: EngineConfig, world: World) -> None:
-        DeepSpeed.__init__(self, model, groups, config.json | {"gradient_clipping": 0.0}, world)  # `clip` does it
-        Replicated.__init__(self, self.module, self.adam, config, world)
-
-    def update(self) -> float | None:
-        norm = self.clip()
-        finite = norm < float("inf")
-        if not finite:
-            self.engine.zero_grad()  # Adam skips parameters without a gradient
-        self.engine.step()
-        return norm if finite else None
 
 
 class Zero12(DeepSpeed):
