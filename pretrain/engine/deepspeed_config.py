@@ -56,8 +56,8 @@ def read(source: Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Dee
         ours = (ROOT / "ds_configs" / source.name).with_suffix(".json")  # of the name alone, such as zero1_bf16
         source = ours if ours.is_file() else source
     values = _load(source) if isinstance(source, Path) else source
-    _check(values, f"{source if isinstance(source, Path) else 'deepspeed config'}: ")
-    return _check(_with_overrides(values, overrides), f"--set {OVERRIDE}")
+    config = _check(values, f"{source if isinstance(source, Path) else 'deepspeed config'}: ")
+    return _check(_with_overrides(values, overrides), f"--set {OVERRIDE}") if overrides else config
 
 
 def resolve(

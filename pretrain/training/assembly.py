@@ -20,7 +20,6 @@ from pretrain.training.models import compile_layers, empty_model, initial_state
 from pretrain.training.plan import Plan
 from pretrain.training.run_folder import CHECKPOINTS, lock_run, write_run, writing
 from pretrain.training.run_log import RECORDS
-from pretrain.training.starts import Startup
 
 
 class Training(NamedTuple):
@@ -31,7 +30,6 @@ class Training(NamedTuple):
     engine: Engine[Objective]
     batches: BatchPlan
     watchdog: Watchdog
-    startup: Startup
 
 
 def take_folder(plan: Plan, world: World) -> AbstractContextManager[object]:
@@ -62,9 +60,7 @@ def measured_machine(plan: Plan, world: World) -> Machine:
     return machine
 
 
-def build_training(
-    plan: Plan, machine: Machine, world: World, watchdog: Watchdog, startup: Startup, compiled: bool = False
-) -> Training:
+def build_training(plan: Plan, machine: Machine, world: World, watchdog: Watchdog, compiled: bool = False) -> Training:
     """Builds model, engine, batch plan and run folder; prints the plan and its warnings. Collective."""
     if world.is_first:
         print(plan, *([] if plan.started else [f"{LEGEND}{plan.folder / RECORDS}"]), sep="\n", flush=True)
@@ -78,7 +74,6 @@ def build_training(
     if compiled:
         compile_layers(model)
     groups = parameter_groups(model, plan.run.optim.weight_decay)
-    startup.done("model")
     engine = Engine(model, groups, plan.deepspeed, world)
     if world.share(state is not None):
         engine.load_full_state(state)
@@ -86,7 +81,6 @@ def build_training(
         with writing(plan.folder):
             write_run(plan.folder, plan.description, plan.deepspeed.json)
     engine.barrier()
-    startup.done("engine")
     CACHE.on_wait = watchdog.waits
     batches = BatchPlan(plan.run.batch_size, plan.deepspeed.micro_batch_size, world.world_size, world.rank)
-    return Training(plan, machine, engine, batches, watchdog, startup)
+    return Training(plan, machine, engine, batches, watchdog)

@@ -18,7 +18,6 @@ from pretrain.training.assembly import build_training, measured_machine
 from pretrain.training.models import initial_model
 from pretrain.training.plan import make_plan
 from pretrain.training.run_folder import CHECKPOINTS, read_run
-from pretrain.training.starts import Startup
 from pretrain.training.train import train as train_run
 from tests.deepspeed_values import values_of
 from tests.pretrain.conftest import SMALL_MODEL
@@ -51,7 +50,7 @@ def test_a_plan_becomes_a_model_under_the_engine_and_a_folder_that_describes_it(
 ) -> None:
     plan, world = make_plan(options(shards_folder, tmp_path / "run")), start_processes()
     with Watchdog(world, 120, plan.folder) as watchdog:
-        training = build_training(plan, measured_machine(plan, world), world, watchdog, Startup())
+        training = build_training(plan, measured_machine(plan, world), world, watchdog)
     assert capsys.readouterr().out.startswith(f"{plan}\n")
     assert read_run(tmp_path / "run") == plan.description
     assert training.batches.micro_batches * training.engine.config.micro_batch_size == plan.run.batch_size
@@ -138,7 +137,7 @@ def second_phase(
     )
     plan, world = make_plan(options(shards, folder, set=schedule, **changes)), start_processes()
     with Watchdog(world, 120, plan.folder) as watchdog:
-        training = build_training(plan, measured_machine(plan, world), world, watchdog, Startup())
+        training = build_training(plan, measured_machine(plan, world), world, watchdog)
         first = training.engine.full_state()
         assert train_run(training) == 0
     saved = newest_valid(folder / CHECKPOINTS)
