@@ -64,7 +64,7 @@ def main(options: Options) -> int:
             path, _ = deepspeed.load_checkpoint(str(folder.parent), tag=folder.name)
             assert path, f"DeepSpeed found no checkpoint in {folder}"
 
-        deepspeed = engine._deepspeed
+        deepspeed = engine.backend.engine
         print(f"{sum(t.numel() for t in state.weights.values()) / 1e6:.1f} M parameters")
         report("ours, with checksums and fsync", save_ours, load_ours, ours)
         report(

@@ -24,8 +24,8 @@ from bench.matrix_rate import DTYPES
 from bench.models import CONFIGS, new_engine
 from pretrain.data.batches import Batch
 from pretrain.engine.engine import Engine
-from pretrain.engine.gradients import squared_norm
 from pretrain.engine.optim import parameter_groups
+from pretrain.engine.plain import squared_norm
 from pretrain.method.electra import Electra
 from pretrain.model import ops
 from pretrain.model.distribution import BLOCK, draw_in_blocks, inverse_cdf

@@ -32,7 +32,7 @@ def main(options: RunOptions) -> int:
     if options.dry_run:
         from pretrain.training.dry_run import dry_run
 
-        dry_run(plan, options.hostfile)
+        dry_run(plan)
         return 0
     from pretrain.training.train import train_rank
 

@@ -14,7 +14,6 @@ ADDED = {
         "deepspeed.flops_profiler.module_depth=3",
         "deepspeed.flops_profiler.top_modules=3",
         "deepspeed.flops_profiler.detailed=false",
-        "deepspeed.wall_clock_breakdown=true",
     ),
     "recompute": ("deepspeed.activation_checkpointing={}",),
 }

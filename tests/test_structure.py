@@ -123,7 +123,7 @@ def test_every_dense_layer_and_layer_norm_is_from_ops():
 def test_only_the_engine_imports_deepspeed():
     """Besides the stand-in for a GPU."""
     users = {module.as_posix() for module in modules(*PACKAGES, "bench") if "deepspeed" in imported_packages(module)}
-    engine = {"pretrain/engine/deepspeed_engine.py", "pretrain/engine/deepspeed_patches.py"}
+    engine = {"pretrain/engine/zero.py", "pretrain/engine/deepspeed_patches.py"}
     assert users == engine | {"bench/gpu_declared.py"}
 
 

@@ -13,8 +13,7 @@ from finetune.running.records import RunIdentity
 from foundation.config import ConfigError
 from foundation.files import file_sha256, remove
 from foundation.locks import Lock
-from pretrain.engine.checkpoint import Checkpoint
-from pretrain.engine.marker import MARKER
+from pretrain.engine.checkpoint import MARKER, Checkpoint
 from pretrain.export import ExportOptions
 from pretrain.export import main as export
 from pretrain.huggingface.folders import AGAIN, find_folder, read_config, read_encoder_config

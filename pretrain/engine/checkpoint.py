@@ -3,12 +3,13 @@
     RUN/checkpoints/step-00001000/weights.safetensors     fp32 master weights
                                   optimizer.safetensors   exp_avg/NAME and exp_avg_sq/NAME, fp32
                                   state.json              step, Adam's step count, loss scale, the loop's own state
-                                  complete.json           marker.py: size and sha256 of each file; written last
+                                  complete.json           the marker: size and sha256 of each file; written last
 
-A checkpoint without its marker, or with a file that differs from it, is skipped, and the previous one is used. If there
-are checkpoints but none is intact, the run ends with an error instead of starting over. A checkpoint may be a symbolic
-link to a larger disk. A save writes to a temporary folder, flushes it to the disk and renames it, so the last good
-checkpoint is intact at any moment.
+The marker is sealed with a checksum of its own, so damage to any bit of a checkpoint is found. A checkpoint without its
+marker, or with a file that differs from it, is skipped, and the previous one is used. If there are checkpoints but none
+is intact, the run ends with an error instead of starting over. A checkpoint may be a symbolic link to a larger disk. A
+save writes to a temporary folder, flushes it to the disk and renames it, so the last good checkpoint is intact at any
+moment.
 """
 
 import json
@@ -24,10 +25,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from foundation.config import ConfigError
-from foundation.files import flush, make_folder, remove
-from pretrain.engine.marker import MARKER, Damaged, fingerprint, marker_text, read_marker
+from foundation.files import file_sha256, flush, make_folder, remove, sealed, unsealed
 
 WEIGHTS, OPTIMIZER, STATE = FILES = ("weights.safetensors", "optimizer.safetensors", "state.json")
+MARKER = "complete.json"
+FORMAT_VERSION = 1
 _SAVING, _REMOVING = ".saving", ".removing"
 
 
@@ -62,6 +64,10 @@ class Checkpoint(NamedTuple):
 
     folder: Path
     step: int
+
+
+class Damaged(Exception):
+    """A checkpoint differs from what was written; the message says how."""
 
 
 class NotSaved(RuntimeError):
@@ -114,10 +120,9 @@ def _write(partial: Path, step: int, state: EngineState, extra: dict[str, Any]) 
     save_file(state.weights, partial / WEIGHTS)
     save_file(moments, partial / OPTIMIZER)
     (partial / STATE).write_text(json.dumps(numbers, indent=1))
-    files = {name: fingerprint(partial / name) for name in FILES}
     for name in FILES:
         flush(partial / name)
-    (partial / MARKER).write_bytes(marker_text(files))
+    (partial / MARKER).write_bytes(marker_of(partial))
     flush(partial / MARKER)
     flush(partial)
 
@@ -208,15 +213,40 @@ def _damage(checkpoint: Path, step: int) -> str | None:
     """Returns how the checkpoint of a step differs from its marker, or `None` if it is intact.
 
     Raises:
-        ConfigError: the checkpoint has a later format, which is not damage.
+        ConfigError: another version of this project wrote it, which is not damage.
     """
     try:
-        for name, expected in read_marker(checkpoint / MARKER, FILES).items():
+        for name, expected in _read_marker(checkpoint).items():
             _require_file(checkpoint / name, expected)
-        _require_state(checkpoint / STATE, step)
     except Damaged as damaged:
         return str(damaged)
+    if (found := json.loads((checkpoint / STATE).read_bytes())["step"]) != step:
+        return f"{STATE} is of step {found}"
     return None
+
+
+def marker_of(checkpoint: Path) -> bytes:
+    """Returns the content of the marker of a checkpoint with these files."""
+    files = {name: _fingerprint(checkpoint / name) for name in FILES}
+    return sealed({"format_version": FORMAT_VERSION, "files": files})
+
+
+def _fingerprint(path: Path) -> dict[str, Any]:
+    return {"bytes": path.stat().st_size, "sha256": file_sha256(path)}
+
+
+def _read_marker(checkpoint: Path) -> dict[str, dict[str, Any]]:
+    """Returns the size and sha256 of each file at the time of writing."""
+    try:
+        said = json.loads(unsealed((checkpoint / MARKER).read_bytes()))
+    except (OSError, ValueError):
+        raise Damaged(f"{MARKER} is missing or not as it was written") from None
+    if said["format_version"] != FORMAT_VERSION:
+        raise ConfigError(
+            f"{checkpoint}: got a checkpoint of format version {said['format_version']}, expected {FORMAT_VERSION}; use"
+            " the version of this project that wrote it"
+        )
+    return said["files"]
 
 
 def _require_file(path: Path, expected: dict[str, Any]) -> None:
@@ -225,26 +255,12 @@ def _require_file(path: Path, expected: dict[str, Any]) -> None:
         size = path.stat().st_size
         if size != expected["bytes"]:
             raise Damaged(f"{path.name} has {size} bytes, expected {expected['bytes']}")
-        if fingerprint(path) != expected:
+        if file_sha256(path) != expected["sha256"]:
             raise Damaged(f"the content of {path.name} has changed")
     except FileNotFoundError:
         raise Damaged(f"{path.name} is missing") from None
     except OSError as error:
         raise Damaged(f"{path.name} cannot be read ({error.strerror})") from None
-
-
-def _require_state(path: Path, step: int) -> None:
-    """Raises `Damaged` if `state.json` is malformed, or of another step than the folder's name says."""
-    try:
-        values = json.loads(path.read_bytes())
-        numbers = [values["step"], values["adam_steps"]]
-        parts = [values["loss_scale"], values["extra"]]
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
-        raise Damaged(f"{path.name} is not the state of a run") from None
-    if not all(type(number) is int for number in numbers) or not all(isinstance(part, dict) for part in parts):
-        raise Damaged(f"{path.name} is not the state of a run")
-    if numbers[0] != step:
-        raise Damaged(f"{path.name} is of step {numbers[0]}")
 
 
 def _prune(folder: Path, step: int, keep_last: int, keep_every: int, say: Callable[[str], None]) -> None:

@@ -56,8 +56,8 @@ def read(source: Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Dee
         ours = (ROOT / "ds_configs" / source.name).with_suffix(".json")  # of the name alone, such as zero1_bf16
         source = ours if ours.is_file() else source
     values = _load(source) if isinstance(source, Path) else source
-    _check(values, f"{source if isinstance(source, Path) else 'deepspeed config'}: ")
-    return _check(_with_overrides(values, overrides), f"--set {OVERRIDE}")
+    config = _check(values, f"{source if isinstance(source, Path) else 'deepspeed config'}: ")
+    return _check(_with_overrides(values, overrides), f"--set {OVERRIDE}") if overrides else config
 
 
 def resolve(
@@ -164,28 +164,14 @@ def _impossible(config: DeepSpeedConfig, device_type: str) -> Iterator[str]:
     if fp16 and device_type == "cpu":
         instead = f"ds_configs/zero1_{'bf16' if multiplies_bf16() else 'fp32'}.json"
         yield f"fp16.enabled: true without a GPU; add --deepspeed_config {instead}"
-    if fp16 and stage == 0:
-        yield (
-            "zero_optimization.stage: 0 with fp16, where DeepSpeed divides gradients by a loss scale that it never"
-            " applied; use stage 1"
-        )
-    if bf16 and stage == 0:
-        yield (
-            "zero_optimization.stage: 0 with bf16, where DeepSpeed's first Adam update counts as the second"
-            " (0.74 of its size); use stage 1"
-        )
+    if (fp16 or bf16) and stage == 0:
+        yield f"zero_optimization.stage: 0 with {config.precision}, which needs fp32 master weights; use stage 1"
+    if stage == 0 and config.flops_profiler and config.flops_profiler.enabled:
+        yield "flops_profiler.enabled: true at stage 0, which runs without DeepSpeed; use stage 1"
     if config.zero_optimization.offloads and stage == 0:
         yield "zero_optimization.offload_optimizer: set at stage 0, which offloads nothing; use stage 1"
     if fp16 and config.fp16 and config.fp16.loss_scale and config.fp16.loss_scale < 1:
         yield f"fp16.loss_scale: got {config.fp16.loss_scale}, expected 0 (dynamic) or at least 1; leave it out"
-    kept = config.data_types.grad_accum_dtype if config.data_types else None
-    if stage == 0 and kept not in (None, "fp32"):
-        yield f"data_types.grad_accum_dtype: got {kept} at stage 0, which keeps gradients in fp32; leave it out"
-    if stage == 1 and bf16 and kept == "fp32" and not config.zero_optimization.offloads:
-        yield (
-            "data_types.grad_accum_dtype: got fp32 with bf16 at stage 1, where DeepSpeed uses another optimizer, whose"
-            " state cannot be saved here; use stage 2, or leave it out"
-        )
 
 
 def _indivisible(config: DeepSpeedConfig, batch_size: int, world_size: int) -> Iterator[str]:

@@ -65,36 +65,18 @@ class ZeroOptimization(Section):
 
     stage: Literal[0, 1, 2, 3]
     """Partitions nothing (0), Adam's state (1), also gradients (2), also weights (3)."""
-    contiguous_gradients: bool | None = None
-    """Copies gradients into one buffer as they are computed."""
     overlap_comm: bool | None = None
     """Reduces gradients during the backward."""
-    reduce_scatter: bool | None = None
-    """Each rank gets only the gradients it updates."""
-    round_robin_gradients: bool | None = None
-    """Spreads the copying of gradients to the host over the ranks."""
     use_multi_rank_bucket_allreduce: bool | None = None
     """One reduction for several ranks' gradients."""
     parameter_alignment: bool | None = None
     """Starts each parameter at a multiple of 16 bytes, as fast kernels want."""
-    allgather_partitions: bool | None = None
-    """Gathers parameters with one all-gather instead of broadcasts."""
     reduce_bucket_size: Annotated[Bucket, Field(gt=0)] | None = None
     """Elements reduced at once."""
     allgather_bucket_size: Annotated[Bucket, Field(multiple_of=2)] | None = None
     """Elements gathered at once."""
-    sub_group_size: Elements | None = None
-    """Stage 3: elements updated at once."""
-    stage3_prefetch_bucket_size: Elements | None = None
-    """Stage 3: elements fetched in advance."""
-    stage3_param_persistence_threshold: Elements | None = None
-    """Stage 3: parameters with fewer elements are not partitioned."""
-    stage3_model_persistence_threshold: Elements | None = None
-    """Stage 3: most elements that are not partitioned in all."""
     stage3_max_live_parameters: Elements | None = None
     """Stage 3: most elements a GPU holds before it releases some."""
-    stage3_max_reuse_distance: Elements | None = None
-    """Stage 3: parameters needed again within this many elements are not released."""
     offload_optimizer: OffloadOptimizer | None = None
 
     @property
@@ -120,17 +102,8 @@ class Fp16(Switch):
     """Steps without overflow after which the dynamic scale doubles."""
     hysteresis: Count | None = None
     """Overflows before the dynamic scale is halved."""
-    consecutive_hysteresis: bool | None = None
-    """Only consecutive overflows count for hysteresis."""
     min_loss_scale: int | None = Field(default=None, gt=0, le=2**127)
     """Smallest dynamic loss scale."""
-
-
-class DataTypes(Section):
-    """`data_types`."""
-
-    grad_accum_dtype: Literal["fp32", "bf16", "fp16"]
-    """Data type in which gradients accumulate."""
 
 
 class FlopsProfiler(Switch):
@@ -158,14 +131,9 @@ class DeepSpeedConfig(Section):
     zero_optimization: ZeroOptimization
     fp16: Fp16 | None = None
     bf16: Switch | None = None
-    data_types: DataTypes | None = None
-    communication_data_type: Literal["fp32", "bf16", "fp16"] | None = None
-    """Data type in which gradients are communicated."""
     activation_checkpointing: Section | None = None
     """If set to {}, each layer keeps only its input and is computed again in the backward, with the same dropout."""
     flops_profiler: FlopsProfiler | None = None
-    wall_clock_breakdown: bool | None = None
-    """Prints the time of forward, backward and update; this waits for the GPU after each."""
 
     @property
     def precision(self) -> str:

@@ -15,8 +15,8 @@ import torch.distributed as dist
 from deepspeed.runtime.zero import stage_1_and_2
 from torch import Tensor
 
-from pretrain.engine.gradients import squared_norm
 from pretrain.engine.partitions import pieces
+from pretrain.engine.plain import squared_norm
 from pretrain.job.processes import World
 
 TESTED = "0.19.8"
@@ -51,20 +51,18 @@ def patch_modules(world: World) -> bool:
     return True
 
 
-def patch_engine(engine: Any, world: World) -> None:
-    """Patches one of DeepSpeed's engines to skip work that a step does not need.
+def patch_optimizer(zero: Any, world: World) -> None:
+    """Patches DeepSpeed's optimizer of stages 1 and 2, without offload, to skip work that a step does not need.
 
     In a single process there is nothing to sum over ranks, yet DeepSpeed copies every gradient into a buffer and back.
-    At stages 1 and 2 it checks each gradient for non-finite values and then computes the norm, which would show them
-    too. Together they take 5 to 12% of a step on a CPU; for the small model in bf16 they are 5,764 of 9,197 operations,
-    each a kernel on a GPU (docs/evidence/speed.md).
+    It also checks each gradient for non-finite values and then computes the norm, which would show them too. Together
+    they take 5 to 12% of a step on a CPU; for the small model in bf16 they are 5,764 of 9,197 operations, each a kernel
+    on a GPU (docs/evidence/speed.md).
     """
-    alone, zero, stage = world.world_size == 1, engine.optimizer, engine.zero_optimization_stage()
-    if stage in (1, 2) and not zero.cpu_offload:
-        zero.check_overflow = lambda **_: None
-        zero.scaled_global_norm = lambda: _norm_over_ranks(zero, world)
-        if alone:
-            zero.buffered_reduce_fallback = lambda *_, **__: None
+    zero.check_overflow = lambda **_: None
+    zero.scaled_global_norm = lambda: _norm_over_ranks(zero, world)
+    if world.world_size == 1:
+        zero.buffered_reduce_fallback = lambda *_, **__: None
 
 
 def _all_gather(

@@ -4,15 +4,28 @@ The forward and backward must have static shapes and never wait for the device (
 DeepSpeed's own work on gradients is not captured: its hooks run after the backward graph, as after any backward.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from pretrain.engine.deepspeed_config import EngineConfig
+
 WARM_UPS = 3
 """Micro-batches before the capture, in which libraries choose kernels and allocate memory (PyTorch's number)."""
+
+
+def unreplayable(config: EngineConfig, on_gpu: bool) -> Iterator[str]:
+    """Yields a problem for each reason why CUDA graphs cannot replay the micro-batches of a job."""
+    reasons = {
+        "without a GPU": not on_gpu,
+        "with ZeRO stage 3, which moves the weights": config.stage == 3,
+        "with activation_checkpointing, which reads the random state on the host": config.recomputes,
+        "with flops_profiler, which runs at one step only": config.json.get("flops_profiler", {}).get("enabled"),
+    }
+    yield from (f"graphs: true {reason}; leave it out" for reason, holds in reasons.items() if holds)
 
 
 class Replay(NamedTuple):

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from pydantic import Field, model_validator
 from torch import nn
@@ -14,9 +14,11 @@ class AdamNumbers(Protocol):
     """AdamW's settings and the gradient-clipping norm; the learning rate follows the run's own schedule."""
 
     betas: tuple[float, float]
-    eps: float
     weight_decay: float
     gradient_clipping: float
+
+    @property
+    def eps(self) -> float: ...
 
 
 class OptimConfig(StrictConfig):
@@ -30,8 +32,8 @@ class OptimConfig(StrictConfig):
     """Updates of linear warm-up (paper: 10k)."""
     betas: tuple[float, float] = (0.9, 0.999)
     """Adam's decay rates of both moments (paper)."""
-    eps: float = Field(default=1e-6, ge=1e-30, le=1)
-    """Adam's epsilon (paper); must not round to 0 in fp32, or Adam divides 0 by 0."""
+    eps: ClassVar[float] = 1e-6
+    """Adam's epsilon (paper)."""
     weight_decay: float = Field(default=0.01, ge=0, le=100)
     """Decoupled weight decay, except on LayerNorm and biases (google-research/electra; not in the paper)."""
     gradient_clipping: float = Field(default=1.0, ge=0)

@@ -12,14 +12,14 @@ from pretrain.engine.hardware import require_same_precision
 from pretrain.engine.optim import parameter_groups
 from pretrain.job.processes import World, leave
 from pretrain.job.watchdog import Watchdog
+from pretrain.method.objective import Objective
 from pretrain.training.doubts import doubts, unasked_months
 from pretrain.training.log_line import LEGEND
 from pretrain.training.machines import Machine, machine_of
 from pretrain.training.models import compile_layers, empty_model, initial_state
 from pretrain.training.plan import Plan
-from pretrain.training.run_folder import CHECKPOINTS, DESCRIPTION, lock_run, write_run, writing
+from pretrain.training.run_folder import CHECKPOINTS, lock_run, write_run, writing
 from pretrain.training.run_log import RECORDS
-from pretrain.training.starts import Startup
 
 
 class Training(NamedTuple):
@@ -27,10 +27,9 @@ class Training(NamedTuple):
 
     plan: Plan
     machine: Machine
-    engine: Engine
+    engine: Engine[Objective]
     batches: BatchPlan
     watchdog: Watchdog
-    startup: Startup
 
 
 def take_folder(plan: Plan, world: World) -> AbstractContextManager[object]:
@@ -61,13 +60,10 @@ def measured_machine(plan: Plan, world: World) -> Machine:
     return machine
 
 
-def build_training(
-    plan: Plan, machine: Machine, world: World, watchdog: Watchdog, startup: Startup, compiled: bool = False
-) -> Training:
+def build_training(plan: Plan, machine: Machine, world: World, watchdog: Watchdog, compiled: bool = False) -> Training:
     """Builds model, engine, batch plan and run folder; prints the plan and its warnings. Collective."""
     if world.is_first:
-        is_new = not (plan.folder / DESCRIPTION).is_file()
-        print(plan, *([f"{LEGEND}{plan.folder / RECORDS}"] if is_new else []), sep="\n", flush=True)
+        print(plan, *([] if plan.started else [f"{LEGEND}{plan.folder / RECORDS}"]), sep="\n", flush=True)
         resumes = any((plan.folder / CHECKPOINTS).glob("step-*[0-9]"))  # intact or not
         model, state = initial_state(plan.description, resumes)
         parameters = sum(parameter.numel() for parameter in model.parameters())
@@ -78,7 +74,6 @@ def build_training(
     if compiled:
         compile_layers(model)
     groups = parameter_groups(model, plan.run.optim.weight_decay)
-    startup.done("model")
     engine = Engine(model, groups, plan.deepspeed, world)
     if world.share(state is not None):
         engine.load_full_state(state)
@@ -86,7 +81,6 @@ def build_training(
         with writing(plan.folder):
             write_run(plan.folder, plan.description, plan.deepspeed.json)
     engine.barrier()
-    startup.done("engine")
     CACHE.on_wait = watchdog.waits
     batches = BatchPlan(plan.run.batch_size, plan.deepspeed.micro_batch_size, world.world_size, world.rank)
-    return Training(plan, machine, engine, batches, watchdog, startup)
+    return Training(plan, machine, engine, batches, watchdog)

@@ -15,9 +15,8 @@ from pretrain.method.registry import objective_class
 from pretrain.presets import BASE, SMALL
 from pretrain.training.estimates import GIB, MASTER_BYTES, MOMENTS_BYTES, Memory, memory_per_process
 from pretrain.training.machines import Machine
-from pretrain.training.models import find_sources
 from pretrain.training.plan import Plan
-from pretrain.training.run_folder import CHECKPOINTS, DESCRIPTION, read_run
+from pretrain.training.run_folder import CHECKPOINTS, DESCRIPTION
 
 MOST_EPOCHS = 100
 """BERT read its text 40 times (Devlin et al. 2019, A.2). For causal models, up to 4 passes are nearly as good as new
@@ -67,13 +66,12 @@ def unasked_months(plan: Plan, machine: Machine) -> Iterator[str]:
 def _precision(plan: Plan, machine: Machine) -> Iterator[str]:
     if machine.capability == (0, 0) and (warning := emulated(plan.deepspeed.precision)):
         yield warning
-    if (folder := plan.folder / DESCRIPTION).is_file() and not plan.assumed_gpu:
-        before, now = read_run(plan.folder), plan.description
-        if (before.precision, before.hardware) != (now.precision, now.hardware):
-            yield (
-                f"resume: {folder} was written on {before.hardware} in {before.precision}, this is {now.hardware} in"
-                f" {now.precision}: the run continues, but losses agree only within rounding"
-            )
+    before, now = plan.started, plan.description
+    if before and not plan.target.gpu and (before.precision, before.hardware) != (now.precision, now.hardware):
+        yield (
+            f"resume: {plan.folder / DESCRIPTION} was written on {before.hardware} in {before.precision}, this is"
+            f" {now.hardware} in {now.precision}: the run continues, but losses agree only within rounding"
+        )
 
 
 def _data(plan: Plan) -> Iterator[str]:
@@ -102,8 +100,8 @@ def _data(plan: Plan) -> Iterator[str]:
 
 
 def _normalization(plan: Plan) -> Iterator[str]:
-    if names := plan.description.init_from:
-        for folder in normalized_otherwise(find_sources(names), plan.shards.folders[0] / "tokenizer"):
+    if plan.sources:
+        for folder in normalized_otherwise(plan.sources, plan.shards.folders[0] / "tokenizer"):
             yield (
                 f"init_from: {folder} was trained on text of another case or with other accents than"
                 f" {plan.shards.folders[0]}; build the shards with it as --vocab"
@@ -168,7 +166,7 @@ def memory_of(plan: Plan, parameters: int, machine: Machine) -> Memory:
     """Returns the estimated memory of one process."""
     manifest = plan.shards.manifest
     lengths = manifest.vocab_size, manifest.seq_length
-    return memory_per_process(plan.deepspeed, plan.world_size, parameters, plan.run, *lengths, machine.capability)
+    return memory_per_process(plan.deepspeed, plan.target.processes, parameters, plan.run, *lengths, machine.capability)
 
 
 def disk_needed(plan: Plan, parameters: int) -> int:

@@ -6,9 +6,6 @@ import shlex
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
-from pathlib import Path
-
-import torch
 
 from electra_sampler.commands import as_typed
 from foundation.command_line import print_warning, printable
@@ -16,7 +13,7 @@ from foundation.config import ConfigError, counted
 from foundation.files import existing_part
 from foundation.progress import about
 from pretrain.engine.checkpoint import newest_valid
-from pretrain.job.hosts import Slots, check_hosts, read_hostfile
+from pretrain.job.hosts import Slots, check_hosts
 from pretrain.job.rank_log import printable_lines
 from pretrain.training.doubts import disk_needed, disk_shortage, doubts, memory_of, too_long, unasked_months
 from pretrain.training.estimates import GIB
@@ -29,7 +26,7 @@ NOT_TYPED = ("--dry_run", "--local_rank")
 """Options that the command to start a run lacks: DeepSpeed's launcher adds the second."""
 
 
-def dry_run(plan: Plan, hostfile: Path | None) -> None:
+def dry_run(plan: Plan) -> None:
     """Prints a run's plan, its estimated needs, its launch command and warnings; starts nothing.
 
     Raises:
@@ -43,8 +40,7 @@ def dry_run(plan: Plan, hostfile: Path | None) -> None:
     problems = [*disk_shortage(plan, parameters), *unasked_months(plan, machine)]
     for line in _needs(plan, parameters, machine):
         print(printable(line))
-    if hostfile:
-        slots = read_hostfile(hostfile)
+    if slots := plan.target.slots:
         local = [folder for folder in plan.shards.folders if str(folder) in plan.shards.names]
         found_problems, found = check_hosts(slots, local)
         problems += found_problems
@@ -53,7 +49,7 @@ def dry_run(plan: Plan, hostfile: Path | None) -> None:
         if len(slots) > 1 and "ServerAliveInterval" not in os.environ.get("PDSH_SSH_ARGS_APPEND", ""):
             print("note        pdsh waits for ever for a host that loses its network, unless ssh sends keep-alives:")
             print("note        export PDSH_SSH_ARGS_APPEND='-o ServerAliveInterval=15'")
-    print(printable(f"launch      {_launch(plan, hostfile)}"))
+    print(printable(f"launch      {_launch(plan)}"))
     warnings = [doubt for doubt in doubts(plan, parameters, machine) if doubt not in problems]
     warnings += [] if problems else too_long(plan, machine)
     if not problems:
@@ -64,12 +60,13 @@ def dry_run(plan: Plan, hostfile: Path | None) -> None:
         raise ConfigError(*problems)
 
 
-def _launch(plan: Plan, hostfile: Path | None) -> str:
+def _launch(plan: Plan) -> str:
     """Returns the command that starts the run: this one without the options of a dry run."""
     options = shlex.split(re.sub(r"--forecast[ =]\S+", "", shlex.join(sys.argv[1:])))
     given = [part for part in options if not part.startswith(NOT_TYPED)]
+    hostfile = plan.options.hostfile
     launcher = ["deepspeed", *(["--hostfile", str(hostfile)] if hostfile else [])]
-    if not hostfile and plan.world_size == 1 and not (plan.assumed_gpu or torch.cuda.is_available()):
+    if not hostfile and plan.target.processes == 1 and not plan.target.on_gpu:
         launcher = ["python"]
     return as_typed(shlex.join([*launcher, "pretrain/run.py", *given]))  # --hostfile too: each rank checks it again
 
@@ -82,7 +79,7 @@ def _needs(plan: Plan, parameters: int, machine: Machine) -> Iterator[str]:
     parts = ", ".join(f"{name} {value / GIB:.2f}" for name, value in memory._asdict().items())
     yield f"memory      {memory.total / GIB:.1f} GiB per process, of {machine.memory / GIB:.1f}: {parts} (estimated)"
     took = about(plan.seconds(machine.flops, run.optim.steps))
-    each = "each reaches" if plan.assumed_gpu else "it reaches"
+    each = "each reaches" if plan.target.gpu else "it reaches"
     yield f"time        {took} on {machine.name} in {plan.deepspeed.precision}, if {each} {machine.source}"
     place, needed = existing_part(plan.folder), disk_needed(plan, parameters)
     free = shutil.disk_usage(place).free

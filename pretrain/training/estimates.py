@@ -3,10 +3,10 @@
 Shape letters: L length, H hidden size, F feed-forward size, E embedding size, N heads.
 """
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from data_prep.masking import mask_size
-from foundation.config import ConfigError
 from foundation.machine import memory
 from pretrain.config import RunConfig
 from pretrain.engine.deepspeed_config import EngineConfig
@@ -123,26 +123,23 @@ def _kept_per_token(encoder: EncoderConfig, length: int, element: int, recompute
     return kept + embeddings + bias + element * H  # and the last layer's output
 
 
-def require_memory(run: RunConfig, micro_batch_size: int, vocab_size: int, length: int, on_gpu: bool) -> None:
-    """Refuses a run that cannot possibly fit into memory, before anything is allocated.
+def too_large(run: RunConfig, micro_batch_size: int, vocab_size: int, length: int, on_gpu: bool) -> Iterator[str]:
+    """Yields a problem for each part of a run that cannot possibly fit into memory, before anything is allocated.
 
     Two lower bounds are checked: the largest weight matrices, which each process builds in fp32 on its host, and the
     inputs of one encoder's layers, which are kept for the backward pass even with activation recomputation.
-
-    Raises:
-        ConfigError: a bound exceeds the available memory.
     """
     here = memory()
     weights = MASTER_BYTES * least_parameters(run, vocab_size)
     if weights > here:
-        raise ConfigError(
+        yield (
             f"model: got {run.model}, expected one whose weights fit the {here / GIB:,.1f} GiB of memory that a process"
             f" may use here, not {weights / GIB:,.1f} GiB or more; choose fewer layers or smaller sizes"
         )
     room = LARGEST_GPU if on_gpu else here
     kept = LEAST_ELEMENT * micro_batch_size * length * run.model.layers * run.model.hidden_size
     if kept > room:
-        raise ConfigError(
+        yield (
             f"batch_size: got {run.batch_size}, of which a process holds {micro_batch_size} sequences at once, expected"
             f" a micro-batch that fits {room / GIB:,.1f} GiB, not {kept / GIB:,.1f} GiB or more; lower it with"
             " --set deepspeed.train_micro_batch_size_per_gpu=N"

@@ -85,7 +85,7 @@ def machine_of(plan: Plan, world: World | None = None) -> Machine:
     Raises:
         ConfigError: there is no published speed of that GPU in the run's precision.
     """
-    gpu, precision, processes = plan.assumed_gpu, plan.deepspeed.precision, plan.world_size
+    gpu, precision, processes = plan.target.gpu, plan.deepspeed.precision, plan.target.processes
     if not gpu:
         manifest = plan.shards.manifest
         return this_machine(Sizes(plan.run, manifest.vocab_size, manifest.seq_length), precision, processes, world)

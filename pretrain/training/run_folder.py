@@ -128,36 +128,24 @@ def describe(
     )
 
 
-def require_same_run(folder: Path, description: RunDescription) -> None:
-    """Checks that a run already in `folder` has the same configuration, data and vocabulary; a new folder passes.
-
-    Raises:
-        ConfigError: names each difference.
+def differences(folder: Path, before: RunDescription | None, now: RunDescription) -> Iterator[str]:
+    """Yields a problem for each difference in configuration, data and vocabulary between the run that is already in
+    `folder`, if any, and this one.
     """
-    if not (folder / DESCRIPTION).is_file():
-        return
-    excluded: Any = {
-        "sampler": {"objective"},
-        "data": True,
-        "precision": True,
-        "hardware": True,
-        "versions": True,
-        "run": BOOKKEEPING,
-    }
-    before, now = (
-        dict(flat(part.model_dump(mode="json", exclude=excluded))) for part in (read_run(folder), description)
-    )
-    changed = [
-        f"{key}: {folder} was started with {IN_WORDS[key]} than this command says; use the same --data or another"
-        " --output"
-        if key in IN_WORDS
-        else f"{key}: {folder} was started with {before.get(key)!r}, this command says {now.get(key)!r};"
-        " use the same value or another --output"
-        for key in sorted(before.keys() | now.keys())
-        if before.get(key) != now.get(key)
-    ]
-    if changed:
-        raise ConfigError(*changed)
+    excluded: Any = {"sampler": {"objective"}, "run": BOOKKEEPING}
+    excluded |= dict.fromkeys(("data", "precision", "hardware", "versions"), True)
+    old, new = (dict(flat(part.model_dump(mode="json", exclude=excluded))) for part in (before or now, now))
+    for key in sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key)):
+        if key in IN_WORDS:
+            yield (
+                f"{key}: {folder} was started with {IN_WORDS[key]} than this command says; use the same --data or"
+                " another --output"
+            )
+        else:
+            yield (
+                f"{key}: {folder} was started with {old.get(key)!r}, this command says {new.get(key)!r}; use the same"
+                " value or another --output"
+            )
 
 
 @contextmanager
@@ -197,11 +185,9 @@ def lock_run(folder: Path, description: RunDescription) -> Lock:
         lock = Lock(folder / LOCK, PATIENCE)
     except Held as who:
         raise _in_use(folder, str(who)) from None
-    try:
-        require_same_run(folder, description)
-    except ConfigError:
+    if problems := [*differences(folder, find_run(folder), description)]:
         lock.release()
-        raise
+        raise ConfigError(*problems)
     return lock
 
 
@@ -225,6 +211,15 @@ def write_run(folder: Path, description: RunDescription, deepspeed: dict[str, An
     if description.sampler:
         write_atomically(folder / SAMPLER, LOADED[description.sampler.name].source)
     write_json(folder / DESCRIPTION, description.model_dump(mode="json"))
+
+
+def find_run(folder: Path) -> RunDescription | None:
+    """Reads the description of the run in `folder`, if there is one.
+
+    Raises:
+        ConfigError: it is damaged, or of another version.
+    """
+    return read_run(folder) if (folder / DESCRIPTION).is_file() else None
 
 
 def read_run(folder: Path) -> RunDescription:

@@ -1,17 +1,14 @@
-"""The start record: hardware, code, environment and duration of each start of a run, in RUN/starts.jsonl."""
+"""The record of each start of a run in RUN/starts.jsonl: hardware, code and environment."""
 
 import json
 import os
 import platform
 import socket
 import subprocess
-import time
-from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
-import psutil
 import torch
 
 from foundation.files import ROOT
@@ -22,18 +19,10 @@ PREFIXES = ("CUDA_", "NCCL_", "TORCH_", "DS_", "OMP_", "SLURM_JOB", "MASTER_", "
 """Prefixes of the environment variables recorded: those that can change speed, memory or results."""
 
 
-def record_start(
-    folder: Path,
-    engine: Engine,
-    step: int,
-    matrix_peak: float,
-    fp32_peak: float | None,
-    seconds: Mapping[str, Sequence[float]],
-) -> None:
+def record_start(folder: Path, engine: Engine, step: int, matrix_peak: float, fp32_peak: float | None) -> None:
     """Appends the record of this start, at `step`, to the run folder; first rank only.
 
-    `matrix_peak` is in FLOP/s over all ranks in the run's precision, `fp32_peak` on CPUs in fp32; `seconds` holds each
-    phase's duration by rank.
+    `matrix_peak` is in FLOP/s over all ranks in the run's precision, `fp32_peak` on CPUs in fp32.
     """
     cuda = engine.device.type == "cuda"
     record = {
@@ -51,7 +40,6 @@ def record_start(
         "code": code_version(),
         "cuda": torch.version.cuda,
         "environment": {key: value for key, value in sorted(os.environ.items()) if key.startswith(PREFIXES)},
-        "start_seconds": seconds,
     }
     with (folder / STARTS).open("a") as file:
         file.write(json.dumps(record) + "\n")
@@ -66,30 +54,3 @@ def code_version(repository: Path = ROOT) -> str | None:
         asked = subprocess.run(["git", "-C", repository, *question], capture_output=True, text=True, timeout=10)
         return asked.stdout.strip() or None
     return None
-
-
-class Startup:
-    """Measures how long each phase of a start takes.
-
-    A phase begins when the previous one ends, the first when the process starts.
-    """
-
-    def __init__(self) -> None:
-        self._began = psutil.Process().create_time()
-        self._ended = 0.0
-        self.seconds: dict[str, float] = {}
-        self.done("imports and plan")
-
-    def done(self, phase: str) -> None:
-        """Records the end of a phase."""
-        now = time.time() - self._began
-        self.seconds[phase] = now - self._ended
-        self._ended = now
-
-
-def describe_start(seconds: dict[str, list[float]]) -> str:
-    """Returns one line on the slowest rank's start, phase by phase; `seconds` holds each phase's duration by rank."""
-    totals = [sum(phases) for phases in zip(*seconds.values(), strict=True)]
-    slowest = totals.index(max(totals))
-    phases = ", ".join(f"{phase} {of_ranks[slowest]:.1f}" for phase, of_ranks in seconds.items())
-    return f"started in {totals[slowest]:.1f} s: {phases}"

@@ -18,7 +18,7 @@ from pretrain.training.example import example
 from pretrain.training.metrics import MetricSums, summary
 from pretrain.training.run_folder import CHECKPOINTS, writing
 from pretrain.training.run_log import RunLog
-from pretrain.training.starts import describe_start, record_start
+from pretrain.training.starts import record_start
 from pretrain.training.state import TrainingState, due
 from pretrain.training.stragglers import OwnTime, of_ranks
 from pretrain.training.throughput import Throughput
@@ -60,7 +60,7 @@ class Telemetry:
         self._training, self._engine, self._run = training, engine, run
         self._first_step, self._step = step, step + 1
         with writing(folder):
-            steps, log_to = run.optim.steps, training.plan.log_to
+            steps, log_to = run.optim.steps, training.plan.options.log_to
             self._log = RunLog(folder, step, steps, log_to) if engine.world.is_first else None
         self.say(f"resumed from step {step} ({folder / CHECKPOINTS}/step-{step:08d})" if step else "starts at step 0")
         self._reported, self.own_time = Reported(engine), OwnTime(engine)
@@ -82,13 +82,9 @@ class Telemetry:
         training, engine, step = self._training, self._engine, self._step - 1
         peak = training.machine.products
         fp32_peak = None if engine.device.type == "cuda" else training.machine.fp32_products
-        phases = training.startup.seconds
-        by_rank = of_ranks(engine, *phases.values())
-        seconds = {phase: list(of_phase) for phase, of_phase in zip(phases, zip(*by_rank, strict=True), strict=True)}
         if engine.world.is_first:
             with writing(training.plan.folder):
-                record_start(training.plan.folder, engine, step, peak, fp32_peak, seconds)
-        self.say(describe_start(seconds))
+                record_start(training.plan.folder, engine, step, peak, fp32_peak)
         self._throughput = Throughput(self._run, training.plan.shards, step, peak)
         left = self._run.optim.steps - step
         expected = about(training.plan.seconds(training.machine.flops, left))

@@ -1,6 +1,6 @@
 """The training loop: `run_steps` decides when to step, report, evaluate, save and stop; `losses` runs the forwards."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, suppress
 from dataclasses import asdict
 from typing import Any
@@ -23,24 +23,19 @@ from pretrain.job.rank_log import keep_rank_log
 from pretrain.job.stopping import EXIT_STOPPED, StopRequest
 from pretrain.job.watchdog import Watchdog
 from pretrain.training.assembly import Training, build_training, measured_machine, take_folder
-from pretrain.training.guards import require_finite
 from pretrain.training.plan import Plan
-from pretrain.training.run_folder import CHECKPOINTS, DESCRIPTION, LOCK, require_free, write_run, writing
-from pretrain.training.starts import Startup
-from pretrain.training.state import Stopwatch, TrainingState, due, rate_after
+from pretrain.training.run_folder import CHECKPOINTS, LOCK, require_free, writing
+from pretrain.training.state import Stopwatch, TrainingState, due, rate_after, require_finite
 from pretrain.training.telemetry import Reported, Telemetry
 
 
 def train_rank(plan: Plan, hang_timeout: float, compiled: bool) -> int:
     """Trains as one rank of the job: joins the other ranks, trains and leaves; returns its exit code. Collective."""
-    startup = Startup()
     if plan.run.deterministic and torch.cuda.is_available():
         compute_deterministically()
     require_free(plan.folder)  # before the ranks meet: a run that still trains there may hold the port
     world = start_processes()
-    startup.done("meeting")
     machine = measured_machine(plan, world)
-    startup.done("matrix peak")
     lock = take_folder(plan, world)
     if world.share(world.is_first and is_finished(plan)):
         if world.is_first:
@@ -50,7 +45,7 @@ def train_rank(plan: Plan, hang_timeout: float, compiled: bool) -> int:
         with writing(plan.folder):
             keep_rank_log(plan.folder, world.rank)
         with lock:
-            code = train(build_training(plan, machine, world, watchdog, startup, compiled))
+            code = train(build_training(plan, machine, world, watchdog, compiled))
         watchdog.record("stopped" if code else "done", code, f"ended with exit code {code}")
         return leave(code)
 
@@ -66,7 +61,6 @@ def is_finished(plan: Plan) -> bool:
 def train(training: Training) -> int:
     """Resumes, then trains to the last step or to a stop request; returns the process's exit code."""
     state = resume(training.plan.folder / CHECKPOINTS, training.engine, TrainingState)
-    training.startup.done("resume")
     with StopRequest(training.plan.folder) as stop, closing(Telemetry(training, state.step)) as telemetry:
         code = run_steps(training, state, telemetry, stop)
     if training.engine.world.is_first:
@@ -78,8 +72,8 @@ def run_steps(training: Training, state: TrainingState, telemetry: Telemetry, st
     """Runs the remaining steps with the reports, evaluations and saves due between them; returns the exit code."""
     plan, run, last = training.plan, training.plan.run, training.plan.run.optim.steps
     batches = TrainingBatches(plan.shards, training.batches, run.seed)
-    model: Any = training.engine.module
-    if plan.graphs and state.step < last:
+    model = training.engine.module
+    if plan.options.graphs and state.step < last:
         replay_micro_batches(model, batches.step(state.step)[0].to(training.engine.device, counts=True))
     telemetry.started()
     unsaved = Stopwatch()
@@ -87,7 +81,10 @@ def run_steps(training: Training, state: TrainingState, telemetry: Telemetry, st
         result, loss, (stopping, saving) = optimizer_step(
             training.engine,
             losses(training, state.step, micro_batches, telemetry),
-            lambda: (bool(stop) or training.watchdog.launcher_gone, unsaved.minutes > run.checkpoint_minutes),
+            lambda: (
+                bool(stop) or training.watchdog.launcher_gone,
+                unsaved.minutes > run.checkpoint_minutes,
+            ),
             rate_after(run, state.updates),
             UNSCALED
             if run.optim.adam_bias_correction
@@ -120,7 +117,7 @@ def losses(
     for number, batch in enumerate(micro_batches):
         torch.manual_seed(key_of(training.plan.run.seed, step, number, engine.world.rank))  # for dropout only
         training.watchdog.progress(f"reading the data of step {step + 1}")
-        batch = batch.to(engine.device, counts=training.plan.graphs)
+        batch = batch.to(engine.device, counts=training.plan.options.graphs)
         with telemetry.own_time.computing():
             output = engine.forward(batch, entropies=telemetry.watching)
         yield output.loss, output.loss.detach() / training.batches.micro_batches
@@ -155,7 +152,6 @@ def save_state(training: Training, state: TrainingState, telemetry: Telemetry, m
     if engine.world.is_first:
         confirm(folder / LOCK)
         try:
-            require_described(training.plan, telemetry.say)
             saved = save(
                 folder / CHECKPOINTS,
                 state.step,
@@ -172,22 +168,3 @@ def save_state(training: Training, state: TrainingState, telemetry: Telemetry, m
         raise NotSaved(problem)
     if problem:
         telemetry.say(f"WARNING: {problem}; training continues, and will try again when the next checkpoint is due")
-
-
-def require_described(plan: Plan, say: Callable[[str], None]) -> None:
-    """Writes the run folder again if it was removed during the run: a checkpoint without it could not be resumed.
-
-    Raises:
-        NotSaved: the folder cannot be written.
-    """
-    folder = plan.folder
-    if (folder / DESCRIPTION).exists():
-        return
-    try:
-        write_run(folder, plan.description, plan.deepspeed.json)
-    except OSError as error:
-        raise NotSaved(f"{folder} was removed during the run and cannot be created again ({error})") from error
-    say(
-        f"WARNING: {folder} was removed during the run; it was created again for the checkpoints from here on;"
-        " logs and records are kept again after the next start"
-    )

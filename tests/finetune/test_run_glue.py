@@ -44,20 +44,17 @@ def test_a_launch_runs_all_seeds_and_the_next_only_missing_ones(
     assert [(record.run.seed, record.world_size) for record in records] == [(1, 2), (2, 2), (3, 1)]
 
 
-def test_one_process_without_deepspeed_learns_the_same(
+def test_plain_torch_without_deepspeed_learns_what_zero_1_does(
     stock_model: Path, cola_folder: Path, tmp_path: Path, laptop: dict[str, str]
 ) -> None:
-    """A DeepSpeed key without effect makes DeepSpeed do the same run."""
     options = ["--model", stock_model, "--data_dir", cola_folder, "--task", "CoLA", "--epochs", "2", "--seeds", "1"]
-    command = ["finetune/run_glue.py", *options, "--deepspeed_config", SHORT["deepspeed_config"], "--output"]
-    subprocess.run(
-        [sys.executable, *command, tmp_path / "without"], cwd=REPOSITORY, env=laptop, check=True, timeout=240
-    )
-    done = run(*command, tmp_path / "with", "--set", "deepspeed.wall_clock_breakdown=false")
+    command = ["finetune/run_glue.py", *options, "--output"]
+    plain = [sys.executable, *command, tmp_path / "without", "--deepspeed_config", "zero0_fp32"]
+    subprocess.run(plain, cwd=REPOSITORY, env=laptop, check=True, timeout=240)
+    done = run(*command, tmp_path / "with", "--deepspeed_config", "zero1_fp32")
     assert done.returncode == 0, done.stderr
     without, under = (read_records(tmp_path / name / "results.jsonl")[0] for name in ("without", "with"))
-    assert without.train_losses == under.train_losses
-    assert without.last == under.last
+    assert without.train_losses == pytest.approx(under.train_losses, rel=1e-4)
 
 
 def test_qqp_rows_broken_by_line_ends_stop_no_run_and_are_counted_in_its_results(

@@ -28,7 +28,6 @@ from pretrain.training.assembly import build_training, measured_machine
 from pretrain.training.models import build_model
 from pretrain.training.options import RunOptions
 from pretrain.training.plan import make_plan
-from pretrain.training.starts import Startup
 from pretrain.training.train import train
 from tests.conftest import REPOSITORY
 from tests.deepspeed_values import values_of
@@ -95,7 +94,7 @@ def test_every_accepted_setting_trains(key: str, shards_folder: Path, tmp_path: 
         world = start_processes()
         watchdog = Watchdog(world, 600, folder)
         try:
-            assert train(build_training(plan, measured_machine(plan, world), world, watchdog, Startup())) == 0, text
+            assert train(build_training(plan, measured_machine(plan, world), world, watchdog)) == 0, text
         except FloatingPointError:
             assert key == "optim.lr", "only a learning rate may make a run diverge"
 

@@ -18,7 +18,6 @@ from pretrain.job.watchdog import Watchdog
 from pretrain.training.assembly import build_training, measured_machine
 from pretrain.training.options import RunOptions
 from pretrain.training.plan import make_plan
-from pretrain.training.starts import Startup
 from pretrain.training.train import train
 
 STAGES = (0, 1, 2, 3)
@@ -40,7 +39,7 @@ def main(shards: str, run: str, folder: str) -> None:
             )
         )
         with Watchdog(world, 200, plan.folder) as watchdog:
-            training = build_training(plan, measured_machine(plan, world), world, watchdog, Startup())
+            training = build_training(plan, measured_machine(plan, world), world, watchdog)
             state = training.engine.full_state()
             if world.is_first:
                 torch.save(asdict(state), plan.folder / "start.pt")

@@ -1,9 +1,8 @@
 """Claims about any damage to checkpoints: an intact checkpoint is used, else the previous one, else none."""
 
-import json
 import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,8 +10,7 @@ import pytest
 from foundation.config import ConfigError
 from pretrain.engine.checkpoint import NotSaved, all_valid, load, newest_valid, save
 from tests.pretrain.conftest import mounted
-from tests.pretrain.engine.test_checkpoint import names, same, sign, state_of
-from tests.pretrain.engine.test_marker import EVERY, flips, later, of_version_0_1
+from tests.pretrain.engine.test_checkpoint import later, names, same, state_of
 
 SAMPLED = 300
 """Number of bits tried in a file of tensors; small files are tried completely."""
@@ -30,16 +28,18 @@ def content_of(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-@EVERY
-@pytest.mark.parametrize("version", ["0.1", "now"])
+def flips(content: bytes, every: int = 1) -> Iterator[bytes]:
+    """Copies of the content with one bit flipped, for one bit in `every`; a step of 7 reaches all bits of a byte."""
+    for place in range(0, 8 * len(content), every):
+        flipped = bytearray(content)
+        flipped[place // 8] ^= 1 << place % 8
+        yield bytes(flipped)
+
+
+@pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", ["complete.json", "state.json"])
-def test_after_any_flipped_bit_the_previous_checkpoint_is_used(
-    name: str, version: str, folder: Path, every: int
-) -> None:
+def test_after_any_flipped_bit_the_previous_checkpoint_is_used(name: str, folder: Path, every: int) -> None:
     checkpoint = folder / "step-00000020"
-    if version == "0.1":
-        files = json.loads((checkpoint / "complete.json").read_text())["files"]
-        (checkpoint / "complete.json").write_bytes(of_version_0_1(files))
     content = (checkpoint / name).read_bytes()
     for flipped in flips(content, every):
         (checkpoint / name).write_bytes(flipped)
@@ -64,27 +64,6 @@ def test_a_checkpoint_under_another_steps_name_is_not_used(folder: Path) -> None
     found = newest_valid(folder, said.append)
     assert found is not None and found.step == 20
     assert len(said) == 1 and "step-00000030 is not used: state.json is of step 10; trying" in said[0]
-
-
-NO_STATES = {
-    "null": "null",
-    "a list": "[]",
-    "empty": "{}",
-    "nested without end": "[" * 100_000,
-    "parts missing": '{"step": 20}',
-    "a part is null": '{"step": 20, "adam_steps": 1, "loss_scale": {}, "extra": null}',
-    "no whole number": '{"step": 2e1, "adam_steps": 1, "loss_scale": {}, "extra": {}}',
-    "a huge number": '{"step": ' + "9" * 10_000 + "}",
-}
-
-
-@pytest.mark.parametrize("state", NO_STATES.values(), ids=NO_STATES)
-def test_invalid_numbers_are_not_used_even_with_a_valid_checksum(state: str, folder: Path) -> None:
-    (folder / "step-00000020" / "state.json").write_text(state)
-    sign(folder / "step-00000020")
-    said: list[str] = []
-    assert newest_valid(folder, said.append).step == 10  # type: ignore[union-attr]
-    assert "state.json is not the state of a run" in said[0]
 
 
 def test_an_additional_file_in_a_checkpoint_changes_nothing(folder: Path) -> None:
@@ -234,8 +213,8 @@ def test_an_interrupted_earlier_removal_of_the_same_step_is_no_obstacle(folder: 
 
 def test_a_checkpoint_of_a_later_version_is_an_error_and_nothing_is_changed(folder: Path) -> None:
     marker = folder / "step-00000020" / "complete.json"
-    marker.write_bytes(later({}, version=3))
+    marker.write_bytes(later())
     before = content_of(folder)
-    with pytest.raises(ConfigError, match="format version 3"):
+    with pytest.raises(ConfigError, match="format version 2"):
         newest_valid(folder)
     assert content_of(folder) == before

@@ -43,7 +43,7 @@ def figures_of(name: str, world: World) -> dict[str, Any]:
     state, saving = with_traffic(engine, engine.full_state)
     _, loading = with_traffic(fresh, lambda: fresh.load_full_state(state if world.is_first else None))
     return {
-        "parameters": sum(flat.numel() for flat in engine._optimizer.bit16_groups_flat),
+        "parameters": sum(flat.numel() for flat in engine.backend.engine.optimizer.bit16_groups_flat),
         "bytes_per_weight": engine.dtype.itemsize,
         "saving": saving,
         "loading": loading,
@@ -120,7 +120,6 @@ def rounds(state: EngineState, engine: Engine) -> list[bool]:
 def main(result: Path) -> None:
     world = start_processes()
     figures = {name: figures_of(name, world) for name in FILES}
-    figures["round robin"] = other_layout("zero2_bf16", world, round_robin_gradients=True)
     figures["not aligned"] = other_layout("zero1_bf16", world, parameter_alignment=False)
     if world.is_first:
         result.write_text(json.dumps(figures))

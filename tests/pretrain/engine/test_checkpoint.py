@@ -16,9 +16,18 @@ import pytest
 import torch
 
 from foundation.config import ConfigError
-from pretrain.engine.checkpoint import FILES, EngineState, NotSaved, load, load_weights, newest_valid, save
-from pretrain.engine.marker import fingerprint, marker_text
-from tests.pretrain.engine.test_marker import later, of_version_0_1
+from foundation.files import sealed
+from pretrain.engine.checkpoint import (
+    FILES,
+    MARKER,
+    EngineState,
+    NotSaved,
+    load,
+    load_weights,
+    marker_of,
+    newest_valid,
+    save,
+)
 
 SAVER = """
 import itertools, sys
@@ -60,7 +69,12 @@ def folder(tmp_path: Path) -> Path:
 
 def sign(checkpoint: Path) -> None:
     """Rewrites the marker for the current sizes and checksums of the files."""
-    (checkpoint / "complete.json").write_bytes(marker_text({name: fingerprint(checkpoint / name) for name in FILES}))
+    (checkpoint / MARKER).write_bytes(marker_of(checkpoint))
+
+
+def later() -> bytes:
+    """A marker as a later version may write it, with a valid checksum."""
+    return sealed({"format_version": 2, "shards": [{"nested": None}]})
 
 
 def names(folder: Path) -> list[str]:
@@ -171,17 +185,19 @@ def test_damage_to_any_file_is_reported_and_the_previous_checkpoint_used(
 
 
 def test_a_checkpoint_of_a_later_version_is_an_error_and_not_damage(folder: Path) -> None:
-    marker = folder / "step-00000020" / "complete.json"
-    marker.write_bytes(later(json.loads(marker.read_text())["files"], version=2))
-    with pytest.raises(ConfigError, match="format version 2, expected at most 1"):
+    (folder / "step-00000020" / MARKER).write_bytes(later())
+    with pytest.raises(ConfigError, match="format version 2, expected 1; use the version of this project that wrote"):
         newest_valid(folder, say=pytest.fail)
 
 
-def test_a_checkpoint_of_version_0_1_is_loaded(folder: Path) -> None:
-    marker = folder / "step-00000020" / "complete.json"
-    marker.write_bytes(of_version_0_1(json.loads(marker.read_text())["files"]))
-    found = newest_valid(folder, say=pytest.fail)
-    assert found is not None and same(load(found)[0], state_of(20))
+@pytest.mark.parametrize("content", [b"", b"null", b"[" * 100_000, bytes(500), b"without a checksum"])
+def test_a_marker_that_is_not_sealed_is_damage(folder: Path, content: bytes) -> None:
+    if content == b"without a checksum":
+        content = json.dumps(json.loads(marker_of(folder / "step-00000020")) | {"sha256": None}).encode()
+    (folder / "step-00000020" / MARKER).write_bytes(content)
+    said: list[str] = []
+    assert newest_valid(folder, said.append).step == 10  # type: ignore[union-attr]
+    assert f"{MARKER} is missing or not as it was written" in said[0]
 
 
 @pytest.mark.parametrize("size", [80_000, 1_000_000], ids=["in the second file", "in the first file"])

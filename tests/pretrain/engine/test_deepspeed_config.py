@@ -20,7 +20,7 @@ from tests.pretrain.engine import engine_worker as worker
 
 FOLDER = Path(__file__).resolve().parents[3] / "ds_configs"
 FILES = sorted(FOLDER.glob("*.json"))
-OPTIM = OptimConfig(lr=2e-4, steps=1000, warmup_steps=10, betas=(0.8, 0.9), eps=1e-7, weight_decay=0.02)
+OPTIM = OptimConfig(lr=2e-4, steps=1000, warmup_steps=10, betas=(0.8, 0.9), weight_decay=0.02)
 
 
 ADDITIONS: dict[str, Callable[[dict[str, Any]], Any]] = {
@@ -28,7 +28,7 @@ ADDITIONS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "recompute": lambda values: "activation_checkpointing" in values,
     "accumulate": lambda values: values["train_micro_batch_size_per_gpu"] != "auto",
     "overlap": lambda values: values["zero_optimization"].get("overlap_comm"),
-    "profile": lambda values: values.get("flops_profiler", {}).get("enabled") and values["wall_clock_breakdown"],
+    "profile": lambda values: values.get("flops_profiler", {}).get("enabled"),
 }
 """The difference that the last part of a removed file's name stands for."""
 
@@ -71,7 +71,7 @@ def test_every_shipped_file_resolves_with_the_values_of_the_run(path: Path) -> N
     assert values["gradient_clipping"] == OPTIM.gradient_clipping
     params = values["optimizer"]["params"]
     assert params.keys() == {"torch_adam", "fused", "betas", "eps", "weight_decay"}  # the rate comes with each update
-    assert (params["betas"], params["eps"], params["weight_decay"]) == ([0.8, 0.9], 1e-7, 0.02)
+    assert (params["betas"], params["eps"], params["weight_decay"]) == ([0.8, 0.9], 1e-6, 0.02)
     assert "auto" not in json.dumps(values)
 
 
@@ -264,20 +264,13 @@ def changed(name: str, **sections: Any) -> dict[str, Any]:
     return values
 
 
-FP32_GRADIENTS = {"data_types__grad_accum_dtype": "fp32"}
 # Values on which DeepSpeed fails with a bare traceback, each beside a similar value that trains.
 FAILS = [
-    ("zero1_bf16", FP32_GRADIENTS, "grad_accum_dtype: got fp32 with bf16 at stage 1"),
-    ("zero0_fp32", {"data_types__grad_accum_dtype": "bf16"}, "grad_accum_dtype: got bf16 at stage 0"),
-    ("zero0_fp32", {"data_types__grad_accum_dtype": "fp16"}, "grad_accum_dtype: got fp16 at stage 0"),
     ("zero1_fp32", {"zero_optimization__allgather_bucket_size": 7}, "got 7, expected: input should be a multiple of 2"),
     ("zero3_fp32", {"zero_optimization__reduce_bucket_size": 0}, "got 0, expected: input should be greater than 0"),
 ]
 TRAINS = [
-    ("zero2_bf16", FP32_GRADIENTS),
-    ("zero1_bf16", FP32_GRADIENTS | {"zero_optimization__offload_optimizer": {"device": "cpu"}}),
-    ("zero0_fp32", FP32_GRADIENTS),
-    ("zero2_fp32", {"zero_optimization__reduce_scatter": False}),
+    ("zero3_fp32", {"zero_optimization__reduce_bucket_size": 1}),
     ("zero1_fp32", {"zero_optimization__allgather_bucket_size": 0, "zero_optimization__reduce_bucket_size": 1}),
 ]
 

@@ -197,7 +197,7 @@ def test_adams_hyperparameters_are_scaled_for_one_update_only() -> None:
     change = worker.largest_change(start, engine.full_state().weights)
     assert change == pytest.approx(1e-3 * 0.1 / 0.001**0.5, rel=1e-3)
     worker.Runner(engine).step(0)
-    assert {group["eps"] for group in engine._optimizer.param_groups} == {worker.OPTIM.eps}
+    assert {group["eps"] for group in engine.backend.adam.param_groups} == {worker.OPTIM.eps}
 
 
 def test_a_checkpoint_of_another_model_is_refused_by_name(folder: Path) -> None:

@@ -18,7 +18,6 @@ from pretrain.training.assembly import build_training, measured_machine
 from pretrain.training.models import initial_model
 from pretrain.training.plan import make_plan
 from pretrain.training.run_folder import CHECKPOINTS, read_run
-from pretrain.training.starts import Startup
 from pretrain.training.train import train as train_run
 from tests.deepspeed_values import values_of
 from tests.pretrain.conftest import SMALL_MODEL
@@ -51,7 +50,7 @@ def test_a_plan_becomes_a_model_under_the_engine_and_a_folder_that_describes_it(
 ) -> None:
     plan, world = make_plan(options(shards_folder, tmp_path / "run")), start_processes()
     with Watchdog(world, 120, plan.folder) as watchdog:
-        training = build_training(plan, measured_machine(plan, world), world, watchdog, Startup())
+        training = build_training(plan, measured_machine(plan, world), world, watchdog)
     assert capsys.readouterr().out.startswith(f"{plan}\n")
     assert read_run(tmp_path / "run") == plan.description
     assert training.batches.micro_batches * training.engine.config.micro_batch_size == plan.run.batch_size
@@ -100,11 +99,11 @@ def changed(one: Weights, other: Weights) -> set[str]:
 @pytest.mark.parametrize("objective", ["electra", "hp_loss", "hp_dist"])
 @pytest.mark.parametrize("sharing", ["nes", "gdes"])
 def test_without_clipping_adam_cancels_lambda2_where_no_embeddings_are_shared(
-    sharing: str, objective: str, trained: Callable[..., Weights]
+    sharing: str, objective: str, trained: Callable[..., Weights], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Adam divides a gradient by its size; a power of two loses no bit, so the paths are bitwise equal."""
-    unclipped = {"gradient_clipping": 0.0, "eps": 1e-30}
-    one, many = (trained(sharing, objective, lambda2, **unclipped) for lambda2 in (1.0, 64.0))
+    monkeypatch.setattr(OptimConfig, "eps", 1e-30)
+    one, many = (trained(sharing, objective, lambda2, gradient_clipping=0.0) for lambda2 in (1.0, 64.0))
     assert not changed(one, many)
     start = trained(sharing, objective, steps=0)
     assert {name for name in changed(one, start) if not name.endswith("key.bias")} == {
@@ -113,12 +112,12 @@ def test_without_clipping_adam_cancels_lambda2_where_no_embeddings_are_shared(
 
 
 def test_lambda2_matters_where_embeddings_are_shared_or_gradients_are_clipped_together(
-    trained: Callable[..., Weights],
+    trained: Callable[..., Weights], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shared, clipped = ({"eps": 1e-30, "gradient_clipping": norm} for norm in (0.0, 1.0))
-    assert changed(*(trained("es", lambda2=lambda2, **shared) for lambda2 in (1.0, 64.0)))
+    monkeypatch.setattr(OptimConfig, "eps", 1e-30)
+    assert changed(*(trained("es", lambda2=lambda2, gradient_clipping=0.0) for lambda2 in (1.0, 64.0)))
     # clipping scales all gradients of a step alike, but differently at each step
-    assert changed(*(trained("gdes", lambda2=lambda2, **clipped) for lambda2 in (1.0, 64.0)))
+    assert changed(*(trained("gdes", lambda2=lambda2, gradient_clipping=1.0) for lambda2 in (1.0, 64.0)))
 
 
 LR, BETAS = 1e-3, (0.9, 0.999)
@@ -138,7 +137,7 @@ def second_phase(
     )
     plan, world = make_plan(options(shards, folder, set=schedule, **changes)), start_processes()
     with Watchdog(world, 120, plan.folder) as watchdog:
-        training = build_training(plan, measured_machine(plan, world), world, watchdog, Startup())
+        training = build_training(plan, measured_machine(plan, world), world, watchdog)
         first = training.engine.full_state()
         assert train_run(training) == 0
     saved = newest_valid(folder / CHECKPOINTS)

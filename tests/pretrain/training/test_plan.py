@@ -3,6 +3,7 @@
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,6 +37,31 @@ def test_a_row_of_the_papers_tables_sets_the_objective_and_excludes_that_option(
         make_plan(options(shards_folder, tmp_path, row="ELECTRA", objective="electra"))
 
 
+def test_every_mistake_in_options_settings_data_and_folder_is_reported_at_once(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    given = {"set": ("optim.stpes=3", "deepspeed.gradient_cliping=1"), "forecast": "a100", "keep_optimizer": True}
+    with pytest.raises(ConfigError) as error:
+        make_plan(options(tmp_path / "no shards", tmp_path / "file", **given))
+    said = str(error.value)
+    mistakes = ("forecast", "keep_optimizer", "optim.stpes", "no shards", "deepspeed.gradient_cliping", "output")
+    assert all(mistake in said for mistake in mistakes), said
+
+
+def test_a_plan_reads_no_file_twice(shards_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_run(tmp_path, make_plan(options(shards_folder, tmp_path)).description, {})
+    read: list[str] = []
+    real = Path.read_text
+
+    def noted(path: Path, *args: Any, **others: Any) -> str:
+        read.append(path.name)
+        return real(path, *args, **others)
+
+    monkeypatch.setattr(Path, "read_text", noted)
+    make_plan(options(shards_folder, tmp_path))
+    assert read.count("run.json") == 1
+    assert sum(name.startswith("zero") for name in read) == 1
+
+
 def test_the_batch_is_divided_among_the_launchers_processes(
     shards_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -58,7 +84,7 @@ def test_graphs_are_refused_where_a_micro_batch_cannot_be_replayed(
     changes: dict[str, object], problem: str, shards_folder: Path, tmp_path: Path
 ) -> None:
     given = {"deepspeed_config": "zero1_bf16", "dry_run": True, "forecast": "a100", "graphs": True}
-    assert make_plan(options(shards_folder, tmp_path, **given)).graphs
+    assert make_plan(options(shards_folder, tmp_path, **given)).options.graphs
     with pytest.raises(ConfigError, match=rf"^graphs: true {problem}.*; leave it out$"):
         make_plan(options(shards_folder, tmp_path, **given | changes))
 

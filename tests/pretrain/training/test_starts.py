@@ -3,17 +3,15 @@
 import json
 import shutil
 import subprocess
-import time
 from pathlib import Path
 
-import psutil
 import pytest
 from torch import nn
 
 from pretrain.engine.engine import Engine
 from pretrain.engine.optim import parameter_groups
 from pretrain.job.processes import start_processes
-from pretrain.training.starts import Startup, code_version, describe_start, record_start
+from pretrain.training.starts import code_version, record_start
 from tests.pretrain.engine import engine_worker as worker
 
 
@@ -26,12 +24,11 @@ def test_every_start_is_recorded_with_machine_precision_code_and_environment(
     config = worker.resolved_config("zero1_fp32", world_size=1)
     engine = Engine(model, parameter_groups(model, 0.01), config, start_processes())
     for step in (0, 40):
-        record_start(tmp_path, engine, step, matrix_peak=2e12, fp32_peak=3e12, seconds={"plan": [1.5]})
+        record_start(tmp_path, engine, step, matrix_peak=2e12, fp32_peak=3e12)
     records = [json.loads(line) for line in (tmp_path / "starts.jsonl").read_text().splitlines()]
     assert [record["step"] for record in records] == [0, 40]
     assert (records[0]["precision"], records[0]["zero_stage"], records[0]["processes"]) == ("float32", 1, 1)
     assert (records[0]["matrix_peak_tflops"], records[0]["fp32_peak_tflops"]) == (2.0, 3.0)
-    assert records[0]["start_seconds"] == {"plan": [1.5]}
     assert records[0]["environment"]["NCCL_DEBUG"] == "WARN"
     assert "hidden" not in json.dumps(records)
 
@@ -55,17 +52,3 @@ def test_the_code_is_identified_by_its_commit_and_uncommitted_changes_are_marked
     assert code_version(tmp_path) == git("rev-parse", "HEAD") + " + changes"
     (tmp_path / "site-packages").mkdir()
     assert code_version(tmp_path / "site-packages") is None, "an environment inside another repository"
-
-
-def test_the_phases_cover_the_time_since_the_process_began() -> None:
-    startup = Startup()
-    time.sleep(0.1)
-    startup.done("nap")
-    since = time.time() - psutil.Process().create_time()
-    assert list(startup.seconds) == ["imports and plan", "nap"]
-    assert startup.seconds["nap"] >= 0.1
-    assert sum(startup.seconds.values()) == pytest.approx(since, abs=0.05)
-
-
-def test_the_line_shows_the_slowest_rank() -> None:
-    assert describe_start({"plan": [1.0, 3.0], "engine": [4.0, 0.5]}) == "started in 5.0 s: plan 1.0, engine 4.0"

@@ -16,7 +16,6 @@ from pretrain.training.curves import curve_name, curves_of, flat
 from pretrain.training.options import RunOptions
 from pretrain.training.plan import make_plan
 from pretrain.training.run_log import read_records
-from pretrain.training.starts import Startup
 from pretrain.training.train import train
 from tests.conftest import REPOSITORY
 from tests.pretrain.conftest import OBJECTIVES
@@ -46,7 +45,7 @@ def run(shards_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
         }
         plan, world = make_plan(RunOptions.from_values(options)), start_processes()
         with Watchdog(world, HANG_TIMEOUT, plan.folder) as watchdog:
-            assert train(build_training(plan, measured_machine(plan, world), world, watchdog, Startup())) == 0
+            assert train(build_training(plan, measured_machine(plan, world), world, watchdog)) == 0
         return folder / "run"
 
     return start

@@ -17,16 +17,13 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from foundation.command_line import parse_options
-from pretrain.engine.checkpoint import newest_valid
 from pretrain.job.processes import start_processes
 from pretrain.job.watchdog import Watchdog
 from pretrain.training.assembly import build_training, measured_machine
 from pretrain.training.curves import flat
-from pretrain.training.models import load_trained
 from pretrain.training.options import RunOptions
 from pretrain.training.plan import make_plan
 from pretrain.training.run_log import read_records
-from pretrain.training.starts import Startup
 from pretrain.training.stragglers import OwnTime
 from pretrain.training.train import train
 from tests.pretrain.training.zero_worker import OBJECTIVES, ONE_RANK, RESUMED, STEPS, TWO_RANKS
@@ -173,21 +170,6 @@ def test_a_stop_requested_during_the_start_is_honored_once(shards_folder: Path, 
     assert [record["step"] for record in read_records(folder, "train")] == list(range(1, 25))
 
 
-def test_a_run_folder_deleted_during_the_run_is_created_again_for_the_last_checkpoint(
-    shards_folder: Path, tmp_path: Path, launch: Launch
-) -> None:
-    folder = tmp_path / "run"
-    process = launch(0, *run_arguments(shards_folder, folder, "optim.steps=60", "checkpoint_every=60"))
-    wait_for_step(folder, 3)
-    while folder.exists():
-        shutil.rmtree(folder, ignore_errors=True)  # fails while the run writes a file
-    output = finished(process)
-    assert f"WARNING: {folder} was removed during the run; it was created again" in output
-    found = newest_valid(folder / "checkpoints", say=pytest.fail)
-    assert found is not None and found.step == 60
-    assert load_trained(folder)[1] == 60
-
-
 @pytest.mark.long
 def test_if_every_checkpoint_is_damaged_all_ranks_exit_with_2_and_nothing_is_overwritten(
     shards_folder: Path, tmp_path: Path, launch: Launch
@@ -213,9 +195,7 @@ def test_a_start_prints_what_it_does_and_its_checkpoint_even_if_the_newest_is_da
     assert output.startswith(f"run folder  {folder}\n")
     assert output.count("WARNING: ") == 1
     assert "WARNING: optim.warmup_steps: got 20 of 24 steps" in output
-    assert re.search(
-        r"\nstarts at step 0\nstarted in [\d.]+ s: imports and plan [\d.]+, .*\nforecast .*\nstep 1/24 ", output
-    )
+    assert re.search(r"\nstarts at step 0\nforecast .*\nstep 1/24 ", output)
     run = shutil.copytree(folder, tmp_path / "run")
     newest, before = (run / "checkpoints" / f"step-{step:08d}" for step in (24, 16))
     (newest / "weights.safetensors").write_bytes(b"damaged")
@@ -240,7 +220,7 @@ def train_here(shards: Path, output: Path, *overrides: str) -> None:
     arguments = run_arguments(shards, output, *overrides)
     plan, world = make_plan(parse_options(RunOptions, None, [*map(str, arguments[1:])])), start_processes()
     with Watchdog(world, 120, plan.folder) as watchdog:
-        assert train(build_training(plan, measured_machine(plan, world), world, watchdog, Startup())) == 0
+        assert train(build_training(plan, measured_machine(plan, world), world, watchdog)) == 0
 
 
 def test_a_single_rank_is_not_compared_and_its_own_time_restarts_at_each_line(

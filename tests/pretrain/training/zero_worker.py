@@ -80,8 +80,6 @@ def train(
         }
     )
     values = values_of(setting.deepspeed_config) | {"train_micro_batch_size_per_gpu": setting.micro_batch_size}
-    if values["zero_optimization"]["stage"] == 3:
-        values["zero_optimization"]["stage3_param_persistence_threshold"] = 0
     resolved = resolve(
         values,
         batch_size=BATCH_SIZE,
@@ -89,6 +87,8 @@ def train(
         device_type=world.device.type,
         optim=run.optim,
     )
+    if resolved.stage == 3:  # not a setting: by default such small parameters are not partitioned
+        resolved.json["zero_optimization"]["stage3_param_persistence_threshold"] = 0
     model = build_model(describe(run, shards))
     engine = Engine(model, parameter_groups(model, run.optim.weight_decay), resolved, world)
     assert resolved.stage < 3 or not any(parameter.numel() for parameter in model.parameters()), "not partitioned"

@@ -1,13 +1,14 @@
-"""pretrain/engine/deepspeed_engine.py: parameters partitioned by stage 3 are gathered again."""
+"""Claims about the back ends under DeepSpeed that need one process; engine_worker.py covers two."""
 
 import deepspeed
 import pytest
 import torch
 from torch import nn
 
-from pretrain.engine import deepspeed_engine
+from pretrain.engine.deepspeed_patches import patch_modules
 from pretrain.engine.engine import MOMENTS
 from pretrain.engine.optim import parameter_groups
+from pretrain.engine.zero import Zero3, Zero12
 from pretrain.job.processes import start_processes
 from tests.pretrain.engine import engine_worker as worker
 
@@ -17,13 +18,13 @@ def test_partitioned_parameters_are_gathered_as_a_whole() -> None:
     """Covers one rank; engine_worker.py covers two ranks with padded partitions."""
     model, world = nn.Linear(3, 5), start_processes()
     config = worker.resolved_config("zero3_fp32", world_size=1)
-    engine = deepspeed_engine.start(model, parameter_groups(model, 0.01), config, world)
-    for master in engine.optimizer.fp32_partitioned_groups_flat:
-        engine.basic_optimizer.state[master] |= {key: torch.zeros_like(master) for key in MOMENTS}
+    zero = Zero3(model, parameter_groups(model, 0.01), config, world)
+    for master in zero.masters:
+        zero.adam.state[master] |= {key: torch.zeros_like(master) for key in MOMENTS}
     for moment in (None, *MOMENTS):
         full = torch.randn(5, 3)
-        deepspeed_engine.divide(model.weight, moment, full, world)
-        assert torch.equal(deepspeed_engine.whole(model.weight, moment), full)
+        zero.divide(model.weight, full, moment)
+        assert torch.equal(zero.gather(moment)["weight"], full)
 
 
 @pytest.mark.parametrize(("name", "hooks"), [("zero1_bf16", 0), ("zero1_fp32", 0), ("zero2_bf16", 2)])
@@ -31,11 +32,11 @@ def test_one_process_neither_overlaps_nor_hooks_what_it_need_not_reduce(name: st
     """With an overlap, DeepSpeed waits for the device after each backward."""
     model, world = nn.Linear(3, 5), start_processes()
     config = worker.resolved_config(name, world_size=1, zero_optimization={"overlap_comm": True})
-    zero = deepspeed_engine.start(model, parameter_groups(model, 0.01), config, world).optimizer
+    zero = Zero12(model, parameter_groups(model, 0.01), config, world).engine.optimizer
     assert not zero.overlap_comm
     assert len(zero._grad_acc_hooks) == hooks
 
 
 def test_no_start_tries_which_of_deepspeeds_own_kernels_could_be_compiled() -> None:
-    deepspeed_engine.patch_modules(start_processes())
+    patch_modules(start_processes())
     assert vars(deepspeed.ops)["__compatible_ops__"] == {}

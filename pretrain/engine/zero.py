@@ -1,0 +1,144 @@
+"""The back ends under DeepSpeed: ZeRO stages 1 and 2, and stage 3.
+
+Imported only for jobs at these stages: stage 0 needs no DeepSpeed. Each class reads the fields of DeepSpeed's optimizer
+at its stage, which are not public: `constraints.txt` names the version that they were read in.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pretrain.engine.deepspeed_config import EngineConfig
+from pretrain.engine.partitions import Partitions
+from pretrain.engine.plain import Backend
+from pretrain.job.processes import World
+
+# With the accelerator given, DeepSpeed neither searches for one nor warns that it found none.
+os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
+os.environ.setdefault("LOCAL_RANK", "0")  # DeepSpeed requires it even in a single process
+import deepspeed
+import deepspeed.utils as sharded
+
+from pretrain.engine.deepspeed_patches import patch_modules, patch_optimizer
+
+Groups = Sequence[Mapping[str, Any]]
+"""The optimizer's parameter groups."""
+SCALE_FIELDS = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
+"""Attributes of DeepSpeed's dynamic loss scaler that change during training."""
+
+
+class DeepSpeed(Backend):
+    """What the stages have in common: DeepSpeed's engine runs forward, backward and update."""
+
+    def __init__(self, model: nn.Module, groups: Groups, settings: Mapping[str, Any], world: World) -> None:
+        self.world, self._patched = world, patch_modules(world)
+        deepspeed.init_distributed(dist_init_required=False, verbose=False)
+        self.engine, *_ = deepspeed.initialize(
+            model=model,
+            model_parameters=[{**group, "params": list(group["params"])} for group in groups],
+            config={**settings},
+        )
+        self.module, self.adam = self.engine.module, self.engine.basic_optimizer
+        scaler = getattr(self.engine.optimizer, "loss_scaler", None)
+        self._scaler = scaler if getattr(scaler, "dynamic", False) else None
+        if self._scaler:
+            self._scaler.raise_error_at_min_scale = False  # its exception names no step; see `StepResult.fatal`
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.engine(*args, **kwargs)
+
+    def backward(self, loss: Tensor) -> None:
+        self.engine.backward(loss)
+        if not self.engine.is_gradient_accumulation_boundary():
+            self.engine.step()  # counts the micro-batch; `update` ends the last one
+
+    def update(self) -> Tensor | float | None:
+        self.engine.step()
+        return self.engine.get_global_grad_norm() if self.engine.was_step_applied() else None
+
+    @property
+    def loss_scale(self) -> float:
+        return float(getattr(self.engine.optimizer, "loss_scale", 1.0))
+
+    @property
+    def scale_is_final(self) -> bool:
+        scaler = self._scaler
+        return scaler is None or (
+            scaler.cur_scale <= scaler.min_scale and 1 in (scaler.delayed_shift, scaler.cur_hysteresis)
+        )
+
+    def scale_state(self) -> dict[str, float]:
+        return {key: getattr(self._scaler, key) for key in SCALE_FIELDS} if self._scaler else {}
+
+    def load_scale_state(self, state: Mapping[str, float]) -> None:
+        for key, value in state.items() if self._scaler else ():
+            setattr(self._scaler, key, value)
+
+
+class Zero12(DeepSpeed):
+    """Each rank holds a part of Adam's state and of the fp32 weights, at stage 2 also of the gradients."""
+
+    def __init__(self, model: nn.Module, groups: Groups, config: EngineConfig, world: World) -> None:
+        zero = config.json["zero_optimization"]
+        if world.world_size == 1:  # nothing to reduce: no second stream, no buffer, no wait, and
+            zero = zero | {"overlap_comm": False, "contiguous_gradients": False}  # at stage 1 no hook on any gradient
+        super().__init__(model, groups, config.json | {"zero_optimization": zero}, world)
+        optimizer = self.engine.optimizer
+        if self._patched and not optimizer.cpu_offload:
+            patch_optimizer(optimizer, world)
+        self.masters, self._round = optimizer.single_partition_of_fp32_groups, optimizer.update_lp_params
+        parameters = dict(self.module.named_parameters())
+        self._partitions = Partitions(parameters, optimizer.bit16_groups_flat, self.masters, world)
+
+    def gather(self, moment: str | None = None) -> dict[str, Tensor]:
+        return self._partitions.gather(self._parts(moment))
+
+    def spread(self, named: Mapping[str, Tensor] | None, moment: str | None = None) -> None:
+        self._partitions.scatter(self._parts(moment), named)
+        if moment is None:
+            self._round()  # each rank rounds its own part; an all-gather distributes them
+
+    def _parts(self, moment: str | None) -> list[Tensor]:
+        return [self.adam.state[master][moment] if moment else master for master in self.masters]
+
+
+class Zero3(DeepSpeed):
+    """Each rank holds a part of every parameter, of its gradient and of Adam's state."""
+
+    def __init__(self, model: nn.Module, groups: Groups, config: EngineConfig, world: World) -> None:
+        super().__init__(model, groups, config.json, world)
+        self.masters = self.engine.optimizer.fp32_partitioned_groups_flat
+
+    def gather(self, moment: str | None = None) -> dict[str, Tensor]:
+        gathered = {}
+        for name, parameter in self.module.named_parameters():
+            if moment:
+                full = sharded.safe_get_full_optimizer_state(parameter, moment)
+            else:
+                full = sharded.safe_get_full_fp32_param(parameter)
+            if self.world.is_first:  # the other ranks hold one full tensor at a time
+                gathered[name] = full.to("cpu", torch.float32, copy=True)
+        return gathered
+
+    def spread(self, named: Mapping[str, Tensor] | None, moment: str | None = None) -> None:
+        for name, parameter in self.module.named_parameters():
+            self.divide(parameter, None if named is None else named[name], moment)
+
+    def divide(self, parameter: Any, whole: Tensor | None, moment: str | None) -> None:
+        """Sets each rank's part of a parameter, or of one of its moments, from the first rank's `whole` tensor."""
+        full = (torch.empty(parameter.ds_shape) if whole is None else whole).to(self.world.device)
+        dist.broadcast(full, src=0)
+        size = parameter.ds_tensor.numel()
+        padded = F.pad(full.flatten(), (0, size * self.world.world_size - full.numel()))  # DeepSpeed's setters do not
+        part = padded.narrow(0, size * self.world.rank, size)
+        if moment:
+            sharded.safe_set_local_optimizer_state(parameter, part, moment)
+            return
+        sharded.safe_set_local_fp32_param(parameter, part)
+        with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0):
+            parameter.copy_(full)
