@@ -30,16 +30,12 @@ from finetune.squad.features import make_windows
 from finetune.tagging import files as tagging_files
 from finetune.tagging import job as tagging
 from finetune.tagging.features import tokenize_sentences
-from finetune.tokens import Features
 from foundation.command_line import print_warning
 from foundation.config import ConfigError, one_of, shown
 from pretrain.huggingface.folders import fill, read_config, read_weights
 from pretrain.job.processes import World
 from pretrain.model import cpu_ops
 from pretrain.model.encoder import ElectraEncoder
-
-NOTHING = Features([], [], [])
-"""A job's training features where nothing is trained."""
 
 Given = str | dict[str, Any]
 """An example as it was given: a line of text, or the JSON object in it."""
@@ -173,13 +169,8 @@ def classify(model: ModelFolder, run: RunIdentity, source: Source) -> Iterator[d
 
     job = glue.GlueJob(
         task=task,
-        settings=run.settings.model_copy(update={"head": "hf", "plain_scores": True}),  # as `GlueJob.portray` keeps it
-        train=NOTHING,
-        train_examples=0,
-        left_out={},
+        settings=run.settings.model_copy(update={"head": "hf", "plain_scores": True}),  # as the folder has it
         pad_id=model.tokenizer.pad_token_id,
-        dev={},
-        tests={},
     )
     features = glue.tokenize_examples(source.examples(parse), model.tokenizer, run.settings.max_length)
     for logits_C in job.outputs(features, load(model, job)):
@@ -210,15 +201,11 @@ def tag(model: ModelFolder, run: RunIdentity, source: Source) -> Iterator[dict[s
     sentences = tokenize_sentences(source.examples(parse), {}, model.tokenizer, run.settings.max_length)
     job = tagging.TaggingJob(
         task=tagging_files.TASKS[run.task],
-        train=NOTHING,
-        train_examples=0,
-        left_out={},
         pad_id=model.tokenizer.pad_token_id,
         classes=tuple(str(names[str(number)]) for number in range(len(names))),
         majority=str(majority),
         words_per_feature=1.0,
         dev=sentences,
-        test=None,
     )
     for sentence, labels in zip(sentences.sentences, job.label(sentences, load(model, job)), strict=True):
         yield {"words": sentence.words, "labels": labels}
@@ -245,13 +232,9 @@ def answer(model: ModelFolder, run: RunIdentity, source: Source) -> Iterator[dic
     job = squad.SquadJob(
         task=squad_files.TASKS[run.task],
         settings=run.settings,
-        train=NOTHING,
-        train_examples=0,
-        left_out={},
         pad_id=model.tokenizer.pad_token_id,
         dev_file=file,
         dev=windows,
-        test=None,
     )
     candidates, no_answer = job.answer(file, windows, load(model, job))
     final = job.answer_files(candidates, no_answer)[squad.ANSWER_FILES[0]]

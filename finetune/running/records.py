@@ -8,11 +8,12 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import Discriminator, Tag
 from pydantic_core import from_json
 
-from finetune.config import GlueConfig, SquadConfig, TaggingConfig
+from finetune.config import FinetuneConfig, GlueConfig, SquadConfig, TaggingConfig
 from finetune.presets import ModelSize
 from foundation.config import ConfigError, FileName, StrictConfig, shown
 from foundation.files import write_atomically
@@ -58,6 +59,15 @@ def task_prefix(task: str) -> str:
     return f"{task.replace(' ', '-')}-seed"
 
 
+KINDS: dict[str, type[FinetuneConfig]] = {"tagging": TaggingConfig, "GLUE": GlueConfig, "SQuAD": SquadConfig}
+
+
+def kind_of(settings: Any) -> str:
+    """Returns the kind of task whose fields the settings have, so that only its class checks and reports them."""
+    names = dict(settings) if isinstance(settings, dict | FinetuneConfig) else {}
+    return max(KINDS, key=lambda kind: len(KINDS[kind].model_fields.keys() & names.keys()))
+
+
 class RunIdentity(StrictConfig):
     """Everything that determines a run's result; a run whose identity is already in the file is not repeated."""
 
@@ -68,7 +78,12 @@ class RunIdentity(StrictConfig):
     random_weights: bool
     data_sha256: str
     """Digest of the examples."""
-    settings: SquadConfig | GlueConfig | TaggingConfig
+    settings: Annotated[
+        Annotated[TaggingConfig, Tag("tagging")]
+        | Annotated[GlueConfig, Tag("GLUE")]
+        | Annotated[SquadConfig, Tag("SQuAD")],
+        Discriminator(kind_of),
+    ]
 
     def folder_name(self) -> str:
         """Name of the folder for the run's other files, unique to the run."""

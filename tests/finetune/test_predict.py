@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from finetune.config import GlueOptions
-from finetune.glue.job import run_queue
 from tests import warm
+from tests.finetune.conftest import run_queue
 
 
 def run(model: Path, source: str, given: str = "") -> subprocess.CompletedProcess[str]:

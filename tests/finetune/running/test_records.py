@@ -77,16 +77,6 @@ def test_each_run_has_its_own_folder_name() -> None:
     assert make_record(task="SQuAD 2.0").run.folder_name().startswith("SQuAD-2.0-seed1-")
 
 
-def test_a_switch_that_earlier_records_lack_is_written_only_if_it_is_on() -> None:
-    """Otherwise the folders of earlier runs, whose names follow from what is written, would not be found."""
-    off = make_record()
-    on = make_record(settings=off.run.settings.model_copy(update={"legacy_adam": True}))
-    assert not {"legacy_adam", "multiplicative_warmup"} & off.model_dump()["run"]["settings"].keys()
-    assert on.run.folder_name() != off.run.folder_name()
-    assert RunRecord.model_validate_json(on.model_dump_json()) == on
-    assert RunRecord.model_validate_json(off.model_dump_json()) == off
-
-
 def test_saved_files_are_json_in_ascii(tmp_path: Path) -> None:
     write_files(tmp_path / "new" / "folder", {"a.json": {"q": "é"}})
     assert json.loads((tmp_path / "new" / "folder" / "a.json").read_text()) == {"q": "é"}
