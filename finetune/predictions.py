@@ -23,7 +23,7 @@ from finetune.presets import fitting
 from finetune.running.job import Job
 from finetune.running.kept import RESULTS
 from finetune.running.model_folder import ModelFolder, open_model
-from finetune.running.records import RunIdentity, parse_record
+from finetune.running.records import RunIdentity, RunRecord
 from finetune.squad import files as squad_files
 from finetune.squad import job as squad
 from finetune.squad.features import make_windows
@@ -31,7 +31,8 @@ from finetune.tagging import files as tagging_files
 from finetune.tagging import job as tagging
 from finetune.tagging.features import tokenize_sentences
 from foundation.command_line import print_warning
-from foundation.config import ConfigError, one_of, shown
+from foundation.config import ConfigError, one_of, read_object, shown
+from foundation.files import require_file_or_folder
 from pretrain.huggingface.folders import fill, read_config, read_weights
 from pretrain.job.processes import World
 from pretrain.model import cpu_ops
@@ -92,10 +93,7 @@ def predict(name: str, source: str) -> Iterator[dict[str, Any]]:
             f"model: {name} has no {RESULTS}; expected a fine-tuned model, a folder in OUTPUT/finetuned of run_glue.py,"
             " run_tagging.py or run_squad.py"
         )
-    try:
-        record = parse_record(path.read_bytes(), f"model: {path}")
-    except ValueError as error:
-        raise ConfigError(f"model: {path} is not the record of a run: {error}; copy the model again") from None
+    record = RunRecord.from_values(read_object(path, "model", "copy the model again"), f"model: {path}")
     fitting(record.run.settings, model.config.max_position_embeddings)
     kinds: dict[type, tuple[Callable[..., Iterator[dict[str, Any]]], Mapping[str, Any]]] = {
         GlueConfig: (classify, glue_tasks.TASKS),
@@ -121,6 +119,8 @@ def read_source(name: str) -> Source:
     Raises:
         ConfigError: it cannot be read, is not UTF-8, or is empty.
     """
+    if name != "-":
+        require_file_or_folder(Path(name), "input", "a file of text in UTF-8, or - for standard input")
     try:
         content = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
         text = content.decode("utf-8-sig")

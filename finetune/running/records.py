@@ -16,7 +16,7 @@ from pydantic_core import from_json
 from finetune.config import FinetuneConfig, GlueConfig, SquadConfig, TaggingConfig
 from finetune.presets import ModelSize
 from foundation.config import ConfigError, FileName, StrictConfig, shown
-from foundation.files import write_atomically
+from foundation.files import require_file_or_folder, write_atomically
 
 FILE_NAME = "results.jsonl"
 PREDICTIONS = "predictions"
@@ -126,37 +126,19 @@ def read_records(path: Path) -> list[RunRecord]:
     """
     if not path.exists():
         return []
+    require_file_or_folder(path, "results", "records of runs")
     records = []
-    for number, line in enumerate(require_file("results", path, "records of runs").read_bytes().splitlines(), 1):
+    for number, line in enumerate(path.read_bytes().splitlines(), 1):
+        source = f"{path}, line {number}"
         try:
-            records.append(parse_record(line, f"{path}, line {number}"))
+            values = from_json(line)
         except ValueError:
-            print(f"{path}, line {number}: cut short by a kill; skipped", flush=True)
+            print(f"{source}: cut short by a kill; skipped", flush=True)
+            continue
+        if not isinstance(values, dict):
+            raise ConfigError(f"{source}: got {shown(values)}, expected the JSON object of a run; remove it")
+        records.append(RunRecord.from_values(values, source))
     return records
-
-
-def parse_record(content: bytes, source: str) -> RunRecord:
-    """Returns the record in a line of `results.jsonl` or in a kept model's file; errors begin with `source`.
-
-    Raises:
-        ConfigError: it is not the record of a run.
-        ValueError: it is no JSON.
-    """
-    if not isinstance(values := from_json(content), dict):
-        raise ConfigError(f"{source}: got {shown(values)}, expected the JSON object of a run; remove it")
-    return RunRecord.from_values(values, source)
-
-
-def require_file(option: str, path: Path, expected: str) -> Path:
-    """Returns the path of a file that several processes may read, or one twice.
-
-    Raises:
-        ConfigError: there is none, or only a folder, a pipe or a device.
-    """
-    if not path.is_file():
-        found = "is a folder, a pipe or a device" if path.exists() else "does not exist"
-        raise ConfigError(f"{option}: {path} {found}; expected {expected}")
-    return path
 
 
 def append_record(path: Path, record: RunRecord) -> None:

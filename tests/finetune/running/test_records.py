@@ -1,6 +1,7 @@
 """finetune/running/records.py: a finished run is never lost, repeated or corrupted."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from finetune.running.records import (
     write_files,
 )
 from foundation.config import ConfigError
-from tests.finetune.conftest import make_record
+from tests.finetune.conftest import make_record, squad_record
 
 
 def test_records_are_read_as_they_were_written(tmp_path: Path) -> None:
@@ -61,6 +62,18 @@ def test_a_line_that_is_not_an_object_is_refused(line: str, tmp_path: Path) -> N
     assert caught.value.problems == (
         f"{path}, line 2: got {json.loads(line)!r}, expected the JSON object of a run; remove it",
     )
+
+
+@pytest.mark.parametrize("make", [make_record, squad_record])
+def test_a_wrong_setting_is_one_line_of_the_class_of_its_task(make: Callable[..., RunRecord], tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    values = make(0.5).model_dump(mode="json")
+    values["run"]["settings"]["learning_rate"] = "high"
+    path.write_text(json.dumps(values) + "\n")
+    with pytest.raises(ConfigError) as caught:
+        read_records(path)
+    (line,) = caught.value.problems
+    assert "learning_rate: got 'high', expected: input should be a valid number" in line
 
 
 @pytest.mark.parametrize("change", [{"seed": 2}, {"random_weights": True}, {"data_sha256": "x"}, {"epochs": 4}])
