@@ -38,7 +38,8 @@ from data_prep.curation.rules import FILTERS
 from data_prep.formats import Reading
 from data_prep.manifest import load_manifest
 from data_prep.masking import Masker
-from data_prep.sentences import find_model, save_model, train_model
+from data_prep.punkt import PunktModel
+from data_prep.sentences import find_model, sample_by_content, save_model
 from data_prep.shards import IndexedFile
 from data_prep.sources import find_sources
 from data_prep.tokens import WordPiece, open_tokenizer
@@ -47,7 +48,7 @@ from foundation.config import ConfigError, StrictConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 PEERS = ROOT / "bench" / "peers"
-PUNKT_SAMPLE = 4_000_000  # bytes, as in build_shards
+PUNKT_SAMPLE, PUNKT_TRAINED = 4_000_000, 1_000_000  # bytes, as in build_shards
 DEFAULT_INPUT, DEFAULT_VOCAB = Path("data/raw"), "data/vocab"
 LITTLE = 0.2  # MB
 CHUNKS_PER_WORKER = 8
@@ -220,7 +221,8 @@ def prepare_punkt(options: BenchOptions, work: Path) -> float:
         return 0.0
     started = time.perf_counter()
     sources = find_sources(options.input)
-    save_model(train_model(sample_documents(sources, PUNKT_SAMPLE, Reading("blank_line", "text"))), work / "punkt")
+    texts = list(sample_documents(sources, PUNKT_SAMPLE, Reading("blank_line", "text")))
+    save_model(PunktModel.trained(sample_by_content(texts, PUNKT_TRAINED)), work / "punkt")
     return time.perf_counter() - started
 
 
