@@ -56,7 +56,7 @@ def has_model(folder: Path) -> bool:
 
 
 def sample_by_content(texts: Sequence[str], size: int) -> list[str]:
-    """Returns texts of `size` characters in all, the last one cut; their content decides which ones, not their order."""
+    """Returns texts of `size` characters in all, the last one cut; their content decides which, not their order."""
     chosen: list[str] = []
     for text in sorted(texts, key=lambda text: hashlib.blake2b(text.encode("utf-8", "surrogatepass")).digest()):
         chosen.append(text[:size])
