@@ -1,12 +1,10 @@
-"""Throughput of data preparation against four peers on the same real text.
+"""Throughput of data preparation against three peers on the same real text.
 
     python bench/data_prep.py --input wiki_00 [--megatron Megatron-LM --electra electra --nltk_data nltk_data]
-        [--datatrove VENV/bin/python]
 
 Ours is a complete run of build_shards. The peers are Hugging Face's encode_batch (tokenization only), Megatron-LM's
-tools/preprocess_data.py --split-sentences, google-research/electra's builder with its own tokenizer, and datatrove's
-filters and near duplicates, to be compared with a build that has both. The second and third need checkouts, named on
-the command line (Megatron-LM core_v0.14.0 runs without a GPU; both need `six`), the last an environment.
+tools/preprocess_data.py --split-sentences and google-research/electra's builder with its own tokenizer. The last two
+need checkouts, named on the command line (Megatron-LM core_v0.14.0 runs without a GPU; both need `six`).
 
 Each contender runs on a small text and on a large one: the difference gives its steady-state throughput, the small run
 its start-up time. Throughput is given per second of wall-clock time and per second of CPU time; on a busy machine
@@ -68,8 +66,6 @@ class BenchOptions(StrictConfig):
     """checkout of NVIDIA/Megatron-LM"""
     electra: Path | None = None
     """checkout of google-research/electra"""
-    datatrove: Path | None = None
-    """Python of an environment with datatrove and spaCy"""
     nltk_data: Path | None = None
     """NLTK's data folder, for Megatron-LM"""
     workers: int = Field(2, ge=1)
@@ -88,7 +84,6 @@ class Text:
 
     folder: Path
     plain: Path
-    records: Path
     lines: Path
     json_lines: Path
     megabytes: float
@@ -202,13 +197,11 @@ def write_texts(options: BenchOptions, work: Path) -> list[Text]:
 
 
 def write_text(documents: list[str], folder: Path, workers: int) -> Text:
-    text = Text(folder, folder / "plain", folder / "records", folder / "lines.txt", folder / "text.jsonl", 0.0)
+    text = Text(folder, folder / "plain", folder / "lines.txt", folder / "text.jsonl", 0.0)
     text.plain.mkdir(parents=True)
-    text.records.mkdir()
     records = [json.dumps({"text": document}) + "\n" for document in documents]
     for worker in range(workers):
         (text.plain / f"{worker}.txt").write_text("\n\n".join(documents[worker::workers]) + "\n", "utf-8")
-        (text.records / f"{worker}.jsonl").write_text("".join(records[worker::workers]), "utf-8")
     text.lines.write_text("\n".join(documents), "utf-8")
     text.json_lines.write_text("".join(records), "utf-8")
     return replace(text, megabytes=text.lines.stat().st_size / 1e6)
@@ -283,14 +276,6 @@ def peers(options: BenchOptions, work: Path) -> Iterator[tuple[str, Command, dic
             return [[*runner, "--corpus-dir", str(text.plain), "--output-dir", str(text.folder / "electra")]]
 
         yield "google-research/electra builder", electra, {}
-    if options.datatrove is not None:
-        curate = [str(options.datatrove), "cluster/curate_datatrove.py", "--workers", str(options.workers)]
-        curate += ["--tasks", str(options.workers)]
-
-        def datatrove(text: Text) -> list[list[str]]:
-            return [[*curate, "--input", str(text.records), "--output", tempfile.mkdtemp(dir=work)]]
-
-        yield "datatrove, filters and MinHash", datatrove, {}
 
 
 def measure(
