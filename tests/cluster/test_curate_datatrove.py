@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from bench.two_hosts import Slurm
 from data_prep.manifest import load_manifest
 from tests.cluster.runs import wait_for
+from tests.cluster.two_hosts import Slurm
 from tests.conftest import REPOSITORY
 
 PYTHON = os.environ.get("ELECTRA_SAMPLER_DATATROVE_PYTHON", sys.executable)

@@ -132,7 +132,7 @@ def test_an_export_survives_the_round_trip_bitwise(relative: str, shards_folder:
     [
         (0, "pretrain/run.py", "zero1_bf16"),
         pytest.param(2, "pretrain/run.py", "zero3_bf16", marks=pytest.mark.long),
-        (0, "bench/gpu_declared.py", "zero1_fp16"),
+        (0, "bench/gpu/declared.py", "zero1_fp16"),
     ],
 )
 def test_a_run_in_half_precision_starts_with_bitwise_the_pairs_weights(

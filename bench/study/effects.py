@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bench.study_cell import CellResult
-from bench.study_file import Prediction, Study
+from bench.study.cell import CellResult
+from bench.study.file import Prediction, Study
 from finetune.reporting.comparisons import scores
 from foundation.stats import RESAMPLES, Interval, Resampled, counts_RS, mean, multi_bootstrap, resample
 

@@ -1,6 +1,6 @@
 """Runs `pretrain/run.py` on a CPU that DeepSpeed takes for a GPU with fp16, so that its fp16 runs without a GPU.
 
-    python bench/gpu_declared.py [--asynchronous] [the options of pretrain/run.py]
+    python bench/gpu/declared.py [--asynchronous] [the options of pretrain/run.py]
 
 DeepSpeed and this project refuse fp16 on a CPU because it is slow there; its loss scale and its updates are the same.
 With `--asynchronous` the device also claims streams, so that ZeRO reduces gradients as on a GPU: on a stream of its
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 if not __package__:  # run as a script: import from the repository, never from the script's own folder
-    sys.path[0] = str(Path(__file__).resolve().parents[1])
+    sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 os.environ.setdefault("DS_ACCELERATOR", "cpu")  # otherwise DeepSpeed searches for one, and warns
 

@@ -11,10 +11,9 @@ from typing import NamedTuple
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from bench.gpu_checks import engine_step
-from bench.gpu_items import Figures, run_items
-from bench.gpu_parts import SHAPES, GpuOptions, half_precision
-from bench.gpu_setting import PLAIN, Plainly, Setting, fast_modules, new_batch, setting
+from bench.gpu.items import Figures, run_items
+from bench.gpu.parts import SHAPES, GpuOptions, half_precision
+from bench.gpu.setting import PLAIN, Plainly, Setting, engine_step, fast_modules, new_batch, setting
 from bench.matrix_rate import matrix_rates
 from bench.memory import peak_mb
 from bench.models import CONFIGS, fresh_model, new_engine

@@ -1,20 +1,23 @@
 """Model, batch and device for the checks and the profile of `bench/gpu.py`."""
 
+import json
 from inspect import isfunction
 from typing import NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from bench.batches import VOCABULARY, random_batch
-from bench.models import fresh_model
+from bench.models import CONFIGS, fresh_model, new_engine
 from pretrain.config import RunConfig, with_overrides
 from pretrain.data.batches import Batch
+from pretrain.engine.engine import Engine
 from pretrain.job.processes import World, start_processes
 from pretrain.method.electra import Electra
 from pretrain.model import cpu_ops, ops
 from pretrain.presets import preset, with_objective
 
+LEARNING_RATE = 1e-3  # large enough to change bf16 weights near 0.1, whose spacing is 0.0005
 PLAIN = {name: value for name, value in vars(ops).items() if isfunction(value)}
 """The operations in plain PyTorch, which faster ones replace when an engine starts."""
 
@@ -81,3 +84,19 @@ def new_model(where: Setting, objective: str = "hp_loss") -> Electra:
 def new_batch(where: Setting) -> Batch:
     torch.manual_seed(1)
     return random_batch(where.batch_size, where.length, where.vocabulary).to(where.device)
+
+
+def gentle_engine(where: Setting, model: Electra, name: str) -> Engine:
+    """An engine for a file of `ds_configs/`, with a loss scale low enough not to overflow at first."""
+    config = json.loads((CONFIGS / f"{name}.json").read_text())
+    if "fp16" in config:
+        config["fp16"]["initial_scale_power"] = 10
+    return new_engine(model, where.run, config, where.batch_size, where.world)
+
+
+def engine_step(engine: Engine, batch: Batch) -> Tensor:
+    """Trains one step; returns its loss."""
+    loss = engine.forward(batch).loss
+    engine.backward(loss)
+    engine.update(LEARNING_RATE)
+    return loss.detach()

@@ -11,9 +11,9 @@ matplotlib.use("Agg")  # no display on a cluster
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
-from bench.study_cell import CellResult, read_cells
-from bench.study_effects import Cells, Effect, Measured, passes, verdict
-from bench.study_file import Row, Study
+from bench.study.cell import CellResult, read_cells
+from bench.study.effects import Cells, Effect, Measured, passes, verdict
+from bench.study.file import Row, Study
 from foundation.files import write_atomically
 from foundation.markdown_table import markdown_table
 

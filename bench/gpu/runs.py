@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from bench.gpu_items import Figures, Item, SkippedError, keep, run_items
-from bench.gpu_parts import GpuOptions
+from bench.gpu.items import Figures, Item, SkippedError, keep, run_items
+from bench.gpu.parts import GpuOptions
 from foundation.command_line import parse_options
 from foundation.files import ROOT
 from pretrain.training.doubts import memory_of
@@ -22,7 +22,7 @@ from pretrain.training.run_folder import CHECKPOINTS
 from pretrain.training.run_log import read_records
 
 CONFIGS = {"fp32": "zero0_fp32", "bf16": "zero1_bf16", "fp16": "zero1_fp16"}
-"""fp32 at stage 0 needs no DeepSpeed; fp16 on a CPU is that of `bench.gpu_declared`, with streams as on a GPU."""
+"""fp32 at stage 0 needs no DeepSpeed; fp16 on a CPU is that of `bench.gpu.declared`, with streams as on a GPU."""
 SIZES = {"cuda": ("small", 128), "cpu": ("tiny", 8)}
 ZERO_SIZES = {"cuda": ("base", 32), "cpu": ("tiny", 8)}
 """Preset and batch size."""
@@ -56,7 +56,7 @@ class Run:
         self, options: GpuOptions, name: str, precision: str, size: tuple[str, int], steps: int, *settings: str
     ) -> None:
         declared = precision == "fp16" and options.device == "cpu"
-        self.script = ("bench/gpu_declared.py", "--asynchronous") if declared else ("pretrain/run.py",)
+        self.script = ("bench/gpu/declared.py", "--asynchronous") if declared else ("pretrain/run.py",)
         self.folder, self.steps = options.work / name.replace(" ", "-"), steps
         preset, batch_size = size
         defaults = {"checkpoint_every": steps, "keep_checkpoints": 2, "evaluate_every": steps}

@@ -1,38 +1,32 @@
-"""The checks of `bench/gpu.py`: fast paths against fp32 references.
+"""Claims about the fast paths on a GPU: against plain PyTorch, and against the CPU.
 
-The checks are independent: a failure is recorded with its reason, and the next check runs. Where losses are compared,
-replacements depend only on the uniforms. Otherwise rounding would flip some draws, and the discriminator would see
-different tokens.
+    TRITON_INTERPRET=0 python -m pytest -m gpu tests/gpu
+
+Where losses are compared, replacements depend only on the uniforms. Otherwise rounding would flip some draws, and the
+discriminator would see different tokens.
 """
 
-import json
+import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
-from functools import partial
 from importlib.util import find_spec
-from pathlib import Path
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import pretrain.model.distribution
-from bench.gpu_items import SkippedError, run_items
-from bench.gpu_setting import Plainly, Setting, new_batch, new_model, setting
+from bench.gpu.setting import LEARNING_RATE, Plainly, Setting, engine_step, gentle_engine, new_batch, new_model, setting
 from bench.matrix_rate import DTYPES
-from bench.models import CONFIGS, new_engine
 from pretrain.data.batches import Batch
-from pretrain.engine.engine import Engine
 from pretrain.engine.gradients import squared_norm
 from pretrain.engine.optim import parameter_groups
-from pretrain.method.electra import Electra
 from pretrain.model import ops
 from pretrain.model.distribution import BLOCK, draw_in_blocks, inverse_cdf
 from pretrain.training.models import compile_layers
 
-OBJECTIVES = ("electra", "hp_loss", "hp_dist")
-LEARNING_RATE = 1e-3  # large enough to change bf16 weights near 0.1, whose spacing is 0.0005
 ROUNDINGS = 16
 """Tolerance after a dozen layers, in rounding errors of the precision (fp32: of TF32, which may be on)."""
 LOSS_SCALE = 2.0**10
@@ -42,52 +36,37 @@ MISSED = 2e-6
 """Tolerance for rounded fp32 sums: distance of a uniform from its token's interval, as a share of the total weight."""
 
 
-def run_checks(device: str, product: Path) -> int:
-    """Runs the checks that have not passed yet; returns 1 if one failed."""
-    where = setting(device)
+pytestmark = pytest.mark.gpu
+by_precision = pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+by_objective = pytest.mark.parametrize("objective", ("electra", "hp_loss", "hp_dist"))
+
+
+@pytest.fixture(scope="session")
+def where() -> Setting:
+    """Device and shapes, after an engine's start, which chooses the fast operations.
+
+    `bench/gpu.py --device cpu` sets GPU_TESTS_ON, to rehearse on a CPU that declares fp16.
+    """
+    device = os.environ.get("GPU_TESTS_ON", "cuda")
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
+    if device == "cuda" and os.environ["TRITON_INTERPRET"] != "0":
+        pytest.skip("needs compiled kernels: set TRITON_INTERPRET=0")
     if device == "cpu" and find_spec("deepspeed"):
-        from bench.gpu_declared import declare
+        from bench.gpu.declared import declare
 
         declare(asynchronous=True)
-    gentle_engine(where, new_model(where), "zero0_fp32")  # an engine's start chooses the fast operations
-    return run_items(dict(all_checks(where)), product)
+    found = setting(device)
+    gentle_engine(found, new_model(found), "zero0_fp32")
+    return found
 
 
-def all_checks(where: Setting) -> Iterator[tuple[str, Callable[[], dict[str, float]]]]:
-    """Yields the checks by name; those that compile longest come last: fp32's, and compiled layers."""
-    checks = dict(checks_by_kind(where))
-    yield from ((name, check) for name, check in checks.items() if "fp32" not in name and "compiled" not in name)
-    yield from ((name, check) for name, check in checks.items() if "fp32" in name)
-    yield from ((name, check) for name, check in checks.items() if "compiled" in name)
-
-
-def checks_by_kind(where: Setting) -> Iterator[tuple[str, Callable[[], dict[str, float]]]]:
-    yield "attention", partial(check_attention, where)
-    yield "sampling, every draw", partial(check_draws, where)
-    yield "sampling, distribution", partial(check_distribution, where)
-    for name, dtype in DTYPES.items():
-        yield f"attention {name}", partial(check_attention, where, dtype)
-        yield f"dropout {name}", partial(check_dropout, where, dtype)
-        yield f"norm of gradients {name}", partial(check_norm, where, dtype)
-    for objective in OBJECTIVES:
-        for name in ("bf16", "fp16"):
-            yield f"{objective} {name}", partial(check_precision, where, objective, DTYPES[name])
-        for name, dtype in DTYPES.items():
-            yield f"{objective} {name} against the CPU", partial(check_device, where, objective, dtype)
-        for config in ("zero0_fp32", "zero1_fp32", "zero1_bf16", "zero1_fp16"):
-            yield f"engine {config} {objective}", partial(check_engine, where, config, objective)
-        yield f"{objective} compiled", partial(check_compiled, where, objective)
-    yield "no synchronisation", partial(check_no_sync, where)
-
-
-def within(figures: dict[str, float], limit: float) -> dict[str, float]:
-    """The figures, rounded, after asserting that each is at most `limit`.
-
-    Raises:
-        AssertionError: a figure exceeds the limit.
-    """
-    assert all(figure <= limit for figure in figures.values()), f"{figures}, at most {limit:.2g}"
-    return {name: float(f"{figure:.2g}") for name, figure in figures.items()}
+@pytest.fixture
+def gpu(where: Setting) -> Setting:
+    """The setting, for claims that say nothing about a CPU."""
+    if where.device.type == "cpu":
+        pytest.skip("says nothing about a CPU")
+    return where
 
 
 def off(ours: Tensor, reference: Tensor) -> float:
@@ -127,41 +106,42 @@ def loss_and_gradient(model: nn.Module, batch: Batch, scale: float = 1.0) -> tup
     return loss.detach().float(), torch.cat([gradient.float().flatten() for gradient in gradients]) / scale
 
 
-def check_precision(where: Setting, objective: str, dtype: torch.dtype) -> dict[str, float]:
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16), ids=("bf16", "fp16"))
+@by_objective
+def test_half_precision_has_the_loss_and_gradient_of_fp32(where: Setting, objective: str, dtype: torch.dtype) -> None:
     """Loss and gradient in half precision against fp32, both from the same rounded weights."""
     model, reference = (new_model(where, objective).to(dtype) for _ in range(2))
     loss, gradient = loss_and_gradient(model, new_batch(where), LOSS_SCALE if dtype == torch.float16 else 1.0)
     with Plainly():
         expected_loss, expected = loss_and_gradient(reference.float(), new_batch(where))
-    return within({"loss": off(loss, expected_loss), "gradient": off(gradient, expected)}, roundings(dtype))
+    assert max(off(loss, expected_loss), off(gradient, expected)) <= roundings(dtype)
 
 
-def check_device(where: Setting, objective: str, dtype: torch.dtype) -> dict[str, float]:
+@by_precision
+@by_objective
+def test_this_device_has_the_loss_and_gradient_of_the_cpu(gpu: Setting, objective: str, dtype: torch.dtype) -> None:
     """Loss and gradient on this device against the CPU in fp32, both from the same rounded weights."""
-    if where.device.type == "cpu":
-        raise SkippedError("this is the CPU")
-    model, reference = (new_model(where, objective).to(dtype) for _ in range(2))
-    loss, gradient = loss_and_gradient(model, new_batch(where), LOSS_SCALE if dtype == torch.float16 else 1.0)
+    model, reference = (new_model(gpu, objective).to(dtype) for _ in range(2))
+    loss, gradient = loss_and_gradient(model, new_batch(gpu), LOSS_SCALE if dtype == torch.float16 else 1.0)
     cpu = torch.device("cpu")
     with Plainly():
-        expected_loss, expected = loss_and_gradient(reference.to(cpu).float(), new_batch(where).to(cpu))
-    figures = {"loss": off(loss.cpu(), expected_loss), "gradient": off(gradient.cpu(), expected)}
-    return within(figures, roundings(dtype))
+        expected_loss, expected = loss_and_gradient(reference.to(cpu).float(), new_batch(gpu).to(cpu))
+    assert max(off(loss.cpu(), expected_loss), off(gradient.cpu(), expected)) <= roundings(dtype)
 
 
-def check_compiled(where: Setting, objective: str) -> dict[str, float]:
+@by_objective
+def test_compiled_layers_have_the_loss_and_gradient_of_eager_ones(gpu: Setting, objective: str) -> None:
     """Loss and gradient with compiled layers (`--compile`) against eager mode, in fp32."""
-    if where.device.type == "cpu":
-        raise SkippedError("compiling for a CPU is slow and gains nothing")
-    compiled = new_model(where, objective)
+    compiled = new_model(gpu, objective)
     compile_layers(compiled)
-    loss, gradient = loss_and_gradient(compiled, new_batch(where))
+    loss, gradient = loss_and_gradient(compiled, new_batch(gpu))
     with Plainly():
-        expected_loss, expected = loss_and_gradient(new_model(where, objective), new_batch(where))
-    return within({"loss": off(loss, expected_loss), "gradient": off(gradient, expected)}, roundings(torch.float32))
+        expected_loss, expected = loss_and_gradient(new_model(gpu, objective), new_batch(gpu))
+    assert max(off(loss, expected_loss), off(gradient, expected)) <= roundings(torch.float32)
 
 
-def check_dropout(where: Setting, dtype: torch.dtype) -> dict[str, float]:
+@by_precision
+def test_forward_and_backward_draw_the_same_dropout(where: Setting, dtype: torch.dtype) -> None:
     """Forward and backward draw the same dropout, in attention and before LayerNorm; half of the values are dropped.
 
     Attention's output is linear in the values: its square is their product with their gradient. Before LayerNorm, what
@@ -179,16 +159,15 @@ def check_dropout(where: Setting, dtype: torch.dtype) -> dict[str, float]:
     normal = layer(values.requires_grad_(), residual, 0.5)
     (slope,) = torch.autograd.grad(normal, values, torch.randn_like(normal))
     total = residual.double() + 2 * values.double() * (slope != 0)
-    figures = {
-        "attention": abs(float((value.double() * gradient.double()).sum().detach() / square.detach()) - 1),
-        "layer_norm": off(normal, torch.nn.functional.layer_norm(total, (256,), eps=layer.eps)),
-        "share": abs(float((slope != 0).double().mean()) - 0.5),
-    }
-    return within(figures, roundings(dtype))
+    linear = float((value.double() * gradient.double()).sum().detach() / square.detach())
+    assert abs(linear - 1) <= roundings(dtype)
+    assert off(normal, torch.nn.functional.layer_norm(total, (256,), eps=layer.eps)) <= roundings(dtype)
+    assert abs(float((slope != 0).double().mean()) - 0.5) <= roundings(dtype)
 
 
-def check_attention(where: Setting, dtype: torch.dtype | None = None) -> dict[str, float]:
-    """Attention with a learned bias and padding: outputs and the bias table's gradient.
+@pytest.mark.parametrize("dtype", (None, *DTYPES.values()), ids=("formula", *DTYPES))
+def test_attention_with_a_bias_and_padding_is_the_formulas(where: Setting, dtype: torch.dtype | None) -> None:
+    """Outputs and the bias table's gradient.
 
     With `dtype`, compares whichever kernel PyTorch chooses with the plain formula in fp64. Without it, compares the
     plain formula in fp64 on this device with the CPU.
@@ -211,8 +190,8 @@ def check_attention(where: Setting, dtype: torch.dtype | None = None) -> dict[st
         table = encoder.encoder.relative_attention_bias.weight.grad
         results.append((hidden_XH.detach().cpu(), table.cpu()))
     (ours, our_table), (expected, expected_table) = results
-    figures = {"outputs": off(ours, expected), "bias_gradient": off(our_table, expected_table)}
-    return within(figures, roundings(dtype) if dtype else 1e-9)
+    limit = roundings(dtype) if dtype else 1e-9
+    assert max(off(ours, expected), off(our_table, expected_table)) <= limit
 
 
 def random_weights(where: Setting) -> tuple[Tensor, Tensor]:
@@ -223,11 +202,11 @@ def random_weights(where: Setting) -> tuple[Tensor, Tensor]:
     return (torch.randn(rows, where.vocabulary, generator=random) * 3).exp(), uniform_X
 
 
-def check_draws(where: Setting) -> dict[str, float]:
+def test_every_uniform_draws_the_token_in_whose_interval_it_lies(where: Setting) -> None:
     """Every uniform draws the token in whose interval of the total weight it lies, up to rounding of the sums."""
     weights_XV, uniform_X = random_weights(where)
     tokens_X = inverse_cdf(weights_XV.to(where.device), uniform_X.to(where.device))[0].cpu()
-    return within({"missed": float(missed_by(weights_XV, uniform_X, tokens_X).max())}, MISSED)
+    assert missed_by(weights_XV, uniform_X, tokens_X).max() <= MISSED
 
 
 def missed_by(weights_XV: Tensor, uniform_X: Tensor, tokens_X: Tensor) -> Tensor:
@@ -238,7 +217,7 @@ def missed_by(weights_XV: Tensor, uniform_X: Tensor, tokens_X: Tensor) -> Tensor
     return torch.maximum(start_X - uniform_X, uniform_X - end_X).clamp(min=0)
 
 
-def check_distribution(where: Setting) -> dict[str, float]:
+def test_draws_have_the_distribution_of_the_weights(where: Setting) -> None:
     """Many draws from one row: chi-squared divided by its degrees of freedom, expected to be about 1."""
     row_V = random_weights(where)[0][0, :50].to(where.device)
     uniforms_X = torch.rand(DRAWS, generator=torch.Generator().manual_seed(3)).to(where.device)
@@ -247,10 +226,13 @@ def check_distribution(where: Setting) -> dict[str, float]:
     enough_V = expected_V >= 5
     counted_V = tokens_X.bincount(minlength=len(row_V))
     chi = ((counted_V - expected_V).square() / expected_V)[enough_V].sum() / (enough_V.sum() - 1)
-    return within({"chi_squared": float(chi)}, 2.0)
+    assert chi <= 2
 
 
-def check_norm(where: Setting, dtype: torch.dtype) -> dict[str, float]:
+@by_precision
+def test_the_norm_of_gradients_is_that_of_float64_and_infinite_with_one_infinity(
+    where: Setting, dtype: torch.dtype
+) -> None:
     """Gradient norm for a model's shapes on this device against float64 on the CPU; one infinity makes it infinite."""
     random = torch.Generator().manual_seed(4)
     values = [torch.randn(p.shape, generator=random).to(dtype) for p in new_model(where).parameters()]
@@ -259,15 +241,17 @@ def check_norm(where: Setting, dtype: torch.dtype) -> dict[str, float]:
     found = squared_norm(there).cpu()
     there[-1].view(-1)[-1] = torch.inf
     assert squared_norm(there).isinf()
-    return within({"norm": off(found, expected)}, 1e-9)
+    assert off(found, expected) <= 1e-9
 
 
-def check_engine(where: Setting, config: str, objective: str) -> dict[str, float]:
+@pytest.mark.parametrize("config", ("zero0_fp32", "zero1_fp32", "zero1_bf16", "zero1_fp16"))
+@by_objective
+def test_the_engine_has_the_losses_of_plain_pytorch(where: Setting, config: str, objective: str) -> None:
     """Losses of a few steps under DeepSpeed against plain PyTorch in fp32."""
     if "zero0" not in config:
-        require_deepspeed()
+        pytest.importorskip("deepspeed")
     if where.device.type == "cuda" and "bf16" in config and not torch.cuda.is_bf16_supported(including_emulation=False):
-        raise SkippedError("this GPU has no bf16")
+        pytest.skip("this GPU has no bf16")
     engine = gentle_engine(where, new_model(where, objective), config)
     model = new_model(where, objective)
     optimizer = torch.optim.AdamW(parameter_groups(model, 0.01), lr=LEARNING_RATE, eps=1e-6)
@@ -282,36 +266,13 @@ def check_engine(where: Setting, config: str, objective: str) -> dict[str, float
             optimizer.step()
             optimizer.zero_grad()
             expected.append(loss.detach())
-    return within({"losses": off(torch.stack(ours).float(), torch.stack(expected))}, roundings(engine.dtype))
+    assert off(torch.stack(ours).float(), torch.stack(expected)) <= roundings(engine.dtype)
 
 
-def require_deepspeed() -> None:
-    """Skips the check without DeepSpeed."""
-    if find_spec("deepspeed") is None:
-        raise SkippedError("needs deepspeed, not installed here")
-
-
-def gentle_engine(where: Setting, model: Electra, name: str) -> Engine:
-    """An engine for a file of `ds_configs/`, with a loss scale low enough not to overflow at first."""
-    config = json.loads((CONFIGS / f"{name}.json").read_text())
-    if "fp16" in config:
-        config["fp16"]["initial_scale_power"] = 10
-    return new_engine(model, where.run, config, where.batch_size, where.world)
-
-
-def engine_step(engine: Engine, batch: Batch) -> Tensor:
-    loss = engine.forward(batch).loss
-    engine.backward(loss)
-    engine.update(LEARNING_RATE)
-    return loss.detach()
-
-
-def check_no_sync(where: Setting) -> dict[str, float]:
+def test_forward_and_backward_never_wait_for_the_device(gpu: Setting) -> None:
     """Forward and backward never synchronize host and device; counts the waits in DeepSpeed's update."""
-    if where.device.type == "cpu":
-        raise SkippedError("a CPU runs synchronously")
-    require_deepspeed()
-    engine, batch = gentle_engine(where, new_model(where), "zero1_bf16"), new_batch(where)
+    pytest.importorskip("deepspeed")
+    engine, batch = gentle_engine(gpu, new_model(gpu), "zero1_bf16"), new_batch(gpu)
     for _ in range(3):
         engine_step(engine, batch)
     with warnings.catch_warnings(record=True) as waits:
@@ -324,4 +285,4 @@ def check_no_sync(where: Setting) -> dict[str, float]:
                 engine.update(LEARNING_RATE)
         finally:
             torch.cuda.set_sync_debug_mode("default")
-    return {"waits_in_an_update": len(waits) / STEPS_WITHOUT_SYNC}
+    print(f"{len(waits) / STEPS_WITHOUT_SYNC} waits in an update")

@@ -31,6 +31,7 @@ CONTENDERS = {
     "cpu": (("hp_loss", "electra", "eager"),),  # compiling takes a minute
 }
 """By shape, in the order in which they run, one after another: together they would not fit the memory of a GPU."""
+GPU_TESTS = ("tests/gpu", "tests/pretrain/engine/test_graphs.py", "tests/pretrain/training/test_telemetry.py")
 LIMIT = 540
 """Time limit of the study, and of any part on a CPU, which is slow."""
 WARM_UP_SHARE = 0.75
@@ -108,7 +109,8 @@ def all_parts(options: GpuOptions) -> Iterator[Part]:
 
     half = half_precision(device)
     precisions = dict.fromkeys((half, "fp16", "fp32"))
-    yield part("a", "kernels", 150)
+    tests = ("env", f"TRITON_INTERPRET={int(device == 'cpu')}", f"GPU_TESTS_ON={device}", python, "-m", "pytest")
+    yield Part("a", "tests", (*tests, "-v", "-m", "gpu", *GPU_TESTS), 150 if device == "cuda" else LIMIT, ("pytest",))
     yield part("a", f"bits {half}", 70, "data", "deepspeed")
     yield part("a", "zero", 200, "data", "deepspeed")
     for precision in [*precisions][1:]:

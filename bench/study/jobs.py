@@ -12,7 +12,9 @@ from queue import SimpleQueue
 from threading import Lock
 from typing import NamedTuple
 
-from foundation.config import StrictRecord
+from pydantic import ValidationError
+
+from foundation.config import ConfigError, StrictRecord
 from foundation.files import ROOT, write_atomically
 from foundation.machine import cores
 
@@ -48,10 +50,22 @@ class Jobs:
             self._places.put(place)
 
     def record(self, job: Job) -> JobRecord | None:
-        """Returns the record of the command's last run; none if it has not ended before."""
+        """Returns the record of the command's last run; none if it has not ended before.
+
+        Raises:
+            ConfigError: the record is damaged.
+        """
         path = self.logs / f"{job.name}.json"
-        record = JobRecord.model_validate_json(path.read_text()) if path.is_file() else None
-        return record if record and record.command == job.command else None
+        if not path.is_file():
+            return None
+        try:
+            record = JobRecord.model_validate_json(path.read_bytes())
+        except ValidationError as error:
+            raise ConfigError(
+                f"output: {path} is damaged ({error.errors()[0]['msg']}), expected the record of {job.name}; remove it"
+                " and rerun, which runs that command again"
+            ) from None
+        return record if record.command == job.command else None
 
     def run(self, job: Job) -> bool:
         """Runs one command from the repository's folder unless it is finished; returns whether it is now.

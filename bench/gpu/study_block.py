@@ -7,12 +7,12 @@ GLUE and BLiMP stay behind: each cell is crossed with the reference, as in the s
 import json
 from pathlib import Path
 
-from bench.gpu_items import keep
-from bench.gpu_parts import GpuOptions
-from bench.study_cell import measure, read_cells, write_cell
-from bench.study_commands import Commands, Sources
-from bench.study_file import Study, read_study
-from bench.study_jobs import Jobs
+from bench.gpu.items import keep
+from bench.gpu.parts import GpuOptions
+from bench.study.cell import measure, read_cells, write_cell
+from bench.study.commands import Commands, Sources
+from bench.study.file import Study, read_study
+from bench.study.jobs import Jobs
 from data_prep.manifest import load_manifest
 
 ROWS_ON_A_CPU = 1

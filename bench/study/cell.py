@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from pydantic import ValidationError
 
-from bench.study_commands import Commands, cell_name
-from bench.study_file import Probe, Row, Study
-from bench.study_jobs import JobRecord, Jobs
+from bench.study.commands import Commands, cell_name
+from bench.study.file import Probe, Row, Study
+from bench.study.jobs import JobRecord, Jobs
 from data_prep.manifest import load_manifest
 from data_prep.shards import IndexedFile
 from finetune.running.records import EXAMPLES, FILE_NAME, PREDICTIONS, read_records

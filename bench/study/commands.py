@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.study_file import Probe, Row, Study
-from bench.study_jobs import Job, JobRecord
+from bench.study.file import Probe, Row, Study
+from bench.study.jobs import Job, JobRecord
 
 CHECKPOINTS = 6
 """Times in a run at which it can resume."""

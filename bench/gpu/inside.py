@@ -1,6 +1,6 @@
 """The parts of `bench/gpu.py` that run in a process of their own, by name."""
 
-from bench.gpu_parts import GpuOptions
+from bench.gpu.parts import GpuOptions
 
 
 def run_inside(name: str, options: GpuOptions) -> int:
@@ -8,28 +8,24 @@ def run_inside(name: str, options: GpuOptions) -> int:
     kind, _, shape = name.partition(" ")
     product = options.product(name)
     match kind:
-        case "kernels":
-            from bench.gpu_checks import run_checks
-
-            return run_checks(options.device, product)
         case "bits" | "zero":
-            from bench.gpu_runs import bits, zero
+            from bench.gpu.runs import bits, zero
 
             return bits(options, shape, product) if kind == "bits" else zero(options, product)
         case "rates" | "ablation":
-            from bench.gpu_ablation import ablation, rates
+            from bench.gpu.ablation import ablation, rates
 
             return rates(options, product) if kind == "rates" else ablation(options, shape, product)
         case "profile":
-            from bench.gpu_profile import run_profile
+            from bench.gpu.profiling import run_profile
 
             return run_profile(options, shape, product)
         case "training":
-            from bench.gpu_runs import training
+            from bench.gpu.runs import training
 
             return training(options, shape, product)
         case "study":
-            from bench.gpu_study import study_block
+            from bench.gpu.study_block import study_block
 
             return study_block(options, product)
     raise AssertionError(name)

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import torch
 
-from bench.gpu_ablation import Switch, new_step, shaped
-from bench.gpu_items import keep
-from bench.gpu_parts import SHAPES, GpuOptions
+from bench.gpu.ablation import Switch, new_step, shaped
+from bench.gpu.items import keep
+from bench.gpu.parts import SHAPES, GpuOptions
 from pretrain.engine.determinism import compute_deterministically
 
 PROFILED_STEPS = 3

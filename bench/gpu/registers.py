@@ -1,6 +1,6 @@
 """Compiles the Triton kernels for GPUs that need not be there, and prints what they need, from `ptxas -v` and the code.
 
-    python bench/gpu_registers.py --head_sizes 64 128 --embedding_sizes 128 768 --hidden_sizes 256 768
+    python bench/gpu/registers.py --head_sizes 64 128 --embedding_sizes 128 768 --hidden_sizes 256 768
 
 Each line is one kernel: attention's with dropout and a learned bias, the vocabulary's with entropies, LayerNorm's with
 dropout. A spill is a register's value kept in memory for a while. Of attention's loops, the instructions of all threads
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 if not __package__:  # run as a script: import from the repository, never from the script's own folder
-    sys.path[0] = str(Path(__file__).resolve().parents[1])
+    sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 os.environ |= {"TRITON_INTERPRET": "0", "TRITON_DUMP_PTXAS_LOG": "1", "TRITON_ALWAYS_COMPILE": "1"}
 
