@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from data_prep.tokens import open_tokenizer
 from foundation.config import ConfigError
 from pretrain.config import RunConfig
+from pretrain.huggingface.conversion import CONVERTED, electra_settings, electra_weights
 from pretrain.huggingface.folders import fill, find_folder, read_config, read_encoder_config, read_weights
-from pretrain.huggingface.relatives import RELATIVES, electra_settings, electra_weights
 from pretrain.method.objectives import objective_class
 from pretrain.method.objectives.objective import Objective
 from pretrain.model.config import ModelConfig
@@ -25,9 +25,9 @@ from pretrain.model.encoder import EncoderConfig
 WORDS = "electra.embeddings.word_embeddings.weight"
 OUTPUT_MATRIX = "generator_lm_head.weight"
 TRAINING_ONLY = ("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range", "relative_bias_init")
-"""What the run decides, not the pair: how it trains, and how it would have started."""
+"""Fields set by the run, not by the models: dropout and initialization."""
 EXTENSIBLE = ("vocab_size", "max_position_embeddings")
-"""The run's may be larger: its tables are then extended."""
+"""Fields that may be larger in the run, whose tables are then extended."""
 PROBE = "\u00c9cole \u4e2d\u6587"
 """A text that each choice of a normalizer changes: `École` and two Chinese characters."""
 EMBEDDINGS = "electra.embeddings."
@@ -85,9 +85,9 @@ def find_models(names: Sequence[str]) -> Donors:
 
 
 def is_generator(folder: Path) -> bool:
-    """True if a folder holds an `ElectraForMaskedLM`; the encoder of a masked BERT serves the discriminator."""
+    """True if a folder holds an `ElectraForMaskedLM`; a BERT or MPNet starts the discriminator."""
     values = read_config(folder)
-    return values.get("model_type") not in RELATIVES and "ForMaskedLM" in str(values.get("architectures"))
+    return values.get("model_type") not in CONVERTED and "ForMaskedLM" in str(values.get("architectures"))
 
 
 def read_generator(folder: Path) -> Donor:
@@ -125,7 +125,7 @@ def read_discriminator(folder: Path) -> Donor:
 
     def weights() -> dict[str, Tensor]:
         found = read_weights(folder)
-        if values["model_type"] in RELATIVES:
+        if values["model_type"] in CONVERTED:
             return electra_weights(found, values["model_type"])
         bare = not any(name.startswith("electra.") for name in found)  # an `ElectraModel`
         return {f"electra.{name}" if bare else name: weight for name, weight in found.items()}
@@ -268,9 +268,9 @@ def load_parts(model: Objective, donors: Donors, tokenizer: Path) -> list[str]:
 
 
 def extended(weights: Mapping[str, Tensor], config: Any, donor: Donor, tokenizer: Path) -> dict[str, Tensor]:
-    """The weights with rows for the positions and tokens of `config` that the source lacks.
+    """The weights with rows for the positions and tokens of `config` that the donor lacks.
 
-    Positions repeat from the first. A new token is the mean of its pieces under the source's tokenizer. A table of
+    Positions repeat from the first. A new token is the mean of its pieces under the donor's tokenizer. A table of
     another length than its configuration's is left for `fill` to refuse.
     """
     positions, known = config.max_position_embeddings, donor.config.max_position_embeddings

@@ -234,7 +234,7 @@ def test_names_on_the_hub_are_found_in_its_cache_or_are_one_clear_error(
     cached(stock_pair[1], tmp_path / "hub", "someone/discriminator")
     for generator, code, said in (
         ("someone/generator", 0, "embedding_size=24"),
-        ("someone/missing", 2, "someone/missing is not a local folder and cannot be had from the hub"),
+        ("someone/missing", 2, "someone/missing is not a local folder and could not be downloaded from the hub"),
     ):
         done = subprocess.run(
             [

@@ -1,4 +1,4 @@
-"""BERT and MPNet: the encoder of this project under other names. Their settings and weights as ELECTRA's."""
+"""Converts settings and weights of BERT and MPNet, whose encoder is this project's, to ELECTRA's names."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,7 +8,8 @@ from torch import Tensor
 
 from pretrain.huggingface.folders import RELATIVE_MODEL_TYPE, STOCK_MODEL_TYPE
 
-RELATIVES = ("bert", "mpnet")
+CONVERTED = ("bert", "mpnet")
+"""Values of `model_type`."""
 NAMES = {
     "LayerNorm.gamma": "LayerNorm.weight",  # the original BERT's
     "LayerNorm.beta": "LayerNorm.bias",
@@ -24,7 +25,7 @@ UNUSED_POSITIONS = 2
 
 def electra_settings(values: Mapping[str, Any]) -> dict[str, Any]:
     """The `config.json` of an ELECTRA that computes the same as a BERT or MPNet; that of any other model as it is."""
-    if values.get("model_type") not in RELATIVES:
+    if values.get("model_type") not in CONVERTED:
         return dict(values)
     settings = {**values, "model_type": STOCK_MODEL_TYPE, "embedding_size": values.get("hidden_size")}
     if values["model_type"] == "mpnet":
