@@ -10,7 +10,7 @@ from pretrain.engine.engine import Engine
 from pretrain.engine.optim import parameter_groups
 from pretrain.job.processes import World
 from pretrain.method.electra import Electra
-from pretrain.method.objectives import objective_class
+from pretrain.method.registry import objective_class
 
 CONFIGS = Path(__file__).resolve().parents[1] / "ds_configs"
 

@@ -12,7 +12,7 @@ from pydantic import Field, field_validator, model_validator
 
 from foundation.config import ConfigError, StrictConfig, one_of, without_duplicates
 from pretrain.config import with_overrides
-from pretrain.method.objectives import OBJECTIVES
+from pretrain.method.registry import GivenObjective
 from pretrain.presets import preset, with_objective, with_row
 
 Name = Annotated[str, Field(min_length=1, max_length=80)]
@@ -26,7 +26,7 @@ class Row(StrictConfig):
     name: Name
     row: str | None = None
     """as `--row` of run.py"""
-    objective: Literal[tuple(OBJECTIVES)] | None = None  # type: ignore[valid-type]
+    objective: GivenObjective | None = None
     """as `--objective` of run.py"""
     set: tuple[Override, ...] = ()
     """as `--set` of run.py"""

@@ -12,7 +12,7 @@ from queue import SimpleQueue
 from threading import Lock
 from typing import NamedTuple
 
-from foundation.config import StrictRecord
+from foundation.config import StrictRecord, read_object
 from foundation.files import ROOT, write_atomically
 from foundation.machine import cores
 
@@ -50,8 +50,11 @@ class Jobs:
     def record(self, job: Job) -> JobRecord | None:
         """Returns the record of the command's last run; none if it has not ended before."""
         path = self.logs / f"{job.name}.json"
-        record = JobRecord.model_validate_json(path.read_text()) if path.is_file() else None
-        return record if record and record.command == job.command else None
+        if not path.is_file():
+            return None
+        values = read_object(path, "output", "remove it, and the command runs again")
+        record = JobRecord.from_values(values, f"output: {path}")
+        return record if record.command == job.command else None
 
     def run(self, job: Job) -> bool:
         """Runs one command from the repository's folder unless it is finished; returns whether it is now.

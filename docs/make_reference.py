@@ -24,8 +24,8 @@ from foundation.settings import Setting, settings
 from pretrain.config import RunConfig
 from pretrain.engine.deepspeed_config import OVERRIDE, read
 from pretrain.engine.deepspeed_keys import DeepSpeedConfig
-from pretrain.method.objectives import OBJECTIVES
-from pretrain.presets import PAPER, PRESETS, with_objective
+from pretrain.method.registry import load_objective
+from pretrain.presets import PAPER, PRESETS, ROWS, with_objective
 
 REFERENCE = Path(__file__).parent / "reference"
 WIDEST = 200
@@ -85,7 +85,8 @@ def settings_page() -> Iterator[str]:
         yield from table({name: of_section(tables, section) for name, tables in runs.items()})
     yield from ("", "## The objectives", "", "With the paper's weights for each; the preset does not matter.", "")
     run = PRESETS["base"]
-    objectives = {name: settings(RunConfig, with_objective(run, name)) for name in OBJECTIVES}
+    samplers = [load_objective(given) for given in dict.fromkeys(given for given, _ in ROWS.values()) if ":" in given]
+    objectives = {name: settings(RunConfig, with_objective(run, name)) for name in (*PAPER, *samplers)}
     columns = {name: of_section(tables, "objective") for name, tables in objectives.items()}
     yield from table({name: columns[name] for name in PAPER})
     yield from ("", "[More samplers](../guide/samplers.md):", "")

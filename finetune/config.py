@@ -1,40 +1,42 @@
 """The settings of one fine-tuning run, and the options of the `run_*.py` commands that fill them."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import Field
+from pydantic import Field, create_model
 
 from foundation.command_line import HIDDEN, Group, Metavar
-from foundation.config import MOST, FileName, StrictConfig
+from foundation.config import MOST, ConfigError, FileName, StrictConfig, did_you_mean, parse_override, shown
 
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Count = Annotated[int, Field(ge=1, le=2**20)]
-Later = Annotated[bool, Field(exclude_if=lambda on: not on)]
-"""A switch that earlier records lack; written only where it is on, so that folders of earlier runs keep their names."""
+
+
+class Option(str):
+    """Annotates a setting that has an option of its own, besides `--set`: its default as `--help` shows it."""
 
 
 class FinetuneConfig(StrictConfig):
     """The settings that, with task, model and seed, determine a run's result; `presets.py` fills them in."""
 
-    learning_rate: Annotated[float, Field(ge=1e-30, le=1e30)]
-    """Peak learning rate of the task head; layers below it get less (`layer_decay`)."""
-    epochs: Annotated[int, Field(ge=1, le=2**20)]
+    learning_rate: Annotated[float, Field(ge=1e-30, le=1e30), Option("small 0.0003, base 0.0001")]
+    """Peak learning rate; layers below the head get less (`layer_decay`)."""
+    epochs: Annotated[int, Field(ge=1, le=2**20), Option("3; RTE 10")]
     """Passes over the training examples."""
-    batch_size: Annotated[int, Field(ge=1, le=2**20)]
+    batch_size: Annotated[int, Field(ge=1, le=2**20), Option("32")]
     """Examples per update, over all processes."""
     weight_decay: Annotated[float, Field(ge=0, le=100)]
     """Decoupled weight decay; LayerNorm and biases have none."""
-    max_length: Annotated[int, Field(ge=8, le=MOST)]
-    """Most word pieces per sequence, special tokens included; longer inputs are cut."""
+    max_length: Annotated[int, Field(ge=8, le=MOST), Option("GLUE 128, tagging 256, SQuAD 512")]
+    """Most word pieces per sequence, special tokens included."""
     layer_decay: Annotated[float, Field(gt=0, le=1)] = 0.8
     """Learning-rate factor from each layer to the one below it (paper's fine-tuning table)."""
     legacy_layer_decay: bool = False
     """One more factor of decay on everything below the head, as in google-research/electra."""
-    legacy_adam: Later = False
+    legacy_adam: bool = False
     """Adam without bias correction, as in google-research/electra."""
-    multiplicative_warmup: Later = False
+    multiplicative_warmup: bool = False
     """Warm-up multiplies a rate that decays from the first update on, as in google-research/electra."""
     warmup_fraction: Fraction = 0.1
     """Share of the updates in which the learning rate rises (paper's fine-tuning table)."""
@@ -56,7 +58,7 @@ class FinetuneConfig(StrictConfig):
 class GlueConfig(FinetuneConfig):
     """The settings of a run on GLUE."""
 
-    head: Literal["electra", "hf"] = "electra"
+    head: Annotated[Literal["electra", "hf"], Option("electra")] = "electra"
     """google-research/electra's one dense layer, or Hugging Face's two."""
     both_orders: bool = False
     """Symmetric pairs are trained on in both orders, as google-research/electra does."""
@@ -67,9 +69,9 @@ class GlueConfig(FinetuneConfig):
 class SquadConfig(FinetuneConfig):
     """The settings of a run on SQuAD; the defaults that `presets.py` fills in are google-research/electra's."""
 
-    max_question: Count
+    max_question: Annotated[Count, Option("64")]
     """Most word pieces of a question; the rest is cut."""
-    stride: Count
+    stride: Annotated[Count, Option("128")]
     """Word pieces from the start of one window on a paragraph to the next."""
     max_answer: Count
     """Most word pieces of a predicted answer."""
@@ -78,8 +80,8 @@ class SquadConfig(FinetuneConfig):
     null_threshold: float = -2.75
     """A question whose answerability logit exceeds it gets no answer; with the head `hf`, the score of [CLS] minus that
     of the best answer (0)."""
-    head: Literal["electra", "xlnet", "hf"] = "electra"
-    """Sizes and conventions of the head (`presets.HEAD_KINDS`)."""
+    head: Annotated[Literal["electra", "xlnet", "hf"], Option("electra")] = "electra"
+    """Head and conventions of google-research/electra, XLNet or Hugging Face."""
 
 
 class TaggingConfig(FinetuneConfig):
@@ -89,8 +91,14 @@ class TaggingConfig(FinetuneConfig):
     """Dropout and one linear layer, as Hugging Face's `ElectraForTokenClassification`."""
 
 
+Settings = GlueConfig | SquadConfig | TaggingConfig
+
+
 class FinetuneOptions(StrictConfig):
-    """The options that all commands share; `None` means the paper's value for the model's size (`presets.py`)."""
+    """The options that all commands share."""
+
+    settings_class: ClassVar[type[FinetuneConfig]] = FinetuneConfig
+    """The settings of the command's runs."""
 
     model: Annotated[FileName, Group("the runs")]
     """exported folder, hub name of a stock ELECTRA, or with --steps a run"""
@@ -102,60 +110,86 @@ class FinetuneOptions(StrictConfig):
     """fine-tune an untrained encoder of the same shape: the baseline"""
     grid: Literal["paper"] | None = None
     """run every setting that the paper searched, not only the default"""
-    learning_rate: Annotated[float | None, Group("settings")] = None
-    """peak learning rate (small 0.0003, base 0.0001)"""
-    epochs: int | None = None
-    """passes over the training examples (3; RTE 10)"""
-    batch_size: int | None = None
-    """examples per update, over all processes (32)"""
-    weight_decay: float | None = None
-    """decoupled weight decay (small 0.0, base 0.01)"""
-    max_length: int | None = None
-    """most word pieces per sequence (GLUE 128, tagging 256, SQuAD 512)"""
-    legacy_layer_decay: bool | None = None
-    """layer-wise decay as google-research/electra counts it (off)"""
-    legacy_adam: bool | None = None
-    """Adam without bias correction, as google-research/electra's (off)"""
-    multiplicative_warmup: bool | None = None
-    """warm-up times a decaying rate, as google-research/electra's (off)"""
     deepspeed_config: Annotated[Path, Group("machines")] = Path("auto")
     """precision, ZeRO stage, micro-batch; auto: the hardware's fastest precision"""
-    set: Annotated[tuple[str, ...], Metavar("KEY=VALUE")] = ()
-    """override it: deepspeed.train_micro_batch_size_per_gpu=8"""
-    list_settings: bool = False
-    """print every KEY of --set, its value and its meaning"""
     output: Annotated[Path, Group("data and output")]
     """folder of results.jsonl"""
     keep: Literal["median", "best", "all", "none"] = "median"
     """seeds whose model is kept, in OUTPUT/finetuned"""
+    set: Annotated[tuple[str, ...], Group("settings"), Metavar("KEY=VALUE")] = ()
+    """change any setting, or DeepSpeed's: layer_decay=0.9 deepspeed.bf16.enabled=true"""
+    list_settings: bool = False
+    """print every KEY of --set, its value and its meaning"""
     local_rank: Annotated[int, HIDDEN] = 0
 
     def overrides(self) -> dict[str, Any]:
-        """The settings given on the command line, keyed by their field in `FinetuneConfig` or its subclass."""
-        return self.model_dump(include={*GlueConfig.model_fields, *SquadConfig.model_fields}, exclude_none=True)
+        """The settings given on the command line, by their field in `settings_class`.
+
+        Raises:
+            ConfigError: `--set` names no setting, or one that is given already.
+        """
+        known = self.settings_class.model_fields
+        given = {name: value for name, value in self if name in known and value is not None}
+        for override in self.set:
+            if override in self.of_deepspeed:
+                continue
+            name, value = parse_override(override) or ("", None)
+            if name not in known:
+                raise ConfigError(
+                    f"--set: got {shown(override)}, expected KEY=VALUE with a KEY that --list_settings prints"
+                    f"{did_you_mean(name, known)}"
+                )
+            if name in given:
+                raise ConfigError(f"{name}: got {shown(given[name])} and {shown(value)}; give it only once")
+            given[name] = value
+        return given
+
+    @property
+    def of_deepspeed(self) -> list[str]:
+        """The entries of `--set` that change DeepSpeed's configuration."""
+        return [override for override in self.set if override.startswith("deepspeed.")]
 
 
+Options = TypeVar("Options", bound=FinetuneOptions)
+
+
+def with_settings(options_class: type[Options]) -> type[Options]:
+    """Adds an option for each setting that `Option` marks; `None` means the paper's value (`presets.py`)."""
+    added: dict[str, Any] = {}
+    for name, field in options_class.settings_class.model_fields.items():
+        for default in (mark for mark in field.metadata if isinstance(mark, Option)):
+            meaning = " ".join((field.description or "").split()).rstrip(".")
+            kind: Any = field.rebuild_annotation()
+            added[name] = (
+                Annotated[kind | None, Group("settings")],
+                Field(default=None, description=f"{meaning[:1].lower()}{meaning[1:]} ({default})"),
+            )
+    made = create_model(options_class.__name__, __base__=options_class, __doc__=options_class.__doc__, **added)
+    made.__module__ = options_class.__module__
+    return made
+
+
+@with_settings
 class GlueOptions(FinetuneOptions):
     """The command line of `run_glue.py`."""
+
+    settings_class = GlueConfig
 
     task: Annotated[tuple[str, ...], Group("the runs")] = ("all",)
     """GLUE tasks by name, in any case, such as CoLA rte, or all"""
     data_dir: Annotated[FileName, Group("data and output")] = "data/glue"
     """folder of TASK/train.tsv, dev.tsv (or .jsonl, .parquet), or hub, or hub:NAME"""
-    predict_test: bool = False
-    """predict test sets in GLUE's submission format; with MNLI also AX"""
-    head: Annotated[Literal["electra", "hf"] | None, Group("settings")] = None
-    """google-research/electra's head or Hugging Face's (electra)"""
-    both_orders: bool | None = None
-    """train on MRPC's and STS-B's pairs in both orders (off)"""
-    plain_scores: bool | None = None
-    """learn STS-B's scores from 0 to 5, not from 0 to 1 (off)"""
     output: Annotated[Path, Group("data and output")] = Path("runs/glue")
     """folder of results.jsonl; runs already in it are skipped"""
+    predict_test: bool = False
+    """predict test sets in GLUE's submission format; with MNLI also AX"""
 
 
+@with_settings
 class SquadOptions(FinetuneOptions):
     """The command line of `run_squad.py`."""
+
+    settings_class = SquadConfig
 
     version: Annotated[Literal["2.0", "1.1"], Group("the runs")] = "2.0"
     """SQuAD's release; 2.0 has questions without answer"""
@@ -163,20 +197,13 @@ class SquadOptions(FinetuneOptions):
     """folder of train-v2.0.json and dev-v2.0.json, or v1.1's"""
     output: Annotated[Path, Group("data and output")] = Path("runs/squad")
     """results and predictions; finished runs are skipped"""
-    test_file: Path | None = None
-    """further questions to answer, labelled or not"""
-    head: Annotated[Literal["electra", "xlnet", "hf"] | None, Group("settings")] = None
-    """electra's, XLNet's or Hugging Face's head and conventions (electra)"""
-    stride: int | None = None
-    """word pieces from one window on a paragraph to the next (128)"""
-    max_question: int | None = None
-    """most word pieces of a question (64)"""
-    null_threshold: float | None = None
-    """answerability logit above which no answer is given (-2.75)"""
 
 
+@with_settings
 class TaggingOptions(FinetuneOptions):
     """The command line of `run_tagging.py`."""
+
+    settings_class = TaggingConfig
 
     task: Annotated[str, Group("the runs")]
     """NER (entities in IOB2, scored by seqeval) or POS (accuracy over words)"""

@@ -18,9 +18,8 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from finetune.running.model_folder import load_tokenizer
-from finetune.running.records import require_file
 from foundation.config import ConfigError, shown
-from foundation.files import require_folder, write_atomically
+from foundation.files import require_file_or_folder, require_folder, write_atomically
 from foundation.markdown_table import markdown_table
 from foundation.stats import mean, resample
 from pretrain.huggingface.folders import fill, find_folder, read_encoder_config, read_weights
@@ -50,17 +49,19 @@ def read_pairs(folder: Path) -> list[Pair]:
         ConfigError: there is no such file, or a line (named by file and number) is not a pair.
     """
     expected = "a folder of BLiMP's .jsonl files, or of BLiMP.zip"
-    paths = [require_file("data", path, expected) for path in sorted(folder.glob("*.jsonl"))]
+    archived = folder / "BLiMP.zip"
+    paths = sorted(folder.glob("*.jsonl"))
+    for path in paths or [archived]:
+        require_file_or_folder(path, "data", expected)
     if not (files := {path.name: path.read_bytes() for path in paths}):
-        path = require_file("data", folder / "BLiMP.zip", expected)
         try:
-            with ZipFile(path) as archive:
+            with ZipFile(archived) as archive:
                 names = [
                     name for name in sorted(archive.namelist()) if name.startswith("data/") and name[-6:] == ".jsonl"
                 ]
                 files = {name: archive.read(name) for name in names}
         except Exception as error:  # half a dozen types, by the damage; encryption is one more
-            raise ConfigError(f"data: {path} cannot be read ({error}); download it again") from None
+            raise ConfigError(f"data: {archived} cannot be read ({error}); download it again") from None
     if not (pairs := [pair for name, content in files.items() for pair in pairs_of_file(folder / name, content)]):
         raise ConfigError(f"data: {folder} holds no pairs; name the folder of BLiMP's .jsonl files or of BLiMP.zip")
     return pairs

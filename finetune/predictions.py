@@ -23,23 +23,20 @@ from finetune.presets import fitting
 from finetune.running.job import Job
 from finetune.running.kept import RESULTS
 from finetune.running.model_folder import ModelFolder, open_model
-from finetune.running.records import RunIdentity, parse_record
+from finetune.running.records import RunIdentity, RunRecord
 from finetune.squad import files as squad_files
 from finetune.squad import job as squad
 from finetune.squad.features import make_windows
 from finetune.tagging import files as tagging_files
 from finetune.tagging import job as tagging
 from finetune.tagging.features import tokenize_sentences
-from finetune.tokens import Features
 from foundation.command_line import print_warning
-from foundation.config import ConfigError, one_of, shown
+from foundation.config import ConfigError, one_of, read_object, shown
+from foundation.files import require_file_or_folder
 from pretrain.huggingface.folders import fill, read_config, read_weights
 from pretrain.job.processes import World
 from pretrain.model import cpu_ops
 from pretrain.model.encoder import ElectraEncoder
-
-NOTHING = Features([], [], [])
-"""A job's training features where nothing is trained."""
 
 Given = str | dict[str, Any]
 """An example as it was given: a line of text, or the JSON object in it."""
@@ -96,10 +93,7 @@ def predict(name: str, source: str) -> Iterator[dict[str, Any]]:
             f"model: {name} has no {RESULTS}; expected a fine-tuned model, a folder in OUTPUT/finetuned of run_glue.py,"
             " run_tagging.py or run_squad.py"
         )
-    try:
-        record = parse_record(path.read_bytes(), f"model: {path}")
-    except ValueError as error:
-        raise ConfigError(f"model: {path} is not the record of a run: {error}; copy the model again") from None
+    record = RunRecord.from_values(read_object(path, "model", "copy the model again"), f"model: {path}")
     fitting(record.run.settings, model.config.max_position_embeddings)
     kinds: dict[type, tuple[Callable[..., Iterator[dict[str, Any]]], Mapping[str, Any]]] = {
         GlueConfig: (classify, glue_tasks.TASKS),
@@ -125,6 +119,8 @@ def read_source(name: str) -> Source:
     Raises:
         ConfigError: it cannot be read, is not UTF-8, or is empty.
     """
+    if name != "-":
+        require_file_or_folder(Path(name), "input", "a file of text in UTF-8, or - for standard input")
     try:
         content = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
         text = content.decode("utf-8-sig")
@@ -173,13 +169,8 @@ def classify(model: ModelFolder, run: RunIdentity, source: Source) -> Iterator[d
 
     job = glue.GlueJob(
         task=task,
-        settings=run.settings.model_copy(update={"head": "hf", "plain_scores": True}),  # as `GlueJob.portray` keeps it
-        train=NOTHING,
-        train_examples=0,
-        left_out={},
+        settings=run.settings.model_copy(update={"head": "hf", "plain_scores": True}),  # as the folder has it
         pad_id=model.tokenizer.pad_token_id,
-        dev={},
-        tests={},
     )
     features = glue.tokenize_examples(source.examples(parse), model.tokenizer, run.settings.max_length)
     for logits_C in job.outputs(features, load(model, job)):
@@ -210,15 +201,11 @@ def tag(model: ModelFolder, run: RunIdentity, source: Source) -> Iterator[dict[s
     sentences = tokenize_sentences(source.examples(parse), {}, model.tokenizer, run.settings.max_length)
     job = tagging.TaggingJob(
         task=tagging_files.TASKS[run.task],
-        train=NOTHING,
-        train_examples=0,
-        left_out={},
         pad_id=model.tokenizer.pad_token_id,
         classes=tuple(str(names[str(number)]) for number in range(len(names))),
         majority=str(majority),
         words_per_feature=1.0,
         dev=sentences,
-        test=None,
     )
     for sentence, labels in zip(sentences.sentences, job.label(sentences, load(model, job)), strict=True):
         yield {"words": sentence.words, "labels": labels}
@@ -245,13 +232,9 @@ def answer(model: ModelFolder, run: RunIdentity, source: Source) -> Iterator[dic
     job = squad.SquadJob(
         task=squad_files.TASKS[run.task],
         settings=run.settings,
-        train=NOTHING,
-        train_examples=0,
-        left_out={},
         pad_id=model.tokenizer.pad_token_id,
         dev_file=file,
         dev=windows,
-        test=None,
     )
     candidates, no_answer = job.answer(file, windows, load(model, job))
     final = job.answer_files(candidates, no_answer)[squad.ANSWER_FILES[0]]

@@ -115,11 +115,7 @@ def settings_for(task: str, hidden_size: int, max_positions: int, overrides: dic
     Raises:
         ConfigError: an override is out of range, or a length exceeds the model's positions.
     """
-    values = {
-        "batch_size": BATCH_SIZE,
-        "max_length": min(MAX_LENGTH, max_positions),
-        **paper_grid(task, hidden_size)[0],
-    }
+    values = common_values(task, hidden_size, min(MAX_LENGTH, max_positions))
     return fitting(GlueConfig.from_values(values | overrides), max_positions)
 
 
@@ -131,11 +127,7 @@ def tagging_settings_for(task: str, hidden_size: int, max_positions: int, overri
     Raises:
         ConfigError: as `settings_for`.
     """
-    values = {
-        "batch_size": BATCH_SIZE,
-        "max_length": min(TAGGING_MAX_LENGTH, max_positions),
-        **paper_grid(task, hidden_size)[0],
-    }
+    values = common_values(task, hidden_size, min(TAGGING_MAX_LENGTH, max_positions))
     return fitting(TaggingConfig.from_values(values | overrides), max_positions)
 
 
@@ -146,9 +138,7 @@ def squad_settings_for(hidden_size: int, max_positions: int, overrides: dict[str
         ConfigError: as `settings_for`, or a length leaves a paragraph no room beside its question.
     """
     length = min(SQUAD_MAX_LENGTH, max_positions)
-    values = paper_grid("SQuAD", hidden_size)[0] | {
-        "batch_size": BATCH_SIZE,
-        "max_length": length,
+    values = common_values("SQuAD", hidden_size, length) | {
         "max_question": SQUAD_MAX_QUESTION * length // SQUAD_MAX_LENGTH,
         "stride": SQUAD_STRIDE * length // SQUAD_MAX_LENGTH,
     }
@@ -162,6 +152,11 @@ def squad_settings_for(hidden_size: int, max_positions: int, overrides: dict[str
             " change one of them"
         )
     return settings
+
+
+def common_values(task: str, hidden_size: int, max_length: int) -> dict[str, Any]:
+    """Returns the values of the settings that every kind of task has and that no class gives a default."""
+    return {"batch_size": BATCH_SIZE, "max_length": max_length, **paper_grid(task, hidden_size)[0]}
 
 
 def paper_grid(task: str, hidden_size: int) -> list[dict[str, Any]]:

@@ -20,10 +20,10 @@ from foundation.machine import share_cores_with_others
 
 def main(options: GlueOptions) -> None:
     share_cores_with_others()
-    from finetune.glue.job import run_queue
-    from pretrain.job.processes import leave
+    from finetune.glue.job import load, select
+    from finetune.running.run_list import launch
 
-    leave(run_queue(options))
+    launch(options, select, load)
 
 
 if __name__ == "__main__":

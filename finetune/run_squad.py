@@ -20,10 +20,10 @@ from foundation.machine import share_cores_with_others
 
 def main(options: SquadOptions) -> None:
     share_cores_with_others()
-    from finetune.squad.job import run_queue
-    from pretrain.job.processes import leave
+    from finetune.running.run_list import launch
+    from finetune.squad.job import load, select
 
-    leave(run_queue(options))
+    launch(options, select, load)
 
 
 if __name__ == "__main__":

@@ -22,10 +22,10 @@ from foundation.machine import share_cores_with_others
 
 def main(options: TaggingOptions) -> None:
     share_cores_with_others()
-    from finetune.tagging.job import run_queue
-    from pretrain.job.processes import leave
+    from finetune.running.run_list import launch
+    from finetune.tagging.job import load, select
 
-    leave(run_queue(options))
+    launch(options, select, load)
 
 
 if __name__ == "__main__":

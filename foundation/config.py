@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
-from pydantic_core import PydanticCustomError
+from pydantic_core import PydanticCustomError, from_json
 
 SHOWN = 80
 """Most characters of a value shown in an error."""
@@ -47,6 +47,15 @@ class StrictRecord(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
+    @classmethod
+    def from_values(cls, values: Mapping[str, Any], source: str = "") -> Self:
+        """Returns the config with these values; all problems are in one `ConfigError`, which names their `source`."""
+        try:
+            return cls.model_validate(dict(values))
+        except ValidationError as error:
+            prefix = f"{source}: " if source else ""
+            raise ConfigError(*(prefix + _describe(cls, item) for item in error.errors())) from None
+
 
 class StrictConfig(StrictRecord):
     """Base of the user's options and settings: immutable, no unknown keys; a field's docstring is its help text."""
@@ -68,15 +77,6 @@ class StrictConfig(StrictRecord):
             if is_name:
                 require_file_name(str(part))
         return value
-
-    @classmethod
-    def from_values(cls, values: Mapping[str, Any], source: str = "") -> Self:
-        """Returns the config with these values; all problems are in one `ConfigError`, which names their `source`."""
-        try:
-            return cls.model_validate(dict(values))
-        except ValidationError as error:
-            prefix = f"{source}: " if source else ""
-            raise ConfigError(*(prefix + _describe(cls, item) for item in error.errors())) from None
 
 
 def _describe(config_class: type[BaseModel], item: Any) -> str:
@@ -128,6 +128,21 @@ def shown(value: Any) -> str:
 def counted(count: int, noun: str, plural: str = "") -> str:
     """Returns a count with its noun, in the plural unless it is 1: `1 shard`, `2,000 shards`."""
     return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
+
+
+def read_object(path: Path, option: str, fix: str) -> dict[str, Any]:
+    """Reads a file that holds one JSON object.
+
+    Raises:
+        ConfigError: it holds anything else; the line names the option and ends with the fix.
+    """
+    try:
+        values = from_json(path.read_bytes())
+    except ValueError as error:
+        raise ConfigError(f"{option}: cannot read {path}: {error}; {fix}") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"{option}: {path} holds {type(values).__name__}, expected an object; {fix}")
+    return values
 
 
 def parse_override(override: str) -> tuple[str, Any] | None:

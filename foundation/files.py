@@ -186,13 +186,18 @@ def require_folder(path: Path, option: str = "output") -> None:
         raise ConfigError(f"{option}: got {path}, but {existing} is not writable; name another folder")
 
 
-def require_file_or_folder(path: Path, option: str) -> os.stat_result:
+def require_file_or_folder(path: Path, option: str, expected: str = "") -> os.stat_result:
     """Refuses pipes, sockets and devices, which may never end and cannot be read twice; returns the path's status.
+
+    With `expected`, such as "a text file", a folder and a missing file are refused too, in these words.
 
     Raises:
         ConfigError: the path is one of these.
         OSError: there is nothing there.
     """
+    if expected and not path.is_file():
+        found = "is a folder, a pipe or a device" if path.exists() else "does not exist"
+        raise ConfigError(f"{option}: {path} {found}; expected {expected}")
     status = path.stat()
     if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
         raise ConfigError(f"{option}: {path} is a pipe, a socket or a device; give a file, or remove it")

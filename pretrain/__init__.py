@@ -8,13 +8,13 @@
 |                                                              | `method.losses.discriminator_loss`                 |
 | p_S proportional to p_G x L_D minimizes the variance,        | `model.distribution.hp_loss_weights`               |
 | the proposition of section 3; its estimator, off by default  | `method.sampling.importance_weights`               |
-| HP_Loss: estimate D_hat = sigmoid(e(x')·h_S), L_S            | `method.objectives.hardness.HPLoss`,               |
+| HP_Loss: estimate D_hat = sigmoid(e(x')·h_S), L_S            | `method.hardness_prediction.HPLoss`,               |
 |                                                              | `.hp_loss_sampler_loss`                            |
-| HP_Dist: p_S = softmax(e(x')·h_S), L_S                       | `method.objectives.hardness.HPDist`,               |
+| HP_Dist: p_S = softmax(e(x')·h_S), L_S                       | `method.hardness_prediction.HPDist`,               |
 |                                                              | `.hp_dist_sampler_loss`                            |
 | focal loss L_G, constant and piecewise gamma                 | `method.losses.focal_loss`                         |
 | sampling x' from p_S; a sampled original counts as original  | `method.sampling.draw_from`, `.replace`            |
-| total L_G + lambda1 L_S + lambda2 L_D                        | `method.electra.Electra.judge`                     |
+| total L_G + lambda1 L_S + lambda2 L_D                        | `method.electra.Detection.forward`                 |
 | shared embeddings (after ELECTRA)                            | `model.encoder.Embeddings`, `.TiedEmbedding`       |
 | relative position (after T5)                                 | `model.encoder.relative_bucket`, `.LayerStack`     |
 | n-gram masking, 15%                                          | `data_prep.masking`                                |

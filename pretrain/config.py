@@ -11,8 +11,8 @@ from pydantic import Field, SerializeAsAny, field_validator, model_validator
 
 from foundation.config import MOST, ConfigError, StrictConfig, did_you_mean, one_of, parse_override, shown
 from pretrain.engine.optim import OptimConfig
-from pretrain.method.objectives import OBJECTIVES, objective_class
-from pretrain.method.objectives.objective import ObjectiveConfig
+from pretrain.method.objective import ObjectiveConfig
+from pretrain.method.registry import objective_class, objective_names
 from pretrain.model.config import ModelConfig
 
 Count = Annotated[int, Field(gt=0, le=MOST)]
@@ -23,7 +23,7 @@ class RunConfig(StrictConfig):
 
     model: ModelConfig
     objective: SerializeAsAny[ObjectiveConfig]
-    """Configuration of one registered objective; `name` selects its class."""
+    """Settings of an objective; `name` selects its class."""
     optim: OptimConfig
     batch_size: int = Field(gt=0, le=2**20)
     """Sequences per optimizer step, over all ranks and micro-batches; each rank holds the indices of all of them."""
@@ -63,8 +63,8 @@ class RunConfig(StrictConfig):
         if isinstance(objective, ObjectiveConfig):
             return objective
         name = objective.get("name") if isinstance(objective, dict) else None
-        if name not in tuple(OBJECTIVES):
-            raise ValueError(f"got name {shown(name)}, {one_of(name, OBJECTIVES)}")
+        if name not in objective_names():
+            raise ValueError(f"got name {shown(name)}, {one_of(name, objective_names())}")
         own = objective_class(name).Config
         if unknown := objective.keys() - own.model_fields.keys():
             raise ValueError(f"unknown key {shown(min(unknown))}; {one_of(min(unknown), own.model_fields)}")
@@ -145,7 +145,7 @@ def _no_value_of(section: Any, path: str, override: str, values: dict[str, Any])
         return f"the section {path!r}; set its keys one by one, such as {path}.{next(iter(section[key]))}"
     if key in section:
         return None
-    others = [name for name in OBJECTIVES if key in objective_class(name).Config.model_fields]
+    others = [name for name in objective_names() if key in objective_class(name).Config.model_fields]
     if others and parent == "objective":
         use = f"leave it out or choose {' or '.join(others)}"
         return f"{shown(override)}, which objective {section['name']} does not have; {use}"

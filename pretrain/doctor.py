@@ -15,6 +15,7 @@ if not __package__:  # run as a script: import from the repository, never from t
 
 from foundation.command_line import POSITIONAL, run_command
 from foundation.config import StrictConfig
+from pretrain.method.registry import GivenObjective
 
 EXIT_SICK = 3
 
@@ -24,6 +25,8 @@ class DoctorOptions(StrictConfig):
 
     run: Annotated[Path, POSITIONAL]
     """run folder"""
+    objective: tuple[GivenObjective, ...] = ()
+    """sampler of the run, if in a file of its own: FILE.py:CLASS or package.module:CLASS"""
 
 
 def main(options: DoctorOptions) -> int:

@@ -16,6 +16,7 @@ from pydantic import Field
 
 from foundation.command_line import POSITIONAL, run_command
 from foundation.config import MOST, StrictConfig
+from pretrain.method.registry import GivenObjective
 
 
 class EvaluateOptions(StrictConfig):
@@ -23,6 +24,8 @@ class EvaluateOptions(StrictConfig):
 
     runs: Annotated[tuple[Path, ...], POSITIONAL, Field(min_length=1)]
     """run folders; several are compared pairwise, with the first as baseline"""
+    objective: tuple[GivenObjective, ...] = ()
+    """sampler of the runs, if in a file of its own: FILE.py:CLASS or package.module:CLASS"""
     steps: tuple[str, ...] = Field(default=("newest",), min_length=1)
     """checkpoints: newest, all, or step numbers"""
     data: Path | None = None
@@ -40,7 +43,7 @@ class EvaluateOptions(StrictConfig):
 def main(options: EvaluateOptions) -> None:
     from pretrain.analysis.evaluation import evaluate
 
-    evaluate(**dict(options))
+    evaluate(**options.model_dump(exclude={"objective"}))  # its validation has loaded it
 
 
 if __name__ == "__main__":

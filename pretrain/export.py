@@ -23,6 +23,7 @@ if not __package__:  # run as a script: import from the repository, never from t
 from foundation.command_line import POSITIONAL, run_command
 from foundation.config import ConfigError, StrictConfig
 from foundation.files import require_folder
+from pretrain.method.registry import GivenObjective
 
 
 class ExportOptions(StrictConfig):
@@ -32,6 +33,8 @@ class ExportOptions(StrictConfig):
     """run folder"""
     out: Annotated[Path, POSITIONAL]
     """folder to write; must be empty or absent"""
+    objective: tuple[GivenObjective, ...] = ()
+    """sampler of the run, if in a file of its own: FILE.py:CLASS or package.module:CLASS"""
     step: int | None = None
     """step of the checkpoint to export (the newest)"""
     format: Literal["electra", "mpnet"] = "electra"

@@ -4,25 +4,28 @@
 (batch size, sequence length, weight decay, dropout, clipping).
 """
 
+from typing import Any
+
 from foundation.config import ConfigError, one_of
 from pretrain.config import RunConfig
 from pretrain.engine.optim import OptimConfig
-from pretrain.method.objectives import objective_class
-from pretrain.method.objectives.electra import PlainElectra
-from pretrain.method.objectives.floors import Uniform, Unigram
-from pretrain.method.objectives.hardness import HPDist, HPLoss
-from pretrain.method.objectives.mlm import MaskedLM
-from pretrain.method.objectives.oracle import Oracle
-from pretrain.method.objectives.power import HPLossPower
+from pretrain.method.objective import ObjectiveConfig
+from pretrain.method.registry import load_objective, objective_class
 from pretrain.model.config import ModelConfig
 
-PAPER = {
-    "hp_loss": HPLoss.Config(lambda1=5.0, lambda2=50.0, gamma=1.0),  # paper section 4.1
-    "hp_dist": HPDist.Config(lambda1=1.0, lambda2=50.0, gamma=1.0),  # paper section 4.1
-    "electra": PlainElectra.Config(lambda2=50.0, gamma=0.0),  # gamma 0 is cross-entropy, here and below
-    "mlm": MaskedLM.Config(gamma=0.0),
+PAPER: dict[str, dict[str, Any]] = {
+    "hp_loss": {"lambda1": 5.0, "lambda2": 50.0, "gamma": 1.0},  # paper section 4.1
+    "hp_dist": {"lambda1": 1.0, "lambda2": 50.0, "gamma": 1.0},  # paper section 4.1
+    "electra": {"lambda2": 50.0, "gamma": 0.0},  # gamma 0 is cross-entropy, here and below
+    "mlm": {"gamma": 0.0},
 }
-"""Default settings of each objective."""
+"""Default settings of each objective; samplers have their own."""
+
+
+def objective_config(name: str, **settings: Any) -> ObjectiveConfig:
+    """Returns the settings of an objective: the paper's, unless given."""
+    return objective_class(name).Config.from_values(PAPER.get(name, {}) | settings)
+
 
 TINY = RunConfig(
     # Ours: the smallest model seen to detect replacements in 2,000 steps (docs/evidence/results.md).
@@ -38,7 +41,7 @@ TINY = RunConfig(
         initializer_range=0.1,
         relative_bias_init="local",
     ),
-    objective=PAPER["hp_loss"],
+    objective=objective_config("hp_loss"),
     optim=OptimConfig(lr=2e-3, warmup_steps=50, steps=2000),
     batch_size=64,
     log_every=50,
@@ -56,7 +59,7 @@ SMALL = RunConfig(
         embedding_size=128,
         generator_hidden_size=64,  # 1/4
     ),
-    objective=PAPER["hp_loss"],
+    objective=objective_config("hp_loss"),
     optim=OptimConfig(lr=5e-4, warmup_steps=10_000, steps=1_000_000),  # paper
     batch_size=128,  # GOO
 )
@@ -70,35 +73,35 @@ BASE = RunConfig(
         embedding_size=768,
         generator_hidden_size=256,  # 1/3
     ),
-    objective=PAPER["hp_loss"],
+    objective=objective_config("hp_loss"),
     optim=OptimConfig(lr=1e-4, warmup_steps=10_000, steps=765_000),  # paper
     batch_size=256,  # GOO
 )
 
 PRESETS = {"tiny": TINY, "small": SMALL, "base": BASE}
 
-ROWS = {
+ROWS: dict[str, tuple[str, dict[str, Any]]] = {
     # GLUE and SQuAD 2.0 tables, small and base
-    "BERT": PAPER["mlm"],
-    "ELECTRA": PAPER["electra"],
-    "HP_Loss + Focal": PAPER["hp_loss"],
-    "HP_Dist + Focal": PAPER["hp_dist"],
+    "BERT": ("mlm", {}),
+    "ELECTRA": ("electra", {}),
+    "HP_Loss + Focal": ("hp_loss", {}),
+    "HP_Dist + Focal": ("hp_dist", {}),
     # ablation table, small: lambda1 without focal loss, then the focal loss
-    "HP_Loss lambda1=5": HPLoss.Config(lambda1=5.0, gamma=0.0),
-    "HP_Loss lambda1=10": HPLoss.Config(lambda1=10.0, gamma=0.0),
-    "HP_Loss lambda1=20": HPLoss.Config(lambda1=20.0, gamma=0.0),
-    "HP_Loss gamma=piecewise": HPLoss.Config(lambda1=5.0, gamma="piecewise"),
-    "HP_Loss gamma=1": HPLoss.Config(lambda1=5.0, gamma=1.0),
-    "HP_Loss gamma=4": HPLoss.Config(lambda1=5.0, gamma=4.0),
-    # ours, with the weights of "HP_Loss + Focal": other samplers (docs/guide/samplers.md)
-    "HP_Loss b=-1": HPLossPower.Config(exponent=-1.0),
-    "HP_Loss b=0": HPLossPower.Config(exponent=0.0),
-    "HP_Loss b=.5": HPLossPower.Config(exponent=0.5),
-    "HP_Loss b=2": HPLossPower.Config(exponent=2.0),
-    "Uniform": Uniform.Config(),
-    "Unigram": Unigram.Config(),
-    "Oracle K=4": Oracle.Config(candidates=4),
-    "Oracle K=16": Oracle.Config(candidates=16),
+    "HP_Loss lambda1=5": ("hp_loss", {"lambda1": 5.0, "gamma": 0.0}),
+    "HP_Loss lambda1=10": ("hp_loss", {"lambda1": 10.0, "gamma": 0.0}),
+    "HP_Loss lambda1=20": ("hp_loss", {"lambda1": 20.0, "gamma": 0.0}),
+    "HP_Loss gamma=piecewise": ("hp_loss", {"lambda1": 5.0, "gamma": "piecewise"}),
+    "HP_Loss gamma=1": ("hp_loss", {"lambda1": 5.0, "gamma": 1.0}),
+    "HP_Loss gamma=4": ("hp_loss", {"lambda1": 5.0, "gamma": 4.0}),
+    # ours, with the weights of "HP_Loss + Focal": samplers in files of their own (docs/guide/samplers.md)
+    "HP_Loss b=-1": ("samplers.power:HPLossPower", {"exponent": -1.0}),
+    "HP_Loss b=0": ("samplers.power:HPLossPower", {"exponent": 0.0}),
+    "HP_Loss b=.5": ("samplers.power:HPLossPower", {"exponent": 0.5}),
+    "HP_Loss b=2": ("samplers.power:HPLossPower", {"exponent": 2.0}),
+    "Uniform": ("samplers.floors:Uniform", {}),
+    "Unigram": ("samplers.floors:Unigram", {}),
+    "Oracle K=4": ("samplers.oracle:Oracle", {"candidates": 4}),
+    "Oracle K=16": ("samplers.oracle:Oracle", {"candidates": 16}),
 }
 """The rows of the paper's tables, in order, then ours; each works with any preset's sizes. The paper quotes BERT's
 scores from its authors; the row here trains a masked language model of the discriminator's size on the same data."""
@@ -123,10 +126,10 @@ def with_row(run: RunConfig, name: str) -> RunConfig:
     """
     if name not in ROWS:
         raise ConfigError(f"row: got {name!r}, {one_of(name, ROWS)}")
-    return run.model_copy(update={"objective": ROWS[name]})
+    given, settings = ROWS[name]
+    return run.model_copy(update={"objective": objective_config(load_objective(given), **settings)})
 
 
 def with_objective(run: RunConfig, name: str) -> RunConfig:
     """Returns `run` with another objective and the paper's loss weights for it."""
-    settings = PAPER.get(name) or objective_class(name).Config.from_values({})
-    return run.model_copy(update={"objective": settings})
+    return run.model_copy(update={"objective": objective_config(name)})

@@ -13,16 +13,16 @@ if not __package__:  # run as a script: import from the repository, never from t
 
 from foundation.command_line import run_command
 from foundation.machine import share_cores_with_others
-from pretrain.job.hostfile import require_launch
-from pretrain.job.launcher import adopt_slurm, number_of
+from pretrain.job.hosts import require_launch
+from pretrain.job.launcher import adopt_slurm
 from pretrain.training.options import RunOptions
 
 
 def main(options: RunOptions) -> int:
     share_cores_with_others()
     adopt_slurm()
-    if not (options.dry_run or options.list_settings):
-        require_launch(options.hostfile, number_of("WORLD_SIZE", "1"))
+    if options.hostfile and not (options.dry_run or options.list_settings):
+        require_launch(options.hostfile)
     from pretrain.training.plan import list_settings, make_plan
 
     if options.list_settings:

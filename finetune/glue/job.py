@@ -1,12 +1,11 @@
 """GLUE tasks as jobs, and the runs that a command asks for."""
 
-import itertools
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import PurePath
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch.nn.functional as F
@@ -16,15 +15,12 @@ from finetune.config import GlueConfig, GlueOptions
 from finetune.glue.files import load_task, missing_from
 from finetune.glue.heads import SequenceClassifier, as_two_layers
 from finetune.glue.metrics import is_constant, score, submission
-from finetune.glue.tasks import TASKS, Example, ExampleSet, GlueTask, TaskData, select_tasks
+from finetune.glue.tasks import Example, ExampleSet, GlueTask, TaskData, select_tasks
 from finetune.presets import settings_for
-from finetune.running.job import PIPELINE, Evaluation, Job, Portrait, Predictor, labels_of
-from finetune.running.model_folder import open_models, plan_runs
+from finetune.running.job import PIPELINE, Evaluation, HuggingFaceModel, Job, LoadedTask, Predictor, labels_of
 from finetune.running.records import EXAMPLES, Metrics
-from finetune.running.run_list import Queue, list_settings
 from finetune.tokens import Batch, Features
 from foundation.config import ConfigError
-from foundation.files import require_folder
 from pretrain.engine.engine import Engine
 from pretrain.model.encoder import ElectraEncoder
 
@@ -32,7 +28,7 @@ EVALUATION_BATCH = 128
 """Dev examples per rank and forward pass; no gradients, so larger than in training."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class GlueJob(Job):
     """A GLUE task with its tokenised examples; `tests` are keyed by the path of their predictions in the run's folder.
 
@@ -41,8 +37,8 @@ class GlueJob(Job):
 
     task: GlueTask
     settings: GlueConfig
-    dev: dict[str, Features]
-    tests: dict[str, tuple[ExampleSet, Features]]
+    dev: dict[str, Features] = field(default_factory=dict)
+    tests: dict[str, tuple[ExampleSet, Features]] = field(default_factory=dict)
 
     @property
     def unit(self) -> float:
@@ -85,7 +81,7 @@ class GlueJob(Job):
                 metrics[PurePath(path).stem] = score(tests.task.metrics, target, predicted)
         return Evaluation(metrics, files)
 
-    def portray(self, head: Mapping[str, Tensor]) -> Portrait:
+    def to_hugging_face(self, head: Mapping[str, Tensor]) -> HuggingFaceModel:
         """Returns the model as `ElectraForSequenceClassification`; its output for a regression is the score."""
         two_layers = head if self.settings.head == "hf" else as_two_layers(head["weight"], head["bias"])
         weights = {f"classifier.{name}": weight for name, weight in two_layers.items()}
@@ -95,7 +91,7 @@ class GlueJob(Job):
             for name in ("classifier.out_proj.weight", "classifier.out_proj.bias"):
                 weights[name] = weights[name] * (self.task.max_score / self.unit)
         text = '"A text."' if len(self.task.text_columns) == 1 else '{"text": "A text.", "text_pair": "Another."}'
-        return Portrait(
+        return HuggingFaceModel(
             "ElectraForSequenceClassification",
             weights,
             config,
@@ -149,41 +145,13 @@ def tokenize_examples(examples: Sequence[Example], tokenizer: Any, max_length: i
     return Features(encoded["input_ids"], encoded["token_type_ids"], [example.target for example in examples])
 
 
-def run_queue(options: GlueOptions) -> int:
-    """Does the runs that the options ask for and the output folder lacks; returns the exit code.
-
-    Raises:
-        ConfigError: a wrong task, model, file or setting; all data is read before the first run.
-    """
-    if options.list_settings:
-        print(list_settings(options))
-        return 0
-    require_folder(options.output)
-    tasks = present(select_tasks(options.task), options)
-    models = open_models(options)
-    data = {task.name: load_task(task, options.data_dir, tests=options.predict_test) for task in tasks}
-    planned = []
-    for model, task in itertools.product(models, tasks):
-        idle = {"both_orders": not task.unordered, "plain_scores": bool(task.classes)}  # here they change no run
-        given = {name: value for name, value in options.overrides().items() if not idle.get(name)}
-        settings = partial(settings_for, task.name)
-        planned += plan_runs(options, model, task.name, data[task.name].fingerprint(), settings, given)
-    queue = Queue(
-        planned,
-        lambda run: make_job(TASKS[run.task], data[run.task], models[0].tokenizer, cast(GlueConfig, run.settings)),
-        {TASKS[name]: list(examples.tests_by_path()) for name, examples in data.items()},
-        models,
-        options,
-    )
-    return queue.work()
-
-
-def present(tasks: list[GlueTask], options: GlueOptions) -> list[GlueTask]:
+def select(options: GlueOptions) -> list[GlueTask]:
     """Returns the tasks asked for by name or, for `all`, those that the data folder has; prints a line per other task.
 
     Raises:
-        ConfigError: `all` was given, but the folder has none of the tasks.
+        ConfigError: a name is not that of a task, or `all` was given, but the folder has none of the tasks.
     """
+    tasks = select_tasks(options.task)
     if "all" not in map(str.lower, options.task):
         return tasks
     missing = {task.name: problem for task in tasks if (problem := missing_from(task, options.data_dir))}
@@ -192,3 +160,19 @@ def present(tasks: list[GlueTask], options: GlueOptions) -> list[GlueTask]:
     for name, problem in missing.items() if os.environ.get("RANK", "0") == "0" else ():
         print(f"{name} is left out: {problem}", flush=True)
     return [task for task in tasks if task.name not in missing]
+
+
+def load(task: GlueTask, options: GlueOptions) -> LoadedTask:
+    """Reads the files of a task.
+
+    Raises:
+        ConfigError: as `load_task`.
+    """
+    data = load_task(task, options.data_dir, tests=options.predict_test)
+    idle = {"both_orders": not task.unordered, "plain_scores": bool(task.classes)}  # here they change no run
+
+    def settings(hidden_size: int, max_positions: int, overrides: dict[str, Any]) -> GlueConfig:
+        given = {name: value for name, value in overrides.items() if not idle.get(name)}
+        return settings_for(task.name, hidden_size, max_positions, given)
+
+    return LoadedTask(task, data.fingerprint(), settings, partial(make_job, task, data), list(data.tests_by_path()))

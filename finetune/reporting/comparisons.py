@@ -4,16 +4,17 @@ Shape letters: R resamples, N examples, K classes.
 """
 
 import itertools
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from pydantic import TypeAdapter, ValidationError
 
 from finetune.reporting.paper_tables import Column
 from finetune.reporting.results import Row
 from finetune.running.records import EXAMPLES, PREDICTIONS, RunRecord
+from foundation.config import ConfigError, read_object, shown
 from foundation.stats import RESAMPLES, bounds, counts_RS, moments, pearson
 
 SIGN_ASSIGNMENTS = 2**16
@@ -21,6 +22,7 @@ SIGN_ASSIGNMENTS = 2**16
 _RESAMPLES_AT_ONCE = 100
 """Bounds the memory: 100 resamples of QQP's 40,430 dev examples are 32 MB."""
 
+_EXAMPLES = TypeAdapter(dict[str, dict[str, list[float]]])
 Examples = Mapping[str, Any]
 """A dev split in a run's `examples.json`: `predicted` and `target`, counts of matches, or scores by metric."""
 
@@ -87,9 +89,28 @@ def load_examples(record: RunRecord, column: Column, outputs: Sequence[Path]) ->
     """
     paths = (output / PREDICTIONS / record.run.folder_name() / EXAMPLES for output in outputs)
     found = next(filter(Path.is_file, paths), None)
-    examples = json.loads(found.read_text(encoding="utf-8")).get(column.split, {}) if found else {}
+    examples = read_examples(found).get(column.split, {}) if found else {}
     of_questions = column.metric.rpartition("_")[2] in examples and not column.metric.startswith("best")
     return examples if of_questions or "predicted" in examples or "matched" in examples else None
+
+
+def read_examples(path: Path) -> Mapping[str, Examples]:
+    """Reads a run's answers to the examples of each dev split: columns of equal length.
+
+    Raises:
+        ConfigError: the file holds anything else.
+    """
+    fix = "copy it again, or remove it: the report then has no interval for its run"
+    try:
+        examples = _EXAMPLES.validate_python(read_object(path, "runs", fix))
+    except ValidationError as error:
+        problem = error.errors()[0]
+        place = ".".join(map(str, problem["loc"]))
+        raise ConfigError(f"runs: {path}: {place}: got {shown(problem['input'])}, expected a number; {fix}") from None
+    for split, columns in examples.items():
+        if len({len(values) for values in columns.values()}) > 1:
+            raise ConfigError(f"runs: {path}: {split} has columns of different lengths; {fix}")
+    return examples
 
 
 def permutation_p(differences: Sequence[float]) -> float:
@@ -131,7 +152,7 @@ def scores(examples: Examples, metric: str, count_RN: np.ndarray) -> np.ndarray:
         totals = [count_RN @ np.asarray(examples[name]) for name in _TOTALS[metric]]
         return _ratio(len(totals) * (count_RN @ np.asarray(examples["matched"])), np.sum(totals, axis=0))
     part, _, name = metric.rpartition("_")
-    answerable = np.asarray(examples["answerable"])
+    answerable = np.asarray(examples["answerable"], dtype=bool)
     chosen = {"": np.ones(len(answerable), bool), "HasAns": answerable, "NoAns": ~answerable}[part]
     return _ratio(count_RN @ (np.asarray(examples[name]) * chosen), count_RN @ chosen)
 

@@ -2,13 +2,14 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from finetune.config import Settings
 from finetune.running.records import Metrics, Task
 from finetune.tokens import Batch, Features, collate, shares
 from pretrain.engine.engine import Engine
@@ -39,7 +40,7 @@ class Predictor(Protocol):
     def sum_over_ranks(self, tensor: Tensor) -> Tensor: ...
 
 
-class Portrait(NamedTuple):
+class HuggingFaceModel(NamedTuple):
     """A trained model as one of Hugging Face's classes."""
 
     architecture: str
@@ -67,17 +68,17 @@ def labels_of(names: Sequence[str]) -> dict[str, Any]:
     return {"id2label": dict(enumerate(names)), "label2id": {name: place for place, name in enumerate(names)}}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Job(ABC):
-    """A task with its data as token ids."""
+    """A task with its data as token ids; a kept model that predicts has no training examples."""
 
     task: Task
-    train: Features
-    train_examples: int
-    """Examples as the task counts them; features may be more."""
-    left_out: Mapping[str, int]
-    """Number of malformed rows left out, by file."""
     pad_id: int
+    train: Features = field(default_factory=lambda: Features([], [], []))
+    train_examples: int = 0
+    """Examples as the task counts them; features may be more."""
+    left_out: Mapping[str, int] = field(default_factory=dict)
+    """Number of malformed rows left out, by file."""
 
     @abstractmethod
     def build(self, encoder: ElectraEncoder) -> nn.Module:
@@ -91,12 +92,12 @@ class Job(ABC):
     def evaluate(self, engine: Engine) -> Evaluation:
         """Scores the dev set. Collective: the ranks share the examples, and all get the result."""
 
-    @abstractmethod
     def predict_tests(self, engine: Engine) -> Evaluation:
         """Predicts the test sets that the run was given, if any. Collective."""
+        return Evaluation({}, {})
 
     @abstractmethod
-    def portray(self, head: Mapping[str, Tensor]) -> Portrait:
+    def to_hugging_face(self, head: Mapping[str, Tensor]) -> HuggingFaceModel:
         """Returns the model as one of Hugging Face's classes, with equal outputs, from the weights of its `head`."""
 
     @torch.inference_mode()
@@ -117,3 +118,17 @@ class Job(ABC):
             if len(own):
                 answers[torch.from_numpy(own)] = answer(output, batch, own).double()
         return predictor.sum_over_ranks(answers).cpu()
+
+
+class LoadedTask(NamedTuple):
+    """A task with its files read: all that the queue needs to know of it."""
+
+    task: Task
+    data_sha256: str
+    """Digest of the training and dev examples."""
+    settings: Callable[[int, int, dict[str, Any]], Settings]
+    """From the model's hidden size and positions, and the settings given on the command line."""
+    make_job: Callable[[Any, Any], Job]
+    """From a tokenizer and the settings of a run."""
+    files: Sequence[str] = ()
+    """Paths, in a finished run's folder, of its predictions of test sets."""

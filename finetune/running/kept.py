@@ -8,16 +8,15 @@ OUTPUT/finetuned is ever removed.
 import dataclasses
 import json
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from torch import Tensor
 
-from finetune.running.job import Portrait
+from finetune.running.job import HuggingFaceModel, Job
 from finetune.running.model_folder import (
     CARD,
     TOKENIZER_FILES,
-    TOKENIZER_SETTINGS,
     ModelFolder,
     read_tokenizer_settings,
 )
@@ -25,37 +24,34 @@ from finetune.running.records import FILE_NAME, RunIdentity, RunRecord, Task, re
 from foundation.files import TEMPORARY_SUFFIX, with_suffix
 from foundation.locks import holder
 from foundation.markdown_table import markdown_table
+from pretrain.huggingface.export import TOKENIZER_SETTINGS
 from pretrain.huggingface.folders import MODEL_FILE, save_folder
 
-CANDIDATES, FINETUNED = "candidates", "finetuned"
+CANDIDATES, FINETUNED, LOCKS = "candidates", "finetuned", "locks"
 RESULTS = "results.json"
 """File in a model's folder: the record of its run."""
 
 
 def save_finetuned(
-    folder: Path,
-    model: ModelFolder,
-    portrait: Portrait,
-    record: RunRecord,
-    weights: Mapping[str, Tensor],
-    pad_token_id: int,
+    folder: Path, model: ModelFolder, job: Job, record: RunRecord, weights: Mapping[str, Tensor]
 ) -> None:
     """Writes a run's model with tokenizer, card and record; the folder appears under its name when it is complete."""
     unfinished = with_suffix(folder, TEMPORARY_SUFFIX)
     remove(folder)
     settings = record.run.settings
     encoder = {name: weight for name, weight in weights.items() if name.startswith("electra.")}
+    made = job.to_hugging_face({name[5:]: weight for name, weight in weights.items() if name.startswith("head.")})
     save_folder(
         unfinished,
-        portrait.architecture,
+        made.architecture,
         dataclasses.replace(
             model.config,
             hidden_dropout_prob=settings.dropout,
             attention_probs_dropout_prob=settings.attention_dropout,
         ),
-        {**encoder, **portrait.head},
-        pad_token_id,
-        portrait.config,
+        {**encoder, **made.head},
+        job.pad_id,
+        made.config,
     )
     for name in (*TOKENIZER_FILES, "special_tokens_map.json", "added_tokens.json"):
         if (model.path / name).is_file():
@@ -63,11 +59,11 @@ def save_finetuned(
     described = {**read_tokenizer_settings(model.path), "model_max_length": settings.max_length}
     (unfinished / TOKENIZER_SETTINGS).write_text(json.dumps(described, indent=2) + "\n", "utf-8")
     (unfinished / RESULTS).write_text(record.model_dump_json(indent=2) + "\n", "utf-8")
-    (unfinished / CARD).write_text(card(model, portrait, record, carried=(unfinished / MODEL_FILE).is_file()), "utf-8")
+    (unfinished / CARD).write_text(card(model, made, record, carried=(unfinished / MODEL_FILE).is_file()), "utf-8")
     unfinished.rename(folder)
 
 
-def card(model: ModelFolder, portrait: Portrait, record: RunRecord, *, carried: bool) -> str:
+def card(model: ModelFolder, made: HuggingFaceModel, record: RunRecord, *, carried: bool) -> str:
     """Returns the model card; language and licence come from the card of the model that was fine-tuned."""
     from huggingface_hub import ModelCardData
 
@@ -75,7 +71,7 @@ def card(model: ModelFolder, portrait: Portrait, record: RunRecord, *, carried: 
     run, name = record.run, Path(record.model).name if Path(record.model).exists() else record.model
     if record.step is not None:
         name += f", step {record.step:,}"
-    data = ModelCardData(library_name="transformers", pipeline_tag=portrait.pipeline, tags=["electra"], **known)
+    data = ModelCardData(library_name="transformers", pipeline_tag=made.pipeline, tags=["electra"], **known)
     code = ", trust_remote_code=True" if carried else ""
     scores = [
         (split, metric, f"{value:.4f}") for split, values in record.last.items() for metric, value in values.items()
@@ -89,7 +85,7 @@ def card(model: ModelFolder, portrait: Portrait, record: RunRecord, *, carried: 
 # {run.task}, fine-tuned from {"untrained weights of the shape of " if run.random_weights else ""}`{name}`
 
 ```python
-{portrait.example.replace("{code}", code)}
+{made.example.replace("{code}", code)}
 ```
 {carries if carried else ""}
 ## Scores
@@ -116,26 +112,17 @@ def choose(keep: str, records: Sequence[RunRecord], task: Task) -> list[RunRecor
     return {"all": ranked, "best": ranked[-1:], "median": ranked[middle : middle + 1], "none": []}[keep]
 
 
-def settle(
-    output: Path,
-    locks: Path,
-    keep: str,
-    runs: Sequence[RunIdentity],
-    tasks: Mapping[str, Task],
-    say: Callable[[str], None],
-) -> list[str]:
-    """Chooses among the candidates of each setting of `runs` whose seeds are done; returns a line per missing model.
+def keep_models(output: Path, keep: str, runs: Sequence[RunIdentity], tasks: Mapping[str, Task]) -> Iterator[str]:
+    """Keeps the chosen models of each setting of `runs` whose seeds are done, and removes its other candidates.
 
-    A setting waits while another process works on its task, since that launch may be adding seeds.
+    A setting waits while another process works on its task, since that launch may be adding seeds. Yields a line for
+    each model that is kept, or that should be and is missing.
     """
     done = {record.run: record for record in read_records(output / FILE_NAME)}
-    settings: dict[RunIdentity, list[RunIdentity]] = {}
-    for run in runs:
-        settings.setdefault(without_seed(run), []).append(run)
-    missing = []
-    for setting, own in settings.items():
+    for setting in dict.fromkeys(map(without_seed, runs)):
         task = tasks[setting.task]
-        if not all(run in done for run in own) or any(map(holder, locks.glob(f"{task_prefix(setting.task)}*"))):
+        waits = any(run not in done for run in runs if without_seed(run) == setting)
+        if waits or any(map(holder, (output / LOCKS).glob(f"{task_prefix(setting.task)}*"))):
             continue
         records = [record for run, record in done.items() if without_seed(run) == setting]
         for record in choose(keep, records, task):
@@ -145,12 +132,11 @@ def settle(
             if candidate.is_dir() and not kept.exists():
                 kept.parent.mkdir(exist_ok=True)
                 candidate.rename(kept)
-                say(f"{which}: model kept in {kept}")
+                yield f"{which}: model kept in {kept}"
             elif not kept.exists():
-                missing.append(f"{which}: its model was not kept when it ran; run it again with another --output")
+                yield f"{which}: its model was not kept when it ran; run it again with another --output"
         for record in records:
             remove(output / CANDIDATES / record.run.folder_name())
-    return missing
 
 
 def without_seed(run: RunIdentity) -> RunIdentity:

@@ -2,29 +2,26 @@
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from finetune.config import FinetuneOptions, GlueConfig, SquadConfig, TaggingConfig
-from finetune.presets import paper_grid
-from finetune.running.records import RunIdentity
+from finetune.config import FinetuneOptions
 from foundation.config import ConfigError
-from foundation.files import file_sha256, remove
+from foundation.files import file_sha256
 from foundation.locks import Lock
+from pretrain.analysis.model_card import model_card
 from pretrain.engine.checkpoint import MARKER, Checkpoint
-from pretrain.export import ExportOptions
-from pretrain.export import main as export
+from pretrain.huggingface.export import TOKENIZER_SETTINGS, export
 from pretrain.huggingface.folders import AGAIN, find_folder, read_config, read_encoder_config
 from pretrain.model.encoder import EncoderConfig
-from pretrain.training.models import choose_checkpoints
-from pretrain.training.run_folder import DESCRIPTION
+from pretrain.training.models import choose_checkpoints, load_checkpoint
+from pretrain.training.run_folder import DESCRIPTION, read_run
 
 MODELS = "models"
 """Folder, in the output folder, of exported checkpoints."""
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt")
-TOKENIZER_SETTINGS = "tokenizer_config.json"
 CARD = "README.md"
 
 
@@ -67,12 +64,14 @@ def open_models(options: FinetuneOptions) -> list[ModelFolder]:
 def export_once(run: Path, checkpoint: Checkpoint, models: Path) -> Path:
     """Exports a checkpoint into a folder of `models`; one process writes it while the others wait."""
     name = f"{run.resolve().name}-{checkpoint.folder.name}-{file_sha256(checkpoint.folder / MARKER)[:10]}"
-    folder, partial = models / name, models / f"{name}.partial"
+    folder = models / name
     with Lock(models / f"{name}.lock", math.inf):
         if not folder.exists():
-            remove(partial)
-            export(ExportOptions(run=run, out=partial, step=checkpoint.step))
-            partial.rename(folder)
+            description = read_run(run)
+            card = model_card(run, description, checkpoint.step, language="en", license="unknown")
+            model = load_checkpoint(description, checkpoint)
+            export(model, description.pad_token_id, run / "tokenizer", card, folder)
+            print(f"exported step {checkpoint.step} of {run} to {folder}", flush=True)
     return folder
 
 
@@ -132,33 +131,3 @@ def load_tokenizer(path: Path) -> Any:
     except Exception as error:  # a damaged file makes the library raise bare exceptions too
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ConfigError(f"model: {path} has a tokenizer that cannot be used: {reason}; {AGAIN}") from None
-
-
-def plan_runs(
-    options: FinetuneOptions,
-    model: ModelFolder,
-    task: str,
-    data_sha256: str,
-    settings_for: Callable[[int, int, dict[str, Any]], SquadConfig | GlueConfig | TaggingConfig],
-    overrides: dict[str, Any],
-) -> list[RunIdentity]:
-    """Returns the runs that the options ask for on one task: one per setting and seed.
-
-    Raises:
-        ConfigError: a setting is out of range.
-    """
-    hidden_size, positions = model.config.hidden_size, model.config.max_position_embeddings
-    points = paper_grid(task, hidden_size) if options.grid else [{}]
-    wanted = [settings_for(hidden_size, positions, point | overrides) for point in points]
-    return [
-        RunIdentity(
-            task=task,
-            seed=seed,
-            model_sha256=model.sha256,
-            random_weights=options.random_weights,
-            data_sha256=data_sha256,
-            settings=settings,
-        )
-        for settings in dict.fromkeys(wanted)
-        for seed in dict.fromkeys(options.seeds)
-    ]

@@ -8,14 +8,15 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import Discriminator, Tag
 from pydantic_core import from_json
 
-from finetune.config import GlueConfig, SquadConfig, TaggingConfig
+from finetune.config import FinetuneConfig, GlueConfig, SquadConfig, TaggingConfig
 from finetune.presets import ModelSize
 from foundation.config import ConfigError, FileName, StrictConfig, shown
-from foundation.files import write_atomically
+from foundation.files import require_file_or_folder, write_atomically
 
 FILE_NAME = "results.jsonl"
 PREDICTIONS = "predictions"
@@ -58,6 +59,15 @@ def task_prefix(task: str) -> str:
     return f"{task.replace(' ', '-')}-seed"
 
 
+KINDS: dict[str, type[FinetuneConfig]] = {"tagging": TaggingConfig, "GLUE": GlueConfig, "SQuAD": SquadConfig}
+
+
+def kind_of(settings: Any) -> str:
+    """Returns the kind of task whose fields the settings have, so that only its class checks and reports them."""
+    names = dict(settings) if isinstance(settings, dict | FinetuneConfig) else {}
+    return max(KINDS, key=lambda kind: len(KINDS[kind].model_fields.keys() & names.keys()))
+
+
 class RunIdentity(StrictConfig):
     """Everything that determines a run's result; a run whose identity is already in the file is not repeated."""
 
@@ -68,7 +78,12 @@ class RunIdentity(StrictConfig):
     random_weights: bool
     data_sha256: str
     """Digest of the examples."""
-    settings: SquadConfig | GlueConfig | TaggingConfig
+    settings: Annotated[
+        Annotated[TaggingConfig, Tag("tagging")]
+        | Annotated[GlueConfig, Tag("GLUE")]
+        | Annotated[SquadConfig, Tag("SQuAD")],
+        Discriminator(kind_of),
+    ]
 
     def folder_name(self) -> str:
         """Name of the folder for the run's other files, unique to the run."""
@@ -111,37 +126,19 @@ def read_records(path: Path) -> list[RunRecord]:
     """
     if not path.exists():
         return []
+    require_file_or_folder(path, "results", "records of runs")
     records = []
-    for number, line in enumerate(require_file("results", path, "records of runs").read_bytes().splitlines(), 1):
+    for number, line in enumerate(path.read_bytes().splitlines(), 1):
+        source = f"{path}, line {number}"
         try:
-            records.append(parse_record(line, f"{path}, line {number}"))
+            values = from_json(line)
         except ValueError:
-            print(f"{path}, line {number}: cut short by a kill; skipped", flush=True)
+            print(f"{source}: cut short by a kill; skipped", flush=True)
+            continue
+        if not isinstance(values, dict):
+            raise ConfigError(f"{source}: got {shown(values)}, expected the JSON object of a run; remove it")
+        records.append(RunRecord.from_values(values, source))
     return records
-
-
-def parse_record(content: bytes, source: str) -> RunRecord:
-    """Returns the record in a line of `results.jsonl` or in a kept model's file; errors begin with `source`.
-
-    Raises:
-        ConfigError: it is not the record of a run.
-        ValueError: it is no JSON.
-    """
-    if not isinstance(values := from_json(content), dict):
-        raise ConfigError(f"{source}: got {shown(values)}, expected the JSON object of a run; remove it")
-    return RunRecord.from_values(values, source)
-
-
-def require_file(option: str, path: Path, expected: str) -> Path:
-    """Returns the path of a file that several processes may read, or one twice.
-
-    Raises:
-        ConfigError: there is none, or only a folder, a pipe or a device.
-    """
-    if not path.is_file():
-        found = "is a folder, a pipe or a device" if path.exists() else "does not exist"
-        raise ConfigError(f"{option}: {path} {found}; expected {expected}")
-    return path
 
 
 def append_record(path: Path, record: RunRecord) -> None:

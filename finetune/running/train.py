@@ -8,6 +8,7 @@ same number of processes; the folder is removed when the run is finished.
 
 import gc
 import math
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -20,7 +21,6 @@ from torch import Tensor, nn
 
 from finetune.config import FinetuneConfig
 from finetune.running.job import Job
-from finetune.running.layer_decay import layer_scale
 from finetune.running.records import Metrics
 from finetune.tokens import collate, epoch_batches
 from foundation.ordering import key_of
@@ -59,10 +59,11 @@ class RunState:
     """Dev scores of each finished epoch."""
 
 
-class Keeper(NamedTuple):
-    """A fine-tuning run's checkpoint folder and interval, and the request to stop it."""
+class Saving(NamedTuple):
+    """What is saved of a run, and when."""
 
     folder: Path
+    """Of its checkpoints."""
     stop: Callable[[], bool]
     """Returns True if this rank was asked to stop; the run is then saved too."""
     every: int = CHECKPOINT_EVERY
@@ -93,9 +94,9 @@ def train(
     seed: int,
     deepspeed_config: Source,
     world: World,
-    keeper: Keeper | None = None,
+    saving: Saving | None = None,
 ) -> Outcome:
-    """Trains one run, from its start or from the state that `keeper` has saved. Collective.
+    """Trains one run, from its start or from the state that `saving` has saved. Collective.
 
     Raises:
         ConfigError: the model or the DeepSpeed configuration does not fit.
@@ -108,7 +109,7 @@ def train(
         hidden_dropout_prob=settings.dropout,
         attention_probs_dropout_prob=settings.attention_dropout,
     )
-    run = Run(encoder, job, settings, seed, deepspeed_config, world, keeper)
+    run = Run(encoder, job, settings, seed, deepspeed_config, world, saving)
     try:
         return run.train()
     finally:
@@ -127,15 +128,15 @@ class Run:
         seed: int,
         deepspeed_config: Source,
         world: World,
-        keeper: Keeper | None = None,
+        saving: Saving | None = None,
     ) -> None:
-        self.job, self.settings, self.seed, self.world, self.keeper = job, settings, seed, world, keeper
+        self.job, self.settings, self.seed, self.world, self.saving = job, settings, seed, world, saving
         self.batches_per_epoch = math.ceil(len(job.train.targets) / settings.batch_size)
         self.steps = self.batches_per_epoch * settings.epochs
         model = job.build(encoder)
         config = resolve_for(settings, deepspeed_config, world)
         self.engine = Engine(model, groups(model, encoder.config.num_hidden_layers, settings), config, world)
-        self.state = resume(keeper.folder, self.engine, RunState) if keeper else RunState()
+        self.state = resume(saving.folder, self.engine, RunState) if saving else RunState()
         self.stopping = False  # whether some rank was asked to stop, as of the last update
         self.resumed = self.state.batches
         self.started = self.said = time.monotonic()
@@ -163,7 +164,7 @@ class Run:
         collapsed = "constant prediction" if evaluation.constant else None
         tests, task = self.job.predict_tests(self.engine), self.job.task
         finite = state.losses[-1] is not None and state.updates > 0
-        kept = self.keeper is not None and self.keeper.weights and finite
+        kept = self.saving is not None and self.saving.weights and finite
         return Outcome(
             last=evaluation.metrics | tests.metrics,
             best=max(state.metrics, key=lambda metrics: metrics[task.dev_splits[0]][task.metrics[0]]),
@@ -189,8 +190,8 @@ class Run:
             if (now := time.monotonic()) - self.said > REPORT_SECONDS:
                 left = (now - self.started) / (state.batches - self.resumed) * (self.steps - state.batches)
                 self.say(f"step {state.batches}/{self.steps}, {left:.0f} s left")
-            if self.keeper and (self.stopping or not state.batches % self.keeper.every):
-                self.save(self.keeper.folder)
+            if self.saving and (self.stopping or not state.batches % self.saving.every):
+                self.save(self.saving.folder)
             if self.stopping:
                 raise Stopped
         loss_sum, state.loss_sum = state.loss_sum, 0.0
@@ -216,7 +217,7 @@ class Run:
         result, loss_sum, (self.stopping,) = optimizer_step(
             self.engine,
             self.losses(chosen, parts),
-            lambda: (self.keeper is not None and self.keeper.stop(),),
+            lambda: (self.saving is not None and self.saving.stop(),),
             rate,
             without_bias_correction(self.state.updates, self.settings.betas) if self.settings.legacy_adam else UNSCALED,
         )
@@ -262,3 +263,18 @@ def groups(model: nn.Module, num_layers: int, settings: FinetuneConfig) -> list[
         settings.weight_decay,
         lambda name: layer_scale(name, num_layers, settings.layer_decay, settings.legacy_layer_decay),
     )
+
+
+def layer_scale(name: str, num_layers: int, decay: float, legacy: bool = False) -> float:
+    """Returns the factor on the learning rate of the parameter `name`: `decay` to the power of its depth.
+
+    Exact: with 12 layers and decay .8 the head learns at 1, the top layer at .8, the bottom layer at .8^12 = .0687, the
+    embeddings at .8^13 = .0550, and so does what lies below all layers or is shared by them. The legacy form of
+    google-research/electra (`model/optimization.py`, its issues 51 and 64) skips a depth below the head, so that the
+    top layer learns at .64 and the embeddings at .0440.
+    """
+    if name.startswith("head."):
+        return 1.0
+    layer = re.search(r"\.layer\.(\d+)\.", name)
+    below_head = num_layers - int(layer[1]) if layer else num_layers + 1
+    return decay ** (below_head + legacy)

@@ -10,8 +10,9 @@ from typing import NamedTuple
 import pydantic.dataclasses
 from pydantic import BaseModel, Field, ValidationError
 
-from finetune.running.records import Task, require_file, sha256_of
+from finetune.running.records import Task, sha256_of
 from foundation.config import ConfigError
+from foundation.files import require_file_or_folder
 
 PROBLEMS_SHOWN = 5
 """Malformed entries that an error shows in full; the rest are counted."""
@@ -105,18 +106,18 @@ class _File(BaseModel):
     data: list[Article]
 
 
-def read_squad(path: Path, *, labelled: bool = True, has_unanswerable: bool = True) -> SquadFile:
-    """Reads one SQuAD file; unless `labelled`, without the questions' answers.
+def read_squad(path: Path, *, has_unanswerable: bool = True) -> SquadFile:
+    """Reads one SQuAD file.
 
     Raises:
         ConfigError: the file cannot be read, or has malformed entries, each named by its place or its question's id.
     """
-    content = require_file("data_dir", path, "SQuAD's JSON file").read_bytes()
-    return parse_squad(content, f"data_dir: {path}", labelled=labelled, has_unanswerable=has_unanswerable)
+    require_file_or_folder(path, "data_dir", "SQuAD's JSON file")
+    return parse_squad(path.read_bytes(), f"data_dir: {path}", has_unanswerable=has_unanswerable)
 
 
 def parse_squad(content: bytes, source: str, *, labelled: bool = True, has_unanswerable: bool = True) -> SquadFile:
-    """Parses the content of a SQuAD file, as `read_squad`; errors begin with `source`."""
+    """Parses the content of a SQuAD file; unless `labelled`, without the answers. Errors begin with `source`."""
     try:
         layout = _File.model_validate_json(content)
     except ValidationError as error:

@@ -6,7 +6,8 @@ Shape letters: B windows of a batch, W windows of a file, L length, K beam, N be
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,16 +15,13 @@ from torch import Tensor
 
 from finetune.config import SquadConfig, SquadOptions
 from finetune.presets import HEAD_KINDS, HeadKind, squad_settings_for
-from finetune.running.job import Evaluation, Job, Portrait, Predictor
-from finetune.running.model_folder import open_models, plan_runs
-from finetune.running.records import EXAMPLES, answers_folder
-from finetune.running.run_list import Queue, list_settings
+from finetune.running.job import Evaluation, HuggingFaceModel, Job, LoadedTask, Predictor
+from finetune.running.records import EXAMPLES
 from finetune.squad.features import Pieces, Window, Windows, make_windows
-from finetune.squad.files import VERSIONS, SquadData, SquadFile, SquadVersion, load_squad, read_squad
+from finetune.squad.files import VERSIONS, SquadData, SquadFile, SquadVersion, load_squad
 from finetune.squad.head import QuestionAnswerer, SpanBeams, SpanLogits, span_losses
 from finetune.squad.metrics import best_threshold, evaluate, evaluate_squad1, question_scores
 from finetune.tokens import Batch
-from foundation.files import require_folder
 from pretrain.engine.engine import Engine
 from pretrain.huggingface.folders import JOINT_ANSWERER
 from pretrain.model.encoder import ElectraEncoder
@@ -51,15 +49,14 @@ Candidates = list[dict[str, Any]]
 """Answers to a question, best first: text, probability (the share among them), score (log-probability of the span)."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SquadJob(Job):
-    """SQuAD as a job: training windows, and the questions and windows of the dev file and of a test file, if any."""
+    """SQuAD as a job: training windows, and the questions and windows of the dev file."""
 
     task: SquadVersion
     settings: SquadConfig
     dev_file: SquadFile
     dev: Windows
-    test: tuple[SquadFile, Windows] | None
 
     @property
     def kind(self) -> HeadKind:
@@ -88,19 +85,15 @@ class SquadJob(Job):
         files |= {"metrics.json": scores, EXAMPLES: {"dev": examples}}
         return Evaluation(metrics, files, constant=len(set(final.values())) == 1)
 
-    def predict_tests(self, engine: Engine) -> Evaluation:
-        if self.test is None:
-            return Evaluation({}, {})
-        files = self.answer_files(*self.answer(*self.test, engine))
-        return Evaluation({}, dict(zip(answer_paths(self.test[0]), files.values(), strict=True)))
-
-    def portray(self, head: Mapping[str, Tensor]) -> Portrait:
+    def to_hugging_face(self, head: Mapping[str, Tensor]) -> HuggingFaceModel:
         if not self.kind.joint:
-            return Portrait("ElectraForQuestionAnswering", head, {}, "question-answering", EXAMPLE + INDEPENDENT)
+            return HuggingFaceModel(
+                "ElectraForQuestionAnswering", head, {}, "question-answering", EXAMPLE + INDEPENDENT
+            )
         weights = {f"span_head.{name}": weight for name, weight in head.items()}
         fields = ("hidden_size", "activation", "end_layer_norm", "answerable_bias", "beam", "last_separator")
         config = {"span_head": {name: getattr(self.kind, name) for name in fields}}
-        return Portrait(JOINT_ANSWERER, weights, config, "question-answering", EXAMPLE + JOINT)
+        return HuggingFaceModel(JOINT_ANSWERER, weights, config, "question-answering", EXAMPLE + JOINT)
 
     def answer_files(self, candidates: Mapping[str, Candidates], null_scores: Mapping[str, float]) -> dict[str, Any]:
         """Returns each of `ANSWER_FILES`; final answers are empty if the null score exceeds the threshold."""
@@ -137,27 +130,17 @@ class SquadJob(Job):
         return answers[:, :-1].unflatten(1, (n_best, 3)), answers[:, -1]
 
 
-def make_job(
-    version: SquadVersion, data: SquadData, tokenizer: Any, settings: SquadConfig, test: SquadFile | None = None
-) -> SquadJob:
+def make_job(version: SquadVersion, data: SquadData, tokenizer: Any, settings: SquadConfig) -> SquadJob:
     """Cuts the files into windows; returns them as a job."""
     return SquadJob(
         task=version,
         settings=settings,
         train=make_windows(data.train, tokenizer, settings, training=True).features,
         train_examples=len(data.train.questions),
-        left_out={},  # a malformed entry is refused
         pad_id=tokenizer.pad_token_id,
         dev_file=data.dev,
         dev=make_windows(data.dev, tokenizer, settings, training=False),
-        test=(test, make_windows(test, tokenizer, settings, training=False)) if test else None,
     )
-
-
-def answer_paths(test: SquadFile) -> list[str]:
-    """Returns the paths, in a run's folder, of the answers to a test file's questions."""
-    folder = answers_folder((*test.paragraphs, *test.questions))
-    return [f"{folder}/{name}" for name in ANSWER_FILES]
 
 
 def fractions(scores: dict[str, float]) -> dict[str, float]:
@@ -217,31 +200,16 @@ def merge(spans: Tensor, pieces: Pieces, paragraph: str, n_best: int) -> Candida
     ]
 
 
-def run_queue(options: SquadOptions) -> int:
-    """Does the runs that the options ask for and the output folder lacks; returns the exit code.
+def select(options: SquadOptions) -> list[SquadVersion]:
+    """Returns the release of SQuAD that is asked for."""
+    return [VERSIONS[options.version]]
+
+
+def load(version: SquadVersion, options: SquadOptions) -> LoadedTask:
+    """Reads the files of a release.
 
     Raises:
-        ConfigError: a wrong model, file or setting; all data is read before the first run.
+        ConfigError: as `load_squad`.
     """
-    if options.list_settings:
-        print(list_settings(options))
-        return 0
-    require_folder(options.output)
-    models = open_models(options)
-    version = VERSIONS[options.version]
     data = load_squad(version, options.data_dir)
-    test = read_squad(options.test_file, labelled=False) if options.test_file else None
-    queue = Queue(
-        [
-            run
-            for model in models
-            for run in plan_runs(
-                options, model, version.name, data.fingerprint(), squad_settings_for, options.overrides()
-            )
-        ],
-        lambda run: make_job(version, data, models[0].tokenizer, cast(SquadConfig, run.settings), test),
-        {version: answer_paths(test) if test else []},
-        models,
-        options,
-    )
-    return queue.work()
+    return LoadedTask(version, data.fingerprint(), squad_settings_for, partial(make_job, version, data))

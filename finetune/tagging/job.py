@@ -16,16 +16,13 @@ from torch import Tensor
 
 from finetune.config import FinetuneConfig, TaggingOptions
 from finetune.presets import tagging_settings_for
-from finetune.running.job import PIPELINE, Evaluation, Job, Portrait, Predictor, labels_of
-from finetune.running.model_folder import open_models, plan_runs
+from finetune.running.job import PIPELINE, Evaluation, HuggingFaceModel, Job, LoadedTask, Predictor, labels_of
 from finetune.running.records import EXAMPLES
-from finetune.running.run_list import Queue, list_settings
 from finetune.tagging.features import TaggedFeatures, tokenize_sentences
 from finetune.tagging.files import TaggingData, TaggingTask, load_tagging, select_task
 from finetune.tagging.head import TokenClassifier
 from finetune.tagging.metrics import count_matches, score
 from finetune.tokens import IGNORED, Batch
-from foundation.files import require_folder
 from pretrain.engine.engine import Engine
 from pretrain.model.encoder import ElectraEncoder
 
@@ -35,7 +32,7 @@ MAJORITY = "label_of_words_without_pieces"
 """Key of that label in a kept model's `config.json`."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TaggingJob(Job):
     """A token classification task with its tokenised sentences."""
 
@@ -47,7 +44,7 @@ class TaggingJob(Job):
     words_per_feature: float
     """Mean number of words that a training feature is scored on."""
     dev: TaggedFeatures
-    test: tuple[str, TaggedFeatures] | None
+    test: tuple[str, TaggedFeatures] | None = None
     """Path of its predictions in the run's folder, and the sentences."""
 
     def build(self, encoder: ElectraEncoder) -> TokenClassifier:
@@ -68,8 +65,8 @@ class TaggingJob(Job):
     def predict_tests(self, engine: Engine) -> Evaluation:
         return self.evaluate_split("test", *self.test, engine) if self.test else Evaluation({}, {})
 
-    def portray(self, head: Mapping[str, Tensor]) -> Portrait:
-        return Portrait(
+    def to_hugging_face(self, head: Mapping[str, Tensor]) -> HuggingFaceModel:
+        return HuggingFaceModel(
             "ElectraForTokenClassification",
             {f"classifier.{name}": weight for name, weight in head.items()},
             {**labels_of(self.classes), MAJORITY: self.majority},
@@ -123,7 +120,6 @@ def make_job(task: TaggingTask, data: TaggingData, tokenizer: Any, settings: Fin
         task=task,
         train=train.features,
         train_examples=len(data.train),
-        left_out={},  # a malformed line is refused
         pad_id=tokenizer.pad_token_id,
         classes=classes,
         majority=majority,
@@ -133,29 +129,21 @@ def make_job(task: TaggingTask, data: TaggingData, tokenizer: Any, settings: Fin
     )
 
 
-def run_queue(options: TaggingOptions) -> int:
-    """Does the runs that the options ask for and the output folder lacks; returns the exit code.
+def select(options: TaggingOptions) -> list[TaggingTask]:
+    """Returns the task asked for by name.
 
     Raises:
-        ConfigError: a wrong task, model, file or setting; all data is read before the first run.
+        ConfigError: as `select_task`.
     """
-    if options.list_settings:
-        print(list_settings(options))
-        return 0
-    require_folder(options.output)
-    task = select_task(options.task)
-    models = open_models(options)
+    return [select_task(options.task)]
+
+
+def load(task: TaggingTask, options: TaggingOptions) -> LoadedTask:
+    """Reads the files of a task.
+
+    Raises:
+        ConfigError: as `load_tagging`.
+    """
     data = load_tagging(task, options.data_dir, test=options.predict_test)
-    settings_for = partial(tagging_settings_for, task.name)
-    queue = Queue(
-        [
-            run
-            for model in models
-            for run in plan_runs(options, model, task.name, data.fingerprint(), settings_for, options.overrides())
-        ],
-        lambda run: make_job(task, data, models[0].tokenizer, run.settings),
-        {task: data.test_answers()},
-        models,
-        options,
-    )
-    return queue.work()
+    settings = partial(tagging_settings_for, task.name)
+    return LoadedTask(task, data.fingerprint(), settings, partial(make_job, task, data), data.test_answers())

@@ -34,7 +34,7 @@ from pretrain.analysis.analysis import PAPER, as_json, detection, sequence_sums
 from pretrain.analysis.observation import judge
 from pretrain.data.batches import Batch
 from pretrain.engine.checkpoint import Checkpoint
-from pretrain.method.electra import Electra
+from pretrain.method.electra import Detection
 from pretrain.training.models import load_checkpoint
 from pretrain.training.run_folder import RunDescription
 
@@ -96,7 +96,7 @@ def cross(
         found = {judging.run: (judging.detection, judging.sums)}
         if others := [part for part in candidates if part is not judging]:
             model = load_checkpoint(judging.description, judging.checkpoint)
-            assert isinstance(model, Electra)
+            assert isinstance(model, Detection)
             model.to(device)
             for other in others:
                 answers = {name: judge(model, read(), tokens, device) for name, tokens in other.tokens.items()}

@@ -29,7 +29,7 @@ from pretrain.analysis.oracle import oracle_distance
 from pretrain.data.batches import HELD_OUT_SEED, Batch, make_batch
 from pretrain.data.shards import Shards, open_held_out
 from pretrain.engine.checkpoint import Checkpoint
-from pretrain.method.electra import Electra
+from pretrain.method.electra import Detection
 from pretrain.model import cpu_ops
 from pretrain.training.models import choose_checkpoints, load_checkpoint
 from pretrain.training.run_folder import RunDescription, read_run, write_json
@@ -160,7 +160,7 @@ def evaluate_checkpoint(
     observed = observe(model, held_out.batches(), held_out.device)
     found = analyse(observed)
     if observed.under and held_out.oracle_sequences:
-        assert isinstance(model, Electra)
+        assert isinstance(model, Detection)
         batches = held_out._replace(sequences=held_out.oracle_sequences).batches()
         found["oracle_distance"] = oracle_distance(model, batches, held_out.device)
     numbers = as_json(found)

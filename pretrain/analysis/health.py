@@ -15,9 +15,9 @@ from foundation.stats import binary_entropy
 from pretrain.analysis.run_history import Log, value_of
 from pretrain.analysis.symptoms import Measured, Symptoms, Unjudged
 from pretrain.engine.hardware import MUCH_FASTER
-from pretrain.method.objectives import objective_class
-from pretrain.method.objectives.hardness import HPDist, HPLoss
-from pretrain.method.objectives.objective import PredictionConfig
+from pretrain.method.hardness_prediction import HPDist, HPLoss
+from pretrain.method.objective import PredictionConfig
+from pretrain.method.registry import objective_class
 from pretrain.training.doubts import MOST_EPOCHS, MOST_PADDING
 from pretrain.training.log_line import MOST_WAITING
 

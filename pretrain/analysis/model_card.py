@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from foundation.markdown_table import markdown_table
-from pretrain.method.objectives import objective_class
-from pretrain.method.objectives.objective import PredictionConfig
+from pretrain.method.objective import PredictionConfig
+from pretrain.method.registry import objective_class
 from pretrain.training.run_folder import BOOKKEEPING, RunDescription, flat
 from pretrain.training.run_log import read_records
 

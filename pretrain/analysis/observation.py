@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from pretrain.data.batches import Batch
-from pretrain.method.electra import Electra, ElectraOutput
-from pretrain.method.objectives.objective import Objective
+from pretrain.method.electra import Detection
+from pretrain.method.objective import ElectraOutput, Objective
 from pretrain.training.metrics import MetricSums, summary
 
 
@@ -88,7 +88,7 @@ class Observed(NamedTuple):
 
 @torch.no_grad()
 def observe(model: Objective, batches: Iterable[Batch], device: torch.device) -> Observed:
-    """Runs the model in evaluation mode over the batches: generator once, discriminator once per distribution."""
+    """Runs the model in evaluation mode over the batches: once per distribution of x'."""
     model.eval()
     metrics, sequences = MetricSums(device), 0
     originals: list[tuple[Tensor, ...]] = []
@@ -117,7 +117,7 @@ def observe(model: Objective, batches: Iterable[Batch], device: torch.device) ->
 
 
 @torch.no_grad()
-def judge(model: Electra, batches: Iterable[Batch], tokens_SK: Tensor, device: torch.device) -> Judgement:
+def judge(model: Detection, batches: Iterable[Batch], tokens_SK: Tensor, device: torch.device) -> Judgement:
     """Returns the discriminator's answers with `tokens` at the masked positions of the batches."""
     model.eval()
     parts, sequences = [], 0

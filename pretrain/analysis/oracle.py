@@ -18,7 +18,7 @@ import torch
 
 from foundation.stats import Resampled, mean, resample
 from pretrain.data.batches import Batch
-from pretrain.method.electra import Electra
+from pretrain.method.electra import Detection
 from pretrain.method.losses import discriminator_loss
 
 CANDIDATES = 16
@@ -28,7 +28,7 @@ LEAST_LOSS = 1e-6
 
 @torch.no_grad()
 def oracle_distance(
-    model: Electra, batches: Iterable[Batch], device: torch.device, candidates: int = CANDIDATES
+    model: Detection, batches: Iterable[Batch], device: torch.device, candidates: int = CANDIDATES
 ) -> dict[str, Resampled]:
     """Returns the distance by distribution: p_G, and p_S if the objective learns one; the other masked positions hold
     the tokens of the objective's own distribution.
@@ -40,7 +40,7 @@ def oracle_distance(
         *_, (name, output) = model.outputs(batch).items()
         slot_B1 = batch.keep_uniforms_BK.masked_fill(~batch.masked_valid_BK, -1).argmax(1, keepdim=True)
         place_B1 = batch.masked_positions_BK.gather(1, slot_B1)
-        _, prediction = model.generate(batch)
+        prediction = model.predict(batch)
         losses = []
         for number in range(candidates):
             quantile_BK = torch.full_like(batch.uniforms_BK, (number + 0.5) / candidates)

@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 from foundation.files import require_file_or_folder
 from foundation.locks import holder
 from pretrain.config import RunConfig
-from pretrain.job.end_record import EndRecord, first_causes, read_records
-from pretrain.job.rank_log import rank_log
+from pretrain.job.rank_log import EndRecord, first_cause, rank_log, read_records
 from pretrain.presets import PRESETS, with_objective
 from pretrain.training.run_folder import CHECKPOINTS, LOCK, RunDescription, flat, read_run
 from pretrain.training.run_log import RECORDS
@@ -111,10 +110,10 @@ class History(NamedTuple):
     @property
     def cause(self) -> str:
         """Why the run failed, in one line; empty if it did not."""
-        causes = first_causes(self.ends)
-        if self.held_by or self.step >= self.description.run.optim.steps or not causes:
+        cause = first_cause(self.ends)
+        if self.held_by or self.step >= self.description.run.optim.steps or not cause:
             return ""
-        return f"{causes[0].name}: {causes[0].sentence}"
+        return f"{cause.name}: {cause.sentence}"
 
     @property
     def state(self) -> str:

@@ -53,16 +53,6 @@ class Batch(NamedTuple):
         zeros_BL = torch.zeros_like(self.input_ids_BL)
         return zeros_BL.scatter_add(1, self.masked_positions_BK, self.masked_valid_BK.long())
 
-    def more_uniforms(self, number: int) -> list[Tensor]:
-        """Returns `number` further random numbers per masked position, each [B, K] like `uniforms_BK` and independent.
-
-        They are the first outputs of splitmix64, as in `foundation.ordering.mixed`, keyed by the position's two
-        uniforms. The n-th does not depend on `number`.
-        """
-        key_BK = (self.uniforms_BK * 2**24).long() << 24 | (self.keep_uniforms_BK * 2**24).long()
-        bits = [splitmix_(key_BK + signed(count * GOLDEN)) >> 41 & 2**23 - 1 for count in range(1, number + 1)]
-        return [(bits_BK.float() + 0.5) * 2.0**-23 for bits_BK in bits]
-
     def to(self, device: torch.device, counts: bool = False) -> "Batch":
         """With `counts`, these become tensors too, which a CUDA graph reads again at every replay."""
         moved = Batch._make(part.to(device, non_blocking=True) if isinstance(part, Tensor) else part for part in self)
@@ -75,24 +65,6 @@ class Batch(NamedTuple):
         if not torch.cuda.is_available():
             return self
         return Batch._make(part.pin_memory() if isinstance(part, Tensor) else part for part in self)
-
-
-GOLDEN = 0x9E3779B97F4A7C15
-"""Splitmix64's step between the counts that it hashes."""
-
-
-def signed(value: int) -> int:
-    """Returns the int64 with the low 64 bits of `value`."""
-    return (value + 2**63) % 2**64 - 2**63
-
-
-def splitmix_(z_X: Tensor) -> Tensor:
-    """Hashes int64 numbers in place by the finalizer of splitmix64, as `foundation.ordering.mixed` does: int64's
-    products wrap as uint64's do.
-    """
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        z_X = z_X.bitwise_xor_(z_X >> shift & 2 ** (64 - shift) - 1).mul_(signed(factor))  # a shift without sign
-    return z_X.bitwise_xor_(z_X >> 31 & 2**33 - 1)
 
 
 class BatchPlan(NamedTuple):

@@ -39,7 +39,7 @@ def patch_modules(world: World) -> bool:
     # CPU compiles one for inference at its first start: 26 s.
     deepspeed.ops.__compatible_ops__ = {}
     # Every ZeRO optimizer imports Muon, which passes its functions to torch.compile: 1.3 of the 4.7 s of CPU time that
-    # a process takes to import torch and DeepSpeed and make an optimizer (docs/evidence/scaling.md).
+    # a process takes to import torch and DeepSpeed and make an optimizer (docs/evidence/speed.md).
     deepspeed.runtime.compiler.compile = lambda: deepspeed.runtime.compiler.dummy_decorator
     # `Engine` sends the first rank's weights itself, in full precision. For base in bf16 on 4 ranks (ZeRO-1, two busy
     # cores) the broadcast took 9 of an engine's 59 s, and 479 of the 1,018 MB that the first rank sent.
@@ -57,7 +57,7 @@ def patch_optimizer(zero: Any, world: World) -> None:
     In a single process there is nothing to sum over ranks, yet DeepSpeed copies every gradient into a buffer and back.
     It also checks each gradient for non-finite values and then computes the norm, which would show them too. Together
     they take 5 to 12% of a step on a CPU; for the small model in bf16 they are 5,764 of 9,197 operations, each a kernel
-    on a GPU (docs/evidence/scaling.md).
+    on a GPU (docs/evidence/speed.md).
     """
     zero.check_overflow = lambda **_: None
     zero.scaled_global_norm = lambda: _norm_over_ranks(zero, world)

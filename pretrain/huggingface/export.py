@@ -7,7 +7,7 @@ from typing import Any
 from data_prep.tokens import WordPiece
 from foundation.files import new_folder
 from pretrain.huggingface.folders import save_folder
-from pretrain.method.objectives.objective import Objective
+from pretrain.method.objective import Objective
 
 TOKENIZER_SETTINGS = "tokenizer_config.json"
 

@@ -14,12 +14,11 @@ from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import ConfigDict, Field, create_model
-from pydantic_core import from_json
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from foundation.config import ConfigError, StrictConfig, counted
+from foundation.config import ConfigError, StrictConfig, counted, read_object
 from pretrain.model.encoder import ElectraEncoder, EncoderConfig
 
 STOCK_MODEL_TYPE = "electra"
@@ -181,14 +180,7 @@ def find_folder(name: str | Path) -> Path:
 
 def read_config(folder: Path, name: str = "config.json") -> dict[str, Any]:
     """Returns the settings in a folder's `config.json`, or in another file of settings."""
-    path = folder / name
-    try:
-        values = from_json(path.read_bytes())
-    except ValueError as error:
-        raise ConfigError(f"model: cannot read {path}: {error}; {AGAIN}") from None
-    if not isinstance(values, dict):
-        raise ConfigError(f"model: {path} holds {type(values).__name__}, expected an object of settings; {AGAIN}")
-    return values
+    return read_object(folder / name, "model", AGAIN)
 
 
 def read_encoder_config(folder: Path, settings: Mapping[str, Any] | None = None) -> EncoderConfig:

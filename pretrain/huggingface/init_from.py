@@ -17,8 +17,8 @@ from foundation.config import ConfigError
 from pretrain.config import RunConfig
 from pretrain.huggingface.folders import fill, find_folder, read_config, read_encoder_config, read_weights
 from pretrain.huggingface.relatives import RELATIVES, electra_settings, electra_weights
-from pretrain.method.objectives import objective_class
-from pretrain.method.objectives.objective import Objective
+from pretrain.method.objective import Objective
+from pretrain.method.registry import objective_class
 from pretrain.model.config import ModelConfig
 from pretrain.model.encoder import EncoderConfig
 

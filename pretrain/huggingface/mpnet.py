@@ -19,7 +19,7 @@ from torch import Tensor
 from data_prep.tokens import WordPiece
 from foundation.config import ConfigError
 from foundation.files import new_folder
-from pretrain.method.objectives.objective import Objective
+from pretrain.method.objective import Objective
 from pretrain.model.config import ModelConfig
 
 PADDING = 1

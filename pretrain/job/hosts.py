@@ -1,10 +1,14 @@
-"""Checks that a hostfile's hosts can train together: reachable by ssh, with the same code, packages, data and time."""
+"""Hostfiles, and checks that the hosts in one can train together.
+
+A hostfile has one `host slots=GPUs` per line, the number of processes on each machine. If it is missing, DeepSpeed
+silently trains on the local machine; of two hosts on a line, it reads only the first. Here both are errors.
+"""
 
 import hashlib
 import importlib.metadata
 import json
-import os
 import platform
+import re
 import shlex
 import shutil
 import subprocess
@@ -13,20 +17,69 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from foundation.config import counted, shown
+from foundation.config import ConfigError, counted, shown
 from foundation.files import ROOT, file_sha256
-from foundation.machine import cores, multiplies_bf16
-from pretrain.job.launcher import Slots
+from foundation.machine import cores
+from pretrain.job.launcher import number_of
 
+LINE = re.compile(r"([A-Za-z0-9_:][\w.:%@-]*)\s+slots=([1-9][0-9]{0,4})", re.ASCII)
+"""A host name that ssh cannot mistake for an option, and a plausible number of slots."""
 CODE = ("electra_sampler/*.py", "foundation/**/*.py", "data_prep/**/*.py", "pretrain/**/*.py", "ds_configs/*.json")
 PACKAGES = ("torch", "deepspeed", "numpy", "safetensors", "pydantic")
 REACH_SECONDS = 10
 ANSWER_SECONDS = 60
 LARGEST_SKEW = 5.0
 """Tolerated difference between clocks in seconds; more makes the logs of several hosts misleading."""
-KEEP_ALIVE = "ServerAliveInterval"
+
+Slots = dict[str, int]
+"""Number of processes on each host, in rank order."""
+
+
+def read_hostfile(path: Path) -> Slots:
+    """Reads the slots of each host, in order; empty lines and lines starting with # are ignored.
+
+    Raises:
+        ConfigError: the file cannot be read or names no host; or lists duplicate hosts and malformed lines.
+    """
+    try:
+        lines = [line.strip() for line in path.read_text(encoding="utf-8").split("\n")]
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise ConfigError(
+            f"hostfile: cannot read {path} ({reason}); expected lines such as `node1 slots=8`, see hostfiles/"
+        ) from None
+    slots: Slots = {}
+    problems = []
+    for number, line in enumerate(lines, 1):
+        matched = LINE.fullmatch(line)
+        if matched and matched[1] not in slots:
+            slots[matched[1]] = int(matched[2])
+        elif line and not line.startswith("#"):
+            expected = "one line for each host" if matched else "`host slots=N` with N of 1 or more"
+            problems.append(f"hostfile: {path} line {number}: got {shown(line)}, expected {expected}")
+    if not slots and not problems:
+        problems.append(f"hostfile: {path} names no host; expected lines such as `node1 slots=8`")
+    if problems:
+        raise ConfigError(*problems)
+    return slots
+
+
+def require_launch(hostfile: Path) -> None:
+    """Checks that as many hosts and processes were started as the hostfile has.
+
+    Raises:
+        ConfigError: the hostfile is missing or wrong, or what was started differs from it.
+    """
+    slots = read_hostfile(hostfile)
+    processes, hosts = number_of("WORLD_SIZE", "1"), number_of("CROSS_SIZE", str(len(slots)))  # DeepSpeed sets both
+    if (len(slots), sum(slots.values())) != (hosts, processes):
+        raise ConfigError(
+            f"hostfile: {hostfile} has {counted(sum(slots.values()), 'slot')} on {counted(len(slots), 'host')}, but the"
+            f" job has {counted(processes, 'process', 'processes')} on {counted(hosts, 'host')}; start it with"
+            f" `deepspeed --hostfile {hostfile} ...`, or check without starting with --dry_run"
+        )
 
 
 def facts(data: Sequence[str]) -> dict[str, Any]:
@@ -45,39 +98,31 @@ def facts(data: Sequence[str]) -> dict[str, Any]:
         "time": time.time(),
         "gpus": len(list(Path("/dev").glob("nvidia[0-9]*"))),
         "cores": cores(),
-        "bf16": multiplies_bf16(),
     }
 
 
-class Hosts(NamedTuple):
-    """The result of checking a hostfile's machines; each string is one line to print."""
+def check_hosts(slots: Slots, data: Sequence[Path]) -> tuple[list[str], dict[str, str]]:
+    """Checks, on all hosts in parallel, whether they can train together.
 
-    problems: list[str]
-    found: dict[str, str]
-    """A description of each host, in rank order."""
-    notes: list[str]
-
-
-def check_hosts(slots: Slots, data: Sequence[Path], precision: str) -> Hosts:
-    """Checks, on all hosts in parallel, whether they can train together in this precision."""
+    Returns the problems, one line each, and a description of each host, in rank order.
+    """
+    needed = ("ssh", "pdsh") if len(slots) > 1 else ("ssh",)
+    if missing := [program for program in needed if not shutil.which(program)]:
+        return [f"hostfile: there is no {' and no '.join(missing)} on this machine; install what is missing"], {}
     folders = [str(folder.resolve()) for folder in data]
     ours = facts(folders)
     with ThreadPoolExecutor(max_workers=32) as pool:
         answers = dict(zip(slots, pool.map(lambda host: _ask(host, folders), slots), strict=True))
     problems, found = [], {}
-    if len(slots) > 1 and not shutil.which("pdsh"):
-        problems.append(
-            "hostfile: there is no pdsh on this machine, which DeepSpeed uses to start several hosts; install it"
-        )
     for host, answer in answers.items():
         if isinstance(answer, str):
-            found[host], differences = "not checked", [answer]
+            found[host], differences = "not checked", [f"hostfile: {host} {answer}"]
         else:
-            differences = list(find_differences(host, slots[host], answer, ours, precision))
+            differences = list(find_differences(host, slots[host], answer, ours))
             same = "differs, see below" if differences else "same code, packages and data"
             found[host] = f"{_processors(answer)}, {same}, clock within {answer['skew'] + 0.05:.1f} s"
         problems += differences
-    return Hosts(problems, found, list(_keep_alive_notes(slots)))
+    return problems, found
 
 
 def _processors(host: Mapping[str, Any]) -> str:
@@ -86,67 +131,36 @@ def _processors(host: Mapping[str, Any]) -> str:
 
 def _ask(host: str, folders: list[str]) -> dict[str, Any] | str:
     """Asks a host by ssh; returns its `facts` with "skew", the least difference of its clock from ours in seconds, or
-    an error message.
+    what is wrong with it.
     """
     program = f"import json; from pretrain.job.hosts import facts; print(json.dumps(facts({folders!r})))"
     command = f"cd {shlex.quote(str(ROOT))} && {shlex.quote(sys.executable)} -c {shlex.quote(program)}"
-    options = ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={REACH_SECONDS}"]
+    ssh = ["ssh", "-n", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={REACH_SECONDS}", host, command]
     asked = time.time()
     try:
-        answer = subprocess.run(
-            ["ssh", *options, host, command],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=ANSWER_SECONDS,
-        )
+        answer = subprocess.run(ssh, capture_output=True, text=True, errors="replace", timeout=ANSWER_SECONDS)
     except subprocess.TimeoutExpired:
-        return f"hostfile: {host} did not answer within {ANSWER_SECONDS} s; make sure that `ssh {host} true` works"
-    except FileNotFoundError:
-        return "hostfile: there is no ssh on this machine, which DeepSpeed needs for several hosts; install it"
+        return f"did not answer within {ANSWER_SECONDS} s; make sure that `ssh {host} true` works"
     last = (answer.stderr.strip().splitlines() or ["no reason given"])[-1]
     if answer.returncode == 255:  # ssh's own error
-        return f"hostfile: {host} cannot be reached: {last}; make sure that `ssh {host} true` works without a password"
+        return f"cannot be reached: {last}; make sure that `ssh {host} true` works without a password"
     if answer.returncode:
-        return (
-            f"hostfile: {host} lacks this code in {ROOT} or this Python, {sys.executable}; install both there: {last}"
-        )
+        return f"lacks this code in {ROOT} or this Python, {sys.executable}; install both there: {last}"
     try:
         found: dict[str, Any] = json.loads(answer.stdout.splitlines()[-1])
     except (IndexError, ValueError):
-        return f"hostfile: {host} answers {shown(answer.stdout)}; make sure that `ssh {host} true` prints nothing"
+        return f"answers {shown(answer.stdout)}; make sure that `ssh {host} true` prints nothing"
     early, late = found["time"] - time.time(), found["time"] - asked  # its clock was read between these two moments
     found["skew"] = max(0.0, early, -late)
     return found
 
 
-def find_differences(
-    host: str, slots: int, theirs: Mapping[str, Any], ours: Mapping[str, Any], precision: str
-) -> Iterator[str]:
+def find_differences(host: str, slots: int, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> Iterator[str]:
     """Yields each problem that would keep a host from training with this machine, given the `facts` of both."""
-    for key in ours.keys() - {"time", "gpus", "cores", "bf16"}:
+    for key in ours.keys() - {"time", "gpus", "cores"}:
         if theirs.get(key) != ours[key]:
             yield f"hostfile: {host} has {key} {theirs.get(key)}, this machine {ours[key]}; make them equal"
     if theirs["skew"] > LARGEST_SKEW:
         yield f"hostfile: the clock of {host} differs by {theirs['skew']:.0f} s from this machine's; synchronize them"
     if slots > (theirs["gpus"] or theirs["cores"]):
         yield f"hostfile: {host} has slots={slots}, but only {_processors(theirs)}; give it at most that many slots"
-    if precision == "fp16" and not theirs["gpus"]:
-        instead = f"ds_configs/zero1_{'bf16' if theirs['bf16'] else 'fp32'}.json"
-        yield f"deepspeed_config: fp16 needs GPUs, but {host} has none; add --deepspeed_config {instead}"
-
-
-def _keep_alive_notes(slots: Slots) -> Iterator[str]:
-    """Yields a note if ssh sends no keep-alives: without them, pdsh waits forever for a host that lost its network."""
-    given = KEEP_ALIVE.lower() in os.environ.get("PDSH_SSH_ARGS_APPEND", "").lower()
-    if len(slots) < 2 or given or not shutil.which("ssh"):
-        return
-    for host in slots:
-        settings = subprocess.run(["ssh", "-G", host], capture_output=True, text=True).stdout.splitlines()
-        if f"{KEEP_ALIVE.lower()} 0" in settings:
-            yield (
-                f"note        ssh to {host} has no {KEEP_ALIVE}: `deepspeed` would wait forever for a host that loses"
-                f" its network; export PDSH_SSH_ARGS_APPEND='-o {KEEP_ALIVE}=15'"
-            )
-            return

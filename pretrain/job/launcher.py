@@ -1,63 +1,39 @@
-"""Finds out how this rank was launched, from DeepSpeed's parent processes or Slurm's environment variables.
+"""What a rank knows of its launcher: its environment variables, and the processes that it must not outlive."""
 
-DeepSpeed tells its program neither the hostfile nor when the launcher exits. Both are found in the parent processes:
-
-    one host           deepspeed -> deepspeed.launcher.launch -> ranks
-    several, by pdsh   deepspeed -> pdsh -> ssh  ~~>  sshd -> shell -> deepspeed.launcher.launch -> ranks
-"""
-
-import argparse
-import base64
 import contextlib
-import json
 import os
 import re
-from collections.abc import Iterator, MutableMapping
-from pathlib import Path
-from typing import NamedTuple
+from collections.abc import MutableMapping
 
 import psutil
 
 from foundation.config import ConfigError, shown
 
-NODE_LAUNCHER = "deepspeed.launcher.launch"
-RUNNERS = ("deepspeed", "ds", "deepspeed.launcher.runner")
-SCRIPTS = (".py", "pretrain.run")
-"""Endings of the training script's argument; outside a checkout it is a module, after --module."""
-SHELLS = ("bash", "dash", "ksh", "sh", "zsh")
-
-Slots = dict[str, int]
-"""Number of processes on each host, in rank order."""
-
-
-class Runner(NamedTuple):
-    """Options given to the `deepspeed` command that launched this job."""
-
-    hostfile: Path | None
-    is_partial: bool
-    """True if it was told to use only some of the hosts or slots."""
+SUPERVISORS = ("supervise", "supervise.py")
+"""Endings of the supervisor's name among its first arguments."""
 
 
 def launchers() -> list[psutil.Process]:
-    """Returns the processes that this rank must not outlive: its parent, and DeepSpeed's launchers on this machine.
+    """Returns the processes that this rank must not outlive: its launchers on this machine, and the supervisor.
 
-    For a launch by pdsh these are pdsh and the `deepspeed` command on the machine where it was typed, and the ssh
-    connection's process on the others. Empty for the first process of a container.
+    They are the rank's parent and, under DeepSpeed, all processes with the job's arguments and their parents:
+
+        one host           deepspeed -> node launcher -> ranks
+        several, by pdsh   deepspeed -> pdsh -> ssh  ~~>  sshd -> node launcher -> ranks
     """
-    ancestors = list(_ancestors())
-    if not ancestors:
-        return []
-    (parent, arguments), *above = ancestors
-    found = next(((process, given) for process, given in above if Path(given[0]).name not in SHELLS), None)
-    if NODE_LAUNCHER not in arguments or not found or not (_is_runner(found[1]) or found[1][0].startswith("sshd")):
-        return [parent]
-    job = {part for part in arguments if part.startswith(("--world_info=", "--master_"))}
-    launching = [parent, found[0]]
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            if (given := process.cmdline()) and Path(given[0]).name == "pdsh" and job <= set(given):
-                launching += filter(None, (process, process.parent()))
-    return launching
+    found = psutil.Process().parents()[:1] if "RANK" in os.environ else []  # none above a container's first process
+    job = {part for parent in found for part in _arguments(parent) if part.startswith(("--world_info=", "--master_"))}
+    for process in psutil.process_iter() if job else ():
+        if job <= set(_arguments(process)):
+            found += [process, *process.parents()[:1]]
+    above = (ancestor for process in (psutil.Process(), *found) for ancestor in process.parents())
+    return found + [one for one in above if any(part.endswith(SUPERVISORS) for part in _arguments(one)[:3])]
+
+
+def _arguments(process: psutil.Process) -> list[str]:
+    with contextlib.suppress(psutil.Error):  # it has just ended, or is another user's
+        return process.cmdline()
+    return []
 
 
 def is_alive(process: psutil.Process) -> bool:
@@ -65,23 +41,6 @@ def is_alive(process: psutil.Process) -> bool:
     with contextlib.suppress(psutil.NoSuchProcess):
         return process.is_running() and process.status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
     return False
-
-
-def find_runner() -> Runner | None:
-    """Returns the `deepspeed` command among this rank's ancestors, if any; pdsh launches show none to their ranks."""
-    for process, arguments in _ancestors():
-        if _is_runner(arguments):
-            return _read_runner(arguments, Path(process.cwd()))
-    return None
-
-
-def launched_slots() -> Slots | None:
-    """Returns how many processes DeepSpeed started on each host; `None` under another launcher."""
-    arguments = next((given for _, given in _ancestors()), [])
-    encoded = [argument.partition("=")[2] for argument in arguments if argument.startswith("--world_info=")]
-    if NODE_LAUNCHER not in arguments or not encoded:
-        return None
-    return {host: len(slots) for host, slots in json.loads(base64.urlsafe_b64decode(encoded[0])).items()}
 
 
 def adopt_slurm(environment: MutableMapping[str, str] = os.environ) -> None:
@@ -120,26 +79,3 @@ def number_of(name: str, default: str | None = None) -> int:
             " torchrun or srun, which set it, or unset RANK and WORLD_SIZE to train in one process"
         )
     return int(value)
-
-
-def _ancestors() -> Iterator[tuple[psutil.Process, list[str]]]:
-    """Yields this process's ancestors from the parent up, each with its command line."""
-    for process in psutil.Process().parents():
-        with contextlib.suppress(psutil.Error):  # it has just ended
-            if arguments := process.cmdline():
-                yield process, arguments
-
-
-def _is_runner(arguments: list[str]) -> bool:
-    return any(Path(argument).name in RUNNERS for argument in arguments[:3])
-
-
-def _read_runner(arguments: list[str], folder: Path) -> Runner:
-    """Parses DeepSpeed's own options, which come before the script."""
-    parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("-H", "--hostfile", type=Path)
-    for part in (("-i", "--include"), ("-e", "--exclude"), ("--num_nodes",), ("--num_gpus", "--num_accelerators")):
-        parser.add_argument(*part, dest="part", default=None)
-    script = next((place for place, argument in enumerate(arguments) if argument.endswith(SCRIPTS)), len(arguments))
-    options, _ = parser.parse_known_args(arguments[:script])
-    return Runner(folder / options.hostfile if options.hostfile else None, options.part is not None)

@@ -2,7 +2,6 @@
 
 import atexit
 import ctypes
-import errno
 import ipaddress
 import json
 import os
@@ -18,8 +17,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 from torch.distributed.rendezvous import rendezvous
 
-from foundation.command_line import print_warning
-from foundation.config import ConfigError, shown
+from foundation.config import ConfigError
 from foundation.machine import cores
 from pretrain.job.launcher import adopt_slurm, number_of
 
@@ -72,7 +70,7 @@ def start_processes() -> World:
     if cuda:
         torch.cuda.set_device(device)
     else:
-        _share_cores(local_rank)
+        _share_cores()
         _keep_memory()
     if not dist.is_initialized():
         dist.init_process_group(
@@ -86,15 +84,16 @@ def start_processes() -> World:
 
 
 def _meet(rank: int, world_size: int) -> Store:
-    """Connects to the job's key-value store, at the address in the launcher's environment variables."""
+    """Connects to the job's key-value store, at the address in the launcher's environment variables.
+
+    Every start has its own prefix: torchrun's store survives restarts, with the addresses of dead ranks.
+    """
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # torchrun itself serves the store
         store = next(rendezvous("env://", timeout=COMMUNICATION_TIMEOUT))[0]
     else:
         if world_size == number_of("LOCAL_SIZE", "0"):  # all ranks on one host: no other host has to reach it
             os.environ["MASTER_ADDR"] = "127.0.0.1"
         address, port = os.environ.get("MASTER_ADDR", "localhost"), number_of("MASTER_PORT")
-        if not 0 < port < 2**16:
-            raise ConfigError(f"MASTER_PORT: got {port}, expected a port from 1 to 65535; choose another")
         store = TCPStore(
             address,
             port,
@@ -104,46 +103,29 @@ def _meet(rank: int, world_size: int) -> Store:
             master_listen_fd=listen(address, port).detach() if rank == 0 else None,
         )
     store.set_timeout(COMMUNICATION_TIMEOUT)
-    return PrefixStore(attempt(), store)
+    return PrefixStore(f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
 
 def listen(address: str, port: int) -> socket.socket:
-    """Opens the listening socket of the job's store, on only the interface with this address if possible.
+    """Opens the listening socket of the job's store: on the interface with this address, if it is one.
 
-    It listens on all interfaces if other hosts may reach this one under another address: if the name has several
-    addresses, or only a loopback one such as Debian's 127.0.1.1, or if no local interface has the address (NAT).
+    Otherwise on all interfaces: a name can mean another address on the other hosts, and no interface here has an
+    address that is translated on the way (NAT).
 
     Raises:
-        ConfigError: the name is unknown, the port is taken, or the system refuses it.
+        ConfigError: the port is taken, or the system refuses it.
     """
+    with suppress(ValueError, OSError):  # a port in use is taken on all interfaces too
+        return socket.create_server((str(ipaddress.IPv4Address(address)), port), backlog=BACKLOG)
+    both = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both else socket.AF_INET
     try:
-        found = {info[4][0] for info in socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)}
-    except OSError as error:
+        return socket.create_server(("", port), family=family, backlog=BACKLOG, dualstack_ipv6=both)
+    except (OSError, OverflowError) as error:
         raise ConfigError(
-            f"MASTER_ADDR: got {shown(address)}, expected this machine's name or address ({error.strerror}); correct it"
+            f"MASTER_PORT: got {port}, expected a free port ({error}); another run may be using it: choose another with"
+            " --master_port of deepspeed or torchrun, or by setting MASTER_PORT"
         ) from None
-    try:
-        (only,) = found if len(found) == 1 else ("",)
-        try:
-            if only and (only == address or not ipaddress.ip_address(only).is_loopback):
-                family = socket.AF_INET6 if ":" in str(only) else socket.AF_INET
-                return socket.create_server((str(only), port), family=family, backlog=BACKLOG)
-        except OSError as error:
-            if error.errno != errno.EADDRNOTAVAIL:
-                raise
-        if socket.has_dualstack_ipv6():
-            return socket.create_server(("", port), family=socket.AF_INET6, backlog=BACKLOG, dualstack_ipv6=True)
-        return socket.create_server(("", port), backlog=BACKLOG)
-    except OSError as error:
-        raise ConfigError(
-            f"MASTER_PORT: got {port}, expected a free port on {address} ({os.strerror(error.errno or 0)}); another run"
-            " may be using it: choose another with --master_port of deepspeed or torchrun, or by setting MASTER_PORT"
-        ) from None
-
-
-def attempt() -> str:
-    """Returns a name for this start of the job: torchrun's store survives restarts, with addresses of dead ranks."""
-    return f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
 
 
 def local_ranks() -> int:
@@ -151,21 +133,10 @@ def local_ranks() -> int:
     return int(os.environ.get("LOCAL_SIZE") or os.environ.get("LOCAL_WORLD_SIZE") or 1)
 
 
-def _share_cores(local_rank: int) -> None:
-    """Divides the cores among this machine's ranks, as more threads only queue; OMP_NUM_THREADS is obeyed instead.
-
-    torchrun sets it to 1 for several ranks, which looks the same as a user's 1, so cores left idle by it are named.
-    """
-    here = local_ranks()
-    share = max(1, cores() // here)
-    given = os.environ.get("OMP_NUM_THREADS")
-    if given is None:
-        torch.set_num_threads(share)
-    elif given == "1" and "TORCHELASTIC_RUN_ID" in os.environ and min(here, share) > 1 and local_rank == 0:
-        print_warning(
-            f"OMP_NUM_THREADS is 1, as torchrun sets it by default: each of the {here} ranks on this machine"
-            f" computes with 1 thread, but could use {share} cores; before torchrun, export OMP_NUM_THREADS={share}"
-        )
+def _share_cores() -> None:
+    """Divides the cores among this machine's ranks, as more threads only queue; OMP_NUM_THREADS is obeyed instead."""
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, cores() // local_ranks()))
 
 
 def _keep_memory() -> None:

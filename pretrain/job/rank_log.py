@@ -1,20 +1,89 @@
-"""The log of everything a rank prints, over all starts: RUN/logs/rank-0000.log.
+"""What a rank leaves in the run folder: its log and the record of its end.
 
-The terminal shows the run's own output and errors; library messages below level ERROR go to the log only.
+RUN/logs/rank-0000.log has everything the rank prints, over all starts. RUN/logs/rank-0000.json is written when it
+starts and completed when it ends: a killed rank leaves it incomplete, which shows the kill.
 """
 
 import contextlib
 import faulthandler
 import io
+import json
 import logging
+import os
+import socket
 import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO
+from typing import IO, Literal, NamedTuple, Self
 
 from foundation.command_line import printable
-from pretrain.job.end_record import LOGS, EndRecord, write_record
+from foundation.files import write_atomically
 
+LOGS = "logs"
 REMARK = "[%(asctime)s] [%(levelname)s] [%(name)s] %(message)s"
+Reason = Literal["error", "hang", "launcher", "lost", "stopped", "done"]
+"""`lost`: another rank was unreachable; `launcher`: the launcher exited."""
+CAUSES: tuple[Reason | None, ...] = ("error", None, "hang", "launcher", "lost")
+"""Reasons why a rank may have ended the job, the most likely first; a rank without a reason was killed."""
+
+
+class EndRecord(NamedTuple):
+    """Identity of one rank's process, and why it ended."""
+
+    rank: int
+    host: str
+    process: int
+    time: str
+    """Start time, replaced by the end time when it ends; ISO 8601, UTC."""
+    reason: Reason | None = None
+    """`None` if the rank is running or was killed."""
+    exit_code: int | None = None
+    step: int | None = None
+    """The last finished step."""
+    sentence: str = "exited without a message (probably killed)"
+
+    @classmethod
+    def of(cls, rank: int) -> Self:
+        """Returns the record of this process at its start."""
+        return cls(rank, socket.gethostname(), os.getpid(), _now())
+
+    def ended(self, reason: Reason, code: int, sentence: str) -> Self:
+        """Returns the record of the same process at its end."""
+        return self._replace(time=_now(), reason=reason, exit_code=code, sentence=printable(sentence))
+
+    @property
+    def name(self) -> str:
+        return f"rank {self.rank} on {self.host}"
+
+
+def write_record(folder: Path, record: EndRecord) -> None:
+    """Writes a rank's record, replacing its previous one."""
+    path = folder / LOGS / f"rank-{record.rank:04d}.json"
+    write_atomically(path, (json.dumps(record._asdict()) + "\n").encode())
+
+
+def read_records(folder: Path) -> list[EndRecord]:
+    """Reads the end records of all ranks, in rank order; skips damaged ones."""
+    records = []
+    for path in sorted((folder / LOGS).glob("rank-*.json")):
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            records.append(EndRecord(**json.loads(path.read_text())))
+    return records
+
+
+def first_cause(records: Sequence[EndRecord]) -> EndRecord | None:
+    """Returns the end of the rank that probably ended the job; `None` if all ended normally."""
+    causes = [end for end in records if end.reason in CAUSES]
+    return min(causes, key=lambda end: (CAUSES.index(end.reason), end.time), default=None)
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="microseconds")
+
+
+def rank_log(folder: Path, rank: int) -> Path:
+    return folder / LOGS / f"rank-{rank:04d}.log"
 
 
 def keep_rank_log(folder: Path, rank: int) -> None:
@@ -29,29 +98,14 @@ def keep_rank_log(folder: Path, rank: int) -> None:
     log.write(f"--- {record.time} {record.name}, process {record.process}\n")
     sys.stdout, sys.stderr = Both(sys.stdout, log), Both(sys.stderr, log)
     faulthandler.enable(log, all_threads=False)
-    # Sets the handlers of all existing loggers; loggers made later propagate to the root, which has them too.
     remarks, errors = logging.StreamHandler(Both(None, log)), logging.StreamHandler(sys.stderr)
     remarks.addFilter(lambda remark: remark.levelno < logging.ERROR)
     errors.setLevel(logging.ERROR)
-    for handler in (remarks, errors):
-        handler.setFormatter(logging.Formatter(REMARK))
+    logging.basicConfig(format=REMARK, handlers=[remarks, errors], force=True)
     logging.captureWarnings(True)
-    for logger in (logging.root, *logging.root.manager.loggerDict.values()):
-        if isinstance(logger, logging.Logger):
-            alone = logger is logging.root or not logger.propagate
-            logger.handlers = [remarks, errors] if alone else []
-
-
-def last_lines(folder: Path, rank: int, count: int) -> list[str]:
-    """Returns the last `count` lines of a rank's log; empty if this machine cannot read it."""
-    try:
-        return rank_log(folder, rank).read_text(errors="replace").splitlines()[-count:]
-    except OSError:
-        return []
-
-
-def rank_log(folder: Path, rank: int) -> Path:
-    return folder / LOGS / f"rank-{rank:04d}.log"
+    for logger in logging.root.manager.loggerDict.values():
+        if isinstance(logger, logging.Logger):  # those with handlers of their own, as DeepSpeed's
+            logger.handlers, logger.propagate = [], True
 
 
 def printable_lines(text: str) -> str:

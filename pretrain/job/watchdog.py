@@ -1,10 +1,10 @@
 """The watchdog: ends a rank that hangs or whose job has failed; no rank outlives its job or waits for a dead one.
 
-Neither gloo, NCCL nor DeepSpeed bounds the wait in a training collective (docs/evidence/faults_machines.md), so each
-rank runs two threads. The first exchanges messages every second through the store that started the job: rank 0 listens
-to all ranks, the others to rank 0. The second checks the time, and ends this process when
+Neither gloo, NCCL nor DeepSpeed bounds the wait in a training collective (docs/evidence/faults_machines.md). So each
+rank runs two threads. One exchanges progress with the other ranks every second, through the store that started the job.
+The other ends this process when
 
-- the job has failed: a rank raised an error, or was not heard from for `silence` seconds;
+- a rank was not heard from for `silence` seconds: it has ended, or its host is gone;
 - there was no progress for `hang_timeout` seconds (three times that until the first step has ended);
 - the launcher exited, and this rank has not saved and stopped within `silence` seconds.
 
@@ -12,37 +12,92 @@ If the threads themselves cannot run because something holds Python's GIL, a sys
 """
 
 import contextlib
+import json
 import logging
 import math
 import os
-import secrets
 import signal
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Sequence
+from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import NoReturn, Self
 
+from torch._C._distributed_c10d import PrefixStore
 from torch.distributed import DistError
+from torch.distributed.distributed_c10d import _get_default_store
 
-from foundation.command_line import EXIT_BAD_USAGE, EXIT_FAILED, exit_code, printable
-from pretrain.job.end_record import EndRecord, Reason, now, write_record
+from foundation.command_line import EXIT_BAD_USAGE, EXIT_FAILED, exit_code
 from pretrain.job.launcher import is_alive, launchers
-from pretrain.job.meeting import BEAT, QUIET, Meeting, RankState, say
 from pretrain.job.processes import World
-from pretrain.job.rank_log import last_lines
+from pretrain.job.rank_log import EndRecord, Reason, write_record
 
+BEAT = 1.0
+"""Seconds between exchanges with the other ranks."""
+QUIET = 3 * BEAT
+"""Seconds of silence after which a rank may be gone: its message takes one beat to write and one to read."""
 LONGEST_SILENCE = 60.0
 """Seconds after which a silent rank is given up; no operation in a step blocks Python's other threads this long."""
 START_FACTOR = 3
 """Factor on the timeout of the first step, which includes building the model, connecting and compiling kernels."""
-LAST_LINES = 5
-"""Lines shown from the end of a lost rank's log."""
+MOST_NAMED = 8
 STACK_LINES = 6
 """Innermost calls shown when a rank ends."""
+
+
+class Peers:
+    """The other ranks, as this one sees them over its own connection to the job's store.
+
+    Rank 0 watches all ranks, the others watch rank 0. The store authenticates nobody (docs/reference/network.md).
+    """
+
+    def __init__(self, world: World) -> None:
+        self.waits = 0
+        """How often this rank has waited for something outside the job since the last exchange."""
+        self._rank, self._waits = world.rank, 0
+        self._everyone = [rank for rank in range(world.world_size) if rank != world.rank]
+        self._watched = self._everyone if world.is_first else [0]
+        self._known = {rank: ["", "", f"rank {rank}, not heard from yet"] for rank in self._everyone}
+        self._heard = dict.fromkeys(self._everyone, time.monotonic())
+        self._store = PrefixStore("watchdog", _get_default_store().clone())  # type: ignore[attr-defined]  # new in 2.9
+        self._store.set_timeout(timedelta(seconds=2))
+
+    def exchange(self, place: str, state: str) -> bool:
+        """Writes where this rank is, reads where the watched ranks are; returns true if some rank has waited."""
+        self._store.set(str(self._rank), json.dumps([time.monotonic(), place, state]))
+        for rank in self._watched:
+            if (
+                self._store.check([str(rank)])
+                and (known := json.loads(self._store.get(str(rank)))) != self._known[rank]
+            ):
+                self._known[rank], self._heard[rank] = known, time.monotonic()
+        waits, self.waits = self.waits, 0
+        before, self._waits = self._waits, self._store.add("waits", waits)
+        return self._waits != before
+
+    def silent_for(self, seconds: float) -> list[int]:
+        """Returns the watched ranks not heard from for this long."""
+        return [rank for rank in self._watched if self._heard[rank] < time.monotonic() - seconds]
+
+    def elsewhere(self, place: str) -> list[int]:
+        """Returns the watched ranks at another line of code than `place`, or silent lately."""
+        silent = self.silent_for(QUIET)
+        return [rank for rank in self._watched if rank in silent or self._known[rank][1] != place]
+
+    def describe(self, ranks: Sequence[int]) -> str:
+        """Returns the last known state of these ranks, at most `MOST_NAMED`."""
+        return ", ".join(self._known[rank][2] for rank in ranks[:MOST_NAMED])
+
+    def gone(self) -> str:
+        """Listens to all ranks for a few seconds, after a connection failed; describes the silent ones."""
+        self._heard, self._watched = dict.fromkeys(self._everyone, time.monotonic()), self._everyone
+        time.sleep(QUIET + BEAT)
+        silent = self.silent_for(QUIET)  # without rank 0 there is no store, and all ranks seem silent
+        return self.describe([0] if 0 in silent else silent) or "another rank"
 
 
 class Watchdog:
@@ -54,51 +109,46 @@ class Watchdog:
         self.launcher_gone = False
         """True once the launcher has exited; the training loop then saves and stops."""
         self._world, self._folder, self._record = world, folder, EndRecord.of(world.rank)
-        self._state = RankState(self._record.name, "the start")
-        self._allowed = START_FACTOR * hang_timeout
-        self._deadline = time.monotonic() + self._allowed
-        self._meeting: Meeting | None = None
-        self._launchers = launchers() if "RANK" in os.environ else []
-        self._orphaned_at = float("inf")
+        self._where, self._allowed = "the start", START_FACTOR * hang_timeout
+        self._deadline, self._orphan_deadline = time.monotonic() + self._allowed, math.inf
+        self._peers: Peers | None = None
+        self._launchers = launchers()
         self._main_thread, self._over = threading.get_ident(), threading.Event()
         self._watching = threading.Thread(target=self._watch, daemon=True, name="watchdog")
 
     def __enter__(self) -> Self:
-        """Starts the threads. Collective."""
+        """Starts the threads."""
         self._watching.start()
         if self._world.world_size > 1:
-            key = self._world.share(secrets.token_hex() if self._world.is_first else None)
-            self._meeting = Meeting(self._world, bytes.fromhex(key))
-            threading.Thread(target=self._meet, args=(self._meeting,), daemon=True, name="meeting").start()
+            self._peers = Peers(self._world)
+            threading.Thread(target=self._exchange, args=(self._peers,), daemon=True).start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Ends the threads. The traceback of a lost connection goes to the log only: it shows where this rank waited
-        for a dead one, and every other rank has the same.
+        """Ends the threads.
 
         Raises:
             SystemExit: instead of `error`, if it is a lost connection.
         """
-        lost = error is not None and not isinstance(error, SystemExit) and self._explain(error)
-        self._over.set()
-        self._watching.join(2 * BEAT)  # or it might set the alarm once more, which would end a process that goes on
-        signal.alarm(0)
-        if lost:
-            logging.getLogger(__name__).warning("".join(traceback.format_exception(error)))
-            raise SystemExit(EXIT_FAILED) from None
+        try:
+            if error is not None and not isinstance(error, SystemExit):
+                self._explain(error)
+        finally:
+            self._over.set()
+            self._watching.join(2 * BEAT)  # or it might set the alarm once more, which would end a process that goes on
+            signal.alarm(0)
 
     def progress(self, where: str) -> None:
         """Reports progress up to `where`; restarts the timeout, which is longer until the first step has ended."""
-        self._state = RankState(self._state.name, where)
-        self._deadline = time.monotonic() + self._allowed
+        self._where, self._deadline = where, time.monotonic() + self._allowed
 
     def waits(self, where: str) -> None:
         """Reports that this rank waits for something outside the job: restarts the timeout of every rank."""
         self.progress(where)
-        if self._meeting:
-            self._meeting.waits = True
+        if self._peers:
+            self._peers.waits += 1
 
     def step_done(self, step: int) -> None:
         """Reports the end of a step."""
@@ -107,46 +157,34 @@ class Watchdog:
 
     def record(self, reason: Reason, code: int, sentence: str) -> None:
         """Writes the record of why this rank is ending to the run folder; a failed write is ignored."""
-        ended = self._record._replace(time=now(), reason=reason, exit_code=code, sentence=printable(sentence))
         with contextlib.suppress(OSError):
-            write_record(self._folder, ended)
+            write_record(self._folder, self._record.ended(reason, code, sentence))
 
-    def _explain(self, error: BaseException) -> bool:
-        """Reports why this rank fails with `error`; for a lost connection, names the rank that is gone and returns
-        true.
+    def _explain(self, error: BaseException) -> None:
+        """Says and records why this rank fails with `error`, and for a lost connection which rank is gone.
+
+        The traceback of a lost connection goes to the log only: it shows where this rank waited for a dead one, and
+        every other rank has the same.
         """
-        what = traceback.format_exception_only(error)[-1].strip()
-        code = exit_code(error)
-        refused = code == EXIT_BAD_USAGE
-        reason: Reason = "refused" if refused else "error"
-        sentence = f"failed after {self._state.where}: {what}"
-        if self._meeting:
+        what, code = traceback.format_exception_only(error)[-1].strip(), exit_code(error)
+        sentence, lost = f"failed after {self._where}: {what}", False
+        if self._peers:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the launcher sends it to all ranks when the first one ends
-            if isinstance(error, DistError) or "gloo/transport" in what:  # gloo's errors have no type of their own
-                names = ", ".join(self._meeting.known[rank].name for rank in self._meeting.gone())
-                reason, sentence = "lost", f"lost the connection to {names or 'another rank'}; {sentence}"
-            self._over.set()  # or the other thread would take this failure for another rank's
-        said = f"{self._state.name} {sentence}" if self._meeting and not refused else ""
-        self._account(reason, code, sentence, said)
-        return reason == "lost"
+            lost = isinstance(error, DistError) or "gloo/transport" in what  # gloo's errors have no type of their own
+            if lost:
+                sentence = f"lost the connection to {self._peers.gone()}; {sentence}"
+            if code != EXIT_BAD_USAGE:
+                _say(f"{self._record.name} {sentence}")
+        self.record("lost" if lost else "error", code, sentence)
+        if lost:
+            logging.getLogger(__name__).warning("".join(traceback.format_exception(error)))
+            raise SystemExit(EXIT_FAILED) from None
 
-    def _account(self, reason: Reason, code: int, sentence: str, said: str) -> None:
-        """Tells the other ranks (if reachable), the user and the run folder why this rank ends."""
-        if self._meeting and reason != "told":
-            words = f"{self._state.name}: {sentence}", code
-            telling = threading.Thread(target=self._meeting.tell, args=words, daemon=True)
-            telling.start()
-            telling.join(2 * BEAT)
-        if said:
-            say(said)
-        self.record(reason, code, sentence)
-        if self._meeting:
-            time.sleep(2 * BEAT)  # time for the others to read it: the store ends with rank 0
-
-    def _meet(self, meeting: Meeting) -> None:
+    def _exchange(self, peers: Peers) -> None:
         while True:
             with contextlib.suppress(DistError):  # the other thread notices when answers stop
-                if meeting.hold(self._state._replace(place=self._place())):
+                place = self._place()
+                if peers.exchange(place, f"{self._record.name} (after {self._where}, at {place})"):
                     self._deadline = time.monotonic() + self._allowed
             if self._over.wait(BEAT):
                 return
@@ -156,20 +194,17 @@ class Watchdog:
         while not self._over.wait(BEAT):
             signal.alarm(math.ceil(2 * self.silence))  # ends the process if this thread does not come back here
             now = time.monotonic()
-            if self._meeting and self._meeting.failure:
-                self._end("told", *self._meeting.failure)
-            if self._meeting and (lost := self._meeting.silent_since(now - self.silence)):
-                self._end("lost", f"not heard from for {self.silence:g} s: {self._meeting.states(lost)}", named=lost)
+            if self._peers and (silent := self._peers.silent_for(self.silence)):
+                self._end("lost", f"not heard from for {self.silence:g} s: {self._peers.describe(silent)}")
             if now > self._deadline + patience:
                 place = self._place()
-                sentence = f"no progress for {self._allowed:g} s after {self._state.where}, at {place}"
-                if self._meeting and (elsewhere := self._meeting.elsewhere(place)):
-                    self._end("hang", f"{sentence}; elsewhere: {self._meeting.states(elsewhere)}", named=elsewhere)
-                self._end("hang", sentence)
+                elsewhere = self._peers.describe(self._peers.elsewhere(place)) if self._peers else ""
+                others = f"; elsewhere: {elsewhere}" if elsewhere else ""
+                self._end("hang", f"no progress for {self._allowed:g} s after {self._where}, at {place}{others}")
             if not self.launcher_gone and not all(map(is_alive, self._launchers)):
-                self.launcher_gone, self._orphaned_at = True, now
-                say(f"{self._state.name}: its launcher has exited; saving and stopping")
-            if now > self._orphaned_at + self.silence:
+                self.launcher_gone, self._orphan_deadline = True, now + self.silence
+                _say(f"{self._record.name}: its launcher has exited; saving and stopping")
+            if now > self._orphan_deadline:
                 self._end("launcher", f"its launcher exited {self.silence:g} s ago, and it could not save and stop")
 
     def _place(self) -> str:
@@ -177,19 +212,15 @@ class Watchdog:
         frame = sys._current_frames().get(self._main_thread)
         return f"{Path(frame.f_code.co_filename).name} line {frame.f_lineno}" if frame else "its end"
 
-    def _end(self, reason: Reason, sentence: str, code: int = EXIT_FAILED, named: Sequence[int] = ()) -> NoReturn:
-        """Ends this process and reports why, with its stack and the ends of the logs of the ranks `named`.
-
-        If another rank reported the failure, the stack goes to the log only: thousands of ranks may end so at once.
-        """
+    def _end(self, reason: Reason, sentence: str) -> NoReturn:
+        """Ends this process and says why, with its stack."""
         stack = "".join(traceback.format_stack(sys._current_frames().get(self._main_thread))[-STACK_LINES:])
-        where = f"{self._state.name} is, after {self._state.where}, at\n{stack}"
-        said = f"{self._state.name} ends: {sentence}"
-        if reason == "told":
-            logging.getLogger(__name__).warning(where)
-        else:
-            logs = {rank: last_lines(self._folder, rank, LAST_LINES) for rank in named}
-            ends = [f"the end of rank {rank}'s log:" + "\n    ".join(["", *log]) for rank, log in logs.items() if log]
-            said = "\n".join([said, *ends, where])
-        self._account(reason, code, sentence, said)
-        os._exit(code)
+        _say(f"{self._record.name} ends: {sentence}\n{self._record.name} is, after {self._where}, at\n{stack}")
+        self.record(reason, EXIT_FAILED, sentence)
+        os._exit(EXIT_FAILED)
+
+
+def _say(text: str) -> None:
+    """Prints to stderr, which the launcher shows; ignores a closed stream."""
+    with contextlib.suppress(OSError):  # the launcher, which reads the output, may have ended
+        print(text, file=sys.stderr, flush=True)

@@ -2,26 +2,32 @@
 
     masked ids -> generator -> p_G -> x' -> replaced ids -> discriminator -> L_G + lambda1 L_S + lambda2 L_D
 
-Shape letters: B batch, L length, K masked positions per sequence, H hidden size, V vocabulary.
+`Detection.forward` is this line. Shape letters: B batch, L length, K masked positions per sequence, H hidden size,
+E embedding size.
 """
 
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
 from copy import deepcopy
-from typing import Any, NamedTuple
+from typing import Literal
 
 import torch
 from pydantic import Field, ValidationInfo, field_validator
 from torch import Tensor
 
 from pretrain.data.batches import Batch
-from pretrain.method.losses import discriminator_loss, focal_loss
-from pretrain.method.objectives.objective import Objective, PredictionConfig
+from pretrain.method.losses import discriminator_loss
+from pretrain.method.objective import Cost, ElectraOutput, Objective, ObjectiveConfig, PredictionConfig
 from pretrain.method.sampling import AtPositions, Draw, Prediction, draw_from, importance_weights, predict, replace
 from pretrain.model.config import ModelConfig
 from pretrain.model.encoder import DisentangledEmbeddings, ElectraEncoder, Embeddings, EncoderConfig
 from pretrain.model.heads import DiscriminatorHead, Scores, VocabularyScores, VocabularyTransform
 
+SamplerLoss = Callable[[Tensor, Tensor], Tensor]
+"""L_S of a draw, [B, K], as a function of the discriminator's logits and losses at the masked positions."""
 
-class ReplacementConfig(PredictionConfig):
+
+class DetectionConfig(ObjectiveConfig):
     """Settings of an objective that replaces tokens."""
 
     lambda2: float = Field(default=50.0, ge=0, le=1e6)
@@ -38,8 +44,9 @@ class ReplacementConfig(PredictionConfig):
     """
 
     @property
-    def draws_from_scores(self) -> bool:
-        return self.temperature != 1 or self.forbid_original
+    def lambdas(self) -> tuple[float, float]:
+        """lambda1 and lambda2, the weights of L_S and L_D; that of L_G is 1."""
+        return 0.0, self.lambda2
 
     @field_validator("importance_weighting")
     @classmethod
@@ -49,42 +56,96 @@ class ReplacementConfig(PredictionConfig):
         return weighs
 
 
-class ElectraOutput(NamedTuple):
-    """The result of one forward: the loss to differentiate, and detached per-position tensors for the metrics."""
+class Detection(Objective):
+    """A discriminator that learns to spot replaced tokens; subclasses predict p_G, and may draw from another p_S."""
 
-    loss: Tensor
-    generator_loss_BK: Tensor
-    sampler_loss_BK: Tensor
-    discriminator_loss_BL: Tensor
-    log_p_original_BK: Tensor
-    """log p_G(x) of the original tokens."""
-    top_BK: Tensor
-    """The generator's most likely ids."""
-    draw: Draw
-    d_BL: Tensor
-    """The discriminator's logits; positive means "replaced"."""
-    replaced_BL: Tensor
-    """True where the discriminator's input differs from the original token."""
+    objective: DetectionConfig
+    discriminator: ElectraEncoder
+    discriminator_predictions: DiscriminatorHead
+
+    def forward(self, batch: Batch, entropies: bool = False, from_p_G: bool = False) -> ElectraOutput:
+        """Computes the losses of one micro-batch. With `from_p_G`, x' is drawn as in ELECTRA."""
+        positions_BK, valid_BK = batch.masked_positions_BK, batch.masked_valid_BK
+        prediction = self.predict(batch, entropies)
+        drawn, sampler_loss = (self.draw_from_p_G if from_p_G else self.draw)(batch, prediction)
+        d_BL, replaced_BL = self.discriminate(batch, drawn.tokens_BK)
+        loss_G_BK = prediction.loss_BK
+        loss_D_BL = weighed_loss_D_BL = discriminator_loss(d_BL, replaced_BL)
+        loss_S_BK = sampler_loss(d_BL.gather(1, positions_BK), loss_D_BL.gather(1, positions_BK))
+        if self.objective.importance_weighting:
+            weighed_loss_D_BL = loss_D_BL * importance_weights(drawn.log_ratio_BK, batch)
+        lambda1, lambda2 = self.objective.lambdas
+        return ElectraOutput(
+            # this micro-batch's share of the means over the whole step
+            loss=loss_G_BK.where(valid_BK, 0.0).sum() / batch.masked_count
+            + lambda1 * loss_S_BK.where(valid_BK, 0.0).sum() / batch.masked_count
+            + lambda2 * weighed_loss_D_BL.where(batch.attention_mask_BL, 0.0).sum() / batch.token_count,
+            generator_loss_BK=loss_G_BK.detach(),
+            log_p_original_BK=prediction.log_p_original_BK.detach(),
+            top_BK=prediction.p.top_X,
+            log_max_p_G_BK=prediction.p.log_largest_X,
+            entropy_p_G_BK=prediction.entropy_BK,
+            sampler_loss_BK=loss_S_BK.detach(),
+            discriminator_loss_BL=loss_D_BL.detach(),
+            draw=drawn,
+            d_BL=d_BL.detach(),
+            replaced_BL=replaced_BL,
+        )
+
+    def outputs(self, batch: Batch) -> Mapping[str, ElectraOutput]:
+        return {"p_G": self(batch, entropies=True)}
+
+    @abstractmethod
+    def predict(self, batch: Batch, entropies: bool = False) -> Prediction:
+        """Returns p_G at the masked positions, and L_G."""
+
+    def draw(self, batch: Batch, prediction: Prediction) -> tuple[Draw, SamplerLoss]:
+        """Draws x' for training, and returns with it the loss L_S of what the sampler learned."""
+        return self.draw_from_p_G(batch, prediction)
+
+    def draw_from_p_G(self, batch: Batch, prediction: Prediction) -> tuple[Draw, SamplerLoss]:
+        """Draws x' as in ELECTRA, where no sampler learns: L_S is 0."""
+        q = prediction.p.tempered(self.objective.temperature)
+        drawn = draw_from(q, prediction, batch.uniforms_BK, self.objective.forbid_original)
+        return drawn, no_loss
+
+    def discriminate(self, batch: Batch, tokens_BK: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the discriminator's logits d with `tokens` at the masked positions, and a mask of the positions that
+        differ from the original: a sampled original counts as original. Both [B, L].
+        """
+        input_ids_BL = replace(batch.input_ids_BL, batch.masked_positions_BK, batch.masked_valid_BK, tokens_BK)
+        hidden_BLH = self.discriminator(input_ids_BL, batch.attention_mask_BL, batch.token_type_ids_BL)
+        d_BL: Tensor = self.discriminator_predictions(hidden_BLH)
+        return d_BL, input_ids_BL != batch.input_ids_BL
 
 
-class Electra(Objective):
-    """The paper's model without the sampling head: x' is drawn from p_G as in ELECTRA, unless a subclass overrides
-    `draw`.
+class ReplacementConfig(DetectionConfig, PredictionConfig):
+    """Settings of an objective whose replacements come from a generator."""
+
+    @property
+    def cost(self) -> Cost:
+        return super().cost._replace(keeps_scores=self.temperature != 1 or self.forbid_original)
+
+
+class Electra(Detection):
+    """ELECTRA: x' is drawn from p_G.
 
     Both encoders share word, position and segment embeddings with their LayerNorm; with another
     `model.embedding_sharing` the discriminator's start equal to the generator's. The vocabulary heads use the
     generator's word embeddings as output matrix, each with its own bias.
     """
 
+    class Config(ReplacementConfig):
+        name: Literal["electra"] = "electra"
+
+    title = "ELECTRA"
     exports = {
         ".": ("ElectraForPreTraining", "discriminator", "discriminator_predictions"),
         "generator": ("ElectraForMaskedLM", "generator", "generator_predictions", "generator_lm_head"),
     }
     objective: ReplacementConfig
-    sampler_weight = 0.0
-    """lambda1, if there is a sampling head."""
 
-    def __init__(self, model: ModelConfig, objective: Any, vocab_size: int, special_mask_id: int) -> None:
+    def __init__(self, model: ModelConfig, objective: ReplacementConfig, vocab_size: int, special_mask_id: int) -> None:
         super().__init__(model, objective, vocab_size, special_mask_id)
         generator, discriminator = self.encoders(model, vocab_size)
         embeddings = Embeddings(discriminator)
@@ -102,74 +163,31 @@ class Electra(Objective):
     def encoders(model: ModelConfig, vocab_size: int) -> tuple[EncoderConfig, ...]:
         return model.generator(vocab_size), model.discriminator(vocab_size)
 
-    def forward(self, batch: Batch, entropies: bool = False) -> ElectraOutput:
-        """Computes one micro-batch's losses; with `entropies`, also entropies of p_G and of the distribution of x'."""
-        hidden_BKH, prediction = self.generate(batch, entropies)
-        drawn = self.draw(hidden_BKH, prediction, batch.uniforms_BK)
-        return self.judge(batch, prediction, drawn)
-
-    def outputs(self, batch: Batch) -> dict[str, ElectraOutput]:
-        hidden_BKH, prediction = self.generate(batch, entropies=True)
-        draws = self.draws(hidden_BKH, prediction, batch.uniforms_BK)
-        return {name: self.judge(batch, prediction, drawn) for name, drawn in draws.items()}
-
-    def generate(self, batch: Batch, entropies: bool = False) -> tuple[Tensor, Prediction]:
-        """Returns the generator's hidden states at the masked positions [B, K, H], and its prediction there."""
+    def predict(self, batch: Batch, entropies: bool = False) -> Prediction:
         hidden_BKH = masked_states(self.generator, batch, self.special_mask_id, self.objective.mask_keep_fraction)
         projected_BKE = self.generator_predictions(hidden_BKH)
         scores = Scores(projected_BKE, self.generator_lm_head, self.generator.embeddings.word_embeddings)
-        return hidden_BKH, predict(batch, scores.softmax(), entropies)
+        return predict(batch, hidden_BKH, scores.softmax(), self.objective.gamma, entropies)
 
-    def draw(self, hidden_BKH: Tensor, prediction: Prediction, uniforms_BK: Tensor, from_p_G: bool = False) -> Draw:
-        """Draws x' as in training, or from p_G if `from_p_G`; without a sampling head the two are the same."""
-        q = prediction.p.tempered(self.objective.temperature)
-        return draw_from(q, prediction, uniforms_BK, self.objective.forbid_original)
 
-    def draws(self, hidden_BKH: Tensor, prediction: Prediction, uniforms_BK: Tensor) -> dict[str, Draw]:
-        """Draws x' from every distribution of the objective, training's last: p_G, then p_S if one is learned."""
-        return {"p_G": self.draw(hidden_BKH, prediction, uniforms_BK)}
+class Sampler(Electra):
+    """ELECTRA with x' drawn from a distribution p_S other than p_G; subclasses define `draw`.
 
-    def judge(self, batch: Batch, prediction: Prediction, drawn: Draw) -> ElectraOutput:
-        """Runs the discriminator on the drawn tokens, and returns all losses."""
-        positions_BK, valid_BK = batch.masked_positions_BK, batch.masked_valid_BK
-        d_BL, replaced_BL = self.discriminate(batch, drawn.tokens_BK)
-        loss_D_BL = weighed_loss_D_BL = discriminator_loss(d_BL, replaced_BL)
-        loss_G_BK = self.generator_loss(prediction)
-        loss_S_BK = self.sampler_loss(drawn, d_BL.gather(1, positions_BK), loss_D_BL.gather(1, positions_BK))
-        if self.objective.importance_weighting:
-            weighed_loss_D_BL = loss_D_BL * importance_weights(drawn.log_ratio_BK, batch)
-        return ElectraOutput(
-            # this micro-batch's share of the means over the whole step
-            loss=loss_G_BK.where(valid_BK, 0.0).sum() / batch.masked_count
-            + self.sampler_weight * loss_S_BK.where(valid_BK, 0.0).sum() / batch.masked_count
-            + self.objective.lambda2 * weighed_loss_D_BL.where(batch.attention_mask_BL, 0.0).sum() / batch.token_count,
-            generator_loss_BK=loss_G_BK.detach(),
-            sampler_loss_BK=loss_S_BK.detach(),
-            discriminator_loss_BL=loss_D_BL.detach(),
-            log_p_original_BK=prediction.log_p_original_BK.detach(),
-            top_BK=prediction.p.top_X,
-            draw=drawn._replace(head_BK=None),
-            d_BL=d_BL.detach(),
-            replaced_BL=replaced_BL,
-        )
+    A draw gives every token its log-probabilities under p_G and p_S, so importance weighting and all reports work.
+    """
 
-    def discriminate(self, batch: Batch, tokens_BK: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the discriminator's logits d with `tokens` at the masked positions, and a mask of the positions that
-        differ from the original: a sampled original counts as original. Both [B, L].
-        """
-        input_ids_BL = replace(batch.input_ids_BL, batch.masked_positions_BK, batch.masked_valid_BK, tokens_BK)
-        hidden_BLH = self.discriminator(input_ids_BL, batch.attention_mask_BL, batch.token_type_ids_BL)
-        return self.discriminator_predictions(hidden_BLH), input_ids_BL != batch.input_ids_BL
+    title = "ELECTRA with sampled replacements"
 
-    def generator_loss(self, prediction: Prediction) -> Tensor:
-        """Returns L_G at the masked positions [B, K]."""
-        return focal_loss(prediction.log_p_original_BK, self.objective.gamma)
+    def outputs(self, batch: Batch) -> Mapping[str, ElectraOutput]:
+        return {"p_G": self(batch, entropies=True, from_p_G=True), "p_S": self(batch, entropies=True)}
 
-    def sampler_loss(self, drawn: Draw, d_BK: Tensor, loss_D_BK: Tensor) -> Tensor:
-        """Returns L_S of the sampling head [B, K], from the discriminator's logits and losses at the masked positions;
-        0 without a head.
-        """
-        return torch.zeros_like(loss_D_BK)
+    @abstractmethod
+    def draw(self, batch: Batch, prediction: Prediction) -> tuple[Draw, SamplerLoss]: ...
+
+
+def no_loss(d_BK: Tensor, loss_D_BK: Tensor) -> Tensor:
+    """Returns the L_S of a sampler that learns nothing: 0."""
+    return torch.zeros_like(loss_D_BK)
 
 
 def masked_states(encoder: ElectraEncoder, batch: Batch, special_mask_id: int, keep_fraction: float) -> Tensor:

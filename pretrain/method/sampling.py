@@ -1,10 +1,9 @@
 """Prediction, draw and replaced sequence: pure functions around a `Distribution` over the vocabulary.
 
 Sampling carries no gradient: the paper does not differentiate through it (section 3.2). Shape letters: B batch,
-L length, K masked positions per sequence, C candidates.
+L length, K masked positions per sequence.
 """
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -12,7 +11,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from pretrain.data.batches import Batch
-from pretrain.model.distribution import Distribution, in_any_order, inverse_cdf
+from pretrain.method.losses import Gamma, focal_loss
+from pretrain.model.distribution import Distribution, in_any_order
 
 
 class Prediction(NamedTuple):
@@ -20,16 +20,20 @@ class Prediction(NamedTuple):
 
     p: Distribution
     """p_G at every masked position [B, K]."""
-    log_p_original_BK: Tensor
-    """Log-probability of the original tokens, differentiable."""
+    hidden_BKH: Tensor
+    """The model's hidden states, from which a sampling head predicts."""
     original_BK: Tensor
     """Original ids."""
-    entropy_BK: Tensor | None = None
+    log_p_original_BK: Tensor
+    """Their log-probability, differentiable."""
+    loss_BK: Tensor
+    """L_G."""
+    entropy_BK: Tensor | None
     """Entropy in nats, if requested; it costs a pass over the vocabulary."""
 
 
 class Draw(NamedTuple):
-    """Sampled replacements for the masked positions, with their probabilities; only `head_BK` carries a gradient."""
+    """Sampled replacements for the masked positions with their probabilities; nothing here has a gradient."""
 
     tokens_BK: Tensor
     """Sampled ids x'."""
@@ -37,16 +41,10 @@ class Draw(NamedTuple):
     """log p_G(x')."""
     log_q_BK: Tensor
     """Log-probability of x' under the distribution it was drawn from."""
-    log_max_p_G_BK: Tensor
-    """log p_G of the generator's most likely token."""
     log_max_q_BK: Tensor
     """The largest log-probability of the distribution x' was drawn from."""
-    entropy_p_G_BK: Tensor | None
-    """Entropy of p_G in nats, if requested."""
     entropy_q_BK: Tensor | None
-    """Entropy of the distribution x' was drawn from, in nats, if requested."""
-    head_BK: Tensor | None = None
-    """The sampling head's output for x', needed by its loss L_S; differentiable, removed at the end of the forward."""
+    """Entropy of the distribution x' was drawn from, in nats, if that of p_G was requested."""
     estimated_loss_BK: Tensor | None = None
     """L_hat(x'), if the sampling head estimates the discriminator's loss."""
 
@@ -56,11 +54,14 @@ class Draw(NamedTuple):
         return self.log_p_G_BK - self.log_q_BK
 
 
-def predict(batch: Batch, p: Distribution, with_entropy: bool = False) -> Prediction:
-    """Returns the prediction that a distribution makes at the masked positions."""
+def predict(
+    batch: Batch, hidden_BKH: Tensor, p: Distribution, gamma: Gamma | None, entropies: bool = False
+) -> Prediction:
+    """Returns the prediction that a distribution makes at the masked positions; L_G is 0 if gamma is `None`."""
     original_BK = batch.input_ids_BL.gather(1, batch.masked_positions_BK)
-    log_p_original_BK = p.log_p(original_BK)
-    return Prediction(p.detach(), log_p_original_BK, original_BK, p.entropy() if with_entropy else None)
+    log_p_BK = p.log_p(original_BK)
+    loss_BK = torch.zeros_like(log_p_BK) if gamma is None else focal_loss(log_p_BK, gamma)
+    return Prediction(p.detach(), hidden_BKH, original_BK, log_p_BK, loss_BK, p.entropy() if entropies else None)
 
 
 @torch.no_grad()
@@ -73,36 +74,8 @@ def draw_from(q: Distribution, prediction: Prediction, uniforms_BK: Tensor, forb
         tokens_BK=tokens_BK,
         log_p_G_BK=prediction.p.log_at(tokens_BK),
         log_q_BK=log_q_BK,
-        log_max_p_G_BK=prediction.p.log_largest_X,
         log_max_q_BK=q.log_largest_X,
-        entropy_p_G_BK=prediction.entropy_BK,
         entropy_q_BK=None if prediction.entropy_BK is None else q.entropy(),
-    )
-
-
-@torch.no_grad()
-def resample(candidates: Sequence[Draw], weights_BKC: Tensor, prediction: Prediction, uniforms_BK: Tensor) -> Draw:
-    """Chooses one candidate per position with probability proportional to its weight (sampling-importance-resampling).
-
-    The candidates were drawn from q; as their number grows, the choice follows q times the weight, normalized. The mean
-    weight of the candidates estimates the normalizer. So log-probabilities are estimates, as are the largest one, over
-    the candidates, and the entropy.
-    """
-    choice_BK, total_BK = inverse_cdf(weights_BKC, uniforms_BK)
-    choice_BK1, total_BK1 = choice_BK[..., None], total_BK[..., None]
-    tokens_BKC, log_p_G_BKC, log_q_BKC = (
-        torch.stack(parts, -1)
-        for parts in zip(*((one.tokens_BK, one.log_p_G_BK, one.log_q_BK) for one in candidates), strict=True)
-    )
-    log_q_BKC = log_q_BKC + weights_BKC.log() - (total_BK1 / len(candidates)).log()
-    likely_BKC = log_q_BKC.clamp(max=0)  # an estimate may exceed 1
-    return candidates[0]._replace(
-        tokens_BK=tokens_BKC.gather(-1, choice_BK1).squeeze(-1),
-        log_p_G_BK=log_p_G_BKC.gather(-1, choice_BK1).squeeze(-1),
-        log_q_BK=log_q_BKC.gather(-1, choice_BK1).squeeze(-1),
-        log_max_q_BK=likely_BKC.amax(-1),
-        entropy_p_G_BK=prediction.entropy_BK,
-        entropy_q_BK=None if prediction.entropy_BK is None else -(weights_BKC / total_BK1 * likely_BKC).sum(-1),
     )
 
 

@@ -12,7 +12,7 @@ from pretrain.engine.hardware import require_same_precision
 from pretrain.engine.optim import parameter_groups
 from pretrain.job.processes import World, leave
 from pretrain.job.watchdog import Watchdog
-from pretrain.method.objectives.objective import Objective
+from pretrain.method.objective import Objective
 from pretrain.training.doubts import doubts, unasked_months
 from pretrain.training.log_line import LEGEND
 from pretrain.training.machines import Machine, machine_of

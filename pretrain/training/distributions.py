@@ -12,8 +12,7 @@ from torch import Tensor
 
 from foundation.stats import auc_of_counts, pearson
 from pretrain.data.batches import Batch
-from pretrain.method.electra import ElectraOutput
-from pretrain.method.objectives.mlm import MaskedLMOutput
+from pretrain.method.objective import ElectraOutput, Output
 from pretrain.training.curves import Histogram
 
 
@@ -65,10 +64,9 @@ class Distributions:
         self._parts = split(self.vector)
 
     @torch.no_grad()
-    def add(self, batch: Batch, output: ElectraOutput | MaskedLMOutput) -> None:
-        generator = output.draw if isinstance(output, ElectraOutput) else output
-        self._count_masked(batch, "max_p_G", PROBABILITY, generator.log_max_p_G_BK.exp())
-        self._add_entropy(batch, "entropy_p_G", generator.entropy_p_G_BK)
+    def add(self, batch: Batch, output: Output) -> None:
+        self._count_masked(batch, "max_p_G", PROBABILITY, output.log_max_p_G_BK.exp())
+        self._add_entropy(batch, "entropy_p_G", output.entropy_p_G_BK)
         if not isinstance(output, ElectraOutput):
             return
         self._count_masked(batch, "max_p_S", PROBABILITY, output.draw.log_max_q_BK.exp())

@@ -11,7 +11,7 @@ from foundation.files import existing_part
 from foundation.progress import DAY, about
 from pretrain.engine.hardware import emulated
 from pretrain.huggingface.init_from import normalized_otherwise
-from pretrain.method.objectives import objective_class
+from pretrain.method.registry import objective_class
 from pretrain.presets import BASE, SMALL
 from pretrain.training.estimates import GIB, MASTER_BYTES, MOMENTS_BYTES, Memory, memory_per_process
 from pretrain.training.machines import Machine

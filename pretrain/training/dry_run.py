@@ -1,5 +1,6 @@
 """`run.py --dry_run`: prints everything that is known before a run starts, and every problem on one line."""
 
+import os
 import re
 import shlex
 import shutil
@@ -12,8 +13,7 @@ from foundation.config import ConfigError, counted
 from foundation.files import existing_part
 from foundation.progress import about
 from pretrain.engine.checkpoint import newest_valid
-from pretrain.job.hosts import check_hosts
-from pretrain.job.launcher import Slots
+from pretrain.job.hosts import Slots, check_hosts
 from pretrain.job.rank_log import printable_lines
 from pretrain.training.doubts import disk_needed, disk_shortage, doubts, memory_of, too_long, unasked_months
 from pretrain.training.estimates import GIB
@@ -42,10 +42,13 @@ def dry_run(plan: Plan) -> None:
         print(printable(line))
     if slots := plan.target.slots:
         local = [folder for folder in plan.shards.folders if str(folder) in plan.shards.names]
-        hosts = check_hosts(slots, local, plan.deepspeed.precision)
-        problems += hosts.problems
-        for line in (*_ranks(slots, hosts.found), *hosts.notes):
+        found_problems, found = check_hosts(slots, local)
+        problems += found_problems
+        for line in _ranks(slots, found):
             print(printable(line))
+        if len(slots) > 1 and "ServerAliveInterval" not in os.environ.get("PDSH_SSH_ARGS_APPEND", ""):
+            print("note        pdsh waits for ever for a host that loses its network, unless ssh sends keep-alives:")
+            print("note        export PDSH_SSH_ARGS_APPEND='-o ServerAliveInterval=15'")
     print(printable(f"launch      {_launch(plan)}"))
     warnings = [doubt for doubt in doubts(plan, parameters, machine) if doubt not in problems]
     warnings += [] if problems else too_long(plan, machine)

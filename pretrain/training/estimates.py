@@ -10,8 +10,8 @@ from data_prep.masking import mask_size
 from foundation.machine import memory
 from pretrain.config import RunConfig
 from pretrain.engine.deepspeed_config import EngineConfig
-from pretrain.method.objectives import objective_class
-from pretrain.method.objectives.objective import ObjectiveConfig, PredictionConfig
+from pretrain.method.objective import ObjectiveConfig
+from pretrain.method.registry import objective_class
 from pretrain.model.config import ModelConfig
 from pretrain.model.cuda_ops import LEAST_CAPABILITY, WIDEST_HEAD
 from pretrain.model.encoder import EncoderConfig
@@ -34,19 +34,16 @@ def flops_per_token(model: ModelConfig, objective: ObjectiveConfig, vocab_size: 
 
     Vocabulary heads are counted at masked positions only.
     """
-    trained = objective_class(objective.name)
-    encoders = trained.encoders(model, vocab_size)
-    products = last = head = 0.0
+    encoders, cost = objective_class(objective.name).encoders(model, vocab_size), objective.cost
+    products = last = 0.0
     for encoder in encoders:
         hidden = encoder.hidden_size
         projection = encoder.embedding_size * hidden if encoder.embedding_size != hidden else 0
         last = encoder.num_hidden_layers * layer_flops(encoder, length) + 2 * projection
         products += last * FORWARD_AND_BACKWARD
-    passes = trained.sampling_passes + FORWARD_AND_BACKWARD
-    if isinstance(objective, PredictionConfig):
-        of_a_mask = 2 * encoders[0].embedding_size * (vocab_size + encoders[0].hidden_size)
-        head = mask_size(length) / length * of_a_mask
-    return float(products + passes * head + objective.extra_forwards * last)
+    of_a_mask = 2 * encoders[0].embedding_size * (vocab_size + encoders[0].hidden_size)
+    head = mask_size(length) / length * of_a_mask
+    return float(products + cost.vocabulary_products * head + cost.discriminator_forwards * last)
 
 
 def layer_flops(encoder: EncoderConfig, length: int) -> float:
@@ -99,10 +96,9 @@ def _activations(
 
     With these streamed (`triton_vocabulary`) no tensor of their size exists.
     """
-    trained, streams = objective_class(run.objective.name), in_triton and element == 2 and deepspeed.stage < 3
-    encoders, tensors = trained.encoders(run.model, vocab_size), 0
-    if isinstance(run.objective, PredictionConfig) and (run.objective.draws_from_scores or not streams):
-        tensors = SCORE_TENSORS
+    cost, streams = run.objective.cost, in_triton and element == 2 and deepspeed.stage < 3
+    encoders = objective_class(run.objective.name).encoders(run.model, vocab_size)
+    tensors = SCORE_TENSORS if cost.vocabulary_products and (cost.keeps_scores or not streams) else 0
     per_token = sum(_kept_per_token(encoder, length, element, deepspeed.recomputes, in_triton) for encoder in encoders)
     return deepspeed.micro_batch_size * (length * per_token + tensors * 4.0 * float(mask_size(length)) * vocab_size)
 

@@ -6,11 +6,10 @@ import torch
 
 from data_prep.tokens import CONTINUATION
 from pretrain.data.batches import Batch
-from pretrain.method.electra import ElectraOutput
-from pretrain.method.objectives.mlm import MaskedLMOutput
+from pretrain.method.objective import ElectraOutput, Output
 
 
-def example(batch: Batch, output: ElectraOutput | MaskedLMOutput, vocabulary: Sequence[str]) -> str:
+def example(batch: Batch, output: Output, vocabulary: Sequence[str]) -> str:
     """Returns the first sequence of a micro-batch as text.
 
     `[cat->dog]` marks a masked position where another token was drawn, `[cat]` one where the original was drawn; for a

@@ -12,7 +12,7 @@ from pretrain.config import RunConfig
 from pretrain.engine.deepspeed_config import read
 from pretrain.engine.hardware import DTYPES, choose, product_speed, use_operations, wait_for
 from pretrain.job.processes import World, local_ranks
-from pretrain.method.objectives import objective_class
+from pretrain.method.registry import objective_class
 from pretrain.model.encoder import EncoderConfig, LayerStack
 from pretrain.training.estimates import FORWARD_AND_BACKWARD, GIB, flops_per_token, layer_flops
 from pretrain.training.plan import Plan

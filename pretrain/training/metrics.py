@@ -10,8 +10,7 @@ from torch import Tensor
 
 from foundation.stats import binary_entropy
 from pretrain.data.batches import Batch
-from pretrain.method.electra import ElectraOutput
-from pretrain.method.objectives.mlm import MaskedLMOutput
+from pretrain.method.objective import ElectraOutput, Output
 
 SUMS = (
     "masked",
@@ -37,7 +36,7 @@ class MetricSums:
         self.vector = torch.zeros(len(SUMS), dtype=torch.float64, device=device)
 
     @torch.no_grad()
-    def add(self, batch: Batch, output: ElectraOutput | MaskedLMOutput) -> None:
+    def add(self, batch: Batch, output: Output) -> None:
         valid_BK = batch.masked_valid_BK
         original_BK = batch.input_ids_BL.gather(1, batch.masked_positions_BK)
         parts = [

@@ -13,8 +13,8 @@ from pretrain.data.remote import local_folder
 from pretrain.data.shards import open_shards
 from pretrain.engine.checkpoint import Checkpoint, EngineState, all_valid, load, load_weights
 from pretrain.huggingface.init_from import PER_TOKEN, Source, Sources, find_models, load_parts, load_sources
-from pretrain.method.objectives import objective_class
-from pretrain.method.objectives.objective import Objective, PredictionConfig
+from pretrain.method.objective import Objective, PredictionConfig
+from pretrain.method.registry import objective_class
 from pretrain.model.encoder import EncoderConfig, Layer
 from pretrain.training.run_folder import CHECKPOINTS, DESCRIPTION, RunDescription, read_run
 

@@ -9,7 +9,7 @@ from pydantic import Field, field_validator
 from data_prep.defaults import SHARDS
 from foundation.command_line import HIDDEN, Group, Metavar
 from foundation.config import MOST, FileName, StrictConfig
-from pretrain.method.objectives import OBJECTIVES
+from pretrain.method.registry import GivenObjective
 
 
 class RunOptions(StrictConfig):
@@ -17,8 +17,8 @@ class RunOptions(StrictConfig):
 
     preset: Annotated[Literal["tiny", "small", "base"], Group("the run")] = "base"
     """sizes and schedule, from the paper"""
-    objective: Literal[tuple(OBJECTIVES)] | None = None  # type: ignore[valid-type]
-    """objective to train (hp_loss)"""
+    objective: GivenObjective | None = None
+    """hp_loss, hp_dist, electra, mlm, or a sampler of your own: FILE.py:CLASS or package.module:CLASS (hp_loss)"""
     row: str | None = None
     """a row of the paper's tables, such as 'HP_Loss lambda1=10', instead of an objective"""
     init_from: tuple[FileName, ...] = ()

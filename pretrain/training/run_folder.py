@@ -1,6 +1,7 @@
 """The run folder: its description, its lock, and reading it again in later commands.
 
 RUN/run.json          description: configuration, vocabulary, data, code and package versions
+RUN/sampler.py        a copy of the file of the run's sampler, if it has one of its own; never run
 RUN/deepspeed.json    the resolved DeepSpeed configuration
 RUN/tokenizer/        a copy of the shards' tokenizer
 RUN/metrics.jsonl     one record per log interval and per evaluation
@@ -17,6 +18,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError, model_validator
+
 from data_prep.tokens import WordPiece
 from foundation.config import ConfigError, StrictConfig
 from foundation.files import make_folder, write_atomically
@@ -24,8 +27,9 @@ from foundation.locks import Held, Lock, still_held
 from pretrain.config import RunConfig
 from pretrain.data.remote import local_folder
 from pretrain.data.shards import Shards
+from pretrain.method.registry import LOADED, Origin
 
-DESCRIPTION, CHECKPOINTS, LOCK = "run.json", "checkpoints", "lock"
+DESCRIPTION, SAMPLER, CHECKPOINTS, LOCK = "run.json", "sampler.py", "checkpoints", "lock"
 PATIENCE = 5.0
 """Seconds to wait for a folder's lock: a holder that was just killed takes a moment to end."""
 BOOKKEEPING = {
@@ -52,6 +56,8 @@ class RunDescription(StrictConfig):
     """Everything that determines a run's result, as saved in its `run.json`."""
 
     run: RunConfig
+    sampler: Origin | None = None
+    """The file of the objective, unless it is built in."""
     data: tuple[str, ...]
     """Folders of the shards, as given."""
     data_weights: tuple[float, ...] = ()
@@ -76,6 +82,15 @@ class RunDescription(StrictConfig):
     """The GPU, or the CPU's instruction set, of the first rank at the newest start."""
     versions: dict[str, str] = {}
 
+    @model_validator(mode="before")
+    @classmethod
+    def _has_its_sampler(cls, values: Any) -> Any:
+        """Comes first, as the settings of an unknown sampler cannot be read."""
+        if isinstance(values.get("sampler"), dict):
+            with suppress(ValidationError):  # the field itself reports it
+                Origin.model_validate(values["sampler"]).require_loaded()
+        return values
+
 
 def describe(
     run: RunConfig,
@@ -95,6 +110,7 @@ def describe(
             versions[package] = importlib.metadata.version(package)
     return RunDescription(
         run=run,
+        sampler=LOADED[run.objective.name].origin if run.objective.name in LOADED else None,
         data=shards.names,
         data_weights=data_weights,
         data_sha256=shards.sha256(),
@@ -116,7 +132,8 @@ def differences(folder: Path, before: RunDescription | None, now: RunDescription
     """Yields a problem for each difference in configuration, data and vocabulary between the run that is already in
     `folder`, if any, and this one.
     """
-    excluded: Any = {"data": True, "precision": True, "hardware": True, "versions": True, "run": BOOKKEEPING}
+    excluded: Any = {"sampler": {"objective"}, "run": BOOKKEEPING}
+    excluded |= dict.fromkeys(("data", "precision", "hardware", "versions"), True)
     old, new = (dict(flat(part.model_dump(mode="json", exclude=excluded))) for part in (before or now, now))
     for key in sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key)):
         if key in IN_WORDS:
@@ -191,6 +208,8 @@ def write_run(folder: Path, description: RunDescription, deepspeed: dict[str, An
     make_folder(folder)
     tokenizer.save(folder / "tokenizer")
     write_json(folder / "deepspeed.json", deepspeed)
+    if description.sampler:
+        write_atomically(folder / SAMPLER, LOADED[description.sampler.name].source)
     write_json(folder / DESCRIPTION, description.model_dump(mode="json"))
 
 

@@ -10,8 +10,7 @@ from foundation.config import counted
 from foundation.progress import about, duration
 from pretrain.data.batches import Batch
 from pretrain.engine.engine import Engine, StepResult
-from pretrain.method.electra import ElectraOutput
-from pretrain.method.objectives.mlm import MaskedLMOutput
+from pretrain.method.objective import Output
 from pretrain.training.assembly import Training
 from pretrain.training.distributions import Distributions, describe, histograms
 from pretrain.training.doubts import too_long
@@ -35,7 +34,7 @@ class Reported:
         self.engine = engine
         self.sums, self.distributions = MetricSums(engine.device), Distributions(engine.device)
 
-    def add(self, batch: Batch, output: ElectraOutput | MaskedLMOutput, watched: bool) -> None:
+    def add(self, batch: Batch, output: Output, watched: bool) -> None:
         """Adds one micro-batch; `watched` means that its forward also computed entropies."""
         self.sums.add(batch, output)
         if watched:
@@ -65,7 +64,7 @@ class Telemetry:
             self._log = RunLog(folder, step, steps, log_to) if engine.world.is_first else None
         self.say(f"resumed from step {step} ({folder / CHECKPOINTS}/step-{step:08d})" if step else "starts at step 0")
         self._reported, self.own_time = Reported(engine), OwnTime(engine)
-        self._first: tuple[Batch, ElectraOutput | MaskedLMOutput] | None = None
+        self._first: tuple[Batch, Output] | None = None
         # read now: the folder may have been removed when an example is decoded
         self._vocabulary = open_tokenizer(str(folder / "tokenizer")).tokens if engine.world.is_first else []
 
@@ -103,7 +102,7 @@ class Telemetry:
     def _due(self, every: int) -> bool:
         return due(every, self._step, self._run.optim.steps)
 
-    def forward_done(self, batch: Batch, output: ElectraOutput | MaskedLMOutput) -> None:
+    def forward_done(self, batch: Batch, output: Output) -> None:
         """Adds one micro-batch of the current step."""
         self._reported.add(batch, output, self.watching)
         if self._log and self._first is None and self._due(self._run.histogram_every):

@@ -3,7 +3,10 @@
 from pathlib import Path
 from threading import Thread
 
+import pytest
+
 from bench.study_jobs import Job, Jobs
+from foundation.config import ConfigError
 
 
 def append(path: Path, code: int = 0) -> str:
@@ -26,6 +29,16 @@ def test_a_failed_command_is_run_again_and_its_seconds_add_up(tmp_path: Path) ->
     again = jobs.record(job)
     assert again is not None and again.seconds > first.seconds
     assert (tmp_path / "runs").read_text() == "xx"
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"name": "once"}', "\x00"])
+def test_a_damaged_record_is_named_with_the_way_out(content: str, tmp_path: Path) -> None:
+    jobs = Jobs(tmp_path, 1)
+    (tmp_path / "logs" / "once.json").write_text(content)
+    with pytest.raises(ConfigError) as caught:
+        jobs.run(Job("once", append(tmp_path / "runs")))
+    assert all(line.startswith("output: ") and "once.json" in line for line in caught.value.problems)
+    assert not (tmp_path / "runs").exists()
 
 
 def test_another_command_of_the_same_name_is_run(tmp_path: Path) -> None:

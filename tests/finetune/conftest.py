@@ -15,8 +15,13 @@ from data_prep.build_shards import BuildOptions
 from data_prep.build_shards import main as build_shards
 from data_prep.train_vocab import VocabularyOptions
 from data_prep.train_vocab import main as train_vocab
+from finetune.config import FinetuneOptions, GlueOptions, SquadOptions, TaggingOptions
+from finetune.glue import job as glue
 from finetune.presets import settings_for, squad_settings_for
+from finetune.running import run_list
 from finetune.running.records import RunIdentity, RunRecord
+from finetune.squad import job as squad
+from finetune.tagging import job as tagging
 from pretrain.export import ExportOptions
 from pretrain.export import main as export
 from tests.conftest import REPOSITORY, free_port
@@ -158,6 +163,12 @@ def launch(script: str, *arguments: str | Path) -> subprocess.CompletedProcess[s
         cwd=REPOSITORY,
         env=os.environ | {"OMP_NUM_THREADS": "1", "PATH": f"{LAUNCHER.parent}:{os.environ['PATH']}"},
     )
+
+
+def run_queue(options: FinetuneOptions) -> int:
+    """Does the runs of a command in this process; returns its exit code."""
+    room: Any = {GlueOptions: glue, SquadOptions: squad, TaggingOptions: tagging}[type(options)]
+    return run_list.run_queue(options, room.select, room.load)
 
 
 def make_record(score: float = 0.5, **changes: Any) -> RunRecord:

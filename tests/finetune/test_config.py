@@ -1,5 +1,6 @@
 """finetune/config.py: the command line and the settings of a run."""
 
+import json
 import re
 
 import pytest
@@ -46,8 +47,11 @@ def test_the_help_shows_the_defaults_filled_in_by_the_presets(
 def test_every_override_is_a_setting() -> None:
     given = {"learning_rate": 1e-3, "epochs": 1, "batch_size": 4, "weight_decay": 0.1, "max_length": 16}
     given |= {"head": "hf", "both_orders": True, "plain_scores": True, "legacy_layer_decay": True}
-    given |= {"legacy_adam": True, "multiplicative_warmup": True}
-    options = GlueOptions(model="out", **given)
+    given |= {"legacy_adam": True, "multiplicative_warmup": True, "betas": (0.9, 0.98)}
+    by_option = {name: value for name, value in given.items() if name in GlueOptions.model_fields}
+    assert by_option.keys() == {"learning_rate", "epochs", "batch_size", "max_length", "head"}
+    by_set = tuple(f"{name}={json.dumps(given[name])}" for name in given.keys() - by_option.keys())
+    options = GlueOptions.from_values({"model": "out", "set": ("deepspeed.bf16.enabled=true", *by_set), **by_option})
     assert GlueConfig(**options.overrides()).model_dump().items() >= given.items()
 
 
@@ -66,7 +70,8 @@ def test_a_seed_outside_63_bits_is_refused(seed: str) -> None:
 
 
 def test_overrides_of_squad_are_settings_too() -> None:
-    given = {"stride": 64, "max_question": 32, "null_threshold": 0.0, "head": "xlnet", "epochs": 2}
-    options = SquadOptions(model="out", version="1.1", **given)
+    given = {"stride": 64, "max_question": 32, "head": "xlnet", "epochs": 2}
+    options = SquadOptions.from_values({"model": "out", "version": "1.1", "set": ("null_threshold=0",), **given})
+    given |= {"null_threshold": 0}
     assert options.overrides() == given
     assert given.keys() <= SquadConfig.model_fields.keys()

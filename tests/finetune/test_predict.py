@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from finetune.config import GlueOptions
-from finetune.glue.job import run_queue
 from tests import warm
+from tests.finetune.conftest import run_queue
 
 
 def run(model: Path, source: str, given: str = "") -> subprocess.CompletedProcess[str]:
@@ -34,7 +34,8 @@ def test_a_mistake_is_one_line_and_code_2(model: Path, tmp_path: Path) -> None:
     for source, given, problem in (
         ("-", "word1\n\nword2\n", "input: -:2: an empty line"),
         ("-", '{"sentence": "a"}\n{"sentence": "\\ud800"}\n', "input: -:2: unexpected end of hex escape"),
-        (str(tmp_path / "none"), "", f"{tmp_path / 'none'}: No such file or directory"),
+        (str(tmp_path / "none"), "", f"input: {tmp_path / 'none'} does not exist; expected a file of text in UTF-8"),
+        ("/dev/zero", "", "input: /dev/zero is a folder, a pipe or a device; expected a file of text in UTF-8, or -"),
     ):
         done = run(model, source, given)
         assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)

@@ -16,6 +16,8 @@ def test_a_small_model_gets_the_papers_small_settings() -> None:
         "max_length": 128,
         "layer_decay": 0.8,
         "legacy_layer_decay": False,
+        "legacy_adam": False,
+        "multiplicative_warmup": False,
         "warmup_fraction": 0.1,
         "dropout": 0.1,
         "attention_dropout": 0.1,

@@ -10,13 +10,12 @@ from typing import Any
 import pytest
 
 from finetune.config import GlueOptions
-from finetune.glue.job import run_queue
 from finetune.running.records import RunRecord, read_records
 from foundation.config import ConfigError
 from foundation.locks import Lock
 from foundation.machine import multiplies_bf16
 from tests.conftest import REPOSITORY
-from tests.finetune.conftest import launch
+from tests.finetune.conftest import launch, run_queue
 from tests.warm import Warm, run
 
 SHORT = {"epochs": 1, "batch_size": 32, "deepspeed_config": REPOSITORY / "ds_configs" / "zero0_fp32.json"}
@@ -130,7 +129,11 @@ def test_an_output_that_is_a_file_is_refused_before_model_and_data_are_read(tmp_
         ({"batch_size": 9, "deepspeed_config": "ds.json"}, "batch_size: got 9, expected a multiple of 2"),
         ({"set": ("deepspeed.train_micro_batch_size_per_gpu=3",)}, "batch_size: got 32, expected a multiple of 3"),
         ({"set": ("deepspeed.bf16.enable=true",)}, "--set deepspeed.bf16.enable: unknown key; did you mean 'enabled'?"),
-        ({"set": ("epochs=2",)}, "--set: got 'epochs=2', expected deepspeed.KEY=VALUE"),
+        ({"set": ("layer_decay=2",)}, "layer_decay: got 2, expected: input should be less than or equal to 1"),
+        ({"set": ("layer_decy=1",)}, "--set: got 'layer_decy=1', expected KEY=VALUE with a KEY that --list_settings"),
+        ({"set": ("layer_decay",)}, "--set: got 'layer_decay', expected KEY=VALUE"),
+        ({"set": ("epochs=2",)}, "epochs: got 1 and 2; give it only once"),
+        ({"set": ("layer_decay=1", "layer_decay=0.9")}, "layer_decay: got 1 and 0.9; give it only once"),
     ],
 )
 def test_a_user_error_is_named_before_anything_is_written(
@@ -288,7 +291,10 @@ def test_a_switch_irrelevant_for_a_task_makes_no_other_run(
     stock_model: Path, cola_folder: Path, tmp_path: Path
 ) -> None:
     run_here(stock_model, cola_folder, tmp_path, seeds=(1,))
-    assert len(run_here(stock_model, cola_folder, tmp_path, seeds=(1,), both_orders=True, plain_scores=True)) == 1
+    assert (
+        len(run_here(stock_model, cola_folder, tmp_path, seeds=(1,), set=("both_orders=true", "plain_scores=true")))
+        == 1
+    )
     assert len(run_here(stock_model, cola_folder, tmp_path, seeds=(1,), head="hf")) == 2
 
 
@@ -315,7 +321,7 @@ def test_every_real_task_trains_by_one_command(
     model: Path, excerpts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     records = run_here(
-        model, excerpts, tmp_path / "out", task=("all",), seeds=(1,), predict_test=True, both_orders=True
+        model, excerpts, tmp_path / "out", task=("all",), seeds=(1,), predict_test=True, set=("both_orders=true",)
     )
     assert {record.run.task for record in records} == {"CoLA", "SST-2", "MRPC", "STS-B", "QNLI", "RTE"}
     said = capsys.readouterr().out

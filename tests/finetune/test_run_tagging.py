@@ -12,8 +12,8 @@ from finetune.config import TaggingOptions
 from finetune.reporting.results import make_rows
 from finetune.reporting.tables import markdown
 from finetune.running.records import RunRecord, read_records
-from finetune.tagging.job import run_queue
 from foundation.config import ConfigError
+from tests.finetune.conftest import run_queue
 from tests.warm import Warm, outputs, run, two_ranks
 
 

@@ -20,6 +20,7 @@ from foundation.files import (
     make_folder,
     new_folder,
     remove,
+    require_file_or_folder,
     require_folder,
     sealed,
     unsealed,
@@ -225,6 +226,15 @@ def test_a_path_that_cannot_be_a_folder_is_refused_and_a_possible_one_is_not_cre
     require_folder(tmp_path / "new" / "folder")
     require_folder(tmp_path)
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(("name", "found"), [("none", "does not exist"), ("", "is a folder, a pipe or a device")])
+def test_what_is_no_file_is_refused_in_the_words_of_the_caller(name: str, found: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    with pytest.raises(ConfigError, match=f"input: {path} {found}; expected a text"):
+        require_file_or_folder(path, "input", "a text")
+    (tmp_path / "text").touch()
+    assert require_file_or_folder(tmp_path / "text", "input", "a text").st_size == 0
 
 
 @pytest.mark.skipif(os.access("/proc/sys", os.W_OK), reason="here root may write anywhere")

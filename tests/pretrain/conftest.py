@@ -19,12 +19,20 @@ from data_prep.train_vocab import VocabularyOptions
 from data_prep.train_vocab import main as train_vocab
 from pretrain.data.batches import Batch
 from pretrain.method.electra import Electra
-from pretrain.method.objectives import objective_class
+from pretrain.method.registry import BUILT_IN, load_objective, objective_class
 from pretrain.model import ops
 from pretrain.model.config import ModelConfig
 from tests.conftest import REPOSITORY, free_port
 from tests.warm import Warm
 
+SAMPLERS = (
+    "samplers.power:HPLossPower",
+    "samplers.floors:Uniform",
+    "samplers.floors:Unigram",
+    "samplers.oracle:Oracle",
+)
+OBJECTIVES = (*BUILT_IN, *map(load_objective, SAMPLERS))
+"""Names of all objectives, the samplers loaded."""
 VOCABULARY = 7  # [PAD] [UNK] [CLS] [SEP] [MASK] and two words: few enough for brute force
 PAD, UNK, CLS, SEP, MASK = range(5)
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -15,7 +14,7 @@ import pytest
 
 from foundation.config import ConfigError
 from foundation.locks import Lock
-from pretrain.job.end_record import EndRecord
+from pretrain.job.rank_log import EndRecord
 from pretrain.supervise import run_folder_of
 from pretrain.training.options import RunOptions
 from pretrain.training.plan import make_plan
@@ -51,7 +50,6 @@ def test_only_failures_are_restarted_up_to_the_limit(
     assert (tmp_path / "starts").read_text() == "x" * starts
     if code == 1:
         assert "restart 2 of 2, from the start" in output and "gave up after 2 restarts" in output
-        assert output.count("    start 1\n") == 1, "the last lines of the failed command"
 
 
 @pytest.mark.parametrize(("ending", "code"), [("sys.exit(2)", 2), ("sys.exit(1)", 0), ("sys.exit(75)", 0)])
@@ -111,20 +109,6 @@ def test_a_signal_reaches_the_command_and_its_descendants_and_leads_to_exit_code
     assert (tmp_path / "starts").read_text() == "x"
 
 
-def test_a_command_does_not_outlive_a_killed_supervisor(tmp_path: Path, launch: Launch) -> None:
-    told = "lambda *_: (open(sys.argv[1], 'a').write('told'), sys.exit(75))"
-    ending = f"signal.signal(signal.SIGUSR1, {told}); print('ready', flush=True); time.sleep(60)"
-    process = supervise(launch, *counting(tmp_path, ending))
-    assert process.stdout is not None
-    assert "ready\n" in iter(process.stdout.readline, "")
-    process.kill()
-    process.wait()
-    deadline = time.monotonic() + 20
-    while (said := (tmp_path / "starts").read_text()) != "xtold":
-        assert time.monotonic() < deadline, said
-        time.sleep(0.05)
-
-
 def test_a_restart_waits_for_leftover_processes_of_the_run_to_end(tmp_path: Path, launch: Launch) -> None:
     with Lock(tmp_path / "lock"):
         process = supervise(launch, *counting(tmp_path, "sys.exit(1)"), max_restarts=1)
@@ -143,10 +127,10 @@ long = pytest.mark.long
 @pytest.mark.parametrize(
     "how", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=long), pytest.param("stop", marks=long)]
 )
-def test_stopping_the_real_launcher_leaves_only_the_runs_own_lines_on_the_terminal(
+def test_stopping_the_real_launcher_saves_in_time(
     how: signal.Signals | str, shards_folder: Path, tmp_path: Path, launch: Launch
 ) -> None:
-    """DeepSpeed's remarks, its error for exit code 75 and, after Ctrl-C, its traceback are not shown."""
+    """DeepSpeed's launcher kills ranks 30 s after a SIGTERM or Ctrl-C: it is ended first. No traceback is shown."""
     folder = tmp_path / "run"
     arguments = run_arguments(shards_folder, folder, "optim.steps=3000", "log_every=50")
     deepspeed = (Path(sys.executable).with_name("deepspeed"), "--num_gpus=2", f"--master_port={free_port()}")
@@ -157,25 +141,8 @@ def test_stopping_the_real_launcher_leaves_only_the_runs_own_lines_on_the_termin
     else:
         (folder / how).touch()
     output = finished(process, code=75)
-    assert output.startswith("run folder ") and "\nstopped on request after step " in output
-    assert not re.search("ERROR|Traceback|KeyboardInterrupt|\\[INFO\\]|\\[WARNING\\]", output), output
-    assert "[INFO] [launch.py" in (folder / "logs" / "launcher.log").read_text()
-
-
-def test_the_launchers_remarks_are_logged_and_its_errors_shown(tmp_path: Path, launch: Launch) -> None:
-    begin = "[2026-11-22 10:04:47,490]"
-    remarks = (
-        f"{begin} [INFO] [launch.py:253:sigkill_handler] Killing subprocess 7",
-        f"{begin} [INFO] [runner.py:631:main] cmd = run.py --data https://host/shards",
-        f"{begin} [ERROR] [launch.py:259:sigkill_handler] ['python', 'run.py'] exits with return code = 75",
-    )
-    shown = (f"{begin} [ERROR] [launch.py:259:sigkill_handler] ['python'] exits with return code = 7", "step 1/2")
-    (tmp_path / "logs").mkdir()
-    printed = "\n".join((*remarks, *shown)).replace("//host/shards", "//me:secret@host/shards?token=1")
-    ending = f"print({printed!r}); sys.exit(75)"
-    output = finished(supervise(launch, *counting(tmp_path, ending)), code=75)
-    assert output.splitlines() == ["start 1", *shown]
-    assert (tmp_path / "logs" / "launcher.log").read_text().splitlines() == [*remarks]
+    assert "\nstopped on request after step " in output
+    assert "Traceback" not in output and "KeyboardInterrupt" not in output
 
 
 @pytest.mark.parametrize(
@@ -215,7 +182,7 @@ def test_a_rank_killed_under_the_real_launcher_loses_only_time(
     assert f"{killed_rank}; the end of {killed}/logs/rank-0001.log:\nsupervise:     --- " in output
     assert "supervise: rank 0" not in output
     name = f"rank 1 on {socket.gethostname()}"
-    assert f"rank 0 on {socket.gethostname()} lost the connection to {name}; failed after " in output
+    assert f"rank 0 on {socket.gethostname()} lost the connection to {name} (after step " in output
     assert losses(killed) == losses(whole)
     assert (killed / "logs" / "rank-0001.log").read_text().count("--- ") == 2
 

@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from pretrain.method.losses import discriminator_loss, focal_loss
-from pretrain.method.objectives.hardness import SamplingHead
-from pretrain.method.sampling import Prediction
+from pretrain.data.batches import Batch
+from pretrain.method.hardness_prediction import SamplingHead
+from pretrain.method.losses import discriminator_loss
+from pretrain.method.sampling import predict
 from pretrain.model.distribution import Dense, Distribution
 from pretrain.model.heads import full_precision
 from tests.pretrain.conftest import SMALL_MODEL, new_model
@@ -57,17 +58,17 @@ def test_nothing_overflows_at_the_ends_of_fp16(setting: dict[str, object], gamma
     logits, z, d = rows(0), rows(1), rows(2)[..., 0].detach().requires_grad_()
     original = torch.randint(7, (1, ROWS), generator=torch.Generator().manual_seed(3))
     p, wide = Dense.softmax(full_precision(logits)), full_precision(z)
-    prediction = Prediction(p, p.log_p(original), original)
-    uniforms = torch.rand(1, ROWS, generator=torch.Generator().manual_seed(4))
+    uniforms, yes = torch.rand(1, ROWS, generator=torch.Generator().manual_seed(4)), torch.ones(1, ROWS) > 0
+    batch = Batch(original, yes, original, torch.arange(ROWS)[None], yes, uniforms, uniforms, ROWS, ROWS)
+    prediction = predict(batch, torch.zeros(1, ROWS, SMALL_MODEL.generator_hidden_size), p, gamma)
     model = new_model(**setting | {"gamma": gamma})
     learns = isinstance(model, SamplingHead)
     if learns:
         model.score = lambda hidden: Given(wide)
-    drawn = model.draw(torch.zeros(1, ROWS, SMALL_MODEL.generator_hidden_size), prediction, uniforms)
+    drawn, sampler_loss = model.draw(batch, prediction)
     replaced = drawn.tokens_BK != original
     loss_D = discriminator_loss(full_precision(d), replaced)
-    loss_S = model.sampler_loss(drawn, full_precision(d), loss_D)
-    loss = focal_loss(prediction.log_p_original_BK, gamma) + loss_D + loss_S
+    loss = prediction.loss_BK + loss_D + sampler_loss(full_precision(d), loss_D)
     assert torch.isfinite(drawn.log_q_BK).all()
     assert (drawn.log_q_BK <= 1e-6).all()
     assert torch.isfinite(loss).all()

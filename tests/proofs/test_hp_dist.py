@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pretrain.method.objectives.hardness import hp_dist_sampler_loss
+from pretrain.method.hardness_prediction import hp_dist_sampler_loss
 from pretrain.model.distribution import Dense
 
 SEEDS = (0, 1, 2)

@@ -23,7 +23,7 @@ from pretrain.engine.optim import OptimConfig, parameter_groups
 from pretrain.evaluate import EvaluateOptions
 from pretrain.job.processes import start_processes
 from pretrain.job.watchdog import Watchdog
-from pretrain.presets import PAPER, PRESETS
+from pretrain.presets import PRESETS, objective_config
 from pretrain.training.assembly import build_training, measured_machine
 from pretrain.training.models import build_model
 from pretrain.training.options import RunOptions
@@ -49,7 +49,7 @@ def keys_of(values: dict[str, Any], path: str = "") -> Iterator[str]:
             yield path + key
 
 
-RUN_KEYS = list(keys_of(PRESETS["tiny"].model_dump() | {"objective": PAPER["hp_dist"].model_dump()}))
+RUN_KEYS = list(keys_of(PRESETS["tiny"].model_dump() | {"objective": objective_config("hp_dist").model_dump()}))
 LENGTHENING = ("optim.steps", "batch_size")
 """Keys for which a large value means a long run, so they are only planned."""
 

@@ -31,10 +31,9 @@ from finetune.tagging.job import TaggingJob
 from finetune.tokens import Batch as TaskBatch
 from finetune.tokens import Features
 from pretrain.data.batches import Batch
-from pretrain.method.objectives import OBJECTIVES
 from pretrain.model import ops
 from pretrain.model.encoder import ElectraEncoder, LayerStack
-from tests.pretrain.conftest import SMALL_MODEL, new_model
+from tests.pretrain.conftest import OBJECTIVES, SMALL_MODEL, new_model
 
 META = torch.device("meta")
 WORDS = 300

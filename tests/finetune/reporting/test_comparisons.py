@@ -15,6 +15,7 @@ from finetune.reporting.comparisons import bootstrap_interval, differences, perm
 from finetune.reporting.paper_tables import GLUE_COLUMNS, SQUAD_COLUMNS
 from finetune.reporting.results import make_rows
 from finetune.running.records import EXAMPLES, RunRecord, write_files
+from foundation.config import ConfigError
 from tests.finetune.conftest import make_record, squad_record
 
 COLA = [column for column in GLUE_COLUMNS if column.task == "CoLA"]
@@ -70,6 +71,26 @@ def test_scores_at_the_best_threshold_have_no_interval(tmp_path: Path) -> None:
     }
     assert {metric for metric, interval in found.items() if interval is None} == {"best_exact", "best_f1"}
     assert found["NoAns_f1"] == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ("{", "cannot read"),
+        ("[]", "holds list, expected an object"),
+        ('{"dev": 5}', "dev: got 5"),
+        ('{"dev": {"predicted": ["x"], "target": [1]}}', "predicted.0: got 'x', expected a number"),
+        ('{"dev": {"predicted": [1], "target": [1, 0]}}', "dev has columns of different lengths"),
+    ],
+)
+def test_a_damaged_file_of_examples_is_named_in_one_line(content: str, problem: str, tmp_path: Path) -> None:
+    runs = [make_record(0.5), make_record(0.6, **OTHER)]
+    for run in runs:
+        write_files(tmp_path / "predictions" / run.run.folder_name(), {EXAMPLES: content})
+    with pytest.raises(ConfigError) as caught:
+        list(differences(make_rows(runs), GLUE_COLUMNS, [tmp_path]))
+    (line,) = caught.value.problems
+    assert line.startswith("runs: ") and EXAMPLES in line and problem in line and "copy it again, or remove it" in line
 
 
 def test_the_permutation_test_counts_sign_assignments() -> None:

@@ -12,16 +12,13 @@ import pytest
 from safetensors.torch import load_file
 
 from finetune.config import GlueOptions, SquadOptions, TaggingOptions
-from finetune.glue import job as glue
 from finetune.glue.tasks import TASKS
 from finetune.predictions import predict
-from finetune.running.kept import choose, settle
+from finetune.running.kept import choose, keep_models
 from finetune.running.model_folder import open_model
 from finetune.running.records import RunRecord, append_record, read_records
-from finetune.squad import job as squad
-from finetune.tagging import job as tagging
 from foundation.locks import Lock
-from tests.finetune.conftest import FP32, launch, make_record
+from tests.finetune.conftest import FP32, launch, make_record, run_queue
 from tests.warm import run
 
 PYTHONS = [sys.executable, *filter(None, [os.environ.get("ELECTRA_SAMPLER_OTHER_PYTHON")])]
@@ -122,9 +119,7 @@ def test_a_pipeline_elsewhere_classifies_as_the_run_did(
 ) -> None:
     source = str(request.getfixturevalue(model))
     given = {"model": source, "task": ("CoLA",), "data_dir": str(cola_folder), "output": tmp_path / "out"}
-    glue.run_queue(
-        GlueOptions.from_values(given | IN_FP32 | {"epochs": 2, "batch_size": 8, "seeds": (1,), "head": head})
-    )
+    run_queue(GlueOptions.from_values(given | IN_FP32 | {"epochs": 2, "batch_size": 8, "seeds": (1,), "head": head}))
     folder, answers = kept_model(tmp_path / "out")
     dev = json.loads((answers / "examples.json").read_text())["dev"]
     texts = [line.split("\t")[3] for line in (cola_folder / "CoLA" / "dev.tsv").read_text().splitlines()]
@@ -146,8 +141,8 @@ def test_a_pipeline_elsewhere_gives_a_regressions_score(
     for name in ("train.tsv", "dev.tsv"):
         (data / name).write_text("sentence1\tsentence2\tscore\n" + rows)
     given = {"model": str(stock_model), "task": ("STS-B",), "data_dir": str(data.parent), "output": tmp_path / "out"}
-    short = {"epochs": 1, "batch_size": 8, "seeds": (1,), "plain_scores": plain_scores}
-    glue.run_queue(GlueOptions.from_values(given | IN_FP32 | short))
+    short = {"epochs": 1, "batch_size": 8, "seeds": (1,), "set": (f"plain_scores={plain_scores}".lower(),)}
+    run_queue(GlueOptions.from_values(given | IN_FP32 | short))
     folder, answers = kept_model(tmp_path / "out")
     texts = [dict(zip(("text", "text_pair"), row.split("\t"), strict=False)) for row in rows.splitlines()]
     program = CLASSIFIES.replace("(text, truncation=True)[0]", "(text, truncation=True)")
@@ -161,7 +156,7 @@ def test_a_pipeline_elsewhere_tags_as_the_run_did(
     python: str, elsewhere: Elsewhere, pretrained_model: Path, tagging_folder: Path, tmp_path: Path
 ) -> None:
     given = {"model": str(pretrained_model), "task": "NER", "data_dir": tagging_folder, "output": tmp_path / "out"}
-    tagging.run_queue(TaggingOptions.from_values(given | IN_FP32 | {"epochs": 1, "batch_size": 8, "seeds": (1,)}))
+    run_queue(TaggingOptions.from_values(given | IN_FP32 | {"epochs": 1, "batch_size": 8, "seeds": (1,)}))
     folder, answers = kept_model(tmp_path / "out")
     tokenizer = open_model(str(folder)).tokenizer
     texts, expected = [], []
@@ -183,8 +178,8 @@ def test_the_class_elsewhere_answers_as_the_run_did(
     head: str, python: str, elsewhere: Elsewhere, stock_model: Path, squad_folder: Path, tmp_path: Path
 ) -> None:
     given = {"model": str(stock_model), "data_dir": squad_folder, "output": tmp_path / "out", "head": head}
-    squad.run_queue(
-        SquadOptions.from_values(given | IN_FP32 | {"epochs": 1, "batch_size": 8, "seeds": (1,), "max_question": 8})
+    run_queue(
+        SquadOptions.from_values(given | IN_FP32 | {"epochs": 1, "batch_size": 8, "seeds": (1,), "max_question": 8}),
     )
     folder, answers = kept_model(tmp_path / "out")
     (article,) = json.loads((squad_folder / "dev-v2.0.json").read_text())["data"]
@@ -220,24 +215,23 @@ def test_candidates_are_chosen_when_all_seeds_are_done_and_nobody_works_on_the_t
     folders = [candidate(tmp_path, record) for record in records]
     (half,) = [folder.with_name(folder.name + ".tmp") for folder in folders[:1]]
     half.mkdir()
-    said: list[str] = []
 
-    def settled() -> list[str]:
-        return settle(tmp_path, tmp_path / "locks", "median", [record.run for record in records], TASKS, said.append)
+    def kept() -> list[str]:
+        return list(keep_models(tmp_path, "median", [record.run for record in records], TASKS))
 
     for record in records[:2]:
         append_record(tmp_path / "results.jsonl", record)
-    assert settled() == [] and all(folder.is_dir() for folder in folders)
+    assert kept() == [] and all(folder.is_dir() for folder in folders)
     append_record(tmp_path / "results.jsonl", records[2])
     with Lock(tmp_path / "locks" / make_record(seed=9).run.folder_name()):
-        assert settled() == [] and all(folder.is_dir() for folder in folders)
-    assert settled() == []
+        assert kept() == [] and all(folder.is_dir() for folder in folders)
+    said = kept()
     assert [path.name for path in (tmp_path / "finetuned").iterdir()] == [folders[0].name]
     assert not list((tmp_path / "candidates").iterdir())
     assert [line.split(":")[0] for line in said] == ["CoLA seed 1 (median of 3, matthews 0.5000)"]
     append_record(tmp_path / "results.jsonl", make_record(0.6, seed=4))
     append_record(tmp_path / "results.jsonl", make_record(0.7, seed=5))
-    (line,) = settled()
+    (line,) = kept()
     assert "CoLA seed 4 (median of 5" in line and "its model was not kept" in line
     assert [path.name for path in (tmp_path / "finetuned").iterdir()] == [folders[0].name]
 
@@ -246,7 +240,8 @@ FILES = ["README.md", "config.json", "model.safetensors", "results.json", "token
 KILLED = """
 import os, signal, sys
 from finetune.config import GlueOptions
-from finetune.glue.job import run_queue
+from finetune.glue.job import load, select
+from finetune.running.run_list import run_queue
 from foundation.command_line import parse_options
 
 def kill(event, arguments):
@@ -255,7 +250,7 @@ def kill(event, arguments):
 
 moment = eval("lambda event, first='', second='': " + os.environ["MOMENT"])
 sys.addaudithook(kill)
-run_queue(parse_options(GlueOptions, ""))
+run_queue(parse_options(GlueOptions, ""), select, load)
 """
 MOMENTS = {
     "while_a_candidate_is_written": "event == 'open' and 'candidates/' in first and first.endswith('README.md')",
@@ -268,7 +263,7 @@ MOMENTS = {
 
 def keep(model: Path, data: Path, output: Path, **options: object) -> None:
     given = {"model": str(model), "task": ("CoLA",), "data_dir": str(data), "output": output, "seeds": (1, 2)}
-    glue.run_queue(GlueOptions.from_values(given | IN_FP32 | {"epochs": 1, "batch_size": 64} | options))
+    run_queue(GlueOptions.from_values(given | IN_FP32 | {"epochs": 1, "batch_size": 64} | options))
 
 
 @pytest.fixture(scope="module")
@@ -342,6 +337,6 @@ def test_two_ranks_under_zero_3_keep_the_whole_model(
 
 def test_keep_none_writes_no_model(stock_model: Path, cola_folder: Path, tmp_path: Path) -> None:
     given = {"model": str(stock_model), "task": ("CoLA",), "data_dir": str(cola_folder), "output": tmp_path}
-    glue.run_queue(GlueOptions.from_values(given | IN_FP32 | {"epochs": 1, "seeds": (1,), "keep": "none"}))
+    run_queue(GlueOptions.from_values(given | IN_FP32 | {"epochs": 1, "seeds": (1,), "keep": "none"}))
     assert len(read_records(tmp_path / "results.jsonl")) == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["locks", "predictions", "results.jsonl"]

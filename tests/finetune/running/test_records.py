@@ -1,6 +1,7 @@
 """finetune/running/records.py: a finished run is never lost, repeated or corrupted."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from finetune.running.records import (
     write_files,
 )
 from foundation.config import ConfigError
-from tests.finetune.conftest import make_record
+from tests.finetune.conftest import make_record, squad_record
 
 
 def test_records_are_read_as_they_were_written(tmp_path: Path) -> None:
@@ -63,6 +64,18 @@ def test_a_line_that_is_not_an_object_is_refused(line: str, tmp_path: Path) -> N
     )
 
 
+@pytest.mark.parametrize("make", [make_record, squad_record])
+def test_a_wrong_setting_is_one_line_of_the_class_of_its_task(make: Callable[..., RunRecord], tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    values = make(0.5).model_dump(mode="json")
+    values["run"]["settings"]["learning_rate"] = "high"
+    path.write_text(json.dumps(values) + "\n")
+    with pytest.raises(ConfigError) as caught:
+        read_records(path)
+    (line,) = caught.value.problems
+    assert "learning_rate: got 'high', expected: input should be a valid number" in line
+
+
 @pytest.mark.parametrize("change", [{"seed": 2}, {"random_weights": True}, {"data_sha256": "x"}, {"epochs": 4}])
 def test_any_change_that_affects_the_result_makes_another_run(change: dict) -> None:
     assert make_record(**change).run != make_record().run
@@ -75,16 +88,6 @@ def test_each_run_has_its_own_folder_name() -> None:
     }
     assert len(names) == 4
     assert make_record(task="SQuAD 2.0").run.folder_name().startswith("SQuAD-2.0-seed1-")
-
-
-def test_a_switch_that_earlier_records_lack_is_written_only_if_it_is_on() -> None:
-    """Otherwise the folders of earlier runs, whose names follow from what is written, would not be found."""
-    off = make_record()
-    on = make_record(settings=off.run.settings.model_copy(update={"legacy_adam": True}))
-    assert not {"legacy_adam", "multiplicative_warmup"} & off.model_dump()["run"]["settings"].keys()
-    assert on.run.folder_name() != off.run.folder_name()
-    assert RunRecord.model_validate_json(on.model_dump_json()) == on
-    assert RunRecord.model_validate_json(off.model_dump_json()) == off
 
 
 def test_saved_files_are_json_in_ascii(tmp_path: Path) -> None:

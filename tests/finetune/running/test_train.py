@@ -16,14 +16,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from finetune.config import GlueConfig
+from finetune.config import FinetuneConfig, GlueConfig
 from finetune.glue.files import load_task
 from finetune.glue.heads import SequenceClassifier
 from finetune.glue.job import GlueJob, make_job
 from finetune.glue.tasks import TASKS
-from finetune.running.layer_decay import layer_scale
 from finetune.running.model_folder import load_tokenizer
-from finetune.running.train import Keeper, Outcome, Run, Stopped, train
+from finetune.running.train import Outcome, Run, Saving, Stopped, groups, layer_scale, train
 from finetune.tokens import collate, epoch_batches
 from foundation.config import ConfigError
 from foundation.ordering import key_of
@@ -314,7 +313,7 @@ def kill_after(batches: int) -> Stop:
     return raise_at_the_end  # type: ignore[return-value]
 
 
-def go_on(model: Path, job: GlueJob, world: World, folder: Path, keeper: Keeper | None) -> Outcome:
+def go_on(model: Path, job: GlueJob, world: World, folder: Path, keeper: Saving | None) -> Outcome:
     return train(model, False, job, WITH_DROPOUT, 5, deepspeed_file(folder), world, keeper)
 
 
@@ -329,41 +328,41 @@ def test_a_stopped_run_ends_bitwise_like_an_undisturbed_one(
     batches: int, whole: Outcome, stock_model: Path, job: GlueJob, world: World, tmp_path: Path
 ) -> None:
     with pytest.raises(Stopped):
-        go_on(stock_model, job, world, tmp_path, Keeper(tmp_path / "run", Stop(batches)))
+        go_on(stock_model, job, world, tmp_path, Saving(tmp_path / "run", Stop(batches)))
     assert [path.name for path in (tmp_path / "run").iterdir()] == [f"step-{batches:08d}"]
-    assert go_on(stock_model, job, world, tmp_path, Keeper(tmp_path / "run", never)) == whole
+    assert go_on(stock_model, job, world, tmp_path, Saving(tmp_path / "run", never)) == whole
 
 
 def test_a_killed_run_resumes_from_its_last_checkpoint(
     whole: Outcome, stock_model: Path, job: GlueJob, world: World, tmp_path: Path
 ) -> None:
     with pytest.raises(Killed):
-        go_on(stock_model, job, world, tmp_path, Keeper(tmp_path / "run", kill_after(19), every=8))
+        go_on(stock_model, job, world, tmp_path, Saving(tmp_path / "run", kill_after(19), every=8))
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["step-00000016"]
-    assert go_on(stock_model, job, world, tmp_path, Keeper(tmp_path / "run", never)) == whole
+    assert go_on(stock_model, job, world, tmp_path, Saving(tmp_path / "run", never)) == whole
 
 
 def test_a_run_with_a_damaged_checkpoint_does_not_start_over(
     stock_model: Path, job: GlueJob, world: World, tmp_path: Path
 ) -> None:
     with pytest.raises(Stopped):
-        go_on(stock_model, job, world, tmp_path, Keeper(tmp_path / "run", Stop(4)))
+        go_on(stock_model, job, world, tmp_path, Saving(tmp_path / "run", Stop(4)))
     flip_bit(tmp_path / "run" / "step-00000004" / "state.json")
     with pytest.raises(ConfigError, match=r"checkpoints: none in .*run is intact: step-00000004 \(.*state\.json"):
-        go_on(stock_model, job, world, tmp_path, Keeper(tmp_path / "run", never))
+        go_on(stock_model, job, world, tmp_path, Saving(tmp_path / "run", never))
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["step-00000004"]
 
 
 def test_a_run_without_checkpoints_starts_from_the_beginning(
     whole: Outcome, stock_model: Path, job: GlueJob, world: World, tmp_path: Path
 ) -> None:
-    assert go_on(stock_model, job, world, tmp_path, Keeper(tmp_path / "nothing", never)) == whole
+    assert go_on(stock_model, job, world, tmp_path, Saving(tmp_path / "nothing", never)) == whole
 
 
 def test_loss_and_stop_requests_share_one_all_reduce_per_batch(
     stock_model: Path, job: GlueJob, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    keeper = Keeper(tmp_path / "run", never)
+    keeper = Saving(tmp_path / "run", never)
     run = Run(load_encoder(stock_model), job, WITH_DROPOUT, 5, deepspeed_file(tmp_path), world, keeper)
     sums, plain = [], dist.all_reduce
 
@@ -385,7 +384,7 @@ def test_a_stop_request_to_one_rank_stops_all(stock_model: Path, cola_folder: Pa
 def stop_one_rank(model: str, data: str, folder: str) -> None:
     """Runs in each process of `test_a_stop_request_to_one_rank_stops_all`; the second rank is asked to stop."""
     world = start_processes()
-    keeper = Keeper(Path(folder) / "run", Stop(4 if world.rank == 1 else -1))
+    keeper = Saving(Path(folder) / "run", Stop(4 if world.rank == 1 else -1))
     try:
         go_on(Path(model), read_job(Path(model), Path(data)), world, Path(folder), keeper)
     except Stopped:
@@ -394,3 +393,66 @@ def stop_one_rank(model: str, data: str, folder: str) -> None:
 
 if __name__ == "__main__":
     {"learn": one_rank, "stop": stop_one_rank}[sys.argv[1]](*sys.argv[2:])
+
+
+DECAYED = FinetuneConfig(learning_rate=1e-3, epochs=1, batch_size=4, weight_decay=0.01, max_length=16)
+
+
+def twelve_layers() -> SequenceClassifier:
+    config = EncoderConfig(
+        vocab_size=20,
+        embedding_size=4,
+        hidden_size=8,
+        num_hidden_layers=12,
+        num_attention_heads=2,
+        intermediate_size=8,
+    )
+    return SequenceClassifier(ElectraEncoder(config), 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "factor"),
+    [
+        ("head.weight", 1.0),
+        ("electra.encoder.layer.11.output.dense.weight", 0.8),
+        ("electra.encoder.layer.1.attention.self.query.bias", 0.8**11),
+        ("electra.encoder.layer.0.attention.self.query.bias", 0.0687),
+        ("electra.embeddings.word_embeddings.weight", 0.0550),
+        ("electra.embeddings_project.weight", 0.0550),
+        ("electra.encoder.relative_attention_bias.weight", 0.0550),
+    ],
+)
+def test_a_layers_factor_is_decay_to_the_power_of_its_depth_below_the_head(name: str, factor: float) -> None:
+    assert name in dict(twelve_layers().named_parameters())
+    assert layer_scale(name, 12, 0.8) == pytest.approx(factor, abs=5e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "factor"),
+    [
+        ("head.weight", 1.0),
+        ("electra.encoder.layer.11.output.dense.weight", 0.64),
+        ("electra.encoder.layer.0.attention.self.query.bias", 0.0550),
+        ("electra.embeddings.word_embeddings.weight", 0.0440),
+    ],
+)
+def test_the_legacy_form_is_google_researchs(name: str, factor: float) -> None:
+    assert layer_scale(name, 12, 0.8, legacy=True) == pytest.approx(factor, abs=5e-5)
+    made = groups(twelve_layers(), 12, DECAYED.model_copy(update={"legacy_layer_decay": True}))
+    assert any(group["lr_scale"] == pytest.approx(factor, abs=5e-5) for group in made)
+
+
+def test_each_parameter_is_in_the_group_of_its_layer() -> None:
+    model = twelve_layers()
+    named = {id(parameter): name for name, parameter in model.named_parameters()}
+    made = groups(model, 12, DECAYED)
+    assert sorted(id(p) for group in made for p in group["params"]) == sorted(named)
+    for group in made:
+        for parameter in group["params"]:
+            assert group["lr_scale"] == layer_scale(named[id(parameter)], 12, 0.8)
+    assert len({group["lr_scale"] for group in made}) == 14
+
+
+def test_without_decay_every_layer_has_the_same_rate() -> None:
+    made = groups(twelve_layers(), 12, DECAYED.model_copy(update={"layer_decay": 1.0}))
+    assert {group["lr_scale"] for group in made} == {1.0}

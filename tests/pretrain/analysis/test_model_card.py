@@ -8,9 +8,10 @@ import pytest
 from pretrain.analysis.model_card import model_card
 from pretrain.config import with_overrides
 from pretrain.data.shards import Shards
-from pretrain.method.objectives import OBJECTIVES, objective_class
+from pretrain.method.registry import objective_class
 from pretrain.presets import PRESETS, with_objective
 from pretrain.training.run_folder import RunDescription, describe
+from tests.pretrain.conftest import OBJECTIVES
 
 
 @pytest.fixture

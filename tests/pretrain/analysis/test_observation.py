@@ -9,7 +9,7 @@ import torch
 from pretrain.analysis.observation import judge, observe
 from pretrain.data.batches import Batch
 from pretrain.method.electra import Electra
-from pretrain.method.objectives.hardness import HPLoss
+from pretrain.method.hardness_prediction import HPLoss
 
 CPU = torch.device("cpu")
 
@@ -44,8 +44,8 @@ def test_observations_are_the_models_own_numbers_at_each_masked_position(
     everything = observe(model, [batch, batch], CPU)
     observed = everything.under["p_S"]
     output = model(batch)
-    hidden_BKH, prediction = model.generate(batch)
-    z_BK = model.score(hidden_BKH).of(output.draw.tokens_BK)
+    prediction = model.predict(batch)
+    z_BK = model.score(prediction.hidden_BKH).of(output.draw.tokens_BK)
     assert len(observed.judgement.d) == 2 * 23 and len(observed.actual_loss) == 2 * 5
     assert observed.judgement.masked.sum() == 10 and everything.metrics["tokens"] == 46
     assert torch.equal(everything.tokens["p_S"][:3], output.draw.tokens_BK.int())

@@ -30,7 +30,7 @@ def one_mask(batch: Batch) -> Batch:
 @torch.no_grad()
 def exact(model: Electra, batch: Batch, name: str) -> float:
     """Returns KL(q || oracle) by sums over the vocabulary, averaged over the sequences."""
-    _, prediction = model.eval().generate(batch)
+    prediction = model.eval().predict(batch)
     p_BV, place_B1 = prediction.p.dense().weights_XV[:, 0].double(), batch.masked_positions_BK[:, :1]
     tokens = [torch.full_like(batch.masked_positions_BK, token) for token in range(VOCABULARY)]
     losses = [discriminator_loss(*model.discriminate(batch, tokens_BK)).gather(1, place_B1) for tokens_BK in tokens]

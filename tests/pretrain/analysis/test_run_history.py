@@ -11,7 +11,7 @@ import pytest
 from foundation.config import ConfigError
 from foundation.locks import Lock
 from pretrain.analysis.run_history import MOST_RECORDS, NEWEST, nearest_preset, read_history, read_log, value_of
-from pretrain.job.end_record import EndRecord, write_record
+from pretrain.job.rank_log import EndRecord, write_record
 from pretrain.presets import SMALL, TINY
 from pretrain.training.run_log import read_records
 from tests.pretrain.analysis.runs import write_run

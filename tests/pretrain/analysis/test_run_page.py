@@ -14,11 +14,11 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from pretrain.analysis.run_history import read_history
 from pretrain.analysis.run_page import FOLDER, Piece, keys, marked, write_page
-from pretrain.job.end_record import EndRecord, write_record
-from pretrain.method.objectives import OBJECTIVES
+from pretrain.job.rank_log import EndRecord, write_record
 from pretrain.training.curves import flat
 from pretrain.training.run_folder import DESCRIPTION
 from tests.pretrain.analysis.runs import values, write_run
+from tests.pretrain.conftest import OBJECTIVES
 
 VOID = {"meta", "path", "circle", "br"}
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(1)>&amp;{{ 7*7 }}"

@@ -1,16 +1,14 @@
 """Claims about batches: equal samples on any cluster, masks and segments as in the shards, exact global counts."""
 
-from itertools import combinations
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from scipy.stats import chisquare, kstest
+from scipy.stats import chisquare
 
 from data_prep.shards import IndexedFile
 from foundation.config import ConfigError
-from foundation.ordering import mixed
 from pretrain.data.batches import (
     Batch,
     BatchPlan,
@@ -137,29 +135,3 @@ def test_an_evaluation_reads_the_same_held_out_sequences_on_any_cluster(shards_f
 def test_missing_shards_are_an_error_with_the_command_that_makes_them(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"--data.*build_shards.py --output .*nothing$"):
         open_shards(tmp_path / "nothing")
-
-
-def test_further_uniforms_are_uniform_independent_of_the_first_and_do_not_depend_on_their_number(
-    shards_folder: Path,
-) -> None:
-    batch = make_batch(Shards(shards_folder), np.arange(400), np.zeros(400, dtype=np.int64), seed=0)
-    more = [values_BK[batch.masked_valid_BK].numpy() for values_BK in batch.more_uniforms(4)]
-    all_of_them = [batch.uniforms_BK[batch.masked_valid_BK].numpy(), *more]
-    for values in more:
-        assert values.dtype == np.float32 and values.min() > 0 and values.max() < 1
-        assert kstest(values, "uniform").pvalue > 1e-4
-    for one, other in combinations(all_of_them, 2):
-        counts = np.histogram2d(one, other, bins=4, range=[(0, 1), (0, 1)])[0]
-        assert chisquare(counts.ravel()).pvalue > 1e-4
-    assert all(torch.equal(*pair) for pair in zip(batch.more_uniforms(2), batch.more_uniforms(4), strict=False))
-
-
-def test_further_uniforms_are_the_hash_of_their_number_keyed_by_both_uniforms(shards_folder: Path) -> None:
-    batch = make_batch(Shards(shards_folder), np.arange(8), np.zeros(8, dtype=np.int64), seed=0)
-    first, second = (
-        (values_BK.double().numpy() * 2**24).astype(np.uint64)
-        for values_BK in (batch.uniforms_BK, batch.keep_uniforms_BK)
-    )
-    for number, values_BK in enumerate(batch.more_uniforms(3), 1):
-        bits = mixed(np.full(first.shape, number), first << np.uint64(24) | second) >> np.uint64(41)
-        assert np.array_equal(values_BK.numpy(), (bits.astype(np.float32) + np.float32(0.5)) * np.float32(2.0**-23))

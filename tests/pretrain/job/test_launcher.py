@@ -1,6 +1,5 @@
 """Claims about finding a rank's launcher; tests/cluster has DeepSpeed's real processes."""
 
-import base64
 import os
 import signal
 import subprocess
@@ -11,7 +10,7 @@ import psutil
 import pytest
 
 from foundation.config import ConfigError
-from pretrain.job.launcher import adopt_slurm, find_runner, is_alive, launched_slots, launchers, number_of
+from pretrain.job.launcher import adopt_slurm, is_alive, launchers, number_of
 from tests.conftest import REPOSITORY
 
 # Environment that srun gives task 5 of 6, on the second of three nodes.
@@ -84,69 +83,40 @@ def test_a_zombie_is_not_alive() -> None:
     assert not is_alive(process)
 
 
-def test_a_program_not_started_by_deepspeed_has_only_its_parent() -> None:
+def test_a_rank_not_started_by_deepspeed_has_only_its_parent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
     assert [process.pid for process in launchers()] == [os.getppid()]
-    assert launched_slots() is None
-    assert find_runner() is None
-
-
-ABOVE = """
-import subprocess, sys
-code = "from pretrain.job.launcher import find_runner; found = find_runner(); print(found.hostfile, found.is_partial)"
-sys.exit(subprocess.call([sys.executable, "-c", code]))
-"""
-
-
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ("--hostfile hosts", "{folder}/hosts False"),
-        ("--hostfile=/etc/hosts --num_gpus 2", "/etc/hosts True"),
-        ("-H hosts -i node1@node2", "{folder}/hosts True"),
-        ("--master_port 1234", "None False"),
-    ],
-)
-@pytest.mark.parametrize("script", ["train.py", "--module pretrain.run"])
-def test_the_command_of_deepspeed_is_read_up_to_its_script(
-    script: str, options: str, expected: str, tmp_path: Path
-) -> None:
-    (tmp_path / "deepspeed").write_text(ABOVE)
-    command = [sys.executable, "deepspeed", *options.split(), *script.split(), "--hostfile", "the script's own"]
-    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
-    found = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == expected.format(folder=tmp_path)
+    monkeypatch.delenv("RANK")
+    assert launchers() == []
 
 
 CALL = "import subprocess, sys; sys.exit(subprocess.call([sys.executable, *sys.argv[1:]]))"
-FOUND = (
-    "from pretrain.job.launcher import find_runner, launched_slots, launchers;"
-    " print(launched_slots(), len(launchers()), find_runner())"
-)
+FOUND = "from pretrain.job.launcher import launchers; print(len({found.pid for found in launchers()}))"
 ODD = b"caf\xe9"  # Latin-1, not valid UTF-8
 
 
 def test_a_command_line_or_name_that_is_not_text_stops_no_launch(tmp_path: Path) -> None:
-    """Tries a process above the launcher, the launcher itself, and an unrelated process on the machine."""
-    (tmp_path / "deepspeed").write_text(CALL)
+    """Tries processes above the launcher, the launcher itself, and an unrelated process on the machine."""
     shell = tmp_path / os.fsdecode(ODD)
     shell.symlink_to("/bin/sh")
-    slots = base64.urlsafe_b64encode(b'{"localhost": [0, 1]}').decode()
-    node_launcher = ("-c", CALL, "-c", FOUND, "deepspeed.launcher.launch", f"--world_info={slots}", ODD)
+    node_launcher = [sys.executable, "-c", CALL, "-c", FOUND, "--world_info=e30", "--master_port=29500", ODD]
+    (tmp_path / "supervise.py").write_text(CALL)
+    (tmp_path / "deepspeed").write_text(f"import subprocess; subprocess.call({node_launcher!r})")
     stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", ODD])
     found = subprocess.run(
-        [shell, "-c", '"$@"; exit $?', "sh", sys.executable, tmp_path / "deepspeed", *node_launcher],
-        env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
+        [shell, "-c", '"$@"; exit $?', "sh", sys.executable, tmp_path / "supervise.py", tmp_path / "deepspeed"],
+        env=os.environ | {"PYTHONPATH": str(REPOSITORY), "RANK": "0"},
         capture_output=True,
         text=True,
     )
     stranger.kill()
     stranger.wait()
-    assert found.stdout == "{'localhost': 2} 2 Runner(hostfile=None, is_partial=False)\n", found.stderr
+    assert found.stdout == "4\n", found.stderr  # node launcher, deepspeed, supervisor, and here the rank itself
 
 
 def test_the_first_process_of_a_container_has_no_launcher() -> None:
     command = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", FOUND]
-    found = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
+    found = subprocess.run(command, cwd=REPOSITORY, env=os.environ | {"RANK": "0"}, capture_output=True, text=True)
     if "unshare failed" in found.stderr:
         pytest.skip(f"a process cannot have its own numbering here: {found.stderr.strip()}")
-    assert found.stdout == "None 0 None\n", found.stderr
+    assert found.stdout == "0\n", found.stderr

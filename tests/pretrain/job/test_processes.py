@@ -7,11 +7,9 @@ import subprocess
 import sys
 
 import pytest
-import torch
 
 from foundation.config import ConfigError
 from foundation.machine import cores
-from pretrain.job import processes
 from pretrain.job.processes import listen, start_processes
 from tests.conftest import free_port
 
@@ -43,39 +41,6 @@ def test_plain_python_is_a_job_of_one_with_every_core_and_exits_with_the_given_c
 @pytest.mark.parametrize("environment", [{"OMP_NUM_THREADS": "1"}, {"LOCAL_SIZE": "1000"}], ids=str)
 def test_ranks_divide_the_cores_unless_told_otherwise(environment: dict[str, str]) -> None:
     assert run_alone(**environment).stdout == "threads 1\n"
-
-
-TORCHRUN = {"TORCHELASTIC_RUN_ID": "none", "OMP_NUM_THREADS": "1", "LOCAL_WORLD_SIZE": "2"}
-
-
-@pytest.mark.parametrize(
-    ("change", "local_rank", "named"),
-    [
-        ({}, 0, "each of the 2 ranks on this machine computes with 1 thread, but could use 4 cores"),
-        ({}, 1, ""),
-        ({"OMP_NUM_THREADS": "3"}, 0, ""),  # the user's
-        ({"LOCAL_WORLD_SIZE": "1"}, 0, ""),  # torchrun leaves a single rank alone
-        ({"LOCAL_WORLD_SIZE": "8"}, 0, ""),
-        ({"TORCHELASTIC_RUN_ID": None}, 0, ""),
-    ],
-    ids=str,
-)
-def test_cores_left_idle_by_torchruns_default_are_named_once_on_a_machine(
-    change: dict[str, str | None],
-    local_rank: int,
-    named: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setattr(processes, "cores", lambda: 8)
-    monkeypatch.delenv("LOCAL_SIZE", raising=False)
-    for key, value in (TORCHRUN | change).items():
-        monkeypatch.setenv(key, value) if value else monkeypatch.delenv(key, raising=False)
-    before = torch.get_num_threads()
-    processes._share_cores(local_rank)
-    warning = capsys.readouterr().out
-    assert (named in warning and "export OMP_NUM_THREADS=4\n" in warning) if named else warning == ""
-    assert torch.get_num_threads() == before
 
 
 def test_joining_twice_has_no_further_effect() -> None:

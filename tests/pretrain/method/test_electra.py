@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from foundation.config import ConfigError
 from pretrain.data.batches import Batch
 from pretrain.method.electra import Electra, masked_states
 from tests.pretrain.conftest import MASK, SMALL_MODEL, VOCABULARY, new_model
@@ -334,3 +335,17 @@ def test_kept_positions_show_their_token_and_are_still_predicted(
     valid = batch.masked_valid_BK
     plain = make_electra(name="electra").eval()(batch)
     assert not torch.equal(model(batch).log_p_original_BK[valid], plain.log_p_original_BK[valid])
+
+
+def test_electra_has_no_sampling_head_and_one_distribution_to_draw_from(
+    batch: Batch, make_electra: Callable[..., Electra]
+) -> None:
+    model = make_electra(name="electra")
+    assert not [name for name, _ in model.named_parameters() if name.startswith("sampler")]
+    assert not model(batch).sampler_loss_BK.any()
+    assert list(model.outputs(batch)) == ["p_G"]
+
+
+def test_the_weight_of_a_loss_that_electra_lacks_is_refused() -> None:
+    with pytest.raises(ConfigError, match="lambda1: unknown key; expected one of name, gamma"):
+        Electra.Config.from_values({"lambda1": 1.0})

@@ -36,9 +36,7 @@ def random_forward(seed: int) -> tuple[Batch, ElectraOutput]:
         tokens_BK=torch.zeros(B, K, dtype=torch.int64),
         log_p_G_BK=log_p[0],
         log_q_BK=log_p[1],
-        log_max_p_G_BK=log_p[2],
         log_max_q_BK=log_p[3],
-        entropy_p_G_BK=torch.rand(B, K, generator=g) * 5,
         entropy_q_BK=torch.rand(B, K, generator=g) * 7,
         estimated_loss_BK=torch.nn.functional.softplus(torch.where(replaced_BK, z, -z)),
     )
@@ -46,7 +44,19 @@ def random_forward(seed: int) -> tuple[Batch, ElectraOutput]:
     uniforms = torch.rand(2, B, K, generator=g)
     batch = Batch(ids, visible, ids, positions, valid, *uniforms, 1.0, 1.0)
     nothing = torch.zeros(B, K)
-    return batch, ElectraOutput(nothing.sum(), nothing, nothing, loss, nothing, drawn.tokens_BK, drawn, d, replaced)
+    return batch, ElectraOutput(
+        loss=nothing.sum(),
+        generator_loss_BK=nothing,
+        log_p_original_BK=nothing,
+        top_BK=drawn.tokens_BK,
+        log_max_p_G_BK=log_p[2],
+        entropy_p_G_BK=torch.rand(B, K, generator=g) * 5,
+        sampler_loss_BK=nothing,
+        discriminator_loss_BL=loss,
+        draw=drawn,
+        d_BL=d,
+        replaced_BL=replaced,
+    )
 
 
 def summed(*forwards: tuple[Batch, ElectraOutput]) -> Tensor:
@@ -88,9 +98,9 @@ def test_correlations_by_class_of_the_drawn_token_are_scipys() -> None:
 def test_probabilities_entropies_and_ratios_are_numpys() -> None:
     batch, output = random_forward(2)
     values, valid, drawn = describe(summed((batch, output))), batch.masked_valid_BK, output.draw
-    assert drawn.entropy_p_G_BK is not None and drawn.entropy_q_BK is not None
+    assert output.entropy_p_G_BK is not None and drawn.entropy_q_BK is not None
     for name, log_max, entropy in (
-        ("p_G", drawn.log_max_p_G_BK, drawn.entropy_p_G_BK),
+        ("p_G", output.log_max_p_G_BK, output.entropy_p_G_BK),
         ("p_S", drawn.log_max_q_BK, drawn.entropy_q_BK),
     ):
         counts = np.histogram(log_max[valid].exp().numpy(), np.linspace(0, 1, 11))[0]

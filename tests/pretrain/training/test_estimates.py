@@ -18,8 +18,8 @@ from bench.batches import random_batch
 from pretrain.config import with_overrides
 from pretrain.data.batches import Batch
 from pretrain.engine.deepspeed_config import resolve
-from pretrain.method.objectives import OBJECTIVES, objective_class
-from pretrain.method.objectives.mlm import MaskedLM
+from pretrain.method.mlm import MaskedLM
+from pretrain.method.registry import objective_class
 from pretrain.model import cuda_ops, ops
 from pretrain.model.config import ModelConfig
 from pretrain.model.encoder import ElectraEncoder, Embeddings, LayerStack
@@ -32,7 +32,7 @@ from pretrain.training.estimates import (
     too_large,
 )
 from tests.deepspeed_values import values_of
-from tests.pretrain.conftest import SMALL_MODEL, new_model
+from tests.pretrain.conftest import OBJECTIVES, SMALL_MODEL, new_model
 
 VOCABULARY, MASK = 30_522, 103
 

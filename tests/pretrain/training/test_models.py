@@ -11,7 +11,7 @@ from pretrain.config import with_overrides
 from pretrain.data.shards import Shards
 from pretrain.engine.checkpoint import EngineState, load, newest_valid, save
 from pretrain.engine.engine import MOMENTS
-from pretrain.method.objectives.objective import Objective
+from pretrain.method.objective import Objective
 from pretrain.presets import PRESETS, with_objective
 from pretrain.training.models import build_model, empty_model, initial_model, initial_state
 from pretrain.training.options import RunOptions

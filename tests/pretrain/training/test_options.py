@@ -8,9 +8,9 @@ import pytest
 
 from foundation.command_line import parse_options
 from foundation.config import ConfigError
-from pretrain.method.objectives import OBJECTIVES
 from pretrain.training.options import RunOptions
 from tests.conftest import REPOSITORY
+from tests.pretrain.conftest import OBJECTIVES
 
 
 def test_options_are_known_without_slow_imports() -> None:

@@ -9,10 +9,10 @@ import pytest
 
 from foundation.config import ConfigError
 from foundation.files import ROOT
-from pretrain.method.objectives import OBJECTIVES
 from pretrain.training.options import RunOptions
 from pretrain.training.plan import list_settings, make_plan
 from pretrain.training.run_folder import write_run
+from tests.pretrain.conftest import OBJECTIVES
 
 
 def options(shards: Path, output: Path, **changes: object) -> RunOptions:

@@ -11,7 +11,6 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from pretrain.job.processes import start_processes
 from pretrain.job.watchdog import Watchdog
-from pretrain.method.objectives import OBJECTIVES
 from pretrain.training.assembly import build_training, measured_machine
 from pretrain.training.curves import curve_name, curves_of, flat
 from pretrain.training.options import RunOptions
@@ -19,6 +18,7 @@ from pretrain.training.plan import make_plan
 from pretrain.training.run_log import read_records
 from pretrain.training.train import train
 from tests.conftest import REPOSITORY
+from tests.pretrain.conftest import OBJECTIVES
 
 STEPS = 6
 HANG_TIMEOUT = 120.0

@@ -25,7 +25,7 @@ from pretrain.engine.deepspeed_config import resolve
 from pretrain.engine.engine import Engine
 from pretrain.engine.optim import learning_rate, parameter_groups
 from pretrain.job.processes import World, leave, start_processes
-from pretrain.method.objectives import objective_class
+from pretrain.method.registry import objective_class
 from pretrain.model.distribution import Dense
 from pretrain.presets import PRESETS
 from pretrain.training.models import build_model

@@ -8,13 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from scipy.special import erf, softmax
 from scipy.stats import chisquare, entropy
 from torch import Tensor
 
+from pretrain.data.batches import Batch
 from pretrain.method.electra import Electra
-from pretrain.method.objectives.hardness import hp_dist_sampler_loss, hp_loss_sampler_loss
-from pretrain.method.sampling import Draw, Prediction
+from pretrain.method.hardness_prediction import hp_dist_sampler_loss, hp_loss_sampler_loss
+from pretrain.method.sampling import Draw, Prediction, predict
 from pretrain.model.distribution import Dense
 from tests.pretrain.conftest import SMALL_MODEL, new_model
 
@@ -26,8 +28,16 @@ RARE = 5e-4
 
 def said(logits: Tensor) -> Prediction:
     """A generator's prediction with these scores at every position."""
-    p, original = Dense.softmax(logits.expand(1, DRAWS, VOCABULARY)), torch.full((1, DRAWS), ORIGINAL)
-    return Prediction(p, p.log_p(original), original)
+    p = Dense.softmax(logits.expand(1, DRAWS, VOCABULARY))
+    return predict(batch_of(0), HIDDEN, p, gamma=1.0)
+
+
+def batch_of(seed: int) -> Batch:
+    """One sequence of original tokens, all masked, with uniforms by the seed."""
+    ids, yes = torch.full((1, DRAWS), ORIGINAL), torch.ones(1, DRAWS, dtype=torch.bool)
+    uniforms = torch.rand(1, DRAWS, generator=torch.Generator().manual_seed(seed))
+    places = torch.arange(DRAWS)[None]
+    return Batch(ids, yes, torch.zeros_like(ids), places, yes, uniforms, uniforms, DRAWS, DRAWS)
 
 
 def p_G_of(seed: int) -> Tensor:
@@ -78,8 +88,7 @@ def expected(seed: int, model: Electra) -> Tensor:
 
 
 def draws(seed: int, model: Electra, given: Prediction | None = None) -> Draw:
-    uniforms = torch.rand(1, DRAWS, generator=torch.Generator().manual_seed(seed))
-    return model.draw(HIDDEN, given or prediction(seed), uniforms)
+    return model.draw(batch_of(seed), given or prediction(seed))[0]
 
 
 SETTINGS: list[dict[str, object]] = [
@@ -114,18 +123,16 @@ def test_sampled_frequencies_and_reported_probabilities_follow_the_distribution(
     assert torch.allclose(drawn.log_max_q_BK.exp(), p.max(), rtol=1e-6)
     log_p_G = p_G_of(seed).log()
     assert torch.equal(drawn.log_p_G_BK, log_p_G[drawn.tokens_BK])
-    assert torch.equal(drawn.log_max_p_G_BK[0, 0], log_p_G.max())
 
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: " ".join(map(str, setting.values())))
 def test_entropies_are_returned_on_request_and_change_nothing_else(setting: dict[str, object]) -> None:
     model = model_of(0, setting)
     silent = draws(0, model)
-    assert silent.entropy_p_G_BK is silent.entropy_q_BK is None
+    assert silent.entropy_q_BK is None
     asked = prediction(0)._replace(entropy_BK=torch.full((1, DRAWS), 1.5))
     drawn = draws(0, model, asked)
     assert torch.equal(drawn.tokens_BK, silent.tokens_BK) and torch.equal(drawn.log_q_BK, silent.log_q_BK)
-    assert drawn.entropy_p_G_BK is asked.entropy_BK
     assert drawn.entropy_q_BK is not None
     assert drawn.entropy_q_BK.numpy() == pytest.approx(entropy(expected(0, model).numpy()), rel=1e-6)
 
@@ -169,17 +176,24 @@ def test_a_mixture_bounds_the_ratio_by_its_inverse() -> None:
 
 
 @pytest.mark.parametrize("name", ["hp_loss", "hp_dist"])
-def test_both_can_draw_from_the_generator_with_the_heads_values_for_these_tokens(name: str) -> None:
+def test_l_s_compares_the_heads_values_for_the_drawn_tokens_with_the_discriminators(name: str) -> None:
     model = model_of(0, {"name": name})
-    uniforms = torch.rand(1, DRAWS, generator=torch.Generator().manual_seed(0))
-    both = model.draws(HIDDEN, prediction(0), uniforms)
-    drawn = both["p_G"]
-    assert list(both) == ["p_G", "p_S"] and torch.equal(both["p_S"].tokens_BK, draws(0, model).tokens_BK)
+    drawn, sampler_loss = model.draw(batch_of(0), prediction(0))
+    z, d = scores_of(model), torch.linspace(-3, 3, DRAWS, dtype=torch.float64)[None]
+    loss_D = F.softplus(d)
+    if name == "hp_loss":
+        expected = hp_loss_sampler_loss(z[drawn.tokens_BK], d)
+    else:
+        expected = hp_dist_sampler_loss(z.log_softmax(-1)[drawn.tokens_BK], drawn.log_ratio_BK, loss_D)
+    assert torch.allclose(sampler_loss(d, loss_D), expected)
+
+
+@pytest.mark.parametrize("name", ["hp_loss", "hp_dist"])
+def test_an_evaluation_also_draws_from_p_g_exactly_as_electra(name: str) -> None:
+    drawn, sampler_loss = model_of(0, {"name": name}).draw_from_p_G(batch_of(0), prediction(0))
     assert torch.equal(drawn.tokens_BK, draws(0, model_of(0, {"name": "electra"})).tokens_BK)
     assert torch.allclose(drawn.log_ratio_BK, torch.zeros(1, DRAWS, dtype=torch.float64), atol=1e-6)
-    z = scores_of(model)
-    said = {"hp_loss": z, "hp_dist": z.log_softmax(-1)}[name][drawn.tokens_BK]
-    assert drawn.head_BK is not None and torch.allclose(drawn.head_BK, said)
+    assert not sampler_loss(drawn.log_q_BK, drawn.log_q_BK).any()
 
 
 def test_only_hp_loss_estimates_the_discriminators_loss_on_its_draws() -> None:

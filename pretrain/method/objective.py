@@ -1,15 +1,20 @@
-"""The interface of every objective: a strict configuration, and a model whose forward returns the loss."""
+"""The interface of every objective: a strict configuration, and a model whose forward returns the loss.
+
+Shape letters: B batch, L length, K masked positions per sequence.
+"""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import Any, ClassVar
+from collections.abc import Callable, Mapping
+from typing import ClassVar, NamedTuple
 
 from pydantic import Field, field_validator
-from torch import nn
+from torch import Tensor, nn
 
 from foundation.config import StrictConfig
+from pretrain.data.batches import Batch
 from pretrain.data.shards import Shards
 from pretrain.method.losses import Gamma
+from pretrain.method.sampling import Draw
 from pretrain.model.config import ModelConfig
 from pretrain.model.encoder import EncoderConfig
 
@@ -17,16 +22,26 @@ LARGEST_GAMMA = 100.0
 """Above it, (1 - p)^gamma is 0 in fp32 wherever p exceeds 0.6, and such positions would contribute no gradient."""
 
 
+class Cost(NamedTuple):
+    """What a step computes beside forward and backward of the encoders."""
+
+    vocabulary_products: int = 0
+    """Matrix products over the vocabulary at the masked positions: 1 per forward of a head, 2 more for its gradient."""
+    discriminator_forwards: int = 0
+    """Forwards of the discriminator without a gradient."""
+    keeps_scores: bool = False
+    """True if a draw needs the scores of all tokens at once, even where the softmax does not (`ops.softmax`)."""
+
+
 class ObjectiveConfig(StrictConfig):
     """Settings shared by every objective; each subclass adds its own."""
 
     name: str
-    """Name in the registry; subclasses narrow it to a `Literal`."""
+    """Name of the objective in records; subclasses narrow it to a `Literal` with that default."""
 
     @property
-    def extra_forwards(self) -> int:
-        """Forwards of the discriminator per step for sampling, without a gradient."""
-        return 0
+    def cost(self) -> Cost:
+        return Cost()
 
 
 class PredictionConfig(ObjectiveConfig):
@@ -38,9 +53,8 @@ class PredictionConfig(ObjectiveConfig):
     """Share of masked positions where the generator sees the original token (google-research/electra: 0.15)."""
 
     @property
-    def draws_from_scores(self) -> bool:
-        """True if a draw needs every token's score, even where the softmax does not (`ops.softmax`)."""
-        return False
+    def cost(self) -> Cost:
+        return Cost(vocabulary_products=3)
 
     @field_validator("gamma")
     @classmethod
@@ -48,6 +62,42 @@ class PredictionConfig(ObjectiveConfig):
         if gamma != "piecewise" and not 0 <= gamma <= LARGEST_GAMMA:
             raise ValueError(f"got {gamma}, expected 0, a positive number to {LARGEST_GAMMA:g} or 'piecewise'")
         return gamma
+
+
+class MaskedLMOutput(NamedTuple):
+    """The result of one forward: the loss to differentiate, and detached per-position tensors for the metrics."""
+
+    loss: Tensor
+    generator_loss_BK: Tensor
+    log_p_original_BK: Tensor
+    """log p_G(x) of the original tokens."""
+    top_BK: Tensor
+    """The most likely ids."""
+    log_max_p_G_BK: Tensor
+    """Their log-probability."""
+    entropy_p_G_BK: Tensor | None
+    """Entropy of p_G in nats, if requested."""
+
+
+class ElectraOutput(NamedTuple):
+    """As `MaskedLMOutput`, with the draw and the discriminator's answers."""
+
+    loss: Tensor
+    generator_loss_BK: Tensor
+    log_p_original_BK: Tensor
+    top_BK: Tensor
+    log_max_p_G_BK: Tensor
+    entropy_p_G_BK: Tensor | None
+    sampler_loss_BK: Tensor
+    discriminator_loss_BL: Tensor
+    draw: Draw
+    d_BL: Tensor
+    """The discriminator's logits; positive means "replaced"."""
+    replaced_BL: Tensor
+    """True where the discriminator's input differs from the original token."""
+
+
+Output = MaskedLMOutput | ElectraOutput
 
 
 class Objective(nn.Module, ABC):
@@ -61,20 +111,22 @@ class Objective(nn.Module, ABC):
     """Title of the model card."""
     exports: ClassVar[dict[str, tuple[str, ...]]]
     """Content of an export: for each folder, the Hugging Face class and the names of the modules, encoder first."""
-    sampling_passes: ClassVar[int]
-    """Matrix products over the vocabulary per step for the sampling head: 1 forward, 2 more for its gradient."""
     text: Callable[[], Shards]
     """Opens the shards that the run trains on; `build_model` sets it, and only drawing may call it."""
 
-    def __init__(self, model: ModelConfig, objective: Any, vocab_size: int, special_mask_id: int) -> None:
+    def __init__(self, model: ModelConfig, objective: ObjectiveConfig, vocab_size: int, special_mask_id: int) -> None:
         super().__init__()
         self.objective = objective
         self.special_mask_id = special_mask_id
 
+    @abstractmethod
+    def forward(self, batch: Batch, entropies: bool = False) -> Output:
+        """Computes the losses of one micro-batch; with `entropies`, also those of p_G and of the distribution of x'."""
+
     def start(self) -> None:
         """Initializes the objective's own parameters, after the generator's."""
 
-    def outputs(self, batch: Any) -> dict[str, Any]:
+    def outputs(self, batch: Batch) -> Mapping[str, Output]:
         """Runs the forward for each sampling distribution; returns the outputs by its name, training's last."""
         return {"p_G": self(batch, entropies=True)}
 

@@ -1,20 +1,23 @@
-"""The paper's two objectives, HP_Loss and HP_Dist, which learn to sample replacements that are hard to detect.
+"""The paper's two objectives, hardness prediction by loss (HP_Loss) and by distribution (HP_Dist): they learn to sample
+replacements that are hard to detect.
 
 Both add a sampling head on the generator's hidden states: e(x)·h_S and, by default, a bias of its own for each token x.
 Shape letters: B batch, K masked positions per sequence, H hidden size, E embedding size, V vocabulary.
 """
 
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from pretrain.method.electra import Electra, ReplacementConfig
+from pretrain.data.batches import Batch
+from pretrain.method.electra import ReplacementConfig, Sampler, SamplerLoss
+from pretrain.method.objective import Cost
 from pretrain.method.sampling import Draw, Prediction, draw_from
 from pretrain.model.config import ModelConfig
-from pretrain.model.distribution import LEAST_LOSS
+from pretrain.model.distribution import Distribution
 from pretrain.model.heads import Scores, VocabularyScores, VocabularyTransform
 
 
@@ -31,17 +34,26 @@ class SamplingHeadConfig(ReplacementConfig):
     """`proposal`: p_S = p_G at step 0 (for HP_Dist without a bias, only if the MLM head's is 0, as in a fresh model).
     `normal`: random, as any new head. The paper does not say."""
 
+    @property
+    def lambdas(self) -> tuple[float, float]:
+        return self.lambda1, self.lambda2
 
-class SamplingHead(Electra):
+    @property
+    def cost(self) -> Cost:
+        return super().cost._replace(vocabulary_products=4)  # the gradient of L_S needs the sampled tokens only
+
+
+class SamplingHead(Sampler):
     """ELECTRA with a sampling head. Subclasses define how the head starts, how it draws, and its loss."""
 
     objective: SamplingHeadConfig
 
-    def __init__(self, model: ModelConfig, objective: Any, vocab_size: int, special_mask_id: int) -> None:
+    def __init__(
+        self, model: ModelConfig, objective: SamplingHeadConfig, vocab_size: int, special_mask_id: int
+    ) -> None:
         super().__init__(model, objective, vocab_size, special_mask_id)
         self.sampler_transform = VocabularyTransform(self.generator.config)
         self.sampler_scores = VocabularyScores(self.generator.config, self.objective.sampling_bias)
-        self.sampler_weight = self.objective.lambda1
         self.start()
 
     def score(self, hidden_BKH: Tensor) -> Scores:
@@ -50,12 +62,6 @@ class SamplingHead(Electra):
         projected_BKE = self.sampler_transform(hidden_BKH.detach() if detached else hidden_BKH)
         return Scores(projected_BKE, self.sampler_scores, self.generator.embeddings.word_embeddings, frozen=detached)
 
-    def draws(self, hidden_BKH: Tensor, prediction: Prediction, uniforms_BK: Tensor) -> dict[str, Draw]:
-        return {
-            "p_G": self.draw(hidden_BKH, prediction, uniforms_BK, from_p_G=True),
-            "p_S": self.draw(hidden_BKH, prediction, uniforms_BK),
-        }
-
 
 class HPLoss(SamplingHead):
     """HP_Loss: the head's D_hat = sigmoid(z) estimates the discriminator; x' is drawn in proportion to p_G L_hat, where
@@ -63,8 +69,6 @@ class HPLoss(SamplingHead):
     """
 
     title = "ELECTRA with replacements sampled by estimated loss (HP_Loss)"
-    sampling_passes = 1  # the backward covers only the sampled tokens
-    least = LEAST_LOSS
 
     class Config(SamplingHeadConfig):
         name: Literal["hp_loss"] = "hp_loss"
@@ -75,30 +79,24 @@ class HPLoss(SamplingHead):
         if self.objective.sampling_start == "proposal":
             self.sampler_transform.LayerNorm.weight.zero_()
 
-    def draw(self, hidden_BKH: Tensor, prediction: Prediction, uniforms_BK: Tensor, from_p_G: bool = False) -> Draw:
-        z, q = self.score(hidden_BKH), prediction.p.tempered(self.objective.temperature)
-        if not from_p_G:
-            q = q.weighed(z, prediction.original_BK, self.exponent, self.least)
-        drawn = draw_from(q, prediction, uniforms_BK, self.objective.forbid_original)
+    def draw(self, batch: Batch, prediction: Prediction) -> tuple[Draw, SamplerLoss]:
+        z, q = self.score(prediction.hidden_BKH), prediction.p.tempered(self.objective.temperature)
+        q = self.weigh(q, z, prediction.original_BK)
+        drawn = draw_from(q, prediction, batch.uniforms_BK, self.objective.forbid_original)
         z_BK = z.of(drawn.tokens_BK)
         estimate_BK = F.softplus(torch.where(drawn.tokens_BK == prediction.original_BK, -z_BK, z_BK))
-        return drawn._replace(head_BK=z_BK, estimated_loss_BK=estimate_BK.detach())
+        drawn = drawn._replace(estimated_loss_BK=estimate_BK.detach())
+        return drawn, lambda d_BK, loss_D_BK: hp_loss_sampler_loss(z_BK, d_BK)
 
-    @property
-    def exponent(self) -> float:
-        """Exponent of L_hat."""
-        return 1.0
-
-    def sampler_loss(self, drawn: Draw, d_BK: Tensor, loss_D_BK: Tensor) -> Tensor:
-        assert drawn.head_BK is not None
-        return hp_loss_sampler_loss(drawn.head_BK, d_BK)
+    def weigh(self, p: Distribution, z: Scores, original_BK: Tensor) -> Distribution:
+        """Returns the distribution proportional to p L_hat, with L_hat by the head's scores z."""
+        return p.weighed(z, original_BK)
 
 
 class HPDist(SamplingHead):
     """HP_Dist: the head outputs the sampling distribution itself, p_S = softmax(e(x)·h_S)."""
 
     title = "ELECTRA with replacements sampled by a learned distribution (HP_Dist)"
-    sampling_passes = 3
 
     class Config(SamplingHeadConfig):
         name: Literal["hp_dist"] = "hp_dist"
@@ -106,6 +104,10 @@ class HPDist(SamplingHead):
         """Samples from (1 - mixture) p_S + mixture p_G, which bounds the importance ratio p_G/q by 1/mixture."""
         ratio_clip: float | None = Field(default=None, gt=0, le=1e30)
         """Largest importance ratio p_G/q in L_S; clipping moves the optimum away from the paper's p_S."""
+
+        @property
+        def cost(self) -> Cost:
+            return super().cost._replace(vocabulary_products=6)  # the whole softmax
 
     objective: Config
 
@@ -117,17 +119,14 @@ class HPDist(SamplingHead):
             if self.objective.sampling_bias:
                 self.sampler_scores.load_state_dict(self.generator_lm_head.state_dict())
 
-    def draw(self, hidden_BKH: Tensor, prediction: Prediction, uniforms_BK: Tensor, from_p_G: bool = False) -> Draw:
-        p_S = self.score(hidden_BKH).softmax()
-        q = (prediction.p if from_p_G else p_S).tempered(self.objective.temperature)
-        if self.objective.mixture and not from_p_G:
+    def draw(self, batch: Batch, prediction: Prediction) -> tuple[Draw, SamplerLoss]:
+        p_S = self.score(prediction.hidden_BKH).softmax()
+        q = p_S.tempered(self.objective.temperature)
+        if self.objective.mixture:
             q = q.mixed(prediction.p, self.objective.mixture)
-        drawn = draw_from(q, prediction, uniforms_BK, self.objective.forbid_original)
-        return drawn._replace(head_BK=p_S.log_p(drawn.tokens_BK))
-
-    def sampler_loss(self, drawn: Draw, d_BK: Tensor, loss_D_BK: Tensor) -> Tensor:
-        assert drawn.head_BK is not None
-        return hp_dist_sampler_loss(drawn.head_BK, drawn.log_ratio_BK, loss_D_BK, self.objective.ratio_clip)
+        drawn = draw_from(q, prediction, batch.uniforms_BK, self.objective.forbid_original)
+        log_p_S_BK, clip = p_S.log_p(drawn.tokens_BK), self.objective.ratio_clip
+        return drawn, lambda d_BK, loss_D_BK: hp_dist_sampler_loss(log_p_S_BK, drawn.log_ratio_BK, loss_D_BK, clip)
 
 
 def hp_loss_sampler_loss(z_sampled: Tensor, d: Tensor) -> Tensor:

@@ -10,14 +10,13 @@ from scipy.stats import chisquare
 
 from pretrain.data.batches import Batch, make_batch
 from pretrain.data.shards import Shards
-from pretrain.method.objectives import floors, objective_class
+from pretrain.method.registry import objective_class
 from pretrain.presets import PRESETS
 from pretrain.training.estimates import flops_per_token
 from pretrain.training.models import build_model
 from pretrain.training.run_folder import describe
-from tests.pretrain.conftest import shards_folder
+from samplers import floors
 
-__all__ = ["shards_folder"]
 NAMES = ("uniform", "unigram")
 
 
@@ -54,8 +53,7 @@ def test_the_tokens_have_the_frequencies_of_the_formula_and_are_never_special(
 ) -> None:
     model, p = model_of(shards, name), expected(shards, name)
     np.testing.assert_allclose(model.p_V, p, rtol=1e-6)
-    _, prediction = model.generate(batch)
-    drawn, valid = model.draw(torch.empty(0), prediction, batch.uniforms_BK), batch.masked_valid_BK
+    (drawn, _), valid = model.draw(batch, model.predict(batch)), batch.masked_valid_BK
     counts = np.bincount(drawn.tokens_BK[valid], minlength=len(p))
     assert not counts[p == 0].any()
     often = p * counts.sum() > 5

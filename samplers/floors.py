@@ -6,17 +6,15 @@ V vocabulary.
 
 from abc import abstractmethod
 from functools import cached_property
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from pretrain.data.batches import Batch
 from pretrain.data.shards import Shards
-from pretrain.method.electra import Electra
-from pretrain.method.objectives.objective import Objective, ObjectiveConfig
+from pretrain.method.electra import Detection, DetectionConfig, Electra
 from pretrain.method.sampling import Prediction, predict
 from pretrain.model.config import ModelConfig
 from pretrain.model.distribution import Dense
@@ -29,26 +27,13 @@ READ_AT_ONCE = 1024
 """Sequences per read."""
 
 
-class FloorConfig(ObjectiveConfig):
-    """Settings of a sampler without a generator."""
-
-    temperature: ClassVar = 1.0
-    importance_weighting: ClassVar = False
-    lambda2: float = Field(default=50.0, ge=0, le=1e6)
-    """Weight of the discriminator's loss, the only one (paper and ELECTRA: 50)."""
-    forbid_original: bool = False
-    """Never samples the original token (google-research/electra `disallow_correct`)."""
-
-
-class Floor(Electra):
+class Floor(Detection):
     """A discriminator without a generator; subclasses weigh the tokens. Special tokens are never drawn."""
 
     exports = {".": Electra.exports["."]}
-    sampling_passes = 0
-    objective: FloorConfig  # type: ignore[assignment]
 
-    def __init__(self, model: ModelConfig, objective: Any, vocab_size: int, special_mask_id: int) -> None:
-        Objective.__init__(self, model, objective, vocab_size, special_mask_id)  # Electra's makes a generator
+    def __init__(self, model: ModelConfig, objective: DetectionConfig, vocab_size: int, special_mask_id: int) -> None:
+        super().__init__(model, objective, vocab_size, special_mask_id)
         (config,) = self.encoders(model, vocab_size)
         self.discriminator = ElectraEncoder(config)
         self.discriminator_predictions = DiscriminatorHead(config)
@@ -70,13 +55,10 @@ class Floor(Electra):
         device = next(self.parameters()).device
         return torch.from_numpy(weights_V / weights_V.sum()).float().to(device)
 
-    def generate(self, batch: Batch, entropies: bool = False) -> tuple[Tensor, Prediction]:
-        """Returns no hidden states, and the distribution as the prediction at every masked position."""
+    def predict(self, batch: Batch, entropies: bool = False) -> Prediction:
+        """Returns the distribution as the prediction at every masked position, without hidden states."""
         p = Dense(self.p_V.expand(*batch.masked_positions_BK.shape, -1), normalized=True)
-        return self.p_V.new_empty(0), predict(batch, p, entropies)
-
-    def generator_loss(self, prediction: Prediction) -> Tensor:
-        return torch.zeros_like(prediction.log_p_original_BK)
+        return predict(batch, self.p_V.new_empty(0), p, None, entropies)
 
 
 class Uniform(Floor):
@@ -84,7 +66,7 @@ class Uniform(Floor):
 
     title = "ELECTRA with replacements drawn uniformly from the vocabulary"
 
-    class Config(FloorConfig):
+    class Config(DetectionConfig):
         name: Literal["uniform"] = "uniform"
 
     def weigh(self, text: Shards) -> np.ndarray:
@@ -98,7 +80,7 @@ class Unigram(Floor):
 
     title = "ELECTRA with replacements drawn by their frequency in the text"
 
-    class Config(FloorConfig):
+    class Config(DetectionConfig):
         name: Literal["unigram"] = "unigram"
 
     def weigh(self, text: Shards) -> np.ndarray:

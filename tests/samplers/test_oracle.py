@@ -1,13 +1,21 @@
 """Claims about sampling by the discriminator's true loss."""
 
 from collections.abc import Callable
+from itertools import combinations
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from scipy.stats import chisquare, kstest
 
-from pretrain.data.batches import Batch
+from foundation.ordering import mixed
+from pretrain.data.batches import Batch, make_batch
+from pretrain.data.shards import Shards
 from pretrain.method.electra import Electra
-from pretrain.method.sampling import importance_weights
+from pretrain.method.sampling import draw_from, importance_weights, predict
+from pretrain.model.distribution import Dense
+from samplers.oracle import more_uniforms, resample
 from tests.pretrain.conftest import CLS, SEP, SMALL_MODEL, VOCABULARY, new_model
 
 
@@ -52,7 +60,7 @@ def one_mask(rows: int) -> Batch:
 def p_and_losses(model: Electra) -> tuple[torch.Tensor, torch.Tensor]:
     """p_G and the discriminator's true loss of every token at the mask of `one_mask`, by brute force."""
     every = one_mask(VOCABULARY)
-    _, prediction = model.generate(every)
+    prediction = model.predict(every)
     d_BL, replaced_BL = model.discriminate(every, torch.arange(VOCABULARY)[:, None])
     d, replaced = d_BL[:, 2], replaced_BL[:, 2]
     return prediction.p.dense().weights_XV[0, 0], -torch.where(replaced, torch.sigmoid(d), torch.sigmoid(-d)).log()
@@ -104,3 +112,52 @@ def test_it_reports_p_g_and_its_own_draws_and_needs_no_parameters(
     assert torch.equal(outputs["p_G"].draw.tokens_BK, plain.eval()(batch).draw.tokens_BK)
     assert torch.equal(outputs["p_S"].draw.tokens_BK, model(batch).draw.tokens_BK)
     assert model.state_dict().keys() == plain.state_dict().keys()
+
+
+def test_candidates_are_chosen_in_proportion_to_their_weights_and_the_ratio_of_the_choice_has_the_mean_1() -> None:
+    rows, q = 10_000, torch.tensor([0.5, 0.25, 0.25], dtype=torch.float64)
+    p_BKV = q.expand(rows, 1, 3)
+    prediction = predict(one_mask(rows), p_BKV, Dense(p_BKV), gamma=None)
+    candidates = [draw_from(Dense(p_BKV), prediction, torch.full((rows, 1), uniform)) for uniform in (0.1, 0.6, 0.2)]
+    assert [one.tokens_BK[0].item() for one in candidates] == [0, 1, 0]
+    weights = torch.tensor([0.2, 0.3, 1.5], dtype=torch.float64)
+    grid = ((torch.arange(rows) + 0.5) / rows)[:, None]
+    drawn = resample(candidates, weights.expand(rows, 1, 3), grid, entropies=False)
+    assert (drawn.tokens_BK == 1).double().mean().item() == pytest.approx(0.15, abs=1e-4)
+    assert drawn.log_ratio_BK.exp().mean().item() == pytest.approx(1, rel=1e-3)
+    mean = weights.mean()
+    expected = {0.2: mean / 0.2, 0.3: mean / 0.3, 1.5: mean / 1.5}
+    found = drawn.log_ratio_BK.exp().unique()
+    assert torch.allclose(found, torch.tensor(sorted(map(float, expected.values())), dtype=torch.float64))
+    assert drawn.entropy_q_BK is None
+    asked = resample(candidates, weights.expand(rows, 1, 3), grid, entropies=True)
+    shares = weights / weights.sum()
+    likely = (torch.tensor([0.5, 0.25, 0.5], dtype=torch.float64) * weights / mean).clamp(max=1).log()
+    assert asked.entropy_q_BK is not None and torch.allclose(asked.entropy_q_BK, -(shares * likely).sum())
+    assert torch.allclose(asked.log_max_q_BK, likely.max())
+
+
+def test_further_uniforms_are_uniform_independent_of_the_first_and_do_not_depend_on_their_number(
+    shards_folder: Path,
+) -> None:
+    batch = make_batch(Shards(shards_folder), np.arange(400), np.zeros(400, dtype=np.int64), seed=0)
+    more = [values_BK[batch.masked_valid_BK].numpy() for values_BK in more_uniforms(batch, 4)]
+    all_of_them = [batch.uniforms_BK[batch.masked_valid_BK].numpy(), *more]
+    for values in more:
+        assert values.dtype == np.float32 and values.min() > 0 and values.max() < 1
+        assert kstest(values, "uniform").pvalue > 1e-4
+    for one, other in combinations(all_of_them, 2):
+        counts = np.histogram2d(one, other, bins=4, range=[(0, 1), (0, 1)])[0]
+        assert chisquare(counts.ravel()).pvalue > 1e-4
+    assert all(torch.equal(*pair) for pair in zip(more_uniforms(batch, 2), more_uniforms(batch, 4), strict=False))
+
+
+def test_further_uniforms_are_the_hash_of_their_number_keyed_by_both_uniforms(shards_folder: Path) -> None:
+    batch = make_batch(Shards(shards_folder), np.arange(8), np.zeros(8, dtype=np.int64), seed=0)
+    first, second = (
+        (values_BK.double().numpy() * 2**24).astype(np.uint64)
+        for values_BK in (batch.uniforms_BK, batch.keep_uniforms_BK)
+    )
+    for number, values_BK in enumerate(more_uniforms(batch, 3), 1):
+        bits = mixed(np.full(first.shape, number), first << np.uint64(24) | second) >> np.uint64(41)
+        assert np.array_equal(values_BK.numpy(), (bits.astype(np.float32) + np.float32(0.5)) * np.float32(2.0**-23))

@@ -9,15 +9,13 @@ import torch
 
 from pretrain.data.batches import Batch, make_batch
 from pretrain.data.shards import Shards
-from pretrain.method.objectives import objective_class
+from pretrain.method.registry import objective_class
 from pretrain.method.sampling import Draw
 from pretrain.model.distribution import hp_loss_weights
 from pretrain.presets import PRESETS
 from pretrain.training.models import build_model
 from pretrain.training.run_folder import describe
-from tests.pretrain.conftest import shards_folder
 
-__all__ = ["shards_folder"]
 ORIGINAL = 2
 
 

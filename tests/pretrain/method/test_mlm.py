@@ -8,7 +8,7 @@ from transformers import ElectraConfig, ElectraForMaskedLM
 
 from pretrain.data.batches import Batch
 from pretrain.method.electra import Electra
-from pretrain.method.objectives.mlm import MaskedLM
+from pretrain.method.mlm import MaskedLM
 from tests.pretrain.conftest import MASK, SMALL_MODEL, VOCABULARY
 
 

@@ -1,0 +1,139 @@
+"""The objectives by name: the paper's four, and samplers in files of their own.
+
+A sampler of one's own is a class in any file: `--objective FILE.py:CLASS` or `--objective package.module:CLASS`. Only a
+file named so on the command line is ever run. Its run records the file's SHA-256 and keeps a copy, which is not run.
+"""
+
+import hashlib
+import importlib
+import inspect
+import sys
+import traceback
+from pathlib import Path
+from pkgutil import resolve_name
+from types import ModuleType
+from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeGuard
+
+from pydantic import AfterValidator
+from pydantic_core import PydanticUndefined
+
+from foundation.config import StrictConfig, one_of, shown
+
+if TYPE_CHECKING:
+    from pretrain.method.objective import Objective
+
+BUILT_IN = {
+    "hp_loss": "pretrain.method.hardness_prediction:HPLoss",
+    "hp_dist": "pretrain.method.hardness_prediction:HPDist",
+    "electra": "pretrain.method.electra:Electra",
+    "mlm": "pretrain.method.mlm:MaskedLM",
+}
+"""Class of each of the paper's objectives, imported only on use, so that `--help` needs the names but not torch."""
+
+
+class Origin(StrictConfig):
+    """Where the class of a sampler comes from."""
+
+    name: str
+    objective: str
+    """As given: FILE.py:CLASS or package.module:CLASS."""
+    sha256: str
+    """Checksum of the file."""
+
+    def require_loaded(self) -> None:
+        """Refuses the sampler of a run unless the command line names the very file that the run was started with.
+
+        Raises:
+            ValueError: it names none, or another one.
+        """
+        if self.name not in LOADED:
+            raise ValueError(
+                f"objective: the run trains with {self.objective}, and a file runs only if you name it; add"
+                f" --objective {self.objective}, or name an export where no such option is"
+            )
+        here = LOADED[self.name].origin
+        if here.sha256 != self.sha256:
+            raise ValueError(
+                f"objective: the run was started with a file of SHA-256 {self.sha256}, that of {here.objective} is"
+                f" {here.sha256}; name the file as it was, of which the run folder holds a copy"
+            )
+
+
+class Loaded(NamedTuple):
+    """A sampler that this process has loaded."""
+
+    kind: "type[Objective]"
+    origin: Origin
+    source: bytes
+    """Content of its file."""
+
+
+LOADED: dict[str, Loaded] = {}
+"""Samplers that the command line names, by name."""
+
+
+def objective_names() -> list[str]:
+    """Returns the names of all objectives that a run may have."""
+    return [*BUILT_IN, *LOADED]
+
+
+def objective_class(name: str) -> "type[Objective]":
+    """Returns the class of a built-in objective or of a loaded sampler."""
+    if name in LOADED:
+        return LOADED[name].kind
+    found: type[Objective] = resolve_name(BUILT_IN[name])
+    return found
+
+
+def load_objective(given: str) -> str:
+    """Returns the name of an objective given by name or as FILE.py:CLASS or package.module:CLASS, which is loaded.
+
+    Raises:
+        ValueError: there is no such objective, its file fails, or its class is not an objective with a name of its own.
+    """
+    if given in BUILT_IN:
+        return given
+    place, _, class_name = given.rpartition(":")
+    if not place:
+        raise ValueError(
+            f"got {shown(given)}, {one_of(given, BUILT_IN)}, or a sampler of your own as FILE.py:CLASS or"
+            " package.module:CLASS"
+        )
+    try:
+        if place.endswith(".py"):
+            source = Path(place).read_bytes()
+            module = _run_file(Path(place), source)
+        else:
+            module = importlib.import_module(place)
+            source = Path(inspect.getfile(module)).read_bytes()
+    except Exception as error:
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == place]
+        where = f"line {lines[-1]} of {place}" if lines else place
+        raise ValueError(f"got {shown(given)}, but {where} fails: {type(error).__name__}: {error}") from None
+    kind: object = getattr(module, class_name, None)
+    if not _is_objective(kind) or (name := kind.Config.model_fields["name"].default) in (*BUILT_IN, PydanticUndefined):
+        raise ValueError(
+            f"got {shown(given)}, expected a class derived from pretrain.method.electra.Sampler or another objective,"
+            f' whose Config has `name: Literal["..."] = "..."` with a name other than {", ".join(BUILT_IN)}'
+        )
+    LOADED[name] = Loaded(kind, Origin(name=name, objective=given, sha256=hashlib.sha256(source).hexdigest()), source)
+    return name
+
+
+def _run_file(path: Path, source: bytes) -> ModuleType:
+    """Runs a file that belongs to no package as a module whose name no other has."""
+    module = ModuleType(f"objective_{path.stem}")
+    module.__file__ = str(path)
+    sys.modules[module.__name__] = module  # where pydantic looks up the types in its annotations
+    exec(compile(source, path, "exec"), vars(module))
+    return module
+
+
+def _is_objective(kind: object) -> "TypeGuard[type[Objective]]":
+    from pretrain.method.objective import Objective  # imports torch
+
+    return isinstance(kind, type) and issubclass(kind, Objective) and not inspect.isabstract(kind)
+
+
+GivenObjective = Annotated[str, AfterValidator(load_objective)]
+"""An option's value that names an objective; validation loads it."""

@@ -1,0 +1,31 @@
+"""HP_Loss with a dial: x' is drawn in proportion to p_G L_hat^b."""
+
+from typing import Literal
+
+from pydantic import Field
+from torch import Tensor
+
+from pretrain.method.hardness_prediction import HPLoss, SamplingHeadConfig
+from pretrain.model.distribution import Distribution
+from pretrain.model.heads import Scores
+
+LEAST_LOSS = 1e-6
+"""Lower bound on L_hat before it is raised to a power."""
+
+
+class HPLossPower(HPLoss):
+    """HP_Loss with an exponent b on the estimated loss: 0 draws as ELECTRA, 1 as HP_Loss, 2 prefers hard tokens more,
+    -1 prefers easy ones. The sampling head learns as in HP_Loss, whatever the exponent.
+    """
+
+    title = "ELECTRA with replacements sampled by a power of the estimated loss"
+
+    class Config(SamplingHeadConfig):
+        name: Literal["hp_loss_power"] = "hp_loss_power"
+        exponent: float = Field(default=1.0, ge=-5, le=5)
+        """Exponent b of the estimated loss; beyond 5, powers of the least loss times p_G underflow in fp32."""
+
+    objective: Config
+
+    def weigh(self, p: Distribution, z: Scores, original_BK: Tensor) -> Distribution:
+        return p.weighed(z, original_BK, self.objective.exponent, LEAST_LOSS)
