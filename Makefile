@@ -11,7 +11,7 @@ PIP_OPTIONS ?=
 QUICKSTART ?=
 PYTEST ?=
 # All except those that need hours, a GPU, a launcher, root or a second checkout.
-BENCH ?= $(filter-out bench/study.py bench/gpu% bench/traffic.py bench/bitwise.py bench/rehearsal.py bench/doctor.py,$(shell grep -l __main__ bench/*.py))
+BENCH ?= $(filter-out bench/study.py bench/gpu% bench/traffic.py bench/bitwise.py,$(shell grep -l __main__ bench/*.py))
 
 # PyTorch's CPU threads spin while they wait for each other, which made fine-tuning 18 times slower on a busy machine.
 export OMP_WAIT_POLICY ?= passive

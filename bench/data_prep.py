@@ -1,12 +1,10 @@
-"""Throughput of data preparation against four peers on the same real text.
+"""Throughput of data preparation against three peers on the same real text.
 
     python bench/data_prep.py --input wiki_00 [--megatron Megatron-LM --electra electra --nltk_data nltk_data]
-        [--datatrove VENV/bin/python]
 
 Ours is a complete run of build_shards. The peers are Hugging Face's encode_batch (tokenization only), Megatron-LM's
-tools/preprocess_data.py --split-sentences, google-research/electra's builder with its own tokenizer, and datatrove's
-filters and near duplicates, to be compared with a build that has both. The second and third need checkouts, named on
-the command line (Megatron-LM core_v0.14.0 runs without a GPU; both need `six`), the last an environment.
+tools/preprocess_data.py --split-sentences and google-research/electra's builder with its own tokenizer. The last two
+need checkouts, named on the command line (Megatron-LM core_v0.14.0 runs without a GPU; both need `six`).
 
 Each contender runs on a small text and on a large one: the difference gives its steady-state throughput, the small run
 its start-up time. Throughput is given per second of wall-clock time and per second of CPU time; on a busy machine
@@ -38,7 +36,8 @@ from data_prep.curation.rules import FILTERS
 from data_prep.formats import Reading
 from data_prep.manifest import load_manifest
 from data_prep.masking import Masker
-from data_prep.sentences import find_model, save_model, train_model
+from data_prep.punkt import PunktModel
+from data_prep.sentences import find_model, sample_by_content, save_model
 from data_prep.shards import IndexedFile
 from data_prep.sources import find_sources
 from data_prep.tokens import WordPiece, open_tokenizer
@@ -47,7 +46,7 @@ from foundation.config import ConfigError, StrictConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 PEERS = ROOT / "bench" / "peers"
-PUNKT_SAMPLE = 4_000_000  # bytes, as in build_shards
+PUNKT_SAMPLE, PUNKT_TRAINED = 4_000_000, 1_000_000  # bytes, as in build_shards
 DEFAULT_INPUT, DEFAULT_VOCAB = Path("data/raw"), "data/vocab"
 LITTLE = 0.2  # MB
 CHUNKS_PER_WORKER = 8
@@ -67,8 +66,6 @@ class BenchOptions(StrictConfig):
     """checkout of NVIDIA/Megatron-LM"""
     electra: Path | None = None
     """checkout of google-research/electra"""
-    datatrove: Path | None = None
-    """Python of an environment with datatrove and spaCy"""
     nltk_data: Path | None = None
     """NLTK's data folder, for Megatron-LM"""
     workers: int = Field(2, ge=1)
@@ -87,7 +84,6 @@ class Text:
 
     folder: Path
     plain: Path
-    records: Path
     lines: Path
     json_lines: Path
     megabytes: float
@@ -201,13 +197,11 @@ def write_texts(options: BenchOptions, work: Path) -> list[Text]:
 
 
 def write_text(documents: list[str], folder: Path, workers: int) -> Text:
-    text = Text(folder, folder / "plain", folder / "records", folder / "lines.txt", folder / "text.jsonl", 0.0)
+    text = Text(folder, folder / "plain", folder / "lines.txt", folder / "text.jsonl", 0.0)
     text.plain.mkdir(parents=True)
-    text.records.mkdir()
     records = [json.dumps({"text": document}) + "\n" for document in documents]
     for worker in range(workers):
         (text.plain / f"{worker}.txt").write_text("\n\n".join(documents[worker::workers]) + "\n", "utf-8")
-        (text.records / f"{worker}.jsonl").write_text("".join(records[worker::workers]), "utf-8")
     text.lines.write_text("\n".join(documents), "utf-8")
     text.json_lines.write_text("".join(records), "utf-8")
     return replace(text, megabytes=text.lines.stat().st_size / 1e6)
@@ -220,7 +214,8 @@ def prepare_punkt(options: BenchOptions, work: Path) -> float:
         return 0.0
     started = time.perf_counter()
     sources = find_sources(options.input)
-    save_model(train_model(sample_documents(sources, PUNKT_SAMPLE, Reading("blank_line", "text"))), work / "punkt")
+    texts = list(sample_documents(sources, PUNKT_SAMPLE, Reading("blank_line", "text")))
+    save_model(PunktModel.trained(sample_by_content(texts, PUNKT_TRAINED)), work / "punkt")
     return time.perf_counter() - started
 
 
@@ -281,14 +276,6 @@ def peers(options: BenchOptions, work: Path) -> Iterator[tuple[str, Command, dic
             return [[*runner, "--corpus-dir", str(text.plain), "--output-dir", str(text.folder / "electra")]]
 
         yield "google-research/electra builder", electra, {}
-    if options.datatrove is not None:
-        curate = [str(options.datatrove), "cluster/curate_datatrove.py", "--workers", str(options.workers)]
-        curate += ["--tasks", str(options.workers)]
-
-        def datatrove(text: Text) -> list[list[str]]:
-            return [[*curate, "--input", str(text.records), "--output", tempfile.mkdtemp(dir=work)]]
-
-        yield "datatrove, filters and MinHash", datatrove, {}
 
 
 def measure(

@@ -20,10 +20,10 @@ if not __package__:  # run as a script: import from the repository, never from t
 
 from pydantic import Field
 
-from bench.study_cell import is_finished, measure, read_cells, require_same_text, write_cell
-from bench.study_commands import Commands, Sources
-from bench.study_file import Row, Study, read_study
-from bench.study_jobs import Jobs
+from bench.study.cell import is_finished, measure, read_cells, require_same_text, write_cell
+from bench.study.commands import Commands, Sources
+from bench.study.file import Row, Study, read_study
+from bench.study.jobs import Jobs
 from foundation.command_line import POSITIONAL, run_command
 from foundation.config import ConfigError, StrictConfig, one_of
 from foundation.files import ROOT, require_folder
@@ -63,7 +63,7 @@ class StudyOptions(StrictConfig):
 
 def main(options: StudyOptions) -> int:
     """Runs the missing cells and reports after each; returns 1 if one failed, after running the others."""
-    from bench.study_report import write_report
+    from bench.study.report import write_report
 
     chdir(ROOT)
     study = read_study(options.study).scaled(options.scale)

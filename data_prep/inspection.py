@@ -3,7 +3,6 @@
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
-from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -130,8 +129,7 @@ def tokenizer_problems(folder: Path, manifest: Manifest) -> list[str]:
     ours = (tokenizer.sha256(), tokenizer.vocab_size, tokenizer.special)
     if ours != (manifest.tokenizer_sha256, manifest.vocab_size, manifest.special_tokens):
         problems.append(f"{TOKENIZER_NAME}: not the tokenizer named by the manifest, or its special ids differ")
-    written = manifest.tokenizer_files or {"vocab.txt": sha256(tokenizer.files()["vocab.txt"]).hexdigest()}
-    for name, expected in written.items():
+    for name, expected in manifest.tokenizer_files.items():
         path = folder / TOKENIZER_NAME / name
         if not path.is_file() or file_sha256(path) != expected:
             problems.append(f"{TOKENIZER_NAME}/{name}: missing, or changed since it was written")

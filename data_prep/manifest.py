@@ -95,10 +95,6 @@ class Choices(StrictConfig):
 class BuildConfig(Choices):
     """Everything besides the text that determines the shards' bytes."""
 
-    chunk_mb: float
-    """Text per unit of work, in MB; format 1 allowed up to 1024."""
-    shard_mb: float
-    """Size of a shard, in MB; 0: one shard per chunk, as in format 1."""
     tokenizer_sha256: str
     sentences: Sentences
     punkt: Literal["given", "learned", "none"]
@@ -212,12 +208,12 @@ class Totals(StrictRecord):
 class Manifest(StrictRecord):
     """The content of `manifest.json`, which describes a complete shard folder."""
 
-    format_version: Literal[1, 2]
+    format_version: Literal[2]
     config: BuildConfig
     vocab_size: int = Field(ge=1, le=LARGEST_VOCABULARY)
     special_tokens: SpecialTokens
-    tokenizer_files: dict[_FileName, str]
-    """The sha256 of each file of the tokenizer; empty in format 1."""
+    tokenizer_files: dict[_FileName, str] = Field(min_length=1)
+    """The sha256 of each file of the tokenizer."""
     versions: dict[str, str]
     input_files: Count
     """Number of input files."""
@@ -273,10 +269,10 @@ def sum_shards(shards: Sequence[ShardEntry], seq_length: int, ngram_sizes: int) 
 
 
 def load_manifest(folder: Path) -> Manifest:
-    """Reads the manifest of a complete shard folder, in the current format or format 1.
+    """Reads the manifest of a complete shard folder.
 
     Raises:
-        ConfigError: the folder is missing or incomplete, or its manifest is damaged or of a newer format.
+        ConfigError: the folder is missing or incomplete, or its manifest is damaged or of another format.
     """
     path = folder / MANIFEST_NAME
     if not path.is_file():
@@ -289,42 +285,19 @@ def load_manifest(folder: Path) -> Manifest:
         raise ConfigError(f"{folder} {state}; run data_prep/build_shards.py --output {folder}")
     try:
         content = path.read_bytes()
-        if b'"format_version": 1,' in content[:64]:  # format 1 has no checksum, and begins with its version
-            return Manifest.model_validate(_from_format_1(json.loads(content)))
-        values = json.loads(unsealed(content))
+        has_seal = b'"format_version": 1,' not in content[:64]  # format 1 had none, and began with its version
+        values = json.loads(unsealed(content)) if has_seal else {"format_version": 1}
         version = values["format_version"]
-        if isinstance(version, int) and version > FORMAT_VERSION:
+        if isinstance(version, int) and version != FORMAT_VERSION:
             raise ConfigError(
-                f"{path}: format_version is {version}, expected at most {FORMAT_VERSION}; it was written by a newer "
-                "version of this software: use that version"
+                f"{path}: format_version is {version}, expected {FORMAT_VERSION}; build the shards again into another "
+                "folder, or use the version of this software that wrote them"
             )
         return Manifest.model_validate(values)
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise ConfigError(
             f"{path}: damaged ({_reason(error)}); run data_prep/build_shards.py with the same options, which repairs it"
         ) from None
-
-
-def _from_format_1(values: dict[str, Any]) -> dict[str, Any]:
-    """Returns a manifest in format 1 converted to format 2: each value stored once, a range of chunks per shard."""
-    known = {name: value for name, value in values.items() if name in Manifest.model_fields}
-    for name in ("seed", "seq_length", "mask_copies", "tokenizer_sha256"):
-        if values[name] != values["config"][name]:
-            raise ValueError(f"{name} is {values[name]!r}, and {values['config'][name]!r} in config")
-    shards = []
-    for shard in values["shards"]:
-        number = int(shard["name"].removeprefix("shard-"))
-        own = {name: value for name, value in shard.items() if name in ShardEntry.model_fields}
-        written = {
-            name.removeprefix(shard["name"]): (size, shard["files"][name]) for name, size in shard["sizes"].items()
-        }
-        shards.append(own | {"first_chunk": number, "last_chunk": number, "written": written})
-    return known | {
-        "config": values["config"] | {"shard_mb": 0.0},
-        "tokenizer_files": {},
-        "input_files": len(values["inputs"]),
-        "shards": shards,
-    }
 
 
 def _reason(error: Exception) -> str:

@@ -14,7 +14,6 @@ from data_prep.manifest import (
     MANIFEST_NAME,
     Books,
     Manifest,
-    load_manifest,
     save_manifest,
     sum_shards,
 )
@@ -63,11 +62,9 @@ def open_log(folder: Path) -> RecordLog:
             print(f"{log.path}: {log.damaged} damaged records; rebuilding their chunks and shards")
         return log
     if (folder / MANIFEST_NAME).is_file():
-        known = load_manifest(folder).format_version == FORMAT_VERSION
-        reason = f"it has no {LOG_NAME}" if known else "it has format 1, which training still reads"
         raise ConfigError(
-            f"output: {folder} is complete, but whether it was built from this input cannot be checked: {reason}; "
-            "choose another --output"
+            f"output: {folder} is complete, but whether it was built from this input cannot be checked: it has no "
+            f"{LOG_NAME}; choose another --output"
         )
     if any(entry.name not in (WORK_NAME, LOCK_NAME) for entry in folder.iterdir()):
         raise ConfigError(f"output: {folder} holds files that do not belong to a build; choose an empty or new folder")

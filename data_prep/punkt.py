@@ -1,50 +1,43 @@
-"""Splits text into sentences with a Punkt model (Kiss and Strunk, 2006), exactly as NLTK and over ten times faster.
+"""Splits text into sentences with a Punkt model (Kiss and Strunk, 2006), exactly as NLTK and many times faster.
 
-NLTK's PunktSentenceTokenizer is the reference, quirks included. Only a full stop, question or exclamation mark before
-closing punctuation, or before white space and another word, may end a sentence; the word before it and the text after
-it decide. Here one compiled pattern finds those marks, and the analysis of each word is cached: most words before a
-full stop end a sentence whatever follows.
-
-White space, digits and letters are defined as in the `regex` package, which NLTK uses to compile its patterns.
+NLTK's PunktSentenceTokenizer decides, except after thousands of characters without a space. Only a full stop, question
+or exclamation mark before closing punctuation, or before white space and another word, may end a sentence. Here one
+compiled pattern finds these marks. Most words before them are neither abbreviations nor numbers and end a sentence
+whatever follows; for the others NLTK is asked, once for each pair of words.
 """
 
 import hashlib
 import re
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any
 
-import regex
-
-# NLTK's PunktLanguageVars and PunktToken. \s is White_Space, without the separators 1C to 1F that `re` includes.
+# NLTK's PunktLanguageVars. \s is White_Space, without the separators 1C to 1F that `re` includes.
 _SPACE = r"[^\S\x1c-\x1f]"
 _QUOTES = "‘’“”«»"
 _NOT_IN_WORDS = rf"[)\";}}\]*:@'({{\[{_QUOTES}?!]"
-_SEVERAL = r"(?:-{2,}|\.{2,}|(?:\.\s){2,}\.)"  # several dashes, or several dots with or without spaces between them
 _MARK = re.compile(rf"[.?!](?={_NOT_IN_WORDS}|{_SPACE}+([\S\x1c-\x1f]+))")
 _CLOSERS = frozenset("\"')]}" + _QUOTES)
 _CLOSING = re.compile(rf"([\"')\]}}{_QUOTES}]+)(?:{_SPACE}+|(?=--)|$)")
-TOKEN = regex.compile(
-    rf"{_SEVERAL}"
-    rf"|(?=[^(\"`{{\[:;&#*@)}}\]\-,])\S+?(?=\s|$|{_NOT_IN_WORDS}|{_SEVERAL}|,(?=$|\s|{_NOT_IN_WORDS}|{_SEVERAL}))"
-    r"|\S"
-)
-_SPACE_INSIDE = regex.compile(r"\s")
-ELLIPSIS = regex.compile(r"\.\.+$")
-NUMERIC = regex.compile(r"^-?[.,]?\d[\d,.-]*\.?$")
-INITIAL = regex.compile(r"[^\W\d]\.$")
-NUMBER = "##number##"
-_ENDINGS = frozenset(".?!")
-_PUNCTUATION = frozenset(";:,.!?")
+_OPENING = '"(['  # characters that are never part of the word after them
+_REMEMBERED, _LONGEST = 1 << 16, 128  # cached decisions, and the longest text of one in characters: at most about 20 MB
+_UNSPACED = 1 << 12  # characters without a space, too many to be words: NLTK would take quadratic time
 
-# NLTK's flags for a word's occurrences in training, by case: at the beginning of a sentence, inside one, or unknown
-UPPER_FLAGS = _, _INSIDE_UPPER, _ = 2, 4, 8
-LOWER_FLAGS = _BEGINS_LOWER, _, _ = 16, 32, 64
-_UPPER, _LOWER = sum(UPPER_FLAGS), sum(LOWER_FLAGS)
 
-_REMEMBERED, _LONGEST = 1 << 16, 64  # cached words, and the longest in characters: at most about 20 MB
+@cache
+def _nltk() -> Any:
+    """NLTK's module of Punkt; without SciPy and scikit-learn, which serve other modules and take 2 s to import."""
+    absent: dict[str, Any] = {name: None for name in ("scipy", "sklearn") if name not in sys.modules}
+    sys.modules.update(absent)
+    try:
+        from nltk.tokenize import punkt
+    finally:
+        for name in absent:
+            del sys.modules[name]
+    return punkt
 
 
 @dataclass
@@ -55,6 +48,11 @@ class PunktModel:
     collocations: set[tuple[str, str]] = field(default_factory=set)
     sent_starters: set[str] = field(default_factory=set)
     ortho_context: dict[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def trained(cls, texts: Iterable[str]) -> "PunktModel":
+        """Trains a model by Punkt's unsupervised method (Kiss and Strunk, 2006), with NLTK's defaults."""
+        return cls(**vars(_nltk().PunktTrainer("\n\n".join(texts)).get_params()))
 
     def sha256(self) -> str:
         """Checksum that identifies the model by its content."""
@@ -70,31 +68,17 @@ class PunktModel:
         }
 
 
-class _Token(NamedTuple):
-    """A token and its properties that do not depend on its neighbours."""
-
-    text: str
-    kind: str  # lower case, a number as ##number##
-    base: str  # without its final full stop
-    ends: bool  # a sentence ends after it, unless its neighbour says otherwise
-    abbreviated: bool  # a known abbreviation, or an ellipsis
-    initial: bool
-
-    @property
-    def following_kind(self) -> str:
-        """The token's kind as seen from the token before it."""
-        return self.base if self.ends else self.kind
-
-
 class Punkt:
     """Splits lines into sentences with a model."""
 
     def __init__(self, model: PunktModel) -> None:
-        self._model = model
-        self._undecided = model.abbrev_types | {first for first, _ in model.collocations} | {NUMBER}
-        remember = lru_cache(_REMEMBERED)
-        self._word: Callable[[str], tuple[bool, _Token | None]] = remember(self._analyse_word)
-        self._follower: Callable[[str], tuple[_Token, bool]] = remember(self._analyse_follower)
+        parameters = _nltk().PunktParameters()
+        parameters.ortho_context.update(model.ortho_context)
+        for name in ("abbrev_types", "collocations", "sent_starters"):
+            setattr(parameters, name, getattr(model, name))
+        self._undecided = model.abbrev_types | {first for first, _ in model.collocations}
+        self._ask: Callable[[str], bool] = _nltk().PunktSentenceTokenizer(parameters).text_contains_sentbreak
+        self._ask_once = lru_cache(_REMEMBERED)(self._ask)
 
     def sentences(self, line: str) -> list[str]:
         """Returns the sentences of one line of text, without the white space between them."""
@@ -116,93 +100,16 @@ class Punkt:
         """Returns each sentence's end and the next one's start, before closing punctuation is moved."""
         found = []
         for start, end, match in _candidates(line):
-            word = line[start:end]
-            ends, last = self._word(word) if end - start <= _LONGEST else self._analyse_word(word)
-            if ends or self._ends_before(last, word, match):
-                following = match.start(1)
-                found.append((end, following if following > end else end))
+            stem = line[start : end - 1].lower().lstrip(_OPENING)
+            following = match.start(1) if match[1] else end
+            is_word = len(stem) > 1 and stem.isalpha() and stem not in self._undecided
+            if is_word or match[0] != "." or stem[-1:] in _CLOSERS or end - start > _UNSPACED:
+                found.append((end, following))
+                continue
+            text = line[start : match.end(1) if match[1] else end + 1]
+            if self._ask_once(text) if len(text) <= _LONGEST else self._ask(text):
+                found.append((end, following))
         return found
-
-    def _ends_before(self, last: _Token | None, word: str, match: re.Match[str]) -> bool:
-        """True if a sentence ends after the word or, as in NLTK, anywhere inside the text that follows it."""
-        following = match[1] or match.string[match.end()]
-        if last is None:
-            gap = match.string[match.end() : max(match.start(1), match.end())]
-            return self._has_end(self._tokens(word + gap + following))
-        follower = self._follower if len(following) <= _LONGEST else self._analyse_follower
-        first, ends_inside = follower(following)
-        return ends_inside or self._ends_between(last, first)
-
-    def _analyse_word(self, word: str) -> tuple[bool, _Token | None]:
-        """Returns whether a sentence ends after the word, whatever follows; if not, also the word's last token.
-
-        The token is None if the word contains white space other than a blank, such as a no-break space: dots separated
-        by such spaces are one token, which can be recognised only together with the text that follows.
-        """
-        stem = word[:-1].lower()
-        if len(stem) > 1 and stem.isascii() and stem.isalpha() and stem not in self._undecided:
-            return True, None
-        if _SPACE_INSIDE.search(word):
-            return False, None
-        tokens = self._tokens(word)
-        last = tokens[-1]
-        decided = last.ends and not (last.text.endswith(".") and (last.initial or last.base in self._undecided))
-        return decided or self._has_end(tokens), last
-
-    def _analyse_follower(self, text: str) -> tuple[_Token, bool]:
-        """Returns the first token of the text after a word, and whether a sentence ends inside that text."""
-        tokens = self._tokens(text)
-        return tokens[0], self._has_end(tokens)
-
-    def _has_end(self, tokens: list[_Token]) -> bool:
-        return any(self._ends_between(first, second) for first, second in pairwise(tokens))
-
-    def _tokens(self, text: str) -> list[_Token]:
-        return [self._token(found) for found in TOKEN.findall(text)]
-
-    def _token(self, text: str) -> _Token:
-        """Punkt's first pass (Kiss and Strunk): classifies a token without its neighbours."""
-        lower, first = text.lower(), text[0]
-        kind = lower if first.isalpha() else NUMERIC.sub(NUMBER, lower)
-        stem = text[:-1].lower()
-        is_word = text.endswith(".") and not text.endswith("..") and text != "."
-        known = is_word and not {stem, stem.split("-")[-1]}.isdisjoint(self._model.abbrev_types)
-        return _Token(
-            text=text,
-            kind=kind,
-            base=kind[:-1] if len(kind) > 1 and kind.endswith(".") else kind,
-            ends=text in _ENDINGS or (is_word and not known),
-            abbreviated=known or (first == "." and ELLIPSIS.match(text) is not None),
-            initial=len(text) == 2 and INITIAL.match(text) is not None,
-        )
-
-    def _ends_between(self, first: _Token, second: _Token) -> bool:
-        """Punkt's second pass (Kiss and Strunk): True if a sentence ends after `first`, given the next token."""
-        if not first.text.endswith("."):
-            return first.ends
-        kind = second.following_kind
-        if (first.base, kind) in self._model.collocations:
-            return False
-        starts = self._starts_sentence(second)
-        is_upper = second.text[0].isupper()
-        if first.abbreviated and not first.initial and (starts or (is_upper and kind in self._model.sent_starters)):
-            return True
-        if first.initial or first.base == NUMBER:
-            never_lower = not self._model.ortho_context.get(kind, 0) & _LOWER
-            if starts is False or (starts is None and first.initial and is_upper and never_lower):
-                return False
-        return first.ends
-
-    def _starts_sentence(self, token: _Token) -> bool | None:
-        """Punkt's orthographic heuristic: True if the token starts a sentence; None if its case does not decide."""
-        if token.text in _PUNCTUATION:
-            return False
-        seen = self._model.ortho_context.get(token.following_kind, 0)
-        if token.text[0].isupper() and seen & _LOWER and not seen & _INSIDE_UPPER:
-            return True
-        if token.text[0].islower() and (seen & _UPPER or not seen & _BEGINS_LOWER):
-            return False
-        return None
 
 
 def _candidates(line: str) -> list[tuple[int, int, re.Match[str]]]:

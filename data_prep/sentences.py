@@ -1,18 +1,18 @@
 """Splits documents into sentences with Punkt; the model is given as a folder or trained on a sample of the corpus.
 
-A model's folder holds four text files in NLTK's `punkt_tab` form; `punkt_training` trains it, `punkt` applies it. The
-end of a line always ends a sentence, as in ELECTRA's builder, which reads line by line. Punkt decides about full stops,
-and knows no other marks than `.?!`.
+A model's folder holds four text files in NLTK's `punkt_tab` form; `punkt` trains and applies it. The end of a line
+always ends a sentence, as in ELECTRA's builder, which reads line by line. Punkt decides about full stops, and knows no
+other marks than `.?!`.
 """
 
-from collections.abc import Iterable
+import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
 import regex
 
 from data_prep.punkt import Punkt, PunktModel
-from data_prep.punkt_training import PunktTrainer
 from foundation.config import ConfigError
 from foundation.files import write_if_other
 
@@ -55,12 +55,15 @@ def has_model(folder: Path) -> bool:
     return all((folder / name).is_file() for name in _FILES)
 
 
-def train_model(texts: Iterable[str]) -> PunktModel:
-    """Trains a sentence model by Punkt's unsupervised method (Kiss and Strunk, 2006) with NLTK's defaults."""
-    trainer = PunktTrainer()
-    for text in texts:
-        trainer.add(text)
-    return trainer.model()
+def sample_by_content(texts: Sequence[str], size: int) -> list[str]:
+    """Returns texts of `size` characters in all, the last one cut; their content decides which, not their order."""
+    chosen: list[str] = []
+    for text in sorted(texts, key=lambda text: hashlib.blake2b(text.encode("utf-8", "surrogatepass")).digest()):
+        chosen.append(text[:size])
+        size -= len(chosen[-1])
+        if not size:
+            break
+    return chosen
 
 
 def load_model(folder: Path) -> PunktModel:

@@ -30,22 +30,11 @@ class DoctorOptions(StrictConfig):
 
 
 def main(options: DoctorOptions) -> int:
-    from pretrain.analysis.health import diagnose
+    from pretrain.analysis.health import diagnose, report
 
     diagnosis = diagnose(options.run)
-    findings = diagnosis.findings
-    print("; ".join(finding.name for finding in findings) or "healthy")
-    for finding in findings:
-        print("", finding.name, f"  what is wrong  {finding.verdict}", sep="\n")
-        print(f"  evidence  {finding.evidence}", f"  what to do  {finding.remedy}", sep="\n")
-    healthy = [answer.finding for answer in diagnosis.judged if not answer.sick]
-    if healthy:
-        print(
-            "", "checks without a problem:", *(f"  {finding.name}: {finding.evidence}" for finding in healthy), sep="\n"
-        )
-    if diagnosis.unjudged:
-        print("", "not judged:", *(f"  {reason}" for reason in diagnosis.unjudged), sep="\n")
-    return EXIT_SICK if findings else 0
+    print(*report(diagnosis), sep="\n")
+    return EXIT_SICK if diagnosis.findings else 0
 
 
 if __name__ == "__main__":

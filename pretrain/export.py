@@ -43,14 +43,11 @@ class ExportOptions(StrictConfig):
     """code of the text's language, for the model card"""
     license: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.\-]*$")] = "unknown"
     """licence that you give the model, for its card: an identifier of the hub, such as cc-by-sa-4.0 or other"""
-    push: str | None = None
-    """OWNER/NAME: upload the folder to this repository of the hub, which is created if it does not exist"""
 
 
 def main(options: ExportOptions) -> None:
     from pretrain.analysis.model_card import model_card
     from pretrain.huggingface.export import export
-    from pretrain.huggingface.hub import push, require_repository
     from pretrain.huggingface.mpnet import export_mpnet, require_mpnet
     from pretrain.training.models import load_trained
     from pretrain.training.run_folder import read_run
@@ -58,8 +55,6 @@ def main(options: ExportOptions) -> None:
     if options.out.exists() and any(options.out.iterdir() if options.out.is_dir() else [options.out]):
         raise ConfigError(f"out: {options.out} exists already; name another folder or remove it")
     require_folder(options.out, "out")
-    if options.push is not None:
-        require_repository(options.push)
     description = read_run(options.run)
     as_mpnet = options.format == "mpnet"
     if as_mpnet:
@@ -74,8 +69,6 @@ def main(options: ExportOptions) -> None:
     print(f"exported step {step} of {options.run} to {options.out}")
     if options.step is None and step < description.run.optim.steps:
         print(f"the run is unfinished: this is step {step:,} of {description.run.optim.steps:,}")
-    if options.push is not None:
-        print(f"uploaded to {push(options.out, options.push)}")
 
 
 if __name__ == "__main__":

@@ -124,7 +124,7 @@ def test_only_the_engine_imports_deepspeed():
     """Besides the stand-in for a GPU."""
     users = {module.as_posix() for module in modules(*PACKAGES, "bench") if "deepspeed" in imported_packages(module)}
     engine = {"pretrain/engine/zero.py", "pretrain/engine/deepspeed_patches.py"}
-    assert users == engine | {"bench/gpu_declared.py"}
+    assert users == engine | {"bench/gpu/declared.py"}
 
 
 def test_the_job_never_uses_torch_nn():

@@ -1,7 +1,12 @@
-"""Draws the figures of an evaluation as PNG files; `save` writes every figure of the project."""
+"""Draws the figures of an evaluation as PNG files, and the charts of a run's page; `save` writes every figure of the
+project.
+"""
 
+import io
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import matplotlib
 
@@ -9,51 +14,139 @@ matplotlib.use("Agg")  # no display on a cluster
 
 import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.ticker import MaxNLocator, NullFormatter
 
 from pretrain.analysis.analysis import PAPER
 from pretrain.analysis.observation import Judgement, Observations
-from pretrain.training.run_log import read_records
+from pretrain.analysis.run_history import Log, read_log, value_of
+from pretrain.training.run_log import RECORDS
 
 SIZE = (7.0, 4.2)
 ORIGINAL, REPLACED, NEUTRAL = "#2a6f97", "#c1440e", "#6c757d"
+PALETTE = (ORIGINAL, REPLACED, "#2e7d4f", "#7b4fa3", "#8a6d00", "#b0306a")
+"""Colors of metrics, or of runs if there are several; more could not be told apart."""
+DASHES = ("-", "--", ":", "-.")
+MOST_DOTS = 40
 COLORS = {"p_G": ORIGINAL, "p_S": REPLACED}
 CORRELATED = ("original", "replaced", "all", "class_means")
 TENTHS = [f"{number / 10}" for number in range(10)]
 ACCURACIES = {"accuracy_masked": "masked", "accuracy_all": "all"}
 
 
+class Chart(NamedTuple):
+    """Metrics of a run's log over its steps, drawn on the same axes."""
+
+    title: str
+    unit: str
+    metrics: dict[str, str]
+    """The path of each metric in a record, by its label."""
+    logarithmic: bool = False
+
+
+CHARTS = {
+    "Learning": (
+        Chart("Generator", "nats per masked position", {"MLM cross-entropy": "mlm_loss"}),
+        Chart(
+            "Discriminator",
+            "nats per position",
+            {"L_D": "discriminator_loss", "entropy of the replaced share": "discriminator_entropy"},
+        ),
+        Chart("Detection", "AUC", {"all positions": "auc_all", "masked positions": "auc_masked"}),
+        Chart("Detection", "accuracy", {"masked positions": "accuracy_masked", "all positions": "accuracy_all"}),
+        Chart("Gradient norm", "before clipping", {"gradient norm": "gradient_norm"}, logarithmic=True),
+        Chart("Learning rate", "of the last update", {"learning rate": "learning_rate"}),
+    ),
+    "p_S against p_G": (
+        Chart(
+            "Maximum probability above 0.9",
+            "share of masked positions",
+            {"p_G": "max_probability/p_G/9", "p_S": "max_probability/p_S/9"},
+        ),
+        Chart("Entropy", "nats per masked position", {"p_G": "entropy/p_G", "p_S": "entropy/p_S"}),
+        Chart(
+            "p_G / p_S at the drawn tokens",
+            "percentiles",
+            {f"{percentile}%": f"ratio_p{percentile}" for percentile in (50, 1, 90, 99)},
+            logarithmic=True,
+        ),
+        Chart(
+            "Estimated and actual loss",
+            "Pearson correlation",
+            {name: f"estimate_correlation/{name}" for name in ("original", "replaced", "all")},
+        ),
+        Chart("Replaced", "share of masked positions", {"replaced": "replace_rate"}),
+    ),
+    "Throughput": (
+        Chart("Speed", "tokens per second", {"tokens per second": "tokens_per_second"}),
+        Chart("Speed", "share of the machine's matrix-product speed", {"share of the limit": "peak_share"}),
+        Chart(
+            "Ranks",
+            "own seconds per step",
+            {"slowest": "slowest_rank_seconds", "median": "median_rank_seconds"},
+        ),
+    ),
+}
+"""The charts of a run's page by section; the first two are also an evaluation's `training.png`."""
+
+
 def draw_training(run: Path, path: Path) -> None:
-    """Draws the losses over the steps; the dashed line is the loss of always predicting the share of
-    replaced tokens.
-    """
-    figure, (left, right) = plt.subplots(1, 2, figsize=(10.0, 4.2))
-    for kind, style in (("train", "-"), ("held_out", "o")):
-        records = read_records(run, kind)
-        steps = [record["step"] for record in records]
-        label = kind.replace("_", " ")
-        left.plot(
-            steps,
-            _column(records, "mlm_loss"),
-            style,
-            color=ORIGINAL,
-            ms=4,
-            label=f"MLM cross-entropy, {label}",
-        )
-        right.plot(
-            steps,
-            _column(records, "discriminator_loss"),
-            style,
-            color=REPLACED,
-            ms=4,
-            label=f"$L_D$, {label}",
-        )
-        if kind == "train":
-            entropy = _column(records, "discriminator_entropy")
-            right.plot(steps, entropy, "--", color=NEUTRAL, label="entropy of the replaced share")
-    for axes, title in ((left, "Generator"), (right, "Discriminator")):
-        axes.set(title=title, xlabel="step", ylabel="nats per position")
-        axes.legend(frameon=False, fontsize=8)
+    """Draws the losses over the steps; the entropy is the loss of always predicting the share of replaced tokens."""
+    figure, places = plt.subplots(1, 2, figsize=(10.0, 4.2))
+    for axes, chart in zip(places, CHARTS["Learning"], strict=False):
+        _draw_chart(axes, chart, {"": read_log(run / RECORDS)})
     save(figure, path)
+
+
+def draw_charts(charts: Sequence[Chart], logs: Mapping[str, Log]) -> str:
+    """Returns one SVG image of the charts for which a log, given by its run's name, has numbers; empty if none has."""
+    drawn = [
+        chart for chart in charts if any(_points(log, path) for log in logs.values() for path in chart.metrics.values())
+    ]
+    if not drawn:
+        return ""
+    file, rows = io.StringIO(), -(-len(drawn) // 3)
+    with plt.rc_context({"text.parse_math": False, "svg.fonttype": "none", "svg.hashsalt": "page"}):
+        figure, places = plt.subplots(rows, 3, figsize=(15.0, 3.8 * rows), squeeze=False)
+        for unused in places.flat[len(drawn) :]:
+            unused.remove()
+        for axes, chart in zip(places.flat, drawn, strict=False):
+            _draw_chart(axes, chart, logs)
+        save(figure, file, format="svg", metadata={"Date": None})
+    return file.getvalue()
+
+
+def _points(log: Log, path: str, kind: str = "train") -> dict[int, float]:
+    """Returns the numbers of a metric by step, in training or on held-out text."""
+    values = {record["step"]: value_of(record, path) for record in getattr(log, kind)}
+    return {step: value for step, value in values.items() if math.isfinite(value)}
+
+
+def _draw_chart(axes: Any, chart: Chart, logs: Mapping[str, Log]) -> None:
+    """Draws lines in training and at most `MOST_DOTS` dots on held-out text. Colors distinguish metrics; if there are
+    several runs, colors distinguish these, and dashes the metrics.
+    """
+    several = len(logs) > 1
+    for (name, log), own in zip(logs.items(), PALETTE, strict=False):
+        for (label, path), color, dashes in zip(chart.metrics.items(), PALETTE, DASHES, strict=False):
+            points, held_out = _points(log, path), _points(log, path, "held_out")
+            named = {} if several else {"label": label}
+            marker = "." if len(points) == 1 else ""
+            style = {"color": own if several else color, "ms": 4.0}
+            axes.plot([*points], [*points.values()], dashes, lw=1.4, marker=marker, **style, **named)
+            steps = [*held_out][:: -max(1, -(-len(held_out) // MOST_DOTS))]  # from the newest on
+            axes.plot(steps, [held_out[step] for step in steps], "o", **style)
+        if several:
+            axes.plot([], [], color=own, label=name)
+    for label, dashes in zip(chart.metrics, DASHES, strict=False) if several else ():
+        axes.plot([], [], dashes, color=NEUTRAL, label=label)
+    axes.plot([], [], "o", ms=4.0, color=NEUTRAL, label="held out")
+    axes.set(title=chart.title, xlabel="step", ylabel=chart.unit)
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    if chart.logarithmic:
+        axes.set_yscale("log", nonpositive="mask")
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.legend(frameon=False, fontsize=8)
 
 
 def draw_detection(judgement: Judgement, path: Path) -> None:
@@ -243,11 +336,6 @@ def _draw_lines(axes: Any, steps: list[int], lines: dict[str, list[list[float] |
             axes.plot(steps, middle, "o-", ms=3, color=color, label=label)
             axes.fill_between(steps, low, high, color=color, alpha=0.2, lw=0)
             axes.set_xlabel("step")
-
-
-def _column(records: list[dict[str, Any]], name: str) -> list[float]:
-    """Returns a metric of each record; NaN, which is not drawn, where it is missing."""
-    return [record.get(name, float("nan")) for record in records]
 
 
 def save(figure: Any, target: Path | IO[str], **settings: Any) -> None:

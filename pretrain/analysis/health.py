@@ -334,3 +334,17 @@ def diagnose(run_folder: Path, log: Log | None = None) -> Diagnosis:
         if not any(answer.sick for answer in judged):
             raise ConfigError(f"{run_folder}: {why}")
     return Diagnosis(judged, [*dict.fromkeys(unjudged)])
+
+
+def report(diagnosis: Diagnosis) -> list[str]:
+    """Returns the lines of the diagnosis: the problems with evidence and remedy, then the checks that found none."""
+    lines = ["; ".join(finding.name for finding in diagnosis.findings) or "healthy"]
+    for finding in diagnosis.findings:
+        lines += ["", finding.name, f"  what is wrong  {finding.verdict}"]
+        lines += [f"  evidence  {finding.evidence}", f"  what to do  {finding.remedy}"]
+    healthy = [answer.finding for answer in diagnosis.judged if not answer.sick]
+    if healthy:
+        lines += ["", "checks without a problem:", *(f"  {finding.name}: {finding.evidence}" for finding in healthy)]
+    if diagnosis.unjudged:
+        lines += ["", "not judged:", *(f"  {reason}" for reason in diagnosis.unjudged)]
+    return lines

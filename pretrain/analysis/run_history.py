@@ -82,8 +82,6 @@ class History(NamedTuple):
     starts: list[Record]
     ends: list[EndRecord]
     gates: list[Record]
-    evaluation: Record
-    """`metrics.json` of the evaluation; empty if there is none."""
     checkpoints: list[int]
     nonfinite: list[int]
     """Steps whose loss or gradient was not finite."""
@@ -132,7 +130,7 @@ def read_history(folder: Path) -> History:
     Raises:
         ConfigError: it is not a run folder, or its run.json is damaged.
     """
-    gates, evaluation = (_parsed(b"".join(_lines(folder / name))) for name in (GATES, "evaluation/metrics.json"))
+    gates = _parsed(b"".join(_lines(folder / GATES)))
     warnings = (
         line.decode(errors="replace").strip()[:LONGEST_WARNING]
         for line in _lines(rank_log(folder, 0))
@@ -145,7 +143,6 @@ def read_history(folder: Path) -> History:
         read_starts(folder),
         read_records(folder),
         _objects(gates if isinstance(gates, list) else []),
-        evaluation if isinstance(evaluation, dict) else {},
         _steps(folder / CHECKPOINTS, "step-*"),
         _steps(folder, "nonfinite-step-*.json"),
         Counter(warnings),
@@ -186,13 +183,14 @@ def value_of(record: Mapping[str, Any], path: str) -> float:
 
 
 def nearest_preset(run: RunConfig) -> tuple[str, dict[str, tuple[Any, Any]]]:
-    """Returns the preset with the fewest differences from the run, and each setting's value in preset and run."""
+    """Returns the preset with the fewest differences from the run, and their values in preset and run."""
     found = {}
     for name, preset in PRESETS.items():
         both = with_objective(preset, run.objective.name), run
         theirs, ours = (dict(flat(one.model_dump(mode="json"))) for one in both)
-        found[name] = {key: (theirs.get(key), ours.get(key)) for key in theirs | ours}
-    name = min(found, key=lambda name: sum(theirs != ours for theirs, ours in found[name].values()))
+        values = {key: (theirs.get(key), ours.get(key)) for key in theirs | ours}
+        found[name] = {key: (preset, own) for key, (preset, own) in values.items() if preset != own}
+    name = min(found, key=lambda name: len(found[name]))
     return name, found[name]
 
 

@@ -99,10 +99,7 @@ class RemoteFolder:
         make_folder(self.local / TOKENIZER_NAME)
         with Lock(self.local / LOCK, patience=inf):
             write_if_other(self.local / MANIFEST_NAME, content)
-            manifest = load_manifest(self.local)
-            if not manifest.tokenizer_files:  # as in format 1
-                raise ConfigError(f"data: {self.url} names no tokenizer files; build it again in format 2")
-            for name, digest in manifest.tokenizer_files.items():
+            for name, digest in load_manifest(self.local).tokenizer_files.items():
                 path = self.local / TOKENIZER_NAME / name
                 if not path.is_file() or file_sha256(path) != digest:
                     write_atomically(path, self._read(f"{TOKENIZER_NAME}/{name}", patience=PATIENCE))

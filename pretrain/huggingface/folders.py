@@ -170,10 +170,10 @@ def find_folder(name: str | Path) -> Path:
         if not any(found.glob("*.safetensors")):
             found = Path(snapshot_download(str(name), allow_patterns=["*.json", PICKLED, "vocab.txt"]))
         return found
-    except Exception as error:  # the hub client raises a dozen types; each means the model cannot be had
+    except Exception as error:  # the hub client raises a dozen types; each means that the download failed
         reason = str(error).splitlines()[0]
         raise ConfigError(
-            f"model: {name} is not a local folder and cannot be had from the hub: {reason}; check the"
+            f"model: {name} is not a local folder and could not be downloaded from the hub: {reason}; check the"
             " name, or download the model and name its folder"
         ) from None
 

@@ -4,9 +4,9 @@ The sizes of the run's model are theirs. Parts that they lack start fresh, and o
 head starts, by default, so that p_S = p_G. Added tokens and positions extend the tables.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from tokenizers.models import WordPiece as Pieces
@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from data_prep.tokens import open_tokenizer
 from foundation.config import ConfigError
 from pretrain.config import RunConfig
+from pretrain.huggingface.conversion import CONVERTED, electra_settings, electra_weights
 from pretrain.huggingface.folders import fill, find_folder, read_config, read_encoder_config, read_weights
-from pretrain.huggingface.relatives import RELATIVES, electra_settings, electra_weights
 from pretrain.method.objective import Objective
 from pretrain.method.registry import objective_class
 from pretrain.model.config import ModelConfig
@@ -25,40 +25,40 @@ from pretrain.model.encoder import EncoderConfig
 WORDS = "electra.embeddings.word_embeddings.weight"
 OUTPUT_MATRIX = "generator_lm_head.weight"
 TRAINING_ONLY = ("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range", "relative_bias_init")
-"""What the run decides, not the pair: how it trains, and how it would have started."""
+"""Fields set by the run, not by the models: dropout and initialization."""
 EXTENSIBLE = ("vocab_size", "max_position_embeddings")
-"""The run's may be larger: its tables are then extended."""
+"""Fields that may be larger in the run, whose tables are then extended."""
 PROBE = "\u00c9cole \u4e2d\u6587"
 """A text that each choice of a normalizer changes: `École` and two Chinese characters."""
+EMBEDDINGS = "electra.embeddings."
+CLASSES = {"generator": "ElectraForMaskedLM", "discriminator": "ElectraForPreTraining"}
 PER_TOKEN = ("word_embeddings.weight", "generator_lm_head.bias", "sampler_scores.bias")
 """Parameters with a row per token."""
 
 
-class Source(NamedTuple):
-    """A trained model: its weights are read when asked for, under Hugging Face's names."""
+class Donor(NamedTuple):
+    """A trained model, or a run's sampling head, that a part of the run's model starts from."""
 
+    role: Literal["generator", "discriminator", "sampling head"]
     folder: Path
     config: EncoderConfig
+    """Of its encoder; of a sampling head, of the generator."""
     tokenizer: Path
     weights: Callable[[], dict[str, Tensor]]
+    """Reads them: a model's under Hugging Face's names, a sampling head's under this project's."""
+    objective: str = ""
+    """What a sampling head was trained for; it fits no other objective."""
 
     @property
     def has_tokenizer(self) -> bool:
         return any((self.tokenizer / name).is_file() for name in ("tokenizer.json", "vocab.txt"))
 
 
-class Sources(NamedTuple):
-    """The models that a run starts from; at least one of the two."""
-
-    generator: Source | None
-    discriminator: Source | None
-    sampling_head: Callable[[], dict[str, Tensor]] = dict
-    """Of a run: the weights of its sampling head, if it has one."""
-    objective: str = ""
-    """That run's, which decides what the sampling head means."""
+Donors = tuple[Donor, ...]
+"""At least one; the generator comes first, and where both hold embeddings, the last decides."""
 
 
-def find_models(names: Sequence[str]) -> Sources:
+def find_models(names: Sequence[str]) -> Donors:
     """GENERATOR DISCRIMINATOR, an exported folder with its generator inside, or one model, whose class decides which of
     the two it is; local folders, or names on the hub.
 
@@ -77,20 +77,20 @@ def find_models(names: Sequence[str]) -> Sources:
                 f"init_from: got {names[0]} {names[1]}, expected GENERATOR DISCRIMINATOR: an ElectraForMaskedLM, then a"
                 " model of another class"
             )
-        return Sources(read_generator(first), read_discriminator(last))
+        return read_generator(first), read_discriminator(last)
     if is_generator(last):
-        return Sources(read_generator(last), None)
+        return (read_generator(last),)
     inside = last / "generator"
-    return Sources(read_generator(inside) if inside.is_dir() else None, read_discriminator(last))
+    return (*([read_generator(inside)] if inside.is_dir() else []), read_discriminator(last))
 
 
 def is_generator(folder: Path) -> bool:
-    """True if a folder holds an `ElectraForMaskedLM`; the encoder of a masked BERT serves the discriminator."""
+    """True if a folder holds an `ElectraForMaskedLM`; a BERT or MPNet starts the discriminator."""
     values = read_config(folder)
-    return values.get("model_type") not in RELATIVES and "ForMaskedLM" in str(values.get("architectures"))
+    return values.get("model_type") not in CONVERTED and "ForMaskedLM" in str(values.get("architectures"))
 
 
-def read_generator(folder: Path) -> Source:
+def read_generator(folder: Path) -> Donor:
     """The `ElectraForMaskedLM` in a folder.
 
     Raises:
@@ -112,10 +112,10 @@ def read_generator(folder: Path) -> Source:
             )
         return found
 
-    return Source(folder, read_encoder_config(folder), folder, weights)
+    return Donor("generator", folder, read_encoder_config(folder), folder, weights)
 
 
-def read_discriminator(folder: Path) -> Source:
+def read_discriminator(folder: Path) -> Donor:
     """The `ElectraForPreTraining` in a folder, or the encoder of an `ElectraModel`, a BERT or an MPNet.
 
     Raises:
@@ -125,24 +125,24 @@ def read_discriminator(folder: Path) -> Source:
 
     def weights() -> dict[str, Tensor]:
         found = read_weights(folder)
-        if values["model_type"] in RELATIVES:
+        if values["model_type"] in CONVERTED:
             return electra_weights(found, values["model_type"])
         bare = not any(name.startswith("electra.") for name in found)  # an `ElectraModel`
         return {f"electra.{name}" if bare else name: weight for name, weight in found.items()}
 
-    return Source(folder, read_encoder_config(folder, electra_settings(values)), folder, weights)
+    return Donor("discriminator", folder, read_encoder_config(folder, electra_settings(values)), folder, weights)
 
 
-def with_sizes_of(run: RunConfig, sources: Sources) -> RunConfig:
-    """`run` with a model of the sources' sizes. If one of the two models is missing, its width has the preset's
+def with_sizes_of(run: RunConfig, donors: Donors) -> RunConfig:
+    """`run` with a model of the donors' sizes. If one of the two models is missing, its width has the preset's
     proportion to the other's, in whole heads.
 
     Raises:
         ConfigError: two models for an objective that trains one, or sizes that make no model here.
     """
-    generator, discriminator = (source and source.config for source in sources[:2])
-    known = discriminator or generator
-    assert known is not None
+    configs = {donor.role: donor.config for donor in donors}
+    generator, discriminator = configs.get("generator"), configs.get("discriminator")
+    known = discriminator or donors[0].config
     if "generator" not in objective_class(run.objective.name).exports:
         if generator and discriminator:
             raise ConfigError(
@@ -167,122 +167,114 @@ def with_sizes_of(run: RunConfig, sources: Sources) -> RunConfig:
         "relative_position": known.relative_position,
         "layer_norm_eps": known.layer_norm_eps,
     }
-    name = next(source.folder for source in (sources.discriminator, sources.generator) if source)
-    model = ModelConfig.from_values(run.model.model_dump() | sizes, f"init_from: {name}")
+    model = ModelConfig.from_values(run.model.model_dump() | sizes, f"init_from: {donors[-1].folder}")
     return run.model_copy(update={"model": model})
 
 
-def require_fit(sources: Sources, run: RunConfig, vocab_size: int, tokenizer: Path) -> None:
-    """Refuses sources that are no generator and discriminator of `run`'s model, or whose tokens are not the first of
+def require_fit(donors: Donors, run: RunConfig, vocab_size: int, tokenizer: Path) -> None:
+    """Refuses donors that are no generator and discriminator of `run`'s model, or whose tokens are not the first of
     `tokenizer`.
 
     Raises:
         ConfigError: each field that differs, or the vocabulary.
     """
-    encoders = objective_class(run.objective.name).encoders(run.model, vocab_size)
-    expected = (encoders[0], encoders[-1])  # the same if the objective trains one model
-    fits = [(source, own) for source, own in zip(sources[:2], expected, strict=True) if source is not None]
+    encoders = objective_class(run.objective.name).encoders(run.model, vocab_size)  # one if it trains one model
     problems = [
-        f"init_from: {source.folder} has {field} {theirs}, expected {ours} with this configuration and data"
-        for source, own in fits
-        for field, ours in vars(own).items()
-        if (theirs := getattr(source.config, field)) != ours
+        f"init_from: {donor.folder} has {field} {theirs}, expected {ours} with this configuration and data"
+        for donor in donors
+        for field, ours in vars(encoders[-1 if donor.role == "discriminator" else 0]).items()
+        if (theirs := getattr(donor.config, field)) != ours
         and field not in TRAINING_ONLY
-        and not (field in EXTENSIBLE and theirs < ours and (source.has_tokenizer or field != "vocab_size"))
+        and not (field in EXTENSIBLE and theirs < ours and (donor.has_tokenizer or field != "vocab_size"))
     ]
     if problems:
-        raise ConfigError(*problems)
-    for source, _ in fits:
-        if source.has_tokenizer:
-            tokens = open_tokenizer(str(tokenizer)).tokens[: source.config.vocab_size]
-            if open_tokenizer(str(source.tokenizer)).tokens != tokens:
-                raise ConfigError(
-                    f"init_from: the vocabulary of {source.folder} is not the data's, nor its beginning; build the"
-                    " shards with it as --vocab"
-                )
+        raise ConfigError(*dict.fromkeys(problems))
+    tokens = open_tokenizer(str(tokenizer)).tokens
+    for donor in donors:
+        if donor.has_tokenizer and open_tokenizer(str(donor.tokenizer)).tokens != tokens[: donor.config.vocab_size]:
+            raise ConfigError(
+                f"init_from: the vocabulary of {donor.folder} is not the data's, nor its beginning; build the shards"
+                " with it as --vocab"
+            )
 
 
-def normalized_otherwise(sources: Sources, tokenizer: Path) -> Iterator[Path]:
-    """Yields the folders of the sources whose tokenizer treats case, accents or Chinese unlike the data's."""
+def normalized_otherwise(donors: Donors, tokenizer: Path) -> list[Path]:
+    """Returns the folders of the donors whose tokenizer treats case, accents or Chinese unlike the data's."""
     ours = open_tokenizer(str(tokenizer)).normalized(PROBE)
-    for source in filter(None, sources[:2]):
-        if source.has_tokenizer and open_tokenizer(str(source.tokenizer)).normalized(PROBE) != ours:
-            yield source.folder
+    tokenizers = {donor.folder: donor.tokenizer for donor in donors if donor.has_tokenizer}
+    return [folder for folder, path in tokenizers.items() if open_tokenizer(str(path)).normalized(PROBE) != ours]
 
 
-def load_sources(model: Objective, sources: Sources, tokenizer: Path) -> None:
-    """Gives the model the sources' weights, starts its other parts, and names these and the number of new tokens.
+def load_donors(model: Objective, donors: Donors, tokenizer: Path) -> None:
+    """Gives the model the donors' weights, starts its other parts, and names these and the number of new tokens.
 
-    Both encoders start with the embeddings of a single source; with `gdes`, Delta is their difference. `tokenizer` is
+    Both encoders start with the embeddings of a single donor; with `gdes`, Delta is their difference. `tokenizer` is
     the data's.
 
     Raises:
         ConfigError: a weight is missing, has another shape, or has no place in the model.
     """
-    loaded = load_parts(model, sources, tokenizer)
+    loaded = load_parts(model, donors, tokenizer)
     if not any(name.startswith("sampler_") for name in loaded):
         model.start()
     if fresh := [name for name, _ in model.named_children() if name not in loaded]:
         print(f"init_from: these parts start fresh, except for shared embeddings: {', '.join(fresh)}")
     encoder: Any = model.exported(".")["electra"]
     tokens = encoder.config.vocab_size
-    if new := tokens - min(source.config.vocab_size for source in sources[:2] if source):
+    if new := tokens - min(donor.config.vocab_size for donor in donors):
         print(f"init_from: {new:,} of {tokens:,} tokens are new to the model; each starts as the mean of its pieces")
 
 
-def load_parts(model: Objective, sources: Sources, tokenizer: Path) -> list[str]:
-    """Copies the sources' weights into the model, bit for bit, and returns the names of the parts that have any; says
-    that the discriminator's embeddings are used for both encoders where the model shares them and the sources do not.
+def load_parts(model: Objective, donors: Donors, tokenizer: Path) -> list[str]:
+    """Copies the donors' weights into the model, bit for bit, and returns the names of the parts that have any; says
+    that the discriminator's embeddings are used for both encoders where the model shares them and the donors do not.
 
     Raises:
-        ConfigError: as `load_sources`.
+        ConfigError: as `load_donors`.
     """
     loaded: list[str] = []
     embeddings: list[dict[str, Tensor]] = []
-    generator = "generator" if "generator" in model.exports else "."
-    for place, source in ((generator, sources.generator), (".", sources.discriminator)):  # the last decides
-        if source is None:
-            continue
-        modules = model.exported(place)
-        weights = extended(source.weights(), modules["electra"].config, source, tokenizer)
-        if place == generator and source is sources.discriminator:  # its head predicts no words
-            weights = {name: weight for name, weight in weights.items() if name.startswith("electra.")}
-        if place == "." and all(name.startswith("electra.") for name in weights):
-            modules = nn.ModuleDict({"electra": modules["electra"]})
-        fill(modules, weights, source.folder)
-        loaded += model.exports[place][1 : 1 + len(modules)]
-        prefix = "electra.embeddings."
-        embeddings.append({name[len(prefix) :]: weights[name] for name in weights if name.startswith(prefix)})
+    encoder: Any = model.exported(".")["electra"]
+    for donor in donors:
+        weights = extended(donor.weights(), encoder.config, donor, tokenizer)
+        if donor.role == "sampling head":
+            modules = nn.ModuleDict(
+                {name: part for name, part in model.named_children() if name.startswith("sampler_")}
+            )
+            parts = [*modules]
+            if donor.objective != model.objective.name or weights.keys() != modules.state_dict().keys():
+                continue
+        else:
+            place = donor.role if donor.role in model.exports else "."
+            (architecture, *parts), modules = model.exports[place], model.exported(place)
+            if architecture != CLASSES[donor.role]:  # its head is for another task
+                weights = {name: weight for name, weight in weights.items() if name.startswith("electra.")}
+            if place == "." and all(name.startswith("electra.") for name in weights):
+                parts, modules = parts[:1], nn.ModuleDict({"electra": modules["electra"]})
+            start = len(EMBEDDINGS)
+            embeddings.append({name[start:]: weights[name] for name in weights if name.startswith(EMBEDDINGS)})
+        fill(modules, weights, donor.folder)
+        loaded += parts
     if "generator" in model.exports:
         encoders: list[Any] = [model.get_submodule(name) for name in ("generator", "discriminator")]
-        for encoder, weights in zip(encoders, (embeddings[0], embeddings[-1]), strict=True):
-            encoder.embeddings.start_from(weights)
+        for own, weights in zip(encoders, (embeddings[0], embeddings[-1]), strict=True):
+            own.embeddings.start_from(weights)
         differ = any(not torch.equal(one, embeddings[-1][name]) for name, one in embeddings[0].items())
         if differ and encoders[0].embeddings is encoders[1].embeddings:
-            assert sources.generator and sources.discriminator
             print(
-                f"embeddings of {sources.generator.folder} and {sources.discriminator.folder} differ: the"
-                " discriminator's are used for both"
+                f"embeddings of {donors[0].folder} and {donors[1].folder} differ: the discriminator's are used for both"
             )
-    head = sources.sampling_head() if sources.objective == model.objective.name else {}
-    names = [name for name, _ in model.named_children() if name.startswith("sampler_")]
-    own = nn.ModuleDict({name: getattr(model, name) for name in names})
-    if head and sources.generator and head.keys() == own.state_dict().keys():
-        fill(
-            own, extended(head, model.exported("generator")["electra"].config, sources.generator, tokenizer), tokenizer
-        )
-        loaded += names
     return loaded
 
 
-def extended(weights: Mapping[str, Tensor], config: Any, source: Source, tokenizer: Path) -> dict[str, Tensor]:
-    """The weights with rows for the positions and tokens of `config` that the source lacks.
+def extended(weights: Mapping[str, Tensor], config: Any, donor: Donor, tokenizer: Path) -> dict[str, Tensor]:
+    """The weights with rows for the positions and tokens of `config` that the donor lacks.
 
-    Positions repeat from the first. A new token is the mean of its pieces under the source's tokenizer. A table of
+    Positions repeat from the first. A new token is the mean of its pieces under the donor's tokenizer. A table of
     another length than its configuration's is left for `fill` to refuse.
     """
-    positions, known = config.max_position_embeddings, source.config.max_position_embeddings
-    size = source.config.vocab_size
+    positions, known = config.max_position_embeddings, donor.config.max_position_embeddings
+    size = donor.config.vocab_size
     pieces: list[list[int]] = []
     if size < config.vocab_size:
         tokens = open_tokenizer(str(tokenizer)).tokens

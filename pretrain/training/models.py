@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,10 +13,10 @@ from foundation.config import ConfigError
 from pretrain.data.remote import local_folder
 from pretrain.data.shards import open_shards
 from pretrain.engine.checkpoint import Checkpoint, EngineState, all_valid, load, load_weights
-from pretrain.huggingface.init_from import PER_TOKEN, Source, Sources, find_models, load_parts, load_sources
+from pretrain.huggingface.init_from import PER_TOKEN, Donor, Donors, find_models, load_donors, load_parts
 from pretrain.method.objective import Objective, PredictionConfig
 from pretrain.method.registry import objective_class
-from pretrain.model.encoder import EncoderConfig, Layer
+from pretrain.model.encoder import Layer
 from pretrain.training.run_folder import CHECKPOINTS, DESCRIPTION, RunDescription, read_run
 
 
@@ -35,7 +36,7 @@ def initial_model(description: RunDescription, trained: Mapping[str, Tensor] | N
     """
     model = build_model(description)
     if description.init_from:
-        load_sources(
+        load_donors(
             model, find_sources(description.init_from, trained), local_folder(Path(description.data[0])) / "tokenizer"
         )
     return model
@@ -47,7 +48,7 @@ def initial_state(description: RunDescription, resumes: bool = False) -> tuple[O
     checkpoint of the run in `init_from`.
 
     Raises:
-        ConfigError: as `load_sources`, or that run has no intact checkpoint.
+        ConfigError: as `load_donors`, or that run has no intact checkpoint.
     """
     if resumes or not description.keep_optimizer:
         return (build_model if resumes else initial_model)(description), None
@@ -66,12 +67,11 @@ def initial_moment(description: RunDescription, trained: Mapping[str, Tensor]) -
     """
     model = empty_model(description)
     moment = {name: parameter.detach().zero_() for name, parameter in model.named_parameters()}
-    sources = find_sources(description.init_from, trained)
-    load_parts(model, sources, local_folder(Path(description.data[0])) / "tokenizer")
-    assert sources.generator is not None  # of every run
+    donors = find_sources(description.init_from, trained)
+    load_parts(model, donors, local_folder(Path(description.data[0])) / "tokenizer")
     for name in moment:
         if name.endswith(PER_TOKEN):
-            moment[name][sources.generator.config.vocab_size :] = 0
+            moment[name][donors[0].config.vocab_size :] = 0
     return moment
 
 
@@ -80,7 +80,7 @@ def is_run(names: Sequence[str]) -> bool:
     return len(names) == 1 and (Path(names[0]) / DESCRIPTION).is_file()
 
 
-def find_sources(names: Sequence[str], tensors: Mapping[str, Tensor] | None = None) -> Sources:
+def find_sources(names: Sequence[str], tensors: Mapping[str, Tensor] | None = None) -> Donors:
     """The models that `--init_from` names: those of a run's newest checkpoint, or Hugging Face folders.
 
     `tensors` replace the weights of that checkpoint, by parameter name.
@@ -96,20 +96,23 @@ def find_sources(names: Sequence[str], tensors: Mapping[str, Tensor] | None = No
         lambda: load_trained(folder)[0] if tensors is None else filled(empty_model(description), tensors, folder)
     )
 
-    def source(place: str, config: EncoderConfig) -> Source:
-        return Source(folder, config, folder / "tokenizer", lambda: dict(trained().exported(place).state_dict()))
+    def weights(place: str) -> dict[str, Tensor]:
+        return dict(trained().exported(place).state_dict())
 
     def sampling_head() -> dict[str, Tensor]:
         return {name: weight for name, weight in trained().state_dict().items() if name.startswith("sampler_")}
 
-    run = description.run
+    run, tokenizer = description.run, folder / "tokenizer"
     kind = objective_class(run.objective.name)
-    encoders = kind.encoders(run.model, description.vocab_size)
-    if "generator" in kind.exports:
-        generator, discriminator = encoders
-        return Sources(source("generator", generator), source(".", discriminator), sampling_head, run.objective.name)
-    only = source(".", *encoders)
-    return Sources(only, None) if isinstance(run.objective, PredictionConfig) else Sources(None, only)
+    first, *others = kind.encoders(run.model, description.vocab_size)
+    if not others:
+        role: Any = "generator" if isinstance(run.objective, PredictionConfig) else "discriminator"
+        return (Donor(role, folder, first, tokenizer, lambda: weights(".")),)
+    return (
+        Donor("generator", folder, first, tokenizer, lambda: weights("generator")),
+        Donor("discriminator", folder, others[0], tokenizer, lambda: weights(".")),
+        Donor("sampling head", folder, first, tokenizer, sampling_head, run.objective.name),
+    )
 
 
 def empty_model(description: RunDescription) -> Objective:

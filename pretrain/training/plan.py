@@ -17,7 +17,7 @@ from pretrain.engine.deepspeed_config import OVERRIDE, EngineConfig, read, resol
 from pretrain.engine.deepspeed_keys import DeepSpeedConfig
 from pretrain.engine.graphs import unreplayable
 from pretrain.engine.hardware import AUTO, Choice, choose, file_of, name_of_hardware
-from pretrain.huggingface.init_from import Sources, require_fit, with_sizes_of
+from pretrain.huggingface.init_from import Donors, require_fit, with_sizes_of
 from pretrain.job.hosts import Slots, read_hostfile
 from pretrain.job.launcher import number_of
 from pretrain.presets import preset, with_objective, with_row
@@ -50,7 +50,7 @@ class Plan(NamedTuple):
     run: RunConfig
     shards: Shards
     held_out: Shards | None
-    sources: Sources | None
+    sources: Donors | None
     """The models of --init_from."""
     description: RunDescription
     started: RunDescription | None
@@ -184,7 +184,7 @@ def contradictions(options: RunOptions) -> Iterator[str]:
         )
 
 
-def choose_run(options: RunOptions, sources: Sources | None = None) -> RunConfig:
+def choose_run(options: RunOptions, sources: Donors | None = None) -> RunConfig:
     """Returns the preset's configuration with row or objective, initial models' sizes and overrides applied, in order.
 
     Raises:

@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 from sklearn.metrics import matthews_corrcoef, roc_auc_score
 
-from bench.study_cell import CellResult, Packed, conditions
-from bench.study_file import Study
+from bench.study.cell import CellResult, Packed, conditions
+from bench.study.file import Study
 from pretrain.analysis.analysis import SUMMED, sequence_sums
 from pretrain.analysis.observation import Judgement
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.study_cell import content_sha256, require_same_text
+from bench.study.cell import content_sha256, require_same_text
 from data_prep.manifest import MANIFEST_NAME
 from foundation.config import ConfigError
 from foundation.files import sealed, unsealed

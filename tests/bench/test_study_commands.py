@@ -4,9 +4,9 @@ import re
 import shlex
 from pathlib import Path
 
-from bench.study_commands import Commands, Sources
-from bench.study_file import Row, Study, read_study
-from bench.study_jobs import JobRecord
+from bench.study.commands import Commands, Sources
+from bench.study.file import Row, Study, read_study
+from bench.study.jobs import JobRecord
 from finetune.config import GlueOptions, SquadOptions, TaggingOptions
 from foundation.command_line import parse_options
 from foundation.config import StrictConfig

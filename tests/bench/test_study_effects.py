@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import roc_auc_score
 
-from bench.study_effects import Measured, examples_resampled, passes, verdict
+from bench.study.effects import Measured, examples_resampled, passes, verdict
 from foundation.stats import counts_RS
 from tests.bench.study_cells import LENGTH, SEQUENCES, STUDY, judgement, make_cell
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bench.study_file import read_study
+from bench.study.file import read_study
 from foundation.config import ConfigError
 from tests.conftest import REPOSITORY
 

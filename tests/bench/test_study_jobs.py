@@ -5,7 +5,7 @@ from threading import Thread
 
 import pytest
 
-from bench.study_jobs import Job, Jobs
+from bench.study.jobs import Job, Jobs
 from foundation.config import ConfigError
 
 
@@ -56,3 +56,15 @@ def test_a_command_that_two_cells_need_is_run_once(tmp_path: Path) -> None:
     for thread in threads:
         thread.join()
     assert (tmp_path / "runs").read_text() == "x"
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b"[]", b"\xff", b'{"name": "once"}'])
+def test_a_damaged_record_is_one_line_with_the_file_and_the_remedy(damage: bytes, tmp_path: Path) -> None:
+    jobs = Jobs(tmp_path, 1)
+    path = tmp_path / "logs" / "once.json"
+    path.write_bytes(damage)
+    with pytest.raises(
+        ConfigError, match=rf"^output: {path} is damaged \(.+\), expected .*; remove it and rerun"
+    ) as error:
+        jobs.run(Job("once", append(tmp_path / "runs")))
+    assert "\n" not in str(error.value) and not (tmp_path / "runs").exists()

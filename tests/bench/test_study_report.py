@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.study_cell import Packed, conditions, is_finished, read_cells, write_cell
-from bench.study_report import write_report
+from bench.study.cell import Packed, conditions, is_finished, read_cells, write_cell
+from bench.study.report import write_report
 from foundation.config import ConfigError
 from tests.bench.study_cells import STUDY, make_cell
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.two_hosts import COMMANDS, SLURM_COMMANDS, Slurm, TwoHosts, missing
 from tests.cluster.runs import LONGER, deepspeed, training
+from tests.cluster.two_hosts import COMMANDS, SLURM_COMMANDS, Slurm, TwoHosts, missing
 from tests.finetune.conftest import cola_folder, squad_folder, stock_model
 from tests.pretrain.conftest import shards_folder
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.two_hosts import TwoHosts
+from tests.cluster.two_hosts import TwoHosts
 from tests.conftest import REPOSITORY
 
 HOSTFILES = {

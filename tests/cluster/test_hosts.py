@@ -3,7 +3,7 @@
 import subprocess
 from pathlib import Path
 
-from bench.two_hosts import Slurm, TwoHosts
+from tests.cluster.two_hosts import Slurm, TwoHosts
 
 
 def test_pdsh_reaches_both_hosts_and_each_has_its_own_name_and_address(two_hosts: TwoHosts, tmp_path: Path) -> None:

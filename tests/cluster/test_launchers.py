@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 import pytest
 
-from bench.two_hosts import ADDRESSES, Slurm, TwoHosts
 from tests.cluster.runs import deepspeed, wait_for
+from tests.cluster.two_hosts import ADDRESSES, Slurm, TwoHosts
 from tests.conftest import REPOSITORY
 
 PAGE = REPOSITORY / "docs/evidence/launchers.md"

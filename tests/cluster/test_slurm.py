@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from bench.two_hosts import Slurm
 from finetune.running.records import read_records
 from tests.cluster.runs import LONGER, SLOW_RUN, losses, saved_step, training, wait_for
+from tests.cluster.two_hosts import Slurm
 from tests.conftest import REPOSITORY
 
 ON_TWO_NODES = ("--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=1", "--gpus-per-node=0")

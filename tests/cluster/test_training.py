@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.two_hosts import ADDRESSES, TwoHosts
 from tests.cluster.runs import HANG_TIMEOUT, LONGER, SLOW_RUN, deepspeed, losses, saved_step, training, wait_for
+from tests.cluster.two_hosts import ADDRESSES, TwoHosts
 from tests.conftest import REPOSITORY
 
 KEEP_ALIVE = {"PDSH_SSH_ARGS_APPEND": "-o ServerAliveInterval=5"}

@@ -223,22 +223,6 @@ def test_an_overwritten_tokenizer_is_restored(options, built, tmp_path):
     assert contents(output) == contents(built)
 
 
-def test_the_shards_hold_the_chunks_of_format_1_in_order(tmp_path):
-    """Random streams belong to chunks, so merging changes no sequence and no mask."""
-    old = Path(__file__).parent / "format_1"
-    values = json.loads((old / "shards" / "manifest.json").read_text())["config"]
-    kept = {name: values[name] for name in ("seq_length", "mask_copies", "held_out", "chunk_mb")}
-    case = BuildOptions(input=(old / "text",), output=tmp_path / "out", vocab=str(old / "vocab.txt"), workers=1, **kept)
-    assert main(case) == 0
-    for side in ("", "held_out"):
-        [new] = load_manifest(tmp_path / "out" / side).shards
-        for suffix in (".bin", ".mask.bin"):
-            parts = sorted((old / "shards" / side).glob(f"shard-?????{suffix}"))
-            assert len(parts) == 3
-            content = b"".join(part.read_bytes() for part in parts)
-            assert (tmp_path / "out" / side / (new.name + suffix)).read_bytes() == content
-
-
 def test_shards_are_filled_in_order_up_to_their_size(built):
     manifest = load_manifest(built)
     ranges = [(shard.first_chunk, shard.last_chunk) for shard in manifest.shards]

@@ -1,7 +1,6 @@
 """Claims about the output folder of a build."""
 
 import shutil
-from pathlib import Path
 
 import pytest
 
@@ -11,8 +10,6 @@ from data_prep.records import Plan
 from data_prep.sentences import load_model
 from data_prep.tokens import WordPiece
 from foundation.config import ConfigError
-
-FORMAT_1 = Path(__file__).parent / "format_1"
 
 
 @pytest.fixture
@@ -49,7 +46,6 @@ def test_a_folder_that_cannot_be_resumed_is_refused_with_the_reason(built, tmp_p
     (tmp_path / "logless" / "records.log").unlink()
     (tmp_path / "begun" / ".records").mkdir(parents=True)
     cases = {
-        FORMAT_1 / "shards": "has format 1, which training still reads",
         tmp_path / "logless": r"cannot be checked: it has no records\.log; choose",
         tmp_path / "begun": "do not belong to a build",
     }

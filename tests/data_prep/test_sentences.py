@@ -7,8 +7,8 @@ import pytest
 
 from data_prep.build_shards import BuildOptions, main
 from data_prep.manifest import load_manifest
-from data_prep.punkt import Punkt
-from data_prep.sentences import find_model, load_model, save_model, split_sentences, train_model
+from data_prep.punkt import Punkt, PunktModel
+from data_prep.sentences import find_model, load_model, sample_by_content, save_model, split_sentences
 from foundation.config import ConfigError
 
 TEXT = (
@@ -42,7 +42,7 @@ def test_a_line_end_ends_a_sentence_and_only_white_space_is_lost(english):
 
 
 def test_a_model_survives_saving_and_loading(tmp_path):
-    trained = train_model([TEXT * 30])
+    trained = PunktModel.trained([TEXT * 30])
     save_model(trained, tmp_path)
     loaded = load_model(tmp_path)
     assert "dr" in loaded.abbrev_types
@@ -57,11 +57,16 @@ def test_the_real_model_is_read_as_nltk_reads_it(english):
     assert vars(load_model(english)) == vars(load_punkt_params(FileSystemPathPointer(str(english))))
 
 
-def test_training_does_not_depend_on_the_hash_seed():
-    program = "from data_prep.sentences import *; import sys;print(train_model([sys.argv[1] * 30]).sha256())"
+@pytest.mark.parametrize("text", ["books/novels/*.xz", "languages/de/*.xz", "languages/hu/*.xz", "languages/tr/*dev*"])
+def test_training_does_not_depend_on_the_hash_seed(shared_data, text):
+    program = (
+        "import lzma, sys; from data_prep.punkt import PunktModel; "
+        "print(PunktModel.trained([lzma.open(sys.argv[1]).read(100_000).decode(errors='replace')]).sha256())"
+    )
+    path = sorted(shared_data.glob(text))[0]
     hashes = {
         subprocess.run(
-            [sys.executable, "-c", program, TEXT],
+            [sys.executable, "-c", program, path],
             env={"PYTHONHASHSEED": seed, "PYTHONPATH": ":".join(sys.path)},
             capture_output=True,
             text=True,
@@ -72,13 +77,21 @@ def test_training_does_not_depend_on_the_hash_seed():
     assert len(hashes) == 1
 
 
+def test_a_sample_is_chosen_by_content():
+    texts = [f"text {number} {'x' * number}" for number in range(100)]
+    chosen = sample_by_content(texts, 500)
+    assert sum(map(len, chosen)) == 500
+    assert chosen == sample_by_content(texts[::-1], 500) != texts[: len(chosen)]
+    assert sorted(sample_by_content(texts, 10**6)) == sorted(texts)
+
+
 def test_a_folder_without_a_model_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"no Punkt model; give a folder with abbrev_types\.txt"):
         find_model(tmp_path)
 
 
 def test_a_damaged_model_is_refused(tmp_path):
-    save_model(train_model([TEXT]), tmp_path)
+    save_model(PunktModel.trained([TEXT]), tmp_path)
     (tmp_path / "ortho_context.tab").write_text("word\tnot a number")
     with pytest.raises(ConfigError, match="is not a Punkt model"):
         load_model(tmp_path)
@@ -100,7 +113,7 @@ def test_with_one_sentence_per_line_only_line_ends_count():
     ],
 )
 def test_marks_of_other_scripts_end_sentences_if_asked(text, sentences):
-    punkt = Punkt(train_model([TEXT]))
+    punkt = Punkt(PunktModel.trained([TEXT]))
     assert split_sentences(text, punkt, marks=True) == sentences
     assert split_sentences(text.splitlines()[0], punkt)[0].startswith(" ".join(sentences[:1]))
 

@@ -8,7 +8,7 @@ import pytest
 
 from foundation.command_line import parse_options
 from foundation.config import ConfigError
-from pretrain.analysis.panels import PALETTE
+from pretrain.analysis.figures import PALETTE
 from pretrain.page import MOST_RUNS, PageOptions, main
 from pretrain.presets import PAPER
 from tests.pretrain.analysis.runs import write_run
@@ -50,4 +50,4 @@ def test_trained_runs_of_every_objective_have_a_page(
     assert process.returncode == 0, output
     main(PageOptions(runs=(tmp_path / "run",)))
     page = (tmp_path / "run" / "page.html").read_text()
-    assert "Finished, 6 steps" in page and 'class="example"' in page and "1 start, 0 of them a restart" in page
+    assert "Finished, 6 steps" in page and 'class="example"' in page and "1 start;" in page

@@ -218,7 +218,7 @@ def test_fp16_ends_at_the_minimum_of_its_loss_scale_with_step_and_samples(
     (tmp_path / "deepspeed.json").write_text(json.dumps(values))
     folder = tmp_path / "run"
     options = (*run_arguments(shards_folder, folder)[1:], "--deepspeed_config", tmp_path / "deepspeed.json")
-    run = Heard(launch(2, "bench/gpu_declared.py", *options))
+    run = Heard(launch(2, "bench/gpu/declared.py", *options))
     output = run.ended(1)
     assert "step 2: the gradient is not finite" in output and "loss scale 2.74878e+11 cannot fall further" in output
     assert (folder / "nonfinite-step-2.json").is_file()

@@ -1,4 +1,4 @@
-"""Claims about fp16, from whole runs on a CPU that declares fp16 (bench/gpu_declared.py): two ranks, two micro-batches.
+"""Claims about fp16, from whole runs on a CPU that declares fp16 (bench/gpu/declared.py): two ranks, two micro-batches.
 
 Their first loss scale, 2^14, overflows for real. What a CPU cannot show is a GPU's arithmetic and NCCL.
 """
@@ -38,7 +38,7 @@ def train(shards: Path, folder: Path, stage: int, *options: str) -> Path:
     """Trains or resumes a run under `zero1_fp16`, with this ZeRO stage, on two ranks."""
     changes = (*CHANGES, "deepspeed.fp16.initial_scale_power=14", f"deepspeed.zero_optimization.stage={stage}")
     arguments = run_arguments(shards, folder, *changes)[1:]
-    command = ("bench/gpu_declared.py", *options, *arguments, "--deepspeed_config", "zero1_fp16")
+    command = ("bench/gpu/declared.py", *options, *arguments, "--deepspeed_config", "zero1_fp16")
     outputs(two_ranks(*command))
     return folder
 

@@ -23,7 +23,7 @@ STEPS = 12
 
 def run(name: str, shards: Path, folder: Path, launch: Launch) -> str:
     """Output of the run; if the file accumulates, it gets a share of the batch that can be split."""
-    script = "bench/gpu_declared.py" if "fp16" in name else "pretrain/run.py"
+    script = "bench/gpu/declared.py" if "fp16" in name else "pretrain/run.py"
     overrides = (f"optim.steps={STEPS}", "batch_size=16", "model.dropout=0", "model.attention_dropout=0")
     file, added = VARIANTS.get(name, (name, ()))
     options = (*run_arguments(shards, folder, *overrides, *added)[1:], "--deepspeed_config", f"ds_configs/{file}.json")

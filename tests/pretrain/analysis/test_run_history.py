@@ -106,5 +106,4 @@ def test_a_folder_that_is_not_a_run_is_named(tmp_path: Path) -> None:
 def test_the_nearest_preset_differs_in_the_runs_own_settings() -> None:
     name, settings = nearest_preset(SMALL.model_copy(update={"seed": 7}))
     assert name == "small"
-    assert {key: values for key, values in settings.items() if values[0] != values[1]} == {"seed": (0, 7)}
-    assert settings["optim.betas"] == ([0.9, 0.999], [0.9, 0.999])
+    assert settings == {"seed": (0, 7)}

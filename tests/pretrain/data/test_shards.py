@@ -286,32 +286,6 @@ def test_a_manifest_whose_special_ids_differ_from_its_tokenizers_is_refused(
         open_shards(folder)
 
 
-FORMAT_1 = Path(__file__).parents[2] / "data_prep" / "format_1" / "shards"
-
-
-def test_a_folder_of_format_1_can_be_read() -> None:
-    shards, held_out = open_shards(FORMAT_1), open_held_out(FORMAT_1)
-    assert held_out is not None
-    assert (len(shards), len(held_out)) == (sum(shards.sizes), sum(held_out.sizes)) == (55, 35)
-    _, masked_BL, lengths_B = shards.read(np.arange(55), np.arange(55) % 4)
-    assert lengths_B.sum() == shards.manifest.totals.tokens
-    assert masked_BL.any(axis=1).all()
-
-
-@pytest.mark.parametrize("damage", ["special token", "vocabulary"])
-def test_a_folder_of_format_1_is_checked_as_far_as_its_checksums_allow(damage: str, tmp_path: Path) -> None:
-    folder = shutil.copytree(FORMAT_1, tmp_path / "copy")
-    if damage == "special token":
-        text = (folder / "manifest.json").read_text()
-        assert '"mask": 4' in text
-        (folder / "manifest.json").write_text(text.replace('"mask": 4', '"mask": 5'))
-    else:
-        text = (folder / "tokenizer" / "vocab.txt").read_text()
-        (folder / "tokenizer" / "vocab.txt").write_text(text.replace("##ka", "##kaka"))
-    with pytest.raises(ConfigError, match=r"copy is damaged: tokenizer"):
-        open_shards(folder)
-
-
 def many_times(source: Path, folder: Path, count: int) -> None:
     """A folder whose shards are all links to the first shard of another."""
     shutil.copytree(source / "tokenizer", folder / "tokenizer")

@@ -143,7 +143,7 @@ def resolved_config(name: str, world_size: int, **sections: dict[str, Any]) -> A
     values = values_of(name) | {"train_micro_batch_size_per_gpu": MICRO_BATCH}
     for section, changes in sections.items():
         values[section] = values.get(section, {}) | changes
-    device_type = "cuda" if "fp16" in values else "cpu"  # see `bench.gpu_declared`
+    device_type = "cuda" if "fp16" in values else "cpu"  # see `bench.gpu.declared`
     return resolve(values, batch_size=BATCH, world_size=world_size, device_type=device_type, optim=OPTIM)
 
 
@@ -283,7 +283,7 @@ def frozen_by_scale(name: str, world: Any) -> dict[str, bool]:
 
 
 def main(folder: Path) -> None:
-    from bench.gpu_declared import declare
+    from bench.gpu.declared import declare
     from pretrain.job.processes import leave, start_processes
 
     world = start_processes()

@@ -64,6 +64,7 @@ def test_nothing_of_the_captured_graph_of_autograd_is_kept(batch: Batch, monkeyp
     assert len(seen) == WARM_UPS + 1 and not any(loss() is not None for loss in seen)
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")
 @pytest.mark.parametrize("objective", ["hp_loss", "hp_dist", "electra", "mlm"])
 def test_a_graph_gives_the_bits_of_an_eager_step_with_new_batches_weights_and_dropout(objective: str) -> None:

@@ -132,7 +132,7 @@ def test_an_export_survives_the_round_trip_bitwise(relative: str, shards_folder:
     [
         (0, "pretrain/run.py", "zero1_bf16"),
         pytest.param(2, "pretrain/run.py", "zero3_bf16", marks=pytest.mark.long),
-        (0, "bench/gpu_declared.py", "zero1_fp16"),
+        (0, "bench/gpu/declared.py", "zero1_fp16"),
     ],
 )
 def test_a_run_in_half_precision_starts_with_bitwise_the_pairs_weights(
@@ -234,7 +234,7 @@ def test_names_on_the_hub_are_found_in_its_cache_or_are_one_clear_error(
     cached(stock_pair[1], tmp_path / "hub", "someone/discriminator")
     for generator, code, said in (
         ("someone/generator", 0, "embedding_size=24"),
-        ("someone/missing", 2, "someone/missing is not a local folder and cannot be had from the hub"),
+        ("someone/missing", 2, "someone/missing is not a local folder and could not be downloaded from the hub"),
     ):
         done = subprocess.run(
             [

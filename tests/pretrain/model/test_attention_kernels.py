@@ -18,9 +18,9 @@ MOST_SHARED = {86: 99, 90: 227, 100: 227, 120: 99}
 
 
 def compiled(*options: object) -> list[list[str]]:
-    """Returns the rows that `bench/gpu_registers.py` prints."""
+    """Returns the rows that `bench/gpu/registers.py` prints."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "bench/gpu_registers.py", *map(str, options)]
+    command = [sys.executable, "bench/gpu/registers.py", *map(str, options)]
     done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return [[cell.strip() for cell in line.split("|")[1:-1]] for line in done.stdout.splitlines()[2:]]

@@ -118,6 +118,7 @@ def test_every_number_of_the_file_is_explained_in_the_reference(watched: Path) -
     assert not {name for name in names - {"kind", "step", "tokens"} if f"`{name}" not in table}
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_memory_is_the_peak(watched: Path) -> None:
     records = read_records(watched, "train")

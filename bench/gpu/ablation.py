@@ -1,0 +1,144 @@
+"""Stages b and c of `bench/gpu.py`: the machine's own rates, and a training step with each optimisation switched."""
+
+import gc
+import statistics
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from bench.gpu.items import Figures, run_items
+from bench.gpu.parts import SHAPES, GpuOptions, half_precision
+from bench.gpu.setting import PLAIN, Plainly, Setting, engine_step, fast_modules, new_batch, setting
+from bench.matrix_rate import matrix_rates
+from bench.memory import peak_mb
+from bench.models import CONFIGS, fresh_model, new_engine
+from bench.timing import median_seconds, seconds_of
+from pretrain.engine.deepspeed_config import read
+from pretrain.engine.determinism import compute_deterministically
+from pretrain.engine.graphs import replay_micro_batches
+from pretrain.model import ops
+from pretrain.presets import preset, with_objective
+from pretrain.training.estimates import flops_per_token
+from pretrain.training.models import compile_layers
+
+COPIED_BYTES = {"cuda": 2**32, "cpu": 2**26}
+WARM_UPS = {"cuda": 5, "cpu": 1}
+STEPS = {"cuda": 20, "cpu": 2}
+
+
+class Switch(NamedTuple):
+    """One change to a training step as `pretrain/run.py` does it."""
+
+    settings: tuple[str, ...] = ()
+    """Overrides of the DeepSpeed file."""
+    compiled: bool = False
+    graphs: bool = False
+    """Forward and backward are captured and replayed as CUDA graphs."""
+    deterministic: bool = True
+    attention: tuple[SDPBackend, ...] = ()
+    """Kernels that PyTorch may choose from; all of them if empty."""
+    without: str | None = None
+    """Module whose fast operations are replaced by plain ones."""
+
+
+SWITCHES = {
+    "as shipped": Switch(),
+    "not deterministic": Switch(deterministic=False),
+    "AdamW not fused": Switch(("deepspeed.optimizer.params.fused=false",)),
+    "parameters not aligned": Switch(("deepspeed.zero_optimization.parameter_alignment=false",)),
+    "activations recomputed": Switch(("deepspeed.activation_checkpointing={}",)),
+    "PyTorch's attention by the formula": Switch(attention=(SDPBackend.MATH,)),
+    "layers compiled": Switch(compiled=True),
+}
+"""The first is the baseline."""
+
+
+def rates(options: GpuOptions, product: Path) -> int:
+    """Measures matrix products in each precision, and a copy of memory."""
+    where = setting(options.device)
+    precisions = ("bf16", "fp16", "fp32") if options.device == "cuda" else ("fp32",)
+    items = {f"products {precision}": partial(matrix_rates, precision) for precision in precisions}
+    return run_items({"copy": partial(copy_rate, where), **items}, product)
+
+
+def copy_rate(where: Setting) -> Figures:
+    """Returns bytes read and written per second."""
+    source = torch.empty(COPIED_BYTES[where.device.type], dtype=torch.uint8, device=where.device).fill_(1)
+    target = torch.empty_like(source)
+    return {"bytes_per_second": 2 * source.numel() / median_seconds(lambda: target.copy_(source), 5)}
+
+
+def ablation(options: GpuOptions, shape: str, product: Path) -> int:
+    """Measures a step with each switch."""
+    compute_deterministically()  # as a run does; `measured` switches it off for one
+    device = options.device
+    where = shaped(device, shape)
+    measured(where, Switch(), steps=1)  # an engine's start chooses the fast operations
+    items = {name: partial(measured, where, switch, STEPS[device]) for name, switch in switches(device).items()}
+    return run_items(items, product)
+
+
+def switches(device: str) -> dict[str, Switch]:
+    """Returns the switches that change something here, once an engine has chosen its operations; each module of fast
+    operations has one too. Graphs come last, since a capture that fails may spoil what follows.
+    """
+    found = SWITCHES | {f"without {module.rpartition('.')[2]}": Switch(without=module) for module in fast_modules()}
+    if ops.attend is not PLAIN["attend"]:
+        found = {name: switch for name, switch in found.items() if not switch.attention}
+    if device == "cpu":  # where there are no graphs, and compiling is slow and gains nothing
+        return {name: switch for name, switch in found.items() if not switch.compiled}
+    return found | {"with CUDA graphs": Switch(graphs=True)}
+
+
+def shaped(device: str, shape: str) -> Setting:
+    """Returns the setting of a shape such as "base 512", with dropout."""
+    name, length = shape.split()
+    batch_size = next(batch for *known, batch in SHAPES[device] if known == [name, int(length)])
+    run = with_objective(preset(name), "hp_loss")
+    return setting(device)._replace(run=run, batch_size=batch_size, length=int(length))
+
+
+def measured(where: Setting, switch: Switch, steps: int) -> Figures:
+    """Returns the median seconds of a step, and what follows from them."""
+    gc.collect()  # the engine before, which refers to itself
+    with ExitStack() as stack:
+        if switch.attention:
+            stack.enter_context(sdpa_kernel(list(switch.attention)))
+        torch.use_deterministic_algorithms(switch.deterministic)
+        stack.callback(torch.use_deterministic_algorithms, False)
+        step = new_step(where, switch)
+        if switch.without:  # after the engine's start
+            stack.enter_context(Plainly(switch.without))
+        if torch.cuda.is_available():
+            torch.cuda.reset_peak_memory_stats()
+        for _ in range(WARM_UPS[where.device.type]):
+            step()
+        seconds = statistics.median(seconds_of(step) for _ in range(steps))
+    flops = flops_per_token(where.run.model, where.run.objective, where.vocabulary, where.length)
+    tokens = where.batch_size * where.length
+    return {
+        "seconds": seconds,
+        "tokens_per_second": tokens / seconds,
+        "flops_per_second": flops * tokens / seconds,
+        "peak_mb": peak_mb(),
+    }
+
+
+def new_step(where: Setting, switch: Switch) -> Callable[[], object]:
+    """Returns a function that does one training step of a new model."""
+    torch.manual_seed(0)
+    model = fresh_model(where.run, where.vocabulary)
+    if switch.compiled:
+        compile_layers(model)
+    config = read(CONFIGS / f"zero1_{half_precision(where.device.type)}.json", switch.settings)
+    engine = new_engine(model, where.run, config, where.batch_size, where.world)
+    batch = new_batch(where)
+    if switch.graphs:
+        batch = batch.to(where.device, counts=True)
+        replay_micro_batches(engine.module, batch)
+    return partial(engine_step, engine, batch)

@@ -1,0 +1,102 @@
+"""Model, batch and device for the checks and the profile of `bench/gpu.py`."""
+
+import json
+from inspect import isfunction
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from bench.batches import VOCABULARY, random_batch
+from bench.models import CONFIGS, fresh_model, new_engine
+from pretrain.config import RunConfig, with_overrides
+from pretrain.data.batches import Batch
+from pretrain.engine.engine import Engine
+from pretrain.job.processes import World, start_processes
+from pretrain.method.electra import Electra
+from pretrain.model import cpu_ops, ops
+from pretrain.presets import preset, with_objective
+
+LEARNING_RATE = 1e-3  # large enough to change bf16 weights near 0.1, whose spacing is 0.0005
+PLAIN = {name: value for name, value in vars(ops).items() if isfunction(value)}
+"""The operations in plain PyTorch, which faster ones replace when an engine starts."""
+
+
+class Plainly:
+    """Inside the `with` block, models use operations in plain PyTorch, in place of all others or those of a module."""
+
+    def __init__(self, module: str | None = None) -> None:
+        fast = {name: vars(ops)[name] for name in PLAIN}
+        self._fast = {name: form for name, form in fast.items() if module in (None, form.__module__)}
+
+    def __enter__(self) -> None:
+        for name in self._fast:
+            setattr(ops, name, PLAIN[name])
+
+    def __exit__(self, *error: object) -> None:
+        for name, form in self._fast.items():
+            setattr(ops, name, form)
+
+
+def fast_modules() -> list[str]:
+    """Returns the modules whose operations have replaced plain ones."""
+    return sorted({vars(ops)[name].__module__ for name in PLAIN} - {ops.__name__})
+
+
+class Setting(NamedTuple):
+    """Device, run configuration and shapes of the checks."""
+
+    device: torch.device
+    world: World
+    run: RunConfig
+    vocabulary: int
+    batch_size: int
+    length: int
+
+
+def setting(device: str) -> Setting:
+    """The small preset on a GPU, tiny on a CPU; without dropout, whose draws differ between devices and precisions.
+
+    Raises:
+        RuntimeError: the device does not exist.
+    """
+    world = start_processes()
+    if world.device.type != device:
+        raise RuntimeError(f"device: asked for {device}, found {world.device.type}")
+    run = preset("small" if device == "cuda" else "tiny")
+    run = with_overrides(run, ["model.dropout=0", "model.attention_dropout=0"])
+    if device == "cuda":
+        return Setting(world.device, world, run, VOCABULARY, 16, 128)
+    cpu_ops.use()
+    return Setting(world.device, world, run, 500, 8, 128)  # enough word pieces for a plain sum in bf16 to go wrong
+
+
+def new_model(where: Setting, objective: str = "hp_loss") -> Electra:
+    """An fp32 model with the same weights each time; the sampling head, initially without effect, gets random ones."""
+    torch.manual_seed(0)
+    model = fresh_model(with_objective(where.run, objective), where.vocabulary)
+    for name, parameter in model.named_parameters():
+        if name.startswith("sampler_"):
+            nn.init.normal_(parameter, std=0.05)
+    return model.to(where.device)
+
+
+def new_batch(where: Setting) -> Batch:
+    torch.manual_seed(1)
+    return random_batch(where.batch_size, where.length, where.vocabulary).to(where.device)
+
+
+def gentle_engine(where: Setting, model: Electra, name: str) -> Engine:
+    """An engine for a file of `ds_configs/`, with a loss scale low enough not to overflow at first."""
+    config = json.loads((CONFIGS / f"{name}.json").read_text())
+    if "fp16" in config:
+        config["fp16"]["initial_scale_power"] = 10
+    return new_engine(model, where.run, config, where.batch_size, where.world)
+
+
+def engine_step(engine: Engine, batch: Batch) -> Tensor:
+    """Trains one step; returns its loss."""
+    loss = engine.forward(batch).loss
+    engine.backward(loss)
+    engine.update(LEARNING_RATE)
+    return loss.detach()

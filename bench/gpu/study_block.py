@@ -1,0 +1,59 @@
+"""Stage f of `bench/gpu.py`: cells of a study, trained on shards that travelled along.
+
+Only finished cells travel between machines: a checkpoint is too large. On the same machine a killed run goes on. Text,
+GLUE and BLiMP stay behind: each cell is crossed with the reference, as in the study, and no probe is fine-tuned.
+"""
+
+import json
+from pathlib import Path
+
+from bench.gpu.items import keep
+from bench.gpu.parts import GpuOptions
+from bench.study.cell import measure, read_cells, write_cell
+from bench.study.commands import Commands, Sources
+from bench.study.file import Study, read_study
+from bench.study.jobs import Jobs
+from data_prep.manifest import load_manifest
+
+ROWS_ON_A_CPU = 1
+
+
+def study_block(options: GpuOptions, product: Path) -> int:
+    """Runs the missing cells, all rows of the first seed first; returns 1 if one failed, after trying the others."""
+    assert options.data
+    study, output = block(options), options.work / "study"
+    results = output / "results"
+    results.mkdir(parents=True, exist_ok=True)
+    shards = output / "shards"
+    shards.unlink(missing_ok=True)
+    shards.symlink_to(options.data)
+    cells = json.loads(product.read_text()) if product.is_file() else {}
+    for name, cell in cells.items():
+        keep(cell, results / name)
+    finished = read_cells(results, study).keys()
+    nowhere = Path("not-here")
+    commands = Commands(study, Sources((), None, nowhere, nowhere, nowhere), output)
+    jobs = Jobs(output, 1)
+    reference = study.row(study.reference.row)
+    failed = False
+    for seed in study.seeds:
+        for row in study.rows:
+            if (row.name, seed) in finished:
+                continue
+            wanted = [commands.training(reference, study.reference.seed), *commands.cell(row, seed)]
+            if not all(jobs.run(job) for job in wanted if not job.name.startswith("export")):
+                failed = True
+                continue
+            write_cell(results, study, measure(output, commands, jobs, study, row, seed))
+            keep({path.name: json.loads(path.read_text()) for path in sorted(results.glob("*.json"))}, product)
+    return int(failed)
+
+
+def block(options: GpuOptions) -> Study:
+    """Returns the study at the scale of this machine, without the measures whose data does not travel."""
+    assert options.data
+    manifest, study = load_manifest(options.data), read_study(options.study).scaled(options.study_scale)
+    changes = {"blimp": False, "probes": (), "vocab_size": manifest.vocab_size, "seq_length": manifest.seq_length}
+    if options.device == "cpu":
+        changes |= {"preset": "tiny", "rows": study.rows[:ROWS_ON_A_CPU], "seeds": study.seeds[:1]}
+    return study.model_copy(update=changes)

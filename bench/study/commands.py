@@ -1,0 +1,106 @@
+"""The commands of a study, as a user would type them: shards once, then those of each run and cell."""
+
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from bench.study.file import Probe, Row, Study
+from bench.study.jobs import Job, JobRecord
+
+CHECKPOINTS = 6
+"""Times in a run at which it can resume."""
+
+
+class Sources(NamedTuple):
+    """The user's text and data."""
+
+    input: tuple[str, ...]
+    punkt: Path | None
+    data_dir: Path
+    squad: Path
+    blimp: Path
+
+
+def cell_name(row: Row, seed: int) -> str:
+    """Returns the name of a cell's files and folders."""
+    return f"{row.folder}-seed{seed}"
+
+
+class Commands:
+    """Commands of a study whose products are in `output`."""
+
+    def __init__(self, study: Study, sources: Sources, output: Path) -> None:
+        self.study, self.sources, self.folder = study, sources, output
+        self.output = shlex.quote(str(output))
+        self.reference = cell_name(study.row(study.reference.row), study.reference.seed)
+
+    def shards(self) -> Iterator[Job]:
+        """Yields the commands that make the vocabulary and the shards."""
+        text = " ".join(shlex.quote(name) for name in self.sources.input)
+        punkt = f" --punkt {shlex.quote(str(self.sources.punkt))}" if self.sources.punkt else ""
+        vocabulary = f"--input {text} --output {self.output}/vocab --size {self.study.vocab_size}"
+        shards = f"--input {text} --output {self.output}/shards --vocab {self.output}/vocab{punkt}"
+        yield Job("vocabulary", f"python data_prep/train_vocab.py {vocabulary}")
+        yield Job("shards", f"python data_prep/build_shards.py {shards} --seq_length {self.study.seq_length}")
+
+    def cell(self, row: Row, seed: int) -> Iterator[Job]:
+        """Yields the commands of one cell."""
+        name = cell_name(row, seed)
+        run, exported = f"{self.output}/runs/{name}", f"{self.output}/exported/{name}"
+        oracle = self.study.oracle_sequences if row.has_generator else 0
+        yield self.training(row, seed)
+        yield Job(
+            f"evaluate-{name}",
+            f"python pretrain/evaluate.py {run} {self.output}/runs/{self.reference}"
+            f" --sequences {self.study.held_out_sequences} --oracle_sequences {oracle}"
+            f" --output {self.output}/evaluation/{name}",
+        )
+        yield Job(f"export-{name}", f"python pretrain/export.py {run} {exported}")
+        if self.study.blimp:
+            data = shlex.quote(str(self.sources.blimp))
+            yield Job(
+                f"blimp-{name}",
+                f"python finetune/blimp.py {exported} --discriminator_only --data {data}"
+                f" --output {self.output}/blimp/{name}",
+            )
+        for probe in self.study.probes:
+            yield Job(f"{probe.task}-{name}", self.probe(probe, exported, name))
+
+    def training(self, row: Row, seed: int) -> Job:
+        """Returns the command that pre-trains a row; the seed determines weights, order and masks in all rows alike."""
+        study, name = self.study, cell_name(row, seed)
+        steps = row.steps or study.steps
+        every = max(1, steps // CHECKPOINTS)
+        objective = f"--row {shlex.quote(row.row)}" if row.row else f"--objective {row.objective}"
+        if study.deepspeed_config:
+            objective += f" --deepspeed_config {shlex.quote(study.deepspeed_config)}"
+        settings = (
+            *(f"seed={seed}", f"optim.steps={steps}", f"optim.warmup_steps={study.warmup_steps}"),
+            *(f"checkpoint_every={every}", "keep_checkpoints=1", f"evaluate_every={every}", *study.set, *row.set),
+        )
+        return Job(
+            f"train-{name}",
+            f"python pretrain/run.py --preset {study.preset} {objective} --data {self.output}/shards"
+            f" --output {self.output}/runs/{name} --set {' '.join(map(shlex.quote, settings))}",
+        )
+
+    def probe(self, probe: Probe, exported: str, name: str) -> str:
+        """Returns the command that fine-tunes one discriminator on one task."""
+        squad, tagging = probe.task == "SQuAD", probe.script == "run_tagging.py"
+        folder = self.sources.squad if squad else self.sources.data_dir / (probe.task if tagging else "")
+        task = "" if squad else f" --task {probe.task}"
+        return (
+            f"python finetune/{probe.script}{task} --model {exported} --data_dir {shlex.quote(str(folder))}"
+            f" --output {self.output}/probes/{name}/{probe.folder}"
+            f" --seeds {' '.join(map(str, probe.seeds))} --epochs {probe.epochs}"
+            + "".join(f" {shlex.quote(option)}" for option in probe.options)
+        )
+
+    def without_paths(self, record: JobRecord) -> JobRecord:
+        """Returns a record whose command has names such as GLUE in place of this machine's folders."""
+        sources, command = self.sources, record.command
+        shown = {"SQUAD": sources.squad, "BLIMP": sources.blimp, "GLUE": sources.data_dir, "OUTPUT": self.folder}
+        for name, path in sorted(shown.items(), key=lambda item: -len(str(item[1]))):  # one may lie in another
+            command = command.replace(shlex.quote(str(path)), name)
+        return record.model_copy(update={"command": command})

@@ -1,0 +1,111 @@
+"""Measures of a study's rows and their differences, with intervals over seeds and examples together.
+
+Everything is computed from the cells' JSON. Cells of equal seed share initial weights, order, masks and uniforms, and
+all share their examples, so differences are paired in both.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from bench.study.cell import CellResult
+from bench.study.file import Prediction, Study
+from finetune.reporting.comparisons import scores
+from foundation.stats import RESAMPLES, Interval, Resampled, counts_RS, mean, multi_bootstrap, resample
+
+Cells = Mapping[tuple[str, int], CellResult]
+"""Finished cells by row and seed."""
+LEAST_SEEDS = 5
+"""Below, an interval over seeds is too narrow to decide anything."""
+
+
+class Effect(NamedTuple):
+    """A difference between two rows."""
+
+    interval: Interval
+    seeds: tuple[int, ...]
+    """Seeds that both rows have."""
+    passed: bool
+    """Whether all of these cells pass the gates."""
+
+
+def examples_resampled(cell: CellResult, measure: str, study: Study) -> Resampled:
+    """Returns a measure of one cell, resampled over its examples; the resamples are the same for all cells.
+
+    A number whose examples are not kept is the same on every resample.
+    """
+    value = float("nan") if (number := cell.numbers[measure]) is None else number
+    if measure not in study.known_measures():
+        return Resampled(value, np.full(RESAMPLES, value))
+    probe = next((probe for probe in study.probes if probe.measure == measure), None)
+    place, _, what = measure.rpartition(" ")
+    columns = {name: part.unpack() for name, part in cell.examples[measure if probe or not place else place].items()}
+    if probe:
+        counts = counts_RS(next(iter(columns.values())).shape[1])
+        answers = [{name: part[number] for name, part in columns.items()} for number in range(len(probe.seeds))]
+        resampled_R = 100 * np.mean([scores(answer, probe.metric, counts) for answer in answers], axis=0)
+    elif measure == "BLiMP":
+        resampled_R = resample(np.stack((50 * columns["right"], np.ones_like(columns["right"]))), mean).resampled_R
+    elif what == "AUC":
+        groups = (
+            ("placed_replaced", columns["replaced"]),
+            ("placed_original", columns["tokens"] - columns["replaced"]),
+        )
+        parts = [resample(np.stack((columns[name], count)), mean) for name, count in groups]
+        resampled_R = parts[0].resampled_R + parts[1].resampled_R - parts[0].value
+    else:
+        names = {"loss": ("loss", "tokens"), "accuracy": ("masked_right", "masked")}[what]
+        resampled_R = resample(np.stack([columns[name] for name in names]), mean).resampled_R
+    return Resampled(value, resampled_R)
+
+
+def passes(cell: CellResult, study: Study) -> bool:
+    """Returns whether a cell passes the gates: has it learned enough for its numbers to mean something?"""
+    mlm, entropy, share = (cell.numbers[name] for name in ("MLM loss", "unigram entropy", "own loss over entropy"))
+    learned = not study.row(cell.row).has_generator or (mlm is not None and entropy - mlm > study.gates.mlm_gain)
+    return learned and share is not None and share < study.gates.loss_over_entropy
+
+
+class Measured:
+    """One measure of the cells that have it."""
+
+    def __init__(self, cells: Cells, measure: str, study: Study) -> None:
+        self.cells, self.study = cells, study
+        self._found = {
+            key: examples_resampled(cell, measure, study) for key, cell in cells.items() if measure in cell.numbers
+        }
+
+    def row(self, name: str) -> Effect:
+        """Returns a row's mean over its seeds."""
+        seeds = tuple(seed for seed in self.study.seeds if (name, seed) in self._found)
+        return self._effect(seeds, name)
+
+    def difference(self, name: str, minus: str) -> Effect:
+        """Returns the difference of two rows over the seeds that both have."""
+        seeds = tuple(seed for seed in self.study.seeds if {(name, seed), (minus, seed)} <= self._found.keys())
+        return self._effect(seeds, name, minus)
+
+    def _effect(self, seeds: tuple[int, ...], *names: str) -> Effect:
+        if not seeds:
+            return Effect(None, (), False)
+        found = [multi_bootstrap([self._found[name, seed] for seed in seeds]) for name in names]
+        passed = all(passes(self.cells[name, seed], self.study) for name in names for seed in seeds)
+        return Effect((found[0].minus(found[1]) if len(found) > 1 else found[0]).interval(), seeds, passed)
+
+
+def verdict(prediction: Prediction, effect: Effect) -> str:
+    """Returns what an effect says about a prediction."""
+    if effect.interval is None or not effect.seeds:
+        return "not run"
+    if not effect.passed:
+        return "gates not passed"
+    if len(effect.seeds) < LEAST_SEEDS:
+        return f"open: {len(effect.seeds)} of at least {LEAST_SEEDS} seeds"
+    _, low, high = effect.interval
+    at_least, at_most = prediction.bounds
+    if high < at_least or low > at_most:
+        return "refuted"
+    if held := [f"{bound:g}" for bound in prediction.bounds if low <= bound <= high]:
+        return f"open: the interval holds {' and '.join(held)}"
+    return "holds"

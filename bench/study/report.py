@@ -1,0 +1,205 @@
+"""The report of a study, from its cells' JSON only: gates, measures, effects, samplers, costs, predictions, figure."""
+
+import statistics
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")  # no display on a cluster
+
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+
+from bench.study.cell import CellResult, read_cells
+from bench.study.effects import Cells, Effect, Measured, passes, verdict
+from bench.study.file import Row, Study
+from foundation.files import write_atomically
+from foundation.markdown_table import markdown_table
+
+DIFFICULTY = "difficulty loss"
+"""The figure's horizontal axis."""
+EQUAL_FLOPS = 0.05
+"""Rows whose FLOPs differ from the baseline's by at most this share are compared at equal FLOPs."""
+SAMPLER = (
+    *("entropy", "maximum above .9", "share of originals", "effective share", "variance of the estimate"),
+    *("KL to the oracle, p_G", "KL to the oracle, p_S", "p_S minus p_G, accuracy"),
+    "correlation of the estimate, all_minus_class_means",
+)
+"""Numbers of the sampling distribution and its estimates; their intervals are over seeds only."""
+
+
+def write_report(results: Path, study: Study) -> None:
+    """Writes `report.md` and `report.png` beside the cells.
+
+    Raises:
+        ConfigError: a cell is damaged, or was run under other conditions.
+    """
+    cells = read_cells(results, study)
+    results.mkdir(parents=True, exist_ok=True)
+    measured = {name: Measured(cells, name, study) for name in (*study.known_measures(), *SAMPLER)}
+    write_atomically(results / "report.md", ("\n\n".join(sections(study, cells, measured)) + "\n").encode())
+    if cells:
+        draw(study, cells, measured, results / "report.png")
+
+
+def sections(study: Study, cells: Cells, measured: dict[str, Measured]) -> Iterator[str]:
+    """Yields the parts of the report."""
+    ran = [row for row in study.rows if any(name == row.name for name, _ in cells)]
+    yield f"# {study.title}"
+    yield (
+        f"{len(cells)} of {len(study.rows) * len(study.seeds)} cells: `--preset {study.preset}`, {study.steps:,} steps,"
+        f" sequences of {study.seq_length}, {study.vocab_size:,} tokens. Intervals are 95% Multi-Bootstraps over seeds"
+        " and examples together; n is the number of seeds, and † marks cells that fail a gate."
+    )
+    yield "## Predictions\n\n" + table(
+        ("", "prediction", "effect", "n", "verdict"), list(prediction_rows(study, measured))
+    )
+    yield "## Gates\n\n" + gates(study, cells)
+    yield from references(study, cells)
+    yield "## Measures\n\n" + means(measured, ran, study.measures)
+    against = [(row.name, study.baseline) for row in ran if row.name != study.baseline]
+    named = {frozenset((part.row, part.minus)): (part.row, part.minus) for part in study.predictions if part.row}
+    others = [(row, minus) for pair, (row, minus) in named.items() if minus and study.baseline not in pair]
+    yield f"## Effects: minus {study.baseline}\n\n" + effects(measured, against, study.measures)
+    yield "## Effects: further rows of the predictions\n\n" + effects(measured, others, study.measures)
+    yield (
+        "## Samplers\n\nIntervals of this section are over seeds only.\n\n"
+        + means(measured, ran, SAMPLER)
+        + f"\n\nMinus {study.baseline}, then further rows of the predictions:\n\n"
+        + effects(measured, [*against, *others], SAMPLER)
+    )
+    if fields := sorted({name for cell in cells.values() for name in cell.numbers if name.startswith("BLiMP ")}):
+        shown = [[row.name, *(spread(cells, row.name, name) for name in fields)] for row in ran]
+        yield "## BLiMP by field\n\nMean over seeds (lowest to highest).\n\n" + table(("row", *fields), shown)
+    yield "## Costs\n\n" + costs(study, cells)
+
+
+def means(measured: dict[str, Measured], ran: Sequence[Row], names: Sequence[str]) -> str:
+    """Returns several measures of each row."""
+    return table(("row", *names), [[row.name, *(show(measured[name].row(row.name)) for name in names)] for row in ran])
+
+
+def effects(measured: dict[str, Measured], pairs: Iterable[tuple[str, str]], names: Sequence[str]) -> str:
+    """Returns the differences of pairs of rows in several measures."""
+    rows = [[row, minus, *(show(measured[name].difference(row, minus), "+") for name in names)] for row, minus in pairs]
+    return table(("row", "minus", *names), rows)
+
+
+def prediction_rows(study: Study, measured: dict[str, Measured]) -> Iterator[list[str]]:
+    for number, prediction in enumerate(study.predictions, 1):
+        if prediction.measure and prediction.row and prediction.minus:
+            effect = measured[prediction.measure].difference(prediction.row, prediction.minus)
+            yield [str(number), prediction.text, show(effect, "+"), str(len(effect.seeds)), verdict(prediction, effect)]
+        else:
+            yield [str(number), prediction.text, "", "", "read the tables"]
+
+
+def references(study: Study, cells: Cells) -> Iterator[str]:
+    """Yields the seeds that each training of the reference measured, if there was more than one.
+
+    Arithmetic differs between machines, so a reference trained on another machine draws other replacements.
+    """
+    draws = {key: cell.examples["frozen"]["replaced"].data for key, cell in cells.items()}
+    found = list(dict.fromkeys(draws.values()))
+    if len(found) > 1:
+        rows = [
+            [row.name, *(", ".join(str(s) for s in study.seeds if draws.get((row.name, s)) == one) for one in found)]
+            for row in study.rows
+        ]
+        yield (
+            "## References\n\nThe reference was trained on several machines, whose arithmetic differs, so rows are"
+            " paired less closely where one seed has several references. Seeds that each measured:\n\n"
+            + table(("row", *(f"reference {number}" for number in range(1, len(found) + 1))), rows)
+        )
+
+
+def gates(study: Study, cells: Cells) -> str:
+    """Returns the gates of every row."""
+    rows = []
+    for row in study.rows:
+        own = [cell for (name, _), cell in cells.items() if name == row.name]
+        names = ("MLM loss", "MLM accuracy", "own loss over entropy", "frozen loss over entropy")
+        passed = f"{sum(passes(cell, study) for cell in own)} of {len(own)}"
+        rows.append([row.name, *(spread(cells, row.name, name) for name in names), passed])
+    entropy = next((f"{cell.numbers['unigram entropy']:.3f}" for cell in cells.values()), "unknown")
+    return (
+        f"MLM loss at least {study.gates.mlm_gain} below the unigram entropy, {entropy} (rows that train a generator);"
+        f" L_D on the row's own replacements below {study.gates.loss_over_entropy} times the entropy of the replaced"
+        " share.\n\n" + table(("row", *names, "passed"), rows)
+    )
+
+
+def costs(study: Study, cells: Cells) -> str:
+    """Returns operations, tokens, and seconds of each part of a cell, as means over its seeds."""
+    parts = list(dict.fromkeys(job.name.split("-")[0] for cell in cells.values() for job in cell.jobs))
+    rows = []
+    for row in study.rows:
+        if own := [cell for (name, _), cell in cells.items() if name == row.name]:
+            seconds = {
+                part: statistics.fmean(
+                    sum(job.seconds for job in cell.jobs if job.name.startswith(part)) for cell in own
+                )
+                for part in parts
+            }
+            sizes = (f"{own[0].flops_per_token / 1e6:.3f}", f"{own[0].tokens / 1e6:.2f}", f"{flops(own[0]) / 1e15:.4f}")
+            rows.append([row.name, *sizes, *(f"{value:.0f}" for value in seconds.values())])
+    return table(("row", "MFLOP/token", "million tokens", "PFLOP", *(f"{part}, s" for part in parts)), rows)
+
+
+def flops(cell: CellResult) -> float:
+    """Returns the operations of a cell's pre-training: generator, heads and oracle counted."""
+    return cell.flops_per_token * cell.tokens
+
+
+def show(effect: Effect, sign: str = "") -> str:
+    """Formats a measure or an effect with its interval and number of seeds; a dagger marks cells that fail a gate."""
+    if effect.interval is None:
+        return "-"
+    middle, low, high = (f"{round(value, 9):{sign}.4g}" for value in effect.interval)
+    return f"{middle} ({low} to {high}), n={len(effect.seeds)}{'' if effect.passed else ' †'}"
+
+
+def spread(cells: Cells, row: str, number: str) -> str:
+    """Formats a number's mean over a row's seeds, with the lowest and the highest."""
+    found = [
+        value for (name, _), cell in cells.items() if name == row and (value := cell.numbers.get(number)) is not None
+    ]
+    return f"{statistics.fmean(found):.4g} ({min(found):.4g} to {max(found):.4g})" if found else "-"
+
+
+def draw(study: Study, cells: Cells, measured: dict[str, Measured], path: Path) -> None:
+    """Draws what was learned against difficulty: one row per measure, at equal tokens and at equal FLOPs."""
+    heights = [name for name in study.measures if not name.startswith(("difficulty", "own"))]
+    spent = {name: flops(cell) for (name, _), cell in cells.items()}
+    steps = {name: cell.tokens for (name, _), cell in cells.items()}
+    figure, axes = plt.subplots(len(heights), 2, figsize=(11, 3.6 * len(heights)), layout="constrained", squeeze=False)
+    for column, (title, budget, slack) in enumerate(
+        (("equal tokens", steps, 1e-6), ("equal FLOPs", spent, EQUAL_FLOPS))
+    ):
+        whole = budget.get(study.baseline, max(budget.values()))
+        within = [row.name for row in study.rows if abs(budget.get(row.name, 0.0) / whole - 1) <= slack]
+        for place, name in enumerate(heights):
+            ax = axes[place, column]
+            for number, row in enumerate(study.rows):
+                if row.name in within:
+                    mark(ax, measured[DIFFICULTY].row(row.name), measured[name].row(row.name), number, row.name)
+            ax.set(title=title if not place else "", xlabel=DIFFICULTY, ylabel=name)
+    handles = {label: handle for ax in axes.flat for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)}
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=5, frameon=False)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def mark(axes: Axes, across: Effect, up: Effect, number: int, label: str) -> None:
+    """Draws one row's mean with both intervals."""
+    if across.interval is None or up.interval is None:
+        return
+    (x, *xs), (y, *ys) = across.interval, up.interval
+    color = plt.get_cmap("tab20").colors[number % 20]
+    axes.plot(xs, (y, y), "|-", (x, x), ys, "_-", color=color, ms=4)  # a bootstrap's interval need not hold the mean
+    axes.plot(x, y, "os^Dv"[number % 5], ms=5, color=color, label=label)
+
+
+def table(head: tuple[str, ...], rows: list[list[str]]) -> str:
+    return "\n".join(markdown_table(head, rows))
