@@ -6,7 +6,7 @@ forked child keeps after its parent is killed, and which some cluster file syste
 record lock also ends when its holder closes any other handle of the file, so only this module opens the file. The file
 names the holder for error messages. It is emptied on release, so a name in an unlocked file is that of a killed holder.
 
-Supported file systems, and the behaviour on one without locks: docs/evidence/locks.md.
+Supported file systems, and the behaviour on one without locks: docs/evidence/faults.md.
 """
 
 import contextlib
@@ -96,7 +96,7 @@ class Lock(contextlib.AbstractContextManager["Lock"]):
         if before.get("host", self.words["host"]) != self.words["host"]:
             print(
                 f"{path}: taken over from {_described(before)}, which did not release it; if that process is still"
-                " running, this file system enforces locks only within each host (docs/evidence/locks.md): stop one of"
+                " running, this file system enforces locks only within each host (docs/evidence/faults.md): stop one of"
                 " the two",
                 flush=True,
             )
@@ -203,7 +203,7 @@ def _warn_once(folder: Path, why: str) -> None:
     place, kind = max(over, key=lambda mount: len(mount[0]), default=("?", "of unknown type"))
     print(
         f"WARNING: {folder} lies on a file system without locks ({kind} at {place}; {why}): nothing keeps a second"
-        " command out of it; start no other one here while this one runs (docs/evidence/locks.md)",
+        " command out of it; start no other one here while this one runs (docs/evidence/faults.md)",
         file=sys.stderr,
         flush=True,
     )

@@ -1,6 +1,6 @@
 """The watchdog: ends a rank that hangs or whose job has failed; no rank outlives its job or waits for a dead one.
 
-Neither gloo, NCCL nor DeepSpeed bounds the wait in a training collective (docs/evidence/faults_machines.md). So each
+Neither gloo, NCCL nor DeepSpeed bounds the wait in a training collective (docs/evidence/faults.md). So each
 rank runs two threads. One exchanges progress with the other ranks every second, through the store that started the job.
 The other ends this process when
 

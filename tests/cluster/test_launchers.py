@@ -1,4 +1,4 @@
-"""Reactions of launchers to signals and bad hostfiles, row by row as in docs/evidence/launchers.md (ranks only wait).
+"""Reactions of launchers to signals and bad hostfiles, row by row as in docs/evidence/faults.md (ranks only wait).
 
 A failure here means that DeepSpeed, pdsh or Slurm has changed: update the page and all code that relies on the row.
 """
@@ -19,7 +19,7 @@ from tests.cluster.runs import deepspeed, wait_for
 from tests.cluster.two_hosts import ADDRESSES, Slurm, TwoHosts
 from tests.conftest import REPOSITORY
 
-PAGE = REPOSITORY / "docs/evidence/launchers.md"
+PAGE = REPOSITORY / "docs/evidence/faults.md"
 RANK = str(REPOSITORY / "tests/cluster/rank.py")
 SETTLED = 12.0
 """Seconds after which a process that still runs is assumed to keep running."""

@@ -94,5 +94,5 @@ def assert_nothing_was_lost(folder: Path, whole: Path) -> None:
 
 
 def tell(**seconds: float) -> None:
-    """Prints seconds for the table of docs/evidence/faults_runs.md; `pytest -rP` shows them."""
+    """Prints seconds for the table of docs/evidence/faults.md; `pytest -rP` shows them."""
     print("seconds:", ", ".join(f"{what} {value:.1f}" for what, value in seconds.items()))

@@ -1,4 +1,4 @@
-"""The faults of files in docs/evidence/faults_runs.md: checkpoints, disk, shards, and changed arguments of a resume."""
+"""The faults of files in docs/evidence/faults.md: checkpoints, disk, shards, and changed arguments of a resume."""
 
 import os
 import shutil

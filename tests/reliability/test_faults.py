@@ -1,4 +1,4 @@
-"""The faults of ranks and numbers in docs/evidence/faults_runs.md, each caused in a whole run.
+"""The faults of ranks and numbers in docs/evidence/faults.md, each caused in a whole run.
 
 `pytest -m long -rP tests/reliability` prints the seconds for the table. test_damage.py covers faults of files.
 """
