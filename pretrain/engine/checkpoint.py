@@ -227,12 +227,10 @@ def _damage(checkpoint: Path, step: int) -> str | None:
 
 def marker_of(checkpoint: Path) -> bytes:
     """Returns the content of the marker of a checkpoint with these files."""
-    files = {name: _fingerprint(checkpoint / name) for name in FILES}
+    files = {}
+    for path in (checkpoint / name for name in FILES):
+        files[path.name] = {"bytes": path.stat().st_size, "sha256": file_sha256(path)}
     return sealed({"format_version": FORMAT_VERSION, "files": files})
-
-
-def _fingerprint(path: Path) -> dict[str, Any]:
-    return {"bytes": path.stat().st_size, "sha256": file_sha256(path)}
 
 
 def _read_marker(checkpoint: Path) -> dict[str, dict[str, Any]]:

@@ -15,12 +15,13 @@ import torch.distributed as dist
 from deepspeed.runtime.zero import stage_1_and_2
 from torch import Tensor
 
-from pretrain.engine.partitions import pieces
 from pretrain.engine.plain import squared_norm
 from pretrain.job.processes import World
 
 TESTED = "0.19.8"
 """The DeepSpeed version that the patches were tested on."""
+AT_ONCE = 2**24
+"""Values per all-gather, over all ranks: 64 MB of fp32."""
 
 
 @functools.cache
@@ -77,8 +78,9 @@ def _all_gather(
     """
     for parts, group in zip(partitioned_param_groups, dp_process_group, strict=True):
         own = parts[dist.get_rank(group)]
-        for piece in pieces(own, len(parts)) if len(parts) > 1 else ():
-            dist.all_gather([part[piece] for part in parts], own[piece], group)
+        size = max(1, AT_ONCE // len(parts))
+        for pieces in zip(*(part.split(size) for part in (own, *parts)), strict=True) if len(parts) > 1 else ():
+            dist.all_gather(list(pieces[1:]), pieces[0], group)
 
 
 def _norm_over_ranks(zero: Any, world: World) -> Tensor:

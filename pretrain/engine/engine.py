@@ -14,16 +14,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from foundation.config import ConfigError
-from pretrain.engine import plain
 from pretrain.engine.checkpoint import EngineState
 from pretrain.engine.deepspeed_config import EngineConfig
 from pretrain.engine.hardware import DTYPES, use_operations
 from pretrain.engine.optim import UNSCALED, AdamScale
+from pretrain.engine.plain import MOMENTS, Backend, Plain
 from pretrain.job.processes import World
 from pretrain.model.encoder import LayerStack
-
-MOMENTS = ("exp_avg", "exp_avg_sq")
-"""Adam's two moments, under the names that PyTorch and DeepSpeed give them."""
 
 Inputs = ParamSpec("Inputs")
 Output_co = TypeVar("Output_co", covariant=True)
@@ -86,7 +83,7 @@ class Engine(Generic[Model_co]):
         initial = {name: p.detach() for name, p in model.named_parameters()} if world.is_first else None
         self.module, self.backend = model, backend_for(model, parameter_groups, config, world)
         self._adam_numbers = [(group["eps"], group["weight_decay"]) for group in self.backend.adam.param_groups]
-        self._start_adam()
+        self.backend.start_adam()
         with torch.no_grad():
             self.backend.spread(initial)  # in full precision: DeepSpeed made its master weights from rounded ones
 
@@ -160,24 +157,17 @@ class Engine(Generic[Model_co]):
             self.backend.spread(state.moments[key] if state else None, key)
         self.backend.load_scale_state(loss_scale)
 
-    def _start_adam(self) -> None:
-        """Creates Adam's state now rather than at the first update: a checkpoint may be saved or loaded before that."""
-        adam = self.backend.adam
-        for master in self.backend.masters:
-            step = torch.zeros((), device=master.device if adam.defaults["fused"] else "cpu")
-            adam.state[master] |= {"step": step, **{key: torch.zeros_like(master) for key in MOMENTS}}
-
 
 def backend_for(
     model: nn.Module, parameter_groups: Sequence[Mapping[str, Any]], config: EngineConfig, world: World
-) -> plain.Backend:
+) -> Backend:
     """Chooses the back end of the ZeRO stage: plain PyTorch at stage 0, else DeepSpeed's.
 
     Raises:
         ConfigError: DeepSpeed cannot be imported.
     """
     if config.stage == 0:
-        return plain.Plain(model, parameter_groups, config, world)
+        return Plain(model, parameter_groups, config, world)
     try:
         from pretrain.engine.zero import Zero3, Zero12
     except ImportError as error:

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from pretrain.engine.deepspeed_config import EngineConfig
 from pretrain.job.processes import World
 
+MOMENTS = ("exp_avg", "exp_avg_sq")
+"""Adam's two moments, under the names that PyTorch and DeepSpeed give them."""
 CHUNK = 2**20
 """Values converted to float64 at once on a CPU: 8 MB, which fit its cache."""
 
@@ -39,6 +41,12 @@ class Backend(ABC):
 
         Returns `None` if the gradient was not finite, so nothing changed.
         """
+
+    def start_adam(self) -> None:
+        """Creates Adam's state now rather than at the first update: a checkpoint may be saved or loaded before that."""
+        for master in self.masters:
+            step = torch.zeros((), device=master.device if self.adam.defaults["fused"] else "cpu")
+            self.adam.state[master] |= {"step": step, **{key: torch.zeros_like(master) for key in MOMENTS}}
 
     @abstractmethod
     def gather(self, moment: str | None = None) -> dict[str, Tensor]:

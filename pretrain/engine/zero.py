@@ -5,6 +5,7 @@ at its stage, which are not public: `constraints.txt` names the version that the
 """
 
 import os
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,7 +15,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pretrain.engine.deepspeed_config import EngineConfig
-from pretrain.engine.partitions import Partitions
 from pretrain.engine.plain import Backend
 from pretrain.job.processes import World
 
@@ -61,6 +61,28 @@ class DeepSpeed(Backend):
         self.engine.step()
         return self.engine.get_global_grad_norm() if self.engine.was_step_applied() else None
 
+    def gather(self, moment: str | None = None) -> dict[str, Tensor]:
+        gathered = {}
+        for name, parameter in self.module.named_parameters():
+            if moment:
+                full = sharded.safe_get_full_optimizer_state(parameter, moment)
+            else:
+                full = sharded.safe_get_full_fp32_param(parameter)
+            if self.world.is_first:  # the other ranks hold one full tensor at a time
+                gathered[name] = full.to("cpu", torch.float32, copy=True)
+        return gathered
+
+    def spread(self, named: Mapping[str, Tensor] | None, moment: str | None = None) -> None:
+        for name, parameter in self.module.named_parameters():
+            shape = getattr(parameter, "ds_shape", parameter.shape)
+            full = (torch.empty(shape) if named is None else named[name]).to(self.world.device)
+            dist.broadcast(full, src=0)
+            self.divide(parameter, full, moment)
+
+    @abstractmethod
+    def divide(self, parameter: Any, full: Tensor, moment: str | None) -> None:
+        """Sets this rank's part of a parameter's masters, or of one of its moments, from the `full` tensor."""
+
     @property
     def loss_scale(self) -> float:
         return float(getattr(self.engine.optimizer, "loss_scale", 1.0))
@@ -91,20 +113,22 @@ class Zero12(DeepSpeed):
         optimizer = self.engine.optimizer
         if self._patched and not optimizer.cpu_offload:
             patch_optimizer(optimizer, world)
-        self.masters, self._round = optimizer.single_partition_of_fp32_groups, optimizer.update_lp_params
-        parameters = dict(self.module.named_parameters())
-        self._partitions = Partitions(parameters, optimizer.bit16_groups_flat, self.masters, world)
+        self.masters = optimizer.single_partition_of_fp32_groups
 
-    def gather(self, moment: str | None = None) -> dict[str, Tensor]:
-        return self._partitions.gather(self._parts(moment))
+    def start_adam(self) -> None:
+        super().start_adam()
+        self.engine.optimizer._lazy_init_hp_params_optimizer_state()  # else only after the first update
 
     def spread(self, named: Mapping[str, Tensor] | None, moment: str | None = None) -> None:
-        self._partitions.scatter(self._parts(moment), named)
+        super().spread(named, moment)
         if moment is None:
-            self._round()  # each rank rounds its own part; an all-gather distributes them
+            self.engine.optimizer.update_lp_params()  # each rank rounds its own part; an all-gather distributes them
 
-    def _parts(self, moment: str | None) -> list[Tensor]:
-        return [self.adam.state[master][moment] if moment else master for master in self.masters]
+    def divide(self, parameter: Any, full: Tensor, moment: str | None) -> None:
+        if moment:
+            sharded.safe_set_full_optimizer_state(parameter, full, moment)
+        else:
+            sharded.safe_set_full_fp32_param(parameter, full)
 
 
 class Zero3(DeepSpeed):
@@ -114,25 +138,7 @@ class Zero3(DeepSpeed):
         super().__init__(model, groups, config.json, world)
         self.masters = self.engine.optimizer.fp32_partitioned_groups_flat
 
-    def gather(self, moment: str | None = None) -> dict[str, Tensor]:
-        gathered = {}
-        for name, parameter in self.module.named_parameters():
-            if moment:
-                full = sharded.safe_get_full_optimizer_state(parameter, moment)
-            else:
-                full = sharded.safe_get_full_fp32_param(parameter)
-            if self.world.is_first:  # the other ranks hold one full tensor at a time
-                gathered[name] = full.to("cpu", torch.float32, copy=True)
-        return gathered
-
-    def spread(self, named: Mapping[str, Tensor] | None, moment: str | None = None) -> None:
-        for name, parameter in self.module.named_parameters():
-            self.divide(parameter, None if named is None else named[name], moment)
-
-    def divide(self, parameter: Any, whole: Tensor | None, moment: str | None) -> None:
-        """Sets each rank's part of a parameter, or of one of its moments, from the first rank's `whole` tensor."""
-        full = (torch.empty(parameter.ds_shape) if whole is None else whole).to(self.world.device)
-        dist.broadcast(full, src=0)
+    def divide(self, parameter: Any, full: Tensor, moment: str | None) -> None:
         size = parameter.ds_tensor.numel()
         padded = F.pad(full.flatten(), (0, size * self.world.world_size - full.numel()))  # DeepSpeed's setters do not
         part = padded.narrow(0, size * self.world.rank, size)

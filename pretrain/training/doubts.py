@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from data_prep.manifest import enough_to_hold_out
 from foundation.files import existing_part
 from foundation.progress import DAY, about
-from pretrain.engine.hardware import emulated
+from pretrain.engine.hardware import AUTO, emulated
 from pretrain.huggingface.init_from import normalized_otherwise
 from pretrain.method.registry import objective_class
 from pretrain.presets import BASE, SMALL
@@ -58,7 +58,8 @@ def too_long(plan: Plan, machine: Machine, steps: int | None = None, most: float
 
 def unasked_months(plan: Plan, machine: Machine) -> Iterator[str]:
     """Yields a problem if a new run would take days without a GPU, and its user has not named a file for it."""
-    if plan.unasked and machine.capability == (0, 0):
+    unasked = plan.options.deepspeed_config == AUTO and plan.started is None
+    if unasked and machine.capability == (0, 0):
         for warning in too_long(plan, machine, most=MOST_UNASKED_DAYS):
             yield f"{warning}, or a GPU; to start it here all the same, add --deepspeed_config {plan.choice.file.stem}"
 

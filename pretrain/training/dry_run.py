@@ -32,7 +32,9 @@ def dry_run(plan: Plan) -> None:
     Raises:
         ConfigError: lists everything that would keep the run from working.
     """
-    print(printable_lines(f"{plan}\n{plan.settings}"))
+    run = plan.run
+    settings = f"model       {run.model}\nobjective   {run.objective}\noptimizer   {run.optim}"
+    print(printable_lines(f"{plan}\n{settings}"))
     if checkpoint := newest_valid(plan.folder / CHECKPOINTS):
         print(f"start       resumes from step {checkpoint.step:,} of {plan.run.optim.steps:,}")
     parameters = sum(parameter.numel() for parameter in build_model(plan.description).parameters())

@@ -64,11 +64,6 @@ class Plan(NamedTuple):
     def folder(self) -> Path:
         return folder_of(self.options)
 
-    @property
-    def unasked(self) -> bool:
-        """A new run whose file the hardware decides: the user has not said that it should run on this machine."""
-        return self.options.deepspeed_config == AUTO and self.started is None
-
     def __str__(self) -> str:
         """The plan in five lines; every setting is in the run folder's run.json."""
         sequences, length = self.run.batch_size * self.run.optim.steps, self.shards.mean_length
@@ -87,12 +82,6 @@ class Plan(NamedTuple):
                 f"precision   {self.deepspeed.precision} ({self.choice.file.stem}): {self.choice.reason}",
             )
         )
-
-    @property
-    def settings(self) -> str:
-        """The settings of model, objective and optimizer in full."""
-        run = self.run
-        return f"model       {run.model}\nobjective   {run.objective}\noptimizer   {run.optim}"
 
     def seconds(self, flops: float, steps: int) -> float:
         """Forecast of so many steps' time, at this many FLOP/s over all processes."""

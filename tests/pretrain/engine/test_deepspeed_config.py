@@ -243,6 +243,12 @@ def test_both_half_precisions_at_once_are_refused() -> None:
     assert "at most one" in problems(values_of("zero1_fp16") | {"bf16": {"enabled": True}})
 
 
+def test_the_profiler_of_deepspeed_is_refused_where_deepspeed_does_not_run() -> None:
+    assert "true at stage 0, which runs without" in problems(
+        values_of("zero0_fp32") | {"flops_profiler": {"enabled": True}}
+    )
+
+
 def test_offload_without_anything_to_offload_is_refused() -> None:
     values = values_of("zero0_fp32")
     values["zero_optimization"]["offload_optimizer"] = {"device": "cpu"}

@@ -223,10 +223,3 @@ def test_a_checkpoint_of_another_precision_and_stage_is_resumed(folder: Path, na
 @pytest.mark.parametrize(("name", "slots"), [("16v100", [8, 8]), ("8v100", [8]), ("local", [2])])
 def test_hostfiles_are_read_by_deepspeed_as_intended(name: str, slots: list[int]) -> None:
     assert list(fetch_hostfile(str(worker.REPOSITORY / "hostfiles" / name)).values()) == slots
-
-
-def test_groups_that_lack_a_parameter_are_refused() -> None:
-    model = nn.Linear(2, 2)
-    config = worker.resolved_config("zero1_fp32", world_size=1)
-    with pytest.raises(RuntimeError, match="1 parameters do not lie in exactly one, first bias"):
-        Engine(model, [{"params": [model.weight]}], config, start_processes())

@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 from pretrain.engine.deepspeed_patches import patch_modules
-from pretrain.engine.engine import MOMENTS
 from pretrain.engine.optim import parameter_groups
+from pretrain.engine.plain import MOMENTS
 from pretrain.engine.zero import Zero3, Zero12
 from pretrain.job.processes import start_processes
 from tests.pretrain.engine import engine_worker as worker
@@ -19,8 +19,7 @@ def test_partitioned_parameters_are_gathered_as_a_whole() -> None:
     model, world = nn.Linear(3, 5), start_processes()
     config = worker.resolved_config("zero3_fp32", world_size=1)
     zero = Zero3(model, parameter_groups(model, 0.01), config, world)
-    for master in zero.masters:
-        zero.adam.state[master] |= {key: torch.zeros_like(master) for key in MOMENTS}
+    zero.start_adam()
     for moment in (None, *MOMENTS):
         full = torch.randn(5, 3)
         zero.divide(model.weight, full, moment)

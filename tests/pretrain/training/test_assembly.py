@@ -9,8 +9,9 @@ import torch
 from pretrain.data.batches import Batch
 from pretrain.engine.checkpoint import EngineState, load, newest_valid, save
 from pretrain.engine.deepspeed_config import resolve
-from pretrain.engine.engine import MOMENTS, Engine
+from pretrain.engine.engine import Engine
 from pretrain.engine.optim import OptimConfig, decays, parameter_groups
+from pretrain.engine.plain import MOMENTS
 from pretrain.job.processes import start_processes
 from pretrain.job.watchdog import Watchdog
 from pretrain.method.electra import Electra

@@ -10,7 +10,7 @@ from foundation.config import ConfigError
 from pretrain.config import with_overrides
 from pretrain.data.shards import Shards
 from pretrain.engine.checkpoint import EngineState, load, newest_valid, save
-from pretrain.engine.engine import MOMENTS
+from pretrain.engine.plain import MOMENTS
 from pretrain.method.objective import Objective
 from pretrain.presets import PRESETS, with_objective
 from pretrain.training.models import build_model, empty_model, initial_model, initial_state

@@ -91,12 +91,12 @@ def test_graphs_are_refused_where_a_micro_batch_cannot_be_replayed(
 
 def test_a_resume_keeps_the_runs_precision_unless_another_is_named(shards_folder: Path, tmp_path: Path) -> None:
     here = make_plan(options(shards_folder, tmp_path))
-    assert here.description.precision == here.deepspeed.precision and here.unasked
+    assert here.description.precision == here.deepspeed.precision and here.started is None
     for precision, file in (("bf16", "zero1_bf16"), ("fp32", "zero0_fp32")):
         write_run(tmp_path, here.description.model_copy(update={"precision": precision}), {})
         again = make_plan(options(shards_folder, tmp_path))
         assert (again.choice.file.stem, again.choice.reason) == (file, "as the run was started")
-        assert not again.unasked
+        assert again.started is not None
         assert make_plan(options(shards_folder, tmp_path, deepspeed_config="zero1_fp32")).deepspeed.precision == "fp32"
 
 
