@@ -108,7 +108,8 @@ def check_hosts(slots: Slots, data: Sequence[Path]) -> tuple[list[str], dict[str
     """
     needed = ("ssh", "pdsh") if len(slots) > 1 else ("ssh",)
     if missing := [program for program in needed if not shutil.which(program)]:
-        return [f"hostfile: there is no {' and no '.join(missing)} on this machine; install what is missing"], {}
+        problem = f"hostfile: there is no {' and no '.join(missing)} on this machine; install what is missing"
+        return [problem], dict.fromkeys(slots, "not checked")
     folders = [str(folder.resolve()) for folder in data]
     ours = facts(folders)
     with ThreadPoolExecutor(max_workers=32) as pool:
@@ -157,9 +158,9 @@ def _ask(host: str, folders: list[str]) -> dict[str, Any] | str:
 
 def find_differences(host: str, slots: int, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> Iterator[str]:
     """Yields each problem that would keep a host from training with this machine, given the `facts` of both."""
-    for key in ours.keys() - {"time", "gpus", "cores"}:
-        if theirs.get(key) != ours[key]:
-            yield f"hostfile: {host} has {key} {theirs.get(key)}, this machine {ours[key]}; make them equal"
+    for key, value in ours.items():
+        if key not in ("time", "gpus", "cores") and theirs.get(key) != value:
+            yield f"hostfile: {host} has {key} {theirs.get(key)}, this machine {value}; make them equal"
     if theirs["skew"] > LARGEST_SKEW:
         yield f"hostfile: the clock of {host} differs by {theirs['skew']:.0f} s from this machine's; synchronize them"
     if slots > (theirs["gpus"] or theirs["cores"]):

@@ -70,7 +70,8 @@ def start_processes() -> World:
     if cuda:
         torch.cuda.set_device(device)
     else:
-        _share_cores()
+        if "OMP_NUM_THREADS" not in os.environ:  # the ranks share the cores: more threads would only queue
+            torch.set_num_threads(max(1, cores() // local_ranks()))
         _keep_memory()
     if not dist.is_initialized():
         dist.init_process_group(
@@ -131,12 +132,6 @@ def listen(address: str, port: int) -> socket.socket:
 def local_ranks() -> int:
     """Number of the job's ranks on this machine."""
     return int(os.environ.get("LOCAL_SIZE") or os.environ.get("LOCAL_WORLD_SIZE") or 1)
-
-
-def _share_cores() -> None:
-    """Divides the cores among this machine's ranks, as more threads only queue; OMP_NUM_THREADS is obeyed instead."""
-    if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, cores() // local_ranks()))
 
 
 def _keep_memory() -> None:

@@ -79,14 +79,10 @@ class Peers:
         before, self._waits = self._waits, self._store.add("waits", waits)
         return self._waits != before
 
-    def silent_for(self, seconds: float) -> list[int]:
-        """Returns the watched ranks not heard from for this long."""
-        return [rank for rank in self._watched if self._heard[rank] < time.monotonic() - seconds]
-
-    def elsewhere(self, place: str) -> list[int]:
-        """Returns the watched ranks at another line of code than `place`, or silent lately."""
-        silent = self.silent_for(QUIET)
-        return [rank for rank in self._watched if rank in silent or self._known[rank][1] != place]
+    def absent(self, seconds: float, place: str | None = None) -> list[int]:
+        """Returns the watched ranks not heard from for this long, or at another line of code than `place`."""
+        since, known = time.monotonic() - seconds, self._known
+        return [rank for rank in self._watched if self._heard[rank] < since or place not in (None, known[rank][1])]
 
     def describe(self, ranks: Sequence[int]) -> str:
         """Returns the last known state of these ranks, at most `MOST_NAMED`."""
@@ -96,7 +92,7 @@ class Peers:
         """Listens to all ranks for a few seconds, after a connection failed; describes the silent ones."""
         self._heard, self._watched = dict.fromkeys(self._everyone, time.monotonic()), self._everyone
         time.sleep(QUIET + BEAT)
-        silent = self.silent_for(QUIET)  # without rank 0 there is no store, and all ranks seem silent
+        silent = self.absent(QUIET)  # without rank 0 there is no store, and all ranks seem silent
         return self.describe([0] if 0 in silent else silent) or "another rank"
 
 
@@ -194,13 +190,14 @@ class Watchdog:
         while not self._over.wait(BEAT):
             signal.alarm(math.ceil(2 * self.silence))  # ends the process if this thread does not come back here
             now = time.monotonic()
-            if self._peers and (silent := self._peers.silent_for(self.silence)):
+            if self._peers and (silent := self._peers.absent(self.silence)):
                 self._end("lost", f"not heard from for {self.silence:g} s: {self._peers.describe(silent)}")
             if now > self._deadline + patience:
                 place = self._place()
-                elsewhere = self._peers.describe(self._peers.elsewhere(place)) if self._peers else ""
-                others = f"; elsewhere: {elsewhere}" if elsewhere else ""
-                self._end("hang", f"no progress for {self._allowed:g} s after {self._where}, at {place}{others}")
+                sentence = f"no progress for {self._allowed:g} s after {self._where}, at {place}"
+                if self._peers and (elsewhere := self._peers.absent(QUIET, place)):
+                    sentence += f"; elsewhere: {self._peers.describe(elsewhere)}"
+                self._end("hang", sentence)
             if not self.launcher_gone and not all(map(is_alive, self._launchers)):
                 self.launcher_gone, self._orphan_deadline = True, now + self.silence
                 _say(f"{self._record.name}: its launcher has exited; saving and stopping")

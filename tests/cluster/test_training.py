@@ -75,6 +75,24 @@ def test_no_rank_outlives_its_launchers_and_the_rerun_command_finishes_the_run(
     assert losses(folder) == losses(whole_longer)
 
 
+@pytest.mark.long
+def test_a_supervised_run_restarts_after_a_rank_of_the_other_host_is_killed(
+    two_hosts: TwoHosts, shards_folder: Path, tmp_path: Path, whole_longer: Path
+) -> None:
+    folder = tmp_path / "run"
+    command = [*deepspeed("--hostfile", two_hosts.hostfile), *training(shards_folder, folder, *LONGER)]
+    supervised = ["python", REPOSITORY / "pretrain/supervise.py", "--max_restarts", "1", "--", *command]
+    process = two_hosts.start([*supervised, "--hostfile", two_hosts.hostfile], tmp_path)
+    wait_for(lambda: len(losses(folder)) >= 60)
+    for rank in two_hosts.processes("node2", f"-u {REPOSITORY}/pretrain/run.py --local_rank"):
+        os.kill(rank, signal.SIGKILL)
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, output
+    assert "supervise: rank 1 on node2: exited without a message" in output
+    assert "supervise: restart 1 of 1, from step-00000050" in output
+    assert losses(folder) == losses(whole_longer)
+
+
 def kill(hosts: TwoHosts, launcher: str, folder: Path) -> None:
     """Kills these processes on node1 during a run, and waits for the end of its ranks."""
     wait_for(lambda: len(losses(folder)) >= 2)
