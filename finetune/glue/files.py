@@ -72,7 +72,8 @@ def _sources(task: GlueTask, data_dir: str, split: str, *, labelled: bool = True
         raise ConfigError(f"data_dir: {problem}; expected GLUE's {split}.tsv, or .jsonl or .parquet, or --data_dir hub")
     if dataset := _hub_dataset(data_dir):
         return [open_on_hub(task, dataset, split)]
-    return [open_file(path, task, labelled=labelled) for path in _find(task, data_dir, split)]
+    header = task.header if labelled else None  # a file without labels always has its own
+    return [(str(path), read_rows(path, task, header)) for path in _find(task, data_dir, split)]
 
 
 def _hub_dataset(data_dir: str) -> str | None:
@@ -93,13 +94,8 @@ def _find(task: GlueTask, data_dir: str, split: str) -> list[Path]:
     return []
 
 
-def open_file(path: Path, task: GlueTask, *, labelled: bool = True) -> Source:
-    """Opens a file in the format that its suffix names; a file without labels always has a header."""
-    return str(path), _rows(path, task, task.header if labelled else None)
-
-
-def _rows(path: Path, task: GlueTask, header: tuple[str, ...] | None) -> Iterator[tuple[int, Row | str]]:
-    """Yields the number of each row with the row, or with the problem if it is malformed.
+def read_rows(path: Path, task: GlueTask, header: tuple[str, ...] | None) -> Iterator[tuple[int, Row | str]]:
+    """Yields the number of each row of a file, in the format that its suffix names, with the row or its problem.
 
     Raises:
         ConfigError: the file cannot be read.

@@ -13,7 +13,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from finetune.glue.files import Source, load_task, missing_from, open_file, read
+from finetune.glue.files import Source, load_task, missing_from, read, read_rows
 from finetune.glue.tasks import AX, TASKS, Example, ExampleSet, GlueTask
 from foundation.config import ConfigError
 
@@ -75,11 +75,11 @@ def write(path: Path, *lines: str | None) -> Path:
 
 
 def read_file(path: Path, task: GlueTask, left_out: dict[str, int]) -> list[Example]:
-    return read(task, [open_file(path, task)], left_out).examples
+    return read(task, [(str(path), read_rows(path, task, task.header))], left_out).examples
 
 
 def read_unseen(paths: list[Path], task: GlueTask, left_out: dict[str, int]) -> ExampleSet:
-    return read(task, [open_file(path, task, labelled=False) for path in paths], left_out, labelled=False)
+    return read(task, [(str(path), read_rows(path, task, None)) for path in paths], left_out, labelled=False)
 
 
 @pytest.mark.parametrize("name", TASKS)
