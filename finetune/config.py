@@ -21,7 +21,7 @@ class FinetuneConfig(StrictConfig):
     """The settings that, with task, model and seed, determine a run's result; `presets.py` fills them in."""
 
     learning_rate: Annotated[float, Field(ge=1e-30, le=1e30), Option("small 0.0003, base 0.0001")]
-    """Peak learning rate; layers below the head get less (`layer_decay`)."""
+    """Peak learning rate, of the head; `layer_decay` lowers it below."""
     epochs: Annotated[int, Field(ge=1, le=2**20), Option("3; RTE 10")]
     """Passes over the training examples."""
     batch_size: Annotated[int, Field(ge=1, le=2**20), Option("32")]
