@@ -137,7 +137,7 @@ def with_stand_ins(options: BenchOptions, work: Path) -> BenchOptions:
     """Returns the options; makes a corpus and a vocabulary if the default ones do not exist."""
     if options.input == (DEFAULT_INPUT,) and not DEFAULT_INPUT.exists():
         print(f"{DEFAULT_INPUT} does not exist: using the documentation of the installed packages instead", flush=True)
-        corpus = ["quickstart/corpus.py", "--output", work / "corpus", "--set_aside", work / "task.txt"]
+        corpus = ["quickstart/corpus.py", "--output", work / "corpus", "--task", work / "task"]
         run([[sys.executable, *map(str, corpus)]], None, options)
         options = options.model_copy(update={"input": (work / "corpus",)})
     if options.vocab == DEFAULT_VOCAB and not Path(DEFAULT_VOCAB).exists():

@@ -93,7 +93,8 @@ def settings_page() -> Iterator[str]:
     yield from table({name: rows for name, rows in columns.items() if name not in PAPER})
     shapes = {name: (PRESETS[name].model.hidden_size, PRESETS[name].model.max_positions) for name in SIZES}
     yield from ("", "## Fine-tuning on GLUE", "")
-    yield "An [option](options_finetuning.md) of the same name changes a setting. RTE trains for 10 epochs."
+    yield "`--set KEY=VALUE` changes a setting; common ones have an [option](options_finetuning.md) of the same name."
+    yield "RTE trains for 10 epochs."
     yield ""
     yield from table(
         {name: settings(GlueConfig, settings_for("MNLI", *shape, {}))[0] for name, shape in shapes.items()}

@@ -21,7 +21,7 @@ class FinetuneConfig(StrictConfig):
     """The settings that, with task, model and seed, determine a run's result; `presets.py` fills them in."""
 
     learning_rate: Annotated[float, Field(ge=1e-30, le=1e30), Option("small 0.0003, base 0.0001")]
-    """Peak learning rate; layers below the head get less (`layer_decay`)."""
+    """Peak learning rate, of the head; `layer_decay` lowers it below."""
     epochs: Annotated[int, Field(ge=1, le=2**20), Option("3; RTE 10")]
     """Passes over the training examples."""
     batch_size: Annotated[int, Field(ge=1, le=2**20), Option("32")]
@@ -129,20 +129,15 @@ class FinetuneOptions(StrictConfig):
             ConfigError: `--set` names no setting, or one that is given already.
         """
         known = self.settings_class.model_fields
-        given = {name: value for name, value in self if name in known and value is not None}
-        for override in self.set:
-            if override in self.of_deepspeed:
-                continue
-            name, value = parse_override(override) or ("", None)
-            if name not in known:
-                raise ConfigError(
-                    f"--set: got {shown(override)}, expected KEY=VALUE with a KEY that --list_settings prints"
-                    f"{did_you_mean(name, known)}"
-                )
-            if name in given:
-                raise ConfigError(f"{name}: got {shown(given[name])} and {shown(value)}; give it only once")
-            given[name] = value
-        return given
+        given = [(name, value) for name, value in self if name in known and value is not None]
+        given += [parse_override(one) or (one, None) for one in self.set if one not in self.of_deepspeed]
+        names = [name for name, _ in given]
+        if wrong := [name for name in names if name not in known or names.count(name) > 1]:
+            raise ConfigError(
+                f"--set: got {shown(wrong[0])}, expected KEY=VALUE for a KEY that --list_settings prints, each given"
+                f" once, by --set or by its option{did_you_mean(wrong[0], known) if wrong[0] not in known else ''}"
+            )
+        return dict(given)
 
     @property
     def of_deepspeed(self) -> list[str]:

@@ -1,20 +1,11 @@
-"""Makes a small acceptability task in CoLA's format: intact sentences, and sentences with two words swapped.
-
-Run: python quickstart/acceptability.py [--input FILE] [--output FOLDER]
-"""
+"""A small acceptability task in CoLA's format: intact sentences, and sentences with two words swapped."""
 
 import random
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-if not __package__:  # run as a script: import from the repository, never from the script's own folder
-    sys.path[0] = str(Path(__file__).resolve().parents[1])
-
-from data_prep.defaults import QUICKSTART
-from foundation.command_line import run_command
-from foundation.config import ConfigError, StrictConfig
+from foundation.config import ConfigError
 
 SENTENCE_END = re.compile(r"(?<=[.!?]) (?=[A-Z])")
 WORD = re.compile(r"[A-Za-z'’-]+")
@@ -23,36 +14,20 @@ DEV_SIZE, TRAIN_SIZE = 750, 3000  # Matthews' standard error on 750 sentences is
 INTACT, SWAPPED = 1, 0  # CoLA's labels: acceptable, unacceptable
 
 
-class AcceptabilityOptions(StrictConfig):
-    """The command line of `acceptability.py`."""
-
-    input: Path = QUICKSTART / "task.txt"
-    """text held back from pre-training"""
-    output: Path = QUICKSTART / "glue" / "CoLA"
-    """folder for train.tsv and dev.tsv"""
-
-
-def main(options: AcceptabilityOptions) -> None:
-    """Writes the training and development files of the task.
+def write_task(text: str, folder: Path) -> None:
+    """Writes train.tsv and dev.tsv of the task that is made of a text.
 
     Raises:
-        ConfigError: the input cannot be read or holds too few sentences.
+        ConfigError: the text holds too few sentences.
     """
-    try:
-        text = options.input.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"input: {options.input} cannot be read ({error}); write it with quickstart/corpus.py, or name a UTF-8 text"
-        ) from None
     rows = examples(list(sentences(text)), random.Random(0))
     if len(rows) < DEV_SIZE + TRAIN_SIZE:
         raise ConfigError(
-            f"input: {options.input}: got {len(rows)} sentences of {FEWEST_WORDS} to {MOST_WORDS} words, "
-            f"expected at least {DEV_SIZE + TRAIN_SIZE}; give a longer text"
+            f"{folder}: got {len(rows)} sentences of {FEWEST_WORDS} to {MOST_WORDS} words, expected at least"
+            f" {DEV_SIZE + TRAIN_SIZE}; use a Python in which the project is installed with its dependencies"
         )
-    write_rows(options.output / "dev.tsv", rows[:DEV_SIZE])
-    write_rows(options.output / "train.tsv", rows[DEV_SIZE : DEV_SIZE + TRAIN_SIZE])
-    print(f"{options.output}: {TRAIN_SIZE:,} sentences for training, {DEV_SIZE:,} for scoring")
+    write_rows(folder / "dev.tsv", rows[:DEV_SIZE])
+    write_rows(folder / "train.tsv", rows[DEV_SIZE : DEV_SIZE + TRAIN_SIZE])
 
 
 def sentences(text: str) -> Iterator[str]:
@@ -86,7 +61,3 @@ def write_rows(path: Path, rows: list[tuple[int, str]]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = (f"docs\t{label}\t{'' if label == INTACT else '*'}\t{sentence}\n" for label, sentence in rows)
     path.write_text("".join(lines), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    sys.exit(run_command(main, AcceptabilityOptions, __doc__))

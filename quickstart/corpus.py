@@ -1,6 +1,6 @@
-"""Writes a small English corpus, offline, from the documentation inside the installed Python packages.
+"""Writes a small English corpus and a task, offline, from the documentation inside the installed Python packages.
 
-Run: python quickstart/corpus.py [--output FOLDER] [--set_aside FILE]
+Run: python quickstart/corpus.py [--output FOLDER] [--task FOLDER]
 
 Sources are parsed, never imported. A module's docstrings make one document. Only paragraphs that read as English prose
 are kept, each once (inherited docstrings repeat), one per line, with a blank line between documents.
@@ -23,6 +23,7 @@ from data_prep.workers import start_pool
 from foundation.command_line import run_command
 from foundation.config import ConfigError, StrictConfig
 from foundation.machine import cores
+from quickstart.acceptability import DEV_SIZE, TRAIN_SIZE, write_task
 
 # Installed packages with much prose: direct and indirect dependencies of the project.
 PACKAGES = (
@@ -57,12 +58,12 @@ class CorpusOptions(StrictConfig):
 
     output: Path = QUICKSTART_RAW
     """folder for the text files, one per package"""
-    set_aside: Path = QUICKSTART / "task.txt"
-    """file for the documents kept out of pre-training, for the acceptability task"""
+    task: Path = QUICKSTART / "glue" / "CoLA"
+    """folder for the acceptability task, made of documents kept out of pre-training"""
 
 
 def main(options: CorpusOptions) -> None:
-    """Writes the corpus and prints its size.
+    """Writes the corpus and the task; prints their sizes.
 
     Raises:
         ConfigError: the installed packages contain too little prose.
@@ -80,17 +81,14 @@ def main(options: CorpusOptions) -> None:
             (task_documents if is_set_aside(document) else corpus_documents).append(document)
         size += write_documents(options.output / f"{name}.txt", corpus_documents)
         count += len(corpus_documents)
-    task_size = write_documents(options.set_aside, task_documents)
-    print(
-        f"{options.output}: {size / 1e6:.1f} MB in {count:,} documents",
-        f"{options.set_aside}: {task_size / 1e6:.1f} MB in {len(task_documents):,} documents",
-        sep="\n",
-    )
+    print(f"{options.output}: {size / 1e6:.1f} MB in {count:,} documents")
     if size < LEAST_CORPUS:
         raise ConfigError(
             f"{options.output}: got {size:,} bytes of prose, expected at least {LEAST_CORPUS:,}; "
             "use a Python in which the project is installed with its dependencies (`make .venv`)"
         )
+    write_task("\n".join(task_documents), options.task)
+    print(f"{options.task}: {TRAIN_SIZE:,} sentences for training, {DEV_SIZE:,} for scoring")
 
 
 def sources() -> dict[str, Path]:

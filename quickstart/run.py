@@ -24,14 +24,14 @@ if not __package__:  # run as a script: import from the repository, never from t
 from data_prep import defaults
 from electra_sampler.commands import as_typed
 from foundation.command_line import run_command
-from foundation.config import ConfigError, StrictConfig
+from foundation.config import StrictConfig
 from foundation.files import IS_CHECKOUT, ROOT
 from foundation.machine import cores, share_cores_with_others
 from foundation.progress import about
 
 DATA = defaults.QUICKSTART
 RAW, VOCAB, SHARDS = defaults.QUICKSTART_RAW, defaults.QUICKSTART_VOCAB, defaults.QUICKSTART_SHARDS
-TASK_TEXT, TASKS = DATA / "task.txt", DATA / "glue"
+TASKS = DATA / "glue"
 RUNS = Path("runs/quickstart")
 RUN, EXPORTED, SCORES = RUNS / "tiny", RUNS / "exported", RUNS / "glue"
 
@@ -41,13 +41,12 @@ SHORT_STEPS = 1000
 MEAN_LENGTH = 58
 """Tokens per sequence of the corpus; the rest is padding."""
 SECONDS = {
-    "corpus": 16,
+    "corpus": 17,
     "vocabulary": 2,
     "shards": 3,
     "inspection": 5,
     "evaluation": 5,
     "export": 2,
-    "task": 1,
     "fine-tuning": 30,
     "untrained encoder": 30,
     "report": 2,
@@ -84,17 +83,7 @@ def main(options: QuickstartOptions) -> int:
 
 
 def start_afresh() -> None:
-    """Empties the quickstart's own folders.
-
-    Raises:
-        ConfigError: one of the user's folders is a link into them, made by an early version: its text would be lost.
-    """
-    for folder in (defaults.RAW, defaults.VOCAB, defaults.SHARDS):
-        if folder.is_symlink() and folder.resolve().is_relative_to(DATA.resolve()):
-            raise ConfigError(
-                f"{folder}: is a link into {DATA}, which the quickstart empties; expected a folder of your own; move"
-                f" your text out of {folder.resolve()}, if there is any, and remove the link: rm {folder}"
-            )
+    """Empties the quickstart's own folders."""
     for folder in (DATA, RUNS):
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -127,7 +116,7 @@ def stages(short: bool) -> dict[str, str]:
     steps = f" --set optim.steps={SHORT_STEPS}" if short else ""
     glue = f"python finetune/run_glue.py --model {EXPORTED} --task CoLA --data_dir {TASKS} --seeds 1 2 3"
     return {
-        "corpus": f"python quickstart/corpus.py --output {RAW} --set_aside {TASK_TEXT}",
+        "corpus": f"python quickstart/corpus.py --output {RAW} --task {TASKS}/CoLA",
         "vocabulary": f"python data_prep/train_vocab.py --input {RAW} --output {VOCAB} --size {VOCAB_SIZE}",
         "shards": f"python data_prep/build_shards.py --input {RAW} --output {SHARDS} --vocab {VOCAB}"
         f" --seq_length {SEQ_LENGTH} --held_out {HELD_OUT}",
@@ -135,7 +124,6 @@ def stages(short: bool) -> dict[str, str]:
         "pre-training": f"{launcher} pretrain/run.py --preset tiny --data {SHARDS} --output {RUN}{steps}",
         "evaluation": f"python pretrain/evaluate.py {RUN}",
         "export": f"python pretrain/export.py {RUN} {EXPORTED}",
-        "task": f"python quickstart/acceptability.py --input {TASK_TEXT} --output {TASKS}/CoLA",
         "fine-tuning": f"{glue} --output {SCORES}",
         "untrained encoder": f"{glue} --random_weights --output {SCORES}",
         "report": f"python finetune/report.py {SCORES}",

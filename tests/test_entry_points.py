@@ -47,7 +47,6 @@ WRONG_PATHS = [
     "finetune/run_tagging.py --model no/such --task NER --data_dir .",
     "finetune/predict.py no/such -",
     "finetune/report.py no/such",
-    "quickstart/acceptability.py --input no/such",
 ]
 # An invalid file, for each option that takes one: not text, not JSON, not a model.
 UNREADABLE = [
@@ -63,7 +62,6 @@ UNREADABLE = [
     "finetune/run_tagging.py --model junk --task NER --data_dir .",
     "finetune/predict.py junk -",
     "finetune/report.py junk",
-    "quickstart/acceptability.py --input junk.txt",
 ]
 # Names and keys that do not exist, for each option that takes one.
 UNKNOWN_KEYS = [

@@ -1,4 +1,4 @@
-"""The files of a GLUE task: in GLUE's folder layout, as Microsoft's original MRPC, or on the hub.
+"""The files of a GLUE task: in GLUE's folder layout, or on the hub.
 
 Files are TSV, JSON lines or Parquet. GLUE's TSV is not quoted CSV: a tab always separates, a quotation mark is text.
 MRPC's files begin with a byte order mark, CoLA's training and dev files have no header. Malformed rows are left out and
@@ -6,7 +6,7 @@ counted.
 """
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -29,9 +29,6 @@ from foundation.config import ConfigError, counted
 HUB_DATASET = "nyu-mll/glue"
 AX_FILES = [f"{folder}/{name}" for folder in ("AX", "diagnostic", "MNLI") for name in ("diagnostic-full", "diagnostic")]
 """Where downloads of GLUE leave the diagnostic set; the full file has the labels."""
-MICROSOFT = {"train": "msr_paraphrase_train.txt", "test": "msr_paraphrase_test.txt"}
-MICROSOFT_IDS = ("#1 ID", "#2 ID")
-DEV_IDS = "dev_ids.tsv"
 PROBLEMS_SHOWN = 5
 """Malformed rows shown in full; the rest are counted."""
 MALFORMED_AT_MOST = 1e-3
@@ -50,12 +47,8 @@ def load_task(task: GlueTask, data_dir: str, *, tests: bool = False) -> TaskData
         ConfigError: a folder or file is missing, too many rows are malformed, or the hub cannot be reached.
     """
     left_out: dict[str, int] = {}
-    found = _find(task, data_dir, "train")
-    if found and found[0].name == MICROSOFT["train"]:
-        train, *dev = _divide_microsoft(task, data_dir, found[0], left_out)
-    else:
-        splits = ("train", *task.dev_splits)
-        train, *dev = (read(task, _sources(task, data_dir, split), left_out).examples for split in splits)
+    splits = ("train", *task.dev_splits)
+    train, *dev = (read(task, _sources(task, data_dir, split), left_out).examples for split in splits)
     wanted = [(of, split, file) for of in tasks_predicted_with(task) for split, file in of.test_files.items()]
     unseen = {
         file: read(of, sources, left_out, labelled=False)
@@ -79,7 +72,8 @@ def _sources(task: GlueTask, data_dir: str, split: str, *, labelled: bool = True
         raise ConfigError(f"data_dir: {problem}; expected GLUE's {split}.tsv, or .jsonl or .parquet, or --data_dir hub")
     if dataset := _hub_dataset(data_dir):
         return [open_on_hub(task, dataset, split)]
-    return [open_file(path, task, labelled=labelled) for path in _find(task, data_dir, split)]
+    header = task.header if labelled else None  # a file without labels always has its own
+    return [(str(path), read_rows(path, task, header)) for path in _find(task, data_dir, split)]
 
 
 def _hub_dataset(data_dir: str) -> str | None:
@@ -97,60 +91,11 @@ def _find(task: GlueTask, data_dir: str, split: str) -> list[Path]:
                 return [path]
         if numbered := sorted(stem.parent.glob(f"{stem.name}-*-of-*.parquet")):
             return numbered
-    return _find_microsoft(folder, split)
+    return []
 
 
-def _find_microsoft(folder: Path, split: str) -> list[Path]:
-    """Returns Microsoft's original MRPC file of a split, if it is in `folder` or in its subfolder `original`."""
-    name = MICROSOFT.get(split, "")
-    return [path for path in (folder / name, folder / "original" / name) if path.is_file()][:1]
-
-
-def _divide_microsoft(
-    task: GlueTask, data_dir: str, path: Path, left_out: dict[str, int]
-) -> tuple[list[Example], list[Example]]:
-    """Splits MRPC into training and dev as GLUE does; without GLUE's dev ids, uses Microsoft's test set as dev.
-
-    Both of Microsoft's files are labelled; GLUE's dev set is a part of the first, its test set the second.
-    """
-
-    def pair_of(row: Row) -> str:
-        if lacking := [name for name in MICROSOFT_IDS if name not in row]:
-            named = ", ".join((task.label_column, *MICROSOFT_IDS, *task.text_columns))
-            raise ConfigError(f"data_dir: {path} has no column {lacking[0]!r}; expected its header line: {named}")
-        return "\t".join(row[name] for name in MICROSOFT_IDS)
-
-    folder = Path(data_dir) / task.name
-    found = read(task, [open_file(path, task)], left_out, index=pair_of)
-    dev_file = next((file for name in (DEV_IDS, "dev.tsv") if (file := folder / name).is_file()), None)
-    if dev_file is None:
-        test = _find_microsoft(folder, "test")
-        if not test:
-            raise ConfigError(
-                f"data_dir: {folder} has neither {DEV_IDS} (GLUE's dev pairs) nor {MICROSOFT['test']}; add one"
-            )
-        print(
-            f"{folder}: no {DEV_IDS}: MRPC is split as by Microsoft, not as by GLUE; add that file for GLUE's split",
-            flush=True,
-        )
-        return found.examples, read(task, [open_file(test[0], task)], left_out).examples
-    rows = [line.rstrip("\r\n").split("\t") for line in dev_file.read_text(encoding="utf-8-sig").split("\n")]
-    pairs = {"\t".join(row if len(row) == 2 else row[1:3]) for row in rows}  # of dev_ids.tsv, or of dev.tsv
-    parts: dict[bool, list[Example]] = {True: [], False: []}
-    for pair, example in zip(found.indices, found.examples, strict=True):
-        parts[pair in pairs].append(example)
-    if not parts[True]:
-        raise ConfigError(f"data_dir: none of the pairs of {dev_file} is in {path}; expected GLUE's pairs of ids")
-    return parts[False], parts[True]
-
-
-def open_file(path: Path, task: GlueTask, *, labelled: bool = True) -> Source:
-    """Opens a file in the format that its suffix names; a file without labels always has a header."""
-    return str(path), _rows(path, task, task.header if labelled else None)
-
-
-def _rows(path: Path, task: GlueTask, header: tuple[str, ...] | None) -> Iterator[tuple[int, Row | str]]:
-    """Yields the number of each row with the row, or with the problem if it is malformed.
+def read_rows(path: Path, task: GlueTask, header: tuple[str, ...] | None) -> Iterator[tuple[int, Row | str]]:
+    """Yields the number of each row of a file, in the format that its suffix names, with the row or its problem.
 
     Raises:
         ConfigError: the file cannot be read.
@@ -212,11 +157,10 @@ def read(
     left_out: dict[str, int],
     *,
     labelled: bool = True,
-    index: Callable[[Row], str] | None = None,
 ) -> ExampleSet:
     """Reads the examples of all sources; unless `labelled`, labels may be missing.
 
-    An example's index is that of `index`, else GLUE's, else its place among all rows, malformed ones included.
+    An example's index is GLUE's, else its place among all rows, malformed ones included.
 
     Malformed rows are printed, and counted in `left_out`.
 
@@ -231,7 +175,7 @@ def read(
             try:
                 if isinstance(row, str):
                     raise ValueError(row)
-                own = index(row) if index else next((row[name] for name in INDEX_COLUMNS if name in row), place)
+                own = next((row[name] for name in INDEX_COLUMNS if name in row), place)
                 found.append((str(own), read_example(row, task, labelled=labelled)))
             except ValueError as error:
                 problems.append(f"data_dir: {name}, line {number}: {error}")

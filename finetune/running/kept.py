@@ -15,7 +15,6 @@ from torch import Tensor
 
 from finetune.running.job import HuggingFaceModel, Job
 from finetune.running.model_folder import (
-    CARD,
     TOKENIZER_FILES,
     ModelFolder,
     read_tokenizer_settings,
@@ -28,6 +27,7 @@ from pretrain.huggingface.export import TOKENIZER_SETTINGS
 from pretrain.huggingface.folders import MODEL_FILE, save_folder
 
 CANDIDATES, FINETUNED, LOCKS = "candidates", "finetuned", "locks"
+CARD = "README.md"
 RESULTS = "results.json"
 """File in a model's folder: the record of its run."""
 
@@ -59,19 +59,15 @@ def save_finetuned(
     described = {**read_tokenizer_settings(model.path), "model_max_length": settings.max_length}
     (unfinished / TOKENIZER_SETTINGS).write_text(json.dumps(described, indent=2) + "\n", "utf-8")
     (unfinished / RESULTS).write_text(record.model_dump_json(indent=2) + "\n", "utf-8")
-    (unfinished / CARD).write_text(card(model, made, record, carried=(unfinished / MODEL_FILE).is_file()), "utf-8")
+    (unfinished / CARD).write_text(card(made, record, carried=(unfinished / MODEL_FILE).is_file()), "utf-8")
     unfinished.rename(folder)
 
 
-def card(model: ModelFolder, made: HuggingFaceModel, record: RunRecord, *, carried: bool) -> str:
-    """Returns the model card; language and licence come from the card of the model that was fine-tuned."""
-    from huggingface_hub import ModelCardData
-
-    known = {name: model.header[name] for name in ("language", "license") if model.header.get(name)}
+def card(made: HuggingFaceModel, record: RunRecord, *, carried: bool) -> str:
+    """Returns the model card."""
     run, name = record.run, Path(record.model).name if Path(record.model).exists() else record.model
     if record.step is not None:
         name += f", step {record.step:,}"
-    data = ModelCardData(library_name="transformers", pipeline_tag=made.pipeline, tags=["electra"], **known)
     code = ", trust_remote_code=True" if carried else ""
     scores = [
         (split, metric, f"{value:.4f}") for split, values in record.last.items() for metric, value in values.items()
@@ -79,7 +75,10 @@ def card(model: ModelFolder, made: HuggingFaceModel, record: RunRecord, *, carri
     settings = [(key, str(value)) for key, value in run.settings.model_dump(mode="json").items()]
     carries = f"\nThe model's code is `{MODEL_FILE}` in this folder; `trust_remote_code=True` allows it to run.\n"
     return f"""---
-{data.to_yaml()}
+library_name: transformers
+pipeline_tag: {made.pipeline}
+tags:
+- electra
 ---
 
 # {run.task}, fine-tuned from {"untrained weights of the shape of " if run.random_weights else ""}`{name}`

@@ -2,7 +2,6 @@
 
 import hashlib
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,6 @@ from pretrain.training.run_folder import DESCRIPTION, read_run
 MODELS = "models"
 """Folder, in the output folder, of exported checkpoints."""
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt")
-CARD = "README.md"
 
 
 @dataclass(frozen=True)
@@ -34,8 +32,6 @@ class ModelFolder:
     """Digest of the names and contents of its files."""
     config: EncoderConfig
     tokenizer: Any
-    header: Mapping[str, Any]
-    """The metadata of its card, such as language and license."""
     step: int | None = None
     """Pre-training step of the checkpoint that it was exported from, in a sweep over a run's checkpoints."""
 
@@ -91,22 +87,7 @@ def open_model(name: str) -> ModelFolder:
     files = sorted(entry for entry in path.iterdir() if entry.is_file())
     names_and_contents = b"".join(file.name.encode() + bytes.fromhex(file_sha256(file)) for file in files)
     sha256 = hashlib.sha256(names_and_contents).hexdigest()
-    return ModelFolder(path, sha256, config, tokenizer, read_header(path / CARD))
-
-
-def read_header(path: Path) -> Mapping[str, Any]:
-    """Returns the metadata of a model card; none if there is no card.
-
-    Raises:
-        ConfigError: it cannot be read.
-    """
-    from huggingface_hub import metadata_load
-
-    try:
-        return (metadata_load(path) if path.is_file() else None) or {}
-    except Exception as error:  # YAML's many, and ValueError
-        reason = str(error).splitlines()[0]
-        raise ConfigError(f"model: {path} has metadata that cannot be read: {reason}; correct or remove it") from None
+    return ModelFolder(path, sha256, config, tokenizer)
 
 
 def read_tokenizer_settings(path: Path) -> dict[str, Any]:

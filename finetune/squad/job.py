@@ -201,7 +201,10 @@ def merge(spans: Tensor, pieces: Pieces, paragraph: str, n_best: int) -> Candida
 
 
 def select(options: SquadOptions) -> list[SquadVersion]:
-    """Returns the release of SQuAD that is asked for."""
+    """Returns the release of SQuAD that is asked for.
+
+    A list like every command's, since GLUE's may be of nine tasks.
+    """
     return [VERSIONS[options.version]]
 
 

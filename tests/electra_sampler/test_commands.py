@@ -17,7 +17,7 @@ from tests.test_entry_points import HEAVY, SCREEN, SCRIPTS
 
 CONSOLE = "import sys; sys.argv[0] = 'electra-sampler'; from electra_sampler.commands import main; sys.exit(main())"
 """Content of the script that pip installs."""
-PARTS = {"quickstart/corpus.py", "quickstart/acceptability.py"}
+PARTS = {"quickstart/corpus.py"}
 """Scripts that only the quickstart runs."""
 
 

@@ -11,11 +11,10 @@ from quickstart.acceptability import (
     INTACT,
     SWAPPED,
     TRAIN_SIZE,
-    AcceptabilityOptions,
     examples,
-    main,
     sentences,
     swap_two_words,
+    write_task,
 )
 
 
@@ -28,8 +27,7 @@ def numbered_text(count):
 @pytest.fixture(scope="module")
 def task(tmp_path_factory):
     folder = tmp_path_factory.mktemp("task")
-    (folder / "text.txt").write_text(numbered_text(TRAIN_SIZE + DEV_SIZE + 5))
-    main(AcceptabilityOptions(input=folder / "text.txt", output=folder / "CoLA"))
+    write_task(numbered_text(TRAIN_SIZE + DEV_SIZE + 5), folder / "CoLA")
     return folder
 
 
@@ -93,13 +91,6 @@ def test_sentences_have_five_to_twenty_words_and_each_occurs_once():
     assert list(sentences(text)) == ["This one is of the right length."]
 
 
-def test_too_little_text_is_a_config_error_that_names_the_file(tmp_path):
-    path = tmp_path / "text.txt"
-    path.write_text(numbered_text(10))
-    with pytest.raises(ConfigError, match=r"text\.txt: got 10 sentences"):
-        main(AcceptabilityOptions(input=path, output=tmp_path))
-
-
-def test_a_missing_input_is_a_config_error_with_the_command_that_writes_it(tmp_path):
-    with pytest.raises(ConfigError, match=r"quickstart/corpus\.py"):
-        main(AcceptabilityOptions(input=tmp_path / "none.txt", output=tmp_path))
+def test_too_little_text_is_a_config_error_that_names_the_folder(tmp_path):
+    with pytest.raises(ConfigError, match=rf"{tmp_path}: got 10 sentences of 5 to 20 words, expected at least 3750"):
+        write_task(numbered_text(10), tmp_path)

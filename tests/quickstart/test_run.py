@@ -11,18 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from foundation.config import ConfigError
 from pretrain.presets import TINY
 from quickstart.run import SHORT_STEPS, QuickstartOptions, run_stage, stages, start_afresh
 from tests.conftest import REPOSITORY, free_port
 
 OWN = ("data/quickstart", "runs/quickstart")
 ELSEWHERE = {
-    "corpus": ("--output", "--set_aside"),
+    "corpus": ("--output", "--task"),
     "vocabulary": ("--input", "--output"),
     "shards": ("--input", "--output", "--vocab"),
     "pre-training": ("--data", "--output"),
-    "task": ("--input", "--output"),
     "fine-tuning": ("--data_dir", "--output"),
     "untrained encoder": ("--data_dir", "--output"),
 }
@@ -92,17 +90,6 @@ def test_every_stage_reads_and_writes_only_in_the_quickstarts_own_folders(folder
     paths = {word for command in words.values() for word in command if word.startswith(("data/", "runs/"))}
     assert paths
     assert not {path for path in paths if not path.startswith(OWN)}
-
-
-@pytest.mark.parametrize("name", ["data/raw", "data/vocab"])
-def test_a_users_folder_linked_by_an_early_version_keeps_its_text(name, folder):
-    (folder / "data/quickstart/raw").mkdir(parents=True)
-    (folder / name).symlink_to("quickstart/raw")
-    (folder / name / "book.txt").write_text("the user's")
-    before = contents(folder)
-    with pytest.raises(ConfigError, match=f"^{name}: is a link into data/quickstart.*: rm {name}$"):
-        start_afresh()
-    assert contents(folder) == before
 
 
 def clone_into(folder):

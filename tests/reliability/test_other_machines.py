@@ -86,7 +86,7 @@ def test_data_is_built_without_dev_shm(tmp_path: Path) -> None:
     program = (
         f"mount -t tmpfs -o ro none /dev/shm && exec {sys.executable} quickstart/corpus.py --output {tmp_path}/raw"
     )
-    command = ["unshare", "--mount", "sh", "-c", f"{program} --set_aside {tmp_path}/task.txt"]
+    command = ["unshare", "--mount", "sh", "-c", f"{program} --task {tmp_path}/task"]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "no semaphores (/dev/shm)" in done.stdout and (tmp_path / "raw" / "numpy.txt").stat().st_size > 10**5

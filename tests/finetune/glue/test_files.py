@@ -5,7 +5,6 @@ A few malformed rows are skipped and counted; examples from the hub equal those 
 
 import json
 import math
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from finetune.glue.files import Source, load_task, missing_from, open_file, read
+from finetune.glue.files import Source, load_task, missing_from, read, read_rows
 from finetune.glue.tasks import AX, TASKS, Example, ExampleSet, GlueTask
 from foundation.config import ConfigError
 
@@ -76,11 +75,11 @@ def write(path: Path, *lines: str | None) -> Path:
 
 
 def read_file(path: Path, task: GlueTask, left_out: dict[str, int]) -> list[Example]:
-    return read(task, [open_file(path, task)], left_out).examples
+    return read(task, [(str(path), read_rows(path, task, task.header))], left_out).examples
 
 
 def read_unseen(paths: list[Path], task: GlueTask, left_out: dict[str, int]) -> ExampleSet:
-    return read(task, [open_file(path, task, labelled=False) for path in paths], left_out, labelled=False)
+    return read(task, [(str(path), read_rows(path, task, None)) for path in paths], left_out, labelled=False)
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -296,40 +295,6 @@ def test_the_file_of_another_task_is_refused_by_name(name: str, other: str, tmp_
     path = write(tmp_path / "train.tsv", header, *[row] * 2_000)
     with pytest.raises(ConfigError, match=r"train\.tsv: \d+ of \d+ rows are malformed"):
         read_file(path, TASKS[name], {})
-
-
-def test_microsofts_files_are_split_as_in_glue(shared_data: Path, tmp_path: Path) -> None:
-    official = load_task(TASKS["MRPC"], str(shared_data / "glue"), tests=True)
-    folder = tmp_path / "MRPC"
-    shutil.copytree(shared_data / "glue" / "MRPC" / "original", folder)
-    rows = [line.split("\t") for line in (shared_data / "glue/MRPC/dev.tsv").read_text("utf-8-sig").splitlines()]
-    (folder / "dev_ids.tsv").write_text("".join(f"{row[1]}\t{row[2]}\n" for row in rows[1:]))
-    data = load_task(TASKS["MRPC"], str(tmp_path), tests=True)
-    assert sorted(data.train) == sorted(official.train)
-    assert sorted(data.dev["dev"]) == sorted(official.dev["dev"])
-    assert data.tests["MRPC.tsv"].indices == official.tests["MRPC.tsv"].indices
-    assert [example.texts for example in data.tests["MRPC.tsv"].examples] == [
-        example.texts for example in official.tests["MRPC.tsv"].examples
-    ]
-
-
-def test_microsofts_files_without_glues_list_keep_microsofts_split(
-    shared_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "MRPC").mkdir()
-    shutil.copytree(shared_data / "glue" / "MRPC" / "original", tmp_path / "MRPC" / "original")
-    data = load_task(TASKS["MRPC"], str(tmp_path))
-    assert (len(data.train), len(data.dev["dev"])) == (4_076, 1_725)
-    assert "MRPC is split as by Microsoft, not as by GLUE; add that file" in capsys.readouterr().out
-
-
-def test_microsofts_file_without_its_header_is_refused_in_one_sentence(tmp_path: Path) -> None:
-    (tmp_path / "MRPC").mkdir()
-    path = write(tmp_path / "MRPC" / "msr_paraphrase_train.txt", "1\t7\t8\tA.\tB.", "0\t9\t10\tC.\tD.")
-    with pytest.raises(ConfigError) as caught:
-        load_task(TASKS["MRPC"], str(tmp_path))
-    expected = "expected its header line: Quality, #1 ID, #2 ID, #1 String, #2 String"
-    assert caught.value.problems == (f"data_dir: {path} has no column '#1 ID'; {expected}",)
 
 
 def test_what_is_missing_in_a_folder_is_named(shared_data: Path) -> None:
