@@ -9,9 +9,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-if not __package__:  # run as a script: import from the repository, never from the script's own folder
-    sys.path[0] = str(Path(__file__).resolve().parents[1])
-
 from data_prep.defaults import QUICKSTART
 from foundation.command_line import run_command
 from foundation.config import ConfigError, StrictConfig

@@ -31,11 +31,6 @@ FORBIDDEN = {
     "finetune/squad": ("finetune/glue",),
     "finetune/tagging": ("finetune/glue", "finetune/squad"),
 }
-PROLOGUE = """
-if not __package__:  # run as a script: import from the repository, never from the script's own folder
-    sys.path[0] = str(Path(__file__).resolve().parents[1])
-"""
-
 MOST_IMPORTS_INSIDE = 25
 MOST_SHORT_ONCE = 26  # six are the operations of ops.py and their replacements, and one is a task of the pool
 
@@ -164,12 +159,6 @@ def test_every_test_file_has_its_module():
 
 def test_no_module_shadows_the_standard_library():
     assert not [str(module) for module in modules(*PACKAGES) if module.stem in sys.stdlib_module_names]
-
-
-def test_every_script_imports_from_the_repository_and_not_from_its_own_folder():
-    scripts = [module for module in modules(*PACKAGES) if '__name__ == "__main__"' in (REPOSITORY / module).read_text()]
-    assert scripts
-    assert not [str(module) for module in scripts if PROLOGUE not in (REPOSITORY / module).read_text()]
 
 
 def test_few_project_imports_are_inside_functions():

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import torch
 
-from electra_sampler.commands import as_typed
 from foundation.command_line import print_warning, printable
 from foundation.config import ConfigError, counted
 from foundation.files import existing_part
@@ -66,10 +65,10 @@ def _launch(plan: Plan, hostfile: Path | None) -> str:
     """Returns the command that starts the run: this one without the options of a dry run."""
     options = shlex.split(re.sub(r"--forecast[ =]\S+", "", shlex.join(sys.argv[1:])))
     given = [part for part in options if not part.startswith(NOT_TYPED)]
-    launcher = ["deepspeed", *(["--hostfile", str(hostfile)] if hostfile else [])]
+    launcher = ["deepspeed", *(["--hostfile", str(hostfile)] if hostfile else []), "--module"]
     if not hostfile and plan.world_size == 1 and not (plan.assumed_gpu or torch.cuda.is_available()):
-        launcher = ["python"]
-    return as_typed(shlex.join([*launcher, "pretrain/run.py", *given]))  # --hostfile too: each rank checks it again
+        launcher = ["python", "-m"]
+    return shlex.join([*launcher, "pretrain.run", *given])  # --hostfile too: each rank checks it again
 
 
 def _needs(plan: Plan, parameters: int, machine: Machine) -> Iterator[str]:
