@@ -96,7 +96,7 @@ def train(checkout: Path, cell: str, data: Path, output: Path) -> str:
     done = subprocess.run(
         list(map(str, command)),
         cwd=checkout,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(checkout.resolve())},  # not the installed code
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -6,21 +6,17 @@ Run the same command again to resume. Under mpirun the same command spreads over
     mpirun -np 16 python data_prep/build_shards.py
 """
 
-import sys
-from pathlib import Path
-
-if not __package__:  # run as a script: import from the repository, never from the script's own folder
-    sys.path[0] = str(Path(__file__).resolve().parents[1])
-
 import os
 import platform
 import shutil
+import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import BrokenExecutor
 from importlib.metadata import version
+from pathlib import Path
 from statistics import median
 from typing import Annotated, Self
 

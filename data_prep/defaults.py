@@ -7,7 +7,6 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from electra_sampler.commands import as_typed
 from foundation.config import ConfigError
 
 RAW, VOCAB, SHARDS = Path("data/raw"), Path("data/vocab"), Path("data/wikibooks")
@@ -16,7 +15,7 @@ QUICKSTART = Path("data/quickstart")
 """All data of the quickstart, which empties this data folder when it starts and touches no other."""
 QUICKSTART_RAW, QUICKSTART_VOCAB, QUICKSTART_SHARDS = (QUICKSTART / name for name in ("raw", "vocab", "shards"))
 
-_TRY_QUICKSTART = as_typed("python quickstart/run.py")
+_TRY_QUICKSTART = "python -m quickstart.run"
 
 
 def require_text(inputs: Sequence[Path]) -> None:
@@ -31,7 +30,7 @@ def require_text(inputs: Sequence[Path]) -> None:
     command = _TRY_QUICKSTART
     if QUICKSTART_RAW.is_dir() and QUICKSTART_VOCAB.is_dir():
         paths = ("--input", QUICKSTART_RAW, "--vocab", QUICKSTART_VOCAB, "--output", QUICKSTART / "wikibooks")
-        command = _python("data_prep/build_shards.py", *paths)
+        command = _python("data_prep.build_shards", *paths)
     raise ConfigError(
         f"input: {RAW} does not exist; put text there, name other text with --input, or try the quickstart: {command}"
     )
@@ -48,7 +47,7 @@ def require_vocab(vocab: str, inputs: Sequence[Path]) -> None:
     options: tuple[str | Path, ...] = () if tuple(inputs) == (RAW,) else ("--input", *inputs)
     raise ConfigError(
         f"vocab: {VOCAB} does not exist; put a vocab.txt or a tokenizer folder there, name one with --vocab, or"
-        f" train one: {_python('data_prep/train_vocab.py', *options)}"
+        f" train one: {_python('data_prep.train_vocab', *options)}"
     )
 
 
@@ -62,15 +61,15 @@ def require_shards(folder: Path) -> None:
     if folder.exists():
         return
     if folder != SHARDS and not folder.is_relative_to(QUICKSTART):
-        command = _python("data_prep/build_shards.py", "--output", folder)
+        command = _python("data_prep.build_shards", "--output", folder)
     elif folder == SHARDS and RAW.exists():
-        command = _python("data_prep/build_shards.py")
+        command = _python("data_prep.build_shards")
     elif folder == SHARDS and QUICKSTART_SHARDS.is_dir():
-        command = _python("pretrain/run.py", "--preset", "tiny", "--data", QUICKSTART_SHARDS)
+        command = _python("pretrain.run", "--preset", "tiny", "--data", QUICKSTART_SHARDS)
     else:
         command = _TRY_QUICKSTART
     raise ConfigError(f"data: {folder} does not exist; name existing shards with --data, or run: {command}")
 
 
 def _python(*arguments: str | Path) -> str:
-    return as_typed(shlex.join(("python", *map(str, arguments))))
+    return shlex.join(("python", "-m", *map(str, arguments)))

@@ -3,15 +3,11 @@
 python data_prep/inspect_shards.py data/wikibooks --verify --show 3
 """
 
+import os
 import sys
+from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
-
-if not __package__:  # run as a script: import from the repository, never from the script's own folder
-    sys.path[0] = str(Path(__file__).resolve().parents[1])
-
-import os
-from collections.abc import Iterable
 from typing import Annotated
 
 import numpy as np

@@ -7,13 +7,9 @@ python data_prep/train_vocab.py --input data/raw --output data/vocab --cased --u
 """
 
 import sys
-from pathlib import Path
-
-if not __package__:  # run as a script: import from the repository, never from the script's own folder
-    sys.path[0] = str(Path(__file__).resolve().parents[1])
-
 from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field

@@ -4,14 +4,13 @@ COMMANDS lists them, one line each. Only the module of the given command is impo
 """
 
 import importlib
-import re
 import sys
 from importlib.metadata import version
 from typing import get_type_hints
 
 from foundation.command_line import EXIT_BAD_USAGE, print_problems, run_command
 from foundation.config import one_of, shown
-from foundation.files import IS_CHECKOUT, ROOT
+from foundation.files import ROOT
 
 PROGRAM = "electra-sampler"
 COMMANDS = {
@@ -58,18 +57,3 @@ def main() -> int:
             print_problems([f"command: got {shown(name)}; {one_of(name, COMMANDS)}"])
             return EXIT_BAD_USAGE
     return 0
-
-
-def as_typed(command: str) -> str:
-    """A checkout's command line as a user types it here: an installed package has no scripts."""
-    if IS_CHECKOUT:
-        return command
-    names = {module: name for name, (module, _) in COMMANDS.items()}
-
-    def installed(script: re.Match[str]) -> str:
-        module = f"{script[2]}.{script[3]}"
-        if not script[1]:  # an argument of DeepSpeed's launcher
-            return f"--module {module}"
-        return f"{PROGRAM} {names[module]}" if module in names else f"python -m {module}"
-
-    return re.sub(r"(python )?\b(\w+)/(\w+)\.py\b", installed, command)

@@ -5,10 +5,6 @@ python finetune/report.py RUNS... [--output FILE]
 
 import sys
 from pathlib import Path
-
-if not __package__:  # run as a script: import from the repository, never from the script's own folder
-    sys.path[0] = str(Path(__file__).resolve().parents[1])
-
 from typing import Annotated
 
 from finetune.reporting.results import load_runs, make_rows, shared_folder

@@ -8,10 +8,6 @@ run is one line of OUTPUT/results.jsonl; the same command runs only what is miss
 """
 
 import sys
-from pathlib import Path
-
-if not __package__:  # run as a script: import from the repository, never from the script's own folder
-    sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from finetune.config import GlueOptions
 from foundation.command_line import run_command

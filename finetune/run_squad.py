@@ -8,10 +8,6 @@ what is missing. Tables: finetune/report.py.
 """
 
 import sys
-from pathlib import Path
-
-if not __package__:  # run as a script: import from the repository, never from the script's own folder
-    sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from finetune.config import SquadOptions
 from foundation.command_line import run_command

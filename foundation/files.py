@@ -15,7 +15,6 @@ from foundation.config import ConfigError
 
 ROOT = Path(__file__).resolve().parents[1]
 """The project's root: a checkout, or the site-packages folder of an installation, with the shipped data files."""
-IS_CHECKOUT = (ROOT / "Makefile").is_file()
 TEMPORARY_SUFFIX = ".tmp"
 _UNSEALED = "0" * 64
 _SEAL = re.compile(rb'\{\s*"sha256": "([0-9a-f]{64})"')

@@ -10,9 +10,6 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-if not __package__:  # run as a script: import from the repository, never from the script's own folder
-    sys.path[0] = str(Path(__file__).resolve().parents[1])
-
 from foundation.command_line import POSITIONAL, run_command
 from foundation.config import StrictConfig
 from pretrain.method.registry import GivenObjective

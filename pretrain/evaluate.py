@@ -9,9 +9,6 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-if not __package__:  # run as a script: import from the repository, never from the script's own folder
-    sys.path[0] = str(Path(__file__).resolve().parents[1])
-
 from pydantic import Field
 
 from foundation.command_line import POSITIONAL, run_command

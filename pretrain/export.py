@@ -17,9 +17,6 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-if not __package__:  # run as a script: import from the repository, never from the script's own folder
-    sys.path[0] = str(Path(__file__).resolve().parents[1])
-
 from foundation.command_line import POSITIONAL, run_command
 from foundation.config import ConfigError, StrictConfig
 from foundation.files import require_folder

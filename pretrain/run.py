@@ -6,10 +6,6 @@ python pretrain/run.py --dry_run
 """
 
 import sys
-from pathlib import Path
-
-if not __package__:  # run as a script: import from the repository, never from the script's own folder
-    sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from foundation.command_line import run_command
 from foundation.machine import share_cores_with_others

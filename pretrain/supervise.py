@@ -20,9 +20,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Annotated
 
-if not __package__:  # run as a script: import from the repository, never from the script's own folder
-    sys.path[0] = str(Path(__file__).resolve().parents[1])
-
 from pydantic import Field
 
 from foundation.command_line import EXIT_BAD_USAGE, EXIT_FAILED, POSITIONAL, parse_options, printable, run_command

@@ -15,9 +15,6 @@ from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
-if not __package__:  # run as a script: import from the repository, never from the script's own folder
-    sys.path[0] = str(Path(__file__).resolve().parents[1])
-
 from data_prep.defaults import QUICKSTART, QUICKSTART_RAW
 from data_prep.workers import start_pool
 from foundation.command_line import run_command

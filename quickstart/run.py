@@ -2,9 +2,9 @@
 
 Run: python quickstart/run.py [--short]
 
-Runs the commands that a user would type, printing each, in the checkout, or in the current folder if the project is
-installed. Empties data/quickstart and runs/quickstart there first, and touches no other folder. Ends with one table and
-one page; the exit code is 1 if the results fall short of the table's demands.
+Runs the commands that a user would type, printing each, in the current folder. Empties data/quickstart and
+runs/quickstart there first, and touches no other folder. Ends with one table and one page; the exit code is 1 if the
+results fall short of the table's demands.
 """
 
 import json
@@ -18,14 +18,9 @@ import time
 from importlib.util import find_spec
 from pathlib import Path
 
-if not __package__:  # run as a script: import from the repository, never from the script's own folder
-    sys.path[0] = str(Path(__file__).resolve().parents[1])
-
 from data_prep import defaults
-from electra_sampler.commands import as_typed
 from foundation.command_line import run_command
 from foundation.config import StrictConfig
-from foundation.files import IS_CHECKOUT, ROOT
 from foundation.machine import cores, share_cores_with_others
 from foundation.progress import about
 
@@ -63,8 +58,6 @@ class QuickstartOptions(StrictConfig):
 
 def main(options: QuickstartOptions) -> int:
     """Runs every stage and prints results, times and where to look; returns 1 if a stage or requirement fails."""
-    if IS_CHECKOUT:
-        os.chdir(ROOT)
     start_afresh()
     share_cores_with_others()
     print(forecast(options.short), flush=True)
@@ -72,7 +65,6 @@ def main(options: QuickstartOptions) -> int:
     for name, command in stages(options.short).items():
         with socket.create_server(("127.0.0.1", 0)) as server:  # another run may be using DeepSpeed's default port
             command = command.format(port=server.getsockname()[1])
-        command = as_typed(command)
         print(f"\n$ {command}", flush=True)
         started = time.monotonic()
         if code := run_stage(command):
@@ -110,23 +102,23 @@ def processes() -> int:
 
 def stages(short: bool) -> dict[str, str]:
     """Returns each stage's command, in order, by its name in the table of times; `{port}` is for a free port."""
-    launcher = f"deepspeed --quiet --num_gpus {processes()} --master_port {{port}}"
+    launcher = f"deepspeed --quiet --num_gpus {processes()} --master_port {{port}} --module"
     if processes() == 1 or find_spec("deepspeed") is None:
-        launcher = "python"
+        launcher = "python -m"
     steps = f" --set optim.steps={SHORT_STEPS}" if short else ""
-    glue = f"python finetune/run_glue.py --model {EXPORTED} --task CoLA --data_dir {TASKS} --seeds 1 2 3"
+    glue = f"python -m finetune.run_glue --model {EXPORTED} --task CoLA --data_dir {TASKS} --seeds 1 2 3"
     return {
-        "corpus": f"python quickstart/corpus.py --output {RAW} --task {TASKS}/CoLA",
-        "vocabulary": f"python data_prep/train_vocab.py --input {RAW} --output {VOCAB} --size {VOCAB_SIZE}",
-        "shards": f"python data_prep/build_shards.py --input {RAW} --output {SHARDS} --vocab {VOCAB}"
+        "corpus": f"python -m quickstart.corpus --output {RAW} --task {TASKS}/CoLA",
+        "vocabulary": f"python -m data_prep.train_vocab --input {RAW} --output {VOCAB} --size {VOCAB_SIZE}",
+        "shards": f"python -m data_prep.build_shards --input {RAW} --output {SHARDS} --vocab {VOCAB}"
         f" --seq_length {SEQ_LENGTH} --held_out {HELD_OUT}",
-        "inspection": f"python data_prep/inspect_shards.py {SHARDS} --verify --show 2",
-        "pre-training": f"{launcher} pretrain/run.py --preset tiny --data {SHARDS} --output {RUN}{steps}",
-        "evaluation": f"python pretrain/evaluate.py {RUN}",
-        "export": f"python pretrain/export.py {RUN} {EXPORTED}",
+        "inspection": f"python -m data_prep.inspect_shards {SHARDS} --verify --show 2",
+        "pre-training": f"{launcher} pretrain.run --preset tiny --data {SHARDS} --output {RUN}{steps}",
+        "evaluation": f"python -m pretrain.evaluate {RUN}",
+        "export": f"python -m pretrain.export {RUN} {EXPORTED}",
         "fine-tuning": f"{glue} --output {SCORES}",
         "untrained encoder": f"{glue} --random_weights --output {SCORES}",
-        "report": f"python finetune/report.py {SCORES}",
+        "report": f"python -m finetune.report {SCORES}",
     }
 
 
@@ -151,7 +143,7 @@ def summarise(seconds: dict[str, float]) -> int:
         f"curves   tensorboard --logdir {RUN}",
         sep="\n",
     )
-    code = run_stage(as_typed(f"python pretrain/page.py {RUN}"))  # its last line is the page's path
+    code = run_stage(f"python -m pretrain.page {RUN}")  # its last line is the page's path
     return code or int(any(row.passed is False for row in rows))
 
 

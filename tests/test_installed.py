@@ -117,7 +117,7 @@ def test_commands_suggested_in_messages_are_installed(installed: Path, folder: P
     process = run("electra-sampler build-shards", installed, folder)
     assert process.returncode == 2
     assert process.stderr.startswith("electra-sampler build-shards: error: ")
-    assert process.stderr.endswith("try the quickstart: electra-sampler quickstart\n")
+    assert process.stderr.endswith("try the quickstart: python -m quickstart.run\n")
 
 
 @pytest.mark.parametrize("name", ["Dockerfile", "Dockerfile.cuda"])
@@ -179,5 +179,5 @@ def test_the_quickstart_runs_in_a_users_folder_by_installed_commands(installed: 
     typed = re.findall(r"^\$ (.*)$", process.stdout, re.MULTILINE)
     assert process.returncode == 0, process.stdout + process.stderr
     assert not [command for command in typed if ".py" in command]
-    assert "$ electra-sampler build-shards --input data/quickstart/raw " in process.stdout
+    assert "$ python -m data_prep.build_shards --input data/quickstart/raw " in process.stdout
     assert {path.name for path in tmp_path.iterdir()} == {"data", "runs"}

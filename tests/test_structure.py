@@ -31,10 +31,6 @@ FORBIDDEN = {
     "finetune/squad": ("finetune/glue",),
     "finetune/tagging": ("finetune/glue", "finetune/squad"),
 }
-PROLOGUE = """
-if not __package__:  # run as a script: import from the repository, never from the script's own folder
-    sys.path[0] = str(Path(__file__).resolve().parents[1])
-"""
 
 
 def modules(*packages):
@@ -152,9 +148,3 @@ def test_every_room_has_tests_and_every_folder_of_tests_a_room():
 
 def test_no_module_shadows_the_standard_library():
     assert not [str(module) for module in modules(*PACKAGES) if module.stem in sys.stdlib_module_names]
-
-
-def test_every_script_imports_from_the_repository_and_not_from_its_own_folder():
-    scripts = [module for module in modules(*PACKAGES) if '__name__ == "__main__"' in (REPOSITORY / module).read_text()]
-    assert scripts
-    assert not [str(module) for module in scripts if PROLOGUE not in (REPOSITORY / module).read_text()]

@@ -123,7 +123,9 @@ def vocabulary(run: Symptoms) -> Judged:
 
 
 def repetition(run: Symptoms) -> Judged:
-    held_out, epochs = run.evaluated, run.last["epoch"]
+    if not run.held_out:
+        raise Unjudged("repeated data: there is no evaluation on held-out text")
+    held_out, epochs = run.held_out[-1], run.last["epoch"]
     step = held_out["step"]  # compared with training at the time of that evaluation
     gap = held_out["mlm_loss"] - run.mean("mlm_loss", step)
     measured = [Measured("epochs", epochs, MOST_EPOCHS)]

@@ -93,17 +93,7 @@ class History(NamedTuple):
     @property
     def step(self) -> int:
         """The last logged training step; 0 if none."""
-        return self.newest_train.get("step", 0)
-
-    @property
-    def newest_train(self) -> Record:
-        """The last training record; empty if there is none."""
-        return (self.log.train or [{}])[-1]
-
-    @property
-    def newest(self) -> Record:
-        """The last record on held-out text, or else of training."""
-        return self.log.held_out[-1] if self.log.held_out else self.newest_train
+        return self.log.train[-1]["step"] if self.log.train else 0
 
     @property
     def cause(self) -> str:

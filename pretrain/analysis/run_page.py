@@ -100,11 +100,11 @@ def _numbers(runs: Sequence[History]) -> list[list[str]]:
     """Returns a row for each metric of the charts that a run has: its newest value in each run, on held-out text if
     there is one.
     """
-    rows = []
+    rows, newest = [], [[*run.log.held_out[-1:], *run.log.train[-1:]] for run in runs]
     for chart in (chart for charts in CHARTS.values() for chart in charts):
         for label, path in chart.metrics.items():
-            both = [[value_of(record, path) for record in (run.newest, run.newest_train)] for run in runs]
-            values = [next(filter(math.isfinite, pair), None) for pair in both]
+            found = [[value_of(record, path) for record in records] for records in newest]
+            values = [next(filter(math.isfinite, numbers), None) for numbers in found]
             if any(value is not None for value in values):
                 texts = ["–" if value is None else f"{value:.4g}" for value in values]
                 rows.append([f"{chart.title}: {label}, {chart.unit}", *texts])

@@ -113,13 +113,6 @@ class Symptoms:
         )
 
     @property
-    def evaluated(self) -> Mapping[str, Any]:
-        """The newest evaluation on held-out text."""
-        if not self.held_out:
-            raise Unjudged("repeated data: there is no evaluation on held-out text")
-        return self.held_out[-1]
-
-    @property
     def start(self) -> Mapping[str, Any]:
         """The record of the newest start; empty if there is none."""
         return (read_starts(self.folder) or [{}])[-1]

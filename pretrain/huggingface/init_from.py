@@ -4,7 +4,7 @@ The sizes of the run's model are theirs. Parts that they lack start fresh, and o
 head starts, by default, so that p_S = p_G. Added tokens and positions extend the tables.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -198,11 +198,13 @@ def require_fit(donors: Donors, run: RunConfig, vocab_size: int, tokenizer: Path
             )
 
 
-def normalized_otherwise(donors: Donors, tokenizer: Path) -> list[Path]:
-    """Returns the folders of the donors whose tokenizer treats case, accents or Chinese unlike the data's."""
+def normalized_otherwise(donors: Donors, tokenizer: Path) -> Iterator[Path]:
+    """Yields the folders of the donors whose tokenizer treats case, accents or Chinese unlike the data's."""
     ours = open_tokenizer(str(tokenizer)).normalized(PROBE)
     tokenizers = {donor.folder: donor.tokenizer for donor in donors if donor.has_tokenizer}
-    return [folder for folder, path in tokenizers.items() if open_tokenizer(str(path)).normalized(PROBE) != ours]
+    for folder, path in tokenizers.items():
+        if open_tokenizer(str(path)).normalized(PROBE) != ours:
+            yield folder
 
 
 def load_donors(model: Objective, donors: Donors, tokenizer: Path) -> None:

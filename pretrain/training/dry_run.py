@@ -7,7 +7,6 @@ import shutil
 import sys
 from collections.abc import Iterator, Mapping
 
-from electra_sampler.commands import as_typed
 from foundation.command_line import print_warning, printable
 from foundation.config import ConfigError, counted
 from foundation.files import existing_part
@@ -67,10 +66,10 @@ def _launch(plan: Plan) -> str:
     options = shlex.split(re.sub(r"--forecast[ =]\S+", "", shlex.join(sys.argv[1:])))
     given = [part for part in options if not part.startswith(NOT_TYPED)]
     hostfile = plan.options.hostfile
-    launcher = ["deepspeed", *(["--hostfile", str(hostfile)] if hostfile else [])]
+    launcher = ["deepspeed", *(["--hostfile", str(hostfile)] if hostfile else []), "--module"]
     if not hostfile and plan.target.processes == 1 and not plan.target.on_gpu:
-        launcher = ["python"]
-    return as_typed(shlex.join([*launcher, "pretrain/run.py", *given]))  # --hostfile too: each rank checks it again
+        launcher = ["python", "-m"]
+    return shlex.join([*launcher, "pretrain.run", *given])  # --hostfile too: each rank checks it again
 
 
 def _needs(plan: Plan, parameters: int, machine: Machine) -> Iterator[str]:

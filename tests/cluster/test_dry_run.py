@@ -34,7 +34,7 @@ def test_a_dry_run_reports_each_problem_of_a_hostfile_in_one_line(
         assert process.returncode == 0, output
         assert "nothing was started; " in output and "ServerAliveInterval" in output
         assert "node2: rank 1; " in output and "same code, packages and data, clock within" in output
-        assert "deepspeed --hostfile hosts pretrain/run.py --preset small" in output
+        assert "deepspeed --hostfile hosts --module pretrain.run --preset small" in output
     else:
         assert process.returncode == 2, output
         assert len(errors) == 1 and problem in errors[0], output

@@ -462,7 +462,7 @@ def test_a_user_error_is_one_line_that_names_its_field_and_exit_code_2(options, 
 
 def test_without_input_the_error_names_the_three_ways_to_get_some(options, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match=r"put text there.*--input.*python quickstart/run.py$"):
+    with pytest.raises(ConfigError, match=r"put text there.*--input.*python -m quickstart.run$"):
         main(BuildOptions(vocab=options.vocab))
 
 

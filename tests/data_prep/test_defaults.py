@@ -64,13 +64,12 @@ def after_quickstart(clone: Path, corpus: Path, vocab: Path) -> Path:
 @pytest.mark.parametrize("command", [f"python {script}.py" for script in SCRIPTS])
 def test_a_fresh_clone_is_sent_to_the_quickstart(command: str, clone: Path) -> None:
     words = last_words(command, clone)
-    assert words == "python quickstart/run.py"
-    assert (REPOSITORY / words.removeprefix("python ")).is_file()
+    assert words == "python -m quickstart.run"
 
 
 def test_after_the_quickstart_a_build_is_sent_to_its_text_and_then_runs(after_quickstart: Path) -> None:
     words = last_words("python data_prep/build_shards.py", after_quickstart)
-    assert words.startswith("python data_prep/build_shards.py --input data/quickstart/raw")
+    assert words.startswith("python -m data_prep.build_shards --input data/quickstart/raw")
     done = typed(words, after_quickstart)
     assert done.returncode == 0, done.stderr
     assert [path.name for path in (after_quickstart / "data").iterdir()] == ["quickstart"]
@@ -78,7 +77,7 @@ def test_after_the_quickstart_a_build_is_sent_to_its_text_and_then_runs(after_qu
 
 def test_after_the_quickstart_a_run_is_sent_to_its_shards_and_then_runs(after_quickstart: Path) -> None:
     words = last_words("python pretrain/run.py", after_quickstart)
-    assert words == "python pretrain/run.py --preset tiny --data data/quickstart/shards"
+    assert words == "python -m pretrain.run --preset tiny --data data/quickstart/shards"
     done = typed(words + FEW_STEPS, after_quickstart)
     assert done.returncode == 0, done.stderr
     assert "done: 2 steps" in done.stdout
@@ -89,9 +88,9 @@ def test_own_text_leads_to_a_vocabulary_and_then_to_shards(after_quickstart: Pat
     folder = after_quickstart
     shutil.copytree(corpus, folder / "data" / "raw")
     build = last_words("python pretrain/run.py", folder)
-    assert build == "python data_prep/build_shards.py"
+    assert build == "python -m data_prep.build_shards"
     train = last_words(build, folder)
-    assert train == "python data_prep/train_vocab.py"
+    assert train == "python -m data_prep.train_vocab"
     for command in (train, build, "python data_prep/inspect_shards.py data/wikibooks --verify"):
         done = typed(command, folder)
         assert done.returncode == 0, done.stderr

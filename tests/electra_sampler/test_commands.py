@@ -9,8 +9,7 @@ from typing import get_type_hints
 
 import pytest
 
-from electra_sampler import commands
-from electra_sampler.commands import COMMANDS, as_typed
+from electra_sampler.commands import COMMANDS
 from foundation.config import StrictConfig
 from tests.conftest import REPOSITORY
 from tests.test_entry_points import HEAVY, SCREEN, SCRIPTS
@@ -65,18 +64,3 @@ def test_a_command_takes_its_options_and_uses_its_own_name_in_messages() -> None
     done = run("export no/such out")
     assert done.returncode == 2
     assert done.stderr.startswith("electra-sampler export: error: ") and "no/such" in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("command", "installed"),
-    [
-        ("python data_prep/build_shards.py --output data/x", "electra-sampler build-shards --output data/x"),
-        ("python quickstart/corpus.py", "python -m quickstart.corpus"),
-        ("deepspeed --num_gpus 2 pretrain/run.py --data d", "deepspeed --num_gpus 2 --module pretrain.run --data d"),
-        ("python quickstart/run.py", "electra-sampler quickstart"),
-    ],
-)
-def test_commands_suggested_in_messages_exist(command: str, installed: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert as_typed(command) == command
-    monkeypatch.setattr(commands, "IS_CHECKOUT", False)
-    assert as_typed(command) == installed

@@ -38,10 +38,9 @@ def commands(short=False):
     return {name: command.replace(" --master_port {port}", "") for name, command in stages(short).items()}
 
 
-def test_every_stage_runs_a_script_of_the_repository(folder):
-    scripts = [next(word for word in shlex.split(command) if word.endswith(".py")) for command in commands().values()]
-    assert len(scripts) == len(commands())
-    assert not [script for script in scripts if not (REPOSITORY / script).is_file()]
+def test_every_stage_runs_a_command_of_the_project(folder):
+    modules = [re.search(r" (?:-m|--module) ([\w.]+) ", command)[1] for command in commands().values()]
+    assert not [module for module in modules if not (REPOSITORY / f"{module.replace('.', '/')}.py").is_file()]
 
 
 def test_the_short_form_differs_only_in_the_steps_of_pre_training(folder):
@@ -93,16 +92,16 @@ def test_every_stage_reads_and_writes_only_in_the_quickstarts_own_folders(folder
 
 
 def clone_into(folder):
-    """Copies only the sources, without data or runs, because the quickstart works in its script's repository."""
+    """Copies only the sources, without data or runs."""
     for name in ("electra_sampler", "foundation", "data_prep", "pretrain", "finetune", "quickstart", "ds_configs"):
         shutil.copytree(REPOSITORY / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(REPOSITORY / "Makefile", folder)
 
 
 def typed(command, folder):
-    """Runs a command typed in this folder, in a shell whose `python` is this one and writes no bytecode."""
+    """Runs a command typed in this clone, whose code is on the path, in a shell whose `python` writes no bytecode."""
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
-    environment = os.environ | {"PATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = os.environ | {"PATH": path, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(command, shell=True, cwd=folder, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -94,7 +94,7 @@ def test_a_run_that_failed_at_its_start_has_a_history(tmp_path: Path) -> None:
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "rank-0000.log").write_bytes(b"WARNING: disk\nx\nWARNING: disk\nWARNING: \xff\n")
     history = read_history(tmp_path)
-    assert (history.step, history.newest, history.starts, history.gates) == (0, {}, [{"step": 0}], [])
+    assert (history.step, history.log.train, history.starts, history.gates) == (0, [], [{"step": 0}], [])
     assert history.nonfinite == [1] and history.warnings["WARNING: disk"] == 2 and len(history.warnings) == 2
 
 

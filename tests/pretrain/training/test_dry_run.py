@@ -38,7 +38,7 @@ def test_without_a_gpu_the_forecast_is_for_this_machines_cores(
         printed,
         re.M,
     )
-    assert "launch      python pretrain/run.py" in printed
+    assert "launch      python -m pretrain.run" in printed
 
 
 def test_a_run_of_months_without_a_gpu_is_a_problem_with_the_option_that_starts_it_all_the_same(
@@ -108,7 +108,7 @@ def test_the_dry_run_of_a_stopped_run_says_where_it_resumes_and_how_without_opti
     planned = options(shards_folder, preset="tiny", output=tmp_path / "run", forecast="a100")
     assert main(planned) == 0
     printed = capsys.readouterr().out
-    assert "launch      deepspeed pretrain/run.py --preset tiny\n" in printed and "resumes" not in printed
+    assert "launch      deepspeed --module pretrain.run --preset tiny\n" in printed and "resumes" not in printed
     save(tmp_path / "run" / CHECKPOINTS, 326, EngineState(326, {}, {}, {}), {}, keep_last=1)
     assert main(planned) == 0
     assert "start       resumes from step 326 of 2,000" in capsys.readouterr().out
