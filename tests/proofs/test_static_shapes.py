@@ -149,9 +149,7 @@ def jobs() -> Iterator[tuple[str, Job, Tensor]]:
     windows = Windows([], EMPTY, [])
     for head in HEAD_KINDS:
         squad = squad_settings_for(16, 12, {"head": head, "max_question": 4})
-        answerer = SquadJob(
-            task=VERSIONS["2.0"], settings=squad, dev_file=SquadFile([], []), dev=windows, **SHARED
-        )
+        answerer = SquadJob(task=VERSIONS["2.0"], settings=squad, dev_file=SquadFile([], []), dev=windows, **SHARED)
         yield f"SQuAD {head}", answerer, torch.zeros(2, 3)
     dev = TaggedFeatures([], EMPTY, np.zeros(0))
     tagger = TaggingJob(
