@@ -10,6 +10,8 @@ import pytest
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
 REPOSITORY = Path(__file__).resolve().parents[1]
+# Commands that tests start must import this checkout, even if another one is installed.
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(REPOSITORY), os.environ.get("PYTHONPATH"))))
 
 
 @pytest.fixture(scope="session")
@@ -46,4 +48,4 @@ def laptop(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Environment of a machine on which DeepSpeed, MPI and megatron-core are not installed."""
     folder = tmp_path_factory.mktemp("laptop")
     (folder / "sitecustomize.py").write_text(BLOCKED.format(packages=("deepspeed", "mpi4py", "megatron")))
-    return os.environ | {"PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1"}
+    return os.environ | {"PYTHONPATH": f"{folder}{os.pathsep}{REPOSITORY}", "OMP_NUM_THREADS": "1"}

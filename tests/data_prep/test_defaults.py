@@ -99,6 +99,6 @@ def test_own_text_leads_to_a_vocabulary_and_then_to_shards(after_quickstart: Pat
 def test_a_vocabulary_is_learned_from_the_input_that_was_given(clone: Path, corpus: Path) -> None:
     (clone / "my text").symlink_to(corpus)
     words = last_words("python data_prep/build_shards.py --input 'my text'", clone)
-    assert shlex.split(words) == ["python", "data_prep/train_vocab.py", "--input", "my text"]
+    assert shlex.split(words) == ["python", "-m", "data_prep.train_vocab", "--input", "my text"]
     assert typed(words, clone).returncode == 0
     assert (clone / "data" / "vocab" / "vocab.txt").is_file()
