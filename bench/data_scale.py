@@ -1,10 +1,10 @@
 """Time and memory of the parts of data preparation and loading that see all of a corpus, at the size of ten terabytes.
 
-    python bench/data_scale.py --data data/wikibooks [--chunks 1000000 --names 1000000 --shards 7500]
+    python bench/data_scale.py --data data/wikibooks [--names 1000000 --shards 10000]
 
-Log, names and shards have a process each. The chunks in the record log all have the record of DATA's first chunk; the
-input files are links to one small file; the shards are sparse files of DATA's sizes, with as many sequences in all
-as ten terabytes have at length 128. Nothing else is simulated: the builder's and the loader's own code runs on them.
+Records, names and shards have a process each. The records are links to that of DATA's first shard; the input files are
+links to one small file; the shards are sparse files of DATA's sizes, with as many sequences in all as ten terabytes
+have at length 128. Nothing else is simulated: the builder's and the loader's own code runs on them.
 """
 
 import os
@@ -25,10 +25,9 @@ if not __package__:  # run as a script: import from the repository, never from t
 import numpy as np
 from pydantic import Field
 
-from data_prep.chunks import chunk_number, divide
-from data_prep.formats import Reading
-from data_prep.manifest import Books, load_manifest, save_manifest, sum_shards
-from data_prep.records import CHUNK, PLAN, RecordLog
+from data_prep.manifest import RECORDS_NAME, Books, load_manifest, save_manifest, sum_shards
+from data_prep.planning import plan_shards
+from data_prep.records import PLAN, Plan, ShardRecord, load_record, save_record
 from data_prep.sources import find_sources
 from foundation.command_line import run_command
 from foundation.config import StrictConfig
@@ -36,7 +35,6 @@ from foundation.markdown_table import markdown_table
 from pretrain.data.shards import Shards
 
 SEQUENCES = 20 * 10**9  # 10 TB of text in sequences of 128, at 4.4 bytes per word piece
-CHUNKS_PER_UNIT = 64
 BATCH, BATCHES = 4096, 100
 Result = TypeVar("Result")
 LINKS = 30_000  # hard links to one file; file systems have a limit near 65,000
@@ -47,11 +45,9 @@ class ScaleOptions(StrictConfig):
 
     data: Path = Path("data/wikibooks")
     """shard folder made by build_shards.py"""
-    chunks: int = Field(1_000_000, ge=1)
-    """chunks in the record log"""
     names: int = Field(1_000_000, ge=1)
     """input files"""
-    shards: int = Field(7_500, ge=1)
+    shards: int = Field(10_000, ge=1)
     """shards in the manifest"""
 
 
@@ -66,7 +62,11 @@ class Measured(NamedTuple):
 
 def main(options: ScaleOptions) -> None:
     with tempfile.TemporaryDirectory() as name:
-        parts = ((log, options.chunks, "chunks"), (names, options.names, "names"), (shards, options.shards, "shards"))
+        parts = (
+            (records, options.shards, "records"),
+            (names, options.names, "names"),
+            (shards, options.shards, "shards"),
+        )
         rows = []
         for part, count, unit in parts:
             with get_context("spawn").Pool(1) as pool:
@@ -94,31 +94,21 @@ class Watch:
         return result
 
 
-def log(data: Path, work: Path, count: int) -> list[Measured]:
-    """Rank 0's record log: written while a build runs, read when it resumes, sorted and summed when it ends."""
-    with RecordLog(data, mode="rb") as given:
-        plan, record = given.plan, next(given.chunks())
-    assert plan is not None
-    watch, folder = Watch(), work / "log"
-    folder.mkdir()
-
-    def write() -> None:
-        with RecordLog(folder) as log:
-            log.add(PLAN, 0, plan)
-            for place in range(count):
-                number = chunk_number(*divmod(place, CHUNKS_PER_UNIT))
-                log.add(CHUNK, number, record.model_copy(update={"number": number}))
-
-    watch.step("written", write)
-    log = watch.step("opened by a resume", lambda: RecordLog(folder))
-    with log:
-        watch.step("ledgers summed", lambda: sum((record.books for record in log.chunks()), Books()))
-        watch.step("sorted", log.put_in_order)
+def records(data: Path, work: Path, count: int) -> list[Measured]:
+    """Rank 0's reading of the records of all shards, when a build ends."""
+    plan, record = load_record(data, PLAN, Plan), load_record(data, "shard-00000", ShardRecord)
+    assert plan is not None and record is not None
+    watch, folder = Watch(), work / "records"
+    save_record(folder, "shard-00000", record)
+    for number in range(1, count):
+        os.link(folder / RECORDS_NAME / "shard-00000.json", folder / RECORDS_NAME / f"shard-{number:05d}.json")
+    found = (load_record(folder, f"shard-{number:05d}", ShardRecord) for number in range(count))
+    watch.step("ledgers summed", lambda: sum((one.books for one in found if one), Books()))
     return watch.found
 
 
 def names(data: Path, work: Path, count: int) -> list[Measured]:
-    """Rank 0's list of input files, and the units that it hands out."""
+    """Rank 0's list of input files, and the plan of the shards."""
     folder = work / "names"
     folder.mkdir()
     for number in range(count):
@@ -128,15 +118,13 @@ def names(data: Path, work: Path, count: int) -> list[Measured]:
             (place / "000000.txt").write_text("A text.\n")
         else:
             os.link(place / "000000.txt", place / f"{base:06d}.txt")
-    with RecordLog(data, mode="rb") as log:
-        plan = log.plan
+    plan = load_record(data, PLAN, Plan)
     assert plan is not None
     watch = Watch()
     sources = watch.step("found", lambda: find_sources((folder,)))
     inputs = {source.key: source.size for source in sources}
     watch.step("in the plan, as JSON", lambda: plan.model_copy(update={"inputs": inputs}).model_dump_json())
-    reading = Reading("blank_line", "text")
-    watch.step("divided into units", lambda: sum(1 for _ in divide(sources, 16_000_000, reading)))
+    watch.step("planned as shards", lambda: plan_shards(sources, 0))
     return watch.found
 
 
