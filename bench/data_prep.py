@@ -31,12 +31,12 @@ if not __package__:  # run as a script: import from the repository, never from t
 import numpy as np
 from pydantic import Field
 
-from data_prep.chunks import sample_documents
 from data_prep.curation.rules import FILTERS
 from data_prep.formats import Reading
 from data_prep.manifest import load_manifest
 from data_prep.masking import Masker
 from data_prep.punkt import PunktModel
+from data_prep.reading import sample_documents
 from data_prep.sentences import find_model, sample_by_content, save_model
 from data_prep.shards import IndexedFile
 from data_prep.sources import find_sources
@@ -49,7 +49,7 @@ PEERS = ROOT / "bench" / "peers"
 PUNKT_SAMPLE, PUNKT_TRAINED = 4_000_000, 1_000_000  # bytes, as in build_shards
 DEFAULT_INPUT, DEFAULT_VOCAB = Path("data/raw"), "data/vocab"
 LITTLE = 0.2  # MB
-CHUNKS_PER_WORKER = 8
+SHARDS_PER_WORKER = 8
 TURNS = 3  # one worker and several alternate, so that drift in the machine's speed affects both
 
 
@@ -234,11 +234,11 @@ def ours(options: BenchOptions, work: Path) -> dict[str, list[str]]:
 
 def build(options: BenchOptions, work: Path, extra: list[str], workers: int | None = None) -> Command:
     def command(text: Text) -> list[list[str]]:
-        # one chunk of the small text per worker, so that start-up includes every worker
-        chunk_mb = max(LITTLE / options.workers, text.megabytes / options.workers / CHUNKS_PER_WORKER)
+        # one shard of the small text per worker, so that start-up includes every worker
+        shard_mb = max(LITTLE / options.workers, text.megabytes / options.workers / SHARDS_PER_WORKER)
         output = tempfile.mkdtemp(dir=work)
         words = ["data_prep/build_shards.py", "--input", text.plain, "--output", output, "--vocab", work / "tokenizer"]
-        words += ["--seq_length", options.seq_length, "--chunk_mb", chunk_mb, *extra]
+        words += ["--seq_length", options.seq_length, "--shard_mb", shard_mb, *extra]
         words += ["--workers", workers or options.workers]
         return [[sys.executable, *map(str, words)]]
 

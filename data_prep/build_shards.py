@@ -22,23 +22,22 @@ from typing import Annotated, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from data_prep.building import make_shards, most_units
-from data_prep.chunks import Chunk, sample_documents, sample_pieces
+from data_prep.building import make_shards
 from data_prep.curation.contamination import Index, make_index
 from data_prep.curation.language import language_test
 from data_prep.curation.rules import FILTERS
 from data_prep.defaults import RAW, SHARDS, VOCAB, require_text, require_vocab
 from data_prep.formats import Format, Reading
-from data_prep.manifest import MANIFEST_NAME, BuildConfig, Choices, Manifest, enough_to_hold_out
-from data_prep.output import finish, locked, open_log, prepare, refuse_another
-from data_prep.parts import WORK_NAME
-from data_prep.pipeline import PUNKT_NAME, build_chunk, load_curator, load_tools
+from data_prep.manifest import MANIFEST_NAME, WORK_NAME, BuildConfig, Choices, Manifest, enough_to_hold_out
+from data_prep.output import finish, locked, open_plan, prepare, refuse_another
+from data_prep.pipeline import PUNKT_NAME, build_shard, load_curator, load_tools
+from data_prep.planning import measured_size, plan_shards
 from data_prep.punkt import PunktModel
-from data_prep.records import PLAN, Plan
+from data_prep.reading import sample_chunks, sample_documents
+from data_prep.records import PLAN, Plan, save_record
 from data_prep.sentences import MARKS, Sentences, find_model, has_model, load_model, sample_by_content
 from data_prep.sources import Source, find_sources
 from data_prep.tokens import WordPiece, open_tokenizer
-from data_prep.unpacking import SUFFIXES
 from data_prep.workers import Pool, start_pool
 from foundation.command_line import Group, Metavar, print_warning, printable, run_command
 from foundation.config import ConfigError, StrictConfig, counted, one_of
@@ -48,7 +47,6 @@ from foundation.progress import duration
 _SAMPLE = 1_000_000  # bytes sampled by a dry run
 _PUNKT_SAMPLE = 4_000_000  # bytes read for Punkt, and those of them on which it is trained, which takes 3 s of CPU
 _PUNKT_TRAINED = 1_000_000
-PACKED_INPUT = "packed_input"  # a plan's version of how compressed files and tables are cut; version 1 was not recorded
 _FEW = 20  # documents
 _SHORT = 500  # characters: median paragraph in 53 of 54 novels is at most 316; a median article is far longer
 
@@ -113,7 +111,6 @@ def main(options: BuildOptions) -> int:
                 raise ConfigError(f"output: {options.output} lies inside the input {given}; choose another folder")
         require_text(options.input)
         sources = find_sources(options.input)
-        pool.limit(most_units(sources, options.chunk_bytes))
         require_vocab(options.vocab, options.input)
         tokenizer = open_tokenizer(options.vocab)
         if options.keep_language:
@@ -144,8 +141,8 @@ def main(options: BuildOptions) -> int:
 def _warn_of_paragraphs(sources: Sequence[Source], reading: Reading) -> None:
     """Warns when blank lines seem to separate paragraphs, so that each paragraph would become a document."""
     local = [source for source in sources if not source.on_hub]
-    pieces = [piece for piece in sample_pieces(local, _SAMPLE, reading) if piece.format is Format.TEXT] if local else []
-    lengths = [len(document.content) for piece in pieces for document in piece.documents(reading)]
+    chunks = [chunk for chunk in sample_chunks(local, _SAMPLE, reading) if chunk.format is Format.TEXT] if local else []
+    lengths = [len(document.content) for chunk in chunks for document in chunk.documents(reading)]
     if len(lengths) >= _FEW and median(lengths) < _SHORT:
         print_warning(
             f"half of {len(lengths):,} sampled documents have at most {median(lengths):,.0f} characters, and each is "
@@ -156,24 +153,22 @@ def _warn_of_paragraphs(sources: Sequence[Source], reading: Reading) -> None:
 
 def _build(options: BuildOptions, sources: list[Source], tokenizer: WordPiece, index: Index | None, pool: Pool) -> None:
     started = time.monotonic()
-    with locked(options.output), open_log(options.output) as log:
+    with locked(options.output):
+        earlier = open_plan(options.output)
+        tasks = plan_shards(sources, 1e6 * options.shard_mb)
+        pool.limit(len(tasks))
         pool.start()
-        punkt = _punkt(options, sources, log.plan, _PUNKT_SAMPLE)
+        punkt = _punkt(options, sources, earlier, _PUNKT_SAMPLE)
         plan = _plan(options, sources, tokenizer, punkt, index)
-        if log.plan is None:
-            shutil.rmtree(options.output / WORK_NAME, ignore_errors=True)  # of a build whose log was removed
-            log.add(PLAN, 0, plan)
-        elif PACKED_INPUT in plan.versions and PACKED_INPUT not in log.plan.versions:
-            raise ConfigError(
-                f"output: {options.output} was begun by an earlier version, which cut compressed files and tables into "
-                "other chunks; finish it with that version, or choose another --output"
-            )
+        if earlier is None:
+            shutil.rmtree(options.output / WORK_NAME, ignore_errors=True)  # of a build whose plan was removed
         else:
-            refuse_another(plan, log.plan, options.output)
+            refuse_another(plan, earlier, options.output)
         was_complete = (options.output / MANIFEST_NAME).is_file()
+        save_record(options.output, PLAN, plan)
         prepare(options.output, tokenizer, punkt, index)
-        made = make_shards(options.output, log, plan.config, sources, pool, strict=options.strict)
-        manifest = finish(options.output, log, tokenizer)
+        made = make_shards(options.output, plan.config, tasks, pool, strict=options.strict)
+        manifest = finish(options.output, plan, [shard.name for task in tasks for shard in task], tokenizer)
     folder = printable(str(options.output))
     if was_complete and not made:
         print(f"{folder} is already complete: {_summary(manifest)}")
@@ -230,15 +225,13 @@ def _plan(
     packages = ("numpy", "regex", "tokenizers", *(("py3langid",) if options.keep_language else ()))
     versions = {name: version(name) for name in packages}
     versions["python"] = ".".join(platform.python_version_tuple()[:2])
-    if any(source.on_hub or source.path.suffix in {*SUFFIXES, ".parquet"} for source in sources):
-        versions[PACKED_INPUT] = "3"
     return Plan(config=config, versions=versions, inputs={source.key: source.size for source in sources})
 
 
 def _estimate(
     options: BuildOptions, sources: Sequence[Source], tokenizer: WordPiece, index: Index | None, workers: int
 ) -> str:
-    """Returns estimates of a build's files, chunks, time and disk space, one per line, by building a sample.
+    """Returns estimates of a build's files, shards, time and disk space, one per line, by building a sample.
 
     The size of a dataset on the hub is unknown until it is streamed.
 
@@ -247,8 +240,8 @@ def _estimate(
     """
     punkt = _punkt(options, sources, None, _SAMPLE)
     config = _plan(options, sources, tokenizer, punkt, index).config
-    pieces = tuple(sample_pieces(sources, _SAMPLE, options.reading))
-    sample = sum(piece.size for piece in pieces)
+    chunks = list(sample_chunks(sources, _SAMPLE, options.reading))
+    sample = sum(chunk.size for chunk in chunks)
     if not sample:
         raise ConfigError("dry_run: found no text in a sample of the input; run without --dry_run to read all of it")
     with tempfile.TemporaryDirectory() as name:
@@ -257,20 +250,21 @@ def _estimate(
         load_tools(folder, config.sentences)
         load_curator(folder, config)
         started = time.monotonic()
-        record = build_chunk(Chunk(0, pieces), "", config, folder)
+        record = build_shard("shard-00000", "", iter(chunks), {}, config, folder)
         seconds = time.monotonic() - started
-    entries = 2 * 20 - 4  # bytes per sequence in the two indices, minus its length, which the part stores too
-    written = sum(part.size + entries * part.sequences for part in (record.train, record.held_out) if part)
+    written = sum(entry.size for entry in (record.train, record.held_out) if entry)
     speed = f"{sample / seconds / 1e6:.1f} MB/s each"
     on_disk = sum(source.size for source in sources)
-    sample_on_disk = sum(piece.disk_bytes for piece in pieces)
+    shards = sum(map(len, plan_shards([source for source in sources if not source.on_hub], 1e6 * options.shard_mb)))
+    local = [chunk for chunk in chunks if not chunk.source.on_hub]
+    sample_on_disk = sum(chunk.size * chunk.source.size / measured_size(chunk.source)[0] for chunk in local)
     lines = []
     if sample_on_disk:
-        text = sum(piece.size for piece in pieces if not piece.source.on_hub) * on_disk / sample_on_disk
+        text = sum(chunk.size for chunk in local) * on_disk / sample_on_disk
         lines = [
             f"{counted(sum(not source.on_hub for source in sources), 'file')}, {on_disk / 1e6:,.1f} MB on disk, about "
             f"{text / 1e6:,.1f} MB of text",
-            f"about {counted(max(1, round(text / config.chunk_mb / 1e6)), 'chunk')} of {config.chunk_mb:g} MB",
+            f"about {counted(shards, 'shard')}",
             f"about {duration(max(1, text * seconds / sample / workers))} with {counted(workers, 'worker')} at {speed}",
             f"about {text * written / sample / 1e6:,.1f} MB of shards",
         ]

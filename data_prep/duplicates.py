@@ -1,12 +1,12 @@
 """Finds copies of documents anywhere in the corpus, on the workers; a first pass over the input keeps hashes.
 
-1. `hash_chunk` writes the keys of a chunk's documents, 8 bytes each: a text's digest and, to find near copies, the
+1. `hash_shard` writes the keys of a shard's documents, 8 bytes each: a text's digest and, to find near copies, the
    bands of `minhash`. Texts with a common band are linked, and texts that links connect form a group.
-2. `_sort_run` sorts the keys of a run of consecutive chunks.
+2. `_sort_run` sorts the keys of a run of consecutive documents.
 3. `_link` compares a range of bands across all runs.
 4. `_relink` reduces the links of some ranges of digests to a tree per group, in several rounds.
 5. `_match` compares some ranges of digests across all runs.
-6. `_collect` writes the copies in a run of chunks. Rank 0 reads them when the build comes to that run.
+6. `_collect` writes the copies in a run. A worker reads those of its shard.
 
 The first document with a text stays. Of a group, the text with the smallest digest stays, wherever it is in the corpus.
 (Digests are read as little-endian numbers, so their last bytes decide. The first ones choose the held-out documents.)
@@ -16,65 +16,68 @@ Every key is written and read twice, and a worker holds `_AT_ONCE` keys. Two dif
 would count as copies. Among 100 million documents, the chance of any such pair is 1 in 3,700 (n^2 / 2^65).
 """
 
+from bisect import bisect, bisect_left
 from collections import deque
-from collections.abc import Mapping
-from itertools import pairwise
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from data_prep.chunks import Chunk
 from data_prep.formats import Reading
 from data_prep.manifest import Dedup
 from data_prep.minhash import BANDS, document_keys
 from data_prep.pairs import Pairs, distinct, matched, relinked
+from data_prep.planning import Shard
+from data_prep.reading import Chunk, Reader, hashed, new_digest
 from data_prep.workers import Pool
-from foundation.files import write_atomically
+from foundation.files import NewFile
 
 REASONS = ("duplicate", "near_duplicate")
 _KEYS = {"exact": 1, "near": 1 + BANDS}  # per document
 _AT_ONCE = 1 << 23  # keys; sorting takes about 90 bytes each
-_DIGEST = 32  # bytes at the beginning of a file of keys: the digest of the chunk's text
+_DIGEST = 32  # bytes at the end of a file of keys: the digest of the shard's text
 _UNUSED = bytes(8)  # key of a document that is dropped anyway and never counts as a copy
 
 
-def hash_chunk(chunk: Chunk, reading: Reading, folder: Path, dedup: Dedup) -> int:
-    """Writes the keys of a chunk's documents, in order, unless an earlier run did; returns the number of documents."""
-    chunk = chunk.loaded()
-    path, digest = _keys_path(folder, chunk.number), chunk.digest()
-    if hashed_text(folder, chunk.number) == digest:
-        return (path.stat().st_size - _DIGEST) // (8 * _KEYS[dedup])
-    documents = (document for piece in chunk.pieces for document in piece.documents(reading))
-    if dedup == "near":
-        keys = b"".join(rows.tobytes() for rows in document_keys(documents))
-    else:
-        keys = b"".join(
-            document.digest if document.content and document.reason is None else _UNUSED for document in documents
-        )
-    write_atomically(path, digest.encode() + keys)
-    return len(keys) // (8 * _KEYS[dedup])
-
-
-def hashed_text(folder: Path, chunk: int) -> str | None:
-    """Returns the digest of the text of chunk number `chunk` when it was hashed; None if it was not."""
-    path = _keys_path(folder, chunk)
+def hash_shard(shard: Shard, reader: Reader, reading: Reading, folder: Path, dedup: Dedup) -> int:
+    """Writes the keys of a shard's documents, in order, unless an earlier run did; returns the number of documents."""
+    path = keys_path(folder, shard.number)
     if not path.is_file():
-        return None
-    with path.open("rb") as file:
-        return file.read(_DIGEST).decode(errors="replace")
+        file, digest = NewFile(path), new_digest()
+        for keys in _keys(hashed(reader.shard(shard), digest), reading, dedup):
+            file.write(keys)
+        file.write(digest.hexdigest().encode())
+        file.close()
+    return (path.stat().st_size - _DIGEST) // (8 * _KEYS[dedup])
 
 
-def _keys_path(folder: Path, chunk: int) -> Path:
-    return folder / f"hashes-{chunk:05d}.bin"
+def _keys(chunks: Iterator[Chunk], reading: Reading, dedup: Dedup) -> Iterator[bytes]:
+    documents = (document for chunk in chunks for document in chunk.documents(reading))
+    if dedup == "near":
+        yield from (rows.tobytes() for rows in document_keys(documents))
+        return
+    for document in documents:
+        yield document.digest if document.content and document.reason is None else _UNUSED
+
+
+def hashed_text(path: Path) -> str:
+    """Returns the digest of a shard's text when it was hashed."""
+    return path.read_bytes()[-_DIGEST:].decode(errors="replace")
+
+
+def keys_path(folder: Path, shard: int) -> Path:
+    """The file of the keys of a shard's documents."""
+    return folder / f"hashes-{shard:05d}.bin"
 
 
 class _Run(NamedTuple):
-    """Consecutive chunks with about `_AT_ONCE` keys."""
+    """Consecutive documents with at most `_AT_ONCE` keys."""
 
     number: int
-    chunks: list[int]
-    """Their numbers."""
+    parts: tuple[tuple[int, int, int], ...]
+    """Of each shard: its number, the first of its documents in the run, and how many."""
     first: np.uint64
     """The number, in the corpus, of its first document."""
     keys: int
@@ -94,53 +97,50 @@ class _Found(NamedTuple):
     """A document and its place in `REASONS`, from each run and range of digests."""
 
 
-class Duplicates:
-    """The corpus's duplicate documents: all occurrences of a text but its first, and all texts of a group but one.
+def find_duplicates(folder: Path, counts: Sequence[int], pool: Pool, dedup: Dedup) -> list[int]:
+    """Finds all occurrences of a text but its first, and all texts of a group but one; `copies_of` reads them.
 
-    Args:
-        folder: holds the keys of all chunks, written by `hash_chunk`.
-        counts: the number of documents in each chunk, by the chunk's number, in the order of the corpus.
+    `folder` holds the keys of all shards, written by `hash_shard`; `counts` are their numbers of documents. Returns the
+    number of the first document of each run.
     """
-
-    def __init__(self, folder: Path, counts: Mapping[int, int], pool: Pool, dedup: Dedup) -> None:
-        self._folder = folder
-        self._places = {number: place for place, number in enumerate(counts)}
-        self._starts = np.concatenate(([0], np.cumsum(list(counts.values()), dtype=np.uint64))).astype(np.uint64)
-        self._run_starts = np.unique(self._starts[:-1] * _KEYS[dedup] // _AT_ONCE, return_index=True)[1]
-        self._loaded = (-1, np.empty(0, np.uint64))
-        numbers, ends = list(counts), pairwise([*self._run_starts.tolist(), len(counts)])
-        runs = [_Run(n, numbers[a:b], self._starts[a], _KEYS[dedup]) for n, (a, b) in enumerate(ends)]
-        documents = int(self._starts[-1])
-        parts = documents * _KEYS[dedup] // _AT_ONCE + 1
-        bounds = np.array([(part << 64) // parts for part in range(parts)], np.uint64)
-        wide = _ranges(parts, documents)
-        found = _Found(
-            Pairs(folder, "texts", len(runs), bounds),
-            Pairs(folder, "bands", len(runs), bounds),
-            Pairs(folder, "links", len(runs) + parts, bounds),
-            Pairs(folder, "copies", len(runs) + len(wide), self._starts[self._run_starts]),
+    starts = [0, *accumulate(counts)]
+    documents, per_run = starts[-1], _AT_ONCE // _KEYS[dedup]
+    runs = []
+    for number, first in enumerate(range(0, documents, per_run)):
+        last = min(first + per_run, documents)
+        shards = range(bisect(starts, first) - 1, bisect_left(starts, last))
+        pieces = (
+            (n, max(first, starts[n]) - starts[n], min(last, starts[n + 1]) - max(first, starts[n])) for n in shards
         )
-        links = sum(count for _, count in pool.run(_sort_run, runs, found))
-        trees = None
-        if dedup == "near":
-            links += sum(count for _, count in pool.run(_link, range(parts), found))
-            trees = _trees(found.links, _ranges(parts, links), pool)
-        deque(pool.run(_match, wide, found, trees), 0)
-        deque(pool.run(_collect, range(len(runs)), found.copies), 0)
+        runs.append(_Run(number, tuple(pieces), np.uint64(first), _KEYS[dedup]))
+    run_starts = [int(run.first) for run in runs]
+    parts = documents * _KEYS[dedup] // _AT_ONCE + 1
+    bounds = np.array([(part << 64) // parts for part in range(parts)], np.uint64)
+    wide = _ranges(parts, documents)
+    found = _Found(
+        Pairs(folder, "texts", len(runs), bounds),
+        Pairs(folder, "bands", len(runs), bounds),
+        Pairs(folder, "links", len(runs) + parts, bounds),
+        Pairs(folder, "copies", len(runs) + len(wide), np.array(run_starts, np.uint64)),
+    )
+    links = sum(count for _, count in pool.run(_sort_run, runs, found))
+    trees = None
+    if dedup == "near":
+        links += sum(count for _, count in pool.run(_link, range(parts), found))
+        trees = _trees(found.links, _ranges(parts, links), pool)
+    deque(pool.run(_match, wide, found, trees), 0)
+    deque(pool.run(_collect, range(len(runs)), found.copies), 0)
+    return run_starts
 
-    def __contains__(self, number: int) -> bool:
-        """True if the corpus has a chunk of that number."""
-        return number in self._places
 
-    def of(self, number: int) -> Mapping[int, str]:
-        """Returns the reason for each duplicate of chunk `number`, by its index; keeps its run for later calls."""
-        place = self._places[number]
-        run = int(np.searchsorted(self._run_starts, place, side="right")) - 1
-        if run != self._loaded[0]:
-            self._loaded = run, np.fromfile(_duplicates_path(self._folder, run), np.uint64)
-        copies, (start, end) = self._loaded[1], 2 * self._starts[place : place + 2]
-        first, last = np.searchsorted(copies, (start, end))
-        return {copy // 2: REASONS[copy % 2] for copy in (copies[first:last] - start).tolist()}
+def copies_of(folder: Path, run_starts: Sequence[int], first: int, count: int) -> dict[int, str]:
+    """Returns the reason for each duplicate among `count` documents of the corpus, by its place among them."""
+    copies: dict[int, str] = {}
+    for run in range(bisect(run_starts, first) - 1, bisect_left(run_starts, first + count)):
+        found = np.fromfile(_duplicates_path(folder, run), np.uint64)
+        found = found[slice(*np.searchsorted(found, np.array((2 * first, 2 * (first + count)), np.uint64)))]
+        copies |= {copy // 2 - first: REASONS[copy % 2] for copy in found.tolist()}
+    return copies
 
 
 def _ranges(parts: int, pairs: int) -> list[tuple[int, range]]:
@@ -151,8 +151,12 @@ def _ranges(parts: int, pairs: int) -> list[tuple[int, range]]:
 
 def _sort_run(run: _Run, found: _Found) -> int:
     """Writes the texts, bands and links of a run, and the copies within it; returns the number of links."""
+    row = 8 * run.keys
     keys = np.concatenate(
-        [np.fromfile(_keys_path(found.texts.folder, chunk), np.uint64, offset=_DIGEST) for chunk in run.chunks]
+        [
+            np.fromfile(keys_path(found.texts.folder, shard), np.uint64, count * run.keys, offset=first * row)
+            for shard, first, count in run.parts
+        ]
     ).reshape(-1, run.keys)
     used = np.flatnonzero(keys[:, 0])
     texts, later = matched(np.stack((keys[used, 0], run.first + used.astype(np.uint64)), axis=1))
@@ -214,10 +218,7 @@ def _with_reason(documents: np.ndarray, reason: int) -> np.ndarray:
 
 
 def _collect(run: int, copies: Pairs) -> None:
-    """Writes the numbers of a run's duplicates, doubled, plus the place of their reason, in order.
-
-    Only rank 0 reads them, one run at a time.
-    """
+    """Writes the numbers of a run's duplicates, doubled, plus the place of their reason, in order."""
     found = copies.read(range(run, run + 1))
     _duplicates_path(copies.folder, run).write_bytes(np.sort(2 * found[:, 0] + found[:, 1]).data)
 

@@ -23,8 +23,8 @@ from data_prep.inspection import (
     sample_rows,
     tokenizer_problems,
 )
-from data_prep.manifest import HELD_OUT_NAME, LOG_NAME, MANIFEST_NAME, Books, Manifest, ShardEntry, load_manifest
-from data_prep.records import RecordLog
+from data_prep.manifest import HELD_OUT_NAME, MANIFEST_NAME, RECORDS_NAME, Books, Manifest, ShardEntry, load_manifest
+from data_prep.records import ShardRecord, load_record
 from data_prep.tokens import CONTINUATION, TOKENIZER_NAME, WordPiece
 from data_prep.workers import Pool, start_pool
 from foundation.command_line import POSITIONAL, printable, run_command
@@ -111,10 +111,10 @@ def _checked(batches: Iterable[Rows], manifest: Manifest, tokenizer: WordPiece) 
 def verify(folder: Path, manifest: Manifest, pool: Pool) -> tuple[list[str], MaskStatistics]:
     """Reads every byte of a folder; returns all problems found, and the mask statistics over all sequences."""
     problems = [f"{folder}/{problem}" for problem in tokenizer_problems(folder, manifest)]
-    if (folder / LOG_NAME).is_file():
-        with RecordLog(folder, "rb") as log:
-            if log.damaged or sum((record.books for record in log.chunks()), Books()) != manifest.books:
-                problems.append(f"{log.path}: damaged, or from another build")
+    if (records := folder / RECORDS_NAME).is_dir():
+        known = [load_record(folder, path.stem, ShardRecord) for path in records.glob("shard-*.json")]
+        if None in known or sum((record.books for record in filter(None, known)), Books()) != manifest.books:
+            problems.append(f"{records}: damaged, or from another build")
     plain = manifest.model_copy(update={"shards": ()})  # sent to a worker with each shard
     shards, totals = manifest.shards, manifest.totals
     done: dict[str, tuple[list[str], MaskStatistics]] = {}

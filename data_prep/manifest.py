@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from data_prep.formats import Boundary, Reading
 from data_prep.sentences import Sentences
@@ -18,8 +18,10 @@ from foundation.files import sealed, unsealed, write_if_other
 FORMAT_VERSION: Literal[2] = 2
 MANIFEST_NAME = "manifest.json"
 HELD_OUT_NAME = "held_out"
-LOG_NAME = "records.log"
-"""The log of a build, complete or not."""
+RECORDS_NAME = "records"
+"""The folder with the records of a build, complete or not."""
+WORK_NAME = ".build"
+"""The folder of what the workers share; removed once the manifest is written."""
 
 
 Dedup = Literal["none", "exact", "near"]
@@ -51,8 +53,6 @@ class Choices(StrictConfig):
     """what ends a document in plain text"""
     text_column: str = "text"
     """text's key in JSON lines, column in Parquet"""
-    min_document_length: int = Field(0, ge=0)
-    """characters; shorter documents are dropped"""
     dedup: Dedup = "none"
     """drop documents seen before; near: similar ones too"""
     held_out: float = Field(0.005, ge=0, lt=1)
@@ -67,10 +67,8 @@ class Choices(StrictConfig):
     """words that a document must not share; 13 as in GPT-3"""
     seed: Annotated[int, Group("the build")] = 0
     """seed of every random choice"""
-    chunk_mb: float = Field(16.0, gt=0, le=64)
-    """text per unit of work, in MB"""
-    shard_mb: float = Field(1000.0, gt=0, le=16_000)
-    """size of a shard, in MB"""
+    shard_mb: float = Field(0.0, ge=0, le=16_000)
+    """text per shard, in MB (0: an eighth of it, 6 to 64, or more of a large corpus)"""
 
     @field_validator("ngram")
     @classmethod
@@ -86,14 +84,11 @@ class Choices(StrictConfig):
         """The options for reading the input."""
         return Reading(self.documents, self.text_column)
 
-    @property
-    def chunk_bytes(self) -> int:
-        """Bytes of text per chunk."""
-        return int(self.chunk_mb * 1e6)
-
 
 class BuildConfig(Choices):
     """Everything besides the text that determines the shards' bytes."""
+
+    model_config = ConfigDict(extra="ignore")  # earlier builds had settings that are gone
 
     tokenizer_sha256: str
     sentences: Sentences
@@ -106,11 +101,10 @@ class BuildConfig(Choices):
 class ShardEntry(StrictRecord):
     """The manifest's entry for one shard: its files, checksums and counts."""
 
+    model_config = ConfigDict(extra="ignore")  # earlier builds numbered the pieces of its text
+
     name: str = Field(pattern=r"^shard-[0-9]{5,18}$")
     """Prefix of its files."""
-    first_chunk: Count
-    last_chunk: Count
-    """Numbers of the first and last chunk of text that it was made from."""
     sequences: Number
     tokens: Number
     """Special tokens included."""
@@ -129,7 +123,7 @@ class ShardEntry(StrictRecord):
 
 
 class _Sums(StrictRecord):
-    """Base of records of counts that are added up over chunks."""
+    """Base of records of counts that are added up over shards."""
 
     def __add__(self, other: Self) -> Self:
         fields = type(self).model_fields
@@ -276,7 +270,7 @@ def load_manifest(folder: Path) -> Manifest:
     """
     path = folder / MANIFEST_NAME
     if not path.is_file():
-        if folder.is_dir() and not (folder / LOG_NAME).is_file():
+        if folder.is_dir() and not (folder / RECORDS_NAME).is_dir():
             raise ConfigError(
                 f"{folder} is no folder of shards: it has no manifest.json; if it holds text, run"
                 f" data_prep/build_shards.py --input {folder}, and name the --output of that"

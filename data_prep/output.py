@@ -1,7 +1,7 @@
 """Manages the output folder of a build: one build at a time, one configuration, resumable."""
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -10,21 +10,22 @@ from data_prep.curation.contamination import Index
 from data_prep.manifest import (
     FORMAT_VERSION,
     HELD_OUT_NAME,
-    LOG_NAME,
     MANIFEST_NAME,
+    RECORDS_NAME,
+    WORK_NAME,
     Books,
     Manifest,
+    ShardEntry,
     save_manifest,
     sum_shards,
 )
-from data_prep.parts import WORK_NAME
 from data_prep.pipeline import PUNKT_NAME
 from data_prep.punkt import PunktModel
-from data_prep.records import HELD_OUT, TRAIN, Plan, RecordLog
+from data_prep.records import PLAN, SIDES, Plan, ShardRecord, load_record
 from data_prep.sentences import save_model
 from data_prep.tokens import TOKENIZER_NAME, WordPiece
 from foundation.config import ConfigError
-from foundation.files import TEMPORARY_SUFFIX, NewFile, file_sha256, require_folder
+from foundation.files import TEMPORARY_SUFFIX, require_folder, write_if_other
 from foundation.locks import Held, Lock
 
 LOCK_NAME = ".lock"
@@ -46,29 +47,26 @@ def locked(folder: Path) -> Lock:
         ) from None
 
 
-def open_log(folder: Path) -> RecordLog:
-    """Opens the log of the build in the folder, unfinished or complete; starts a new log if the folder is empty.
+def open_plan(folder: Path) -> Plan | None:
+    """Returns the plan of the build in the folder, unfinished or complete; None if the folder is empty.
 
     Raises:
         ConfigError: the folder holds other files, or a build that cannot be resumed.
     """
-    if (folder / LOG_NAME).is_file():
-        log = RecordLog(folder)
-        if log.plan is None and (len(log) or log.damaged):
-            raise ConfigError(
-                f"output: {log.path} is damaged: the settings of that build cannot be read; choose another folder"
-            )
-        if log.damaged:
-            print(f"{log.path}: {log.damaged} damaged records; rebuilding their chunks and shards")
-        return log
-    if (folder / MANIFEST_NAME).is_file():
+    plan = load_record(folder, PLAN, Plan)
+    if plan is None and (folder / RECORDS_NAME).is_dir() and any((folder / RECORDS_NAME).glob("shard-*")):
+        raise ConfigError(
+            f"output: {folder / RECORDS_NAME / PLAN}.json is missing or damaged: the settings of that build cannot be "
+            "read; choose another folder"
+        )
+    if plan is None and (folder / MANIFEST_NAME).is_file():
         raise ConfigError(
             f"output: {folder} is complete, but whether it was built from this input cannot be checked: it has no "
-            f"{LOG_NAME}; choose another --output"
+            f"{RECORDS_NAME}; choose another --output"
         )
-    if any(entry.name not in (WORK_NAME, LOCK_NAME) for entry in folder.iterdir()):
+    if plan is None and any(entry.name not in (WORK_NAME, RECORDS_NAME, LOCK_NAME) for entry in folder.iterdir()):
         raise ConfigError(f"output: {folder} holds files that do not belong to a build; choose an empty or new folder")
-    return RecordLog(folder)
+    return plan
 
 
 def refuse_another(plan: Plan, earlier: Plan, folder: Path) -> None:
@@ -105,54 +103,53 @@ def prepare(folder: Path, tokenizer: WordPiece, punkt: PunktModel | None, index:
         index.save(folder / WORK_NAME)
 
 
-def finish(folder: Path, log: RecordLog, tokenizer: WordPiece) -> Manifest:
+def finish(folder: Path, plan: Plan, names: Sequence[str], tokenizer: WordPiece) -> Manifest:
     """Writes the manifests, the main one last, and removes the working files; returns the main manifest.
 
-    Files that are already up to date are left untouched.
+    Files that are already up to date are left untouched. `names` are those of the shards, in order.
 
     Raises:
         ConfigError: no document is left for training.
     """
-    books = sum((record.books for record in log.chunks()), Books())
-    train, held_out = (_manifest(log, side, tokenizer, books) for side in (TRAIN, HELD_OUT))
+    entries: dict[str, list[ShardEntry]] = {side: [] for side in SIDES}
+    books = Books()
+    for record in _records(folder, names):
+        books += record.books
+        for side, found in entries.items():
+            found += filter(None, [record.entry(side)])
+    train, held_out = (_manifest(plan, entries[side], tokenizer, books) for side in SIDES)
     if train is None:
         raise ConfigError("input: no document is left for training; give more text or a smaller --held_out")
-    log.put_in_order()
     if held_out:
         tokenizer.save(folder / HELD_OUT_NAME / TOKENIZER_NAME)
         save_manifest(held_out, folder / HELD_OUT_NAME)
     else:
         shutil.rmtree(folder / HELD_OUT_NAME, ignore_errors=True)
-    if train.config.evaluation_sets:
-        _list_contaminated(log, folder / CONTAMINATED_NAME)
+    if plan.config.evaluation_sets:
+        _list_contaminated(_records(folder, names), folder / CONTAMINATED_NAME)
     save_manifest(train, folder)
     shutil.rmtree(folder / WORK_NAME, ignore_errors=True)
     return train
 
 
-def _list_contaminated(log: RecordLog, path: Path) -> None:
+def _records(folder: Path, names: Sequence[str]) -> Iterator[ShardRecord]:
+    for name in names:
+        record = load_record(folder, name, ShardRecord)
+        assert record is not None
+        yield record
+
+
+def _list_contaminated(records: Iterator[ShardRecord], path: Path) -> None:
     """Writes the list of contaminated documents, in the order of the input; none if there are none."""
-
-    def lines() -> Iterator[bytes]:
-        for record in log.chunks():
-            yield from (f"{found.model_dump_json()}\n".encode() for found in record.contaminated)
-
-    digest = sha256()
-    for line in lines():
-        digest.update(line)
-    if path.is_file() and file_sha256(path) == digest.hexdigest():
-        return
-    file = NewFile(path)
-    for line in lines():
-        file.write(line)
-    file.close()
+    lines = [f"{found.model_dump_json()}\n" for record in records for found in record.contaminated]
+    if lines:
+        write_if_other(path, "".join(lines).encode())
 
 
-def _manifest(log: RecordLog, side: str, tokenizer: WordPiece, books: Books) -> Manifest | None:
+def _manifest(plan: Plan, shards: Sequence[ShardEntry], tokenizer: WordPiece, books: Books) -> Manifest | None:
     """Returns the manifest of one side; None if it has no shards."""
-    assert log.plan is not None
-    config = log.plan.config
-    if not (shards := [entry for _, entry in sorted(log.shards[side].items())]):
+    config = plan.config
+    if not shards:
         return None
     return Manifest(
         format_version=FORMAT_VERSION,
@@ -160,8 +157,8 @@ def _manifest(log: RecordLog, side: str, tokenizer: WordPiece, books: Books) -> 
         vocab_size=tokenizer.vocab_size,
         special_tokens=tokenizer.special,
         tokenizer_files={name: sha256(content).hexdigest() for name, content in tokenizer.files().items()},
-        versions=log.plan.versions,
-        input_files=len(log.plan.inputs),
+        versions=plan.versions,
+        input_files=len(plan.inputs),
         books=books,
         totals=sum_shards(shards, config.seq_length, len(config.ngram)),
         shards=tuple(shards),

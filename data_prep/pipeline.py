@@ -1,12 +1,13 @@
-"""Runs one chunk of text through every step and writes its parts of shards: one worker's task.
+"""Builds one shard: runs its text through every step, from bytes to sequences and masks.
 
-The random stream depends only on the seed and the chunk's key, so neither the number of workers nor a restart changes
-a byte.
+The random streams depend only on the seed and the shard's key, so neither the number of workers nor a restart changes a
+byte.
 """
 
+import hashlib
 import os
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
@@ -14,37 +15,24 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from data_prep.chunks import Chunk
 from data_prep.cleaning import Cleaned, clean, decode
 from data_prep.curation.contamination import Contamination
 from data_prep.curation.curator import Curator
 from data_prep.curation.language import language_test
-from data_prep.duplicates import hashed_text
 from data_prep.formats import RECORD_FORMATS, Document
-from data_prep.inspection import file_problem
-from data_prep.manifest import Books, BuildConfig, Ledger, Share
-from data_prep.parts import WORK_NAME, Side, part_path
-from data_prep.pieces import Piece, Stretch
+from data_prep.manifest import WORK_NAME, Books, BuildConfig, Ledger, ShardEntry, Share
 from data_prep.punkt import Punkt
-from data_prep.records import HELD_OUT, SIDES, TRAIN, ChunkRecord, Contaminated, PartEntry
+from data_prep.reading import Chunk, hashed, new_digest
+from data_prep.records import HELD_OUT, SIDES, TRAIN, Contaminated, ShardRecord, folder_of
 from data_prep.sentences import Sentences, load_model, split_sentences
+from data_prep.sides import Side
 from data_prep.tokens import TOKENIZER_NAME, WordPiece
 from foundation.config import ConfigError
 
 PUNKT_NAME = "punkt"
 _AT_ONCE = 1 << 20  # characters per batch of documents, and per call of the tokenizer
-_MOST_LISTED = 100  # contaminated documents listed per chunk; the ledger counts all
+_MOST_LISTED = 100  # contaminated documents listed per shard; the ledger counts all
 _WEIGHT = 256  # characters added to each document's size in a batch, for the memory of its Python objects
-
-
-class ChunkTask(NamedTuple):
-    """A chunk to build or, if an earlier run has built it, to check against that run's record."""
-
-    chunk: Chunk
-    record: ChunkRecord | None
-    """The earlier run's record; None if there is none."""
-    merged: frozenset[str]
-    """Sides whose part is already in a complete shard."""
 
 
 class Text(NamedTuple):
@@ -55,79 +43,61 @@ class Text(NamedTuple):
     cleaned: Cleaned
 
 
-def do_chunk(task: ChunkTask, config: BuildConfig, output: Path, strict: bool = False) -> ChunkRecord:
-    """Builds the chunk, unless an earlier run has built it and its parts are intact; returns its record.
+def build_shard(
+    name: str,
+    key: str,
+    chunks: Iterator[Chunk],
+    copies: Mapping[int, str],
+    config: BuildConfig,
+    output: Path,
+    strict: bool = False,
+) -> ShardRecord:
+    """Writes the files of a shard, whose names begin with `name`, and returns its record.
+
+    `key` and the build's seed determine the random streams. `copies` are reasons to drop documents that are copies of
+    others, by their place in the shard.
 
     Raises:
-        ConfigError: the text has changed since the earlier run, or since copies were sought in it; or it cannot be
-            read, or, with `strict`, is malformed.
-    """
-    chunk, record = task.chunk.loaded(), task.record
-    text = chunk.digest()
-    if config.dedup != "none" and hashed_text(output / WORK_NAME, chunk.number) != text:
-        raise changed_between_passes(chunk.pieces)
-    if record is not None:
-        if (record.key, record.text) != (chunk.key, text) or record.duplicates != chunk.duplicates_digest:
-            raise ConfigError(
-                f"input: the text of {_names(chunk.pieces)} has changed since {output} was built from it; restore the "
-                "old text, or choose another --output"
-            )
-        parts = {part_path(output, side, record.number): record.part(side) for side in SIDES if side not in task.merged}
-        if not any(part and file_problem(path, part.size, part.sha256) for path, part in parts.items()):
-            return record
-    return build_chunk(chunk, text, config, output, strict)
-
-
-def changed_between_passes(pieces: Sequence[Piece | Stretch]) -> ConfigError:
-    """The error that the text in which copies were sought is no longer the text that is built from."""
-    return ConfigError(
-        f"input: the text of {_names(pieces)} changed during the build, which reads it twice to find copies; leave it "
-        "unchanged and run the same command again"
-    )
-
-
-def _names(pieces: Iterable[Piece | Stretch]) -> str:
-    return ", ".join(sorted({str(piece.source.path) for piece in pieces})[:3])
-
-
-def build_chunk(chunk: Chunk, text: str, config: BuildConfig, output: Path, strict: bool = False) -> ChunkRecord:
-    """Builds the parts of a loaded chunk whose digest is `text`, and returns the chunk's record.
-
-    Raises:
-        ConfigError: with `strict`, the text is malformed.
+        ConfigError: the text cannot be read, or with `strict`, is malformed.
     """
     tokenizer, punkt = load_tools(output, config.sentences)
     sides = {
-        side: Side(f"{config.seed}\n{chunk.key}\n{side}", config, tokenizer, part_path(output, side, chunk.number))
-        for side in SIDES
+        side: Side(f"{config.seed}\n{key}\n{side}", config, tokenizer, folder_of(output, side), name) for side in SIDES
     }
-    intake = Intake(chunk, config, strict, load_curator(output, config))
+    digest = new_digest()
+    intake = Intake(hashed(chunks, digest), copies, config, strict, load_curator(output, config))
     for texts in intake.batches():
         tokenized = _tokenize(texts, tokenizer, punkt, marks=config.sentences == "marks")
         for document, (ids, sentence_lengths) in zip(texts, tokenized, strict=True):
             if side := intake.side_of(document, len(ids)):
                 sides[side].add(ids, sentence_lengths)
-    parts = {name: side.finish() for name, side in sides.items()}
-    return ChunkRecord(
-        number=chunk.number,
-        key=chunk.key,
-        text=text,
-        duplicates=chunk.duplicates_digest,
-        books=intake.books(parts),
+    entries = {name: side.finish() for name, side in sides.items()}
+    return ShardRecord(
+        text=digest.hexdigest(),
+        duplicates=copies_digest(copies),
+        books=intake.books(entries),
         contaminated=tuple(intake.contaminated),
-        **parts,
+        **entries,
     )
 
 
+def copies_digest(copies: Mapping[int, str]) -> str:
+    """Returns a digest of the places of a shard's copies, and of the reasons to drop them."""
+    return hashlib.blake2b(str(sorted(copies.items())).encode(), digest_size=8).hexdigest()
+
+
 class Intake:
-    """Cleans and filters a chunk's documents, and accounts for every one of them.
+    """Cleans and filters a shard's documents, and accounts for every one of them.
 
     Attributes:
         contaminated: the first of the documents that share an n-gram with an evaluation set.
     """
 
-    def __init__(self, chunk: Chunk, config: BuildConfig, strict: bool, curator: Curator) -> None:
-        self._chunk, self._config, self._strict, self._curator = chunk, config, strict, curator
+    def __init__(
+        self, chunks: Iterator[Chunk], copies: Mapping[int, str], config: BuildConfig, strict: bool, curator: Curator
+    ) -> None:
+        self._chunks, self._copies = chunks, copies
+        self._config, self._strict, self._curator = config, strict, curator
         self.contaminated: list[Contaminated] = []
         # per unit (documents, characters, word pieces): counts read, on each side, and removed or dropped by reason
         self._ledgers: dict[str, Counter[str]] = {
@@ -137,7 +107,7 @@ class Intake:
         self._shares: defaultdict[str, Counter[str]] = defaultdict(Counter)
 
     def batches(self) -> Iterator[list[Text]]:
-        """Yields the chunk's documents in batches, cleaned, without those that are dropped."""
+        """Yields the documents in batches, cleaned, without those that are dropped."""
         batch: list[Text] = []
         size = 0
         for text in self._used():
@@ -150,18 +120,10 @@ class Intake:
             yield batch
 
     def _used(self) -> Iterator[Text]:
-        documents = (
-            (piece, document) for piece in self._chunk.pieces for document in piece.documents(self._config.reading)
-        )
-        for number, (piece, document) in enumerate(documents):
-            reason = document.reason or self._chunk.duplicates.get(number)
+        for number, (chunk, document) in enumerate(self._documents()):
+            reason = document.reason or self._copies.get(number)
             cleaned = decode(document.content) if reason else clean(document.content, wikitext=document.wikitext)
-            reason = (
-                reason
-                or self._too_little(cleaned)
-                or self._curate(piece, document, cleaned)
-                or self._too_little(cleaned)
-            )
+            reason = reason or _emptiness(cleaned) or self._curate(chunk, document, cleaned) or _emptiness(cleaned)
             self._count("read", 1, cleaned.read)
             self._ledgers["characters"].update(cleaned.removed)
             self._repairs.update(
@@ -171,26 +133,25 @@ class Intake:
                 cut_documents=document.cut,
             )
             if self._strict:
-                _refuse_malformed(piece, document, cleaned)
+                _refuse_malformed(chunk, document, cleaned)
             if reason:
                 self._count(reason, 1, cleaned.kept)
             else:
-                yield Text(piece.source.origin, document, cleaned)
-        self._repairs["cut_documents"] += sum(piece.cut for piece in self._chunk.pieces)
+                yield Text(chunk.source.origin, document, cleaned)
 
-    def _too_little(self, cleaned: Cleaned) -> str | None:
-        if not cleaned.text or cleaned.text.isspace():
-            return "empty"
-        return "short" if len(cleaned.text) < self._config.min_document_length else None
+    def _documents(self) -> Iterator[tuple[Chunk, Document]]:
+        for chunk in self._chunks:
+            yield from ((chunk, document) for document in chunk.documents(self._config.reading))
+            self._repairs["cut_documents"] += chunk.cut
 
-    def _curate(self, piece: Piece, document: Document, cleaned: Cleaned) -> str | None:
+    def _curate(self, chunk: Chunk, document: Document, cleaned: Cleaned) -> str | None:
         """Removes lines from the text as the configuration asks; returns the reason to drop the document, or None."""
         verdict = self._curator.judge(cleaned.text)
         cleaned.text = verdict.text
         for reason, characters in verdict.removed.items():  # NFC may have made the text longer than the one read
             cleaned.removed[reason] = min(characters, cleaned.kept)
         if verdict.match and len(self.contaminated) < _MOST_LISTED:
-            place = f"{piece.source.key}@{document.place}"
+            place = f"{chunk.source.key}@{document.place}"
             self.contaminated.append(Contaminated(document=place, **verdict.match._asdict()))
         return verdict.reason
 
@@ -213,10 +174,10 @@ class Intake:
         self._shares[text.origin].update(documents=1, characters=text.cleaned.kept, word_pieces=word_pieces)
         return side
 
-    def books(self, parts: Mapping[str, PartEntry | None]) -> Books:
-        """Returns the accounts of the chunk: everything read, and everything that its parts received."""
+    def books(self, entries: Mapping[str, ShardEntry | None]) -> Books:
+        """Returns the accounts of the shard: everything read, and everything that its sides received."""
         pieces = self._ledgers["word_pieces"]
-        pieces.update({side: part.word_pieces for side, part in parts.items() if part})
+        pieces.update({side: entry.word_pieces for side, entry in entries.items() if entry})
         if self._config.builder == "electra":
             pieces["truncated"] = pieces["read"] - pieces[TRAIN] - pieces[HELD_OUT]
         shares = {origin: Share(**share) for origin, share in sorted(self._shares.items())}
@@ -228,16 +189,20 @@ class Intake:
         return Books(**fields)
 
 
-def _refuse_malformed(piece: Piece, document: Document, cleaned: Cleaned) -> None:
+def _emptiness(cleaned: Cleaned) -> str | None:
+    return "empty" if not cleaned.text or cleaned.text.isspace() else None
+
+
+def _refuse_malformed(chunk: Chunk, document: Document, cleaned: Cleaned) -> None:
     if cleaned.first_invalid is not None:
         problem, place = "malformed UTF-8", document.place
-        if piece.format not in RECORD_FORMATS:  # in a record, escapes hide the exact byte: give the record's beginning
+        if chunk.format not in RECORD_FORMATS:  # in a record, escapes hide the exact byte: give the record's beginning
             place += cleaned.first_invalid
     elif document.reason in ("malformed_record", "unfinished_page"):
         problem, place = document.reason.replace("_", " "), document.place
     else:
         return
-    raise ConfigError(f"strict: {piece.source.path} has {problem} at byte {place}; fix the file, or omit --strict")
+    raise ConfigError(f"strict: {chunk.source.path} has {problem} at byte {place}; fix the file, or omit --strict")
 
 
 @lru_cache(maxsize=1)

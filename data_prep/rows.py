@@ -1,149 +1,93 @@
 """Reads tables of documents: Parquet files, and datasets streamed from the Hugging Face hub.
 
-A Parquet reader decompresses a whole page before it knows how large its values are. To bound memory, the size of a page
-is read from its header first; no value spans two pages. The header is in Thrift's compact protocol
-(https://parquet.apache.org/docs/file-format/, PageHeader).
+A Parquet reader decompresses a whole page, and a row group may be one page. So the size of a group bounds memory.
 """
 
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
-from data_prep.formats import LONGEST_RECORD
+from data_prep.formats import LONGEST_RECORD, PARQUET
 from data_prep.sources import HUB, Source
 from data_prep.unpacking import opened
 from foundation.config import ConfigError
 
 _BATCH = 1 << 22  # bytes of text, and of the file, read at a time
-_MOST_ROWS = 64  # rows per batch, however short they seem
-_LARGEST_PAGE = 1 << 27  # bytes, uncompressed; one value of this size takes 700 MB to read
-_REPEATED = 1 << 26  # bytes of a batch whose rows all refer to the longest text of a dictionary
+_ROWS = 64  # per batch
+_LARGEST_GROUP = 1 << 27  # bytes of text, uncompressed
 _TEXT = re.compile(r"(?:dictionary<values=)?(?:large_)?(?:string|binary)(?:_view)?(?:,.*)?")
 """Arrow's types of text; pandas' categories are a dictionary's values."""
-_UNPACKED, _PACKED = 2, 3  # fields of a page's header: its size uncompressed and in the file
-_STOP, _TRUE, _FALSE, _I32, _I64, _BINARY, _STRUCT = 0, 1, 2, 5, 6, 8, 12  # the Thrift types that a page's header uses
-_DEEPEST = 8  # nesting of structs; a page's header has two levels
 
 
-def read_rows(source: Source, start: int, end: int, column: str) -> Iterator[tuple[bytes | None, float]]:
-    """Yields, for each row, its text (None if it has none) and the share of the source's rows that it completes.
-
-    The rows are those of the row groups that begin from byte `start` to before byte `end` of a Parquet file, or those
-    of the parts numbered so of a dataset on the hub.
+def read_rows(source: Source, start: int, end: int | None, column: str) -> Iterator[bytes | None]:
+    """Yields the text of each row, None if it has none, of row groups of a Parquet file or parts of a hub dataset.
 
     Raises:
         ConfigError: the source cannot be read, or has no text column of that name.
     """
-    return _hub_rows(source.path, start, end, column) if source.on_hub else _parquet_rows(source, start, end, column)
+    read = _hub_rows if source.on_hub else _parquet_rows
+    return read(source.path, start, end, column)
 
 
-def _parquet_rows(source: Source, start: int, end: int, column: str) -> Iterator[tuple[bytes | None, float]]:
+def is_table(path: Path) -> bool:
+    """True for a Parquet file."""
+    with opened(path) as file:
+        return file.read(len(PARQUET)) == PARQUET
+
+
+def group_sizes(path: Path) -> list[int]:
+    """Returns the bytes of each row group of a Parquet file, uncompressed, from its footer.
+
+    Raises:
+        ConfigError: the file is damaged.
+    """
+    with _parquet(path) as file:
+        return [file.metadata.row_group(group).total_byte_size for group in range(file.num_row_groups)]
+
+
+@contextmanager
+def _parquet(path: Path, column: str | None = None) -> Iterator[Any]:
     import pyarrow
     from pyarrow import parquet
 
-    path = source.path
     try:
-        with opened(path) as raw, parquet.ParquetFile(raw, buffer_size=_BATCH) as file:
-            schema = file.schema_arrow
-            _check_column(path, column, {field.name: _TEXT.fullmatch(str(field.type)) is not None for field in schema})
-            done = 0
-            for group in range(file.num_row_groups):
-                first = file.metadata.row_group(group).column(0)
-                place = first.dictionary_page_offset or first.data_page_offset
-                # a damaged place lies in the first or last range, where reading the row group fails
-                if (start > 0 and place < start) or (end < source.size and place >= end):
-                    continue
-                rows = _rows_at_once(path, file.metadata.row_group(group), column)
-                for batch in file.iter_batches(rows, [group], [column]):
-                    texts = batch.column(0)
-                    if isinstance(texts, pyarrow.DictionaryArray):
-                        texts = texts.dictionary_decode()
-                    for value in texts.cast(pyarrow.large_binary()):
-                        done += 1
-                        yield _record(path, value.as_py()), done / file.metadata.num_rows
+        # a column with few values repeats them: read as a dictionary, each is in memory once
+        columns = [column] if column else None
+        with opened(path) as raw, parquet.ParquetFile(raw, buffer_size=_BATCH, read_dictionary=columns) as file:
+            yield file
     except (OSError, pyarrow.ArrowException) as error:
         reason = str(error).splitlines()[0]
         raise ConfigError(f"input: {path} cannot be read to the end ({reason}); replace the file") from None
 
 
-def _rows_at_once(path: Path, group: Any, column: str) -> int:
-    """Returns how many rows of a row group (`group`, pyarrow's metadata) can be read together in bounded memory.
+def _parquet_rows(path: Path, start: int, end: int | None, column: str) -> Iterator[bytes | None]:
+    with _parquet(path) as file:
+        columns = {field.name: _TEXT.fullmatch(str(field.type)) is not None for field in file.schema_arrow}
+        _check_column(path, column, columns)
+    with _parquet(path, column) as file:
+        for group in range(file.num_row_groups)[start:end]:
+            _require_small(path, file.metadata.row_group(group), column)
+            for batch in file.iter_batches(_ROWS, [group], [column]):
+                for value in batch.column(0):
+                    text = value.as_py()
+                    yield _record(path, text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text)
+
+
+def _require_small(path: Path, group: Any, column: str) -> None:
+    """Refuses a row group whose pages may be too large for memory: a page is decompressed as a whole.
 
     Raises:
-        ConfigError: a page of the row group is too large.
+        ConfigError: the text of the group is too large.
     """
-    chunk = next(c for c in map(group.column, range(group.num_columns)) if c.path_in_schema == column)
-    bytes_per_row = group.total_byte_size // max(1, group.num_rows) + 1
-    rows = min(_MOST_ROWS, _BATCH // bytes_per_row)
-    if chunk.total_uncompressed_size > min(_REPEATED // _MOST_ROWS, _LARGEST_PAGE):  # else no page can be too large
-        with opened(path) as raw:
-            sizes = list(page_sizes(raw, chunk))
-        if (largest := max(sizes)) > _LARGEST_PAGE:
-            raise ConfigError(
-                f"input: {path} has a Parquet page of {largest >> 20:,} MiB, expected at most {_LARGEST_PAGE >> 20} "
-                "MiB: too large for a worker's memory; split long texts, or write the file with smaller pages"
-            )
-        if chunk.has_dictionary_page:
-            rows = min(rows, _REPEATED // sizes[0])
-    return max(1, rows)
-
-
-def page_sizes(file: BinaryIO, chunk: Any) -> Iterator[int]:
-    """Yields the uncompressed bytes of each page of a column chunk (pyarrow's metadata), the dictionary first.
-
-    Raises:
-        OSError: a header is damaged.
-    """
-    place = chunk.dictionary_page_offset or chunk.data_page_offset
-    end = place + chunk.total_compressed_size
-    while place < end:
-        file.seek(place)
-        header = _struct(file)
-        if min(header.get(_UNPACKED, -1), header.get(_PACKED, -1)) < 0:
-            raise OSError("the header of a page is damaged")
-        yield header[_UNPACKED]
-        place = file.tell() + header[_PACKED]
-
-
-def _struct(file: BinaryIO, depth: int = 0) -> dict[int, int]:
-    """Reads a Thrift struct to its end; returns its integers by field number."""
-    integers: dict[int, int] = {}
-    number = 0
-    while (head := _byte(file)) != _STOP:
-        number = number + (head >> 4) if head >> 4 else _integer(file)
-        kind = head & 15
-        if kind in (_I32, _I64):
-            integers[number] = _integer(file)
-        elif kind == _BINARY:
-            file.seek(_varint(file), 1)
-        elif kind == _STRUCT and depth < _DEEPEST:
-            _struct(file, depth + 1)
-        elif kind not in (_TRUE, _FALSE):  # booleans are stored in the head itself
-            raise OSError("the header of a page is damaged")
-    return integers
-
-
-def _integer(file: BinaryIO) -> int:
-    value = _varint(file)
-    return value >> 1 ^ -(value & 1)  # zigzag: the sign is the last bit
-
-
-def _varint(file: BinaryIO) -> int:
-    value = 0
-    for shift in range(0, 70, 7):
-        part = _byte(file)
-        value |= (part & 0x7F) << shift
-        if part < 0x80:
-            return value
-    raise OSError("the header of a page is damaged")
-
-
-def _byte(file: BinaryIO) -> int:
-    if not (byte := file.read(1)):
-        raise OSError("the header of a page is cut short")
-    return byte[0]
+    chunks = map(group.column, range(group.num_columns))
+    size = next(chunk.total_uncompressed_size for chunk in chunks if chunk.path_in_schema == column)
+    if size > _LARGEST_GROUP:
+        raise ConfigError(
+            f"input: {path} has a row group with {size >> 20:,} MiB of text, expected at most {_LARGEST_GROUP >> 20}: "
+            "too large for a worker's memory; write the file with smaller row groups (row_group_size)"
+        )
 
 
 def _record(path: Path, text: bytes | None) -> bytes | None:
@@ -187,16 +131,16 @@ def _hub_dataset(path: Path) -> Any:
     return datasets.load_dataset(name, configuration, revision=revision, split="train", streaming=True)
 
 
-def _hub_rows(path: Path, start: int, end: int, column: str) -> Iterator[tuple[bytes | None, float]]:
+def _hub_rows(path: Path, start: int, end: int | None, column: str) -> Iterator[bytes | None]:
     """Yields the rows of parts of a hub dataset's train split, as `read_rows` does."""
     with _hub_errors(path):
         rows = _hub_dataset(path)
         columns = {key: "string" in str(kind) for key, kind in (rows.features or {column: "string"}).items()}
         _check_column(path, column, columns)
-        for part in range(start, end):
+        for part in range(start, end or int(rows.num_shards)):
             for row in rows.select_columns([column]).shard(rows.num_shards, part):
                 text = row[column]
-                yield _record(path, None if text is None else text.encode("utf-8", "surrogatepass")), 0.0
+                yield _record(path, None if text is None else text.encode("utf-8", "surrogatepass"))
 
 
 @contextmanager

@@ -15,10 +15,10 @@ from typing import Annotated, Literal
 from pydantic import Field
 from tokenizers import Tokenizer, normalizers, trainers
 
-from data_prep.chunks import sample_documents
 from data_prep.defaults import RAW, VOCAB, require_text
 from data_prep.formats import Reading
 from data_prep.output import locked
+from data_prep.reading import sample_documents
 from data_prep.sources import find_sources
 from data_prep.tokens import CONTINUATION, LARGEST_VOCABULARY, SPECIAL_TOKENS, WordPiece, from_vocabulary
 from foundation.command_line import Group, printable, run_command

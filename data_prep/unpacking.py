@@ -1,12 +1,6 @@
-"""Opens files for reading, decompressing gzip, bzip2, xz and Zstandard, which are recognised by content.
-
-Some compressed files consist of blocks that can be decompressed each by itself: those of bzip2 (`data_prep/bzip2.py`),
-streams of xz, BGZF in gzip, pzstd's frames. Their beginnings are found by patterns of 9 bytes or more, which hardly
-occur elsewhere; a block wrongly found could not be decompressed, which is an error.
-"""
+"""Opens files for reading, decompressing gzip, bzip2, xz and Zstandard, which are recognised by content."""
 
 import bz2
-import gzip
 import io
 import lzma
 import re
@@ -17,27 +11,26 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from data_prep import bzip2
 from foundation.config import ConfigError
 
 SUFFIXES = {".gz", ".bz2", ".xz", ".zst"}
-DAMAGED = (EOFError, OSError, lzma.LZMAError, zlib.error)  # raised when reading damaged compressed data
+DAMAGED = (EOFError, OSError, RuntimeError, lzma.LZMAError, zlib.error)  # raised when reading damaged compressed data
 _BLOCK = 1 << 13  # bytes read at a time, compressed or as text
 _MEASURED = 1 << 19  # least bytes of text to measure a file's compression
-_SEARCHED = 1 << 16  # bytes read at a time in search of a block
-_LONGEST_START = 18  # bytes that the patterns of blocks match at most
+_MAGIC = 8  # bytes
 _XZ_MEMORY = 1 << 28  # bytes; xz -9 needs a quarter of this, and a file may demand 4 GB
 _MOST_ZEROS = (16, 0.05)  # zero bytes allowed in text, plus this share of it; UTF-16 has nearly half, tar a tenth
 
 
 class _Streams(io.RawIOBase):
-    """Decompresses concatenated streams, each with its own decompressor; zeros after a stream are padding.
+    """Decompresses concatenated streams, each with its own decompressor.
 
-    Python's own readers mistake a damaged stream after the first for the end of the file.
+    Zeros after the last one are padding, and with `may_pad` those after any. Python's own readers mistake a
+    damaged stream after the first for the end of the file.
     """
 
-    def __init__(self, new_decompressor: Callable[[], Any], file: BinaryIO) -> None:
-        self._new, self._file = new_decompressor, file
+    def __init__(self, new_decompressor: Callable[[], Any], may_pad: bool, file: BinaryIO) -> None:
+        self._new, self._may_pad, self._file = new_decompressor, may_pad, file
         self._decompressor, self._packed = new_decompressor(), b""
 
     def readable(self) -> bool:
@@ -45,12 +38,12 @@ class _Streams(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         while not self._decompressor.eof or self._begin_next():
-            if self._decompressor.needs_input and not self._packed:
+            if getattr(self._decompressor, "needs_input", True) and not self._packed:
                 self._packed = self._file.read(_BLOCK)
                 if not self._packed:
                     raise EOFError("the compressed data are cut short")
             text = self._decompressor.decompress(self._packed, len(buffer))
-            self._packed = b""
+            self._packed = getattr(self._decompressor, "unconsumed_tail", b"")  # zlib's; the others keep it
             if text:
                 buffer[: len(text)] = text
                 return len(text)
@@ -58,30 +51,16 @@ class _Streams(io.RawIOBase):
 
     def _begin_next(self) -> bool:
         """Starts the next of the concatenated streams; returns False if there is none."""
-        rest = self._decompressor.unused_data.lstrip(b"\0")
-        while not rest:
-            if not (block := self._file.read(_BLOCK)):
+        found = self._decompressor.unused_data
+        is_padded = found.startswith(b"\0")
+        while not (rest := found.lstrip(b"\0")):
+            if not (found := self._file.read(_BLOCK)):
                 return False
-            rest = block.lstrip(b"\0")
+            is_padded = is_padded or found.startswith(b"\0")
+        if is_padded and not self._may_pad:
+            raise OSError("zeros in place of compressed data")
         self._decompressor, self._packed = self._new(), rest
         return True
-
-
-class _Slice(io.RawIOBase):
-    """The bytes of a file from `start` to `end`, or to the file's end."""
-
-    def __init__(self, file: BinaryIO, start: int, end: int | None) -> None:
-        self._file, self._place, self._end = file, start, end
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        self._file.seek(self._place)
-        content = self._file.read(len(buffer) if self._end is None else min(len(buffer), self._end - self._place))
-        buffer[: len(content)] = content
-        self._place += len(content)
-        return len(content)
 
 
 def _open_zstandard(file: BinaryIO) -> Any:
@@ -91,38 +70,27 @@ def _open_zstandard(file: BinaryIO) -> Any:
 
 
 class Packing(NamedTuple):
-    """A kind of compression: the first bytes of a file, and of a block; how a file is opened."""
+    """A kind of compression: the first bytes of a file; how it is opened, and whether rapidgzip can seek in it."""
 
     magic: re.Pattern[bytes]
-    block: re.Pattern[bytes] | None
-    """None: bzip2's blocks begin within bytes."""
     open: Callable[[BinaryIO], Any]
+    can_seek: bool
+
+
+def _streams(new_decompressor: Callable[[], Any], *, may_pad: bool) -> Callable[[BinaryIO], Any]:
+    return lambda file: io.BufferedReader(_Streams(new_decompressor, may_pad, file))
 
 
 _PACKINGS = {
-    "gzip": Packing(re.compile(rb"\x1f\x8b"), re.compile(rb"(?s)\x1f\x8b\x08\x04.{6}\x06\x00BC\x02\x00"), gzip.open),
-    "bzip2": Packing(
-        re.compile(rb"BZh"),
-        None,
-        lambda file: io.BufferedReader(_Streams(bz2.BZ2Decompressor, file)),
-    ),
+    "gzip": Packing(re.compile(rb"\x1f\x8b"), _streams(partial(zlib.decompressobj, 31), may_pad=False), True),
+    "bzip2": Packing(re.compile(rb"BZh"), _streams(bz2.BZ2Decompressor, may_pad=True), True),
     "xz": Packing(
         re.compile(rb"\xfd7zXZ\x00"),
-        # an xz stream's header for each kind of checksum
-        re.compile(
-            b"|".join(
-                b"\xfd7zXZ\x00" + re.escape(flags + zlib.crc32(flags).to_bytes(4, "little"))
-                for flags in (b"\x00\x00", b"\x00\x01", b"\x00\x04", b"\x00\x0a")
-            )
-        ),
-        lambda file: io.BufferedReader(_Streams(partial(lzma.LZMADecompressor, lzma.FORMAT_XZ, _XZ_MEMORY), file)),
+        _streams(partial(lzma.LZMADecompressor, lzma.FORMAT_XZ, _XZ_MEMORY), may_pad=True),
+        False,
     ),
-    # a skippable frame begins pzstd's files, and in them each frame: it holds the frame's size
-    "Zstandard": Packing(
-        re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18"),
-        re.compile(rb"(?s)\x50\x2a\x4d\x18\x04\x00\x00\x00.{4}\x28\xb5\x2f\xfd"),
-        _open_zstandard,
-    ),
+    # a skippable frame begins pzstd's files
+    "Zstandard": Packing(re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18"), _open_zstandard, False),
 }
 _ARCHIVES = {
     "tar": re.compile(rb"(?s).{257}ustar"),
@@ -151,51 +119,35 @@ def opened(path: Path) -> BinaryIO:
         ) from None
 
 
-def unpacked(file: BinaryIO, start: int = 0, end: int | None = None) -> Any:
-    """Returns a stream that decompresses the blocks of a file from `start` to `end`; None if it is not compressed."""
+def unpacked(file: BinaryIO) -> Any:
+    """Returns a stream that decompresses a file from its beginning; None if it is not compressed."""
     packing = packing_of(file)
-    if packing is None:
-        return None
-    if packing.block is None and (start, end) != (0, None):
-        return io.BufferedReader(bzip2.Blocks(file, start, end))
-    return packing.open(io.BufferedReader(_Slice(file, start, end)))  # pyarrow closes what it reads from
-
-
-def find_block(file: BinaryIO, start: int, end: int | None = None) -> int | None:
-    """Returns the byte, from `start` to before `end`, in which the first block begins; None if there is none."""
-    packing = packing_of(file)
-    if packing is None:
-        return None
-    if packing.block is None:
-        return bzip2.find_block(file, start, end)
-    file.seek(start)
-    seen = b""
-    while (end is None or start < end) and (block := file.read(_SEARCHED)):
-        seen += block
-        if found := packing.block.search(seen):
-            place = start + found.start()
-            return place if end is None or place < end else None
-        kept = seen[-_LONGEST_START:]
-        start, seen = start + len(seen) - len(kept), kept
-    return None
+    return packing.open(file) if packing else None
 
 
 def packing_of(file: BinaryIO) -> Packing | None:
     """Returns the kind of a file's compression, if any; leaves the file at its beginning."""
     file.seek(0)
-    beginning = file.read(_LONGEST_START)
+    beginning = file.read(_MAGIC)
     file.seek(0)
     return next((packing for packing in _PACKINGS.values() if packing.magic.match(beginning)), None)
 
 
-def text_per_byte(path: Path) -> float:
-    """Returns the bytes of text per byte of a compressed file, measured at its beginning.
+def is_bzip2(path: Path) -> bool:
+    """True for a file of bzip2."""
+    with opened(path) as file:
+        return packing_of(file) == _PACKINGS["bzip2"]
+
+
+def text_per_byte(path: Path) -> float | None:
+    """Returns the bytes of text per byte of a compressed file, measured at its beginning; None if it is not compressed.
 
     Decompressors read ahead: the count of compressed bytes belongs to the text only when they need more.
     """
     size = place = 0
     with opened(path) as file, suppress(*DAMAGED):
-        stream = unpacked(file)
+        if (stream := unpacked(file)) is None:
+            return None
         while (block := stream.read(_BLOCK)) and (size < _MEASURED or file.tell() == place):
             size, place = size + len(block), file.tell()
     return size / max(1, place)

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from data_prep.build_shards import BuildOptions, main
-from data_prep.chunks import Chunk, divide
 from data_prep.formats import Reading
+from data_prep.planning import Shard, plan_shards
+from data_prep.reading import CHUNK, Chunk, Reader
 from data_prep.shards import IndexedWriter
 from data_prep.sources import Source
 from data_prep.tokens import SPECIAL_TOKENS
@@ -49,15 +50,14 @@ def corpus(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def options(corpus, vocab, tmp_path_factory) -> BuildOptions:
-    """Options of a build with several chunks and a held-out part."""
+    """Options of a build with several shards and a held-out part."""
     return BuildOptions(
         input=(corpus,),
         output=tmp_path_factory.mktemp("shards") / "built",
         vocab=str(vocab),
         seq_length=64,
         held_out=0.1,
-        chunk_mb=0.01,
-        shard_mb=0.03,
+        shard_mb=0.015,
         workers=1,
     )
 
@@ -83,10 +83,9 @@ def contents(folder: Path) -> dict[str, bytes]:
     }
 
 
-def finished_chunks(folder: Path) -> int:
-    """Number of chunks recorded in the log of a running build."""
-    log = folder / "records.log"
-    return log.read_bytes().count(b" chunk ") if log.is_file() else 0
+def finished_shards(folder: Path) -> int:
+    """Number of shards of a running build that have their records."""
+    return len(list((folder / "records").glob("shard-*.json")))
 
 
 def run_script(*arguments: object, **settings) -> subprocess.CompletedProcess:
@@ -98,15 +97,19 @@ def run_script(*arguments: object, **settings) -> subprocess.CompletedProcess:
 def command_of(options: BuildOptions) -> list[str]:
     """The command line equivalent to these options."""
     words = ["data_prep/build_shards.py", "--input", *map(str, options.input)]
-    for name in ("output", "vocab", "seq_length", "held_out", "chunk_mb", "shard_mb", "workers"):
+    for name in ("output", "vocab", "seq_length", "held_out", "shard_mb", "workers"):
         words += [f"--{name}", str(getattr(options, name))]
     return words
 
 
-def read_chunks(sources: Sequence[Source], budget: int, reading: Reading) -> Iterator[Chunk]:
-    """All chunks of the input, in order, read in this process."""
-    for unit in divide(sources, budget, reading):
-        yield from unit.chunks(budget, reading)
+def read_shards(
+    sources: Sequence[Source], text_per_shard: float, reading: Reading, budget: int = CHUNK, **settings
+) -> Iterator[tuple[Shard, list[Chunk]]]:
+    """All shards of the input, in order, with their chunks, read in this process."""
+    for task in plan_shards(sources, text_per_shard):
+        with Reader(reading, budget=budget, **settings) as reader:
+            for shard in task:
+                yield shard, list(reader.shard(shard))
 
 
 def limit_file_size():
@@ -119,15 +122,16 @@ READ = """
 import re
 import sys
 from pathlib import Path
-from data_prep.chunks import divide
 from foundation.config import ConfigError
 from data_prep.formats import Reading
+from data_prep.planning import Range
+from data_prep.reading import Reader
 from data_prep.sources import find_sources
 
 try:
-    for unit in divide(find_sources([Path(sys.argv[1])]), 16_000_000, Reading()):
-        for chunk in unit.chunks(16_000_000, Reading()):
-            for document in chunk.pieces[0].documents(Reading()):
+    with Reader(Reading()) as reader:
+        for chunk in reader.chunks(Range(find_sources([Path(sys.argv[1])])[0])):
+            for document in chunk.documents(Reading()):
                 document.digest
     print("read")
 except ConfigError as error:

@@ -77,8 +77,7 @@ def malformed_file(seed: int, folder: Path) -> tuple[Path, dict[str, Any]]:
         "strict": bool(random.random() < 0.15),
         "dedup": str(random.choice(["none", "exact", "near"])),
         "builder": str(random.choice(["lossless", "electra"])),
-        "min_document_length": int(random.choice([0, 0, 10])),
-        "chunk_mb": float(random.choice([0.0002, 0.001, 1.0])),
+        "shard_mb": float(random.choice([0.0002, 0.001, 1.0])),
         "held_out": float(random.choice([0.0, 0.3])),
     }
     return path, options

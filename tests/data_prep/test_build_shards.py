@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import time
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -24,11 +23,10 @@ from data_prep.build_shards import BuildOptions, main
 from data_prep.inspection import file_problems, problems_of, read_rows
 from data_prep.manifest import load_manifest
 from data_prep.output import LOCK_NAME, locked
-from data_prep.pipeline import build_chunk, do_chunk
-from data_prep.records import RecordLog
+from data_prep.pipeline import build_shard
 from foundation.config import ConfigError
 
-from .conftest import REPOSITORY, command_of, contents, finished_chunks, limit_file_size, run_script
+from .conftest import REPOSITORY, command_of, contents, finished_shards, limit_file_size, run_script
 from .malformed import malformed_file
 
 
@@ -48,9 +46,9 @@ def test_the_bytes_do_not_depend_on_the_number_of_workers(options, built, tmp_pa
     assert contents(tmp_path / "out") == contents(built)
 
 
-def test_a_build_of_one_chunk_starts_no_process_and_has_the_same_bytes(options, tmp_path, monkeypatch):
+def test_a_build_of_one_shard_starts_no_process_and_has_the_same_bytes(options, tmp_path, monkeypatch):
     (tmp_path / "in.txt").write_text("\n\n".join(ARTICLES))
-    case = {"input": (tmp_path / "in.txt",), "chunk_mb": 1}
+    case = {"input": (tmp_path / "in.txt",), "shard_mb": 1}
     assert main(again(options, tmp_path / "one", **case)) == 0
 
     def started(*arguments):
@@ -61,8 +59,8 @@ def test_a_build_of_one_chunk_starts_no_process_and_has_the_same_bytes(options, 
     assert contents(tmp_path / "eight") == contents(tmp_path / "one")
 
 
-def test_a_dry_run_counts_only_workers_that_can_have_a_chunk(options, tmp_path, capsys):
-    changes = {"dry_run": True, "workers": 64, "chunk_mb": 0.05}  # of 0.1 MB in eight files
+def test_a_dry_run_counts_only_workers_that_can_have_a_shard(options, tmp_path, capsys):
+    changes = {"dry_run": True, "workers": 64, "shard_mb": 0.025}  # of 0.1 MB in eight files
     assert main(again(options, tmp_path / "out", **changes)) == 0
     assert " with 5 workers at " in capsys.readouterr().out
 
@@ -91,12 +89,12 @@ def test_every_format_deduplicated_is_the_same_under_mpirun_whatever_was_killed(
     """The whole job is killed twice: during the search for duplicates, and during the build."""
     shutil.copytree(many_formats / "tables", tmp_path / "again")
     inputs = (*(many_formats / name for name in ("tables", "wiki", "text")), tmp_path / "again")
-    case = {"input": inputs, "chunk_mb": 0.003, "dedup": "near"}
+    case = {"input": inputs, "shard_mb": 0.003, "dedup": "near"}
     assert main(again(options, tmp_path / "one", **case)) == 0
     assert load_manifest(tmp_path / "one").books.documents.dropped["duplicate"] == 24
     output = tmp_path / "out"
     command = [*MPIRUN, *command_of(again(options, output, **case)), "--dedup", "near"]
-    for done in (lambda: len(list(output.glob(".build/hashes-*.bin"))), lambda: finished_chunks(output)):
+    for done in (lambda: len(list(output.glob(".build/hashes-*.bin"))), lambda: finished_shards(output)):
         process = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         while done() < 3:
             assert process.poll() is None
@@ -110,12 +108,12 @@ def test_every_format_deduplicated_is_the_same_under_mpirun_whatever_was_killed(
     assert contents(output) == contents(tmp_path / "one")
 
 
-def kill_after(options, chunks):
-    """Runs the build until its log has this many chunks, then kills it."""
+def kill_after(options, shards):
+    """Runs the build until this many shards are done, then kills it."""
     process = subprocess.Popen(
         [sys.executable, *command_of(options)], cwd=REPOSITORY, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
-    while finished_chunks(options.output) < chunks:
+    while finished_shards(options.output) < shards:
         assert process.poll() is None
         time.sleep(0.001)
     process.kill()
@@ -124,20 +122,19 @@ def kill_after(options, chunks):
 
 
 def test_a_build_killed_at_any_moment_resumes_to_the_same_bytes(options, built, tmp_path, monkeypatch):
-    """Killed three times, each time as soon as one more chunk is recorded."""
+    """Killed three times, each time as soon as one more shard is done."""
     case = again(options, tmp_path / "out")
     for finished in (1, 2, 4):
         kill_after(case, finished)
-    with RecordLog(case.output) as log:
-        recorded = {record.number for record in log.chunks()}
+    recorded = {path.stem for path in (case.output / "records").glob("shard-*.json")}
     begun = []
     monkeypatch.setattr(
-        "data_prep.pipeline.build_chunk", lambda chunk, *rest: begun.append(chunk.number) or build_chunk(chunk, *rest)
+        "data_prep.building.build_shard", lambda name, *rest: begun.append(name) or build_shard(name, *rest)
     )
     assert main(case) == 0
     assert contents(case.output) == contents(built)
     assert len(recorded) >= 4
-    assert not recorded & set(begun), "finished chunks were built again"
+    assert not recorded & set(begun), "finished shards were built again"
 
 
 @pytest.fixture
@@ -193,21 +190,23 @@ def cut(path):
 @pytest.mark.parametrize("damage", [Path.unlink, cut, flip])
 @pytest.mark.parametrize(
     "name",
-    ["shard-00001.bin", "shard-00002.mask.idx", "held_out/shard-00000.mask.bin", "records.log", "manifest.json"],
+    [
+        "shard-00001.bin",
+        "shard-00002.mask.idx",
+        "held_out/shard-00000.mask.bin",
+        "records/shard-00001.json",
+        "manifest.json",
+    ],
 )
 def test_what_is_missing_cut_or_flipped_in_a_finished_build_is_rebuilt(options, built, tmp_path, damage, name):
     output = shutil.copytree(built, tmp_path / "out")
     damage(output / name)
-    if name == "records.log" and damage is Path.unlink:
-        with pytest.raises(ConfigError, match=r"it has no records\.log"):
-            main(again(options, output))
-        return
     assert main(again(options, output)) == 0
     assert contents(output) == contents(built)
 
 
 @pytest.mark.parametrize("damage", [Path.unlink, cut, flip])
-@pytest.mark.parametrize("pattern", ["shard-*.bin", ".build/train-*.part"])
+@pytest.mark.parametrize("pattern", ["shard-*.bin", "records/shard-*.json"])
 def test_damaged_files_of_an_unfinished_build_are_rebuilt(half_built, built, damage, pattern):
     _, case = half_built
     [found, *_] = sorted(case.output.glob(pattern))
@@ -221,17 +220,6 @@ def test_an_overwritten_tokenizer_is_restored(options, built, tmp_path):
     (output / "tokenizer" / "vocab.txt").write_text("other")
     assert main(again(options, output)) == 0
     assert contents(output) == contents(built)
-
-
-def test_shards_are_filled_in_order_up_to_their_size(built):
-    manifest = load_manifest(built)
-    ranges = [(shard.first_chunk, shard.last_chunk) for shard in manifest.shards]
-    assert ranges[0][0] == 0
-    assert all(last + 1 == first for (_, last), (first, _) in pairwise(ranges))
-    sizes = [sum(shard.written[suffix][0] for suffix in (".bin", ".mask.bin")) for shard in manifest.shards]
-    limit = manifest.config.shard_mb * 1e6
-    lengths = [4 * shard.sequences for shard in manifest.shards]
-    assert all(limit / 2 < size + length <= limit for size, length in zip(sizes[:-1], lengths, strict=False))
 
 
 def test_a_finished_build_is_not_changed_by_a_rerun(options, built):
@@ -270,7 +258,7 @@ def test_the_manifest_accounts_for_every_document_and_the_held_out_share_is_abou
 
 
 def test_full_packing_has_hardly_any_padding(options, tmp_path):
-    assert main(again(options, tmp_path / "out", packing="full", chunk_mb=1.0)) == 0
+    assert main(again(options, tmp_path / "out", packing="full", shard_mb=1.0)) == 0
     assert load_manifest(tmp_path / "out").totals.padding_share < 0.01
 
 
@@ -279,7 +267,7 @@ def test_a_build_of_one_segment_is_recorded_and_any_other_keeps_its_bytes(option
     manifest = load_manifest(tmp_path / "out")
     assert manifest.config.one_segment
     assert not load_manifest(built).config.one_segment
-    for name in ("manifest.json", "records.log"):
+    for name in ("manifest.json", "records/plan.json"):
         assert b"one_segment" not in (built / name).read_bytes()
     ids = np.concatenate([np.fromfile(path, np.uint16) for path in sorted((tmp_path / "out").glob("shard-?????.bin"))])
     assert (ids == manifest.special_tokens.sep).sum() == manifest.totals.sequences
@@ -485,7 +473,7 @@ def test_damaged_input_stops_the_build_by_name_and_a_rerun_resumes(options, buil
     wrong = again(options, tmp_path / "out", input=(folder,), punkt=built / "punkt")
     with pytest.raises(ConfigError, match=r"zzz\.txt\.xz cannot be read to the end"):
         main(wrong)
-    assert finished_chunks(tmp_path / "out")
+    assert finished_shards(tmp_path / "out")
     (folder / "zzz.txt.xz").write_bytes(packed)
     assert main(wrong) == 0
 
@@ -516,7 +504,7 @@ def test_a_killed_worker_is_one_line_and_exit_code_1_and_a_rerun_resumes(options
     process = subprocess.Popen(
         [sys.executable, *command], cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    while not finished_chunks(tmp_path / "out"):
+    while not finished_shards(tmp_path / "out"):
         assert process.poll() is None
         time.sleep(0.001)
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
@@ -534,12 +522,12 @@ def test_an_input_file_that_disappears_is_named_and_a_rerun_resumes(options, bui
     shutil.copytree(options.input[0], tmp_path / "corpus")
     last = tmp_path / "corpus" / "part-7.txt"
 
-    def build_and_lose(task, *rest):
+    def build_and_lose(*arguments):
         if last.exists():
             last.rename(tmp_path / "elsewhere")
-        return do_chunk(task, *rest)
+        return build_shard(*arguments)
 
-    monkeypatch.setattr("data_prep.building.do_chunk", build_and_lose)
+    monkeypatch.setattr("data_prep.building.build_shard", build_and_lose)
     case = again(options, tmp_path / "out", input=(tmp_path / "corpus",))
     with pytest.raises(ConfigError, match=r"part-7\.txt cannot be opened"):
         main(case)
@@ -561,7 +549,7 @@ def test_thousands_of_small_files_share_shards(options, tmp_path):
     (tmp_path / "in").mkdir()
     for number in range(3000):
         (tmp_path / "in" / f"{number:04d}.txt").write_text(f"Kalo mi ne {'ru ' * (number % 9)}so.")
-    assert main(again(options, tmp_path / "out", input=(tmp_path / "in",), documents="file", chunk_mb=1.0)) == 0
+    assert main(again(options, tmp_path / "out", input=(tmp_path / "in",), documents="file", shard_mb=1.0)) == 0
     manifest = load_manifest(tmp_path / "out")
     assert len(manifest.shards) == 1
     assert manifest.books.documents.read == manifest.input_files == 3000
@@ -587,8 +575,8 @@ def many_formats(options, tmp_path_factory):
 
 def test_every_format_builds_to_the_same_bytes_with_any_number_of_workers(options, many_formats, tmp_path):
     inputs = tuple(many_formats / name for name in ("tables", "wiki", "text"))
-    assert main(again(options, tmp_path / "one", input=inputs, chunk_mb=0.005)) == 0
-    build_elsewhere(options, tmp_path / "two", input=inputs, chunk_mb=0.005, workers=2)
+    assert main(again(options, tmp_path / "one", input=inputs, shard_mb=0.005)) == 0
+    build_elsewhere(options, tmp_path / "two", input=inputs, shard_mb=0.005, workers=2)
     assert contents(tmp_path / "one") == contents(tmp_path / "two")
     books = load_manifest(tmp_path / "one").books
     assert books.balances
@@ -662,7 +650,7 @@ def test_a_build_killed_while_it_saved_its_punkt_model_resumes(options, built, t
 @pytest.mark.long
 def test_a_build_killed_at_twenty_random_moments_resumes_to_the_same_bytes(options, tmp_path):
     random = np.random.default_rng(0)
-    changes = {"chunk_mb": 0.003, "dedup": "near", "workers": 2}
+    changes = {"shard_mb": 0.003, "dedup": "near", "workers": 2}
     command = command_of(again(options, tmp_path / "whole", **changes))
     started = time.monotonic()
     assert run_script(*command, "--dedup", "near").returncode == 0
@@ -699,7 +687,7 @@ def test_the_real_corpus_builds_with_the_real_libraries(shared_data, tmp_path):
                 punkt=shared_data / "nltk_data",
                 seq_length=128,
                 workers=1,
-                chunk_mb=0.5,
+                shard_mb=0.5,
                 held_out=0.0,
                 documents="file",
             )
@@ -717,13 +705,13 @@ def dry_run(options, output, *inputs, **changes):
     return main(options.model_copy(update={"input": inputs, "output": output, "dry_run": True, **changes}))
 
 
-def test_disk_and_chunks_are_estimated_about_right(options, built, tmp_path, capsys):
+def test_disk_and_shards_are_estimated_about_right(options, built, tmp_path, capsys):
     assert dry_run(options, tmp_path / "out", *options.input) == 0
     printed = capsys.readouterr().out
     shards = load_manifest(built).shards
     said = float(re.search(r"about ([\d.]+) MB of shards", printed)[1]) * 1e6
     assert said == pytest.approx(sum(shard.size for shard in shards), rel=0.3)
-    assert abs(int(re.search(r"about (\d+) chunks", printed)[1]) - (shards[-1].last_chunk + 1)) <= 3
+    assert int(re.search(r"about (\d+) shards", printed)[1]) == len(shards)
 
 
 def test_the_text_of_many_small_compressed_files_is_estimated_about_right(options, tmp_path, capsys):

@@ -1,35 +1,44 @@
 """Claims about finding exact and near duplicates."""
 
+from itertools import accumulate
+
 import numpy as np
 import pytest
 
 from data_prep import duplicates
-from data_prep.duplicates import Duplicates, hash_chunk
+from data_prep.duplicates import copies_of, find_duplicates, hash_shard
 from data_prep.formats import Document, Reading
+from data_prep.planning import plan_shards
+from data_prep.reading import Reader
 from data_prep.sources import find_sources
 from data_prep.workers import start_pool
 
-from .conftest import read_chunks
 
-
-def find(folder, chunks, workers=1, dedup="exact"):
-    counts = {chunk.number: hash_chunk(chunk, Reading(), folder, dedup) for chunk in chunks}
+def find(folder, tasks, workers=1, dedup="exact"):
+    """The copies among the documents of each shard, and the documents."""
+    shards = [shard for task in tasks for shard in task]
+    with Reader(Reading()) as reader:
+        counts = [hash_shard(shard, reader, Reading(), folder, dedup) for shard in shards]
+        documents = [
+            [document for chunk in reader.shard(shard) for document in chunk.documents(Reading())] for shard in shards
+        ]
     with start_pool(workers) as pool:
-        return Duplicates(folder, counts, pool, dedup)
+        run_starts = find_duplicates(folder, counts, pool, dedup)
+    starts = accumulate(counts, initial=0)
+    copies = [copies_of(folder, run_starts, start, count) for start, count in zip(starts, counts, strict=False)]
+    return copies, documents
 
 
-def found_in(tmp_path, texts, budget=1000, **options):
+def found_in(tmp_path, texts, per_shard=1000, **options):
     (tmp_path / "in").mkdir(exist_ok=True)
     for number, documents in enumerate(texts):
         (tmp_path / "in" / f"{number}.txt").write_text("\n\n".join(documents))
-    chunks = list(read_chunks(find_sources([tmp_path / "in"]), budget, Reading()))
-    found = find(tmp_path, chunks, **options)
-    marks = []
-    for chunk in chunks:
-        documents = [document for piece in chunk.pieces for document in piece.documents(Reading())]
-        reasons = found.of(chunk.number)
-        marks += [(document.content.decode(), reasons.get(n)) for n, document in enumerate(documents)]
-    return marks
+    copies, documents = find(tmp_path, plan_shards(find_sources([tmp_path / "in"]), per_shard), **options)
+    return [
+        (document.content.decode(), of_shard.get(n))
+        for of_shard, found in zip(copies, documents, strict=True)
+        for n, document in enumerate(found)
+    ]
 
 
 @pytest.mark.parametrize("at_once", [7, 50, 200, 1 << 23])
@@ -51,15 +60,13 @@ def test_white_space_around_a_document_makes_no_difference(tmp_path):
 def test_a_copy_with_other_line_ends_or_a_byte_order_mark_is_a_duplicate(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"One.\nTwo.\n\nThree.")
     (tmp_path / "b.txt").write_bytes(b"\xef\xbb\xbfOne.\r\nTwo.\r\n\r\nThree. Four.")
-    [chunk] = read_chunks(find_sources([tmp_path]), 10**6, Reading())
-    assert find(tmp_path, [chunk]).of(0) == {2: "duplicate"}
+    assert find(tmp_path, plan_shards(find_sources([tmp_path]), 1e6))[0] == [{2: "duplicate"}]
 
 
 def test_a_skipped_document_does_not_count_as_an_original(tmp_path):
     page = b"<page><ns>%d</ns><text>Same</text></page>"
     (tmp_path / "a.xml").write_bytes(b"<mediawiki>" + page % 1 + page % 0 + page % 0 + b"</mediawiki>")
-    [chunk] = read_chunks(find_sources([tmp_path]), 10**6, Reading())
-    assert find(tmp_path, [chunk]).of(0) == {2: "duplicate"}
+    assert find(tmp_path, plan_shards(find_sources([tmp_path]), 1e6))[0] == [{2: "duplicate"}]
 
 
 def test_two_workers_find_the_same_duplicates(tmp_path):
@@ -71,22 +78,20 @@ def test_two_workers_find_the_same_duplicates(tmp_path):
         seen.add(text)
 
 
-def test_only_changed_text_is_hashed_again(tmp_path):
+def test_text_is_not_hashed_again(tmp_path):
     (tmp_path / "a.txt").write_text("One.\n\nTwo.\n\nTwo.")
     (tmp_path / "b.txt").write_text("One.\n\nSix.")
-    chunks = list(read_chunks(find_sources([tmp_path]), 12, Reading()))
-    assert [sorted(find(tmp_path, chunks).of(n)) for n in (0, 1)] == [[2], [0]]
+    tasks = plan_shards(find_sources([tmp_path]), 12)
+    assert [sorted(copies) for copies in find(tmp_path, tasks)[0]] == [[], [0], [0]]
     times = [path.stat().st_mtime_ns for path in sorted(tmp_path.glob("hashes-*.bin"))]
-    (tmp_path / "b.txt").write_text("Ten.\n\nOne.")
-    assert [sorted(find(tmp_path, chunks).of(n)) for n in (0, 1)] == [[2], [1]]
-    again = [path.stat().st_mtime_ns for path in sorted(tmp_path.glob("hashes-*.bin"))]
-    assert (again[0] == times[0], again[1] == times[1]) == (True, False)
+    assert find(tmp_path, tasks)[0][0] == {}
+    assert times == [path.stat().st_mtime_ns for path in sorted(tmp_path.glob("hashes-*.bin"))]
 
 
 @pytest.mark.parametrize("dedup", ["exact", "near"])
 def test_no_documents_have_no_duplicates(tmp_path, dedup):
     with start_pool(1) as pool:
-        assert Duplicates(tmp_path, {}, pool, dedup)._starts.tolist() == [0]
+        assert find_duplicates(tmp_path, [], pool, dedup) == []
 
 
 def digest_of(text):
@@ -109,7 +114,7 @@ def planted(random, count, similarity):
 @pytest.mark.parametrize(("similarity", "least", "most"), [(0.3, 0, 0.01), (0.8, 0.95, 1)])
 def test_near_copies_at_similarity_8_are_found_and_those_at_3_are_not(tmp_path, similarity, least, most):
     texts = planted(np.random.default_rng(0), 1000, similarity)
-    reasons = dict(found_in(tmp_path, zip(*texts, strict=True), budget=10**6, dedup="near"))
+    reasons = dict(found_in(tmp_path, zip(*texts, strict=True), per_shard=1e6, dedup="near"))
     copies = [pair for pair in texts if any(reasons[text] for text in pair)]
     assert least <= len(copies) / len(texts) <= most
     for pair in copies:
@@ -143,7 +148,7 @@ def test_the_order_of_the_corpus_does_not_change_which_text_of_a_group_stays(tmp
     kept = []
     for number, order in enumerate((texts, [pair[::-1] for pair in texts[::-1]])):
         (folder := tmp_path / str(number)).mkdir()
-        marks = found_in(folder, zip(*order, strict=True), budget=10**5, dedup="near")
+        marks = found_in(folder, zip(*order, strict=True), per_shard=1e5, dedup="near")
         kept.append({text for text, reason in marks if reason is None})
     assert kept[0] == kept[1]
     assert len(kept[0]) == 50

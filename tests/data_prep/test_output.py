@@ -5,8 +5,8 @@ import shutil
 import pytest
 
 from data_prep.manifest import load_manifest
-from data_prep.output import locked, open_log, prepare, refuse_another
-from data_prep.records import Plan
+from data_prep.output import locked, open_plan, prepare, refuse_another
+from data_prep.records import PLAN, Plan, load_record, save_record
 from data_prep.sentences import load_model
 from data_prep.tokens import WordPiece
 from foundation.config import ConfigError
@@ -14,8 +14,7 @@ from foundation.config import ConfigError
 
 @pytest.fixture
 def plan(built):
-    with open_log(built) as log:
-        return log.plan
+    return load_record(built, PLAN, Plan)
 
 
 def test_a_folder_admits_one_builder_at_a_time(tmp_path):
@@ -26,32 +25,30 @@ def test_a_folder_admits_one_builder_at_a_time(tmp_path):
 
 
 def test_the_plan_can_be_read_before_and_after_the_manifest_is_written(built, plan, tmp_path):
-    with open_log(tmp_path) as log:
-        assert log.plan is None
-        log.add("plan", 0, plan)
-    with open_log(tmp_path) as log:
-        assert log.plan == plan
+    assert open_plan(tmp_path) is None
+    save_record(tmp_path, PLAN, plan)
+    assert open_plan(tmp_path) == open_plan(built) == plan
     assert plan.config == load_manifest(built).config
 
 
 def test_a_folder_with_foreign_files_is_refused(tmp_path):
     (tmp_path / "thesis.tex").write_text("")
     with pytest.raises(ConfigError, match="do not belong to a build"):
-        open_log(tmp_path)
+        open_plan(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
 def test_a_folder_that_cannot_be_resumed_is_refused_with_the_reason(built, tmp_path):
     shutil.copytree(built, tmp_path / "logless")
-    (tmp_path / "logless" / "records.log").unlink()
+    shutil.rmtree(tmp_path / "logless" / "records")
     (tmp_path / "begun" / ".records").mkdir(parents=True)
     cases = {
-        tmp_path / "logless": r"cannot be checked: it has no records\.log; choose",
+        tmp_path / "logless": r"cannot be checked: it has no records; choose",
         tmp_path / "begun": "do not belong to a build",
     }
     for folder, reason in cases.items():
         with pytest.raises(ConfigError, match=reason):
-            open_log(folder)
+            open_plan(folder)
 
 
 def test_every_difference_is_named_with_both_values(plan, tmp_path):
@@ -79,20 +76,16 @@ def test_half_written_files_are_removed(built, tmp_path):
     assert not list(output.rglob("*.tmp"))
 
 
-def test_a_log_whose_plan_is_damaged_is_one_clear_line(built, tmp_path):
-    content = bytearray((built / "records.log").read_bytes())
-    content[30] ^= 1
-    (tmp_path / "records.log").write_bytes(content)
-    with pytest.raises(ConfigError, match=r"records\.log is damaged: the settings of that build cannot be read"):
-        open_log(tmp_path)
+def test_records_whose_plan_is_damaged_are_one_clear_line(built, tmp_path):
+    shutil.copytree(built / "records", tmp_path / "records")
+    (tmp_path / "records" / "plan.json").write_bytes(b"{")
+    with pytest.raises(
+        ConfigError, match=r"plan\.json is missing or damaged: the settings of that build cannot be read"
+    ):
+        open_plan(tmp_path)
 
 
-def test_a_build_killed_before_its_plan_was_written_starts_again(plan, tmp_path):
-    open_log(tmp_path).__exit__(None, None, None)
-    with (tmp_path / "records.log").open("ab") as file:
-        file.write(b"0123456789abcdef plan 0 {")
-    with open_log(tmp_path) as log:
-        assert log.plan is None
-        log.add("plan", 0, plan)
-    with open_log(tmp_path) as log:
-        assert log.plan == plan
+def test_a_build_killed_before_its_plan_was_written_starts_again(tmp_path):
+    (tmp_path / "records").mkdir()
+    (tmp_path / "records" / "plan.json.tmp").write_bytes(b"{")
+    assert open_plan(tmp_path) is None

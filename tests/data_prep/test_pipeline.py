@@ -1,7 +1,4 @@
-"""Claims about turning one chunk into parts, and about accounting for each of its documents."""
-
-import os
-from dataclasses import replace
+"""Claims about turning the text of one shard into its files, and about accounting for each of its documents."""
 
 import numpy as np
 import pytest
@@ -9,17 +6,18 @@ import pytest
 from data_prep.curation.curator import Curator
 from data_prep.formats import Reading
 from data_prep.manifest import HELD_OUT_NAME, load_manifest
-from data_prep.masking import bytes_per_copy
 from data_prep.output import prepare
-from data_prep.parts import part_path, read_part
-from data_prep.pipeline import ChunkTask, Intake, build_chunk, do_chunk
+from data_prep.pipeline import Intake, build_shard
+from data_prep.planning import Range
 from data_prep.punkt import Punkt
+from data_prep.reading import Reader
 from data_prep.sentences import find_model, load_model, split_sentences
+from data_prep.shards import IndexedFile
 from data_prep.sources import find_sources
 from data_prep.tokens import WordPiece, open_tokenizer
 from foundation.config import ConfigError
 
-from .conftest import read_chunks
+from .conftest import read_shards
 
 
 @pytest.fixture
@@ -30,18 +28,13 @@ def folder(built, tmp_path):
     return tmp_path / "out", load_manifest(built).config
 
 
-def build(chunk, config, output):
-    return do_chunk(ChunkTask(chunk, None, frozenset()), config, output)
+def build(path, config, output):
+    [(shard, chunks)] = read_shards(find_sources([path]), 1e9, Reading())
+    return build_shard(shard.name, shard.ranges[0].key, iter(chunks), {}, config, output)
 
 
-def chunk_of(path):
-    [chunk] = read_chunks(find_sources([path]), 10**9, Reading())
-    return chunk
-
-
-def text_ids(folder, config, record, tokenizer):
-    row = config.mask_copies * bytes_per_copy(config.seq_length)
-    ids = np.concatenate([block.ids for block in read_part(part_path(folder, "train", 0), record.train, row)])
+def text_ids(folder, tokenizer):
+    ids = IndexedFile(folder / "shard-00000").data
     return ids[~np.isin(ids, (tokenizer.special.cls, tokenizer.special.sep))]
 
 
@@ -49,19 +42,19 @@ def text_ids(folder, config, record, tokenizer):
 def test_every_word_piece_of_the_text_is_in_the_shard(tmp_path, folder, content):
     output, config = folder
     (tmp_path / "a.txt").write_text(content)
-    record = build(chunk_of(tmp_path / "a.txt"), config.model_copy(update={"held_out": 0.0}), output)
+    record = build(tmp_path / "a.txt", config.model_copy(update={"held_out": 0.0}), output)
     tokenizer, punkt = WordPiece.load(output / "tokenizer"), Punkt(load_model(output / "punkt"))
     expected, _ = tokenizer.encode([s for document in content.split("\n\n") for s in split_sentences(document, punkt)])
-    assert np.array_equal(text_ids(output, config, record, tokenizer), expected)
+    assert np.array_equal(text_ids(output, tokenizer), expected)
     assert record.train.word_pieces == len(expected)
     assert record.held_out is None
-    assert not part_path(output, "held_out", 0).exists()
+    assert not (output / "held_out" / "shard-00000.bin").exists()
 
 
 def test_equal_documents_are_always_on_the_same_side(tmp_path, folder):
     output, config = folder
     (tmp_path / "a.txt").write_text("\n\n".join(f"Kalo {'mi ' * (n % 40)}." for n in range(400)))
-    record = build(chunk_of(tmp_path / "a.txt"), config.model_copy(update={"held_out": 0.5}), output)
+    record = build(tmp_path / "a.txt", config.model_copy(update={"held_out": 0.5}), output)
     assert record.books.documents.held_out % 10 == 0
     assert 0 < record.books.documents.held_out < 400
 
@@ -70,21 +63,20 @@ def test_the_seed_does_not_change_what_is_held_out(tmp_path, folder):
     output, config = folder
     (tmp_path / "a.txt").write_text("\n\n".join(f"Kalo {'mi ' * n}." for n in range(100)))
     records = [
-        build(chunk_of(tmp_path / "a.txt"), config.model_copy(update={"held_out": 0.3, "seed": seed}), output)
-        for seed in (0, 1)
+        build(tmp_path / "a.txt", config.model_copy(update={"held_out": 0.3, "seed": seed}), output) for seed in (0, 1)
     ]
     assert records[0].books == records[1].books
-    assert records[0].train.sha256 != records[1].train.sha256
+    assert records[0].train.written != records[1].train.written
 
 
-def test_the_random_stream_belongs_to_the_chunks_key(tmp_path, folder):
+def test_the_random_stream_belongs_to_the_shards_key(tmp_path, folder):
     output, config = folder
     content = "Kalo mi ne. " * 400
     files = []
     for name in ("a.txt", "b.txt"):
         (tmp_path / name).write_text(content)
-        record = build(chunk_of(tmp_path / name), config.model_copy(update={"held_out": 0.0}), output)
-        files.append(record.train.sha256)
+        record = build(tmp_path / name, config.model_copy(update={"held_out": 0.0}), output)
+        files.append(record.train.written)
     assert files[0] != files[1]
 
 
@@ -93,19 +85,19 @@ def test_empty_and_malformed_documents_are_accounted_for(tmp_path, folder):
     blocks = (b"", b"Ka \xff\xfe lo \xef\xbf\xbd.", b"\x00\x01")
     wiki = b"".join(b"<doc id=''>\n%s\n</doc>\n" % block for block in blocks)
     (tmp_path / "wiki_00").write_bytes(wiki)
-    books = build(chunk_of(tmp_path / "wiki_00"), config.model_copy(update={"held_out": 0.0}), output).books
+    books = build(tmp_path / "wiki_00", config.model_copy(update={"held_out": 0.0}), output).books
     assert books.documents.model_dump() == {"read": 3, "train": 1, "held_out": 0, "dropped": {"empty": 2}}
     assert books.characters.balances
     assert books.word_pieces.balances
     assert books.invalid_utf8 == 2
 
 
-def test_a_chunk_without_text_makes_no_shard(tmp_path, folder):
+def test_a_range_without_text_makes_no_files(tmp_path, folder):
     output, config = folder
     (tmp_path / "wiki_00").write_text('<doc id="1">\n</doc>\n')
-    record = build(chunk_of(tmp_path / "wiki_00"), config, output)
+    record = build(tmp_path / "wiki_00", config, output)
     assert record.train is record.held_out is None
-    assert not list(output.glob(".build/*"))
+    assert not list(output.glob("**/shard-*"))
 
 
 def test_held_out_text_is_in_its_own_folder(built):
@@ -115,40 +107,9 @@ def test_held_out_text_is_in_its_own_folder(built):
     assert main.books.word_pieces.held_out == held_out.totals.word_pieces
 
 
-def test_a_built_chunk_is_kept_and_a_damaged_part_is_made_again(tmp_path, folder):
-    output, config = folder
-    (tmp_path / "a.txt").write_text("Kalo mi ne. " * 400)
-    config = config.model_copy(update={"held_out": 0.0})
-    record = build(chunk_of(tmp_path / "a.txt"), config, output)
-    path = part_path(output, "train", 0)
-    whole, again = path.read_bytes(), ChunkTask(chunk_of(tmp_path / "a.txt"), record, frozenset())
-    before = path.stat()
-    assert do_chunk(again, config, output) == record
-    assert path.stat() == before
-    for damage in (whole[:-1], whole[:-1] + bytes([whole[-1] ^ 1]), b""):
-        path.write_bytes(damage)
-        assert do_chunk(again, config, output) == record
-        assert path.read_bytes() == whole
-    path.unlink()
-    assert do_chunk(again._replace(merged=frozenset({"train"})), config, output) == record
-    assert not path.exists(), "a whole shard already holds the chunk's part"
-
-
-def test_text_other_than_recorded_is_refused_by_name_even_at_the_same_size_and_time(tmp_path, folder):
-    output, config = folder
-    path = tmp_path / "a.txt"
-    path.write_text("Kalo mi ne. " * 400)
-    status = path.stat()
-    record = build(chunk_of(path), config, output)
-    path.write_text("Kalo mi so. " * 400)
-    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
-    with pytest.raises(ConfigError, match=r"text of .*a\.txt has changed since .* was built from it"):
-        do_chunk(ChunkTask(chunk_of(path), record, frozenset()), config, output)
-
-
 @pytest.fixture
 def books_of(built, tmp_path):
-    """Writes files, builds them as one chunk, and returns its ledger."""
+    """Writes files, builds them as one shard, and returns its ledger."""
     manifest = load_manifest(built)
     (tmp_path / "out").mkdir()
     prepare(tmp_path / "out", WordPiece.load(built / "tokenizer"), load_model(built / "punkt"))
@@ -158,10 +119,9 @@ def books_of(built, tmp_path):
             (tmp_path / name).parent.mkdir(exist_ok=True)
             (tmp_path / name).write_bytes(content)
         inputs = sorted({(tmp_path / name).parent for name in files})
-        [chunk] = read_chunks(find_sources(inputs), 10**9, Reading())
+        [(_, chunks)] = read_shards(find_sources(inputs), 1e9, Reading())
         config = manifest.config.model_copy(update={"held_out": 0.0} | changes)
-        chunk = replace(chunk, duplicates=duplicates or {})
-        return build_chunk(chunk.loaded(), "", config, tmp_path / "out", strict).books
+        return build_shard("shard-00000", "", iter(chunks), duplicates or {}, config, tmp_path / "out", strict).books
 
     return build
 
@@ -212,14 +172,7 @@ def test_the_mixture_tells_how_much_of_each_input_is_in_the_shards(books_of):
     assert sum(share.characters for share in books.inputs.values()) == books.characters.train
 
 
-def test_short_documents_are_dropped_by_their_length_after_cleaning(books_of):
-    books = books_of({"in/a.txt": b"Ka lo mi.\n\nKa\x00\x00\x00\x00\x00\x00\x00\x00.\n\nNe."}, min_document_length=5)
-    assert books.documents.dropped == {"short": 2}
-    assert books.characters.dropped == {"control": 8, "short": 6}
-    assert books.balances
-
-
-def test_duplicates_are_dropped_by_their_number_in_the_chunk(books_of):
+def test_duplicates_are_dropped_by_their_number_in_the_shard(books_of):
     books = books_of(
         {"in/a.txt": b"Ka.\n\nLo.", "in/b.txt": b"Ka.\n\nMi."}, duplicates={0: "near_duplicate", 2: "duplicate"}
     )
@@ -253,8 +206,8 @@ def test_text_discarded_by_googles_builder_is_counted(books_of):
 
 def test_batches_have_bounded_size(tmp_path, built):
     (tmp_path / "a.txt").write_bytes(b"\n\n".join([b"Ka lo mi. " * 1000] * 500))
-    [chunk] = read_chunks(find_sources([tmp_path]), 10**9, Reading())
-    batches = list(Intake(chunk, load_manifest(built).config, False, Curator()).batches())
+    [(_, chunks)] = read_shards(find_sources([tmp_path]), 1e9, Reading())
+    batches = list(Intake(iter(chunks), {}, load_manifest(built).config, False, Curator()).batches())
     assert sum(map(len, batches)) == 500
     assert max(sum(len(text.cleaned.text) for text in batch) for batch in batches) < (1 << 20) + 10_001
 
@@ -262,8 +215,8 @@ def test_batches_have_bounded_size(tmp_path, built):
 def test_batches_of_tiny_documents_hold_a_few_thousand_at_most(tmp_path, built):
     """A million documents of one letter used to be one batch of 600 MB."""
     (tmp_path / "a.txt").write_bytes(b"a\n\n" * 50_000)
-    [chunk] = read_chunks(find_sources([tmp_path]), 10**9, Reading())
-    batches = list(Intake(chunk, load_manifest(built).config, False, Curator()).batches())
+    [(_, chunks)] = read_shards(find_sources([tmp_path]), 1e9, Reading())
+    batches = list(Intake(iter(chunks), {}, load_manifest(built).config, False, Curator()).batches())
     assert sum(map(len, batches)) == 50_000
     assert max(map(len, batches)) < 5000
 
@@ -273,8 +226,9 @@ def test_googles_builder_discards_the_measured_share_of_real_text(shared_data, t
     """The shares were measured with google-research/electra's own builder."""
     manifest = load_manifest(built)
     prepare(tmp_path, open_tokenizer(str(shared_data / "vocab")), load_model(find_model(shared_data / "nltk_data")))
-    sources = find_sources([shared_data / "wiki" / "enwiki-AA-0.xz"])
-    chunk = next(read_chunks(sources, 10_000_000, Reading()))
+    [source] = find_sources([shared_data / "wiki" / "enwiki-AA-0.xz"])
+    with Reader(Reading(), budget=10_000_000) as reader:
+        chunk = next(reader.chunks(Range(source)))
     config = manifest.config.model_copy(update={"seq_length": seq_length, "builder": "electra", "held_out": 0.0})
-    pieces = build_chunk(chunk, "", config, tmp_path).books.word_pieces
+    pieces = build_shard("shard-00000", "", iter([chunk]), {}, config, tmp_path).books.word_pieces
     assert pieces.dropped["truncated"] / pieces.read == pytest.approx(share, abs=0.006)

@@ -1,6 +1,5 @@
-"""Claims about tables of documents, and about the page sizes of Parquet files."""
+"""Claims about tables of documents."""
 
-import io
 from pathlib import Path
 
 import pyarrow
@@ -8,11 +7,11 @@ import pytest
 from pyarrow import parquet
 
 from data_prep.formats import Reading
-from data_prep.rows import hub_name, hub_parts, page_sizes, read_rows
+from data_prep.rows import hub_name, hub_parts, read_rows
 from data_prep.sources import find_sources
 from foundation.config import ConfigError
 
-from .conftest import peak_of_reading, read_chunks
+from .conftest import peak_of_reading, read_shards
 
 TEXTS = [f"Text {number}. " + "word " * (number % 50) for number in range(1000)]
 
@@ -24,8 +23,7 @@ def write(path, columns, **settings):
 
 def rows_of(path, column="text"):
     [source] = find_sources([path])
-    end = hub_parts(source.path) if source.on_hub else source.size
-    return [text for text, _ in read_rows(source, 0, end, column)]
+    return list(read_rows(source, 0, None, column))
 
 
 @pytest.mark.parametrize("rows", [7, 1000])
@@ -62,11 +60,11 @@ def test_a_column_of_anything_else_is_not_text(tmp_path, value):
 
 def test_a_chunk_holds_about_its_budget_of_rows(tmp_path):
     write(tmp_path / "a.parquet", {"text": [*TEXTS, None]})
-    chunks = list(read_chunks(find_sources([tmp_path]), 10_000, Reading()))
-    documents = [document for chunk in chunks for document in chunk.pieces[0].documents(Reading())]
+    [(_, chunks)] = read_shards(find_sources([tmp_path]), 1e9, Reading(), 10_000)
+    documents = [document for chunk in chunks for document in chunk.documents(Reading())]
     assert [document.content.decode() for document in documents] == [*(text.strip() for text in TEXTS), ""]
     assert documents[-1].reason == "no_text"
-    assert 10 < len(chunks) == len({chunk.key for chunk in chunks})
+    assert 10 < len(chunks) == len({chunk.place for chunk in chunks})
 
 
 def test_a_missing_column_is_named_with_the_existing_ones(tmp_path):
@@ -94,15 +92,15 @@ def test_a_damaged_file_is_named(tmp_path, share):
 
 @pytest.mark.parametrize("dictionary", [True, False])
 @pytest.mark.parametrize("others", [0, 200])
-def test_a_page_or_a_text_too_large_is_refused_by_name(tmp_path, monkeypatch, dictionary, others):
+def test_a_row_group_or_a_text_too_large_is_refused_by_name(tmp_path, monkeypatch, dictionary, others):
     texts = ["Ka lo mi."] * others + ["Ka lo mi. " * 300_000]
     path = write(tmp_path / "a.parquet", {"text": texts}, use_dictionary=dictionary)
     assert len(rows_of(path)) == others + 1
     monkeypatch.setattr("data_prep.rows.LONGEST_RECORD", 2_000_000)
     with pytest.raises(ConfigError, match=r"a\.parquet has a text of 2 MiB, expected at most 1 MiB: too large"):
         rows_of(path)
-    monkeypatch.setattr("data_prep.rows._LARGEST_PAGE", 2_500_000)
-    with pytest.raises(ConfigError, match=r"a\.parquet has a Parquet page of 2 MiB, expected at most 2 MiB: too large"):
+    monkeypatch.setattr("data_prep.rows._LARGEST_GROUP", 2_500_000)
+    with pytest.raises(ConfigError, match=r"a\.parquet has a row group with 2 MiB of text, expected at most 2: too"):
         rows_of(path)
 
 
@@ -151,56 +149,9 @@ def test_a_dataset_is_streamed_through_the_datasets_library(tmp_path, monkeypatc
     assert hub_parts(source.path) == 3
     for part in range(3):
         expected = [text.encode() for text in TEXTS[part::3]]
-        assert [text for text, _ in read_rows(source, part, part + 1, "text")] == expected
+        assert list(read_rows(source, part, part + 1, "text")) == expected
     assert len(rows_of(Path("hub:corpus"))) == 1000
     with pytest.raises(ConfigError, match="no text column named body"):
         rows_of(Path("hub:corpus"), "body")
     with pytest.raises(ConfigError, match=r"hub:no/such cannot be streamed.*network"):
         rows_of(Path("hub:no/such"))
-
-
-def written(**settings):
-    """A table in a file, and the metadata of its only column chunk."""
-    file = io.BytesIO()
-    parquet.write_table(pyarrow.table({"text": [None, *TEXTS, *TEXTS, *TEXTS]}), file, **settings)
-    return file, parquet.ParquetFile(file).metadata.row_group(0).column(0)
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {},
-        {"compression": "zstd"},
-        {"use_dictionary": False, "compression": "none"},
-        {"data_page_version": "2.0"},
-        {"write_page_checksum": True},
-        {"write_statistics": False},
-        {"data_page_size": 1000, "write_batch_size": 10},
-    ],
-)
-def test_page_sizes_are_those_of_the_column_except_for_headers(settings):
-    file, chunk = written(**settings)
-    sizes = list(page_sizes(file, chunk))
-    headers = chunk.total_uncompressed_size - sum(sizes)
-    assert 0 < headers < 1000 * len(sizes)  # including minimum and maximum
-    assert (len(sizes) > 10) == ("data_page_size" in settings)
-
-
-def test_a_damaged_header_is_an_error_at_any_place():
-    file, chunk = written()
-    content = file.getvalue()
-    start = chunk.dictionary_page_offset
-    for place in range(start, start + 20):
-        for value in (0x00, 0x1F, 0xFF):
-            damaged = io.BytesIO(content[:place] + bytes([value]) + content[place + 1 :])
-            try:
-                sizes = list(page_sizes(damaged, chunk))
-            except OSError:
-                continue
-            assert min(sizes) >= 0  # the rest may parse as another header; the reader then detects the damage
-
-
-def test_a_truncated_file_is_an_error():
-    file, chunk = written()
-    with pytest.raises(OSError, match="cut short"):
-        list(page_sizes(io.BytesIO(file.getvalue()[: chunk.data_page_offset]), chunk))

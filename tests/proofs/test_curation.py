@@ -12,7 +12,7 @@ import pytest
 from data_prep.build_shards import BuildOptions, main
 from data_prep.curation.curator import Curator
 from data_prep.curation.rules import SETS
-from data_prep.manifest import LOG_NAME, MANIFEST_NAME, load_manifest
+from data_prep.manifest import MANIFEST_NAME, RECORDS_NAME, load_manifest
 from data_prep.output import CONTAMINATED_NAME
 from data_prep.tokens import SPECIAL_TOKENS
 from foundation.config import ConfigError
@@ -20,7 +20,7 @@ from tests.conftest import REPOSITORY
 from tests.data_prep.conftest import command_of, contents, finished_chunks, random_document
 from tests.data_prep.real_text import lines_of
 
-WRITTEN = (MANIFEST_NAME, LOG_NAME, CONTAMINATED_NAME)
+WRITTEN = (MANIFEST_NAME, f"{RECORDS_NAME}/plan.json", CONTAMINATED_NAME)
 STOP = "That is the end of it, and people have to be with it."
 
 
@@ -47,7 +47,7 @@ def web(tmp_path_factory):
 
 
 def options_of(web, output, **changes):
-    fields = {"seq_length": 64, "held_out": 0.1, "chunk_mb": 0.02, "shard_mb": 0.1, "workers": 1}
+    fields = {"seq_length": 64, "held_out": 0.1, "shard_mb": 0.03, "workers": 1}
     return BuildOptions(input=(web / "text",), output=output, vocab=str(web / "vocab.txt"), **fields | changes)
 
 
@@ -74,7 +74,7 @@ def test_filtered_builds_balance_and_have_the_same_bytes_for_one_and_two_workers
 
 def test_the_filters_are_part_of_a_builds_identity_and_absent_from_others(web, tmp_path):
     built(web, tmp_path / "out")
-    for name in (MANIFEST_NAME, LOG_NAME):
+    for name in (MANIFEST_NAME, f"{RECORDS_NAME}/plan.json"):
         written = (tmp_path / "out" / name).read_bytes()
         assert not [field for field in (b"filter", b"language", b"contamina", b"evaluation") if field in written]
     with pytest.raises(ConfigError, match=r"filter: the build in .* has none, this one \('gopher',\)"):

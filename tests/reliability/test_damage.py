@@ -182,7 +182,7 @@ def other_shards(shards: Path, folder: Path, changed: str) -> Path:
     if changed == "tokenizer":
         vocab = folder / "vocab"
         train_vocab(VocabularyOptions(input=(shards.parent / "raw",), output=vocab, size=310))
-    options = {"seq_length": 32, "held_out": 0.1, "chunk_mb": 0.1, "workers": 1, "seed": 1}
+    options = {"seq_length": 32, "held_out": 0.1, "shard_mb": 0.1, "workers": 1, "seed": 1}
     build_shards(
         BuildOptions(input=(shards.parent / "raw",), output=folder / "shards", vocab=str(vocab), **options)  # type: ignore[arg-type]
     )

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.long
 def shards_of(length: int, shards_folder: Path, folder: Path) -> Path:
     """The text of `shards_folder` as sequences of this length, with the same vocabulary."""
     options = {"input": (shards_folder.parent / "raw",), "vocab": str(shards_folder.parent / "vocab")}
-    sizes = {"seq_length": length, "held_out": 0.1, "chunk_mb": 0.1, "workers": 1}
+    sizes = {"seq_length": length, "held_out": 0.1, "shard_mb": 0.1, "workers": 1}
     build_shards(BuildOptions.from_values(options | sizes | {"output": folder / str(length)}))
     return folder / str(length)
 

@@ -40,7 +40,7 @@ Launch = Callable[..., subprocess.Popen[str]]
 def many(shards_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """About forty shards of about fifty sequences."""
     root = tmp_path_factory.mktemp("many")
-    sizes = {"seq_length": 32, "held_out": 0.1, "chunk_mb": 0.002, "shard_mb": 0.001, "workers": 1}
+    sizes = {"seq_length": 32, "held_out": 0.1, "shard_mb": 0.002, "workers": 1}
     vocab = str(shards_folder / "tokenizer")
     values = {"input": (shards_folder.parent / "raw",), "output": root / "shards", "vocab": vocab, **sizes}
     build_shards(BuildOptions.from_values(values))

@@ -37,7 +37,7 @@ def folders(shards_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> li
 
 
 def like(config: dict[str, object], shards_folder: Path, text: Path, output: Path, **changes: object) -> BuildOptions:
-    shared = {name: config[name] for name in ("seq_length", "mask_copies", "held_out", "chunk_mb", "shard_mb")}
+    shared = {name: config[name] for name in ("seq_length", "mask_copies", "held_out", "shard_mb")}
     vocab = str(shards_folder / "tokenizer")
     return BuildOptions.from_values(
         {**shared, "input": (text,), "output": output, "vocab": vocab, "workers": 1, **changes}

@@ -1,31 +1,43 @@
-"""Claims about the division of files into documents and chunks."""
+"""Claims about reading the documents of ranges, in chunks."""
 
 import bz2
 import gzip
 import json
 import lzma
+import random
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
-from data_prep.chunks import divide, sample_documents
 from data_prep.formats import Reading
+from data_prep.planning import Range, plan_shards
+from data_prep.reading import Reader, sample_documents
 from data_prep.sources import find_sources
 from foundation.config import ConfigError
 
-from .conftest import peak_of_reading, read_chunks
+from .conftest import peak_of_reading, read_shards
+from .packers import bgzf
 
 PACK = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress, "": bytes}
 
 
-def read_all(path, budget=10_000, boundary="blank_line"):
+def read_all(path, budget=10_000, boundary="blank_line", per_shard=1e9, **settings):
+    """The chunks and the documents of all shards."""
     reading = Reading(boundary)
-    chunks = list(read_chunks(find_sources([path]), budget, reading))
-    found = [document for chunk in chunks for piece in chunk.pieces for document in piece.documents(reading)]
-    return chunks, [document.content.decode() for document in found]
+    shards = read_shards(find_sources([path]), per_shard, reading, budget, **settings)
+    chunks = [chunk for _, of_shard in shards for chunk in of_shard]
+    return chunks, [document.content.decode() for chunk in chunks for document in chunk.documents(reading)]
 
 
 def many_documents(count=200, size=300):
     return [f"Document {number}. " + "word " * (size // 5) + f"\nEnd of {number}." for number in range(count)]
+
+
+def words(count, size):
+    """Documents of about `size` bytes that hardly compress."""
+    draw = random.Random(0)
+    return [" ".join(f"{draw.randrange(1 << 20):x}" for _ in range(1 + size // 6)) for _ in range(count)]
 
 
 def wiki(texts):
@@ -33,13 +45,15 @@ def wiki(texts):
 
 
 @pytest.mark.parametrize("packing", PACK)
-@pytest.mark.parametrize("budget", [1000, 17_001, 10**9])
-def test_blank_lines_separate_documents_for_any_chunk_size(tmp_path, packing, budget):
+@pytest.mark.parametrize(
+    ("budget", "per_shard"), [(1000, 1e9), (17_001, 1e9), (10**9, 1e9), (1000, 7000), (10**9, 900)]
+)
+def test_blank_lines_separate_documents_for_any_size_of_chunks_and_shards(tmp_path, packing, budget, per_shard):
     texts = many_documents()
     (tmp_path / f"a.txt{packing}").write_bytes(PACK[packing]("\n\n".join(texts).encode()))
-    chunks, found = read_all(tmp_path, budget)
+    chunks, found = read_all(tmp_path, budget, per_shard=per_shard)
     assert found == texts
-    assert len(chunks) == 1 if budget > 10**6 else len(chunks) > 3
+    assert len(chunks) == 1 if min(budget, per_shard) > 10**6 else len(chunks) > 3
 
 
 @pytest.mark.parametrize("packing", PACK)
@@ -52,8 +66,8 @@ def test_wikiextractor_blocks_are_documents_with_blank_lines_inside(tmp_path, pa
 
 
 def test_a_boundary_across_two_blocks_of_the_reader_is_recognized(tmp_path, monkeypatch):
-    monkeypatch.setattr("data_prep.pieces._BLOCK", 101)
-    monkeypatch.setattr("data_prep.pieces.BEGINNING", 7)
+    monkeypatch.setattr("data_prep.reading._BLOCK", 101)
+    monkeypatch.setattr("data_prep.reading.BEGINNING", 7)
     texts = many_documents(50)
     for name, pack in PACK.items():
         (tmp_path / f"a.txt{name}").write_bytes(pack("\n \t\r\n".join(texts).encode()))
@@ -66,30 +80,44 @@ def test_a_chunk_holds_about_its_budget(tmp_path):
     for number in range(5):
         (tmp_path / f"{number}.txt").write_text("\n\n".join(many_documents(100)))
     chunks, _ = read_all(tmp_path, 10_000)
-    sizes = [sum(piece.size for piece in chunk.pieces) for chunk in chunks]
-    assert max(sizes) < 10_000 + 1_000
-    assert sum(sizes) == sum(path.stat().st_size for path in tmp_path.iterdir())
-    assert [chunk.number for chunk in chunks] == list(range(len(chunks)))
-    assert len({chunk.key for chunk in chunks}) == len(chunks)
-
-
-def test_small_files_share_a_chunk_but_not_a_document(tmp_path):
-    for number in range(30):
-        (tmp_path / f"{number:02d}.txt").write_text(f"Text {number}")
-    chunks, found = read_all(tmp_path)
-    assert len(chunks) == 1
-    assert found == [f"Text {number}" for number in range(30)]
+    assert max(chunk.size for chunk in chunks) < 10_000 + 1_000
+    assert sum(chunk.size for chunk in chunks) == sum(path.stat().st_size for path in tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("packing", PACK)
-@pytest.mark.parametrize("budget", [1000, 50_000, 10**9])
-def test_the_units_cover_every_byte_on_disk_once(tmp_path, packing, budget):
-    for name in "abc":
-        content = "\n\n".join(f"{name} {text}" for text in many_documents(300)).encode()
-        (tmp_path / f"{name}.txt{packing}").write_bytes(PACK[packing](content))
-    units = list(divide(find_sources([tmp_path]), budget, Reading()))
-    assert [unit.number for unit in units] == list(range(len(units)))
-    assert sum(unit.size for unit in units) == sum(path.stat().st_size for path in tmp_path.iterdir())
+@pytest.mark.parametrize("size", [30, 300, 12_000])
+@pytest.mark.parametrize("per_shard", [400, 1001, 7000])
+def test_each_document_of_a_file_is_in_one_shard(tmp_path, packing, size, per_shard):
+    """The longest documents run on through several ranges."""
+    texts = words(60_000 // size, size)
+    (tmp_path / f"a.txt{packing}").write_bytes(PACK[packing]("\n\n".join(texts).encode()))
+    assert read_all(tmp_path, per_shard=per_shard)[1] == texts
+
+
+@pytest.mark.parametrize("shift", range(12))
+def test_documents_that_end_where_ranges_end_are_read_once(tmp_path, shift):
+    texts = [f"{number:07d}." for number in range(1000)]
+    for blank in ("\n\n", "\n \n", "\n \n \n\n"):
+        (tmp_path / "a.txt").write_text("x" * shift + blank + blank.join(texts))
+        assert read_all(tmp_path, budget=70, per_shard=100)[1][-1000:] == texts
+
+
+@pytest.mark.parametrize("packing", PACK)
+def test_records_are_read_once(tmp_path, packing):
+    texts = many_documents(500)
+    lines = "\n".join(json.dumps({"text": text}) for text in texts)
+    (tmp_path / f"a.jsonl{packing}").write_bytes(PACK[packing](b"\xef\xbb\xbf" + lines.encode()))
+    assert read_all(tmp_path, per_shard=900)[1] == texts
+
+
+def test_both_sides_of_a_range_cut_a_document_without_an_end_in_the_same_place(tmp_path, monkeypatch):
+    monkeypatch.setattr("data_prep.reading._BLOCK", 900)
+    numbers = [f"{number}" for number in range(20_000)]
+    (tmp_path / "a.txt").write_text(" ".join(numbers))
+    chunks, _ = read_all(tmp_path, 1000, "file", per_shard=1500, longest=4000)
+    assert len(chunks) > 10
+    assert b"".join(chunk.content for chunk in chunks).decode().split() == numbers
+    assert [chunk.cut for chunk in chunks] == [True] * (len(chunks) - 1) + [False]
 
 
 def test_a_file_can_be_one_document(tmp_path):
@@ -110,20 +138,6 @@ def test_an_empty_wikiextractor_document_is_reported(tmp_path):
 def test_compression_is_recognized_by_content(tmp_path):
     (tmp_path / "a.txt").write_bytes(gzip.compress(b"One.\n\nTwo."))
     assert read_all(tmp_path)[1] == ["One.", "Two."]
-
-
-def test_keys_do_not_depend_on_the_location_of_the_input(tmp_path):
-    keys = []
-    for place in ("here", "there/deeper"):
-        folder = tmp_path / place / "corpus"
-        (folder / "sub").mkdir(parents=True)
-        (folder / "sub" / "a.txt").write_text("\n\n".join(many_documents(20)))
-        (folder / "b.txt").write_text("b")
-        for given in (folder, folder / "sub" / "*.txt"):
-            keys.append([chunk.key for chunk in read_chunks(find_sources([given]), 1000, Reading())])
-    assert keys[0] == keys[2]
-    assert keys[1] == keys[3]
-    assert keys[0][0] == "0/b.txt@0"
 
 
 def test_a_sample_is_spread_over_the_whole_corpus(tmp_path):
@@ -174,8 +188,8 @@ def test_doubly_compressed_files_are_refused_by_name(tmp_path, inner):
 def test_a_record_too_large_is_refused_by_name_at_any_place_and_chunk_size(
     tmp_path, monkeypatch, packing, budget, place
 ):
-    monkeypatch.setattr("data_prep.pieces.LONGEST_RECORD", 1000)
-    monkeypatch.setattr("data_prep.pieces._BLOCK", 100)
+    monkeypatch.setattr("data_prep.reading.LONGEST_RECORD", 1000)
+    monkeypatch.setattr("data_prep.reading._BLOCK", 100)
     lines = [json.dumps({"text": "Ka lo mi. " * 50})] * 9
     path = tmp_path / f"a.jsonl{packing}"
     path.write_bytes(PACK[packing]("\n".join(lines).encode()))
@@ -203,19 +217,39 @@ def test_the_largest_record_takes_less_than_a_gigabyte_and_a_larger_one_is_not_r
     assert peak_of_reading(tmp_path / "a.jsonl") == (end, pytest.approx(0, abs=1000 if end == "read" else 200))
 
 
-def test_a_file_that_shrinks_before_it_is_read_is_an_error(tmp_path):
-    path = tmp_path / "a.txt"
-    path.write_text("\n\n".join(many_documents(50)))
-    [chunk] = read_chunks(find_sources([path]), 10**9, Reading())
-    path.write_text("gone")
-    with pytest.raises(ConfigError, match=r"a\.txt changed"):
-        list(chunk.pieces[0].documents(Reading()))
+@pytest.mark.parametrize("kind", [bgzf, gzip.compress])
+def test_zeros_in_place_of_a_stream_are_an_error_that_names_the_file(tmp_path, kind):
+    packed = kind("\n\n".join(words(100, 300)).encode())
+    (tmp_path / "a.txt.gz").write_bytes(packed + bytes(100) + packed)
+    with pytest.raises(ConfigError, match=r"a\.txt\.gz cannot be read to the end"):
+        read_all(tmp_path)
+
+
+@pytest.mark.parametrize("follower", [b"", b"\x50\x2a\x4d\x18\x04\x00\x00\x00size"])
+def test_frames_of_zstandard_that_no_header_announces_are_read(tmp_path, follower):
+    texts = words(400, 300)
+    parts = [("\n\n".join(texts[start : start + 100]) + "\n\n").encode() for start in range(0, 400, 100)]
+    header = b"\x50\x2a\x4d\x18\x04\x00\x00\x00\x07\x00\x00\x00"
+    frames = [pyarrow.compress(part, "zstd", asbytes=True) for part in parts]
+    (tmp_path / "a.txt.zst").write_bytes(header + follower.join(frames))
+    assert read_all(tmp_path, 3000)[1] == texts
+    (tmp_path / "a.txt.zst").write_bytes(header + follower.join(frames)[:-9])
+    with pytest.raises(ConfigError, match=r"a\.txt\.zst cannot be read to the end"):
+        read_all(tmp_path, 3000)
+
+
+def test_the_row_groups_of_a_table_are_read_once(tmp_path):
+    texts = many_documents(300)
+    parquet.write_table(pyarrow.table({"text": texts}), tmp_path / "a.parquet", row_group_size=20)
+    assert len(plan_shards(find_sources([tmp_path]), 20_000)) > 3
+    assert read_all(tmp_path, 2000, per_shard=20_000)[1] == texts
 
 
 def test_the_real_wikipedia_reads_as_documents(shared_data):
     source = find_sources([shared_data / "wiki" / "enwiki-AA-0.xz"])
-    chunk = next(iter(read_chunks(source, 2_000_000, Reading())))
-    texts = [document.content for document in chunk.pieces[0].documents(Reading())]
+    with Reader(Reading(), budget=2_000_000) as reader:
+        chunk = next(reader.chunks(Range(source[0])))
+    texts = [document.content for document in chunk.documents(Reading())]
     assert texts[0].startswith(b"Anarchism\n\nAnarchism is a political philosophy")
     assert not any(b"<doc " in text or b"</doc" in text for text in texts)
     assert len(texts) > 50

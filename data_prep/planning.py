@@ -1,0 +1,127 @@
+"""Plans the shards: which documents each one holds, from names, sizes and the beginnings of files alone.
+
+A shard holds several whole files, or the documents that begin in a range of one large file. Neither the number of
+workers nor what became of earlier builds changes the plan. A worker receives names and ranges, never text.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from math import ceil
+from typing import NamedTuple
+
+from data_prep.rows import group_sizes, hub_parts, is_table
+from data_prep.seeking import can_seek
+from data_prep.sources import Source
+from data_prep.unpacking import SUFFIXES, text_per_byte
+
+_FEWEST = 8  # shards of a build, unless they would be smaller than this
+_SMALLEST, _MIDDLE, _LARGEST = 6e6, 64e6, 1e9  # bytes of text in a shard; up to the middle size there are `_FEWEST`
+_MANY = 128  # shards of a build, unless they would be smaller than the middle size or larger than the largest
+_PACKED = 3  # bytes of text per byte of a small compressed file or table, which is not opened for the plan
+
+
+class Range(NamedTuple):
+    """The documents that begin in a part of a source, by bytes of text, row groups, or parts of a hub dataset."""
+
+    source: Source
+    start: int = 0
+    end: int | None = None
+    """None: that of the source."""
+
+    @property
+    def key(self) -> str:
+        """Identifies the range wherever the input is stored."""
+        return f"{self.source.key}@{self.start}"
+
+
+class Shard(NamedTuple):
+    """What one shard is made from. With its key, the build's seed determines its random streams."""
+
+    number: int
+    ranges: tuple[Range, ...]
+    size: int
+    """Bytes on disk, about."""
+
+    @property
+    def name(self) -> str:
+        """The prefix of its files."""
+        return f"shard-{self.number:05d}"
+
+
+Task = tuple[Shard, ...]
+"""Shards that one worker writes one after another: those of a file that can only be read from its beginning."""
+
+
+def plan_shards(sources: Sequence[Source], text_per_shard: float) -> list[Task]:
+    """Returns all shards, of about `text_per_shard` bytes, or of a size that suits the input if this is 0.
+
+    Raises:
+        ConfigError: a file is unreadable, or not in the format that it appears to have.
+    """
+    budget = text_per_shard or _suitable_size(sum(map(_text_size, sources)))
+    tasks: list[Task] = []
+    held: list[Range] = []
+    number = size = 0
+    for source in filter(lambda source: source.size or source.on_hub, sources):
+        ranges, is_sought = [Range(source)], True
+        if source.on_hub or _text_size(source) > budget:
+            ranges, is_sought = _cut(source, budget)
+        is_large = source.on_hub or len(ranges) > 1
+        if held and (is_large or size + _text_size(source) > budget):
+            tasks.append((Shard(number, tuple(held), sum(part.source.size for part in held)),))
+            number, size, held = number + 1, 0, []
+        if is_large:
+            shards = [Shard(number + n, (part,), source.size // len(ranges)) for n, part in enumerate(ranges)]
+            tasks += [(shard,) for shard in shards] if is_sought else [tuple(shards)]
+            number += len(shards)
+        else:
+            held += ranges
+            size += _text_size(source)
+    if held:
+        tasks.append((Shard(number, tuple(held), sum(part.source.size for part in held)),))
+    return tasks
+
+
+def _suitable_size(text: float) -> float:
+    few = min(max(text / _FEWEST, _SMALLEST), _MIDDLE)
+    return min(max(few, text / _MANY), _LARGEST)
+
+
+def _text_size(source: Source) -> int:
+    """Returns a source's size unpacked, estimated from its name."""
+    return source.size * (_PACKED if source.path.suffix in {*SUFFIXES, ".parquet"} else 1)
+
+
+def measured_size(source: Source) -> tuple[int, bool]:
+    """Returns a file's bytes of text, measured at its beginning if it is compressed, and whether it is."""
+    if is_table(source.path):
+        return sum(group_sizes(source.path)), True
+    share = text_per_byte(source.path)
+    return round(source.size * (share or 1)), share is not None
+
+
+def _cut(source: Source, budget: float) -> tuple[list[Range], bool]:
+    """Returns the ranges of a large file or a hub dataset, and whether each can be read without those before it."""
+    if source.on_hub:
+        return [Range(source, part, part + 1) for part in range(hub_parts(source.path))], True
+    if is_table(source.path):
+        groups = group_sizes(source.path)
+        return [Range(source, *bounds) for bounds in pairwise(_groups_at_once(groups, budget))], True
+    text, is_packed = measured_size(source)
+    count = max(1, ceil(text / budget))
+    starts = [text * number // count for number in range(count)]
+    ends: list[int | None] = [*starts[1:], None]
+    ranges = [Range(source, start, end) for start, end in zip(starts, ends, strict=True)]
+    return ranges, not is_packed or can_seek(source)
+
+
+def _groups_at_once(sizes: Sequence[int], budget: float) -> Iterator[int]:
+    """Yields the first row group of each range, and the end of the last."""
+    yield 0
+    held = 0
+    for group, size in enumerate(sizes):
+        if held and held + size > budget:
+            yield group
+            held = 0
+        held += size
+    yield len(sizes)

@@ -1,0 +1,277 @@
+"""Reads the documents of ranges in chunks, which end at the end of a document and bound the memory of a worker.
+
+A document belongs to the range in which it begins. The end of a document that is the first to begin at or after a place
+divides the text there: one worker reads up to it, another from it on. Both look for it in the same way.
+"""
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from itertools import chain, pairwise
+from math import inf
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+from data_prep.cleaning import clean
+from data_prep.formats import (
+    BEGINNING,
+    END_OF_DOCUMENT,
+    LONGEST_DOCUMENT,
+    LONGEST_RECORD,
+    RECORD_FORMATS,
+    Document,
+    Format,
+    Reading,
+    cut_point,
+    format_of,
+    parse,
+    split_long,
+)
+from data_prep.planning import Range, Shard
+from data_prep.rows import is_table, read_rows
+from data_prep.seeking import has_index, open_sought
+from data_prep.sources import Source
+from data_prep.unpacking import DAMAGED, opened, unpacked
+from foundation.config import ConfigError
+
+CHUNK = 16_000_000  # bytes of text
+_BLOCK = 1 << 20  # bytes of text read at a time
+_OVERLAP = 80  # bytes searched again with the next block; a document's end may span both
+_SAMPLED_FILES = 256  # each further file costs a seek and adds little
+
+
+class Chunk(NamedTuple):
+    """Consecutive documents of one source, with their text: that of a file, or of each row of a table."""
+
+    source: Source
+    format: Format
+    place: int
+    """Of its text in the source's, in bytes; for a table, in that of the range."""
+    content: bytes | tuple[bytes | None, ...]
+    cut: bool = False
+    """True if the last document was too long, and goes on in the next chunk."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of text."""
+        return len(self.content) if isinstance(self.content, bytes) else sum(len(row or b"") for row in self.content)
+
+    def documents(self, reading: Reading) -> Iterator[Document]:
+        """Yields the documents in order.
+
+        Raises:
+            ConfigError: a record is too large.
+        """
+        if isinstance(self.content, tuple):
+            place = self.place
+            for row in self.content:
+                yield from split_long(Document((row or b"").strip(), place, None if row is not None else "no_text"))
+                place += len(row or b"")
+            return
+        if self.format in RECORD_FORMATS and len(self.content) > LONGEST_RECORD:
+            ends = [0, *(end.end() for end in END_OF_DOCUMENT[self.format].finditer(self.content)), len(self.content)]
+            if max(end - start for start, end in pairwise(ends)) > LONGEST_RECORD:
+                raise ConfigError(
+                    f"input: {self.source.path} has a record of over {LONGEST_RECORD >> 20} MiB, too large for a "
+                    f"worker's memory; check that it is really {self.format}, and split or remove the record"
+                )
+        yield from parse(self.format, self.content, self.place, reading)
+
+    def add_to(self, digest: "hashlib.blake2b") -> None:
+        """Adds every byte of the text, and its source, place and format, to a digest."""
+        digest.update(f"{self.format} {self.source.key} {self.place} {self.size} {self.cut}\n".encode())
+        for row in self.content if isinstance(self.content, tuple) else (self.content,):
+            digest.update(b"\0" if row is None else b"\1" + len(row).to_bytes(8, "little"))
+            digest.update(row or b"")
+
+
+class _Text:
+    """The text of one file from some place on, read as far as it is needed."""
+
+    def __init__(
+        self, source: Source, stream: Any, beginning: bytes, place: int, held: bytes, reading: Reading, longest: int
+    ) -> None:
+        self.source, self._stream = source, stream
+        self.format = format_of(source.path, beginning, reading.boundary)
+        self._end = END_OF_DOCUMENT[self.format]
+        self._longest = LONGEST_RECORD + 1 if self.format in RECORD_FORMATS else longest
+        self._held, self._place = bytearray(held), place
+        self.is_over = False
+
+    def drop(self, place: int) -> None:
+        """Drops the text before a place, which may not be read yet."""
+        while self._place < place:
+            gone = min(place - self._place, len(self._held))
+            del self._held[:gone]
+            self._place += gone
+            if self._place < place and not self._read():
+                return
+
+    def take(self, start: int, end: int) -> bytes:
+        """Returns the text between two places, both of which are read."""
+        return bytes(self._held[start - self._place : end - self._place])
+
+    @property
+    def end(self) -> int:
+        """The place up to which it is read."""
+        return self._place + len(self._held)
+
+    def end_after(self, place: float) -> tuple[int, bool]:
+        """Returns the end of the first document end that begins at `place` or later; whether the cut there is forced.
+
+        It is forced if the document runs on for too long. The end of the file ends the last document.
+        """
+        searched = 0
+        while True:
+            at = place - self._place
+            limit = at + self._longest
+            first = max(at, searched - _OVERLAP)
+            found = None
+            if first < len(self._held):
+                found = self._end.search(self._held, int(first), int(min(limit, len(self._held))))
+            is_enough = self.is_over or len(self._held) >= limit
+            if found and (found.end() < len(self._held) or is_enough):  # else more text may belong to the end
+                return self._place + found.end(), False
+            if self.is_over and len(self._held) < limit:
+                return self.end, False
+            if is_enough and self.format in RECORD_FORMATS:
+                return self._place + int(limit), False  # refused when its documents are read
+            if is_enough:
+                return int(place) + cut_point(bytes(self._held[int(at) : int(limit)])), True
+            searched = len(self._held)
+            self._read()
+
+    def _read(self) -> bool:
+        block = self._stream.read(_BLOCK)
+        self._held += block
+        self.is_over = not block
+        return bool(block)
+
+
+class Reader:
+    """Reads ranges, one after another; goes on in a file that cannot be sought where the range before ended.
+
+    Args:
+        indices: the folder of the indices of large compressed files; None to read them from their beginnings.
+        longest: bytes for which a document may run on before it is cut.
+    """
+
+    def __init__(
+        self, reading: Reading, indices: Path | None = None, budget: int = CHUNK, longest: int = LONGEST_DOCUMENT
+    ) -> None:
+        self._reading, self._indices, self._budget, self._longest = reading, indices, budget, longest
+        self._text: _Text | None = None
+        self._open = ExitStack()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._open.close()
+
+    def chunks(self, part: Range) -> Iterator[Chunk]:
+        """Yields the documents of a range in chunks of about `budget` bytes.
+
+        Raises:
+            ConfigError: the file is unreadable or damaged, or not in the format that it appears to have.
+        """
+        source = part.source
+        if source.on_hub:
+            yield from self._rows(part)
+            return
+        try:
+            if self._text is None or self._text.source != source or part.start == 0:
+                self._open.close()
+                self._text = None
+                if is_table(source.path):
+                    yield from self._rows(part)
+                    return
+                raw = self._open.enter_context(opened(source.path))
+                self._text = self._opened(source, raw, part.start)
+            yield from self._cut(self._text, part)
+        except DAMAGED as error:
+            raise ConfigError(f"input: {source.path} cannot be read to the end ({error}); replace the file") from None
+
+    def shard(self, shard: Shard) -> Iterator[Chunk]:
+        """Yields the documents of all ranges of a shard."""
+        return chain.from_iterable(map(self.chunks, shard.ranges))
+
+    def _opened(self, source: Source, raw: Any, start: int) -> _Text:
+        packed = unpacked(raw)
+        beginning = (packed or raw).read(BEGINNING)
+        if packed and not (start and self._indices and has_index(source, self._indices)):
+            return _Text(source, packed, beginning, 0, beginning, self._reading, self._longest)
+        stream = self._open.enter_context(open_sought(source, self._indices)) if packed and self._indices else raw
+        stream.seek(start)
+        return _Text(source, stream, beginning, start, b"", self._reading, self._longest)
+
+    def _cut(self, text: _Text, part: Range) -> Iterator[Chunk]:
+        """Yields the chunks of the documents that begin between the first document ends after two places."""
+        last = inf if part.end is None else part.end
+        text.drop(part.start)
+        start = text.end_after(part.start)[0] if part.start else 0
+        is_done = False
+        while not is_done:
+            end, cut = text.end_after(min(start + self._budget, last))
+            if end >= last > start + self._budget:
+                end, cut = text.end_after(last)
+            is_done = end >= last or (text.is_over and end == text.end)
+            if start < end:
+                yield Chunk(text.source, text.format, start, text.take(start, end), cut)
+            if not is_done:
+                text.drop(end)
+            start = end
+
+    def _rows(self, part: Range) -> Iterator[Chunk]:
+        place = size = 0
+        held: list[bytes | None] = []
+        for text in read_rows(part.source, part.start, part.end, self._reading.text_column):
+            held.append(text)
+            size += len(text or b"")
+            if size >= self._budget:
+                yield Chunk(part.source, Format.ROWS, place, tuple(held))
+                place, size, held = place + size, 0, []
+        if held:
+            yield Chunk(part.source, Format.ROWS, place, tuple(held))
+
+
+def new_digest() -> "hashlib.blake2b":
+    """Returns a digest to which no text has been added."""
+    return hashlib.blake2b(digest_size=16)
+
+
+def hashed(chunks: Iterable[Chunk], digest: "hashlib.blake2b") -> Iterator[Chunk]:
+    """Yields the chunks, adding each to the digest."""
+    for chunk in chunks:
+        chunk.add_to(digest)
+        yield chunk
+
+
+def sample_chunks(sources: Sequence[Source], size: int, reading: Reading) -> Iterator[Chunk]:
+    """Yields about `size` bytes of text, from the beginnings of files spread evenly over the corpus.
+
+    Each sampled file gives at least one record. After long records, such as whole novels, files are skipped to keep
+    the sample near its size.
+
+    Raises:
+        ConfigError: as `Reader.chunks`.
+    """
+    files = sources[:: max(1, len(sources) // _SAMPLED_FILES)]
+    budget = max(1, size // len(files))
+    taken = 0
+    for number, source in enumerate(files):
+        if taken > 2 * budget * number:
+            continue
+        with Reader(reading, budget=budget, longest=budget) as reader:
+            chunk = next(reader.chunks(Range(source, 0, 1 if source.on_hub else None)), None)
+        if chunk is not None:
+            taken += chunk.size
+            yield chunk
+
+
+def sample_documents(sources: Sequence[Source], size: int, reading: Reading) -> Iterator[str]:
+    """Yields the cleaned text of each document in the sample that `sample_chunks` draws."""
+    for chunk in sample_chunks(sources, size, reading):
+        for document in chunk.documents(reading):
+            if document.reason is None:
+                yield clean(document.content, wikitext=document.wikitext).text
