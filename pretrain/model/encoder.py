@@ -10,7 +10,7 @@ V vocabulary.
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -128,27 +128,19 @@ class DisentangledEmbeddings(Embeddings):
 class TiedEmbedding(nn.Embedding):
     """An embedding that is also the output matrix of the vocabulary heads.
 
-    Both uses go through this module's forward: under ZeRO-3 a weight exists only while its own module runs.
+    Every use of the matrix goes through this module's forward: under ZeRO-3 a weight exists only while its own module
+    runs.
     """
 
     def forward(
-        self,
-        input: Tensor,
-        as_output_matrix: bool = False,
-        frozen: bool = False,
-        bias_V: Tensor | None = None,
+        self, input: Tensor, use: Callable[[Tensor, Tensor], Tensor] | None = None, frozen: bool = False
     ) -> Tensor:
-        """Ids [...] -> [..., E]; with `as_output_matrix`, hidden [..., E] -> scores [..., V] with `bias`.
+        """Returns `use(input, matrix)`, by default the rows of the ids [...], [..., E].
 
-        With `frozen`, no gradient reaches the matrix.
+        With `frozen`, no gradient reaches the matrix [V, E].
         """
-        weight = self.weight.detach() if frozen else self.weight
-        if not as_output_matrix:
-            return ops.look_up(input, weight)
-        if weight.dtype != torch.float16 or bias_V is not None:
-            return ops.linear(input, weight, bias_V)
-        padded = nn.functional.pad(weight, (0, 0, 0, -len(weight) % 8))  # a V100's tensor cores take multiples of 8
-        return ops.linear(input, padded)[..., : len(weight)]
+        weight_VE = self.weight.detach() if frozen else self.weight
+        return (use or ops.look_up)(input, weight_VE)
 
 
 class ElectraEncoder(nn.Module):

@@ -3,6 +3,7 @@
 Shape letters: X any leading dimensions, H hidden size, E embedding size, V vocabulary.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -48,12 +49,22 @@ class VocabularyScores(nn.Module):
         bias_V = None if self.bias is None else full_precision(self.bias)
         if ids_X is None:
             whole = bias_V is None or bias_V.dtype == projected_XE.dtype
-            scores_XV = embeddings(projected_XE, as_output_matrix=True, frozen=frozen, bias_V=bias_V if whole else None)
-            scores_XV = full_precision(scores_XV)
+            use = partial(all_scores, bias_V=bias_V if whole else None)
+            scores_XV = full_precision(embeddings(projected_XE, use, frozen))
             return scores_XV if bias_V is None or whole else scores_XV.add_(bias_V)  # to what the product rounded
         embedded_XE = full_precision(embeddings(ids_X, frozen=frozen))
         scores_X = (embedded_XE * full_precision(projected_XE)).sum(-1)
         return scores_X if bias_V is None else scores_X + bias_V[ids_X]
+
+
+def all_scores(projected_XE: Tensor, table_VE: Tensor, bias_V: Tensor | None) -> Tensor:
+    """Returns e(x)·h + b of every token, [X, V]; in fp16 by a product with a multiple of 8 rows, which a V100's tensor
+    cores need.
+    """
+    if table_VE.dtype != torch.float16 or bias_V is not None:
+        return ops.linear(projected_XE, table_VE, bias_V)
+    padded = nn.functional.pad(table_VE, (0, 0, 0, -len(table_VE) % 8))
+    return ops.linear(projected_XE, padded)[..., : len(table_VE)]
 
 
 class Scores(NamedTuple):
