@@ -9,10 +9,11 @@ import pytest
 
 from foundation.config import ConfigError
 from foundation.files import ROOT
+from pretrain.method.registry import BUILT_IN
 from pretrain.training.options import RunOptions
 from pretrain.training.plan import list_settings, make_plan
 from pretrain.training.run_folder import write_run
-from tests.pretrain.conftest import OBJECTIVES
+from tests.pretrain.conftest import SAMPLERS
 
 
 def options(shards: Path, output: Path, **changes: object) -> RunOptions:
@@ -60,6 +61,11 @@ def test_a_plan_reads_no_file_twice(shards_folder: Path, tmp_path: Path, monkeyp
     make_plan(options(shards_folder, tmp_path))
     assert read.count("run.json") == 1
     assert sum(name.startswith("zero") for name in read) == 1
+
+
+def test_an_unknown_objective_is_refused_with_the_known_ones(shards_folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^objective: got 'other', expected one of hp_loss, hp_dist, electra, mlm"):
+        make_plan(options(shards_folder, tmp_path, objective="other"))
 
 
 def test_the_batch_is_divided_among_the_launchers_processes(
@@ -155,7 +161,7 @@ def test_every_key_of_set_is_listed_with_its_meaning_and_its_value_under_the_oth
     assert shown["log_every"] == ("50", "Steps between log lines.")
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("objective", (*BUILT_IN, *SAMPLERS))
 def test_every_listed_key_is_accepted_by_set(objective: str) -> None:
     own = [f"{key}={value}" for key, (value, _) in listed(objective=objective).items() if value != "null"]
     given = {"objective": objective}
