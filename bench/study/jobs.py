@@ -12,7 +12,9 @@ from queue import SimpleQueue
 from threading import Lock
 from typing import NamedTuple
 
-from foundation.config import StrictRecord, read_object
+from pydantic import ValidationError
+
+from foundation.config import ConfigError, StrictRecord
 from foundation.files import ROOT, write_atomically
 from foundation.machine import cores
 
@@ -56,8 +58,13 @@ class Jobs:
         path = self.logs / f"{job.name}.json"
         if not path.is_file():
             return None
-        values = read_object(path, "output", "remove it, and the command runs again")
-        record = JobRecord.from_values(values, f"output: {path}")
+        try:
+            record = JobRecord.model_validate_json(path.read_bytes())
+        except ValidationError as error:
+            raise ConfigError(
+                f"output: {path} is damaged ({error.errors()[0]['msg']}), expected the record of {job.name}; remove it"
+                " and rerun, which runs that command again"
+            ) from None
         return record if record.command == job.command else None
 
     def run(self, job: Job) -> bool:
