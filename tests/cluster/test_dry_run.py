@@ -15,7 +15,7 @@ HOSTFILES = {
     "duplicate": (
         "node1 slots=1\nnode1 slots=1\n",
         "zero1_fp32",
-        "line 2: got 'node1 slots=1', expected one line for each host",
+        "line 2: got 'node1 slots=1', expected one line for each",
     ),
     "typo": ("node1 slot=1\n", "zero1_fp32", "line 1: got 'node1 slot=1'"),
     "missing file": (None, "zero1_fp32", "No such file or directory"),
