@@ -12,7 +12,11 @@ HOSTFILES = {
     "fp16 without GPUs": ("node1 slots=1\n", "zero1_fp16", "fp16.enabled: true without a GPU"),
     "unknown host": ("node1 slots=1\nnode3 slots=1\n", "zero1_fp32", "node3 cannot be reached: ssh: Could not resolve"),
     "wrong slots": ("node1 slots=512\n", "zero1_fp32", "node1 has slots=512, but only"),
-    "duplicate": ("node1 slots=1\nnode1 slots=1\n", "zero1_fp32", "node1 is listed 2 times"),
+    "duplicate": (
+        "node1 slots=1\nnode1 slots=1\n",
+        "zero1_fp32",
+        "line 2: got 'node1 slots=1', expected one line for each",
+    ),
     "typo": ("node1 slot=1\n", "zero1_fp32", "line 1: got 'node1 slot=1'"),
     "missing file": (None, "zero1_fp32", "No such file or directory"),
 }

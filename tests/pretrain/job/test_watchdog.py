@@ -79,10 +79,11 @@ def raises(folder: Path) -> None:
     wait_for_start(processes)
     said = ended(processes[0], within=6 * HANG_TIMEOUT)
     assert processes[0].returncode == 1
-    assert "not heard from for 5 s: rank 1 on " in said and "(after step " in said
+    # Which of the two times, equal here, is over first is open; in a run a minute of silence comes before a hang.
+    assert ("not heard from for 5 s: rank 1 on " in said or "elsewhere: rank 1 on " in said) and "(after step " in said
     assert "Traceback" in ended(processes[1], within=6 * HANG_TIMEOUT)
     waited, failed = read_records(folder)
-    assert (waited.reason, failed.reason) == ("lost", "error") and first_cause([waited, failed]) == failed
+    assert waited.reason in ("lost", "hang") and failed.reason == "error" and first_cause([waited, failed]) == failed
     assert failed.sentence == f"failed after step {BAD_STEP}: OSError: no space left on device"
 
 
