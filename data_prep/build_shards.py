@@ -255,7 +255,9 @@ def _estimate(
     written = sum(entry.size for entry in (record.train, record.held_out) if entry)
     speed = f"{sample / seconds / 1e6:.1f} MB/s each"
     on_disk = sum(source.size for source in sources)
-    shards = sum(map(len, plan_shards([source for source in sources if not source.on_hub], 1e6 * options.shard_mb)))
+    streamed = [str(source.path) for source in sources if source.on_hub]
+    tasks = plan_shards([source for source in sources if not source.on_hub], 1e6 * options.shard_mb)
+    workers = workers if streamed else min(workers, len(tasks))
     local = [chunk for chunk in chunks if not chunk.source.on_hub]
     sample_on_disk = sum(chunk.size * chunk.source.size / measured_size(chunk.source)[0] for chunk in local)
     lines = []
@@ -264,11 +266,11 @@ def _estimate(
         lines = [
             f"{counted(sum(not source.on_hub for source in sources), 'file')}, {on_disk / 1e6:,.1f} MB on disk, about "
             f"{text / 1e6:,.1f} MB of text",
-            f"about {counted(shards, 'shard')}",
+            f"about {counted(sum(map(len, tasks)), 'shard')}",
             f"about {duration(max(1, text * seconds / sample / workers))} with {counted(workers, 'worker')} at {speed}",
             f"about {text * written / sample / 1e6:,.1f} MB of shards",
         ]
-    if streamed := [str(source.path) for source in sources if source.on_hub]:
+    if streamed:
         lines.append(
             f"{', '.join(streamed)}: the size is unknown until it is streamed; 1,000 MB of text take about "
             f"{duration(1e9 * seconds / sample / workers)} with {counted(workers, 'worker')} at {speed}, if the "

@@ -10,7 +10,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
-from data_prep.duplicates import copies_of, find_duplicates, hash_shard, hashed_text, keys_path
+from data_prep.duplicates import copies_of, find_duplicates, hash_shard, keys_path
 from data_prep.inspection import file_problems
 from data_prep.manifest import WORK_NAME, BuildConfig
 from data_prep.pipeline import build_shard, copies_digest
@@ -48,29 +48,29 @@ def make_shards(output: Path, config: BuildConfig, tasks: Sequence[Task], pool: 
     copies = _find_copies(output, config, tasks, pool) if config.dedup != "none" else None
     made = 0
     with Progress(size, "shards") as progress:
-        work = ((task, _copies_for(task, copies)) for task in tasks)
-        for (task, _), new in pool.run(_make, work, config, output, strict):
+        run_starts, documents = copies or ([], {})
+        work = ((task, [documents.get(shard.number, (0, 0)) for shard in task]) for task in tasks)
+        for (task, _), new in pool.run(_make, work, run_starts, config, output, strict):
             made += new
             progress.advance(sum(shard.size for shard in task), not new)
     return made
 
 
-def _copies_for(task: Task, copies: Copies | None) -> Copies | None:
-    if copies is None:
-        return None
-    return Copies(copies.run_starts, {shard.number: copies.documents[shard.number] for shard in task})
+def _make(
+    work: tuple[Task, list[tuple[int, int]]], run_starts: list[int], config: BuildConfig, output: Path, strict: bool
+) -> int:
+    """Builds the shards of a task that are missing or damaged, on a worker; returns their number.
 
-
-def _make(work: tuple[Task, Copies | None], config: BuildConfig, output: Path, strict: bool) -> int:
-    """Builds the shards of a task that are missing or damaged, on a worker; returns their number."""
-    task, found = work
+    With each shard comes the number of its first document in the corpus, and how many it has.
+    """
+    task, documents = work
     made = 0
     folder = output / WORK_NAME
     with Reader(config.reading, folder) as reader:
-        for shard in task:
+        for shard, place in zip(task, documents, strict=True):
             copies: Mapping[int, str] = {}
-            if found is not None:
-                copies = copies_of(folder, found.run_starts, *found.documents[shard.number])
+            if config.dedup != "none":
+                copies = copies_of(folder, run_starts, *place)
             record = load_record(output, shard.name, ShardRecord)
             if record is not None and _is_sound(record, output):
                 digest = new_digest()
@@ -83,8 +83,9 @@ def _make(work: tuple[Task, Copies | None], config: BuildConfig, output: Path, s
                 continue
             key = shard.ranges[0].key
             new = build_shard(shard.name, key, reader.shard(shard), copies, config, output, strict)
-            if found is not None and hashed_text(path := keys_path(folder, shard.number)) != new.text:
-                path.unlink()
+            keys = keys_path(folder, shard.number)
+            if config.dedup != "none" and not keys.read_bytes().endswith(new.text.encode()):
+                keys.unlink()
                 raise ConfigError(
                     f"input: the text of {_names(shard)} changed during the build, which reads it twice to find "
                     "copies; leave it unchanged and run the same command again"

@@ -62,11 +62,6 @@ def _keys(chunks: Iterator[Chunk], reading: Reading, dedup: Dedup) -> Iterator[b
         yield document.digest if document.content and document.reason is None else _UNUSED
 
 
-def hashed_text(path: Path) -> str:
-    """Returns the digest of a shard's text when it was hashed."""
-    return path.read_bytes()[-_DIGEST:].decode(errors="replace")
-
-
 def keys_path(folder: Path, shard: int) -> Path:
     """The file of the keys of a shard's documents."""
     return folder / f"hashes-{shard:05d}.bin"

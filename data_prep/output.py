@@ -125,8 +125,9 @@ def finish(folder: Path, plan: Plan, names: Sequence[str], tokenizer: WordPiece)
         save_manifest(held_out, folder / HELD_OUT_NAME)
     else:
         shutil.rmtree(folder / HELD_OUT_NAME, ignore_errors=True)
-    if plan.config.evaluation_sets:
-        _list_contaminated(_records(folder, names), folder / CONTAMINATED_NAME)
+    lines = [f"{one.model_dump_json()}\n" for record in _records(folder, names) for one in record.contaminated]
+    if lines:
+        write_if_other(folder / CONTAMINATED_NAME, "".join(lines).encode())
     save_manifest(train, folder)
     shutil.rmtree(folder / WORK_NAME, ignore_errors=True)
     return train
@@ -137,13 +138,6 @@ def _records(folder: Path, names: Sequence[str]) -> Iterator[ShardRecord]:
         record = load_record(folder, name, ShardRecord)
         assert record is not None
         yield record
-
-
-def _list_contaminated(records: Iterator[ShardRecord], path: Path) -> None:
-    """Writes the list of contaminated documents, in the order of the input; none if there are none."""
-    lines = [f"{found.model_dump_json()}\n" for record in records for found in record.contaminated]
-    if lines:
-        write_if_other(path, "".join(lines).encode())
 
 
 def _manifest(plan: Plan, shards: Sequence[ShardEntry], tokenizer: WordPiece, books: Books) -> Manifest | None:

@@ -9,7 +9,7 @@ import os
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -120,29 +120,28 @@ class Intake:
             yield batch
 
     def _used(self) -> Iterator[Text]:
-        for number, (chunk, document) in enumerate(self._documents()):
-            reason = document.reason or self._copies.get(number)
-            cleaned = decode(document.content) if reason else clean(document.content, wikitext=document.wikitext)
-            reason = reason or _emptiness(cleaned) or self._curate(chunk, document, cleaned) or _emptiness(cleaned)
-            self._count("read", 1, cleaned.read)
-            self._ledgers["characters"].update(cleaned.removed)
-            self._repairs.update(
-                invalid_utf8=cleaned.invalid_utf8,
-                normalized_documents=cleaned.normalized,
-                cut_lines=cleaned.cut_lines,
-                cut_documents=document.cut,
-            )
-            if self._strict:
-                _refuse_malformed(chunk, document, cleaned)
-            if reason:
-                self._count(reason, 1, cleaned.kept)
-            else:
-                yield Text(chunk.source.origin, document, cleaned)
-
-    def _documents(self) -> Iterator[tuple[Chunk, Document]]:
+        numbers = count()
         for chunk in self._chunks:
-            yield from ((chunk, document) for document in chunk.documents(self._config.reading))
             self._repairs["cut_documents"] += chunk.cut
+            for document in chunk.documents(self._config.reading):
+                copy = self._copies.get(next(numbers))
+                reason = document.reason or copy
+                cleaned = decode(document.content) if reason else clean(document.content, wikitext=document.wikitext)
+                reason = reason or _emptiness(cleaned) or self._curate(chunk, document, cleaned) or _emptiness(cleaned)
+                self._count("read", 1, cleaned.read)
+                self._ledgers["characters"].update(cleaned.removed)
+                self._repairs.update(
+                    invalid_utf8=cleaned.invalid_utf8,
+                    normalized_documents=cleaned.normalized,
+                    cut_lines=cleaned.cut_lines,
+                    cut_documents=document.cut,
+                )
+                if self._strict:
+                    _refuse_malformed(chunk, document, cleaned)
+                if reason:
+                    self._count(reason, 1, cleaned.kept)
+                else:
+                    yield Text(chunk.source.origin, document, cleaned)
 
     def _curate(self, chunk: Chunk, document: Document, cleaned: Cleaned) -> str | None:
         """Removes lines from the text as the configuration asks; returns the reason to drop the document, or None."""
@@ -156,8 +155,8 @@ class Intake:
         return verdict.reason
 
     def _count(self, place: str, documents: int, characters: int, word_pieces: int = 0) -> None:
-        for name, count in zip(self._ledgers, (documents, characters, word_pieces), strict=True):
-            self._ledgers[name][place] += count
+        for name, amount in zip(self._ledgers, (documents, characters, word_pieces), strict=True):
+            self._ledgers[name][place] += amount
 
     def side_of(self, text: Text, word_pieces: int) -> str | None:
         """Returns the side chosen for a document of `word_pieces` pieces, and accounts for it; None if it has none.
@@ -184,7 +183,7 @@ class Intake:
         fields: dict[str, Any] = {**self._repairs, "inputs": shares}
         for name, counts in self._ledgers.items():
             places = {place: counts.pop(place, 0) for place in ("read", *SIDES)}
-            dropped = {reason: count for reason, count in sorted(counts.items()) if count}
+            dropped = {reason: amount for reason, amount in sorted(counts.items()) if amount}
             fields[name] = Ledger(**places, dropped=dropped)
         return Books(**fields)
 

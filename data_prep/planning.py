@@ -58,7 +58,9 @@ def plan_shards(sources: Sequence[Source], text_per_shard: float) -> list[Task]:
     Raises:
         ConfigError: a file is unreadable, or not in the format that it appears to have.
     """
-    budget = text_per_shard or _suitable_size(sum(map(_text_size, sources)))
+    total = sum(map(_text_size, sources))
+    few = min(max(total / _FEWEST, _SMALLEST), _MIDDLE)
+    budget = text_per_shard or min(max(few, total / _MANY), _LARGEST)
     tasks: list[Task] = []
     held: list[Range] = []
     number = size = 0
@@ -82,14 +84,9 @@ def plan_shards(sources: Sequence[Source], text_per_shard: float) -> list[Task]:
     return tasks
 
 
-def _suitable_size(text: float) -> float:
-    few = min(max(text / _FEWEST, _SMALLEST), _MIDDLE)
-    return min(max(few, text / _MANY), _LARGEST)
-
-
 def _text_size(source: Source) -> int:
     """Returns a source's size unpacked, estimated from its name."""
-    return source.size * (_PACKED if source.path.suffix in {*SUFFIXES, ".parquet"} else 1)
+    return source.size * (_PACKED if source.name.endswith((*SUFFIXES, ".parquet")) else 1)
 
 
 def measured_size(source: Source) -> tuple[int, bool]:

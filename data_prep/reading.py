@@ -29,7 +29,7 @@ from data_prep.formats import (
 )
 from data_prep.planning import Range, Shard
 from data_prep.rows import is_table, read_rows
-from data_prep.seeking import has_index, open_sought
+from data_prep.seeking import index_path, open_sought
 from data_prep.sources import Source
 from data_prep.unpacking import DAMAGED, opened, unpacked
 from foundation.config import ConfigError
@@ -142,7 +142,7 @@ class _Text:
             self._read()
 
     def _read(self) -> bool:
-        block = self._stream.read(_BLOCK)
+        block = self._stream.read(min(_BLOCK, max(BEGINNING, self._longest)))  # a sample reads little
         self._held += block
         self.is_over = not block
         return bool(block)
@@ -199,7 +199,7 @@ class Reader:
     def _opened(self, source: Source, raw: Any, start: int) -> _Text:
         packed = unpacked(raw)
         beginning = (packed or raw).read(BEGINNING)
-        if packed and not (start and self._indices and has_index(source, self._indices)):
+        if packed and not (start and self._indices and index_path(source, self._indices).is_file()):
             return _Text(source, packed, beginning, 0, beginning, self._reading, self._longest)
         stream = self._open.enter_context(open_sought(source, self._indices)) if packed and self._indices else raw
         stream.seek(start)

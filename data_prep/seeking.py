@@ -39,7 +39,7 @@ def make_index(source: Source, folder: Path) -> None:
     Raises:
         ConfigError: the file is damaged.
     """
-    path = _index_path(source, folder)
+    path = index_path(source, folder)
     for threads in (cores(), 1):  # several may stumble over bits within a block that look like the beginning of one
         try:
             return _write_index(source.path, threads, path)
@@ -61,7 +61,7 @@ def _write_index(path: Path, threads: int, index: Path) -> None:
 @contextmanager
 def open_sought(source: Source, folder: Path) -> Iterator[Any]:
     """Opens a compressed file by its index in the folder, so that it can be read from any place."""
-    index = _index_path(source, folder)
+    index = index_path(source, folder)
     with _opened(source.path, 1) as file:
         if is_bzip2(source.path):
             file.set_block_offsets(dict(json.loads(index.read_text())))
@@ -70,12 +70,8 @@ def open_sought(source: Source, folder: Path) -> Iterator[Any]:
         yield file
 
 
-def has_index(source: Source, folder: Path) -> bool:
-    """True if `make_index` has written the index of a file."""
-    return _index_path(source, folder).is_file()
-
-
-def _index_path(source: Source, folder: Path) -> Path:
+def index_path(source: Source, folder: Path) -> Path:
+    """The file of a compressed file's index in the folder."""
     return folder / f"index-{hashlib.blake2b(source.key.encode(), digest_size=8).hexdigest()}"
 
 

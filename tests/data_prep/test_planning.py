@@ -8,8 +8,8 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from data_prep.planning import _suitable_size, plan_shards
-from data_prep.sources import find_sources
+from data_prep.planning import plan_shards
+from data_prep.sources import Source, find_sources
 
 from .test_reading import many_documents, words
 
@@ -19,7 +19,8 @@ from .test_reading import many_documents, words
     [(1e6, 1), (6e6, 1), (12e6, 2), (50e6, 8), (100e6, 8), (500e6, 8), (1e9, 16), (2e10, 128), (1e13, 10_000)],
 )
 def test_the_number_of_shards_suits_the_input(text, shards):
-    assert round(max(1, text / _suitable_size(text))) == pytest.approx(shards, rel=0.03)
+    sources = [Source("a.txt", f"0/{number}", int(text / 40_000)) for number in range(40_000)]
+    assert len(plan_shards(sources, 0)) == pytest.approx(shards, rel=0.03, abs=1)
 
 
 def test_numbers_and_keys_are_distinct_and_do_not_depend_on_the_location_of_the_input(tmp_path):
