@@ -81,13 +81,10 @@ def test_the_filters_are_part_of_a_builds_identity_and_absent_from_others(web, t
         main(options_of(web, tmp_path / "out", filter=("gopher",)))
 
 
-def test_a_document_whose_lines_are_all_removed_is_counted_as_empty_or_short(web, tmp_path):
+def test_a_document_whose_lines_are_all_removed_is_counted_as_empty(web, tmp_path):
     rules = ("c4_terminal_punctuation", "c4_line_words")
     books = built(web, tmp_path / "out", filter=rules)
     assert books.documents.dropped == {"empty": 8}
-    assert books.balances
-    books = built(web, tmp_path / "short", filter=rules, min_document_length=40)
-    assert books.documents.dropped == {"empty": 4, "short": 4}
     assert books.balances
 
 
