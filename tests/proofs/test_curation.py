@@ -17,7 +17,7 @@ from data_prep.output import CONTAMINATED_NAME
 from data_prep.tokens import SPECIAL_TOKENS
 from foundation.config import ConfigError
 from tests.conftest import REPOSITORY
-from tests.data_prep.conftest import command_of, contents, finished_chunks, random_document
+from tests.data_prep.conftest import command_of, contents, finished_shards, random_document
 from tests.data_prep.real_text import lines_of
 
 WRITTEN = (MANIFEST_NAME, f"{RECORDS_NAME}/plan.json", CONTAMINATED_NAME)
@@ -132,7 +132,7 @@ def test_a_decontaminated_build_that_was_killed_resumes_to_the_same_bytes(web, e
     options = options_of(web, tmp_path / "killed", decontaminate=given, filter=("gopher",))
     command = [sys.executable, *command_of(options), "--filter", "gopher", "--decontaminate", *given]
     process = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.DEVNULL)
-    while finished_chunks(options.output) < 2:
+    while finished_shards(options.output) < 2:
         assert process.poll() is None
         time.sleep(0.001)
     process.kill()
