@@ -141,7 +141,7 @@ def test_a_user_error_ends_the_job_at_once(slurm: Slurm, tmp_path: Path) -> None
 def test_a_build_uses_all_nodes(slurm: Slurm, shards_folder: Path, tmp_path: Path) -> None:
     raw, vocab = shards_folder.parent / "raw", shards_folder.parent / "vocab"
     options = ["--input", raw, "--vocab", vocab, "--output", tmp_path / "shards", "--seq_length", "32"]
-    options += ["--held_out", "0.1", "--shard_mb", "0.15", "--workers", "1"]
+    options += ["--held_out", "0.1", "--shard_mb", "0.1", "--workers", "1"]
     job = submit(slurm, tmp_path, "--nodes=2", "--ntasks=2", "cluster/build.sbatch", *options)
     wait_for_end(slurm, job, tmp_path)
     for path in shards_folder.glob("shard-*"):
@@ -158,7 +158,7 @@ def test_a_signalled_build_resumes_at_its_first_unfinished_shard(
         for path in (shards_folder.parent / "raw").iterdir():
             (raw / f"{number}-{path.name}").write_bytes(path.read_bytes())
     options = ["--input", raw, "--vocab", shards_folder.parent / "vocab", "--seq_length", "32"]
-    options += ["--shard_mb", "0.15", "--workers", "1", "--output"]
+    options += ["--shard_mb", "0.1", "--workers", "1", "--output"]
     folder = tmp_path / "shards"
     job = submit(slurm, tmp_path, "--nodes=2", "--ntasks=2", "cluster/build.sbatch", *options, folder)
     wait_for(lambda: len(list(folder.glob("shard-*.mask.idx"))) >= 4)

@@ -122,7 +122,7 @@ def shards_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             vocab=str(folder / "vocab"),
             seq_length=32,
             held_out=0.1,
-            shard_mb=0.15,
+            shard_mb=0.1,
             workers=1,
         )
     )

@@ -17,7 +17,7 @@ from data_prep.output import CONTAMINATED_NAME
 from data_prep.tokens import SPECIAL_TOKENS
 from foundation.config import ConfigError
 from tests.conftest import REPOSITORY
-from tests.data_prep.conftest import command_of, contents, finished_chunks, random_document
+from tests.data_prep.conftest import command_of, contents, finished_shards, random_document
 from tests.data_prep.real_text import lines_of
 
 WRITTEN = (MANIFEST_NAME, f"{RECORDS_NAME}/plan.json", CONTAMINATED_NAME)
@@ -81,13 +81,10 @@ def test_the_filters_are_part_of_a_builds_identity_and_absent_from_others(web, t
         main(options_of(web, tmp_path / "out", filter=("gopher",)))
 
 
-def test_a_document_whose_lines_are_all_removed_is_counted_as_empty_or_short(web, tmp_path):
+def test_a_document_whose_lines_are_all_removed_is_counted_as_empty(web, tmp_path):
     rules = ("c4_terminal_punctuation", "c4_line_words")
     books = built(web, tmp_path / "out", filter=rules)
     assert books.documents.dropped == {"empty": 8}
-    assert books.balances
-    books = built(web, tmp_path / "short", filter=rules, min_document_length=40)
-    assert books.documents.dropped == {"empty": 4, "short": 4}
     assert books.balances
 
 
@@ -135,7 +132,7 @@ def test_a_decontaminated_build_that_was_killed_resumes_to_the_same_bytes(web, e
     options = options_of(web, tmp_path / "killed", decontaminate=given, filter=("gopher",))
     command = [sys.executable, *command_of(options), "--filter", "gopher", "--decontaminate", *given]
     process = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.DEVNULL)
-    while finished_chunks(options.output) < 2:
+    while finished_shards(options.output) < 2:
         assert process.poll() is None
         time.sleep(0.001)
     process.kill()
