@@ -16,6 +16,7 @@ COPY data_prep data_prep
 COPY pretrain pretrain
 COPY finetune finetune
 COPY quickstart quickstart
+COPY samplers samplers
 COPY ds_configs ds_configs
 COPY hostfiles hostfiles
 RUN pip install --no-cache-dir --extra-index-url https://download.pytorch.org/whl/cpu --constraint constraints.txt .

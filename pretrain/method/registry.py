@@ -108,8 +108,9 @@ def load_objective(given: str) -> str:
             source = Path(inspect.getfile(module)).read_bytes()
     except Exception as error:
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == place]
-        where = f"line {lines[-1]} of {place}" if lines else place
-        raise ValueError(f"got {shown(given)}, but {where} fails: {type(error).__name__}: {error}") from None
+        where = f"line {lines[-1]} of {shown(place)}" if lines else shown(place)
+        why = shown(f"{type(error).__name__}: {error}")[1:-1]
+        raise ValueError(f"got {shown(given)}, but {where} fails: {why}") from None
     kind: object = getattr(module, class_name, None)
     if not _is_objective(kind) or (name := kind.Config.model_fields["name"].default) in (*BUILT_IN, PydanticUndefined):
         raise ValueError(

@@ -11,6 +11,10 @@ from pretrain.model.encoder import EncoderConfig
 Width = Annotated[int, Field(gt=0, le=2**17)]
 """A layer width; the limit is nearly twice the widest published dense model (PaLM's feed-forward layer, 73,728)."""
 
+WIDEST_HEAD = 128
+"""Largest head size of attention in Triton. Up to it, tiles fit the shared memory of every GPU from compute capability
+8.0 on: 99 KB at 8.6, 8.9 and 12.0, more at others."""
+
 
 class ModelConfig(StrictConfig):
     """Sizes of the discriminator, and the width of the generator, whose other sizes are derived."""

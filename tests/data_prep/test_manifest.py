@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from data_prep.manifest import LOG_NAME, Books, Ledger, Manifest, enough_to_hold_out, load_manifest, save_manifest
+from data_prep.manifest import RECORDS_NAME, Books, Ledger, Manifest, enough_to_hold_out, load_manifest, save_manifest
 from foundation.config import ConfigError
 from foundation.files import sealed
 
@@ -37,7 +37,7 @@ def test_totals_are_the_sums_of_the_shards(built):
 def test_a_folder_without_a_manifest_is_an_unfinished_build_or_no_folder_of_shards(tmp_path):
     with pytest.raises(ConfigError, match=f"is no folder of shards: .*build_shards.py --input {tmp_path}, and name"):
         load_manifest(tmp_path)
-    (tmp_path / LOG_NAME).touch()
+    (tmp_path / RECORDS_NAME).mkdir()
     with pytest.raises(ConfigError, match=f"is not complete: .* run data_prep/build_shards.py --output {tmp_path}"):
         load_manifest(tmp_path)
     with pytest.raises(ConfigError, match="does not exist"):

@@ -7,10 +7,9 @@ import pytest
 
 from data_prep.cleaning import clean
 from data_prep.formats import Reading
+from data_prep.reading import sample_chunks
 from data_prep.sources import find_sources
 from data_prep.wikitext import _LONGEST_SECTION, _MOST_UNCLOSED, _sections, _unclosed, page_text, plain_text
-
-from .conftest import read_chunks
 
 
 @pytest.mark.parametrize(
@@ -99,8 +98,7 @@ def test_a_page_gives_its_newest_text_or_the_reason_it_is_not_an_article(page, e
 
 def test_a_real_dump_gives_articles_without_markup(shared_data):
     sources = find_sources([shared_data / "wiki" / "enwiki-pages-articles-sample.xml.bz2"])
-    chunk = next(read_chunks(sources, 1_000_000, Reading()))
-    documents = list(chunk.pieces[0].documents(Reading()))
+    documents = list(next(sample_chunks(sources, 1_000_000, Reading())).documents(Reading()))
     reasons = [document.reason for document in documents]
     assert reasons.count("redirect") > 5
     texts = [clean(document.content, wikitext=True).text for document in documents if document.reason is None]

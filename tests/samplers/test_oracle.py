@@ -117,7 +117,8 @@ def test_it_reports_p_g_and_its_own_draws_and_needs_no_parameters(
 def test_candidates_are_chosen_in_proportion_to_their_weights_and_the_ratio_of_the_choice_has_the_mean_1() -> None:
     rows, q = 10_000, torch.tensor([0.5, 0.25, 0.25], dtype=torch.float64)
     p_BKV = q.expand(rows, 1, 3)
-    prediction = predict(one_mask(rows), p_BKV, Dense(p_BKV), gamma=None)
+    batch = one_mask(rows)._replace(input_ids_BL=torch.zeros(rows, 6, dtype=torch.int64))
+    prediction = predict(batch, p_BKV, Dense(p_BKV), gamma=None)
     candidates = [draw_from(Dense(p_BKV), prediction, torch.full((rows, 1), uniform)) for uniform in (0.1, 0.6, 0.2)]
     assert [one.tokens_BK[0].item() for one in candidates] == [0, 1, 0]
     weights = torch.tensor([0.2, 0.3, 1.5], dtype=torch.float64)

@@ -133,5 +133,8 @@ def test_an_evaluation_reads_the_same_held_out_sequences_on_any_cluster(shards_f
 
 
 def test_missing_shards_are_an_error_with_the_command_that_makes_them(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"--data.*build_shards.py --output .*nothing$"):
+    with pytest.raises(
+        ConfigError,
+        match=r"nothing does not exist; name existing .*python -m data_prep.build_shards",
+    ):
         open_shards(tmp_path / "nothing")

@@ -36,7 +36,8 @@ def drawn_from(weights: torch.Tensor, uniforms: torch.Tensor, forbid_original: i
     """One draw per row of weights [X, V], with any prediction."""
     shape = weights.shape[:-1]
     original = torch.full(shape, forbid_original or 0)
-    prediction = Prediction(Dense(torch.ones_like(weights)), torch.zeros(shape), original)
+    zeros = torch.zeros(shape)
+    prediction = Prediction(Dense(torch.ones_like(weights)), zeros, original, zeros, zeros, None)
     return draw_from(Dense(weights), prediction, uniforms, forbid_original is not None)
 
 

@@ -185,8 +185,8 @@ def one_row(batch: Batch) -> Iterator[tuple[Batch, Tensor, list[Tensor]]]:
 
 def test_draws_are_those_from_the_whole_distribution(one_row: tuple[Batch, Tensor, list[Tensor]]) -> None:
     batch, uniforms, (hidden, table, bias) = one_row
-    ours = predict(batch, Softmax(hidden, table, bias), True)
-    whole = predict(batch, Dense.softmax(hidden @ table.T + bias), True)
+    ours = predict(batch, hidden, Softmax(hidden, table, bias), 1.0, True)
+    whole = predict(batch, hidden, Dense.softmax(hidden @ table.T + bias), 1.0, True)
     z = Given(torch.randn(3, 2, 20), None, table)
     torch.testing.assert_close(tuple(ours)[1:], tuple(whole)[1:], rtol=1e-4, atol=1e-5)
     changes: list[Callable[[Distribution], Distribution]] = [
@@ -211,7 +211,7 @@ def test_scores_that_are_not_finite_draw_a_valid_token_with_probability_nan(
     for wrong in (float("nan"), float("inf")):
         spoiled = hidden.detach().clone()
         spoiled[1, 0, 3] = wrong
-        prediction = predict(batch, Softmax(spoiled, table, bias))
+        prediction = predict(batch, spoiled, Softmax(spoiled, table, bias), 1.0)
         drawn = draw_from(prediction.p, prediction, uniforms)
         assert ((drawn.tokens_BK >= 0) & (drawn.tokens_BK < 300)).all()
         assert drawn.log_q_BK.isnan().tolist() == [[False, False], [True, False], [False, False]]
