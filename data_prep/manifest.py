@@ -76,7 +76,7 @@ class Choices(StrictConfig):
         if not chances or min(chances) < 0 or abs(sum(chances) - 1) > 1e-3:
             raise ValueError(f"got {' '.join(map(str, chances))}, expected chances that sum to 1, such as .8 .1 .1")
         if len(chances) > _MOST_WORDS:
-            raise ValueError(f"got {len(chances)} chances, expected at most {_MOST_WORDS}; leave out the last ones")
+            raise ValueError(f"got {len(chances)} chances, expected at most {_MOST_WORDS}; drop the last ones")
         return chances
 
     @property
@@ -145,7 +145,7 @@ class Ledger(_Sums):
     train: Count = 0
     held_out: Count = 0
     dropped: dict[str, Count] = {}
-    """By reason."""
+    """Amounts dropped, by reason."""
 
     @property
     def balances(self) -> bool:
@@ -244,7 +244,7 @@ class Manifest(StrictRecord):
 
 
 def enough_to_hold_out(documents: int) -> float:
-    """Returns a share of so many documents that probably holds one out or more: chance decides about each."""
+    """Returns a share that probably holds out at least one of the documents, each of which is chosen at random."""
     return 0.005 if documents >= 1000 else round(max(0.1, 2 / max(4, documents)), 2)
 
 

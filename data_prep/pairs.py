@@ -1,7 +1,7 @@
 """Sets of pairs of numbers, larger than memory, on disk: sorted files that are cut into ranges of the first number.
 
-Workers write one file each, and read some ranges each, from all files. So every pair is read once, whatever the number
-of ranges.
+Workers write one file each, and read some ranges each, from all files. So every pair is read once, for any number of
+ranges.
 """
 
 from pathlib import Path

@@ -161,7 +161,7 @@ class Intake:
     def side_of(self, text: Text, word_pieces: int) -> str | None:
         """Returns the side chosen for a document of `word_pieces` pieces, and accounts for it; None if it has none.
 
-        The choice depends only on the content: equal documents are always on the same side, whatever the seed.
+        The choice depends only on the content: equal documents are always on the same side, with any seed.
         """
         if not word_pieces:
             self._count("empty", 1, text.cleaned.kept)

@@ -41,15 +41,15 @@ _SAMPLED_FILES = 256  # each further file costs a seek and adds little
 
 
 class Chunk(NamedTuple):
-    """Consecutive documents of one source, with their text: that of a file, or of each row of a table."""
+    """Consecutive documents of one source with their text: one text from a file, or one per row from a table."""
 
     source: Source
     format: Format
     place: int
-    """Of its text in the source's, in bytes; for a table, in that of the range."""
+    """Byte offset of the chunk's text in the source's text; for a table, in the range's text."""
     content: bytes | tuple[bytes | None, ...]
     cut: bool = False
-    """True if the last document was too long, and goes on in the next chunk."""
+    """True if the last document was too long and continues in the next chunk."""
 
     @property
     def size(self) -> int:

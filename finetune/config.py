@@ -134,8 +134,8 @@ class FinetuneOptions(StrictConfig):
         names = [name for name, _ in given]
         if wrong := [name for name in names if name not in known or names.count(name) > 1]:
             raise ConfigError(
-                f"--set: got {shown(wrong[0])}, expected KEY=VALUE for a KEY that --list_settings prints, each given"
-                f" once, by --set or by its option{did_you_mean(wrong[0], known) if wrong[0] not in known else ''}"
+                f"--set: got {shown(wrong[0])}, expected KEY=VALUE with a KEY from --list_settings, each given only"
+                f" once, by --set or by its own option{did_you_mean(wrong[0], known) if wrong[0] not in known else ''}"
             )
         return dict(given)
 

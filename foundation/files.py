@@ -21,7 +21,7 @@ _SEAL = re.compile(rb'\{\s*"sha256": "([0-9a-f]{64})"')
 
 
 class NewFile:
-    """A file written piece by piece: absent until `close`, complete afterwards; never created if nothing is written.
+    """A file written piece by piece: absent until `close`, complete afterward; never created if nothing is written.
 
     A link is followed. A pipe or a character device is written to as it is; only a regular file is ever replaced.
     """
@@ -86,7 +86,7 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def _whole(path: Path, temporary: Path) -> Iterator[None]:
-    """Removes the temporary form of `path` if the block fails; an error without a file name gets that of `path`."""
+    """Removes the temporary form of `path` if the block fails; an error without a file name gets `path` as its own."""
     try:
         yield
     except BaseException as error:

@@ -39,7 +39,7 @@ class ExportOptions(StrictConfig):
     language: Annotated[str, Field(pattern="^[a-z]{2,3}$")] = "en"
     """code of the text's language, for the model card"""
     license: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.\-]*$")] = "unknown"
-    """licence that you give the model, for its card: an identifier of the hub, such as cc-by-sa-4.0 or other"""
+    """license that you give the model, for its card: an identifier of the hub, such as cc-by-sa-4.0 or other"""
 
 
 def main(options: ExportOptions) -> None:

@@ -162,7 +162,7 @@ def summary(options: GpuOptions, results: Results) -> int:
                 if item["outcome"] != "passed":
                     print(f"     {name}: {item['outcome']} {item.get('reason', '')}".rstrip())
     if "unfinished" in states or "too slow" in states:
-        print("unfinished: run the same command again to go on")
+        print("unfinished: run the same command again to continue")
     return int("failed" in states)
 
 

@@ -52,7 +52,7 @@ TYPES = {
     "place_RN": "*i32",
     **dict.fromkeys(("least", "eps"), "fp32"),
 }
-"""Types of the parameters other than those of the model's precision, and sizes."""
+"""Types of the parameters that are neither in the model's precision nor sizes."""
 SIZES = ("B", "L", "N", "span", "dropped", "tiles", "rows", "columns", "tokens", "chunk", "first")
 LAUNCH = ("num_warps", "num_stages")
 VOCABULARY = {"peaks": ROWS, "weigh": ROWS // 2, "weights_of_block": 0, "slopes": ROWS}

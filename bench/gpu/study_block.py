@@ -1,4 +1,4 @@
-"""Stage f of `bench/gpu.py`: cells of a study, trained on shards that travelled along.
+"""Stage f of `bench/gpu.py`: cells of a study, trained on shards that are copied along.
 
 Only finished cells travel between machines: a checkpoint is too large. On the same machine a killed run goes on. Text,
 GLUE and BLiMP stay behind: each cell is crossed with the reference, as in the study, and no probe is fine-tuned.

@@ -33,7 +33,7 @@ class Example(NamedTuple):
     """One text of an evaluation set."""
 
     place: str
-    """Its file, and the number of its line or, in JSON, its number among the texts."""
+    """The file, and the text's line number or, in JSON, its number among the texts."""
     text: str
 
 
@@ -42,7 +42,7 @@ class EvaluationSet(NamedTuple):
 
     name: str
     sha256: str
-    """Of its files, with their names and fields."""
+    """SHA-256 of the set's files, their names and fields."""
     examples: list[Example]
 
 

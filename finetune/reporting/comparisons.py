@@ -182,8 +182,8 @@ def _ranks(values: np.ndarray, count_RN: np.ndarray) -> np.ndarray:
 
 def _correlation(x_XN: np.ndarray, y_XN: np.ndarray, count_RN: np.ndarray) -> np.ndarray:
     """Pearson correlation; 0 where a side is constant."""
-    centred = (values_XN - values_XN.mean(-1, keepdims=True) for values_XN in (x_XN, y_XN))  # against cancellation
-    return np.nan_to_num(pearson(np.stack([(column_XN * count_RN).sum(-1) for column_XN in moments(*centred)])))
+    centered = (values_XN - values_XN.mean(-1, keepdims=True) for values_XN in (x_XN, y_XN))  # against cancellation
+    return np.nan_to_num(pearson(np.stack([(column_XN * count_RN).sum(-1) for column_XN in moments(*centered)])))
 
 
 def _ratio(above: np.ndarray, below: np.ndarray) -> np.ndarray:

@@ -34,7 +34,7 @@ MAJORITY = "label_of_words_without_pieces"
 
 @dataclass(frozen=True, kw_only=True)
 class TaggingJob(Job):
-    """A token classification task with its tokenised sentences."""
+    """A token classification task with its tokenized sentences."""
 
     task: TaggingTask
     classes: tuple[str, ...]
@@ -104,7 +104,7 @@ class TaggingJob(Job):
 
 
 def make_job(task: TaggingTask, data: TaggingData, tokenizer: Any, settings: FinetuneConfig) -> TaggingJob:
-    """Tokenises a task's sentences; returns them as a job."""
+    """Tokenizes a task's sentences; returns them as a job."""
     counts = Counter(label for sentence in data.train for label in sentence.labels)
     classes = tuple(sorted(counts))
     numbers = {label: number for number, label in enumerate(classes)}

@@ -41,7 +41,7 @@ def read_hostfile(path: Path) -> Slots:
     """Reads the slots of each host, in order; empty lines and lines starting with # are ignored.
 
     Raises:
-        ConfigError: the file cannot be read or names no host; or lists duplicate hosts and malformed lines.
+        ConfigError: the file cannot be read, names no host, or has duplicate hosts or malformed lines.
     """
     try:
         lines = [line.strip() for line in path.read_text(encoding="utf-8").split("\n")]

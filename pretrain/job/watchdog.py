@@ -89,7 +89,7 @@ class Peers:
         return ", ".join(self._known[rank][2] for rank in ranks[:MOST_NAMED])
 
     def gone(self) -> str:
-        """Listens to all ranks for a few seconds, after a connection failed; describes the silent ones."""
+        """Waits a few seconds for signs of life from all ranks after a failed connection; describes the silent ones."""
         self._heard, self._watched = dict.fromkeys(self._everyone, time.monotonic()), self._everyone
         time.sleep(QUIET + BEAT)
         silent = self.absent(QUIET)  # without rank 0 there is no store, and all ranks seem silent

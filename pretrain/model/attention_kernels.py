@@ -2,7 +2,7 @@
 
 Each kernel walks through three zones of tiles: FAR, beyond the distances whose bias differs, where a tile has one bias;
 NEAR, with a tile of biases; LAST, the sequence's last tile, if it has padding: only there scores are masked. Distances
-of tiles are in tiles. Scores are those of the product q k, before scaling.
+of tiles are in tiles. Scores are the products q k, before scaling.
 
 Shape letters: M queries and K keys of a tile (SIDE of each), W head size padded to a power of two, G groups of 8 keys,
 S rows of partial sums, C diagonals, P elements of a tile.
@@ -208,8 +208,9 @@ def _middle(head, N, span, SIDE: tl.constexpr):
 
 @triton.jit
 def _zone(zone: tl.constexpr, tile, length, whole, span, SIDE: tl.constexpr):
-    """First step and end of a zone of the `whole` tiles and a last one, seen from one tile; the first step that skips
-    tiles, and how many it skips. All zones are empty where this tile is padding.
+    """Range of loop steps that covers one zone, for one tile: (begin, end, first step that skips tiles, tiles skipped).
+
+    The sequence has `whole` full tiles, then perhaps a partial one. All zones are empty if this tile is padding.
     """
     is_padding = tile * SIDE >= length
     near = tl.minimum(tl.maximum(tile - span, 0), whole)
@@ -276,7 +277,7 @@ def _kept(seed, head, row_M, column, SIDE: tl.constexpr, dropped):
     """True where dropout keeps a probability of a tile.
 
     The columns are ordered so that those drawn together lie in one thread's registers, as products of tensor cores
-    do: two neighbours in each of four groups of 8. So no value moves between threads.
+    do: two neighbors in each of four groups of 8. So no value moves between threads.
     """
     kept_MK = kept(seed, head, row_M, column, SIDE, dropped)
     return kept_MK.reshape(SIDE, SIDE // 32, 4, 4, 2).permute(0, 1, 3, 2, 4).reshape(SIDE, SIDE)

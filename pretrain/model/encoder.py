@@ -335,7 +335,7 @@ def initialize_relative_bias(table: nn.Embedding, config: EncoderConfig) -> None
     distance = torch.arange(-reach, reach + 1)
     bucket = relative_bucket(distance, config.relative_attention_num_buckets, reach)
     for head in range(config.num_attention_heads):
-        neighbour = 1 if head % 2 else -1
-        falling = -LOCAL_BIAS_SLOPE * torch.log1p((distance - neighbour).abs().float())
+        neighbor = 1 if head % 2 else -1
+        falling = -LOCAL_BIAS_SLOPE * torch.log1p((distance - neighbor).abs().float())
         for index in bucket.unique():
             table.weight[index, head] = falling[bucket == index].mean()

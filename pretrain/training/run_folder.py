@@ -193,8 +193,8 @@ def lock_run(folder: Path, description: RunDescription) -> Lock:
 
 def _in_use(folder: Path, who: str) -> ConfigError:
     return ConfigError(
-        f"output: {folder} is in use by {who}; wait for its end or stop it by `touch {folder / 'stop'}`, or name"
-        " another --output"
+        f"output: {folder} is in use by {who}; wait until it ends, stop it with `touch {folder / 'stop'}`, or"
+        " name another --output"
     )
 
 
