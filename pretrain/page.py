@@ -15,7 +15,7 @@ from foundation.config import StrictConfig
 from pretrain.method.registry import GivenObjective
 
 MOST_RUNS = 6
-"""Runs on one page; more colors could not be told apart."""
+"""Most runs on one page; more colors would be hard to distinguish."""
 
 
 class PageOptions(StrictConfig):

@@ -37,15 +37,15 @@ class Difference(NamedTuple):
     """Seeds that both models were run with, under their best settings."""
     mean: float
     p: float | None
-    """From the paired permutation test over seeds; none for fewer than two."""
+    """p-value of the paired permutation test over seeds; none for fewer than two seeds."""
     interval: tuple[float, float] | None
-    """95%, from the paired bootstrap over examples; none without their predictions."""
+    """95% interval from the paired bootstrap over examples; none without predictions."""
 
 
 def differences(rows: Sequence[Row], columns: Sequence[Column], outputs: Sequence[Path]) -> Iterator[Difference]:
     """Yields the difference of every two models in every column, if they share data and at least one seed.
 
-    Checkpoints are compared with those of the same pre-training step only.
+    Checkpoints are compared only with checkpoints of the same pre-training step.
 
     `outputs` are the folders that may hold the runs' predictions.
     """

@@ -55,9 +55,9 @@ def draw(rows: Sequence[Row], tables: Sequence[Table]) -> Figure:
 
 
 def _draw_model(rows: Sequence[Row], column: Column, axes: Axes, place: int | None, color: tuple[float, ...]) -> None:
-    """Draws a model's seeds and median at its place, or those of a run's checkpoints at their steps.
+    """Draws the seeds and median of a model at its place, or of a run's checkpoints at their steps.
 
-    In a figure of checkpoints, a model that is none has no place: its median is a line across.
+    In a figure of checkpoints, any other model has no place: its median is a line across.
     """
     medians: dict[float, float] = {}
     for row in rows:

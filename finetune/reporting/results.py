@@ -56,7 +56,7 @@ class Row:
     size: ModelSize
     cells: dict[str, Cell]
     collapsed: tuple[RunRecord, ...]
-    """Every collapsed run, whatever its setting."""
+    """Every collapsed run, with any setting."""
 
     @property
     def label(self) -> str:

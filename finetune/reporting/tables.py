@@ -10,7 +10,7 @@ from finetune.reporting.results import Cell, Row
 from foundation.markdown_table import markdown_table
 
 SHOWN_SETTINGS = ("learning_rate", "epochs", "weight_decay")
-"""Those that the paper's grid varies; others are shown where the runs vary them."""
+"""The settings that the paper's grid varies; others are shown where the runs vary them."""
 
 
 def markdown(rows: Sequence[Row], outputs: Sequence[Path] = (), folder: str = ".") -> str:

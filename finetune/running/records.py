@@ -99,7 +99,7 @@ class RunRecord(StrictConfig):
 
     run: RunIdentity
     model: FileName
-    """As named on the command line."""
+    """The model's name on the command line."""
     step: int | None = None
     """The model is the checkpoint of the run `model` at this pre-training step; none for an exported model."""
     model_size: ModelSize

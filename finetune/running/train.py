@@ -60,10 +60,10 @@ class RunState:
 
 
 class Saving(NamedTuple):
-    """What is saved of a run, and when."""
+    """How a run is saved: where, when, and whether with its weights."""
 
     folder: Path
-    """Of its checkpoints."""
+    """The folder of the run's checkpoints."""
     stop: Callable[[], bool]
     """Returns True if this rank was asked to stop; the run is then saved too."""
     every: int = CHECKPOINT_EVERY

@@ -121,7 +121,7 @@ class IndependentSpanHead(nn.Module):
 
 
 class QuestionAnswerer(nn.Module):
-    """The model for SQuAD: encoder and span head; targets are those of `features.Windows`."""
+    """The model for SQuAD: encoder and span head; targets as in `features.Windows`."""
 
     def __init__(self, encoder: ElectraEncoder, kind: HeadKind) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
 """SQuAD's exact match and F1, equal to the official evaluations to the last digit.
 
-The definition is that of Rajpurkar et al. 2016 (exact match and F1 after normalization, best over the reference
+The definitions are from Rajpurkar et al. 2016 (exact match and F1 after normalization, best over the reference
 answers) and 2018 (a question without answer is answered by the empty text; thresholds on a null score). Sums run in
 the official order and round at every addition, which `sum` of Python 3.12 and later no longer does.
 """

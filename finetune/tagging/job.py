@@ -53,7 +53,7 @@ class TaggingJob(Job):
     def losses(self, output_BLC: Tensor, batch: Batch) -> Tensor:
         """Cross-entropy summed over the words of each feature, in units of the mean number of words.
 
-        So every word weighs the same, whatever sentence it is in, and an epoch's mean is the loss per word.
+        So every word weighs the same in sentences of any length, and an epoch's mean is the loss per word.
         """
         targets_BL = batch.target_B.long()
         losses_BL = F.cross_entropy(output_BLC.transpose(1, 2), targets_BL, reduction="none", ignore_index=IGNORED)

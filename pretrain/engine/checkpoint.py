@@ -132,7 +132,7 @@ def _why_not(folder: Path, state: EngineState, error: Exception) -> str:
     needed = sum(tensor.nbytes for named in tensors for tensor in named.values())
     free = shutil.disk_usage(next(place for place in (folder, *folder.parents) if place.exists())).free
     before = None
-    with suppress(ConfigError):  # no readable folder; `error` says so already
+    with suppress(ConfigError):  # the folder cannot be read, as `error` says
         before = next((path for _, path in _by_step(folder)), None)
     return (
         f"no checkpoint could be written in {folder} ({error}): it needs {needed / 1e6:,.1f} MB, and"

@@ -1,4 +1,4 @@
-"""A model in training: precision, updates, and the state of the whole job, whatever the back end.
+"""A model in training: precision, updates, and the state of the whole job, the same for every back end.
 
 A training step is `forward` and `backward` for each micro-batch, then one `update`. `full_state` gathers full tensors
 by name for a checkpoint, independent of ZeRO stage and world size. How gradients and states are divided among the

@@ -45,7 +45,7 @@ class DetectionConfig(ObjectiveConfig):
 
     @property
     def lambdas(self) -> tuple[float, float]:
-        """lambda1 and lambda2, the weights of L_S and L_D; that of L_G is 1."""
+        """lambda1 and lambda2, the weights of L_S and L_D; L_G has weight 1."""
         return 0.0, self.lambda2
 
     @field_validator("importance_weighting")

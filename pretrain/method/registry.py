@@ -36,7 +36,7 @@ class Origin(StrictConfig):
 
     name: str
     objective: str
-    """As given: FILE.py:CLASS or package.module:CLASS."""
+    """The option's value: FILE.py:CLASS or package.module:CLASS."""
     sha256: str
     """Checksum of the file."""
 
@@ -44,7 +44,7 @@ class Origin(StrictConfig):
         """Refuses the sampler of a run unless the command line names the very file that the run was started with.
 
         Raises:
-            ValueError: it names none, or another one.
+            ValueError: it names no file, or a different one.
         """
         if self.name not in LOADED:
             raise ValueError(
@@ -54,8 +54,8 @@ class Origin(StrictConfig):
         here = LOADED[self.name].origin
         if here.sha256 != self.sha256:
             raise ValueError(
-                f"objective: the run was started with a file of SHA-256 {self.sha256}, that of {here.objective} is"
-                f" {here.sha256}; name the file as it was, of which the run folder holds a copy"
+                f"objective: the run was started with a file of SHA-256 {self.sha256}, but {here.objective} has"
+                f" {here.sha256}; name the unchanged file, of which the run folder holds a copy"
             )
 
 

@@ -85,14 +85,14 @@ class Embeddings(nn.Module):
 
 class DisentangledEmbeddings(Embeddings):
     """The discriminator's embeddings under gradient-disentangled sharing (DeBERTa-v3): E_D = sg(E_G) + Delta for words
-    and positions, with segment embeddings and LayerNorm of its own.
+    and positions, with its own segment embeddings and LayerNorm.
 
     E_G is in `shared`, which is the generator's; the tables here hold Delta, 0 at the start. Rows are added after both
     look-ups: under ZeRO-3 a table exists only while its own module runs.
     """
 
     def __init__(self, shared: Embeddings) -> None:
-        nn.Module.__init__(self)  # copies take no random numbers, so all other weights are those of a shared instance
+        nn.Module.__init__(self)  # copying draws no random numbers, so all other weights equal a shared instance's
         for name, part in copy.deepcopy(shared).named_children():
             self.add_module(name, part)
         self.shared = shared
@@ -174,8 +174,9 @@ class ElectraEncoder(nn.Module):
         return self.encoder(hidden_BLX, attention_mask_BL)
 
     def whole(self) -> "ElectraEncoder":
-        """Returns the encoder as others know it: itself, or a view of it with E_D in place of disentangled embeddings;
-        the view shares all other weights.
+        """Returns the encoder for export: itself or, with disentangled embeddings, a view with plain E_D instead.
+
+        The view shares all other weights.
         """
         if not isinstance(self.embeddings, DisentangledEmbeddings):
             return self

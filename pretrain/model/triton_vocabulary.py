@@ -198,7 +198,7 @@ class Softmax(Streamed):
 
 
 class _Weighed(Streamed):
-    """p L_hat^exponent, as `hp_loss_weights` computes it; the estimate is from z, whose table is that of p."""
+    """p L_hat^exponent, as `hp_loss_weights` computes it; L_hat comes from z, which has the same table as p."""
 
     @torch.no_grad()
     def __init__(self, p: Softmax, z: Scores, original_X: Tensor, exponent: float, least: float) -> None:

@@ -134,7 +134,7 @@ def _sizes(plan: Plan) -> Iterator[str]:
         yield (
             f"model.generator_hidden_size: got {model.generator_hidden_size}, expected less than hidden_size"
             f" ({model.hidden_size}), best a quarter to a half: with a generator as large as the discriminator the"
-            " discriminator's loss collapses (google/electra-small-generator is such a one); --init_from the"
+            " discriminator's loss collapses (google/electra-small-generator is as large); --init_from the"
             " discriminator only, with a fresh generator, or --set model.generator_hidden_size lower"
         )
     if model not in (SMALL.model, BASE.model):
