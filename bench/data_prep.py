@@ -291,7 +291,7 @@ def measure(
     clock_1, processor_1 = run(command(much), environment, options)
     megabytes = much.megabytes - little.megabytes
     seconds, processor = clock_1 - clock_0, processor_1 - processor_0
-    known = processor > seconds / 10  # else the work was done by processes that nobody waited for
+    known = processor > seconds / 10  # else processes that were not waited for did the work
     speed = Speed(megabytes / seconds, megabytes / processor if known else math.nan, clock_0)
     print(f"  {label:34}{speed.clock:8.2f}{speed.processor:10.2f}{speed.start:12.1f}", flush=True)
     return speed

@@ -107,7 +107,7 @@ class Intake:
         self._shares: defaultdict[str, Counter[str]] = defaultdict(Counter)
 
     def batches(self) -> Iterator[list[Text]]:
-        """Yields the documents in batches, cleaned, without those that are dropped."""
+        """Yields the documents that are kept, cleaned, in batches."""
         batch: list[Text] = []
         size = 0
         for text in self._used():

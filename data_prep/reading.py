@@ -86,7 +86,7 @@ class Chunk(NamedTuple):
 
 
 class _Text:
-    """The text of one file from some place on, read as far as it is needed."""
+    """The text of one file from some place on, read on demand."""
 
     def __init__(
         self, source: Source, stream: Any, beginning: bytes, place: int, held: bytes, reading: Reading, longest: int
@@ -149,7 +149,7 @@ class _Text:
 
 
 class Reader:
-    """Reads ranges, one after another; goes on in a file that cannot be sought where the range before ended.
+    """Reads ranges, one after another; in a file that cannot be sought, continues where the previous range ended.
 
     Args:
         indices: the folder of the indices of large compressed files; None to read them from their beginnings.

@@ -110,7 +110,7 @@ def _fill_across(
 def _truncate(
     ids: np.ndarray, starts: np.ndarray, splits: np.ndarray, ends: np.ndarray, seq_length: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Discards the tokens that exceed a sequence, truncating segment A first, then B; returns all four arrays anew."""
+    """Discards the tokens that exceed a sequence, truncating segment A first, then B; returns four new arrays."""
     first = np.minimum(splits - starts, seq_length - 2)
     second = np.minimum(ends - splits, np.maximum(0, seq_length - 3 - first))
     edges = np.zeros(len(ids) + 1, np.int8)

@@ -14,7 +14,7 @@ Count = Annotated[int, Field(ge=1, le=2**20)]
 
 
 class Option(str):
-    """Annotates a setting that has an option of its own, besides `--set`: its default as `--help` shows it."""
+    """Annotates a setting that also has its own option besides `--set`: its default as `--help` shows it."""
 
 
 class FinetuneConfig(StrictConfig):

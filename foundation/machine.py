@@ -84,7 +84,7 @@ def _quotas() -> Iterator[float]:
 
 
 def _cgroups(controller: str) -> Iterator[Path]:
-    """Yields the folder of this process's cgroup and those above it, each of which may set a limit.
+    """Yields the folders of this process's cgroup and its ancestors, each of which may set a limit.
 
     In a container the named folder is often missing, because the container sees its own cgroup as the topmost one.
     """

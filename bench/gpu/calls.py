@@ -82,7 +82,7 @@ class Results:
 
 
 def in_order(parts: list[Part], results: Results) -> Iterator[Part]:
-    """Yields the parts that are not finished; last those that failed or used up their own time limit."""
+    """Yields the unfinished parts; parts that failed or used up their own time limit come last."""
     states = {part: results.of(part).get("state") for part in parts}
     yield from (part for part, state in states.items() if state not in ("finished", "failed", "too slow"))
     yield from (part for part, state in states.items() if state in ("failed", "too slow"))

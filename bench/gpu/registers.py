@@ -4,8 +4,8 @@
 
 Each line is one kernel: attention's with dropout and a learned bias, the vocabulary's with entropies, LayerNorm's with
 dropout. A spill is a register's value kept in memory for a while. Of attention's loops, the instructions of all threads
-are divided by the scores of a tile, and so are those that compute an exponential: one is needed. The loops are those
-over far tiles, near ones and the last, where it has padding.
+are divided by the number of scores in a tile, and so are the exponentials, of which one is needed. The loops run over
+far tiles, near ones and the last, where it has padding.
 """
 
 import contextlib

@@ -140,7 +140,7 @@ def _texts(file: str, content: bytes, fields: tuple[str, ...], found: set[str]) 
 
 
 def _strings(value: Any, fields: tuple[str, ...], wanted: bool, found: set[str]) -> Iterator[str]:
-    """Yields the strings in a JSON value, at any depth: all if `wanted`, else those below keys in `fields`.
+    """Yields the strings in a JSON value, at any depth: all if `wanted`, else only strings below keys in `fields`.
 
     Adds the keys above each string to `found`.
     """

@@ -85,7 +85,7 @@ def _interval(
 def load_examples(record: RunRecord, column: Column, outputs: Sequence[Path]) -> Examples | None:
     """Loads a run's answers to the examples of a column's split; `None` if no folder has them.
 
-    Also `None` for scores at the best threshold, which would have to be chosen anew for each resample.
+    Also `None` for scores at the best threshold, which would have to be chosen again for each resample.
     """
     paths = (output / PREDICTIONS / record.run.folder_name() / EXAMPLES for output in outputs)
     found = next(filter(Path.is_file, paths), None)

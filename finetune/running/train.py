@@ -83,7 +83,7 @@ class Outcome(NamedTuple):
     files: Mapping[str, Any]
     """Answers to keep: file name -> text, or a value that JSON can hold."""
     weights: Mapping[str, Tensor]
-    """The trained weights in fp32, on the first rank, if they were asked for; none if the run diverged."""
+    """The trained weights in fp32, on the first rank, if requested; none if the run diverged."""
 
 
 def train(

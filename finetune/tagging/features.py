@@ -41,7 +41,7 @@ class TaggedFeatures(NamedTuple):
 
 
 def cut_sentence(sizes: Sequence[int], capacity: int) -> Iterator[range]:
-    """Yields ranges of words, each as many as fit in `capacity` pieces; a word longer than that is by itself."""
+    """Yields ranges of words, each as many as fit in `capacity` pieces; a longer word is its own range."""
     first = used = 0
     for place, size in enumerate(sizes):
         if used and used + size > capacity:

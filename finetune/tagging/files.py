@@ -48,7 +48,7 @@ class Sentence(NamedTuple):
 
 
 class TaggingData(NamedTuple):
-    """The sentences of each file; no test sentences unless they were asked for."""
+    """The sentences of each file; test sentences only if requested."""
 
     train: list[Sentence]
     dev: list[Sentence]

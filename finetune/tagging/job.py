@@ -130,7 +130,7 @@ def make_job(task: TaggingTask, data: TaggingData, tokenizer: Any, settings: Fin
 
 
 def select(options: TaggingOptions) -> list[TaggingTask]:
-    """Returns the task asked for by name.
+    """Returns the task named in the options.
 
     Raises:
         ConfigError: as `select_task`.

@@ -232,7 +232,7 @@ class ShardCache:
         self._thread: threading.Thread | None = None
 
     def expect(self, copies: Sequence[Copy]) -> None:
-        """Sets the shards that will be read next, in the order in which they are fetched as far as there is room."""
+        """Sets the shards that will be read next, in order; they are fetched in this order while there is room."""
         totals = accumulate(copy.shard.size for copy in copies)
         with self._changed:
             self._expected = [copy for copy, total in zip(copies, totals, strict=True) if total <= self.limit]
@@ -272,7 +272,7 @@ class ShardCache:
             self._thread.start()
 
     def _work(self) -> None:
-        """Fetches for ever, or until a failure of any kind, which the next reader raises."""
+        """Fetches until a failure of any kind, which the next reader raises."""
         try:
             while True:
                 with self._changed:

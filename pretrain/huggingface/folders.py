@@ -1,6 +1,6 @@
 """Models to and from Hugging Face folders: `config.json` + `model.safetensors` (+ tokenizer files).
 
-Parameter names are Hugging Face's own, so weights travel without renaming. Without relative position a folder is a
+Parameter names are Hugging Face's own, so weights are copied without renaming. Without relative position a folder is a
 stock `ElectraForPreTraining` / `ElectraForMaskedLM`; with it `model_type` is `electra_sampler`: rather than drop the
 table, `AutoModel` refuses it, unless `trust_remote_code` lets it run the model code that the folder then carries.
 """

@@ -104,7 +104,7 @@ def keep_rank_log(folder: Path, rank: int) -> None:
     logging.basicConfig(format=REMARK, handlers=[remarks, errors], force=True)
     logging.captureWarnings(True)
     for logger in logging.root.manager.loggerDict.values():
-        if isinstance(logger, logging.Logger):  # those with handlers of their own, as DeepSpeed's
+        if isinstance(logger, logging.Logger):  # some have their own handlers, such as DeepSpeed's
             logger.handlers, logger.propagate = [], True
 
 

@@ -133,7 +133,9 @@ class Watchdog:
                 self._explain(error)
         finally:
             self._over.set()
-            self._watching.join(2 * BEAT)  # or it might set the alarm once more, which would end a process that goes on
+            self._watching.join(
+                2 * BEAT
+            )  # or it might set the alarm once more, which would end a process that continues
             signal.alarm(0)
 
     def progress(self, where: str) -> None:

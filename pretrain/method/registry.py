@@ -89,7 +89,7 @@ def load_objective(given: str) -> str:
     """Returns the name of an objective given by name or as FILE.py:CLASS or package.module:CLASS, which is loaded.
 
     Raises:
-        ValueError: there is no such objective, its file fails, or its class is not an objective with a name of its own.
+        ValueError: there is no such objective, its file fails, or its class is not an objective with its own name.
     """
     if given in BUILT_IN:
         return given

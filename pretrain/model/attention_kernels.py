@@ -248,7 +248,7 @@ def _scores(
 
 @triton.jit
 def _diagonals(values_MK, SIDE: tl.constexpr):
-    """Sums along the diagonals of a tile: the main one and those above it, and those below it."""
+    """Sums along the diagonals of a tile: first the main one and the ones above it, then the ones below."""
     row_P, column_P = tl.arange(0, SIDE * SIDE) // SIDE, tl.arange(0, SIDE * SIDE) % SIDE
     turned_P = tl.gather(values_MK.reshape(SIDE * SIDE), row_P * SIDE + (row_P + column_P) % SIDE, 0)
     upper_P = tl.where(row_P + column_P < SIDE, turned_P, 0.0)  # columns are diagonals now

@@ -290,7 +290,7 @@ def flat(values_XE: Tensor) -> Tensor:
 
 
 def tiles(rows: int, blocks: int, per_tile: int = ROWS) -> tuple[int, int]:
-    """Returns the grid of tiles; those that run together share a block of W."""
+    """Returns the grid of tiles; tiles that run together share a block of W."""
     return triton.cdiv(rows, per_tile), blocks
 
 

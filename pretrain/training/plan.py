@@ -190,7 +190,7 @@ def choose_run(options: RunOptions, sources: Donors | None = None) -> RunConfig:
 
 
 def target_of(options: RunOptions) -> Target:
-    """Returns this job's processes, or those that a dry run plans for.
+    """Returns this job's processes, or the processes that a dry run plans for.
 
     Raises:
         ConfigError: the hostfile is wrong.
@@ -203,8 +203,8 @@ def target_of(options: RunOptions) -> Target:
 
 
 def choose_file(options: RunOptions, started: RunDescription | None, target: Target) -> Choice:
-    """Returns the DeepSpeed file that the options name, or for `auto` the one of the precision that the run was started
-    in, else of the fastest precision of the target.
+    """Returns the DeepSpeed file that the options name. `auto` chooses the file by precision: the one that the run was
+    started in, else the fastest one on the target.
 
     Raises:
         ConfigError: the run was started in fp16, and there is no GPU.
