@@ -30,9 +30,9 @@ from foundation.locks import Held, Lock
 BLOCK = 8 << 20
 """Bytes per request: a lost connection costs at most this."""
 SLOWEST = 600.0
-"""Seconds that a block may take. Any slower, below 14 kB/s, a shard of 1 GB takes most of a day: it counts as lost."""
+"""Seconds that a block may take, or it counts as lost. Below 14 kB/s, a shard of 1 GB takes most of a day."""
 PATIENCE = 20.0
-"""Seconds of retries where a mistake is more likely than an outage: of an opening, or an answer of the wrong length."""
+"""Seconds of retries where a mistake is more likely than an outage: at opening, or after an answer of wrong length."""
 LONGEST_PAUSE = 60.0
 """Seconds between two attempts at most; the pause doubles from 1."""
 SILENCE = 30.0
@@ -319,4 +319,4 @@ class ShardCache:
 
 
 CACHE = ShardCache()
-"""The only one of this process."""
+"""The cache of this process."""

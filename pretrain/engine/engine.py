@@ -29,7 +29,7 @@ Model_co = TypeVar("Model_co", covariant=True)
 
 
 class Runs(Protocol[Inputs, Output_co]):
-    """A model by the types of its forward."""
+    """A model, typed by the signature of its forward."""
 
     def forward(self, *args: Inputs.args, **kwargs: Inputs.kwargs) -> Output_co: ...
 

@@ -1,4 +1,4 @@
-"""Chooses precision and operations by what this machine computes: `--deepspeed_config auto`."""
+"""Chooses precision and operations by what this machine computes fastest: `--deepspeed_config auto`."""
 
 import time
 from importlib.util import find_spec
@@ -17,7 +17,7 @@ AUTO = Path("auto")
 """Means: choose the file by the hardware."""
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 MUCH_FASTER = 2.0
-"""fp32 this many times as fast as bf16 means that bf16 is emulated; where it is real, it is the faster one."""
+"""If fp32 is this many times as fast as bf16, bf16 is emulated; in hardware it is faster than fp32."""
 LARGEST = 8192
 """Rows of the largest product tried; no GPU is faster with larger ones."""
 LONG_ENOUGH = 0.02

@@ -132,7 +132,7 @@ def _processors(host: Mapping[str, Any]) -> str:
 
 def _ask(host: str, folders: list[str]) -> dict[str, Any] | str:
     """Asks a host by ssh; returns its `facts` with "skew", the least difference of its clock from ours in seconds, or
-    what is wrong with it.
+    the problem.
     """
     program = f"import json; from pretrain.job.hosts import facts; print(json.dumps(facts({folders!r})))"
     command = f"cd {shlex.quote(str(ROOT))} && {shlex.quote(sys.executable)} -c {shlex.quote(program)}"

@@ -1,4 +1,4 @@
-"""What a rank leaves in the run folder: its log and the record of its end.
+"""A rank's files in the run folder: its log and the record of its end.
 
 RUN/logs/rank-0000.log has everything the rank prints, over all starts. RUN/logs/rank-0000.json is written when it
 starts and completed when it ends: a killed rank leaves it incomplete, which shows the kill.

@@ -52,7 +52,7 @@ STACK_LINES = 6
 class Peers:
     """The other ranks, as this one sees them over its own connection to the job's store.
 
-    Rank 0 watches all ranks, the others watch rank 0. The store authenticates nobody (docs/reference/network.md).
+    Rank 0 watches all ranks, the others watch rank 0. The store has no authentication (docs/reference/network.md).
     """
 
     def __init__(self, world: World) -> None:

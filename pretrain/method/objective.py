@@ -80,7 +80,7 @@ class MaskedLMOutput(NamedTuple):
 
 
 class ElectraOutput(NamedTuple):
-    """As `MaskedLMOutput`, with the draw and the discriminator's answers."""
+    """The fields of `MaskedLMOutput`, then the draw and the discriminator's answers."""
 
     loss: Tensor
     generator_loss_BK: Tensor

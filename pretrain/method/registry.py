@@ -1,6 +1,6 @@
-"""The objectives by name: the paper's four, and samplers in files of their own.
+"""The objectives by name: the paper's four, and samplers in other files.
 
-A sampler of one's own is a class in any file: `--objective FILE.py:CLASS` or `--objective package.module:CLASS`. Only a
+Your own sampler is a class in any file: `--objective FILE.py:CLASS` or `--objective package.module:CLASS`. Only a
 file named so on the command line is ever run. Its run records the file's SHA-256 and keeps a copy, which is not run.
 """
 
@@ -121,7 +121,7 @@ def load_objective(given: str) -> str:
 
 
 def _run_file(path: Path, source: bytes) -> ModuleType:
-    """Runs a file that belongs to no package as a module whose name no other has."""
+    """Runs a file that belongs to no package as a module with a unique name."""
     module = ModuleType(f"objective_{path.stem}")
     module.__file__ = str(path)
     sys.modules[module.__name__] = module  # where pydantic looks up the types in its annotations

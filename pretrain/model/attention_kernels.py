@@ -229,8 +229,9 @@ def _zone(zone: tl.constexpr, tile, length, whole, span, SIDE: tl.constexpr):
 def _scores(
     q_MW, k_KW, biases, distance, span, visible, zone: tl.constexpr, D: tl.constexpr, SIDE: tl.constexpr
 ):  # fmt: skip
-    """A tile of q k + bias sqrt(D), and the bias that all of them lack in units of ln 2. In the last tile, keys are
-    visible up to `visible`.
+    """Returns a tile of q k + bias sqrt(D), in far tiles of q k alone, and the bias left out, in units of ln 2.
+
+    In the last tile, keys are visible up to `visible`.
     """
     biases += tl.minimum(tl.maximum(distance, -span - 1), span + 1) * SIDE * SIDE
     if zone == FAR:

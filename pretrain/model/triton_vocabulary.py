@@ -40,7 +40,7 @@ def softmax(hidden_XE: Tensor, table_VE: Tensor, bias_V: Tensor | None) -> "Soft
 
 
 class Streamed(ABC):
-    """A `Distribution` of which only the sums of blocks are kept; what needs every token's weight makes it dense.
+    """A `Distribution` that keeps only the sums of blocks; operations that need every weight make it dense.
 
     Attributes:
         sum_XN: sums of the weights by block.
@@ -115,7 +115,7 @@ class Softmax(Streamed):
         self.largest_X = total_R.reciprocal().view(self._leading)
 
     def _peaks(self, entropy: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Returns of each row and block of scores, [R, N]: the largest, the sum of exponentials below it, its place,
+        """Returns for each row and block, [R, N]: the largest score, the sum of exponentials relative to it, its place,
         and the sum from which the entropy follows.
         """
         hidden_RE = flat(self._hidden_XE)
@@ -210,7 +210,7 @@ class _Weighed(Streamed):
         self.largest_X = largest_RN.amax(-1).view(p._leading)
 
     def _sums(self, entropy: bool) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns of each row and block, [R, N]: the sum of the weights, the largest, and the sum for the entropy."""
+        """Returns for each row and block, [R, N]: the sum of the weights, the largest, and the sum for the entropy."""
         hidden_RE, other_RE = flat(self._p._hidden_XE), flat(self._z.hidden_XE)
         shape = len(hidden_RE), triton.cdiv(self.size, BLOCK)
         sum_RN, largest_RN, spread_RN = torch.empty(3, *shape, device=hidden_RE.device)
