@@ -82,7 +82,7 @@ class Contender:
         self.seconds += taken[1:]
 
     def finish(self) -> None:
-        """Ends the process, after asking one of ours for the time of each part."""
+        """Ends the process; asks a contender of this project for the time of each part first."""
         if self.name in OURS:
             self._ask("parts")
         self._process.communicate()

@@ -1,4 +1,4 @@
-"""Runs the parts of `bench/gpu.py` one after another, each for its time, and keeps what they found."""
+"""Runs the parts of `bench/gpu.py` one after another within their time limits, and keeps their results."""
 
 import json
 import os
@@ -25,7 +25,7 @@ Record = dict[str, Any]
 
 
 def main(options: GpuOptions) -> int:
-    """Runs what is not finished, in order; returns 1 if anything failed."""
+    """Runs the unfinished parts in order; returns 1 if anything failed."""
     if options.data and not (options.data / "manifest.json").is_file():
         raise ConfigError(f"data: {options.data} has no manifest.json, expected shards from build_shards.py")
     options = with_whole_paths(options)

@@ -1,4 +1,4 @@
-"""The parts of `bench/gpu.py` by stage, in the order of their worth: each is one process with a time limit."""
+"""The parts of `bench/gpu.py` by stage, the most valuable first: each is one process with a time limit."""
 
 import sys
 from collections.abc import Iterator

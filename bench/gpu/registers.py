@@ -60,7 +60,7 @@ VOCABULARY = {"peaks": ROWS, "weigh": ROWS // 2, "weights_of_block": 0, "slopes"
 
 
 class RegisterOptions(StrictConfig):
-    """The command line of `gpu_registers.py`."""
+    """The command line of `gpu/registers.py`."""
 
     head_sizes: tuple[int, ...] = ()
     """compile attention's kernels for heads of these sizes, in half precision"""

@@ -32,7 +32,7 @@ BLOCK = 8 << 20
 SLOWEST = 600.0
 """Seconds that a block may take, or it counts as lost. Below 14 kB/s, a shard of 1 GB takes most of a day."""
 PATIENCE = 20.0
-"""Seconds of retries where a mistake is more likely than an outage: at opening, or after an answer of wrong length."""
+"""Seconds of retries where a mistake is more likely than an outage: at opening, or after a wrong-sized answer."""
 LONGEST_PAUSE = 60.0
 """Seconds between two attempts at most; the pause doubles from 1."""
 SILENCE = 30.0
