@@ -239,7 +239,7 @@ class Manifest(StrictRecord):
         if sums != [self.totals.sequences, self.totals.tokens]:
             raise ValueError("its totals are not the sums of its shards")
         if len({shard.name for shard in self.shards}) < len(self.shards):
-            raise ValueError("two of its shards have one name")
+            raise ValueError("two of its shards have the same name")
         return self
 
 
@@ -273,7 +273,7 @@ def load_manifest(folder: Path) -> Manifest:
         if folder.is_dir() and not (folder / RECORDS_NAME).is_dir():
             raise ConfigError(
                 f"{folder} is no folder of shards: it has no manifest.json; if it holds text, run"
-                f" data_prep/build_shards.py --input {folder}, and name the --output of that"
+                f" data_prep/build_shards.py --input {folder}, and give its --output here"
             )
         state = "is not complete: it has no manifest.json" if folder.is_dir() else "does not exist"
         raise ConfigError(f"{folder} {state}; run data_prep/build_shards.py --output {folder}")

@@ -82,7 +82,7 @@ class WordPiece:
         """
         for path in (folder / name for name in FILES):
             if path.resolve().parent != folder.resolve():
-                raise ConfigError(f"{path}: is a link out of its folder; replace it by a copy of the file")
+                raise ConfigError(f"{path}: links to a file outside its folder; replace it with a copy")
         try:
             tokenizer = _from_folder(folder)
         except Exception as error:  # the tokenizers library raises bare Exception for every kind of damage

@@ -78,8 +78,8 @@ class SquadConfig(FinetuneConfig):
     n_best: Count
     """Answers kept per window and per question."""
     null_threshold: float = -2.75
-    """A question whose answerability logit exceeds it gets no answer; with the head `hf`, the score of [CLS] minus that
-    of the best answer (0)."""
+    """A question whose answerability logit exceeds it gets no answer; with the head `hf`, the score of [CLS] minus the
+    score of the best answer (0)."""
     head: Annotated[Literal["electra", "xlnet", "hf"], Option("electra")] = "electra"
     """Head and conventions of google-research/electra, XLNet or Hugging Face."""
 

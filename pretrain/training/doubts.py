@@ -80,8 +80,8 @@ def _data(plan: Plan) -> Iterator[str]:
     padding = 1 - plan.shards.mean_length / plan.shards.manifest.seq_length
     if padding > MOST_PADDING:
         yield (
-            f"data: {padding:.0%} of what is computed would be padding, expected at most {MOST_PADDING:.0%}; build the"
-            " shards with --packing full or a shorter --seq_length, or with --documents file if each file is one"
+            f"data: {padding:.0%} of the computation would be on padding, expected at most {MOST_PADDING:.0%}; build"
+            " the shards with --packing full or a shorter --seq_length, or with --documents file if each file is one"
             " document"
         )
     for folder, size, share in plan.shards.mixture:

@@ -91,7 +91,7 @@ def machine_of(plan: Plan, world: World | None = None) -> Machine:
         return this_machine(Sizes(plan.run, manifest.vocab_size, manifest.seq_length), precision, processes, world)
     if found := GPUS.get((gpu, precision)):
         return found._replace(name=f"{processes} {found.name}", flops=found.flops * processes)
-    raise ConfigError(f"forecast: got {gpu} with {precision}, of which no speed is published; name another of the two")
+    raise ConfigError(f"forecast: got {gpu} with {precision}, for which no speed is published; name another of the two")
 
 
 def this_machine(sizes: Sizes, precision: str, processes: int = 1, world: World | None = None) -> Machine:

@@ -192,7 +192,7 @@ def test_a_link_out_of_a_tokenizer_folder_is_not_followed(name: str, shards_fold
     path = tmp_path / "shards" / "tokenizer" / name
     path.rename(tmp_path / "elsewhere")
     path.symlink_to(tmp_path / "elsewhere")
-    refused = f"{name}: is a link out of its folder; replace it by a copy of the file"
+    refused = f"{name}: links to a file outside its folder; replace it with a copy"
     with pytest.raises(ConfigError, match=refused):
         Shards(tmp_path / "shards")
     with pytest.raises(ConfigError, match=refused):
