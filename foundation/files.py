@@ -101,7 +101,7 @@ def _whole(path: Path, temporary: Path) -> Iterator[None]:
 
 
 def write_atomically(path: Path, content: bytes) -> str:
-    """Writes a file that, even after a power failure, is the old one or the complete new one; returns its sha256."""
+    """Replaces a file completely or not at all, even in a power failure; returns the new content's sha256."""
     file = NewFile(path)
     file.write(content)
     return file.close()[1]

@@ -143,7 +143,7 @@ def same_bits(options: GpuOptions, precision: str) -> Figures:
     if resumed.digest() != once.digest():
         again.finish()
         repeats = again.digest() == once.digest()
-        raise AssertionError(f"the resumed run ends with different bits (a rerun with equal: {repeats}); {figures}")
+        raise AssertionError(f"the resumed run ends with different bits; reruns agree: {repeats}; {figures}")
     assert not fp16 or 0 < last["skipped"] < steps, f"no overflow, or nothing else: {figures}"
     return {**figures, "sha256": once.digest()}
 

@@ -99,7 +99,7 @@ def padding(run: Symptoms) -> Judged:
     share = 1 - run.mean_length / run.description.seq_length
     finding = Finding(
         name="padding waste",
-        verdict=f"{share:.0%} of what is computed is padding.",
+        verdict=f"{share:.0%} of the computation is spent on padding.",
         evidence=f"Padding is {share:.3f} of all positions in steps 1 to {run.step:,}; the limit is {MOST_PADDING}.",
         remedy="Build the shards again with --packing full or a shorter --seq_length, or with --documents file where"
         " each file is one document.",
