@@ -1,6 +1,6 @@
 """The Transformer encoder shared by generator, discriminator and every fine-tuned model.
 
-Parameter names are those of Hugging Face's `ElectraModel`, so loading and exporting copy weights without renaming;
+Parameter names are Hugging Face's `ElectraModel`'s, so loading and exporting copy weights without renaming;
 relative position adds one table. Exports with it carry a plain form of this model:
 `pretrain/huggingface/modeling_electra_sampler.py`.
 
