@@ -1,7 +1,7 @@
 """A finished cell of a study, one row with one seed, as one small JSON: numbers, examples behind them, commands.
 
 Examples are packed: `{"shape": ..., "type": ..., "data": base64 of the zlib-compressed array}`. Counts take a byte,
-sums of a sequence two. With them `study_effects.py` resamples without the run folders.
+sums of a sequence two. With them `effects.py` resamples without the run folders.
 """
 
 import base64

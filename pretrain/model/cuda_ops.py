@@ -15,9 +15,6 @@ from torch.autograd.function import once_differentiable
 from pretrain.model import ops
 
 LEAST_CAPABILITY = (8, 0)
-WIDEST_HEAD = 128
-"""Largest head size of attention in Triton. Up to it, tiles fit the shared memory of every GPU from `LEAST_CAPABILITY`
-on: 99 KB at compute capabilities 8.6, 8.9 and 12.0, more at others."""
 
 
 def use(capability: tuple[int, int]) -> None:

@@ -26,7 +26,7 @@ from triton import cdiv, next_power_of_2
 
 from pretrain.model import attention_kernels as kernels
 from pretrain.model import ops
-from pretrain.model.cuda_ops import WIDEST_HEAD
+from pretrain.model.ops import WIDEST_HEAD
 
 PLAIN_ATTEND, PLAIN_BIAS = ops.attend, ops.attention_bias
 BITS = 16

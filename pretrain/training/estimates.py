@@ -13,8 +13,9 @@ from pretrain.engine.deepspeed_config import EngineConfig
 from pretrain.method.objective import ObjectiveConfig
 from pretrain.method.registry import objective_class
 from pretrain.model.config import ModelConfig
-from pretrain.model.cuda_ops import LEAST_CAPABILITY, WIDEST_HEAD
+from pretrain.model.cuda_ops import LEAST_CAPABILITY
 from pretrain.model.encoder import EncoderConfig
+from pretrain.model.ops import WIDEST_HEAD
 
 FORWARD_AND_BACKWARD = 3
 """Matrix products of the same size per forward product: the product itself, and two for its gradients."""

@@ -9,7 +9,7 @@ import pytest
 from tests.conftest import REPOSITORY
 
 pytest.importorskip("triton")
-from pretrain.model.cuda_ops import WIDEST_HEAD
+from pretrain.model.ops import WIDEST_HEAD
 
 MOST_SPILLED = {80: 512, 90: 64}
 """Bytes per thread at head size 64, by compute capability."""
